@@ -20,7 +20,7 @@ const OURSELVES: [&str; 2] = ["tests/docs.rs", "tests/docs/language.rs"];
 
 /// Words that the sources no longer use, in names, comments and texts; [the glossary](../docs/glossary.md) has the
 /// words in use. `siblings` remains a key that `tunnel migrate` reads.
-const OLD_WORDS: [&str; 8] =
+const BANNED_WORDS: [&str; 8] =
     ["sibling", "caught", "whoever", "anew", "unshaken", "of late", "in vain", "for want of"];
 
 /// All checked files, by their path from the root.
@@ -53,15 +53,15 @@ fn every_document_is_reachable_from_the_readme() {
 }
 
 #[test]
-fn the_sources_do_without_old_words() {
+fn the_sources_contain_no_banned_words() {
     let project = Project::read(root());
     let sources = project.texts.iter().filter(|(file, _)| file.ends_with(".rs") || file.ends_with(".sh"));
-    let found: Vec<_> = sources.flat_map(|(file, text)| old_words(file, text)).collect();
+    let found: Vec<_> = sources.flat_map(|(file, text)| banned_words(file, text)).collect();
     assert!(found.is_empty(), "{} old words:\n{}", found.len(), found.join("\n"));
 }
 
 #[test]
-fn the_reference_of_permissions_is_what_the_manifests_grant() {
+fn the_permissions_reference_lists_what_the_manifests_grant() {
     let project = Project::read(root());
     let manifests = project.texts.iter().filter(|(file, _)| file.starts_with("deploy/"));
     let granted: BTreeSet<_> =
@@ -95,7 +95,7 @@ fn listed(row: &str) -> Vec<(String, String)> {
 }
 
 /// Returns the old words in a source, one per line of it. An underscore ends a word, too.
-fn old_words(file: &str, text: &str) -> Vec<String> {
+fn banned_words(file: &str, text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (number, line) in text.lines().enumerate() {
         let line = line.to_lowercase().replace('_', " ");
@@ -112,14 +112,14 @@ fn old_words(file: &str, text: &str) -> Vec<String> {
                 ends(before.chars().next_back()) && ends(after.chars().next()) && !is_key
             })
         };
-        found.extend(OLD_WORDS.iter().find(is_old).map(|word| format!("{file}:{}: {word}", number + 1)));
+        found.extend(BANNED_WORDS.iter().find(is_old).map(|word| format!("{file}:{}: {word}", number + 1)));
     }
     found
 }
 
 #[test]
-fn an_old_word_is_found_in_names_and_texts_and_not_inside_of_others() {
-    let words = |text: &str| old_words("src/x.rs", text).len();
+fn a_banned_word_is_found_in_names_and_texts_but_not_inside_other_words() {
+    let words = |text: &str| banned_words("src/x.rs", text).len();
     assert_eq!(words("let sibling = f();\n// tried In Vain\nfn is_caught_here() {}\nSibling"), 4);
     assert_eq!(words("\"siblings = []\" mode.cloud.registry.siblings foreground of latest"), 0);
 }
@@ -189,7 +189,7 @@ impl Project {
         let (path, anchor) = split(cited);
         match self.anchors.get(path) {
             None => Some(format!("there is no {path}; a document is cited by its path from the root")),
-            Some(known) if !anchor.is_empty() && !known.contains(anchor) => {
+            Some(anchors) if !anchor.is_empty() && !anchors.contains(anchor) => {
                 Some(format!("{path} has no heading #{anchor}"))
             }
             Some(_) => None,

@@ -52,13 +52,13 @@ const GENERATED: &str = "// This file is @generated";
 
 /// A broken rule, and where it is broken.
 #[derive(Debug, PartialEq, Eq)]
-struct Fault {
+struct Violation {
     file: String,
     line: usize,
     rule: String,
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}: {}", place_on_disk(&self.file), self.line, self.rule)
     }
@@ -80,19 +80,20 @@ struct Import {
 
 #[test]
 fn modules_import_those_before_them_only() {
-    let errors: Vec<_> = sources().iter().flat_map(|(file, text)| arrow_faults(file, text)).collect();
+    let errors: Vec<_> =
+        sources().iter().flat_map(|(file, text)| import_order_violations(file, text)).collect();
     report(&errors);
 }
 
 #[test]
-fn grpc_config_and_http_statuses_are_known_where_they_belong() {
-    let errors: Vec<_> = sources().iter().flat_map(|(file, text)| knowledge_faults(file, text)).collect();
+fn grpc_config_and_http_statuses_are_used_in_permitted_modules_only() {
+    let errors: Vec<_> = sources().iter().flat_map(|(file, text)| misplaced_uses(file, text)).collect();
     report(&errors);
 }
 
 #[test]
 fn no_file_is_too_long() {
-    let errors: Vec<_> = sources().iter().filter_map(|(file, text)| length_fault(file, text)).collect();
+    let errors: Vec<_> = sources().iter().filter_map(|(file, text)| length_violation(file, text)).collect();
     report(&errors);
 }
 
@@ -103,8 +104,8 @@ fn the_protocol_crate_has_no_io_dependencies() {
     let dependencies =
         manifest.split("\n[").find(|table| table.starts_with("dependencies]")).expect("a table");
     let tokio = dependencies.lines().find(|line| line.starts_with("tokio =")).unwrap_or_default();
-    for means in ["\"net\"", "\"rt", "\"fs\"", "\"full\""] {
-        assert!(!tokio.contains(means), "proto's tokio has {means}");
+    for feature in ["\"net\"", "\"rt", "\"fs\"", "\"full\""] {
+        assert!(!tokio.contains(feature), "proto's tokio has {feature}");
     }
     for other in ["hyper", "socket2", "tokio-util", "tunnel-net"] {
         let named = dependencies.lines().any(|line| line.split(' ').next() == Some(other));
@@ -114,12 +115,13 @@ fn the_protocol_crate_has_no_io_dependencies() {
 
 #[test]
 fn no_path_goes_up_more_than_one_parent() {
-    let errors: Vec<_> = sources().iter().flat_map(|(file, text)| super_faults(file, text)).collect();
+    let errors: Vec<_> =
+        sources().iter().flat_map(|(file, text)| super_path_violations(file, text)).collect();
     report(&errors);
 }
 
-fn report(errors: &[Fault]) {
-    let lines: Vec<_> = errors.iter().map(Fault::to_string).collect();
+fn report(errors: &[Violation]) {
+    let lines: Vec<_> = errors.iter().map(Violation::to_string).collect();
     assert!(errors.is_empty(), "{} broken:\n{}", errors.len(), lines.join("\n"));
 }
 
@@ -169,7 +171,7 @@ fn place_on_disk(file: &str) -> String {
     if CRATES.contains(&room) { format!("crates/{room}/src/{rest}") } else { format!("src/{file}") }
 }
 
-fn arrow_faults(file: &str, text: &str) -> Vec<Fault> {
+fn import_order_violations(file: &str, text: &str) -> Vec<Violation> {
     let home = module_of(file);
     let Some(room) = home.first() else { return Vec::new() };
     let Some(place) = place_of(room) else {
@@ -192,7 +194,7 @@ fn arrow_faults(file: &str, text: &str) -> Vec<Fault> {
     errors
 }
 
-fn knowledge_faults(file: &str, text: &str) -> Vec<Fault> {
+fn misplaced_uses(file: &str, text: &str) -> Vec<Violation> {
     let home = module_of(file);
     let Some(room) = home.first() else { return Vec::new() };
     let tokens = tokens(text);
@@ -238,7 +240,7 @@ fn knowledge_faults(file: &str, text: &str) -> Vec<Fault> {
     errors
 }
 
-fn super_faults(file: &str, text: &str) -> Vec<Fault> {
+fn super_path_violations(file: &str, text: &str) -> Vec<Violation> {
     let tokens = tokens(text);
     let twice =
         tokens.windows(3).filter(|t| t[0].text == "super" && t[1].text == "::" && t[2].text == "super");
@@ -247,7 +249,7 @@ fn super_faults(file: &str, text: &str) -> Vec<Fault> {
         .collect()
 }
 
-fn length_fault(file: &str, text: &str) -> Option<Fault> {
+fn length_violation(file: &str, text: &str) -> Option<Violation> {
     if is_tests(file) {
         return None;
     }
@@ -280,8 +282,8 @@ fn without_tests(text: &str) -> &str {
     text
 }
 
-fn error(file: &str, line: usize, rule: String) -> Fault {
-    Fault { file: file.into(), line, rule }
+fn error(file: &str, line: usize, rule: String) -> Violation {
+    Violation { file: file.into(), line, rule }
 }
 
 fn place_of(room: &str) -> Option<usize> {
@@ -429,13 +431,13 @@ fn end_of_block_comment(chars: &[char], from: usize) -> usize {
 
 // Tests of the checks, on made-up sources that break the rules.
 
-fn lines_of(errors: &[Fault]) -> Vec<(usize, &str)> {
+fn lines_of(errors: &[Violation]) -> Vec<(usize, &str)> {
     errors.iter().map(|f| (f.line, f.rule.as_str())).collect()
 }
 
 #[test]
 fn an_import_that_goes_up_is_found_with_its_line() {
-    let errors = arrow_faults(
+    let errors = import_order_violations(
         "net/dial.rs",
         "//! Dials.\n\nuse crate::base::names::Target;\nuse crate::route::Route;\n",
     );
@@ -445,28 +447,31 @@ fn an_import_that_goes_up_is_found_with_its_line() {
 
 #[test]
 fn a_server_that_imports_the_edge_is_found() {
-    let errors = arrow_faults("server.rs", "use crate::edge::Edge;");
+    let errors = import_order_violations("server.rs", "use crate::edge::Edge;");
     assert_eq!(lines_of(&errors), [(1, "server imports edge")]);
 }
 
 #[test]
-fn groups_are_followed_however_deep() {
-    assert_eq!(arrow_faults("server.rs", "use crate::{base::names as n, net::{tls as t, dial}};"), []);
+fn nested_import_groups_are_expanded() {
+    assert_eq!(
+        import_order_violations("server.rs", "use crate::{base::names as n, net::{tls as t, dial}};"),
+        []
+    );
     let text = "use crate::{\n  base::names::{NodeName, Target},\n  net::{\n    tls as t,\n  },\n  admin::{self, Page},\n};";
-    let errors = arrow_faults("link/link.rs", text);
+    let errors = import_order_violations("link/link.rs", text);
     assert_eq!(lines_of(&errors), [(6, "link imports admin, which comes after it")]);
 }
 
 #[test]
 fn a_path_in_the_middle_of_code_is_an_import_too() {
-    let errors = arrow_faults("base/names.rs", "fn f() -> u8 { 1 + crate::net::dial::PATIENCE }");
+    let errors = import_order_violations("base/names.rs", "fn f() -> u8 { 1 + crate::net::dial::PATIENCE }");
     assert_eq!(lines_of(&errors), [(1, "base imports net, which comes after it")]);
 }
 
 #[test]
-fn super_is_followed_out_of_inline_modules_and_files() {
+fn super_is_resolved_from_inline_modules_and_files() {
     let text = "use super::frame;\nuse super::super::route::X;\nmod tests {\n use super::super::codec;\n use super::super::super::edge::Y;\n}\nuse super::super::server;";
-    let errors = arrow_faults("link/link.rs", text);
+    let errors = import_order_violations("link/link.rs", text);
     assert_eq!(
         lines_of(&errors),
         [
@@ -478,62 +483,65 @@ fn super_is_followed_out_of_inline_modules_and_files() {
 }
 
 #[test]
-fn comments_texts_and_visibility_are_no_imports() {
+fn paths_in_comments_strings_and_visibility_are_not_imports() {
     let text = "// crate::edge\n/* crate::edge /* crate::edge */ */\npub(crate) fn f<'a>(x: &'a str) -> char {\n  \
                 g(\"\\\"crate::edge\", r#\"\"crate::edge\"#, '\"', '\\'');\n  '\"'\n}\n";
-    assert_eq!(arrow_faults("base/names.rs", text), []);
-    assert_eq!(lines_of(&arrow_faults("base/names.rs", &format!("{text}use crate::edge;"))).len(), 1);
+    assert_eq!(import_order_violations("base/names.rs", text), []);
+    assert_eq!(
+        lines_of(&import_order_violations("base/names.rs", &format!("{text}use crate::edge;"))).len(),
+        1
+    );
 }
 
 #[test]
-fn earlier_modules_and_the_own_module_may_be_imported() {
+fn earlier_modules_and_the_module_itself_may_be_imported() {
     let text = "use crate::link::table;\nuse crate::net::ByteStream;\nuse crate::base::names::Target;";
-    assert_eq!(arrow_faults("link/link.rs", text), []);
-    assert_eq!(arrow_faults("main.rs", "use crate::anything;"), []);
+    assert_eq!(import_order_violations("link/link.rs", text), []);
+    assert_eq!(import_order_violations("main.rs", "use crate::anything;"), []);
 }
 
 #[test]
-fn a_module_without_a_place_is_found() {
-    let errors = arrow_faults("helpers.rs", "");
+fn a_module_missing_from_the_order_is_found() {
+    let errors = import_order_violations("helpers.rs", "");
     assert_eq!(lines_of(&errors), [(1, "module helpers has no place in the order")]);
-    let errors = arrow_faults("net.rs", "use crate::helpers::x;");
+    let errors = import_order_violations("net.rs", "use crate::helpers::x;");
     assert_eq!(lines_of(&errors), [(1, "helpers has no place in the order")]);
 }
 
 #[test]
-fn grpc_is_known_to_the_codec_and_the_grpc_ends_only() {
+fn grpc_is_used_by_the_codec_and_the_grpc_ends_only() {
     let text = "use tonic::client::Grpc;\nuse prost::Message;\nuse crate::proto::codec::proto::Control;";
     for file in ["proto/codec.rs", "proto/codec/tests.rs", "link/grpc.rs", "link/grpc/accept.rs"] {
-        assert_eq!(knowledge_faults(file, text), [], "{file}");
+        assert_eq!(misplaced_uses(file, text), [], "{file}");
     }
-    assert_eq!(knowledge_faults("link/link.rs", text).len(), 3);
-    assert_eq!(knowledge_faults("registry.rs", text).len(), 3);
+    assert_eq!(misplaced_uses("link/link.rs", text).len(), 3);
+    assert_eq!(misplaced_uses("registry.rs", text).len(), 3);
 }
 
 #[test]
 fn a_grpc_status_may_be_read_by_a_link_and_nowhere_else() {
     let text = "fn f(code: tonic::Code) { tonic::Status::ok() }\nuse tonic::{Status, client::Grpc};";
-    assert_eq!(lines_of(&knowledge_faults("link/link.rs", text)), [(2, "only the gRPC ends know tonic")]);
-    assert_eq!(knowledge_faults("edge.rs", text).len(), 3);
+    assert_eq!(lines_of(&misplaced_uses("link/link.rs", text)), [(2, "only the gRPC ends know tonic")]);
+    assert_eq!(misplaced_uses("edge.rs", text).len(), 3);
 }
 
 #[test]
-fn config_is_read_by_wiring_only() {
+fn config_is_read_by_wiring_modules_only() {
     let text = "use crate::config::server::Cloud;";
     for file in ["server.rs", "edge/reconnect.rs", "command/demo.rs", "main.rs", "config/edge.rs"] {
-        assert_eq!(knowledge_faults(file, text), [], "{file}");
+        assert_eq!(misplaced_uses(file, text), [], "{file}");
     }
-    assert_eq!(lines_of(&knowledge_faults("route.rs", text)), [(1, "only wiring reads config")]);
+    assert_eq!(lines_of(&misplaced_uses("route.rs", text)), [(1, "only wiring reads config")]);
 }
 
 #[test]
-fn http_statuses_are_known_to_listeners_and_admin_only() {
+fn http_statuses_are_used_by_listeners_and_admin_only() {
     let text = "\nuse http::StatusCode;";
     for file in ["listener.rs", "listener/connect.rs", "admin.rs", "link/grpc.rs"] {
-        assert_eq!(knowledge_faults(file, text), [], "{file}");
+        assert_eq!(misplaced_uses(file, text), [], "{file}");
     }
     assert_eq!(
-        lines_of(&knowledge_faults("route.rs", text)),
+        lines_of(&misplaced_uses("route.rs", text)),
         [(2, "only listeners and admin know HTTP statuses")]
     );
 }
@@ -541,16 +549,16 @@ fn http_statuses_are_known_to_listeners_and_admin_only() {
 #[test]
 fn a_file_that_is_too_long_is_found_without_counting_its_tests() {
     let body = "let x = 1;\n".repeat(MAX_FILE);
-    assert_eq!(length_fault("net.rs", &body), None);
-    assert!(length_fault("net.rs", &format!("{body}\n")).is_some());
-    assert_eq!(length_fault("net.rs", &format!("{body}#[cfg(test)]\nmod tests {{\n{body}}}\n")), None);
-    assert!(length_fault("net.rs", &format!("#[cfg(test)]\nmod tests;\n{body}")).is_some());
-    assert_eq!(length_fault("net/tests.rs", &body.repeat(3)), None);
+    assert_eq!(length_violation("net.rs", &body), None);
+    assert!(length_violation("net.rs", &format!("{body}\n")).is_some());
+    assert_eq!(length_violation("net.rs", &format!("{body}#[cfg(test)]\nmod tests {{\n{body}}}\n")), None);
+    assert!(length_violation("net.rs", &format!("#[cfg(test)]\nmod tests;\n{body}")).is_some());
+    assert_eq!(length_violation("net/tests.rs", &body.repeat(3)), None);
 }
 
 #[test]
 fn a_path_through_two_parents_is_found() {
     let text =
         "use super::frame;\nuse super::super::route::X;\n// super::super\nfn f() { super::super::g() }";
-    assert_eq!(super_faults("net/dial.rs", text).iter().map(|f| f.line).collect::<Vec<_>>(), [2, 4]);
+    assert_eq!(super_path_violations("net/dial.rs", text).iter().map(|f| f.line).collect::<Vec<_>>(), [2, 4]);
 }

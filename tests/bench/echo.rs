@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::process::Process;
-use crate::role::{Role, say};
+use crate::role::{Role, print_message};
 use crate::way::Way;
 
 /// The clients' task.
@@ -25,7 +25,7 @@ pub(crate) struct Echo {
     /// Duration of the measurement.
     pub(crate) time: Duration,
     /// Echoes that take longer than this are reported one by one.
-    pub(crate) tell: Option<Duration>,
+    pub(crate) report_above: Option<Duration>,
 }
 
 /// The result.
@@ -40,12 +40,12 @@ pub(crate) struct Echoes {
 impl Echo {
     /// Echoes back to back, with one client.
     pub(crate) fn tight(way: &Way, time: Duration) -> Self {
-        Self { way: way.clone(), clients: 1, pause: None, warm: WARM, time, tell: None }
+        Self { way: way.clone(), clients: 1, pause: None, warm: WARM, time, report_above: None }
     }
 
     /// Starts the clients in a separate process and waits for its end.
     pub(crate) fn measure(self, space: Option<&str>) -> Result<Echoes> {
-        self.start(space)?.hear()
+        self.start(space)?.read_output()
     }
 
     /// Starts the clients in a separate process, which prints [`Echoes`] at its end.
@@ -68,7 +68,7 @@ impl Echo {
             all.long.extend(one.long);
         }
         all.nanos.sort_unstable();
-        say(&all)
+        print_message(&all)
     }
 
     fn client(&self) -> Result<Echoes> {
@@ -92,7 +92,7 @@ impl Echo {
             stream.read_exact(&mut buffer).context("an echo was lost")?;
             let took = since.elapsed();
             found.nanos.push(u64::try_from(took.as_nanos())?);
-            if self.tell.is_some_and(|limit| took > limit) {
+            if self.report_above.is_some_and(|limit| took > limit) {
                 found.long.push((at.duration_since(SystemTime::UNIX_EPOCH)?.as_secs_f64(), took));
             }
         }

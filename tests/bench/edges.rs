@@ -32,7 +32,7 @@ use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::hello::Hello;
 
 use crate::process::Process;
-use crate::role::say;
+use crate::role::print_message;
 use crate::tunnel::TOKEN;
 
 /// A number of edges, and the servers they link to.
@@ -56,7 +56,7 @@ pub(crate) struct State {
     /// Number of links of each server.
     pub(crate) at: Vec<usize>,
     /// Number of times that an edge was asked to link to another server.
-    pub(crate) asked: u64,
+    pub(crate) drained: u64,
     /// Number of dials of all edges so far.
     pub(crate) dials: u64,
     /// Maximum number of consecutive dials of one edge since its last link that reset its backoff.
@@ -74,7 +74,7 @@ pub(crate) struct State {
 struct Counts {
     linked: AtomicUsize,
     at: Vec<AtomicUsize>,
-    asked: AtomicU64,
+    drained: AtomicU64,
     dials: AtomicU64,
     most: AtomicUsize,
     buffered: AtomicU64,
@@ -130,7 +130,7 @@ impl Edges {
         }
         for line in std::io::stdin().lock().lines() {
             line?;
-            say(&counts.state())?;
+            print_message(&counts.state())?;
         }
         Ok(())
     }
@@ -181,8 +181,8 @@ impl Edge {
         let name = tls::server_name("localhost")?;
         let accepted = timeout(TIMEOUT, tls.connect(name, Buffered::new(socket, self.pool.clone()))).await;
         let io = accepted.context("timeout in the TLS handshake")?.context("TLS")?;
-        let said = Hello::edge_request(&self.node, TOKEN, self.link_context.table.instance());
-        Ok((dial::dial(io, "localhost", &self.node, said, &self.link_context).await?, at))
+        let headers = Hello::edge_request(&self.node, TOKEN, self.link_context.table.instance());
+        Ok((dial::dial(io, "localhost", &self.node, headers, &self.link_context).await?, at))
     }
 
     /// Dials from a separate loopback address, like edges that do not share a NAT.
@@ -209,7 +209,7 @@ impl Edge {
         self.counts.linked.fetch_sub(1, Relaxed);
         self.counts.at[at].fetch_sub(1, Relaxed);
         let Some(why) = why else {
-            self.counts.asked.fetch_add(1, Relaxed);
+            self.counts.drained.fetch_add(1, Relaxed);
             return Some(link);
         };
         link.end(&why);
@@ -221,8 +221,8 @@ impl Edge {
 /// Retires the old link, as the real edge does once it has another one. No session runs there.
 async fn leave(mut old: Link) {
     old.sender.drain(None);
-    let said = timeout(LEAVE, async { while old.next().await.is_ok() {} });
-    let _ = said.await;
+    let draining = timeout(LEAVE, async { while old.next().await.is_ok() {} });
+    let _ = draining.await;
     old.sender.close();
 }
 
@@ -231,11 +231,11 @@ impl State {
     pub(crate) fn of_all(processes: &mut [Process]) -> Result<Self> {
         let mut all = Self::default();
         for process in processes {
-            let one: Self = process.ask()?;
+            let one: Self = process.request_output()?;
             all.linked += one.linked;
             all.at.resize(all.at.len().max(one.at.len()), 0);
             all.at.iter_mut().zip(one.at).for_each(|(sum, part)| *sum += part);
-            all.asked += one.asked;
+            all.drained += one.drained;
             all.dials += one.dials;
             all.most = all.most.max(one.most);
             all.buffered += one.buffered;
@@ -254,7 +254,7 @@ impl Counts {
         State {
             linked: self.linked.load(Relaxed),
             at: self.at.iter().map(|at| at.load(Relaxed)).collect(),
-            asked: self.asked.load(Relaxed),
+            drained: self.drained.load(Relaxed),
             dials: self.dials.load(Relaxed),
             // Restarts this count.
             most: self.most.swap(0, Relaxed),

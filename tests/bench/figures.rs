@@ -48,7 +48,7 @@ pub(crate) struct Bench {
     /// How long to watch the idle line.
     pub(crate) idle: Duration,
     /// Options of the long lines.
-    pub(crate) lines: lines::Asked,
+    pub(crate) lines: lines::LinesArgs,
     /// Number of edges linked to one server.
     pub(crate) edges: usize,
     /// A program that cannot resume, for comparison.
@@ -57,7 +57,7 @@ pub(crate) struct Bench {
 
 /// The setup of one figure on loopback: all proxies in parallel, restarted for each figure.
 #[derive(Debug)]
-struct Stand {
+struct Setup {
     tunnel: Option<Proxy>,
     relay: Proxy,
     ssh: Option<Proxy>,
@@ -124,7 +124,7 @@ impl Bench {
     }
 
     /// Starts all proxies of one figure on loopback.
-    fn stand(&self) -> Result<Stand> {
+    fn stand(&self) -> Result<Setup> {
         let dir = tempfile::tempdir_in(&self.dir)?.keep();
         let place = Place::loopback(&dir)?;
         let targets = Targets::start(None, place.edge_address)?;
@@ -142,7 +142,7 @@ impl Bench {
             }
             None => None,
         };
-        let stand = Stand { tunnel, relay, ssh, targets, place };
+        let stand = Setup { tunnel, relay, ssh, targets, place };
         for proxy in stand.all() {
             let ids: Vec<u32> = proxy.processes.iter().map(Process::id).collect();
             eprintln!("{}: processes {ids:?}, server side first", proxy.name);
@@ -156,7 +156,7 @@ impl Bench {
     }
 }
 
-impl Stand {
+impl Setup {
     /// Returns the proxies to compare: the program first, the relay second.
     fn all(&self) -> Vec<&Proxy> {
         self.tunnel.iter().chain([&self.relay]).chain(&self.ssh).collect()

@@ -15,7 +15,7 @@ pub(crate) struct Groups {
 
 /// Statistics of the processes under their limits.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct LimitStats {
     /// Maximum memory in use at one time, in bytes.
     pub(crate) most: u64,
     /// Number of times that they reached the memory limit, before the kernel reclaimed memory.
@@ -50,11 +50,11 @@ impl Groups {
     }
 
     /// Returns the statistics so far.
-    pub(crate) fn seen(&self) -> Result<Seen> {
+    pub(crate) fn seen(&self) -> Result<LimitStats> {
         let memory = |file: &str| read(&self.memory.join(file));
         let kills = field(&memory("memory.oom_control")?, "oom_kill")?;
         let held_back = field(&read(&self.cpu.join("cpu.stat"))?, "throttled_time")?;
-        Ok(Seen {
+        Ok(LimitStats {
             most: memory("memory.max_usage_in_bytes")?.trim().parse()?,
             hits: memory("memory.failcnt")?.trim().parse()?,
             kills,

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tappers::{Interface, Tun};
 
 use crate::process::Process;
-use crate::role::{Role, say, until_dismissed};
+use crate::role::{Role, print_message, until_dismissed};
 
 /// Both namespaces and their line. This process outlives a benchmark that is killed, and removes them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -57,8 +57,9 @@ impl Ends {
         let name = format!("bench{}", std::process::id());
         let line = Line { name: name.clone(), carry, congestion: congestion.to_owned() };
         let mut line = Process::survivor(None, &Role::Line(line))?;
-        let _: String =
-            line.hear().context("cannot create a line between namespaces; requires root and iproute2")?;
+        let _: String = line
+            .read_output()
+            .context("cannot create a line between namespaces; requires root and iproute2")?;
         let spaces = [format!("{name}-a"), format!("{name}-b")];
         Ok(Self { spaces, addresses: ADDRESSES.map(IpAddr::from), _line: line })
     }
@@ -68,7 +69,7 @@ impl Line {
     /// Runs the process that creates and removes the line.
     pub(crate) fn run(&self) -> Result<()> {
         let done = self.lay().and_then(|_carrier| {
-            say(&"laid")?;
+            print_message(&"laid")?;
             until_dismissed();
             Ok(())
         });
@@ -86,7 +87,7 @@ impl Line {
             ip(&format!("netns add {name}-{end}"))?;
         }
         let mut carrier = Process::role(Some(&format!("{name}-line")), &Role::Carry(self.carry))?;
-        let _: String = carrier.hear()?;
+        let _: String = carrier.read_output()?;
         for (end, [here, there]) in [("a", ADDRESSES), ("b", [ADDRESSES[1], ADDRESSES[0]])] {
             let (space, device) = (format!("{name}-{end}"), format!("line-{end}"));
             ip(&format!("-n {name}-line link set {device} netns {space}"))?;
@@ -112,7 +113,7 @@ impl Carry {
         let ends = ["line-a", "line-b"];
         let [a, b] = ends.map(|name| Interface::new(name).and_then(Tun::new_named).map(Arc::new));
         let (a, b) = (a?, b?);
-        say(&"ready")?;
+        print_message(&"ready")?;
         for (from, to) in [(a.clone(), b.clone()), (b, a)] {
             let way = Arc::new(OneWay::default());
             let late = way.clone();
@@ -127,7 +128,7 @@ impl Carry {
     fn take(&self, from: &Tun, way: &OneWay) {
         let mut buffer = [0; 2048];
         let mut line_free = Instant::now();
-        let mut later = Later { until: line_free, by: Duration::ZERO, last: line_free };
+        let mut later = AddedDelay { until: line_free, by: Duration::ZERO, last: line_free };
         loop {
             // Fails until the device is up, and after its namespace was removed.
             let Ok(n) = from.recv(&mut buffer) else {
@@ -164,14 +165,14 @@ impl Carry {
 
 /// The current additional delay of packets.
 #[derive(Debug)]
-struct Later {
+struct AddedDelay {
     until: Instant,
     by: Duration,
     /// Arrival time of the previous packet.
     last: Instant,
 }
 
-impl Later {
+impl AddedDelay {
     /// Returns when a packet arrives that would arrive at `due` without jitter.
     fn due(&mut self, due: Instant, jitter: Duration) -> Instant {
         if due >= self.until {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::process::Process;
-use crate::role::{Role, say, until_dismissed};
+use crate::role::{Role, print_message, until_dismissed};
 use crate::targets::END;
 use crate::way::Way;
 
@@ -43,7 +43,7 @@ pub(crate) enum Kind {
 
 /// The result.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Moved {
+pub(crate) struct Transferred {
     /// Bytes that arrived, of all clients.
     pub(crate) bytes: u64,
     /// Bytes of each client.
@@ -52,7 +52,7 @@ pub(crate) struct Moved {
     pub(crate) time: Duration,
 }
 
-impl Moved {
+impl Transferred {
     /// Returns bytes per second.
     #[expect(clippy::cast_precision_loss, reason = "no run moves 2^52 bytes")]
     pub(crate) fn rate(&self) -> f64 {
@@ -64,13 +64,13 @@ impl Load {
     /// Starts the clients in a separate process and waits until all of them work.
     pub(crate) fn start(self, space: Option<&str>) -> Result<Process> {
         let mut process = Process::role(space, &Role::Load(self))?;
-        let _: String = process.hear()?;
+        let _: String = process.read_output()?;
         Ok(process)
     }
 
     /// Starts the clients and waits for their end.
-    pub(crate) fn measure(self, space: Option<&str>) -> Result<Moved> {
-        self.start(space)?.hear()
+    pub(crate) fn measure(self, space: Option<&str>) -> Result<Transferred> {
+        self.start(space)?.read_output()
     }
 
     /// Runs the clients in this process. Reports when all are working, then the bytes they moved.
@@ -85,7 +85,7 @@ impl Load {
             let kind = self.kind;
             workers.push(thread::spawn(move || kind.work(stream, end, &count)));
         }
-        say(&"at work")?;
+        print_message(&"at work")?;
         if end.is_some() {
             for worker in workers {
                 worker.join().map_err(|_| anyhow::anyhow!("a bulk client failed"))??;
@@ -94,7 +94,7 @@ impl Load {
             until_dismissed();
         }
         let each: Vec<u64> = counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
-        say(&Moved { bytes: each.iter().sum(), each, time: begin.elapsed() })
+        print_message(&Transferred { bytes: each.iter().sum(), each, time: begin.elapsed() })
     }
 }
 

@@ -62,7 +62,7 @@ struct Flags {
     #[arg(long)]
     quick: bool,
     #[command(flatten)]
-    lines: figures::lines::Asked,
+    lines: figures::lines::LinesArgs,
     /// Duration of the idle line, in seconds.
     #[arg(long, default_value_t = 600)]
     idle_seconds: u64,
@@ -177,7 +177,7 @@ fn main() -> Result<()> {
         Figure::Balance,
         Figure::Resume,
     ];
-    let wanted: Vec<Figure> = Figure::value_variants()
+    let selected: Vec<Figure> = Figure::value_variants()
         .iter()
         .copied()
         .filter(|figure| {
@@ -185,7 +185,7 @@ fn main() -> Result<()> {
         })
         .collect();
     let mut table = Table::default();
-    for figure in wanted {
+    for figure in selected {
         eprintln!("-- {figure:?}");
         if let Err(why) = bench.measure(figure, &mut table) {
             eprintln!("{figure:?} failed: {why:#}");

@@ -36,7 +36,7 @@ impl Nginx {
         Self::start(place, name, &upstream, pass)
     }
 
-    fn start(place: &Place, name: &str, beside: &str, location: &str) -> Result<Self> {
+    fn start(place: &Place, name: &str, more: &str, location: &str) -> Result<Self> {
         let program = ["/usr/sbin/nginx", "/usr/bin/nginx", "/usr/local/sbin/nginx"];
         let program = program.iter().find(|path| Path::new(path).is_file());
         let program = program.context("nginx is not installed; run scripts/parts.sh")?;
@@ -51,7 +51,7 @@ impl Nginx {
         // One process each, as two cores are shared by all. Limits that would close connections are disabled.
         let config = format!(
             "daemon off;\nmaster_process off;\npid {pid};\nerror_log stderr;\nevents {{}}\nhttp {{\n{temporary}    \
-             access_log off;\n    keepalive_requests {ENDLESS};\n    keepalive_timeout 1h;\n    {beside}\n    server {{\n        \
+             access_log off;\n    keepalive_requests {ENDLESS};\n    keepalive_timeout 1h;\n    {more}\n    server {{\n        \
              listen {at} ssl;\n        ssl_certificate {cert};\n        ssl_certificate_key {key};\n        \
              ssl_protocols TLSv1.3;\n        ssl_session_cache shared:sessions:1m;\n        \
              location / {{ {location} }}\n    }}\n}}\n",

@@ -46,8 +46,8 @@ pub(crate) fn start(dir: &Path, place: &Place, targets: &Targets) -> Result<Prox
     let ([port], clients) = (free_ports()?, free_ports()?);
     let peer = Peer { dir, place, targets, port, clients, cert, key, ca };
     let named = dir.file_name().unwrap_or_default().to_string_lossy();
-    let known = KNOWN.iter().find(|(name, _)| named.starts_with(name));
-    let (name, parts) = known.with_context(|| format!("{named} is not known"))?;
+    let program = PROGRAMS.iter().find(|(name, _)| named.starts_with(name));
+    let (name, parts) = program.with_context(|| format!("{named} is not known"))?;
     let ([server, client], ways) = parts(&peer)?;
     let log = place.file(&format!("{name}.log"));
     let run = |line: String| {
@@ -182,7 +182,7 @@ impl Peer<'_> {
 type Configure = fn(&Peer<'_>) -> Result<Parts>;
 
 /// The programs by name.
-pub(crate) const KNOWN: [(&str, Configure); 5] = [
+pub(crate) const PROGRAMS: [(&str, Configure); 5] = [
     ("chisel", |peer| peer.chisel()),
     ("frp", |peer| peer.frp()),
     ("konnectivity", |peer| peer.konnectivity()),

@@ -57,7 +57,7 @@ impl Process {
         Self::spawn(command, args.first().map(AsRef::as_ref).unwrap_or_default())
     }
 
-    /// Starts this program again in another role. [`Process::hear`] reads its output.
+    /// Starts this program again in another role. [`Process::read_output`] reads its output.
     pub(crate) fn role(space: Option<&str>, role: &Role) -> Result<Self> {
         let mut command = wrapped(&[], space, true);
         command.arg(std::env::current_exe()?).arg("role").arg(serde_json::to_string(role)?);
@@ -77,7 +77,7 @@ impl Process {
     }
 
     /// Reads the next line of its output. Returns an error if it has ended.
-    pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
+    pub(crate) fn read_output<T: DeserializeOwned>(&mut self) -> Result<T> {
         let output = self.output.as_mut().context("this process has no output")?;
         let mut line = String::new();
         if output.read_line(&mut line)? == 0 {
@@ -87,9 +87,9 @@ impl Process {
     }
 
     /// Requests a response from a process that prints one for each line of input, and reads it.
-    pub(crate) fn ask<T: DeserializeOwned>(&mut self) -> Result<T> {
+    pub(crate) fn request_output<T: DeserializeOwned>(&mut self) -> Result<T> {
         self.input.as_mut().context("this process has no input")?.write_all(b"\n")?;
-        self.hear()
+        self.read_output()
     }
 
     /// Asks the process to end by closing its input. Its last output can still be read.

@@ -14,7 +14,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use crate::place::{Certificates, Place};
 use crate::process::Process;
 use crate::proxy::Proxy;
-use crate::role::{Role, say, until_dismissed};
+use crate::role::{Role, print_message, until_dismissed};
 use crate::targets::Targets;
 use crate::tls;
 use crate::way::{Way, Ways};
@@ -29,7 +29,7 @@ pub(crate) fn start(place: &Place, targets: &Targets) -> Result<Proxy> {
 pub(crate) fn start_longer(place: &Place, targets: &Targets) -> Result<Proxy> {
     let mut back = start_back(place, targets)?;
     let certificates = place.certificates.clone();
-    let role = Role::RelayMiddle { listen: place.cloud_address, backs: back.hear()?, certificates };
+    let role = Role::RelayMiddle { listen: place.cloud_address, backs: back.read_output()?, certificates };
     let middle = Process::role(place.cloud_space.as_deref(), &role)?;
     start_front(place, vec![middle, back])
 }
@@ -43,11 +43,11 @@ fn start_back(place: &Place, targets: &Targets) -> Result<Process> {
 
 /// Starts the clients' end, connected to the first of `beyond`.
 fn start_front(place: &Place, mut beyond: Vec<Process>) -> Result<Proxy> {
-    let backs = beyond.first_mut().context("a relay needs another end")?.hear()?;
+    let backs = beyond.first_mut().context("a relay needs another end")?.read_output()?;
     let certificates = place.certificates.clone();
     let role = Role::RelayFront { listen: place.cloud_address, backs, certificates };
     let mut front = Process::role(place.cloud_space.as_deref(), &role)?;
-    let ways = Ways::each(front.hear()?, Way::straight);
+    let ways = Ways::each(front.read_output()?, Way::straight);
     beyond.insert(0, front);
     Ok(Proxy { name: "relay", ways, processes: beyond, port: None })
 }
@@ -114,7 +114,7 @@ where
                 }
             });
         }
-        say(&addresses)
+        print_message(&addresses)
     })?;
     until_dismissed();
     Ok(())

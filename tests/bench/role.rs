@@ -108,7 +108,7 @@ impl Role {
 }
 
 /// Sends a message to the parent process, as one line of JSON.
-pub(crate) fn say<T: Serialize>(what: &T) -> anyhow::Result<()> {
+pub(crate) fn print_message<T: Serialize>(what: &T) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     serde_json::to_writer(&mut out, what)?;
     out.write_all(b"\n")?;

@@ -12,7 +12,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConnection, StreamOwned};
 
 use crate::place::Certificates;
-use crate::role::{say, until_dismissed};
+use crate::role::{print_message, until_dismissed};
 use crate::targets::{FILE, file_byte};
 use crate::way::Way;
 use crate::{echo, tls};
@@ -76,7 +76,7 @@ impl Open {
             all.why = one.why.or(all.why);
         }
         all.echoes.nanos.sort_unstable();
-        say(&all)
+        print_message(&all)
     }
 
     fn one_loop(&self) -> Result<Opened> {
@@ -94,12 +94,12 @@ impl OpenTls {
         let mut opened = again(self.time, || {
             let tls = ClientConnection::new(Arc::clone(&config), ServerName::try_from("localhost")?)?;
             let mut stream = StreamOwned::new(tls, self.way.dial()?);
-            self.way.ask(&mut stream)?;
+            self.way.connect(&mut stream)?;
             stream.write_all(b"x")?;
             Ok(stream.read_exact(&mut [0])?)
         })?;
         opened.echoes.nanos.sort_unstable();
-        say(&opened)
+        print_message(&opened)
     }
 }
 
@@ -127,7 +127,7 @@ impl Tail {
         for _ in 0..self.times {
             whole += usize::from(self.once().unwrap_or(false));
         }
-        say(&whole)
+        print_message(&whole)
     }
 
     /// Returns true if the whole file arrived although this client never stopped sending.
@@ -156,10 +156,10 @@ pub(crate) fn hold(way: &Way, count: usize) -> Result<()> {
         stream.read_exact(&mut [0])?;
         held.push(stream);
     }
-    say(&held.len())?;
+    print_message(&held.len())?;
     until_dismissed();
     drop(held);
-    say(&0)
+    print_message(&0)
 }
 
 /// Delay of the first read: the end of the file is then already waiting.

@@ -29,7 +29,7 @@ pub(crate) use opener::Opener;
 
 use crate::soak::client::Client;
 use crate::soak::cluster::Cluster;
-use crate::soak::faults::Conductor;
+use crate::soak::faults::FaultInjector;
 use crate::soak::world::{HANG, World};
 
 /// Injects faults into three servers and six edges while clients check every byte. Prints tables, and fails on any
@@ -93,7 +93,7 @@ impl Soak {
 
     /// Warms up, injects faults, and waits until everything is idle. Returns the errors.
     fn run(mut self, time: Duration) -> Result<Vec<String>> {
-        let mut conductor = Conductor::new(StdRng::seed_from_u64(self.seed));
+        let mut conductor = FaultInjector::new(StdRng::seed_from_u64(self.seed));
         self.reaches_all("before any fault");
         self.work(WARM, Instant::now() + WARM_UP, |_| Ok(()))?;
         self.rests(&mut conductor)?;
@@ -150,7 +150,7 @@ impl Soak {
     }
 
     /// Stops new faults and sessions, undoes all faults, and waits until all sessions have ended.
-    fn rests(&mut self, conductor: &mut Conductor) -> Result<()> {
+    fn rests(&mut self, conductor: &mut FaultInjector) -> Result<()> {
         let until = Instant::now() + LONGEST;
         while conductor.tidy(&mut self.cluster, &self.world)? || self.world.running.load(Relaxed) > 0 {
             if Instant::now() > until {

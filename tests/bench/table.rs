@@ -49,9 +49,9 @@ impl Table {
 
     /// Returns the number of requirements that were met, as a sentence.
     pub(crate) fn verdict(&self) -> String {
-        let asked = self.rows.iter().filter(|row| row.bound.is_some()).count();
+        let bounded = self.rows.iter().filter(|row| row.bound.is_some()).count();
         let met = |row: &&Row| row.bound.is_some_and(|bound| bound.kept(row.value));
-        format!("{} of {asked} requirements met.", self.rows.iter().filter(met).count())
+        format!("{} of {bounded} requirements met.", self.rows.iter().filter(met).count())
     }
 }
 

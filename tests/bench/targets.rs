@@ -12,7 +12,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::place::Certificates;
 use crate::process::Process;
-use crate::role::{Role, say, until_dismissed};
+use crate::role::{Role, print_message, until_dismissed};
 use crate::tls;
 use crate::way::{Way, Ways};
 
@@ -35,8 +35,8 @@ impl Targets {
     pub(crate) fn start(space: Option<&str>, listen: IpAddr) -> Result<Self> {
         let mut quick = Process::role(space, &Role::EchoTarget { listen })?;
         let mut bulk = Process::role(space, &Role::BulkTargets { listen })?;
-        let echo: Vec<SocketAddr> = quick.hear()?;
-        let others: Vec<SocketAddr> = bulk.hear()?;
+        let echo: Vec<SocketAddr> = quick.read_output()?;
+        let others: Vec<SocketAddr> = bulk.read_output()?;
         let mut all = echo.into_iter().chain(others);
         let mut next = || all.next().context("a target is missing");
         Ok(Self { echo: next()?, source: next()?, sink: next()?, file: next()?, _processes: [quick, bulk] })
@@ -56,7 +56,7 @@ impl Targets {
 /// Runs the echo target: one thread, so that many short connections cost little.
 pub(crate) fn echo(listen: IpAddr) -> Result<()> {
     let listener = TcpListener::bind((listen, 0))?;
-    say(&[listener.local_addr()?])?;
+    print_message(&[listener.local_addr()?])?;
     serve(listener, echo_one)
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn echo(listen: IpAddr) -> Result<()> {
 pub(crate) fn tls_echo(listen: IpAddr, certificates: &Certificates) -> Result<()> {
     let acceptor = TlsAcceptor::from(Arc::new(tls::server(certificates, true)?));
     let listener = TcpListener::bind((listen, 0))?;
-    say(&listener.local_addr()?)?;
+    print_message(&listener.local_addr()?)?;
     serve(listener, move |client| {
         let acceptor = acceptor.clone();
         async move { echo_one(acceptor.accept(client).await?).await }
@@ -124,7 +124,7 @@ pub(crate) fn bulk(listen: IpAddr) -> Result<()> {
             }
         });
     }
-    say(&addresses)?;
+    print_message(&addresses)?;
     until_dismissed();
     Ok(())
 }

@@ -20,10 +20,10 @@ pub(crate) fn client(certificates: &Certificates) -> Result<ClientConfig> {
         .with_client_auth_cert(chain(&certificates.client_cert())?, key)?)
 }
 
-/// Returns the config of a server, which accepts only clients with a certificate if `asks` is set.
-pub(crate) fn server(certificates: &Certificates, asks: bool) -> Result<ServerConfig> {
+/// Returns the config of a server, which accepts only clients with a certificate if `requires_client_cert` is set.
+pub(crate) fn server(certificates: &Certificates, requires_client_cert: bool) -> Result<ServerConfig> {
     let provider = Arc::new(crypto::aws_lc_rs::default_provider());
-    let verifier = if asks {
+    let verifier = if requires_client_cert {
         let roots = Arc::new(roots(&certificates.ca())?);
         WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider)).build()?
     } else {

@@ -62,7 +62,7 @@ impl Way {
     /// Opens the route. Returns the bytes of the target that arrived in the same read as the proxy's response.
     pub(crate) fn open(&self) -> io::Result<(TcpStream, Vec<u8>)> {
         let mut stream = self.dial()?;
-        let buffered = self.ask(&mut stream)?;
+        let buffered = self.connect(&mut stream)?;
         stream.set_read_timeout(None)?;
         Ok((stream, buffered))
     }
@@ -83,7 +83,7 @@ impl Way {
     }
 
     /// Sends CONNECT on such a connection. Returns the same bytes as [`Way::open`].
-    pub(crate) fn ask<S: Read + Write>(&self, stream: &mut S) -> io::Result<Vec<u8>> {
+    pub(crate) fn connect<S: Read + Write>(&self, stream: &mut S) -> io::Result<Vec<u8>> {
         let Some(target) = &self.connect else { return Ok(Vec::new()) };
         stream.write_all(format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n").as_bytes())?;
         let mut head = Vec::with_capacity(HEAD);

@@ -5,7 +5,7 @@
 use super::{Project, root};
 
 /// Words and phrases that pages no longer use; docs/reference/glossary.md has the words in use.
-const OLD_WORDS: &str = "anew, any more, are to be, as far as, as it stands, asks, at the least, at the most, \
+const BANNED_WORDS: &str = "anew, any more, are to be, as far as, as it stands, asks, at the least, at the most, \
                          authorities, authority, back end, be had, begun, believed, believes, beside, by itself, \
                          by themselves, caught, comes in, counts for, everybody, falls silent, far end, fault, faults, \
                          for want of, for who, front end, front ends, gives way, goes on, gone, grace time, heard, hears, \
@@ -24,7 +24,7 @@ const LONG_PAGES: [&str; 4] =
     ["docs/protocol.md", "docs/benchmarks.md", "docs/reference/config.md", "docs/reference/commands.md"];
 
 #[test]
-fn pages_have_plain_words_short_sentences_and_a_limited_length() {
+fn pages_use_plain_words_and_short_sentences_and_have_a_limited_length() {
     let project = Project::read(root());
     let pages = project.texts.iter().filter(|(file, _)| is_page(file));
     let errors: Vec<_> = pages.flat_map(|(file, text)| errors(file, text)).collect();
@@ -62,7 +62,7 @@ fn errors(file: &str, text: &str) -> Vec<String> {
         }
         let plain: Vec<_> = words.iter().map(|word| unpunctuated(word)).collect();
         let plain = format!(" {} ", plain.join(" "));
-        let old = OLD_WORDS.split(", ").filter(|old| plain.contains(&format!(" {old} ")));
+        let old = BANNED_WORDS.split(", ").filter(|old| plain.contains(&format!(" {old} ")));
         errors.extend(old.map(|old| format!("{file}:{line}: {old}")));
     }
     lengths.sort_unstable();
@@ -165,7 +165,7 @@ fn bare(word: &str) -> &str {
 const CODE: &str = "CODE";
 
 #[test]
-fn old_words_long_sentences_and_long_pages_are_found() {
+fn banned_words_long_sentences_and_long_pages_are_found() {
     let errors = |text: &str| errors("docs/a.md", text);
     assert_eq!(errors("# Whoever\n\nIt is plain. `whoever`\n```\nwhoever\n```\n"), Vec::<String>::new());
     assert_eq!(errors("a\n\nA line of a paragraph, and\nWhoever reads it."), ["docs/a.md:3: whoever"]);

@@ -10,8 +10,8 @@ use tokio::sync::{Notify, mpsc};
 use tunnel::edge::Edge;
 
 use crate::support::line::Line;
-use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all, start_edge};
-use crate::support::{Stopwatch, assert_eventually, beside, clients, servers, targets, wait_until};
+use crate::support::programs::{TestDir, TestServer, assert_edge_idle, at, edge, start_edge};
+use crate::support::{Stopwatch, assert_eventually, clients, servers, spawn, targets, wait_until};
 
 /// A path to a target.
 enum Path<'a> {
@@ -36,7 +36,7 @@ async fn two(place: &TestDir) -> (Vec<TestServer>, Edge) {
 }
 
 /// Starts a target that reads one byte, responds, and closes with the rest of the upload unread.
-async fn refuser(bytes: usize) -> SocketAddr {
+async fn target_with_unread_upload(bytes: usize) -> SocketAddr {
     let answer = targets::pattern(bytes);
     targets::serve(move |mut socket| {
         let answer = answer.clone();
@@ -51,18 +51,18 @@ async fn refuser(bytes: usize) -> SocketAddr {
 
 /// Counts the complete responses of a target that refuses uploads, and the responses followed by a reset, out of
 /// `TIMES`.
-async fn answers(path: &Path<'_>, bytes: usize) -> (usize, usize) {
-    let (target, wanted) = (refuser(bytes).await, targets::pattern(bytes));
+async fn count_whole_responses(path: &Path<'_>, bytes: usize) -> (usize, usize) {
+    let (target, expected) = (target_with_unread_upload(bytes).await, targets::pattern(bytes));
     let (mut whole, mut broken) = (0, 0);
     for _ in 0..TIMES {
         let (mut from, mut to) = path.open(target).await.into_split();
-        let upload = beside(async move {
+        let upload = spawn(async move {
             let _ = to.write_all(&vec![1; UPLOAD]).await;
             to
         });
         let mut got = Vec::new();
         let ended = assert_eventually("the end of the response", from.read_to_end(&mut got)).await;
-        whole += usize::from(got == wanted);
+        whole += usize::from(got == expected);
         broken += usize::from(ended.is_err());
         drop(assert_eventually("the end of the upload", upload).await.unwrap());
     }
@@ -81,7 +81,7 @@ async fn a_response_arrives_whole_if_its_target_leaves_an_upload_unread() {
     let mut table = Vec::new();
     for bytes in [300, 20_000, 100_000] {
         for (name, path) in &paths {
-            let (whole, _) = answers(path, bytes).await;
+            let (whole, _) = count_whole_responses(path, bytes).await;
             table.push((bytes, *name, whole));
         }
     }
@@ -89,23 +89,23 @@ async fn a_response_arrives_whole_if_its_target_leaves_an_upload_unread() {
     for server in &servers {
         server.assert_idle().await;
     }
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 /// Starts a target that sends a greeting and reports how many bytes it received until the end or a reset.
-async fn counter() -> (SocketAddr, mpsc::Receiver<usize>) {
-    let (tell, told) = mpsc::channel(TIMES);
+async fn counting_target() -> (SocketAddr, mpsc::Receiver<usize>) {
+    let (sender, receiver) = mpsc::channel(TIMES);
     let at = targets::serve(move |mut socket| {
-        let tell = tell.clone();
+        let sender = sender.clone();
         async move {
             let _ = socket.write_all(&[7; 1000]).await;
             let mut got = Vec::new();
             let _ = socket.read_to_end(&mut got).await;
-            let _ = tell.send(if got == targets::pattern(got.len()) { got.len() } else { 0 }).await;
+            let _ = sender.send(if got == targets::pattern(got.len()) { got.len() } else { 0 }).await;
         }
     })
     .await;
-    (at, told)
+    (at, receiver)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -119,7 +119,7 @@ async fn bytes_sent_before_a_client_closes_with_unread_data_reach_the_target() {
     ];
     let mut table = Vec::new();
     for (name, path) in &paths {
-        let (target, mut told) = counter().await;
+        let (target, mut uploads) = counting_target().await;
         let mut whole = 0;
         for _ in 0..TIMES {
             let mut client = path.open(target).await;
@@ -128,7 +128,7 @@ async fn bytes_sent_before_a_client_closes_with_unread_data_reach_the_target() {
             // With the greeting unread, the kernel resets the connection.
             drop(client);
             whole +=
-                usize::from(assert_eventually("the end of the upload", told.recv()).await == Some(50_000));
+                usize::from(assert_eventually("the end of the upload", uploads.recv()).await == Some(50_000));
         }
         table.push((*name, whole));
     }
@@ -136,15 +136,15 @@ async fn bytes_sent_before_a_client_closes_with_unread_data_reach_the_target() {
     for server in &servers {
         server.assert_idle().await;
     }
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 /// Checks that a response and a reset survive a broken path: the path is silent while the target sends both. Once the
 /// path is reset, the next link delivers them.
-async fn survives_a_cut(client: &TestServer, holder: &TestServer, line: &Line, edge: &Edge) {
+async fn assert_response_survives_a_cut(client: &TestServer, holder: &TestServer, line: &Line, edge: &Edge) {
     for bytes in [300, 100_000] {
-        let (go, gone) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-        let (when, then, answer) = (go.clone(), gone.clone(), targets::pattern(bytes));
+        let (go, closed) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (when, then, answer) = (go.clone(), closed.clone(), targets::pattern(bytes));
         let target = targets::serve(move |mut socket| {
             let (when, then, answer) = (when.clone(), then.clone(), answer.clone());
             async move {
@@ -155,14 +155,14 @@ async fn survives_a_cut(client: &TestServer, holder: &TestServer, line: &Line, e
             }
         })
         .await;
-        let (old, up) = (holder.has("node1").await, edge.metrics.bytes_to_target.get());
+        let (old, up) = (holder.wait_for_node("node1").await, edge.metrics.bytes_to_target.get());
         let mut socket = client.open(&at("node1", target)).await;
         socket.write_all(b"never read").await.unwrap();
         wait_until("the upload has arrived", || edge.metrics.bytes_to_target.get() > up).await;
         let before = edge.metrics.sessions.closed("acceptor", "target_io_error");
-        line.fall_silent();
+        line.become_unresponsive();
         go.notify_one();
-        assert_eventually("the target's end", gone.notified()).await;
+        assert_eventually("the target's end", closed.notified()).await;
         wait_until("the edge has seen the reset", || {
             edge.metrics.sessions.closed("acceptor", "target_io_error") > before
         })
@@ -186,26 +186,26 @@ async fn a_response_survives_a_path_that_breaks_while_it_is_sent() {
     let line = Line::to(servers[1].server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
     for client in [&servers[1], &servers[0]] {
-        survives_a_cut(client, &servers[1], &line, &edge).await;
+        assert_response_survives_a_cut(client, &servers[1], &line, &edge).await;
     }
     for server in &servers {
         server.assert_idle().await;
     }
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 /// Starts an echo target that reports when its client has disconnected.
-async fn watched() -> (SocketAddr, mpsc::Receiver<()>) {
-    let (tell, told) = mpsc::channel(1);
+async fn echo_with_end_signal() -> (SocketAddr, mpsc::Receiver<()>) {
+    let (sender, receiver) = mpsc::channel(1);
     let at = targets::serve(move |socket| {
-        let tell = tell.clone();
+        let sender = sender.clone();
         async move {
             targets::echo_one(socket).await;
-            let _ = tell.send(()).await;
+            let _ = sender.send(()).await;
         }
     })
     .await;
-    (at, told)
+    (at, receiver)
 }
 
 #[tokio::test]
@@ -214,15 +214,15 @@ async fn a_session_abandoned_without_a_path_ends_at_its_target_on_reconnect() {
     let servers = servers::start(&place, 2);
     let line = Line::to(servers[1].server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
-    let (target, mut ended) = watched().await;
+    let (target, mut ended) = echo_with_end_signal().await;
     for client in [&servers[1], &servers[0]] {
         for silent in [false, true] {
-            let old = servers[1].has("node1").await;
+            let old = servers[1].wait_for_node("node1").await;
             let mut socket = client.open(&at("node1", target)).await;
-            clients::echoed(&mut socket, "hello").await;
-            line.route_to(targets::nothing().await);
+            clients::assert_echo(&mut socket, "hello").await;
+            line.route_to(targets::closed_port().await);
             if silent {
-                line.fall_silent();
+                line.become_unresponsive();
             } else {
                 line.reset();
                 wait_until("the link is closed", || servers[1].link("node1").is_none()).await;
@@ -246,7 +246,7 @@ async fn a_session_abandoned_without_a_path_ends_at_its_target_on_reconnect() {
     for server in &servers {
         server.assert_idle().await;
     }
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 #[tokio::test]
@@ -266,22 +266,22 @@ async fn a_target_reset_without_a_path_is_reported_with_its_reason_on_reconnect(
     })
     .await;
     for client in [&servers[1], &servers[0]] {
-        servers[1].has("node1").await;
+        servers[1].wait_for_node("node1").await;
         let mut socket = client.open(&at("node1", target)).await;
         wait_until("the edge has the session", || edge.metrics.sessions.now("acceptor") == 1).await;
-        line.route_to(targets::nothing().await);
+        line.route_to(targets::closed_port().await);
         line.reset();
         wait_until("the link is closed", || servers[1].link("node1").is_none()).await;
         go.notify_one();
         wait_until("the edge's session has ended", || edge.metrics.sessions.now("acceptor") == 0).await;
         line.route_to(servers[1].server.bound.grpc);
-        clients::is_reset(&mut socket).await;
+        clients::assert_reset(&mut socket).await;
         assert_eq!(client.server.metrics.sessions.closed("connect", "target_io_error"), 1);
     }
     for server in &servers {
         server.assert_idle().await;
     }
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 /// The edge is lost for longer than the resume timeout, while each kind of client waits for the rest.
@@ -308,12 +308,12 @@ async fn a_session_that_is_lost_does_not_look_complete_at_any_listener() {
     );
     let line = Line::to(server.server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
-    server.has("node1").await;
+    server.wait_for_node("node1").await;
     let mut sockets = vec![server.open(&at("node1", raw)).await, server.client("tcp").await];
     for site in [length, chunks, until_end] {
         let mut socket = server.client("http_proxy").await;
-        let ask = format!("GET http://{0}/ HTTP/1.1\r\nHost: {0}\r\n\r\n", at("node1", site));
-        socket.write_all(ask.as_bytes()).await.unwrap();
+        let request = format!("GET http://{0}/ HTTP/1.1\r\nHost: {0}\r\n\r\n", at("node1", site));
+        socket.write_all(request.as_bytes()).await.unwrap();
         sockets.push(socket);
     }
     for socket in &mut sockets {
@@ -322,10 +322,10 @@ async fn a_session_that_is_lost_does_not_look_complete_at_any_listener() {
             got.push(assert_eventually("half of the response", socket.read_u8()).await.unwrap());
         }
     }
-    line.route_to(targets::nothing().await);
+    line.route_to(targets::closed_port().await);
     line.reset();
     for socket in &mut sockets {
-        clients::is_reset(socket).await;
+        clients::assert_reset(socket).await;
     }
     drop(edge);
     server.assert_idle().await;

@@ -3,8 +3,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::https::{by_host, got};
-use crate::support::clients::echoed;
+use crate::https::{by_host, get_by_host};
+use crate::support::clients::assert_echo;
 use crate::support::programs::{TestDir, TestServer, at, edge, edge_with};
 use crate::support::targets;
 use crate::support::wait_until;
@@ -28,18 +28,18 @@ async fn an_address_in_the_table_resolves_to_its_node_which_must_allow_it() {
         format!("[server.addresses.nodes]\n\"{}\" = \"node1\"\n\"10.77.0.0/16\" = \"node1\"\n", echo.ip());
     let server = TestServer::with(&place, &table);
     let _edge = edge(&place, &server, "node1").await;
-    echoed(&mut server.open(&echo.to_string()).await, "by its own address").await;
-    echoed(
+    assert_echo(&mut server.open(&echo.to_string()).await, "by its own address").await;
+    assert_echo(
         &mut server.open(&format!("[::ffff:{}]:{}", echo.ip(), echo.port())).await,
         "as an IPv4-mapped IPv6 address",
     )
     .await;
-    let refused = server.ask("10.77.0.1:80").await;
+    let refused = server.request_connect("10.77.0.1:80").await;
     assert_eq!(refused.status, 403, "{refused:?}");
-    let says =
+    let expected =
         "node node1: this edge may not dial 10.77.0.1:80; add \"10.77.0.1/32:*\" to [edge.allow] targets";
-    assert!(refused.body.starts_with(says), "{refused:?}");
-    assert_eq!(server.ask("10.78.0.1:80").await.status, 421);
+    assert!(refused.body.starts_with(expected), "{refused:?}");
+    assert_eq!(server.request_connect("10.78.0.1:80").await.status, 421);
     server.assert_idle().await;
 }
 
@@ -50,7 +50,7 @@ async fn an_edge_that_lists_its_servers_network_reaches_it() {
         TestServer::with(&place, &format!("[server.addresses.nodes]\n\"{}\" = \"node1\"\n", echo.ip()));
     let more = format!("[edge.allow]\ntargets = [\"{}:*\"]", echo.ip());
     let _edge = edge_with(&place, &server, "node1", &more).await;
-    echoed(&mut server.open(&echo.to_string()).await, "hello").await;
+    assert_echo(&mut server.open(&echo.to_string()).await, "hello").await;
 }
 
 #[tokio::test]
@@ -59,18 +59,18 @@ async fn a_listed_address_without_a_node_is_dialled_and_counted_as_a_session() {
     let direct = format!("[server.direct]\ntargets = [\"{}/32:{}\"]\n", echo.ip(), echo.port());
     let server = TestServer::with(&place, &direct);
     let mut open = server.open(&echo.to_string()).await;
-    echoed(&mut open, "without an edge").await;
+    assert_echo(&mut open, "without an edge").await;
     let sessions = &server.server.metrics.sessions;
     assert_eq!(sessions.now("connect"), 1);
     drop(open);
     wait_until("the session has ended", || sessions.now("connect") == 0).await;
     // Another port of the same machine, and another machine.
     let other = targets::serve_at(&format!("{}:0", echo.ip()), targets::echo_one).await;
-    assert_eq!(server.ask(&other.to_string()).await.status, 421);
-    let refused = server.ask(&format!("192.0.2.77:{}", echo.port())).await;
+    assert_eq!(server.request_connect(&other.to_string()).await.status, 421);
+    let refused = server.request_connect(&format!("192.0.2.77:{}", echo.port())).await;
     assert_eq!(refused.status, 403, "{refused:?}");
     assert!(refused.body.contains("[server.direct]"), "{refused:?}");
-    let nothing = server.ask(&at("node1", echo)).await;
+    let nothing = server.request_connect(&at("node1", echo)).await;
     assert_eq!(nothing.status, 502, "a name is first taken for a node: {nothing:?}");
     assert!(nothing.phrase.starts_with("node node1 is not connected; cannot resolve node1:"), "{nothing:?}");
 }
@@ -109,12 +109,12 @@ async fn the_server_never_dials_itself_or_metadata_addresses_in_any_spelling() {
         "0",
         "0x0",
     ] {
-        let refused = server.ask(&format!("{host}:{port}")).await;
+        let refused = server.request_connect(&format!("{host}:{port}")).await;
         assert_eq!(refused.status, 403, "{host}: {refused:?}");
     }
     // A name that resolves to a forbidden address. Only the echo target listens on loopback, and it gets no connection.
     for host in ["localhost", "LOCALHOST.", "foo.localhost"] {
-        let refused = server.ask(&format!("{host}:{port}")).await;
+        let refused = server.request_connect(&format!("{host}:{port}")).await;
         assert_eq!(refused.status, 403, "{host}: {refused:?}");
         assert!(refused.phrase.contains("is not allowed as a target"), "{host}: {refused:?}");
     }
@@ -150,16 +150,16 @@ async fn no_header_reaches_local_services_of_a_node_in_any_spelling() {
     ] {
         for node in ["X-Tunnel-Proxy-Host: node-a\r\n", ""] {
             let dest = format!("{node}X-Tunnel-Proxy-Dest: {host}:{}\r\n", echo.port());
-            let refused = got(&server, "node-a:10250", &dest).await;
+            let refused = get_by_host(&server, "node-a:10250", &dest).await;
             // Without a node's name in a header, the request names no node.
-            let says =
+            let expected =
                 if node.is_empty() { "421 " } else { "403 addresses local to a node are not reachable" };
-            assert!(refused.starts_with(&format!("HTTP/1.1 {says}")), "{host}: {refused}");
+            assert!(refused.starts_with(&format!("HTTP/1.1 {expected}")), "{host}: {refused}");
         }
     }
     for host in ["localhost", "2130706433", "0x7f000001", "127.1"] {
         let dest = format!("X-Tunnel-Proxy-Host: node-a\r\nX-Tunnel-Proxy-Dest: {host}:{}\r\n", echo.port());
-        let refused = got(&server, "node-a:10250", &dest).await;
+        let refused = get_by_host(&server, "node-a:10250", &dest).await;
         assert!(refused.starts_with("HTTP/1.1 400 "), "{host}: {refused}");
     }
     assert_eq!(server.server.metrics.sessions.closed("http", "ok"), 0);

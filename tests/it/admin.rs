@@ -2,7 +2,7 @@
 
 use tokio::io::AsyncWriteExt;
 
-use crate::support::clients::{answer, ask, echoed, get};
+use crate::support::clients::{answer, assert_echo, get, send_request};
 use crate::support::programs::{TestDir, TestServer, at, edge, edge_with, start_edge};
 use crate::support::{targets, wait_until};
 
@@ -14,7 +14,7 @@ async fn a_servers_pages_show_its_nodes_and_its_sessions() {
     let _edge = edge(&place, &server, "node1").await;
     assert_eq!(get(server.server.bound.log, "/cloud/healthz").await.body, "[node1]\n");
     let mut client = server.open(&at("node1", echo)).await;
-    echoed(&mut client, "hello").await;
+    assert_echo(&mut client, "hello").await;
     let metrics_at = server.server.bound.metrics.unwrap();
     for at in [server.server.bound.log, metrics_at] {
         let page = get(at, "/metrics").await;
@@ -44,7 +44,7 @@ async fn a_servers_pages_show_its_nodes_and_its_sessions() {
 #[tokio::test]
 async fn an_edges_pages_report_whether_it_is_linked() {
     let place = TestDir::new();
-    let nothing = targets::nothing().await;
+    let nothing = targets::closed_port().await;
     let lost = start_edge(&place.edge("node1", nothing, ""));
     let log = lost.bound.log.unwrap();
     assert_eq!(get(log, "/livez").await.status, 200);
@@ -66,7 +66,7 @@ async fn an_edges_admin_port_is_no_target_but_its_metrics_port_may_be() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let edge = edge_with(&place, &server, "node1", "metrics_listen = \"127.0.0.1:0\"").await;
-    let refused = server.ask(&at("node1", edge.bound.log.unwrap())).await;
+    let refused = server.request_connect(&at("node1", edge.bound.log.unwrap())).await;
     assert_eq!(refused.status, 403, "{refused:?}");
     assert!(refused.phrase.ends_with("for metrics use its metrics_listen"), "{refused:?}");
     for (path, status) in [("/metrics", 200), ("/edge/healthz", 404), ("/debug/flags/v", 404)] {
@@ -80,11 +80,11 @@ async fn an_edges_admin_port_is_no_target_but_its_metrics_port_may_be() {
 }
 
 #[tokio::test]
-async fn the_log_level_is_not_set_at_a_port() {
+async fn the_log_level_cannot_be_set_at_the_admin_port() {
     let server = TestServer::start(&TestDir::new());
     let put =
         "PUT /debug/flags/v HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 1\r\n\r\n4";
-    let answer = ask(server.server.bound.log, put).await;
+    let answer = send_request(server.server.bound.log, put).await;
     assert_eq!(answer.status, 403, "any user of the machine can reach it: {answer:?}");
     assert_eq!(get(server.server.bound.log, "/debug/flags/v").await.status, 406);
 }

@@ -7,11 +7,11 @@ use tunnel_base::names::Instance;
 use tunnel_proto::codec::to_message;
 use tunnel_proto::frame::{Frame, FrameKind};
 
-use crate::support::clients::{echoed, rest};
+use crate::support::clients::{assert_echo, rest};
 use crate::support::line::Balancer;
 use crate::support::programs::{TestDir, TestServer, at, start_edge};
 use crate::support::servers;
-use crate::support::{hurry, remote, targets, wait_until, wait_within};
+use crate::support::{pause_time, remote, targets, wait_until, wait_within};
 
 use tokio::io::AsyncWriteExt;
 
@@ -25,7 +25,7 @@ fn nodes(server: &TestServer) -> usize {
 }
 
 #[tokio::test]
-async fn a_late_third_server_gets_its_share_and_no_session_is_aborted() {
+async fn a_third_server_gets_its_share_of_edges_and_no_session_is_aborted() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = servers::addresses(3);
     let mut servers = vec![start(&place, &all, 0), start(&place, &all, 1)];
@@ -37,7 +37,7 @@ async fn a_late_third_server_gets_its_share_and_no_session_is_aborted() {
     for n in 0..EDGES {
         clients.push(servers[n % 2].open(&at(&format!("edge{n}"), echo)).await);
     }
-    hurry();
+    pause_time();
     tokio::time::sleep(Duration::from_secs(120)).await;
     let moved = |servers: &[TestServer]| {
         servers.iter().map(|server| server.server.metrics.edges_rebalanced.get()).sum::<u64>()
@@ -50,7 +50,7 @@ async fn a_late_third_server_gets_its_share_and_no_session_is_aborted() {
     })
     .await;
     for client in &mut clients {
-        echoed(client, "on any path").await;
+        assert_echo(client, "on any path").await;
     }
     for mut client in clients {
         client.shutdown().await.unwrap();
@@ -60,9 +60,9 @@ async fn a_late_third_server_gets_its_share_and_no_session_is_aborted() {
         wait_within(Duration::from_secs(600), "old links are closed", || edge.metrics.links.all() == 1).await;
         assert_eq!(edge.metrics.resets.counted("cancelled") + edge.metrics.resets.counted("overloaded"), 0);
     }
-    let asked = moved(&servers);
+    let moves = moved(&servers);
     tokio::time::sleep(Duration::from_secs(300)).await;
-    assert!(moved(&servers) <= asked + 3, "rebalancing stops: {asked}, then {}", moved(&servers));
+    assert!(moved(&servers) <= moves + 3, "rebalancing stops: {moves}, then {}", moved(&servers));
     assert_eq!(servers.iter().map(nodes).sum::<usize>(), EDGES, "each node is at one server");
 }
 
@@ -82,7 +82,7 @@ async fn an_edge_moves_on_request_only_to_an_address_of_its_cloud() {
 }
 
 #[tokio::test]
-async fn an_edge_that_comes_back_to_the_server_that_asked_it_to_move_dials_the_next_one_of_its_list() {
+async fn an_edge_that_reaches_a_draining_server_again_dials_its_next_address() {
     let place = TestDir::new();
     let [mut first, mut second] =
         [remote::ScriptedServer::start(&place).await, remote::ScriptedServer::start(&place).await];

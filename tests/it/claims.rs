@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::addresses::own_address;
 use crate::support::apiserver::server_with;
-use crate::support::clients::echoed;
+use crate::support::clients::assert_echo;
 use crate::support::programs::{TestDir, TestServer, edge};
 use crate::support::{assert_eventually, targets};
 
@@ -59,8 +59,8 @@ fn cluster(echo: SocketAddr) -> HashMap<&'static str, Vec<Value>> {
 /// Waits until the server has listed all objects.
 async fn listed(server: &TestServer) {
     assert_eventually("all objects are listed", async {
-        for (asked, known) in [("none.shop.svc:443", 502), ("172.16.0.4:1", 421), ("172.16.0.1:1", 421)] {
-            while server.ask(asked).await.status != known {
+        for (target, status) in [("none.shop.svc:443", 502), ("172.16.0.4:1", 421), ("172.16.0.1:1", 421)] {
+            while server.request_connect(target).await.status != status {
                 tokio::task::yield_now().await;
             }
         }
@@ -79,10 +79,10 @@ async fn no_node_attracts_traffic_of_services_nodes_or_pods_by_its_claims() {
     listed(&server).await;
     // The webhook's traffic reaches its endpoint at node1.
     for service in [WEBHOOK, "POLICY.Shop.svc.", "policy.shop.svc.cluster.local", CLUSTER_IP] {
-        echoed(&mut server.open(&format!("{service}:443")).await, service).await;
+        assert_echo(&mut server.open(&format!("{service}:443")).await, service).await;
     }
     // The fixed table has priority over the claims of Nodes and Kubernetes pods.
-    echoed(&mut server.open(&echo.to_string()).await, "by the fixed table").await;
+    assert_echo(&mut server.open(&echo.to_string()).await, "by the fixed table").await;
     // If two objects claim an address, neither gets it, and the refusal names both.
     for (ip, one, other) in [
         ("172.16.0.1", "node node1", "node policy.shop.svc"),
@@ -90,9 +90,9 @@ async fn no_node_attracts_traffic_of_services_nodes_or_pods_by_its_claims() {
         ("172.16.0.3", "node node2", "pod evil/pod at policy.shop.svc"),
         ("172.16.0.4", "node policy.shop.svc", "pod shop/web at node1"),
     ] {
-        let refused = server.ask(&format!("{ip}:443")).await;
+        let refused = server.request_connect(&format!("{ip}:443")).await;
         assert_eq!(refused.status, 421, "{refused:?}");
-        let says = format!("{ip} is claimed by both {one} and {other}");
-        assert!(refused.body.starts_with(&says), "{says}: {refused:?}");
+        let expected = format!("{ip} is claimed by both {one} and {other}");
+        assert!(refused.body.starts_with(&expected), "{expected}: {refused:?}");
     }
 }

@@ -8,9 +8,9 @@ use tunnel::edge::config::EdgeConfig as Settings;
 use tunnel::server::Server;
 use tunnel::server::config::ServerConfig;
 
-use crate::support::clients::{echoed, head};
+use crate::support::clients::{assert_echo, head};
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at};
-use crate::support::{assert_eventually, beside, targets};
+use crate::support::{assert_eventually, spawn, targets};
 
 #[tokio::test]
 async fn superedges_config_format_starts_a_server_and_an_edge() {
@@ -76,8 +76,8 @@ key = "{dir}/cloud.key"
     let _edge = Edge::start(Settings::read(&edge, &env).unwrap().0, None).unwrap();
     let server =
         TestServer { connect: ([127, 0, 0, 1], server.bound.connect().unwrap().port()).into(), server };
-    server.has("node1").await;
-    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    server.wait_for_node("node1").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
 }
 
 #[tokio::test]
@@ -87,10 +87,10 @@ async fn an_edge_dials_through_the_proxy_of_its_environment() {
     let grpc = server.server.bound.grpc;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let proxy = listener.local_addr().unwrap();
-    let (told, mut tells) = tokio::sync::mpsc::channel(1);
-    beside(async move {
+    let (request_sender, mut requests) = tokio::sync::mpsc::channel(1);
+    spawn(async move {
         let (mut socket, _) = listener.accept().await.unwrap();
-        told.send(head(&mut socket).await).await.unwrap();
+        request_sender.send(head(&mut socket).await).await.unwrap();
         let mut onward = TcpStream::connect(grpc).await.unwrap();
         socket.write_all(b"HTTP/1.1 200 OK\r\nVia: a proxy\r\n\r\n").await.unwrap();
         let _ = tokio::io::copy_bidirectional(&mut socket, &mut onward).await;
@@ -103,15 +103,18 @@ async fn an_edge_dials_through_the_proxy_of_its_environment() {
     // A name that only the proxy can resolve.
     let text = place.edge("node1", format!("{NAME}:9000"), "");
     let _edge = Edge::start(Settings::read(&text, &env).unwrap().0, None).unwrap();
-    let asked = assert_eventually("a request to the proxy", tells.recv()).await.unwrap();
-    assert!(asked.starts_with("CONNECT cloud.test:9000 HTTP/1.1\r\nHost: cloud.test:9000\r\n"), "{asked}");
-    assert!(asked.contains("\r\nProxy-Authorization: Basic dXNlcjpwYXNzIHdvcmQ=\r\n"), "{asked}");
-    server.has("node1").await;
-    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    let request = assert_eventually("a request to the proxy", requests.recv()).await.unwrap();
+    assert!(
+        request.starts_with("CONNECT cloud.test:9000 HTTP/1.1\r\nHost: cloud.test:9000\r\n"),
+        "{request}"
+    );
+    assert!(request.contains("\r\nProxy-Authorization: Basic dXNlcjpwYXNzIHdvcmQ=\r\n"), "{request}");
+    server.wait_for_node("node1").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
 }
 
 #[tokio::test]
-async fn all_ports_in_use_or_a_missing_key_prevent_the_start() {
+async fn ports_in_use_or_a_missing_key_prevent_the_start() {
     let place = TestDir::new();
     let taken = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
     let taken = [taken().await, taken().await, taken().await];
@@ -155,7 +158,7 @@ async fn an_edge_reads_its_token_and_its_target_addresses_as_configured() {
         .edge("node1", server.server.bound.grpc, "")
         .replace(&format!("token = \"{TOKEN}\""), &token_file);
     let _edge = Edge::start(Settings::read(&text, &Environment::default()).unwrap().0, None).unwrap();
-    server.has("node1").await;
+    server.wait_for_node("node1").await;
     // The node's own name is tried on 127.0.0.1 and on [::1].
     let mut client = server.open(&at("node1", banner)).await;
     let mut all = String::new();
@@ -183,26 +186,26 @@ async fn a_byte_order_mark_is_ignored_in_every_file() {
     let own = place.edge("node1", server.server.bound.grpc, "");
     let own = own.replace(&format!("token = \"{TOKEN}\""), &format!("token_file = {token:?}"));
     let _edge = crate::support::programs::start_edge(&format!("\u{feff}{own}"));
-    server.has("node1").await;
+    server.wait_for_node("node1").await;
     let mut client = TcpStream::connect(server.connect).await.unwrap();
     let login = "Proxy-Authorization: Basic b3BzOnNlY3JldA==";
     let request = format!("CONNECT {} HTTP/1.1\r\n{login}\r\n\r\n", at("node1", echo));
     client.write_all(request.as_bytes()).await.unwrap();
     assert!(head(&mut client).await.starts_with("HTTP/1.1 200 "));
-    echoed(&mut client, "through all files").await;
+    assert_echo(&mut client, "through all files").await;
 }
 
 #[tokio::test]
-async fn a_file_in_utf_16_is_named() {
+async fn a_utf_16_file_is_refused_with_its_path() {
     let place = TestDir::new();
     let text: Vec<u8> = format!("node1:{TOKEN}\n").encode_utf16().flat_map(u16::to_le_bytes).collect();
     std::fs::write(place.path().join("token"), [&[0xff, 0xfe][..], &text].concat()).unwrap();
     let (settings, _) = ServerConfig::read(&place.cloud(""), &Environment::default()).unwrap();
-    let told = Server::start(settings, None).unwrap_err().to_string();
+    let request_sender = Server::start(settings, None).unwrap_err().to_string();
     let path = place.path().join("token");
     assert!(
-        told.contains(&format!("cannot read {}: it is UTF-16; save it as UTF-8", path.display())),
-        "{told}"
+        request_sender.contains(&format!("cannot read {}: it is UTF-16; save it as UTF-8", path.display())),
+        "{request_sender}"
     );
-    assert!(!told.contains("may read it"), "{told}");
+    assert!(!request_sender.contains("may read it"), "{request_sender}");
 }

@@ -14,14 +14,14 @@ use tunnel_proto::frame::{Conflict, Found, Frame, FrameKind, Remote};
 use tunnel_proto::hello::Caller;
 
 use crate::support::call::Call;
-use crate::support::clients::{echoed, get};
+use crate::support::clients::{assert_echo, get};
 use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
-use crate::support::{Stopwatch, assert_eventually, beside, hurry, remote, servers, targets, wait_until};
+use crate::support::{Stopwatch, assert_eventually, pause_time, remote, servers, spawn, targets, wait_until};
 
 /// Waits until the edge's readiness page has this status and contains this text.
-async fn says(edge: &Edge, status: u16, text: &str) {
+async fn assert_readiness(edge: &Edge, status: u16, text: &str) {
     let mut last = String::new();
-    let ask = async {
+    let polling = async {
         loop {
             let page = get(edge.bound.log.unwrap(), "/readyz").await;
             last = page.body;
@@ -31,7 +31,7 @@ async fn says(edge: &Edge, status: u16, text: &str) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let found = tokio::time::timeout(crate::support::TIMEOUT, ask).await;
+    let found = tokio::time::timeout(crate::support::TIMEOUT, polling).await;
     assert!(found.is_ok(), "expected {status} and {text:?}, got {last:?}");
 }
 
@@ -44,24 +44,25 @@ fn instance(number: u128) -> Option<Instance> {
 }
 
 #[tokio::test]
-async fn for_one_name_at_two_servers_the_older_link_stays_and_all_report_it() {
+async fn a_second_process_with_the_same_name_at_another_server_is_refused_and_reported() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let servers = servers::start(&place, 2);
     let older = edge(&place, &servers[0], "node1").await;
-    let keeps = servers[0].has("node1").await;
+    let keeps = servers[0].wait_for_node("node1").await;
     let started = Stopwatch::start();
     let younger = start_edge(&place.edge("node1", servers[1].server.bound.grpc, ""));
-    says(&younger, 503, &format!("node node1 is linked from {} by another process", keeps.from)).await;
-    says(&older, 200, "node_name: another process tried to link as node node1 at peer ").await;
+    assert_readiness(&younger, 503, &format!("node node1 is linked from {} by another process", keeps.from))
+        .await;
+    assert_readiness(&older, 200, "node_name: another process tried to link as node node1 at peer ").await;
     wait_until("both count it", || conflicts(&servers[0]) > 0 && conflicts(&servers[1]) > 0).await;
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     wait_until("the younger link is closed", || servers[1].link("node1").is_none()).await;
     assert_eq!(servers[0].link("node1").unwrap().sender.id, keeps.sender.id);
     for server in &servers {
-        echoed(&mut server.open(&at("node1", echo)).await, "at the older edge").await;
+        assert_echo(&mut server.open(&at("node1", echo)).await, "at the older edge").await;
     }
     assert_eq!(conflicts(&servers[1]), 1, "the younger edge waits");
-    says(&younger, 503, "another process").await;
+    assert_readiness(&younger, 503, "another process").await;
 }
 
 #[tokio::test]
@@ -70,8 +71,9 @@ async fn at_one_server_both_edges_report_the_conflict() {
     let server = TestServer::start(&place);
     let older = edge(&place, &server, "node1").await;
     let younger = start_edge(&place.edge("node1", server.server.bound.grpc, ""));
-    says(&younger, 503, "by another process that is alive").await;
-    says(&older, 200, "node_name: another process tried to link as node node1 from 127.0.0.1:").await;
+    assert_readiness(&younger, 503, "by another process that is alive").await;
+    assert_readiness(&older, 200, "node_name: another process tried to link as node node1 from 127.0.0.1:")
+        .await;
     assert_eq!(conflicts(&server), 1);
     let refused = server.server.metrics.refusals.last_hour();
     assert_eq!(refused.get("name_in_use"), Some(&1), "the live page counts it: {refused:?}");
@@ -82,7 +84,7 @@ async fn an_unresponsive_older_link_at_another_server_is_evicted() {
     let place = TestDir::new();
     let servers = servers::start(&place, 2);
     let mut frozen = remote::link(&place, &servers[0], "node1", instance(1)).await;
-    hurry();
+    pause_time();
     let started = Instant::now();
     let _alive = remote::link(&place, &servers[1], "node1", instance(2)).await;
     while frozen.next().await.is_some() {}
@@ -97,13 +99,13 @@ async fn the_same_process_at_two_servers_is_no_conflict() {
     let servers = servers::start(&place, 2);
     let mut first = remote::link(&place, &servers[0], "node1", instance(1)).await;
     let mut second = remote::link(&place, &servers[1], "node1", instance(1)).await;
-    let was_asked = first.next().await.unwrap();
-    assert_eq!(was_asked.r#type, "heartbeat", "the peer has announced the node");
-    first.send(StreamMsg { r#type: "pong".into(), ..was_asked }).await;
+    let ping = first.next().await.unwrap();
+    assert_eq!(ping.r#type, "heartbeat", "the peer has announced the node");
+    first.send(StreamMsg { r#type: "pong".into(), ..ping }).await;
     let (first, second) =
-        (beside(async move { first.ends().await }), beside(async move { second.ends().await }));
+        (spawn(async move { first.wait_for_end().await }), spawn(async move { second.wait_for_end().await }));
     let mut other = scripted(&place, &servers[0], 7).await;
-    tells(&mut other, found(1, Some(Duration::from_secs(100)))).await;
+    send_frame(&mut other, found(1, Some(Duration::from_secs(100)))).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!((conflicts(&servers[0]), conflicts(&servers[1])), (0, 0));
     assert!(!first.is_finished() && !second.is_finished());
@@ -127,23 +129,23 @@ fn conflict(instance: u128) -> FrameKind {
 }
 
 /// Sends this about the node, and waits until the server has processed it: it answers the question that follows.
-async fn tells(call: &mut Call, body: FrameKind) {
+async fn send_frame(call: &mut Call, body: FrameKind) {
     for body in [body, FrameKind::Find(5)] {
         call.send(to_message(Frame { node: call.node.clone(), body })).await;
     }
-    while !matches!(hears(call).await, FrameKind::Found(Found { question: 5, .. })) {}
+    while !matches!(next_frame(call).await, FrameKind::Found(Found { question: 5, .. })) {}
 }
 
 /// Returns the server's next frame of any kind.
-async fn hears(call: &mut Call) -> FrameKind {
+async fn next_frame(call: &mut Call) -> FrameKind {
     let message = assert_eventually("a frame", call.next()).await.expect("the stream continues");
     from_message(message, &Remote::Peer).unwrap().body
 }
 
 /// Waits until the server announces that its own node keeps the name.
-async fn is_told_of_a_conflict(call: &mut Call, keeps: u128) {
+async fn assert_conflict_received(call: &mut Call, keeps: u128) {
     loop {
-        if let FrameKind::Conflict(Conflict { instance, reason }) = hears(call).await {
+        if let FrameKind::Conflict(Conflict { instance, reason }) = next_frame(call).await {
             assert_eq!(instance, Some(Instance::from_bits(keeps)));
             return assert!(reason.contains("node node1 is linked from 127.0.0.1:"), "{reason}");
         }
@@ -151,13 +153,13 @@ async fn is_told_of_a_conflict(call: &mut Call, keeps: u128) {
 }
 
 /// Starts an edge that answers pings until its link ends, and returns the final status.
-async fn living(
+async fn linked_node(
     place: &TestDir,
     server: &TestServer,
     number: u128,
 ) -> tokio::task::JoinHandle<Option<tonic::Status>> {
     let mut call = remote::link(place, server, "node1", instance(number)).await;
-    beside(async move { call.status().await })
+    spawn(async move { call.status().await })
 }
 
 #[tokio::test]
@@ -166,18 +168,18 @@ async fn link_ages_decide_as_each_server_has_measured_them() {
     let all = servers::addresses(2);
     // Alone in its list: the peer is the test, which links to it.
     let server = TestServer::from_text(&servers::config(&place, all[0], &servers::peers(&all[..1])));
-    let link = living(&place, &server, 2).await;
+    let link = linked_node(&place, &server, 2).await;
     let mut other = scripted(&place, &server, 7).await;
     // Without an age, nothing is compared.
-    tells(&mut other, found(3, None)).await;
+    send_frame(&mut other, found(3, None)).await;
     // The peer's link is younger: this server keeps the name.
-    tells(&mut other, found(3, Some(Duration::from_millis(1)))).await;
-    is_told_of_a_conflict(&mut other, 2).await;
+    send_frame(&mut other, found(3, Some(Duration::from_millis(1)))).await;
+    assert_conflict_received(&mut other, 2).await;
     assert_eq!(conflicts(&server), 1);
     // The peer's link is older: the peer must report that it is alive.
-    tells(&mut other, found(4, Some(Duration::from_secs(100)))).await;
+    send_frame(&mut other, found(4, Some(Duration::from_secs(100)))).await;
     assert!(server.link("node1").is_some() && conflicts(&server) == 1);
-    tells(&mut other, conflict(4)).await;
+    send_frame(&mut other, conflict(4)).await;
     let status = assert_eventually("the end of the link", link).await.unwrap().unwrap();
     assert_eq!((status.code(), status.message()), (Grpc::AlreadyExists, "the other one is alive"));
     assert_eq!(conflicts(&server), 2);
@@ -188,12 +190,12 @@ async fn if_both_servers_claim_the_older_link_one_is_evicted() {
     let place = TestDir::new();
     let all = servers::addresses(2);
     let server = TestServer::from_text(&servers::config(&place, all[0], &servers::peers(&all[..1])));
-    let link = living(&place, &server, 5).await;
+    let link = linked_node(&place, &server, 5).await;
     let mut other = scripted(&place, &server, 7).await;
     for (theirs, stays) in [(9, true), (3, false)] {
-        tells(&mut other, found(theirs, Some(Duration::from_millis(1)))).await;
-        is_told_of_a_conflict(&mut other, 5).await;
-        tells(&mut other, conflict(theirs)).await;
+        send_frame(&mut other, found(theirs, Some(Duration::from_millis(1)))).await;
+        assert_conflict_received(&mut other, 5).await;
+        send_frame(&mut other, conflict(theirs)).await;
         assert_eq!(server.link("node1").is_some_and(|link| !link.sender.is_closed()), stays, "{theirs}");
     }
     assert_eq!(

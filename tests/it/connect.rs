@@ -3,22 +3,22 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::clients::{self, ESTABLISHED, echoed, head, is_reset, rest};
-use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all};
+use crate::support::clients::{self, ESTABLISHED, assert_echo, assert_reset, head, rest};
+use crate::support::programs::{TestDir, TestServer, assert_edge_idle, at, edge};
 use crate::support::{assert_eventually, targets};
 
 #[tokio::test]
-async fn bytes_go_both_ways_and_nothing_is_left_of_the_session() {
+async fn connect_transfers_bytes_both_ways_and_leaves_no_session_state() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let edge = edge(&place, &server, "node1").await;
     let mut client = server.open(&at("node1", echo)).await;
-    echoed(&mut client, "hello").await;
-    echoed(&mut client, "again").await;
+    assert_echo(&mut client, "hello").await;
+    assert_echo(&mut client, "again").await;
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"");
     server.assert_idle().await;
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
     assert_eq!(server.server.metrics.sessions.closed("connect", "ok"), 1);
     assert_eq!(
         (server.server.metrics.bytes_to_target.get(), server.server.metrics.bytes_to_client.get()),
@@ -31,11 +31,11 @@ async fn a_nodes_name_is_case_insensitive() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "Node1").await;
-    echoed(&mut server.open(&at("nODE1", echo)).await, "hello").await;
+    assert_echo(&mut server.open(&at("nODE1", echo)).await, "hello").await;
 }
 
 #[tokio::test]
-async fn requests_of_every_kind_of_client_are_understood() {
+async fn connect_requests_of_all_common_clients_are_accepted() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
@@ -51,7 +51,7 @@ async fn requests_of_every_kind_of_client_are_understood() {
         let answer = head(&mut client).await;
         // An HTTP/1.0 client may get a response of its own version.
         assert_eq!(answer.replace("HTTP/1.0", "HTTP/1.1"), ESTABLISHED, "{request}");
-        echoed(&mut client, "hello").await;
+        assert_echo(&mut client, "hello").await;
     }
 }
 
@@ -98,15 +98,15 @@ async fn the_targets_response_arrives_after_the_client_has_half_closed() {
 #[tokio::test]
 async fn the_clients_bytes_arrive_after_the_target_has_half_closed() {
     let place = TestDir::new();
-    let (told, mut tells) = tokio::sync::mpsc::channel(1);
+    let (end_sender, mut errors) = tokio::sync::mpsc::channel(1);
     // Closes its direction at once, and reports the bytes that it received in the other.
     let target = targets::serve(move |mut socket| {
-        let told = told.clone();
+        let end_sender = end_sender.clone();
         async move {
             socket.shutdown().await.unwrap();
             let mut all = Vec::new();
             socket.read_to_end(&mut all).await.unwrap();
-            told.send(all).await.unwrap();
+            end_sender.send(all).await.unwrap();
         }
     })
     .await;
@@ -116,7 +116,7 @@ async fn the_clients_bytes_arrive_after_the_target_has_half_closed() {
     assert_eq!(rest(&mut client).await, b"", "the target's end arrives");
     client.write_all(&targets::pattern(200_000)).await.unwrap();
     client.shutdown().await.unwrap();
-    assert!(assert_eventually("all bytes", tells.recv()).await.unwrap() == targets::pattern(200_000));
+    assert!(assert_eventually("all bytes", errors.recv()).await.unwrap() == targets::pattern(200_000));
     server.assert_idle().await;
 }
 
@@ -139,14 +139,14 @@ async fn the_whole_response_arrives_while_the_client_still_sends() {
     let edge = edge(&place, &server, "node1").await;
     for round in 0..50 {
         let (mut from, mut to) = server.open(&at("node1", target)).await.into_split();
-        let sends = crate::support::beside(async move { while to.write_all(&[1; 4096]).await.is_ok() {} });
+        let sends = crate::support::spawn(async move { while to.write_all(&[1; 4096]).await.is_ok() {} });
         let mut all = Vec::new();
         assert_eventually("the end of the response", from.read_to_end(&mut all)).await.unwrap();
         sends.abort();
         assert!(all == targets::pattern(200_000), "round {round}: {} bytes", all.len());
     }
     server.assert_idle().await;
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 #[tokio::test]
@@ -170,13 +170,13 @@ async fn a_target_that_sends_first_is_received_after_the_head() {
 #[tokio::test]
 async fn a_client_reset_resets_the_connection_to_the_target() {
     let place = TestDir::new();
-    let (target, mut tells) = targets::broken_off().await;
+    let (target, mut errors) = targets::report_broken_connection().await;
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
     let mut client = server.open(&at("node1", target)).await;
     client.write_all(b"half a fi").await.unwrap();
     clients::reset(client);
-    let kind = assert_eventually("the target's error", tells.recv()).await.unwrap();
+    let kind = assert_eventually("the target's error", errors.recv()).await.unwrap();
     assert_eq!(kind, std::io::ErrorKind::ConnectionReset);
     server.assert_idle().await;
     assert_eq!(server.server.metrics.sessions.closed("connect", "client_io_error"), 1);
@@ -194,6 +194,6 @@ async fn a_target_reset_resets_the_connection_to_the_client() {
     let _edge = edge(&place, &server, "node1").await;
     let mut client = server.open(&at("node1", target)).await;
     client.write_all(b"x").await.unwrap();
-    is_reset(&mut client).await;
+    assert_reset(&mut client).await;
     server.assert_idle().await;
 }

@@ -10,12 +10,12 @@ use tunnel::command::CommandError;
 use tunnel::command::connect::{self, ConnectArgs};
 use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
 
-use crate::support::clients::{self, ESTABLISHED, echoed, is_reset, reset, rest};
+use crate::support::clients::{self, ESTABLISHED, assert_echo, assert_reset, reset, rest};
 use crate::support::programs::{TestDir, TestServer, at, edge};
-use crate::support::{assert_eventually, beside, targets};
+use crate::support::{assert_eventually, spawn, targets};
 
 #[derive(Debug, Parser)]
-struct Line {
+struct CommandLine {
     #[command(flatten)]
     connect: ConnectArgs,
 }
@@ -23,7 +23,7 @@ struct Line {
 /// A `tunnel connect` that listens on a port of this machine, and its output.
 struct Local {
     at: SocketAddr,
-    says: mpsc::Receiver<String>,
+    messages: mpsc::Receiver<String>,
     stop: oneshot::Sender<()>,
     ended: tokio::task::JoinHandle<Result<String, CommandError>>,
 }
@@ -31,23 +31,23 @@ struct Local {
 impl Local {
     async fn start(args: &[&str]) -> Self {
         let args = [&["connect", "--listen=0"], args].concat();
-        let asked = Line::try_parse_from(args).unwrap().connect;
-        let (say, mut says) = mpsc::channel(9);
+        let connect_args = CommandLine::try_parse_from(args).unwrap().connect;
+        let (print, mut messages) = mpsc::channel(9);
         let (stop, stopped) = oneshot::channel();
-        let ended = beside(async move {
-            let say = move |line: &str| say.try_send(line.to_owned()).unwrap();
-            connect::connect(&asked, |_| None, async { stopped.await.unwrap() }, say).await
+        let ended = spawn(async move {
+            let print = move |line: &str| print.try_send(line.to_owned()).unwrap();
+            connect::connect(&connect_args, |_| None, async { stopped.await.unwrap() }, print).await
         });
-        let line = assert_eventually("the port", says.recv()).await.unwrap();
+        let line = assert_eventually("the port", messages.recv()).await.unwrap();
         let at = line.split_whitespace().next().unwrap().parse().unwrap();
-        Self { at, says, stop, ended }
+        Self { at, messages, stop, ended }
     }
 
     async fn client(&self) -> TcpStream {
         TcpStream::connect(self.at).await.unwrap()
     }
 
-    async fn ends(self) {
+    async fn wait_for_end(self) {
         self.stop.send(()).unwrap();
         assert_eq!(assert_eventually("the end of the command", self.ended).await.unwrap(), Ok(String::new()));
     }
@@ -60,30 +60,30 @@ async fn a_local_port_reaches_the_target_and_each_half_close_is_forwarded() {
     let _edge = edge(&place, &server, "node1").await;
     let local = Local::start(&[&format!("--server=http://{}", server.connect), &at("node1", echo)]).await;
     let mut client = local.client().await;
-    echoed(&mut client, "hello").await;
+    assert_echo(&mut client, "hello").await;
     client.write_all(b"last").await.unwrap();
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"last");
-    local.ends().await;
+    local.wait_for_end().await;
 }
 
 #[tokio::test]
-async fn a_refusal_is_printed_in_the_servers_words() {
+async fn tunnel_connect_prints_the_servers_refusal() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     // With a name this long the status line is cut.
-    let nobody = "n".repeat(120);
-    let target = format!("{nobody}:22");
+    let missing_node = "n".repeat(120);
+    let target = format!("{missing_node}:22");
     let mut local = Local::start(&[&format!("--server=http://{}", server.connect), &target]).await;
-    is_reset(&mut local.client().await).await;
-    let said = assert_eventually("the refusal", local.says.recv()).await.unwrap();
-    assert!(said.starts_with(&format!("tunnel: 502 node {nobody} is not connected")), "{said}");
-    local.ends().await;
+    assert_reset(&mut local.client().await).await;
+    let message = assert_eventually("the refusal", local.messages.recv()).await.unwrap();
+    assert!(message.starts_with(&format!("tunnel: 502 node {missing_node} is not connected")), "{message}");
+    local.wait_for_end().await;
 }
 
 /// A server that was taken over, or another program at its address.
 #[tokio::test]
-async fn a_refusal_of_a_hostile_server_controls_no_terminal() {
+async fn tunnel_connect_prints_no_control_characters_of_a_refusal() {
     let wild = "\u{1b}[2J\u{1b}]0;title\u{7}\u{9b}31m\u{202e}";
     for body in [wild.to_owned(), format!("{wild}\r\n{wild}\n")] {
         let answer = format!(
@@ -98,24 +98,24 @@ async fn a_refusal_of_a_hostile_server_controls_no_terminal() {
             }
         });
         let mut local = Local::start(&[&format!("--server=http://{}", hostile.await), "node1:22"]).await;
-        is_reset(&mut local.client().await).await;
-        let said = assert_eventually("the refusal", local.says.recv()).await.unwrap();
-        assert!(said.starts_with("tunnel: 403 "), "{said:?}");
-        assert!(said.chars().all(|c| c == '\n' || !c.is_control() && c != '\u{202e}'), "{said:?}");
-        local.ends().await;
+        assert_reset(&mut local.client().await).await;
+        let message = assert_eventually("the refusal", local.messages.recv()).await.unwrap();
+        assert!(message.starts_with("tunnel: 403 "), "{message:?}");
+        assert!(message.chars().all(|c| c == '\n' || !c.is_control() && c != '\u{202e}'), "{message:?}");
+        local.wait_for_end().await;
     }
 }
 
 #[tokio::test]
-async fn the_port_to_which_nodes_link_is_not_taken_for_a_server_that_is_broken() {
+async fn connecting_to_the_port_for_links_prints_a_hint_to_the_connect_port() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let links = server.server.bound.grpc;
     let mut local = Local::start(&[&format!("--server=http://{links}"), "node1:22"]).await;
-    is_reset(&mut local.client().await).await;
-    let said = assert_eventually("the error", local.says.recv()).await.unwrap();
-    assert!(said.contains("does not speak HTTP; use the port of server.connect.listen"), "{said}");
-    local.ends().await;
+    assert_reset(&mut local.client().await).await;
+    let message = assert_eventually("the error", local.messages.recv()).await.unwrap();
+    assert!(message.contains("does not speak HTTP; use the port of server.connect.listen"), "{message}");
+    local.wait_for_end().await;
 }
 
 #[tokio::test]
@@ -133,16 +133,16 @@ async fn a_broken_session_resets_the_local_client_and_the_reason_is_printed() {
     let mut client = local.client().await;
     client.read_exact(&mut [0; 10]).await.unwrap();
     client.write_all(b"x").await.unwrap();
-    is_reset(&mut client).await;
-    let said = assert_eventually("the reason", local.says.recv()).await.unwrap();
+    assert_reset(&mut client).await;
+    let message = assert_eventually("the reason", local.messages.recv()).await.unwrap();
     let reason = format!("session interrupted: server {} reset the connection", server.connect);
-    assert!(said.contains(&reason), "{said}");
-    local.ends().await;
+    assert!(message.contains(&reason), "{message}");
+    local.wait_for_end().await;
 }
 
 /// Like a load balancer, or a kernel after its process died: TCP ends in good order, but TLS does not.
 #[tokio::test]
-async fn tls_that_ends_without_its_closing_alert_is_a_broken_session() {
+async fn a_session_whose_tls_ends_without_close_notify_is_reported_as_broken() {
     let place = TestDir::new();
     let dir = place.path();
     let identity = Identity { cert: dir.join("cloud.crt"), key: dir.join("cloud.key") };
@@ -153,9 +153,9 @@ async fn tls_that_ends_without_its_closing_alert_is_a_broken_session() {
         let acceptor = acceptor.clone();
         async move {
             let mut socket = acceptor.accept(socket).await.unwrap();
-            let mut asked = Vec::new();
-            while !asked.ends_with(b"\r\n\r\n") {
-                asked.push(socket.read_u8().await.unwrap());
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
+                request.push(socket.read_u8().await.unwrap());
             }
             socket.write_all(format!("{ESTABLISHED}half of it").as_bytes()).await.unwrap();
             socket.flush().await.unwrap();
@@ -164,19 +164,19 @@ async fn tls_that_ends_without_its_closing_alert_is_a_broken_session() {
     let (through, ca) =
         (format!("--server=https://{}", server.await), format!("--ca={}", dir.join("ca.crt").display()));
     let mut local = Local::start(&[&through, &ca, "node1:22"]).await;
-    is_reset(&mut local.client().await).await;
-    let said = assert_eventually("the reason", local.says.recv()).await.unwrap();
-    assert!(said.contains("closed the connection without ending TLS; see its access log"), "{said}");
-    local.ends().await;
+    assert_reset(&mut local.client().await).await;
+    let message = assert_eventually("the reason", local.messages.recv()).await.unwrap();
+    assert!(message.contains("closed the connection without ending TLS; see its access log"), "{message}");
+    local.wait_for_end().await;
 }
 
 #[tokio::test]
 async fn a_reset_of_the_local_client_resets_the_connection_to_the_target() {
     let place = TestDir::new();
-    let (tell, mut told) = mpsc::channel(1);
+    let (sender, mut receiver) = mpsc::channel(1);
     let reads = targets::serve(move |mut socket| {
-        let tell = tell.clone();
-        async move { tell.send(socket.read_to_end(&mut Vec::new()).await.is_err()).await.unwrap() }
+        let sender = sender.clone();
+        async move { sender.send(socket.read_to_end(&mut Vec::new()).await.is_err()).await.unwrap() }
     });
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
@@ -186,10 +186,10 @@ async fn a_reset_of_the_local_client_resets_the_connection_to_the_target() {
     client.write_all(b"half of it").await.unwrap();
     reset(client);
     assert!(
-        assert_eventually("the end of the session at the target", told.recv()).await.unwrap(),
+        assert_eventually("the end of the session at the target", receiver.recv()).await.unwrap(),
         "the target has seen no reset"
     );
-    local.ends().await;
+    local.wait_for_end().await;
 }
 
 #[tokio::test]
@@ -206,15 +206,18 @@ async fn a_user_authenticates_with_the_password_from_a_file() {
         let mut local = Local::start(&[&through, "--user=ann", &file, &at("node1", echo)]).await;
         let mut client = local.client().await;
         match code {
-            None => echoed(&mut client, "hello").await,
+            None => assert_echo(&mut client, "hello").await,
             Some(code) => {
-                let said = assert_eventually("the refusal", local.says.recv()).await.unwrap();
-                assert!(said.starts_with(&format!("tunnel: {code}")), "{said}");
-                assert!(said.contains("hint: check user ann (--user)") && !said.contains("curl"), "{said}");
+                let message = assert_eventually("the refusal", local.messages.recv()).await.unwrap();
+                assert!(message.starts_with(&format!("tunnel: {code}")), "{message}");
+                assert!(
+                    message.contains("hint: check user ann (--user)") && !message.contains("curl"),
+                    "{message}"
+                );
             }
         }
         drop(client);
-        local.ends().await;
+        local.wait_for_end().await;
     }
 }
 
@@ -233,26 +236,26 @@ async fn the_egress_port_accepts_tls_with_a_client_certificate() {
     let key = format!("--key={}", identity.key.display());
     let local = Local::start(&[&through, &ca, &cert, &key, &at("node1", echo)]).await;
     let mut client = local.client().await;
-    echoed(&mut client, "hello").await;
+    assert_echo(&mut client, "hello").await;
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"");
-    local.ends().await;
+    local.wait_for_end().await;
     let mut local = Local::start(&[&through, &ca, &at("node1", echo)]).await;
     let mut client = local.client().await;
     let _ = client.read(&mut [0]).await;
-    let said = assert_eventually("the refusal", local.says.recv()).await.unwrap();
-    assert!(said.contains(&server.port("egress").to_string()), "{said}");
-    local.ends().await;
+    let message = assert_eventually("the refusal", local.messages.recv()).await.unwrap();
+    assert!(message.contains(&server.port("egress").to_string()), "{message}");
+    local.wait_for_end().await;
 }
 
 #[tokio::test]
-async fn a_unix_socket_of_the_server_can_be_used() {
+async fn tunnel_connect_works_over_a_unix_socket_of_the_server() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let path = place.path().join("egress.sock");
     let server =
         TestServer::with(&place, &format!("[server.egress]\nlisten = \"unix:{}\"\n", path.display()));
     let _edge = edge(&place, &server, "node1").await;
     let local = Local::start(&[&format!("--server=unix:{}", path.display()), &at("node1", echo)]).await;
-    echoed(&mut local.client().await, "hello").await;
-    local.ends().await;
+    assert_echo(&mut local.client().await, "hello").await;
+    local.wait_for_end().await;
 }

@@ -17,7 +17,7 @@ use crate::support::servers;
 use crate::support::{assert_eventually, targets};
 
 /// Returns the doctor's findings for a config: name, state and text of each check.
-async fn found(
+async fn findings(
     place: &TestDir,
     role: Role,
     text: &str,
@@ -34,10 +34,10 @@ async fn found_in(
     more: impl FnOnce(&mut DoctorArgs),
 ) -> Vec<(String, String, String)> {
     let config = Some(place.file("doctor.toml", text));
-    let mut asked =
+    let mut doctor_args =
         DoctorArgs { role, config, target: Vec::new(), node: None, kubeconfig: None, output: Format::Json };
-    more(&mut asked);
-    let found = assert_eventually("the doctor's findings", doctor::run(&asked, variable)).await;
+    more(&mut doctor_args);
+    let found = assert_eventually("the doctor's findings", doctor::run(&doctor_args, variable)).await;
     let json: Vec<serde_json::Value> = serde_json::from_str(&found.json()).unwrap();
     let text = |finding: &serde_json::Value, key: &str| finding[key].as_str().unwrap_or_default().to_owned();
     let all: Vec<_> =
@@ -57,11 +57,11 @@ fn remedies(found: &Findings) -> usize {
 }
 
 /// Checks that exactly this check fails.
-async fn fails(place: &TestDir, text: &str, check: &str, found_text: &str) {
-    let all = found(place, Role::Edge, text, |_| ()).await;
+async fn assert_only_check_fails(place: &TestDir, text: &str, check: &str, found_text: &str) {
+    let all = findings(place, Role::Edge, text, |_| ()).await;
     let bad: Vec<_> = all.iter().filter(|(_, state, _)| state == "error").collect();
     assert!(
-        matches!(bad.as_slice(), [(name, _, told)] if name == check && told.contains(found_text)),
+        matches!(bad.as_slice(), [(name, _, detail)] if name == check && detail.contains(found_text)),
         "{check}: {all:#?}"
     );
 }
@@ -71,7 +71,7 @@ async fn an_edge_without_errors_passes_all_checks() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let text = place.edge("node1", server.server.bound.grpc, "");
-    let all = found(&place, Role::Edge, &text, |asked| asked.target = vec![echo.into()]).await;
+    let all = findings(&place, Role::Edge, &text, |doctor_args| doctor_args.target = vec![echo.into()]).await;
     for check in ["config", "port", "tls", "token", "dialect", "target"] {
         assert!(all.iter().any(|(name, state, _)| name == check && state == "ok"), "{check}: {all:#?}");
     }
@@ -82,19 +82,26 @@ async fn an_edge_without_errors_passes_all_checks() {
 async fn each_error_on_the_path_to_the_cloud_is_reported() {
     let (place, other) = (TestDir::new(), tempfile::tempdir().unwrap());
     let server = TestServer::start(&place);
-    let (text, nothing) = (place.edge("node1", server.server.bound.grpc, ""), targets::nothing().await);
-    fails(&place, &place.edge("node1", nothing, ""), "port", "refused").await;
-    fails(&place, &place.edge("node1", server.connect, ""), "port", "does not speak TLS").await;
-    fails(&place, &text.replace(TOKEN, "wrong"), "token", "invalid token").await;
-    fails(&place, &text.replace(NAME, "other.test"), "certificate name", NAME).await;
+    let (text, nothing) = (place.edge("node1", server.server.bound.grpc, ""), targets::closed_port().await);
+    assert_only_check_fails(&place, &place.edge("node1", nothing, ""), "port", "refused").await;
+    assert_only_check_fails(&place, &place.edge("node1", server.connect, ""), "port", "does not speak TLS")
+        .await;
+    assert_only_check_fails(&place, &text.replace(TOKEN, "wrong"), "token", "invalid token").await;
+    assert_only_check_fails(&place, &text.replace(NAME, "other.test"), "certificate name", NAME).await;
     let strange = Authority::new().write(other.path(), &[NAME]).ca;
     let strange = text.replace(place.files.ca.to_str().unwrap(), strange.to_str().unwrap());
-    fails(&place, &strange, "ca", "a CA that this end does not trust").await;
-    fails(&place, &place.edge("node1", "no-such-name.invalid:9000", ""), "dns", "no-such-name.invalid").await;
-    let all = found(&place, Role::Edge, &text.replace("token = ", "tokken = "), |_| ()).await;
+    assert_only_check_fails(&place, &strange, "ca", "a CA that this end does not trust").await;
+    assert_only_check_fails(
+        &place,
+        &place.edge("node1", "no-such-name.invalid:9000", ""),
+        "dns",
+        "no-such-name.invalid",
+    )
+    .await;
+    let all = findings(&place, Role::Edge, &text.replace("token = ", "tokken = "), |_| ()).await;
     assert!(
         all.iter()
-            .any(|(check, state, told)| check == "config" && state == "error" && told.contains("tokken"))
+            .any(|(check, state, detail)| check == "config" && state == "error" && detail.contains("tokken"))
     );
     let proxied = |name: &str| (name == "HTTPS_PROXY").then(|| "http://127.0.0.1:1".to_owned());
     let away = place.edge("node1", "192.0.2.1:9000", "");
@@ -107,7 +114,8 @@ async fn two_machines_with_one_name_and_an_older_dialect_are_reported() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
-    fails(&place, &place.edge("node1", server.server.bound.grpc, ""), "name", "node1").await;
+    assert_only_check_fails(&place, &place.edge("node1", server.server.bound.grpc, ""), "name", "node1")
+        .await;
 
     let mut plain = ScriptedServer::start(&place).await;
     let text = place.edge("node1", plain.at, "");
@@ -116,7 +124,7 @@ async fn two_machines_with_one_name_and_an_older_dialect_are_reported() {
         call.answer(None);
         call
     };
-    let (all, _call) = tokio::join!(found(&place, Role::Edge, &text, |_| ()), answers);
+    let (all, _call) = tokio::join!(findings(&place, Role::Edge, &text, |_| ()), answers);
     let dialect = all.iter().find(|(check, ..)| check == "dialect").unwrap();
     assert_eq!(dialect.1, "warning", "{all:#?}");
 }
@@ -125,11 +133,12 @@ async fn two_machines_with_one_name_and_an_older_dialect_are_reported() {
 async fn a_forbidden_or_unreachable_target_is_reported() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
-    let (text, nothing) = (place.edge("node1", server.server.bound.grpc, ""), targets::nothing().await);
-    let asked = ["10.1.2.3:22".parse().unwrap(), nothing.into()];
-    let all = found(&place, Role::Edge, &text, |asking| asking.target = asked.into()).await;
-    let told: Vec<_> = all.iter().filter(|(check, ..)| check == "target").map(|(_, _, told)| told).collect();
-    assert!(told[0].contains("may not dial 10.1.2.3:22") && told[1].contains("refused"), "{told:?}");
+    let (text, nothing) = (place.edge("node1", server.server.bound.grpc, ""), targets::closed_port().await);
+    let doctor_args = ["10.1.2.3:22".parse().unwrap(), nothing.into()];
+    let all = findings(&place, Role::Edge, &text, |asking| asking.target = doctor_args.into()).await;
+    let details: Vec<_> =
+        all.iter().filter(|(check, ..)| check == "target").map(|(_, _, details)| details).collect();
+    assert!(details[0].contains("may not dial 10.1.2.3:22") && details[1].contains("refused"), "{details:?}");
 }
 
 /// Replaces the server's certificate and CA file with those of a new CA. `change` modifies the certificate.
@@ -165,17 +174,23 @@ async fn dates_clock_and_kind_of_a_certificate_are_checked() {
         let place = TestDir::new();
         certify(&place, change);
         let server = TestServer::start(&place);
-        fails(&place, &place.edge("node1", server.server.bound.grpc, ""), check, "its certificate").await;
-        let all = found(&place, Role::Server, &place.cloud(""), |_| ()).await;
-        let told = |(name, state, told): &(String, String, String)| {
-            name == check && state == "error" && told.contains("cloud.crt")
+        assert_only_check_fails(
+            &place,
+            &place.edge("node1", server.server.bound.grpc, ""),
+            check,
+            "its certificate",
+        )
+        .await;
+        let all = findings(&place, Role::Server, &place.cloud(""), |_| ()).await;
+        let detail = |(name, state, detail): &(String, String, String)| {
+            name == check && state == "error" && detail.contains("cloud.crt")
         };
-        assert!(all.iter().any(told), "the server's doctor reports it as well: {check}: {all:#?}");
+        assert!(all.iter().any(detail), "the server's doctor reports it as well: {check}: {all:#?}");
     }
 }
 
 #[tokio::test]
-async fn a_certificate_that_only_targets_see_need_not_be_a_servers() {
+async fn a_certificate_for_targets_needs_no_server_key_usage() {
     let (place, key) = (TestDir::new(), KeyPair::generate().unwrap());
     let mut params = CertificateParams::default();
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
@@ -188,10 +203,10 @@ async fn a_certificate_that_only_targets_see_need_not_be_a_servers() {
         files.key,
         ca = files.ca
     );
-    let all = found(&place, Role::Server, &place.cloud(&https), |_| ()).await;
+    let all = findings(&place, Role::Server, &place.cloud(&https), |_| ()).await;
     assert!(all.iter().all(|(_, state, _)| state != "error"), "{all:#?}");
-    let checked = |(check, _, told): &&(String, String, String)| {
-        check == "certificate" && told.starts_with("server.https.cert: ")
+    let checked = |(check, _, detail): &&(String, String, String)| {
+        check == "certificate" && detail.starts_with("server.https.cert: ")
     };
     assert_eq!(all.iter().filter(checked).count(), 1, "{all:#?}");
 }
@@ -200,7 +215,7 @@ async fn a_certificate_that_only_targets_see_need_not_be_a_servers() {
 async fn a_servers_peers_and_its_publishing_are_checked() {
     let (place, other) = (TestDir::new(), TestDir::new());
     let (peer, stranger) = (TestServer::start(&place), TestServer::start(&other));
-    let nothing = targets::nothing().await;
+    let nothing = targets::closed_port().await;
     let list = [peer.server.bound.grpc, stranger.server.bound.grpc, nothing]
         .map(|at| format!("\"{at}\""))
         .join(", ");
@@ -211,8 +226,8 @@ async fn a_servers_peers_and_its_publishing_are_checked() {
         dns.at
     );
     let pod_ip = |name: &str| (name == "POD_IP").then(|| "127.0.0.9".to_owned());
-    let asks = |asked: &mut DoctorArgs| asked.node = Some("node1".parse().unwrap());
-    let all = found_in(&place, Role::Server, &place.cloud(&registry), pod_ip, asks).await;
+    let set_node = |doctor_args: &mut DoctorArgs| doctor_args.node = Some("node1".parse().unwrap());
+    let all = found_in(&place, Role::Server, &place.cloud(&registry), pod_ip, set_node).await;
     let states = |check: &str| {
         all.iter().filter(|(name, ..)| name == check).map(|(_, state, _)| state.as_str()).collect::<Vec<_>>()
     };
@@ -224,13 +239,13 @@ async fn a_servers_peers_and_its_publishing_are_checked() {
 
 /// Returns true if a check has that state, and a text that contains this.
 fn has(all: &[(String, String, String)], check: &str, state: &str, text: &str) -> bool {
-    all.iter().any(|(name, is, told)| name == check && is == state && told.contains(text))
+    all.iter().any(|(name, is, detail)| name == check && is == state && detail.contains(text))
 }
 
 #[tokio::test]
-async fn a_machine_on_which_nothing_runs_fails_and_its_ports_are_tried() {
+async fn doctor_without_a_running_program_fails_and_tries_its_ports() {
     let place = TestDir::new();
-    let nothing = targets::nothing().await;
+    let nothing = targets::closed_port().await;
     let admin = format!("admin_listen = \"{nothing}\"");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = taken.local_addr().unwrap();
@@ -238,19 +253,19 @@ async fn a_machine_on_which_nothing_runs_fails_and_its_ports_are_tried() {
         "[server.connect]\nlisten = \"127.0.0.1:0\"",
         &format!("[server.connect]\nlisten = \"{at}\""),
     );
-    let all = found(&place, Role::Server, &text, |_| ()).await;
+    let all = findings(&place, Role::Server, &text, |_| ()).await;
     assert!(
         has(&all, "server", "error", &format!("no server on this machine responds: {nothing}")),
         "{all:#?}"
     );
     assert!(has(&all, "port", "error", &format!("server.connect.listen: cannot listen on {at}")), "{all:#?}");
     let text = place.edge("node1", at, "").replacen("admin_listen = \"127.0.0.1:0\"", &admin, 1);
-    let all = found(&place, Role::Edge, &text, |_| ()).await;
+    let all = findings(&place, Role::Edge, &text, |_| ()).await;
     assert!(has(&all, "edge", "error", "no edge on this machine responds"), "{all:#?}");
 }
 
 #[tokio::test]
-async fn secrets_that_every_user_may_read_are_reported() {
+async fn world_readable_secrets_are_reported() {
     use std::os::unix::fs::PermissionsExt as _;
     let place = TestDir::new();
     let mode = |mode| {
@@ -258,10 +273,10 @@ async fn secrets_that_every_user_may_read_are_reported() {
         std::fs::set_permissions(&place.files.key, rights).unwrap();
     };
     mode(0o600);
-    let all = found(&place, Role::Server, &place.cloud(""), |_| ()).await;
+    let all = findings(&place, Role::Server, &place.cloud(""), |_| ()).await;
     assert!(!has(&all, "secrets", "warning", "server.links.key"), "{all:#?}");
     mode(0o644);
-    let all = found(&place, Role::Server, &place.cloud(""), |_| ()).await;
+    let all = findings(&place, Role::Server, &place.cloud(""), |_| ()).await;
     assert!(has(&all, "secrets", "warning", "server.links.key"), "{all:#?}");
 }
 
@@ -275,8 +290,8 @@ async fn a_server_that_publishes_nothing_has_no_error_in_dns_and_invited_nodes_a
         dns.at,
         joined.display()
     );
-    let asks = |asked: &mut DoctorArgs| asked.node = Some("node1".parse().unwrap());
-    let all = found(&place, Role::Server, &place.cloud(&tables), asks).await;
+    let set_node = |doctor_args: &mut DoctorArgs| doctor_args.node = Some("node1".parse().unwrap());
+    let all = findings(&place, Role::Server, &place.cloud(&tables), set_node).await;
     assert!(all.iter().all(|(_, state, _)| state != "error"), "{all:#?}");
     let own =
         "nodes with their own token: 0 in the token file, 2 joined by invitation; all others share one token";
@@ -284,17 +299,17 @@ async fn a_server_that_publishes_nothing_has_no_error_in_dns_and_invited_nodes_a
 }
 
 #[tokio::test]
-async fn a_token_file_that_refuses_every_edge_is_reported_with_its_faulty_lines() {
+async fn a_token_file_without_a_valid_line_is_reported_with_its_faulty_lines() {
     let place = TestDir::new();
     place.file("token", "node1\n");
-    let all = found(&place, Role::Server, &place.cloud(""), |_| ()).await;
+    let all = findings(&place, Role::Server, &place.cloud(""), |_| ()).await;
     assert!(has(&all, "token", "warning", "so every edge is refused"), "{all:#?}");
     assert!(has(&all, "token", "warning", "line 1: it has no ':'"), "{all:#?}");
     place.file("token", "node1:\n");
-    let all = found(&place, Role::Server, &place.cloud(""), |_| ()).await;
+    let all = findings(&place, Role::Server, &place.cloud(""), |_| ()).await;
     assert!(has(&all, "token", "warning", "0 in the token file, so every edge is refused"), "{all:#?}");
     place.file("token", "node1:t\n");
-    let all = found(&place, Role::Server, &place.cloud(""), |_| ()).await;
+    let all = findings(&place, Role::Server, &place.cloud(""), |_| ()).await;
     assert!(has(&all, "token", "ok", "1 in the token file"), "{all:#?}");
 }
 
@@ -310,7 +325,7 @@ async fn a_peer_with_an_expired_certificate_gets_the_hint_to_renew_it() {
         "doctor.toml",
         &place.cloud(&format!("[server.peers]\naddresses = [\"{}\"]\n", peer.server.bound.grpc)),
     ));
-    let asked = DoctorArgs {
+    let doctor_args = DoctorArgs {
         role: Role::Server,
         config,
         target: Vec::new(),
@@ -318,9 +333,9 @@ async fn a_peer_with_an_expired_certificate_gets_the_hint_to_renew_it() {
         kubeconfig: None,
         output: Format::Json,
     };
-    let told = doctor::run(&asked, |_| None).await.json();
-    assert!(told.contains("renew server.links.cert of that server"), "{told}");
-    assert!(!told.contains("from one CA"), "{told}");
+    let findings = doctor::run(&doctor_args, |_| None).await.json();
+    assert!(findings.contains("renew server.links.cert of that server"), "{findings}");
+    assert!(!findings.contains("from one CA"), "{findings}");
 }
 
 #[tokio::test]
@@ -330,12 +345,12 @@ async fn a_check_of_the_config_fails_with_an_expired_certificate() {
         params.not_before = date_time_ymd(2000, 1, 1);
         params.not_after = date_time_ymd(2001, 1, 1);
     });
-    let all = found(&place, Role::Server, &place.cloud(""), |_| ()).await;
+    let all = findings(&place, Role::Server, &place.cloud(""), |_| ()).await;
     assert!(has(&all, "config", "error", "server.links.cert"), "{all:#?}");
 }
 
 #[tokio::test]
-async fn the_remedy_for_a_refused_token_is_printed_once_also_if_the_edge_runs() {
+async fn the_hint_for_a_refused_token_is_printed_once_even_if_the_edge_runs() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let text = place.edge("node1", server.server.bound.grpc, "").replace(TOKEN, "wrong");
@@ -348,7 +363,7 @@ async fn the_remedy_for_a_refused_token_is_printed_once_also_if_the_edge_runs() 
     })
     .await;
     let config = Some(place.file("doctor.toml", &text.replace("127.0.0.1:0", &admin.to_string())));
-    let asked = DoctorArgs {
+    let doctor_args = DoctorArgs {
         role: Role::Edge,
         config,
         target: Vec::new(),
@@ -356,7 +371,7 @@ async fn the_remedy_for_a_refused_token_is_printed_once_also_if_the_edge_runs() 
         kubeconfig: None,
         output: Format::Text,
     };
-    let found = assert_eventually("the doctor's findings", doctor::run(&asked, |_| None)).await;
+    let found = assert_eventually("the doctor's findings", doctor::run(&doctor_args, |_| None)).await;
     assert_eq!(remedies(&found), 1, "{}", found.text());
     assert!(found.text().contains("FAIL edge") && found.text().contains("FAIL token"), "{}", found.text());
 }
@@ -370,10 +385,10 @@ async fn a_wrong_token_in_the_changed_file_of_a_linked_edge_is_reported() {
     let text = place.edge("node1", server.server.bound.grpc, "");
     let text = text.replace(&format!("token = \"{TOKEN}\""), &format!("token_file = {mine:?}"));
     let edge = start_edge(&text);
-    server.has("node1").await;
+    server.wait_for_node("node1").await;
     let admin = edge.bound.log.unwrap().to_string();
     place.file("mine", "wrong\n");
-    fails(&place, &text.replace("127.0.0.1:0", &admin), "token", "invalid token").await;
+    assert_only_check_fails(&place, &text.replace("127.0.0.1:0", &admin), "token", "invalid token").await;
     assert!(server.link("node1").is_some(), "the link with the earlier token stays");
 }
 
@@ -384,7 +399,7 @@ async fn a_key_of_another_certificate_fails_although_the_server_still_runs_with_
     let admin = format!("admin_listen = \"{}\"", server.server.bound.log);
     std::fs::write(&place.files.key, KeyPair::generate().unwrap().serialize_pem()).unwrap();
     let text = place.cloud("").replacen("admin_listen = \"127.0.0.1:0\"", &admin, 1);
-    let all = found(&place, Role::Server, &text, |_| ()).await;
+    let all = findings(&place, Role::Server, &text, |_| ()).await;
     assert!(has(&all, "config", "error", "does not belong to the certificate"), "{all:#?}");
 }
 
@@ -404,17 +419,17 @@ async fn a_node_at_a_peer_that_does_not_share_its_store_is_reported() {
     let token = "a".repeat(64);
     enrolment.join([127, 0, 0, 1].into(), &invited.code.secret(), "edge7", &token).await.unwrap();
     let _edge = start_edge(&place.edge("edge7", all[0], "").replace(TOKEN, &token));
-    servers[0].has("edge7").await;
+    servers[0].wait_for_node("edge7").await;
     // A session through the other server needs a link between the two.
     servers[1].open(&at("edge7", echo)).await;
     let found_at = async |number: usize| {
         let admin = format!("admin_listen = \"{}\"", servers[number].server.bound.log);
         let text = text(number).replacen("admin_listen = \"127.0.0.1:0\"", &admin, 1);
-        found(&place, Role::Server, &text, |_| ()).await
+        findings(&place, Role::Server, &text, |_| ()).await
     };
-    let told = "this server would refuse node edge7 of peer";
+    let expected = "this server would refuse node edge7 of peer";
     let all = found_at(1).await;
-    assert!(has(&all, "token", "warning", told), "{all:#?}");
+    assert!(has(&all, "token", "warning", expected), "{all:#?}");
     let all = found_at(0).await;
     assert!(!has(&all, "token", "warning", ""), "{all:#?}");
 }

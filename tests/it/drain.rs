@@ -14,10 +14,10 @@ use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
 use tunnel_proto::hello::Caller;
 
 use crate::support::call::Call;
-use crate::support::clients::{echoed, get, is_reset, rest};
+use crate::support::clients::{assert_echo, assert_reset, get, rest};
 use crate::support::programs::{TestDir, TestServer, at, edge, edge_with, start_edge};
 use crate::support::remote::ScriptedServer;
-use crate::support::{Stopwatch, assert_eventually, beside, hurry, remote, servers, targets, wait_until};
+use crate::support::{Stopwatch, assert_eventually, pause_time, remote, servers, spawn, targets, wait_until};
 
 async fn is_closed(at: SocketAddr) {
     assert_eventually("a closed port", async { while TcpStream::connect(at).await.is_ok() {} }).await;
@@ -29,11 +29,11 @@ async fn a_stopping_server_is_not_ready_and_lets_its_sessions_finish() {
     let server = TestServer::start(&place);
     let edge = edge(&place, &server, "node1").await;
     let mut client = server.open(&at("node1", echo)).await;
-    echoed(&mut client, "before").await;
+    assert_echo(&mut client, "before").await;
     let (log, connect, grpc) = (server.server.bound.log, server.connect, server.server.bound.grpc);
     let (metrics, table) = (server.server.metrics.clone(), server.server.table.clone());
     assert_eq!(get(log, "/readyz").await.status, 200);
-    let stopped = beside(server.server.shutdown(pending()));
+    let stopped = spawn(server.server.shutdown(pending()));
     is_closed(connect).await;
     let page = get(log, "/readyz").await;
     assert_eq!((page.status, page.body.as_str()), (503, "draining: stopping\n"));
@@ -49,7 +49,7 @@ async fn a_stopping_server_is_not_ready_and_lets_its_sessions_finish() {
     .await;
     assert_eq!(get(log, "/livez").await.status, 200);
     assert!(!stopped.is_finished());
-    echoed(&mut client, "while it stops").await;
+    assert_echo(&mut client, "while it stops").await;
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"");
     drop(client);
@@ -68,10 +68,10 @@ async fn sessions_are_aborted_at_a_servers_drain_timeout() {
     let server = TestServer::with(&place, "[server.session]\ndrain_timeout = \"7s\"");
     let edge = edge(&place, &server, "node1").await;
     let mut client = server.open(&at("node1", echo)).await;
-    echoed(&mut client, "before").await;
-    hurry();
+    assert_echo(&mut client, "before").await;
+    pause_time();
     let started = Instant::now();
-    let stopped = beside(server.server.shutdown(pending()));
+    let stopped = spawn(server.server.shutdown(pending()));
     let ended = rest_or_reset(&mut client).await;
     assert!(ended.is_err() && started.elapsed().as_secs() == 7, "{ended:?} after {:?}", started.elapsed());
     assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Aborted(1));
@@ -88,15 +88,15 @@ async fn a_second_signal_ends_a_server_at_once() {
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
     let mut client = server.open(&at("node1", echo)).await;
-    echoed(&mut client, "before").await;
+    assert_echo(&mut client, "before").await;
     let started = Stopwatch::start();
     let (signal, second) = tokio::sync::oneshot::channel();
     let connect = server.connect;
-    let stopped = beside(server.server.shutdown(async { drop(second.await) }));
+    let stopped = spawn(server.server.shutdown(async { drop(second.await) }));
     is_closed(connect).await;
     signal.send(()).unwrap();
     assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Aborted(1));
-    is_reset(&mut client).await;
+    assert_reset(&mut client).await;
     assert!(started.elapsed().as_secs() < 5, "{:?}", started.elapsed());
 }
 
@@ -106,9 +106,9 @@ async fn a_stopping_server_accepts_no_new_links() {
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
     let mut client = server.open(&at("node1", echo)).await;
-    echoed(&mut client, "before").await;
+    assert_echo(&mut client, "before").await;
     let (connect, grpc) = (server.connect, server.server.bound.grpc);
-    let stopped = beside(server.server.shutdown(pending()));
+    let stopped = spawn(server.server.shutdown(pending()));
     is_closed(connect).await;
     let hello = remote::headers("node2", Some(Instance::random()));
     let refused = remote::link_as_peer(&place, grpc, None, hello, "node2").await.err().unwrap();
@@ -123,10 +123,10 @@ async fn a_stopping_server_accepts_links_of_its_peers_only() {
     let [first, second] = servers::start(&place, 2).try_into().ok().unwrap();
     let _edge = edge(&place, &first, "node1").await;
     let mut client = first.open(&at("node1", echo)).await;
-    echoed(&mut client, "before").await;
+    assert_echo(&mut client, "before").await;
     let grpc = first.server.bound.grpc;
     let log = first.server.bound.log;
-    let stopped = beside(first.server.shutdown(pending()));
+    let stopped = spawn(first.server.shutdown(pending()));
     assert_eventually("the stop", async { while get(log, "/readyz").await.status == 200 {} }).await;
     let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let hello = Caller::peer_request(Instance::random());
@@ -139,14 +139,14 @@ async fn a_stopping_server_accepts_links_of_its_peers_only() {
 }
 
 #[tokio::test]
-async fn an_edge_without_another_server_seldom_dials_the_one_that_stops() {
+async fn an_edge_with_only_one_server_seldom_dials_it_while_it_stops() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let edge = edge(&place, &server, "node1").await;
     let mut client = server.open(&at("node1", echo)).await;
-    echoed(&mut client, "before").await;
-    hurry();
-    let stopped = beside(server.server.shutdown(pending()));
+    assert_echo(&mut client, "before").await;
+    pause_time();
+    let stopped = spawn(server.server.shutdown(pending()));
     assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Aborted(1));
     let refused = edge.metrics.link_dial_failures.counted("stopping");
     assert!((2..=8).contains(&refused), "{refused} times in 25 s");
@@ -169,21 +169,21 @@ async fn a_stopping_edge_finishes_its_sessions_and_refuses_new_ones() {
     let server = TestServer::start(&place);
     let edge = edge(&place, &server, "node1").await;
     let mut client = server.open(&at("node1", echo)).await;
-    echoed(&mut client, "before").await;
+    assert_echo(&mut client, "before").await;
     let log = edge.bound.log.unwrap();
-    let stopped = beside(edge.shutdown(pending()));
-    let asked = async {
+    let stopped = spawn(edge.shutdown(pending()));
+    let refusal = async {
         loop {
-            let answer = server.ask("node1:1").await;
+            let answer = server.request_connect("node1:1").await;
             if answer.status == 503 {
                 break answer;
             }
         }
     };
-    assert_eq!(assert_eventually("a refusal", asked).await.phrase, "node node1: the edge is stopping");
+    assert_eq!(assert_eventually("a refusal", refusal).await.phrase, "node node1: the edge is stopping");
     let page = get(log, "/readyz").await;
     assert_eq!((page.status, page.body.as_str()), (503, "draining: stopping\n"));
-    echoed(&mut client, "while it stops").await;
+    assert_echo(&mut client, "while it stops").await;
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"");
     drop(client);
@@ -194,14 +194,14 @@ async fn a_stopping_edge_finishes_its_sessions_and_refuses_new_ones() {
 }
 
 #[tokio::test]
-async fn sessions_are_aborted_at_an_edges_drain_timeout_and_clients_see_it() {
+async fn sessions_are_aborted_at_an_edges_drain_timeout_and_clients_are_reset() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let edge = edge_with(&place, &server, "node1", "[edge.session]\ndrain_timeout = \"0s\"").await;
     let mut client = server.open(&at("node1", echo)).await;
-    echoed(&mut client, "before").await;
+    assert_echo(&mut client, "before").await;
     assert_eq!(assert_eventually("the end of the edge", edge.shutdown(pending())).await, Drained::Aborted(1));
-    is_reset(&mut client).await;
+    assert_reset(&mut client).await;
     server.assert_idle().await;
 }
 
@@ -211,16 +211,18 @@ async fn aborted_sessions_get_the_reason_that_server_or_edge_is_stopping() {
     let server = TestServer::with(&place, "[server.session]\ndrain_timeout = \"0s\"");
     let mut call = remote::link(&place, &server, "node1", Some(Instance::random())).await;
     let accepts = async {
-        let (id, SessionFrame::Open { epoch, .. }) = call.word().await else { panic!("an Open first") };
-        call.say(id, SessionFrame::Opened { limit: 10_000, epoch, instance: None }).await;
+        let (id, SessionFrame::Open { epoch, .. }) = call.next_session_frame().await else {
+            panic!("an Open first")
+        };
+        call.send_session(id, SessionFrame::Opened { limit: 10_000, epoch, instance: None }).await;
         id
     };
     let (_client, id) = tokio::join!(server.open("node1:22"), accepts);
     let metrics = server.server.metrics.clone();
-    let (stopped, word) = tokio::join!(server.server.shutdown(pending()), call.word());
+    let (stopped, frame) = tokio::join!(server.server.shutdown(pending()), call.next_session_frame());
     assert_eq!(stopped, Drained::Aborted(1));
     let why = |reason: &str| SessionError::new(ErrorCode::Overloaded, reason);
-    assert_eq!(word, (id, SessionFrame::ResetAt { total: 0, refusal: why("the server is stopping") }));
+    assert_eq!(frame, (id, SessionFrame::ResetAt { total: 0, refusal: why("the server is stopping") }));
     assert_eq!(metrics.sessions.closed("connect", "overloaded"), 1, "it ends on its own, with that reason");
 
     let echo = targets::echo().await;
@@ -230,15 +232,15 @@ async fn aborted_sessions_get_the_reason_that_server_or_edge_is_stopping() {
     call.answer(Some(Instance::random()));
     let open =
         SessionFrame::Open { target: echo.into(), limit: 9, epoch: 1, client: String::new(), opener: None };
-    call.say(id, open).await;
-    assert!(matches!(call.word().await.1, SessionFrame::Opened { .. }));
-    let (stopped, word) = tokio::join!(edge.shutdown(pending()), call.word());
+    call.send_session(id, open).await;
+    assert!(matches!(call.next_session_frame().await.1, SessionFrame::Opened { .. }));
+    let (stopped, frame) = tokio::join!(edge.shutdown(pending()), call.next_session_frame());
     assert_eq!(stopped, Drained::Aborted(1));
-    assert_eq!(word, (id, SessionFrame::ResetAt { total: 0, refusal: why("the edge is stopping") }));
+    assert_eq!(frame, (id, SessionFrame::ResetAt { total: 0, refusal: why("the edge is stopping") }));
 }
 
 #[tokio::test]
-async fn programs_without_work_stop_at_once() {
+async fn servers_and_edges_without_sessions_stop_at_once() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let edge = edge(&place, &server, "node1").await;
@@ -263,11 +265,15 @@ async fn a_stopping_edge_delivers_all_bytes_of_its_targets() {
         client: String::new(),
         opener: None,
     };
-    call.say(id, open).await;
-    assert!(matches!(call.word().await.1, SessionFrame::Opened { .. }));
-    call.say(id, SessionFrame::Fin { total: 1 }).await;
-    let stopped = slow_reader(&mut call, id, async |_| beside(edge.shutdown(pending()))).await;
-    call.say(id, SessionFrame::Reset { epoch: 1, refusal: SessionError::new(ErrorCode::NoError, "") }).await;
+    call.send_session(id, open).await;
+    assert!(matches!(call.next_session_frame().await.1, SessionFrame::Opened { .. }));
+    call.send_session(id, SessionFrame::Fin { total: 1 }).await;
+    let stopped = slow_reader(&mut call, id, async |_| spawn(edge.shutdown(pending()))).await;
+    call.send_session(
+        id,
+        SessionFrame::Reset { epoch: 1, refusal: SessionError::new(ErrorCode::NoError, "") },
+    )
+    .await;
     assert_eq!(assert_eventually("the end of the edge", stopped).await.unwrap(), Drained::Finished);
 }
 
@@ -277,9 +283,11 @@ async fn a_stopping_server_delivers_all_bytes_of_its_clients() {
     let server = TestServer::start(&place);
     let mut call = remote::link(&place, &server, "node1", Some(Instance::random())).await;
     let accepts = async {
-        let (id, SessionFrame::Open { epoch, .. }) = call.word().await else { panic!("an Open first") };
-        call.say(id, SessionFrame::Opened { limit: 10_000, epoch, instance: None }).await;
-        call.say(id, SessionFrame::Fin { total: 1 }).await;
+        let (id, SessionFrame::Open { epoch, .. }) = call.next_session_frame().await else {
+            panic!("an Open first")
+        };
+        call.send_session(id, SessionFrame::Opened { limit: 10_000, epoch, instance: None }).await;
+        call.send_session(id, SessionFrame::Fin { total: 1 }).await;
         id
     };
     let (mut client, id) = tokio::join!(server.open("node1:22"), accepts);
@@ -287,7 +295,7 @@ async fn a_stopping_server_delivers_all_bytes_of_its_clients() {
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"");
     drop(client);
-    let stopped = slow_reader(&mut call, id, async |_| beside(server.server.shutdown(pending()))).await;
+    let stopped = slow_reader(&mut call, id, async |_| spawn(server.server.shutdown(pending()))).await;
     assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Finished);
 }
 
@@ -295,16 +303,16 @@ async fn a_stopping_server_delivers_all_bytes_of_its_clients() {
 async fn slow_reader<T>(call: &mut Call, id: SessionId, stop: impl AsyncFnOnce(()) -> T) -> T {
     let mut got = Vec::new();
     while got.len() < 10_000 {
-        if let SessionFrame::Data(bytes) = call.word().await.1 {
+        if let SessionFrame::Data(bytes) = call.next_session_frame().await.1 {
             got.extend_from_slice(&bytes);
         }
     }
     let stopped = stop(()).await;
     // Longer than a stop without work takes. There is no event to wait for meanwhile.
     tokio::time::sleep(std::time::Duration::from_millis(500)).await;
-    call.say(id, SessionFrame::Credit { received: 10_000, limit: 100_000 }).await;
+    call.send_session(id, SessionFrame::Credit { received: 10_000, limit: 100_000 }).await;
     loop {
-        match call.word().await.1 {
+        match call.next_session_frame().await.1 {
             SessionFrame::Data(bytes) => got.extend_from_slice(&bytes),
             SessionFrame::Fin { total } => {
                 assert_eq!(total, 50_001);
@@ -314,6 +322,6 @@ async fn slow_reader<T>(call: &mut Call, id: SessionId, stop: impl AsyncFnOnce((
         }
     }
     assert!(got == targets::pattern(50_000));
-    call.say(id, SessionFrame::Credit { received: 50_001, limit: 100_000 }).await;
+    call.send_session(id, SessionFrame::Credit { received: 50_001, limit: 100_000 }).await;
     stopped
 }

@@ -11,11 +11,13 @@ use tunnel::edge::Edge;
 use tunnel_base::drain::Drained;
 
 use crate::http_proxy::{body, site};
-use crate::support::clients::{Answer, ESTABLISHED, ask, echoed, head, is_reset, open, rest};
+use crate::support::clients::{
+    Answer, ESTABLISHED, assert_echo, assert_reset, head, open, rest, send_request,
+};
 use crate::support::line::Line;
-use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all, edge_with, start_edge};
+use crate::support::programs::{TestDir, TestServer, assert_edge_idle, at, edge, edge_with, start_edge};
 use crate::support::servers;
-use crate::support::{assert_eventually, beside, targets, wait_until};
+use crate::support::{assert_eventually, spawn, targets, wait_until};
 
 /// Starts an edge named `requester` that links to that address, with its proxy. `more` is appended to the proxy's table.
 pub(crate) async fn requester(
@@ -26,7 +28,7 @@ pub(crate) async fn requester(
 ) -> (Edge, SocketAddr) {
     let proxy = format!("[edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n{more}");
     let edge = start_edge(&place.edge("asker", to, &proxy));
-    server.has("asker").await;
+    server.wait_for_node("asker").await;
     wait_until("the edge has a link", || edge.metrics.links.all() > 0).await;
     let at = edge.bound.proxy.unwrap();
     (edge, at)
@@ -40,7 +42,7 @@ async fn alone(place: &TestDir) -> (TestServer, Edge, SocketAddr) {
 }
 
 async fn connect(proxy: SocketAddr, target: &str) -> Answer {
-    ask(proxy, &format!("CONNECT {target} HTTP/1.1\r\n\r\n")).await
+    send_request(proxy, &format!("CONNECT {target} HTTP/1.1\r\n\r\n")).await
 }
 
 /// Returns the address of a target in the cloud: this name resolves to loopback.
@@ -58,15 +60,15 @@ async fn programs_reach_the_cloud_and_other_nodes_over_one_server_and_over_two()
     let (edge, proxy) = requester(&place, &servers[0], all[0], "").await;
     for target in [at("node1", echo), at("Node2", echo), in_cloud(echo)] {
         let mut client = open(proxy, &target).await;
-        echoed(&mut client, "there and back").await;
+        assert_echo(&mut client, "there and back").await;
         client.shutdown().await.unwrap();
         assert_eq!(rest(&mut client).await, b"", "{target}");
     }
     assert_eq!(servers[0].server.metrics.sessions.closed("acceptor", "ok"), 1, "one session to the cloud");
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
     assert_eq!(edge.metrics.sessions.closed("http_proxy", "ok"), 3);
     for other in &others {
-        edge_forgets_all(other).await;
+        assert_edge_idle(other).await;
         assert_eq!(other.metrics.sessions.closed("acceptor", "ok"), 1);
     }
     for server in &servers {
@@ -84,17 +86,17 @@ async fn each_plain_request_goes_to_its_own_url_without_the_password() {
     let cloud = (in_cloud(site("cloud").await), "cloud");
     let mut client = TcpStream::connect(proxy).await.unwrap();
     for (target, name) in [&node, &cloud, &cloud, &node] {
-        let ask = format!(
+        let request = format!(
             "GET http://{target}/a?b=c HTTP/1.1\r\nHost: elsewhere:1\r\nProxy-Authorization: Basic eDp5\r\n\r\n"
         );
-        client.write_all(ask.as_bytes()).await.unwrap();
-        let wanted = format!("{name}\nGET /a?b=c HTTP/1.1\r\nHost: {target}\r\n\r\n");
-        assert_eq!(body(&mut client).await.to_lowercase(), wanted.to_lowercase());
+        client.write_all(request.as_bytes()).await.unwrap();
+        let expected = format!("{name}\nGET /a?b=c HTTP/1.1\r\nHost: {target}\r\n\r\n");
+        assert_eq!(body(&mut client).await.to_lowercase(), expected.to_lowercase());
     }
 }
 
 #[tokio::test]
-async fn by_default_the_server_refuses_both_and_names_the_key_that_allows_them() {
+async fn by_default_nodes_and_cloud_targets_are_refused_with_the_key_that_allows_them() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let _other = edge(&place, &server, "node2").await;
@@ -134,7 +136,7 @@ async fn the_other_node_refuses_targets_outside_its_own_policy() {
 }
 
 #[tokio::test]
-async fn this_machine_and_forbidden_targets_are_refused_at_once() {
+async fn the_own_node_and_forbidden_targets_are_refused_at_once() {
     let place = TestDir::new();
     let (server, edge, proxy) = alone(&place).await;
     for target in ["asker:22", "ASKER.:22", "localhost:22"] {
@@ -167,12 +169,12 @@ async fn clients_must_authenticate_with_their_password() {
         format!("CONNECT {target} HTTP/1.1\r\nProxy-Authorization: Basic {shown}\r\n\r\n")
     };
     assert_eq!(connect(proxy, &in_cloud(echo)).await.status, 407);
-    assert_eq!(ask(proxy, &with(&in_cloud(echo), "wrong")).await.status, 407);
+    assert_eq!(send_request(proxy, &with(&in_cloud(echo), "wrong")).await.status, 407);
     let mut client = TcpStream::connect(proxy).await.unwrap();
     client.write_all(with(&in_cloud(echo), "right").as_bytes()).await.unwrap();
     assert_eq!(head(&mut client).await, ESTABLISHED);
-    echoed(&mut client, "hello").await;
-    let ruled = ask(proxy, &with("node2:22", "right")).await;
+    assert_echo(&mut client, "hello").await;
+    let ruled = send_request(proxy, &with("node2:22", "right")).await;
     assert_eq!(ruled.status, 403, "{ruled:?}");
     assert!(ruled.phrase.starts_with("no rule lets app reach port 22 of node node2"), "{ruled:?}");
 }
@@ -181,7 +183,7 @@ async fn clients_must_authenticate_with_their_password() {
 async fn the_proxy_itself_cannot_be_reached_through_the_tunnel() {
     let place = TestDir::new();
     let (server, _edge, proxy) = alone(&place).await;
-    let refused = server.ask(&at("asker", proxy)).await;
+    let refused = server.request_connect(&at("asker", proxy)).await;
     assert_eq!(refused.status, 403, "{refused:?}");
     assert!(refused.phrase.contains("is a tunnel process's own port"), "{refused:?}");
 }
@@ -196,27 +198,27 @@ async fn sessions_of_the_proxy_continue_over_new_links() {
     let mut clients = [open(proxy, &at("node2", echo)).await, open(proxy, &in_cloud(echo)).await];
     for _ in 0..3 {
         for client in &mut clients {
-            echoed(client, "before").await;
+            assert_echo(client, "before").await;
         }
-        let old = server.has("asker").await;
+        let old = server.wait_for_node("asker").await;
         line.reset();
         wait_until("there is a new link", || {
             server.link("asker").is_some_and(|link| link.sender.id != old.sender.id)
         })
         .await;
         for client in &mut clients {
-            echoed(client, "after").await;
+            assert_echo(client, "after").await;
         }
     }
     drop(clients);
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
     server.assert_idle().await;
 }
 
 #[tokio::test]
 async fn an_edge_without_a_link_refuses_with_that_reason() {
     let place = TestDir::new();
-    let nowhere = targets::nothing().await;
+    let nowhere = targets::closed_port().await;
     let proxy = "[edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n";
     let edge = start_edge(&place.edge("asker", nowhere, proxy));
     for target in ["node2:22", "web.localhost:80"] {
@@ -233,10 +235,10 @@ async fn a_stopping_edge_accepts_no_clients_and_lets_sessions_finish() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let (_server, edge, proxy) = alone(&place).await;
     let mut client = open(proxy, &in_cloud(echo)).await;
-    echoed(&mut client, "before").await;
-    let stopped = beside(edge.shutdown(pending()));
+    assert_echo(&mut client, "before").await;
+    let stopped = spawn(edge.shutdown(pending()));
     assert_eventually("a closed port", async { while TcpStream::connect(proxy).await.is_ok() {} }).await;
-    echoed(&mut client, "while it stops").await;
+    assert_echo(&mut client, "while it stops").await;
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"");
     assert_eq!(assert_eventually("the end of the edge", stopped).await.unwrap(), Drained::Finished);
@@ -245,9 +247,9 @@ async fn a_stopping_edge_accepts_no_clients_and_lets_sessions_finish() {
     let server = TestServer::with(&place, ALLOW);
     let (edge, proxy) = requester(&place, &server, server.server.bound.grpc, more).await;
     let mut client = open(proxy, &in_cloud(echo)).await;
-    echoed(&mut client, "before").await;
+    assert_echo(&mut client, "before").await;
     assert_eq!(assert_eventually("the end of the edge", edge.shutdown(pending())).await, Drained::Aborted(1));
-    is_reset(&mut client).await;
+    assert_reset(&mut client).await;
 }
 
 /// Config with which a server lets edges reach one another, and loopback in the cloud.

@@ -12,7 +12,7 @@ use tunnel_base::drain::Drained;
 use tunnel_net::tls::{Identity, TlsClientConfig, Trust, server_name};
 
 use crate::support::clients::{self, ESTABLISHED};
-use crate::support::programs::{NAME, TestDir, TestServer, at, edge, edge_forgets_all};
+use crate::support::programs::{NAME, TestDir, TestServer, assert_edge_idle, at, edge};
 use crate::support::{assert_eventually, targets, wait_until};
 
 pub(crate) const APISERVER: &str = "system:kube-apiserver";
@@ -55,7 +55,7 @@ pub(crate) async fn dial(
 }
 
 /// Sends a request like kube-apiserver, and returns the head of the response.
-pub(crate) async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
+pub(crate) async fn send_connect<S: AsyncRead + AsyncWrite + Unpin>(
     socket: &mut S,
     target: &str,
 ) -> io::Result<String> {
@@ -83,14 +83,14 @@ async fn kube_apiserver_reaches_a_node_over_mutual_tls() {
     let shows = place.client(APISERVER);
     for alpn in [&[][..], &["http/1.1"], &["h2", "http/1.1"]] {
         let mut socket = dial(&place, port(&server), Some(&shows), alpn).await.unwrap();
-        assert_eq!(ask(&mut socket, &at("node-a", echo)).await.unwrap(), ESTABLISHED);
+        assert_eq!(send_connect(&mut socket, &at("node-a", echo)).await.unwrap(), ESTABLISHED);
         echoes(&mut socket).await;
         // It closes its direction as TLS does, and receives the end of the other one.
         socket.shutdown().await.unwrap();
         assert_eq!(assert_eventually("the end", socket.read_to_end(&mut Vec::new())).await.unwrap(), 0);
     }
     server.assert_idle().await;
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
     assert_eq!(server.server.metrics.sessions.closed("egress", "ok"), 3);
 }
 
@@ -103,15 +103,15 @@ async fn a_client_without_an_accepted_certificate_is_refused_with_the_reason() {
     let alert = async |shows: Option<&Identity>| {
         let tried = async {
             let mut socket = dial(&place, port(&server), shows, &[]).await?;
-            ask(&mut socket, &target).await
+            send_connect(&mut socket, &target).await
         };
         tried.await.unwrap_err().to_string()
     };
-    let told = alert(None).await;
-    assert!(told.contains("CertificateRequired"), "{told}");
+    let error = alert(None).await;
+    assert!(error.contains("CertificateRequired"), "{error}");
     let others = TestDir::new();
-    let told = alert(Some(&others.client(APISERVER))).await;
-    assert!(told.contains("UnknownCA") || told.contains("DecryptError"), "{told}");
+    let error = alert(Some(&others.client(APISERVER))).await;
+    assert!(error.contains("UnknownCA") || error.contains("DecryptError"), "{error}");
     let refused = dial(&place, port(&server), None, &["h2"]).await.unwrap_err().to_string();
     assert!(refused.contains("NoApplicationProtocol"), "{refused}");
     let refused = &server.server.metrics.connections_rejected;
@@ -119,7 +119,7 @@ async fn a_client_without_an_accepted_certificate_is_refused_with_the_reason() {
 
     let shows = place.client("kubelet");
     let mut socket = dial(&place, port(&server), Some(&shows), &[]).await.unwrap();
-    let answer = ask(&mut socket, &target).await.unwrap();
+    let answer = send_connect(&mut socket, &target).await.unwrap();
     assert!(
         answer.starts_with("HTTP/1.1 403 no name (CN or DNS) in your certificate is allowed: \"kubelet\" is not in names of [server.egress]"),
         "{answer}"
@@ -136,17 +136,17 @@ async fn the_name_in_a_certificate_is_the_user_of_the_rules() {
     for (name, answer) in [(APISERVER, ESTABLISHED), ("ops", "HTTP/1.1 403 no rule lets ops reach port ")] {
         let shows = place.client(name);
         let mut socket = dial(&place, port(&server), Some(&shows), &[]).await.unwrap();
-        let told = ask(&mut socket, &at("node-a", echo)).await.unwrap();
-        assert!(told.starts_with(answer), "{told}");
+        let response = send_connect(&mut socket, &at("node-a", echo)).await.unwrap();
+        assert!(response.starts_with(answer), "{response}");
     }
 }
 
 #[tokio::test]
-async fn without_a_client_ca_all_are_served_and_the_reason_phrase_has_the_cause() {
+async fn without_a_client_ca_all_clients_are_served_and_errors_have_a_reason_phrase() {
     let place = TestDir::new();
     let server = server(&place, "");
     let mut socket = dial(&place, port(&server), None, &[]).await.unwrap();
-    let answer = ask(&mut socket, "node-b:10250").await.unwrap();
+    let answer = send_connect(&mut socket, "node-b:10250").await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 502 node node-b is not connected"), "{answer}");
     let mut body = String::new();
     assert_eventually("the body", socket.read_to_string(&mut body)).await.unwrap();
@@ -162,11 +162,11 @@ async fn a_unix_socket_is_private_and_is_removed_with_the_server() {
     assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
     let edge = edge(&place, &server, "node-a").await;
     let mut socket = UnixStream::connect(&path).await.unwrap();
-    assert_eq!(ask(&mut socket, &at("node-a", echo)).await.unwrap(), ESTABLISHED);
+    assert_eq!(send_connect(&mut socket, &at("node-a", echo)).await.unwrap(), ESTABLISHED);
     echoes(&mut socket).await;
     socket.shutdown().await.unwrap();
     assert_eq!(assert_eventually("the end", socket.read_to_end(&mut Vec::new())).await.unwrap(), 0);
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
     server.server.shutdown(async {}).await;
     assert!(!path.exists());
 }
@@ -194,7 +194,7 @@ async fn bytes_before_a_target_reset_arrive_over_tls_and_look_incomplete() {
         let target = breaker(targets::pattern(bytes)).await;
         for _ in 0..10 {
             let mut socket = dial(&place, port(&server), Some(&shows), &[]).await.unwrap();
-            assert_eq!(ask(&mut socket, &at("node-a", target)).await.unwrap(), ESTABLISHED);
+            assert_eq!(send_connect(&mut socket, &at("node-a", target)).await.unwrap(), ESTABLISHED);
             socket.write_all(b"go").await.unwrap();
             let mut got = Vec::new();
             let ended = assert_eventually("the end of the response", socket.read_to_end(&mut got)).await;
@@ -203,18 +203,18 @@ async fn bytes_before_a_target_reset_arrive_over_tls_and_look_incomplete() {
         }
     }
     server.assert_idle().await;
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 #[tokio::test]
 async fn tls_that_ends_without_close_notify_resets_the_target() {
     let place = TestDir::new();
-    let (target, mut tells) = targets::broken_off().await;
+    let (target, mut errors) = targets::report_broken_connection().await;
     let server = server(&place, "");
     let _edge = edge(&place, &server, "node-a").await;
     for reset in [false, true] {
         let mut socket = dial(&place, port(&server), None, &[]).await.unwrap();
-        ask(&mut socket, &at("node-a", target)).await.unwrap();
+        send_connect(&mut socket, &at("node-a", target)).await.unwrap();
         socket.write_all(b"half a fi").await.unwrap();
         let bare = socket.into_inner().0;
         if reset {
@@ -223,7 +223,7 @@ async fn tls_that_ends_without_close_notify_resets_the_target() {
             drop(bare);
         }
         assert_eq!(
-            assert_eventually("the target's error", tells.recv()).await,
+            assert_eventually("the target's error", errors.recv()).await,
             Some(io::ErrorKind::ConnectionReset)
         );
     }
@@ -237,7 +237,7 @@ async fn a_session_over_tls_is_finished_while_the_server_drains() {
     let _edge = edge(&place, &server, "node-a").await;
     let at_port = port(&server);
     let mut socket = dial(&place, at_port, None, &[]).await.unwrap();
-    ask(&mut socket, &at("node-a", echo)).await.unwrap();
+    send_connect(&mut socket, &at("node-a", echo)).await.unwrap();
     echoes(&mut socket).await;
     let stops = server.server.shutdown(std::future::pending());
     let client = async {

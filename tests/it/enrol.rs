@@ -12,9 +12,9 @@ use tunnel::command::{Args, Command, CommandError, Format};
 use tunnel::config::Environment;
 use tunnel::invitations::InvitationCode;
 
-use crate::support::clients::echoed;
+use crate::support::clients::assert_echo;
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, start_edge};
-use crate::support::{hurry, servers, targets, wait_within};
+use crate::support::{pause_time, servers, targets, wait_within};
 
 /// Starts servers that share a file of invitations. Their token file admits none of the test's nodes.
 fn cloud(place: &TestDir, count: u8) -> Vec<TestServer> {
@@ -74,8 +74,8 @@ async fn a_machine_joins_at_a_second_server_and_links_to_a_third() {
     let servers = cloud(&place, 3);
     let code = invited(&servers[0]).await;
     let to = place.path().join("etc");
-    let told = join(servers[1].server.bound.grpc, &code, &to).await.unwrap();
-    assert!(told.contains("tunnel edge -c ") && told.contains("systemctl enable --now"), "{told}");
+    let output = join(servers[1].server.bound.grpc, &code, &to).await.unwrap();
+    assert!(output.contains("tunnel edge -c ") && output.contains("systemctl enable --now"), "{output}");
     for (path, mode) in [
         ("", 0o700),
         ("edge.toml", 0o600),
@@ -90,9 +90,9 @@ async fn a_machine_joins_at_a_second_server_and_links_to_a_third() {
     assert_eq!(std::fs::read_dir(&to).unwrap().count(), 4, "nothing else is left");
     let third = servers[2].server.bound.grpc.to_string();
     let _edge = start_edge(&settings(&to).replace(&servers[1].server.bound.grpc.to_string(), &third));
-    servers[2].has("edge7").await;
+    servers[2].wait_for_node("edge7").await;
     let mut client = servers[0].open(&at("edge7", echo)).await;
-    echoed(&mut client, "hello").await;
+    assert_echo(&mut client, "hello").await;
 }
 
 #[tokio::test]
@@ -116,18 +116,18 @@ async fn an_invitation_is_read_from_a_file_or_from_stdin() {
     let servers = cloud(&place, 1);
     let at = servers[0].server.bound.grpc;
     let join = |from: &str, stdin: String, to: &str| {
-        let asked = line(at, from, &place.path().join(to));
-        async move { invitations::run(&asked, &Environment::default(), stdin.as_bytes()).await }
+        let join_args = line(at, from, &place.path().join(to));
+        async move { invitations::run(&join_args, &Environment::default(), stdin.as_bytes()).await }
     };
-    let told = join("-", invited(&servers[0]).await + "\n", "stdin").await.unwrap();
-    assert!(told.starts_with("edge7 has joined"), "{told}");
+    let output = join("-", invited(&servers[0]).await + "\n", "stdin").await.unwrap();
+    assert!(output.starts_with("edge7 has joined"), "{output}");
     let file = place.file("invitation", &invited(&servers[0]).await).display().to_string();
     join(&file, String::new(), "file").await.unwrap();
-    for (from, stdin, says) in
+    for (from, stdin, expected) in
         [("-", "guess", "stdin: not an invitation"), ("/none", "", "cannot read /none")]
     {
         let refused = join(from, stdin.to_owned(), "none").await.unwrap_err();
-        assert!(refused.code == 64 && refused.text.contains(says), "{refused}");
+        assert!(refused.code == 64 && refused.text.contains(expected), "{refused}");
     }
 }
 
@@ -136,19 +136,19 @@ async fn enrolled_nodes_are_listed_and_revoked() {
     let place = TestDir::new();
     let (server, path) = with_socket(&place);
     let run = |command| {
-        let asked = InvitationsArgs { command, socket: Some(path.clone()) };
-        async move { invitations::manage(asked, &Environment::default()).await }
+        let command_args = InvitationsArgs { command, socket: Some(path.clone()) };
+        async move { invitations::manage(command_args, &Environment::default()).await }
     };
     let code = invited(&server).await;
     let list = || run(InvitationsCommand::List { output: Format::Text });
-    let told = list().await.unwrap();
-    assert!(told.contains("edge7") && told.contains("no") && told.contains("left"), "{told}");
+    let output = list().await.unwrap();
+    assert!(output.contains("edge7") && output.contains("no") && output.contains("left"), "{output}");
     join(server.server.bound.grpc, &code, &place.path().join("etc")).await.unwrap();
-    let told = run(InvitationsCommand::List { output: Format::Json }).await.unwrap();
-    assert_eq!(told.trim(), r#"[{"node":"edge7","joined":true}]"#);
+    let output = run(InvitationsCommand::List { output: Format::Json }).await.unwrap();
+    assert_eq!(output.trim(), r#"[{"node":"edge7","joined":true}]"#);
     let revoke = || run(InvitationsCommand::Revoke { node: "edge7".parse().unwrap() });
-    let told = revoke().await.unwrap();
-    assert!(told.contains("tunnel invite --node edge7"), "{told}");
+    let output = revoke().await.unwrap();
+    assert!(output.contains("tunnel invite --node edge7"), "{output}");
     let none = revoke().await.unwrap_err();
     assert!(none.code == 77 && none.text.contains("has not joined by an invitation"), "{none}");
     assert!(!list().await.unwrap().contains("edge7"));
@@ -163,20 +163,20 @@ async fn a_revoked_node_joins_again_after_the_commands_that_revoke_prints() {
     for _ in 0..2 {
         join(at, &invited(&server).await, &to).await.unwrap();
         let command = InvitationsCommand::Revoke { node: "edge7".parse().unwrap() };
-        let asked = InvitationsArgs { command, socket: Some(path.clone()) };
-        let told = invitations::manage(asked, &Environment::default()).await.unwrap();
-        let clean_up = told.lines().find(|line| line.contains("cd /etc/tunnel")).unwrap();
+        let command_args = InvitationsArgs { command, socket: Some(path.clone()) };
+        let output = invitations::manage(command_args, &Environment::default()).await.unwrap();
+        let clean_up = output.lines().find(|line| line.contains("cd /etc/tunnel")).unwrap();
         let clean_up = clean_up.replace("/etc/tunnel", to.to_str().unwrap());
         let ended = std::process::Command::new("sh").args(["-ec", &clean_up]).status().unwrap();
         assert!(ended.success() && to.join("tunnel-edge.service").exists(), "{clean_up}");
     }
     join(at, &invited(&server).await, &to).await.unwrap();
     let _edge = start_edge(&settings(&to));
-    server.has("edge7").await;
+    server.wait_for_node("edge7").await;
 }
 
 #[tokio::test]
-async fn a_unit_of_other_content_is_kept_and_prevents_a_join() {
+async fn an_existing_unit_with_other_content_is_kept_and_prevents_a_join() {
     let place = TestDir::new();
     let servers = cloud(&place, 1);
     let code = invited(&servers[0]).await;
@@ -192,20 +192,20 @@ async fn a_unit_of_other_content_is_kept_and_prevents_a_join() {
 }
 
 #[tokio::test]
-async fn each_command_that_makes_a_node_reports_a_name_that_tls_rejects() {
+async fn each_command_that_creates_a_node_reports_a_name_that_tls_rejects() {
     let place = TestDir::new();
     let (server, socket) = with_socket(&place);
     for (node, is_rejected) in [("worker-7.9", true), (&"x".repeat(64), true), ("edge7", false)] {
         let line = ["tunnel", "invite", "--node", node, "--socket", socket.to_str().unwrap()];
-        let Command::Invite(asked) = Args::parse_from(line).command else { panic!("{line:?}") };
-        let invited = invitations::invite(asked, &Environment::default()).await.unwrap();
+        let Command::Invite(command_args) = Args::parse_from(line).command else { panic!("{line:?}") };
+        let invited = invitations::invite(command_args, &Environment::default()).await.unwrap();
         let code = invited.split_once("echo ").unwrap().1.split(' ').next().unwrap();
         let joined = join(server.server.bound.grpc, code, &place.path().join(node)).await.unwrap();
         let file = Some(place.file("tokens", &format!("{node}:{TOKEN}\n")));
         let listed = token::run(&TokenCommand::List { file }).unwrap();
-        for told in [invited, joined, listed] {
+        for output in [invited, joined, listed] {
             let note = format!("note: {node} is no valid server name for TLS");
-            assert_eq!(told.contains(&note), is_rejected, "{told}");
+            assert_eq!(output.contains(&note), is_rejected, "{output}");
         }
     }
 }
@@ -229,7 +229,7 @@ async fn a_second_use_and_another_name_are_refused_and_leave_no_files() {
 }
 
 #[tokio::test]
-async fn a_join_whose_response_was_lost_is_repeated_with_the_same_token() {
+async fn a_join_without_its_response_is_repeated_with_the_same_token() {
     let place = TestDir::new();
     let servers = cloud(&place, 2);
     let code = invited(&servers[0]).await;
@@ -244,24 +244,24 @@ async fn a_join_whose_response_was_lost_is_repeated_with_the_same_token() {
     join(servers[1].server.bound.grpc, &code, &to).await.unwrap();
     assert_eq!(std::fs::read_to_string(to.join("token/token")).unwrap(), format!("{token}\n"));
     let _edge = start_edge(&settings(&to));
-    servers[1].has("edge7").await;
+    servers[1].wait_for_node("edge7").await;
 }
 
 #[tokio::test]
-async fn another_cloud_gets_no_code_and_one_without_invitations_reports_it() {
+async fn join_sends_no_code_to_another_cloud_and_reports_a_server_without_invitations() {
     let (place, theirs) = (TestDir::new(), TestDir::new());
     let (ours, others) = (cloud(&place, 1), cloud(&theirs, 1));
     let code = invited(&ours[0]).await;
     let to = place.path().join("etc");
-    let told = join(others[0].server.bound.grpc, &code, &to).await.unwrap_err();
+    let output = join(others[0].server.bound.grpc, &code, &to).await.unwrap_err();
     assert!(
-        told.code == 69 && told.text.contains("does not belong to the cloud of this invitation"),
-        "{told}"
+        output.code == 69 && output.text.contains("does not belong to the cloud of this invitation"),
+        "{output}"
     );
     assert_eq!(others[0].server.metrics.links_rejected.counted("invitation"), 0, "the code was not sent");
     let closed = TestServer::start(&place);
-    let told = join(closed.server.bound.grpc, &code, &to).await.unwrap_err();
-    assert!(told.text.contains("takes no invitations"), "{told}");
+    let output = join(closed.server.bound.grpc, &code, &to).await.unwrap_err();
+    assert!(output.text.contains("takes no invitations"), "{output}");
     assert!(!to.exists());
 }
 
@@ -272,10 +272,10 @@ async fn a_name_that_is_not_in_the_certificate_is_reported_with_a_hint() {
     let to = place.path().join("etc");
     let mut args = line(servers[0].server.bound.grpc, &invited(&servers[0]).await, &to);
     args.tls_server_name = None;
-    let told = invitations::run(&args, &Environment::default(), std::io::empty()).await.unwrap_err();
+    let output = invitations::run(&args, &Environment::default(), std::io::empty()).await.unwrap_err();
     assert!(
-        told.code == 69 && told.text.contains("set --tls-server-name to a name in the certificate"),
-        "{told}"
+        output.code == 69 && output.text.contains("set --tls-server-name to a name in the certificate"),
+        "{output}"
     );
     assert!(!to.exists());
 }
@@ -288,9 +288,9 @@ async fn a_revoked_node_loses_its_link_at_every_server() {
     let to = place.path().join("etc");
     join(servers[0].server.bound.grpc, &code, &to).await.unwrap();
     let _edge = start_edge(&settings(&to));
-    servers[0].has("edge7").await;
+    servers[0].wait_for_node("edge7").await;
     let node = "edge7".parse().unwrap();
     assert!(servers[1].server.enrolment.as_ref().unwrap().revoke(&node, "test").await.unwrap());
-    hurry();
+    pause_time();
     wait_within(Duration::from_secs(60), "its link is closed", || servers[0].link("edge7").is_none()).await;
 }

@@ -9,14 +9,16 @@ use tunnel_link::table::stream::Session;
 use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
 
 use crate::support::call::Call;
-use crate::support::clients::{self, echoed, is_reset};
+use crate::support::clients::{self, assert_echo, assert_reset};
 use crate::support::line::Line;
-use crate::support::peer::{announces, asked, open_word, opens, say_to, says, scripted_server};
+use crate::support::peer::{
+    accept_open, announce_node, next_find, open_frame, scripted_server, send_found, send_session_frame,
+};
 use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
 use crate::support::remote::ScriptedServer;
 use crate::support::servers::{self, Dns, DnsScript};
 use crate::support::sessions;
-use crate::support::{Stopwatch, TIMEOUT, hurry, remote, targets, wait_until};
+use crate::support::{Stopwatch, TIMEOUT, pause_time, remote, targets, wait_until};
 
 /// Config that lets edges reach every node.
 const ALLOW: &str = "[server.edge_access]\nnodes = [\"*\"]\n";
@@ -32,11 +34,11 @@ fn start(place: &TestDir) -> TestServer {
 }
 
 /// Refuses the next session that is opened, because the node is not here.
-async fn refuses(server: &mut Call) {
-    let (id, word) = server.word().await;
-    let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
+async fn refuse_open(server: &mut Call) {
+    let (id, frame) = server.next_session_frame().await;
+    let SessionFrame::Open { epoch, .. } = frame else { panic!("{frame:?}") };
     server
-        .say(
+        .send_session(
             id,
             SessionFrame::Refused {
                 epoch,
@@ -47,16 +49,16 @@ async fn refuses(server: &mut Call) {
 }
 
 /// Answers that the node is not here, until the link ends.
-async fn has_not(mut server: Call) {
+async fn answer_not_here(mut server: Call) {
     loop {
-        let question = asked(&mut server).await;
-        says(&server, question, false, Duration::ZERO).await;
+        let question = next_find(&mut server).await;
+        send_found(&server, question, false, Duration::ZERO).await;
     }
 }
 
-async fn between(edge: &Edge, to: &str) -> Result<Session, String> {
+async fn open_between(edge: &Edge, to: &str) -> Result<Session, String> {
     let (node, _) = to.split_once(':').unwrap();
-    sessions::asked(edge, node.parse().unwrap(), to.parse().unwrap()).await
+    sessions::open_session(edge, node.parse().unwrap(), to.parse().unwrap()).await
 }
 
 #[tokio::test]
@@ -65,19 +67,19 @@ async fn a_session_of_an_edge_finds_a_node_that_moved_without_notice() {
     let server = start(&place);
     let (mut wrong, mut right) =
         (scripted_server(&place, &server, 7).await, scripted_server(&place, &server, 8).await);
-    announces(&mut wrong, 1).await;
+    announce_node(&mut wrong, 1).await;
     let mut one = remote::link(&place, &server, "asker", Some(Instance::from_bits(5))).await;
     let id = SessionId::random();
-    say_to(&one, "node1", id, open_word(1)).await;
-    refuses(&mut wrong).await;
-    let (question, other) = tokio::join!(asked(&mut right), asked(&mut wrong));
-    says(&wrong, other, false, Duration::ZERO).await;
-    says(&right, question, true, Duration::ZERO).await;
-    opens(&mut right).await;
-    let (answered, word) = one.word().await;
-    assert_eq!((answered, matches!(word, SessionFrame::Opened { epoch: 1, .. })), (id, true), "{word:?}");
+    send_session_frame(&one, "node1", id, open_frame(1)).await;
+    refuse_open(&mut wrong).await;
+    let (question, other) = tokio::join!(next_find(&mut right), next_find(&mut wrong));
+    send_found(&wrong, other, false, Duration::ZERO).await;
+    send_found(&right, question, true, Duration::ZERO).await;
+    accept_open(&mut right).await;
+    let (answered, frame) = one.next_session_frame().await;
+    assert_eq!((answered, matches!(frame, SessionFrame::Opened { epoch: 1, .. })), (id, true), "{frame:?}");
     // The result of this search is shared by all.
-    let (_client, ()) = tokio::join!(server.open("node1:22"), opens(&mut right));
+    let (_client, ()) = tokio::join!(server.open("node1:22"), accept_open(&mut right));
 }
 
 #[tokio::test]
@@ -92,16 +94,16 @@ async fn an_edges_session_leaves_an_unresponsive_server_when_its_node_moves() {
     let third = TestServer::from_text(&text(2, &all));
     let line = Line::to(all[1]).await;
     let _node = start_edge(&place.edge("node1", line.at, ""));
-    second.has("node1").await;
+    second.wait_for_node("node1").await;
     let requester = edge(&place, &first, "asker").await;
-    let mut session = between(&requester, &at("node1", echo)).await.unwrap();
-    sessions::says(&mut session, "before").await;
-    between_servers.fall_silent();
+    let mut session = open_between(&requester, &at("node1", echo)).await.unwrap();
+    sessions::assert_session_echo(&mut session, "before").await;
+    between_servers.become_unresponsive();
     line.route_to(all[2]);
     line.reset();
-    third.has("node1").await;
+    third.wait_for_node("node1").await;
     let started = Stopwatch::start();
-    sessions::says(&mut session, "after").await;
+    sessions::assert_session_echo(&mut session, "after").await;
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
 }
 
@@ -111,58 +113,57 @@ async fn an_edges_session_leaves_a_server_that_does_not_answer_its_open() {
     let server = start(&place);
     let (mut silent, mut right) =
         (scripted_server(&place, &server, 7).await, scripted_server(&place, &server, 8).await);
-    announces(&mut silent, 1).await;
+    announce_node(&mut silent, 1).await;
     let mut one = remote::link(&place, &server, "asker", Some(Instance::from_bits(5))).await;
     let id = SessionId::random();
-    say_to(&one, "node1", id, open_word(1)).await;
+    send_session_frame(&one, "node1", id, open_frame(1)).await;
     let started = Stopwatch::start();
-    let (_, word) = silent.word().await;
-    assert!(matches!(word, SessionFrame::Open { epoch: 1, .. }), "{word:?}");
-    let question = asked(&mut right).await;
-    says(&right, question, true, Duration::ZERO).await;
+    let (_, frame) = silent.next_session_frame().await;
+    assert!(matches!(frame, SessionFrame::Open { epoch: 1, .. }), "{frame:?}");
+    let question = next_find(&mut right).await;
+    send_found(&right, question, true, Duration::ZERO).await;
     // Only the opener of a session moves it.
-    let (_, word) = one.word().await;
-    assert!(matches!(word, SessionFrame::PathLost { epoch: 1 }), "{word:?}");
+    let (_, frame) = one.next_session_frame().await;
+    assert!(matches!(frame, SessionFrame::PathLost { epoch: 1 }), "{frame:?}");
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
-    say_to(&one, "node1", id, open_word(2)).await;
-    let (_, word) = silent.word().await;
-    assert!(matches!(word, SessionFrame::PathLost { epoch: 1 }), "{word:?}");
-    opens(&mut right).await;
-    let (_, word) = one.word().await;
-    assert!(matches!(word, SessionFrame::Opened { epoch: 2, .. }), "{word:?}");
+    send_session_frame(&one, "node1", id, open_frame(2)).await;
+    let (_, frame) = silent.next_session_frame().await;
+    assert!(matches!(frame, SessionFrame::PathLost { epoch: 1 }), "{frame:?}");
+    accept_open(&mut right).await;
+    let (_, frame) = one.next_session_frame().await;
+    assert!(matches!(frame, SessionFrame::Opened { epoch: 2, .. }), "{frame:?}");
 }
 
 #[tokio::test]
 async fn the_first_client_of_a_lost_node_waits_3_s_and_gets_the_reason() {
     let place = TestDir::new();
     let server = start(&place);
-    let mut gone = scripted_server(&place, &server, 7).await;
-    announces(&mut gone, 1).await;
-    let says_no = async {
-        refuses(&mut gone).await;
-        has_not(gone).await;
+    let mut disconnected = scripted_server(&place, &server, 7).await;
+    announce_node(&mut disconnected, 1).await;
+    let refusals = async {
+        refuse_open(&mut disconnected).await;
+        answer_not_here(disconnected).await;
     };
     let started = Stopwatch::start();
-    let answer = tokio::select! { answer = server.ask("node1:22") => answer, () = says_no => unreachable!() };
+    let answer = tokio::select! { answer = server.request_connect("node1:22") => answer, () = refusals => unreachable!() };
     assert!(started.elapsed() < Duration::from_millis(3500), "{:?}", started.elapsed());
-    let (known, asked) = ("node node1 is not connected, last seen ", "ago; not in DNS; not at 1 peer");
-    assert!(answer.body.contains(known) && answer.body.contains(asked), "{answer:?}");
+    let (last_seen, searched) = ("node node1 is not connected, last seen ", "ago; not in DNS; not at 1 peer");
+    assert!(answer.body.contains(last_seen) && answer.body.contains(searched), "{answer:?}");
 }
 
 #[tokio::test]
 async fn an_edges_session_to_a_lost_node_waits_3_s_and_gets_the_reason() {
     let place = TestDir::new();
     let server = start(&place);
-    let mut gone = scripted_server(&place, &server, 7).await;
-    announces(&mut gone, 1).await;
+    let mut disconnected = scripted_server(&place, &server, 7).await;
+    announce_node(&mut disconnected, 1).await;
     let requester = edge(&place, &server, "asker").await;
-    let says_no = async {
-        refuses(&mut gone).await;
-        has_not(gone).await;
+    let refusals = async {
+        refuse_open(&mut disconnected).await;
+        answer_not_here(disconnected).await;
     };
     let started = Stopwatch::start();
-    let answer =
-        tokio::select! { answer = between(&requester, "node1:22") => answer, () = says_no => unreachable!() };
+    let answer = tokio::select! { answer = open_between(&requester, "node1:22") => answer, () = refusals => unreachable!() };
     assert!(started.elapsed() < Duration::from_millis(3500), "{:?}", started.elapsed());
     let why = answer.unwrap_err();
     assert!(
@@ -171,7 +172,7 @@ async fn an_edges_session_to_a_lost_node_waits_3_s_and_gets_the_reason() {
     );
     // For a node that was never seen, the refusal comes at once.
     let started = Stopwatch::start();
-    let why = between(&requester, "never:22").await.unwrap_err();
+    let why = open_between(&requester, "never:22").await.unwrap_err();
     assert!(started.elapsed() < Duration::from_millis(1500), "{:?}", started.elapsed());
     assert!(why.contains("not connected"), "{why}");
 }
@@ -184,13 +185,13 @@ async fn a_search_that_waits_for_dns_notices_a_node_that_links() {
     let server = TestServer::from_text(&servers::config(&place, servers::addresses(1)[0], &lines));
     let line = Line::to(server.server.bound.grpc).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
-    server.has("node1").await;
+    server.wait_for_node("node1").await;
     let mut client = server.open(&at("node1", echo)).await;
     for _ in 0..3 {
-        echoed(&mut client, "before").await;
+        assert_echo(&mut client, "before").await;
         line.reset();
         let started = Stopwatch::start();
-        echoed(&mut client, "after").await;
+        assert_echo(&mut client, "after").await;
         assert!(started.elapsed() < Duration::from_millis(600), "{:?}", started.elapsed());
     }
 }
@@ -203,12 +204,12 @@ async fn a_restarted_edge_is_noticed_after_3_s_even_if_dns_is_slow() {
     let lines = format!("[server.dns]\nresolvers = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
     let server = TestServer::from_text(&servers::config(&place, at, &lines));
     let mut old = remote::link(&place, &server, "node1", Some(Instance::from_bits(1))).await;
-    let (mut client, ()) = tokio::join!(server.open("node1:22"), opens(&mut old));
+    let (mut client, ()) = tokio::join!(server.open("node1:22"), accept_open(&mut old));
     drop(old);
     wait_until("the old link is closed", || server.link("node1").is_none()).await;
     let (started, watch) = (Instant::now(), Stopwatch::start());
     let _new = remote::link(&place, &server, "node1", Some(Instance::from_bits(9))).await;
-    is_reset(&mut client).await;
+    assert_reset(&mut client).await;
     let (took, worked) = (started.elapsed(), watch.elapsed());
     assert!(
         took > Duration::from_millis(2900) && worked < Duration::from_millis(3500),
@@ -224,9 +225,9 @@ async fn a_node_is_found_by_its_zone_name_and_rules_match_its_own_name() {
     let server = TestServer::from_text(&servers::config(&place, at_server, lines));
     let _edge = edge(&place, &server, "node1").await;
     for name in ["node1", "node1.nodes.test", "NODE1.Nodes.Test."] {
-        echoed(&mut server.open(&at(name, echo)).await, "hello").await;
+        assert_echo(&mut server.open(&at(name, echo)).await, "hello").await;
     }
-    assert_eq!(server.ask("node2.nodes.test:22").await.status, 403);
+    assert_eq!(server.request_connect("node2.nodes.test:22").await.status, 403);
 }
 
 #[tokio::test]
@@ -239,18 +240,18 @@ async fn an_untrusted_address_from_dns_is_not_called_nor_retried_for_a_minute() 
     let at_server = std::net::SocketAddr::from(([127, 0, 0, 2], other.at.port()));
     let lines = format!("[server.dns]\nresolvers = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
     let server = TestServer::from_text(&servers::config(&place, at_server, &lines));
-    let answer = server.ask("node1:22").await;
+    let answer = server.request_connect("node1:22").await;
     assert!(answer.body.contains("TLS handshake as") && answer.body.contains("127.0.0.1"), "{answer:?}");
-    hurry();
+    pause_time();
     let started = Instant::now();
     for n in 0..10 {
         tokio::time::sleep(Duration::from_secs(4)).await;
-        server.ask(&format!("node{n}:22")).await;
+        server.request_connect(&format!("node{n}:22")).await;
     }
     assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
     assert_eq!(other.connections(), 1);
     for n in 0.. {
-        server.ask(&format!("other{n}:22")).await;
+        server.request_connect(&format!("other{n}:22")).await;
         if other.connections() == 2 {
             break;
         }
@@ -269,13 +270,13 @@ async fn clients_of_a_missing_node_share_dns_queries_and_are_served_later() {
     let server = TestServer::from_text(&servers::config(&place, servers::addresses(1)[0], &lines));
     let started = Instant::now();
     for _ in 0..200 {
-        assert_eq!(server.ask("node1:22").await.status, 502);
+        assert_eq!(server.request_connect("node1:22").await.status, 502);
     }
     let seconds = started.elapsed().as_secs() + 1;
-    let asked = dns.asked();
-    assert!(asked <= 2 * usize::try_from(seconds).unwrap(), "{asked} queries in {seconds} s");
+    let queries = dns.queries();
+    assert!(queries <= 2 * usize::try_from(seconds).unwrap(), "{queries} queries in {seconds} s");
     let _edge = edge(&place, &server, "node1").await;
-    echoed(&mut server.open(&at("node1", echo)).await, "at once").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "at once").await;
 }
 
 #[tokio::test]
@@ -286,12 +287,12 @@ async fn servers_of_different_cas_report_it_on_their_readiness_page() {
     let second = TestServer::from_text(&servers::config(&two, all[1], &servers::peers(&all)));
     // The first server was started before the second.
     for (server, other) in [(&second, all[0]), (&first, all[1])] {
-        let said = format!("peers: peer {other} cannot be reached: ");
+        let expected = format!("peers: peer {other} cannot be reached: ");
         let started = Instant::now();
         loop {
             let ready = clients::get(server.server.bound.log, "/readyz").await;
             assert_eq!(ready.status, 200, "{ready:?}");
-            if ready.body.contains(&said) && ready.body.contains("TLS handshake as") {
+            if ready.body.contains(&expected) && ready.body.contains("TLS handshake as") {
                 break;
             }
             assert!(started.elapsed() < TIMEOUT, "{ready:?}");

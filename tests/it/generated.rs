@@ -5,7 +5,7 @@ use std::path::Path;
 use tempfile::TempDir;
 
 #[test]
-fn the_generated_code_is_what_proto_defines() {
+fn generated_code_matches_the_proto_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let proto = root.join("proto");
     let compile = |files: &[&str]| protox::compile(files, [&proto]).unwrap();

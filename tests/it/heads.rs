@@ -6,8 +6,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::support::assert_eventually;
-use crate::support::clients::{echoed, head, rest};
-use crate::support::programs::{TestDir, TestServer, edge, edge_forgets_all};
+use crate::support::clients::{assert_echo, head, rest};
+use crate::support::programs::{TestDir, TestServer, assert_edge_idle, edge};
 use crate::support::targets;
 
 /// Starts a server with a port for that target of every node.
@@ -17,15 +17,15 @@ fn server(place: &TestDir, target: SocketAddr) -> TestServer {
 }
 
 /// Starts a target that responds to each request with this head and body.
-async fn answers(head: String, body: &'static str) -> SocketAddr {
+async fn responding_target(head: String, body: &'static str) -> SocketAddr {
     targets::serve(move |mut socket| {
         let answer = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
         async move {
-            let mut asked = Vec::new();
+            let mut request = Vec::new();
             while let Ok(byte) = socket.read_u8().await {
-                asked.push(byte);
-                if asked.ends_with(b"\r\n\r\n") {
-                    asked.clear();
+                request.push(byte);
+                if request.ends_with(b"\r\n\r\n") {
+                    request.clear();
                     if socket.write_all(answer.as_bytes()).await.is_err() {
                         return;
                     }
@@ -37,15 +37,15 @@ async fn answers(head: String, body: &'static str) -> SocketAddr {
 }
 
 /// Starts a target that responds with the number of bytes and of lines in each request's head.
-async fn counts() -> SocketAddr {
+async fn head_counting_target() -> SocketAddr {
     targets::serve(|mut socket| async move {
-        let mut asked = Vec::new();
+        let mut request = Vec::new();
         while let Ok(byte) = socket.read_u8().await {
-            asked.push(byte);
-            if asked.ends_with(b"\r\n\r\n") {
-                let lines = asked.iter().filter(|byte| **byte == b'\n').count() - 2;
-                let body = format!("{} {lines}", asked.len());
-                asked.clear();
+            request.push(byte);
+            if request.ends_with(b"\r\n\r\n") {
+                let lines = request.iter().filter(|byte| **byte == b'\n').count() - 2;
+                let body = format!("{} {lines}", request.len());
+                request.clear();
                 let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
                 if socket.write_all(answer.as_bytes()).await.is_err() {
                     return;
@@ -72,7 +72,7 @@ fn fields(count: usize) -> String {
 
 #[tokio::test]
 async fn a_request_with_many_fields_or_a_long_head_arrives_whole() {
-    let (place, target) = (TestDir::new(), counts().await);
+    let (place, target) = (TestDir::new(), head_counting_target().await);
     let server = server(&place, target);
     let edge = edge(&place, &server, "node1").await;
     let mut client = server.client("http").await;
@@ -104,16 +104,16 @@ async fn a_request_with_many_fields_or_a_long_head_arrives_whole() {
     }
     drop(client);
     server.assert_idle().await;
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 #[tokio::test]
-async fn a_head_that_is_too_long_or_invalid_is_refused_with_a_text() {
-    let (place, target) = (TestDir::new(), counts().await);
+async fn a_request_head_that_is_too_long_or_invalid_is_refused_with_an_explanation() {
+    let (place, target) = (TestDir::new(), head_counting_target().await);
     let server = server(&place, target);
     let _edge = edge(&place, &server, "node1").await;
     let too_long = "the request's head is too long: at most 1024 KiB and 4096 header fields are accepted";
-    for (request, status, says) in [
+    for (request, status, text) in [
         (format!("GET / HTTP/1.1\r\nHost: node1\r\n{}\r\n", fields(4100)), 431, too_long),
         (format!("GET / HTTP/1.1\r\nHost: node1\r\nx: {}\r\n\r\n", "y".repeat(1 << 20)), 431, too_long),
         (
@@ -127,8 +127,8 @@ async fn a_head_that_is_too_long_or_invalid_is_refused_with_a_text() {
         // The server may respond before it has read everything.
         let _ = client.write_all(request.as_bytes()).await;
         let answer = String::from_utf8(rest(&mut client).await).unwrap();
-        assert!(answer.starts_with(&format!("HTTP/1.1 {status} {}", &says[..40])), "{answer}");
-        assert!(answer.contains(&format!("\r\n\r\n{says}")) && answer.contains("\nhint: "), "{answer}");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} {}", &text[..40])), "{answer}");
+        assert!(answer.contains(&format!("\r\n\r\n{text}")) && answer.contains("\nhint: "), "{answer}");
     }
     assert_eq!(server.server.metrics.sessions.closed("http", "head_too_long"), 2);
     assert_eq!(server.server.metrics.sessions.closed("http", "url_too_long"), 1);
@@ -141,7 +141,7 @@ async fn a_response_with_many_fields_or_a_long_head_arrives_whole() {
     for (more, is_long) in
         [(fields(1000), false), (fields(4000), true), (format!("x: {}\r\n", "y".repeat(200 << 10)), true)]
     {
-        let target = answers(format!("HTTP/1.1 200 OK\r\n{more}"), "the body").await;
+        let target = responding_target(format!("HTTP/1.1 200 OK\r\n{more}"), "the body").await;
         let server = server(&place, target);
         let edge = edge(&place, &server, "node1").await;
         let mut client = server.client("http").await;
@@ -155,14 +155,14 @@ async fn a_response_with_many_fields_or_a_long_head_arrives_whole() {
         assert_eq!(sessions > 0, is_long, "the session of a long head is not reused");
         drop(client);
         server.assert_idle().await;
-        edge_forgets_all(&edge).await;
+        assert_edge_idle(&edge).await;
     }
 }
 
 #[tokio::test]
-async fn a_response_whose_head_is_too_long_is_refused_with_a_text() {
+async fn a_response_with_a_head_that_is_too_long_is_refused_with_an_explanation() {
     let place = TestDir::new();
-    let target = answers(format!("HTTP/1.1 200 OK\r\n{}", fields(4100)), "").await;
+    let target = responding_target(format!("HTTP/1.1 200 OK\r\n{}", fields(4100)), "").await;
     let server = server(&place, target);
     let _edge = edge(&place, &server, "node1").await;
     let mut client = server.client("http").await;
@@ -179,7 +179,7 @@ async fn a_response_whose_head_is_too_long_is_refused_with_a_text() {
 /// Slow clients with long heads must not take the memory of all others.
 #[tokio::test]
 async fn one_source_cannot_take_all_permits_for_long_heads() {
-    let (place, target) = (TestDir::new(), counts().await);
+    let (place, target) = (TestDir::new(), head_counting_target().await);
     let server = server(&place, target);
     let _edge = edge(&place, &server, "node1").await;
     let half = format!("GET / HTTP/1.1\r\nHost: node1\r\nx: {}", "y".repeat(100 << 10));
@@ -217,7 +217,7 @@ async fn one_source_cannot_take_all_permits_for_long_heads() {
 async fn interim_responses_arrive_before_the_final_one() {
     let place = TestDir::new();
     let interim = "HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\nConnection: x\r\nX: y\r\n\r\n";
-    let target = answers(format!("{interim}HTTP/1.1 200 OK\r\n"), "the body").await;
+    let target = responding_target(format!("{interim}HTTP/1.1 200 OK\r\n"), "the body").await;
     let server = server(&place, target);
     let _edge = edge(&place, &server, "node1").await;
     let mut client = server.client("http").await;
@@ -243,14 +243,14 @@ async fn interim_responses_arrive_before_the_final_one() {
 }
 
 #[tokio::test]
-async fn hints_arrive_at_once_although_the_response_takes_long() {
+async fn early_hints_arrive_before_a_slow_response() {
     let place = TestDir::new();
     let (go, going) = tokio::sync::watch::channel(false);
     let target = targets::serve(move |mut socket| {
         let mut going = going.clone();
         async move {
-            let mut asked = [0; 1024];
-            let _ = socket.read(&mut asked).await;
+            let mut request = [0; 1024];
+            let _ = socket.read(&mut request).await;
             let _ = socket.write_all(b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\n\r\n").await;
             let _ = going.wait_for(|go| *go).await;
             let _ = socket.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
@@ -268,13 +268,13 @@ async fn hints_arrive_at_once_although_the_response_takes_long() {
 
 /// After an upgrade the connection carries raw bytes, whatever the length of the head was.
 #[tokio::test]
-async fn an_upgrade_with_a_long_head_switches() {
+async fn an_upgrade_request_with_a_long_head_switches_protocols() {
     let place = TestDir::new();
     let target = targets::serve(|mut socket| async move {
-        let mut asked = Vec::new();
-        while !asked.ends_with(b"\r\n\r\n") {
+        let mut request = Vec::new();
+        while !request.ends_with(b"\r\n\r\n") {
             let Ok(byte) = socket.read_u8().await else { return };
-            asked.push(byte);
+            request.push(byte);
         }
         let answer = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n";
         let _ = socket.write_all(answer.as_bytes()).await;
@@ -290,5 +290,5 @@ async fn an_upgrade_with_a_long_head_switches() {
     );
     client.write_all(request.as_bytes()).await.unwrap();
     assert!(head(&mut client).await.starts_with("HTTP/1.1 101 "));
-    echoed(&mut client, "raw bytes").await;
+    assert_echo(&mut client, "raw bytes").await;
 }

@@ -10,7 +10,7 @@ use tunnel::server::Server;
 use tunnel::server::config::ServerConfig;
 use tunnel_base::backoff::Backoff;
 
-use crate::support::clients::{echoed, open};
+use crate::support::clients::{assert_echo, open};
 use crate::support::programs::{TestDir, TestServer, at, start_edge};
 use crate::support::{targets, wait_until, wait_within};
 
@@ -47,7 +47,7 @@ async fn edges_that_lost_their_server_reconnect_no_faster_than_their_backoff() {
         .await;
     join_all((0..EDGES).map(|n| {
         let target = at(&node(n), echo);
-        async move { echoed(&mut open(server.connect, &target).await, "hello").await }
+        async move { assert_echo(&mut open(server.connect, &target).await, "hello").await }
     }))
     .await;
     server.assert_idle().await;

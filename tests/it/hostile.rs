@@ -12,11 +12,11 @@ use tunnel_proto::codec::{encode, to_message};
 use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionFrame};
 
 use crate::support::call::{Call, message};
-use crate::support::clients::{echoed, is_reset};
-use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all, start_edge, target};
-use crate::support::raw::{DATA, Raw};
+use crate::support::clients::{assert_echo, assert_reset};
+use crate::support::programs::{TestDir, TestServer, assert_edge_idle, at, edge, start_edge, target};
+use crate::support::raw::{DATA, RawHttp2};
 use crate::support::remote::ScriptedServer;
-use crate::support::{assert_eventually, beside, hurry, raw, remote, targets, wait_until, wait_within};
+use crate::support::{assert_eventually, pause_time, raw, remote, spawn, targets, wait_until, wait_within};
 
 /// Links a hostile edge `bad` and an honest edge `node1`.
 async fn both(place: &TestDir, server: &TestServer) -> (Call, Edge) {
@@ -26,24 +26,26 @@ async fn both(place: &TestDir, server: &TestServer) -> (Call, Edge) {
 /// Opens a session to a scripted edge, which accepts it.
 async fn accepted(server: &TestServer, edge: &mut Call) -> (TcpStream, SessionId) {
     let accept = async {
-        let (id, SessionFrame::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
-        edge.say(id, SessionFrame::Opened { limit: 1000, epoch, instance: None }).await;
+        let (id, SessionFrame::Open { epoch, .. }) = edge.next_session_frame().await else {
+            panic!("an Open first")
+        };
+        edge.send_session(id, SessionFrame::Opened { limit: 1000, epoch, instance: None }).await;
         id
     };
     tokio::join!(server.open("bad:22"), accept)
 }
 
 #[tokio::test]
-async fn a_flood_about_unknown_sessions_is_counted_and_dropped() {
+async fn frames_of_unknown_sessions_are_counted_and_dropped() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let (mut bad, _edge) = both(&place, &server).await;
     for _ in 0..5000 {
-        bad.say(SessionId::random(), SessionFrame::Data("x".into())).await;
+        bad.send_session(SessionId::random(), SessionFrame::Data("x".into())).await;
     }
     let unknown = || server.server.metrics.frames_dropped.counted("unknown_session");
     wait_until("all are counted", || unknown() == 5000).await;
-    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
     accepted(&server, &mut bad).await;
 }
 
@@ -51,10 +53,10 @@ async fn a_flood_about_unknown_sessions_is_counted_and_dropped() {
 async fn a_flood_packed_in_few_http_frames_without_window_updates_is_dropped() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
-    let bad = Raw::link(&place, &server, "bad", Some(Instance::random())).await;
+    let bad = RawHttp2::link(&place, &server, "bad", Some(Instance::random())).await;
     for _ in 0..50 {
-        let word = || message(&bad.node, SessionId::random(), SessionFrame::Data("x".into()));
-        assert!(bad.say((0..400).map(|_| word())).await);
+        let frame = || message(&bad.node, SessionId::random(), SessionFrame::Data("x".into()));
+        assert!(bad.send_messages((0..400).map(|_| frame())).await);
     }
     let unknown = || server.server.metrics.frames_dropped.counted("unknown_session");
     wait_until("all are counted", || unknown() == 50 * 400).await;
@@ -69,15 +71,15 @@ async fn unknown_and_forbidden_frames_are_dropped_and_the_link_continues() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let mut bad = remote::link(&place, &server, "bad", Some(Instance::random())).await;
-    let word = bad.message(SessionId::random(), SessionFrame::Fin { total: 1 });
+    let frame = bad.message(SessionId::random(), SessionFrame::Fin { total: 1 });
     let dropped = |cause| server.server.metrics.frames_dropped.counted(cause);
     for (message, cause) in [
-        (StreamMsg { r#type: "no such type".into(), ..word.clone() }, "unknown_type"),
-        (StreamMsg { category: "no such category".into(), ..word.clone() }, "unknown_type"),
-        (StreamMsg { category: "stream".into(), r#type: "find".into(), ..word.clone() }, "unknown_type"),
-        (StreamMsg { topic: "no id".into(), ..word.clone() }, "bad_session_id"),
-        (StreamMsg { data: Bytes::from_static(b"\xff\xff"), ..word.clone() }, "bad_field"),
-        (StreamMsg { node: "node1".into(), ..word.clone() }, "wrong_node"),
+        (StreamMsg { r#type: "no such type".into(), ..frame.clone() }, "unknown_type"),
+        (StreamMsg { category: "no such category".into(), ..frame.clone() }, "unknown_type"),
+        (StreamMsg { category: "stream".into(), r#type: "find".into(), ..frame.clone() }, "unknown_type"),
+        (StreamMsg { topic: "no id".into(), ..frame.clone() }, "bad_session_id"),
+        (StreamMsg { data: Bytes::from_static(b"\xff\xff"), ..frame.clone() }, "bad_field"),
+        (StreamMsg { node: "node1".into(), ..frame.clone() }, "wrong_node"),
     ] {
         let before = dropped(cause);
         bad.send(message).await;
@@ -109,14 +111,14 @@ async fn flooded(node: &str, most: usize, code: ErrorCode) {
         let message = bad.message(SessionId::random(), open.clone());
         bad.send(StreamMsg { node: node.into(), ..message }).await;
     }
-    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
     let waiting = server.link("bad").unwrap().sender.waiting();
     assert!((500..=most).contains(&waiting), "{waiting}");
     let left = || (server.server.table.len(), server.server.table.relayed());
     wait_until("only the client's session is left", || left().0 <= 1 && left().1 == (0, 0)).await;
-    let (_, answer) = bad.word().await;
+    let (_, answer) = bad.next_session_frame().await;
     assert!(matches!(&answer, SessionFrame::Refused { refusal, .. } if refusal.code == code), "{answer:?}");
-    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
     drop(bad);
     server.assert_idle().await;
 }
@@ -136,19 +138,19 @@ async fn endless_pings_and_resumes_leave_a_bounded_number_of_answers() {
     };
     // It does not read the answers meanwhile.
     for number in 0..10_000 {
-        bad.say(SessionId::random(), resume.clone()).await;
+        bad.send_session(SessionId::random(), resume.clone()).await;
         bad.send(to_message(Frame { node: bad.node.clone(), body: FrameKind::Ping(Some(number)) })).await;
     }
-    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
     let waiting = server.link("bad").unwrap().sender.waiting();
     assert!(waiting <= 1001, "{waiting}");
     assert_eq!(server.server.table.relayed(), (0, 0));
-    let (_, answer) = bad.word().await;
+    let (_, answer) = bad.next_session_frame().await;
     assert!(
         matches!(&answer, SessionFrame::Reset { refusal, .. } if refusal.code == ErrorCode::NotAllowed),
         "{answer:?}"
     );
-    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
     drop(bad);
     server.assert_idle().await;
 }
@@ -167,23 +169,23 @@ async fn an_edge_that_sends_but_never_reads_loses_its_link_and_sessions() {
     };
     // Enough Opens to fill the queue of answers.
     for _ in 0..20_000 {
-        bad.say(SessionId::random(), open.clone()).await;
+        bad.send_session(SessionId::random(), open.clone()).await;
     }
     wait_until("answers are queued", || server.link("bad").unwrap().sender.waiting() > 500).await;
-    hurry();
-    let speaking = beside(async move {
+    pause_time();
+    let speaking = spawn(async move {
         loop {
-            bad.say(SessionId::random(), SessionFrame::Fin { total: 1 }).await;
+            bad.send_session(SessionId::random(), SessionFrame::Fin { total: 1 }).await;
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
     });
-    let answer = server.ask("bad:22").await;
+    let answer = server.request_connect("bad:22").await;
     assert_eq!(answer.status, 504, "{answer:?}");
     let link = server.link("bad").unwrap().sender;
     tokio::time::timeout(Duration::from_secs(90), link.closed()).await.expect("its link is closed");
     wait_until("it is counted", || server.server.metrics.links_closed.counted("write_stalled") == 1).await;
     server.assert_idle().await;
-    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
     speaking.abort();
 }
 
@@ -217,11 +219,11 @@ async fn an_edge_survives_a_server_that_opens_endlessly() {
     let open =
         SessionFrame::Open { target: echo.into(), limit: 1, epoch: 1, client: String::new(), opener: None };
     for _ in 0..500 {
-        call.say(SessionId::random(), open.clone()).await;
+        call.send_session(SessionId::random(), open.clone()).await;
     }
     let (mut opened, mut refused) = (0, 0);
     while opened + refused < 500 {
-        match call.word().await.1 {
+        match call.next_session_frame().await.1 {
             SessionFrame::Opened { .. } => opened += 1,
             SessionFrame::Refused { refusal, .. } if refusal.code == ErrorCode::Overloaded => refused += 1,
             other => panic!("{other:?}"),
@@ -233,18 +235,18 @@ async fn an_edge_survives_a_server_that_opens_endlessly() {
 }
 
 #[tokio::test]
-async fn a_client_that_fills_an_edge_with_idle_sessions_makes_room_for_others() {
+async fn idle_sessions_of_a_client_that_fills_an_edge_are_evicted_for_other_clients() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut server = ScriptedServer::start(&place).await;
     let edge = start_edge(&place.edge("node1", server.at, "[edge.session]\nbuffer_memory = \"1MiB\""));
     let mut call = server.call().await;
     call.answer(Some(Instance::random()));
-    let mut asked = async |client: &str| {
+    let mut open_session = async |client: &str| {
         let (target, client, id) = (echo.into(), client.into(), SessionId::random());
-        call.say(id, SessionFrame::Open { target, limit: 1, epoch: 1, client, opener: None }).await;
+        call.send_session(id, SessionFrame::Open { target, limit: 1, epoch: 1, client, opener: None }).await;
         let mut cut = 0;
         loop {
-            match call.word().await.1 {
+            match call.next_session_frame().await.1 {
                 SessionFrame::Opened { .. } => return (Ok(()), cut),
                 SessionFrame::Refused { refusal, .. } => return (Err(refusal), cut),
                 SessionFrame::Reset { refusal, .. } if refusal.code == ErrorCode::Overloaded => cut += 1,
@@ -255,7 +257,7 @@ async fn a_client_that_fills_an_edge_with_idle_sessions_makes_room_for_others() 
     // Connections from different ports are one client, which may use all memory while it is alone.
     let mut all = 0;
     let refusal = loop {
-        match asked(&format!("10.0.0.1:{all}")).await {
+        match open_session(&format!("10.0.0.1:{all}")).await {
             (Ok(()), 0) => all += 1,
             (Err(refusal), 0) => break refusal,
             other => panic!("{other:?}"),
@@ -263,12 +265,12 @@ async fn a_client_that_fills_an_edge_with_idle_sessions_makes_room_for_others() 
     };
     assert_eq!(all, 132);
     assert!(refusal.reason.contains("[edge.session] buffer_memory in the node's edge.toml"), "{refusal:?}");
-    let (mut others, mut gone) = (0, 0);
-    while let (Ok(()), cut) = asked("ann@10.0.0.2:1").await {
-        (others, gone) = (others + 1, gone + cut);
+    let (mut others, mut evicted) = (0, 0);
+    while let (Ok(()), cut) = open_session("ann@10.0.0.2:1").await {
+        (others, evicted) = (others + 1, evicted + cut);
     }
-    assert!(others + 1 >= all - gone && others >= 50, "{others} next to {} of {all}", all - gone);
-    assert_eq!(asked("bob@10.0.0.1:9").await, (Ok(()), 1), "a new client evicts one session");
+    assert!(others + 1 >= all - evicted && others >= 50, "{others} next to {} of {all}", all - evicted);
+    assert_eq!(open_session("bob@10.0.0.1:9").await, (Ok(()), 1), "a new client evicts one session");
     assert!(edge.table.memory().0 <= 1 << 20);
 }
 
@@ -279,12 +281,12 @@ async fn data_past_the_limit_resets_the_session_and_leaves_the_link() {
     let mut bad = remote::link(&place, &server, "bad", Some(Instance::random())).await;
     let (mut victim, id) = accepted(&server, &mut bad).await;
     let (mut other, other_id) = accepted(&server, &mut bad).await;
-    bad.say(id, SessionFrame::Data(vec![0; 1 << 20].into())).await;
-    let (about, reset) = bad.word().await;
+    bad.send_session(id, SessionFrame::Data(vec![0; 1 << 20].into())).await;
+    let (about, reset) = bad.next_session_frame().await;
     let SessionFrame::Reset { refusal, .. } = reset else { panic!("{reset:?}") };
     assert_eq!((about, refusal.code), (id, ErrorCode::ProtocolError), "{refusal:?}");
-    is_reset(&mut victim).await;
-    bad.say(other_id, SessionFrame::Data("still here".into())).await;
+    assert_reset(&mut victim).await;
+    bad.send_session(other_id, SessionFrame::Data("still here".into())).await;
     let mut text = [0; 10];
     assert_eventually("the other session's bytes", other.read_exact(&mut text)).await.unwrap();
     assert_eq!(&text, b"still here");
@@ -296,19 +298,19 @@ async fn wrong_offsets_reset_the_session() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let mut bad = remote::link(&place, &server, "bad", Some(Instance::random())).await;
-    for word in [
+    for frame in [
         SessionFrame::Fin { total: 7 },
         SessionFrame::Fin { total: u64::MAX },
         SessionFrame::Credit { received: 7, limit: 7 },
         SessionFrame::Credit { received: u64::MAX, limit: u64::MAX },
     ] {
         let (mut client, id) = accepted(&server, &mut bad).await;
-        bad.say(id, word.clone()).await;
-        let (about, reset) = bad.word().await;
+        bad.send_session(id, frame.clone()).await;
+        let (about, reset) = bad.next_session_frame().await;
         let violation =
             matches!(&reset, SessionFrame::Reset { refusal, .. } if refusal.code == ErrorCode::ProtocolError);
-        assert!(about == id && violation, "{word:?}: {reset:?}");
-        is_reset(&mut client).await;
+        assert!(about == id && violation, "{frame:?}: {reset:?}");
+        assert_reset(&mut client).await;
     }
     server.assert_idle().await;
 }
@@ -318,14 +320,14 @@ async fn a_message_that_is_too_long_ends_the_link_and_not_the_server() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let (mut bad, _edge) = both(&place, &server).await;
-    bad.say(SessionId::random(), SessionFrame::Data(vec![0; 5 << 20].into())).await;
-    bad.ends().await;
+    bad.send_session(SessionId::random(), SessionFrame::Data(vec![0; 5 << 20].into())).await;
+    bad.wait_for_end().await;
     wait_until("the link's end is counted", || {
         server.server.metrics.links_closed.counted("protocol_error") == 1
     })
     .await;
     assert!(server.link("bad").is_none());
-    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
 }
 
 #[tokio::test]
@@ -333,21 +335,21 @@ async fn bytes_that_are_no_messages_end_the_link_and_not_the_server() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
-    let word = StreamMsg { category: "\u{0}".repeat(100), ..StreamMsg::default() };
-    let mut broken = encode(word).to_bytes().to_vec();
+    let frame = StreamMsg { category: "\u{0}".repeat(100), ..StreamMsg::default() };
+    let mut broken = encode(frame).to_bytes().to_vec();
     broken[6] = 0xff;
     for bytes in [broken, vec![1, 0, 0, 0, 0], vec![0xff; 100]] {
         let mut bad = remote::link(&place, &server, "bad", Some(Instance::random())).await;
         bad.send_bytes(bytes.into()).await;
-        bad.ends().await;
+        bad.wait_for_end().await;
         wait_until("the node is disconnected", || server.link("bad").is_none()).await;
     }
     assert_eq!(server.server.metrics.links_closed.counted("protocol_error"), 3);
-    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
 }
 
 #[tokio::test]
-async fn garbage_before_and_after_tls_is_closed() {
+async fn connections_that_send_garbage_before_or_after_tls_are_closed() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
@@ -358,32 +360,32 @@ async fn garbage_before_and_after_tls_is_closed() {
     let mut after = remote::encrypted(&place, server.server.bound.grpc).await;
     after.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     let _ = assert_eventually("the end of the connection", after.read_to_end(&mut Vec::new())).await;
-    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
 }
 
 #[tokio::test]
-async fn a_thousand_connections_that_never_speak_do_no_harm() {
+async fn a_thousand_silent_connections_time_out_and_block_no_edge_or_client() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let edge_one = edge(&place, &server, "node1").await;
-    hurry();
+    pause_time();
     let _silent = raw::silent(server.server.bound.grpc, 1000).await;
     let edge_two = start_edge(&place.edge("node2", server.server.bound.grpc, ""));
     let refused = |cause| server.server.metrics.links_rejected.counted(cause);
-    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
     wait_until("the silent connections are closed", || refused("timed_out") == 1000).await;
-    server.has("node2").await;
-    echoed(&mut server.open(&at("node2", echo)).await, "hello").await;
+    server.wait_for_node("node2").await;
+    assert_echo(&mut server.open(&at("node2", echo)).await, "hello").await;
     for edge in [edge_one, edge_two] {
-        edge_forgets_all(&edge).await;
+        assert_edge_idle(&edge).await;
     }
 }
 
 #[tokio::test]
-async fn a_connection_without_a_call_is_closed() {
+async fn a_tls_connection_without_a_grpc_call_is_closed() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
-    hurry();
+    pause_time();
     let mut silent = remote::encrypted(&place, server.server.bound.grpc).await;
     let _ = silent.read_to_end(&mut Vec::new()).await;
     let late = || server.server.metrics.links_rejected.counted("call_timeout");
@@ -418,7 +420,7 @@ async fn targets_outside_the_policy_are_refused_in_any_spelling() {
 }
 
 #[tokio::test]
-async fn the_default_policy_is_this_machine_and_nothing_else() {
+async fn the_default_policy_of_an_edge_allows_only_its_own_machine() {
     let (place, echo) = (TestDir::new(), targets::serve_ipv6(targets::echo_one).await);
     let mut server = ScriptedServer::start(&place).await;
     let _edge = start_edge(&place.edge("node1", server.at, ""));
@@ -435,12 +437,12 @@ async fn the_default_policy_is_this_machine_and_nothing_else() {
 /// Opens a session at an edge. Returns the code of the refusal, if it refuses.
 async fn open(call: &mut Call, text: &str) -> Option<ErrorCode> {
     let id = SessionId::random();
-    call.say(
+    call.send_session(
         id,
         SessionFrame::Open { target: target(text), limit: 1, epoch: 1, client: String::new(), opener: None },
     )
     .await;
-    match call.word().await.1 {
+    match call.next_session_frame().await.1 {
         SessionFrame::Opened { .. } => None,
         SessionFrame::Refused { refusal, .. } => Some(refusal.code),
         other => panic!("{other:?}"),

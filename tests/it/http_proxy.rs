@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::clients::{self, ESTABLISHED, echoed, head};
-use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all};
+use crate::support::clients::{self, ESTABLISHED, assert_echo, head};
+use crate::support::programs::{TestDir, TestServer, assert_edge_idle, at, edge};
 use crate::support::{assert_eventually, targets};
 
 fn server(place: &TestDir, more: &str) -> (TestServer, SocketAddr) {
@@ -20,12 +20,12 @@ fn server(place: &TestDir, more: &str) -> (TestServer, SocketAddr) {
 pub(crate) async fn site(name: &'static str) -> SocketAddr {
     targets::serve(move |mut socket| async move {
         loop {
-            let mut asked = Vec::new();
-            while !asked.ends_with(b"\r\n\r\n") {
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
                 let Ok(byte) = socket.read_u8().await else { return };
-                asked.push(byte);
+                request.push(byte);
             }
-            let body = format!("{name}\n{}", String::from_utf8_lossy(&asked));
+            let body = format!("{name}\n{}", String::from_utf8_lossy(&request));
             let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
             if socket.write_all(answer.as_bytes()).await.is_err() {
                 return;
@@ -55,15 +55,15 @@ async fn each_plain_request_of_one_connection_goes_to_its_own_url() {
     for (node, site) in [sites[0], sites[1], sites[1], sites[0]] {
         let target = at(node, site);
         // A different Host is ignored if the request has an absolute URL.
-        let ask = format!(
+        let request = format!(
             "GET http://{target}/metrics?a=b HTTP/1.1\r\nHost: elsewhere:1\r\nProxy-Authorization: Basic eDp5\r\n\
              Proxy-Connection: keep-alive\r\n\r\n"
         );
-        client.write_all(ask.as_bytes()).await.unwrap();
-        let told = body(&mut client).await;
+        client.write_all(request.as_bytes()).await.unwrap();
+        let response = body(&mut client).await;
         let name = if node == "node1" { "first" } else { "second" };
-        let wanted = format!("{name}\nGET /metrics?a=b HTTP/1.1\r\nHost: {target}\r\n\r\n");
-        assert_eq!(told.to_lowercase(), wanted.to_lowercase());
+        let expected = format!("{name}\nGET /metrics?a=b HTTP/1.1\r\nHost: {target}\r\n\r\n");
+        assert_eq!(response.to_lowercase(), expected.to_lowercase());
     }
     // SuperEdge uses the Host if the request has no absolute URL.
     let target = at("node1", sites[0].1);
@@ -72,7 +72,7 @@ async fn each_plain_request_of_one_connection_goes_to_its_own_url() {
     drop(client);
     server.assert_idle().await;
     for edge in &edges {
-        edge_forgets_all(edge).await;
+        assert_edge_idle(edge).await;
     }
 }
 
@@ -81,18 +81,18 @@ async fn connect_is_served_at_the_same_port_even_if_split_into_pieces() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let (server, port) = server(&place, "");
     let _edge = edge(&place, &server, "node1").await;
-    let ask = format!("CONNECT {} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nearly", at("node1", echo));
-    for first in [1, 7, 8, ask.len()] {
+    let request = format!("CONNECT {} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nearly", at("node1", echo));
+    for first in [1, 7, 8, request.len()] {
         let mut client = TcpStream::connect(port).await.unwrap();
         client.set_nodelay(true).unwrap();
-        client.write_all(&ask.as_bytes()[..first]).await.unwrap();
+        client.write_all(&request.as_bytes()[..first]).await.unwrap();
         tokio::task::yield_now().await;
-        client.write_all(&ask.as_bytes()[first..]).await.unwrap();
+        client.write_all(&request.as_bytes()[first..]).await.unwrap();
         assert_eq!(head(&mut client).await, ESTABLISHED, "{first}");
         let mut buffered = [0; 5];
         assert_eventually("the early bytes", client.read_exact(&mut buffered)).await.unwrap();
         assert_eq!(&buffered, b"early");
-        echoed(&mut client, "hello").await;
+        assert_echo(&mut client, "hello").await;
     }
     server.assert_idle().await;
     assert_eq!(server.server.metrics.sessions.closed("http_proxy", "ok"), 4);
@@ -102,7 +102,7 @@ async fn connect_is_served_at_the_same_port_even_if_split_into_pieces() {
 async fn a_request_for_no_node_is_refused_with_the_reason() {
     let place = TestDir::new();
     let (_server, port) = server(&place, "");
-    for (ask, told) in [
+    for (request, response) in [
         ("GET http://10.0.0.7:80/ HTTP/1.1\r\n\r\n", "421 no node is known for 10.0.0.7:80"),
         ("GET http://127.0.0.1:80/ HTTP/1.1\r\n\r\n", "403 127.0.0.1:80 is not allowed as a target"),
         ("GET https://node1/ HTTP/1.1\r\n\r\n", "400 bad request: only http://"),
@@ -112,9 +112,9 @@ async fn a_request_for_no_node_is_refused_with_the_reason() {
         ("CONNECT node9:22 HTTP/1.1\r\n\r\n", "502 node node9 is not connected"),
     ] {
         let mut client = TcpStream::connect(port).await.unwrap();
-        client.write_all(ask.as_bytes()).await.unwrap();
+        client.write_all(request.as_bytes()).await.unwrap();
         let answer = head(&mut client).await;
-        assert!(answer.starts_with(&format!("HTTP/1.1 {told}")), "{ask}: {answer}");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {response}")), "{request}: {answer}");
     }
     // A client that disconnects without sending anything is not a request.
     clients::reset(TcpStream::connect(port).await.unwrap());

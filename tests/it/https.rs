@@ -20,7 +20,7 @@ use tunnel_net::tls::{Identity, TlsClientConfig, Trust, server_name};
 
 use crate::addresses::own_address;
 use crate::support::line::Line;
-use crate::support::programs::{NAME, TestDir, TestServer, edge_forgets_all, edge_with, start_edge};
+use crate::support::programs::{NAME, TestDir, TestServer, assert_edge_idle, edge_with, start_edge};
 use crate::support::{assert_eventually, targets, wait_until};
 
 /// Returns the TLS config of a target that requests client certificates.
@@ -52,8 +52,8 @@ async fn web_tls_at(place: &TestDir, at: &str) -> (SocketAddr, Arc<AtomicUsize>)
         async move {
             let Ok(mut stream) = TlsAcceptor::from(tls).accept(socket).await else { return };
             counted.fetch_add(1, Relaxed);
-            let known = stream.get_ref().1.peer_certificates().is_some();
-            let _ = web(&mut stream, if known { "known" } else { "unknown" }).await;
+            let has_certificate = stream.get_ref().1.peer_certificates().is_some();
+            let _ = web(&mut stream, if has_certificate { "known" } else { "unknown" }).await;
             let _ = stream.shutdown().await;
         }
     })
@@ -105,15 +105,15 @@ async fn head<S: AsyncRead + Unpin>(stream: &mut S) -> io::Result<String> {
     Ok(String::from_utf8(head).unwrap())
 }
 
-async fn say<S: AsyncWrite + Unpin>(stream: &mut S, text: &str) {
+async fn send<S: AsyncWrite + Unpin>(stream: &mut S, text: &str) {
     stream.write_all(text.as_bytes()).await.unwrap();
     stream.flush().await.unwrap();
 }
 
-async fn hears<S: AsyncRead + Unpin>(stream: &mut S, text: &str) {
-    let mut heard = vec![0; text.len()];
-    assert_eventually(text, stream.read_exact(&mut heard)).await.unwrap();
-    assert_eq!(String::from_utf8(heard).unwrap(), text);
+async fn expect_bytes<S: AsyncRead + Unpin>(stream: &mut S, text: &str) {
+    let mut received = vec![0; text.len()];
+    assert_eventually(text, stream.read_exact(&mut received)).await.unwrap();
+    assert_eq!(String::from_utf8(received).unwrap(), text);
 }
 
 /// Starts a server with an HTTPS port for that port of every node.
@@ -173,15 +173,15 @@ async fn many_requests_share_a_session_and_the_edge_presents_its_certificate() {
     let mut client = dial(&server, NAME, Some(place.client("apiserver")), &["h2", "http/1.1"]).await.unwrap();
     assert_eq!(client.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
     for _ in 0..5 {
-        say(&mut client, &get("node-a:10250", "/pods")).await;
-        hears(&mut client, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nknown").await;
+        send(&mut client, &get("node-a:10250", "/pods")).await;
+        expect_bytes(&mut client, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nknown").await;
     }
     assert_eq!((connections.load(Relaxed), server.server.metrics.sessions.now("https")), (1, 1));
     client.shutdown().await.unwrap();
     drop(client);
     wait_until("the session is over", || server.server.metrics.sessions.closed("https", "ok") == 1).await;
     server.assert_idle().await;
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 #[tokio::test]
@@ -200,34 +200,34 @@ async fn an_exchange_survives_broken_paths_in_its_request_and_response() {
                 stream.read_exact(&mut half).await.unwrap();
                 arrived.send(String::from_utf8(half.to_vec()).unwrap()).await.unwrap();
             }
-            say(&mut stream, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nghi\r\n").await;
+            send(&mut stream, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nghi\r\n").await;
             goes.notified().await;
-            say(&mut stream, "3\r\njkl\r\n0\r\n\r\n").await;
+            send(&mut stream, "3\r\njkl\r\n0\r\n\r\n").await;
         }
     })
     .await;
     let server = server(&place, target);
     let line = Line::to(server.server.bound.grpc).await;
     let edge = start_edge(&place.edge("node-a", line.at, &shows(&place)));
-    let first = server.has("node-a").await.sender.id;
+    let first = server.wait_for_node("node-a").await.sender.id;
     let mut client = dial(&server, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
-    say(&mut client, "POST / HTTP/1.1\r\nHost: node-a\r\nContent-Length: 6\r\n\r\nabc").await;
+    send(&mut client, "POST / HTTP/1.1\r\nHost: node-a\r\nContent-Length: 6\r\n\r\nabc").await;
     assert!(assert_eventually("a head", arrives.recv()).await.unwrap().starts_with("POST / HTTP/1.1\r\n"));
     assert_eq!(assert_eventually("half a body", arrives.recv()).await.unwrap(), "abc");
     line.reset();
     wait_until("the link is closed", || server.link("node-a").is_none_or(|link| link.sender.id != first))
         .await;
-    say(&mut client, "def").await;
+    send(&mut client, "def").await;
     assert_eq!(assert_eventually("the other half", arrives.recv()).await.unwrap(), "def");
     let answer = head(&mut client).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
-    hears(&mut client, "3\r\nghi\r\n").await;
-    let second = server.has("node-a").await.sender.id;
+    expect_bytes(&mut client, "3\r\nghi\r\n").await;
+    let second = server.wait_for_node("node-a").await.sender.id;
     line.reset();
     wait_until("the link is closed", || server.link("node-a").is_none_or(|link| link.sender.id != second))
         .await;
     go.notify_one();
-    hears(&mut client, "3\r\njkl\r\n0\r\n\r\n").await;
+    expect_bytes(&mut client, "3\r\njkl\r\n0\r\n\r\n").await;
     assert!(server.server.metrics.resumed.get() >= 2 && edge.metrics.resumed.get() >= 2);
 }
 
@@ -238,44 +238,47 @@ async fn the_tls_server_name_selects_the_node_if_host_names_none() {
     let (server, _edge) = terminating(&place, target).await;
     let shows = place.client("apiserver");
     let mut client = dial(&server, "node-a", Some(shows.clone()), &[]).await.unwrap();
-    say(&mut client, &get("127.0.0.1:6443", "/exec-not")).await;
-    hears(&mut client, "HTTP/1.1 200 OK\r\n").await;
+    send(&mut client, &get("127.0.0.1:6443", "/exec-not")).await;
+    expect_bytes(&mut client, "HTTP/1.1 200 OK\r\n").await;
     let mut client = dial(&server, "127.0.0.1", Some(shows), &[]).await.unwrap();
-    say(&mut client, &get("127.0.0.1:6443", "/exec/shop/web/nginx")).await;
-    let told = head(&mut client).await.unwrap();
-    assert!(told.starts_with("HTTP/1.1 421 neither Host nor TLS server name is a node's name"), "{told}");
+    send(&mut client, &get("127.0.0.1:6443", "/exec/shop/web/nginx")).await;
+    let response = head(&mut client).await.unwrap();
+    assert!(
+        response.starts_with("HTTP/1.1 421 neither Host nor TLS server name is a node's name"),
+        "{response}"
+    );
 }
 
 #[tokio::test]
-async fn an_upgrade_and_trailers_and_100_continue_pass() {
+async fn upgrades_trailers_and_100_continue_are_forwarded() {
     let place = TestDir::new();
     let (target, connections) = web_tls(&place).await;
     let (server, edge) = terminating(&place, target).await;
     let mut client = dial(&server, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
-    say(
+    send(
         &mut client,
         "PUT /put HTTP/1.1\r\nHost: node-a\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n",
     )
     .await;
-    hears(&mut client, "HTTP/1.1 100 Continue\r\n\r\n").await;
-    say(&mut client, "body").await;
-    hears(&mut client, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody").await;
-    say(&mut client, "GET /sum HTTP/1.1\r\nHost: node-a\r\nTE: trailers\r\nConnection: TE\r\n\r\n").await;
+    expect_bytes(&mut client, "HTTP/1.1 100 Continue\r\n\r\n").await;
+    send(&mut client, "body").await;
+    expect_bytes(&mut client, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody").await;
+    send(&mut client, "GET /sum HTTP/1.1\r\nHost: node-a\r\nTE: trailers\r\nConnection: TE\r\n\r\n").await;
     let answer = head(&mut client).await.unwrap().to_lowercase();
     assert!(
         answer.contains("trailer: x-sum\r\n") && answer.contains("transfer-encoding: chunked\r\n"),
         "{answer}"
     );
-    hears(&mut client, "2\r\nok\r\n0\r\nx-sum: 2\r\n\r\n").await;
-    say(
+    expect_bytes(&mut client, "2\r\nok\r\n0\r\nx-sum: 2\r\n\r\n").await;
+    send(
         &mut client,
         "GET /exec HTTP/1.1\r\nHost: node-a\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\nearly",
     )
     .await;
     assert!(head(&mut client).await.unwrap().starts_with("HTTP/1.1 101 Switching Protocols\r\n"));
-    hears(&mut client, "hiearly").await;
-    say(&mut client, "more").await;
-    hears(&mut client, "more").await;
+    expect_bytes(&mut client, "hiearly").await;
+    send(&mut client, "more").await;
+    expect_bytes(&mut client, "more").await;
     let under_way = || server.server.metrics.requests.now("GET", "/exec");
     assert_eq!(
         (under_way(), server.server.metrics.requests.now("PUT", "/put")),
@@ -289,7 +292,7 @@ async fn an_upgrade_and_trailers_and_100_continue_pass() {
     assert_eq!(connections.load(Relaxed), 1);
     wait_until("the session is over", || server.server.metrics.sessions.closed("https", "ok") == 1).await;
     wait_until("the request is over", || under_way() == 0).await;
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 #[tokio::test]
@@ -304,7 +307,7 @@ async fn a_client_without_certificate_or_with_another_name_is_refused() {
     };
     refused.await.unwrap_err();
     let mut client = dial(&server, NAME, Some(place.client("somebody")), &[]).await.unwrap();
-    say(&mut client, &get("node-a", "/")).await;
+    send(&mut client, &get("node-a", "/")).await;
     assert!(head(&mut client).await.unwrap().starts_with("HTTP/1.1 403 "));
     assert_eq!(connections.load(Relaxed), 0);
     let h2 = dial(&server, NAME, Some(place.client("apiserver")), &["h2"]).await.unwrap_err();
@@ -323,7 +326,7 @@ async fn a_client_that_disconnects_from_a_silent_target_ends_the_session() {
     let (server, edge) = terminating(&place, target).await;
     for (sessions, ends) in [(1, true), (2, false)] {
         let mut client = dial(&server, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
-        say(&mut client, &get("node-a", "/silent")).await;
+        send(&mut client, &get("node-a", "/silent")).await;
         wait_until("the request has arrived", || connections.load(Relaxed) == sessions).await;
         if ends {
             client.shutdown().await.unwrap();
@@ -333,7 +336,7 @@ async fn a_client_that_disconnects_from_a_silent_target_ends_the_session() {
         let ended = || server.server.metrics.sessions.closed("https", "client_io_error");
         wait_until("the session has failed", || ended() == sessions as u64).await;
     }
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 /// On loopback no attacker can intercept the connection; elsewhere one could.
@@ -343,11 +346,11 @@ async fn a_target_beyond_loopback_is_not_trusted_without_a_ca() {
     let (target, connections) = web_tls_at(&place, &format!("{}:0", own_address())).await;
     let (server, _edge) = terminating(&place, target).await;
     let mut client = dial(&server, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
-    say(&mut client, &get("node-a", "/")).await;
-    let told = head(&mut client).await.unwrap();
+    send(&mut client, &get("node-a", "/")).await;
+    let response = head(&mut client).await.unwrap();
     assert!(
-        told.starts_with(&format!("HTTP/1.1 502 node node-a: TLS with {target}: its certificate cannot")),
-        "{told}"
+        response.starts_with(&format!("HTTP/1.1 502 node node-a: TLS with {target}: its certificate cannot")),
+        "{response}"
     );
     assert_eq!(connections.load(Relaxed), 0);
 }
@@ -362,14 +365,14 @@ async fn a_target_without_tls_is_reported_to_the_client() {
     .await;
     let (server, _edge) = terminating(&place, plain).await;
     let mut client = dial(&server, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
-    say(&mut client, &get("node-a", "/")).await;
-    let told = head(&mut client).await.unwrap();
+    send(&mut client, &get("node-a", "/")).await;
+    let response = head(&mut client).await.unwrap();
     let cause = format!("HTTP/1.1 502 node node-a: TLS with {plain}: it does not speak TLS\r\n");
-    assert!(told.starts_with(&cause), "{told}");
+    assert!(response.starts_with(&cause), "{response}");
 }
 
 #[tokio::test]
-async fn metrics_tools_reach_a_node_by_host() {
+async fn an_http_node_port_selects_the_node_by_host() {
     let place = TestDir::new();
     let node = targets::serve(|mut socket| async move {
         let _ = web(&mut socket, "metrics").await;
@@ -380,18 +383,18 @@ async fn metrics_tools_reach_a_node_by_host() {
     let _edge = edge_with(&place, &server, "node-a", "").await;
     let mut client = server.client("http").await;
     for _ in 0..2 {
-        say(&mut client, &get("node-a:10255", "/metrics")).await;
-        hears(&mut client, "HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nmetrics").await;
+        send(&mut client, &get("node-a:10255", "/metrics")).await;
+        expect_bytes(&mut client, "HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nmetrics").await;
     }
-    say(&mut client, &get("node-b:10255", "/metrics")).await;
-    let told = head(&mut client).await.unwrap();
-    assert!(told.starts_with("HTTP/1.1 502 node node-b is not connected"), "{told}");
+    send(&mut client, &get("node-b:10255", "/metrics")).await;
+    let response = head(&mut client).await.unwrap();
+    assert!(response.starts_with("HTTP/1.1 502 node node-b is not connected"), "{response}");
     let mut client = server.client("http").await;
-    say(&mut client, &get("127.0.0.1:10255", "/metrics")).await;
+    send(&mut client, &get("127.0.0.1:10255", "/metrics")).await;
     assert!(head(&mut client).await.unwrap().starts_with("HTTP/1.1 421 "));
     let mut client = server.client("http").await;
-    say(&mut client, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
-    hears(&mut client, "HTTP/1.1 400 only HTTP/1.1 is served here\r\n").await;
+    send(&mut client, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+    expect_bytes(&mut client, "HTTP/1.1 400 only HTTP/1.1 is served here\r\n").await;
 }
 
 /// Starts a web server on this machine's own address that responds to each request with the head that it received.
@@ -399,7 +402,7 @@ pub(crate) async fn repeats_heads() -> SocketAddr {
     targets::serve_at(&format!("{}:0", own_address()), |mut socket| async move {
         while let Ok(head) = head(&mut socket).await {
             let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{head}", head.len());
-            say(&mut socket, &answer).await;
+            send(&mut socket, &answer).await;
         }
     })
     .await
@@ -419,9 +422,9 @@ pub(crate) fn by_host(place: &TestDir, more: &str) -> TestServer {
 }
 
 /// Returns the request head that the target received for these headers, or the status line of a refusal.
-pub(crate) async fn got(server: &TestServer, host: &str, headers: &str) -> String {
+pub(crate) async fn get_by_host(server: &TestServer, host: &str, headers: &str) -> String {
     let mut client = server.client("http").await;
-    say(&mut client, &format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n{headers}\r\n")).await;
+    send(&mut client, &format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n{headers}\r\n")).await;
     let answer = head(&mut client).await.unwrap();
     if !answer.starts_with("HTTP/1.1 200 ") {
         return answer.lines().next().unwrap().to_owned();
@@ -435,12 +438,15 @@ async fn one_port_reaches_any_port_of_a_node_by_its_name_or_address_in_host() {
     let server = by_host(&place, "");
     let _edge = edge_with(&place, &server, "node-a", "").await;
     for host in [format!("node-a:{}", at.port()), at.to_string()] {
-        assert_eq!(got(&server, &host, "").await, format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+        assert_eq!(
+            get_by_host(&server, &host, "").await,
+            format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n")
+        );
     }
-    let told = got(&server, "node-b:9051", "").await;
-    assert!(told.starts_with("HTTP/1.1 421 no address of node node-b is known"), "{told}");
-    let told = got(&server, "192.0.2.1:9051", "").await;
-    assert!(told.starts_with("HTTP/1.1 421 "), "{told}");
+    let response = get_by_host(&server, "node-b:9051", "").await;
+    assert!(response.starts_with("HTTP/1.1 421 no address of node node-b is known"), "{response}");
+    let response = get_by_host(&server, "192.0.2.1:9051", "").await;
+    assert!(response.starts_with("HTTP/1.1 421 "), "{response}");
 }
 
 #[tokio::test]
@@ -451,24 +457,25 @@ async fn trusted_clients_may_route_by_headers_that_no_target_receives() {
     let host = format!("tunnel.svc:{}", at.port());
     let plain = format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\nX-Other: 1\r\n\r\n");
     let by_node = "X-Tunnel-Proxy-Host: node-a:10250\r\nX-Other: 1\r\n";
-    assert_eq!(got(&server, &host, by_node).await, plain);
+    assert_eq!(get_by_host(&server, &host, by_node).await, plain);
     let by_target = format!("X-Other: 1\r\nx-tunnel-proxy-host: node-a\r\nX-TUNNEL-PROXY-DEST: {at}\r\n");
-    assert_eq!(got(&server, &host, &by_target).await, plain);
-    let twice = got(&server, &host, "X-Tunnel-Proxy-Host: node-a\r\nX-Tunnel-Proxy-Host: node-b\r\n").await;
+    assert_eq!(get_by_host(&server, &host, &by_target).await, plain);
+    let twice =
+        get_by_host(&server, &host, "X-Tunnel-Proxy-Host: node-a\r\nX-Tunnel-Proxy-Host: node-b\r\n").await;
     assert!(twice.starts_with("HTTP/1.1 400 "), "{twice}");
     let loopback = format!("X-Tunnel-Proxy-Host: node-a\r\nX-Tunnel-Proxy-Dest: 127.0.0.1:{}\r\n", at.port());
-    let told = got(&server, &host, &loopback).await;
-    assert!(told.starts_with("HTTP/1.1 403 addresses local to a node are not reachable"), "{told}");
+    let response = get_by_host(&server, &host, &loopback).await;
+    assert!(response.starts_with("HTTP/1.1 403 addresses local to a node are not reachable"), "{response}");
 
     let open = by_host(&place, "");
     let _edge = edge_with(&place, &open, "node-a", "").await;
     let own = format!("node-a:{}", at.port());
-    let told = got(&open, &own, by_node).await;
+    let response = get_by_host(&open, &own, by_node).await;
     assert!(
-        told.starts_with("HTTP/1.1 403 X-Tunnel-Proxy-Host and X-Tunnel-Proxy-Dest are allowed only"),
-        "{told}"
+        response.starts_with("HTTP/1.1 403 X-Tunnel-Proxy-Host and X-Tunnel-Proxy-Dest are allowed only"),
+        "{response}"
     );
-    assert!(got(&open, &own, "").await.starts_with("GET "));
+    assert!(get_by_host(&open, &own, "").await.starts_with("GET "));
 }
 
 /// Starts a server with such a port that opens TLS to targets itself. `believed` is the key that sets which targets it
@@ -487,19 +494,19 @@ async fn targets_see_the_servers_certificate_and_sessions_survive_a_reset() {
     let line = Line::to(server.server.bound.grpc).await;
     // The target's certificate is only valid for the name of this node.
     let _edge = start_edge(&place.edge(NAME, line.at, ""));
-    let first = server.has(NAME).await.sender.id;
+    let first = server.wait_for_node(NAME).await.sender.id;
     let mut client = dial(&server, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
-    say(&mut client, &get(NAME, "/pods")).await;
-    hears(&mut client, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nknown").await;
+    send(&mut client, &get(NAME, "/pods")).await;
+    expect_bytes(&mut client, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nknown").await;
     let upgrade =
         format!("GET /exec HTTP/1.1\r\nHost: {NAME}\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n");
-    say(&mut client, &upgrade).await;
+    send(&mut client, &upgrade).await;
     assert!(head(&mut client).await.unwrap().starts_with("HTTP/1.1 101 Switching Protocols\r\n"));
-    hears(&mut client, "hi").await;
+    expect_bytes(&mut client, "hi").await;
     line.reset();
     wait_until("the link is closed", || server.link(NAME).is_none_or(|link| link.sender.id != first)).await;
-    say(&mut client, "more").await;
-    hears(&mut client, "more").await;
+    send(&mut client, "more").await;
+    expect_bytes(&mut client, "more").await;
     client.shutdown().await.unwrap();
     let mut rest = String::new();
     assert_eventually("the end", client.read_to_string(&mut rest)).await.unwrap();
@@ -512,7 +519,7 @@ async fn a_target_with_a_bad_certificate_is_refused_unless_checks_are_off() {
     let (target, _) = web_tls(&place).await;
     let other = place.file("other.crt", crate::certificates::Authority::new().0.cert());
     let ours = format!("target_ca = {:?}", place.files.ca);
-    for (believed, node, told) in [
+    for (believed, node, refusal) in [
         (ours, "node-a", Some(format!("its certificate is for {NAME}, 127.0.0.1, and not for that name"))),
         (
             format!("target_ca = {other:?}"),
@@ -524,13 +531,16 @@ async fn a_target_with_a_bad_certificate_is_refused_unless_checks_are_off() {
         let server = showing(&place, target, &believed);
         let _edge = edge_with(&place, &server, node, "").await;
         let mut client = dial(&server, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
-        say(&mut client, &get(node, "/pods")).await;
+        send(&mut client, &get(node, "/pods")).await;
         let answer = head(&mut client).await.unwrap();
-        let Some(told) = told else {
+        let Some(refusal) = refusal else {
             assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
             continue;
         };
-        assert!(answer.starts_with(&format!("HTTP/1.1 502 TLS with the target failed: {told}")), "{answer}");
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 502 TLS with the target failed: {refusal}")),
+            "{answer}"
+        );
         let length = answer.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
         let mut body = vec![0; length.parse().unwrap()];
         assert_eventually("a body", client.read_exact(&mut body)).await.unwrap();

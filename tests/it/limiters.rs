@@ -14,9 +14,9 @@ use tunnel_net::fd_limit;
 use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
 
 use crate::support::call::Call;
-use crate::support::clients::{Answer, ESTABLISHED, answer, echoed, get, head, rest};
+use crate::support::clients::{Answer, ESTABLISHED, answer, assert_echo, get, head, rest};
 use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
-use crate::support::{assert_eventually, beside, hurry, remote, targets, wait_until, wait_within};
+use crate::support::{assert_eventually, pause_time, remote, spawn, targets, wait_until, wait_within};
 
 /// Connects from one of this machine's many addresses.
 async fn connect_from(from: &str, to: SocketAddr) -> TcpStream {
@@ -27,13 +27,13 @@ async fn connect_from(from: &str, to: SocketAddr) -> TcpStream {
 
 /// Connections that send nothing. Only one test at a time has them, because the whole process shares one limit of open
 /// files.
-struct Crowd {
+struct SilentConnections {
     sockets: Vec<TcpStream>,
     _turn: MutexGuard<'static, ()>,
 }
 
 /// Opens `count` silent connections from one address.
-async fn silent(count: usize, from: &str, to: SocketAddr) -> Crowd {
+async fn silent(count: usize, from: &str, to: SocketAddr) -> SilentConnections {
     static TURN: Mutex<()> = Mutex::const_new(());
     let turn = TURN.lock().await;
     let needed = u64::try_from(2 * count).unwrap() + 2000;
@@ -44,11 +44,11 @@ async fn silent(count: usize, from: &str, to: SocketAddr) -> Crowd {
         let some = (0..200.min(count - sockets.len())).map(|_| connect_from(from, to));
         sockets.extend(join_all(some).await);
     }
-    Crowd { sockets, _turn: turn }
+    SilentConnections { sockets, _turn: turn }
 }
 
 /// Sends a CONNECT request from an address, and returns the response.
-async fn ask_from(from: &str, server: &TestServer, target: &str) -> Answer {
+async fn request_connect_from(from: &str, server: &TestServer, target: &str) -> Answer {
     let mut socket = connect_from(from, server.connect).await;
     let request = format!("CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\n");
     // The server may have refused and closed the connection by then.
@@ -65,18 +65,18 @@ async fn open_from(from: &str, server: &TestServer, target: &str) -> TcpStream {
 }
 
 #[tokio::test]
-async fn silent_connections_from_one_address_keep_no_edge_out() {
+async fn silent_connections_from_one_address_block_no_edge() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     // Time passes only while both ends are idle, so a busy machine does not count.
-    hurry();
+    pause_time();
     let _silent = silent(SILENT, OTHER, server.server.bound.grpc).await;
     let started = Instant::now();
     let _edge = edge(&place, &server, "node1").await;
     assert!(started.elapsed() < Duration::from_secs(5), "linked after {:?}", started.elapsed());
     let refused = |cause| server.server.metrics.links_rejected.counted(cause);
     assert_eq!(refused("timed_out"), 0, "the edge did not wait for them");
-    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
     let all = u64::try_from(SILENT).unwrap();
     wait_within(Duration::from_secs(30), "the silent connections are closed", || {
         refused("timed_out") + refused("evicted") == all
@@ -89,17 +89,17 @@ async fn silent_connections_from_one_address_keep_no_edge_out() {
 #[tokio::test]
 async fn edges_of_one_address_reconnect_despite_silent_connections() {
     let place = TestDir::new();
-    hurry();
-    let alone = come_back(&place, 0).await;
-    let beside = come_back(&place, SILENT).await;
+    pause_time();
+    let alone = reconnect_time(&place, 0).await;
+    let next_to_silent = reconnect_time(&place, SILENT).await;
     assert!(
-        beside < 4 * alone + Duration::from_secs(5),
-        "{alone:?} alone, {beside:?} next to silent connections"
+        next_to_silent < 4 * alone + Duration::from_secs(5),
+        "{alone:?} alone, {next_to_silent:?} next to silent connections"
     );
 }
 
 /// Returns how long many edges at one address take to link at once, next to `others` silent connections.
-async fn come_back(place: &TestDir, others: usize) -> Duration {
+async fn reconnect_time(place: &TestDir, others: usize) -> Duration {
     let server = TestServer::start(place);
     let _silent = silent(others, "127.0.0.1", server.server.bound.grpc).await;
     let started = Instant::now();
@@ -113,14 +113,14 @@ async fn come_back(place: &TestDir, others: usize) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn silent_connections_from_one_address_keep_no_client_out() {
+async fn silent_connections_from_one_address_block_no_client() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
     let mut silent = silent(SILENT, OTHER, server.connect).await;
-    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
     // From the same address as well: the connection that was silent for longest is evicted.
-    echoed(&mut open_from(OTHER, &server, &at("node1", echo)).await, "hello").await;
+    assert_echo(&mut open_from(OTHER, &server, &at("node1", echo)).await, "hello").await;
     assert_eq!(rest(&mut silent.sockets[0]).await, b"", "the oldest was closed");
 }
 
@@ -133,7 +133,7 @@ async fn a_forbidden_client_is_refused_at_once_and_takes_no_permit() {
     let text = rest(&mut connect_from(OTHER, server.connect).await).await;
     assert!(text.starts_with(b"HTTP/1.1 403 your address 127.0.0.77 is not allowed here\r\n"), "{text:?}");
     for _ in 0..50 {
-        let answer = ask_from(OTHER, &server, &at("node1", echo)).await;
+        let answer = request_connect_from(OTHER, &server, &at("node1", echo)).await;
         assert_eq!(
             (answer.status, answer.phrase.as_str()),
             (403, "your address 127.0.0.77 is not allowed here")
@@ -141,14 +141,14 @@ async fn a_forbidden_client_is_refused_at_once_and_takes_no_permit() {
         assert!(answer.head.contains("connection: close"), "{answer:?}");
     }
     let _silent = silent(SILENT, OTHER, server.connect).await;
-    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
     let forbidden = || server.server.metrics.connections_rejected.counted("forbidden");
     let all = u64::try_from(SILENT).unwrap() + 51;
     wait_until("all are counted", || forbidden() == all).await;
 }
 
 #[tokio::test]
-async fn idle_connections_to_an_admin_port_keep_no_probe_out() {
+async fn idle_connections_to_an_admin_port_block_no_probe() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let _silent = silent(200, "127.0.0.1", server.server.bound.log).await;
@@ -158,7 +158,7 @@ async fn idle_connections_to_an_admin_port_keep_no_probe_out() {
 }
 
 #[tokio::test]
-async fn a_connect_with_a_body_is_refused_and_nothing_vanishes() {
+async fn a_connect_with_a_body_is_refused_and_early_bytes_are_not_lost() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
@@ -186,22 +186,22 @@ async fn a_client_has_its_share_of_sessions_and_the_refusal_names_the_key() {
     let _edge = edge(&place, &server, "node1").await;
     let target = at("node1", echo);
     let mut held = [server.open(&target).await, server.open(&target).await];
-    let refused = server.ask(&target).await;
+    let refused = server.request_connect(&target).await;
     assert_eq!(refused.status, 503, "{refused:?}");
     let key = "[server.session] max_per_client of this server";
     assert!(refused.phrase.contains(key), "{refused:?}");
-    echoed(&mut open_from(OTHER, &server, &target).await, "hello").await;
+    assert_echo(&mut open_from(OTHER, &server, &target).await, "hello").await;
     held[0].shutdown().await.unwrap();
     rest(&mut held[0]).await;
     // Until then it may have bytes to deliver.
     wait_until("the session is over at both ends", || server.server.table.len() <= 1).await;
-    echoed(&mut server.open(&target).await, "hello").await;
+    assert_echo(&mut server.open(&target).await, "hello").await;
 }
 
 /// Waits until the scripted edge is asked for a session.
-async fn asked(edge: &mut Call) -> (SessionId, u64) {
+async fn next_open(edge: &mut Call) -> (SessionId, u64) {
     loop {
-        if let (id, SessionFrame::Open { epoch, .. }) = edge.word().await {
+        if let (id, SessionFrame::Open { epoch, .. }) = edge.next_session_frame().await {
             return (id, epoch);
         }
     }
@@ -210,9 +210,9 @@ async fn asked(edge: &mut Call) -> (SessionId, u64) {
 /// Opens a session from an address to the scripted edge `bad`. Both ends finish it, and the edge acknowledges nothing.
 async fn ends_unread(from: &str, server: &TestServer, edge: &mut Call) {
     let accept = async {
-        let (id, epoch) = asked(edge).await;
-        edge.say(id, SessionFrame::Opened { limit: 1000, epoch, instance: None }).await;
-        edge.say(id, SessionFrame::Fin { total: 1 }).await;
+        let (id, epoch) = next_open(edge).await;
+        edge.send_session(id, SessionFrame::Opened { limit: 1000, epoch, instance: None }).await;
+        edge.send_session(id, SessionFrame::Fin { total: 1 }).await;
     };
     let (mut client, ()) = tokio::join!(open_from(from, server, "bad:22"), accept);
     client.write_all(&[0; 500]).await.unwrap();
@@ -221,7 +221,7 @@ async fn ends_unread(from: &str, server: &TestServer, edge: &mut Call) {
 }
 
 #[tokio::test]
-async fn sessions_whose_bytes_nobody_takes_count_for_their_client_and_give_way_to_others() {
+async fn sessions_with_undelivered_bytes_count_for_their_client_and_are_evicted_for_others() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::with(&place, "[server.session]\nmax_sessions = 8");
     let _edge = edge(&place, &server, "node1").await;
@@ -230,7 +230,7 @@ async fn sessions_whose_bytes_nobody_takes_count_for_their_client_and_give_way_t
         for _ in 0..2 {
             ends_unread(from, &server, &mut bad).await;
         }
-        let refused = ask_from(from, &server, &at("node1", echo)).await;
+        let refused = request_connect_from(from, &server, &at("node1", echo)).await;
         assert_eq!(refused.status, 503, "{refused:?}");
         assert!(refused.phrase.contains("max_per_client"), "{refused:?}");
     }
@@ -238,7 +238,7 @@ async fn sessions_whose_bytes_nobody_takes_count_for_their_client_and_give_way_t
     // They have made no progress for a while.
     server.server.table.tick(Instant::now() + Duration::from_secs(6));
     let mut other = open_from("127.0.0.85", &server, &at("node1", echo)).await;
-    echoed(&mut other, "hello").await;
+    assert_echo(&mut other, "hello").await;
     let evicted = server.server.metrics.truncated.counted("sessions");
     assert!(
         (1..=2).contains(&evicted),
@@ -250,7 +250,7 @@ async fn sessions_whose_bytes_nobody_takes_count_for_their_client_and_give_way_t
 }
 
 #[tokio::test]
-async fn an_opening_that_was_cancelled_counts_for_its_client_until_the_edge_confirms_that() {
+async fn a_cancelled_open_counts_for_its_client_until_the_edge_confirms_the_cancellation() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::with(&place, "[server.session]\nmax_sessions = 8");
     let _edge = edge(&place, &server, "node1").await;
@@ -259,18 +259,18 @@ async fn an_opening_that_was_cancelled_counts_for_its_client_until_the_edge_conf
     for _ in 0..2 {
         let mut client = connect_from("127.0.0.81", server.connect).await;
         client.write_all(b"CONNECT bad:22 HTTP/1.1\r\n\r\n").await.unwrap();
-        cancelled.push(asked(&mut bad).await.0);
+        cancelled.push(next_open(&mut bad).await.0);
         drop(client);
-        while !matches!(bad.word().await, (_, SessionFrame::Resume { .. })) {}
+        while !matches!(bad.next_session_frame().await, (_, SessionFrame::Resume { .. })) {}
     }
-    let refused = ask_from("127.0.0.81", &server, &at("node1", echo)).await;
+    let refused = request_connect_from("127.0.0.81", &server, &at("node1", echo)).await;
     assert!(refused.status == 503 && refused.phrase.contains("max_per_client"), "{refused:?}");
     for id in cancelled {
         let refusal = SessionError::new(ErrorCode::UnknownSession, "no such session");
-        bad.say(id, SessionFrame::Reset { epoch: 2, refusal }).await;
+        bad.send_session(id, SessionFrame::Reset { epoch: 2, refusal }).await;
     }
     wait_until("they are forgotten", || server.server.table.is_empty()).await;
-    echoed(&mut open_from("127.0.0.81", &server, &at("node1", echo)).await, "hello").await;
+    assert_echo(&mut open_from("127.0.0.81", &server, &at("node1", echo)).await, "hello").await;
 }
 
 #[tokio::test]
@@ -281,7 +281,7 @@ async fn proxy_headers_are_accepted_only_from_the_load_balancer() {
     let _edge = edge(&place, &server, "node1").await;
     let target = at("node1", echo);
     let connect = format!("CONNECT {target} HTTP/1.1\r\n\r\n");
-    let says = |from: &'static str, header: &'static [u8]| {
+    let send_from = |from: &'static str, header: &'static [u8]| {
         let (to, request) = (server.connect, [header, connect.as_bytes()].concat());
         async move {
             let mut socket = connect_from(from, to).await;
@@ -291,27 +291,27 @@ async fn proxy_headers_are_accepted_only_from_the_load_balancer() {
     };
     let v2 = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xcb\0\x71\x09\x0a\0\0\x01\x0f\xa0\0\x16";
     for header in [&b"PROXY TCP4 203.0.113.9 10.0.0.1 4000 22\r\n"[..], v2] {
-        let mut socket = says(OTHER, header).await;
+        let mut socket = send_from(OTHER, header).await;
         assert_eq!(head(&mut socket).await, ESTABLISHED);
-        echoed(&mut socket, "hello").await;
+        assert_echo(&mut socket, "hello").await;
         let opened = server.server.metrics.connections_rejected.counted("forbidden");
         assert_eq!(opened, 0, "the balancer's own address was checked");
     }
     // The client that the header names may be forbidden, and so may the balancer itself.
     for header in [&b"PROXY TCP4 192.0.2.1 10.0.0.1 4000 22\r\n"[..], b"PROXY UNKNOWN\r\n"] {
-        assert_eq!(answer(says(OTHER, header).await).await.status, 403);
+        assert_eq!(answer(send_from(OTHER, header).await).await.status, 403);
     }
     // No header from there, and a header from elsewhere.
-    let _ = rest_of(says(OTHER, b"").await).await;
+    let _ = rest_of(send_from(OTHER, b"").await).await;
     let closed = || server.server.metrics.connections_rejected.counted("proxy_header");
     wait_until("the connection is counted", || closed() == 1).await;
-    let garbage = says("127.0.0.1", b"PROXY TCP4 203.0.113.9 10.0.0.1 4000 22\r\n").await;
+    let garbage = send_from("127.0.0.1", b"PROXY TCP4 203.0.113.9 10.0.0.1 4000 22\r\n").await;
     assert_eq!(answer(garbage).await.status, 400);
     assert_eq!(closed(), 1);
 }
 
 #[tokio::test]
-async fn edges_behind_a_balancer_are_known_by_their_own_addresses() {
+async fn edges_behind_a_balancer_are_counted_by_their_own_addresses() {
     let place = TestDir::new();
     let text = place.cloud("").replacen(
         "listen = \"127.0.0.1:0\"",
@@ -321,15 +321,15 @@ async fn edges_behind_a_balancer_are_known_by_their_own_addresses() {
     let server = TestServer::from_text(&text);
     let balancer = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (at, to) = (balancer.local_addr().unwrap(), server.server.bound.grpc);
-    beside(async move {
+    spawn(async move {
         while let Ok((mut edge, _)) = balancer.accept().await {
             let mut onward = connect_from(OTHER, to).await;
             onward.write_all(b"PROXY TCP4 203.0.113.9 10.0.0.1 4000 9000\r\n").await.unwrap();
-            beside(async move { tokio::io::copy_bidirectional(&mut edge, &mut onward).await });
+            spawn(async move { tokio::io::copy_bidirectional(&mut edge, &mut onward).await });
         }
     });
     let _edge = start_edge(&place.edge("node1", at, ""));
-    assert_eq!(server.has("node1").await.from.to_string(), "203.0.113.9:4000");
+    assert_eq!(server.wait_for_node("node1").await.from.to_string(), "203.0.113.9:4000");
 }
 
 /// Waits until a connection ends in any way, and returns the bytes received.

@@ -11,18 +11,18 @@ use tunnel_proto::frame::{FrameKind, Remote};
 use tunnel_proto::hello::{Hello, LinkPurpose};
 
 use crate::certificates::Authority;
-use crate::support::clients::{echoed, get, open};
+use crate::support::clients::{assert_echo, get, open};
 use crate::support::line::Line;
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, edge, start_edge};
-use crate::support::raw::{PING, Raw};
-use crate::support::{assert_eventually, beside, hurry, remote, targets, wait_until, wait_within};
-use crate::words::Lines;
+use crate::support::raw::{PING, RawHttp2};
+use crate::support::{assert_eventually, pause_time, remote, spawn, targets, wait_until, wait_within};
+use crate::words::LogLines;
 
 /// Waits until the edge's readiness page is a 503 that contains `because`.
-async fn not_ready(edge: &Edge, because: &str) {
+async fn wait_until_not_ready(edge: &Edge, because: &str) {
     let log = edge.bound.log.unwrap();
     let mut last = String::new();
-    let ask = async {
+    let polling = async {
         loop {
             let page = get(log, "/readyz").await;
             assert_eq!(page.status, 503, "{page:?}");
@@ -33,18 +33,18 @@ async fn not_ready(edge: &Edge, because: &str) {
             sleep(BETWEEN).await;
         }
     };
-    let found = tokio::time::timeout(crate::support::TIMEOUT, ask).await;
+    let found = tokio::time::timeout(crate::support::TIMEOUT, polling).await;
     assert!(found.is_ok(), "expected {because:?}, got {last:?}");
     assert_eq!(get(log, "/edge/healthz").await.status, 500);
 }
 
-async fn is_ready(edge: &Edge) {
-    let ask = async {
+async fn wait_until_ready(edge: &Edge) {
+    let polling = async {
         while get(edge.bound.log.unwrap(), "/readyz").await.status != 200 {
             sleep(BETWEEN).await;
         }
     };
-    assert_eventually("readiness", ask).await;
+    assert_eventually("readiness", polling).await;
 }
 
 /// Pause between two requests of a page.
@@ -52,7 +52,7 @@ const BETWEEN: Duration = Duration::from_millis(20);
 
 #[tokio::test]
 async fn a_node_that_links_endlessly_is_refused_for_a_while_and_others_are_not() {
-    let (lines, _guard) = Lines::start();
+    let (lines, _guard) = LogLines::start();
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let grpc = server.server.bound.grpc;
@@ -76,7 +76,7 @@ async fn a_node_that_links_endlessly_is_refused_for_a_while_and_others_are_not()
     assert!(lines.count("link has ended") <= 10);
     remote::link(&place, &server, "node2", None).await;
     let edge = start_edge(&place.edge("node1", grpc, ""));
-    not_ready(&edge, &format!("link: rejected by the server: {why}")).await;
+    wait_until_not_ready(&edge, &format!("link: rejected by the server: {why}")).await;
 }
 
 #[tokio::test]
@@ -84,7 +84,7 @@ async fn an_edge_with_a_wrong_token_is_refused_and_reports_the_reason() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let edge = start_edge(&place.edge("node1", server.server.bound.grpc, "").replace(TOKEN, "wrong"));
-    not_ready(
+    wait_until_not_ready(
         &edge,
         "link: rejected by the server: invalid token (Unauthenticated); compare token or token_file here",
     )
@@ -113,8 +113,8 @@ async fn an_edge_trusts_only_its_own_ca() {
     let strange = Authority::new().write(other.path(), &[NAME]).ca;
     let text = place.edge("node1", server.server.bound.grpc, "");
     let edge = start_edge(&text.replace(place.files.ca.to_str().unwrap(), strange.to_str().unwrap()));
-    not_ready(&edge, "TLS handshake as \"cloud.test\" with ").await;
-    not_ready(&edge, "by a CA that this end does not trust; edge.uplink.ca must contain").await;
+    wait_until_not_ready(&edge, "TLS handshake as \"cloud.test\" with ").await;
+    wait_until_not_ready(&edge, "by a CA that this end does not trust; edge.uplink.ca must contain").await;
     assert!(server.server.registry.nodes().is_empty());
 }
 
@@ -123,13 +123,13 @@ async fn an_edge_that_dials_a_wrong_port_of_the_server_gets_a_hint() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let edge = start_edge(&place.edge("node1", server.connect, ""));
-    not_ready(&edge, "it does not speak TLS; check that it is not the CONNECT port").await;
+    wait_until_not_ready(&edge, "it does not speak TLS; check that it is not the CONNECT port").await;
     let files = [&place.files.cert, &place.files.key];
     let egress =
         format!("[server.egress]\nlisten = \"127.0.0.1:0\"\ncert = {:?}\nkey = {:?}\n", files[0], files[1]);
     let server = TestServer::with(&place, &egress);
     let edge = start_edge(&place.edge("node1", server.port("egress"), ""));
-    not_ready(&edge, "check that it is not the port for egress or HTTPS").await;
+    wait_until_not_ready(&edge, "check that it is not the port for egress or HTTPS").await;
 }
 
 #[tokio::test]
@@ -137,8 +137,8 @@ async fn an_edge_requires_the_configured_server_name() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let edge = start_edge(&place.edge("node1", server.server.bound.grpc, "").replace(NAME, "other.test"));
-    not_ready(&edge, "TLS handshake as \"other.test\" with ").await;
-    not_ready(&edge, "its certificate is for cloud.test, 127.0.0.1, and not for that name; set edge.uplink.tls_server_name")
+    wait_until_not_ready(&edge, "TLS handshake as \"other.test\" with ").await;
+    wait_until_not_ready(&edge, "its certificate is for cloud.test, 127.0.0.1, and not for that name; set edge.uplink.tls_server_name")
         .await;
     assert!(server.server.registry.nodes().is_empty());
 }
@@ -148,9 +148,9 @@ async fn a_changed_token_file_applies_to_the_next_links() {
     let place = TestDir::new();
     place.file("token", "default:another");
     let server = TestServer::start(&place);
-    hurry();
+    pause_time();
     let edge = start_edge(&place.edge("node1", server.server.bound.grpc, ""));
-    not_ready(&edge, "invalid token").await;
+    wait_until_not_ready(&edge, "invalid token").await;
     place.file("token", &format!("default:{TOKEN}"));
     wait_within(4 * crate::support::TIMEOUT, "the edge is linked", || server.link("node1").is_some()).await;
     place.file("token", "default:another");
@@ -183,7 +183,7 @@ async fn a_node_with_its_own_token_cannot_use_the_default_token() {
     remote::link(&place, &server, "node2", None).await;
     let own = place.edge("node1", server.server.bound.grpc, "").replace(TOKEN, "itsown");
     let _edge = start_edge(&own);
-    server.has("node1").await;
+    server.wait_for_node("node1").await;
 }
 
 #[tokio::test]
@@ -191,16 +191,17 @@ async fn a_backup_link_runs_next_to_the_previous_one_until_one_is_closed() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let instance = Instance::random();
-    let beside = || {
-        let mut said = Hello::edge_request(&"node1".parse().unwrap(), TOKEN, instance);
-        Hello::with_purpose(&mut said, LinkPurpose::Backup);
-        said
+    let backup_headers = || {
+        let mut headers = Hello::edge_request(&"node1".parse().unwrap(), TOKEN, instance);
+        Hello::with_purpose(&mut headers, LinkPurpose::Backup);
+        headers
     };
     let current = || server.link("node1").unwrap().sender;
     let link = async || {
         let before = server.link("node1").map(|linked| linked.sender.id);
-        let call =
-            remote::link_as_peer(&place, server.server.bound.grpc, None, beside(), "node1").await.unwrap();
+        let call = remote::link_as_peer(&place, server.server.bound.grpc, None, backup_headers(), "node1")
+            .await
+            .unwrap();
         wait_until("the new link is the primary", || server.link("node1").map(|l| l.sender.id) != before)
             .await;
         call
@@ -214,10 +215,10 @@ async fn a_backup_link_runs_next_to_the_previous_one_until_one_is_closed() {
     let _third = link().await;
     let middle = current();
     let mut fourth = link().await;
-    first.ends().await;
+    first.wait_for_end().await;
     assert!(!middle.is_closed() && current().id != middle.id, "the oldest of three is closed");
     let _last = remote::try_link(&place, server.server.bound.grpc, "node1", Some(instance)).await.unwrap();
-    fourth.ends().await;
+    fourth.wait_for_end().await;
     wait_until("without the mark the newest replaces all", || middle.is_closed()).await;
     assert_eq!(server.server.registry.nodes().len(), 1);
 }
@@ -227,9 +228,9 @@ async fn a_second_link_of_one_process_replaces_the_first_at_once() {
     let (place, instance) = (TestDir::new(), Some(Instance::random()));
     let server = TestServer::start(&place);
     let mut first = remote::link(&place, &server, "node1", instance).await;
-    let old = server.has("node1").await;
+    let old = server.wait_for_node("node1").await;
     let _second = remote::try_link(&place, server.server.bound.grpc, "node1", instance).await.unwrap();
-    first.ends().await;
+    first.wait_for_end().await;
     wait_until("the old link has ended", || server.server.metrics.links.all() == 1).await;
     let new = server.link("node1").expect("the end of the old link leaves the new one");
     assert!(new.sender.id != old.sender.id && !new.sender.is_closed());
@@ -237,11 +238,11 @@ async fn a_second_link_of_one_process_replaces_the_first_at_once() {
 }
 
 #[tokio::test]
-async fn for_one_name_of_two_machines_the_live_link_stays() {
+async fn a_second_machine_with_the_same_name_does_not_replace_a_live_link() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let edge = edge(&place, &server, "node1").await;
-    let old = server.has("node1").await;
+    let old = server.wait_for_node("node1").await;
     let refused = remote::try_link(&place, server.server.bound.grpc, "node1", Some(Instance::random()))
         .await
         .err()
@@ -249,11 +250,11 @@ async fn for_one_name_of_two_machines_the_live_link_stays() {
     assert_eq!(refused.code(), Grpc::AlreadyExists);
     assert!(refused.message().contains(&old.from.to_string()), "{refused:?}");
     assert_eq!(server.link("node1").unwrap().sender.id, old.sender.id);
-    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
 
     let newcomer = start_edge(&place.edge("node1", server.server.bound.grpc, ""));
-    not_ready(&newcomer, &format!("node node1 is linked from {}", old.from)).await;
-    is_ready(&edge).await;
+    wait_until_not_ready(&newcomer, &format!("node node1 is linked from {}", old.from)).await;
+    wait_until_ready(&edge).await;
 }
 
 #[tokio::test]
@@ -261,8 +262,8 @@ async fn a_frozen_link_is_replaced_after_two_seconds() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let frozen = remote::link(&place, &server, "node1", Some(Instance::random())).await;
-    let old = server.has("node1").await;
-    hurry();
+    let old = server.wait_for_node("node1").await;
+    pause_time();
     let started = Instant::now();
     let _new =
         remote::try_link(&place, server.server.bound.grpc, "node1", Some(Instance::random())).await.unwrap();
@@ -278,14 +279,14 @@ async fn a_plain_link_is_replaced_at_once() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let mut plain = remote::link(&place, &server, "node1", None).await;
-    let old = server.has("node1").await;
-    hurry();
+    let old = server.wait_for_node("node1").await;
+    pause_time();
     let started = Instant::now();
     let _new =
         remote::try_link(&place, server.server.bound.grpc, "node1", Some(Instance::random())).await.unwrap();
     wait_until("the old link is closed", || old.sender.is_closed()).await;
     assert!(started.elapsed().as_secs() < 1);
-    plain.ends().await;
+    plain.wait_for_end().await;
     assert_ne!(server.link("node1").unwrap().sender.id, old.sender.id);
 }
 
@@ -293,7 +294,7 @@ async fn a_plain_link_is_replaced_at_once() {
 async fn an_unresponsive_link_is_pinged_and_closed() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
-    hurry();
+    pause_time();
     let mut silent = remote::link(&place, &server, "node1", Some(Instance::random())).await;
     let started = Instant::now();
     let ping = silent.next().await.unwrap();
@@ -313,8 +314,8 @@ async fn an_unresponsive_link_is_pinged_and_closed() {
 async fn an_idle_connection_gets_http_2_pings() {
     let (place, nine) = (TestDir::new(), Duration::from_secs(9));
     let server = TestServer::start(&place);
-    hurry();
-    let mut idle = Raw::link(&place, &server, "plain", None).await;
+    pause_time();
+    let mut idle = RawHttp2::link(&place, &server, "plain", None).await;
     let pinged = async { while idle.next().await.unwrap().kind != PING {} };
     assert!(timeout(nine + nine / 2, pinged).await.is_ok());
 }
@@ -323,11 +324,11 @@ async fn an_idle_connection_gets_http_2_pings() {
 async fn a_link_that_answers_its_pings_stays() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
-    hurry();
+    pause_time();
     let mut idle = remote::link(&place, &server, "node1", Some(Instance::random())).await;
-    let link = server.has("node1").await;
+    let link = server.wait_for_node("node1").await;
     let started = Instant::now();
-    beside(async move { idle.ends().await });
+    spawn(async move { idle.wait_for_end().await });
     wait_within(4 * crate::support::TIMEOUT, "16 s have passed", || started.elapsed().as_secs() >= 16).await;
     assert_eq!(server.link("node1").unwrap().sender.id, link.sender.id);
 }
@@ -338,11 +339,11 @@ async fn an_edge_reconnects_at_once_after_its_path_is_reset() {
     let server = TestServer::start(&place);
     let line = Line::to(server.server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
-    let old = server.has("node1").await;
-    is_ready(&edge).await;
+    let old = server.wait_for_node("node1").await;
+    wait_until_ready(&edge).await;
     line.reset();
     wait_until("there is a new link", || server.link("node1").is_some_and(|l| l.sender.id != old.sender.id))
         .await;
-    echoed(&mut open(server.connect, &at("node1", echo)).await, "hello").await;
-    is_ready(&edge).await;
+    assert_echo(&mut open(server.connect, &at("node1", echo)).await, "hello").await;
+    wait_until_ready(&edge).await;
 }

@@ -15,7 +15,7 @@ use tunnel_net::pki::CertificateAuthority;
 use tunnel_net::reload::reload_now;
 
 use crate::support::TIMEOUT;
-use crate::support::clients::{echoed, get, is_reset};
+use crate::support::clients::{assert_echo, assert_reset, get};
 use crate::support::programs::{TOKEN, TestDir, TestServer, at, edge, start_edge};
 use crate::support::targets;
 
@@ -24,16 +24,16 @@ fn file(path: &Path, text: &str) -> ConfigFile {
 }
 
 /// Writes this to the file, and waits until new requests get that response.
-async fn comes_to(path: &Path, text: &str, server: &TestServer, target: &str, phrase: &str) {
+async fn wait_for_phrase(path: &Path, text: &str, server: &TestServer, target: &str, phrase: &str) {
     std::fs::write(path, text).unwrap();
     let started = Instant::now();
     loop {
         reload_now();
-        let said = server.ask(target).await.phrase;
-        if said.contains(phrase) {
+        let phrase_now = server.request_connect(target).await.phrase;
+        if phrase_now.contains(phrase) {
             return;
         }
-        assert!(started.elapsed() < TIMEOUT, "expected {phrase:?}, got {said:?}");
+        assert!(started.elapsed() < TIMEOUT, "expected {phrase:?}, got {phrase_now:?}");
         sleep(Duration::from_millis(50)).await;
     }
 }
@@ -41,7 +41,7 @@ async fn comes_to(path: &Path, text: &str, server: &TestServer, target: &str, ph
 #[tokio::test]
 async fn access_rules_follow_the_config_and_end_no_allowed_session() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let nothing = targets::nothing().await;
+    let nothing = targets::closed_port().await;
     let text = place.cloud("");
     let cloud = place.file("cloud.toml", &text);
     let server = Server::start(ServerConfig::read(&text, &Environment::default()).unwrap().0, None).unwrap();
@@ -51,27 +51,28 @@ async fn access_rules_follow_the_config_and_end_no_allowed_session() {
     let edge_file = place.file("edge.toml", &edge_text);
     let edge = Edge::start(EdgeConfig::read(&edge_text, &Environment::default()).unwrap().0, None).unwrap();
     edge.watch_config(file(&edge_file, &edge_text));
-    server.has("node1").await;
+    server.wait_for_node("node1").await;
     let mut stays = server.open(&at("node1", echo)).await;
-    let gone = at("node1", nothing);
+    let refusing = at("node1", nothing);
 
     let ruled = place.cloud(&format!("rules = [{{ ports = [{}] }}]", echo.port()));
-    comes_to(&cloud, &ruled, &server, &gone, "no rule lets you reach").await;
+    wait_for_phrase(&cloud, &ruled, &server, &refusing, "no rule lets you reach").await;
     // A config with an error is ignored.
     std::fs::write(&cloud, place.cloud("allow_from = [\"nobody\"]")).unwrap();
     reload_now();
-    echoed(&mut stays, "still here").await;
+    assert_echo(&mut stays, "still here").await;
     let elsewhere = place.cloud("allow_from = [\"10.0.0.0/8\"]");
-    comes_to(&cloud, &elsewhere, &server, &gone, "your address 127.0.0.1 is not allowed here").await;
-    is_reset(&mut stays).await;
-    comes_to(&cloud, &text, &server, &gone, "refused the connection").await;
+    wait_for_phrase(&cloud, &elsewhere, &server, &refusing, "your address 127.0.0.1 is not allowed here")
+        .await;
+    assert_reset(&mut stays).await;
+    wait_for_phrase(&cloud, &text, &server, &refusing, "refused the connection").await;
     let mut stays = server.open(&at("node1", echo)).await;
 
     let more = format!("[edge.allow]\ntargets = [\"127.0.0.0/8:{}\"]", echo.port());
     let allow = place.edge("node1", server.server.bound.grpc, &more);
-    comes_to(&edge_file, &allow, &server, &gone, "this edge may not dial").await;
-    echoed(&mut stays, "still here").await;
-    echoed(&mut server.open(&at("node1", echo)).await, "and so are others").await;
+    wait_for_phrase(&edge_file, &allow, &server, &refusing, "this edge may not dial").await;
+    assert_echo(&mut stays, "still here").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "and so are others").await;
 }
 
 #[tokio::test]
@@ -89,11 +90,11 @@ async fn an_edit_with_an_error_is_a_condition_until_it_is_fixed() {
         [(&cloud, &text, server.bound.log), (&edge_file, &edge_text, edge.bound.log.unwrap())]
     {
         std::fs::write(path, format!("{good}\n[unknown]\n")).unwrap();
-        is_reported(at, &format!("files: {}: line ", path.display())).await;
+        wait_for_report(at, &format!("files: {}: line ", path.display())).await;
         std::fs::write(path, "").unwrap();
-        is_reported(at, "is empty").await;
+        wait_for_report(at, "is empty").await;
         std::fs::write(path, good).unwrap();
-        is_reported(at, "ok\n").await;
+        wait_for_report(at, "ok\n").await;
     }
 }
 
@@ -108,17 +109,17 @@ async fn a_file_that_cannot_be_reloaded_is_a_condition_until_it_is_fixed() {
     let (good_key, good_token) =
         (std::fs::read_to_string(&key).unwrap(), std::fs::read_to_string(&token).unwrap());
 
-    is_reported(log, "ok\n").await;
+    wait_for_report(log, "ok\n").await;
     std::fs::write(&key, other.key()).unwrap();
-    let told = is_reported(log, "cloud.key").await;
-    assert_eq!(told.matches("cloud.key").count(), 1, "two values use the key, and have one error: {told}");
+    let page = wait_for_report(log, "cloud.key").await;
+    assert_eq!(page.matches("cloud.key").count(), 1, "two values use the key, and have one error: {page}");
     std::fs::write(&token, "# all removed\n").unwrap();
-    let told = is_reported(log, "has no token").await;
-    assert!(told.contains("cloud.key") && told.contains(&token.display().to_string()), "{told}");
+    let page = wait_for_report(log, "has no token").await;
+    assert!(page.contains("cloud.key") && page.contains(&token.display().to_string()), "{page}");
     assert!(server.link("node1").is_some());
     std::fs::write(&key, good_key).unwrap();
     std::fs::write(&token, good_token).unwrap();
-    is_reported(log, "ok\n").await;
+    wait_for_report(log, "ok\n").await;
 }
 
 #[tokio::test]
@@ -126,13 +127,13 @@ async fn the_expiry_of_a_new_certificate_is_reported_as_soon_as_it_is_in_use() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let log = server.server.bound.log;
-    is_reported(log, "ok\n").await;
+    wait_for_report(log, "ok\n").await;
     let authority = &place.authority.0;
     let authority = CertificateAuthority::read(authority.cert(), &authority.key()).unwrap();
     let short =
         authority.signing_for(Duration::from_secs(10 * 24 * 3600 + 60)).server(&["127.0.0.1"]).unwrap();
     short.write(&place.path().join("cloud.crt"), &place.path().join("cloud.key")).unwrap();
-    is_reported(log, "certificates: server.links.cert").await;
+    wait_for_report(log, "certificates: server.links.cert").await;
 }
 
 #[tokio::test]
@@ -143,18 +144,18 @@ async fn a_changed_token_that_no_server_accepts_is_a_condition_until_one_does() 
     let by_file = format!("token_file = \"{}\"", token.display());
     let text = place.edge("node1", server.server.bound.grpc, "");
     let edge = start_edge(&text.replace(&format!("token = \"{TOKEN}\""), &by_file));
-    server.has("node1").await;
+    server.wait_for_node("node1").await;
     std::fs::write(&token, "wrong").unwrap();
     let log = edge.bound.log.unwrap();
-    let told = is_reported(log, "token: ").await;
-    assert!(told.contains("invalid token"), "{told}");
+    let page = wait_for_report(log, "token: ").await;
+    assert!(page.contains("invalid token"), "{page}");
     assert!(server.link("node1").is_some(), "the earlier link stays");
     std::fs::write(&token, TOKEN).unwrap();
-    is_reported(log, "ok\n").await;
+    wait_for_report(log, "ok\n").await;
 }
 
 /// Waits until a program that stays ready reports this, and returns the report.
-async fn is_reported(at: SocketAddr, expected: &str) -> String {
+async fn wait_for_report(at: SocketAddr, expected: &str) -> String {
     let started = Instant::now();
     loop {
         reload_now();
@@ -181,14 +182,14 @@ async fn the_access_policies_of_all_listeners_follow_the_config() {
     let server = Server::start(ServerConfig::read(&open, &Environment::default()).unwrap().0, None).unwrap();
     server.watch_config(file(&cloud, &open));
     let server = TestServer::from(server);
-    let asks = async |front: &str| {
+    let request_phrase = async |front: &str| {
         let request = format!("CONNECT node1:{} HTTP/1.1\r\n\r\n", echo.port());
-        crate::support::clients::ask(server.port(front), &request).await.phrase
+        crate::support::clients::send_request(server.port(front), &request).await.phrase
     };
-    assert_eq!(asks("http_proxy").await, "node node1 is not connected");
+    assert_eq!(request_phrase("http_proxy").await, "node node1 is not connected");
     std::fs::write(&cloud, with("allow_from = [\"10.0.0.0/8\"]")).unwrap();
     let started = Instant::now();
-    while asks("http_proxy").await != "your address 127.0.0.1 is not allowed here" {
+    while request_phrase("http_proxy").await != "your address 127.0.0.1 is not allowed here" {
         reload_now();
         assert!(started.elapsed() < TIMEOUT, "the proxy's access policy was not reloaded");
         sleep(std::time::Duration::from_millis(50)).await;
@@ -197,7 +198,7 @@ async fn the_access_policies_of_all_listeners_follow_the_config() {
     let mut closed = server.client("tcp").await;
     assert_eq!(crate::support::clients::rest(&mut closed).await, b"");
     assert_eq!(
-        server.ask(&at("node1", echo)).await.phrase,
+        server.request_connect(&at("node1", echo)).await.phrase,
         "node node1 is not connected",
         "its table has no access rules"
     );

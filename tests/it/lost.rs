@@ -10,11 +10,11 @@ use tunnel_net::tls::{TlsClientConfig, Trust, server_name};
 
 use crate::egress::{self, APISERVER};
 use crate::support::clients::{reset, rest};
-use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all};
-use crate::support::{assert_eventually, hurry, targets, wait_until};
+use crate::support::programs::{TestDir, TestServer, assert_edge_idle, at, edge};
+use crate::support::{assert_eventually, pause_time, targets, wait_until};
 
 /// Starts a target that hangs: it accepts connections, and neither reads, writes nor closes.
-async fn hung() -> SocketAddr {
+async fn hanging_target() -> SocketAddr {
     targets::serve(|socket| async move {
         std::future::pending::<()>().await;
         drop(socket);
@@ -76,21 +76,21 @@ async fn leave<S: AsyncRead + AsyncWrite + Unpin>(
 
 #[tokio::test]
 async fn a_client_that_disconnects_after_its_end_is_noticed_at_every_listener() {
-    let (place, hung) = (TestDir::new(), hung().await);
-    let server = server(&place, hung);
+    let (place, hanging_target) = (TestDir::new(), hanging_target().await);
+    let server = server(&place, hanging_target);
     let edge = edge(&place, &server, "node1").await;
     let metrics = &server.server.metrics.sessions;
-    let target = at("node1", hung);
+    let target = at("node1", hanging_target);
     let raw = |client: TcpStream| leave(&server, client, |client| client);
     raw(server.open(&target).await).await;
     raw(server.client("tcp").await).await;
-    raw(socks5(server.port("socks5"), hung).await).await;
+    raw(socks5(server.port("socks5"), hanging_target).await).await;
     raw(passthrough(&place, server.port("https")).await).await;
     let proxy = crate::support::clients::open(server.port("http_proxy"), &target).await;
     raw(proxy).await;
     let mut apiserver =
         egress::dial(&place, server.port("egress"), Some(&place.client(APISERVER)), &[]).await.unwrap();
-    egress::ask(&mut apiserver, &target).await.unwrap();
+    egress::send_connect(&mut apiserver, &target).await.unwrap();
     leave(&server, apiserver, |client| client.get_ref().0).await;
     for listener in ["connect", "tcp", "socks5", "https", "http_proxy", "egress"] {
         wait_until(&format!("{listener} has ended its session"), || {
@@ -99,17 +99,17 @@ async fn a_client_that_disconnects_after_its_end_is_noticed_at_every_listener() 
         .await;
     }
     server.assert_idle().await;
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 /// hyper reads nothing while a response is pending, so these clients are checked now and then.
 #[tokio::test]
 async fn a_client_that_disconnects_before_its_response_is_noticed_at_listeners_for_requests() {
-    let (place, hung) = (TestDir::new(), hung().await);
-    let server = server(&place, hung);
+    let (place, hanging_target) = (TestDir::new(), hanging_target().await);
+    let server = server(&place, hanging_target);
     let edge = edge(&place, &server, "node1").await;
-    let head = format!("GET http://{0}/ HTTP/1.1\r\nHost: {0}\r\n\r\n", at("node1", hung));
-    hurry();
+    let head = format!("GET http://{0}/ HTTP/1.1\r\nHost: {0}\r\n\r\n", at("node1", hanging_target));
+    pause_time();
     for listener in ["http_proxy", "http"] {
         // hyper does not read the bytes of a next request yet.
         for (next, ends) in [("", true), ("", false), ("GET ", false)] {
@@ -125,7 +125,7 @@ async fn a_client_that_disconnects_before_its_response_is_noticed_at_listeners_f
         }
     }
     server.assert_idle().await;
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 #[tokio::test]
@@ -147,7 +147,7 @@ async fn a_target_that_disconnects_after_its_end_is_noticed_with_a_silent_client
         is_reset_after_its_end(&mut client).await;
     }
     server.assert_idle().await;
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
     assert_eq!(server.server.metrics.sessions.closed("tcp", "target_io_error"), 1);
 }
 
@@ -159,19 +159,19 @@ async fn is_reset_after_its_end(client: &mut TcpStream) {
 /// A Unix socket reports no error, so it is checked now and then.
 #[tokio::test]
 async fn a_client_that_closes_its_unix_socket_after_its_end_is_noticed() {
-    let (place, hung) = (TestDir::new(), hung().await);
+    let (place, hanging_target) = (TestDir::new(), hanging_target().await);
     let path = place.path().join("egress.sock");
     let server =
         TestServer::with(&place, &format!("[server.egress]\nlisten = \"unix:{}\"\n", path.display()));
     let edge = edge(&place, &server, "node1").await;
     let mut client = UnixStream::connect(&path).await.unwrap();
-    egress::ask(&mut client, &at("node1", hung)).await.unwrap();
+    egress::send_connect(&mut client, &at("node1", hanging_target)).await.unwrap();
     client.write_all(b"check").await.unwrap();
     client.shutdown().await.unwrap();
     wait_until("the session has the bytes", || server.server.metrics.bytes_to_target.get() == 5).await;
-    hurry();
+    pause_time();
     drop(client);
     wait_until("the session has ended", || server.server.metrics.sessions.now("egress") == 0).await;
     server.assert_idle().await;
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }

@@ -17,11 +17,11 @@ use crate::support::call::{message, plain};
 use crate::support::clients::{open, stalled};
 use crate::support::process::ServerProcess;
 use crate::support::programs::{TestDir, TestServer};
-use crate::support::raw::{DATA, Raw};
-use crate::support::{assert_eventually, beside, wait_until};
+use crate::support::raw::{DATA, RawHttp2};
+use crate::support::{assert_eventually, spawn, wait_until};
 
 /// Returns the next message that an edge receives.
-async fn heard(edge: &mut Raw) -> StreamMsg {
+async fn next_message(edge: &mut RawHttp2) -> StreamMsg {
     loop {
         let piece = assert_eventually("a message", edge.next()).await.unwrap();
         if piece.kind == DATA {
@@ -32,7 +32,8 @@ async fn heard(edge: &mut Raw) -> StreamMsg {
                 "stream" => {}
                 // The question for the generation of SuperEdge.
                 _ if message.addr.is_empty() && message.r#type == "connecting" => {
-                    edge.say([plain(&edge.node, "connect-failed", &message.topic, Bytes::new())]).await;
+                    edge.send_messages([plain(&edge.node, "connect-failed", &message.topic, Bytes::new())])
+                        .await;
                 }
                 _ => return message,
             }
@@ -41,11 +42,11 @@ async fn heard(edge: &mut Raw) -> StreamMsg {
 }
 
 /// Opens a session to a plain edge. Returns its client, which reads little if it is slow, and its topic.
-async fn accepted(at: SocketAddr, edge: &mut Raw, slow: bool) -> (TcpStream, String) {
+async fn accepted(at: SocketAddr, edge: &mut RawHttp2, slow: bool) -> (TcpStream, String) {
     let accept = async {
-        let asked = heard(edge).await;
-        edge.say([plain(&edge.node, "connected", &asked.topic, Bytes::new())]).await;
-        asked.topic
+        let open = next_message(edge).await;
+        edge.send_messages([plain(&edge.node, "connected", &open.topic, Bytes::new())]).await;
+        open.topic
     };
     let client = async { if slow { stalled(at, "bad:22").await } else { open(at, "bad:22").await } };
     tokio::join!(client, accept)
@@ -55,15 +56,18 @@ async fn accepted(at: SocketAddr, edge: &mut Raw, slow: bool) -> (TcpStream, Str
 async fn a_stalled_session_is_reset_despite_a_quick_one_on_the_same_link() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
-    let mut bad = Raw::link(&place, &server, "bad", None).await;
+    let mut bad = RawHttp2::link(&place, &server, "bad", None).await;
     let (_slow, slow) = accepted(server.connect, &mut bad, true).await;
     let (mut quick, topic) = accepted(server.connect, &mut bad, false).await;
-    beside(async move { while quick.read_u8().await.is_ok() {} });
+    spawn(async move { while quick.read_u8().await.is_ok() {} });
     let piece = [(slow.as_str(), vec![0; 14 * 1024].into()), (topic.as_str(), Bytes::from_static(b"x"))];
     let resets = || server.server.metrics.resets.counted("slow_reader");
     let mut most = 0;
     for _ in 0..1200 {
-        bad.say(piece.iter().map(|(topic, data)| plain(&bad.node, "tcp-forward", topic, data.clone()))).await;
+        bad.send_messages(
+            piece.iter().map(|(topic, data)| plain(&bad.node, "tcp-forward", topic, data.clone())),
+        )
+        .await;
         most = most.max(server.server.table.queued());
     }
     wait_until("the slow session is reset", || resets() == 1).await;
@@ -75,7 +79,7 @@ async fn a_stalled_session_is_reset_despite_a_quick_one_on_the_same_link() {
 async fn many_plain_sessions_together_stay_within_the_memory_limit() {
     let place = TestDir::new();
     let server = TestServer::with(&place, "[server.session]\nbuffer_memory = \"4MiB\"");
-    let mut bad = Raw::link(&place, &server, "bad", None).await;
+    let mut bad = RawHttp2::link(&place, &server, "bad", None).await;
     let idle = accepted(server.connect, &mut bad, false).await;
     let mut slow = Vec::new();
     for _ in 0..8 {
@@ -88,7 +92,7 @@ async fn many_plain_sessions_together_stay_within_the_memory_limit() {
     let flood = async {
         for round in 0..1500 {
             let topic = &slow[round % slow.len()].1;
-            bad.say([plain(&bad.node, "tcp-forward", topic, data.clone())]).await;
+            bad.send_messages([plain(&bad.node, "tcp-forward", topic, data.clone())]).await;
             most = most.max(server.server.table.unreserved().0);
         }
     };
@@ -116,15 +120,18 @@ async fn many_plain_sessions_together_stay_within_the_memory_limit() {
 async fn a_plain_edge_that_floods_a_stalled_session_does_not_grow_the_process() {
     let place = TestDir::new();
     let server = ServerProcess::start(&place).await;
-    let mut bad = Raw::link_at(&place, server.grpc, "bad", None).await;
-    server.has("bad").await;
+    let mut bad = RawHttp2::link_at(&place, server.grpc, "bad", None).await;
+    server.wait_for_node("bad").await;
     let (_slow, slow) = accepted(server.connect, &mut bad, true).await;
     let (mut quick, topic) = accepted(server.connect, &mut bad, false).await;
-    beside(async move { while quick.read_u8().await.is_ok() {} });
+    spawn(async move { while quick.read_u8().await.is_ok() {} });
     let before = server.most_memory();
     let piece = [(slow.as_str(), vec![0; 14 * 1024].into()), (topic.as_str(), Bytes::from_static(b"x"))];
     for _ in 0..8_000 {
-        bad.say(piece.iter().map(|(topic, data)| plain(&bad.node, "tcp-forward", topic, data.clone()))).await;
+        bad.send_messages(
+            piece.iter().map(|(topic, data)| plain(&bad.node, "tcp-forward", topic, data.clone())),
+        )
+        .await;
     }
     assert!(server.most_memory() <= before + MAX_GROWTH, "{before} became {}", server.most_memory());
 }
@@ -133,8 +140,8 @@ async fn a_plain_edge_that_floods_a_stalled_session_does_not_grow_the_process() 
 async fn single_bytes_for_stalled_sessions_do_not_grow_the_process() {
     let place = TestDir::new();
     let server = ServerProcess::start(&place).await;
-    let mut bad = Raw::link_at(&place, server.grpc, "bad", None).await;
-    server.has("bad").await;
+    let mut bad = RawHttp2::link_at(&place, server.grpc, "bad", None).await;
+    server.wait_for_node("bad").await;
     let mut slow = Vec::new();
     for _ in 0..4 {
         slow.push(accepted(server.connect, &mut bad, true).await);
@@ -145,41 +152,45 @@ async fn single_bytes_for_stalled_sessions_do_not_grow_the_process() {
             let (_, topic) = &slow[n % slow.len()];
             plain(&bad.node, "tcp-forward", topic, Bytes::from_static(b"x"))
         });
-        bad.say(bytes).await;
+        bad.send_messages(bytes).await;
     }
     assert!(server.most_memory() <= before + MAX_GROWTH, "{before} became {}", server.most_memory());
 }
 
 /// A session of a hostile edge that speaks the extended dialect, with its send limit.
-struct Extended {
+struct ExtendedSession {
     id: SessionId,
     sent: u64,
     limit: u64,
 }
 
-impl Extended {
+impl ExtendedSession {
     /// Opens a session to the edge `bad`, with a client that reads nothing.
-    async fn stalled(at: SocketAddr, edge: &mut Raw) -> (TcpStream, Self) {
+    async fn stalled(at: SocketAddr, edge: &mut RawHttp2) -> (TcpStream, Self) {
         let accept = async {
             let (id, epoch, limit) = loop {
                 // Earlier sessions may send credit first.
-                if let (id, SessionFrame::Open { epoch, limit, .. }) = word(edge).await {
+                if let (id, SessionFrame::Open { epoch, limit, .. }) = next_session_frame(edge).await {
                     break (id, epoch, limit);
                 }
             };
-            edge.say([message(&edge.node, id, SessionFrame::Opened { limit: 0, epoch, instance: None })])
-                .await;
+            edge.send_messages([message(
+                &edge.node,
+                id,
+                SessionFrame::Opened { limit: 0, epoch, instance: None },
+            )])
+            .await;
             Self { id, sent: 0, limit }
         };
         tokio::join!(stalled(at, "bad:22"), accept)
     }
 
     /// Sends bytes until the client's sockets are full, so that the next byte is queued in the server.
-    async fn fill_sockets(&mut self, edge: &mut Raw, server: &TestServer) {
+    async fn fill_sockets(&mut self, edge: &mut RawHttp2, server: &TestServer) {
         let before = server.server.table.queued();
         loop {
             // The session has no credit left if earlier bytes are queued in the server already.
-            if timeout(STUCK, self.say(edge, 16 * 1024, 1)).await.is_err() {
+            if timeout(STUCK, self.send_bytes(edge, 16 * 1024, 1)).await.is_err() {
                 return;
             }
             let taken = async {
@@ -194,16 +205,16 @@ impl Extended {
     }
 
     /// Sends single bytes up to the limit.
-    async fn fill_pod(&mut self, edge: &mut Raw) {
+    async fn fill_server_window(&mut self, edge: &mut RawHttp2) {
         while self.sent < self.limit {
-            self.say(edge, 1, usize::try_from(self.limit - self.sent).unwrap().min(200)).await;
+            self.send_bytes(edge, 1, usize::try_from(self.limit - self.sent).unwrap().min(200)).await;
         }
     }
 
     /// Sends `pieces` pieces, once the limit allows it.
-    async fn say(&mut self, edge: &mut Raw, bytes: usize, pieces: usize) {
+    async fn send_bytes(&mut self, edge: &mut RawHttp2, bytes: usize, pieces: usize) {
         while self.sent + (bytes * pieces) as u64 > self.limit {
-            if let (id, SessionFrame::Credit { limit, .. }) = word(edge).await
+            if let (id, SessionFrame::Credit { limit, .. }) = next_session_frame(edge).await
                 && id == self.id
             {
                 self.limit = limit;
@@ -217,13 +228,13 @@ impl Extended {
 }
 
 /// Returns the next session frame that an extended edge receives.
-async fn word(edge: &mut Raw) -> (SessionId, SessionFrame) {
+async fn next_session_frame(edge: &mut RawHttp2) -> (SessionId, SessionFrame) {
     loop {
-        let message = heard(edge).await;
-        if let FrameKind::Session(id, _, word) =
+        let message = next_message(edge).await;
+        if let FrameKind::Session(id, _, frame) =
             from_message(message, &Remote::Server(edge.node.clone())).unwrap().body
         {
-            return (id, word);
+            return (id, frame);
         }
     }
 }
@@ -232,12 +243,12 @@ async fn word(edge: &mut Raw) -> (SessionId, SessionFrame) {
 async fn the_counted_cost_of_one_byte_frames_is_close_to_their_bytes() {
     let place = TestDir::new();
     let server = TestServer::with(&place, "[server.session]\nbuffer_memory = \"2MiB\"");
-    let mut bad = Raw::link(&place, &server, "bad", Some(Instance::random())).await;
+    let mut bad = RawHttp2::link(&place, &server, "bad", Some(Instance::random())).await;
     let mut sessions = Vec::new();
     for _ in 0..4 {
-        let (client, mut session) = Extended::stalled(server.connect, &mut bad).await;
+        let (client, mut session) = ExtendedSession::stalled(server.connect, &mut bad).await;
         session.fill_sockets(&mut bad, &server).await;
-        session.fill_pod(&mut bad).await;
+        session.fill_server_window(&mut bad).await;
         sessions.push(client);
     }
     let (table, least) = (&server.server.table, 4 * WINDOW / 2);

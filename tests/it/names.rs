@@ -10,7 +10,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::edge_proxy::{ALLOW, requester};
 use crate::http_proxy::{body, site};
-use crate::support::clients::{echoed, open, rest};
+use crate::support::clients::{assert_echo, open, rest};
 use crate::support::programs::{TestDir, TestServer, at, edge, edge_with};
 use crate::support::{assert_eventually, servers, targets};
 
@@ -57,17 +57,17 @@ async fn a_node_is_reached_by_any_name_that_it_may_have_at_every_listener() {
     let long = "x".repeat(64);
     for name in [ADDRESS, NUMBER, &long, "7"] {
         let _edge = edge(&place, &server, name).await;
-        echoed(&mut server.open(&at(name, echo)).await, "CONNECT").await;
-        echoed(&mut socks(server.port("socks5"), &by_name(name), echo.port()).await, "SOCKS5").await;
+        assert_echo(&mut server.open(&at(name, echo)).await, "CONNECT").await;
+        assert_echo(&mut socks(server.port("socks5"), &by_name(name), echo.port()).await, "SOCKS5").await;
         let (proxied, url) = (server.port("http_proxy"), format!("http://{}/", at(name, site)));
         assert!(get(proxied, &url, "other").await.starts_with("site\n"), "{name}");
         assert!(get(server.port("http"), "/", name).await.starts_with("site\n"), "{name}");
     }
     for name in [&format!("[::ffff:{ADDRESS}]"), &format!("{}.", NUMBER.to_uppercase())] {
-        echoed(&mut server.open(&at(name, echo)).await, "in another spelling").await;
+        assert_echo(&mut server.open(&at(name, echo)).await, "in another spelling").await;
     }
-    echoed(&mut socks(server.port("socks5"), &[1, 192, 0, 2, 33], echo.port()).await, "by bytes").await;
-    echoed(&mut open(proxy, &at(ADDRESS, echo)).await, "from another node").await;
+    assert_echo(&mut socks(server.port("socks5"), &[1, 192, 0, 2, 33], echo.port()).await, "by bytes").await;
+    assert_echo(&mut open(proxy, &at(ADDRESS, echo)).await, "from another node").await;
 }
 
 #[tokio::test]
@@ -75,21 +75,21 @@ async fn a_node_named_by_its_address_is_found_at_a_peer() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let servers = servers::start(&place, 2);
     let _edge = edge(&place, &servers[0], ADDRESS).await;
-    echoed(&mut servers[1].open(&at(ADDRESS, echo)).await, "relayed").await;
-    let unknown = servers[1].ask("192.0.2.34:22").await;
+    assert_echo(&mut servers[1].open(&at(ADDRESS, echo)).await, "relayed").await;
+    let unknown = servers[1].request_connect("192.0.2.34:22").await;
     assert_eq!((unknown.status, unknown.phrase.as_str()), (421, "no node is known for 192.0.2.34:22"));
 }
 
 #[tokio::test]
-async fn a_linked_node_is_named_by_an_address_only_if_the_address_belongs_to_no_other() {
+async fn a_node_named_like_an_address_is_reached_by_it_unless_another_node_owns_it() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let table = |node: &str| format!("[server.addresses.nodes]\n\"{ADDRESS}\" = \"{node}\"\n");
     let own = TestServer::with(&place, &table(ADDRESS));
     let _edge = edge(&place, &own, ADDRESS).await;
-    echoed(&mut own.open(&at(ADDRESS, echo)).await, "loopback").await;
+    assert_echo(&mut own.open(&at(ADDRESS, echo)).await, "loopback").await;
     let of_other = TestServer::with(&place, &table("node2"));
     let (_one, _two) = (edge(&place, &of_other, ADDRESS).await, edge(&place, &of_other, "node2").await);
-    let refused = of_other.ask(&at(ADDRESS, echo)).await;
+    let refused = of_other.request_connect(&at(ADDRESS, echo)).await;
     assert!(refused.body.starts_with("node node2: this edge may not dial"), "{refused:?}");
 }
 
@@ -143,7 +143,7 @@ async fn passthrough_finds_a_node_by_a_server_name_that_tls_libraries_reject() {
 }
 
 #[tokio::test]
-async fn an_edge_whose_name_has_a_meaning_of_its_own_is_refused() {
+async fn an_edge_with_a_reserved_name_is_refused() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     for name in ["default", "-", "pod"] {
@@ -151,6 +151,6 @@ async fn an_edge_whose_name_has_a_meaning_of_its_own_is_refused() {
         let wrong = tunnel::edge::config::EdgeConfig::read(&text, &tunnel::config::Environment::default());
         let wrong = wrong.unwrap_err().to_string();
         assert!(wrong.contains(&format!("no node can have the name \"{name}\"")), "{wrong}");
-        assert_eq!(server.ask(&format!("{name}:22")).await.status, 421, "{name}");
+        assert_eq!(server.request_connect(&format!("{name}:22")).await.status, 421, "{name}");
     }
 }

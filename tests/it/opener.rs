@@ -25,9 +25,9 @@ async fn link(place: &TestDir, server: &TestServer, node: &str, instance: u128) 
 }
 
 /// Sends a frame about a session with another node.
-async fn say_to(call: &Call, node: &str, id: SessionId, word: SessionFrame) {
+async fn send_session_frame(call: &Call, node: &str, id: SessionId, frame: SessionFrame) {
     let node: NodeName = node.parse().unwrap();
-    call.send(to_message(Frame { node, body: FrameKind::Session(id, Category::Ssh, word) })).await;
+    call.send(to_message(Frame { node, body: FrameKind::Session(id, Category::Ssh, frame) })).await;
 }
 
 fn open(target: SocketAddr, opener: Option<Opener>) -> SessionFrame {
@@ -50,31 +50,31 @@ fn server(number: u128) -> Option<Opener> {
 
 /// Waits for the answer to an Open, and returns the process that has accepted it.
 async fn opened(call: &mut Call, id: SessionId) -> Option<Instance> {
-    let (answered, word) = call.word().await;
-    let SessionFrame::Opened { instance, .. } = word else { panic!("{word:?}") };
+    let (answered, frame) = call.next_session_frame().await;
+    let SessionFrame::Opened { instance, .. } = frame else { panic!("{frame:?}") };
     assert_eq!(answered, id);
     instance
 }
 
 /// Checks that the Open or Resume is answered like one for an unknown session.
-async fn is_unknown(call: &mut Call, attempt: u64) {
-    let (_, word) = call.word().await;
-    let (SessionFrame::Reset { epoch, refusal } | SessionFrame::Refused { epoch, refusal }) = word else {
-        panic!("{word:?}")
+async fn assert_unknown_session(call: &mut Call, attempt: u64) {
+    let (_, frame) = call.next_session_frame().await;
+    let (SessionFrame::Reset { epoch, refusal } | SessionFrame::Refused { epoch, refusal }) = frame else {
+        panic!("{frame:?}")
     };
     assert_eq!((epoch, refusal.code), (attempt, ErrorCode::UnknownSession), "{refusal}");
 }
 
 /// Checks that the Resume is accepted.
-async fn is_resumed(call: &mut Call, attempt: u64) {
-    let (_, word) = call.word().await;
-    assert!(matches!(word, SessionFrame::Resumed { epoch, .. } if epoch == attempt), "{word:?}");
+async fn assert_resumed(call: &mut Call, attempt: u64) {
+    let (_, frame) = call.next_session_frame().await;
+    assert!(matches!(frame, SessionFrame::Resumed { epoch, .. } if epoch == attempt), "{frame:?}");
 }
 
 /// Checks that the opener's bytes come back from the target.
-async fn echoes(call: &mut Call, id: SessionId, text: &'static str) {
-    call.say(id, SessionFrame::Data(text.into())).await;
-    assert_eq!(call.word().await, (id, SessionFrame::Data(text.into())));
+async fn assert_session_echo(call: &mut Call, id: SessionId, text: &'static str) {
+    call.send_session(id, SessionFrame::Data(text.into())).await;
+    assert_eq!(call.next_session_frame().await, (id, SessionFrame::Data(text.into())));
 }
 
 #[tokio::test]
@@ -84,15 +84,15 @@ async fn a_session_of_two_edges_cannot_be_taken_over_by_a_third() {
     let _acceptor = edge(&place, &servers[1], "acceptor").await;
     let mut opener = link(&place, &servers[0], "opener", 1).await;
     let id = SessionId::random();
-    say_to(&opener, "acceptor", id, open(echo, None)).await;
+    send_session_frame(&opener, "acceptor", id, open(echo, None)).await;
     let acceptor = opened(&mut opener, id).await;
-    echoes(&mut opener, id, "before").await;
+    assert_session_echo(&mut opener, id, "before").await;
     for (n, server) in servers.iter().enumerate() {
         let mut stranger = link(&place, server, &format!("stranger{n}"), 9).await;
         let forged = Some(Opener::Node("opener".parse().unwrap()));
-        say_to(&stranger, "acceptor", id, resume(echo, 50, acceptor, forged)).await;
-        is_unknown(&mut stranger, 50).await;
-        echoes(&mut opener, id, "undisturbed").await;
+        send_session_frame(&stranger, "acceptor", id, resume(echo, 50, acceptor, forged)).await;
+        assert_unknown_session(&mut stranger, 50).await;
+        assert_session_echo(&mut opener, id, "undisturbed").await;
     }
     // The opener itself moves, with its session.
     for (server, epoch) in [(&servers[2], 2), (&servers[1], 3)] {
@@ -106,10 +106,10 @@ async fn a_session_of_two_edges_cannot_be_taken_over_by_a_third() {
             opener: None,
             target: echo.into(),
         };
-        say_to(&opener, "acceptor", id, resume).await;
-        is_resumed(&mut opener, epoch).await;
+        send_session_frame(&opener, "acceptor", id, resume).await;
+        assert_resumed(&mut opener, epoch).await;
     }
-    echoes(&mut opener, id, "after").await;
+    assert_session_echo(&mut opener, id, "after").await;
 }
 
 #[tokio::test]
@@ -120,24 +120,24 @@ async fn a_clients_session_cannot_be_taken_over_even_by_its_acceptor() {
     let mut acceptor = link(&place, &servers[1], "acceptor", 1).await;
     let itself = Some(Instance::from_bits(1));
     let accepts = async {
-        let (id, word) = acceptor.word().await;
-        let SessionFrame::Open { opener, .. } = word else { panic!("{word:?}") };
+        let (id, frame) = acceptor.next_session_frame().await;
+        let SessionFrame::Open { opener, .. } = frame else { panic!("{frame:?}") };
         assert_eq!(opener, Some(Opener::Server(servers[0].server.table.instance())));
-        acceptor.say(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance: itself }).await;
+        acceptor.send_session(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance: itself }).await;
         id
     };
     let (mut client, id) = tokio::join!(servers[0].open("acceptor:22"), accepts);
     for (n, server) in servers.iter().enumerate().skip(1) {
         let mut stranger = link(&place, server, &format!("stranger{n}"), 9).await;
-        say_to(&stranger, "acceptor", id, resume(target, 50, itself, None)).await;
-        is_unknown(&mut stranger, 50).await;
+        send_session_frame(&stranger, "acceptor", id, resume(target, 50, itself, None)).await;
+        assert_unknown_session(&mut stranger, 50).await;
     }
-    acceptor.say(id, resume(target, 50, Some(Instance::from_bits(9)), None)).await;
-    is_unknown(&mut acceptor, 50).await;
-    acceptor.say(id, SessionFrame::Data("hello".into())).await;
-    let mut heard = [0; 5];
-    assert_eventually("bytes", client.read_exact(&mut heard)).await.unwrap();
-    assert_eq!(&heard, b"hello");
+    acceptor.send_session(id, resume(target, 50, Some(Instance::from_bits(9)), None)).await;
+    assert_unknown_session(&mut acceptor, 50).await;
+    acceptor.send_session(id, SessionFrame::Data("hello".into())).await;
+    let mut received = [0; 5];
+    assert_eventually("bytes", client.read_exact(&mut received)).await.unwrap();
+    assert_eq!(&received, b"hello");
 }
 
 #[tokio::test]
@@ -146,21 +146,21 @@ async fn a_session_to_the_cloud_cannot_be_taken_over_by_another_edge() {
     let servers = start(&place, 2);
     let mut opener = link(&place, &servers[0], "opener", 1).await;
     let id = SessionId::random();
-    opener.say(id, open(echo, None)).await;
+    opener.send_session(id, open(echo, None)).await;
     let holder = opened(&mut opener, id).await;
     assert_eq!(holder, Some(servers[0].server.table.instance()));
     for (n, server) in servers.iter().enumerate() {
         let mut stranger = link(&place, server, &format!("stranger{n}"), 9).await;
-        stranger.say(id, resume(echo, 50, holder, None)).await;
-        is_unknown(&mut stranger, 50).await;
+        stranger.send_session(id, resume(echo, 50, holder, None)).await;
+        assert_unknown_session(&mut stranger, 50).await;
     }
     let mut stranger = link(&place, &servers[0], "stranger", 9).await;
     let nowhere = Some(Instance::from_bits(9));
     for another in [resume(echo, 51, nowhere, None), open(echo, None)] {
-        stranger.say(id, another.clone()).await;
-        is_unknown(&mut stranger, another.epoch().unwrap()).await;
+        stranger.send_session(id, another.clone()).await;
+        assert_unknown_session(&mut stranger, another.epoch().unwrap()).await;
     }
-    echoes(&mut opener, id, "undisturbed").await;
+    assert_session_echo(&mut opener, id, "undisturbed").await;
 }
 
 #[tokio::test]
@@ -171,12 +171,12 @@ async fn an_edge_lets_only_the_opener_resume_a_session() {
     let mut call = cloud.call().await;
     call.answer(Some(Instance::from_bits(1)));
     let id = SessionId::random();
-    call.say(id, open(echo, server(1))).await;
+    call.send_session(id, open(echo, server(1))).await;
     let acceptor = opened(&mut call, id).await;
     assert_eq!(acceptor, Some(edge.table.instance()));
-    call.say(id, resume(echo, 2, acceptor, server(2))).await;
-    is_unknown(&mut call, 2).await;
-    call.say(
+    call.send_session(id, resume(echo, 2, acceptor, server(2))).await;
+    assert_unknown_session(&mut call, 2).await;
+    call.send_session(
         id,
         SessionFrame::Open {
             target: echo.into(),
@@ -187,13 +187,13 @@ async fn an_edge_lets_only_the_opener_resume_a_session() {
         },
     )
     .await;
-    is_unknown(&mut call, 2).await;
-    echoes(&mut call, id, "undisturbed").await;
+    assert_unknown_session(&mut call, 2).await;
+    assert_session_echo(&mut call, id, "undisturbed").await;
     drop(call);
     let mut call = cloud.call().await;
     call.answer(Some(Instance::from_bits(3)));
-    call.say(id, resume(echo, 3, acceptor, server(2))).await;
-    is_unknown(&mut call, 3).await;
-    call.say(id, resume(echo, 3, acceptor, server(1))).await;
-    is_resumed(&mut call, 3).await;
+    call.send_session(id, resume(echo, 3, acceptor, server(2))).await;
+    assert_unknown_session(&mut call, 3).await;
+    call.send_session(id, resume(echo, 3, acceptor, server(1))).await;
+    assert_resumed(&mut call, 3).await;
 }

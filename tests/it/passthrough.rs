@@ -12,8 +12,8 @@ use tunnel_net::tls::{ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServe
 
 use crate::certificates::{Authority, Files};
 use crate::support::clients::rest;
-use crate::support::programs::{TestDir, TestServer, edge, edge_forgets_all};
-use crate::support::{assert_eventually, hurry, remote, targets};
+use crate::support::programs::{TestDir, TestServer, assert_edge_idle, edge};
+use crate::support::{assert_eventually, pause_time, remote, targets};
 
 /// Returns config lines with one port for that target of every node. `more` is added to the table.
 fn port(target: std::net::SocketAddr, more: &str) -> String {
@@ -24,12 +24,12 @@ fn port(target: std::net::SocketAddr, more: &str) -> String {
 }
 
 /// Certificates of the targets of these nodes, from another CA than the server's.
-struct Nodes {
+struct TargetCertificates {
     _dir: tempfile::TempDir,
     files: Files,
 }
 
-impl Nodes {
+impl TargetCertificates {
     fn new(names: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let files = Authority::new().write(dir.path(), names);
@@ -77,7 +77,7 @@ impl Nodes {
 
 #[tokio::test]
 async fn tls_goes_between_client_and_the_target_of_the_node_that_it_names() {
-    let (place, nodes) = (TestDir::new(), Nodes::new(&["node1", "Node2"]));
+    let (place, nodes) = (TestDir::new(), TargetCertificates::new(&["node1", "Node2"]));
     let echo = nodes.echo().await;
     let server = TestServer::with(&place, &port(echo, ""));
     let (one, two) = (edge(&place, &server, "node1").await, edge(&place, &server, "node2").await);
@@ -86,19 +86,19 @@ async fn tls_goes_between_client_and_the_target_of_the_node_that_it_names() {
         assert_eq!((at.table.len(), not.table.len()), (1, 0));
         client.write_all(b"through the tunnel").await.unwrap();
         client.shutdown().await.unwrap();
-        let mut told = String::new();
-        assert_eventually("the echo", client.read_to_string(&mut told)).await.unwrap();
-        assert_eq!(told, "through the tunnel");
+        let mut received = String::new();
+        assert_eventually("the echo", client.read_to_string(&mut received)).await.unwrap();
+        assert_eq!(received, "through the tunnel");
         drop(client);
         server.assert_idle().await;
-        edge_forgets_all(at).await;
+        assert_edge_idle(at).await;
     }
     assert_eq!(server.server.metrics.sessions.closed("https", "ok"), 2);
 }
 
 #[tokio::test]
-async fn a_client_that_names_no_node_gets_the_exact_alert() {
-    let (place, nodes) = (TestDir::new(), Nodes::new(&["127.0.0.1"]));
+async fn a_client_without_a_nodes_server_name_gets_the_alert_unrecognized_name() {
+    let (place, nodes) = (TestDir::new(), TargetCertificates::new(&["127.0.0.1"]));
     let server = TestServer::with(&place, &port(nodes.echo().await, ""));
     let _edge = edge(&place, &server, "node1").await;
     assert_eq!(nodes.alert(&server, "127.0.0.1").await, AlertDescription::UnrecognisedName);
@@ -114,9 +114,9 @@ async fn a_client_that_names_no_node_gets_the_exact_alert() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_an_alert_and_counted_with_its_cause() {
-    let (place, nodes) = (TestDir::new(), Nodes::new(&["node1"]));
-    let (echo, nothing) = (nodes.echo().await, targets::nothing().await);
+async fn a_refusal_is_sent_as_an_alert_and_counted_by_cause() {
+    let (place, nodes) = (TestDir::new(), TargetCertificates::new(&["node1"]));
+    let (echo, nothing) = (nodes.echo().await, targets::closed_port().await);
     let elsewhere = |at: &str| at.parse().unwrap();
     for (target, more, name, alert, cause) in [
         (echo, "", "node9", AlertDescription::InternalError, "node_not_connected"),
@@ -136,11 +136,11 @@ async fn a_refusal_is_an_alert_and_counted_with_its_cause() {
 
 #[tokio::test]
 async fn a_connection_without_tls_is_closed_without_a_response() {
-    let (place, nodes) = (TestDir::new(), Nodes::new(&["node1"]));
+    let (place, nodes) = (TestDir::new(), TargetCertificates::new(&["node1"]));
     let server = TestServer::with(&place, &port(nodes.echo().await, ""));
-    for said in [&b"GET / HTTP/1.1\r\nHost: node1\r\n\r\n"[..], b"SSH-2.0-x\r\n"] {
+    for bytes in [&b"GET / HTTP/1.1\r\nHost: node1\r\n\r\n"[..], b"SSH-2.0-x\r\n"] {
         let mut socket = server.client("https").await;
-        socket.write_all(said).await.unwrap();
+        socket.write_all(bytes).await.unwrap();
         assert_eq!(rest(&mut socket).await, b"");
     }
     assert_eq!(server.server.metrics.connections_rejected.counted("not_tls"), 2);
@@ -148,11 +148,11 @@ async fn a_connection_without_tls_is_closed_without_a_response() {
 
 #[tokio::test]
 async fn a_missing_client_hello_times_out_after_ten_seconds() {
-    let (place, nodes) = (TestDir::new(), Nodes::new(&["node1"]));
+    let (place, nodes) = (TestDir::new(), TargetCertificates::new(&["node1"]));
     let server = TestServer::with(&place, &port(nodes.echo().await, ""));
     let mut socket = server.client("https").await;
     socket.write_all(&[22, 3, 1]).await.unwrap();
-    hurry();
+    pause_time();
     let started = tokio::time::Instant::now();
     assert_eq!(rest(&mut socket).await, b"");
     assert!((9..15).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
@@ -161,14 +161,14 @@ async fn a_missing_client_hello_times_out_after_ten_seconds() {
 
 #[tokio::test]
 async fn a_plain_edge_gets_an_ordinary_connect_request() {
-    let (place, nodes) = (TestDir::new(), Nodes::new(&["node1"]));
+    let (place, nodes) = (TestDir::new(), TargetCertificates::new(&["node1"]));
     let server = TestServer::with(&place, &port("127.0.0.1:10250".parse().unwrap(), ""));
     let mut edge = remote::link(&place, &server, "node1", None).await;
     let refused = async {
-        let asked = edge.hears().await;
-        let said = (asked.category.as_str(), asked.r#type.as_str(), asked.addr.as_str());
-        assert_eq!(said, ("ssh", "connecting", "127.0.0.1:10250"));
-        edge.plainly("connect-failed", &asked.topic, "connection refused").await;
+        let open = edge.next_session_message().await;
+        let fields = (open.category.as_str(), open.r#type.as_str(), open.addr.as_str());
+        assert_eq!(fields, ("ssh", "connecting", "127.0.0.1:10250"));
+        edge.send_plain("connect-failed", &open.topic, "connection refused").await;
     };
     let (alert, ()) = tokio::join!(nodes.alert(&server, "node1"), refused);
     assert_eq!(alert, AlertDescription::InternalError);

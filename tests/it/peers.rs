@@ -23,12 +23,17 @@ use tunnel_proto::codec::{from_message, to_message};
 use tunnel_proto::frame::{ErrorCode, Found, Frame, FrameKind, Remote, SessionError, SessionFrame};
 use tunnel_proto::halves::WindowLimits;
 
-use crate::support::clients::{echoed, is_reset};
-use crate::support::peer::{announces, asked, is_heard, open_word, opens, say_to, says, scripted_server};
+use crate::support::clients::{assert_echo, assert_reset};
+use crate::support::peer::{
+    accept_open, announce_node, next_find, open_frame, scripted_server, send_found, send_session_frame,
+    sync_with_server,
+};
 use crate::support::programs::{TestDir, TestServer, at, edge};
 use crate::support::remote::ScriptedServer;
 use crate::support::servers::{self, Dns, DnsScript};
-use crate::support::{Stopwatch, assert_eventually, beside, hurry, remote, targets, wait_until, wait_within};
+use crate::support::{
+    Stopwatch, assert_eventually, pause_time, remote, spawn, targets, wait_until, wait_within,
+};
 
 /// Returns the number of links of a server, to edges and to peers.
 fn links(server: &TestServer) -> i64 {
@@ -46,10 +51,10 @@ async fn a_link_between_servers_is_made_once_and_kept() {
     for _ in 0..10 {
         clients.push(servers[0].open(&at("node1", echo)).await);
     }
-    hurry();
+    pause_time();
     tokio::time::sleep(Duration::from_secs(180)).await;
     for client in &mut clients {
-        echoed(client, "still there").await;
+        assert_echo(client, "still there").await;
     }
     assert_eq!(
         (links(&servers[0]), links(&servers[1])),
@@ -63,7 +68,7 @@ async fn a_server_never_links_to_itself() {
     let place = TestDir::new();
     let servers = servers::start(&place, 1);
     for _ in 0..3 {
-        let answer = servers[0].ask("node1:22").await;
+        let answer = servers[0].request_connect("node1:22").await;
         assert!(!answer.body.contains("peer"), "{answer:?}");
     }
     let _edge = edge(&place, &servers[0], "node1").await;
@@ -71,7 +76,7 @@ async fn a_server_never_links_to_itself() {
 }
 
 #[tokio::test]
-async fn a_peer_that_does_not_answer_costs_a_second_once() {
+async fn an_unresponsive_peer_delays_only_the_first_search_by_a_second() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let all = servers::addresses(2);
@@ -79,17 +84,17 @@ async fn a_peer_that_does_not_answer_costs_a_second_once() {
     let first = TestServer::from_text(&servers::config(&place, all[0], &list));
     let second = TestServer::from_text(&servers::config(&place, all[1], &servers::peers(&all)));
     let started = Stopwatch::start();
-    let answer = first.ask("node9:22").await;
+    let answer = first.request_connect("node9:22").await;
     assert!(answer.body.contains("not at 1 peer"), "{answer:?}");
     assert!(answer.body.contains("cannot be reached"), "{answer:?}");
     assert!(started.elapsed() < Duration::from_millis(1500), "{:?}", started.elapsed());
     let started = Stopwatch::start();
-    first.ask("node9:22").await;
+    first.request_connect("node9:22").await;
     assert!(started.elapsed() < Duration::from_millis(500), "{:?}", started.elapsed());
     // The search ends as soon as the server that has the node answers.
     let _edge = edge(&place, &second, "node1").await;
     let mut client = first.open(&at("node1", echo)).await;
-    echoed(&mut client, "hello").await;
+    assert_echo(&mut client, "hello").await;
 }
 
 #[tokio::test]
@@ -105,12 +110,12 @@ async fn a_server_in_dns_that_speaks_plain_is_named_in_the_error() {
         servers::peers(&[other.at])
     );
     let server = TestServer::from_text(&servers::config(&place, at, &lines));
-    let answering = beside(async move {
+    let answering = spawn(async move {
         let mut call = other.call().await;
         call.answer(None);
-        call.ends().await;
+        call.wait_for_end().await;
     });
-    let answer = server.ask("node1:22").await;
+    let answer = server.request_connect("node1:22").await;
     assert_eq!(answer.status, 502);
     assert!(answer.body.contains("does not speak the extended dialect"), "{answer:?}");
     assert_eventually("the end of the call", answering).await.unwrap();
@@ -126,13 +131,17 @@ async fn an_edge_reaches_only_the_nodes_that_it_may_reach() {
     let mut one = remote::link(&place, &first, "node1", Some(Instance::from_bits(1))).await;
     let mut two = remote::link(&place, &second, "node2", Some(Instance::from_bits(2))).await;
     let id = SessionId::random();
-    say_to(&one, "node2", id, open_word(1)).await;
-    let asked: StreamMsg = two.hears().await;
-    assert_eq!((asked.r#type.as_str(), asked.node.as_str()), ("connecting", "node2"));
-    assert_eq!(asked.category, "httpProxy", "an edge does not get the rights of another listener");
-    two.say(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance: Some(Instance::from_bits(2)) }).await;
-    let (answered, word) = one.word().await;
-    assert_eq!((answered, matches!(word, SessionFrame::Opened { epoch: 1, .. })), (id, true));
+    send_session_frame(&one, "node2", id, open_frame(1)).await;
+    let open: StreamMsg = two.next_session_message().await;
+    assert_eq!((open.r#type.as_str(), open.node.as_str()), ("connecting", "node2"));
+    assert_eq!(open.category, "httpProxy", "an edge does not get the rights of another listener");
+    two.send_session(
+        id,
+        SessionFrame::Opened { limit: 1000, epoch: 1, instance: Some(Instance::from_bits(2)) },
+    )
+    .await;
+    let (answered, frame) = one.next_session_frame().await;
+    assert_eq!((answered, matches!(frame, SessionFrame::Opened { epoch: 1, .. })), (id, true));
 
     // Its own name means the cloud, which dials nothing here.
     for (node, code) in [
@@ -141,9 +150,9 @@ async fn an_edge_reaches_only_the_nodes_that_it_may_reach() {
         ("node1", ErrorCode::NotAllowed),
     ] {
         let id = SessionId::random();
-        say_to(&one, node, id, open_word(1)).await;
-        let (answered, word) = one.word().await;
-        let SessionFrame::Refused { refusal, .. } = word else { panic!("{node}: {word:?}") };
+        send_session_frame(&one, node, id, open_frame(1)).await;
+        let (answered, frame) = one.next_session_frame().await;
+        let SessionFrame::Refused { refusal, .. } = frame else { panic!("{node}: {frame:?}") };
         assert_eq!((answered, refusal.code), (id, code), "{node}: {refusal}");
     }
 }
@@ -154,34 +163,34 @@ async fn edges_reach_no_node_unless_the_config_allows_it() {
     let server = TestServer::start(&place);
     let mut one = remote::link(&place, &server, "node1", Some(Instance::from_bits(1))).await;
     let _two = remote::link(&place, &server, "node2", Some(Instance::from_bits(2))).await;
-    say_to(&one, "node2", SessionId::random(), open_word(1)).await;
-    let (_, word) = one.word().await;
-    let SessionFrame::Refused { refusal, .. } = word else { panic!("{word:?}") };
+    send_session_frame(&one, "node2", SessionId::random(), open_frame(1)).await;
+    let (_, frame) = one.next_session_frame().await;
+    let SessionFrame::Refused { refusal, .. } = frame else { panic!("{frame:?}") };
     assert_eq!(refusal.code, ErrorCode::NodeNotAllowed);
 }
 
 #[tokio::test]
-async fn an_edge_unresponsive_on_one_path_is_asked_on_another() {
+async fn an_open_that_gets_no_answer_on_one_path_is_repeated_on_another() {
     let place = TestDir::new();
     let servers = servers::start(&place, 2);
     let instance = Some(Instance::from_bits(1));
     let mut near = remote::link(&place, &servers[0], "node1", instance).await;
     let mut far = remote::link(&place, &servers[1], "node1", instance).await;
     let (started, watch) = (Instant::now(), Stopwatch::start());
-    let (asked, was_asked) = tokio::sync::oneshot::channel();
+    let (open_sender, open_receiver) = tokio::sync::oneshot::channel();
     let silent = async {
         // Alive, but it does not answer the Open.
-        let (id, word) = near.word().await;
-        assert!(matches!(word, SessionFrame::Open { epoch: 1, .. }), "{word:?}");
-        asked.send(id).unwrap();
-        let (_, word) = near.word().await;
-        assert!(matches!(word, SessionFrame::PathLost { epoch: 1 }), "{word:?}");
+        let (id, frame) = near.next_session_frame().await;
+        assert!(matches!(frame, SessionFrame::Open { epoch: 1, .. }), "{frame:?}");
+        open_sender.send(id).unwrap();
+        let (_, frame) = near.next_session_frame().await;
+        assert!(matches!(frame, SessionFrame::PathLost { epoch: 1 }), "{frame:?}");
     };
     let answers = async {
-        let (id, word) = far.word().await;
-        assert!(matches!(word, SessionFrame::Open { epoch: 2, .. }), "{word:?}");
-        assert_eq!(was_asked.await, Ok(id));
-        far.say(id, SessionFrame::Opened { limit: 1000, epoch: 2, instance }).await;
+        let (id, frame) = far.next_session_frame().await;
+        assert!(matches!(frame, SessionFrame::Open { epoch: 2, .. }), "{frame:?}");
+        assert_eq!(open_receiver.await, Ok(id));
+        far.send_session(id, SessionFrame::Opened { limit: 1000, epoch: 2, instance }).await;
     };
     let (_client, (), ()) = tokio::join!(servers[0].open("node1:22"), silent, answers);
     let (took, worked) = (started.elapsed(), watch.elapsed());
@@ -189,17 +198,17 @@ async fn an_edge_unresponsive_on_one_path_is_asked_on_another() {
 }
 
 #[tokio::test]
-async fn a_slow_dial_is_no_reason_to_leave_the_only_path() {
+async fn a_session_stays_on_its_only_path_during_a_slow_dial() {
     let place = TestDir::new();
     let servers = servers::start(&place, 2);
     let instance = Some(Instance::from_bits(1));
     let mut far = remote::link(&place, &servers[1], "node1", instance).await;
     let answers = async {
-        let (id, word) = far.word().await;
-        assert!(matches!(word, SessionFrame::Open { epoch: 1, .. }), "{word:?}");
-        let more = tokio::time::timeout(Duration::from_secs(5), far.word()).await;
+        let (id, frame) = far.next_session_frame().await;
+        assert!(matches!(frame, SessionFrame::Open { epoch: 1, .. }), "{frame:?}");
+        let more = tokio::time::timeout(Duration::from_secs(5), far.next_session_frame()).await;
         assert!(more.is_err(), "{more:?}");
-        far.say(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance }).await;
+        far.send_session(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance }).await;
     };
     let (_client, ()) = tokio::join!(servers[0].open("node1:22"), answers);
 }
@@ -218,10 +227,10 @@ async fn two_hundred_nodes_are_announced_over_one_link_to_each_server() {
     for n in [0, 77, 199] {
         let answers = async {
             let edge = &mut edges[n];
-            let (id, word) = edge.word().await;
-            let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
+            let (id, frame) = edge.next_session_frame().await;
+            let SessionFrame::Open { epoch, .. } = frame else { panic!("{frame:?}") };
             let instance = Some(Instance::from_bits(n as u128));
-            edge.say(id, SessionFrame::Opened { limit: 1000, epoch, instance }).await;
+            edge.send_session(id, SessionFrame::Opened { limit: 1000, epoch, instance }).await;
         };
         let target = format!("node{n}:22");
         let _clients = tokio::join!(servers[2].open(&target), answers);
@@ -243,7 +252,7 @@ async fn a_server_stops_without_waiting_for_its_peers() {
     // The server still accepts clients for two seconds.
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
     let mut client = servers[0].open(&at("node1", echo)).await;
-    echoed(&mut client, "hello").await;
+    assert_echo(&mut client, "hello").await;
 }
 
 #[tokio::test]
@@ -253,30 +262,30 @@ async fn sessions_end_soon_after_their_node_has_restarted() {
     let instance = Some(Instance::from_bits(1));
     let mut old = remote::link(&place, &servers[1], "node1", instance).await;
     let accept = async {
-        let (id, _) = old.word().await;
-        old.say(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance }).await;
+        let (id, _) = old.next_session_frame().await;
+        old.send_session(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance }).await;
     };
     let (mut client, ()) = tokio::join!(servers[0].open("node1:22"), accept);
     drop(old);
     wait_until("the old link is closed", || servers[1].link("node1").is_none()).await;
     let _new = remote::link(&place, &servers[1], "node1", Some(Instance::from_bits(9))).await;
     let started = Stopwatch::start();
-    is_reset(&mut client).await;
+    assert_reset(&mut client).await;
     assert!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
 }
 
 #[tokio::test]
-async fn of_several_stale_servers_the_one_with_the_freshest_link_is_asked() {
+async fn of_several_stale_servers_the_one_with_the_freshest_link_is_chosen() {
     let place = TestDir::new();
     let servers = servers::start(&place, 1);
     let (mut stale, mut fresher) =
         (scripted_server(&place, &servers[0], 7).await, scripted_server(&place, &servers[0], 8).await);
     let started = Stopwatch::start();
     let answers = async {
-        let (one, two) = tokio::join!(asked(&mut stale), asked(&mut fresher));
-        says(&stale, one, true, Duration::from_secs(14)).await;
-        says(&fresher, two, true, Duration::from_secs(8)).await;
-        opens(&mut fresher).await;
+        let (one, two) = tokio::join!(next_find(&mut stale), next_find(&mut fresher));
+        send_found(&stale, one, true, Duration::from_secs(14)).await;
+        send_found(&fresher, two, true, Duration::from_secs(8)).await;
+        accept_open(&mut fresher).await;
     };
     let (_client, ()) = tokio::join!(servers[0].open("node1:22"), answers);
     assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
@@ -290,30 +299,30 @@ async fn a_server_with_a_fresh_link_is_used_before_slow_peers_answer() {
         (scripted_server(&place, &servers[0], 7).await, scripted_server(&place, &servers[0], 8).await);
     let started = Stopwatch::start();
     let answers = async {
-        let (_, question) = tokio::join!(asked(&mut slow), asked(&mut fresh));
-        says(&fresh, question, true, Duration::from_secs(4)).await;
-        opens(&mut fresh).await;
+        let (_, question) = tokio::join!(next_find(&mut slow), next_find(&mut fresh));
+        send_found(&fresh, question, true, Duration::from_secs(4)).await;
+        accept_open(&mut fresh).await;
     };
     let (_client, ()) = tokio::join!(servers[0].open("node1:22"), answers);
     assert!(started.elapsed() < Duration::from_millis(300), "{:?}", started.elapsed());
 }
 
 #[tokio::test]
-async fn a_server_that_was_wrong_about_a_node_is_not_asked_again_before_another() {
+async fn a_server_with_a_stale_node_is_not_tried_again_before_another() {
     let place = TestDir::new();
     let servers = servers::start(&place, 1);
     let (mut wrong, mut right) =
         (scripted_server(&place, &servers[0], 7).await, scripted_server(&place, &servers[0], 8).await);
-    announces(&mut wrong, 1).await;
+    announce_node(&mut wrong, 1).await;
     let answers = async {
-        let (id, word) = wrong.word().await;
-        let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
+        let (id, frame) = wrong.next_session_frame().await;
+        let SessionFrame::Open { epoch, .. } = frame else { panic!("{frame:?}") };
         let refusal = SessionError::new(ErrorCode::NodeNotConnected, "the node has disconnected");
-        wrong.say(id, SessionFrame::Refused { epoch, refusal }).await;
-        let (one, two) = tokio::join!(asked(&mut wrong), asked(&mut right));
-        says(&wrong, one, false, Duration::ZERO).await;
-        says(&right, two, true, Duration::ZERO).await;
-        opens(&mut right).await;
+        wrong.send_session(id, SessionFrame::Refused { epoch, refusal }).await;
+        let (one, two) = tokio::join!(next_find(&mut wrong), next_find(&mut right));
+        send_found(&wrong, one, false, Duration::ZERO).await;
+        send_found(&right, two, true, Duration::ZERO).await;
+        accept_open(&mut right).await;
     };
     let started = Stopwatch::start();
     let (_client, ()) = tokio::join!(servers[0].open("node1:22"), answers);
@@ -326,8 +335,8 @@ async fn a_session_is_not_resumed_with_another_process_of_its_node() {
     let servers = servers::start(&place, 1);
     let (mut impostor, mut right) =
         (scripted_server(&place, &servers[0], 7).await, scripted_server(&place, &servers[0], 8).await);
-    announces(&mut right, 1).await;
-    let (mut client, ()) = tokio::join!(servers[0].open("node1:22"), opens(&mut right));
+    announce_node(&mut right, 1).await;
+    let (mut client, ()) = tokio::join!(servers[0].open("node1:22"), accept_open(&mut right));
     // The impostor has the same node name, and announces it as well.
     let found = Found { here: true, instance: Some(Instance::from_bits(99)), ..Found::not_here(0) };
     let node = impostor.node.clone();
@@ -335,15 +344,15 @@ async fn a_session_is_not_resumed_with_another_process_of_its_node() {
     // The path is lost. Only the server with the right process is asked to resume.
     drop(right);
     let mut right = scripted_server(&place, &servers[0], 9).await;
-    says(&right, 0, true, Duration::ZERO).await;
-    let (id, word) = right.word().await;
-    let SessionFrame::Resume { epoch, instance, .. } = word else { panic!("{word:?}") };
+    send_found(&right, 0, true, Duration::ZERO).await;
+    let (id, frame) = right.next_session_frame().await;
+    let SessionFrame::Resume { epoch, instance, .. } = frame else { panic!("{frame:?}") };
     assert_eq!(instance, Some(Instance::from_bits(1)));
-    right.say(id, SessionFrame::Resumed { received: 0, limit: 1000, epoch }).await;
-    right.say(id, SessionFrame::Data("hello".into())).await;
+    right.send_session(id, SessionFrame::Resumed { received: 0, limit: 1000, epoch }).await;
+    right.send_session(id, SessionFrame::Data("hello".into())).await;
     let mut back = [0; 5];
     assert_eventually("bytes", client.read_exact(&mut back)).await.unwrap();
-    let resumed = tokio::time::timeout(Duration::from_millis(50), impostor.word()).await;
+    let resumed = tokio::time::timeout(Duration::from_millis(50), impostor.next_session_frame()).await;
     assert!(resumed.is_err(), "{resumed:?}");
 }
 
@@ -358,10 +367,10 @@ async fn a_server_that_claims_and_refuses_a_node_does_not_hide_the_right_one() {
             loop {
                 let message = wrong.next().await.expect("the stream continues");
                 match from_message(message, &Remote::Peer).unwrap().body {
-                    FrameKind::Find(question) => says(&wrong, question, true, Duration::ZERO).await,
+                    FrameKind::Find(question) => send_found(&wrong, question, true, Duration::ZERO).await,
                     FrameKind::Session(id, _, SessionFrame::Open { epoch, .. }) => {
                         let refusal = SessionError::new(ErrorCode::NodeNotConnected, "not here");
-                        wrong.say(id, SessionFrame::Refused { epoch, refusal }).await;
+                        wrong.send_session(id, SessionFrame::Refused { epoch, refusal }).await;
                     }
                     _ => {}
                 }
@@ -373,11 +382,13 @@ async fn a_server_that_claims_and_refuses_a_node_does_not_hide_the_right_one() {
                 match from_message(message, &Remote::Peer).unwrap().body {
                     FrameKind::Find(question) => {
                         tokio::time::sleep(Duration::from_millis(100)).await;
-                        says(&right, question, true, Duration::ZERO).await;
+                        send_found(&right, question, true, Duration::ZERO).await;
                     }
                     FrameKind::Session(id, _, SessionFrame::Open { epoch, .. }) => {
                         let instance = Some(Instance::from_bits(1));
-                        return right.say(id, SessionFrame::Opened { limit: 1000, epoch, instance }).await;
+                        return right
+                            .send_session(id, SessionFrame::Opened { limit: 1000, epoch, instance })
+                            .await;
                     }
                     _ => {}
                 }
@@ -399,9 +410,9 @@ async fn endless_announcements_of_a_server_do_not_create_endless_tasks() {
     let mut loud = scripted_server(&place, &servers[0], 7).await;
     let before = tokio::runtime::Handle::current().metrics().num_alive_tasks();
     for _ in 0..15_000 {
-        says(&loud, 0, true, Duration::ZERO).await;
+        send_found(&loud, 0, true, Duration::ZERO).await;
     }
-    is_heard(&mut loud).await;
+    sync_with_server(&mut loud).await;
     let more = tokio::runtime::Handle::current().metrics().num_alive_tasks().saturating_sub(before);
     assert!(more < 11_000, "{more} tasks");
     drop(loud);
@@ -415,7 +426,7 @@ async fn a_server_that_links_endlessly_keeps_few_links() {
     for _ in 0..30 {
         let mut call = scripted_server(&place, &servers[0], 7).await;
         // It answers pings, so none of its links is taken for dead.
-        all.push(beside(async move { call.ends().await }));
+        all.push(spawn(async move { call.wait_for_end().await }));
     }
     let ended = || all.iter().filter(|call| call.is_finished()).count();
     wait_within(Duration::from_secs(5), "the oldest are closed", || ended() >= 26).await;
@@ -433,7 +444,7 @@ fn link_context() -> LinkContext {
 }
 
 #[tokio::test]
-async fn a_certificate_that_the_other_server_rejects_is_not_taken_for_a_broken_connection() {
+async fn a_certificate_that_a_peer_rejects_is_not_reported_as_a_broken_connection() {
     // Two CAs of the same name.
     let (place, other) = (TestDir::new(), TestDir::new());
     let server = servers::start(&place, 1).remove(0);
@@ -457,7 +468,7 @@ async fn a_certificate_that_the_other_server_rejects_is_not_taken_for_a_broken_c
 }
 
 #[tokio::test]
-async fn only_a_real_server_answers_probes_and_names_its_process() {
+async fn only_a_server_of_the_cloud_passes_the_probe_of_its_address_and_instance() {
     let place = TestDir::new();
     let server = servers::start(&place, 1).remove(0);
     let (at, port) = (server.server.bound.grpc.ip(), server.server.bound.grpc.port());
@@ -467,13 +478,13 @@ async fn only_a_real_server_answers_probes_and_names_its_process() {
     let tls = PeerTlsConfig { identity, ca: place.files.ca.clone(), name: None }.load().unwrap();
     // A proxy that accepts every connection and looks like a server.
     let proxy = TcpListener::bind((std::net::Ipv4Addr::new(127, 0, 0, 250), port)).await.unwrap();
-    let (_tell, list) = watch::channel(vec![server.server.bound.grpc, proxy.local_addr().unwrap()]);
+    let (_addresses, list) = watch::channel(vec![server.server.bound.grpc, proxy.local_addr().unwrap()]);
     let (own, drain) = (link_context.table.instance(), link_context.drain.clone());
     let (dialer, mut made) = TlsPeerDialer::new(tls, BufferPool::new(), link_context);
     let peers = Peers::new(list, Registry::new(metrics), dialer, own, drain);
-    beside(async move {
+    spawn(async move {
         while let Some(mut link) = made.recv().await {
-            beside(async move { while link.next().await.is_ok() {} });
+            spawn(async move { while link.next().await.is_ok() {} });
         }
     });
     assert!(peers.answers(at, port).await);
@@ -497,20 +508,20 @@ async fn an_edge_that_searches_endlessly_does_not_block_other_searches() {
     let mut good = remote::link(&place, &server, "node1", Some(Instance::from_bits(2))).await;
     let mut other = remote::link(&place, &server, "node2", Some(Instance::from_bits(3))).await;
     for n in 0..1500 {
-        say_to(&bad, &format!("away{n}"), SessionId::random(), open_word(1)).await;
+        send_session_frame(&bad, &format!("away{n}"), SessionId::random(), open_frame(1)).await;
     }
-    let (_, word) = bad.word().await;
-    let SessionFrame::Refused { refusal, .. } = word else { panic!("{word:?}") };
+    let (_, frame) = bad.next_session_frame().await;
+    let SessionFrame::Refused { refusal, .. } = frame else { panic!("{frame:?}") };
     assert_eq!(refusal.code, ErrorCode::Overloaded);
     // A node that is found at once needs no search, and another edge's search is not delayed by these.
     for edge in [&bad, &good] {
-        say_to(edge, "node2", SessionId::random(), open_word(1)).await;
-        let (_, word) = assert_eventually("the Open at the other edge", other.word()).await;
-        assert!(matches!(word, SessionFrame::Open { .. }), "{word:?}");
+        send_session_frame(edge, "node2", SessionId::random(), open_frame(1)).await;
+        let (_, frame) = assert_eventually("the Open at the other edge", other.next_session_frame()).await;
+        assert!(matches!(frame, SessionFrame::Open { .. }), "{frame:?}");
     }
-    say_to(&good, "away", SessionId::random(), open_word(1)).await;
-    let (_, word) = good.word().await;
-    let SessionFrame::Refused { refusal, .. } = word else { panic!("{word:?}") };
+    send_session_frame(&good, "away", SessionId::random(), open_frame(1)).await;
+    let (_, frame) = good.next_session_frame().await;
+    let SessionFrame::Refused { refusal, .. } = frame else { panic!("{frame:?}") };
     assert_eq!(refusal.code, ErrorCode::TargetUnreachable);
 }
 
@@ -518,12 +529,12 @@ async fn an_edge_that_searches_endlessly_does_not_block_other_searches() {
 async fn a_disconnected_server_is_not_reported_as_unresponsive() {
     let place = TestDir::new();
     let server = servers::start(&place, 1).remove(0);
-    let mut gone = scripted_server(&place, &server, 7).await;
-    says(&gone, 0, true, Duration::ZERO).await;
-    is_heard(&mut gone).await;
-    drop(gone);
+    let mut disconnected = scripted_server(&place, &server, 7).await;
+    send_found(&disconnected, 0, true, Duration::ZERO).await;
+    sync_with_server(&mut disconnected).await;
+    drop(disconnected);
     wait_until("its link has ended", || links(&server) == 0).await;
-    let answer = server.ask("node1:22").await;
+    let answer = server.request_connect("node1:22").await;
     assert_eq!(answer.status, 502, "{answer:?}");
     assert!(!answer.body.contains("does not answer"), "{answer:?}");
 }

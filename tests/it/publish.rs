@@ -9,7 +9,7 @@ use tunnel::server::config::ServerConfig;
 
 use crate::support::programs::{TOKEN, TestDir, TestServer};
 use crate::support::servers::{self, Dns, DnsScript};
-use crate::support::{hurry, remote, wait_until, wait_within};
+use crate::support::{pause_time, remote, wait_until, wait_within};
 
 #[tokio::test]
 async fn without_a_zone_no_node_takes_a_name_of_another_host() {
@@ -42,15 +42,15 @@ async fn without_a_zone_no_node_takes_a_name_of_another_host() {
     })
     .await;
 
-    dns.say(DnsScript::At("127.0.0.3".parse().unwrap()));
+    dns.set_script(DnsScript::At("127.0.0.3".parse().unwrap()));
     calls.push(remote::link(&place, &server, "moved", None).await);
     wait_until("a name at a server may move", || published().contains(&"moved".to_owned())).await;
-    dns.say(DnsScript::At(Ipv4Addr::new(127, 0, 0, 99)));
+    dns.set_script(DnsScript::At(Ipv4Addr::new(127, 0, 0, 99)));
     calls.push(remote::link(&place, &server, "intranet", None).await);
-    hurry();
+    pause_time();
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert!(!published().contains(&"intranet".to_owned()), "{:?}", published());
-    dns.say(DnsScript::NoSuchName);
+    dns.set_script(DnsScript::NoSuchName);
     let patience = Duration::from_secs(60);
     wait_within(patience, "the name is free", || published().contains(&"intranet".to_owned())).await;
 }

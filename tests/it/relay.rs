@@ -14,10 +14,10 @@ use tunnel_proto::frame::{ErrorCode, SessionFrame};
 use tunnel_proto::hello::Caller;
 
 use crate::certificates::Authority;
-use crate::support::clients::{echoed, rest};
+use crate::support::clients::{assert_echo, rest};
 use crate::support::line::Line;
-use crate::support::programs::{NAME, TestDir, TestServer, at, edge, edge_forgets_all, start_edge};
-use crate::support::servers::{self, Dns, DnsScript, SeparateServers};
+use crate::support::programs::{NAME, TestDir, TestServer, assert_edge_idle, at, edge, start_edge};
+use crate::support::servers::{self, Dns, DnsScript, KillableServer};
 use crate::support::{Stopwatch, assert_eventually, remote, targets, wait_until};
 
 /// Opens a session as soon as possible, within a second.
@@ -46,7 +46,7 @@ async fn a_node_is_reached_through_every_server() {
     let edge = edge(&place, &servers[1], "node1").await;
     for server in &servers {
         let mut client = server.open(&at("node1", echo)).await;
-        echoed(&mut client, "hello").await;
+        assert_echo(&mut client, "hello").await;
         client.shutdown().await.unwrap();
         assert_eq!(rest(&mut client).await, b"");
     }
@@ -54,7 +54,7 @@ async fn a_node_is_reached_through_every_server() {
         server.assert_idle().await;
         wait_until("no session is relayed", || server.server.table.relayed() == (0, 0)).await;
     }
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 #[tokio::test]
@@ -67,12 +67,12 @@ async fn bulk_goes_through_another_server_unchanged() {
 }
 
 #[tokio::test]
-async fn a_missing_node_is_reported_with_the_peers_that_were_asked() {
+async fn a_missing_node_is_reported_with_the_queried_peers() {
     let place = TestDir::new();
     let all = servers::addresses(3);
     let lines: Vec<_> = all.iter().map(|at| servers::config(&place, *at, &servers::peers(&all))).collect();
     let (first, _second) = (TestServer::from_text(&lines[0]), TestServer::from_text(&lines[1]));
-    let answer = first.ask("node1:22").await;
+    let answer = first.request_connect("node1:22").await;
     assert_eq!(answer.status, 502, "{answer:?}");
     assert!(answer.body.contains("node node1 is not connected"), "{answer:?}");
     assert!(answer.body.contains("not at 1 peer"), "{answer:?}");
@@ -81,10 +81,10 @@ async fn a_missing_node_is_reported_with_the_peers_that_were_asked() {
 }
 
 #[tokio::test]
-async fn a_server_without_peers_asks_no_other_server() {
+async fn a_server_without_peers_queries_no_other_server() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
-    let answer = server.ask("node1:22").await;
+    let answer = server.request_connect("node1:22").await;
     assert!(answer.body.starts_with("node node1 is not connected\n"), "{answer:?}");
 }
 
@@ -94,25 +94,25 @@ async fn a_session_follows_its_node_from_server_to_server() {
     let servers = servers::start(&place, 3);
     let line = Line::to(servers[1].server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
-    servers[1].has("node1").await;
+    servers[1].wait_for_node("node1").await;
     let mut client = servers[0].open(&at("node1", echo)).await;
-    echoed(&mut client, "at the second server").await;
+    assert_echo(&mut client, "at the second server").await;
     for to in [0, 2, 1, 2] {
         line.route_to(servers[to].server.bound.grpc);
         line.reset();
-        servers[to].has("node1").await;
+        servers[to].wait_for_node("node1").await;
         let started = Stopwatch::start();
-        echoed(&mut client, "somewhere else").await;
+        assert_echo(&mut client, "somewhere else").await;
         assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
         assert!(servers[0].server.metrics.resumed.get() > 0 && edge.metrics.resumed.get() > 0);
         let mut other = opens(&servers[1], &at("node1", echo)).await;
-        echoed(&mut other, "a new one").await;
+        assert_echo(&mut other, "a new one").await;
     }
     drop(client);
     for server in &servers {
         server.assert_idle().await;
     }
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 #[tokio::test]
@@ -121,11 +121,11 @@ async fn bytes_survive_a_node_that_moves_while_they_flow() {
     let servers = servers::start(&place, 3);
     let line = Line::to(servers[1].server.bound.grpc).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
-    servers[1].has("node1").await;
+    servers[1].wait_for_node("node1").await;
     let (mut from, mut to) = servers[0].open(&at("node1", echo)).await.into_split();
     let bytes = targets::pattern(12 << 20);
     let sent = bytes.clone();
-    let sender = crate::support::beside(async move {
+    let sender = crate::support::spawn(async move {
         to.write_all(&sent).await.unwrap();
         to.shutdown().await.unwrap();
     });
@@ -136,7 +136,7 @@ async fn bytes_survive_a_node_that_moves_while_they_flow() {
         back.extend_from_slice(&part);
         line.route_to(servers[to].server.bound.grpc);
         line.reset();
-        servers[to].has("node1").await;
+        servers[to].wait_for_node("node1").await;
     }
     assert_eventually("the rest", from.read_to_end(&mut back)).await.unwrap();
     assert!(back == bytes, "{} of {} bytes, or wrong ones", back.len(), bytes.len());
@@ -149,20 +149,20 @@ async fn a_session_outlives_the_server_that_holds_the_link() {
     let all = servers::addresses(3);
     let text = |n: usize| servers::config(&place, all[n], &servers::peers(&all));
     let (front, last) = (TestServer::from_text(&text(0)), TestServer::from_text(&text(2)));
-    let mut middle = SeparateServers::start(text(1)).await;
+    let mut middle = KillableServer::start(text(1)).await;
     let line = Line::to(all[1]).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
-    middle.server.has("node1").await;
+    middle.server.wait_for_node("node1").await;
     let mut client = front.open(&at("node1", echo)).await;
-    echoed(&mut client, "before").await;
+    assert_echo(&mut client, "before").await;
     line.route_to(all[2]);
     middle.kill();
-    last.has("node1").await;
+    last.wait_for_node("node1").await;
     let started = Stopwatch::start();
-    echoed(&mut client, "after").await;
+    assert_echo(&mut client, "after").await;
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     let mut other = opens(&front, &at("node1", echo)).await;
-    echoed(&mut other, "a new one").await;
+    assert_echo(&mut other, "a new one").await;
 }
 
 #[tokio::test]
@@ -171,15 +171,15 @@ async fn an_unresponsive_link_is_closed_once_its_node_is_elsewhere() {
     let servers = servers::start(&place, 2);
     let silent = Line::to(servers[0].server.bound.grpc).await;
     let _old = start_edge(&place.edge("node1", silent.at, ""));
-    servers[0].has("node1").await;
-    silent.fall_silent();
+    servers[0].wait_for_node("node1").await;
+    silent.become_unresponsive();
     // The same node links to the other server, while the first considers it linked.
     let _new = edge(&place, &servers[1], "node1").await;
     let started = Stopwatch::start();
     wait_until("the first server has no link", || servers[0].link("node1").is_none()).await;
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
     let mut client = servers[0].open(&at("node1", echo)).await;
-    echoed(&mut client, "hello").await;
+    assert_echo(&mut client, "hello").await;
 }
 
 #[tokio::test]
@@ -195,15 +195,15 @@ async fn a_session_leaves_an_unresponsive_server_once_its_node_moves() {
     let third = TestServer::from_text(&text(2, &all));
     let line = Line::to(all[1]).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
-    second.has("node1").await;
+    second.wait_for_node("node1").await;
     let mut client = first.open(&at("node1", echo)).await;
-    echoed(&mut client, "before").await;
-    between.fall_silent();
+    assert_echo(&mut client, "before").await;
+    between.become_unresponsive();
     line.route_to(all[2]);
     line.reset();
-    third.has("node1").await;
+    third.wait_for_node("node1").await;
     let started = Stopwatch::start();
-    echoed(&mut client, "after").await;
+    assert_echo(&mut client, "after").await;
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
 }
 
@@ -216,26 +216,26 @@ async fn dns_alone_finds_the_server_that_has_the_node() {
     let servers: Vec<_> =
         all.iter().map(|at| TestServer::from_text(&servers::config(&place, *at, &lines))).collect();
     let _edge = edge(&place, &servers[1], "node1").await;
-    let answer = servers[0].ask("node1:22").await;
+    let answer = servers[0].request_connect("node1:22").await;
     assert!(answer.body.contains("not in DNS"), "{answer:?}");
-    dns.say(DnsScript::At([127, 0, 0, 3].into()));
+    dns.set_script(DnsScript::At([127, 0, 0, 3].into()));
     // The failed search is remembered for a second.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     let mut client = servers[0].open(&at("node1", echo)).await;
-    echoed(&mut client, "hello").await;
+    assert_echo(&mut client, "hello").await;
 }
 
 #[tokio::test]
-async fn wrong_or_missing_dns_costs_nothing_while_peers_answer() {
+async fn wrong_or_missing_dns_delays_no_session_while_peers_answer() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    for says in [
+    for script in [
         DnsScript::Nothing,
         DnsScript::NoSuchName,
         DnsScript::At([127, 0, 0, 4].into()),
         DnsScript::At([127, 0, 0, 99].into()),
     ] {
         let all = servers::addresses(3);
-        let dns = Dns::start(says).await;
+        let dns = Dns::start(script).await;
         let lines = format!(
             "[server.dns]\nresolvers = [\"{}\"]\nzone = \"nodes.test\"\n{}",
             dns.at,
@@ -250,13 +250,13 @@ async fn wrong_or_missing_dns_costs_nothing_while_peers_answer() {
         let _edge = edge(&place, &servers[1], "node1").await;
         let started = Stopwatch::start();
         let mut client = servers[0].open(&at("node1", echo)).await;
-        echoed(&mut client, "hello").await;
-        assert!(started.elapsed() < Duration::from_millis(900), "{says:?}: {:?}", started.elapsed());
+        assert_echo(&mut client, "hello").await;
+        assert!(started.elapsed() < Duration::from_millis(900), "{script:?}: {:?}", started.elapsed());
         let _second = edge(&place, &servers[1], "node2").await;
         let started = Stopwatch::start();
         let mut client = servers[0].open(&at("node2", echo)).await;
-        echoed(&mut client, "hello").await;
-        assert!(started.elapsed() < Duration::from_millis(900), "{says:?}: {:?}", started.elapsed());
+        assert_echo(&mut client, "hello").await;
+        assert!(started.elapsed() < Duration::from_millis(900), "{script:?}: {:?}", started.elapsed());
     }
 }
 
@@ -266,26 +266,26 @@ async fn a_node_that_speaks_plain_is_reached_through_another_server() {
     let servers = servers::start(&place, 2);
     let mut edge = remote::link(&place, &servers[1], "node1", None).await;
     let accept = async {
-        let asked = edge.hears().await;
-        assert_eq!((asked.r#type.as_str(), asked.addr.as_str()), ("connecting", "127.0.0.1:22"));
-        edge.plainly("connected", &asked.topic, "").await;
-        asked.topic
+        let open = edge.next_session_message().await;
+        assert_eq!((open.r#type.as_str(), open.addr.as_str()), ("connecting", "127.0.0.1:22"));
+        edge.send_plain("connected", &open.topic, "").await;
+        open.topic
     };
     let (mut client, topic) = tokio::join!(servers[0].open("node1:22"), accept);
     client.write_all(b"hello").await.unwrap();
-    assert_eq!(edge.hears().await, edge.plain("tcp-forward", &topic, "hello".into()));
-    edge.plainly("tcp-forward", &topic, "world").await;
-    edge.plainly("closed", &topic, "EOF").await;
+    assert_eq!(edge.next_session_message().await, edge.plain("tcp-forward", &topic, "hello".into()));
+    edge.send_plain("tcp-forward", &topic, "world").await;
+    edge.send_plain("closed", &topic, "EOF").await;
     assert_eq!(rest(&mut client).await, b"world");
     client.shutdown().await.unwrap();
     for server in &servers {
         server.assert_idle().await;
     }
     let refuse = async {
-        let asked = edge.hears().await;
-        edge.plainly("connect-failed", &asked.topic, "dial tcp: connection refused").await;
+        let open = edge.next_session_message().await;
+        edge.send_plain("connect-failed", &open.topic, "dial tcp: connection refused").await;
     };
-    let (answer, ()) = tokio::join!(servers[0].ask("node1:22"), refuse);
+    let (answer, ()) = tokio::join!(servers[0].request_connect("node1:22"), refuse);
     assert_eq!((answer.status, answer.phrase.as_str()), (502, "node node1: dial tcp: connection refused"));
 }
 
@@ -298,15 +298,15 @@ async fn a_session_with_a_plain_node_outlives_the_link_between_the_servers() {
     let second = TestServer::from_text(&servers::config(&place, all[1], &servers::peers(&[all[1]])));
     let mut edge = remote::link(&place, &second, "node1", None).await;
     let accept = async {
-        let asked = edge.hears().await;
-        edge.plainly("connected", &asked.topic, "").await;
-        asked.topic
+        let open = edge.next_session_message().await;
+        edge.send_plain("connected", &open.topic, "").await;
+        open.topic
     };
     let (mut client, topic) = tokio::join!(first.open("node1:22"), accept);
     between.reset();
     client.write_all(b"hello").await.unwrap();
-    assert_eq!(edge.hears().await, edge.plain("tcp-forward", &topic, "hello".into()));
-    edge.plainly("tcp-forward", &topic, "world").await;
+    assert_eq!(edge.next_session_message().await, edge.plain("tcp-forward", &topic, "hello".into()));
+    edge.send_plain("tcp-forward", &topic, "world").await;
     let mut back = [0; 5];
     assert_eventually("the answer", client.read_exact(&mut back)).await.unwrap();
     assert_eq!(&back, b"world");
@@ -340,15 +340,15 @@ async fn a_session_from_a_peer_is_never_relayed_to_another_peer() {
         client: "x".into(),
         opener: None,
     };
-    link.say(id, open).await;
-    let (answered, word) = link.word().await;
+    link.send_session(id, open).await;
+    let (answered, frame) = link.next_session_frame().await;
     assert_eq!(answered, id);
-    let SessionFrame::Refused { epoch: 1, refusal } = word else { panic!("{word:?}") };
+    let SessionFrame::Refused { epoch: 1, refusal } = frame else { panic!("{frame:?}") };
     assert_eq!(refusal.code, ErrorCode::NodeNotConnected);
     let instance = Some(Instance::from_bits(78));
-    link.say(id, resume(instance)).await;
-    let (_, word) = link.word().await;
-    let SessionFrame::Reset { epoch: 2, refusal } = word else { panic!("{word:?}") };
+    link.send_session(id, resume(instance)).await;
+    let (_, frame) = link.next_session_frame().await;
+    let SessionFrame::Reset { epoch: 2, refusal } = frame else { panic!("{frame:?}") };
     assert_eq!(refusal.code, ErrorCode::NodeNotConnected);
 }
 
@@ -362,9 +362,9 @@ async fn a_session_is_resumed_only_with_the_process_that_holds_it() {
         .await
         .unwrap();
     let instance = Some(Instance::from_bits(78));
-    link.say(SessionId::random(), resume(instance)).await;
-    let (_, word) = link.word().await;
-    let SessionFrame::Reset { epoch: 2, refusal } = word else { panic!("{word:?}") };
+    link.send_session(SessionId::random(), resume(instance)).await;
+    let (_, frame) = link.next_session_frame().await;
+    let SessionFrame::Reset { epoch: 2, refusal } = frame else { panic!("{frame:?}") };
     assert_eq!(refusal.code, ErrorCode::UnknownSession);
 }
 
@@ -448,20 +448,20 @@ async fn three_hundred_sessions_follow_their_node_at_once() {
     let all = servers::addresses(3);
     let text = |n: usize| servers::config(&place, all[n], &servers::peers(&all));
     let (front, last) = (TestServer::from_text(&text(0)), TestServer::from_text(&text(2)));
-    let mut middle = SeparateServers::start(text(1)).await;
+    let mut middle = KillableServer::start(text(1)).await;
     let line = Line::to(all[1]).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
-    middle.server.has("node1").await;
+    middle.server.wait_for_node("node1").await;
     let mut clients = Vec::new();
     for _ in 0..300 {
         clients.push(front.open(&at("node1", echo)).await);
     }
     line.route_to(all[2]);
     middle.kill();
-    last.has("node1").await;
+    last.wait_for_node("node1").await;
     let started = Stopwatch::start();
     for client in &mut clients {
-        echoed(client, "after").await;
+        assert_echo(client, "after").await;
     }
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
     assert_eq!(front.server.table.len(), 300);
@@ -477,8 +477,8 @@ async fn clients_wait_while_a_node_changes_servers() {
     let servers = servers::start(&place, 3);
     let line = Line::to(servers[1].server.bound.grpc).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
-    servers[1].has("node1").await;
-    echoed(&mut servers[0].open(&at("node1", echo)).await, "before").await;
+    servers[1].wait_for_node("node1").await;
+    assert_echo(&mut servers[0].open(&at("node1", echo)).await, "before").await;
     for to in [2, 1, 0] {
         line.route_to(servers[to].server.bound.grpc);
         line.reset();
@@ -486,7 +486,7 @@ async fn clients_wait_while_a_node_changes_servers() {
         let [one, two, three] =
             [&servers[0], &servers[1], &servers[2]].map(|server| try_open(server, &target));
         for opened in <[_; 3]>::from(tokio::join!(one, two, three)) {
-            echoed(&mut opened.unwrap(), "on its way").await;
+            assert_echo(&mut opened.unwrap(), "on its way").await;
         }
     }
 }

@@ -15,7 +15,7 @@ use tunnel_net::tls::{
 use crate::certificates::Authority;
 use crate::support::clients::ESTABLISHED;
 use crate::support::programs::{NAME, TestDir, TestServer, at, edge_with};
-use crate::support::{TIMEOUT, assert_eventually, beside, servers, targets};
+use crate::support::{TIMEOUT, assert_eventually, servers, spawn, targets};
 
 /// Writes a certificate of a server or of a client, and returns its files.
 fn certify(place: &TestDir, name: &str) -> Identity {
@@ -49,12 +49,12 @@ fn shown(client: &Client) -> Vec<u8> {
 }
 
 /// Sends a text, and expects this response.
-async fn told<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut S, text: &str, back: &str) {
+async fn assert_response<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut S, text: &str, back: &str) {
     socket.write_all(text.as_bytes()).await.unwrap();
     socket.flush().await.unwrap();
-    let mut heard = vec![0; back.len()];
-    assert_eventually("a response", socket.read_exact(&mut heard)).await.unwrap();
-    assert_eq!(String::from_utf8(heard).unwrap(), back);
+    let mut received = vec![0; back.len()];
+    assert_eventually("a response", socket.read_exact(&mut received)).await.unwrap();
+    assert_eq!(String::from_utf8(received).unwrap(), back);
 }
 
 /// Starts a web server behind TLS. Returns its address and the certificates that its clients presented, one per
@@ -99,9 +99,10 @@ async fn new_connections_get_the_new_certificate_and_sessions_continue() {
     let server = TestServer::with(&place, &more);
     let _edge = edge_with(&place, &server, "node-a", &format!("[edge.target_tls]\n{}", lines(&client))).await;
     let (mut tunnel, mut site) = (dial(&server, "egress").await, dial(&server, "https").await);
-    told(&mut tunnel, &format!("CONNECT {} HTTP/1.1\r\n\r\n", at("node-a", echo)), ESTABLISHED).await;
-    told(&mut tunnel, "before", "before").await;
-    told(&mut site, GET, OK).await;
+    assert_response(&mut tunnel, &format!("CONNECT {} HTTP/1.1\r\n\r\n", at("node-a", echo)), ESTABLISHED)
+        .await;
+    assert_response(&mut tunnel, "before", "before").await;
+    assert_response(&mut site, GET, OK).await;
 
     for name in ["egress", "https", "client"] {
         certify(&place, name);
@@ -118,24 +119,24 @@ async fn new_connections_get_the_new_certificate_and_sessions_continue() {
     let same = || seen.lock().unwrap().windows(2).all(|pair| pair[0] == pair[1]);
     while same() {
         assert!(started.elapsed() < TIMEOUT, "the edge still presents the old certificate");
-        told(&mut dial(&server, "https").await, GET, OK).await;
+        assert_response(&mut dial(&server, "https").await, GET, OK).await;
         sleep(PAUSE).await;
     }
     let connections = seen.lock().unwrap().len();
-    told(&mut tunnel, "after", "after").await;
-    told(&mut site, GET, OK).await;
+    assert_response(&mut tunnel, "after", "after").await;
+    assert_response(&mut site, GET, OK).await;
     assert_eq!(seen.lock().unwrap().len(), connections, "the first client's session is still there");
 }
 
 /// Starts tasks that echo over sessions without a pause. A task ends if its session fails.
-async fn loaded(servers: &[TestServer], echo: SocketAddr) -> Vec<tokio::task::JoinHandle<()>> {
+async fn start_echo_tasks(servers: &[TestServer], echo: SocketAddr) -> Vec<tokio::task::JoinHandle<()>> {
     let mut all = Vec::new();
     for client in 0..4 {
         let mut socket = servers[client % servers.len()].open(&at("node-a", echo)).await;
-        all.push(beside(async move {
+        all.push(spawn(async move {
             for turn in 0_u64.. {
                 let text = format!("{turn:08}");
-                told(&mut socket, &text, &text).await;
+                assert_response(&mut socket, &text, &text).await;
                 tokio::task::yield_now().await;
             }
         }));
@@ -174,7 +175,7 @@ async fn the_ca_is_replaced_under_load_and_no_session_is_lost() {
         |at: &SocketAddr| TestServer::from_text(&servers::config(&place, *at, &servers::peers(&all)));
     let servers: Vec<_> = all[..2].iter().map(server).collect();
     let first = edge_with(&place, &servers[0], "node-a", "").await;
-    let load = loaded(&servers, echo).await;
+    let load = start_echo_tasks(&servers, echo).await;
     let both = format!("{}{}", place.authority.0.cert(), next.0.cert());
     let issued = next.0.server(&[NAME, "127.0.0.1"]).unwrap();
     let old = shown_to_edges(&servers[0]).await;
@@ -193,7 +194,7 @@ async fn the_ca_is_replaced_under_load_and_no_session_is_lost() {
         }
         // New connections trust the current file.
         let late = edge_with(&place, &servers[1], &format!("late-{step}"), "").await;
-        told(&mut servers[1].open(&at(&format!("late-{step}"), echo)).await, "new", "new").await;
+        assert_response(&mut servers[1].open(&at(&format!("late-{step}"), echo)).await, "new", "new").await;
         late.shutdown(std::future::ready(())).await;
     }
     // A server that never knew the old CA links to the others.

@@ -8,10 +8,10 @@ use tunnel::edge::Edge;
 use tunnel_base::names::Instance;
 use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
 
-use crate::support::clients::{echoed, is_reset, rest};
+use crate::support::clients::{assert_echo, assert_reset, rest};
 use crate::support::line::Line;
-use crate::support::programs::{TestDir, TestServer, at, edge_forgets_all, start_edge};
-use crate::support::{Stopwatch, assert_eventually, beside, hurry, remote, targets, wait_until};
+use crate::support::programs::{TestDir, TestServer, assert_edge_idle, at, start_edge};
+use crate::support::{Stopwatch, assert_eventually, pause_time, remote, spawn, targets, wait_until};
 
 #[tokio::test]
 async fn a_session_continues_over_new_links_without_losing_a_byte() {
@@ -19,11 +19,11 @@ async fn a_session_continues_over_new_links_without_losing_a_byte() {
     let server = TestServer::start(&place);
     let line = Line::to(server.server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
-    server.has("node1").await;
+    server.wait_for_node("node1").await;
     let (mut from, mut to) = server.open(&at("node1", echo)).await.into_split();
     let bytes = targets::pattern(8 << 20);
     let sent = bytes.clone();
-    let sender = beside(async move {
+    let sender = spawn(async move {
         to.write_all(&sent).await.unwrap();
         to.shutdown().await.unwrap();
     });
@@ -32,7 +32,7 @@ async fn a_session_continues_over_new_links_without_losing_a_byte() {
         let mut part = vec![0; 2 << 20];
         assert_eventually("the next part", from.read_exact(&mut part)).await.unwrap();
         back.extend_from_slice(&part);
-        let old = server.has("node1").await;
+        let old = server.wait_for_node("node1").await;
         line.reset();
         wait_until("there is a new link", || {
             server.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
@@ -44,7 +44,7 @@ async fn a_session_continues_over_new_links_without_losing_a_byte() {
     assert!(back == bytes, "{} of {} bytes, or wrong ones", back.len(), bytes.len());
     sender.await.unwrap();
     server.assert_idle().await;
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 #[tokio::test]
@@ -53,11 +53,11 @@ async fn a_session_outlives_a_path_that_stops_responding() {
     let server = TestServer::start(&place);
     let line = Line::to(server.server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
-    let old = server.has("node1").await;
+    let old = server.wait_for_node("node1").await;
     let mut client = server.open(&at("node1", echo)).await;
-    echoed(&mut client, "before").await;
-    hurry();
-    line.fall_silent();
+    assert_echo(&mut client, "before").await;
+    pause_time();
+    line.become_unresponsive();
     client.write_all(b"lost on the way").await.unwrap();
     wait_until("there is a new link", || {
         server.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
@@ -66,12 +66,12 @@ async fn a_session_outlives_a_path_that_stops_responding() {
     let mut back = [0; 15];
     assert_eventually("the echo", client.read_exact(&mut back)).await.unwrap();
     assert_eq!(&back, b"lost on the way");
-    echoed(&mut client, "after").await;
+    assert_echo(&mut client, "after").await;
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"");
     drop(client);
     server.assert_idle().await;
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 #[tokio::test]
@@ -80,22 +80,22 @@ async fn sessions_of_a_restarted_edge_end_with_a_reason() {
     let server = TestServer::start(&place);
     let line = Line::to(server.server.bound.grpc).await;
     let old = start_edge(&place.edge("node1", line.at, ""));
-    server.has("node1").await;
+    server.wait_for_node("node1").await;
     let mut client = server.open(&at("node1", echo)).await;
-    echoed(&mut client, "hello").await;
+    assert_echo(&mut client, "hello").await;
     // Like a killed process: the edge can neither send nor reconnect.
-    line.fall_silent();
+    line.become_unresponsive();
     let held = line;
-    let _new = edge_after(&place, &server).await;
-    is_reset(&mut client).await;
+    let _new = restarted_edge(&place, &server).await;
+    assert_reset(&mut client).await;
     server.assert_idle().await;
     assert_eq!(server.server.metrics.sessions.closed("connect", "unknown_session"), 1);
-    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
     drop((old, held));
 }
 
 /// Starts another process of the same node, and waits until the server has replaced the dead link.
-async fn edge_after(place: &TestDir, server: &TestServer) -> Edge {
+async fn restarted_edge(place: &TestDir, server: &TestServer) -> Edge {
     let old = server.link("node1").unwrap();
     let new = start_edge(&place.edge("node1", server.server.bound.grpc, ""));
     wait_until("the new edge is linked", || {
@@ -111,11 +111,13 @@ async fn a_session_of_a_lost_edge_ends_after_the_resume_timeout() {
     let server = TestServer::with(&place, "[server.session]\nresume_timeout = \"30s\"");
     let mut edge = remote::link(&place, &server, "node1", instance).await;
     let accept = async {
-        let (id, SessionFrame::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
-        edge.say(id, SessionFrame::Opened { limit: 5, epoch, instance }).await;
+        let (id, SessionFrame::Open { epoch, .. }) = edge.next_session_frame().await else {
+            panic!("an Open first")
+        };
+        edge.send_session(id, SessionFrame::Opened { limit: 5, epoch, instance }).await;
     };
     let (mut client, ()) = tokio::join!(server.open("node1:22"), accept);
-    hurry();
+    pause_time();
     let started = Instant::now();
     drop(edge);
     let ended = client.read_u8().await;
@@ -131,33 +133,35 @@ async fn a_scripted_edge_resumes_where_it_was() {
     let server = TestServer::start(&place);
     let mut first = remote::link(&place, &server, "node1", instance).await;
     let accept = async {
-        let (id, SessionFrame::Open { epoch, .. }) = first.word().await else { panic!("an Open first") };
-        first.say(id, SessionFrame::Opened { limit: 5, epoch, instance }).await;
+        let (id, SessionFrame::Open { epoch, .. }) = first.next_session_frame().await else {
+            panic!("an Open first")
+        };
+        first.send_session(id, SessionFrame::Opened { limit: 5, epoch, instance }).await;
         (id, epoch)
     };
     let (mut client, (id, opened)) = tokio::join!(server.open("node1:22"), accept);
     client.write_all(b"hello, resume").await.unwrap();
-    let (_, data) = first.word().await;
+    let (_, data) = first.next_session_frame().await;
     assert_eq!(data, SessionFrame::Data("hello".into()), "no byte above the limit");
     drop(first);
 
     let mut second = remote::try_link(&place, server.server.bound.grpc, "node1", instance).await.unwrap();
-    let (again, resume) = second.word().await;
+    let (again, resume) = second.next_session_frame().await;
     let SessionFrame::Resume { received: 0, epoch, instance: named, .. } = resume else {
         panic!("{resume:?}")
     };
     assert!(again == id && epoch > opened && named == instance);
     // Data before the Resumed belongs to an earlier attempt.
-    second.say(id, SessionFrame::Data("stale".into())).await;
-    second.say(id, SessionFrame::Resumed { received: 2, limit: 100, epoch }).await;
-    assert_eq!(second.word().await, (id, SessionFrame::Data("llo, resume".into())));
-    second.say(id, SessionFrame::Data("fresh".into())).await;
-    second.say(id, SessionFrame::Fin { total: 6 }).await;
+    second.send_session(id, SessionFrame::Data("stale".into())).await;
+    second.send_session(id, SessionFrame::Resumed { received: 2, limit: 100, epoch }).await;
+    assert_eq!(second.next_session_frame().await, (id, SessionFrame::Data("llo, resume".into())));
+    second.send_session(id, SessionFrame::Data("fresh".into())).await;
+    second.send_session(id, SessionFrame::Fin { total: 6 }).await;
     assert_eq!(rest(&mut client).await, b"fresh");
     client.shutdown().await.unwrap();
-    assert_eq!(second.word().await, (id, SessionFrame::Fin { total: 14 }));
-    second.say(id, SessionFrame::Credit { received: 14, limit: 100 }).await;
-    let (_, over) = second.word().await;
+    assert_eq!(second.next_session_frame().await, (id, SessionFrame::Fin { total: 14 }));
+    second.send_session(id, SessionFrame::Credit { received: 14, limit: 100 }).await;
+    let (_, over) = second.next_session_frame().await;
     assert!(
         matches!(&over, SessionFrame::Reset { refusal, .. } if refusal.code == ErrorCode::NoError),
         "{over:?}"
@@ -173,26 +177,30 @@ async fn an_open_abandoned_without_a_path_is_cancelled_over_the_next_one() {
     let (place, instance) = (TestDir::new(), Some(Instance::random()));
     let server = TestServer::with(&place, "[server.session]\nopen_timeout = \"1s\"");
     let mut first = remote::link(&place, &server, "node1", instance).await;
-    let hear = async {
-        let (id, SessionFrame::Open { epoch, .. }) = first.word().await else { panic!("an Open first") };
+    let accept = async {
+        let (id, SessionFrame::Open { epoch, .. }) = first.next_session_frame().await else {
+            panic!("an Open first")
+        };
         drop(first);
         (id, epoch)
     };
-    let (answer, (id, opened)) = tokio::join!(server.ask("node1:22"), hear);
+    let (answer, (id, opened)) = tokio::join!(server.request_connect("node1:22"), accept);
     assert_eq!(answer.status, 502, "{answer:?}");
 
     let mut second = remote::try_link(&place, server.server.bound.grpc, "node1", instance).await.unwrap();
     let started = Stopwatch::start();
-    let (again, resume) = second.word().await;
+    let (again, resume) = second.next_session_frame().await;
     let SessionFrame::Resume { received: 0, epoch, instance: named, .. } = resume else {
         panic!("never a second Open: {resume:?}")
     };
     assert!(again == id && epoch > opened && named == instance && started.elapsed().as_secs() < 1);
-    second.say(id, SessionFrame::Resumed { received: 0, limit: 100, epoch }).await;
-    let (_, broken) = second.word().await;
+    second.send_session(id, SessionFrame::Resumed { received: 0, limit: 100, epoch }).await;
+    let (_, broken) = second.next_session_frame().await;
     let SessionFrame::ResetAt { total: 0, refusal } = broken else { panic!("{broken:?}") };
     assert_eq!(refusal.code, ErrorCode::Cancelled);
-    second.say(id, SessionFrame::Reset { epoch, refusal: SessionError::new(ErrorCode::NoError, "") }).await;
+    second
+        .send_session(id, SessionFrame::Reset { epoch, refusal: SessionError::new(ErrorCode::NoError, "") })
+        .await;
     server.assert_idle().await;
 }
 
@@ -202,31 +210,31 @@ async fn an_open_abandoned_on_a_lost_path_is_cancelled_over_the_next_one() {
     let (place, instance) = (TestDir::new(), Some(Instance::random()));
     let server = TestServer::with(&place, "[server.session]\nopen_timeout = \"1s\"");
     let mut first = remote::link(&place, &server, "node1", instance).await;
-    let (answer, (id, open)) = tokio::join!(server.ask("node1:22"), first.word());
+    let (answer, (id, open)) = tokio::join!(server.request_connect("node1:22"), first.next_session_frame());
     assert_eq!(answer.status, 504, "{answer:?}");
     let SessionFrame::Open { epoch: opened, .. } = open else { panic!("{open:?}") };
-    let (_, told) = first.word().await;
-    assert!(matches!(told, SessionFrame::Reset { epoch, .. } if epoch == opened), "{told:?}");
+    let (_, reset) = first.next_session_frame().await;
+    assert!(matches!(reset, SessionFrame::Reset { epoch, .. } if epoch == opened), "{reset:?}");
     drop(first);
 
     let mut second = remote::try_link(&place, server.server.bound.grpc, "node1", instance).await.unwrap();
-    let (again, resume) = second.word().await;
+    let (again, resume) = second.next_session_frame().await;
     let SessionFrame::Resume { received: 0, epoch, instance: named, .. } = resume else {
         panic!("never a second Open: {resume:?}")
     };
     assert!(again == id && epoch > opened && named == instance);
     // The server on the path has lost the node, so another path is searched for.
     second
-        .say(
+        .send_session(
             id,
             SessionFrame::Reset { epoch, refusal: SessionError::new(ErrorCode::NodeNotConnected, "lost") },
         )
         .await;
-    let (_, resume) = second.word().await;
+    let (_, resume) = second.next_session_frame().await;
     let SessionFrame::Resume { epoch: last, .. } = resume else { panic!("{resume:?}") };
     assert!(last > epoch);
     second
-        .say(
+        .send_session(
             id,
             SessionFrame::Reset { epoch: last, refusal: SessionError::new(ErrorCode::UnknownSession, "") },
         )
@@ -240,13 +248,13 @@ async fn an_abandoned_open_tries_another_path_if_its_path_has_no_such_node() {
     let (place, instance) = (TestDir::new(), Some(Instance::random()));
     let server = TestServer::with(&place, "[server.session]\nopen_timeout = \"1s\"");
     let mut edge = remote::link(&place, &server, "node1", instance).await;
-    let (_, (id, _)) = tokio::join!(server.ask("node1:22"), edge.word());
-    let (_, told) = edge.word().await;
-    assert!(matches!(told, SessionFrame::Reset { .. }), "{told:?}");
+    let (_, (id, _)) = tokio::join!(server.request_connect("node1:22"), edge.next_session_frame());
+    let (_, reset) = edge.next_session_frame().await;
+    assert!(matches!(reset, SessionFrame::Reset { .. }), "{reset:?}");
     for code in [ErrorCode::NodeNotConnected, ErrorCode::UnknownSession] {
-        let (_, resume) = edge.word().await;
+        let (_, resume) = edge.next_session_frame().await;
         let SessionFrame::Resume { epoch, .. } = resume else { panic!("{resume:?}") };
-        edge.say(id, SessionFrame::Reset { epoch, refusal: SessionError::new(code, "") }).await;
+        edge.send_session(id, SessionFrame::Reset { epoch, refusal: SessionError::new(code, "") }).await;
     }
     server.assert_idle().await;
 }
@@ -257,12 +265,12 @@ async fn an_edge_with_a_session_reconnects_each_time_its_path_is_reset() {
     let server = TestServer::start(&place);
     let line = Line::to(server.server.bound.grpc).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
-    server.has("node1").await;
+    server.wait_for_node("node1").await;
     let mut client = server.open(&at("node1", echo)).await;
     let started = Stopwatch::start();
     for cut in 0..9 {
         line.reset();
-        echoed(&mut client, &format!("cut {cut}")).await;
+        assert_echo(&mut client, &format!("cut {cut}")).await;
     }
     // Doubled pauses would take ten seconds.
     assert!(started.elapsed().as_secs() < 3, "{:?}", started.elapsed());
@@ -275,34 +283,34 @@ async fn a_path_that_is_lost_repeatedly_is_searched_for_with_pauses() {
     let instance = Some(Instance::from_bits(1));
     let mut edge = remote::link(&place, &server, "node1", instance).await;
     let accept = async {
-        let (id, _) = edge.word().await;
-        edge.say(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance }).await;
+        let (id, _) = edge.next_session_frame().await;
+        edge.send_session(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance }).await;
         id
     };
     let (mut client, id) = tokio::join!(server.open("node1:22"), accept);
     let started = Instant::now();
-    edge.say(id, SessionFrame::PathLost { epoch: 1 }).await;
+    edge.send_session(id, SessionFrame::PathLost { epoch: 1 }).await;
     let mut last = 1;
     for _ in 0..6 {
-        let (_, word) = edge.word().await;
+        let (_, word) = edge.next_session_frame().await;
         let SessionFrame::Resume { epoch, .. } = word else { panic!("{word:?}") };
         last = epoch;
-        edge.say(id, SessionFrame::Resumed { received: 0, limit: 1000, epoch }).await;
-        edge.say(id, SessionFrame::PathLost { epoch }).await;
+        edge.send_session(id, SessionFrame::Resumed { received: 0, limit: 1000, epoch }).await;
+        edge.send_session(id, SessionFrame::PathLost { epoch }).await;
     }
     // Full jitter below 0.1, 0.2, 0.4, 0.8 and 1.6 s; without pauses it takes a few milliseconds.
     assert!(started.elapsed() > Duration::from_millis(150), "{:?}", started.elapsed());
-    let (_, word) = edge.word().await;
+    let (_, word) = edge.next_session_frame().await;
     let SessionFrame::Resume { epoch, .. } = word else { panic!("{word:?}") };
     assert!(epoch > last);
-    edge.say(id, SessionFrame::Resumed { received: 0, limit: 1000, epoch }).await;
-    edge.say(id, SessionFrame::Data("hello".into())).await;
+    edge.send_session(id, SessionFrame::Resumed { received: 0, limit: 1000, epoch }).await;
+    edge.send_session(id, SessionFrame::Data("hello".into())).await;
     let mut back = [0; 5];
     assert_eventually("bytes", client.read_exact(&mut back)).await.unwrap();
     // Bytes have moved, so the session resumes at once after the next loss.
-    edge.say(id, SessionFrame::PathLost { epoch }).await;
+    edge.send_session(id, SessionFrame::PathLost { epoch }).await;
     let started = Stopwatch::start();
-    let (_, word) = edge.word().await;
+    let (_, word) = edge.next_session_frame().await;
     assert!(matches!(word, SessionFrame::Resume { .. }), "{word:?}");
     assert!(started.elapsed() < Duration::from_millis(500), "{:?}", started.elapsed());
 }

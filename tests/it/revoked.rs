@@ -25,7 +25,7 @@ use tunnel_net::tls::{Identity, TlsClientConfig, Trust, server_name};
 use tunnel_proto::frame::{ErrorCode, SessionFrame};
 
 use crate::http_proxy::{body, site};
-use crate::support::clients::{ESTABLISHED, ask, echoed, head, is_reset, open};
+use crate::support::clients::{ESTABLISHED, assert_echo, assert_reset, head, open, send_request};
 use crate::support::line::Line;
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, edge, start_edge};
 use crate::support::{assert_eventually, remote, servers, targets, wait_until};
@@ -93,7 +93,7 @@ async fn sessions_end_with_their_users_addresses_and_rules() {
         open_from(ip, server.connect, &request).await
     };
     let here = [127, 0, 0, 1];
-    let mut gone = open("gone", here, echo).await;
+    let mut removed = open("gone", here, echo).await;
     let mut changed = open("changed", here, echo).await;
     let mut ruled = open("ruled", here, other).await;
     let mut moved = open("moved", [127, 0, 0, 2], echo).await;
@@ -103,7 +103,7 @@ async fn sessions_end_with_their_users_addresses_and_rules() {
     std::fs::write(&users, "\n").unwrap();
     std::fs::write(&config, limits("\"nobody\"", "{}")).unwrap();
     let log = server.server.bound.log;
-    let told = async {
+    let reported = async {
         loop {
             let page = crate::support::clients::get(log, "/readyz").await.body;
             if page.contains("is empty") && page.contains("server.toml") {
@@ -112,16 +112,16 @@ async fn sessions_end_with_their_users_addresses_and_rules() {
             sleep(Duration::from_millis(20)).await;
         }
     };
-    reloaded(assert_eventually("the errors in /readyz", told)).await;
+    reloaded(assert_eventually("the errors in /readyz", reported)).await;
 
     std::fs::write(&users, all[2..].concat() + &hashed("changed", "new")).unwrap();
-    reloaded(async { tokio::join!(is_reset(&mut gone), is_reset(&mut changed)) }).await;
+    reloaded(async { tokio::join!(assert_reset(&mut removed), assert_reset(&mut changed)) }).await;
     let rules = format!("{{ ports = [{}] }}", echo.port());
     std::fs::write(&config, limits(everyone, &rules)).unwrap();
-    reloaded(is_reset(&mut ruled)).await;
+    reloaded(assert_reset(&mut ruled)).await;
     std::fs::write(&config, limits("\"127.0.0.1\"", &rules)).unwrap();
-    reloaded(is_reset(&mut moved)).await;
-    echoed(&mut stays, "is still allowed").await;
+    reloaded(assert_reset(&mut moved)).await;
+    assert_echo(&mut stays, "is still allowed").await;
     assert_eq!(server.server.metrics.sessions.closed("connect", "revoked"), 4);
     // The node's edge has the reason, too.
     wait_until("the edge has ended them", || edge.metrics.sessions.closed("acceptor", "not_allowed") == 4)
@@ -156,7 +156,10 @@ async fn requests_in_flight_and_kept_connections_end_with_their_user() {
     wait_until("its request is in flight", || server.server.metrics.sessions.now("http_proxy") == 3).await;
     std::fs::write(&users, hashed("dev", "pw") + &hashed("other", "pw")).unwrap();
     // The new hash of dev ends its sessions as well.
-    reloaded(async { tokio::join!(is_reset(&mut kept), is_reset(&mut waits), is_reset(&mut stays)) }).await;
+    reloaded(async {
+        tokio::join!(assert_reset(&mut kept), assert_reset(&mut waits), assert_reset(&mut stays))
+    })
+    .await;
     assert_eq!(server.server.metrics.sessions.closed("http_proxy", "revoked"), 3);
 }
 
@@ -258,13 +261,13 @@ async fn sessions_end_with_the_targets_of_their_edge() {
     let path = place.file("edge.toml", &text);
     let edge = Edge::start(EdgeConfig::read(&text, &Environment::default()).unwrap().0, None).unwrap();
     edge.watch_config(file(&path, &text));
-    server.has("node1").await;
+    server.wait_for_node("node1").await;
     let mut ends = server.open(&at("node1", other)).await;
     let mut stays = server.open(&at("node1", echo)).await;
     let allow = format!("[edge.allow]\ntargets = [\"127.0.0.0/8:{}\"]\n", echo.port());
     std::fs::write(&path, text + &allow).unwrap();
-    reloaded(is_reset(&mut ends)).await;
-    echoed(&mut stays, "is still allowed").await;
+    reloaded(assert_reset(&mut ends)).await;
+    assert_echo(&mut stays, "is still allowed").await;
     assert_eq!(edge.metrics.sessions.closed("acceptor", "revoked"), 1);
     wait_until("the server has the reason", || {
         server.server.metrics.sessions.closed("connect", "not_allowed") == 1
@@ -298,16 +301,16 @@ async fn sessions_of_edges_end_with_the_edge_access() {
     let (server, config) = server(&place, &place.cloud(&edge_access("\"node1\", \"node2\"", &[e, o])));
     let _edges = [edge(&place, &server, "node1").await, edge(&place, &server, "node2").await];
     let (edge, proxy) = asker(&place, server.server.bound.grpc);
-    server.has("asker").await;
+    server.wait_for_node("asker").await;
     wait_until("the edge has a link", || edge.metrics.links.all() > 0).await;
     let mut ends = [open(proxy, &at("node2", echo)).await, open(proxy, &in_cloud(other)).await];
     let mut stays = [open(proxy, &at("node1", echo)).await, open(proxy, &in_cloud(echo)).await];
     std::fs::write(&config, place.cloud(&edge_access("\"node1\"", &[e]))).unwrap();
     for client in &mut ends {
-        reloaded(is_reset(client)).await;
+        reloaded(assert_reset(client)).await;
     }
     for client in &mut stays {
-        echoed(client, "is still allowed").await;
+        assert_echo(client, "is still allowed").await;
     }
     assert_eq!(server.server.metrics.sessions.closed("acceptor", "revoked"), 1, "the session to the cloud");
     let ended = |result| edge.metrics.sessions.closed("http_proxy", result);
@@ -327,19 +330,19 @@ async fn a_session_that_moves_to_another_server_needs_its_permission_there() {
     let (second, config) = server(&place, &text(1, &edge_access("", &[e])));
     let line = Line::to(all[0]).await;
     let (edge, proxy) = asker(&place, line.at);
-    first.has("asker").await;
+    first.wait_for_node("asker").await;
     wait_until("the edge has a link", || edge.metrics.links.all() > 0).await;
     let (mut stays, mut ends) = (open(proxy, &in_cloud(echo)).await, open(proxy, &in_cloud(other)).await);
-    echoed(&mut stays, "before").await;
+    assert_echo(&mut stays, "before").await;
     line.route_to(all[1]);
     line.reset();
-    second.has("asker").await;
-    is_reset(&mut ends).await;
-    echoed(&mut stays, "is allowed there, too").await;
+    second.wait_for_node("asker").await;
+    assert_reset(&mut ends).await;
+    assert_echo(&mut stays, "is allowed there, too").await;
     assert_eq!(edge.metrics.sessions.closed("http_proxy", "not_allowed"), 1);
     // The second server relays it now, and judges it again.
     std::fs::write(&config, text(1, &edge_access("", &[o]))).unwrap();
-    reloaded(is_reset(&mut stays)).await;
+    reloaded(assert_reset(&mut stays)).await;
     assert_eq!(edge.metrics.sessions.closed("http_proxy", "not_allowed"), 2);
 }
 
@@ -357,8 +360,10 @@ async fn a_resume_that_names_another_target_than_the_open_is_refused() {
     let mut first = remote::link(&place, &servers[0], "asker", instance).await;
     let id = SessionId::random();
     let (target, limit, client) = (echo.into(), 1000, String::new());
-    first.say(id, SessionFrame::Open { target, limit, epoch: 1, client, opener: None }).await;
-    let (_, SessionFrame::Opened { instance: holder, .. }) = first.word().await else { panic!("not opened") };
+    first.send_session(id, SessionFrame::Open { target, limit, epoch: 1, client, opener: None }).await;
+    let (_, SessionFrame::Opened { instance: holder, .. }) = first.next_session_frame().await else {
+        panic!("not opened")
+    };
     let mut links = [
         remote::link(&place, &servers[1], "asker", instance).await,
         remote::link(&place, &servers[2], "asker", instance).await,
@@ -370,11 +375,11 @@ async fn a_resume_that_names_another_target_than_the_open_is_refused() {
     ] {
         let (received, opener, target) = (0, None, target.into());
         let resume = SessionFrame::Resume { received, limit, epoch, instance: holder, opener, target };
-        links[at].say(id, resume).await;
-        let refused = match links[at].word().await.1 {
+        links[at].send_session(id, resume).await;
+        let refused = match links[at].next_session_frame().await.1 {
             SessionFrame::Reset { refusal, .. } => Some(refusal.code),
             SessionFrame::Resumed { .. } => None,
-            word => panic!("{word:?}"),
+            frame => panic!("{frame:?}"),
         };
         assert_eq!(refused, expected, "{epoch}");
     }
@@ -385,17 +390,17 @@ async fn a_blocked_node_gets_no_session_once_its_sessions_are_reset() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::with(&place, &edge_access("", &[echo.port()]));
     let (_edge, proxy) = asker(&place, server.server.bound.grpc);
-    server.has("asker").await;
+    server.wait_for_node("asker").await;
     let mut ends = [server.open(&at("asker", echo)).await, open(proxy, &in_cloud(echo)).await];
     place.file("token", &format!("asker:\ndefault:{TOKEN}\n"));
     let [to, from] = &mut ends;
-    reloaded(is_reset(to)).await;
+    reloaded(assert_reset(to)).await;
     let request = format!("CONNECT {} HTTP/1.1\r\n\r\n", in_cloud(echo));
     let target = at("asker", echo);
-    let (to_node, from_node) = tokio::join!(server.ask(&target), ask(proxy, &request));
+    let (to_node, from_node) = tokio::join!(server.request_connect(&target), send_request(proxy, &request));
     assert_eq!(to_node.status, 502, "{to_node:?}");
     assert!(matches!(from_node.status, 403 | 502), "{from_node:?}");
-    is_reset(from).await;
+    assert_reset(from).await;
 }
 
 const VALID: Duration = Duration::from_secs(3600);

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinSet;
 
-use crate::support::clients::{echoed, rest};
-use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all, edge_with};
+use crate::support::clients::{assert_echo, rest};
+use crate::support::programs::{TestDir, TestServer, assert_edge_idle, at, edge, edge_with};
 use crate::support::{assert_eventually, targets};
 
 #[tokio::test]
-async fn two_thousand_sessions_one_after_another_leave_nothing_behind() {
+async fn two_thousand_consecutive_sessions_leave_no_state() {
     // The target closes first, so that no port of the client is left waiting.
     let (place, target) = (TestDir::new(), targets::serve(one_byte).await);
     let server = TestServer::start(&place);
@@ -24,7 +24,7 @@ async fn two_thousand_sessions_one_after_another_leave_nothing_behind() {
         assert_eq!(back, b"x", "round {round}");
     }
     server.assert_idle().await;
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
     let (servers, edges) = (&server.server.metrics.sessions, &edge.metrics.sessions);
     assert_eq!((servers.closed("connect", "ok"), edges.closed("acceptor", "ok")), (2_000, 2_000));
 }
@@ -35,7 +35,7 @@ async fn one_byte(mut socket: tokio::net::TcpStream) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn five_hundred_sessions_at_once_all_work_and_leave_nothing_behind() {
+async fn five_hundred_concurrent_sessions_work_and_leave_no_state() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = Arc::new(TestServer::start(&place));
     let edge = edge_with(&place, &server, "node1", "[edge.session]\nbuffer_memory = \"32MiB\"").await;
@@ -45,20 +45,20 @@ async fn five_hundred_sessions_at_once_all_work_and_leave_nothing_behind() {
         let (server, all, target) = (server.clone(), all.clone(), at("node1", echo));
         sessions.spawn(async move {
             let mut client = server.open(&target).await;
-            echoed(&mut client, &format!("session {number}")).await;
+            assert_echo(&mut client, &format!("session {number}")).await;
             let together = all.wait().await;
             if together.is_leader() {
                 assert_eq!(server.server.table.len(), 500);
             }
             all.wait().await;
-            echoed(&mut client, &format!("session {number} again")).await;
+            assert_echo(&mut client, &format!("session {number} again")).await;
             client.shutdown().await.unwrap();
             assert_eq!(rest(&mut client).await, b"");
         });
     }
     assert_eventually("the end of all sessions", sessions.join_all()).await;
     server.assert_idle().await;
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 #[tokio::test]
@@ -72,11 +72,11 @@ async fn an_edge_without_memory_left_refuses_and_takes_sessions_again_later() {
     for _ in 0..12 + 24 + 96 {
         open.push(server.open(&at("node1", echo)).await);
     }
-    let refused = server.ask(&at("node1", echo)).await;
+    let refused = server.request_connect(&at("node1", echo)).await;
     assert_eq!(refused.status, 503, "{refused:?}");
     assert!(refused.phrase.contains("no memory left"), "{refused:?}");
     drop(open);
     server.assert_idle().await;
-    edge_forgets_all(&edge).await;
-    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    assert_edge_idle(&edge).await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
 }

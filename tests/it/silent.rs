@@ -14,13 +14,13 @@ use tunnel_proto::codec::from_message;
 use tunnel_proto::frame::{FrameKind, Remote, SessionFrame};
 use tunnel_proto::state::LinkId;
 
-use crate::support::clients::echoed;
+use crate::support::clients::assert_echo;
 use crate::support::line::{Line, Silent};
-use crate::support::peer::{open_word, say_to};
+use crate::support::peer::{open_frame, send_session_frame};
 use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
 use crate::support::remote::ScriptedServer;
 use crate::support::servers;
-use crate::support::{assert_eventually, hurry, targets, wait_within};
+use crate::support::{assert_eventually, pause_time, targets, wait_within};
 
 /// Less than the 15 s after which an unresponsive link is closed in any case.
 const SOON: Duration = Duration::from_secs(8);
@@ -37,15 +37,15 @@ async fn goes_on_after(directions: Silent) {
     let server = TestServer::start(&place);
     let line = Line::to(server.server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
-    server.has("node1").await;
+    server.wait_for_node("node1").await;
     let mut client = server.open(&at("node1", echo)).await;
-    hurry();
+    pause_time();
     for cut in 1..=3 {
-        echoed(&mut client, "before").await;
+        assert_echo(&mut client, "before").await;
         // Long enough for a ping to measure the RTT.
         sleep(Duration::from_secs(2)).await;
-        let old = server.has("node1").await;
-        line.fall_silent_in(directions);
+        let old = server.wait_for_node("node1").await;
+        line.become_unresponsive_in(directions);
         let started = Instant::now();
         client.write_all(b"lost on the way").await.unwrap();
         let mut back = [0; 15];
@@ -55,7 +55,7 @@ async fn goes_on_after(directions: Silent) {
         assert!(server.link("node1").is_some_and(|link| link.sender.id != old.sender.id));
         assert_eq!(backup_links(&edge), [cut, 0, 0]);
     }
-    echoed(&mut client, "after").await;
+    assert_echo(&mut client, "after").await;
 }
 
 #[tokio::test]
@@ -79,14 +79,14 @@ async fn a_server_that_sends_first_after_a_pause_uses_the_backup_link() {
     let server = TestServer::start(&place);
     let line = Line::to(server.server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
-    server.has("node1").await;
+    server.wait_for_node("node1").await;
     let mut client = server.open(&at("node1", echo)).await;
-    echoed(&mut client, "before").await;
-    hurry();
+    assert_echo(&mut client, "before").await;
+    pause_time();
     sleep(Duration::from_secs(60)).await;
-    line.fall_silent();
+    line.become_unresponsive();
     wait_within(SOON, "a backup link without any traffic", || backup_links(&edge) == [1, 0, 0]).await;
-    echoed(&mut client, "after").await;
+    assert_echo(&mut client, "after").await;
 }
 
 #[tokio::test]
@@ -95,19 +95,19 @@ async fn an_edge_that_was_idle_for_ten_minutes_dials_no_backup_link() {
     let server = TestServer::start(&place);
     let line = Line::to(server.server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
-    server.has("node1").await;
+    server.wait_for_node("node1").await;
     let mut client = server.open(&at("node1", echo)).await;
-    echoed(&mut client, "before").await;
-    hurry();
+    assert_echo(&mut client, "before").await;
+    pause_time();
     sleep(Duration::from_secs(610)).await;
-    let old = server.has("node1").await;
-    line.fall_silent();
+    let old = server.wait_for_node("node1").await;
+    line.become_unresponsive();
     wait_within(Duration::from_secs(45), "another link", || {
         server.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
     })
     .await;
     assert_eq!((line.connections(), backup_links(&edge)), (2, [0, 0, 0]));
-    echoed(&mut client, "after").await;
+    assert_echo(&mut client, "after").await;
 }
 
 #[tokio::test]
@@ -116,10 +116,10 @@ async fn a_slow_path_keeps_its_link_and_gets_no_second_backup_at_once() {
     let server = TestServer::start(&place);
     let line = Line::to(server.server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
-    let link = server.has("node1").await.sender.id;
+    let link = server.wait_for_node("node1").await.sender.id;
     let mut client = server.open(&at("node1", echo)).await;
-    echoed(&mut client, "before").await;
-    hurry();
+    assert_echo(&mut client, "before").await;
+    pause_time();
     sleep(Duration::from_secs(3)).await;
     for slow in 1..=2 {
         line.freeze(true);
@@ -147,16 +147,16 @@ async fn the_backup_link_is_marked_in_its_hello() {
     let mut first = server.call().await;
     first.answer(Some(Instance::random()));
     let id = SessionId::random();
-    hurry();
-    let SessionFrame::Open { target: _, limit, epoch, client, opener } = open_word(1) else {
+    pause_time();
+    let SessionFrame::Open { target: _, limit, epoch, client, opener } = open_frame(1) else {
         unreachable!("an Open")
     };
     let target = SocketAddr::from(([127, 0, 0, 1], echo.port())).to_string().parse().unwrap();
-    first.say(id, SessionFrame::Open { target, limit, epoch, client, opener }).await;
-    let (_, word) = first.word().await;
-    assert!(matches!(word, SessionFrame::Opened { .. }), "{word:?}");
+    first.send_session(id, SessionFrame::Open { target, limit, epoch, client, opener }).await;
+    let (_, frame) = first.next_session_frame().await;
+    assert!(matches!(frame, SessionFrame::Opened { .. }), "{frame:?}");
     // Pings are answered for a while, so that the edge measures the RTT. Then the server stops responding.
-    let _ = tokio::time::timeout(Duration::from_secs(3), first.ends()).await;
+    let _ = tokio::time::timeout(Duration::from_secs(3), first.wait_for_end()).await;
     let call = server.call().await;
     assert_eq!(call.headers.get("tunnel-link").unwrap(), "backup");
 }
@@ -167,18 +167,18 @@ async fn a_backup_link_to_another_server_takes_over_the_sessions() {
     let servers = servers::start(&place, 2);
     let line = Line::to(servers[0].server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
-    servers[0].has("node1").await;
+    servers[0].wait_for_node("node1").await;
     let mut client = servers[0].open(&at("node1", echo)).await;
-    echoed(&mut client, "before").await;
-    hurry();
+    assert_echo(&mut client, "before").await;
+    pause_time();
     sleep(Duration::from_secs(2)).await;
     line.route_to(servers[1].server.bound.grpc);
-    line.fall_silent();
+    line.become_unresponsive();
     let started = Instant::now();
-    echoed(&mut client, "lost on the way").await;
+    assert_echo(&mut client, "lost on the way").await;
     assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
     assert_eq!(backup_links(&edge), [1, 0, 0]);
-    servers[1].has("node1").await;
+    servers[1].wait_for_node("node1").await;
 }
 
 /// Checks that sessions resume between two servers. The edge is at the second server, and the first reaches it over a
@@ -192,13 +192,13 @@ async fn servers_resume_after(directions: Silent) {
     let second = TestServer::from_text(&text(1, &[all[1]]));
     let _edge = edge(&place, &second, "node1").await;
     let mut client = first.open(&at("node1", echo)).await;
-    hurry();
+    pause_time();
     for cut in 1..=3 {
-        echoed(&mut client, "before").await;
+        assert_echo(&mut client, "before").await;
         sleep(Duration::from_secs(2)).await;
-        between.fall_silent_in(directions);
+        between.become_unresponsive_in(directions);
         let started = Instant::now();
-        echoed(&mut client, "lost on the way").await;
+        assert_echo(&mut client, "lost on the way").await;
         assert!(started.elapsed() < SOON, "{cut}: {:?}", started.elapsed());
         assert_eq!(first.server.metrics.backup_links.counted("used"), cut);
     }
@@ -252,9 +252,9 @@ async fn announcements_that_a_peer_does_not_take_delay_no_backup_link() {
         assert_eventually("an announcement", announced).await;
     }
     // Only a link of sessions is watched.
-    say_to(&first, "node1", SessionId::random(), SessionFrame::Data("x".into())).await;
+    send_session_frame(&first, "node1", SessionId::random(), SessionFrame::Data("x".into())).await;
     // From now on the peer reads nothing.
-    hurry();
+    pause_time();
     let second = peer.call().await;
     assert!(second.headers.get("tunnel-link").is_some_and(|mark| mark == "backup"), "{:?}", second.headers);
 }

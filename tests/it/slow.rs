@@ -6,15 +6,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use crate::support::clients::{echoed, reset, stalled};
-use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all, edge_with};
+use crate::support::clients::{assert_echo, reset, stalled};
+use crate::support::programs::{TestDir, TestServer, assert_edge_idle, at, edge, edge_with};
 use crate::support::{assert_eventually, targets, wait_until};
 
 /// Returns how long some echoes take.
-async fn talks(neighbour: &mut TcpStream) -> Duration {
+async fn echo_time(neighbour: &mut TcpStream) -> Duration {
     let started = Instant::now();
     for round in 0..200 {
-        echoed(neighbour, &format!("round {round}")).await;
+        assert_echo(neighbour, &format!("round {round}")).await;
     }
     started.elapsed()
 }
@@ -35,18 +35,21 @@ async fn settled(mut number: impl FnMut() -> u64) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stalled_reader_does_not_stall_its_neighbour() {
-    let (place, echo, fountain) = (TestDir::new(), targets::echo().await, targets::fountain().await);
+    let (place, echo, fountain) = (TestDir::new(), targets::echo().await, targets::endless_source().await);
     let server = TestServer::start(&place);
     let edge = edge(&place, &server, "node1").await;
-    let alone = talks(&mut server.open(&at("node1", echo)).await).await;
+    let alone = echo_time(&mut server.open(&at("node1", echo)).await).await;
     let mut readers = Vec::new();
     for _ in 0..20 {
         readers.push(stalled(server.connect, &at("node1", fountain)).await);
     }
     settled(|| server.server.metrics.bytes_to_client.get()).await;
     let mut neighbour = server.open(&at("node1", echo)).await;
-    let beside = talks(&mut neighbour).await;
-    assert!(beside < 4 * alone + Duration::from_secs(2), "{alone:?} alone, {beside:?} next to stalls");
+    let next_to_stalls = echo_time(&mut neighbour).await;
+    assert!(
+        next_to_stalls < 4 * alone + Duration::from_secs(2),
+        "{alone:?} alone, {next_to_stalls:?} next to stalls"
+    );
     // No session got more than a window. The unacknowledged bytes stay within the reserved bytes and a little more.
     let ((promised, _), (_, kept)) = (server.server.table.memory(), edge.table.memory());
     assert!(promised <= 21 * (4 << 20) && kept <= 6 << 20, "reserved {promised}, unacknowledged {kept}");
@@ -55,7 +58,7 @@ async fn a_stalled_reader_does_not_stall_its_neighbour() {
     }
     drop(neighbour);
     server.assert_idle().await;
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -68,13 +71,16 @@ async fn a_stalled_target_does_not_stall_its_neighbour() {
     .await;
     let server = TestServer::start(&place);
     let edge = edge(&place, &server, "node1").await;
-    let alone = talks(&mut server.open(&at("node1", echo)).await).await;
+    let alone = echo_time(&mut server.open(&at("node1", echo)).await).await;
     let (_from, mut to) = server.open(&at("node1", hole)).await.into_split();
-    let sends = crate::support::beside(async move { while to.write_all(&[1; 64 * 1024]).await.is_ok() {} });
+    let sends = crate::support::spawn(async move { while to.write_all(&[1; 64 * 1024]).await.is_ok() {} });
     settled(|| edge.metrics.bytes_to_target.get()).await;
     let mut neighbour = server.open(&at("node1", echo)).await;
-    let beside = talks(&mut neighbour).await;
-    assert!(beside < 4 * alone + Duration::from_secs(2), "{alone:?} alone, {beside:?} next to stalls");
+    let next_to_stalls = echo_time(&mut neighbour).await;
+    assert!(
+        next_to_stalls < 4 * alone + Duration::from_secs(2),
+        "{alone:?} alone, {next_to_stalls:?} next to stalls"
+    );
     assert!(edge.table.memory().0 <= 6 << 20);
     sends.abort();
 }
@@ -93,7 +99,7 @@ async fn a_reader_that_stalled_gets_every_byte_once_it_reads() {
     client.shutdown().await.unwrap();
     drop(client);
     server.assert_idle().await;
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -104,7 +110,7 @@ async fn uploads_with_wide_windows_leave_an_edge_room_for_new_sessions() {
     let mut uploads = Vec::new();
     for _ in 0..12 {
         let (_from, mut to) = server.open(&at("node1", sink)).await.into_split();
-        uploads.push(crate::support::beside(async move {
+        uploads.push(crate::support::spawn(async move {
             let _from = _from;
             while to.write_all(&[1; 64 * 1024]).await.is_ok() {}
         }));
@@ -113,7 +119,7 @@ async fn uploads_with_wide_windows_leave_an_edge_room_for_new_sessions() {
     wait_until("the uploads are at full speed", || edge.metrics.bytes_to_target.get() > sent + (64 << 20))
         .await;
     for _ in 0..20 {
-        echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+        assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
     }
     assert!(edge.table.memory().0 > 1 << 20, "windows have grown: {:?}", edge.table.memory());
     for upload in uploads {
@@ -133,7 +139,7 @@ async fn idle_sessions_do_not_keep_an_upload_at_its_initial_window() {
     }
     let reserved = edge.table.memory().0;
     let (_from, mut to) = server.open(&at("node1", sink)).await.into_split();
-    let sends = crate::support::beside(async move { while to.write_all(&[1; 64 * 1024]).await.is_ok() {} });
+    let sends = crate::support::spawn(async move { while to.write_all(&[1; 64 * 1024]).await.is_ok() {} });
     let mut most = 0;
     wait_until("the upload's window has grown", || {
         most = most.max(edge.table.memory().0);

@@ -16,17 +16,17 @@ use crate::support::{assert_eventually, targets};
 
 /// The expected result of a request.
 #[derive(Debug, Clone, Copy)]
-enum Comes {
+enum Expected {
     /// A 400, and no complete request reaches the target.
     ToNothing,
     /// The target gets this head and body and nothing more. `HOST` is replaced by its name.
     As(&'static str),
 }
 
-use Comes::{As, ToNothing};
+use Expected::{As, ToNothing};
 
 /// Requests. `HOST` is replaced by the target's name.
-const REQUESTS: &[(&str, Comes)] = &[
+const REQUESTS: &[(&str, Expected)] = &[
     // Two lengths. RFC 9112 6.3: Transfer-Encoding overrides the length, the length is not forwarded, and the
     // connection ends.
     (
@@ -218,14 +218,14 @@ fn body_length(head: &str, body: &[u8]) -> Option<usize> {
 }
 
 /// A listener of a server, with its protocol.
-enum Front {
+enum Listener {
     Plain(&'static str),
     Tls(&'static str),
 }
 
-impl Front {
+impl Listener {
     /// Sends this, and reads to the end.
-    async fn says(&self, server: &TestServer, text: &str) -> String {
+    async fn exchange_bytes(&self, server: &TestServer, text: &str) -> String {
         match self {
             Self::Plain(front) => exchange(server.client(front).await, text).await,
             Self::Tls(front) => {
@@ -241,17 +241,17 @@ impl Front {
 async fn exchange<S: AsyncRead + AsyncWrite + Unpin>(mut socket: S, text: &str) -> String {
     socket.write_all(text.as_bytes()).await.unwrap();
     socket.flush().await.unwrap();
-    let mut told = Vec::new();
+    let mut response = Vec::new();
     // How the connection ends does not matter.
-    let _ = assert_eventually("the end of the connection", socket.read_to_end(&mut told)).await;
-    String::from_utf8(told).unwrap()
+    let _ = assert_eventually("the end of the connection", socket.read_to_end(&mut response)).await;
+    String::from_utf8(response).unwrap()
 }
 
 /// Sends each of the requests to a listener of this server, and checks what the target gets.
-async fn none_is_read_in_two_ways(server: &TestServer, front: Front, target: &Target, host: &str) {
+async fn none_is_read_in_two_ways(server: &TestServer, front: Listener, target: &Target, host: &str) {
     for (request, comes) in REQUESTS {
         let text = format!("{request}{LAST}").replace("HOST", host);
-        let told = front.says(server, &text).await;
+        let response = front.exchange_bytes(server, &text).await;
         server.assert_idle().await;
         let mut got = target.take();
         if got.last().is_some_and(|last| last.starts_with("GET /last ")) {
@@ -259,44 +259,49 @@ async fn none_is_read_in_two_ways(server: &TestServer, front: Front, target: &Ta
         }
         match comes {
             ToNothing => {
-                assert!(told.starts_with("HTTP/1.1 400 "), "{request:?}: {told}");
+                assert!(response.starts_with("HTTP/1.1 400 "), "{request:?}: {response}");
                 assert_eq!(got, [""; 0], "{request:?}");
             }
-            As(wanted) => {
-                let told = told.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").unwrap_or(&told);
-                assert!(told.starts_with("HTTP/1.1 200 OK\r\n"), "{request:?}: {told}");
-                let wanted = wanted.replace("HOST", host).to_lowercase();
+            As(expected) => {
+                let response = response.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").unwrap_or(&response);
+                assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{request:?}: {response}");
+                let expected = expected.replace("HOST", host).to_lowercase();
                 let got: Vec<_> = got.iter().map(|got| got.to_lowercase()).collect();
-                assert_eq!(got, [wanted], "{request:?}");
+                assert_eq!(got, [expected], "{request:?}");
             }
         }
     }
 }
 
 #[tokio::test]
-async fn the_http_proxy_passes_on_nothing_that_can_be_read_in_two_ways() {
+async fn the_http_proxy_forwards_no_ambiguous_request() {
     let (place, target) = (TestDir::new(), Target::default());
     let serving = target.clone();
     let at = targets::serve(move |socket: TcpStream| serving.clone().serve(socket)).await;
     let server = TestServer::with(&place, "[server.http_proxy]\nlisten = \"127.0.0.1:0\"\n");
     let _edge = edge_with(&place, &server, "node-a", "").await;
-    none_is_read_in_two_ways(&server, Front::Plain("http_proxy"), &target, &format!("node-a:{}", at.port()))
-        .await;
+    none_is_read_in_two_ways(
+        &server,
+        Listener::Plain("http_proxy"),
+        &target,
+        &format!("node-a:{}", at.port()),
+    )
+    .await;
 }
 
 #[tokio::test]
-async fn ports_by_host_pass_on_nothing_that_can_be_read_in_two_ways() {
+async fn ports_by_host_forward_no_ambiguous_request() {
     let (place, target) = (TestDir::new(), Target::default());
     let serving = target.clone();
     let at = targets::serve(move |socket: TcpStream| serving.clone().serve(socket)).await;
     let more = format!("[server.http]\nlisten_ip = \"127.0.0.1\"\nports = {{ \"0\" = \"{at}\" }}\n");
     let server = TestServer::with(&place, &more);
     let _edge = edge_with(&place, &server, "node-a", "").await;
-    none_is_read_in_two_ways(&server, Front::Plain("http"), &target, "node-a").await;
+    none_is_read_in_two_ways(&server, Listener::Plain("http"), &target, "node-a").await;
 }
 
 #[tokio::test]
-async fn https_ports_pass_on_nothing_that_can_be_read_in_two_ways() {
+async fn https_ports_forward_no_ambiguous_request() {
     let (place, target) = (TestDir::new(), Target::default());
     let at = behind_tls(&place, target.clone()).await;
     let dir = place.path().display();
@@ -304,7 +309,7 @@ async fn https_ports_pass_on_nothing_that_can_be_read_in_two_ways() {
     let more = format!("[server.https]\n{files}listen_ip = \"127.0.0.1\"\nports = {{ \"0\" = \"{at}\" }}\n");
     let server = TestServer::with(&place, &more);
     let _edge = edge_with(&place, &server, "node-a", &format!("[edge.target_tls]\n{files}")).await;
-    none_is_read_in_two_ways(&server, Front::Tls("https"), &target, "node-a").await;
+    none_is_read_in_two_ways(&server, Listener::Tls("https"), &target, "node-a").await;
 }
 
 async fn behind_tls(place: &TestDir, target: Target) -> SocketAddr {

@@ -6,8 +6,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::addresses::own_address;
-use crate::support::clients::{echoed, rest};
-use crate::support::programs::{TestDir, TestServer, edge, edge_forgets_all};
+use crate::support::clients::{assert_echo, rest};
+use crate::support::programs::{TestDir, TestServer, assert_edge_idle, edge};
 use crate::support::{assert_eventually, targets};
 
 fn server(place: &TestDir, more: &str) -> (TestServer, SocketAddr) {
@@ -56,7 +56,7 @@ fn login(name: &str, password: &str) -> Vec<u8> {
 }
 
 /// Sends a request without a password, and returns the connection and the reply code.
-async fn asked(port: SocketAddr, request: &[u8]) -> (TcpStream, u8) {
+async fn request_session(port: SocketAddr, request: &[u8]) -> (TcpStream, u8) {
     let (mut client, method) = greeted(port, &[0]).await;
     assert_eq!(method, 0);
     client.write_all(request).await.unwrap();
@@ -66,7 +66,7 @@ async fn asked(port: SocketAddr, request: &[u8]) -> (TcpStream, u8) {
 }
 
 #[tokio::test]
-async fn a_session_starts_with_the_byte_after_the_request_however_that_arrives() {
+async fn bytes_after_the_request_reach_the_target_however_the_request_is_split() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let (server, port) = server(&place, "");
     let edge = edge(&place, &server, "node1").await;
@@ -90,11 +90,11 @@ async fn a_session_starts_with_the_byte_after_the_request_however_that_arrives()
         }
         let got = reply::<17>(&mut client).await;
         assert_eq!(&got, b"\x05\0\x05\0\0\x01\0\0\0\0\0\0early", "{cut:?}");
-        echoed(&mut client, "hello").await;
+        assert_echo(&mut client, "hello").await;
     }
     server.assert_idle().await;
     assert_eq!(server.server.metrics.sessions.closed("socks5", "ok"), 1 + sent.len() as u64);
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
 }
 
 #[tokio::test]
@@ -106,9 +106,9 @@ async fn addresses_of_nodes_are_targets_too() {
     let _edge = edge(&place, &server, "node1").await;
     let IpAddr::V4(ip) = echo.ip() else { unreachable!("own addresses are IPv4 here") };
     for ip in [IpAddr::V4(ip), IpAddr::V6(ip.to_ipv6_mapped())] {
-        let (mut client, code) = asked(port, &by_address(SocketAddr::new(ip, echo.port()))).await;
+        let (mut client, code) = request_session(port, &by_address(SocketAddr::new(ip, echo.port()))).await;
         assert_eq!(code, 0, "{ip}");
-        echoed(&mut client, "hello").await;
+        assert_echo(&mut client, "hello").await;
     }
 }
 
@@ -117,7 +117,7 @@ async fn each_refusal_has_its_code() {
     let place = TestDir::new();
     let (server, port) = server(&place, "rules = [{ nodes = [\"node1\", \"node9\"] }]\n");
     let _edge = edge(&place, &server, "node1").await;
-    let closed = targets::nothing().await;
+    let closed = targets::closed_port().await;
     let bind = [5, 2, 0, 1, 127, 0, 0, 1, 0, 22];
     let unknown_kind = [5, 1, 0, 2, 0, 0];
     for (request, code, why) in [
@@ -146,7 +146,7 @@ async fn each_refusal_has_its_code() {
         (bind.to_vec(), 7, "BIND"),
         (unknown_kind.to_vec(), 8, "kind of address"),
     ] {
-        let (mut client, found) = asked(port, &request).await;
+        let (mut client, found) = request_session(port, &request).await;
         assert_eq!(found, code, "{why}");
         assert_eq!(rest(&mut client).await, b"", "{why}");
     }
@@ -154,7 +154,7 @@ async fn each_refusal_has_its_code() {
 }
 
 #[tokio::test]
-async fn users_need_their_password_and_rules_know_them() {
+async fn users_must_authenticate_and_rules_match_their_names() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let users = place.file("htpasswd", &format!("ann:{}\n", bcrypt::hash("right:\u{fc}", 4).unwrap()));
     let more = format!(
@@ -179,7 +179,7 @@ async fn users_need_their_password_and_rules_know_them() {
     assert_eq!(reply::<2>(&mut client).await, [1, 0]);
     client.write_all(&by_name("node1", echo.port())).await.unwrap();
     assert_eq!(reply::<10>(&mut client).await[1], 0);
-    echoed(&mut client, "hello").await;
+    assert_echo(&mut client, "hello").await;
 
     let (mut client, _) = greeted(port, &[2]).await;
     client.write_all(&login("ann", "right:\u{fc}")).await.unwrap();
@@ -189,7 +189,7 @@ async fn users_need_their_password_and_rules_know_them() {
 }
 
 #[tokio::test]
-async fn a_client_that_always_sends_a_password_needs_none() {
+async fn without_authentication_any_user_name_and_password_are_accepted() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let (server, port) = server(&place, "");
     let _edge = edge(&place, &server, "node1").await;
@@ -199,7 +199,7 @@ async fn a_client_that_always_sends_a_password_needs_none() {
     assert_eq!(reply::<2>(&mut client).await, [1, 0]);
     client.write_all(&by_name("node1", echo.port())).await.unwrap();
     assert_eq!(reply::<10>(&mut client).await[1], 0);
-    echoed(&mut client, "hello").await;
+    assert_echo(&mut client, "hello").await;
 }
 
 #[tokio::test]

@@ -10,10 +10,10 @@ use tunnel::admin::status::Status;
 use tunnel::command::{Format, status};
 use tunnel::config::Environment;
 
-use crate::support::clients::{echoed, get};
+use crate::support::clients::{assert_echo, get};
 use crate::support::peer::scripted_server;
 use crate::support::programs::{TestDir, TestServer, at, edge_with, start_edge};
-use crate::support::{Stopwatch, assert_eventually, hurry, servers, targets, wait_until};
+use crate::support::{Stopwatch, assert_eventually, pause_time, servers, targets, wait_until};
 
 /// Returns the path of a program's admin socket, and the table that configures it.
 fn socket(place: &TestDir, role: &str) -> (PathBuf, String) {
@@ -31,9 +31,9 @@ async fn status(path: &Path) -> Status {
 async fn status_with(path: &Path, what: &str, is: impl Fn(&Status) -> bool) -> Status {
     let asking = async {
         loop {
-            let told = status(path).await;
-            if is(&told) {
-                return told;
+            let report = status(path).await;
+            if is(&report) {
+                return report;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -50,45 +50,45 @@ async fn a_server_reports_its_nodes_their_sessions_and_disconnect_reasons() {
     let (edge_path, table) = socket(&place, "edge");
     let edge = edge_with(&place, &server, "node1", &table).await;
     let mut client = server.open(&at("node1", echo)).await;
-    echoed(&mut client, "hello").await;
+    assert_echo(&mut client, "hello").await;
 
     let started = Stopwatch::start();
-    let told = status(&path).await;
+    let report = status(&path).await;
     assert!(
         started.elapsed() < Duration::from_secs(5),
         "the response ends the call: {:?}",
         started.elapsed()
     );
-    assert_eq!((told.role.as_str(), told.ready, told.totals.sessions), ("server", true, 1));
-    let node = &told.links[0];
+    assert_eq!((report.role.as_str(), report.ready, report.totals.sessions), ("server", true, 1));
+    let node = &report.links[0];
     assert_eq!((node.name.as_str(), node.state.as_str(), node.sessions), ("node1", "linked", 1));
     assert_eq!(
         (node.version.as_deref(), node.dialect.as_deref()),
         (Some(env!("CARGO_PKG_VERSION")), Some("extended"))
     );
     assert!(node.sent_bytes >= 5 && node.received_bytes >= 5, "{node:?}");
-    assert!(node.since.unwrap() <= told.now && node.address.as_ref().unwrap().starts_with("127.0.0.1:"));
-    let session = &told.sessions[0];
+    assert!(node.since.unwrap() <= report.now && node.address.as_ref().unwrap().starts_with("127.0.0.1:"));
+    let session = &report.sessions[0];
     assert_eq!((session.node.as_str(), session.state.as_str(), session.id.len()), ("node1", "open", 8));
     assert_eq!(session.target.as_deref(), Some(&*at("node1", echo)));
     assert_eq!((session.sent_bytes, session.received_bytes, session.link), (5, 5, node.link));
 
-    let told = status(&edge_path).await;
-    assert_eq!((told.role.as_str(), told.node.as_deref(), told.ready), ("edge", Some("node1"), true));
-    assert_eq!((told.links.len(), told.links[0].state.as_str()), (1, "linked"));
-    assert_eq!(told.links[0].address.as_deref(), Some(&*server.server.bound.grpc.to_string()));
-    assert_eq!(told.links[0].instance, Some(status(&path).await.instance));
-    assert_eq!((told.sessions[0].sent_bytes, told.sessions[0].target.as_deref()), (5, None));
+    let report = status(&edge_path).await;
+    assert_eq!((report.role.as_str(), report.node.as_deref(), report.ready), ("edge", Some("node1"), true));
+    assert_eq!((report.links.len(), report.links[0].state.as_str()), (1, "linked"));
+    assert_eq!(report.links[0].address.as_deref(), Some(&*server.server.bound.grpc.to_string()));
+    assert_eq!(report.links[0].instance, Some(status(&path).await.instance));
+    assert_eq!((report.sessions[0].sent_bytes, report.sessions[0].target.as_deref()), (5, None));
 
     drop(client);
     server.assert_idle().await;
     assert!(status(&path).await.sessions.is_empty());
     edge.shutdown(std::future::ready(())).await;
     wait_until("the node is disconnected", || server.link("node1").is_none()).await;
-    let told = status(&path).await;
-    assert!(told.links.is_empty());
-    assert_eq!(told.disconnected[0].name, "node1");
-    assert!(!told.disconnected[0].error.as_ref().unwrap().text.is_empty());
+    let report = status(&path).await;
+    assert!(report.links.is_empty());
+    assert_eq!(report.disconnected[0].name, "node1");
+    assert!(!report.disconnected[0].error.as_ref().unwrap().text.is_empty());
     let table = status::status(Some(path.clone()), Format::Text, &Environment::default()).await.unwrap();
     assert!(table.contains("no node is connected") && table.contains("NOT LINKED"), "{table}");
 }
@@ -97,16 +97,16 @@ async fn a_server_reports_its_nodes_their_sessions_and_disconnect_reasons() {
 async fn an_edge_without_a_link_reports_the_reason() {
     let place = TestDir::new();
     let (path, table) = socket(&place, "edge");
-    let nothing = targets::nothing().await;
+    let nothing = targets::closed_port().await;
     let _edge = start_edge(&place.edge("node1", nothing, &table));
-    let tried = |told: &Status| {
-        told.conditions.iter().any(|one| one.message.as_deref().is_some_and(|text| text != "not yet"))
+    let tried = |report: &Status| {
+        report.conditions.iter().any(|one| one.message.as_deref().is_some_and(|text| text != "not yet"))
     };
-    let told = status_with(&path, "an attempt to link", tried).await;
+    let report = status_with(&path, "an attempt to link", tried).await;
     assert!(
-        !told.ready && told.conditions.iter().any(|one| one.name == "link" && one.status == "not_ready"),
+        !report.ready && report.conditions.iter().any(|one| one.name == "link" && one.status == "not_ready"),
         "{:?}",
-        told.conditions
+        report.conditions
     );
     let text = status::status(Some(path), Format::Text, &Environment::default()).await.unwrap();
     assert!(text.contains("not ready") && text.contains("\n! link: "), "{text}");
@@ -119,12 +119,15 @@ async fn an_edge_names_a_server_that_accepts_connections_and_sends_nothing() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = silent.local_addr().unwrap();
     let _edge = start_edge(&place.edge("node1", at, &table));
-    hurry();
-    let wanted = format!("{at} did not answer within 10s, but accepted the connection; check ");
-    let says = |told: &Status| {
-        told.conditions.iter().any(|one| one.message.as_deref().is_some_and(|text| text.starts_with(&wanted)))
+    pause_time();
+    let expected = format!("{at} did not answer within 10s, but accepted the connection; check ");
+    let is_expected = |report: &Status| {
+        report
+            .conditions
+            .iter()
+            .any(|one| one.message.as_deref().is_some_and(|text| text.starts_with(&expected)))
     };
-    status_with(&path, "the server's address and what it did", says).await;
+    status_with(&path, "the server's address and what it did", is_expected).await;
 }
 
 #[tokio::test]
@@ -135,15 +138,15 @@ async fn peers_are_listed_with_their_link_or_its_error() {
     let text = servers::config(&place, all[0], &servers::peers(&all)) + &table;
     let _first = TestServer::from_text(&text);
     // The list contains the server's own address until it has been dialled.
-    let known = |told: &Status| told.peers.len() == 1 && told.peers[0].error.is_some();
-    let told = status_with(&path, "the reason for the missing link", known).await;
-    let other = &told.peers[0];
+    let has_error = |report: &Status| report.peers.len() == 1 && report.peers[0].error.is_some();
+    let report = status_with(&path, "the reason for the missing link", has_error).await;
+    let other = &report.peers[0];
     assert_eq!((other.name.as_str(), other.state.as_str()), (&*all[1].to_string(), "not_linked"));
     let second = TestServer::from_text(&servers::config(&place, all[1], &servers::peers(&all)));
-    let linked = |told: &Status| told.peers[0].state == "linked";
-    let told = status_with(&path, "the link", linked).await;
-    assert_eq!(told.peers[0].error, None);
-    assert_eq!(told.peers[0].instance, Some(format!("{:?}", second.server.table.instance())));
+    let linked = |report: &Status| report.peers[0].state == "linked";
+    let report = status_with(&path, "the link", linked).await;
+    assert_eq!(report.peers[0].error, None);
+    assert_eq!(report.peers[0].instance, Some(format!("{:?}", second.server.table.instance())));
 }
 
 #[tokio::test]
@@ -159,13 +162,13 @@ async fn the_nodes_of_all_servers_are_listed_and_a_silent_server_is_named() {
     // Its script answers no request for nodes.
     let _silent = scripted_server(&place, &first, 77).await;
     let json = status::nodes(Some(path.clone()), Format::Json, &Environment::default()).await.unwrap();
-    let told: NodesResponse = serde_json::from_str(&json).unwrap();
-    let names: Vec<_> = told.nodes.iter().map(|node| (node.name.as_str(), node.server.as_str())).collect();
+    let report: NodesResponse = serde_json::from_str(&json).unwrap();
+    let names: Vec<_> = report.nodes.iter().map(|node| (node.name.as_str(), node.server.as_str())).collect();
     let (own, other) = (format!("{:?}", first.server.table.instance()), all[1].to_string());
     assert_eq!(names, [("far", other.as_str()), ("near", own.as_str())]);
-    assert!(told.nodes.iter().all(|node| node.since <= told.now));
-    assert!(told.nodes.iter().all(|node| node.address.as_ref().unwrap().starts_with("127.0.0.")));
-    let states: Vec<_> = told.servers.iter().map(|server| (server.nodes, server.state.as_str())).collect();
+    assert!(report.nodes.iter().all(|node| node.since <= report.now));
+    assert!(report.nodes.iter().all(|node| node.address.as_ref().unwrap().starts_with("127.0.0.")));
+    let states: Vec<_> = report.servers.iter().map(|server| (server.nodes, server.state.as_str())).collect();
     assert_eq!(states, [(1, "complete"), (1, "complete"), (0, "does_not_tell")]);
     let text = status::nodes(Some(path.clone()), Format::Text, &Environment::default()).await.unwrap();
     assert!(text.contains("this server") && text.contains("does not tell its nodes"), "{text}");
@@ -186,7 +189,7 @@ async fn a_watched_status_is_redrawn_until_it_is_interrupted() {
             stop.notify_one();
         }
     };
-    hurry();
+    pause_time();
     let env = Environment::default();
     let watching = status::watch(Some(path), &env, stop.notified(), show);
     assert_eq!(assert_eventually("the end", watching).await.unwrap(), "");

@@ -51,7 +51,7 @@ pub(crate) async fn assert_eventually<F: Future>(what: &str, work: F) -> F::Outp
 
 /// Runs a task next to the test, until the test's runtime ends.
 #[expect(clippy::disallowed_methods, reason = "the end of a test's runtime ends its tasks")]
-pub(crate) fn beside<F>(task: F) -> JoinHandle<F::Output>
+pub(crate) fn spawn<F>(task: F) -> JoinHandle<F::Output>
 where
     F: Future<Output: Send> + Send + 'static,
 {
@@ -66,7 +66,7 @@ impl Stopwatch {
     pub(crate) fn start() -> Self {
         let turns = Arc::<AtomicU32>::default();
         let counted = Arc::downgrade(&turns);
-        beside(async move {
+        spawn(async move {
             while let Some(turns) = counted.upgrade() {
                 sleep(TURN).await;
                 turns.fetch_add(1, Relaxed);
@@ -85,9 +85,9 @@ impl Stopwatch {
 ///
 /// Plain paused time jumps to the next timer whenever the runtime is idle, even if the kernel still carries a segment
 /// from one socket to another.
-pub(crate) fn hurry() {
+pub(crate) fn pause_time() {
     tokio::time::pause();
-    beside(async {
+    spawn(async {
         loop {
             sleep(LEAP).await;
             std::thread::sleep(LEAP / 100);

@@ -6,10 +6,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::inside::inside;
-use crate::support::clients::{echoed, is_reset, reset, rest};
-use crate::support::programs::{TestDir, TestServer, edge, edge_forgets_all};
+use crate::support::clients::{assert_echo, assert_reset, reset, rest};
+use crate::support::programs::{TestDir, TestServer, assert_edge_idle, edge};
 use crate::support::{assert_eventually, remote, servers, targets, wait_until};
-use crate::words::Lines;
+use crate::words::LogLines;
 
 /// Returns config lines with one TCP port for that target. `more` is added after the target.
 fn port(to: &str, more: &str) -> String {
@@ -33,19 +33,19 @@ async fn a_port_reaches_its_target_in_both_directions_and_half_closed() {
     let (one, two) = (edge(&place, &server, "node1").await, edge(&place, &server, "node2").await);
     let mut client = server.client("tcp").await;
     // Sent before the session is open.
-    echoed(&mut client, "first").await;
+    assert_echo(&mut client, "first").await;
     assert_eq!((one.table.len(), two.table.len()), (0, 1));
     client.write_all(b"last").await.unwrap();
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"last");
     server.assert_idle().await;
-    edge_forgets_all(&two).await;
+    assert_edge_idle(&two).await;
     assert_eq!(server.server.metrics.sessions.closed("tcp", "ok"), 1);
     assert_eq!(server.server.metrics.sessions.closed("connect", "ok"), 0);
 }
 
 #[tokio::test]
-async fn a_target_may_send_first_and_a_reset_stays_a_reset() {
+async fn a_target_may_send_first_and_its_reset_reaches_the_client() {
     let (place, source) = (TestDir::new(), targets::source(70_000).await);
     let server = TestServer::with(&place, &port(&format!("node1/{source}"), ""));
     let edge = edge(&place, &server, "node1").await;
@@ -53,7 +53,7 @@ async fn a_target_may_send_first_and_a_reset_stays_a_reset() {
     assert_eq!(rest(&mut client).await, targets::pattern(70_000));
     reset(client);
     server.assert_idle().await;
-    edge_forgets_all(&edge).await;
+    assert_edge_idle(&edge).await;
     assert_eq!(server.server.metrics.sessions.closed("tcp", "client_io_error"), 1);
 }
 
@@ -61,22 +61,22 @@ async fn a_target_may_send_first_and_a_reset_stays_a_reset() {
 async fn without_a_node_name_the_longest_linked_node_serves_the_port() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::with(&place, &format!("[server.tcp]\n\"127.0.0.1:0\" = \"{echo}\"\n"));
-    is_reset(&mut server.client("tcp").await).await;
+    assert_reset(&mut server.client("tcp").await).await;
     assert_eq!(server.server.metrics.sessions.closed("tcp", "node_not_connected"), 1);
     let two = edge(&place, &server, "node2").await;
-    let (lines, _guard) = Lines::start();
-    echoed(&mut server.client("tcp").await, "to the only one").await;
+    let (lines, _guard) = LogLines::start();
+    assert_echo(&mut server.client("tcp").await, "to the only one").await;
     assert_eq!(lines.count(SEVERAL), 0);
     server.assert_idle().await;
     let one = edge(&place, &server, "node1").await;
     let mut client = server.client("tcp").await;
-    echoed(&mut client, "to the older").await;
+    assert_echo(&mut client, "to the older").await;
     assert_eq!(lines.count(SEVERAL), 1);
     assert_eq!((one.table.len(), two.table.len()), (0, 1));
     two.shutdown(async {}).await;
-    is_reset(&mut client).await;
+    assert_reset(&mut client).await;
     wait_until("the node is disconnected", || server.link("node2").is_none()).await;
-    echoed(&mut server.client("tcp").await, "to the other").await;
+    assert_echo(&mut server.client("tcp").await, "to the other").await;
 }
 
 #[tokio::test]
@@ -99,7 +99,7 @@ async fn a_node_at_another_server_is_reached_by_its_name_and_as_the_only_one() {
                 break client;
             }
         };
-        echoed(&mut client, "through two servers").await;
+        assert_echo(&mut client, "through two servers").await;
         drop(client);
         edge.shutdown(async {}).await;
     }
@@ -112,7 +112,7 @@ async fn a_late_server_learns_of_several_nodes_that_are_linked_elsewhere() {
     let config = |at: SocketAddr| servers::config(&place, at, &servers::peers(&all));
     let first = TestServer::from_text(&config(all[0]));
     let _edges = (edge(&place, &first, "node1").await, edge(&place, &first, "node2").await);
-    let (lines, _guard) = Lines::start();
+    let (lines, _guard) = LogLines::start();
     let late = TestServer::from_text(&format!("{}{}", config(all[1]), port(&echo.to_string(), "")));
     let warned = || lines.count(SEVERAL);
     while warned() == 0 {
@@ -121,13 +121,13 @@ async fn a_late_server_learns_of_several_nodes_that_are_linked_elsewhere() {
         let _ = client.write_all(b"x").await;
         let _ = assert_eventually("an answer or an end", client.read_u8()).await;
     }
-    echoed(&mut late.client("tcp").await, "to one of them").await;
+    assert_echo(&mut late.client("tcp").await, "to one of them").await;
     assert_eq!(warned(), 1);
 }
 
 #[tokio::test]
 async fn a_client_without_a_session_is_reset_and_counted_with_the_cause() {
-    let (place, nothing) = (TestDir::new(), targets::nothing().await);
+    let (place, nothing) = (TestDir::new(), targets::closed_port().await);
     let to = format!("node1/{nothing}");
     for (lines, to, cause) in [
         (String::new(), to.as_str(), "target_refused"),
@@ -143,7 +143,7 @@ async fn a_client_without_a_session_is_reset_and_counted_with_the_cause() {
             "overloaded" => Some(server.open(&format!("node1:{}", targets::echo().await.port())).await),
             _ => None,
         };
-        is_reset(&mut server.client("tcp").await).await;
+        assert_reset(&mut server.client("tcp").await).await;
         assert_eq!(server.server.metrics.sessions.closed("tcp", cause), 1, "{cause}");
         drop(held);
         server.assert_idle().await;
@@ -171,9 +171,9 @@ async fn a_proxy_header_gives_a_target_the_clients_address() {
     let at = client.peer_addr().unwrap();
     client.write_all(b"PROXY TCP4 192.0.2.7 10.0.0.1 1234 443\r\nhello").await.unwrap();
     client.shutdown().await.unwrap();
-    let told = rest(&mut client).await;
-    let (header, said) = told.split_at(28);
-    assert_eq!(said, b"hello");
+    let received = rest(&mut client).await;
+    let (header, payload) = received.split_at(28);
+    assert_eq!(payload, b"hello");
     let header = ppp::v2::Header::try_from(header).unwrap();
     let want = ppp::v2::IPv4::new([192, 0, 2, 7], [127, 0, 0, 1], 1234, at.port());
     assert_eq!(header.addresses, want.into());
@@ -185,12 +185,12 @@ async fn a_plain_edge_gets_the_request_of_superedges_cloud() {
     let server = TestServer::with(&place, &port("node1/127.0.0.1:6443", ""));
     let mut edge = remote::link(&place, &server, "node1", None).await;
     let mut client = server.client("tcp").await;
-    let asked = edge.hears().await;
-    let said = (asked.category.as_str(), asked.r#type.as_str(), asked.addr.as_str());
-    assert_eq!(said, ("ssh", "connecting", "127.0.0.1:6443"));
-    edge.plainly("connected", &asked.topic, "").await;
-    edge.plainly("tcp-forward", &asked.topic, "hello").await;
-    edge.plainly("closed", &asked.topic, "EOF").await;
+    let open = edge.next_session_message().await;
+    let fields = (open.category.as_str(), open.r#type.as_str(), open.addr.as_str());
+    assert_eq!(fields, ("ssh", "connecting", "127.0.0.1:6443"));
+    edge.send_plain("connected", &open.topic, "").await;
+    edge.send_plain("tcp-forward", &open.topic, "hello").await;
+    edge.send_plain("closed", &open.topic, "EOF").await;
     assert_eq!(rest(&mut client).await, b"hello");
 }
 

@@ -13,9 +13,9 @@ use tunnel::edge::config::EdgeConfig;
 use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
 
 use crate::certificates::Authority;
-use crate::support::clients::{echoed, get, is_reset};
+use crate::support::clients::{assert_echo, assert_reset, get};
 use crate::support::programs::{TOKEN, TestDir, at, edge, start_edge};
-use crate::support::{assert_eventually, hurry, servers, targets, wait_until, wait_within};
+use crate::support::{assert_eventually, pause_time, servers, targets, wait_until, wait_within};
 
 #[tokio::test]
 async fn a_revoked_token_ends_only_its_links_and_sessions_within_ten_seconds() {
@@ -31,15 +31,15 @@ async fn a_revoked_token_ends_only_its_links_and_sessions_within_ten_seconds() {
         kept.push(server.open(&at("node2", echo)).await);
     }
     for client in cut.iter_mut().chain(&mut kept) {
-        echoed(client, "before").await;
+        assert_echo(client, "before").await;
     }
-    hurry();
+    pause_time();
     place.file("token", &format!("node1:another\nnode2:{TOKEN}\n"));
     let started = Instant::now();
     wait_within(Duration::from_secs(10), "its node is not found", || servers[1].link("node1").is_none())
         .await;
     for client in &mut cut {
-        is_reset(client).await;
+        assert_reset(client).await;
     }
     assert!(started.elapsed() < Duration::from_secs(12), "{:?}", started.elapsed());
     for server in &servers {
@@ -47,7 +47,7 @@ async fn a_revoked_token_ends_only_its_links_and_sessions_within_ten_seconds() {
     }
     assert_eq!(revoked.metrics.resets.counted("not_allowed"), 2, "the edge knows the reason");
     for client in &mut kept {
-        echoed(client, "after").await;
+        assert_echo(client, "after").await;
     }
     let log = revoked.bound.log.unwrap();
     assert_eventually("the edge reports that it has no link", async {
@@ -69,7 +69,7 @@ async fn a_token_file_that_is_missing_or_empty_or_holds_nothing_ends_no_link() {
     let servers = servers::start(&place, 1);
     let _edge = edge(&place, &servers[0], "node1").await;
     let link = servers[0].link("node1").unwrap().sender.id;
-    hurry();
+    pause_time();
     for text in ["", " \n", "# all removed\n", "default:\n", "garbage"] {
         place.file("token", text);
         tokio::time::sleep(Duration::from_secs(10)).await;
@@ -81,10 +81,10 @@ async fn a_token_file_that_is_missing_or_empty_or_holds_nothing_ends_no_link() {
 }
 
 #[tokio::test]
-async fn an_edge_whose_token_file_has_changed_dials_at_once() {
+async fn an_edge_dials_at_once_after_its_token_file_has_changed() {
     let place = TestDir::new();
     place.file("mine", "old\n");
-    let edge = start_edge(&with_token_file(&place, targets::nothing().await));
+    let edge = start_edge(&with_token_file(&place, targets::closed_port().await));
     tokio::time::pause();
     let tries = || edge.metrics.link_reconnects.get();
     wait_within(Duration::from_secs(600), "its pauses have grown to 15 s or more", || tries() >= 12).await;
@@ -95,16 +95,16 @@ async fn an_edge_whose_token_file_has_changed_dials_at_once() {
 }
 
 #[tokio::test]
-async fn an_edge_with_two_tokens_uses_the_one_that_the_cloud_knows() {
+async fn an_edge_with_two_tokens_uses_the_one_that_the_server_accepts() {
     let place = TestDir::new();
     place.file("token", "node1:old\n");
     place.file("mine", "\nnew\n old \n");
     let servers = servers::start(&place, 1);
     let _edge = start_edge(&with_token_file(&place, servers[0].server.bound.grpc));
-    servers[0].has("node1").await;
+    servers[0].wait_for_node("node1").await;
     let link = || servers[0].link("node1").map(|linked| linked.sender.id);
     let first = link();
-    hurry();
+    pause_time();
     place.file("token", "node1:new\n");
     wait_within(Duration::from_secs(15), "it has another link", || link().is_some() && link() != first).await;
     wait_until("it was refused once for each change", || {
@@ -120,13 +120,13 @@ fn with_token_file(place: &TestDir, server: SocketAddr) -> String {
 }
 
 #[tokio::test]
-async fn a_changed_token_cuts_no_session() {
+async fn a_changed_token_ends_no_session() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     place.file("token", "node1:old\n");
     place.file("mine", "old\n");
     let servers = servers::start(&place, 2);
     let edge = start_edge(&with_token_file(&place, servers[0].server.bound.grpc));
-    servers[0].has("node1").await;
+    servers[0].wait_for_node("node1").await;
     let link = || servers[0].link("node1").map(|linked| linked.sender.id);
     let first = link();
     let mut clients = Vec::new();
@@ -134,9 +134,9 @@ async fn a_changed_token_cuts_no_session() {
         clients.push(server.open(&at("node1", echo)).await);
     }
     for client in &mut clients {
-        echoed(client, "before").await;
+        assert_echo(client, "before").await;
     }
-    hurry();
+    pause_time();
     // The edge's file changes first: until the server knows the token too, the older link stays.
     place.file("mine", "new\n");
     let refusals = || servers[0].server.metrics.links_rejected.counted("token");
@@ -145,7 +145,7 @@ async fn a_changed_token_cuts_no_session() {
     place.file("token", "node1:new previous=old\n");
     wait_within(Duration::from_secs(90), "it has another link", || link().is_some() && link() != first).await;
     for client in &mut clients {
-        echoed(client, "between").await;
+        assert_echo(client, "between").await;
     }
     let closed = || edge.metrics.links_closed.counted("closed_locally");
     wait_within(Duration::from_secs(30), "the edge closes its older link", || closed() == 1).await;
@@ -154,24 +154,24 @@ async fn a_changed_token_cuts_no_session() {
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert_eq!(link(), second, "its token is still valid");
     for client in &mut clients {
-        echoed(client, "after").await;
+        assert_echo(client, "after").await;
     }
     assert_eq!(edge.metrics.resets.counted("not_allowed"), 0);
 }
 
 #[tokio::test]
-async fn a_link_with_the_previous_token_ends_when_that_goes() {
+async fn a_link_with_the_previous_token_ends_when_that_token_is_removed() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     place.file("token", &format!("node1:new previous={TOKEN}\nnode2:{TOKEN}\n"));
     let servers = servers::start(&place, 1);
     let _edge = edge(&place, &servers[0], "node1").await;
     let _other = edge(&place, &servers[0], "node2").await;
     let mut client = servers[0].open(&at("node1", echo)).await;
-    echoed(&mut client, "before").await;
-    hurry();
+    assert_echo(&mut client, "before").await;
+    pause_time();
     place.file("token", &format!("node1:new\nnode2:{TOKEN}\n"));
     wait_within(Duration::from_secs(10), "its link is closed", || servers[0].link("node1").is_none()).await;
-    is_reset(&mut client).await;
+    assert_reset(&mut client).await;
     assert!(servers[0].link("node2").is_some());
 }
 
@@ -193,7 +193,7 @@ async fn an_edge_with_a_rejected_certificate_links_by_its_token() {
     let place = TestDir::new();
     let servers = servers::start(&place, 1);
     let _edge = start_with_certificate(&place, servers[0].server.bound.grpc);
-    servers[0].has("node1").await;
+    servers[0].wait_for_node("node1").await;
 }
 
 #[tokio::test]
@@ -204,18 +204,18 @@ async fn a_rejected_certificate_is_sent_at_every_second_try_and_reported() {
     let server =
         TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: vec![b"h2".to_vec()] };
     let acceptor = server.load().unwrap().load().acceptor();
-    let (tell, mut told) = mpsc::channel(9);
+    let (sender, mut attempts) = mpsc::channel(9);
     let cloud = targets::serve(move |socket| {
-        let (acceptor, tell) = (acceptor.clone(), tell.clone());
+        let (acceptor, sender) = (acceptor.clone(), sender.clone());
         async move {
             let is_shown = acceptor.accept(socket).await.is_err();
-            let _ = tell.send(is_shown).await;
+            let _ = sender.send(is_shown).await;
         }
     })
     .await;
     let edge = start_with_certificate(&place, cloud);
     for is_shown in [true, false, true, false, true] {
-        assert_eq!(assert_eventually("an attempt", told.recv()).await, Some(is_shown));
+        assert_eq!(assert_eventually("an attempt", attempts.recv()).await, Some(is_shown));
     }
     let log = edge.bound.log.unwrap();
     assert_eventually("the reason in /readyz", async {

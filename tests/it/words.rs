@@ -16,16 +16,16 @@ use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
 use tunnel_proto::hello::Hello;
 
 use crate::http_proxy::site;
-use crate::support::clients::{ask, get, is_reset};
+use crate::support::clients::{assert_reset, get, send_request};
 use crate::support::programs::{TOKEN, TestDir, TestServer, edge};
-use crate::support::raw::Raw;
+use crate::support::raw::RawHttp2;
 use crate::support::{remote, wait_until};
 
 /// The lines that the tasks of this thread log, as a reader that escapes nothing sees them.
 #[derive(Clone, Default)]
-pub(crate) struct Lines(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct LogLines(Arc<Mutex<Vec<u8>>>);
 
-impl Lines {
+impl LogLines {
     pub(crate) fn start() -> (Self, DefaultGuard) {
         Self::at(0)
     }
@@ -49,7 +49,7 @@ impl Lines {
     }
 
     /// Returns the number of refusals that were logged with `part` in their line, or summed up for that cause.
-    fn told(&self, part: &str, cause: &str) -> usize {
+    fn sum(&self, part: &str, cause: &str) -> usize {
         let text = self.text();
         let sums =
             text.lines().filter(|line| line.contains("similar refusals not logged") && line.contains(cause));
@@ -61,7 +61,7 @@ impl Lines {
     }
 }
 
-impl Write for Lines {
+impl Write for LogLines {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().write(bytes)
     }
@@ -85,12 +85,12 @@ fn literal(block: &mut BytesMut, name: &str, value: &str) {
 }
 
 #[tokio::test]
-async fn an_edges_last_message_stays_on_its_line_and_moves_no_cursor() {
-    let (lines, _guard) = Lines::start();
+async fn the_grpc_message_of_an_edge_is_logged_in_one_line_without_control_characters() {
+    let (lines, _guard) = LogLines::start();
     let place = TestDir::new();
     let server = TestServer::start(&place);
     for (node, instance) in [("plain", None), ("extended", Some(Instance::random()))] {
-        let edge = Raw::link(&place, &server, node, instance).await;
+        let edge = RawHttp2::link(&place, &server, node, instance).await;
         let mut trailers = BytesMut::new();
         literal(&mut trailers, "grpc-status", "2");
         literal(&mut trailers, "grpc-message", "bye%0A2026-01-01T00:00:00Z INFO forged%0D%1B[2J%C2%9B31m");
@@ -105,8 +105,8 @@ async fn an_edges_last_message_stays_on_its_line_and_moves_no_cursor() {
 }
 
 #[tokio::test]
-async fn a_clients_head_forges_no_line() {
-    let (lines, _guard) = Lines::start();
+async fn a_request_head_cannot_forge_a_log_line() {
+    let (lines, _guard) = LogLines::start();
     let server = TestServer::start(&TestDir::new());
     let user = "b3BzCklORk8gZm9yZ2VkG1sySjpwdw=="; // ops, a newline, INFO forged, an escape
     for head in [
@@ -114,7 +114,7 @@ async fn a_clients_head_forges_no_line() {
         "CONNECT node1:22 HTTP/1.1\r\nTraceId: a\u{9b}31m\u{2028}\r\nUser-Agent: \u{9b}2J\r\n\r\n".to_owned(),
         format!("CONNECT node1:22 HTTP/1.1\r\nProxy-Authorization: Basic {user}\r\n\r\n"),
     ] {
-        let answer = ask(server.connect, &head).await;
+        let answer = send_request(server.connect, &head).await;
         assert!(answer.body.chars().all(|c| c == '\n' || !c.is_control()), "{answer:?}");
     }
     wait_until("both are logged", || lines.count("tunnel::access") >= 2).await;
@@ -128,31 +128,35 @@ async fn a_clients_head_forges_no_line() {
 const WILD: &str = "no\r\n2026-01-01T00:00:00Z INFO forged\u{1b}[2J\u{1b}]0;title\u{7}\u{9b}31m\u{202e}\0";
 
 #[tokio::test]
-async fn the_reasons_of_a_hostile_edge_are_plain_text_everywhere() {
-    let (lines, _guard) = Lines::start();
+async fn the_reasons_of_an_edge_contain_no_control_characters_in_any_output() {
+    let (lines, _guard) = LogLines::start();
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let mut scripted = remote::link(&place, &server, "node1", Some(Instance::random())).await;
     let is_plain = |text: &str| text.chars().all(|c| c == '\n' || !c.is_control() && c != '\u{202e}');
     let refuses = async {
-        let (id, SessionFrame::Open { epoch, .. }) = scripted.word().await else { panic!("an Open first") };
+        let (id, SessionFrame::Open { epoch, .. }) = scripted.next_session_frame().await else {
+            panic!("an Open first")
+        };
         let refusal = SessionError { code: ErrorCode::TargetUnreachable, reason: WILD.into() };
-        scripted.say(id, SessionFrame::Refused { epoch, refusal }).await;
+        scripted.send_session(id, SessionFrame::Refused { epoch, refusal }).await;
     };
-    let (answer, ()) = tokio::join!(server.ask("node1:22"), refuses);
+    let (answer, ()) = tokio::join!(server.request_connect("node1:22"), refuses);
     assert_eq!(answer.status, 502);
     assert!(answer.head.split("\r\n").all(is_plain) && is_plain(&answer.body), "{answer:?}");
     assert!(!answer.head.contains("\r\n2026"), "{answer:?}");
     // The same as the end of a session that was open.
     let opens = async {
-        let (id, SessionFrame::Open { epoch, .. }) = scripted.word().await else { panic!("an Open first") };
-        scripted.say(id, SessionFrame::Opened { limit: 1000, epoch, instance: None }).await;
+        let (id, SessionFrame::Open { epoch, .. }) = scripted.next_session_frame().await else {
+            panic!("an Open first")
+        };
+        scripted.send_session(id, SessionFrame::Opened { limit: 1000, epoch, instance: None }).await;
         (id, epoch)
     };
     let (mut client, (id, epoch)) = tokio::join!(server.open("node1:22"), opens);
     let refusal = SessionError { code: ErrorCode::Cancelled, reason: WILD.into() };
-    scripted.say(id, SessionFrame::Reset { epoch, refusal }).await;
-    is_reset(&mut client).await;
+    scripted.send_session(id, SessionFrame::Reset { epoch, refusal }).await;
+    assert_reset(&mut client).await;
     wait_until("both are logged", || lines.count("tunnel::access") == 2).await;
     assert!(is_plain(&lines.text()), "{:?}", lines.text());
     assert_eq!(lines.count("forged"), lines.count("tunnel::access"), "{}", lines.text());
@@ -161,8 +165,8 @@ async fn the_reasons_of_a_hostile_edge_are_plain_text_everywhere() {
 }
 
 #[tokio::test]
-async fn no_level_of_the_log_has_a_secret() {
-    let (lines, _guard) = Lines::at(9);
+async fn no_log_level_contains_a_secret() {
+    let (lines, _guard) = LogLines::at(9);
     let place = TestDir::new();
     let users = place.file("htpasswd", &format!("ops:{}\n", bcrypt::hash(PASSWORD, 4).unwrap()));
     let auth = format!("auth = \"basic\"\nusers = {users:?}\n");
@@ -178,22 +182,24 @@ async fn no_level_of_the_log_has_a_secret() {
     let login = |password: &str| format!("Proxy-Authorization: Basic {}\r\n", STANDARD.encode(password));
     let (right, wrong) = (login(&format!("ops:{PASSWORD}")), login("ops:WRONG-PASSWORD"));
     let refuses = async {
-        let (id, SessionFrame::Open { epoch, .. }) = scripted.word().await else { panic!("an Open first") };
+        let (id, SessionFrame::Open { epoch, .. }) = scripted.next_session_frame().await else {
+            panic!("an Open first")
+        };
         let refusal = SessionError::new(ErrorCode::TargetUnreachable, "no");
-        scripted.say(id, SessionFrame::Refused { epoch, refusal }).await;
+        scripted.send_session(id, SessionFrame::Refused { epoch, refusal }).await;
         id
     };
     let head = format!("CONNECT node1:22 HTTP/1.1\r\n{right}\r\n");
-    let (answer, id) = tokio::join!(ask(server.connect, &head), refuses);
+    let (answer, id) = tokio::join!(send_request(server.connect, &head), refuses);
     assert_eq!(answer.status, 502, "{answer:?}");
-    ask(server.connect, &format!("CONNECT node1:22 HTTP/1.1\r\n{wrong}\r\n")).await;
+    send_request(server.connect, &format!("CONNECT node1:22 HTTP/1.1\r\n{wrong}\r\n")).await;
     let site = site("the site").await;
     let _node2 = edge(&place, &server, "node2").await;
     let url = format!("http://node2:{}/path?QUERY", site.port());
     let head = format!(
         "GET {url} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer BEARER\r\nCookie: COOKIE\r\n{right}Connection: close\r\n\r\n"
     );
-    assert_eq!(ask(server.port("http_proxy"), &head).await.status, 200);
+    assert_eq!(send_request(server.port("http_proxy"), &head).await.status, 200);
     let enrolment = server.server.enrolment.as_ref().unwrap();
     let node = "node3".parse().unwrap();
     let code = enrolment.invite(&node, Duration::from_secs(60), "test").await.unwrap().code;
@@ -230,21 +236,21 @@ async fn no_level_of_the_log_has_a_secret() {
 const PASSWORD: &str = "CORRECT-PASSWORD";
 
 #[tokio::test]
-async fn endless_refusals_are_summed_up_and_all_are_counted() {
-    let (lines, _guard) = Lines::start();
+async fn repeated_refusals_are_summarised_in_the_log_and_all_are_counted() {
+    let (lines, _guard) = LogLines::start();
     let place = TestDir::new();
     let server = TestServer::start(&place);
     place.file("token", "default:another\n");
     let other = TestServer::start(&place);
     for _ in 0..100 {
-        assert_eq!(server.ask("node1").await.status, 400);
+        assert_eq!(server.request_connect("node1").await.status, 400);
     }
     for _ in 0..30 {
         assert!(remote::try_link(&place, other.server.bound.grpc, "node1", None).await.is_err());
     }
     assert_eq!(server.server.metrics.sessions.closed("connect", "bad_target"), 100);
     wait_until("each is logged or summed up", || {
-        lines.told("bad target", "bad_target") == 100 && lines.told("the token differs", "\"token\"") == 30
+        lines.sum("bad target", "bad_target") == 100 && lines.sum("the token differs", "\"token\"") == 30
     })
     .await;
     assert!(lines.count("bad target") < 100, "{}", lines.text());

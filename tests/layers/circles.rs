@@ -6,19 +6,19 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use super::{Fault, Token, error, imports, is_tests, module_of, report, sources, tokens, without_tests};
+use super::{Token, Violation, error, imports, is_tests, module_of, report, sources, tokens, without_tests};
 
 /// The path of a module from the crate's root.
 type Module = Vec<String>;
 
 /// The files of the modules, the re-exports of each, and which modules each uses, with the line of the first use.
-struct House {
+struct ModuleGraph {
     files: BTreeMap<Module, String>,
     exports: HashMap<Module, HashMap<String, Module>>,
     uses: BTreeMap<Module, BTreeMap<Module, usize>>,
 }
 
-impl House {
+impl ModuleGraph {
     fn of(sources: &[(String, String)]) -> Self {
         let read: Vec<_> = sources
             .iter()
@@ -53,16 +53,16 @@ impl House {
     fn source_of(&self, mut path: Module) -> Option<Module> {
         // Re-exports that name each other do not compile. The bound is for made-up sources.
         for _ in 0..20 {
-            let known = (1..=path.len()).rev().find(|n| self.files.contains_key(&path[..*n]))?;
-            let exported = path.get(known).and_then(|name| self.exports[&path[..known]].get(name));
-            let Some(from) = exported else { return Some(path[..known].to_vec()) };
-            path = from.iter().chain(&path[known + 1..]).cloned().collect();
+            let prefix_len = (1..=path.len()).rev().find(|n| self.files.contains_key(&path[..*n]))?;
+            let exported = path.get(prefix_len).and_then(|name| self.exports[&path[..prefix_len]].get(name));
+            let Some(from) = exported else { return Some(path[..prefix_len].to_vec()) };
+            path = from.iter().chain(&path[prefix_len + 1..]).cloned().collect();
         }
         None
     }
 
     /// Returns one circle of each group of files that use one another, among the uses for which `counts` is true.
-    fn circles(&self, counts: impl Fn(&Module, &Module) -> bool) -> Vec<Fault> {
+    fn circles(&self, counts: impl Fn(&Module, &Module) -> bool) -> Vec<Violation> {
         let mut seen: BTreeSet<&Module> = BTreeSet::new();
         let mut found = Vec::new();
         for (from, uses) in &self.uses {
@@ -125,8 +125,8 @@ fn exports(home: &[String], tokens: &[Token]) -> HashMap<String, Module> {
     found
 }
 
-fn circle_faults(sources: &[(String, String)]) -> Vec<Fault> {
-    let house = House::of(sources);
+fn cycle_violations(sources: &[(String, String)]) -> Vec<Violation> {
+    let house = ModuleGraph::of(sources);
     let mut errors = house.circles(|from, to| !from.starts_with(to));
     for circle in house.circles(|from, to| !to.starts_with(from)) {
         if !errors.contains(&circle) {
@@ -137,18 +137,18 @@ fn circle_faults(sources: &[(String, String)]) -> Vec<Fault> {
 }
 
 #[test]
-fn no_files_use_each_other_in_a_circle() {
-    report(&circle_faults(&sources()));
+fn no_files_import_each_other_in_a_cycle() {
+    report(&cycle_violations(&sources()));
 }
 
 /// Returns the circles among made-up sources, as text.
 fn circles(sources: &[(&str, &str)]) -> Vec<String> {
     let sources: Vec<_> = sources.iter().map(|(file, text)| ((*file).into(), (*text).into())).collect();
-    circle_faults(&sources).iter().map(Fault::to_string).collect()
+    cycle_violations(&sources).iter().map(Violation::to_string).collect()
 }
 
 #[test]
-fn two_files_that_use_each_other_are_found() {
+fn two_files_that_import_each_other_are_found() {
     let found = circles(&[
         ("cloud.rs", "mod asked;\nmod links;"),
         ("cloud/asked.rs", "//! Asks.\nuse crate::cloud::links::Context;"),
@@ -158,7 +158,7 @@ fn two_files_that_use_each_other_are_found() {
 }
 
 #[test]
-fn a_circle_through_three_files_is_found_once() {
+fn a_cycle_through_three_files_is_found_once() {
     let found = circles(&[
         ("net/a.rs", "use crate::net::b::B;"),
         ("net/b.rs", "use crate::net::c::C;"),
@@ -168,7 +168,7 @@ fn a_circle_through_three_files_is_found_once() {
 }
 
 #[test]
-fn a_re_exported_name_resolves_to_the_file_that_has_it() {
+fn a_re_exported_name_resolves_to_the_file_that_defines_it() {
     let found = circles(&[
         (
             "net.rs",
@@ -181,7 +181,7 @@ fn a_re_exported_name_resolves_to_the_file_that_has_it() {
 }
 
 #[test]
-fn a_parent_with_children_that_use_one_another_one_way_is_no_circle() {
+fn one_way_imports_among_the_children_of_a_module_are_no_cycle() {
     let found = circles(&[
         ("net.rs", "mod a;\nmod b;\nuse crate::net::a::A;\nuse crate::net::b::B;"),
         ("net/a.rs", "use crate::net::{Net, b::B};"),
@@ -191,7 +191,7 @@ fn a_parent_with_children_that_use_one_another_one_way_is_no_circle() {
 }
 
 #[test]
-fn a_circle_through_a_parent_is_found_in_both_directions() {
+fn a_cycle_through_a_parent_is_found_in_both_directions() {
     let up = circles(&[
         ("net/a.rs", "use crate::wire::Link;"),
         ("wire.rs", "use crate::net::b::B;"),
@@ -208,7 +208,7 @@ fn a_circle_through_a_parent_is_found_in_both_directions() {
 }
 
 #[test]
-fn tests_may_use_what_they_like() {
+fn imports_of_tests_are_not_checked() {
     let found = circles(&[
         ("net/a.rs", "use crate::net::b::B;"),
         ("net/b.rs", "#[cfg(test)]\nmod tests {\n    use crate::net::a::A;\n}"),

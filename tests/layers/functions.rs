@@ -1,17 +1,18 @@
 //! The length of functions.
 
-use super::{Fault, Token, error, is_tests, report, sources, tokens, without_tests};
+use super::{Token, Violation, error, is_tests, report, sources, tokens, without_tests};
 
 /// Maximum number of lines of a function, with its signature. A longer function is two functions.
 const MAX_FUNCTION: usize = 60;
 
 #[test]
 fn no_function_is_too_long() {
-    let errors: Vec<_> = sources().iter().flat_map(|(file, text)| function_faults(file, text)).collect();
+    let errors: Vec<_> =
+        sources().iter().flat_map(|(file, text)| function_length_violations(file, text)).collect();
     report(&errors);
 }
 
-fn function_faults(file: &str, text: &str) -> Vec<Fault> {
+fn function_length_violations(file: &str, text: &str) -> Vec<Violation> {
     if is_tests(file) {
         return Vec::new();
     }
@@ -52,24 +53,24 @@ fn end_of_function(tokens: &[Token]) -> Option<usize> {
 }
 
 #[test]
-fn a_long_function_is_found_with_its_name_and_its_tests_are_not() {
+fn a_long_function_is_found_by_name_and_test_functions_are_ignored() {
     let body = |lines: usize| "    step(\"{\", '{', [0; 2]);\n".repeat(lines);
     let fits = format!("fn f(a: fn(u8) -> u8, b: [u8; 3])\nwhere\n    A: B,\n{{\n{}}}\n", body(55));
-    assert_eq!(function_faults("net.rs", &fits), []);
+    assert_eq!(function_length_violations("net.rs", &fits), []);
     let long =
         format!("\nimpl X {{\n    pub async fn start(&self) {{\n{}    }}\n    fn g() {{}}\n}}\n", body(59));
-    let found = function_faults("net.rs", &long);
+    let found = function_length_violations("net.rs", &long);
     assert_eq!(
         found.iter().map(|f| (f.line, f.rule.as_str())).collect::<Vec<_>>(),
         [(3, "start has 61 lines, 60 are allowed")]
     );
-    assert_eq!(function_faults("net/tests.rs", &long), []);
-    assert_eq!(function_faults("net.rs", &format!("#[cfg(test)]\nmod tests {{\n{long}}}\n")), []);
+    assert_eq!(function_length_violations("net/tests.rs", &long), []);
+    assert_eq!(function_length_violations("net.rs", &format!("#[cfg(test)]\nmod tests {{\n{long}}}\n")), []);
 }
 
 #[test]
 fn a_function_without_a_body_ends_at_its_semicolon() {
     let text =
         format!("trait T {{\n    fn f(x: [u8; 2]) -> u8;\n    fn g();\n}}\n{}", "// more\n".repeat(90));
-    assert_eq!(function_faults("net.rs", &text), []);
+    assert_eq!(function_length_violations("net.rs", &text), []);
 }

@@ -64,10 +64,10 @@ fn hop_errors(document: &str, sources: &BTreeMap<String, String>) -> Vec<String>
             errors.push(format!("hop {hop}: there is no {}", place_on_disk(file)));
             continue;
         };
-        let known = functions(source);
+        let defined = functions(source);
         for name in names.split('`').skip(1).step_by(2) {
             hops.insert((file, name));
-            if !known.contains(name) {
+            if !defined.contains(name) {
                 errors.push(format!("hop {hop}: {} has no {name}", place_on_disk(file)));
             }
         }
@@ -137,7 +137,7 @@ fn only_names_of_files_are_compared_with_the_disk() {
 }
 
 #[test]
-fn functions_are_known_by_their_type_and_only_outside_of_others_and_tests() {
+fn functions_are_listed_with_their_type_without_nested_and_test_functions() {
     let text = "impl<S: Fn() -> u8> Serve<S> for net::Loop<S>\nwhere\n    S: Sized,\n{\n    async fn serve(&self) {\n        \
                 fn inner() {}\n    }\n}\ntrait Serve {\n    fn asked();\n}\n\
                 pub fn read(x: impl Read) -> impl Read {\n    fn nested() {}\n}\n\
@@ -146,7 +146,7 @@ fn functions_are_known_by_their_type_and_only_outside_of_others_and_tests() {
 }
 
 #[test]
-fn a_hop_without_its_function_or_file_is_found_and_so_are_wrong_numbers() {
+fn a_hop_without_its_function_or_file_or_with_a_wrong_number_is_found() {
     let source = "impl Loop {\n    fn serve() {}\n}\nfn read() {}\n";
     let sources = BTreeMap::from([("net/dial.rs".to_owned(), source.to_owned())]);
     let errors = |text: &str, rows: &str| {

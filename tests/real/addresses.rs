@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::kubernetes::{Kubernetes, NAMESPACE};
 use crate::process::TIMEOUT;
-use crate::tunnel::{Cloud, Edge, TestDir};
+use crate::tunnel::{Edge, ServerProcess, TestDir};
 use crate::wait::wait_until;
 
 #[test]
@@ -35,10 +35,10 @@ fn nodes_pods_and_services_are_reached_by_their_kubernetes_names() {
     let place = TestDir::new();
     let (more, k) = ("[server.addresses]\nkubernetes = true\n", kubernetes.kubeconfig());
     let env = [("POD_NAMESPACE", NAMESPACE)];
-    let mut cloud = Cloud::start_as(&place, more, &env, &[&format!("--kubeconfig={}", k.display())]);
+    let mut cloud = ServerProcess::start_as(&place, more, &env, &[&format!("--kubeconfig={}", k.display())]);
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
-    cloud.has("node1");
-    cloud.is_well();
+    cloud.wait_for_node("node1");
+    cloud.wait_until_healthy();
     let by_service = |name: &str| format!("{name}:80");
     let targets = [
         format!("node1:{}", at_node.port()),
@@ -64,8 +64,8 @@ fn nodes_pods_and_services_are_reached_by_their_kubernetes_names() {
     kubernetes.restart();
     slice(&kubernetes, at_node, false);
     let service = by_service(CLUSTER_IP);
-    let becomes = |wanted: &str| {
-        wait_until(&format!("{service} answers {wanted}"), 2 * TIMEOUT, || status(&service) == wanted)
+    let becomes = |expected: &str| {
+        wait_until(&format!("{service} answers {expected}"), 2 * TIMEOUT, || status(&service) == expected)
     };
     becomes("503");
     slice(&kubernetes, at_node, true);
@@ -77,7 +77,7 @@ fn nodes_pods_and_services_are_reached_by_their_kubernetes_names() {
     kubernetes.set_pod_status("web", &json!({"phase": "Succeeded"}));
     let pod = at_server.to_string();
     wait_until("the finished pod has no address", TIMEOUT, || status(&pod) == "403");
-    cloud.is_well();
+    cloud.wait_until_healthy();
 }
 
 /// Creates or changes the Service's one endpoint, which is ready or not.
@@ -102,7 +102,7 @@ fn object(version: &str, kind: &str, name: &str, more: Value) -> Value {
 }
 
 /// Returns the status of a CONNECT request. If it is 200, checks first that the sent data comes back.
-fn connect(cloud: &Cloud, target: impl AsRef<str> + Debug) -> String {
+fn connect(cloud: &ServerProcess, target: impl AsRef<str> + Debug) -> String {
     let target = target.as_ref();
     let mut client = TcpStream::connect(("127.0.0.1", cloud.connect)).unwrap();
     client.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -158,16 +158,16 @@ fn the_memory_of_a_server_that_watches_ten_thousand_pods_is_bounded() {
     kubernetes.run(kubernetes.fill(PODS, NODES, SERVICES));
     let memory = |more: &str| {
         let (place, k) = (TestDir::new(), kubernetes.kubeconfig());
-        let mut cloud = Cloud::start_as(
+        let mut cloud = ServerProcess::start_as(
             &place,
             more,
             &[("POD_NAMESPACE", NAMESPACE)],
             &[&format!("--kubeconfig={}", k.display())],
         );
         wait_until("all objects are known", 10 * TIMEOUT, || {
-            cloud.process.lives();
-            crate::process::ask(cloud.log_port, "GET", "/readyz", "")
-                .is_some_and(|said| said.ends_with("\r\n\r\nok\n"))
+            cloud.process.assert_running();
+            crate::process::send_request(cloud.log_port, "GET", "/readyz", "")
+                .is_some_and(|answer| answer.ends_with("\r\n\r\nok\n"))
         });
         if !more.is_empty() {
             let last = format!("10.128.{}.{}:80", (PODS - 1) / 256, (PODS - 1) % 256);

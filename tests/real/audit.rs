@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use crate::enrol::{says, with_admin};
+use crate::enrol::{run_tunnel, with_admin};
 use crate::parts::free_port;
 use crate::process::{Running, TIMEOUT, set_level};
-use crate::tunnel::{Cloud, Edge, TOKEN, TestDir};
+use crate::tunnel::{Edge, ServerProcess, TOKEN, TestDir};
 use crate::wait::wait_until;
 
 /// Returns the audit lines of a log of JSON lines, each without its time.
@@ -39,7 +39,7 @@ fn each_privileged_action_at_a_server_logs_one_line_with_user_and_address() {
         socket.display(),
         place.path().join("enrolled")
     );
-    let mut cloud = Cloud::start_as(&place, &more, &[], &["--log-format=json"]);
+    let mut cloud = ServerProcess::start_as(&place, &more, &[], &["--log-format=json"]);
     let at = format!("localhost:{}", cloud.grpc);
     let tokens = place.path().join("token");
     let mut seen = 0;
@@ -52,14 +52,14 @@ fn each_privileged_action_at_a_server_logs_one_line_with_user_and_address() {
     one_more(&cloud.process, &mut seen, "log level set", &[("actor", &user)]);
 
     let socket = format!("--socket={}", socket.display());
-    let invited = says(&["invite", "--node", "edge7", "--ttl", "90s", &socket]);
+    let invited = run_tunnel(&["invite", "--node", "edge7", "--ttl", "90s", &socket]);
     let line = invited.stdout.lines().map(str::trim).find(|line| line.starts_with("echo ")).unwrap();
     let code = line.split_whitespace().nth(1).unwrap();
     let made = [("actor", user.as_str()), ("node", "edge7")];
     one_more(&cloud.process, &mut seen, "invitation created", &made);
 
     let to = place.path().join("etc").display().to_string();
-    let join = |code: &str| says(&["join", &at, "--invitation", code, "--install-dir", &to]);
+    let join = |code: &str| run_tunnel(&["join", &at, "--invitation", code, "--install-dir", &to]);
     assert_eq!(join(&code.replace(".edge7", ".edge8")).status.code(), Some(77));
     assert!(join(code).status.success());
     let used = [("actor", "edge7"), ("remote_addr", "127.0.0.1")];
@@ -69,16 +69,16 @@ fn each_privileged_action_at_a_server_logs_one_line_with_user_and_address() {
     let text = std::fs::read_to_string(place.path().join("etc/edge.toml")).unwrap();
     let text = with_admin(&text, free_port());
     let mut joined = place.tunnel(("edge", "joined"), &text, &[], &[]);
-    cloud.has("edge7");
-    assert!(says(&["invitations", "revoke", "edge7", &socket]).status.success());
-    cloud.process.says("links ended: token revoked");
+    cloud.wait_for_node("edge7");
+    assert!(run_tunnel(&["invitations", "revoke", "edge7", &socket]).status.success());
+    cloud.process.wait_for_log("links ended: token revoked");
     let revoked = [("actor", user.as_str()), ("node", "edge7")];
     one_more(&cloud.process, &mut seen, "token and open invitations revoked", &revoked);
-    assert!(!says(&["invitations", "revoke", "edge7", &socket]).status.success());
+    assert!(!run_tunnel(&["invitations", "revoke", "edge7", &socket]).status.success());
     joined.terminate();
 
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
-    cloud.has("node1");
+    cloud.wait_for_node("node1");
     std::fs::write(&tokens, format!("node2:{TOKEN}\n")).unwrap();
     let by_file = [("actor", "the token file"), ("nodes", "default node2")];
     one_more(&cloud.process, &mut seen, "node tokens changed", &by_file);
@@ -101,7 +101,7 @@ fn each_privileged_action_at_an_edge_logs_one_line() {
     let allow = "[edge.allow]\ntargets = [\"127.0.0.0/8:22\"]\n";
     let config = place.edge_config("node1", "127.0.0.1:1", log) + allow + &admin;
     let mut edge = place.tunnel(("edge", "edge"), &config, &[], &["--log-format=json"]);
-    edge.answers(log, "/livez", "");
+    edge.wait_for_answer(log, "/livez", "");
     let mut seen = 0;
     assert!(set_level(&socket, "2").contains("200 OK"));
     one_more(&edge, &mut seen, "log level set", &[]);

@@ -19,7 +19,7 @@ fn sessions_continue_when_large_packets_from_an_edge_are_lost() {
     let (_server, _echo) = (world.server(&world.cloud, CLOUD, &[]), world.echo());
     let edge = world.edge(CLOUD);
     lose(&world, &world.cloud);
-    is_told(&world, &edge);
+    assert_mtu_reported(&world, &edge);
 }
 
 #[test]
@@ -28,7 +28,7 @@ fn sessions_continue_when_large_packets_to_an_edge_are_lost() {
     let (_server, _echo) = (world.server(&world.cloud, CLOUD, &[]), world.echo());
     let edge = world.edge(CLOUD);
     lose(&world, &world.node);
-    is_told(&world, &edge);
+    assert_mtu_reported(&world, &edge);
 }
 
 #[test]
@@ -53,21 +53,21 @@ fn start() -> Option<World> {
 /// Drops the large packets that arrive at a machine, and measures when bytes of two sessions arrive again.
 fn lose(world: &World, receiver: &Machine) {
     let (mut keys, mut bulk) = (world.session(), world.session());
-    keys.asks("x", "x");
-    bulk.asks("x", "x");
+    keys.assert_answer("x", "x");
+    bulk.assert_answer("x", "x");
     receiver.sh("nft add table inet hole
         nft add chain inet hole input '{ type filter hook input priority 0; }'
         nft add rule inet hole input iifname wan meta length \\> 1200 drop");
     let started = Instant::now();
     let bulk = thread::spawn(move || {
         let text = "bulk".repeat(100_000);
-        bulk.asks(&text, &text);
+        bulk.assert_answer(&text, &text);
         started.elapsed()
     });
     let mut longest = Duration::ZERO;
     while !bulk.is_finished() {
         let sent = Instant::now();
-        keys.asks("x", "x");
+        keys.assert_answer("x", "x");
         longest = longest.max(sent.elapsed());
         thread::sleep(Duration::from_millis(20));
     }
@@ -77,7 +77,7 @@ fn lose(world: &World, receiver: &Machine) {
 }
 
 /// Checks that the edge names the cause, and the doctor finds it.
-fn is_told(world: &World, edge: &Running) {
+fn assert_mtu_reported(world: &World, edge: &Running) {
     wait_until("the log names the cause", TIMEOUT, || edge.log().contains(LOST));
     let mut curl = world.node.command("curl");
     curl.args(["-s", &format!("http://127.0.0.1:{EDGE_ADMIN}/readyz")]);

@@ -13,13 +13,13 @@ use serde_json::{Value, json};
 use crate::apiserver;
 use crate::certificates::Files;
 use crate::network::{Network, SERVER, address};
-use crate::parts::{have, kept};
+use crate::parts::{are_installed, cached_program};
 use crate::process::{Running, TIMEOUT, run_command};
-use crate::tunnel::{PROGRAM, not_led_astray};
+use crate::tunnel::{PROGRAM, clear_environment};
 use crate::wait::wait_until;
 use node::{Node, Settings};
 pub(crate) use ways::{APISERVER, Way, kubelet_client, target_ca};
-pub(crate) use webhook::Hook;
+pub(crate) use webhook::WebhookAddress;
 
 /// The cluster without the tunnel.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Cluster {
     /// says. Returns `None` if a program is missing, or if the test does not run as root.
     pub(crate) fn start(way: Way) -> Option<Self> {
         let mut cluster = Self::without_nodes(way, 1)?;
-        cluster.join(&Settings { number: 1, ip: &address(1), asks: false })?;
+        cluster.join(&Settings { number: 1, ip: &address(1), requests_certificate: false })?;
         cluster.comes_up();
         Some(cluster)
     }
@@ -47,11 +47,11 @@ impl Cluster {
     /// Like [`Self::start`], but with two nodes; the second has only an IPv6 address. Their kubelets request
     /// certificates from the cluster, and have none until [`Self::approve_kubelets`].
     pub(crate) fn signed(way: Way) -> Option<Self> {
-        let manager = kept("kubernetes-1.36.3/kube-controller-manager")?;
+        let manager = cached_program("kubernetes-1.36.3/kube-controller-manager")?;
         let mut cluster = Self::without_nodes(way, 2)?;
         let ips = [address(1), cluster.network.add_v6(2)];
         for (number, ip) in (1..).zip(&ips) {
-            cluster.join(&Settings { number, ip, asks: true })?;
+            cluster.join(&Settings { number, ip, requests_certificate: true })?;
         }
         cluster.comes_up();
         let (place, cloud) = (&cluster.network.place, &cluster.network.cloud);
@@ -61,10 +61,12 @@ impl Cluster {
     }
 
     fn without_nodes(way: Way, machines: usize) -> Option<Self> {
-        let etcd = kept("etcd-3.6.16/etcd")?;
-        let (program, kubectl) =
-            (kept("kubernetes-1.36.3/kube-apiserver")?, kept("kubernetes-1.36.3/kubectl")?);
-        if !have(&["containerd", "ctr", "runc", "busybox", "script", "ptp", "socat"]) {
+        let etcd = cached_program("etcd-3.6.16/etcd")?;
+        let (program, kubectl) = (
+            cached_program("kubernetes-1.36.3/kube-apiserver")?,
+            cached_program("kubernetes-1.36.3/kubectl")?,
+        );
+        if !are_installed(&["containerd", "ctr", "runc", "busybox", "script", "ptp", "socat"]) {
             return None;
         }
         let network = Network::start(machines)?;
@@ -75,7 +77,7 @@ impl Cluster {
     }
 
     fn join(&mut self, node: &Settings<'_>) -> Option<()> {
-        let kubelet = kept("kubernetes-1.36.3/kubelet")?;
+        let kubelet = cached_program("kubernetes-1.36.3/kubelet")?;
         self.nodes.push(Node::start(&self.network, &kubelet, node));
         Some(())
     }
@@ -96,7 +98,7 @@ impl Cluster {
     pub(crate) fn approve_kubelets(&self) {
         let theirs = "kubectl get csr --no-headers | grep system:node:node | cut -d ' ' -f 1";
         wait_until("kubelets have their certificates", 3 * TIMEOUT, || {
-            self.network.tries(&format!("kubectl certificate approve $({theirs})"));
+            self.network.try_sh(&format!("kubectl certificate approve $({theirs})"));
             self.network.edges.iter().all(|node| {
                 let mut curl = node.command("curl");
                 curl.args(["-sk", "-m", "5", "https://127.0.0.1:10250/"]);
@@ -113,11 +115,11 @@ impl Cluster {
             self.sh(&format!("kubectl apply -k {}", deploy.join(part).display()));
         }
         let (place, cloud) = (&self.network.place, &self.network.cloud);
-        let mut command = apiserver::approver(not_led_astray(cloud.command(PROGRAM)), place, APPROVER);
+        let mut command = apiserver::approver(clear_environment(cloud.command(PROGRAM)), place, APPROVER);
         let mut approver = Running::start("approver", place.path(), &mut command);
         wait_until("the approver is ready", TIMEOUT, || {
-            approver.lives();
-            self.network.tries(&format!("curl -sf http://127.0.0.1:{APPROVER}/readyz")).stdout == "ok\n"
+            approver.assert_running();
+            self.network.try_sh(&format!("curl -sf http://127.0.0.1:{APPROVER}/readyz")).stdout == "ok\n"
         });
         approver
     }
@@ -132,7 +134,7 @@ impl Cluster {
 
     fn is_ready(&self) {
         wait_until("kube-apiserver is ready", 6 * TIMEOUT, || {
-            self.network.tries("kubectl get --raw /readyz").status.success()
+            self.network.try_sh("kubectl get --raw /readyz").status.success()
         });
         // It reports readiness before the first objects exist.
         self.sh("kubectl wait --for=create --timeout=110s namespace/default");
@@ -150,11 +152,11 @@ impl Cluster {
         let line = format!("kubectl apply -f {}", file.display());
         // Just after its start, kube-apiserver refuses some objects: it does not know their kind or namespace yet.
         wait_until(&line, 3 * TIMEOUT, || {
-            let said = self.network.tries(&line);
-            if !said.status.success() {
-                let _ = writeln!(std::io::stderr(), "{line}: {said:?}");
+            let output = self.network.try_sh(&line);
+            if !output.status.success() {
+                let _ = writeln!(std::io::stderr(), "{line}: {output:?}");
             }
-            said.status.success()
+            output.status.success()
         });
     }
 
@@ -172,7 +174,7 @@ impl Cluster {
             _ => place.path().join("admin"),
         };
         let kubeconfig = format!("--kubeconfig={}", account.display());
-        let args: &[&str] = if self.way.asks() { &[&kubeconfig] } else { &[] };
+        let args: &[&str] = if self.way.queries_apiserver() { &[&kubeconfig] } else { &[] };
         self.network.server_with(ip, tables, args)
     }
 
@@ -193,7 +195,7 @@ fn start_etcd(network: &Network, program: &Path) -> Running {
     let dir = network.place.path();
     let mut etcd =
         Running::start("etcd", dir, &mut apiserver::etcd(network.cloud.command(program), dir, ETCD, 2380));
-    etcd.says("ready to serve client requests");
+    etcd.wait_for_log("ready to serve client requests");
     etcd
 }
 

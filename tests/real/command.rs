@@ -5,9 +5,9 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::parts::{free_port, have, loopback};
-use crate::process::{ProcessOutput, Running, TIMEOUT, ask, run, set_level};
-use crate::tunnel::{Cloud, Edge, Pair, TOKEN, TestDir, tunnel};
+use crate::parts::{are_installed, free_port, loopback};
+use crate::process::{ProcessOutput, Running, TIMEOUT, run, send_request, set_level};
+use crate::tunnel::{Edge, Pair, ServerProcess, TOKEN, TestDir, tunnel};
 use crate::wait::wait_until;
 
 #[test]
@@ -18,25 +18,28 @@ fn a_bad_config_is_reported_with_all_its_errors_and_exit_code_78() {
         "[server.links]\nlisten = \"nowhere\"\nkey = 7\n[server.connect]\nprot = 22\n\
          [server.session]\nresume_timeout = \"long\"\n",
     );
-    let said = started(&["server", &format!("--config={}", file.display())]);
-    assert_eq!(said.status.code(), Some(78), "{said:?}");
+    let output = started(&["server", &format!("--config={}", file.display())]);
+    assert_eq!(output.status.code(), Some(78), "{output:?}");
     for (line, key) in [
         (2, "server.links.listen"),
         (3, "server.links.key"),
         (5, "server.connect.prot"),
         (7, "server.session.resume_timeout"),
     ] {
-        let told = said.stderr.matches(&format!("key={key} line={line}\n")).count();
-        assert_eq!(told, 1, "{key}: {}", said.stderr);
+        let count = output.stderr.matches(&format!("key={key} line={line}\n")).count();
+        assert_eq!(count, 1, "{key}: {}", output.stderr);
     }
-    assert!(said.stderr.contains(&file.display().to_string()), "{}", said.stderr);
+    assert!(output.stderr.contains(&file.display().to_string()), "{}", output.stderr);
 }
 
 #[test]
 fn a_missing_config_leads_to_exit_code_78() {
-    let said = started(&["edge", "--config=/nowhere/edge.toml"]);
-    assert_eq!(said.status.code(), Some(78), "{said:?}");
-    assert!(said.stderr.contains("/nowhere/edge.toml") && said.stderr.contains("--config=FILE"), "{said:?}");
+    let output = started(&["edge", "--config=/nowhere/edge.toml"]);
+    assert_eq!(output.status.code(), Some(78), "{output:?}");
+    assert!(
+        output.stderr.contains("/nowhere/edge.toml") && output.stderr.contains("--config=FILE"),
+        "{output:?}"
+    );
 }
 
 #[test]
@@ -48,10 +51,10 @@ fn a_port_in_use_is_reported_with_its_key_and_exit_code_69() {
         "{}[server.connect]\nlisten = \"{at}\"\n",
         place.cloud_config(loopback(free_port()), free_port())
     );
-    let said = started(&["server", &format!("--config={}", place.config("cloud", &config).display())]);
-    assert_eq!(said.status.code(), Some(69), "{said:?}");
-    assert!(said.stderr.contains("server.connect.listen"), "{said:?}");
-    assert!(said.stderr.contains(&at.to_string()), "{said:?}");
+    let output = started(&["server", &format!("--config={}", place.config("cloud", &config).display())]);
+    assert_eq!(output.status.code(), Some(69), "{output:?}");
+    assert!(output.stderr.contains("server.connect.listen"), "{output:?}");
+    assert!(output.stderr.contains(&at.to_string()), "{output:?}");
 }
 
 /// Another user's program may have the port, on purpose or by chance.
@@ -66,18 +69,18 @@ fn a_default_admin_port_that_is_taken_prevents_no_start() {
     let file = place.config("default", &by_default);
     let config = format!("--config={}", file.display());
     let mut server = Running::start("cloud", place.path(), tunnel().args(["server", &config]));
-    server.says("continuing without it");
+    server.wait_for_log("continuing without it");
     let socket = format!("--socket={}", path.display());
     wait_until("the server answers at its socket", TIMEOUT, || {
-        server.lives();
+        server.assert_running();
         started(&["status", &socket]).status.success()
     });
     let found = started(&["doctor", "server", &config]);
     assert!(found.stdout.contains("the server on this machine is ready"), "{found:?}");
     server.terminate();
-    let said = started(&["server", &format!("--config={}", place.config("set", &set).display())]);
-    assert_eq!(said.status.code(), Some(69), "{said:?}");
-    assert!(said.stderr.contains("key=server.links.admin_listen"), "{said:?}");
+    let output = started(&["server", &format!("--config={}", place.config("set", &set).display())]);
+    assert_eq!(output.status.code(), Some(69), "{output:?}");
+    assert!(output.stderr.contains("key=server.links.admin_listen"), "{output:?}");
 }
 
 /// SuperEdge's config files may not mention ssh at all, and the machine's own sshd often uses port 22.
@@ -101,10 +104,10 @@ fn port_22_may_be_missing_if_the_config_does_not_request_it() {
         place.path(),
         tunnel().arg("server").arg(format!("--config={}", file.display())),
     );
-    cloud.answers(log_port, "/readyz", "");
-    cloud.says("continuing without it");
+    cloud.wait_for_answer(log_port, "/readyz", "");
+    cloud.wait_for_log("continuing without it");
     let _edge = Edge::start(&place, &format!("127.0.0.1:{grpc}"));
-    cloud.answers(log_port, "/cloud/healthz", "node1");
+    cloud.wait_for_answer(log_port, "/cloud/healthz", "node1");
 }
 
 #[test]
@@ -117,14 +120,14 @@ fn flags_in_go_spelling_are_understood_and_logs_go_to_files() {
     command.args(["-m=cloud", "-c"]).arg(&file).arg(format!("-log_dir={}", dir.display()));
     command.args(["-v", "2", "-kube_qps=50", "-kube-burst", "70", "-logtostderr=false", "--log_format=json"]);
     let mut cloud = Running::start("cloud", place.path(), &mut command);
-    cloud.answers(log_port, "/readyz", "");
+    cloud.wait_for_answer(log_port, "/readyz", "");
     wait_until("the log file reports that the server has started", TIMEOUT, || {
-        cloud.lives();
+        cloud.assert_running();
         logged(&dir, "tunnel-cloud").contains("\"server started\"")
     });
     assert_eq!(cloud.log(), "", "nothing goes to stderr in addition to the files");
     cloud.terminate();
-    assert!(cloud.ends(TIMEOUT).success());
+    assert!(cloud.wait_for_exit(TIMEOUT).success());
     let log = logged(&dir, "tunnel-cloud");
     assert!(log.contains("\"stopped\""), "the last lines are written too: {log}");
     assert!(log.lines().all(|line| line.starts_with('{') && line.ends_with('}')), "{log}");
@@ -142,9 +145,9 @@ fn logs_go_to_files_and_to_stderr_if_both_are_requested() {
     command.arg(format!("--log-dir={}", dir.display())).arg("-alsologtostderr");
     command.arg(format!("-c={}", file.display()));
     let mut cloud = Running::start("cloud", place.path(), &mut command);
-    cloud.says("server started");
-    assert!(ask(connect, "CONNECT", "node1:22", "").unwrap().contains("502 "));
-    let line = cloud.says("node1:22");
+    cloud.wait_for_log("server started");
+    assert!(send_request(connect, "CONNECT", "node1:22", "").unwrap().contains("502 "));
+    let line = cloud.wait_for_log("node1:22");
     let spans = line.split("tunnel::access").next().unwrap();
     assert_eq!(spans.matches("trace_id=").count(), 1, "{line}");
     wait_until("the log file has the same line", TIMEOUT, || logged(&dir, "tunnel-cloud").contains(&line));
@@ -166,19 +169,19 @@ fn superedges_command_line_starts_without_its_log_directory() {
     let mut command = tunnel();
     command.args(["--m=cloud", "--c"]).arg(&file).arg(format!("--log-dir={}/logs", file.display()));
     let mut cloud = Running::start("cloud", place.path(), &mut command);
-    cloud.answers(log_port, "/readyz", "");
-    let line = cloud.says("logging to stderr only");
+    cloud.wait_for_answer(log_port, "/readyz", "");
+    let line = cloud.wait_for_log("logging to stderr only");
     assert!(line.contains("WARN") && line.contains("key=\"--log-dir\"") && line.contains("/logs"), "{line}");
 }
 
 #[test]
 fn an_unknown_flag_is_refused() {
-    let said = started(&["server", "--verbose=3"]);
-    assert_eq!(said.status.code(), Some(64), "{said:?}");
-    assert!(said.stderr.contains("--verbose"), "{said:?}");
-    let said = started(&["--help"]);
-    assert_eq!(said.status.code(), Some(0), "{said:?}");
-    assert!(said.stdout.contains("78  the config"), "{said:?}");
+    let output = started(&["server", "--verbose=3"]);
+    assert_eq!(output.status.code(), Some(64), "{output:?}");
+    assert!(output.stderr.contains("--verbose"), "{output:?}");
+    let output = started(&["--help"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(output.stdout.contains("78  the config"), "{output:?}");
 }
 
 /// Writes a config with errors in everything that can be wrong: a key, the certificate, the tokens, the users, and a
@@ -206,16 +209,16 @@ const ALL_WRONG: [(&str, &str); 4] = [
 fn all_errors_are_reported_at_once_and_each_only_once() {
     let (place, taken) = (TestDir::new(), TcpListener::bind("127.0.0.1:0").unwrap());
     let file = all_wrong(&place, &taken);
-    let said = started(&["server", "--log-format=json", &format!("--config={}", file.display())]);
-    assert_eq!(said.status.code(), Some(78), "the exit code is that of the most severe error: {said:?}");
-    let told = errors(&said.stderr);
+    let output = started(&["server", "--log-format=json", &format!("--config={}", file.display())]);
+    assert_eq!(output.status.code(), Some(78), "the exit code is that of the most severe error: {output:?}");
+    let found = errors(&output.stderr);
     let port = taken.local_addr().unwrap().to_string();
     for (key, text) in ALL_WRONG.into_iter().chain([("server.connect.listen", port.as_str())]) {
-        let found: Vec<_> = told.iter().filter(|(k, _)| k == key).collect();
-        assert!(found.len() == 1 && found[0].1.contains(text), "{key}: {told:?}");
+        let found: Vec<_> = found.iter().filter(|(k, _)| k == key).collect();
+        assert!(found.len() == 1 && found[0].1.contains(text), "{key}: {found:?}");
     }
-    assert_eq!(told.len(), ALL_WRONG.len() + 1, "{told:?}");
-    let begin = said.stderr.lines().next().unwrap();
+    assert_eq!(found.len(), ALL_WRONG.len() + 1, "{found:?}");
+    let begin = output.stderr.lines().next().unwrap();
     let config = file.display().to_string();
     assert!(begin.contains(env!("CARGO_PKG_VERSION")) && begin.contains(&config), "{begin}");
 }
@@ -229,25 +232,25 @@ fn a_check_reads_the_files_of_the_config_and_opens_no_port() {
         taken.local_addr().unwrap()
     );
     let file = place.config("right", &config).display().to_string();
-    let said = started(&["config", "check", &file]);
-    assert!(said.status.success() && said.stdout.ends_with("right.toml: ok\n"), "{said:?}");
+    let output = started(&["config", "check", &file]);
+    assert!(output.status.success() && output.stdout.ends_with("right.toml: ok\n"), "{output:?}");
 
-    let asks = place.config("asks", &format!("{config}[server.addresses]\nkubernetes = true\n"));
-    let said = started(&["config", "check", "--kubeconfig=/nowhere/k", asks.to_str().unwrap()]);
-    assert_eq!(said.status.code(), Some(78), "{said:?}");
+    let needs_kubernetes = place.config("asks", &format!("{config}[server.addresses]\nkubernetes = true\n"));
+    let output = started(&["config", "check", "--kubeconfig=/nowhere/k", needs_kubernetes.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(78), "{output:?}");
     assert!(
-        said.stderr.contains("cannot read /nowhere/k: ") && said.stderr.contains(" key=--kubeconfig"),
-        "{said:?}"
+        output.stderr.contains("cannot read /nowhere/k: ") && output.stderr.contains(" key=--kubeconfig"),
+        "{output:?}"
     );
 
     let file = all_wrong(&place, &taken).display().to_string();
-    let said = started(&["config", "check", "-o", "json", &file]);
-    assert_eq!((said.status.code(), said.stdout.as_str()), (Some(78), ""), "{said:?}");
-    let mut told: Vec<_> = errors(&said.stderr).into_iter().map(|(key, _)| key).collect();
-    told.sort();
-    let mut wanted = ALL_WRONG.map(|(key, _)| key);
-    wanted.sort();
-    assert_eq!(told, wanted);
+    let output = started(&["config", "check", "-o", "json", &file]);
+    assert_eq!((output.status.code(), output.stdout.as_str()), (Some(78), ""), "{output:?}");
+    let mut found: Vec<_> = errors(&output.stderr).into_iter().map(|(key, _)| key).collect();
+    found.sort();
+    let mut expected = ALL_WRONG.map(|(key, _)| key);
+    expected.sort();
+    assert_eq!(found, expected);
 }
 
 #[test]
@@ -262,11 +265,11 @@ fn a_check_of_an_edge_reads_its_files() {
         );
         place.config("edge", &config).display().to_string()
     };
-    let said = started(&["config", "check", &config(&place.files.ca, "token")]);
-    assert!(said.status.success() && said.stdout.ends_with("edge.toml: ok\n"), "{said:?}");
-    let said = started(&["config", "check", "-o", "json", &config(&place.files.key, "missing")]);
-    assert_eq!(said.status.code(), Some(78), "{said:?}");
-    let keys: Vec<_> = errors(&said.stderr).into_iter().map(|(key, _)| key).collect();
+    let output = started(&["config", "check", &config(&place.files.ca, "token")]);
+    assert!(output.status.success() && output.stdout.ends_with("edge.toml: ok\n"), "{output:?}");
+    let output = started(&["config", "check", "-o", "json", &config(&place.files.key, "missing")]);
+    assert_eq!(output.status.code(), Some(78), "{output:?}");
+    let keys: Vec<_> = errors(&output.stderr).into_iter().map(|(key, _)| key).collect();
     assert_eq!(keys, ["edge.uplink.ca", "edge.uplink.token_file"]);
 }
 
@@ -275,15 +278,15 @@ fn startup_errors_go_to_stderr_even_if_logs_go_to_files() {
     let place = TestDir::new();
     let logs = place.path().join("logs");
     let log_dir = format!("--log-dir={}", logs.display());
-    let said = started(&["edge", "--config=/nowhere/edge.toml", &log_dir]);
-    for log in [said.stderr.as_str(), &logged(&logs, "tunnel-edge")] {
+    let output = started(&["edge", "--config=/nowhere/edge.toml", &log_dir]);
+    for log in [output.stderr.as_str(), &logged(&logs, "tunnel-edge")] {
         assert_eq!(log.matches("cannot read the config /nowhere/edge.toml").count(), 1, "{log}");
     }
     std::fs::write(place.path().join("file"), "").unwrap();
     let no_dir = format!("--log-dir={}", place.path().join("file").display());
-    let said = started(&["server", &no_dir, "--config=/nowhere/cloud.toml"]);
-    assert_eq!(said.status.code(), Some(78), "{said:?}");
-    assert!(said.stderr.contains("key=--log-dir") && said.stderr.contains("key=--config"), "{said:?}");
+    let output = started(&["server", &no_dir, "--config=/nowhere/cloud.toml"]);
+    assert_eq!(output.status.code(), Some(78), "{output:?}");
+    assert!(output.stderr.contains("key=--log-dir") && output.stderr.contains("key=--config"), "{output:?}");
 }
 
 /// Returns keys and texts of the errors in a log of JSON lines.
@@ -303,9 +306,9 @@ fn the_log_level_can_be_set_at_run_time() {
     let file = place.config("cloud", &(place.cloud_config(loopback(links), log_port) + &admin));
     let config = format!("--config={}", file.display());
     let mut cloud = Running::start("cloud", place.path(), tunnel().args(["server", &config]));
-    cloud.answers(log_port, "/readyz", "");
+    cloud.wait_for_answer(log_port, "/readyz", "");
     // Any user of the machine may reach the port, and level 8 would fill the disk.
-    let answer = ask(log_port, "PUT", "/debug/flags/v", "8").unwrap();
+    let answer = send_request(log_port, "PUT", "/debug/flags/v", "8").unwrap();
     assert!(answer.contains("403 ") && answer.contains("curl --unix-socket"), "{answer}");
     assert!(!cloud.log().contains("DEBUG") && !cloud.log().contains("TRACE"), "{}", cloud.log());
 
@@ -313,24 +316,24 @@ fn the_log_level_can_be_set_at_run_time() {
     assert!(answer.contains("200 OK"), "{answer}");
     assert!(answer.ends_with("successfully set klog.logging.verbosity to 6\n"), "{answer}");
     // A connection without TLS, which logs a line at debug level.
-    let _ = ask(links, "GET", "/", "");
-    cloud.says("DEBUG");
+    let _ = send_request(links, "GET", "/", "");
+    cloud.wait_for_log("DEBUG");
 
     let answer = set_level(&socket, "much");
     assert!(answer.contains("400 "), "{answer}");
-    cloud.lives();
+    cloud.assert_running();
 }
 
 #[test]
 fn level_8_logs_each_frame_but_not_its_contents() {
-    if !have(&["curl"]) {
+    if !are_installed(&["curl"]) {
         return;
     }
     let place = TestDir::new();
     let (socket, admin) = place.admin_socket("server");
-    let mut cloud = Cloud::start_with(&place, &admin, &[]);
+    let mut cloud = ServerProcess::start_with(&place, &admin, &[]);
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
-    cloud.has("node1");
+    cloud.wait_for_node("node1");
     let target = TcpListener::bind("127.0.0.1:0").unwrap();
     let page = format!("http://node1:{}/", target.local_addr().unwrap().port());
     std::thread::spawn(move || {
@@ -348,7 +351,7 @@ fn level_8_logs_each_frame_but_not_its_contents() {
     let got = run("curl", &["-sS", "-p", "-x", &proxy, "-H", "note: WHAT-IS-ASKED", &page], None, TIMEOUT);
     assert_eq!(got.stdout, "WHAT-IT-SAYS", "{got:?}");
     for (what, kind) in [("sent", "Open"), ("received", "Opened"), ("sent", "Data"), ("received", "Fin")] {
-        let line = cloud.process.says_of(&format!("frame {what}"), &format!("kind=\"{kind}\""));
+        let line = cloud.process.wait_for_log_of(&format!("frame {what}"), &format!("kind=\"{kind}\""));
         assert!(
             line.contains(" tunnel::frames: ") && line.contains(" link=") && line.contains(" session="),
             "{line}"
@@ -363,9 +366,9 @@ fn level_8_logs_each_frame_but_not_its_contents() {
 #[test]
 fn metrics_have_their_own_port() {
     let Pair { edge, cloud, place } = Pair::start();
-    let answer = ask(cloud.metrics, "GET", "/metrics", "").unwrap();
+    let answer = send_request(cloud.metrics, "GET", "/metrics", "").unwrap();
     assert!(answer.lines().any(|line| line == "# TYPE tunnel_cloud_nodes gauge"), "{answer}");
-    let answer = ask(cloud.metrics, "PUT", "/debug/flags/v", "6").unwrap();
+    let answer = send_request(cloud.metrics, "PUT", "/debug/flags/v", "6").unwrap();
     assert!(answer.contains("404 "), "the log level cannot be set there: {answer}");
     drop((edge, cloud, place));
 }
@@ -374,33 +377,33 @@ fn metrics_have_their_own_port() {
 fn systemd_is_notified_of_readiness_liveness_and_stopping() {
     let place = TestDir::new();
     let at = place.path().join("notify");
-    let told = std::os::unix::net::UnixDatagram::bind(&at).unwrap();
-    told.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let notify_socket = std::os::unix::net::UnixDatagram::bind(&at).unwrap();
+    notify_socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     let (grpc, log_port) = (free_port(), free_port());
     let ssh = "[server.connect]\nlisten = \"127.0.0.1:0\"\n";
     let file = place.config("cloud", &(place.cloud_config(loopback(grpc), log_port) + ssh));
     let mut command = tunnel();
     command.arg(format!("-c={}", file.display())).env("NOTIFY_SOCKET", &at).env("WATCHDOG_USEC", "400000");
     let mut cloud = Running::start("cloud", place.path(), &mut command);
-    let hears = |wanted: &str| {
+    let expect_message = |expected: &str| {
         let mut text = [0; 256];
         loop {
-            let long = told.recv(&mut text).unwrap();
-            let said = String::from_utf8_lossy(&text[..long]);
-            if said.lines().any(|line| line == wanted) {
+            let long = notify_socket.recv(&mut text).unwrap();
+            let message = String::from_utf8_lossy(&text[..long]);
+            if message.lines().any(|line| line == expected) {
                 return;
             }
-            assert_eq!(said.trim(), "WATCHDOG=1", "before {wanted}");
+            assert_eq!(message.trim(), "WATCHDOG=1", "before {expected}");
         }
     };
-    hears("READY=1");
-    cloud.answers(log_port, "/readyz", "");
+    expect_message("READY=1");
+    cloud.wait_for_answer(log_port, "/readyz", "");
     for _ in 0..2 {
-        hears("WATCHDOG=1");
+        expect_message("WATCHDOG=1");
     }
     cloud.terminate();
-    hears("STOPPING=1");
-    assert!(cloud.ends(TIMEOUT).success());
+    expect_message("STOPPING=1");
+    assert!(cloud.wait_for_exit(TIMEOUT).success());
 }
 
 #[test]
@@ -419,10 +422,10 @@ fn tokens_that_can_be_guessed_or_shared_are_logged_as_insecure() {
     };
     let risks = |config: &str| {
         let file = place.config("checked", config).display().to_string();
-        let said = started(&["config", "check", &file]);
-        assert!(said.status.success(), "{said:?}");
-        assert!(!said.stderr.contains("short-one"), "{said:?}");
-        let lines = said.stderr.lines().filter(|line| line.contains("insecure configuration"));
+        let output = started(&["config", "check", &file]);
+        assert!(output.status.success(), "{output:?}");
+        assert!(!output.stderr.contains("short-one"), "{output:?}");
+        let lines = output.stderr.lines().filter(|line| line.contains("insecure configuration"));
         lines.map(|line| line.split_once("risk=").unwrap().1.to_owned()).collect::<Vec<_>>().join("\n")
     };
     let long = "0123456789abcdef0123456789abcdef";
@@ -441,13 +444,13 @@ fn tokens_that_can_be_guessed_or_shared_are_logged_as_insecure() {
 }
 
 #[test]
-fn strangers_cannot_make_a_library_fill_the_log() {
+fn failing_tls_handshakes_cannot_make_a_library_flood_the_log() {
     let place = TestDir::new();
     let (links, log_port) = (free_port(), free_port());
     let file = place.config("cloud", &place.cloud_config(loopback(links), log_port));
     let config = format!("--config={}", file.display());
     let mut cloud = Running::start("cloud", place.path(), tunnel().args(["server", &config]));
-    cloud.answers(log_port, "/readyz", "");
+    cloud.wait_for_answer(log_port, "/readyz", "");
     let hello = hello_with_server_name(b"127.0.0.1");
     for _ in 0..400 {
         let mut stranger = TcpStream::connect(loopback(links)).unwrap();
@@ -455,7 +458,7 @@ fn strangers_cannot_make_a_library_fill_the_log() {
         // Until the server has refused it.
         let _ = stranger.read_to_end(&mut Vec::new());
     }
-    cloud.says("further warnings of a library suppressed");
+    cloud.wait_for_log("further warnings of a library suppressed");
     let log = cloud.log();
     assert_eq!(log.matches("Illegal SNI").count(), 10, "{log}");
     assert!(log.lines().count() < 50, "{log}");
@@ -478,11 +481,11 @@ fn doctor_ends_with_an_exit_code_that_scripts_can_check() {
     let place = TestDir::new();
     let config = place.edge_config("node1", "127.0.0.1:1", free_port());
     let file = format!("--config={}", place.config("edge", &config).display());
-    let said = started(&["doctor", "edge", &file]);
-    assert_eq!(said.status.code(), Some(1), "{said:?}");
-    assert!(said.stdout.contains("FAIL port") && said.stdout.contains("failed\n"), "{said:?}");
-    let said = started(&["doctor", "edge", &file, "-o=json"]);
-    let found: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
+    let output = started(&["doctor", "edge", &file]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(output.stdout.contains("FAIL port") && output.stdout.contains("failed\n"), "{output:?}");
+    let output = started(&["doctor", "edge", &file, "-o=json"]);
+    let found: serde_json::Value = serde_json::from_str(&output.stdout).unwrap();
     assert!(found.as_array().unwrap().iter().any(|one| one["check"] == "port"), "{found}");
 }
 
@@ -508,17 +511,17 @@ const LONG: Duration = Duration::from_secs(40);
 fn bash_completes_commands_and_flags() {
     let script = "source <(\"$0\" completions bash); COMP_WORDS=(tunnel server --log-); COMP_CWORD=2; _tunnel tunnel --log- server; \
                   echo \"${COMPREPLY[@]}\"";
-    let said = run("bash", &["-c", script, PROGRAM], None, LONG);
-    assert!(said.stdout.contains("--log-dir") && said.stdout.contains("--log-format"), "{said:?}");
+    let output = run("bash", &["-c", script, PROGRAM], None, LONG);
+    assert!(output.stdout.contains("--log-dir") && output.stdout.contains("--log-format"), "{output:?}");
 }
 
 #[test]
 fn man_pages_are_written_to_the_requested_directory_only() {
     let place = tempfile::tempdir().unwrap();
     let pages = place.path().join("man1");
-    let said = run(PROGRAM, &["man", pages.to_str().unwrap()], None, LONG);
-    assert!(said.status.success() && pages.join("tunnel-demo.1").exists(), "{said:?}");
-    let said = run(PROGRAM, &["man", "/proc/man1"], None, LONG);
-    assert_eq!(said.status.code(), Some(73), "{said:?}");
-    assert!(said.stderr.contains("cannot write man pages into /proc/man1"), "{said:?}");
+    let output = run(PROGRAM, &["man", pages.to_str().unwrap()], None, LONG);
+    assert!(output.status.success() && pages.join("tunnel-demo.1").exists(), "{output:?}");
+    let output = run(PROGRAM, &["man", "/proc/man1"], None, LONG);
+    assert_eq!(output.status.code(), Some(73), "{output:?}");
+    assert!(output.stderr.contains("cannot write man pages into /proc/man1"), "{output:?}");
 }

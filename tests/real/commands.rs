@@ -4,9 +4,9 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::enrol::says;
+use crate::enrol::run_tunnel;
 use crate::network::Machine;
-use crate::parts::{free_port, have, loopback, root};
+use crate::parts::{are_installed, free_port, is_root, loopback};
 use crate::process::{ProcessOutput, Running, TIMEOUT, run_command};
 use crate::tunnel::{PROGRAM, TestDir};
 use crate::wait::wait_until;
@@ -14,7 +14,7 @@ use crate::wait::wait_until;
 #[test]
 fn wrong_arguments_are_reported_with_what_is_expected() {
     let code = format!("i{}.edge7", "A".repeat(43));
-    for (line, exit, told) in [
+    for (line, exit, expected) in [
         ("invite", 64, "--node <NAME>"),
         ("invite --node x/y", 64, "is not a name; expected 1 to 253 letters"),
         ("invite --node edge7 --ttl 1s", 64, "from 1m to 168h"),
@@ -35,39 +35,39 @@ fn wrong_arguments_are_reported_with_what_is_expected() {
         ("join localhost:1 --invitation CODE --install-dir relative", 64, "--install-dir"),
     ] {
         let line = line.replace("CODE", &code);
-        let said = says(&line.split(' ').collect::<Vec<_>>());
-        assert_eq!(said.status.code(), Some(exit), "{line}: {said:?}");
-        assert!(said.stderr.contains(told) && said.stdout.is_empty(), "{line}: {said:?}");
+        let output = run_tunnel(&line.split(' ').collect::<Vec<_>>());
+        assert_eq!(output.status.code(), Some(exit), "{line}: {output:?}");
+        assert!(output.stderr.contains(expected) && output.stdout.is_empty(), "{line}: {output:?}");
     }
-    let said = says(&["doctor", "edge", "--config=/nowhere"]);
+    let output = run_tunnel(&["doctor", "edge", "--config=/nowhere"]);
     assert!(
-        said.status.code() == Some(1) && said.stdout.contains("name another with --config=FILE"),
-        "{said:?}"
+        output.status.code() == Some(1) && output.stdout.contains("name another with --config=FILE"),
+        "{output:?}"
     );
 }
 
 /// A machine with a small disk for the server and one for the joining node, and the program where every user may
 /// start it.
-struct Stage {
+struct CommandTest {
     machine: Machine,
     program: PathBuf,
     place: TestDir,
 }
 
 /// One step: the commands that run before it, the user, the arguments, the exit code, and the expected text.
-type Step<'a> = (&'a str, Who, &'a str, i32, &'a str);
+type Step<'a> = (&'a str, RunAs, &'a str, i32, &'a str);
 
 #[derive(Clone, Copy, PartialEq)]
-enum Who {
+enum RunAs {
     Root,
     Nobody,
 }
-use Who::{Nobody, Root};
+use RunAs::{Nobody, Root};
 
-impl Stage {
+impl CommandTest {
     /// Returns `None` without root, or if a required program is missing.
     fn new() -> Option<Self> {
-        if !root() || !have(&["unshare", "nsenter", "mount", "setpriv", "ip"]) {
+        if !is_root() || !are_installed(&["unshare", "nsenter", "mount", "setpriv", "ip"]) {
             return None;
         }
         let (machine, place) = (Machine::new(), TestDir::new());
@@ -88,14 +88,14 @@ impl Stage {
     }
 
     /// Runs shell commands in the folder of the test.
-    fn does(&self, line: &str) {
+    fn prepare(&self, line: &str) {
         if !line.is_empty() {
             self.machine.sh(&format!("cd {}; {line}", self.place.path().display()));
         }
     }
 
-    fn says(&self, who: Who, line: &str) -> ProcessOutput {
-        let mut command = match who {
+    fn run(&self, user: RunAs, line: &str) -> ProcessOutput {
+        let mut command = match user {
             Root => self.machine.command(&self.program),
             Nobody => {
                 let mut command = self.machine.command("setpriv");
@@ -108,15 +108,17 @@ impl Stage {
     }
 
     /// Runs the steps; in their lines, each of `words` is replaced by its value.
-    fn goes(&self, words: &[(&str, &str)], steps: &[Step<'_>]) {
-        for (before, who, line, code, told) in steps {
-            self.does(before);
-            let line = words.iter().fold((*line).to_owned(), |line, (word, means)| line.replace(word, means));
-            let said = self.says(*who, &line);
-            assert_eq!(said.status.code(), Some(*code), "{line}: {said:?}");
+    fn run_steps(&self, words: &[(&str, &str)], steps: &[Step<'_>]) {
+        for (before, user, line, code, expected) in steps {
+            self.prepare(before);
+            let line = words
+                .iter()
+                .fold((*line).to_owned(), |line, (word, replacement)| line.replace(word, replacement));
+            let output = self.run(*user, &line);
+            assert_eq!(output.status.code(), Some(*code), "{line}: {output:?}");
             assert!(
-                (said.stdout.clone() + &said.stderr).contains(told),
-                "{line}: {told:?} is not in {said:?}"
+                (output.stdout.clone() + &output.stderr).contains(expected),
+                "{line}: {expected:?} is not in {output:?}"
             );
         }
     }
@@ -137,7 +139,7 @@ impl Stage {
 
 #[test]
 fn failures_of_disks_and_permissions_are_reported_and_leave_no_damage() {
-    let Some(stage) = Stage::new().filter(|_| have(&["curl"])) else { return };
+    let Some(stage) = CommandTest::new().filter(|_| are_installed(&["curl"])) else { return };
     let (grpc, log, connect) = (free_port(), free_port(), free_port());
     let (socket, disk) = (stage.path("pod.sock"), stage.path("disk"));
     let more = format!(
@@ -148,10 +150,10 @@ fn failures_of_disks_and_permissions_are_reported_and_leave_no_damage() {
     );
     let mut server = stage.server(grpc, log, &more, &[]);
     wait_until("the server is ready", TIMEOUT, || {
-        server.lives();
+        server.assert_running();
         stage.page(log, "/readyz").starts_with("ok")
     });
-    let invited = stage.says(Root, &format!("invite --node edge7 --socket={}", socket.display()));
+    let invited = stage.run(Root, &format!("invite --node edge7 --socket={}", socket.display()));
     let code = invited
         .stdout
         .split(' ')
@@ -174,7 +176,7 @@ fn failures_of_disks_and_permissions_are_reported_and_leave_no_damage() {
     let mounts = |how: &str| {
         format!("[ -z \"$(ls -A joining)\" ]; umount joining || true; mount -t tmpfs -o {how} tmpfs joining")
     };
-    stage.goes(
+    stage.run_steps(
         &words,
         &[
             (
@@ -203,7 +205,7 @@ fn failures_of_disks_and_permissions_are_reported_and_leave_no_damage() {
     let mut left = stage.machine.command("find");
     let left = run_command("find", left.arg(stage.path("joining")).args(["-mindepth", "1"]), None, TIMEOUT);
     assert_eq!(left.stdout, "", "a failed command leaves no files");
-    stage.goes(
+    stage.run_steps(
         &words,
         &[
             // The invitation is still valid.
@@ -235,13 +237,13 @@ fn failures_of_disks_and_permissions_are_reported_and_leave_no_damage() {
         ],
     );
     server.terminate();
-    server.ends(TIMEOUT);
-    stage.goes(&words, &[("", Root, "status --socket=SOCKET", 69, "start its program")]);
+    server.wait_for_exit(TIMEOUT);
+    stage.run_steps(&words, &[("", Root, "status --socket=SOCKET", 69, "start its program")]);
 }
 
 #[test]
 fn a_full_disk_for_logs_is_reported_outside_of_the_log() {
-    let Some(stage) = Stage::new().filter(|_| have(&["curl"])) else { return };
+    let Some(stage) = CommandTest::new().filter(|_| are_installed(&["curl"])) else { return };
     let log = free_port();
     let logs = format!("--log-dir={}", stage.path("disk").display());
     let tables = format!(
@@ -260,19 +262,19 @@ fn a_full_disk_for_logs_is_reported_outside_of_the_log() {
         run_command("curl", &mut curl, None, TIMEOUT).stdout
     };
     wait_until("the server is ready", TIMEOUT, || {
-        server.lives();
+        server.assert_running();
         stage.page(log, "/readyz") == "ok\n"
     });
-    stage.does("cat /dev/zero >disk/fill || true");
+    stage.prepare("cat /dev/zero >disk/fill || true");
     wait_until("lines are lost", TIMEOUT, || {
         // Each request logs a line, whatever the level is.
         level("0");
         lost(&stage.page(log, "/metrics")) > 0
     });
-    server.says("log lines are dropped until this is fixed");
-    let told = stage.page(log, "/readyz");
-    assert!(told.starts_with("ok") && told.contains("log: ") && told.contains("No space left"), "{told}");
-    stage.does("rm disk/fill");
+    server.wait_for_log("log lines are dropped until this is fixed");
+    let page = stage.page(log, "/readyz");
+    assert!(page.starts_with("ok") && page.contains("log: ") && page.contains("No space left"), "{page}");
+    stage.prepare("rm disk/fill");
     wait_until("lines are written again", TIMEOUT, || {
         level("0");
         let written = stage.machine.sh(&format!("cat {}/*.log", stage.path("disk").display()));
@@ -292,7 +294,7 @@ fn a_server_without_a_ca_file_starts_unless_a_feature_needs_it() {
         + "[server.connect]\nlisten = \"127.0.0.1:0\"\n";
     let checked = |more: &str| {
         let file: &Path = &place.config("cloud", &(base.clone() + more));
-        says(&["config", "check", file.to_str().unwrap()])
+        run_tunnel(&["config", "check", file.to_str().unwrap()])
     };
     let alone = checked("");
     assert!(alone.status.success(), "{alone:?}");
@@ -300,8 +302,8 @@ fn a_server_without_a_ca_file_starts_unless_a_feature_needs_it() {
         ("[server.peers]\naddresses = [\"127.0.0.1:1\"]\n", "key=server.peers.addresses"),
         (invitations.as_str(), "key=server.links.peer_ca"),
     ] {
-        let said = checked(more);
-        assert_eq!(said.status.code(), Some(78), "{said:?}");
-        assert!(said.stderr.contains(key) && said.stderr.contains("ca.crt: No such file"), "{said:?}");
+        let output = checked(more);
+        assert_eq!(output.status.code(), Some(78), "{output:?}");
+        assert!(output.stderr.contains(key) && output.stderr.contains("ca.crt: No such file"), "{output:?}");
     }
 }

@@ -15,8 +15,8 @@ use tunnel_kube::members::EndpointWatch;
 
 use crate::kubernetes::{Kubernetes, NAMESPACE, SERVICE};
 use crate::parts::free_port;
-use crate::process::{TIMEOUT, ask, run};
-use crate::tunnel::{Cloud, Edge, TestDir};
+use crate::process::{TIMEOUT, run, send_request};
+use crate::tunnel::{Edge, ServerProcess, TestDir};
 use crate::wait::wait_until;
 
 /// Lines that users and other programs have written.
@@ -79,7 +79,7 @@ fn lines_of_a_killed_server_are_removed_with_its_endpoint() {
         );
         let kubeconfig = kubernetes.kubeconfig();
         let k = format!("--kubeconfig={}", kubeconfig.display());
-        Cloud::start_as(place, &tables, &[("POD_IP", ip), ("POD_NAMESPACE", NAMESPACE)], &[&k])
+        ServerProcess::start_as(place, &tables, &[("POD_IP", ip), ("POD_NAMESPACE", NAMESPACE)], &[&k])
     };
     let (mut first, mut second) = (server(&one, "10.0.0.1"), server(&two, "10.0.0.2"));
     kubernetes.endpoints("tunnel-cloud-x", &[("10.0.0.1", true), ("10.0.0.2", true)]);
@@ -87,8 +87,8 @@ fn lines_of_a_killed_server_are_removed_with_its_endpoint() {
         Edge::start(&one, &format!("127.0.0.1:{}", first.grpc)),
         Edge::start(&two, &format!("127.0.0.1:{}", second.grpc)),
     );
-    first.publishes(1);
-    second.publishes(1);
+    first.wait_until_published(1);
+    second.wait_until_published(1);
     let lines = |kubernetes: &Kubernetes| -> BTreeSet<String> {
         kubernetes.hosts("tunnel-nodes").unwrap().lines().map(str::to_owned).collect()
     };
@@ -98,27 +98,27 @@ fn lines_of_a_killed_server_are_removed_with_its_endpoint() {
     first.process.kill();
     kubernetes.endpoints("tunnel-cloud-x", &[("10.0.0.1", false), ("10.0.0.2", true)]);
     kubernetes.stop();
-    second.is_troubled("dns: ConfigMap tunnel-nodes: kube-apiserver");
-    second.has("node1");
+    second.wait_for_condition("dns: ConfigMap tunnel-nodes: kube-apiserver");
+    second.wait_for_node("node1");
     kubernetes.restart();
     // The unreachable server is reported while it is listed.
     wait_until("the publisher reports no problem", TIMEOUT, || {
-        second.process.lives();
-        ask(second.log_port, "GET", "/readyz", "")
+        second.process.assert_running();
+        send_request(second.log_port, "GET", "/readyz", "")
             .is_some_and(|answer| answer.contains(" 200 ") && !answer.contains("dns:"))
     });
     wait_until("the killed server's line is removed", Duration::from_secs(60), || {
-        second.process.lives();
+        second.process.assert_running();
         lines(&kubernetes) == set(&["10.0.0.2    node1"])
     });
     second.process.terminate();
-    assert!(second.process.ends(TIMEOUT).success());
+    assert!(second.process.wait_for_exit(TIMEOUT).success());
     assert_eq!(lines(&kubernetes), set(&[]), "lines are withdrawn before the exit");
 }
 
 /// SuperEdge's servers need neither a CA for each other, nor the right to list endpoints.
 #[test]
-fn a_server_with_superedges_file_reports_what_it_lacks_to_ask_the_others() {
+fn a_server_with_superedges_config_reports_why_it_cannot_query_its_peers() {
     let Some(kubernetes) = Kubernetes::start() else { return };
     let place = TestDir::new();
     let start = |name: &str, kubeconfig: &Path| {
@@ -134,26 +134,27 @@ fn a_server_with_superedges_file_reports_what_it_lacks_to_ask_the_others() {
         let k = format!("--kubeconfig={}", kubeconfig.display());
         let env = [("POD_IP", "10.0.0.1"), ("POD_NAMESPACE", NAMESPACE)];
         let process = place.tunnel(("server", name), &config, &env, &[&k]);
-        Cloud { process, grpc, connect, metrics: 0, log_port }
+        ServerProcess { process, grpc, connect, metrics: 0, log_port }
     };
-    let refused = |cloud: &Cloud| {
+    let refused = |cloud: &ServerProcess| {
         let args = format!("-X connect -x 127.0.0.1:{} node1 22", cloud.connect);
         run("nc.openbsd", &args.split(' ').collect::<Vec<_>>(), None, TIMEOUT).stderr
     };
     let mut server = start("cloud", &kubernetes.kubeconfig());
-    server.is_well();
+    server.wait_until_healthy();
     kubernetes.endpoints("tunnel-cloud-x", &[("10.0.0.1", true), ("10.0.0.2", true)]);
-    server
-        .is_troubled("peer_discovery: cannot link to the other servers; give all servers a cert from one CA");
-    let told = refused(&server);
-    assert!(told.contains("node node1 is not connected; this server did not ask the others, because it cannot link to them (peer_ca)"), "{told}");
+    server.wait_for_condition(
+        "peer_discovery: cannot link to the other servers; give all servers a cert from one CA",
+    );
+    let refusal = refused(&server);
+    assert!(refusal.contains("node node1 is not connected; this server did not ask the others, because it cannot link to them (peer_ca)"), "{refusal}");
     kubernetes.endpoints("tunnel-cloud-x", &[("10.0.0.1", true)]);
-    server.is_well();
+    server.wait_until_healthy();
 
     let mut stranger = start("stranger", &kubernetes.kubeconfig_as("stranger"));
-    stranger.is_troubled("peer_discovery: the endpoints of Service tunnel-cloud are not known: ");
-    let told = refused(&stranger);
-    assert!(told.contains("because Kubernetes does not list them"), "{told}");
+    stranger.wait_for_condition("peer_discovery: the endpoints of Service tunnel-cloud are not known: ");
+    let refusal = refused(&stranger);
+    assert!(refusal.contains("because Kubernetes does not list them"), "{refusal}");
 }
 
 #[test]
@@ -170,8 +171,8 @@ fn peers_are_found_by_the_endpoints_of_their_service() {
         wait_until(&format!("peers are {others:?}"), TIMEOUT, || *peers.borrow() == others);
     };
     are(&["10.0.0.2:9000", "10.0.0.3:9000"]);
-    let known = endpoints.borrow().clone().unwrap();
-    assert!(known.ready.contains(&own.ip()) && known.unready.contains(&"10.0.0.3".parse().unwrap()));
+    let found = endpoints.borrow().clone().unwrap();
+    assert!(found.ready.contains(&own.ip()) && found.unready.contains(&"10.0.0.3".parse().unwrap()));
     kubernetes.endpoints("two", &[("10.0.0.4", true)]);
     are(&["10.0.0.2:9000", "10.0.0.3:9000", "10.0.0.4:9000"]);
     kubernetes.endpoints("one", &[("10.0.0.1", true), ("10.0.0.3", true)]);

@@ -20,16 +20,16 @@ use tunnel_net::pki::CertificateRequest;
 
 use crate::certificates::Files;
 use crate::kubernetes::{Kubernetes, NAMESPACE, PODS};
-use crate::parts::{free_port, have, page};
+use crate::parts::{are_installed, free_port, page};
 use crate::process::{ProcessOutput, TIMEOUT, run_command};
-use crate::tunnel::{Cloud, Edge, TestDir};
+use crate::tunnel::{Edge, ServerProcess, TestDir};
 use crate::wait::{wait_for, wait_until};
 use kubelet::Kubelet;
 use signer::Signer;
 
 #[test]
 fn server_certificates_are_issued_and_renewed_without_aborted_sessions() {
-    if !have(&["curl"]) {
+    if !are_installed(&["curl"]) {
         return;
     }
     let Some(mut signer) = Signer::start("90s") else { return };
@@ -53,14 +53,14 @@ fn server_certificates_are_issued_and_renewed_without_aborted_sessions() {
     let k = format!("--kubeconfig={}", account.display());
     let grpc = crate::parts::loopback(free_port());
     let env = [("POD_NAMESPACE", NAMESPACE)];
-    let mut cloud = Cloud::launch(&place, ("cloud", grpc), &tables, &env, &[&k]);
+    let mut cloud = ServerProcess::launch(&place, ("cloud", grpc), &tables, &env, &[&k]);
     // The request is not approved yet: the server waits, and continues automatically.
-    cloud.process.says("certificate requested");
+    cloud.process.wait_for_log("certificate requested");
     assert!(!cloud.process.log().contains("server started"));
     signer.approve();
     cloud.ready();
     let mut edge = Edge::start(&place, &grpc.to_string());
-    cloud.has("node1");
+    cloud.wait_for_node("node1");
 
     let admission = |path: &str| {
         let mut curl = visitor(&place, ca, https);
@@ -95,7 +95,7 @@ fn server_certificates_are_issued_and_renewed_without_aborted_sessions() {
         // One response lasts until both certificates have been renewed.
         let long = scope.spawn(|| admission("long"));
         wait_until("both certificates are renewed and in use", 6 * TIMEOUT, || {
-            cloud.process.lives();
+            cloud.process.assert_running();
             let now = [read(&server), read(&shown)];
             let renewed = now.iter().zip(&before).all(|(now, before)| now != before);
             renewed && kubelet.certificates() >= 2
@@ -111,8 +111,8 @@ fn server_certificates_are_issued_and_renewed_without_aborted_sessions() {
         "the kubelet sees the old and the new certificate: {shown_to_kubelet:?}"
     );
     assert!(done.load(Relaxed) > 20);
-    edge.process.lives();
-    let ready = crate::process::ask(cloud.log_port, "GET", "/readyz", "").unwrap();
+    edge.process.assert_running();
+    let ready = crate::process::send_request(cloud.log_port, "GET", "/readyz", "").unwrap();
     assert!(ready.contains(" 200 OK") && !ready.contains("certificate of the"), "{ready}");
 }
 
@@ -131,20 +131,20 @@ fn visitor(place: &TestDir, ca: &Path, port: u16) -> Command {
 }
 
 /// The contents of a certificate request.
-struct Wish<'a> {
+struct RequestSpec<'a> {
     profile: Profile,
     /// The common name, if it differs from that of the profile.
     common_name: Option<&'a str>,
     names: &'a [&'a str],
 }
 
-impl<'a> Wish<'a> {
+impl<'a> RequestSpec<'a> {
     fn of(profile: Profile, names: &'a [&'a str]) -> Self {
         Self { profile, common_name: None, names }
     }
 
     /// Creates the request with that kubeconfig, and returns its name.
-    fn made(&self, kubernetes: &Kubernetes, kubeconfig: &Path) -> String {
+    fn submit(&self, kubernetes: &Kubernetes, kubeconfig: &Path) -> String {
         let profile = self.profile;
         let common_name = self.common_name.unwrap_or(profile.common_name());
         let request = CertificateRequest::new(common_name, profile.organization(), self.names).unwrap();
@@ -200,40 +200,53 @@ fn only_the_owner_gets_a_certificate_and_foreign_requests_stay_untouched() {
         kubernetes.kubeconfig_as(PODS),
         kubernetes.kubeconfig_as("system:serviceaccount:edge-system:default"),
     );
-    signer::may_ask(kubernetes, "system:serviceaccount:edge-system:default");
+    signer::permit_requests(kubernetes, "system:serviceaccount:edge-system:default");
     let foreign = [
-        (Wish { common_name: Some("system:node:node1"), ..Wish::of(Profile::Server, &["node1"]) }, &node),
-        (Wish { common_name: Some("somebody"), ..Wish::of(Profile::ProxyClient, &[]) }, &admin),
+        (
+            RequestSpec {
+                common_name: Some("system:node:node1"),
+                ..RequestSpec::of(Profile::Server, &["node1"])
+            },
+            &node,
+        ),
+        (RequestSpec { common_name: Some("somebody"), ..RequestSpec::of(Profile::ProxyClient, &[]) }, &admin),
     ];
-    let foreign = foreign.map(|(wish, who)| wish.made(kubernetes, who));
+    let foreign = foreign.map(|(wish, kubeconfig)| wish.submit(kubernetes, kubeconfig));
     let denied = [
-        (Wish::of(Profile::ProxyClient, &[]), &node, "only system:serviceaccount"),
-        (Wish::of(Profile::Server, &["tunnel-cloud"]), &node, "only system:serviceaccount"),
-        (Wish::of(Profile::Server, &["tunnel-cloud"]), &other, "only system:serviceaccount"),
-        (Wish::of(Profile::Server, &["tunnel-cloud", "kubernetes.default.svc"]), &pods, "kube-apiserver"),
-        (Wish::of(Profile::Server, &["10.96.0.1"]), &pods, "kube-apiserver"),
-        (Wish::of(Profile::Server, &["tunnel-cloud", "10.0.0.99"]), &pods, "no known Service"),
-        (Wish::of(Profile::Server, &["metrics-server.kube-system.svc"]), &pods, "no known Service"),
-        (Wish::of(Profile::ProxyClient, &[]), &admin, "only system:serviceaccount"),
-        (Wish::of(Profile::Edge, &["node1"]), &pods, "only a node may request this certificate"),
-        (Wish::of(Profile::Edge, &["node2"]), &node, "expected exactly \"node1\""),
-        (Wish::of(Profile::Edge, &["node1", "10.0.0.8"]), &node, "no address of Node node1"),
+        (RequestSpec::of(Profile::ProxyClient, &[]), &node, "only system:serviceaccount"),
+        (RequestSpec::of(Profile::Server, &["tunnel-cloud"]), &node, "only system:serviceaccount"),
+        (RequestSpec::of(Profile::Server, &["tunnel-cloud"]), &other, "only system:serviceaccount"),
+        (
+            RequestSpec::of(Profile::Server, &["tunnel-cloud", "kubernetes.default.svc"]),
+            &pods,
+            "kube-apiserver",
+        ),
+        (RequestSpec::of(Profile::Server, &["10.96.0.1"]), &pods, "kube-apiserver"),
+        (RequestSpec::of(Profile::Server, &["tunnel-cloud", "10.0.0.99"]), &pods, "no known Service"),
+        (RequestSpec::of(Profile::Server, &["metrics-server.kube-system.svc"]), &pods, "no known Service"),
+        (RequestSpec::of(Profile::ProxyClient, &[]), &admin, "only system:serviceaccount"),
+        (RequestSpec::of(Profile::Edge, &["node1"]), &pods, "only a node may request this certificate"),
+        (RequestSpec::of(Profile::Edge, &["node2"]), &node, "expected exactly \"node1\""),
+        (RequestSpec::of(Profile::Edge, &["node1", "10.0.0.8"]), &node, "no address of Node node1"),
     ]
-    .map(|(wish, who, why)| (wish.made(kubernetes, who), why));
+    .map(|(wish, kubeconfig, why)| (wish.submit(kubernetes, kubeconfig), why));
     let approved = [
         (
-            Wish::of(Profile::Server, &["tunnel-cloud.edge-system.svc", "10.96.0.99", "10.0.0.8", "cloud2"]),
+            RequestSpec::of(
+                Profile::Server,
+                &["tunnel-cloud.edge-system.svc", "10.96.0.99", "10.0.0.8", "cloud2"],
+            ),
             &pods,
         ),
-        (Wish::of(Profile::ProxyClient, &[]), &pods),
-        (Wish::of(Profile::Edge, &["node1", "10.0.0.7"]), &node),
+        (RequestSpec::of(Profile::ProxyClient, &[]), &pods),
+        (RequestSpec::of(Profile::Edge, &["node1", "10.0.0.7"]), &node),
     ]
-    .map(|(wish, who)| wish.made(kubernetes, who));
+    .map(|(wish, kubeconfig)| wish.submit(kubernetes, kubeconfig));
     signer.approve();
     let kubernetes = &signer.kubernetes;
     for (name, why) in &denied {
-        let (kind, said, signed) = wait_for("a decision", 2 * TIMEOUT, || outcome(kubernetes, name));
-        assert!(kind == "Denied" && said.contains(why) && !signed, "{kind}: {said}");
+        let (kind, message, signed) = wait_for("a decision", 2 * TIMEOUT, || outcome(kubernetes, name));
+        assert!(kind == "Denied" && message.contains(why) && !signed, "{kind}: {message}");
     }
     for name in &approved {
         wait_until("the certificate is issued", 2 * TIMEOUT, || {
@@ -304,8 +317,8 @@ fn an_edge_of_the_manifests_links_as_its_node_and_others_cannot() {
     let env = [("POD_IP", "127.0.0.1"), ("POD_NAME", "tunnel-cloud-0"), ("POD_NAMESPACE", NAMESPACE)];
     let k = format!("--kubeconfig={}", kubernetes.kubeconfig_as(PODS).display());
     let mut cloud = place.tunnel(("server", "cloud"), &config, &env, &[&k]);
-    cloud.says("the token file has a default line");
-    cloud.answers(log, "/readyz", "");
+    cloud.wait_for_log("the token file has a default line");
+    cloud.wait_for_answer(log, "/readyz", "");
     let pem = place.path().join("agent.pem");
     let config = shipped(
         "base/files/edge.toml",
@@ -318,20 +331,20 @@ fn an_edge_of_the_manifests_links_as_its_node_and_others_cannot() {
             ("enabled = true", &format!("enabled = true\nfile = {pem:?}")),
         ],
     );
-    let asks = format!("--kubeconfig={}", kubernetes.place().path().join("node1").display());
-    let mut edge = place.tunnel(("edge", "edge"), &config, &[("NODE_NAME", "node1")], &[&asks]);
-    edge.says("no valid certificate yet and no token");
+    let kubeconfig_flag = format!("--kubeconfig={}", kubernetes.place().path().join("node1").display());
+    let mut edge = place.tunnel(("edge", "edge"), &config, &[("NODE_NAME", "node1")], &[&kubeconfig_flag]);
+    edge.wait_for_log("no valid certificate yet and no token");
     signer.approve();
-    cloud.answers(log, "/cloud/healthz", "node1");
+    cloud.wait_for_answer(log, "/cloud/healthz", "node1");
 
     let page = page();
     for (at, more) in [(ssh, "-p"), (proxy, "-s")] {
-        let asks = |user: &[&str]| {
+        let args_of_user = |user: &[&str]| {
             let (through, url) = (format!("http://127.0.0.1:{at}"), format!("http://node1:{page}/"));
             let args = [&["-sSf", more, "-m", "20", "-x", &through, &url], user].concat();
             crate::process::run("curl", &args, None, TIMEOUT)
         };
-        let (stranger, user) = (asks(&[]), asks(&["-U", "ops:right"]));
+        let (stranger, user) = (args_of_user(&[]), args_of_user(&["-U", "ops:right"]));
         assert!(stranger.stderr.contains("407"), "{stranger:?}");
         assert_eq!(user.stdout, "from the node", "{user:?}");
     }
@@ -343,18 +356,19 @@ fn an_edge_of_the_manifests_links_as_its_node_and_others_cannot() {
         place.tunnel(("edge", &format!("edge-{node}")), &config, &[], &[])
     };
     let (mut stolen, _machine) = (start("cp1"), start("machine1"));
-    stolen.says("invalid token");
-    cloud.says("Node cp1 has no edge label");
-    cloud.answers(log, "/cloud/healthz", "machine1");
+    stolen.wait_for_log("invalid token");
+    cloud.wait_for_log("Node cp1 has no edge label");
+    cloud.wait_for_answer(log, "/cloud/healthz", "machine1");
 
     signer.kubernetes.apply_everywhere::<Node>(&node("node1", &json!({})));
-    cloud.says("edge label removed");
-    cloud.says("Node node1 has no edge label");
+    cloud.wait_for_log("edge label removed");
+    cloud.wait_for_log("Node node1 has no edge label");
     signer.kubernetes.apply_everywhere::<Node>(&node("node1", &json!({"superedge.io/node-edge": "enable"})));
-    edge.lives();
+    edge.assert_running();
     wait_until("node1 is linked again", 4 * TIMEOUT, || {
-        cloud.lives();
-        crate::process::ask(log, "GET", "/cloud/healthz", "").is_some_and(|said| said.contains("node1"))
+        cloud.assert_running();
+        crate::process::send_request(log, "GET", "/cloud/healthz", "")
+            .is_some_and(|answer| answer.contains("node1"))
     });
 }
 
@@ -367,9 +381,9 @@ fn the_certificate_of_an_edge_is_valid_while_its_node_exists() {
     let (kubernetes, place) = (&signer.kubernetes, TestDir::new());
     let tables = format!("[server.csr]\nedge_ca = {:?}\n", kubernetes.place().files.ca);
     let k = format!("--kubeconfig={}", kubernetes.kubeconfig_as(PODS).display());
-    let mut cloud = Cloud::start_as(&place, &tables, &[("POD_NAMESPACE", NAMESPACE)], &[&k]);
+    let mut cloud = ServerProcess::start_as(&place, &tables, &[("POD_NAMESPACE", NAMESPACE)], &[&k]);
     let file = place.path().join("agent.pem");
-    let asks = format!("--kubeconfig={}", kubernetes.place().path().join("node1").display());
+    let kubeconfig_flag = format!("--kubeconfig={}", kubernetes.place().path().join("node1").display());
     let at = format!("127.0.0.1:{}", cloud.grpc);
     let start = |node: &str, token: &str, log: &str| {
         let config = place.edge_config(node, &at, free_port());
@@ -377,47 +391,47 @@ fn the_certificate_of_an_edge_is_valid_while_its_node_exists() {
             "{}[edge.csr]\nenabled = true\nfile = {file:?}\n",
             config.replace(crate::tunnel::TOKEN, token)
         );
-        place.tunnel(("edge", log), &config, &[], &[&asks])
+        place.tunnel(("edge", log), &config, &[], &[&kubeconfig_flag])
     };
     // Without a certificate, the edge uses its token.
     let mut edge = start("node1", crate::tunnel::TOKEN, "edge-token");
-    cloud.has("node1");
-    edge.says("certificate issued");
+    cloud.wait_for_node("node1");
+    edge.wait_for_log("certificate issued");
     edge.terminate();
-    edge.ends(TIMEOUT);
+    edge.wait_for_exit(TIMEOUT);
     // Another process uses only the certificate.
     let mut edge = start("node1", "wrong", "edge-certificate");
-    edge.says_of("server=", "linked");
-    cloud.has("node1");
+    edge.wait_for_log_of("server=", "linked");
+    cloud.wait_for_node("node1");
     // The certificate does not authenticate another node.
     let mut other = start("node2", "wrong", "edge-other");
-    other.says("invalid token");
+    other.wait_for_log("invalid token");
     other.kill();
 
     let nodes: Api<Node> = Api::all(kubernetes.client(&kubernetes.admin()));
     kubernetes.run(nodes.delete("node1", &kube::api::DeleteParams::default())).unwrap();
-    cloud.process.says("Node deleted or edge label removed");
-    cloud.process.says("which does not exist in the cluster");
+    cloud.process.wait_for_log("Node deleted or edge label removed");
+    cloud.process.wait_for_log("which does not exist in the cluster");
     kubernetes.apply_everywhere::<Node>(&named("node1"));
-    cloud.has("node1");
-    edge.lives();
+    cloud.wait_for_node("node1");
+    edge.assert_running();
 
     // kube-apiserver is unreachable: the server keeps the Nodes that it knows.
     signer.kubernetes.stop();
     edge.terminate();
-    edge.ends(TIMEOUT);
+    edge.wait_for_exit(TIMEOUT);
     let mut edge = start("node1", "wrong", "edge-away");
-    edge.says_of("server=", "linked");
+    edge.wait_for_log_of("server=", "linked");
     // A server that starts in the meantime knows no Nodes, so it accepts only tokens.
     cloud.process.terminate();
-    cloud.process.ends(TIMEOUT);
+    cloud.process.wait_for_exit(TIMEOUT);
     let (env, at) = ([("POD_NAMESPACE", NAMESPACE)], crate::parts::loopback(cloud.grpc));
-    let mut cloud = Cloud::launch(&place, ("cloud-renewed", at), &tables, &env, &[&k]);
-    cloud.process.says("client certificate cannot be checked: Node list not loaded yet");
+    let mut cloud = ServerProcess::launch(&place, ("cloud-renewed", at), &tables, &env, &[&k]);
+    cloud.process.wait_for_log("client certificate cannot be checked: Node list not loaded yet");
     let _by_token = Edge::start_as(&place, "node2", &at.to_string());
-    cloud.has("node2");
+    cloud.wait_for_node("node2");
     assert!(!cloud.process.log().contains("node is linked node=node1"));
     signer.kubernetes.restart();
-    cloud.has("node1");
-    edge.lives();
+    cloud.wait_for_node("node1");
+    edge.assert_running();
 }

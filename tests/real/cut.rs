@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::parts::have;
+use crate::parts::are_installed;
 use crate::ssh::copies_both_ways;
 use crate::tunnel::Pair;
 
@@ -22,10 +22,10 @@ fn a_copy_survives_a_connection_that_stops_responding() {
 
 /// Each copy transfers at least 200 MB, so every connection with a limit reaches it.
 fn survives(lives: &[usize], end: End) {
-    if !have(&["sshd", "ssh", "scp", "ssh-keygen", "nc.openbsd"]) {
+    if !are_installed(&["sshd", "ssh", "scp", "ssh-keygen", "nc.openbsd"]) {
         return;
     }
-    let line = Line::new(lives, end);
+    let line = CuttingProxy::new(lives, end);
     let pair = Pair::start_behind(|cloud| line.start(cloud));
     copies_both_ways(&pair);
     assert_eq!(line.made(), lives.len() + 1, "each connection that ended is replaced once");
@@ -42,7 +42,7 @@ pub(crate) enum End {
 
 /// A proxy whose connections end after a number of bytes, both directions together; the last one stays open.
 #[derive(Debug, Clone)]
-pub(crate) struct Line {
+pub(crate) struct CuttingProxy {
     lives: Arc<[usize]>,
     end: End,
     made: Arc<AtomicUsize>,
@@ -50,7 +50,7 @@ pub(crate) struct Line {
     silent: Arc<Mutex<Vec<TcpStream>>>,
 }
 
-impl Line {
+impl CuttingProxy {
     pub(crate) fn new(lives: &[usize], end: End) -> Self {
         Self { lives: lives.into(), end, made: Arc::default(), silent: Arc::default() }
     }

@@ -4,41 +4,41 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::parts::{have, root};
+use crate::parts::{are_installed, is_root};
 use crate::process::{Running, TIMEOUT, run, run_command};
 use crate::tunnel::{PROGRAM, TestDir, tunnel};
 use crate::wait::wait_until;
 
 #[test]
 fn the_demo_checks_itself_and_reports_times() {
-    let said = run(PROGRAM, &["demo", "--check"], None, TIMEOUT);
-    assert!(said.status.success(), "{said:?}");
-    let lines: Vec<_> = said.stderr.lines().collect();
+    let output = run(PROGRAM, &["demo", "--check"], None, TIMEOUT);
+    assert!(output.status.success(), "{output:?}");
+    let lines: Vec<_> = output.stderr.lines().collect();
     for step in
         ["certificates", "server1:", "server2:", "node1 is connected", "CONNECT node1:", "page is complete"]
     {
         let line = lines.iter().find(|line| line.contains(step));
-        let line = line.unwrap_or_else(|| panic!("no line about {step}: {said:?}"));
+        let line = line.unwrap_or_else(|| panic!("no line about {step}: {output:?}"));
         let time = line.split_whitespace().next().unwrap();
         assert!(time.ends_with('s') && time.starts_with(|c: char| c.is_ascii_digit()), "{line}");
     }
-    assert!(!dir(&said.stderr).exists(), "{said:?}");
+    assert!(!dir(&output.stderr).exists(), "{output:?}");
 }
 
 #[test]
 fn the_demo_makes_one_request_to_each_listener() {
     for listeners in ["tcp,http,https,egress,proxy,tcp", "all"] {
-        let said = run(PROGRAM, &["demo", "--check", "--listeners", listeners], None, TIMEOUT);
-        assert!(said.status.success(), "{said:?}");
+        let output = run(PROGRAM, &["demo", "--check", "--listeners", listeners], None, TIMEOUT);
+        assert!(output.status.success(), "{output:?}");
         for way in ["tcp", "http", "https", "egress", "proxy"] {
-            let told = said.stderr.matches(&format!(" {way} at 127.0.0.1:")).count();
-            assert_eq!(told, 1, "{way}: {said:?}");
+            let count = output.stderr.matches(&format!(" {way} at 127.0.0.1:")).count();
+            assert_eq!(count, 1, "{way}: {output:?}");
         }
-        assert_eq!(said.stderr.matches("the page is complete").count(), 6, "{said:?}");
+        assert_eq!(output.stderr.matches("the page is complete").count(), 6, "{output:?}");
     }
-    let said = run(PROGRAM, &["demo", "--check", "--listeners", "tcp,smtp"], None, TIMEOUT);
-    assert_eq!(said.status.code(), Some(64), "{said:?}");
-    assert!(said.stderr.contains("expected all, or some of tcp, http, https, egress, proxy"), "{said:?}");
+    let output = run(PROGRAM, &["demo", "--check", "--listeners", "tcp,smtp"], None, TIMEOUT);
+    assert_eq!(output.status.code(), Some(64), "{output:?}");
+    assert!(output.stderr.contains("expected all, or some of tcp, http, https, egress, proxy"), "{output:?}");
 }
 
 #[test]
@@ -48,46 +48,46 @@ fn a_download_survives_a_killed_server_and_a_cut_line() {
     std::fs::create_dir(place.path().join("a b")).unwrap();
     let mut demo = start(&place, tunnel().args(["demo", "--listeners", "all"]).env("TMPDIR", "a b"));
     wait_until("the demo prints commands", 3 * TIMEOUT, || {
-        demo.lives();
+        demo.assert_running();
         demo.log().contains("Press Ctrl-C to stop.")
     });
-    let said = demo.log();
-    let files = dir(&said);
-    let killed = said.split("server1 (process ").nth(1).and_then(|rest| rest.split(')').next()).unwrap();
-    assert!(!is_tunnel(killed), "process {killed} was killed: {said}");
+    let output = demo.log();
+    let files = dir(&output);
+    let killed = output.split("server1 (process ").nth(1).and_then(|rest| rest.split(')').next()).unwrap();
+    assert!(!is_tunnel(killed), "process {killed} was killed: {output}");
     for step in
         [") is killed: it held the link", "is cut for 3 s", "the line is back", "64 MiB received, none lost"]
     {
-        assert!(said.contains(step), "{step}: {said}");
+        assert!(output.contains(step), "{step}: {output}");
     }
-    assert_eq!(said.matches("the download continues; its longest pause was").count(), 2, "{said}");
+    assert_eq!(output.matches("the download continues; its longest pause was").count(), 2, "{output}");
     // The session's own account of it.
     let log = std::fs::read_to_string(files.join("server2.log")).unwrap();
     let resumed = |line: &&str| line.contains("bytes_to_client=671089") && line.contains("resume_count=2");
     assert!(log.lines().any(|line| resumed(&line)), "{log}");
 
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!(mode(&files), 0o700, "{said}");
+    assert_eq!(mode(&files), 0o700, "{output}");
     for file in ["token", "tokens", "server.key", "client.key", "server1.log"] {
         assert_eq!(mode(&files.join(file)), 0o600, "{file}");
     }
-    if have(&["curl"]) {
-        let lines: Vec<_> = said.lines().map(str::trim).filter(|line| line.starts_with("curl ")).collect();
-        assert_eq!(lines.len(), 6, "{said}");
+    if are_installed(&["curl"]) {
+        let lines: Vec<_> = output.lines().map(str::trim).filter(|line| line.starts_with("curl ")).collect();
+        assert_eq!(lines.len(), 6, "{output}");
         for line in lines {
             let page = run("sh", &["-c", &format!("{line} -sS -m 20")], None, TIMEOUT);
             assert!(page.stdout.contains("Hello from node1"), "{line}: {page:?}");
         }
-        let url = said.lines().map(str::trim).find(|line| line.starts_with("http://")).unwrap();
+        let url = output.lines().map(str::trim).find(|line| line.starts_with("http://")).unwrap();
         let page = run("curl", &["-sS", "-m", "20", url], None, TIMEOUT);
         assert!(page.stdout.contains("<!doctype html>"), "{url}: {page:?}");
     }
-    let status = said.lines().find(|line| line.contains(" status --socket=")).unwrap();
+    let status = output.lines().find(|line| line.contains(" status --socket=")).unwrap();
     let status = run("sh", &["-c", status], None, TIMEOUT);
     assert!(status.stdout.contains("node1"), "{status:?}");
 
     demo.terminate();
-    assert!(demo.ends(TIMEOUT).success());
+    assert!(demo.wait_for_exit(TIMEOUT).success());
     assert_nothing_remains(&files);
 }
 
@@ -96,7 +96,7 @@ fn a_demo_that_is_stopped_or_killed_early_leaves_no_processes() {
     let place = TestDir::new();
     for signal in ["TERM", "HUP", "KILL"] {
         let mut demo = start(&place, tunnel().arg("demo"));
-        demo.says("is killed: it held the link");
+        demo.wait_for_log("is killed: it held the link");
         let files = dir(&demo.log());
         assert!(!processes(&files).is_empty(), "{}", demo.log());
         if signal == "KILL" {
@@ -109,7 +109,7 @@ fn a_demo_that_is_stopped_or_killed_early_leaves_no_processes() {
             } else {
                 demo.terminate()
             }
-            assert!(demo.ends(TIMEOUT).success());
+            assert!(demo.wait_for_exit(TIMEOUT).success());
             assert_nothing_remains(&files);
         }
     }
@@ -117,16 +117,16 @@ fn a_demo_that_is_stopped_or_killed_early_leaves_no_processes() {
 
 #[test]
 fn under_nohup_the_demo_outlives_its_terminal() {
-    if !have(&["nohup"]) {
+    if !are_installed(&["nohup"]) {
         return;
     }
     let place = TestDir::new();
     let mut demo = start(&place, Command::new("nohup").args([PROGRAM, "demo"]));
-    demo.says("node1 is connected");
+    demo.wait_for_log("node1 is connected");
     demo.hang_up();
-    demo.says("is killed: it held the link");
+    demo.wait_for_log("is killed: it held the link");
     demo.terminate();
-    assert!(demo.ends(TIMEOUT).success());
+    assert!(demo.wait_for_exit(TIMEOUT).success());
 }
 
 #[test]
@@ -140,15 +140,15 @@ fn a_temporary_directory_that_the_demo_cannot_use_is_named() {
     ] {
         let mut demo = tunnel();
         demo.args(["demo", "--check"]).env("TMPDIR", place.path().join(dir));
-        let said = run_command("demo", &mut demo, None, TIMEOUT);
-        assert!(!said.status.success(), "{said:?}");
-        assert!(said.stderr.contains(dir) && said.stderr.contains(why), "{said:?}");
+        let output = run_command("demo", &mut demo, None, TIMEOUT);
+        assert!(!output.status.success(), "{output:?}");
+        assert!(output.stderr.contains(dir) && output.stderr.contains(why), "{output:?}");
     }
 }
 
 #[test]
 fn the_demo_ignores_this_machines_settings() {
-    if !have(&["unshare", "mount"]) || !root() {
+    if !are_installed(&["unshare", "mount"]) || !is_root() {
         return;
     }
     let place = TestDir::new();
@@ -160,8 +160,9 @@ fn the_demo_ignores_this_machines_settings() {
          exec {PROGRAM} demo --check --listeners all",
         etc = etc.display()
     );
-    let said = run_command("demo", Command::new("unshare").args(["-m", "sh", "-c", &script]), None, TIMEOUT);
-    assert!(said.status.success() && said.stderr.contains("CONNECT node1:"), "{said:?}");
+    let output =
+        run_command("demo", Command::new("unshare").args(["-m", "sh", "-c", &script]), None, TIMEOUT);
+    assert!(output.status.success() && output.stderr.contains("CONNECT node1:"), "{output:?}");
 }
 
 fn start(place: &TestDir, command: &mut Command) -> Running {

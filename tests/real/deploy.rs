@@ -15,7 +15,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::kubernetes::{Kubernetes, NAMESPACE, PODS};
-use crate::parts::{free_port, have, kept, loopback, root};
+use crate::parts::{are_installed, cached_program, free_port, is_root, loopback};
 use crate::process::{Running, TIMEOUT, run, run_command};
 use crate::tunnel::{Edge, PROGRAM, TOKEN, TestDir, tunnel};
 use crate::wait::wait_until;
@@ -50,7 +50,7 @@ struct Cluster {
 impl Cluster {
     /// Starts a cluster with an empty namespace.
     fn new() -> Option<Self> {
-        let (kubectl, kubernetes) = (kept("kubernetes-1.36.3/kubectl")?, Kubernetes::start()?);
+        let (kubectl, kubernetes) = (cached_program("kubernetes-1.36.3/kubectl")?, Kubernetes::start()?);
         Some(Self { kubernetes, kubectl })
     }
 
@@ -62,19 +62,19 @@ impl Cluster {
     /// Starts a cluster and applies a folder that has the base.
     fn with(folder: &Path) -> Option<Self> {
         let cluster = Self::new()?;
-        let mut said = String::new();
+        let mut output = String::new();
         wait_until("all objects are accepted", 3 * TIMEOUT, || {
-            let (is_well, text) = cluster.asks(&["apply", "-k", folder.to_str().unwrap()]);
-            said = text;
+            let (is_well, text) = cluster.try_kubectl(&["apply", "-k", folder.to_str().unwrap()]);
+            output = text;
             is_well
         });
         for object in ["deployment.apps/tunnel-cloud", "daemonset.apps/tunnel-edge", "service/tunnel-coredns"]
         {
-            assert!(said.contains(object), "{object}: {said}");
+            assert!(output.contains(object), "{object}: {output}");
         }
         // The test has created the namespace before, by other means.
         let warned = |line: &&str| line.starts_with("Warning") && !line.contains("namespaces/edge-system");
-        assert_eq!(said.lines().find(warned), None);
+        assert_eq!(output.lines().find(warned), None);
         Some(cluster)
     }
 
@@ -97,7 +97,7 @@ impl Cluster {
         ]);
         command.envs([("POD_IP", "127.0.0.1"), ("POD_NAMESPACE", NAMESPACE), ("POD_NAME", "tunnel-cloud-0")]);
         let mut pod = Running::start("cloud", place.path(), &mut command);
-        pod.answers_only(log_port, "/readyz", "ok\n");
+        pod.wait_for_exact_answer(log_port, "/readyz", "ok\n");
         (pod, grpc)
     }
 
@@ -129,24 +129,24 @@ impl Cluster {
     }
 
     /// Runs kubectl. Returns whether it succeeded, and its output.
-    fn asks(&self, args: &[&str]) -> (bool, String) {
+    fn try_kubectl(&self, args: &[&str]) -> (bool, String) {
         let admin = self.kubernetes.admin();
         let mut command = Command::new(&self.kubectl);
         command.arg("--kubeconfig").arg(admin).args(["-n", NAMESPACE]).args(args);
-        let said = run_command("kubectl", &mut command, None, TIMEOUT);
-        (said.status.success(), said.stdout + &said.stderr)
+        let output = run_command("kubectl", &mut command, None, TIMEOUT);
+        (output.status.success(), output.stdout + &output.stderr)
     }
 
-    /// Returns true if kube-apiserver permits that request; `who` is kubectl's flags for the user. A subresource
+    /// Returns true if kube-apiserver permits that request; `user_flags` is kubectl's flags for the user. A subresource
     /// follows a colon: `nodes:proxy`.
-    fn lets(&self, who: &[&str], verb: &str, what: &str) -> bool {
+    fn lets(&self, user_flags: &[&str], verb: &str, what: &str) -> bool {
         let (what, part) = what.split_once(':').unwrap_or((what, ""));
         let part = format!("--subresource={part}");
-        self.asks(&[&["auth", "can-i", verb, what, &part], who].concat()).0
+        self.try_kubectl(&[&["auth", "can-i", verb, what, &part], user_flags].concat()).0
     }
 
     fn object(&self, kind: &str, name: &str) -> Value {
-        let (is_well, text) = self.asks(&["get", kind, name, "-o", "json"]);
+        let (is_well, text) = self.try_kubectl(&["get", kind, name, "-o", "json"]);
         assert!(is_well, "{text}");
         serde_json::from_str(&text).unwrap()
     }
@@ -189,7 +189,7 @@ const PASSWORD: &str = "right";
 /// networks that they allow, and the probes.
 #[test]
 fn kube_apiserver_accepts_the_manifests_and_their_workloads_serve() {
-    if !root() || !have(&["unshare", "curl", "busybox", "ip"]) {
+    if !is_root() || !are_installed(&["unshare", "curl", "busybox", "ip"]) {
         return;
     }
     let Some(cluster) = Cluster::with_base() else { return };
@@ -242,8 +242,8 @@ fn kube_apiserver_accepts_the_manifests_and_their_workloads_serve() {
         "! curl -sf --interface 10.9.9.9 -x http://10.9.9.9:8080 http://node1:9100/page".to_owned(),
         format!("! curl -sf -U {login} -p -x http://127.0.0.1:22 http://node1:9100/page"),
     ];
-    let said = run("unshare", &["-n", "sh", "-c", &script.join("\n")], None, 3 * TIMEOUT);
-    assert!(said.status.success() && said.stdout.matches("from the node").count() == 2, "{said:?}");
+    let output = run("unshare", &["-n", "sh", "-c", &script.join("\n")], None, 3 * TIMEOUT);
+    assert!(output.status.success() && output.stdout.matches("from the node").count() == 2, "{output:?}");
     let grace = cloud["spec"]["template"]["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap();
     assert!(grace > 30, "a server drains for 25 s, and edges need time for their last frames");
 }
@@ -278,7 +278,7 @@ fn a_server_with_the_manifests_role_publishes_and_may_do_nothing_else() {
     let (mut pod, grpc) = cluster.publisher(&place);
     let _edge = Edge::start(&place, &grpc.to_string());
     wait_until("the node is published", 3 * TIMEOUT, || {
-        pod.lives();
+        pod.assert_running();
         cluster.kubernetes.hosts("tunnel-nodes").is_some_and(|hosts| hosts.contains("node1"))
     });
 }

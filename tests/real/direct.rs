@@ -3,14 +3,14 @@
 
 use crate::certificates::Files;
 use crate::network::{Machine, Network, OTHER_SERVER, SERVER};
-use crate::parts::have;
+use crate::parts::are_installed;
 use crate::process::{Running, TIMEOUT, run_command};
 use crate::tunnel::TestDir;
 use crate::wait::wait_until;
 
 #[test]
 fn no_packet_is_sent_to_targets_that_a_server_must_not_dial() {
-    let Some(network) = Network::start(1).filter(|_| have(&["socat"])) else { return };
+    let Some(network) = Network::start(1).filter(|_| are_installed(&["socat"])) else { return };
     let place = &network.place;
     let Files { ca, cert, key } = &place.files;
     let tls = client(place, "a client");
@@ -33,33 +33,35 @@ ports = {{ \"7443\" = \"127.0.0.1:7777\" }}
 [server.direct]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\n"
         ),
     );
-    knows_names(&network);
-    let probes = Probes::start(&network);
+    define_names(&network);
+    let probes = PacketCounter::start(&network);
     for (front, method) in [
         (format!("TCP:{SERVER}:2222"), "CONNECT "),
         (format!("OPENSSL:{SERVER}:8000,{tls}"), "CONNECT "),
         (format!("TCP:{SERVER}:8080"), "CONNECT "),
         (format!("TCP:{SERVER}:8080"), "GET http://"),
     ] {
-        let ask = |target: &str| ask(&network.cloud, &front, &format!("{method}{target}:7777"), target);
+        let request_status_line = |target: &str| {
+            request_status_line(&network.cloud, &front, &format!("{method}{target}:7777"), target)
+        };
         for target in ADDRESSES.iter().chain(&NAMES) {
-            let said = ask(target);
-            assert!(said.starts_with("HTTP/1.1 403 "), "{front}: {method}{target}: {said}");
+            let output = request_status_line(target);
+            assert!(output.starts_with("HTTP/1.1 403 "), "{front}: {method}{target}: {output}");
         }
         probes.none(&front);
         // Permitted targets are counted.
-        assert!(ask("other.test").contains("refused the connection"));
+        assert!(request_status_line("other.test").contains("refused the connection"));
         probes.some();
     }
     // Ports that map to a port of the requested node never dial on their own: an address is not a node name there,
     // and a name is either a node's or unknown.
     for front in [format!("TCP:{SERVER}:7080"), format!("OPENSSL:{SERVER}:7443,{tls}")] {
         for target in ADDRESSES.iter().chain(&NAMES).chain(&["other.test"]) {
-            let said = ask(&network.cloud, &front, "GET /", target);
+            let output = request_status_line(&network.cloud, &front, "GET /", target);
             let no_node = format!("HTTP/1.1 502 node {target} is not connected");
             assert!(
-                said.starts_with("HTTP/1.1 421 ") || said.starts_with(&no_node),
-                "{front}: {target}: {said}"
+                output.starts_with("HTTP/1.1 421 ") || output.starts_with(&no_node),
+                "{front}: {target}: {output}"
             );
         }
         probes.none(&front);
@@ -70,9 +72,9 @@ ports = {{ \"7443\" = \"127.0.0.1:7777\" }}
     for (names, alerts) in [numbers, (&NAMES, &[away])] {
         for name in names.iter().map(|name| name.trim_matches(['[', ']'])) {
             let front = format!("OPENSSL:{OTHER_SERVER}:7443,verify=0,snihost={name}");
-            let said = network.tries(&format!("timeout 60 socat -u '{front}' STDOUT"));
-            let told = alerts.iter().any(|alert| said.stderr.contains(alert));
-            assert!(told && said.stdout.is_empty(), "{name}: {said:?}");
+            let output = network.try_sh(&format!("timeout 60 socat -u '{front}' STDOUT"));
+            let is_logged = alerts.iter().any(|alert| output.stderr.contains(alert));
+            assert!(is_logged && output.stdout.is_empty(), "{name}: {output:?}");
         }
     }
     probes.none("passthrough");
@@ -80,30 +82,35 @@ ports = {{ \"7443\" = \"127.0.0.1:7777\" }}
 
 #[test]
 fn no_packet_is_sent_to_targets_that_a_server_must_not_dial_for_edges() {
-    let Some(network) = Network::start(1).filter(|_| have(&["socat"])) else { return };
+    let Some(network) = Network::start(1).filter(|_| are_installed(&["socat"])) else { return };
     let _server = network
         .server(SERVER, "[server.edge_access]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\nnodes = [\"*\"]\n");
     let _edge = network.edge(1, SERVER, "[edge.http_proxy]\nlisten = \"127.0.0.1:8080\"\n");
-    knows_names(&network);
-    let probes = Probes::start(&network);
+    define_names(&network);
+    let probes = PacketCounter::start(&network);
     for method in ["CONNECT ", "GET http://"] {
-        let ask = |target: &str| {
-            ask(&network.edges[0], "TCP:127.0.0.1:8080", &format!("{method}{target}:7777"), target)
+        let request_status_line = |target: &str| {
+            request_status_line(
+                &network.edges[0],
+                "TCP:127.0.0.1:8080",
+                &format!("{method}{target}:7777"),
+                target,
+            )
         };
         for target in ADDRESSES.iter().chain(&NAMES) {
-            let (said, own) = (ask(target), *target == "localhost");
+            let (output, own) = (request_status_line(target), *target == "localhost");
             let status = if own { "HTTP/1.1 421 " } else { "HTTP/1.1 403 " };
-            assert!(said.starts_with(status), "{method}{target}: {said}");
+            assert!(output.starts_with(status), "{method}{target}: {output}");
         }
         probes.none(method);
-        assert!(ask("other.test").contains("refused the connection"));
+        assert!(request_status_line("other.test").contains("refused the connection"));
         probes.some();
     }
 }
 
 #[test]
 fn other_targets_are_dialled_only_for_egress_clients_with_a_certificate() {
-    let Some(network) = Network::start(1).filter(|_| have(&["socat"])) else { return };
+    let Some(network) = Network::start(1).filter(|_| are_installed(&["socat"])) else { return };
     let place = &network.place;
     let Files { ca, cert, key } = &place.files;
     let tls = client(place, "system:kube-apiserver");
@@ -117,11 +124,11 @@ fn other_targets_are_dialled_only_for_egress_clients_with_a_certificate() {
         ),
     );
     let _without = network.server(OTHER_SERVER, &format!("{egress}listen = \"{OTHER_SERVER}:8000\"\n"));
-    knows_names(&network);
+    define_names(&network);
     let target = format!("TCP-LISTEN:7777,bind={OTHER_SERVER},fork,reuseaddr");
     let mut socat = network.cloud.command("socat");
     let _target = Running::start("target", place.path(), socat.args([&target, "EXEC:cat"]));
-    let probes = Probes::start(&network);
+    let probes = PacketCounter::start(&network);
     for (front, method) in [
         (format!("TCP:{SERVER}:2222"), "CONNECT "),
         (format!("TCP:{SERVER}:8080"), "CONNECT "),
@@ -129,15 +136,16 @@ fn other_targets_are_dialled_only_for_egress_clients_with_a_certificate() {
         (format!("OPENSSL:{OTHER_SERVER}:8000,{tls}"), "CONNECT "),
     ] {
         for (host, status) in [(OTHER_SERVER, "421"), ("other.test", "502")] {
-            let said = ask(&network.cloud, &front, &format!("{method}{host}:7777"), host);
-            assert!(said.starts_with(&format!("HTTP/1.1 {status} ")), "{front}: {method}{host}: {said}");
+            let output = request_status_line(&network.cloud, &front, &format!("{method}{host}:7777"), host);
+            assert!(output.starts_with(&format!("HTTP/1.1 {status} ")), "{front}: {method}{host}: {output}");
         }
     }
     probes.none("clients without a certificate");
     let front = format!("OPENSSL:{SERVER}:8000,{tls}");
     for host in [OTHER_SERVER, "other.test"] {
         wait_until(&format!("{host} is reachable"), TIMEOUT, || {
-            ask(&network.cloud, &front, &format!("CONNECT {host}:7777"), host).starts_with("HTTP/1.1 200 ")
+            request_status_line(&network.cloud, &front, &format!("CONNECT {host}:7777"), host)
+                .starts_with("HTTP/1.1 200 ")
         });
     }
     probes.some();
@@ -151,17 +159,17 @@ fn client(place: &TestDir, name: &str) -> String {
 }
 
 /// Defines the names of [`NAMES`] and a permitted one, and waits until they resolve.
-fn knows_names(network: &Network) {
+fn define_names(network: &Network) {
     let hosts = "127.0.0.1 loop.test\n::1 loop6.test\n169.254.169.254 meta.test\n0.0.0.0 any.test\n";
     let file = network.place.path().join("hosts");
     std::fs::write(file, format!("{hosts}{OTHER_SERVER} other.test\n")).unwrap();
     wait_until("names resolve", TIMEOUT, || {
-        network.tries("getent ahosts any.test && getent ahosts other.test").status.success()
+        network.try_sh("getent ahosts any.test && getent ahosts other.test").status.success()
     });
 }
 
 /// Sends a request to a listener from that machine, and returns the status line of the response.
-fn ask(machine: &Machine, front: &str, request: &str, host: &str) -> String {
+fn request_status_line(machine: &Machine, front: &str, request: &str, host: &str) -> String {
     let head = format!("{request} HTTP/1.1\\r\\nHost: {host}:7777\\r\\n\\r\\n");
     // Keep the input open: a client that hangs up gets no response.
     let line = format!(
@@ -173,9 +181,9 @@ fn ask(machine: &Machine, front: &str, request: &str, host: &str) -> String {
 }
 
 /// Counts the packets that the cloud sends to port 7777.
-struct Probes<'a>(&'a Network);
+struct PacketCounter<'a>(&'a Network);
 
-impl<'a> Probes<'a> {
+impl<'a> PacketCounter<'a> {
     fn start(network: &'a Network) -> Self {
         network.cloud.sh("nft add table inet seen; nft add counter inet seen probes
             nft add chain inet seen output '{ type filter hook output priority 0; }'

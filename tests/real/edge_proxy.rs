@@ -1,12 +1,12 @@
 //! The HTTP proxy of an edge, as users use it: curl on a node requests pages of the cloud and of another node.
 
 use crate::network::{Network, OTHER_SERVER, SERVER};
-use crate::parts::have;
+use crate::parts::are_installed;
 use crate::process::{TIMEOUT, run_command};
 
 #[test]
 fn curl_on_a_node_reaches_the_cloud_and_nodes_of_any_server() {
-    if !have(&["busybox"]) {
+    if !are_installed(&["busybox"]) {
         return;
     }
     let Some(network) = Network::start(2) else { return };
@@ -16,14 +16,18 @@ fn curl_on_a_node_reaches_the_cloud_and_nodes_of_any_server() {
         network.page(&network.cloud, ("cloud", &format!("{SERVER}:8088")), ("index.html", "cloud\n")),
         network.page(&network.edges[1], ("node2", "127.0.0.1:9100"), ("index.html", "node2\n")),
     ];
-    let _asks = network.edge(1, SERVER, PROXY);
+    let _proxy_node = network.edge(1, SERVER, PROXY);
     for server in [SERVER, OTHER_SERVER] {
         let _serves = network.edge(2, server, "");
-        for (url, says) in
+        for (url, expected) in
             [(format!("http://{SERVER}:8088/"), "cloud\n"), ("http://node2:9100/".into(), "node2\n")]
         {
             for way in ["", "-p"] {
-                assert_eq!(curl(&network, &format!("{way} {url}")), says, "{way} {url}, node2 at {server}");
+                assert_eq!(
+                    curl(&network, &format!("{way} {url}")),
+                    expected,
+                    "{way} {url}, node2 at {server}"
+                );
             }
         }
     }
@@ -54,9 +58,9 @@ fn curl(network: &Network, args: &str) -> String {
     let mut command = network.edges[0].command("sh");
     let line = format!("curl -s -m 20 -x http://127.0.0.1:3128 {args}");
     command.args(["-c", &line]);
-    let said = run_command(&line, &mut command, None, 2 * TIMEOUT);
-    assert!(said.status.success(), "{line}: {said:?}");
-    said.stdout
+    let output = run_command(&line, &mut command, None, 2 * TIMEOUT);
+    assert!(output.status.success(), "{line}: {output:?}");
+    output.stdout
 }
 
 const PROXY: &str = "[edge.http_proxy]\nlisten = \"127.0.0.1:3128\"\n";

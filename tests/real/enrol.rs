@@ -4,9 +4,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::parts::{free_port, have, root};
+use crate::parts::{are_installed, free_port, is_root};
 use crate::process::{ProcessOutput, Running, TIMEOUT, run, run_command};
-use crate::tunnel::{Cloud, PROGRAM, TestDir, tunnel};
+use crate::tunnel::{PROGRAM, ServerProcess, TestDir, tunnel};
 
 /// Creates files for `node1` and a server on this machine.
 fn init(dir: &Path, to: &Path) -> ProcessOutput {
@@ -20,7 +20,7 @@ fn init(dir: &Path, to: &Path) -> ProcessOutput {
 }
 
 /// Runs a command of the program as a user.
-pub(crate) fn says(args: &[&str]) -> ProcessOutput {
+pub(crate) fn run_tunnel(args: &[&str]) -> ProcessOutput {
     run(PROGRAM, args, None, TIMEOUT)
 }
 
@@ -33,9 +33,9 @@ fn a_node_is_invited_joins_links_and_is_revoked_by_one_command_each() {
         socket.display(),
         place.path().join("enrolled")
     );
-    let mut cloud = Cloud::start_with(&place, &more, &[]);
+    let mut cloud = ServerProcess::start_with(&place, &more, &[]);
     let socket = format!("--socket={}", socket.display());
-    let invited = says(&["invite", "--node", "edge7", "--ttl", "90s", &socket]);
+    let invited = run_tunnel(&["invite", "--node", "edge7", "--ttl", "90s", &socket]);
     assert!(invited.status.success() && invited.stdout.starts_with("on edge7, within 90 s"), "{invited:?}");
     let line = invited.stdout.lines().map(str::trim).find(|line| line.starts_with("echo ")).unwrap();
     let code = line.split_whitespace().nth(1).unwrap().to_owned();
@@ -45,36 +45,36 @@ fn a_node_is_invited_joins_links_and_is_revoked_by_one_command_each() {
     let dir = to.display().to_string();
     let server = format!("localhost:{}", cloud.grpc);
     let join = ["join", &server, "--invitation", &code, "--install-dir", &dir];
-    let joined = says(&join);
+    let joined = run_tunnel(&join);
     assert!(joined.status.success() && joined.stdout.starts_with("edge7 has joined"), "{joined:?}");
-    let again = says(&join);
+    let again = run_tunnel(&join);
     assert_eq!(again.status.code(), Some(73), "{again:?}");
     let second = format!("{dir}2");
-    let used = says(&[&join[..5], &[second.as_str()][..]].concat());
+    let used = run_tunnel(&[&join[..5], &[second.as_str()][..]].concat());
     assert_eq!(used.status.code(), Some(77), "{used:?}");
     assert!(used.stderr.contains("has been used already"), "{used:?}");
-    let guess = says(&["join", &server, "--invitation", "guess", "--install-dir", &second]);
+    let guess = run_tunnel(&["join", &server, "--invitation", "guess", "--install-dir", &second]);
     assert_eq!(guess.status.code(), Some(64), "{guess:?}");
 
     let log = free_port();
     set_admin(&to.join("edge.toml"), log);
     let config = format!("--config={}", to.join("edge.toml").display());
     let mut edge = Running::start("edge", place.path(), tunnel().args(["edge", &config]));
-    edge.answers(log, "/readyz", "");
-    cloud.has("edge7");
+    edge.wait_for_answer(log, "/readyz", "");
+    cloud.wait_for_node("edge7");
 
-    let revoked = says(&["invitations", "revoke", "edge7", &socket]);
+    let revoked = run_tunnel(&["invitations", "revoke", "edge7", &socket]);
     assert!(revoked.status.success(), "{revoked:?}");
-    cloud.process.says("links ended: token revoked");
-    let none = says(&["invitations", "revoke", "edge7", &socket]);
+    cloud.process.wait_for_log("links ended: token revoked");
+    let none = run_tunnel(&["invitations", "revoke", "edge7", &socket]);
     assert!(none.stderr.contains("has not joined by an invitation"), "{none:?}");
     let uid = String::from_utf8(Command::new("id").arg("-u").output().unwrap().stdout).unwrap();
     for act in ["invitation created", "node joined", "invitations revoked"] {
-        let told = cloud.process.says_of("tunnel::audit", act);
+        let line = cloud.process.wait_for_log_of("tunnel::audit", act);
         assert!(
-            told.contains("edge7")
-                && (act == "node joined" || told.contains(&format!("actor=\"uid={}", uid.trim()))),
-            "{told}"
+            line.contains("edge7")
+                && (act == "node joined" || line.contains(&format!("actor=\"uid={}", uid.trim()))),
+            "{line}"
         );
     }
     assert!(!cloud.process.log().contains(&code), "the log must not contain secrets");
@@ -104,14 +104,14 @@ pub(crate) fn with_admin(config: &str, port: u16) -> String {
 
 #[test]
 fn files_of_init_are_copied_by_its_commands_and_carry_a_request() {
-    if !have(&["curl", "sh"]) {
+    if !are_installed(&["curl", "sh"]) {
         return;
     }
     let place = tempfile::tempdir().unwrap();
     let (dir, to, node) = (place.path().join("files"), place.path().join("etc"), place.path().join("node1"));
-    let said = init(&dir, &to);
-    assert!(said.status.success() && said.stderr.is_empty(), "{said:?}");
-    let copies = said.stdout.lines().map(str::trim).find(|line| line.starts_with("cp ")).unwrap();
+    let output = init(&dir, &to);
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let copies = output.stdout.lines().map(str::trim).find(|line| line.starts_with("cp ")).unwrap();
     assert!(run("sh", &["-c", copies], None, TIMEOUT).status.success(), "{copies}");
     // The node uses the same machine, so its folder must differ.
     std::fs::rename(dir.join("edge-node1"), &node).unwrap();
@@ -123,16 +123,16 @@ fn files_of_init_are_copied_by_its_commands_and_carry_a_request() {
     set_admin(&node.join("edge.toml"), edge_log);
     let config = |file: &Path| format!("--config={}", file.display());
     for file in [to.join("server.toml"), node.join("edge.toml")] {
-        let said = run(PROGRAM, &["config", "check", file.to_str().unwrap()], None, TIMEOUT);
-        assert!(said.status.success() && !said.stderr.contains("WARN"), "{said:?}");
+        let output = run(PROGRAM, &["config", "check", file.to_str().unwrap()], None, TIMEOUT);
+        assert!(output.status.success() && !output.stderr.contains("WARN"), "{output:?}");
     }
     let start = |role: &str, file: &str| {
         Running::start(role, place.path(), tunnel().args([role, &config(&place.path().join(file))]))
     };
     let mut cloud = start("server", "etc/server.toml");
     let mut edge = start("edge", "node1/edge.toml");
-    cloud.answers(log, "/cloud/healthz", "node1");
-    edge.answers(edge_log, "/readyz", "");
+    cloud.wait_for_answer(log, "/cloud/healthz", "node1");
+    edge.wait_for_answer(edge_log, "/readyz", "");
     let proxy = format!("http://127.0.0.1:{connect}");
     let page = format!("http://node1:{}/", crate::parts::page());
     let got = run("curl", &["-sS", "-p", "-x", &proxy, &page], None, TIMEOUT);
@@ -141,14 +141,14 @@ fn files_of_init_are_copied_by_its_commands_and_carry_a_request() {
 
 #[test]
 fn a_cloud_named_by_an_address_of_ipv6_is_joined_by_the_command_that_invite_prints() {
-    if !have(&["sh"]) {
+    if !are_installed(&["sh"]) {
         return;
     }
     let place = tempfile::tempdir().unwrap();
     let (to, joined) = (place.path().join("etc"), place.path().join("joined"));
     let (etc, files) = (to.display().to_string(), place.path().join("files"));
-    let said = says(&["init", files.to_str().unwrap(), "--name", "::1", "--install-dir", &etc]);
-    assert!(said.status.success(), "{said:?}");
+    let output = run_tunnel(&["init", files.to_str().unwrap(), "--name", "::1", "--install-dir", &etc]);
+    assert!(output.status.success(), "{output:?}");
     std::fs::rename(files.join("server"), &to).unwrap();
     let ([grpc, connect, log], socket) = ([(); 3].map(|()| free_port()), place.path().join("sock"));
     let admin = format!("[server.admin]\nlisten = \"unix:{}\"\n\n[server.connect]", socket.display());
@@ -163,8 +163,8 @@ fn a_cloud_named_by_an_address_of_ipv6_is_joined_by_the_command_that_invite_prin
     set_admin(&to.join("server.toml"), log);
     let config = format!("--config={etc}/server.toml");
     let mut cloud = Running::start("server", place.path(), tunnel().args(["server", &config]));
-    cloud.answers(log, "/readyz", "");
-    let invited = says(&["invite", "--node", "edge7", &format!("--socket={}", socket.display())]);
+    cloud.wait_for_answer(log, "/readyz", "");
+    let invited = run_tunnel(&["invite", "--node", "edge7", &format!("--socket={}", socket.display())]);
     let line = invited.stdout.lines().find(|line| line.contains("echo ")).unwrap();
     assert!(line.ends_with(&format!("| tunnel join '[::1]:{grpc}' --invitation -")), "{line}");
     let line = line.replace("tunnel join", &format!("{PROGRAM} join --install-dir {}", joined.display()));
@@ -191,16 +191,16 @@ fn a_second_init_overwrites_nothing_and_wrong_arguments_create_nothing() {
         &["init", &other, "--name", "localhost", "--node", "node1", "--ca-cert", "ca.crt"],
         &["init", &other, "--name", "localhost", "--node", "node1", "--days", "0"],
     ] {
-        let said = run(PROGRAM, wrong, None, TIMEOUT);
-        assert_eq!(said.status.code(), Some(64), "{said:?}");
-        assert!(said.stderr.contains("--"), "{said:?}");
+        let output = run(PROGRAM, wrong, None, TIMEOUT);
+        assert_eq!(output.status.code(), Some(64), "{output:?}");
+        assert!(output.stderr.contains("--"), "{output:?}");
     }
     assert!(!Path::new(&other).exists());
 }
 
 #[test]
 fn failures_of_disks_and_permissions_are_reported_and_leave_no_files() {
-    if !have(&["unshare", "mount", "setpriv", "find"]) || !root() {
+    if !are_installed(&["unshare", "mount", "setpriv", "find"]) || !is_root() {
         return;
     }
     let place = tempfile::tempdir().unwrap();
@@ -225,8 +225,8 @@ fn failures_of_disks_and_permissions_are_reported_and_leave_no_files() {
              {user} {program} init {disk}/files --name localhost --node node1; echo code=$?; \
              find {disk} -mindepth 1"
         );
-        let said = in_its_own(&script);
-        assert_eq!(said.stdout, "code=73\n", "{why}: {said:?}");
-        assert!(said.stderr.contains(why) && said.stderr.contains("check that the folder"), "{said:?}");
+        let output = in_its_own(&script);
+        assert_eq!(output.stdout, "code=73\n", "{why}: {output:?}");
+        assert!(output.stderr.contains(why) && output.stderr.contains("check that the folder"), "{output:?}");
     }
 }

@@ -5,9 +5,9 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 
-use crate::parts::{free_port, have, loopback};
-use crate::process::{Running, TIMEOUT, ask, run};
-use crate::tunnel::{Cloud, PROGRAM, TestDir};
+use crate::parts::{are_installed, free_port, loopback};
+use crate::process::{Running, TIMEOUT, run, send_request};
+use crate::tunnel::{PROGRAM, ServerProcess, TestDir};
 
 /// Returns a command that runs the program with few open files.
 fn limited() -> Command {
@@ -40,7 +40,7 @@ fn answers_all(place: &TestDir, process: &mut Running, ports: &[u16], socket: &s
     for _ in 0..3 {
         for port in ports {
             for path in ["/livez", "/readyz", "/metrics"] {
-                let answer = ask(*port, "GET", path, "").unwrap_or_default();
+                let answer = send_request(*port, "GET", path, "").unwrap_or_default();
                 assert!(answer.starts_with("HTTP/1.0 200"), "{port}{path}: {answer:?}");
             }
         }
@@ -50,7 +50,7 @@ fn answers_all(place: &TestDir, process: &mut Running, ports: &[u16], socket: &s
     let mut ca = OpenOptions::new().append(true).open(&place.files.ca).unwrap();
     ca.write_all(b"\n").unwrap();
     process.hang_up();
-    process.says("files reloaded");
+    process.wait_for_log("files reloaded");
     for error in ["cannot reload", "Too many open files", "cannot accept"] {
         assert!(!process.log().contains(error), "{error}");
     }
@@ -58,7 +58,7 @@ fn answers_all(place: &TestDir, process: &mut Running, ports: &[u16], socket: &s
 
 #[test]
 fn a_full_server_answers_operators_and_probes_and_reloads_files() {
-    if !have(&["prlimit"]) {
+    if !are_installed(&["prlimit"]) {
         return;
     }
     let (place, target) = (TestDir::new(), TcpListener::bind(loopback(0)).unwrap());
@@ -71,10 +71,10 @@ fn a_full_server_answers_operators_and_probes_and_reloads_files() {
         place.cloud_config(loopback(grpc), admin)
     );
     let mut server = place.tunnel_as(limited(), ("server", "cloud"), &config, &[], &[]);
-    server.answers(admin, "/readyz", "");
+    server.wait_for_answer(admin, "/readyz", "");
     let edge = place.edge_config("node1", &format!("127.0.0.1:{grpc}"), free_port());
     let _edge = place.tunnel(("edge", "edge"), &edge, &[], &[]);
-    server.answers(admin, "/cloud/healthz", "node1");
+    server.wait_for_answer(admin, "/cloud/healthz", "node1");
     let (clients, refusal) = fill(connect, target.local_addr().unwrap().port());
     assert!(refusal.contains("503") && refusal.contains(REACHED), "{refusal}");
     answers_all(&place, &mut server, &[admin, metrics], &socket);
@@ -83,11 +83,11 @@ fn a_full_server_answers_operators_and_probes_and_reloads_files() {
 
 #[test]
 fn a_full_edge_refuses_sessions_and_answers_operators_and_probes() {
-    if !have(&["prlimit"]) {
+    if !are_installed(&["prlimit"]) {
         return;
     }
     let (place, target) = (TestDir::new(), TcpListener::bind(loopback(0)).unwrap());
-    let mut cloud = Cloud::start(&place);
+    let mut cloud = ServerProcess::start(&place);
     let (admin, metrics) = (free_port(), free_port());
     let socket = place.path().join("edge.sock").display().to_string();
     let config = format!(
@@ -95,7 +95,7 @@ fn a_full_edge_refuses_sessions_and_answers_operators_and_probes() {
         place.edge_config("node1", &format!("127.0.0.1:{}", cloud.grpc), admin)
     );
     let mut edge = place.tunnel_as(limited(), ("edge", "edge"), &config, &[], &[]);
-    cloud.has("node1");
+    cloud.wait_for_node("node1");
     let (clients, refusal) = fill(cloud.connect, target.local_addr().unwrap().port());
     assert!(refusal.contains("503") && refusal.contains(&format!("node node1: {REACHED}")), "{refusal}");
     assert!(

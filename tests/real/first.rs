@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use crate::parts::{have, kept, root};
+use crate::parts::{are_installed, cached_program, is_root};
 use crate::process::{TIMEOUT, run};
 use crate::tunnel::PROGRAM;
 
@@ -25,14 +25,14 @@ fn script(programs: &[&str], text: &str) {
     let dir = place.path().display();
     let programs = programs.join(" ");
     let text = format!("DIR={dir} PROGRAMS='{programs}'\n{HELPERS}{text}\necho all is well\n");
-    let said = run("unshare", &[&alone[..], &["bash", "-c", &text]].concat(), None, 6 * TIMEOUT);
-    assert!(said.status.success() && said.stdout.ends_with("all is well\n"), "{said:?}");
+    let output = run("unshare", &[&alone[..], &["bash", "-c", &text]].concat(), None, 6 * TIMEOUT);
+    assert!(output.status.success() && output.stdout.ends_with("all is well\n"), "{output:?}");
 }
 
 /// /run/tunnel does not exist: root creates it, and other users have a directory of their own.
 #[test]
 fn a_server_set_up_by_init_invites_a_node_and_lists_it() {
-    if !root() || !have(&["unshare", "setpriv", "ip", "flock"]) {
+    if !is_root() || !are_installed(&["unshare", "setpriv", "ip", "flock"]) {
         return;
     }
     script(
@@ -72,7 +72,8 @@ AS=; tunnel token rotate node3 --file tokens/token > rotated.out"#,
 /// The edge knows its addresses; its DNS server stops responding before the server restarts.
 #[test]
 fn an_edge_links_again_while_dns_does_not_respond() {
-    let Some(coredns) = kept("coredns-1.15.0/coredns").filter(|_| root() && have(&["unshare", "ip", "curl"]))
+    let Some(coredns) = cached_program("coredns-1.15.0/coredns")
+        .filter(|_| is_root() && are_installed(&["unshare", "ip", "curl"]))
     else {
         return;
     };

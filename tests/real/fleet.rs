@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex};
 use socket2::SockRef;
 
 use crate::parts::free_port;
-use crate::tunnel::{Cloud, Edge, TestDir};
+use crate::tunnel::{Edge, ServerProcess, TestDir};
 
 /// Servers on separate loopback addresses with the same port.
 pub(crate) struct Fleet {
     // Fields drop in order: processes before the files they use.
-    pub(crate) servers: Vec<Cloud>,
+    pub(crate) servers: Vec<ServerProcess>,
     pub(crate) at: Vec<SocketAddr>,
     pub(crate) place: TestDir,
     listed: bool,
@@ -31,12 +31,12 @@ impl Fleet {
         let port = free_port();
         let at: Vec<_> = (2..5).map(|last| SocketAddr::from(([127, 0, 0, last], port))).collect();
         let mut fleet = Self { servers: Vec::new(), at, place, listed, registry: registry.to_owned() };
-        fleet.servers = (0..3).map(|number| fleet.launch(number)).collect();
-        fleet.servers.iter_mut().for_each(Cloud::ready);
+        fleet.servers = (0..3).map(|number| fleet.start_without_waiting(number)).collect();
+        fleet.servers.iter_mut().for_each(ServerProcess::ready);
         fleet
     }
 
-    fn launch(&self, number: usize) -> Cloud {
+    fn start_without_waiting(&self, number: usize) -> ServerProcess {
         let (at, ip) = (self.at[number], self.at[number].ip().to_string());
         let peers: Vec<_> = self.at.iter().map(|at| format!("\"{at}\"")).collect();
         let peers = if self.listed {
@@ -45,12 +45,12 @@ impl Fleet {
             String::new()
         };
         let more = format!("{peers}\n[server.dns]\n{}", self.registry);
-        Cloud::launch(&self.place, (&format!("pod{number}"), at), &more, &[("POD_IP", &ip)], &[])
+        ServerProcess::launch(&self.place, (&format!("pod{number}"), at), &more, &[("POD_IP", &ip)], &[])
     }
 
     /// Restarts a server in place of one that has ended.
     pub(crate) fn replace(&mut self, number: usize) {
-        let new = self.launch(number);
+        let new = self.start_without_waiting(number);
         self.servers[number] = new;
         self.servers[number].ready();
     }
@@ -58,7 +58,7 @@ impl Fleet {
     /// Starts the edge of `node1`, which dials the proxy. The proxy must forward to this server now.
     pub(crate) fn node(&mut self, line: &Line, server: usize) -> Edge {
         let edge = Edge::start(&self.place, &format!("127.0.0.1:{}", line.port));
-        self.servers[server].has("node1");
+        self.servers[server].wait_for_node("node1");
         edge
     }
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
 
-use crate::parts::have;
+use crate::parts::are_installed;
 use crate::tunnel::PROGRAM;
 
 /// Runs openssl in a folder.
@@ -29,8 +29,8 @@ fn certify(dir: &Path, key: &str) {
 }
 
 #[test]
-fn every_form_of_key_is_accepted_or_named() {
-    if !have(&["openssl"]) {
+fn every_key_format_is_accepted_or_named_in_the_error() {
+    if !are_installed(&["openssl"]) {
         return;
     }
     let place = tempfile::tempdir().unwrap();
@@ -76,7 +76,7 @@ fn every_form_of_key_is_accepted_or_named() {
     ] {
         load(dir, &format!("{cert}.crt"), key).unwrap();
     }
-    for (cert, key, says) in [
+    for (cert, key, expected) in [
         ("ec", "ec-encrypted", "it has an encrypted block; expected"),
         ("ec", "ec-pkcs8-encrypted", "remove the passphrase with `openssl pkey -in OLD -out NEW`"),
         ("ec", "ec-der", "`openssl pkey -inform DER -in OLD -out NEW`"),
@@ -87,14 +87,14 @@ fn every_form_of_key_is_accepted_or_named() {
         ("rsa1024", "rsa1024", "its kind of key is not supported; expected RSA"),
         ("ec-explicit", "ec-explicit", "describes its key's curve by numbers"),
     ] {
-        let told = load(dir, &format!("{cert}.crt"), key).unwrap_err();
-        assert!(told.contains(says), "{key}: {told}");
+        let error = load(dir, &format!("{cert}.crt"), key).unwrap_err();
+        assert!(error.contains(expected), "{key}: {error}");
     }
 }
 
 #[test]
-fn every_form_of_certificate_is_accepted_or_named() {
-    if !have(&["openssl"]) {
+fn every_certificate_format_is_accepted_or_named_in_the_error() {
+    if !are_installed(&["openssl"]) {
         return;
     }
     let place = tempfile::tempdir().unwrap();
@@ -115,7 +115,7 @@ fn every_form_of_certificate_is_accepted_or_named() {
     for (cert, key) in [("key.crt", "key"), ("text.crt", "key"), ("both.crt", "both.crt")] {
         load(dir, cert, key).unwrap();
     }
-    for (cert, says) in [
+    for (cert, expected) in [
         ("der.crt", "`openssl x509 -inform DER -in OLD -out NEW`"),
         ("pkcs12.crt", "`openssl pkcs12 -in OLD -nokeys -out NEW`"),
         ("trusted.crt", "`openssl x509 -in OLD -out NEW`"),
@@ -123,8 +123,8 @@ fn every_form_of_certificate_is_accepted_or_named() {
         ("request.crt", "a CA has to sign the request first"),
         ("key", "it may be the file of the key"),
     ] {
-        let told = load(dir, cert, "key").unwrap_err();
-        assert!(told.contains(says), "{cert}: {told}");
+        let error = load(dir, cert, "key").unwrap_err();
+        assert!(error.contains(expected), "{cert}: {error}");
     }
     // More names than a certificate can have.
     let names: Vec<_> = (0..3000).map(|n| format!("DNS:node-{n}.example.org")).collect();
@@ -133,13 +133,13 @@ fn every_form_of_certificate_is_accepted_or_named() {
         dir,
         &format!("req -x509 -new -key key -days 90 -subj /CN=a.test -addext {names} -out large.crt"),
     );
-    let told = load(dir, "large.crt", "key").unwrap_err();
-    assert!(told.contains("but clients accept at most 65535; reissue it with fewer names"), "{told}");
+    let error = load(dir, "large.crt", "key").unwrap_err();
+    assert!(error.contains("but clients accept at most 65535; reissue it with fewer names"), "{error}");
 }
 
 #[test]
-fn a_signature_that_is_not_supported_is_named() {
-    if !have(&["openssl"]) {
+fn an_unsupported_signature_algorithm_is_named_in_the_error() {
+    if !are_installed(&["openssl"]) {
         return;
     }
     let place = tempfile::tempdir().unwrap();
@@ -172,13 +172,13 @@ fn a_signature_that_is_not_supported_is_named() {
         });
         std::fs::write(dir.join("server.toml"), config.replace("/etc/tunnel", &at("made/server"))).unwrap();
         let checked = tunnel(&["config", "check", "server.toml"]);
-        let told = String::from_utf8_lossy(&[checked.stdout, checked.stderr].concat()).into_owned();
-        assert_eq!(checked.status.success(), name == "p521", "{name}: {told}");
+        let error = String::from_utf8_lossy(&[checked.stdout, checked.stderr].concat()).into_owned();
+        assert_eq!(checked.status.success(), name == "p521", "{name}: {error}");
         assert_eq!(
-            told.contains("with a supported signature; set the file"),
+            error.contains("with a supported signature; set the file"),
             name != "p521",
-            "{name}: {told}"
+            "{name}: {error}"
         );
-        assert!(!told.contains("signature_algorithm_id"), "{name}: {told}");
+        assert!(!error.contains("signature_algorithm_id"), "{name}: {error}");
     }
 }

@@ -7,34 +7,34 @@ use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::parts::have;
+use crate::parts::are_installed;
 use crate::process::{Running, run};
 use crate::ssh::sha256;
 use crate::tunnel::{PROGRAM, Pair};
 
 #[test]
-fn nc_sends_its_end_and_reads_the_answer() {
+fn nc_receives_the_response_after_its_half_close() {
     answer_comes_after_the_end("nc.openbsd", |proxy, port| {
         format!("-N -X connect -x 127.0.0.1:{proxy} node1 {port}")
     });
 }
 
 #[test]
-fn ncat_sends_its_end_and_reads_the_answer() {
+fn ncat_receives_the_response_after_its_half_close() {
     answer_comes_after_the_end("ncat", |proxy, port| {
         format!("--proxy-type http --proxy 127.0.0.1:{proxy} node1 {port}")
     });
 }
 
 #[test]
-fn socat_sends_its_end_and_reads_the_answer() {
+fn socat_receives_the_response_after_its_half_close() {
     answer_comes_after_the_end("socat", |proxy, port| {
         format!("-t 20 - PROXY:127.0.0.1:node1:{port},proxyport={proxy}")
     });
 }
 
 #[test]
-fn tunnel_connect_sends_its_end_and_reads_the_answer() {
+fn tunnel_connect_receives_the_response_after_its_half_close() {
     answer_comes_after_the_end(PROGRAM, |proxy, port| {
         format!("connect --server=http://127.0.0.1:{proxy} node1:{port}")
     });
@@ -42,7 +42,7 @@ fn tunnel_connect_sends_its_end_and_reads_the_answer() {
 
 #[test]
 fn tunnel_connect_at_a_terminal_ends_with_its_target() {
-    if !have(&["script"]) {
+    if !are_installed(&["script"]) {
         return;
     }
     let pair = Pair::start();
@@ -52,14 +52,14 @@ fn tunnel_connect_at_a_terminal_ends_with_its_target() {
     let line = format!("{PROGRAM} connect --server=http://127.0.0.1:{} {target}", pair.cloud.connect);
     let mut script = Command::new("script");
     script.args(["-qec", &line, "/dev/null"]);
-    let (mut terminal, _typed) = Running::start_fed("terminal", pair.place.path(), &mut script);
-    assert!(terminal.ends(ANSWER).success());
-    terminal.said("until then");
+    let (mut terminal, _typed) = Running::start_with_stdin("terminal", pair.place.path(), &mut script);
+    assert!(terminal.wait_for_exit(ANSWER).success());
+    terminal.assert_logged("until then");
 }
 
 /// Sends three million bytes to a server that responds with their hash after the end of its input.
 fn answer_comes_after_the_end(program: &str, args: impl Fn(u16, u16) -> String) {
-    if !have(&["sha256sum"]) || program != PROGRAM && !have(&[program]) {
+    if !are_installed(&["sha256sum"]) || program != PROGRAM && !are_installed(&[program]) {
         return;
     }
     let pair = Pair::start();
@@ -69,8 +69,8 @@ fn answer_comes_after_the_end(program: &str, args: impl Fn(u16, u16) -> String) 
 
     let args = args(pair.cloud.connect, hash_server());
     let args: Vec<_> = args.split(' ').collect();
-    let said = run(program, &args, Some(&sent), ANSWER);
-    assert_eq!(said.stdout, format!("{}  -\n", sha256(&sent)), "{program}: {said:?}");
+    let output = run(program, &args, Some(&sent), ANSWER);
+    assert_eq!(output.stdout, format!("{}  -\n", sha256(&sent)), "{program}: {output:?}");
 }
 
 /// Starts a server that runs `sha256sum` on one connection. Its thread ends with the test.

@@ -27,21 +27,21 @@ use crate::process::TIMEOUT;
 
 /// The proxy. While it holds, no write passes. Held writes of ConfigMaps can be released one by one, even if their
 /// client has given up.
-pub(crate) struct Held {
+pub(crate) struct HoldingProxy {
     /// The kubeconfig that uses the proxy.
     pub(crate) kubeconfig: PathBuf,
     holds: Arc<AtomicBool>,
-    writes: Receiver<Write>,
+    writes: Receiver<HeldWrite>,
     _dir: TempDir,
 }
 
 /// A write that is held back.
-pub(crate) struct Write {
+pub(crate) struct HeldWrite {
     go: oneshot::Sender<()>,
     status: Receiver<u16>,
 }
 
-impl Held {
+impl HoldingProxy {
     pub(crate) fn before(kubernetes: &Kubernetes) -> Self {
         let listener = kubernetes.run(TcpListener::bind("127.0.0.1:0")).unwrap();
         let (at, dir) = (listener.local_addr().unwrap(), tempfile::tempdir().unwrap());
@@ -56,7 +56,7 @@ impl Held {
         std::fs::write(&kubeconfig, text.to_string()).unwrap();
         let (holds, (found, writes), tasks) = (Arc::<AtomicBool>::default(), channel(), Drain::new());
         let (to, holding) = (kubernetes.client(&kubernetes.admin()), holds.clone());
-        kubernetes.beside(async move {
+        kubernetes.spawn(async move {
             loop {
                 let (socket, _) = listener.accept().await.unwrap();
                 let ways = (to.clone(), holding.clone(), found.clone(), tasks.clone());
@@ -82,21 +82,21 @@ impl Held {
     }
 
     /// Waits for the next held write of a ConfigMap, and returns it.
-    pub(crate) fn write(&self) -> Write {
+    pub(crate) fn write(&self) -> HeldWrite {
         self.writes.recv_timeout(2 * TIMEOUT).expect("no write of a ConfigMap")
     }
 }
 
-impl Write {
+impl HeldWrite {
     /// Releases the write, and returns its status.
-    pub(crate) fn goes_on(self) -> u16 {
+    pub(crate) fn release(self) -> u16 {
         self.go.send(()).unwrap();
         self.status.recv_timeout(2 * TIMEOUT).expect("no response")
     }
 }
 
 async fn pass(
-    (to, holds, found, tasks): (Client, Arc<AtomicBool>, Sender<Write>, Drain),
+    (to, holds, found, tasks): (Client, Arc<AtomicBool>, Sender<HeldWrite>, Drain),
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     let (mut head, body) = request.into_parts();
@@ -112,7 +112,7 @@ async fn pass(
     }
     if is_map {
         let ((go, goes), (answered, status)) = (oneshot::channel(), channel());
-        let _ = found.send(Write { go, status });
+        let _ = found.send(HeldWrite { go, status });
         // The write continues even if its client has disconnected.
         tasks.spawn(Span::none(), async move {
             if goes.await.is_ok() {

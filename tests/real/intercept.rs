@@ -13,7 +13,7 @@ use std::process::Command;
 use std::thread::{self, JoinHandle};
 
 use crate::network::Machine;
-use crate::parts::{all, have, kept, root};
+use crate::parts::{all, are_installed, cached_program, is_root};
 use crate::process::{ProcessOutput, Running, TIMEOUT, run_command};
 use crate::tunnel::{PROGRAM, TOKEN, TestDir};
 use crate::wait::wait_until;
@@ -26,7 +26,7 @@ fn a_client_on_the_host_reaches_kubelets_by_address_over_tls() {
     for number in [1, 2] {
         for ip in addresses(number) {
             world.is_intercepted(&ip, true);
-            world.asks_kubelet(number, &ip);
+            world.assert_kubelet_answers(number, &ip);
         }
     }
     // Other ports are not intercepted, nor is another machine of the same network.
@@ -41,16 +41,16 @@ fn a_client_on_the_host_reaches_kubelets_by_address_over_tls() {
     let [_first, second] = edges;
     drop(second);
     world.is_refused(2);
-    server.says("node node2 is not connected");
-    world.asks_kubelet(1, &addresses(1)[0]);
+    server.wait_for_log("node node2 is not connected");
+    world.assert_kubelet_answers(1, &addresses(1)[0]);
     // A clean stop removes everything.
     server.terminate();
-    assert!(server.ends(TIMEOUT).success());
+    assert!(server.wait_for_exit(TIMEOUT).success());
     assert!(!world.host.sh("nft list tables").contains("tunnel"));
 }
 
 #[test]
-fn the_next_server_takes_over_the_table_of_a_killed_server() {
+fn a_started_server_takes_over_the_nftables_table_of_a_killed_server() {
     // Waits until the ports of the killed server have expired.
     let Some(world) = all().then(|| World::start(1)).flatten() else { return };
     let tables = world.fixed();
@@ -58,9 +58,9 @@ fn the_next_server_takes_over_the_table_of_a_killed_server() {
     let (_kubelet, edge) = (world.kubelet(1), world.edge(1, ""));
     world.is_intercepted(&addresses(1)[0], true);
     // Another server cannot have the same table while its owner is alive.
-    let mut second = world.launch("second", &world.config(1, &tables), &[], &[]);
-    assert!(!second.ends(TIMEOUT).success());
-    second.said("table inet tunnel belongs to another running process");
+    let mut second = world.start_without_waiting("second", &world.config(1, &tables), &[], &[]);
+    assert!(!second.wait_for_exit(TIMEOUT).success());
+    second.assert_logged("table inet tunnel belongs to another running process");
     server.kill();
     // From now on the node accepts connections: they reach it if they are not intercepted.
     world.nodes[0].sh("nft delete table inet shut");
@@ -68,15 +68,15 @@ fn the_next_server_takes_over_the_table_of_a_killed_server() {
         !world.host.sh("nft list set inet tunnel ports").contains("elements")
     });
     for ip in addresses(1) {
-        world.asks_kubelet(1, &ip);
+        world.assert_kubelet_answers(1, &ip);
     }
     drop(edge);
     let server = world.server(&tables);
-    server.said("taking over the table of a dead owner");
+    server.assert_logged("taking over the table of a dead owner");
     let _edge = world.edge(1, "");
     for ip in addresses(1) {
         world.is_intercepted(&ip, true);
-        world.asks_kubelet(1, &ip);
+        world.assert_kubelet_answers(1, &ip);
     }
     assert_eq!(world.host.sh("nft list tables | sort"), "table inet tunnel\ntable inet tunnel-owner\n");
     assert_eq!(server.log().matches(LISTENER).count(), 2, "{}", server.log());
@@ -86,12 +86,12 @@ fn the_next_server_takes_over_the_table_of_a_killed_server() {
 }
 
 #[test]
-fn a_table_of_another_program_is_left_alone() {
+fn a_server_refuses_to_start_and_keeps_the_nftables_table_of_another_program() {
     let Some(world) = World::start(0) else { return };
     world.host.sh("nft add table inet tunnel; nft add chain inet tunnel theirs");
-    let mut server = world.launch("pod", &world.config(0, ""), &[], &[]);
-    assert!(!server.ends(TIMEOUT).success());
-    server.said("table inet tunnel exists and was not made by this program");
+    let mut server = world.start_without_waiting("pod", &world.config(0, ""), &[], &[]);
+    assert!(!server.wait_for_exit(TIMEOUT).success());
+    server.assert_logged("table inet tunnel exists and was not made by this program");
     assert!(world.host.sh("nft list table inet tunnel").contains("theirs"));
 }
 
@@ -99,9 +99,9 @@ fn a_table_of_another_program_is_left_alone() {
 fn a_server_that_cannot_intercept_reports_why_and_does_not_start() {
     let Some(world) = World::start(0) else { return };
     let lacks = |name: &str, entry: &[&str], env: &[(&str, &str)], why: &str| {
-        let mut server = world.launch(name, &world.config(0, ""), entry, env);
-        assert!(!server.ends(TIMEOUT).success());
-        server.said(why);
+        let mut server = world.start_without_waiting(name, &world.config(0, ""), entry, env);
+        assert!(!server.wait_for_exit(TIMEOUT).success());
+        server.assert_logged(why);
     };
     lacks(
         "unable",
@@ -121,8 +121,8 @@ fn a_connection_started_before_its_node_links_is_intercepted() {
     for ip in addresses(1) {
         let waits = world.connecting(&ip);
         let edge = world.edge(1, "");
-        let said = waits.join().unwrap();
-        assert_eq!(said.stdout, "node1", "{ip}: {said:?}\n{}", server.log());
+        let output = waits.join().unwrap();
+        assert_eq!(output.stdout, "node1", "{ip}: {output:?}\n{}", server.log());
         drop(edge);
         world.is_intercepted(&ip, false);
     }
@@ -147,19 +147,19 @@ fn connections_to_this_host_or_from_the_server_are_not_intercepted() {
         &["--verbosity=2"],
     );
     ready(&mut edge, &world.host, ADMIN + 1);
-    server.says(
+    server.wait_for_log(
         "address claim rejected ip=10.79.1.1 node=node1 source=[server.addresses] reason=it is this host's",
     );
     let mut socat = world.host.command("socat");
-    socat.arg("TCP-LISTEN:10250,fork,reuseaddr").arg(world.says("here"));
+    socat.arg("TCP-LISTEN:10250,fork,reuseaddr").arg(world.answer_command("here"));
     let _here = Running::start("here", world.place.path(), &mut socat);
     wait_until("the host listens", TIMEOUT, || world.host.sh("ss -tln").contains(":10250"));
     // Even if both addresses are added to the set.
     world.host.sh(&format!("nft add element inet tunnel nodes4 '{{ {near}, {OTHER} }}'"));
     assert_eq!(world.get(&format!("http://{near}:10250/")).stdout, "here");
     let through = ["-sS", "-m", "20", "-p", "-x", "http://127.0.0.1:2222", &format!("http://{OTHER}:10250/")];
-    let said = run_command("curl", world.host.command("curl").args(through), None, TIMEOUT);
-    assert_eq!(said.stdout, OTHER, "{said:?}");
+    let output = run_command("curl", world.host.command("curl").args(through), None, TIMEOUT);
+    assert_eq!(output.stdout, OTHER, "{output:?}");
     // A connection of another program is intercepted and fails, because the address belongs to no node.
     let intercepted = world.get(&format!("http://{OTHER}:10250/")).status.code();
     assert_ne!(intercepted, Some(0));
@@ -181,9 +181,11 @@ fn a_less_trusted_node_takes_no_address_of_a_more_trusted_one() {
     for number in [1, 2] {
         let ip = &addresses(number)[0];
         world.is_intercepted(ip, true);
-        world.asks_kubelet(number, ip);
+        world.assert_kubelet_answers(number, ip);
     }
-    server.says("address claim rejected ip=10.79.2.1 node=node2 source=its edge reason=it is this host's");
+    server.wait_for_log(
+        "address claim rejected ip=10.79.2.1 node=node2 source=its edge reason=it is this host's",
+    );
 }
 
 #[test]
@@ -197,7 +199,7 @@ fn fifty_nodes_join_and_leave_under_load_and_nothing_is_misrouted() {
         farm.sh(&format!("ip addr add dev wan {ip}/{length}"));
     }
     let mut socat = farm.command("socat");
-    socat.arg("TCP-LISTEN:9100,pf=ip6,ipv6only=0,fork,reuseaddr,backlog=128").arg(world.says(""));
+    socat.arg("TCP-LISTEN:9100,pf=ip6,ipv6only=0,fork,reuseaddr,backlog=128").arg(world.answer_command(""));
     let _answers = Running::start("answers", world.place.path(), &mut socat);
     let entry = |n| farmed(n).map(|ip| format!("\"{ip}\" = \"farm{n}\"\n")).concat();
     let entries: String = FARM.map(entry).collect();
@@ -210,10 +212,10 @@ fn fifty_nodes_join_and_leave_under_load_and_nothing_is_misrouted() {
     let stop = std::sync::atomic::AtomicBool::new(false);
     let place = world.place.path().to_owned();
     let answered = std::thread::scope(|scope| {
-        let asked = scope.spawn(|| {
+        let requests = scope.spawn(|| {
             let mut answered = [0; 2];
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                world.ask_the_farm(&mut answered);
+                world.request_each_farm_node(&mut answered);
             }
             answered
         });
@@ -232,16 +234,16 @@ fn fifty_nodes_join_and_leave_under_load_and_nothing_is_misrouted() {
             }
         }
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        asked.join().unwrap()
+        requests.join().unwrap()
     });
     assert!(answered.iter().all(|of| *of >= 100), "only {answered:?} responses; {}", place.display());
-    server.lives();
+    server.assert_running();
     assert!(!server.log().contains("not_allowed"), "an edge was asked to dial another one's address");
 }
 
 #[test]
 fn the_component_gives_servers_the_host_network_and_net_admin() {
-    let Some(kubectl) = kept("kubernetes-1.36.3/kubectl") else { return };
+    let Some(kubectl) = cached_program("kubernetes-1.36.3/kubectl") else { return };
     // kustomize accepts no absolute paths.
     let overlay = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("overlay-{}", std::process::id()));
     let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize");
@@ -251,15 +253,15 @@ fn the_component_gives_servers_the_host_network_and_net_admin() {
     let text = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [kustomize/base]\n\
                 components: [kustomize/components/intercept]\n";
     std::fs::write(overlay.join("kustomization.yaml"), text).unwrap();
-    let said = run_command("kubectl", Command::new(kubectl).arg("kustomize").arg(&overlay), None, TIMEOUT);
+    let output = run_command("kubectl", Command::new(kubectl).arg("kustomize").arg(&overlay), None, TIMEOUT);
     std::fs::remove_dir_all(&overlay).unwrap();
-    assert!(said.status.success(), "{said:?}");
-    let objects = said.stdout.split("---\n");
+    assert!(output.status.success(), "{output:?}");
+    let objects = output.stdout.split("---\n");
     let servers = objects.into_iter().find(|object| object.contains("kind: Deployment")).unwrap();
     for line in ["hostNetwork: true", "runAsUser: 0", "- NET_ADMIN", "name: HOST_IP", "maxSurge: 0"] {
         assert!(servers.contains(line), "{line}: {servers}");
     }
-    assert!(!servers.contains("sysctls") && !said.stdout.contains("kind: Component"), "{servers}");
+    assert!(!servers.contains("sysctls") && !output.stdout.contains("kind: Component"), "{servers}");
 }
 
 /// The host of the cloud, and nodes that can dial it.
@@ -274,7 +276,9 @@ impl World {
     /// Creates the host, and the machines of `node1` and so on. Returns `None` if a program is missing, or if the
     /// test does not run as root.
     fn start(nodes: usize) -> Option<Self> {
-        if !have(&["nft", "ip", "nsenter", "unshare", "curl", "socat", "ss", "setpriv"]) || !root() {
+        if !are_installed(&["nft", "ip", "nsenter", "unshare", "curl", "socat", "ss", "setpriv"])
+            || !is_root()
+        {
             return None;
         }
         let servers = ["127.0.0.1", "10.79.1.1", "10.79.100.1", "10.79.100.2"];
@@ -293,7 +297,7 @@ impl World {
 
     /// Starts a server on the host that intercepts, with these additional tables, and waits until it is ready.
     fn server(&self, tables: &str) -> Running {
-        let mut server = self.launch("pod", &self.config(0, tables), &[], &[]);
+        let mut server = self.start_without_waiting("pod", &self.config(0, tables), &[], &[]);
         ready(&mut server, &self.host, ADMIN);
         server
     }
@@ -313,7 +317,13 @@ impl World {
     }
 
     /// Starts a server on the host without waiting; `entry` are words before the program's name.
-    fn launch(&self, name: &str, config: &str, entry: &[&str], env: &[(&str, &str)]) -> Running {
+    fn start_without_waiting(
+        &self,
+        name: &str,
+        config: &str,
+        entry: &[&str],
+        env: &[(&str, &str)],
+    ) -> Running {
         let command = match entry {
             [] => self.host.command(PROGRAM),
             [first, rest @ ..] => {
@@ -348,20 +358,20 @@ impl World {
 
     /// Requests a page from every node of the farm at both of its addresses, and counts the responses of each family.
     /// Fails the test if another node responds.
-    fn ask_the_farm(&self, answered: &mut [usize; 2]) {
+    fn request_each_farm_node(&self, answered: &mut [usize; 2]) {
         let ips: Vec<_> = FARM.flat_map(farmed).map(|ip| SocketAddr::new(ip, 9100).to_string()).collect();
         let line = "for at in $0 $@; do echo \"$at $(curl -s -g -m 5 http://$at/)\" & done; wait";
         let mut sh = self.host.command("sh");
-        let said = run_command("sh", sh.args(["-c", line]).args(ips), None, TIMEOUT);
-        for line in said.stdout.lines() {
-            let (at, said) = line.split_once(' ').unwrap();
-            if said.is_empty() {
+        let output = run_command("sh", sh.args(["-c", line]).args(ips), None, TIMEOUT);
+        for line in output.stdout.lines() {
+            let (at, output) = line.split_once(' ').unwrap();
+            if output.is_empty() {
                 continue;
             }
-            let asked = at.parse::<SocketAddr>().unwrap().ip();
-            let by: IpAddr = said.trim_matches(['[', ']']).parse().unwrap();
-            assert_eq!(by.to_canonical(), asked, "{line}");
-            answered[usize::from(asked.is_ipv6())] += 1;
+            let requested = at.parse::<SocketAddr>().unwrap().ip();
+            let by: IpAddr = output.trim_matches(['[', ']']).parse().unwrap();
+            assert_eq!(by.to_canonical(), requested, "{line}");
+            answered[usize::from(requested.is_ipv6())] += 1;
         }
     }
 
@@ -396,8 +406,8 @@ impl World {
     fn is_refused(&self, number: usize) {
         wait_until("the node has disconnected", TIMEOUT, || {
             let mut client = self.kubelet_client(number, &addresses(number)[0]);
-            let said = run_command("curl", &mut client, None, TIMEOUT);
-            said.stderr.contains("reset")
+            let output = run_command("curl", &mut client, None, TIMEOUT);
+            output.stderr.contains("reset")
         });
     }
 
@@ -412,7 +422,7 @@ impl World {
         socat.arg(format!(
             "OPENSSL-LISTEN:10250,pf=ip6,ipv6only=0,fork,reuseaddr,verify=0,cert={cert},key={key}"
         ));
-        socat.arg(self.says(&node));
+        socat.arg(self.answer_command(&node));
         let kubelet = Running::start(&format!("kubelet-{number}"), self.place.path(), &mut socat);
         wait_until("the kubelet listens", TIMEOUT, || {
             self.nodes[number - 1].sh("ss -tln").contains(":10250")
@@ -424,16 +434,16 @@ impl World {
     fn other(&self) -> (Machine, Running) {
         let other = machine(&self.host, 200, false);
         let mut socat = other.command("socat");
-        socat.arg("TCP-LISTEN:10250,fork,reuseaddr").arg(self.says(""));
+        socat.arg("TCP-LISTEN:10250,fork,reuseaddr").arg(self.answer_command(""));
         let answers = Running::start("other", self.place.path(), &mut socat);
         wait_until("the other machine answers", TIMEOUT, || other.sh("ss -tln").contains(":10250"));
         (other, answers)
     }
 
     /// Requests a node's kubelet by address, and checks that its certificate names the node.
-    fn asks_kubelet(&self, number: usize, ip: &str) {
-        let said = run_command("curl", &mut self.kubelet_client(number, ip), None, TIMEOUT);
-        assert_eq!(said.stdout, format!("node{number}"), "{ip}: {said:?}");
+    fn assert_kubelet_answers(&self, number: usize, ip: &str) {
+        let output = run_command("curl", &mut self.kubelet_client(number, ip), None, TIMEOUT);
+        assert_eq!(output.stdout, format!("node{number}"), "{ip}: {output:?}");
     }
 
     fn kubelet_client(&self, number: usize, ip: &str) -> Command {
@@ -460,7 +470,7 @@ impl World {
     }
 
     /// Returns a socat address that answers any request with `text`, or with its own address if `text` is empty.
-    fn says(&self, text: &str) -> String {
+    fn answer_command(&self, text: &str) -> String {
         format!("SYSTEM:sh {} {text}", self.place.path().join("answer").display())
     }
 
@@ -497,7 +507,7 @@ fn at(ip: &str, port: u16) -> String {
 /// Waits until this program is ready on that machine.
 fn ready(running: &mut Running, machine: &Machine, admin: u16) {
     wait_until("the program is ready", TIMEOUT, || {
-        running.lives();
+        running.assert_running();
         let mut curl = machine.command("curl");
         curl.args(["-sf", "-m", "2", &format!("http://127.0.0.1:{admin}/readyz")]);
         run_command("curl", &mut curl, None, TIMEOUT).status.success()

@@ -10,23 +10,23 @@ use std::thread;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::enrol::{says, with_admin};
+use crate::enrol::{run_tunnel, with_admin};
 use crate::fleet::Line;
-use crate::parts::{free_port, have, kept, loopback};
+use crate::parts::{are_installed, cached_program, free_port, loopback};
 use crate::process::{ProcessOutput, Running, TIMEOUT, run, run_command};
 use crate::publish::Etcd;
-use crate::tunnel::{Cloud, TestDir, tunnel};
+use crate::tunnel::{ServerProcess, TestDir, tunnel};
 use crate::wait::{wait_for, wait_until};
 
 /// Starts a server that keeps invitations in `store`.
-fn server(place: &TestDir, number: usize, store: &str, args: &[&str]) -> Cloud {
+fn server(place: &TestDir, number: usize, store: &str, args: &[&str]) -> ServerProcess {
     let name = format!("pod{number}");
     let more = format!(
         "[server.admin]\nlisten = \"unix:{}\"\n[server.invitations]\n{store}\n",
         socket(place, number).display()
     );
     let env = [("POD_NAMESPACE", "edge-system")];
-    let mut server = Cloud::launch(place, (&name, loopback(free_port())), &more, &env, args);
+    let mut server = ServerProcess::launch(place, (&name, loopback(free_port())), &more, &env, args);
     server.ready();
     server
 }
@@ -39,26 +39,26 @@ fn socket(place: &TestDir, server: usize) -> PathBuf {
 fn invited(place: &TestDir, server: usize, node: &str) -> String {
     let socket = format!("--socket={}", socket(place, server).display());
     wait_for("a server creates an invitation", TIMEOUT, || {
-        let said = says(&["invite", "--node", node, "--ttl", "1h", &socket]);
-        let line = said.stdout.lines().map(str::trim).find(|line| line.starts_with("echo "))?;
+        let output = run_tunnel(&["invite", "--node", node, "--ttl", "1h", &socket]);
+        let line = output.stdout.lines().map(str::trim).find(|line| line.starts_with("echo "))?;
         line.split_whitespace().nth(1).map(str::to_owned)
     })
 }
 
 fn join(cloud: &str, code: &str, to: &Path) -> ProcessOutput {
-    says(&["join", cloud, "--invitation", code, "--install-dir", to.to_str().unwrap()])
+    run_tunnel(&["join", cloud, "--invitation", code, "--install-dir", to.to_str().unwrap()])
 }
 
 /// Starts the edge that has joined, with the known port or another one.
-fn start(place: &TestDir, to: &Path, (known, port): (u16, u16), env: &[(&str, &str)]) -> Running {
+fn start(place: &TestDir, to: &Path, (joined_port, port): (u16, u16), env: &[(&str, &str)]) -> Running {
     let log = free_port();
     let text = std::fs::read_to_string(to.join("edge.toml")).unwrap();
-    let text = with_admin(&text, log).replace(&format!(":{known}"), &format!(":{port}"));
+    let text = with_admin(&text, log).replace(&format!(":{joined_port}"), &format!(":{port}"));
     let config = format!("--config={}", place.config("joined", &text).display());
     let mut command = tunnel();
     command.args(["edge", &config]).envs(env.iter().copied());
     let mut edge = Running::start("joined", place.path(), &mut command);
-    edge.answers(log, "/readyz", "");
+    edge.wait_for_answer(log, "/readyz", "");
     edge
 }
 
@@ -69,7 +69,7 @@ fn race(place: &TestDir, store: &str, args: &[&str]) {
     let code = invited(place, 0, "edge7");
     let ports: Vec<_> = servers.iter().map(|server| server.grpc).collect();
     let to = |number: usize| place.path().join(format!("etc{number}"));
-    let said: Vec<_> = thread::scope(|scope| {
+    let outputs: Vec<_> = thread::scope(|scope| {
         let racing: Vec<_> = (0..10)
             .map(|number| {
                 let (cloud, code, to) = (format!("localhost:{}", ports[number % 3]), &code, to(number));
@@ -78,19 +78,19 @@ fn race(place: &TestDir, store: &str, args: &[&str]) {
             .collect();
         racing.into_iter().map(|one| one.join().unwrap()).collect()
     });
-    let winners: Vec<_> = (0..10).filter(|number| said[*number].status.success()).collect();
-    assert_eq!(winners.len(), 1, "{said:?}");
-    for (number, said) in said.iter().enumerate().filter(|(number, _)| *number != winners[0]) {
-        assert_eq!(said.status.code(), Some(77), "{said:?}");
-        assert!(said.stderr.contains("has been used already"), "{said:?}");
+    let winners: Vec<_> = (0..10).filter(|number| outputs[*number].status.success()).collect();
+    assert_eq!(winners.len(), 1, "{outputs:?}");
+    for (number, outputs) in outputs.iter().enumerate().filter(|(number, _)| *number != winners[0]) {
+        assert_eq!(outputs.status.code(), Some(77), "{outputs:?}");
+        assert!(outputs.stderr.contains("has been used already"), "{outputs:?}");
         assert!(!to(number).exists(), "a machine that has not joined has no files");
     }
-    let known = ports[winners[0] % 3];
+    let joined_port = ports[winners[0] % 3];
     for server in &mut servers {
-        let mut edge = start(place, &to(winners[0]), (known, server.grpc), &[]);
-        server.has("edge7");
+        let mut edge = start(place, &to(winners[0]), (joined_port, server.grpc), &[]);
+        server.wait_for_node("edge7");
         edge.terminate();
-        edge.ends(TIMEOUT);
+        edge.wait_for_exit(TIMEOUT);
     }
     let logs: String = servers.iter().map(|server| server.process.log()).collect();
     assert_eq!(logs.matches("node joined by invitation").count(), 1, "{logs}");
@@ -106,7 +106,7 @@ fn one_of_ten_concurrent_joins_at_three_servers_with_a_file_succeeds() {
 
 #[test]
 fn one_of_ten_concurrent_joins_at_three_servers_with_etcd_succeeds() {
-    let Some(program) = kept("etcd-3.6.16/etcd") else { return };
+    let Some(program) = cached_program("etcd-3.6.16/etcd") else { return };
     let place = TestDir::new();
     let etcd = Etcd::start(&place, &program, false);
     race(&place, &format!("store = \"etcd\"\netcd.endpoints = [\"{}\"]", etcd.url), &[]);
@@ -115,7 +115,7 @@ fn one_of_ten_concurrent_joins_at_three_servers_with_etcd_succeeds() {
 /// The servers have the role from the documentation, unchanged.
 #[test]
 fn one_of_ten_concurrent_joins_at_three_servers_with_a_secret_succeeds() {
-    let Some(kubectl) = kept("kubernetes-1.36.3/kubectl") else { return };
+    let Some(kubectl) = cached_program("kubernetes-1.36.3/kubectl") else { return };
     let Some(kubernetes) = crate::kubernetes::Kubernetes::start() else { return };
     let place = TestDir::new();
     let documented = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/how-to/tokens-and-invitations.md");
@@ -131,26 +131,27 @@ fn one_of_ten_concurrent_joins_at_three_servers_with_a_secret_succeeds() {
     std::fs::write(&file, format!("{role}{binding}")).unwrap();
     let mut command = std::process::Command::new(kubectl);
     command.arg("--kubeconfig").arg(kubernetes.admin()).args(["apply", "-f"]).arg(&file);
-    let said = run_command("kubectl", &mut command, None, TIMEOUT);
-    assert!(said.status.success(), "{said:?}");
+    let output = run_command("kubectl", &mut command, None, TIMEOUT);
+    assert!(output.status.success(), "{output:?}");
     race(&place, "store = \"secret\"", &[&format!("--kubeconfig={}", kubernetes.kubeconfig().display())]);
 }
 
 /// A server's connection to etcd that stalls for good once the server writes about a node.
-struct Way {
+struct StallingProxy {
     port: u16,
     stands_still: mpsc::Receiver<()>,
 }
 
-impl Way {
+impl StallingProxy {
     /// The write that stalls it arrives or not; its response never does.
     fn to(etcd: SocketAddr, node: &'static str, arrives: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (tell, stands_still) = mpsc::channel();
+        let (write_signal, stands_still) = mpsc::channel();
         thread::spawn(move || {
             for near in listener.incoming() {
-                let (near, tell, is_still) = (near.unwrap(), tell.clone(), Arc::new(AtomicBool::new(false)));
+                let (near, write_signal, is_still) =
+                    (near.unwrap(), write_signal.clone(), Arc::new(AtomicBool::new(false)));
                 let far = TcpStream::connect(etcd).unwrap();
                 let (mut from, mut to) = (near.try_clone().unwrap(), far.try_clone().unwrap());
                 let stands = is_still.clone();
@@ -158,13 +159,13 @@ impl Way {
                     let mut all = Vec::new();
                     carry(&mut from, |piece| {
                         all.extend_from_slice(piece);
-                        let is_asked = all.windows(node.len()).any(|part| part == node.as_bytes());
-                        let first = is_asked && !stands.swap(is_asked, SeqCst);
-                        if !is_asked || first && arrives {
+                        let names_node = all.windows(node.len()).any(|part| part == node.as_bytes());
+                        let first = names_node && !stands.swap(names_node, SeqCst);
+                        if !names_node || first && arrives {
                             to.write_all(piece).unwrap_or_default();
                         }
                         if first {
-                            let _ = tell.send(());
+                            let _ = write_signal.send(());
                         }
                     });
                 });
@@ -191,12 +192,12 @@ fn carry(from: &mut TcpStream, mut with: impl FnMut(&[u8])) {
 }
 
 /// Waits until the store contains that an invitation was used.
-fn is_used(etcd: &Etcd) {
-    let asked = format!("{{\"key\": \"{}\"}}", STANDARD.encode("/tunnel/enrolled"));
+fn wait_until_used(etcd: &Etcd) {
+    let key = format!("{{\"key\": \"{}\"}}", STANDARD.encode("/tunnel/enrolled"));
     let url = format!("{}/v3/kv/range", etcd.url);
     wait_until("the store contains the used invitation", TIMEOUT, || {
-        let said = run("curl", &["-sSf", "-d", &asked, &url], None, TIMEOUT);
-        let answer: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
+        let output = run("curl", &["-sSf", "-d", &key, &url], None, TIMEOUT);
+        let answer: serde_json::Value = serde_json::from_str(&output.stdout).unwrap();
         let value = STANDARD.decode(answer["kvs"][0]["value"].as_str().unwrap_or_default()).unwrap();
         String::from_utf8(value).unwrap().contains("used_for")
     });
@@ -206,7 +207,9 @@ fn is_used(etcd: &Etcd) {
 /// arrives, with and without another server behind the same name.
 #[test]
 fn a_join_continues_at_another_server_if_its_server_is_killed_in_a_write() {
-    let Some(program) = kept("etcd-3.6.16/etcd").filter(|_| have(&["curl"])) else { return };
+    let Some(program) = cached_program("etcd-3.6.16/etcd").filter(|_| are_installed(&["curl"])) else {
+        return;
+    };
     for (arrives, has_another) in [(false, true), (true, true), (true, false)] {
         let place = TestDir::new();
         let etcd = Etcd::start(&place, &program, false);
@@ -214,29 +217,29 @@ fn a_join_continues_at_another_server_if_its_server_is_killed_in_a_write() {
         let mut other = server(&place, 1, &store(&etcd.url), &[]);
         let code = invited(&place, 1, "edge9");
         let at: SocketAddr = etcd.url.trim_start_matches("http://").parse().unwrap();
-        let way = Way::to(at, "edge9", arrives);
+        let way = StallingProxy::to(at, "edge9", arrives);
         let mut dying = server(&place, 0, &store(&format!("http://127.0.0.1:{}", way.port)), &[]);
         let line = Line::to(loopback(dying.grpc));
         let (cloud, to) = (format!("localhost:{}", line.port), place.path().join("etc"));
-        let said = thread::scope(|scope| {
+        let output = thread::scope(|scope| {
             let joining = scope.spawn(|| join(&cloud, &code, &to));
             way.stands_still.recv_timeout(TIMEOUT).expect("the server did not write");
             if arrives {
-                is_used(&etcd);
+                wait_until_used(&etcd);
             }
             line.lead_to(loopback(if has_another { other.grpc } else { 1 }));
             dying.process.kill();
             joining.join().unwrap()
         });
         if !has_another {
-            assert_eq!(said.status.code(), Some(69), "{said:?}");
-            assert!(said.stderr.contains("run the same command again to continue"), "{said:?}");
+            assert_eq!(output.status.code(), Some(69), "{output:?}");
+            assert!(output.stderr.contains("run the same command again to continue"), "{output:?}");
             line.lead_to(loopback(other.grpc));
         }
-        let said = if has_another { said } else { join(&cloud, &code, &to) };
-        assert!(said.status.success() && said.stdout.starts_with("edge9 has joined"), "{said:?}");
+        let output = if has_another { output } else { join(&cloud, &code, &to) };
+        assert!(output.status.success() && output.stdout.starts_with("edge9 has joined"), "{output:?}");
         let _edge = start(&place, &to, (line.port, line.port), &[]);
-        other.has("edge9");
+        other.wait_for_node("edge9");
         let second = join(&cloud, &code, &place.path().join("second"));
         assert!(second.status.code() == Some(77) && second.stderr.contains("used already"), "{second:?}");
     }
@@ -245,8 +248,8 @@ fn a_join_continues_at_another_server_if_its_server_is_killed_in_a_write() {
 /// Starts an HTTP proxy that resolves every name to this machine. Also returns the requested targets.
 fn proxy() -> (u16, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (port, asked) = (listener.local_addr().unwrap().port(), Arc::new(Mutex::new(Vec::new())));
-    let noted = asked.clone();
+    let (port, targets) = (listener.local_addr().unwrap().port(), Arc::new(Mutex::new(Vec::new())));
+    let noted = targets.clone();
     thread::spawn(move || {
         for client in listener.incoming() {
             let (mut client, mut head) = (client.unwrap(), Vec::new());
@@ -271,7 +274,7 @@ fn proxy() -> (u16, Arc<Mutex<Vec<String>>>) {
             }
         }
     });
-    (port, asked)
+    (port, targets)
 }
 
 #[test]
@@ -290,17 +293,17 @@ fn a_machine_behind_a_proxy_joins_and_links_only_through_it() {
             .envs(env.iter().copied());
         run_command("join", &mut command, None, 2 * TIMEOUT)
     };
-    let gone = format!("http://127.0.0.1:{}", free_port());
-    let no_proxy = joins(&[("HTTPS_PROXY", &gone)]);
+    let dead_proxy = format!("http://127.0.0.1:{}", free_port());
+    let no_proxy = joins(&[("HTTPS_PROXY", &dead_proxy)]);
     assert_eq!(no_proxy.status.code(), Some(69), "{no_proxy:?}");
-    assert!(no_proxy.stderr.contains(gone.trim_start_matches("http://")), "{no_proxy:?}");
-    let (port, asked) = proxy();
+    assert!(no_proxy.stderr.contains(dead_proxy.trim_start_matches("http://")), "{no_proxy:?}");
+    let (port, targets) = proxy();
     let env = [("HTTPS_PROXY", format!("http://127.0.0.1:{port}"))];
     let env = env.each_ref().map(|(name, value)| (*name, value.as_str()));
     let joined = joins(&env);
     assert!(joined.status.success(), "{joined:?}");
     let _edge = start(&place, &to, (cloud.grpc, cloud.grpc), &env);
-    cloud.has("edge7");
-    let asked = asked.lock().unwrap();
-    assert!(asked.len() >= 3 && asked.iter().all(|target| *target == at), "{asked:?}");
+    cloud.wait_for_node("edge7");
+    let targets = targets.lock().unwrap();
+    assert!(targets.len() >= 3 && targets.iter().all(|target| *target == at), "{targets:?}");
 }

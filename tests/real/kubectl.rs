@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::json;
 
-use crate::cluster::{Cluster, Hook, Way, node};
+use crate::cluster::{Cluster, Way, WebhookAddress, node};
 use crate::network::{OTHER_SERVER, SERVER, address};
 use crate::parts::plain_peer;
 use crate::process::{Running, TIMEOUT};
@@ -19,7 +19,7 @@ fn all_of_kubectl_works_with_the_egress_selector_over_tls_and_unix_socket() {
     {
         let (_server, _edge) = (cluster.server(SERVER), cluster.edge(SERVER, ""));
         all_works(&cluster);
-        cluster.webhook_answers(Hook::Service);
+        cluster.webhook_answers(WebhookAddress::Service);
     }
     cluster.change(Way::Unix);
     let (_server, _edge) = (cluster.server(SERVER), cluster.edge(SERVER, ""));
@@ -31,13 +31,16 @@ fn all_of_kubectl_works_by_dns_names_if_apiserver_sends_server_names() {
     let Some(mut cluster) = Cluster::start(Way::Passthrough { verified: true }) else { return };
     let (_server, _edge) = (cluster.server(SERVER), cluster.edge(SERVER, ""));
     all_works(&cluster);
-    cluster.webhook_answers(Hook::Url);
+    cluster.webhook_answers(WebhookAddress::Url);
     cluster.change(Way::Passthrough { verified: false });
     assert!(cluster.sh("kubectl logs busy --tail=1").starts_with("line "));
     for line in ["exec busy -- true", "attach busy", "cp busy:/etc/passwd back", "port-forward pod/busy 8080"]
     {
-        let said = cluster.network.tries(&format!("timeout 100 kubectl {line}"));
-        assert!(!said.status.success() && said.stderr.contains("unrecognized name"), "{line}: {said:?}");
+        let output = cluster.network.try_sh(&format!("timeout 100 kubectl {line}"));
+        assert!(
+            !output.status.success() && output.stderr.contains("unrecognized name"),
+            "{line}: {output:?}"
+        );
     }
 }
 
@@ -54,7 +57,7 @@ fn all_of_kubectl_works_by_dns_names_if_the_server_terminates_tls() {
     cluster.change(Way::Terminate { verified: false });
     let _server = cluster.server(SERVER);
     wait_until("a command reaches its pod", TIMEOUT, || {
-        cluster.network.tries("kubectl logs busy --tail=1 && kubectl exec busy -- true").status.success()
+        cluster.network.try_sh("kubectl logs busy --tail=1 && kubectl exec busy -- true").status.success()
     });
     all_works(&cluster);
     metrics_are_had_by_name_and_by_address(&cluster);
@@ -68,7 +71,7 @@ fn metrics_are_had_by_name_and_by_address(cluster: &Cluster) {
              https://{host}:10250/metrics/resource"
         );
         wait_until(&format!("metrics of {host} are available"), 3 * TIMEOUT, || {
-            cluster.network.tries(&line).stdout.contains("# TYPE")
+            cluster.network.try_sh(&line).stdout.contains("# TYPE")
         });
     }
 }
@@ -82,15 +85,15 @@ fn kubectl_reaches_nodes_of_peers_survives_outages_and_reports_errors() {
     the_log_of_a_pod(&cluster);
     kubectl.exec();
     kubectl.cp();
-    let mut talk = Talk::start(&cluster);
+    let mut talk = EchoCommand::start(&cluster);
     talk.survives_a_cut_line(&cluster);
-    talk.ends();
+    talk.wait_for_exit();
 
     edge.terminate();
-    edge.ends(TIMEOUT);
-    is_told(&cluster, "node node1 is not connected");
+    edge.wait_for_exit(TIMEOUT);
+    assert_kubectl_reports(&cluster, "node node1 is not connected");
     let _edge = cluster.edge(OTHER_SERVER, "[edge.allow]\ntargets = [\"127.0.0.0/8:22\"]\n");
-    is_told(&cluster, "this edge may not dial");
+    assert_kubectl_reports(&cluster, "this edge may not dial");
 }
 
 /// SuperEdge's installer put v0.9 onto edges. A cluster is moved to servers of this program before its edges are. Its
@@ -105,7 +108,7 @@ fn logs_exec_and_cp_work_through_an_edge_of_v0_9() {
     command.arg("--cloud").arg(format!("{SERVER}:9000")).arg("--ca").arg(&place.files.ca);
     let _edge = Running::start("plain-node1", place.path(), &mut command);
     wait_until("the log of a pod is read", TIMEOUT, || {
-        network.tries("kubectl logs busy --tail=1").status.success()
+        network.try_sh("kubectl logs busy --tail=1").status.success()
     });
     the_log_of_a_pod(&cluster);
     for web_sockets in [true, false] {
@@ -149,21 +152,21 @@ impl Kubectl<'_> {
     }
 
     pub(crate) fn exec(&self) {
-        let said =
+        let output =
             self.sh("kubectl exec $pod -- sh -c 'echo out; echo err >&2; exit 7' 2>err; echo $?; cat err");
-        assert!(said.starts_with("out\n7\nerr\n"), "{said}");
+        assert!(output.starts_with("out\n7\nerr\n"), "{output}");
         // EOF arrives, after all data before it.
-        let said = self.sh("head -c 20000000 /dev/urandom >typed; sha256sum <typed
+        let output = self.sh("head -c 20000000 /dev/urandom >typed; sha256sum <typed
             kubectl exec -i $pod -- sha256sum <typed; kubectl exec -i $pod -- cat <typed >back; cmp typed back");
-        same(&said, 2);
+        assert_equal_hashes(&output, 2);
     }
 
     pub(crate) fn exec_with_a_terminal(&self) {
-        let said = self.sh(
+        let output = self.sh(
             // The terminal size arrives with a delay.
             "script -qec 'stty rows 33 cols 77; kubectl exec -it $pod -- sh -c \"until stty size | grep \\\"33 77\\\"; do sleep 0.1; done\"' /dev/null </dev/null",
         );
-        assert!(said.contains("33 77"), "{said}");
+        assert!(output.contains("33 77"), "{output}");
     }
 
     pub(crate) fn attach(&self) {
@@ -178,17 +181,17 @@ impl Kubectl<'_> {
     /// On a busy machine a kubelet sometimes ends such a copy early without an error (kubernetes#60140): kubectl then
     /// fetches the rest.
     pub(crate) fn cp(&self) {
-        let said = self.sh("head -c 50000000 /dev/urandom >given; sha256sum <given
+        let output = self.sh("head -c 50000000 /dev/urandom >given; sha256sum <given
             kubectl cp given $pod:/tmp/given && kubectl exec $pod -- sha256sum /tmp/given || exit
             rm -f back; kubectl cp --retries=5 $pod:/tmp/given back >&2 || { stat -c '%s bytes came' back >&2; exit 1; }
             sha256sum <back");
-        same(&said, 3);
+        assert_equal_hashes(&output, 3);
     }
 
     /// One connection stalls while another continues. Each has its own kubectl: all connections of one kubectl share
     /// a stream without flow control, where an unread connection blocks the others, with or without the tunnel.
     pub(crate) fn port_forward(&self) {
-        let said = self.sh("kubectl exec $pod -- sh -c 'pidof httpd >&2 || httpd -p 127.0.0.1:8080 -h /tmp'
+        let output = self.sh("kubectl exec $pod -- sh -c 'pidof httpd >&2 || httpd -p 127.0.0.1:8080 -h /tmp'
             rm -f forwarding-*
             for port in 8081 8082; do
               kubectl port-forward pod/$pod $port:8080 >forwarding-$port & kubectls+=($!)
@@ -201,7 +204,7 @@ impl Kubectl<'_> {
             sha256sum <given
             for _ in 1 2; do curl -sSf -m 100 http://127.0.0.1:8082/given | sha256sum; done
             LC_ALL=C sed '1,/^.$/d' <&8 | sha256sum");
-        same(&said, 4);
+        assert_equal_hashes(&output, 4);
     }
 }
 
@@ -211,109 +214,109 @@ fn the_log_of_a_pod(cluster: &Cluster) {
     let lines = "awk 'BEGIN { for (i = 0; i < 100000; i++) printf \"%08d %0990d\\n\", i, i }'";
     let script = format!("until [ -e /tmp/begin ]; do sleep 0.1; done; {lines}");
     cluster.apply("talker", &node::pod("talker", &json!({"command": ["sh", "-c", script]})));
-    let said = cluster.sh(&format!(
+    let output = cluster.sh(&format!(
         "kubectl wait --for=condition=Ready --timeout=110s pod/talker >&2; {lines} | sha256sum
         kubectl logs -f talker | sha256sum & follow=$!
         kubectl exec talker -- touch /tmp/begin; wait $follow; kubectl delete pod talker >&2",
     ));
-    same(&said, 2);
+    assert_equal_hashes(&output, 2);
 }
 
 /// New connections get the certificate that is on the disk, and existing ones continue. kube-apiserver refuses a
 /// certificate without the node's name, and the server logs that.
 fn the_certificate_may_change(cluster: &Cluster, server: &mut Running) {
-    let (mut follows, _input) = cluster.network.runs("follow", "kubectl logs -f busy --tail=1");
-    follows.says("line ");
+    let (mut follows, _input) = cluster.network.spawn_sh("follow", "kubectl logs -f busy --tail=1");
+    follows.wait_for_log("line ");
     cluster.certify("other", server);
     wait_until("kube-apiserver sees the new certificate", TIMEOUT, || {
-        let said = cluster.network.tries("kubectl exec busy -- true").stderr;
-        said.contains("certificate is valid for other, not node1")
+        let output = cluster.network.try_sh("kubectl exec busy -- true").stderr;
+        output.contains("certificate is valid for other, not node1")
     });
-    server.says("certificate lacks the name");
+    server.wait_for_log("certificate lacks the name");
     cluster.certify("node1", server);
     wait_until("kube-apiserver sees a certificate for the node", TIMEOUT, || {
-        cluster.network.tries("kubectl exec busy -- true").status.success()
+        cluster.network.try_sh("kubectl exec busy -- true").status.success()
     });
     let lines = follows.log().lines().count();
     wait_until("the log continues", TIMEOUT, || follows.log().lines().count() > lines + 1);
-    follows.lives();
+    follows.assert_running();
 }
 
 /// Fetches the kubelet's metrics through kube-apiserver's proxy, which needs the node's name to resolve.
 fn the_node_itself(cluster: &Cluster) {
     wait_until("the node's name resolves", TIMEOUT, || {
-        cluster.network.tries("getent ahostsv4 node1").status.success()
+        cluster.network.try_sh("getent ahostsv4 node1").status.success()
     });
     for page in ["metrics", "metrics/resource"] {
-        let said = cluster.sh(&format!("kubectl get --raw /api/v1/nodes/node1/proxy/{page}"));
-        assert!(said.contains("# HELP"), "{page}: {said}");
+        let output = cluster.sh(&format!("kubectl get --raw /api/v1/nodes/node1/proxy/{page}"));
+        assert!(output.contains("# HELP"), "{page}: {output}");
     }
 }
 
 /// Fails the test unless there are `lines` lines with the same hash.
-fn same(said: &str, lines: usize) {
-    let hashes: Vec<_> = said.lines().map(|line| line.split(' ').next().unwrap()).collect();
-    assert!(hashes.len() == lines && hashes.iter().all(|hash| *hash == hashes[0]), "{said}");
+fn assert_equal_hashes(output: &str, lines: usize) {
+    let hashes: Vec<_> = output.lines().map(|line| line.split(' ').next().unwrap()).collect();
+    assert!(hashes.len() == lines && hashes.iter().all(|hash| *hash == hashes[0]), "{output}");
 }
 
 /// A command that repeats its input, and must not lose any of it.
-pub(crate) struct Talk {
+pub(crate) struct EchoCommand {
     kubectl: Running,
     input: ChildStdin,
-    told: String,
+    sent: String,
 }
 
-impl Talk {
+impl EchoCommand {
     pub(crate) fn start(cluster: &Cluster) -> Self {
-        let (kubectl, input) = cluster.network.runs("exec", "kubectl exec -i busy -- cat");
-        let mut new = Self { kubectl, input, told: String::new() };
-        new.goes_on("before");
+        let (kubectl, input) = cluster.network.spawn_sh("exec", "kubectl exec -i busy -- cat");
+        let mut new = Self { kubectl, input, sent: String::new() };
+        new.assert_echo("before");
         new
     }
 
-    fn tell(&mut self, word: &str) {
-        self.told += &format!("{word}\n");
+    fn send_line(&mut self, word: &str) {
+        self.sent += &format!("{word}\n");
         self.input.write_all(format!("{word}\n").as_bytes()).unwrap();
     }
 
     /// Sends a word, and waits until the command repeats it.
-    pub(crate) fn goes_on(&mut self, word: &str) {
-        self.tell(word);
-        self.kubectl.says(word);
+    pub(crate) fn assert_echo(&mut self, word: &str) {
+        self.send_line(word);
+        self.kubectl.wait_for_log(word);
     }
 
     /// Blocks the connection between edge and cloud for 20 s, and checks that the command continues.
     pub(crate) fn survives_a_cut_line(&mut self, cluster: &Cluster) {
         cluster.network.edges[0].sh("nft add rule inet shut output tcp dport 9000 drop");
-        self.tell("meanwhile");
+        self.send_line("meanwhile");
         let started = SystemTime::now();
         wait_until("20 s have passed", 2 * TIMEOUT, || started.elapsed().unwrap() > Duration::from_secs(20));
-        self.kubectl.lives();
+        self.kubectl.assert_running();
         cluster.network.edges[0].sh("nft flush chain inet shut output");
-        self.kubectl.says("meanwhile");
-        self.goes_on("after");
+        self.kubectl.wait_for_log("meanwhile");
+        self.assert_echo("after");
     }
 
     /// Ends the input, and checks that the command succeeds.
-    pub(crate) fn ends(self) {
-        let Self { mut kubectl, input, told } = self;
+    pub(crate) fn wait_for_exit(self) {
+        let Self { mut kubectl, input, sent } = self;
         drop(input);
-        assert!(kubectl.ends(TIMEOUT).success());
-        assert_eq!(kubectl.log(), told);
+        assert!(kubectl.wait_for_exit(TIMEOUT).success());
+        assert_eq!(kubectl.log(), sent);
     }
 }
 
 /// Waits until kubectl reports `why` if the node is not reachable.
-pub(crate) fn is_told(cluster: &Cluster, why: &str) {
+pub(crate) fn assert_kubectl_reports(cluster: &Cluster, why: &str) {
     for line in ["kubectl logs busy", "kubectl exec busy -- true"] {
         // Servers announce nodes to each other with a short delay.
         wait_until(&format!("{line} reports {why:?}"), TIMEOUT, || {
-            let said = cluster.network.tries(line);
-            let told = !said.status.success() && said.stderr.contains(why);
-            if !told {
-                let _ = writeln!(std::io::stderr(), "{line}: {said:?}");
+            let output = cluster.network.try_sh(line);
+            let is_reported = !output.status.success() && output.stderr.contains(why);
+            if !is_reported {
+                let _ = writeln!(std::io::stderr(), "{line}: {output:?}");
             }
-            told
+            is_reported
         });
     }
 }

@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use crate::certificates::Authority;
 use crate::cluster::{Cluster, Way, kubelet_client, target_ca};
 use crate::intercept::LISTENER;
-use crate::kubectl::{Kubectl, Talk, is_told};
+use crate::kubectl::{EchoCommand, Kubectl, assert_kubectl_reports};
 use crate::network::{OTHER_SERVER, SERVER, address};
-use crate::parts::{have, kept};
+use crate::parts::{are_installed, cached_program};
 use crate::process::{Running, TIMEOUT};
 use crate::prometheus::{prometheus, query, targets};
 use crate::tunnel::TOKEN;
@@ -26,12 +26,12 @@ fn clients_reach_kubelets_with_the_certificate_issued_for_the_server() {
     let mut pod = cluster.server(SERVER);
     let _edges = [1, 2].map(|number| cluster.network.edge(number, SERVER, ""));
     // Others must approve the kubelets' requests, and a request for a log reports what is missing.
-    let asked = cluster.sh("kubectl get csr --no-headers");
-    for (whose, condition) in [("system:node:node", "Pending"), ("tunnel-cloud", "Approved,Issued")] {
-        let lines: Vec<_> = asked.lines().filter(|line| line.contains(whose)).collect();
-        assert!(lines.len() >= 2 && lines.iter().all(|line| line.ends_with(condition)), "{asked}");
+    let requests = cluster.sh("kubectl get csr --no-headers");
+    for (requester, condition) in [("system:node:node", "Pending"), ("tunnel-cloud", "Approved,Issued")] {
+        let lines: Vec<_> = requests.lines().filter(|line| line.contains(requester)).collect();
+        assert!(lines.len() >= 2 && lines.iter().all(|line| line.ends_with(condition)), "{requests}");
     }
-    is_told(&cluster, "kubectl get csr");
+    assert_kubectl_reports(&cluster, "kubectl get csr");
     cluster.approve_kubelets();
     let metrics = metrics.by_name(&cluster);
     let kubectl = Kubectl { cluster: &cluster, pod: "busy", web_sockets: true };
@@ -43,17 +43,19 @@ fn clients_reach_kubelets_with_the_certificate_issued_for_the_server() {
     let other = Kubectl { cluster: &cluster, pod: "busy-too", web_sockets: false };
     other.exec();
     assert!(cluster.sh("kubectl logs busy-too --tail=1").starts_with("line "));
-    it_is_shown_for_who_proves_a_name_alone(&cluster);
-    metrics.knows_both(&cluster);
+    certificate_is_presented_only_for_authorized_clients(&cluster);
+    metrics.wait_for_both_nodes(&cluster);
 
     let (believed, theirs) = (target_ca(&cluster.network.place), cluster.network.place.files.ca.clone());
     std::fs::write(&believed, Authority::new().0.cert()).unwrap();
     pod.hang_up();
     // A log request could reuse an existing session.
     wait_until("the error contains a hint", TIMEOUT, || {
-        cluster.network.tries("kubectl exec busy -- true").stderr.contains("target_ca of [server.https]")
+        cluster.network.try_sh("kubectl exec busy -- true").stderr.contains("target_ca of [server.https]")
     });
-    pod.says("TLS with the target failed: its certificate was signed by a CA that this end does not trust");
+    pod.wait_for_log(
+        "TLS with the target failed: its certificate was signed by a CA that this end does not trust",
+    );
     std::fs::copy(&theirs, &believed).unwrap();
     pod.hang_up();
     is_reached(&cluster);
@@ -62,42 +64,42 @@ fn clients_reach_kubelets_with_the_certificate_issued_for_the_server() {
     let unproved = tables.replace(&format!("target_ca = {believed:?}"), "target_insecure_skip_verify = true");
     assert_ne!(unproved, tables);
     let pod = cluster.server_with(SERVER, &unproved);
-    pod.said("targets are not verified");
+    pod.assert_logged("targets are not verified");
     is_reached(&cluster);
 }
 
 /// A kubelet answers 401 to a client without a certificate, and 403 to kube-apiserver's own, which has no permissions
 /// there.
-fn it_is_shown_for_who_proves_a_name_alone(cluster: &Cluster) {
+fn certificate_is_presented_only_for_authorized_clients(cluster: &Cluster) {
     let dir = cluster.network.place.path().display();
-    let somebody = cluster.network.place.authority.0.client("somebody").unwrap();
+    let stranger = cluster.network.place.authority.0.client("somebody").unwrap();
     let place = cluster.network.place.path();
-    somebody.write(&place.join("somebody.crt"), &place.join("somebody.key")).unwrap();
-    let asks = |way: &str, who: &str| {
-        let shown = if who.is_empty() {
+    stranger.write(&place.join("somebody.crt"), &place.join("somebody.key")).unwrap();
+    let get_pods = |way: &str, identity: &str| {
+        let shown = if identity.is_empty() {
             String::new()
         } else {
-            format!("--cert {dir}/{who}.crt --key {dir}/{who}.key")
+            format!("--cert {dir}/{identity}.crt --key {dir}/{identity}.key")
         };
         let line = format!("curl -sk -m 30 {way} {shown} -w ' %{{http_code}}' https://node1:10250/pods");
-        cluster.network.tries(&line)
+        cluster.network.try_sh(&line)
     };
     let through = format!("-p -x http://{SERVER}:22");
-    for (way, who, status) in [
+    for (way, identity, status) in [
         (through.as_str(), "", "401"),
         (&through, "kubelet-client", "403"),
         ("", "somebody", "403"),
         ("", "kubelet-client", "200"),
     ] {
-        let said = asks(way, who);
-        assert!(said.stdout.ends_with(&format!(" {status}")), "{way} {who}: {said:?}");
+        let output = get_pods(way, identity);
+        assert!(output.stdout.ends_with(&format!(" {status}")), "{way} {identity}: {output:?}");
     }
-    assert!(!asks("", "").status.success(), "clients without a certificate are refused there");
+    assert!(!get_pods("", "").status.success(), "clients without a certificate are refused there");
 }
 
 #[test]
-fn unconfigured_clients_reach_kubelets_by_their_addresses() {
-    if !have(&["prometheus", "openssl"]) {
+fn clients_reach_kubelets_by_address_through_intercepted_connections() {
+    if !are_installed(&["prometheus", "openssl"]) {
         return;
     }
     let Some(cluster) = Cluster::signed(Way::Intercepted) else { return };
@@ -110,7 +112,7 @@ fn unconfigured_clients_reach_kubelets_by_their_addresses() {
     network.edges[1].sh("nft flush chain inet shut input");
     cluster.sh("kubectl exec busy-too -- true");
     network.edges[1].shut("wan");
-    let lost = network.tries("timeout 3 kubectl exec busy -- true; timeout 3 kubectl exec busy-too -- true");
+    let lost = network.try_sh("timeout 3 kubectl exec busy -- true; timeout 3 kubectl exec busy-too -- true");
     assert_eq!(lost.status.code(), Some(124), "{lost:?}");
     let _edges = [network.edge_of(1, &[OTHER_SERVER, SERVER], ""), network.edge(2, SERVER, "")];
     for ip in &ips {
@@ -136,7 +138,7 @@ fn unconfigured_clients_reach_kubelets_by_their_addresses() {
     }
     each_kubelet_proves_its_node_to_the_client(&cluster, &ips);
     for ip in &ips {
-        who_names_nothing_has_a_command_run(&cluster, ip);
+        a_client_without_server_name_runs_a_command(&cluster, ip);
     }
     for instance in &scraped {
         wait_until(&format!("{instance} is scraped"), 3 * TIMEOUT, || {
@@ -144,28 +146,28 @@ fn unconfigured_clients_reach_kubelets_by_their_addresses() {
             up.iter().any(|series| series["value"][1] == "1")
         });
     }
-    metrics.knows_both(&cluster);
+    metrics.wait_for_both_nodes(&cluster);
     for node in ["node1", "node2"] {
         let of = |line: &&str| line.contains(LISTENER) && line.contains(&format!("node={node} "));
         assert!(pod.log().lines().any(|line| of(&line)), "{node}: {}", pod.log());
     }
 
-    who_claims_anothers_address_gets_nothing(&cluster, &mut pod);
-    let mut talk = Talk::start(&cluster);
+    a_claim_of_another_nodes_address_is_rejected(&cluster, &mut pod);
+    let mut talk = EchoCommand::start(&cluster);
     talk.survives_a_cut_line(&cluster);
     other.kill();
-    talk.goes_on("orphaned");
-    talk.ends();
+    talk.assert_echo("orphaned");
+    talk.wait_for_exit();
 }
 
 /// An address of two Nodes belongs to neither, until a more trusted source assigns it.
-fn who_claims_anothers_address_gets_nothing(cluster: &Cluster, pod: &mut Running) {
+fn a_claim_of_another_nodes_address_is_rejected(cluster: &Cluster, pod: &mut Running) {
     let (ip, place) = (address(1), &cluster.network.place);
     cluster.apply("thief", &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "thief"}}));
     let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": ip}]}});
     cluster.sh(&format!("kubectl patch node thief --subresource=status --type=merge -p '{status}'"));
     is_intercepted(cluster, &ip, false);
-    pod.says_of(&ip, "address claim rejected");
+    pod.wait_for_log_of(&ip, "address claim rejected");
     std::fs::write(place.path().join("token"), format!("default:{TOKEN}\nnode1:{TOKEN} ip={ip}\n")).unwrap();
     pod.hang_up();
     is_intercepted(cluster, &ip, true);
@@ -175,48 +177,48 @@ fn who_claims_anothers_address_gets_nothing(cluster: &Cluster, pod: &mut Running
 fn is_intercepted(cluster: &Cluster, ip: &str, intercepted: bool) {
     let set = if ip.contains(':') { "nodes6" } else { "nodes4" };
     wait_until(&format!("{ip} is intercepted: {intercepted}"), TIMEOUT, || {
-        let said = cluster.network.tries(&format!("nft list set inet tunnel {set}"));
-        said.status.success() && said.stdout.contains(ip) == intercepted
+        let output = cluster.network.try_sh(&format!("nft list set inet tunnel {set}"));
+        output.status.success() && output.stdout.contains(ip) == intercepted
     });
 }
 
 /// TLS is between client and kubelet: the certificate contains the name of the requested node.
 fn each_kubelet_proves_its_node_to_the_client(cluster: &Cluster, ips: &[String; 2]) {
-    let asks = |node: &str, ip: &str| {
+    let get_pods = |node: &str, ip: &str| {
         let at = if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() };
         let to = format!("--connect-to {node}:10250:{at}:10250");
-        cluster.network.tries(&format!("curl -sS -m 30 --cacert ca.crt {to} https://{node}:10250/pods"))
+        cluster.network.try_sh(&format!("curl -sS -m 30 --cacert ca.crt {to} https://{node}:10250/pods"))
     };
     for (node, ip) in ["node1", "node2"].into_iter().zip(ips) {
-        assert_eq!(asks(node, ip).stdout, "Unauthorized", "{node}");
+        assert_eq!(get_pods(node, ip).stdout, "Unauthorized", "{node}");
     }
-    let mistaken = asks("node1", &ips[1]);
+    let mistaken = get_pods("node1", &ips[1]);
     assert!(mistaken.stderr.contains("subject name"), "{mistaken:?}");
 }
 
 /// Runs a command as a client that sends neither a server name nor a Host header.
-fn who_names_nothing_has_a_command_run(cluster: &Cluster, ip: &str) {
+fn a_client_without_server_name_runs_a_command(cluster: &Cluster, ip: &str) {
     let at = if ip.contains(':') { format!("[{ip}]:10250") } else { format!("{ip}:10250") };
     let pod = if ip.contains(':') { "busy-too" } else { "busy" };
     let line = format!(
         "openssl s_client -quiet -noservername -connect {at} -CAfile ca.crt -verify_return_error \
          -cert kubelet-client.crt -key kubelet-client.key | tr -cd '\\n -~'"
     );
-    let (mut client, mut says) = cluster.network.runs("raw", &line);
+    let (mut client, mut stdin) = cluster.network.spawn_sh("raw", &line);
     let head = format!(
         "GET /exec/default/{pod}/main?command=echo&command=untouched&output=1 HTTP/1.0\r\nConnection: Upgrade\r\n\
          Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
          Sec-WebSocket-Protocol: v5.channel.k8s.io\r\n\r\n"
     );
-    says.write_all(head.as_bytes()).unwrap();
-    assert!(client.ends(TIMEOUT).success());
-    client.said("untouched");
+    stdin.write_all(head.as_bytes()).unwrap();
+    assert!(client.wait_for_exit(TIMEOUT).success());
+    client.assert_logged("untouched");
 }
 
 /// Waits until a command runs on the first node.
 fn is_reached(cluster: &Cluster) {
     wait_until("a command runs", TIMEOUT, || {
-        cluster.network.tries("kubectl exec busy -- true").status.success()
+        cluster.network.try_sh("kubectl exec busy -- true").status.success()
     });
 }
 
@@ -226,7 +228,7 @@ struct MetricsServer<P>(P);
 impl MetricsServer<PathBuf> {
     /// Returns `None` if it is not installed.
     fn built() -> Option<Self> {
-        kept("metrics-server-0.9.0/metrics-server").map(Self)
+        cached_program("metrics-server-0.9.0/metrics-server").map(Self)
     }
 
     /// Starts it to query kubelets by name, with a certificate; it does not verify theirs.
@@ -268,12 +270,13 @@ impl MetricsServer<PathBuf> {
 
 impl MetricsServer<Running> {
     /// Waits until it reports the usage of both nodes.
-    fn knows_both(mut self, cluster: &Cluster) {
+    fn wait_for_both_nodes(mut self, cluster: &Cluster) {
         let line = "curl -sk -m 20 -H 'Authorization: Bearer admin' https://127.0.0.1:4443/apis/metrics.k8s.io/v1beta1/nodes";
         wait_until("metrics-server knows both nodes", 4 * TIMEOUT, || {
-            self.0.lives();
-            let said: Value = serde_json::from_str(&cluster.network.tries(line).stdout).unwrap_or_default();
-            let items = said["items"].as_array().cloned().unwrap_or_default();
+            self.0.assert_running();
+            let output: Value =
+                serde_json::from_str(&cluster.network.try_sh(line).stdout).unwrap_or_default();
+            let items = output["items"].as_array().cloned().unwrap_or_default();
             let names = items.iter().map(|item| item["metadata"]["name"].as_str().unwrap());
             names.collect::<BTreeSet<_>>() == ["node1", "node2"].into()
         });

@@ -16,7 +16,7 @@ use tokio::runtime::Runtime;
 
 use crate::apiserver::acts_as;
 pub(crate) use crate::apiserver::{NAMESPACE, PODS};
-use crate::parts::{free_port, kept, loopback};
+use crate::parts::{cached_program, free_port, loopback};
 use crate::process::{Running, TIMEOUT};
 use crate::publish::Etcd;
 use crate::tunnel::TestDir;
@@ -41,7 +41,8 @@ pub(crate) struct Kubernetes {
 impl Kubernetes {
     /// Starts it. Returns `None` if its programs are not installed.
     pub(crate) fn start() -> Option<Self> {
-        let (etcd, program) = (kept("etcd-3.6.16/etcd")?, kept("kubernetes-1.36.3/kube-apiserver")?);
+        let (etcd, program) =
+            (cached_program("etcd-3.6.16/etcd")?, cached_program("kubernetes-1.36.3/kube-apiserver")?);
         let (place, port) = (TestDir::new(), free_port());
         let etcd = Etcd::start(&place, &etcd, false);
         let etcd_url = etcd.url.clone();
@@ -71,13 +72,13 @@ impl Kubernetes {
 
     /// Starts a kube-controller-manager with these controllers. Returns `None` if it is not installed.
     pub(crate) fn manager(&self, controllers: &str) -> Option<Running> {
-        let command = Command::new(kept("kubernetes-1.36.3/kube-controller-manager")?);
+        let command = Command::new(cached_program("kubernetes-1.36.3/kube-controller-manager")?);
         let mut command = crate::apiserver::manager(command, &self.place, free_port(), controllers);
         Some(Running::start("controller-manager", self.place.path(), &mut command))
     }
 
     /// Runs a task concurrently with the test.
-    pub(crate) fn beside(&self, work: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(work);
     }
 
@@ -296,8 +297,8 @@ impl Kubernetes {
 
     fn is_ready(&mut self) {
         wait_until("kube-apiserver is ready", 6 * TIMEOUT, || {
-            self.apiserver.lives();
-            self.raw("/readyz").is_some_and(|said| said == "ok")
+            self.apiserver.assert_running();
+            self.raw("/readyz").is_some_and(|body| body == "ok")
         });
     }
 

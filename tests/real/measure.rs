@@ -16,7 +16,7 @@ fn kubectl() {
     let mut cluster = Cluster::start(Way::Direct).expect("all programs");
     write_the_log(&cluster);
     cluster.network.edges[0].sh("nft flush chain inet shut input");
-    let direct = Figures::take(&cluster, &format!("https://{}:10250", address(1)));
+    let direct = LatencyResults::take(&cluster, &format!("https://{}:10250", address(1)));
     cluster.network.edges[0].shut("wan");
     cluster.change(Way::Egress);
     let (_server, _edge) = (cluster.server(SERVER), cluster.edge(SERVER, ""));
@@ -24,7 +24,7 @@ fn kubectl() {
         "--proxy https://{SERVER}:8000 --proxytunnel --proxy-cacert ca.crt --proxy-cert egress-client.crt \
          --proxy-key egress-client.key https://node1:10250"
     );
-    let tunnel = Figures::take(&cluster, &egress);
+    let tunnel = LatencyResults::take(&cluster, &egress);
     let rows = [
         row(
             "kubectl exec, a line there and back, p50, against kubelet directly",
@@ -46,7 +46,7 @@ fn kubectl() {
 }
 
 /// The results of one way to the kubelet; each is a median.
-struct Figures {
+struct LatencyResults {
     /// RTT of one line to a command that echoes it, in microseconds.
     echo: f64,
     /// Duration of a command that does nothing, in milliseconds.
@@ -57,15 +57,15 @@ struct Figures {
     curl: f64,
 }
 
-impl Figures {
+impl LatencyResults {
     /// Measures kubectl through kube-apiserver, and curl with these arguments that reach the kubelet.
     fn take(cluster: &Cluster, kubelet: &str) -> Self {
         wait_until("a command runs", TIMEOUT, || {
-            cluster.network.tries("kubectl exec busy -- true").status.success()
+            cluster.network.try_sh("kubectl exec busy -- true").status.success()
         });
         let median = |line: &str| {
-            let said = cluster.sh(line);
-            let mut all: Vec<f64> = said.lines().map(|number| number.parse().unwrap()).collect();
+            let output = cluster.sh(line);
+            let mut all: Vec<f64> = output.lines().map(|number| number.parse().unwrap()).collect();
             all.sort_by(f64::total_cmp);
             all[all.len() / 2]
         };

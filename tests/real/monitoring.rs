@@ -7,39 +7,39 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::parts::{free_port, have};
+use crate::parts::{are_installed, free_port};
 use crate::process::{Running, TIMEOUT, run};
 use crate::tunnel::{Pair, TestDir, tunnel};
 use crate::wait::wait_until;
 
 #[test]
 fn each_alert_fires_when_it_should_and_not_in_a_rolling_restart() {
-    if !have(&["promtool"]) {
+    if !are_installed(&["promtool"]) {
         return;
     }
     for (task, file) in [("check", "alerts.yaml"), ("test", "alerts_test.yaml")] {
         let file = folder().join(file);
-        let said = run("promtool", &[task, "rules", file.to_str().unwrap()], None, TIMEOUT);
-        assert!(said.status.success(), "{said:?}");
+        let output = run("promtool", &[task, "rules", file.to_str().unwrap()], None, TIMEOUT);
+        assert!(output.status.success(), "{output:?}");
     }
 }
 
 #[test]
 fn each_expression_of_the_dashboard_has_a_result() {
-    if !have(&["prometheus", "curl"]) {
+    if !are_installed(&["prometheus", "curl"]) {
         return;
     }
     let mut pair = Pair::start();
     let port = prometheus_port(&pair.place, pair.cloud.metrics);
     let _prometheus = port.1;
-    let lasting = stir(&mut pair);
+    let lasting = cause_refusals(&mut pair);
     for expression in expressions() {
-        assert_is_known(&expression);
+        assert_metrics_exist(&expression);
         let rare = RARE.iter().any(|name| expression.contains(name));
         wait_until(&format!("a result of {expression}"), TIMEOUT, || {
-            let said = asked(port.0, &expression);
-            assert_eq!(said["status"], "success", "{expression}: {said}");
-            rare || said["data"]["result"].as_array().is_some_and(|series| !series.is_empty())
+            let output = query(port.0, &expression);
+            assert_eq!(output["status"], "success", "{expression}: {output}");
+            rare || output["data"]["result"].as_array().is_some_and(|series| !series.is_empty())
         });
     }
     drop(lasting);
@@ -69,8 +69,8 @@ fn expressions() -> Vec<String> {
 }
 
 /// Fails the test if a name is not one of this program's metrics.
-fn assert_is_known(expression: &str) {
-    let known = include_str!("../../crates/base/src/metrics.rs");
+fn assert_metrics_exist(expression: &str) {
+    let source = include_str!("../../crates/base/src/metrics.rs");
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let names: BTreeSet<_> = words.filter(|word| word.starts_with("tunnel_")).collect();
     for name in names {
@@ -78,7 +78,7 @@ fn assert_is_known(expression: &str) {
         for end in ["_bucket", "_total", "_seconds", "_bytes"] {
             stem = stem.strip_suffix(end).unwrap_or(stem);
         }
-        assert!(OTHERS.contains(&name) || known.contains(&format!("\"{stem}\"")), "{name} in {expression}");
+        assert!(OTHERS.contains(&name) || source.contains(&format!("\"{stem}\"")), "{name} in {expression}");
     }
 }
 
@@ -87,23 +87,23 @@ const OTHERS: [&str; 2] = ["tunnel_cloud_nodes", "tunnel_tokio_tasks"];
 
 /// Causes one of each event that is counted: a refused edge, a disconnected edge, an invalid client, and an ended
 /// session. The returned processes keep producing events.
-fn stir(pair: &mut Pair) -> Vec<Running> {
+fn cause_refusals(pair: &mut Pair) -> Vec<Running> {
     let cloud = format!("127.0.0.1:{}", pair.cloud.grpc);
     let wrong = pair.place.edge_config("node2", &cloud, free_port()).replace("token = \"", "token = \"not-");
     let mut refused = pair.place.tunnel_as(tunnel(), ("edge", "wrong"), &wrong, &[], &[]);
-    refused.says("invalid token");
+    refused.wait_for_log("invalid token");
     let leaving = pair.place.edge_config("node3", &cloud, free_port());
     let mut leaving = pair.place.tunnel_as(tunnel(), ("edge", "leaving"), &leaving, &[], &[]);
-    pair.cloud.has("node3");
+    pair.cloud.wait_for_node("node3");
     leaving.terminate();
-    leaving.ends(TIMEOUT);
+    leaving.wait_for_exit(TIMEOUT);
     let mut client = TcpStream::connect(("127.0.0.1", pair.cloud.connect)).unwrap();
     client.write_all(b"SSH-2.0-client\r\n\r\n").unwrap();
     client.read_to_end(&mut Vec::new()).unwrap();
     let proxy = format!("http://127.0.0.1:{}", pair.cloud.connect);
     let page = format!("http://node1:{}/", crate::parts::page());
-    let said = run("curl", &["-sfp", "-x", &proxy, &page], None, TIMEOUT);
-    assert!(said.status.success(), "{said:?}");
+    let output = run("curl", &["-sfp", "-x", &proxy, &page], None, TIMEOUT);
+    assert!(output.status.success(), "{output:?}");
     vec![refused]
 }
 
@@ -121,10 +121,10 @@ fn prometheus_port(place: &TestDir, server: u16) -> (u16, Running) {
     (port, Running::start("prometheus", dir, &mut command))
 }
 
-fn asked(port: u16, expression: &str) -> Value {
+fn query(port: u16, expression: &str) -> Value {
     let (query, at) = (format!("query={expression}"), format!("http://127.0.0.1:{port}/api/v1/query"));
-    let said = run("curl", &["-s", "-m", "5", "-G", "--data-urlencode", &query, &at], None, TIMEOUT);
-    serde_json::from_str(&said.stdout).unwrap_or_else(|_| json!({"status": "success"}))
+    let output = run("curl", &["-s", "-m", "5", "-G", "--data-urlencode", &query, &at], None, TIMEOUT);
+    serde_json::from_str(&output.stdout).unwrap_or_else(|_| json!({"status": "success"}))
 }
 
 fn folder() -> PathBuf {

@@ -1,7 +1,7 @@
 //! Node names resolve to the server of the node: through CoreDNS, or without it if the servers query their peers.
 
 use crate::fleet::{Fleet, Line};
-use crate::parts::{have, kept};
+use crate::parts::{are_installed, cached_program};
 use crate::process::{TIMEOUT, run};
 use crate::publish::{Dns, etcd_and_dns};
 use crate::sshd::Sshd;
@@ -19,8 +19,8 @@ fn address(server: usize) -> String {
 fn reaches(fleet: &Fleet, server: usize, sshd: &Sshd) -> Result<(), String> {
     let args =
         format!("-N -w 5 -X connect -x 127.0.0.1:{} node1 {}", fleet.servers[server].connect, sshd.port);
-    let said = run("nc.openbsd", &args.split(' ').collect::<Vec<_>>(), Some("/dev/null".as_ref()), TIMEOUT);
-    if said.stdout.starts_with("SSH-2.0") { Ok(()) } else { Err(format!("{said:?}")) }
+    let output = run("nc.openbsd", &args.split(' ').collect::<Vec<_>>(), Some("/dev/null".as_ref()), TIMEOUT);
+    if output.stdout.starts_with("SSH-2.0") { Ok(()) } else { Err(format!("{output:?}")) }
 }
 
 /// Moves the node from server to server, and checks that each of them reaches it: by querying its peers, or otherwise
@@ -31,9 +31,9 @@ fn moves(mut fleet: Fleet, dns: &Dns, by_dns: bool) {
     for server in [1, 2, 0, 1] {
         line.lead_to(fleet.at[server]);
         line.reset();
-        fleet.servers[server].has("node1");
+        fleet.servers[server].wait_for_node("node1");
         if by_dns {
-            dns.answers("node1.nodes.test", &address(server));
+            dns.wait_for_answer("node1.nodes.test", &address(server));
         }
         for through in 0..3 {
             // A server caches DNS answers for 2 s. A query to peers must finish within 1 s, which may be too short on
@@ -45,7 +45,9 @@ fn moves(mut fleet: Fleet, dns: &Dns, by_dns: bool) {
 }
 
 fn through_hosts(listed: bool) {
-    let Some(coredns) = kept("coredns-1.15.0/coredns").filter(|_| have(&PROGRAMS)) else { return };
+    let Some(coredns) = cached_program("coredns-1.15.0/coredns").filter(|_| are_installed(&PROGRAMS)) else {
+        return;
+    };
     let place = TestDir::new();
     let hosts = place.path().join("hosts");
     std::fs::write(&hosts, "# for all servers\n").unwrap();
@@ -59,7 +61,9 @@ fn through_hosts(listed: bool) {
 }
 
 fn through_etcd(listed: bool) {
-    let Some((mut etcd, dns, place)) = etcd_and_dns(false).filter(|_| have(&PROGRAMS)) else { return };
+    let Some((mut etcd, dns, place)) = etcd_and_dns(false).filter(|_| are_installed(&PROGRAMS)) else {
+        return;
+    };
     let registry = format!(
         "zone = \"nodes.test\"\nresolvers = [\"127.0.0.1:{}\"]\npublish = \"etcd\"\netcd.endpoints = [\"{}\"]\n",
         dns.port, etcd.url

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{ChildStdin, Command};
 
 use crate::apiserver::NAMESPACE;
-use crate::parts::{asked, have, kept, root};
+use crate::parts::{are_installed, cached_program, env_var, is_root};
 use crate::process::{ProcessOutput, Running, TIMEOUT, run_command};
 use crate::tunnel::{PROGRAM, TestDir};
 use crate::wait::wait_until;
@@ -33,8 +33,8 @@ impl Network {
     /// Creates a cloud, and the machines of `node1` and so on. Returns `None` if a program is missing, or if the test
     /// does not run as root.
     pub(crate) fn start(nodes: usize) -> Option<Self> {
-        let coredns = kept("coredns-1.15.0/coredns")?;
-        if !have(&["nft", "ip", "nsenter", "unshare", "curl"]) || !root() {
+        let coredns = cached_program("coredns-1.15.0/coredns")?;
+        if !are_installed(&["nft", "ip", "nsenter", "unshare", "curl"]) || !is_root() {
             return None;
         }
         let place = TestDir::serving(&[SERVER, OTHER_SERVER]);
@@ -59,20 +59,20 @@ impl Network {
     }
 
     /// Runs a line of bash in the cloud, and returns its output, even if it fails.
-    pub(crate) fn tries(&self, line: &str) -> ProcessOutput {
+    pub(crate) fn try_sh(&self, line: &str) -> ProcessOutput {
         run_command(line, &mut self.bash(line), None, 6 * TIMEOUT)
     }
 
-    /// Like [`Self::tries`], but fails the test unless the line succeeds. Returns what it prints.
+    /// Like [`Self::try_sh`], but fails the test unless the line succeeds. Returns what it prints.
     pub(crate) fn sh(&self, line: &str) -> String {
-        let said = self.tries(line);
-        assert!(said.status.success(), "{line}: {said:?}");
-        said.stdout
+        let output = self.try_sh(line);
+        assert!(output.status.success(), "{line}: {output:?}");
+        output.stdout
     }
 
-    /// Like [`Self::tries`], but in the background; its log is `name.log`.
-    pub(crate) fn runs(&self, name: &str, line: &str) -> (Running, ChildStdin) {
-        Running::start_fed(name, self.place.path(), &mut self.bash(line))
+    /// Like [`Self::try_sh`], but in the background; its log is `name.log`.
+    pub(crate) fn spawn_sh(&self, name: &str, line: &str) -> (Running, ChildStdin) {
+        Running::start_with_stdin(name, self.place.path(), &mut self.bash(line))
     }
 
     fn bash(&self, line: &str) -> Command {
@@ -114,7 +114,7 @@ impl Network {
         let server = servers[0];
         let running = self.tunnel(&self.edges[number - 1], ("edge", &node), &config, "127.0.0.1", &[]);
         wait_until(&format!("{node} resolves to {server}"), TIMEOUT, || {
-            self.tries(&format!("getent ahostsv4 {node}")).stdout.contains(server)
+            self.try_sh(&format!("getent ahostsv4 {node}")).stdout.contains(server)
         });
         running
     }
@@ -142,7 +142,7 @@ impl Network {
         ip: &str,
         args: &[&str],
     ) -> Running {
-        let command = machine.command(asked("TUNNEL").unwrap_or_else(|| PROGRAM.into()));
+        let command = machine.command(env_var("TUNNEL").unwrap_or_else(|| PROGRAM.into()));
         let mut running = self.place.tunnel_as(
             command,
             names,
@@ -151,7 +151,7 @@ impl Network {
             args,
         );
         wait_until(&format!("{} is ready", names.1), TIMEOUT, || {
-            running.lives();
+            running.assert_running();
             let mut curl = machine.command("curl");
             curl.args(["-sf", "-m", "2", &format!("http://{ip}:{ADMIN}/readyz")]);
             run_command("curl", &mut curl, None, TIMEOUT).status.success()
@@ -198,7 +198,7 @@ fn start_dns(place: &TestDir, cloud: &Machine, program: &Path) -> Running {
     );
     std::fs::write(&corefile, text).unwrap();
     let mut dns = Running::start("coredns", place.path(), cloud.command(program).arg("-conf").arg(corefile));
-    dns.says("CoreDNS-");
+    dns.wait_for_log("CoreDNS-");
     dns
 }
 

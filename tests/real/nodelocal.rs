@@ -4,7 +4,7 @@
 use std::io::Write;
 
 use crate::network::{Network, SERVER, address};
-use crate::parts::have;
+use crate::parts::are_installed;
 use crate::process::TIMEOUT;
 use crate::wait::wait_until;
 
@@ -16,7 +16,7 @@ const DUMMY: &str = "10.99.0.1";
 
 #[test]
 fn no_client_reaches_services_at_link_local_and_dummy_addresses_of_a_node() {
-    let Some(network) = Network::start(1).filter(|_| have(&["busybox"])) else { return };
+    let Some(network) = Network::start(1).filter(|_| are_installed(&["busybox"])) else { return };
     let (node, own) = (&network.edges[0], address(1));
     node.sh(&format!("ip addr add {LINK_LOCAL} dev lo"));
     let dummy = format!(
@@ -33,7 +33,7 @@ fn no_client_reaches_services_at_link_local_and_dummy_addresses_of_a_node() {
     );
     let _edge = network.edge(1, SERVER, "");
     let get =
-        |with: &str, url: &str| network.tries(&format!("curl -sf -m 20 {with} http://{url}/who")).stdout;
+        |with: &str, url: &str| network.try_sh(&format!("curl -sf -m 20 {with} http://{url}/who")).stdout;
     let by_name = |port: &str| get(&format!("-p -x http://{SERVER}:2222"), &format!("node1:{port}"));
     let by_address = |at: &str| get(&format!("-p -x http://{SERVER}:2222"), at);
     let by_headers = |at: &str| {

@@ -21,10 +21,10 @@ use tunnel_link::sender::LinkSender;
 use tunnel_proto::frame::{Category, Remote};
 use tunnel_proto::state::LinkId;
 
-use crate::cut::{End, Line};
-use crate::parts::{free_port, have, loopback};
+use crate::cut::{CuttingProxy, End};
+use crate::parts::{are_installed, free_port, loopback};
 use crate::process::{Running, TIMEOUT};
-use crate::tunnel::{Cloud as CloudProcess, Edge, TestDir};
+use crate::tunnel::{Edge, ServerProcess as CloudProcess, TestDir};
 use crate::wait::wait_until;
 
 /// Headless Chromium, driven over two pipes by its debugging protocol.
@@ -98,25 +98,25 @@ impl Browser {
     }
 
     /// Returns the value of an expression in the page.
-    fn says(&mut self, expression: &str) -> Value {
+    fn evaluate(&mut self, expression: &str) -> Value {
         let params = json!({"expression": expression, "returnByValue": true});
         self.call("Runtime.evaluate", &params)["result"]["value"].clone()
     }
 
     /// Returns the value of a promise in the page.
-    fn says_after(&mut self, expression: &str) -> Value {
+    fn evaluate_promise(&mut self, expression: &str) -> Value {
         let params = json!({"expression": expression, "returnByValue": true, "awaitPromise": true});
         self.call("Runtime.evaluate", &params)["result"]["value"].clone()
     }
 
-    fn shows(&mut self, what: &str, expression: &str) {
-        wait_until(what, 3 * TIMEOUT, || self.says(expression) == true);
+    fn wait_for_page(&mut self, what: &str, expression: &str) {
+        wait_until(what, 3 * TIMEOUT, || self.evaluate(expression) == true);
     }
 
-    /// Like [`Self::shows`], but also prints how long it took: at most 2 s on an idle machine.
-    fn shows_soon(&mut self, what: &str, expression: &str) {
+    /// Like [`Self::wait_for_page`], but also prints how long it took: at most 2 s on an idle machine.
+    fn wait_for_page_soon(&mut self, what: &str, expression: &str) {
         let started = Instant::now();
-        wait_until(what, BUSY, || self.says(expression) == true);
+        wait_until(what, BUSY, || self.evaluate(expression) == true);
         // Not by a macro: the test harness captures those, and prints them for failed tests only.
         let _ = writeln!(std::io::stderr(), "the live page shows {what} after {:?}", started.elapsed());
     }
@@ -127,24 +127,24 @@ const BUSY: Duration = Duration::from_secs(20);
 
 /// Registers a link of a node without an edge.
 fn link(server: &Server, number: u64) -> Arc<LinkSender> {
-    link_beside(server, number, LinkId(1_000_000 + number), false)
+    link_with_role(server, number, LinkId(1_000_000 + number), false)
 }
 
-/// The same with a number of the link, which replaces an earlier link of the node or, with `beside`, does not.
-fn link_beside(server: &Server, number: u64, id: LinkId, beside: bool) -> Arc<LinkSender> {
+/// The same with a number of the link, which replaces an earlier link of the node or, with `is_interactive`, does not.
+fn link_with_role(server: &Server, number: u64, id: LinkId, is_interactive: bool) -> Arc<LinkSender> {
     let peer = Remote::Edge(format!("node{number:04}").parse().unwrap());
     let instance: Option<Instance> = format!("{number:032x}").parse().ok();
     let sender = LinkSender::new(id, peer, instance);
     server.registry.insert(
         LinkedNode { sender: sender.clone(), instance, from: ([10, 0, 0, 1], 9).into(), ips: Arc::default() },
-        beside,
+        is_interactive,
     );
     sender
 }
 
 #[test]
 fn the_live_page_shows_500_nodes_and_their_changes() {
-    if !have(&["chromium", "mkfifo"]) {
+    if !are_installed(&["chromium", "mkfifo"]) {
         return;
     }
     let place = TestDir::new();
@@ -159,28 +159,31 @@ fn the_live_page_shows_500_nodes_and_their_changes() {
     let _links: Vec<_> = (0..500).map(|number| link(&server, number)).collect();
 
     let mut browser = Browser::open(&format!("http://127.0.0.1:{log}/"));
-    browser.shows("500 nodes", "document.querySelectorAll('#links tbody tr').length === 500");
-    assert_eq!(browser.says("document.getElementById('count').textContent"), "500");
-    assert_eq!(browser.says("document.querySelector('#links tbody tr td').textContent"), "node0000");
+    browser.wait_for_page("500 nodes", "document.querySelectorAll('#links tbody tr').length === 500");
+    assert_eq!(browser.evaluate("document.getElementById('count').textContent"), "500");
+    assert_eq!(browser.evaluate("document.querySelector('#links tbody tr td').textContent"), "node0000");
 
     let joined = link(&server, 777);
-    browser.shows_soon(
+    browser.wait_for_page_soon(
         "a node that joins",
         "document.querySelector('#links tbody tr:last-child td').textContent === 'node0777'",
     );
     server.registry.ended(&joined, "nothing was received for 15s");
-    browser.shows(
+    browser.wait_for_page(
         "that the node has disconnected",
         "document.querySelectorAll('#links tbody tr').length === 500",
     );
-    browser.shows(
+    browser.wait_for_page(
         "the reason",
         "document.querySelector('#disconnected').textContent.includes('nothing was received for 15s')",
     );
 
-    let _newer = link_beside(&server, 5, LinkId(2_000_000), true);
-    browser.shows("that a node has two links", "document.querySelectorAll('#links tbody tr').length === 501");
-    assert_eq!(browser.says("document.getElementById('count').textContent"), "500");
+    let _newer = link_with_role(&server, 5, LinkId(2_000_000), true);
+    browser.wait_for_page(
+        "that a node has two links",
+        "document.querySelectorAll('#links tbody tr').length === 501",
+    );
+    assert_eq!(browser.evaluate("document.getElementById('count').textContent"), "500");
 
     let session = server
         .table
@@ -192,18 +195,27 @@ fn the_live_page_shows_500_nodes_and_their_changes() {
             "connect",
         )
         .unwrap();
-    browser.shows("the session", "document.querySelector('#sessions').textContent.includes('node0001:22')");
+    browser.wait_for_page(
+        "the session",
+        "document.querySelector('#sessions').textContent.includes('node0001:22')",
+    );
     drop(session);
-    browser.shows_soon("a session's end", "document.querySelectorAll('#sessions tbody tr').length === 0");
+    browser.wait_for_page_soon(
+        "a session's end",
+        "document.querySelectorAll('#sessions tbody tr').length === 0",
+    );
 
     let filter = "document.querySelector('#links input')";
-    browser.says(&format!("{filter}.value = 'node0042'; {filter}.dispatchEvent(new Event('input'))"));
-    browser.shows("the filtered node", "document.querySelectorAll('#links tbody tr').length === 1");
+    browser.evaluate(&format!("{filter}.value = 'node0042'; {filter}.dispatchEvent(new Event('input'))"));
+    browser.wait_for_page("the filtered node", "document.querySelectorAll('#links tbody tr').length === 1");
     browser.call(
         "Emulation.setDeviceMetricsOverride",
         &json!({"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": true}),
     );
-    browser.shows("a page that is not wider than the phone", "document.documentElement.scrollWidth <= 360");
+    browser.wait_for_page(
+        "a page that is not wider than the phone",
+        "document.documentElement.scrollWidth <= 360",
+    );
     assert_eq!(browser.errors, Vec::<Value>::new(), "the page reports no errors");
     drop(browser);
     runtime.block_on(server.shutdown(std::future::ready(())));
@@ -211,7 +223,7 @@ fn the_live_page_shows_500_nodes_and_their_changes() {
 
 #[test]
 fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
-    if !have(&["chromium", "mkfifo"]) {
+    if !are_installed(&["chromium", "mkfifo"]) {
         return;
     }
     let place = TestDir::new();
@@ -235,33 +247,37 @@ fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
     let _links: Vec<_> =
         (0..499).map(|number| link(&servers[usize::try_from(number % 3).unwrap()], number)).collect();
     // Its first connection ends after 3 MB.
-    let line = Line::new(&[3_000_000], End::Cut);
+    let line = CuttingProxy::new(&[3_000_000], End::Cut);
     let _edge = Edge::start_as(&place, "edge", &format!("127.0.0.1:{}", line.start(links[0])));
 
     let mut browser = Browser::open(&format!("http://127.0.0.1:{}/", admins[0]));
     let rows = "document.querySelectorAll('#links tbody tr')";
-    browser.shows("the nodes of all servers", &format!("{rows}.length === 500"));
-    browser.shows("their number", "document.getElementById('count').textContent === '500'");
+    browser.wait_for_page("the nodes of all servers", &format!("{rows}.length === 500"));
+    browser.wait_for_page("their number", "document.getElementById('count').textContent === '500'");
     let others = format!("[...{rows}].filter(row => row.cells[1].textContent !== 'this one').length");
-    assert_eq!(browser.says(&others), 332);
+    assert_eq!(browser.evaluate(&others), 332);
     // A node that moves has a link to two servers until the older one is closed. It is neither listed twice, nor missing.
     let moved = link(&servers[1], 0);
     let here = format!(
         "[...{rows}].filter(row => row.textContent.startsWith('node0000')).map(row => row.cells[1].textContent)"
     );
-    browser.shows("the moved node once", &format!("elsewhere(), {here}.join() === '127.0.0.1:{}'", links[1]));
-    assert_eq!(browser.says("document.getElementById('count').textContent"), "500");
+    browser.wait_for_page(
+        "the moved node once",
+        &format!("elsewhere(), {here}.join() === '127.0.0.1:{}'", links[1]),
+    );
+    assert_eq!(browser.evaluate("document.getElementById('count').textContent"), "500");
     let left = servers[0].registry.link_of(&"node0000".parse().unwrap()).unwrap();
     servers[0].registry.ended(&left.sender, "closed");
-    browser.shows("its one link", "tables.disconnected.rows.has('node0000')");
-    assert_eq!(browser.says("document.getElementById('disconnected').hidden"), true);
-    assert_eq!(browser.says("document.getElementById('count').textContent"), "500");
+    browser.wait_for_page("its one link", "tables.disconnected.rows.has('node0000')");
+    assert_eq!(browser.evaluate("document.getElementById('disconnected').hidden"), true);
+    assert_eq!(browser.evaluate("document.getElementById('count').textContent"), "500");
     servers[1].registry.ended(&moved, "closed");
-    browser.shows("that it is missing", "elsewhere(), !document.getElementById('disconnected').hidden");
+    browser
+        .wait_for_page("that it is missing", "elsewhere(), !document.getElementById('disconnected').hidden");
     let _back = link(&servers[0], 0);
-    browser.shows("the node that is back", &format!("{here}.join() === 'this one'"));
+    browser.wait_for_page("the node that is back", &format!("{here}.join() === 'this one'"));
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
-    assert_eq!(browser.says("document.title"), format!("{}: server", host.trim()));
+    assert_eq!(browser.evaluate("document.title"), format!("{}: server", host.trim()));
 
     // Sorting: by the server's name, and back in the other direction.
     let first = "document.querySelector('#links tbody tr').cells[0].textContent";
@@ -270,16 +286,16 @@ fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
             "[...document.querySelectorAll('#links th button')].find(b => b.textContent === '{title}').click()"
         )
     };
-    assert_eq!(browser.says(first), "edge");
-    browser.says(&click("Name"));
-    assert_eq!(browser.says(first), "node0498");
-    browser.says(&click("Server"));
+    assert_eq!(browser.evaluate(first), "edge");
+    browser.evaluate(&click("Name"));
+    assert_eq!(browser.evaluate(first), "node0498");
+    browser.evaluate(&click("Server"));
     let second = "[...document.querySelectorAll('#links tbody tr')].map(row => row.cells[1].textContent)";
-    assert_eq!(browser.says(&format!("(s => s.join() === s.toSorted().join())({second})")), true);
+    assert_eq!(browser.evaluate(&format!("(s => s.join() === s.toSorted().join())({second})")), true);
     // Only the nodes of this server have a number of sent bytes. They come first in both directions.
     for direction in ["ascending", "descending"] {
-        browser.says(&click("Sent"));
-        assert_eq!(browser.says(&format!("{second}.lastIndexOf('this one')")), 167, "{direction}");
+        browser.evaluate(&click("Sent"));
+        assert_eq!(browser.evaluate(&format!("{second}.lastIndexOf('this one')")), 167, "{direction}");
     }
 
     // A session with a user, which resumes once; a refused one.
@@ -287,8 +303,8 @@ fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
     let port = target.local_addr().unwrap().port();
     let refused = connect_as(connect, port, "ops:wrong");
     assert!(refused.1.starts_with("HTTP/1.1 407 "), "{}", refused.1);
-    let (mut client, said) = connect_as(connect, port, "ops:right");
-    assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
+    let (mut client, head) = connect_as(connect, port, "ops:right");
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
     let mut served = target.accept().unwrap().0;
     std::thread::spawn(move || {
         let _ = served.write_all(&vec![7; 6_000_000]);
@@ -298,8 +314,8 @@ fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
     client.read_exact(&mut vec![0; 6_000_000]).unwrap();
     let row = "[...document.querySelector('#sessions tbody tr')?.cells || []].map(cell => cell.textContent)";
     let address = client.local_addr().unwrap();
-    browser.shows("the resumed session", &format!("{row}[9] === '1'"));
-    let cells = browser.says(row);
+    browser.wait_for_page("the resumed session", &format!("{row}[9] === '1'"));
+    let cells = browser.evaluate(row);
     assert_eq!(
         (&cells[1], &cells[2], &cells[3], &cells[4], &cells[5]),
         (
@@ -314,38 +330,41 @@ fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
     let filter = "document.querySelector('#sessions input')";
     let sessions = "document.querySelectorAll('#sessions tbody tr').length";
     for (text, count) in [("nobody", 0), ("OPS", 1)] {
-        browser.says(&format!("{filter}.value = '{text}'; {filter}.dispatchEvent(new Event('input'))"));
-        assert_eq!(browser.says(sessions), count, "{text}");
+        browser.evaluate(&format!("{filter}.value = '{text}'; {filter}.dispatchEvent(new Event('input'))"));
+        assert_eq!(browser.evaluate(sessions), count, "{text}");
     }
-    browser.shows(
+    browser.wait_for_page(
         "the refusal",
         "[...document.querySelectorAll('#refusals tbody tr')].some(row => row.textContent === 'credentials_invalid1')",
     );
-    browser.shows(
+    browser.wait_for_page(
         "when the certificate expires",
         "[...document.querySelectorAll('#certificates tbody tr')].some(row => row.textContent.startsWith('server.links.cert20'))",
     );
-    assert_eq!(browser.says("document.getElementById('publisher').textContent"), "publishes no nodes in DNS");
+    assert_eq!(
+        browser.evaluate("document.getElementById('publisher').textContent"),
+        "publishes no nodes in DNS"
+    );
     for path in ["metrics", "readyz", "status"] {
-        let status = browser.says_after(&format!(
+        let status = browser.evaluate_promise(&format!(
             "fetch(document.querySelector('nav a[href={path}]').href).then(r => r.status)"
         ));
         assert_eq!(status, 200, "{path}");
     }
-    browser.says(&click("Name"));
-    browser.says(&click("Name"));
+    browser.evaluate(&click("Name"));
+    browser.evaluate(&click("Name"));
     rows_stay_in_place(&mut browser, &servers[0]);
 
     // More nodes than a browser lays out each second; then no other servers.
-    browser.says(
+    browser.evaluate(
         "fetch = async () => ({ json: async () => ({ servers: [{ name: 'own' }], \
          nodes: [...Array(7000).keys()].map(n => ({ name: `other${n}`, server: 'peer', since: 0 })) }) })",
     );
-    browser.says("input.value = ''; input.dispatchEvent(new Event('input')); elsewhere()");
-    browser.shows("as many nodes as it can", &format!("{rows}.length === 2000"));
-    browser.shows("the number of all", "document.getElementById('count').textContent === '7168'");
+    browser.evaluate("input.value = ''; input.dispatchEvent(new Event('input')); elsewhere()");
+    browser.wait_for_page("as many nodes as it can", &format!("{rows}.length === 2000"));
+    browser.wait_for_page("the number of all", "document.getElementById('count').textContent === '7168'");
     let alone = format!("take('peers', [], [...tables.peers.rows.keys()]); elsewhere(); {others}");
-    assert_eq!(browser.says(&alone), 0);
+    assert_eq!(browser.evaluate(&alone), 0);
     assert_eq!(browser.errors, Vec::<Value>::new(), "the page reports no errors");
     drop((browser, client));
     for server in servers {
@@ -356,12 +375,12 @@ fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
 /// Checks that order, filter, position and rows remain while a node links, and while the page is hidden. The table of
 /// nodes is sorted by name, in descending order.
 fn rows_stay_in_place(browser: &mut Browser, server: &Server) {
-    browser.says(
+    browser.evaluate(
         "globalThis.input = document.querySelector('#links input'); input.value = 'node04'; \
          input.dispatchEvent(new Event('input'))",
     );
-    browser.says("globalThis.box = document.querySelector('#links .table'); box.scrollTop = 400");
-    browser.says("globalThis.row = document.querySelector('#links tbody tr:nth-child(20)')");
+    browser.evaluate("globalThis.box = document.querySelector('#links .table'); box.scrollTop = 400");
+    browser.evaluate("globalThis.row = document.querySelector('#links tbody tr:nth-child(20)')");
     let unchanged = |first: &str| {
         format!(
             "box.scrollTop === 400 && row.isConnected && input.value === 'node04' \
@@ -369,9 +388,9 @@ fn rows_stay_in_place(browser: &mut Browser, server: &Server) {
              && document.querySelector('#links tbody tr').cells[0].textContent === '{first}'"
         )
     };
-    assert_eq!(browser.says(&unchanged("node0498")), true);
+    assert_eq!(browser.evaluate(&unchanged("node0498")), true);
     let joined = link(server, 499);
-    browser.shows("a node that joins, in its place", &unchanged("node0499"));
+    browser.wait_for_page("a node that joins, in its place", &unchanged("node0499"));
 
     let hide = |hidden: bool| {
         format!(
@@ -379,15 +398,15 @@ fn rows_stay_in_place(browser: &mut Browser, server: &Server) {
              document.dispatchEvent(new Event('visibilitychange'))"
         )
     };
-    browser.says(&hide(true));
-    browser.says(
+    browser.evaluate(&hide(true));
+    browser.evaluate(
         "globalThis.fetched = 0; const request = fetch; fetch = path => { fetched++; return request(path) }; elsewhere()",
     );
-    assert_eq!(browser.says("events === null && fetched === 0"), true, "a hidden page requests nothing");
+    assert_eq!(browser.evaluate("events === null && fetched === 0"), true, "a hidden page requests nothing");
     server.registry.ended(&joined, "closed");
-    browser.says(&hide(false));
-    browser.shows("the change while it was hidden", &unchanged("node0498"));
-    browser.shows("a request for the nodes of other servers", "fetched > 0");
+    browser.evaluate(&hide(false));
+    browser.wait_for_page("the change while it was hidden", &unchanged("node0498"));
+    browser.wait_for_page("a request for the nodes of other servers", "fetched > 0");
 }
 
 /// Sends CONNECT to a port of the node `edge`. Returns the connection and the response's head.
@@ -410,26 +429,26 @@ fn connect_as(proxy: u16, port: u16, login: &str) -> (TcpStream, String) {
 
 #[test]
 fn the_live_page_of_an_edge_shows_its_link_and_its_loss() {
-    if !have(&["chromium", "mkfifo"]) {
+    if !are_installed(&["chromium", "mkfifo"]) {
         return;
     }
     let place = TestDir::new();
     let (mut cloud, log) = (CloudProcess::start(&place), free_port());
     let config = place.edge_config("node1", &format!("127.0.0.1:{}", cloud.grpc), log);
     let mut edge = place.tunnel(("edge", "edge"), &config, &[], &[]);
-    edge.answers(log, "/readyz", "");
+    edge.wait_for_answer(log, "/readyz", "");
     let mut browser = Browser::open(&format!("http://127.0.0.1:{log}/"));
-    browser.shows("the name of the node", "document.title.endsWith(': edge of node1')");
-    browser.shows("its one link", "document.querySelectorAll('#links tbody tr').length === 1");
+    browser.wait_for_page("the name of the node", "document.title.endsWith(': edge of node1')");
+    browser.wait_for_page("its one link", "document.querySelectorAll('#links tbody tr').length === 1");
     assert_eq!(
-        browser.says("document.querySelector('#links h2').firstChild.textContent"),
+        browser.evaluate("document.querySelector('#links h2').firstChild.textContent"),
         "Links to servers"
     );
     let linked = "document.querySelector('#links tbody tr td:nth-child(3)')?.textContent === 'linked'";
-    browser.shows("that it is linked", linked);
+    browser.wait_for_page("that it is linked", linked);
     cloud.process.kill();
-    browser.shows("that it is not", &format!("!({linked})"));
-    browser.shows(
+    browser.wait_for_page("that it is not", &format!("!({linked})"));
+    browser.wait_for_page(
         "that it is not ready",
         "document.getElementById('state').textContent.startsWith('not ready')",
     );

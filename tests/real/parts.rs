@@ -14,18 +14,18 @@ use std::sync::atomic::{AtomicU16, Ordering};
 /// # Panics
 ///
 /// Panics if one is missing although `TUNNEL_TESTS` requires it.
-pub(crate) fn have(names: &[&str]) -> bool {
+pub(crate) fn are_installed(names: &[&str]) -> bool {
     let missing: Vec<_> = names.iter().copied().filter(|name| find(name).is_none()).collect();
     missing.is_empty() || skip(&format!("{} not installed", missing.join(", ")))
 }
 
 /// Returns the value of an environment variable set by a script, if any.
-pub(crate) fn asked(name: &str) -> Option<String> {
+pub(crate) fn env_var(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
 /// Returns true if the test runs as root; otherwise skips the test.
-pub(crate) fn root() -> bool {
+pub(crate) fn is_root() -> bool {
     let id = Command::new("id").arg("-u").output().unwrap();
     id.stdout == b"0\n" || skip("only root can create separate machines")
 }
@@ -62,7 +62,7 @@ pub(crate) fn plain_peer() -> Option<&'static Path> {
 }
 
 /// Returns a program that the test script has built into its cache; without it the test is skipped.
-pub(crate) fn kept(program: &str) -> Option<PathBuf> {
+pub(crate) fn cached_program(program: &str) -> Option<PathBuf> {
     if !all() {
         return None;
     }
@@ -97,7 +97,7 @@ pub(crate) fn loopback(port: u16) -> SocketAddr {
 /// Returns true if tests that take long, or need a program that Debian lacks, run too: `scripts/test.sh` without
 /// `--all` leaves them out.
 pub(crate) fn all() -> bool {
-    asked("TUNNEL_TESTS").as_deref() != Some("debian")
+    env_var("TUNNEL_TESTS").as_deref() != Some("debian")
 }
 
 /// Prints that a test is skipped, and why; returns false.
@@ -106,7 +106,7 @@ pub(crate) fn all() -> bool {
 ///
 /// Panics if `TUNNEL_TESTS` is set, because everything that the chosen tests need is then installed.
 pub(crate) fn skip(why: &str) -> bool {
-    assert!(asked("TUNNEL_TESTS").is_none(), "{why}");
+    assert!(env_var("TUNNEL_TESTS").is_none(), "{why}");
     let test = std::thread::current();
     // Not by a macro: the test harness captures those, and prints them for failed tests only.
     let _ = writeln!(std::io::stderr(), "skipped {}: {why}", test.name().unwrap_or("a test"));

@@ -7,48 +7,48 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::fleet::Line;
-use crate::parts::{free_port, have, loopback, plain_peer, skip};
+use crate::parts::{are_installed, free_port, loopback, plain_peer, skip};
 use crate::process::{Running, TIMEOUT, run};
 use crate::ssh::{goes_both_ways, helper};
 use crate::sshd::Sshd;
-use crate::tunnel::{Cloud, Edge, PROGRAM, SERVER_NAME, TOKEN, TestDir};
+use crate::tunnel::{Edge, PROGRAM, SERVER_NAME, ServerProcess, TOKEN, TestDir};
 
 #[test]
 fn ssh_and_scp_reach_an_edge_of_v0_9() {
-    let (true, Some(program)) = (have(SSH), plain_peer()) else { return };
+    let (true, Some(program)) = (are_installed(SSH), plain_peer()) else { return };
     let (sshd, place) = (Sshd::start(), TestDir::new());
-    let mut cloud = Cloud::start(&place);
+    let mut cloud = ServerProcess::start(&place);
     let _edge = older_edge(program, &place, "node1", cloud.grpc);
-    cloud.has("node1");
+    cloud.wait_for_node("node1");
     sshd.works_through(&helper(PROGRAM, cloud.connect));
     goes_both_ways(&sshd, cloud.connect, 100_000_000);
-    cloud.process.answers(
+    cloud.process.wait_for_answer(
         cloud.metrics,
         "/metrics",
         "tunnel_plain_links_open{dialect=\"superedge-0.9\"} 1\n",
     );
-    cloud.process.says("dialect=\"superedge-0.9\"");
+    cloud.process.wait_for_log("dialect=\"superedge-0.9\"");
 }
 
 #[test]
 fn ssh_and_scp_reach_this_edge_from_a_server_of_v0_9() {
-    let (true, Some(program)) = (have(SSH), plain_peer()) else { return };
+    let (true, Some(program)) = (are_installed(SSH), plain_peer()) else { return };
     let (sshd, place) = (Sshd::start(), TestDir::new());
-    let mut cloud = OlderCloud::start(program, &place);
+    let mut cloud = OlderServer::start(program, &place);
     let _edge = Edge::start(&place, &cloud.grpc.to_string());
-    cloud.process.says("attached node1");
+    cloud.process.wait_for_log("attached node1");
     sshd.works_through(&helper(PROGRAM, cloud.connect.port()));
     goes_both_ways(&sshd, cloud.connect.port(), 100_000_000);
 }
 
 /// The server of v0.9 makes its edge dial only for the client's first bytes.
 #[test]
-fn a_target_that_speaks_first_is_heard_through_an_edge_of_v0_9() {
+fn bytes_of_a_target_that_sends_first_arrive_through_an_edge_of_v0_9() {
     let Some(program) = plain_peer() else { return };
     let place = TestDir::new();
-    let mut cloud = Cloud::start(&place);
+    let mut cloud = ServerProcess::start(&place);
     let _edge = older_edge(program, &place, "node1", cloud.grpc);
-    cloud.has("node1");
+    cloud.wait_for_node("node1");
     let mut client =
         connected(loopback(cloud.connect), "node1", serve(|mut conn| conn.write_all(b"hello").unwrap()));
     let mut hello = [0; 5];
@@ -60,28 +60,28 @@ fn a_target_that_speaks_first_is_heard_through_an_edge_of_v0_9() {
 fn a_client_of_an_edge_of_v0_9_that_cannot_dial_is_reset_and_the_log_has_the_cause() {
     let Some(program) = plain_peer() else { return };
     let place = TestDir::new();
-    let mut cloud = Cloud::start(&place);
+    let mut cloud = ServerProcess::start(&place);
     let _edge = older_edge(program, &place, "node1", cloud.grpc);
-    cloud.has("node1");
+    cloud.wait_for_node("node1");
     let mut client = connected(loopback(cloud.connect), "node1", free_port());
     client.write_all(b"hello").unwrap();
     let reset = client.read(&mut [0; 1]).unwrap_err();
     assert_eq!(reset.kind(), ErrorKind::ConnectionReset);
-    cloud.process.says("the edge did not answer; SuperEdge v0.9 reports no dial errors");
+    cloud.process.wait_for_log("the edge did not answer; SuperEdge v0.9 reports no dial errors");
 }
 
 #[test]
 fn two_hundred_sessions_at_once_each_get_their_own_bytes() {
     let Some(program) = plain_peer() else { return };
     let place = TestDir::new();
-    let mut cloud = Cloud::start(&place);
+    let mut cloud = ServerProcess::start(&place);
     let _edge = older_edge(program, &place, "node1", cloud.grpc);
-    cloud.has("node1");
+    cloud.wait_for_node("node1");
     sessions_at_once(loopback(cloud.connect));
 
-    let mut cloud = OlderCloud::start(program, &place);
+    let mut cloud = OlderServer::start(program, &place);
     let _edge = Edge::start(&place, &cloud.grpc.to_string());
-    cloud.process.says("attached node1");
+    cloud.process.wait_for_log("attached node1");
     sessions_at_once(cloud.connect);
 }
 
@@ -102,18 +102,18 @@ fn sessions_at_once(proxy: SocketAddr) {
 
 #[test]
 fn curl_keeps_its_connections_through_peers_of_v0_9() {
-    let (true, Some(program)) = (have(&["curl"]), plain_peer()) else { return };
+    let (true, Some(program)) = (are_installed(&["curl"]), plain_peer()) else { return };
     let place = TestDir::new();
     let proxy = free_port();
     let more = format!(
         "[server.http_proxy]\nlisten = \"127.0.0.1:{proxy}\"\nauth = \"none\"\n\
          [server.edge_access]\ntargets = [\"127.0.0.0/8:*\"]\n"
     );
-    let mut cloud = Cloud::start_with(&place, &more, &[]);
+    let mut cloud = ServerProcess::start_with(&place, &more, &[]);
     let at_edge = free_port();
     let _edge =
         older_edge_with(program, &place, "node1", cloud.grpc, &["--proxy", &format!("127.0.0.1:{at_edge}")]);
-    cloud.has("node1");
+    cloud.wait_for_node("node1");
     let page = pages();
     for way in ["", "-p"] {
         assert_eq!(
@@ -129,12 +129,12 @@ fn curl_keeps_its_connections_through_peers_of_v0_9() {
     }
 
     let Some(ip) = own_address() else { return };
-    let mut cloud = OlderCloud::start(program, &place);
+    let mut cloud = OlderServer::start(program, &place);
     let own = free_port();
     let config = place.edge_config("node1", &cloud.grpc.to_string(), free_port());
     let config = format!("{config}[edge.http_proxy]\nlisten = \"127.0.0.1:{own}\"\n");
     let _edge = place.tunnel(("edge", "edge-of-older"), &config, &[], &[]);
-    cloud.process.says("attached node1");
+    cloud.process.wait_for_log("attached node1");
     for way in ["", "-p"] {
         assert_eq!(curl(own, way, &format!("http://{ip}:{page}/")), "1 page 0 ", "through this edge {way}");
         // The server of v0.9 knows the node by its name, and only CONNECT.
@@ -146,15 +146,15 @@ fn curl_keeps_its_connections_through_peers_of_v0_9() {
 /// Instead of kubectl and kube-apiserver: what they do with the egress port, a request for a log over TLS to the proxy.
 #[test]
 fn a_log_is_read_over_the_egress_port_through_an_edge_of_v0_9() {
-    let (true, Some(program)) = (have(&["curl"]), plain_peer()) else { return };
+    let (true, Some(program)) = (are_installed(&["curl"]), plain_peer()) else { return };
     let place = TestDir::new();
     let egress = free_port();
     let (cert, key, ca) = (&place.files.cert, &place.files.key, &place.files.ca);
     let more = format!("[server.egress]\nlisten = \"127.0.0.1:{egress}\"\ncert = {cert:?}\nkey = {key:?}\n");
     let more = format!("{more}client_ca = {ca:?}\nnames = [\"*\"]\n");
-    let mut cloud = Cloud::start_with(&place, &more, &[]);
+    let mut cloud = ServerProcess::start_with(&place, &more, &[]);
     let _edge = older_edge(program, &place, "node1", cloud.grpc);
-    cloud.has("node1");
+    cloud.wait_for_node("node1");
     let kubelet = serve(|mut conn| {
         let _ = conn.read(&mut [0; 4096]).unwrap();
         conn.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").unwrap();
@@ -172,9 +172,12 @@ fn a_log_is_read_over_the_egress_port_through_an_edge_of_v0_9() {
         args.extend([flag.to_owned(), file.display().to_string()]);
     }
     args.extend(["-x".into(), format!("https://127.0.0.1:{egress}"), url]);
-    let said = run("curl", &args, None, TIMEOUT);
-    assert!(said.stdout.starts_with("line 00000\n") && said.stdout.ends_with("line 00999\n"), "{said:?}");
-    assert_eq!(said.stdout.lines().count(), 1000);
+    let output = run("curl", &args, None, TIMEOUT);
+    assert!(
+        output.stdout.starts_with("line 00000\n") && output.stdout.ends_with("line 00999\n"),
+        "{output:?}"
+    );
+    assert_eq!(output.stdout.lines().count(), 1000);
 }
 
 #[test]
@@ -182,28 +185,28 @@ fn after_a_cut_link_the_sessions_have_ended_and_new_ones_work() {
     let Some(program) = plain_peer() else { return };
     let place = TestDir::new();
     let target = echo();
-    let mut cloud = Cloud::start(&place);
+    let mut cloud = ServerProcess::start(&place);
     let cut = Line::to(loopback(cloud.grpc));
     let _edge = older_edge(program, &place, "node1", cut.port);
-    cloud.has("node1");
+    cloud.wait_for_node("node1");
     cut_and_again(loopback(cloud.connect), target, &cut);
-    cloud.process.lives();
-    cloud.process.answers(
+    cloud.process.assert_running();
+    cloud.process.wait_for_answer(
         cloud.metrics,
         "/metrics",
         "tunnel_plain_links_open{dialect=\"superedge-0.9\"} 1\n",
     );
 
-    let mut cloud = OlderCloud::start(program, &place);
+    let mut cloud = OlderServer::start(program, &place);
     let cut = Line::to(cloud.grpc);
     let mut edge = Edge::start(&place, &format!("127.0.0.1:{}", cut.port));
-    cloud.process.says("attached node1");
+    cloud.process.wait_for_log("attached node1");
     let mut client = connected(cloud.connect, "node1", target);
     client.write_all(b"before\n").unwrap();
     assert_eq!(line(&mut client), "before\n");
     cut.reset();
-    cloud.process.says("detached node1");
-    edge.process.lives();
+    cloud.process.wait_for_log("detached node1");
+    edge.process.assert_running();
     again(cloud.connect, target);
 }
 
@@ -233,9 +236,9 @@ fn five_edges_of_each_kind_work_with_two_servers() {
     let peers = format!("[server.peers]\naddresses = [\"{}\", \"{}\"]\n", at[0], at[1]);
     let mut servers = [0, 1].map(|n: usize| {
         let ip = at[n].ip().to_string();
-        Cloud::launch(&place, (&format!("server{n}"), at[n]), &peers, &[("POD_IP", &ip)], &[])
+        ServerProcess::launch(&place, (&format!("server{n}"), at[n]), &peers, &[("POD_IP", &ip)], &[])
     });
-    servers.iter_mut().for_each(Cloud::ready);
+    servers.iter_mut().for_each(ServerProcess::ready);
     let mut edges = Vec::new();
     let mut nodes = Vec::new();
     for n in 0..5 {
@@ -251,7 +254,7 @@ fn five_edges_of_each_kind_work_with_two_servers() {
         nodes.push((node, n % 2));
     }
     for (node, server) in &nodes {
-        servers[*server].has(node);
+        servers[*server].wait_for_node(node);
     }
     let target = echo();
     for server in &servers {
@@ -264,27 +267,27 @@ fn five_edges_of_each_kind_work_with_two_servers() {
     for (server, links) in servers.iter_mut().zip([3, 2]) {
         for dialect in ["superedge-0.9", "plain"] {
             let shown = format!("tunnel_plain_links_open{{dialect=\"{dialect}\"}} {links}\n");
-            server.process.answers(server.metrics, "/metrics", &shown);
+            server.process.wait_for_answer(server.metrics, "/metrics", &shown);
         }
     }
 }
 
 /// A server of v0.9 that is listening.
 #[derive(Debug)]
-struct OlderCloud {
+struct OlderServer {
     process: Running,
     grpc: SocketAddr,
     connect: SocketAddr,
     proxy: SocketAddr,
 }
 
-impl OlderCloud {
+impl OlderServer {
     fn start(program: &Path, place: &TestDir) -> Self {
         let mut command = Command::new(program);
         command.args(["cloud-0.9", "--token", TOKEN, "--cert"]).arg(&place.files.cert);
         let mut process =
             Running::start("older-cloud", place.path(), command.arg("--key").arg(&place.files.key));
-        let line = process.says("listening ");
+        let line = process.wait_for_log("listening ");
         let addresses: Vec<_> = line.split(' ').skip(1).map(|text| text.parse().unwrap()).collect();
         let [grpc, connect, _egress, proxy] = addresses[..] else { panic!("{line}") };
         Self { process, grpc, connect, proxy }
@@ -389,9 +392,9 @@ fn curl(proxy: u16, way: &str, url: &str) -> String {
     let mut args = vec!["-sS", "-m", "30", "-x", &through, "-w", "%{num_connects} "];
     args.extend(Some(way).filter(|way| !way.is_empty()));
     args.extend([url, "-o", "/dev/null", url]);
-    let said = run("curl", &args, None, TIMEOUT + Duration::from_secs(15));
-    assert!(said.status.success(), "{said:?}");
-    said.stdout
+    let output = run("curl", &args, None, TIMEOUT + Duration::from_secs(15));
+    assert!(output.status.success(), "{output:?}");
+    output.stdout
 }
 
 const SSH: &[&str] = &["sshd", "ssh", "scp", "ssh-keygen", "nc.openbsd"];

@@ -2,7 +2,7 @@
 
 use crate::cluster::{Cluster, Way};
 use crate::network::SERVER;
-use crate::parts::asked;
+use crate::parts::env_var;
 use crate::process::TIMEOUT;
 use crate::wait::wait_until;
 
@@ -10,7 +10,7 @@ use crate::wait::wait_until;
 #[test]
 #[ignore = "not a test: started by scripts/kubernetes.sh"]
 fn kubernetes() {
-    let way = match asked("TUNNEL_PLAY_WAY").as_deref() {
+    let way = match env_var("TUNNEL_PLAY_WAY").as_deref() {
         Some("unix") => Way::Unix,
         Some("names") => Way::Passthrough { verified: true },
         _ => Way::Egress,
@@ -18,11 +18,11 @@ fn kubernetes() {
     let cluster = Cluster::start(way).expect("all programs");
     let (_server, _edge) = (cluster.server(SERVER), cluster.edge(SERVER, ""));
     let dir = cluster.network.place.path().display();
-    if asked("TUNNEL_PLAY_CHECK").is_some() {
-        for (line, wanted) in LINES {
+    if env_var("TUNNEL_PLAY_CHECK").is_some() {
+        for (line, expected) in LINES {
             // A kubelet has its first metrics some seconds after its start.
-            wait_until(&format!("{line} prints {wanted:?}"), 3 * TIMEOUT, || {
-                cluster.sh(line).contains(wanted)
+            wait_until(&format!("{line} prints {expected:?}"), 3 * TIMEOUT, || {
+                cluster.sh(line).contains(expected)
             });
             eprintln!("{line}: ok");
         }

@@ -42,7 +42,7 @@ impl Running {
     }
 
     /// Like [`Self::start`], but with a pipe as its input.
-    pub(crate) fn start_fed(name: &str, dir: &Path, command: &mut Command) -> (Self, ChildStdin) {
+    pub(crate) fn start_with_stdin(name: &str, dir: &Path, command: &mut Command) -> (Self, ChildStdin) {
         handle_ignored_signals();
         let log = dir.join(format!("{name}.log"));
         let file = File::create(&log).unwrap();
@@ -78,14 +78,14 @@ impl Running {
     }
 
     fn signal(&mut self, name: &str) {
-        self.lives();
+        self.assert_running();
         let pid = self.child.id();
         assert!(Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status().unwrap().success());
     }
 
     /// Kills it with SIGKILL, as if its machine had failed.
     pub(crate) fn kill(&mut self) {
-        self.lives();
+        self.assert_running();
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
@@ -95,7 +95,7 @@ impl Running {
     /// # Panics
     ///
     /// Panics if it takes longer than `patience`.
-    pub(crate) fn ends(&mut self, patience: Duration) -> ExitStatus {
+    pub(crate) fn wait_for_exit(&mut self, patience: Duration) -> ExitStatus {
         wait_for(&format!("{} ends", self.name), patience, || self.child.try_wait().unwrap())
     }
 
@@ -105,7 +105,7 @@ impl Running {
     }
 
     /// Fails the test unless its log contains `text`.
-    pub(crate) fn said(&self, text: &str) {
+    pub(crate) fn assert_logged(&self, text: &str) {
         assert!(self.log().contains(text), "{} has not logged {text:?}", self.name);
     }
 
@@ -114,44 +114,44 @@ impl Running {
     /// # Panics
     ///
     /// Panics if the process ends first, or if there is no such line in time.
-    pub(crate) fn says(&mut self, text: &str) -> String {
-        self.says_of("", text)
+    pub(crate) fn wait_for_log(&mut self, text: &str) -> String {
+        self.wait_for_log_of("", text)
     }
 
-    /// Like [`Self::says`], but the line must contain `whom` as well.
-    pub(crate) fn says_of(&mut self, whom: &str, text: &str) -> String {
-        let what = format!("{} logs {text:?} with {whom:?}", self.name);
-        let meant = |line: &&str| line.contains(text) && line.contains(whom);
+    /// Like [`Self::wait_for_log`], but the line must contain `source` as well.
+    pub(crate) fn wait_for_log_of(&mut self, source: &str, text: &str) -> String {
+        let what = format!("{} logs {text:?} with {source:?}", self.name);
+        let is_match = |line: &&str| line.contains(text) && line.contains(source);
         wait_for(&what, TIMEOUT, || {
-            let line = self.log().lines().find(meant).map(String::from);
+            let line = self.log().lines().find(is_match).map(String::from);
             if line.is_none() {
-                self.lives();
+                self.assert_running();
             }
             line
         })
     }
 
     /// Waits until an HTTP path on its admin port answers 200 with a body that contains `text`.
-    pub(crate) fn answers(&mut self, port: u16, path: &str, text: &str) {
+    pub(crate) fn wait_for_answer(&mut self, port: u16, path: &str, text: &str) {
         let what = format!("{} answers 200 with {text:?} at {path}", self.name);
         wait_until(&what, TIMEOUT, || {
-            self.lives();
-            ask(port, "GET", path, "").is_some_and(|answer| is_ok(&answer) && answer.contains(text))
+            self.assert_running();
+            send_request(port, "GET", path, "").is_some_and(|answer| is_ok(&answer) && answer.contains(text))
         });
     }
 
     /// Waits until an HTTP path on its admin port answers 200 with exactly this body.
-    pub(crate) fn answers_only(&mut self, port: u16, path: &str, body: &str) {
+    pub(crate) fn wait_for_exact_answer(&mut self, port: u16, path: &str, body: &str) {
         let what = format!("{} answers 200 with only {body:?} at {path}", self.name);
         let end = format!("\r\n\r\n{body}");
         wait_until(&what, TIMEOUT, || {
-            self.lives();
-            ask(port, "GET", path, "").is_some_and(|answer| is_ok(&answer) && answer.ends_with(&end))
+            self.assert_running();
+            send_request(port, "GET", path, "").is_some_and(|answer| is_ok(&answer) && answer.ends_with(&end))
         });
     }
 
     /// Fails the test if the process has ended.
-    pub(crate) fn lives(&mut self) {
+    pub(crate) fn assert_running(&mut self) {
         if let Some(status) = self.child.try_wait().unwrap() {
             panic!("{} has ended: {status}", self.name);
         }
@@ -228,20 +228,25 @@ fn handle_ignored_signals() {
 }
 
 /// Sends one HTTP request, and returns head and body of the response. Returns `None` if there is no response.
-pub(crate) fn ask(port: u16, method: &str, path: &str, body: &str) -> Option<String> {
+pub(crate) fn send_request(port: u16, method: &str, path: &str, body: &str) -> Option<String> {
     let conn = TcpStream::connect(("127.0.0.1", port)).ok()?;
     conn.set_read_timeout(Some(TIMEOUT)).ok()?;
-    ask_over(conn, method, path, body).ok()
+    send_request_over(conn, method, path, body).ok()
 }
 
 /// Sets the log level at an admin socket. Returns head and body of the response.
 pub(crate) fn set_level(socket: &Path, level: &str) -> String {
     let conn = UnixStream::connect(socket).unwrap();
     conn.set_read_timeout(Some(TIMEOUT)).unwrap();
-    ask_over(conn, "PUT", "/debug/flags/v", level).unwrap()
+    send_request_over(conn, "PUT", "/debug/flags/v", level).unwrap()
 }
 
-fn ask_over(mut conn: impl Read + Write, method: &str, path: &str, body: &str) -> std::io::Result<String> {
+fn send_request_over(
+    mut conn: impl Read + Write,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> std::io::Result<String> {
     write!(conn, "{method} {path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len())?;
     let mut answer = String::new();
     conn.read_to_string(&mut answer)?;

@@ -3,14 +3,14 @@
 use serde_json::{Value, json};
 
 use crate::network::{Network, SERVER, address};
-use crate::parts::have;
-use crate::process::{Running, TIMEOUT, ask, run};
+use crate::parts::are_installed;
+use crate::process::{Running, TIMEOUT, run, send_request};
 use crate::tunnel::Pair;
 use crate::wait::wait_until;
 
 #[test]
 fn prometheus_scrapes_each_node_through_the_http_proxy_and_by_its_name() {
-    if !have(&["prometheus", "busybox"]) {
+    if !are_installed(&["prometheus", "busybox"]) {
         return;
     }
     let Some(network) = Network::start(2) else { return };
@@ -40,7 +40,7 @@ fn prometheus_scrapes_each_node_through_the_http_proxy_and_by_its_name() {
     for job in ["proxy", "name"] {
         for node in ["node1", "node2"] {
             wait_until(&format!("{node} is scraped by {job}"), 3 * TIMEOUT, || {
-                asked(&network, job, &format!("{node}:9100")) == [node]
+                page_labels(&network, job, &format!("{node}:9100")) == [node]
             });
         }
     }
@@ -48,7 +48,7 @@ fn prometheus_scrapes_each_node_through_the_http_proxy_and_by_its_name() {
         let page = format!("node{number}-by-host");
         for (job, host) in [("port-by-name", format!("node{number}")), ("port-by-address", address(number))] {
             wait_until(&format!("{host} is scraped by {job}"), 3 * TIMEOUT, || {
-                asked(&network, job, &format!("{host}:9200")) == [page.as_str()]
+                page_labels(&network, job, &format!("{host}:9200")) == [page.as_str()]
             });
         }
     }
@@ -67,7 +67,7 @@ fn page_by_host(network: &Network, number: usize) -> Running {
 }
 
 /// Returns the names in an instance's page, as Prometheus has stored them.
-fn asked(network: &Network, job: &str, instance: &str) -> Vec<String> {
+fn page_labels(network: &Network, job: &str, instance: &str) -> Vec<String> {
     let found = query(network, &format!("page{{job=\"{job}\",instance=\"{instance}\"}}"));
     found.iter().map(|series| series["metric"]["of"].as_str().unwrap().to_owned()).collect()
 }
@@ -76,8 +76,8 @@ fn asked(network: &Network, job: &str, instance: &str) -> Vec<String> {
 pub(crate) fn query(network: &Network, query: &str) -> Vec<Value> {
     let line =
         format!("curl -sf -m 5 -G --data-urlencode 'query={query}' http://127.0.0.1:9090/api/v1/query");
-    let said: Value = serde_json::from_str(&network.tries(&line).stdout).unwrap_or_default();
-    said["data"]["result"].as_array().cloned().unwrap_or_default()
+    let output: Value = serde_json::from_str(&network.try_sh(&line).stdout).unwrap_or_default();
+    output["data"]["result"].as_array().cloned().unwrap_or_default()
 }
 
 /// Starts a page of metrics on a node, which contains the node's name.
@@ -112,17 +112,17 @@ pub(crate) fn prometheus(network: &Network, jobs: &[(&str, Value)]) -> Running {
 
 #[test]
 fn promtool_accepts_the_metrics_of_a_server_and_an_edge() {
-    if !have(&["promtool"]) {
+    if !are_installed(&["promtool"]) {
         return;
     }
     let pair = Pair::start();
     for port in [pair.cloud.metrics, pair.cloud.log_port] {
-        let page = ask(port, "GET", "/metrics", "").unwrap();
+        let page = send_request(port, "GET", "/metrics", "").unwrap();
         let (head, text) = page.split_once("\r\n\r\n").unwrap();
         assert!(head.to_lowercase().contains("content-type: text/plain; version=0.0.4"), "{head}");
         let file = pair.place.path().join("metrics.txt");
         std::fs::write(&file, text).unwrap();
-        let said = run("promtool", &["check", "metrics"], Some(&file), TIMEOUT);
-        assert!(said.status.success() && said.stderr.is_empty(), "{said:?}");
+        let output = run("promtool", &["check", "metrics"], Some(&file), TIMEOUT);
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     }
 }

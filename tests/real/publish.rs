@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crate::apiserver;
 use crate::certificates::Files;
-use crate::parts::{free_port, have, kept};
+use crate::parts::{are_installed, cached_program, free_port};
 use crate::process::{Running, TIMEOUT, run};
-use crate::tunnel::{Cloud, Edge, TestDir};
+use crate::tunnel::{Edge, ServerProcess, TestDir};
 use crate::wait::wait_until;
 
 /// The server's address in its environment.
@@ -16,14 +16,16 @@ const POD_IP: &str = "127.0.0.77";
 
 #[test]
 fn a_node_name_resolves_through_a_hosts_file_while_its_edge_is_linked() {
-    let Some(coredns) = kept("coredns-1.15.0/coredns").filter(|_| have(&["dig"])) else { return };
+    let Some(coredns) = cached_program("coredns-1.15.0/coredns").filter(|_| are_installed(&["dig"])) else {
+        return;
+    };
     let place = TestDir::new();
     let hosts = place.path().join("hosts");
     std::fs::write(&hosts, "127.0.0.9 other.nodes.test\n").unwrap();
     let dns = Dns::of_hosts(&place, &coredns, &hosts, true);
-    dns.answers("other.nodes.test", "127.0.0.9");
+    dns.wait_for_answer("other.nodes.test", "127.0.0.9");
     let lines = format!("publish = \"hosts\"\nhosts_file = \"{}\"\n", hosts.display());
-    comes_and_goes(&place, &dns, &lines);
+    assert_name_follows_link(&place, &dns, &lines);
     assert_eq!(std::fs::read_to_string(&hosts).unwrap(), "127.0.0.9 other.nodes.test\n");
 }
 
@@ -35,8 +37,8 @@ fn a_node_name_resolves_through_etcd_while_its_edge_is_linked() {
         free_port(),
         etcd.url
     );
-    comes_and_goes(&place, &dns, &lines);
-    assert_eq!(dns.ask("node1.nodes.test"), "", "records are withdrawn before the exit");
+    assert_name_follows_link(&place, &dns, &lines);
+    assert_eq!(dns.dig("node1.nodes.test"), "", "records are withdrawn before the exit");
 }
 
 #[test]
@@ -44,18 +46,18 @@ fn records_are_removed_with_the_lease_of_a_killed_server_and_not_before() {
     let Some((etcd, dns, place)) = etcd_and_dns(false) else { return };
     let mut cloud = cloud(&place, &format!("publish = \"etcd\"\netcd.endpoints = [\"{}\"]\n", etcd.url));
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
-    dns.answers("node1.nodes.test", POD_IP);
-    let still = || assert_eq!(dns.ask("node1.nodes.test"), POD_IP, "the lease is kept alive");
+    dns.wait_for_answer("node1.nodes.test", POD_IP);
+    let still = || assert_eq!(dns.dig("node1.nodes.test"), POD_IP, "the lease is kept alive");
     // Longer than the TTL of the lease.
-    pass(Duration::from_secs(20), still);
+    let_time_pass(Duration::from_secs(20), still);
     cloud.process.kill();
-    wait_until("the record is removed", Duration::from_secs(25), || dns.ask("node1.nodes.test").is_empty());
+    wait_until("the record is removed", Duration::from_secs(25), || dns.dig("node1.nodes.test").is_empty());
 }
 
 #[test]
 fn a_server_logs_in_to_etcd_again_and_reports_an_etcd_that_fails() {
     let Some((mut etcd, _dns, place)) = etcd_and_dns(false) else { return };
-    if !have(&["curl"]) {
+    if !are_installed(&["curl"]) {
         return;
     }
     for (path, body) in [
@@ -64,8 +66,9 @@ fn a_server_logs_in_to_etcd_again_and_reports_an_etcd_that_fails() {
         ("user/grant", r#"{"user":"root","role":"root"}"#),
         ("enable", "{}"),
     ] {
-        let said = run("curl", &["-sSf", "-d", body, &format!("{}/v3/auth/{path}", etcd.url)], None, TIMEOUT);
-        assert!(said.status.success(), "{path}: {said:?}");
+        let output =
+            run("curl", &["-sSf", "-d", body, &format!("{}/v3/auth/{path}", etcd.url)], None, TIMEOUT);
+        assert!(output.status.success(), "{path}: {output:?}");
     }
     let password = place.path().join("password");
     std::fs::write(&password, "r00t\n").unwrap();
@@ -76,24 +79,24 @@ fn a_server_logs_in_to_etcd_again_and_reports_an_etcd_that_fails() {
     );
     let mut cloud = cloud(&place, &lines);
     let mut edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
-    cloud.publishes(1);
+    cloud.wait_until_published(1);
     edge.process.terminate();
-    edge.process.ends(TIMEOUT);
-    cloud.publishes(0);
-    cloud.process.says("logging in again");
+    edge.process.wait_for_exit(TIMEOUT);
+    cloud.wait_until_published(0);
+    cloud.process.wait_for_log("logging in again");
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
-    cloud.publishes(1);
+    cloud.wait_until_published(1);
     etcd.process.kill();
-    cloud.is_troubled("dns: etcd at");
-    cloud.has("node1");
+    cloud.wait_for_condition("dns: etcd at");
+    cloud.wait_for_node("node1");
     etcd.restart(&place);
-    cloud.is_well();
-    cloud.publishes(1);
+    cloud.wait_until_healthy();
+    cloud.wait_until_published(1);
     // The token has expired again.
-    pass(Duration::from_secs(3), || {});
+    let_time_pass(Duration::from_secs(3), || {});
     cloud.process.terminate();
-    cloud.process.ends(TIMEOUT);
-    cloud.process.said("records withdrawn");
+    cloud.process.wait_for_exit(TIMEOUT);
+    cloud.process.assert_logged("records withdrawn");
 }
 
 #[test]
@@ -109,25 +112,25 @@ fn a_server_publishes_to_an_etcd_with_mutual_tls() {
     );
     let cloud = cloud(&place, &lines);
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
-    dns.answers("node1.nodes.test", POD_IP);
+    dns.wait_for_answer("node1.nodes.test", POD_IP);
 }
 
 /// Checks that a node's name resolves while its edge is linked to a server with this config, which stops in the end.
-fn comes_and_goes(place: &TestDir, dns: &Dns, registry: &str) {
+fn assert_name_follows_link(place: &TestDir, dns: &Dns, registry: &str) {
     let mut cloud = cloud(place, registry);
     let mut edge = Edge::start(place, &format!("127.0.0.1:{}", cloud.grpc));
-    dns.answers("node1.nodes.test", POD_IP);
+    dns.wait_for_answer("node1.nodes.test", POD_IP);
     edge.process.terminate();
-    edge.process.ends(TIMEOUT);
-    dns.answers("node1.nodes.test", "");
+    edge.process.wait_for_exit(TIMEOUT);
+    dns.wait_for_answer("node1.nodes.test", "");
     let _edge = Edge::start(place, &format!("127.0.0.1:{}", cloud.grpc));
-    dns.answers("node1.nodes.test", POD_IP);
+    dns.wait_for_answer("node1.nodes.test", POD_IP);
     cloud.process.terminate();
-    assert!(cloud.process.ends(TIMEOUT).success());
+    assert!(cloud.process.wait_for_exit(TIMEOUT).success());
 }
 
 /// Waits while nothing else indicates the time.
-fn pass(time: Duration, meanwhile: impl Fn()) {
+fn let_time_pass(time: Duration, meanwhile: impl Fn()) {
     let started = std::time::SystemTime::now();
     wait_until("time passes", time * 2, || {
         meanwhile();
@@ -135,9 +138,9 @@ fn pass(time: Duration, meanwhile: impl Fn()) {
     });
 }
 
-fn cloud(place: &TestDir, registry: &str) -> Cloud {
+fn cloud(place: &TestDir, registry: &str) -> ServerProcess {
     let registry = format!("[server.dns]\nzone = \"nodes.test\"\n{registry}");
-    Cloud::start_with(place, &registry, &[("POD_IP", POD_IP)])
+    ServerProcess::start_with(place, &registry, &[("POD_IP", POD_IP)])
 }
 
 /// CoreDNS on a separate port.
@@ -153,7 +156,7 @@ impl Dns {
         let mut command = Command::new(program);
         command.arg("-conf").arg(file).env("PORT", port.to_string());
         let mut process = Running::start("coredns", place.path(), &mut command);
-        process.says(&format!(":{port}"));
+        process.wait_for_log(&format!(":{port}"));
         Self { process, port }
     }
 
@@ -168,15 +171,15 @@ impl Dns {
     }
 
     /// Returns the address of a name, or an empty text if there is none.
-    pub(crate) fn ask(&self, name: &str) -> String {
+    pub(crate) fn dig(&self, name: &str) -> String {
         let args = format!("@127.0.0.1 -p {} +short +time=1 +tries=1 {name} A", self.port);
-        let said = run("dig", &args.split(' ').collect::<Vec<_>>(), None, TIMEOUT);
-        assert!(said.status.success(), "{} {said:?}", self.process.log());
-        said.stdout.trim().to_owned()
+        let output = run("dig", &args.split(' ').collect::<Vec<_>>(), None, TIMEOUT);
+        assert!(output.status.success(), "{} {output:?}", self.process.log());
+        output.stdout.trim().to_owned()
     }
 
-    pub(crate) fn answers(&self, name: &str, address: &str) {
-        wait_until(&format!("{name} resolves to {address:?}"), TIMEOUT, || self.ask(name) == address);
+    pub(crate) fn wait_for_answer(&self, name: &str, address: &str) {
+        wait_until(&format!("{name} resolves to {address:?}"), TIMEOUT, || self.dig(name) == address);
     }
 }
 
@@ -209,14 +212,14 @@ impl Etcd {
             command.arg("--client-cert-auth").arg("--trusted-ca-file").arg(ca);
         }
         let mut process = Running::start("etcd", place.path(), &mut command);
-        process.says("ready to serve client requests");
+        process.wait_for_log("ready to serve client requests");
         process
     }
 }
 
 pub(crate) fn etcd_and_dns(tls: bool) -> Option<(Etcd, Dns, TestDir)> {
-    let (etcd, coredns) = (kept("etcd-3.6.16/etcd")?, kept("coredns-1.15.0/coredns")?);
-    if !have(&["dig"]) {
+    let (etcd, coredns) = (cached_program("etcd-3.6.16/etcd")?, cached_program("coredns-1.15.0/coredns")?);
+    if !are_installed(&["dig"]) {
         return None;
     }
     let place = TestDir::new();

@@ -5,13 +5,13 @@ use std::process::Command;
 
 use crate::cluster::{Cluster, Way};
 use crate::network::{Machine, SERVER};
-use crate::parts::{find, have, root};
+use crate::parts::{are_installed, find, is_root};
 use crate::process::{Running, TIMEOUT, run_command};
 use crate::tunnel::{PROGRAM, TestDir};
 
 #[test]
-fn the_first_node_is_reached_by_ssh_through_a_nat() {
-    if !root() || !have(&["unshare", "ip", "nft", "ssh", "sshd", "ssh-keygen"]) {
+fn the_readmes_commands_reach_a_node_by_ssh_through_a_nat() {
+    if !is_root() || !are_installed(&["unshare", "ip", "nft", "ssh", "sshd", "ssh-keygen"]) {
         return;
     }
     let place = TestDir::new();
@@ -33,7 +33,7 @@ fn the_first_node_is_reached_by_ssh_through_a_nat() {
 
     let mut steps = Steps::of("## First node");
     let _server = server.follow(&steps.next(), "tunnel server", "server started");
-    let invitation = joined(&server.runs(&steps.next()));
+    let invitation = joined(&server.run_lines(&steps.next()));
     let join = steps.next();
     assert!(
         invitation.starts_with("echo ") && join[0].starts_with("echo INVITATION | tunnel join"),
@@ -48,12 +48,12 @@ fn the_first_node_is_reached_by_ssh_through_a_nat() {
     let _edge = node.follow(&join, "tunnel edge", "linked");
     let look = steps.next();
     assert_eq!(look[0], "tunnel nodes");
-    let said = server.line(&look[0], "");
-    assert!(said.contains("node1"), "{said}");
+    let output = server.line(&look[0], "");
+    assert!(output.contains("node1"), "{output}");
     assert_eq!(look[1], "tunnel ssh root@node1");
-    let said = server.line(&look[1], "ip -brief address show dev lan\n");
-    assert!(said.contains("192.168.78.2"), "{said}");
-    steps.ends();
+    let output = server.line(&look[1], "ip -brief address show dev lan\n");
+    assert!(output.contains("192.168.78.2"), "{output}");
+    steps.wait_for_exit();
 }
 
 #[test]
@@ -67,14 +67,14 @@ fn kubectl_reaches_a_pod_by_the_files_of_init() {
     node.has_program();
 
     let mut steps = Steps::of("## kubectl");
-    server.runs(&steps.next());
-    steps.ends();
+    server.run_lines(&steps.next());
+    steps.wait_for_exit();
     // Both programs are started as for the first node.
     let mut first = Steps::of("## First node");
     let start = first.next();
     let _server = server.follow(&start[2..], "tunnel server", "server started");
     cluster.change(Way::Files);
-    let invitation = joined(&server.runs(&first.next()));
+    let invitation = joined(&server.run_lines(&first.next()));
     let _edge = node.follow(&[invitation, first.next()[1].clone()], "tunnel edge", "linked");
     let logs = cluster.sh("kubectl logs busy --tail=3");
     assert!(logs.contains("line "), "{logs}");
@@ -82,7 +82,7 @@ fn kubectl_reaches_a_pod_by_the_files_of_init() {
 }
 
 #[test]
-fn the_first_two_commands_are_the_ones_that_ci_and_the_demo_run() {
+fn the_first_two_commands_of_the_readme_are_run_by_ci_and_the_demo() {
     let lines = Steps::of("## Two commands").next();
     let commands: Vec<_> = lines.iter().map(|line| line.split('#').next().unwrap().trim()).collect();
     assert_eq!(commands, ["cargo run --release -- demo", "scripts/test.sh"]);
@@ -107,7 +107,7 @@ impl Steps {
         self.0.next().expect("one more block of commands")
     }
 
-    fn ends(&mut self) {
+    fn wait_for_exit(&mut self) {
         assert_eq!(self.0.next(), None);
     }
 }
@@ -141,7 +141,7 @@ impl Terminal {
     }
 
     fn has_program(&self) {
-        self.runs(&[format!("install {PROGRAM} /usr/local/bin/")]);
+        self.run_lines(&[format!("install {PROGRAM} /usr/local/bin/")]);
     }
 
     fn command(&self, line: &str) -> Command {
@@ -159,13 +159,13 @@ impl Terminal {
     fn line(&self, line: &str, input: &str) -> String {
         let file = self.dir.join("input");
         std::fs::write(&file, input).unwrap();
-        let said = run_command(line, &mut self.command(line), Some(&file), 6 * TIMEOUT);
-        assert!(said.status.success(), "{line}: {said:?}");
-        said.stdout
+        let output = run_command(line, &mut self.command(line), Some(&file), 6 * TIMEOUT);
+        assert!(output.status.success(), "{line}: {output:?}");
+        output.stdout
     }
 
     /// Runs lines one after the other, and returns what the last one prints.
-    fn runs(&self, lines: &[String]) -> String {
+    fn run_lines(&self, lines: &[String]) -> String {
         lines.iter().fold(String::new(), |_, line| self.line(line, ""))
     }
 
@@ -173,10 +173,10 @@ impl Terminal {
     fn follow(&self, lines: &[String], last: &str, text: &str) -> Running {
         let (line, before) = lines.split_last().expect("a line");
         assert_eq!(line, last);
-        self.runs(before);
+        self.run_lines(before);
         let name = last.replace(' ', "-");
         let mut running = Running::start(&name, &self.dir, &mut self.command(&format!("exec {last}")));
-        running.says(text);
+        running.wait_for_log(text);
         running
     }
 }
@@ -200,16 +200,16 @@ fn start_sshd(place: &TestDir, node: &Machine, server: &Terminal) -> Running {
     );
     std::fs::write(&config, text).unwrap();
     // Where a user confirms the node's key, and has a key of their own.
-    let known = server.dir.join("home/known_hosts");
+    let known_hosts = server.dir.join("home/known_hosts");
     let text = format!(
         "StrictHostKeyChecking accept-new\nUserKnownHostsFile {}\nIdentityFile {}\n",
-        known.display(),
+        known_hosts.display(),
         key.display()
     );
     std::fs::write(server.dir.join("etc/ssh/ssh_config"), text).unwrap();
     node.sh("mkdir -p /run/sshd");
     let mut command = node.command(find("sshd").unwrap());
     let mut sshd = Running::start("sshd", dir, command.args(["-D", "-e", "-f"]).arg(&config));
-    sshd.says("Server listening on 0.0.0.0 port 22");
+    sshd.wait_for_log("Server listening on 0.0.0.0 port 22");
     sshd
 }

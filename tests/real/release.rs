@@ -12,22 +12,24 @@ use std::sync::OnceLock;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::parts::{all, asked, free_port, have, loopback, root};
+use crate::parts::{all, are_installed, env_var, free_port, is_root, loopback};
 use crate::process::{ProcessOutput, Running, TIMEOUT, run, run_command};
-use crate::tunnel::{PROGRAM, TestDir, not_led_astray};
+use crate::tunnel::{PROGRAM, TestDir, clear_environment};
 
 /// Returns the files of one release, which all tests of this process use; `None` if they are not
 /// chosen or a program for it is missing.
 fn release() -> Option<&'static Path> {
     static MADE: OnceLock<Option<PathBuf>> = OnceLock::new();
     let made = MADE.get_or_init(|| {
-        if !all() || !have(&["bash", "cargo", "dpkg-deb", "gzip", "python3", "readelf", "strip", "tar"]) {
+        if !all()
+            || !are_installed(&["bash", "cargo", "dpkg-deb", "gzip", "python3", "readelf", "strip", "tar"])
+        {
             return None;
         }
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("release");
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).unwrap();
-        let program = asked("TUNNEL_RELEASE_BINARY").unwrap_or_else(|| {
+        let program = env_var("TUNNEL_RELEASE_BINARY").unwrap_or_else(|| {
             // A debug build is larger by a multiple.
             let stripped = dir.join("program").to_str().unwrap().to_owned();
             ok(&run("strip", &["-o", &stripped, PROGRAM], None, TIMEOUT));
@@ -50,8 +52,8 @@ fn script(path: &str) -> Command {
     Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join(path))
 }
 
-fn ok(said: &ProcessOutput) {
-    assert!(said.status.success(), "{said:?}");
+fn ok(output: &ProcessOutput) {
+    assert!(output.status.success(), "{output:?}");
 }
 
 /// Returns the only file of a release with this end.
@@ -75,17 +77,17 @@ fn json(file: &Path) -> Value {
 }
 
 fn sha256(file: &Path) -> String {
-    let said = run("sha256sum", &[file], None, TIMEOUT);
-    format!("sha256:{}", said.stdout.split(' ').next().unwrap())
+    let output = run("sha256sum", &[file], None, TIMEOUT);
+    format!("sha256:{}", output.stdout.split(' ').next().unwrap())
 }
 
 /// Fails the test unless this program has the right version, and is static if it is from a release build.
 fn runs(program: &Path) {
-    let said = run(program.to_str().unwrap(), &["--version"], None, TIMEOUT);
-    assert!(said.stdout.starts_with(VERSION), "{said:?}");
-    if asked("TUNNEL_RELEASE_BINARY").is_some() {
-        let said = run("ldd", &[program], None, TIMEOUT);
-        assert!((said.stdout + &said.stderr).contains("statically linked"), "{}", program.display());
+    let output = run(program.to_str().unwrap(), &["--version"], None, TIMEOUT);
+    assert!(output.stdout.starts_with(VERSION), "{output:?}");
+    if env_var("TUNNEL_RELEASE_BINARY").is_some() {
+        let output = run("ldd", &[program], None, TIMEOUT);
+        assert!((output.stdout + &output.stderr).contains("statically linked"), "{}", program.display());
     }
 }
 
@@ -105,7 +107,7 @@ fn the_tarball_contains_a_program_that_runs() {
 /// Installs the package in a copy of this machine's files, where `systemctl` only writes down how it is called.
 #[test]
 fn the_package_installs_upgrades_and_removes_the_program_and_restarts_only_running_services() {
-    if !root() || !have(&["unshare", "chroot", "dpkg", "adduser"]) {
+    if !is_root() || !are_installed(&["unshare", "chroot", "dpkg", "adduser"]) {
         return;
     }
     let Some(release) = release() else { return };
@@ -132,20 +134,20 @@ fn the_package_installs_upgrades_and_removes_the_program_and_restarts_only_runni
             ! ls /usr/bin/tunnel /usr/share/doc/tunnel /etc/tunnel 2>&-'",
         package.display()
     );
-    let said = run("unshare", &["-m", "--propagation", "private", "sh", "-c", &script], None, 4 * TIMEOUT);
-    ok(&said);
-    let mut lines = said.stdout.lines();
+    let output = run("unshare", &["-m", "--propagation", "private", "sh", "-c", &script], None, 4 * TIMEOUT);
+    ok(&output);
+    let mut lines = output.stdout.lines();
     let mut until_dot = || lines.by_ref().take_while(|line| *line != ".").collect::<Vec<_>>();
-    assert_eq!(until_dot(), ["daemon-reload"], "{said:?}");
+    assert_eq!(until_dot(), ["daemon-reload"], "{output:?}");
     let second = until_dot();
-    assert!(second[0] == "tunnel" && second[1].starts_with(VERSION), "{said:?}");
+    assert!(second[0] == "tunnel" && second[1].starts_with(VERSION), "{output:?}");
     let restart = "--no-block try-restart tunnel-server.service tunnel-edge.service";
-    assert_eq!(second[2..], ["daemon-reload", restart], "{said:?}");
+    assert_eq!(second[2..], ["daemon-reload", restart], "{output:?}");
     let listed = until_dot();
     let pages: usize = listed[0].parse().unwrap();
-    assert!(pages > 20, "{said:?}");
-    assert_eq!(listed.last(), Some(&"daemon-reload"), "{said:?}");
-    assert!(listed.contains(&"stop tunnel-server.service tunnel-edge.service"), "{said:?}");
+    assert!(pages > 20, "{output:?}");
+    assert_eq!(listed.last(), Some(&"daemon-reload"), "{output:?}");
+    assert!(listed.contains(&"stop tunnel-server.service tunnel-edge.service"), "{output:?}");
 }
 
 #[test]
@@ -153,7 +155,7 @@ fn a_static_program_needs_no_libc_and_another_names_its_version() {
     let Some(release) = release() else { return };
     let package = file(release, ".deb");
     let depends = run("dpkg-deb", &["--field", package.to_str().unwrap(), "Depends"], None, TIMEOUT).stdout;
-    if asked("TUNNEL_RELEASE_BINARY").is_some() {
+    if env_var("TUNNEL_RELEASE_BINARY").is_some() {
         assert_eq!(depends, "adduser\n");
     } else {
         assert!(depends.starts_with("libc6 (>= 2.") && depends.ends_with(", adduser\n"), "{depends}");
@@ -163,7 +165,7 @@ fn a_static_program_needs_no_libc_and_another_names_its_version() {
 /// Follows the layout from its index to the program, and runs a server in the image's files as the image's user.
 #[test]
 fn the_image_is_an_oci_layout_and_serves() {
-    if !root() || !have(&["unshare", "chroot", "ldd"]) {
+    if !is_root() || !are_installed(&["unshare", "chroot", "ldd"]) {
         return;
     }
     let Some(release) = release() else { return };
@@ -213,10 +215,10 @@ fn the_image_is_an_oci_layout_and_serves() {
         place.path().display(),
         entrypoint[0].as_str().unwrap(),
     );
-    let mut command = not_led_astray(Command::new("unshare"));
+    let mut command = clear_environment(Command::new("unshare"));
     command.args(["-m", "--propagation", "private", "sh", "-c", &script]);
     let mut server = Running::start("server", place.path(), &mut command);
-    server.answers_only(log_port, "/readyz", "ok\n");
+    server.wait_for_exact_answer(log_port, "/readyz", "ok\n");
 }
 
 /// Compares with cargo's tree for this target, without crates that only tests use. The list's own graph reaches all.
@@ -275,7 +277,7 @@ fn small(dir: &Path) -> PathBuf {
 }
 
 #[test]
-fn equal_programs_give_equal_releases() {
+fn releases_of_the_same_program_are_identical() {
     if release().is_none() {
         return;
     }
@@ -290,7 +292,7 @@ fn equal_programs_give_equal_releases() {
 
 #[test]
 fn install_sh_installs_over_https_and_refuses_a_changed_byte() {
-    if release().is_none() || !have(&["curl", "openssl", "sha256sum"]) {
+    if release().is_none() || !are_installed(&["curl", "openssl", "sha256sum"]) {
         return;
     }
     let place = TestDir::new();
@@ -301,7 +303,7 @@ fn install_sh_installs_over_https_and_refuses_a_changed_byte() {
     command.arg("-cert").arg(&place.files.cert).arg("-key").arg(&place.files.key);
     let mut server = Running::start("openssl", place.path(), &mut command);
     crate::wait::wait_until("openssl listens", TIMEOUT, || {
-        server.lives();
+        server.assert_running();
         std::net::TcpStream::connect(loopback(port)).is_ok()
     });
     let url = format!("https://localhost:{port}");
@@ -313,8 +315,8 @@ fn install_sh_installs_over_https_and_refuses_a_changed_byte() {
         run_command("install.sh", &mut command, None, TIMEOUT)
     };
     let refuses = |args: &[&str], why: &str| {
-        let said = install(args);
-        assert!(!said.status.success() && said.stderr.contains(why), "{said:?}");
+        let output = install(args);
+        assert!(!output.status.success() && output.stderr.contains(why), "{output:?}");
     };
     let nothing = || !to.exists() || std::fs::read_dir(&to).unwrap().next().is_none();
 
@@ -348,13 +350,13 @@ fn install_sh_installs_over_https_and_refuses_a_changed_byte() {
 }
 
 fn runs_small(program: &Path) {
-    let said = run(program.to_str().unwrap(), &["--version"], None, TIMEOUT);
-    assert!(said.stdout.starts_with(VERSION), "{said:?}");
+    let output = run(program.to_str().unwrap(), &["--version"], None, TIMEOUT);
+    assert!(output.stdout.starts_with(VERSION), "{output:?}");
 }
 
 #[test]
 fn install_sh_needs_only_the_tools_of_busybox() {
-    if release().is_none() || !have(&["busybox"]) {
+    if release().is_none() || !are_installed(&["busybox"]) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -369,7 +371,7 @@ fn install_sh_needs_only_the_tools_of_busybox() {
 
 #[test]
 fn install_sh_leaves_nothing_if_a_directory_is_in_the_way_or_a_signal_ends_it() {
-    if !have(&["sha256sum", "tar", "gzip"]) {
+    if !are_installed(&["sha256sum", "tar", "gzip"]) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -399,8 +401,8 @@ fn install_sh_leaves_nothing_if_a_directory_is_in_the_way_or_a_signal_ends_it() 
         command
     };
 
-    let said = run_command("install.sh", &mut install("taken"), None, TIMEOUT);
-    assert!(!said.status.success() && said.stderr.contains("is a directory"), "{said:?}");
+    let output = run_command("install.sh", &mut install("taken"), None, TIMEOUT);
+    assert!(!output.status.success() && output.stderr.contains("is a directory"), "{output:?}");
     assert_eq!(
         (names("taken"), names("taken/tunnel"), names("tmp")),
         (vec!["tunnel".into()], vec![], vec![])
@@ -410,12 +412,12 @@ fn install_sh_leaves_nothing_if_a_directory_is_in_the_way_or_a_signal_ends_it() 
         // To its process group, as a terminal sends it.
         let mut installer = Running::start("install.sh", dir.path(), install("bin").process_group(0));
         crate::wait::wait_until("the program runs", TIMEOUT, || {
-            installer.lives();
+            installer.assert_running();
             runs.exists()
         });
         std::fs::remove_file(&runs).unwrap();
         ok(&run("kill", &["-s", signal, "--", &format!("-{}", installer.id())], None, TIMEOUT));
-        assert!(!installer.ends(TIMEOUT).success());
+        assert!(!installer.wait_for_exit(TIMEOUT).success());
         assert_eq!((names("bin"), names("tmp")), (Vec::new(), Vec::new()), "{signal}");
     }
 }

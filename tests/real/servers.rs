@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::fleet::{Fleet, Line};
-use crate::parts::have;
+use crate::parts::are_installed;
 use crate::process::{Running, TIMEOUT, run};
 use crate::ssh::{goes_both_ways, helper};
 use crate::sshd::Sshd;
@@ -20,7 +20,7 @@ use crate::wait::wait_until;
 struct Shell {
     ssh: Running,
     input: ChildStdin,
-    said: usize,
+    lines_sent: usize,
 }
 
 impl Shell {
@@ -28,27 +28,27 @@ impl Shell {
         let mut command = Command::new("ssh");
         command.args(sshd.options(&helper("nc.openbsd", fleet.servers[server].connect)));
         command.args(["node1", "echo begun; while read line; do echo heard $line; done"]);
-        let (mut ssh, input) = Running::start_fed("ssh", fleet.place.path(), &mut command);
-        ssh.says("begun");
-        Self { ssh, input, said: 0 }
+        let (mut ssh, input) = Running::start_with_stdin("ssh", fleet.place.path(), &mut command);
+        ssh.wait_for_log("begun");
+        Self { ssh, input, lines_sent: 0 }
     }
 
     /// Sends a line, waits until it comes back, and returns how long that took.
-    fn lives(&mut self) -> Duration {
+    fn echo_time(&mut self) -> Duration {
         let started = Instant::now();
-        self.said += 1;
-        writeln!(self.input, "line {}", self.said).unwrap();
-        let heard = format!("heard line {}", self.said);
-        wait_until(&heard, 2 * TIMEOUT, || {
-            self.ssh.lives();
-            self.ssh.log().contains(&heard)
+        self.lines_sent += 1;
+        writeln!(self.input, "line {}", self.lines_sent).unwrap();
+        let expected = format!("heard line {}", self.lines_sent);
+        wait_until(&expected, 2 * TIMEOUT, || {
+            self.ssh.assert_running();
+            self.ssh.log().contains(&expected)
         });
         started.elapsed()
     }
 }
 
 fn ready(registry: &str) -> Option<(Sshd, Fleet, Line, Edge)> {
-    if !have(&["sshd", "ssh", "scp", "ssh-keygen", "nc.openbsd"]) {
+    if !are_installed(&["sshd", "ssh", "scp", "ssh-keygen", "nc.openbsd"]) {
         return None;
     }
     let mut fleet = Fleet::start(registry);
@@ -85,19 +85,19 @@ fn a_copy_survives_twenty_moves_between_servers() {
         cutting.join().unwrap()
     });
     assert_eq!(cuts, 20, "all cuts happen during the copies");
-    shell.lives();
+    shell.echo_time();
 }
 
 #[test]
 fn a_shell_continues_when_the_server_of_the_link_is_killed() {
     let Some((sshd, mut fleet, line, _edge)) = ready("") else { return };
     let mut shell = Shell::start(&fleet, &sshd, 0);
-    shell.lives();
+    shell.echo_time();
     line.lead_to(fleet.at[2]);
     fleet.servers[1].process.kill();
-    let pause = shell.lives();
+    let pause = shell.echo_time();
     assert!(pause < Duration::from_secs(20), "{pause:?}");
-    fleet.servers[2].has("node1");
+    fleet.servers[2].wait_for_node("node1");
     sshd.works_through(&helper("nc.openbsd", fleet.servers[0].connect));
     sshd.works_through(&helper("nc.openbsd", fleet.servers[2].connect));
 }
@@ -110,7 +110,7 @@ fn a_rolling_restart_refuses_no_session_and_aborts_none_of_other_servers() {
     for server in 0..3 {
         let (front, next) = ((server + 1) % 3, (server + 2) % 3);
         let mut shell = Shell::start(&fleet, &sshd, front);
-        shell.lives();
+        shell.echo_time();
         // A Service routes only to servers that are ready.
         lead(&fleet, next);
         *done.get_mut() = false;
@@ -125,13 +125,13 @@ fn a_rolling_restart_refuses_no_session_and_aborts_none_of_other_servers() {
                 }
                 opened
             });
-            assert_eq!(fleet.servers[server].process.ends(STOPPED).code(), Some(0));
+            assert_eq!(fleet.servers[server].process.wait_for_exit(STOPPED).code(), Some(0));
             fleet.replace(server);
-            shell.lives();
+            shell.echo_time();
             done.store(true, SeqCst);
             load.join().unwrap()
         });
-        shell.lives();
+        shell.echo_time();
     }
     assert!(opened >= 6, "{opened} sessions under load");
 }
@@ -140,23 +140,23 @@ fn a_rolling_restart_refuses_no_session_and_aborts_none_of_other_servers() {
 fn frozen_edges_and_servers_are_detected() {
     let Some((sshd, mut fleet, line, mut edge)) = ready("") else { return };
     let mut shell = Shell::start(&fleet, &sshd, 0);
-    shell.lives();
+    shell.echo_time();
     line.lead_to(fleet.at[2]);
     let started = Instant::now();
     fleet.servers[1].process.freeze();
-    shell.lives();
+    shell.echo_time();
     assert!(started.elapsed() < FROZEN, "{:?}", started.elapsed());
-    fleet.servers[2].has("node1");
+    fleet.servers[2].wait_for_node("node1");
     let started = Instant::now();
     edge.process.freeze();
-    let gone = || {
-        let said = run("curl", &["-s", &fleet.servers[2].page("/cloud/healthz")], None, TIMEOUT);
-        !said.stdout.contains("node1")
+    let is_disconnected = || {
+        let output = run("curl", &["-s", &fleet.servers[2].page("/cloud/healthz")], None, TIMEOUT);
+        !output.stdout.contains("node1")
     };
-    wait_until("the frozen edge is disconnected", FROZEN, gone);
+    wait_until("the frozen edge is disconnected", FROZEN, is_disconnected);
     assert!(started.elapsed() < FROZEN);
     edge.process.thaw();
-    shell.lives();
+    shell.echo_time();
 }
 
 /// Shorter than the 25 s that a server waits for its sessions.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::network::Machine;
-use crate::parts::{all, asked, have, root};
+use crate::parts::{all, are_installed, env_var, is_root};
 use crate::process::{Running, TIMEOUT, run_command};
 use crate::tunnel::{PROGRAM, TestDir};
 use crate::wait::wait_until;
@@ -38,17 +38,17 @@ fn an_edge_probes_its_link_when_addresses_or_the_default_route_change() {
     let Some(world) = World::start() else { return };
     let _server = world.server(&world.cloud, CLOUD, &[]);
     let mut edge = world.edge(CLOUD);
-    let told = |edge: &Running| edge.log().matches("default route changed").count();
+    let route_changes = |edge: &Running| edge.log().matches("default route changed").count();
     for change in [
         "ip addr add 10.78.0.3/24 dev wan",
         &format!("ip route add default via {CLOUD}"),
         "ip addr del 10.78.0.3/24 dev wan",
     ] {
-        let before = told(&edge);
+        let before = route_changes(&edge);
         world.node.sh(change);
         wait_until(&format!("the edge notices: {change}"), TIMEOUT, || {
-            edge.lives();
-            told(&edge) > before
+            edge.assert_running();
+            route_changes(&edge) > before
         });
     }
 }
@@ -63,12 +63,12 @@ pub(crate) struct World {
 /// A client's session. The received bytes arrive in the channel.
 pub(crate) struct Session {
     client: Child,
-    heard: Receiver<u8>,
+    received: Receiver<u8>,
 }
 
 impl World {
     pub(crate) fn start() -> Option<Self> {
-        if !have(&["nft", "ip", "ss", "nsenter", "unshare", "curl", "socat", "bash"]) || !root() {
+        if !are_installed(&["nft", "ip", "ss", "nsenter", "unshare", "curl", "socat", "bash"]) || !is_root() {
             return None;
         }
         let place = TestDir::serving(&[CLOUD, NODE]);
@@ -98,7 +98,7 @@ impl World {
         let mut running =
             self.place.tunnel_as(machine.command(PROGRAM), (mode, name), config, &[], &["--verbosity=2"]);
         wait_until(&format!("{name} is ready"), TIMEOUT, || {
-            running.lives();
+            running.assert_running();
             let mut curl = machine.command("curl");
             curl.args(["-sf", "-m", "2", &format!("http://127.0.0.1:{admin}/readyz")]);
             run_command("curl", &mut curl, None, TIMEOUT).status.success()
@@ -117,21 +117,22 @@ impl World {
         let mut bash = self.cloud.command("bash");
         bash.args(["-c", &format!("exec 3<>/dev/tcp/127.0.0.1/{CONNECT}; cat <&3 & exec cat >&3")]);
         let mut client = bash.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (said, heard) = channel();
+        let (sender, received) = channel();
         let mut out = client.stdout.take().unwrap();
         thread::spawn(move || {
             let mut byte = [0];
-            while out.read_exact(&mut byte).is_ok() && said.send(byte[0]).is_ok() {}
+            while out.read_exact(&mut byte).is_ok() && sender.send(byte[0]).is_ok() {}
         });
-        let mut session = Session { client, heard };
-        session.asks("CONNECT node1:7 HTTP/1.1\r\n\r\n", "HTTP/1.1 200 Connection established\r\n\r\n");
+        let mut session = Session { client, received };
+        session
+            .assert_answer("CONNECT node1:7 HTTP/1.1\r\n\r\n", "HTTP/1.1 200 Connection established\r\n\r\n");
         session
     }
 
     /// Drops the packets of the connection from a machine to a server, in one direction, the other and both. Measures
     /// the time until bytes arrive again: with data sent right after the cut, and after a pause.
     fn cut_often(&self, dials: &Machine, directions: &[&[&str]]) {
-        let times = asked("SILENT_TIMES").map_or(1, |times| times.parse().unwrap());
+        let times = env_var("SILENT_TIMES").map_or(1, |times| times.parse().unwrap());
         let mut session = self.session();
         dials.sh("nft add table inet silent
             nft add chain inet silent output '{ type filter hook output priority 0; }'
@@ -149,7 +150,7 @@ impl World {
     fn cut(dials: &Machine, drops: &[&str], pause: Duration, session: &mut Session) -> Duration {
         let calm = Instant::now();
         while calm.elapsed() < CALM {
-            session.asks("x", "x");
+            session.assert_answer("x", "x");
             thread::sleep(Duration::from_millis(50));
         }
         let port = dials.sh("ss -tnH state established dport = :9000 | awk '{ print $3 }' | sed 's/.*://'");
@@ -161,24 +162,24 @@ impl World {
         }
         let started = Instant::now();
         if pause < CALM {
-            session.asks("after", "after");
+            session.assert_answer("after", "after");
             return started.elapsed();
         }
         thread::sleep(pause);
         let started = Instant::now();
-        session.asks("after", "after");
+        session.assert_answer("after", "after");
         started.elapsed()
     }
 }
 
 impl Session {
-    pub(crate) fn asks(&mut self, text: &str, answer: &str) {
+    pub(crate) fn assert_answer(&mut self, text: &str, answer: &str) {
         self.client.stdin.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
-        let heard: Vec<u8> = answer
+        let bytes: Vec<u8> = answer
             .bytes()
-            .map(|_| self.heard.recv_timeout(TIMEOUT).unwrap_or_else(|_| panic!("no answer to {text:?}")))
+            .map(|_| self.received.recv_timeout(TIMEOUT).unwrap_or_else(|_| panic!("no answer to {text:?}")))
             .collect();
-        assert_eq!(String::from_utf8_lossy(&heard), answer);
+        assert_eq!(String::from_utf8_lossy(&bytes), answer);
     }
 }
 

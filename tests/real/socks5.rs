@@ -6,25 +6,28 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::kubernetes::Kubernetes;
-use crate::parts::{free_port, have, kept, loopback};
+use crate::parts::{are_installed, cached_program, free_port, loopback};
 use crate::plain_g4::pages;
 use crate::process::{TIMEOUT, run, run_command};
 use crate::sshd::Sshd;
-use crate::tunnel::{Cloud, Edge, TestDir};
+use crate::tunnel::{Edge, ServerProcess, TestDir};
 
 /// Starts a server with a SOCKS5 port, and an edge `node1`.
-fn start(place: &TestDir, more: &str) -> (Cloud, Edge, u16) {
+fn start(place: &TestDir, more: &str) -> (ServerProcess, Edge, u16) {
     let port = free_port();
-    let mut cloud =
-        Cloud::start_with(place, &format!("[server.socks5]\nlisten = \"127.0.0.1:{port}\"\n{more}"), &[]);
+    let mut cloud = ServerProcess::start_with(
+        place,
+        &format!("[server.socks5]\nlisten = \"127.0.0.1:{port}\"\n{more}"),
+        &[],
+    );
     let edge = Edge::start(place, &loopback(cloud.grpc).to_string());
-    cloud.has("node1");
+    cloud.wait_for_node("node1");
     (cloud, edge, port)
 }
 
 #[test]
 fn curl_and_ssh_reach_a_node_by_its_name() {
-    if !have(&["sshd", "ssh", "ssh-keygen", "nc.openbsd", "curl", "htpasswd"]) {
+    if !are_installed(&["sshd", "ssh", "ssh-keygen", "nc.openbsd", "curl", "htpasswd"]) {
         return;
     }
     let (place, sshd) = (TestDir::new(), Sshd::start());
@@ -48,8 +51,10 @@ fn curl_and_ssh_reach_a_node_by_its_name() {
 }
 
 #[test]
-fn kubectl_works_with_it_as_its_proxy() {
-    let (Some(kubectl), Some(kubernetes)) = (kept("kubernetes-1.36.3/kubectl"), Kubernetes::start()) else {
+fn kubectl_works_with_a_socks5_proxy() {
+    let (Some(kubectl), Some(kubernetes)) =
+        (cached_program("kubernetes-1.36.3/kubectl"), Kubernetes::start())
+    else {
         return;
     };
     let place = TestDir::new();
@@ -65,7 +70,8 @@ fn kubectl_works_with_it_as_its_proxy() {
     std::fs::write(&config, file.to_string()).unwrap();
     for args in [&["get", "namespaces", "-o", "name"][..], &["get", "--raw", "/readyz"]] {
         let mut command = Command::new(&kubectl);
-        let said = run_command("kubectl", command.arg("--kubeconfig").arg(&config).args(args), None, TIMEOUT);
-        assert!(said.stdout.contains("namespace/default") || said.stdout == "ok", "{said:?}");
+        let output =
+            run_command("kubectl", command.arg("--kubeconfig").arg(&config).args(args), None, TIMEOUT);
+        assert!(output.stdout.contains("namespace/default") || output.stdout == "ok", "{output:?}");
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::parts::have;
+use crate::parts::are_installed;
 use crate::process::{TIMEOUT, run, run_command};
 use crate::sshd::Sshd;
 use crate::tunnel::{PROGRAM, Pair, TestDir, tunnel};
@@ -44,7 +44,7 @@ fn ssh_works_through_tunnel_connect() {
 /// The server is named by a flag, the environment and a file.
 #[test]
 fn tunnel_ssh_and_a_block_for_sshs_config_reach_a_node() {
-    if !have(&["sshd", "ssh", "ssh-keygen"]) {
+    if !are_installed(&["sshd", "ssh", "ssh-keygen"]) {
         return;
     }
     let (sshd, pair, place) = (Sshd::start(), Pair::start(), TestDir::new());
@@ -55,8 +55,8 @@ fn tunnel_ssh_and_a_block_for_sshs_config_reach_a_node() {
     // ssh takes the first value of an option, so this helper must not run.
     let options = sshd.options("false");
     let answers = |mut command: Command| {
-        let said = run_command("ssh", command.arg("echo over $((6 * 7)) bridges"), None, TIMEOUT);
-        assert_eq!(said.stdout, "over 42 bridges\n", "{said:?}");
+        let output = run_command("ssh", command.arg("echo over $((6 * 7)) bridges"), None, TIMEOUT);
+        assert_eq!(output.stdout, "over 42 bridges\n", "{output:?}");
     };
     for (flags, variable) in [
         (&[flag.as_str()][..], ("TUNNEL_SERVER", "127.0.0.1:1")),
@@ -79,7 +79,7 @@ fn tunnel_ssh_and_a_block_for_sshs_config_reach_a_node() {
 
 #[test]
 fn a_hundred_megabytes_go_up_and_come_back_unchanged() {
-    if !have(&["sshd", "ssh", "scp", "ssh-keygen", "nc.openbsd"]) {
+    if !are_installed(&["sshd", "ssh", "scp", "ssh-keygen", "nc.openbsd"]) {
         return;
     }
     copies_both_ways(&Pair::start());
@@ -120,12 +120,12 @@ pub(crate) fn helper(program: &str, proxy: u16) -> String {
 
 /// Returns the hash of a file, computed by another program.
 pub(crate) fn sha256(file: &Path) -> String {
-    let said = run("sha256sum", &[file], None, TIMEOUT);
-    said.stdout.split_whitespace().next().unwrap().to_owned()
+    let output = run("sha256sum", &[file], None, TIMEOUT);
+    output.stdout.split_whitespace().next().unwrap().to_owned()
 }
 
 fn works_through(program: &str) {
-    if !have(&["sshd", "ssh", "ssh-keygen"]) || program != PROGRAM && !have(&[program]) {
+    if !are_installed(&["sshd", "ssh", "ssh-keygen"]) || program != PROGRAM && !are_installed(&[program]) {
         return;
     }
     let (sshd, pair) = (Sshd::start(), Pair::start());
@@ -134,8 +134,8 @@ fn works_through(program: &str) {
 
 fn scp(options: &[String], from: &str, to: &str) {
     let args: Vec<_> = options.iter().map(String::as_str).chain(["-q", from, to]).collect();
-    let said = run("scp", &args, None, TRANSFER);
-    assert!(said.status.success(), "{from} to {to}: {said:?}");
+    let output = run("scp", &args, None, TRANSFER);
+    assert!(output.status.success(), "{from} to {to}: {output:?}");
 }
 
 /// Timeout for 100 MB with unoptimised code on a busy machine.

@@ -48,7 +48,7 @@ impl Sshd {
         let mut process =
             Running::start("sshd", dir.path(), command.arg("-D").arg("-e").arg("-f").arg(&config));
         wait_until("sshd listens", TIMEOUT, || {
-            process.lives();
+            process.assert_running();
             std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
         });
         Self { _process: process, dir, port, key, user }
@@ -79,9 +79,9 @@ impl Sshd {
     pub(crate) fn works_through(&self, helper: &str) {
         let mut args = self.options(helper);
         args.extend(["node1", "echo over $((6 * 7)) bridges; exit 7"].map(String::from));
-        let said = run("ssh", &args, None, LOGIN);
-        assert_eq!(said.stdout, "over 42 bridges\n", "{helper}: {said:?}");
-        assert_eq!(said.status.code(), Some(7), "{helper}: {said:?}");
+        let output = run("ssh", &args, None, LOGIN);
+        assert_eq!(output.stdout, "over 42 bridges\n", "{helper}: {output:?}");
+        assert_eq!(output.status.code(), Some(7), "{helper}: {output:?}");
     }
 }
 

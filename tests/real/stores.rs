@@ -26,18 +26,18 @@ use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::Remote;
 use tunnel_proto::state::LinkId;
 
-use crate::parts::{asked, free_port, kept};
+use crate::parts::{cached_program, env_var, free_port};
 use crate::process::Running;
 use crate::publish::Dns;
 use crate::tunnel::TestDir;
 
 /// One server, reduced to its publisher.
-struct Pod {
+struct PublishingServer {
     registry: Arc<Registry>,
     metrics: Metrics,
 }
 
-impl Pod {
+impl PublishingServer {
     fn start(number: u8, etcd: SocketAddr, drain: &Drain) -> Self {
         let metrics = Metrics::server("", "");
         let registry = Registry::new(metrics.clone());
@@ -75,18 +75,18 @@ impl Pod {
 /// Starts an etcd that syncs to the disk as it does by default.
 fn etcd(place: &TestDir, at: SocketAddr, peers: u16) -> Running {
     let (url, peers) = (format!("http://{at}"), format!("http://127.0.0.1:{peers}"));
-    let mut command = Command::new(kept("etcd-3.6.16/etcd").expect("etcd"));
+    let mut command = Command::new(cached_program("etcd-3.6.16/etcd").expect("etcd"));
     command.arg("--data-dir").arg(place.path().join("etcd"));
     command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
     command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
     command.args(["--initial-cluster", &format!("default={peers}")]);
     let mut process = Running::start("etcd", place.path(), &mut command);
-    process.says("ready to serve client requests");
+    process.wait_for_log("ready to serve client requests");
     process
 }
 
 /// Waits until this number of records is published, according to the publishers, and returns how long that took.
-async fn stand(servers: &[Pod], records: usize) -> Duration {
+async fn wait_for_records(servers: &[PublishingServer], records: usize) -> Duration {
     let started = Instant::now();
     while servers
         .iter()
@@ -101,7 +101,7 @@ async fn stand(servers: &[Pod], records: usize) -> Duration {
 }
 
 /// Returns how many queries CoreDNS answers per second, with 64 in flight, for these names in turn.
-async fn questions(dns: u16, names: usize) -> usize {
+async fn queries_per_second(dns: u16, names: usize) -> usize {
     let answered = Arc::new(AtomicUsize::new(0));
     let until = Instant::now() + Duration::from_secs(5);
     let asking = (0..64).map(|task| {
@@ -140,38 +140,45 @@ fn question(node: &str) -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "not a test: prints the figures of docs/explanation/scale.md"]
-async fn what_etcd_and_coredns_take() {
-    let number = |name: &str, default| asked(name).map_or(default, |said| said.parse().unwrap());
+async fn measure_limits_of_etcd_and_coredns() {
+    let number = |name: &str, default| env_var(name).map_or(default, |value| value.parse().unwrap());
     let (count, each, away) = (number("PODS", 10), number("EDGES", 1000), number("AWAY", 60));
     let place = TestDir::new();
     let (at, peers): (SocketAddr, _) = (([127, 0, 0, 1], free_port()).into(), free_port());
     let mut process = etcd(&place, at, peers);
-    let coredns = kept("coredns-1.15.0/coredns").expect("CoreDNS");
+    let coredns = cached_program("coredns-1.15.0/coredns").expect("CoreDNS");
     let corefile = |cache: &str| {
         format!(
             "nodes.test:{{$PORT}} {{\n bind 127.0.0.1\n {cache}\n etcd {{\n path /skydns\n endpoint http://{at}\n }}\n}}\n"
         )
     };
-    let say = |row: String| writeln!(std::io::stderr(), "{row}").unwrap();
+    let print_row = |row: String| writeln!(std::io::stderr(), "{row}").unwrap();
     let drain = Drain::new();
     let (by_way, way) = way_to(at).await;
-    let servers: Vec<_> = (0..count).map(|server| Pod::start(server as u8, by_way, &drain)).collect();
+    let servers: Vec<_> =
+        (0..count).map(|server| PublishingServer::start(server as u8, by_way, &drain)).collect();
     let all = count * each;
     let per_second = |records: usize, took: Duration| records as f64 / took.as_secs_f64();
     (0..all).for_each(|node| servers[node % count].link(node));
-    let took = stand(&servers, all).await;
-    say(format!("{count} servers publish {all} nodes in {took:.1?}: {:.0} a second", per_second(all, took)));
+    let took = wait_for_records(&servers, all).await;
+    print_row(format!(
+        "{count} servers publish {all} nodes in {took:.1?}: {:.0} a second",
+        per_second(all, took)
+    ));
     let dns = Dns::start(&place, &coredns, &corefile(""));
-    say(format!("CoreDNS answers {} queries a second without a cache", questions(dns.port, all).await));
+    print_row(format!(
+        "CoreDNS answers {} queries a second without a cache",
+        queries_per_second(dns.port, all).await
+    ));
     drop(dns);
     let dns = Dns::start(&place, &coredns, &corefile("cache 5"));
-    say(format!("{} of 1,000 names with a cache of 5 s", questions(dns.port, 1000).await));
+    print_row(format!("{} of 1,000 names with a cache of 5 s", queries_per_second(dns.port, 1000).await));
     let fifth = (0..all).step_by(5);
     fifth.clone().for_each(|node| servers[node % count].lose(node));
-    let gone = stand(&servers, all - fifth.len()).await;
+    let removal_time = wait_for_records(&servers, all - fifth.len()).await;
     fifth.clone().for_each(|node| servers[(node + 1) % count].link(node));
-    let back = stand(&servers, all).await;
-    say(format!("a fifth is removed in {gone:.1?} and published elsewhere in {back:.1?}"));
+    let back = wait_for_records(&servers, all).await;
+    print_row(format!("a fifth is removed in {removal_time:.1?} and published elsewhere in {back:.1?}"));
     way.send_replace(false);
     sleep(Duration::from_secs(away as u64)).await;
     assert_eq!(resolving(dns.port, all).await, 0, "the leases have ended");
@@ -181,9 +188,9 @@ async fn what_etcd_and_coredns_take() {
         assert!(started.elapsed() < Duration::from_secs(600), "the records are not published again");
     }
     let back = started.elapsed();
-    say(format!("servers did not reach etcd for {away} s; all names resolve {back:.1?} afterwards"));
+    print_row(format!("servers did not reach etcd for {away} s; all names resolve {back:.1?} afterwards"));
     let size = std::fs::metadata(place.path().join("etcd/member/snap/db")).unwrap().len();
-    say(format!("etcd's file has {size} bytes, {} for each node", size / all as u64));
+    print_row(format!("etcd's file has {size} bytes, {} for each node", size / all as u64));
     process.kill();
 }
 
@@ -204,10 +211,10 @@ async fn resolving(dns: u16, names: usize) -> usize {
 async fn way_to(etcd: SocketAddr) -> (SocketAddr, watch::Sender<bool>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (at, (open, is_open)) = (listener.local_addr().unwrap(), watch::channel(true));
-    beside(async move {
+    spawn(async move {
         while let Ok((mut near, _)) = listener.accept().await {
             let mut is_open = is_open.clone();
-            beside(async move {
+            spawn(async move {
                 let carry = async {
                     let mut far = TcpStream::connect(etcd).await.unwrap();
                     let _ = copy_bidirectional(&mut near, &mut far).await;
@@ -224,7 +231,7 @@ async fn way_to(etcd: SocketAddr) -> (SocketAddr, watch::Sender<bool>) {
 
 /// Runs a task until the test ends.
 #[expect(clippy::disallowed_methods, reason = "no code waits for it")]
-fn beside(task: impl Future<Output = ()> + Send + 'static) {
+fn spawn(task: impl Future<Output = ()> + Send + 'static) {
     tokio::spawn(task);
 }
 

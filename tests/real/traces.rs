@@ -20,13 +20,13 @@ fn one_session_is_traced_through_all_logs_by_the_digits_of_its_id() {
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(client.read_to_end(&mut Vec::new()).unwrap(), 0);
 
-    let access = fleet.servers[0].process.says("access: listener=\"connect\"");
+    let access = fleet.servers[0].process.wait_for_log("access: listener=\"connect\"");
     assert!(access.contains(" bytes_to_target=11 bytes_to_client=11 duration_seconds="), "{access}");
     assert!(access.contains(" resume_count=1 status=200 result=\"ok\""), "{access}");
     let (_, id) = access.rsplit_once(" session=").unwrap();
     let id = id.get(..8).unwrap();
     let [opener, first, second] = &mut fleet.servers[..] else { panic!("three servers") };
-    tells(
+    assert_log_story(
         &mut opener.process,
         id,
         &[
@@ -40,7 +40,7 @@ fn one_session_is_traced_through_all_logs_by_the_digits_of_its_id() {
             "session closed",
         ],
     );
-    tells(
+    assert_log_story(
         &mut first.process,
         id,
         &[
@@ -50,7 +50,7 @@ fn one_session_is_traced_through_all_logs_by_the_digits_of_its_id() {
             "relay released, link ended",
         ],
     );
-    tells(
+    assert_log_story(
         &mut second.process,
         id,
         &[
@@ -60,12 +60,12 @@ fn one_session_is_traced_through_all_logs_by_the_digits_of_its_id() {
             "relay released",
         ],
     );
-    tells(
+    assert_log_story(
         &mut edge.process,
         id,
         &["session created", "session opened", "session lost its path", "session resumed", "session closed"],
     );
-    let access = edge.process.says("access: listener=\"acceptor\"");
+    let access = edge.process.wait_for_log("access: listener=\"acceptor\"");
     assert!(access.contains(&format!(" session={id} ")), "{access}");
     for log in [opener.process.log(), first.process.log(), second.process.log(), edge.process.log()] {
         for line in log.lines().filter(|line| line.contains(" tunnel")) {
@@ -76,15 +76,16 @@ fn one_session_is_traced_through_all_logs_by_the_digits_of_its_id() {
 
 /// Waits until the log contains all of these messages for a session, and fails the test unless they are in this
 /// order, each with its fields.
-fn tells(process: &mut Running, id: &str, story: &[&str]) {
-    process.says_of(id, story[story.len() - 1]);
+fn assert_log_story(process: &mut Running, id: &str, story: &[&str]) {
+    process.wait_for_log_of(id, story[story.len() - 1]);
     let log = process.log();
     let of_protocol = |line: &&str| line.contains(" tunnel_link::") && line.contains(id);
     let lines: Vec<_> = log.lines().filter(of_protocol).collect();
-    let told: Vec<_> = lines.iter().filter(|line| story.iter().any(|what| line.contains(what))).collect();
+    let matching: Vec<_> = lines.iter().filter(|line| story.iter().any(|what| line.contains(what))).collect();
     let mut rest = lines.iter();
     for what in story {
-        let line = rest.find(|line| line.contains(what)).unwrap_or_else(|| panic!("{what:?} in {told:#?}"));
+        let line =
+            rest.find(|line| line.contains(what)).unwrap_or_else(|| panic!("{what:?} in {matching:#?}"));
         for field in [&format!(" session={id} "), " epoch=", " node=node1"] {
             assert!(line.contains(field), "{field:?} in {line}");
         }

@@ -29,7 +29,7 @@ pub(crate) struct TestDir {
 
 /// A server (`tunnel server`) that is ready.
 #[derive(Debug)]
-pub(crate) struct Cloud {
+pub(crate) struct ServerProcess {
     pub(crate) process: Running,
     /// The port that edges dial.
     pub(crate) grpc: u16,
@@ -51,7 +51,7 @@ pub(crate) struct Edge {
 pub(crate) struct Pair {
     // Fields drop in order: processes before the files they use.
     pub(crate) edge: Edge,
-    pub(crate) cloud: Cloud,
+    pub(crate) cloud: ServerProcess,
     pub(crate) place: TestDir,
 }
 
@@ -144,7 +144,7 @@ admin_listen = "127.0.0.1:{log_port}"
         args: &[&str],
     ) -> Running {
         let file = self.config(name, config);
-        let mut command = not_led_astray(command);
+        let mut command = clear_environment(command);
         command.arg(role).arg(format!("--config={}", file.display())).args(args).envs(env.iter().copied());
         Running::start(name, self.path(), &mut command)
     }
@@ -152,11 +152,11 @@ admin_listen = "127.0.0.1:{log_port}"
 
 /// Returns a command that starts the program.
 pub(crate) fn tunnel() -> Command {
-    not_led_astray(Command::new(PROGRAM))
+    clear_environment(Command::new(PROGRAM))
 }
 
 /// Removes environment variables that would change how the program behaves.
-pub(crate) fn not_led_astray(mut command: Command) -> Command {
+pub(crate) fn clear_environment(mut command: Command) -> Command {
     for name in [
         "TUNNEL_SERVER",
         "TUNNEL_USER",
@@ -176,7 +176,7 @@ pub(crate) fn not_led_astray(mut command: Command) -> Command {
     command
 }
 
-impl Cloud {
+impl ServerProcess {
     pub(crate) fn start(place: &TestDir) -> Self {
         Self::start_with(place, "", &[])
     }
@@ -222,27 +222,27 @@ auth = "none"
 
     /// Waits until it is ready.
     pub(crate) fn ready(&mut self) {
-        self.process.answers(self.log_port, "/readyz", "");
+        self.process.wait_for_answer(self.log_port, "/readyz", "");
     }
 
     /// Waits until it is ready but reports this problem.
-    pub(crate) fn is_troubled(&mut self, why: &str) {
-        self.process.answers(self.log_port, "/readyz", why);
+    pub(crate) fn wait_for_condition(&mut self, why: &str) {
+        self.process.wait_for_answer(self.log_port, "/readyz", why);
     }
 
     /// Waits until it is ready and reports no problem.
-    pub(crate) fn is_well(&mut self) {
-        self.process.answers_only(self.log_port, "/readyz", "ok\n");
+    pub(crate) fn wait_until_healthy(&mut self) {
+        self.process.wait_for_exact_answer(self.log_port, "/readyz", "ok\n");
     }
 
     /// Waits until its metrics report this number of published records.
-    pub(crate) fn publishes(&mut self, records: usize) {
-        self.process.answers(self.metrics, "/metrics", &format!("tunnel_dns_records {records}\n"));
+    pub(crate) fn wait_until_published(&mut self, records: usize) {
+        self.process.wait_for_answer(self.metrics, "/metrics", &format!("tunnel_dns_records {records}\n"));
     }
 
     /// Waits until a node is linked to it.
-    pub(crate) fn has(&mut self, node: &str) {
-        self.process.answers(self.log_port, "/cloud/healthz", node);
+    pub(crate) fn wait_for_node(&mut self, node: &str) {
+        self.process.wait_for_answer(self.log_port, "/cloud/healthz", node);
     }
 }
 
@@ -257,7 +257,7 @@ impl Edge {
         let log_port = free_port();
         let config = place.edge_config(node, cloud, log_port);
         let mut process = place.tunnel(("edge", &format!("edge-{node}")), &config, &[], &[]);
-        process.answers(log_port, "/readyz", "");
+        process.wait_for_answer(log_port, "/readyz", "");
         Self { process }
     }
 }
@@ -270,9 +270,9 @@ impl Pair {
     /// Like [`Self::start`], but the edge dials the port that `line` returns for the server's port.
     pub(crate) fn start_behind(line: impl FnOnce(u16) -> u16) -> Self {
         let place = TestDir::new();
-        let mut cloud = Cloud::start(&place);
+        let mut cloud = ServerProcess::start(&place);
         let edge = Edge::start(&place, &format!("127.0.0.1:{}", line(cloud.grpc)));
-        cloud.has("node1");
+        cloud.wait_for_node("node1");
         Self { edge, cloud, place }
     }
 }

@@ -17,12 +17,12 @@ use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::Socket;
 
 use crate::network::Machine;
-use crate::parts::{have, root};
+use crate::parts::{are_installed, is_root};
 use crate::process::Running;
 
 #[test]
 fn a_client_that_vanishes_with_bytes_in_flight_is_noticed_and_a_paused_reader_stays() {
-    if !have(&["ip", "nsenter", "unshare", "bash"]) || !root() {
+    if !are_installed(&["ip", "nsenter", "unshare", "bash"]) || !is_root() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -37,7 +37,7 @@ fn a_client_that_vanishes_with_bytes_in_flight_is_noticed_and_a_paused_reader_st
     let mut inside = server.command(std::env::current_exe().unwrap());
     inside.args(["--exact", "vanished::inside", "--ignored", "--nocapture"]);
     let mut inside = Running::start("inside", dir.path(), &mut inside);
-    inside.says("listening");
+    inside.wait_for_log("listening");
     let client = |machine: &Machine, number: u8, work: &str, then: &str| {
         let line = format!("exec 3<>/dev/tcp/10.79.{number}.1/7; echo {work} >&3; {then}");
         Running::start(work, dir.path(), machine.command("bash").args(["-c", &line]))
@@ -49,16 +49,16 @@ fn a_client_that_vanishes_with_bytes_in_flight_is_noticed_and_a_paused_reader_st
         client(&pausing, 2, "paused", "exec sleep 1000"),
     ];
     for work in ["download", "trickle", "stalled", "paused"] {
-        inside.says(&format!("copying for {work}"));
+        inside.wait_for_log(&format!("copying for {work}"));
     }
     // Its window is closed by then.
-    inside.says("blocked for stalled");
-    inside.says("blocked for paused");
+    inside.wait_for_log("blocked for stalled");
+    inside.wait_for_log("blocked for paused");
     vanishing.sh("ip link set wan down");
     for work in ["download", "trickle", "stalled"] {
-        inside.says(&format!("{work} has vanished"));
+        inside.wait_for_log(&format!("{work} has vanished"));
     }
-    inside.says("paused has stayed");
+    inside.wait_for_log("paused has stayed");
 }
 
 /// Copies to each client until it is noticed as lost. The first line of a client is the kind of its work.
@@ -69,7 +69,7 @@ fn inside() {
     let tasks = LocalSet::new();
     runtime.block_on(tasks.run_until(async {
         let listener = TcpListener::bind("0.0.0.0:7").await.unwrap();
-        say("listening");
+        print_line("listening");
         loop {
             let (client, _) = listener.accept().await.unwrap();
             tokio::task::spawn_local(copy(client));
@@ -89,15 +89,15 @@ async fn copy(client: TcpStream) {
     let feed = tokio::task::spawn_local(feed(target, work.to_owned()));
     let mut socket = Socket::new(client.into_inner(), BufferPool::new());
     let mut session = Socket::new(session, BufferPool::new());
-    say(&format!("copying for {work}"));
+    print_line(&format!("copying for {work}"));
     let stays = sleep(if work == "paused" { 3 * LIMIT } else { Duration::MAX });
     tokio::select! {
         ended = copy_bidirectional(&mut socket, &mut session) => {
             let lost = CopyEnd { by: Side::A, how: EndKind::WriteFailed(std::io::ErrorKind::TimedOut) };
             assert_eq!(ended, lost, "{work}");
-            say(&format!("{work} has vanished"));
+            print_line(&format!("{work} has vanished"));
         }
-        () = stays => say(&format!("{work} has stayed")),
+        () = stays => print_line(&format!("{work} has stayed")),
     }
     feed.abort();
 }
@@ -110,7 +110,7 @@ async fn feed(mut target: DuplexStream, work: String) {
         let started = Instant::now();
         let write = tokio::time::timeout(BLOCKED, target.write_all(piece)).await;
         if write.is_err() && !std::mem::replace(&mut blocked, true) {
-            say(&format!("blocked for {work}, {:?}", started.elapsed()));
+            print_line(&format!("blocked for {work}, {:?}", started.elapsed()));
         }
         if work == "trickle" {
             sleep(Duration::from_millis(500)).await;
@@ -119,7 +119,7 @@ async fn feed(mut target: DuplexStream, work: String) {
 }
 
 #[expect(clippy::print_stdout, reason = "the test that runs this program reads it")]
-fn say(text: &str) {
+fn print_line(text: &str) {
     println!("{text}");
 }
 

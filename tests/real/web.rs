@@ -6,13 +6,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::certificates::Files;
-use crate::parts::{find, free_port, have, loopback};
+use crate::parts::{are_installed, find, free_port, loopback};
 use crate::process::{ProcessOutput, Running, TIMEOUT, run};
-use crate::tunnel::{Cloud, Edge, TestDir};
+use crate::tunnel::{Edge, ServerProcess, TestDir};
 use crate::wait::wait_until;
 
 #[test]
-fn nginx_serves_through_the_tunnel_what_it_serves_directly() {
+fn nginx_responses_are_identical_through_the_tunnel() {
     let Some(site) = Site::start() else { return };
     for url in [site.https(), site.http()] {
         let one_connection = site.sh(&format!("curl {url}/who {url}/who {url}/who"));
@@ -23,20 +23,20 @@ fn nginx_serves_through_the_tunnel_what_it_serves_directly() {
         );
         assert_eq!(kept.iter().map(|of| of.1).collect::<Vec<_>>(), ["1", "2", "3"]);
 
-        let said = site.sh(&format!("curl -D head -H 'TE: trailers' {url}/talk | cmp - talk; cat head"));
-        let said = said.to_lowercase();
-        assert!(said.contains("transfer-encoding: chunked\r\n"), "{said}");
-        assert!(said.ends_with("\r\n\r\nx-sum: 42\r\n"), "the trailer follows the head: {said}");
+        let output = site.sh(&format!("curl -D head -H 'TE: trailers' {url}/talk | cmp - talk; cat head"));
+        let output = output.to_lowercase();
+        assert!(output.contains("transfer-encoding: chunked\r\n"), "{output}");
+        assert!(output.ends_with("\r\n\r\nx-sum: 42\r\n"), "the trailer follows the head: {output}");
 
         // nginx sends 100 before it reads a body, but not if it knows that the body is too long.
         let put = "curl -v -H 'Expect: 100-continue' -T talk";
-        let said = site.sh(&format!("{put} {url}/files/talk 2>&1; cmp talk files/talk"));
-        let told: Vec<_> = said.lines().filter(|line| line.starts_with("< HTTP/1.1 ")).collect();
-        assert_eq!(told, ["< HTTP/1.1 100 Continue", "< HTTP/1.1 201 Created"], "{said}");
+        let output = site.sh(&format!("{put} {url}/files/talk 2>&1; cmp talk files/talk"));
+        let statuses: Vec<_> = output.lines().filter(|line| line.starts_with("< HTTP/1.1 ")).collect();
+        assert_eq!(statuses, ["< HTTP/1.1 100 Continue", "< HTTP/1.1 201 Created"], "{output}");
         site.sh("rm files/talk");
-        let said = site.tries(&format!("{put} {url}/small/talk 2>&1")).stdout;
-        let told: Vec<_> = said.lines().filter(|line| line.starts_with("< HTTP/1.1 ")).collect();
-        assert_eq!(told, ["< HTTP/1.1 413 Request Entity Too Large"], "{said}");
+        let output = site.try_sh(&format!("{put} {url}/small/talk 2>&1")).stdout;
+        let statuses: Vec<_> = output.lines().filter(|line| line.starts_with("< HTTP/1.1 ")).collect();
+        assert_eq!(statuses, ["< HTTP/1.1 413 Request Entity Too Large"], "{output}");
     }
 }
 
@@ -71,50 +71,50 @@ fn curl_uses_the_http_proxy_and_egress_with_a_certificate() {
     ] {
         for target in [format!("http://node1:{plain}"), format!("https://node1:{tls}")] {
             let line = format!("curl {proxy} {target}/who {target}/who {target}/who");
-            let said = site.sh(&line);
-            let kept: Vec<_> = said.lines().map(|line| line.split_once(' ').unwrap().1).collect();
-            assert_eq!(kept, requests, "{line}: {said}");
+            let output = site.sh(&line);
+            let kept: Vec<_> = output.lines().map(|line| line.split_once(' ').unwrap().1).collect();
+            assert_eq!(kept, requests, "{line}: {output}");
             site.sh(&format!("curl {proxy} {target}/talk | cmp - talk"));
             site.sh(&format!("curl {proxy} -T talk {target}/files/talk; cmp talk files/talk; rm files/talk"));
         }
     }
-    let said = site.tries(&format!("curl {unproved} --proxytunnel http://node1:{plain}/who"));
-    assert!(!said.status.success() && said.stderr.contains("certificate required"), "{said:?}");
+    let output = site.try_sh(&format!("curl {unproved} --proxytunnel http://node1:{plain}/who"));
+    assert!(!output.status.success() && output.stderr.contains("certificate required"), "{output:?}");
 }
 
 #[test]
 fn http_2_clients_are_refused_by_http_1_listeners() {
-    if !have(&["h2load"]) {
+    if !are_installed(&["h2load"]) {
         return;
     }
     let Some(mut site) = Site::start() else { return };
     let speaks = "HTTP/2 client rejected";
     let offers = "it speaks TLS, but not the required protocol over it (ALPN)";
     let port = |port: u16| format!("127.0.0.1:{port}");
-    for (url, front, told) in [
+    for (url, front, statuses) in [
         (format!("http://{}", port(site.cloud.connect)), "connect", speaks),
         (format!("http://{}", port(site.proxy)), "proxy", speaks),
         (format!("http://{}", port(site.http)), "http", speaks),
         (format!("https://{}", port(site.egress)), "egress", offers),
         (format!("https://{}", port(site.https)), "https", offers),
     ] {
-        let before = site.cloud.process.log().matches(told).count();
-        let said = run("h2load", &["--npn-list=h2", "-n", "1", "-c", "1", &url], None, TIMEOUT);
-        assert!(said.stdout.contains("0 succeeded, 1 failed"), "{front}: {said:?}");
+        let before = site.cloud.process.log().matches(statuses).count();
+        let output = run("h2load", &["--npn-list=h2", "-n", "1", "-c", "1", &url], None, TIMEOUT);
+        assert!(output.stdout.contains("0 succeeded, 1 failed"), "{front}: {output:?}");
         wait_until(&format!("{front} logs why"), TIMEOUT, || {
-            site.cloud.process.lives();
-            site.cloud.process.log().matches(told).count() > before
+            site.cloud.process.assert_running();
+            site.cloud.process.log().matches(statuses).count() > before
         });
     }
 }
 
 #[test]
 fn an_edge_behind_a_proxy_that_limits_a_request_names_that_as_the_cause() {
-    if !have(&["nginx"]) {
+    if !are_installed(&["nginx"]) {
         return;
     }
     let place = TestDir::new();
-    let (cloud, front) = (Cloud::start(&place), free_port());
+    let (cloud, front) = (ServerProcess::start(&place), free_port());
     // Its default limit is 1 MiB.
     let servers = format!(
         "server {{ listen 127.0.0.1:{front} ssl http2; location / {{ grpc_pass grpcs://127.0.0.1:{}; }} }}",
@@ -133,7 +133,7 @@ fn an_edge_behind_a_proxy_that_limits_a_request_names_that_as_the_cause() {
         received.starts_with(b"HTTP/1.1 200 ") && received.len() > BYTES,
         "all bytes arrive nevertheless"
     );
-    let line = edge.process.says("links are closed after similar numbers of bytes");
+    let line = edge.process.wait_for_log("links are closed after similar numbers of bytes");
     assert!(line.contains("WARN") && line.contains("client_max_body_size 0"), "{line}");
 }
 
@@ -144,7 +144,7 @@ const BYTES: usize = 6_000_000;
 struct Site {
     // Fields drop in order: processes before the files they use.
     edge: Edge,
-    cloud: Cloud,
+    cloud: ServerProcess,
     _nginx: Running,
     place: TestDir,
     plain_target: u16,
@@ -158,7 +158,7 @@ struct Site {
 impl Site {
     /// Starts it. Returns `None` if a program is missing.
     fn start() -> Option<Self> {
-        if !have(&["nginx", "curl"]) {
+        if !are_installed(&["nginx", "curl"]) {
             return None;
         }
         let place = TestDir::serving(&["node1", "localhost", "127.0.0.1"]);
@@ -174,9 +174,9 @@ impl Site {
 [server.http_proxy]\nlisten = \"127.0.0.1:{proxy}\"
 [server.egress]\nlisten = \"127.0.0.1:{egress}\"\n{proved}"
         );
-        let mut cloud = Cloud::start_with(&place, &tables, &[]);
+        let mut cloud = ServerProcess::start_with(&place, &tables, &[]);
         let edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
-        cloud.has("node1");
+        cloud.wait_for_node("node1");
         Some(Self { edge, cloud, _nginx: nginx, place, plain_target, tls_target, https, http, proxy, egress })
     }
 
@@ -191,7 +191,7 @@ impl Site {
     }
 
     /// Runs a line of bash with a curl that resolves the node's name for both ports, and presents its certificate.
-    fn tries(&self, line: &str) -> ProcessOutput {
+    fn try_sh(&self, line: &str) -> ProcessOutput {
         let Self { https, http, .. } = self;
         let curl = format!(
             "curl() {{ command curl -sS --fail-with-body --cacert ca.crt --cert client.crt --key client.key \
@@ -201,11 +201,11 @@ impl Site {
         run("bash", &["-ec", &format!("cd {dir}; {curl}; {line}")], None, TRANSFERS)
     }
 
-    /// Like [`Self::tries`], but fails the test unless the line succeeds. Returns what it prints.
+    /// Like [`Self::try_sh`], but fails the test unless the line succeeds. Returns what it prints.
     fn sh(&self, line: &str) -> String {
-        let said = self.tries(line);
-        assert!(said.status.success(), "{line}: {said:?}");
-        said.stdout
+        let output = self.try_sh(line);
+        assert!(output.status.success(), "{line}: {output:?}");
+        output.stdout
     }
 
     /// Returns the peak memory of server and edge so far, in KiB.
@@ -273,7 +273,7 @@ http {{
     command.args(["-e", "stderr", "-c"]).arg(file).arg("-p").arg(dir);
     let mut running = Running::start("nginx", dir, &mut command);
     wait_until("nginx listens", TIMEOUT, || {
-        running.lives();
+        running.assert_running();
         TcpStream::connect(loopback(port)).is_ok()
     });
     running

@@ -20,11 +20,11 @@ use tunnel_kube::cluster::Cluster;
 use tunnel_kube::reconcile::node_names::{NodeNameParams, NodeNamesReconciler};
 
 use crate::addresses::own_address;
-use crate::held::Held;
+use crate::held::HoldingProxy;
 use crate::kubernetes::{Kubernetes, NAMESPACE};
 use crate::parts::free_port;
 use crate::process::{TIMEOUT, run};
-use crate::tunnel::{Cloud, Edge, PROGRAM, TestDir};
+use crate::tunnel::{Edge, PROGRAM, ServerProcess, TestDir};
 use crate::wait::wait_until;
 
 const SERVICE: &str = "x-tunnel-server-internal-svc";
@@ -33,7 +33,7 @@ const PORTS: &str = "yurt-tunnel-server-cfg";
 #[test]
 fn ports_of_the_configmap_are_redirected_without_aborted_sessions() {
     let Some(kubernetes) = Kubernetes::start() else { return };
-    may_keep_ports(&kubernetes);
+    grant_port_rights(&kubernetes);
     let own = own_address();
     let (at_node, go) = web(own, true);
     let (on_loopback, _) = web([127, 0, 0, 1].into(), false);
@@ -42,12 +42,12 @@ fn ports_of_the_configmap_are_redirected_without_aborted_sessions() {
     let (place, front) = (TestDir::new(), free_port());
     let mut cloud = server(&kubernetes, &place, front);
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
-    cloud.has("node1");
-    cloud.is_well();
-    let led = || led(&kubernetes);
-    assert_eq!(led(), BTreeMap::new());
+    cloud.wait_for_node("node1");
+    cloud.wait_until_healthy();
+    let ports = || managed_ports(&kubernetes);
+    assert_eq!(ports(), BTreeMap::new());
     let name = |at: SocketAddr| format!("node1:{}", at.port());
-    let mut slow = asks(front, &name(at_node), "/slow");
+    let mut slow = send_get(front, &name(at_node), "/slow");
     assert_eq!(reads(&mut slow, 2), "ab");
 
     let started = SystemTime::now();
@@ -55,12 +55,12 @@ fn ports_of_the_configmap_are_redirected_without_aborted_sessions() {
         &kubernetes,
         &json!({"http-proxy-ports": format!("{}, x", at_node.port()), "https-proxy-ports": "9443"}),
     );
-    wait_until("its port is redirected here", TIMEOUT, || led() == [(at_node.port(), front)].into());
+    wait_until("its port is redirected here", TIMEOUT, || ports() == [(at_node.port(), front)].into());
     let _ = writeln!(std::io::stderr(), "redirected here after {:?}", started.elapsed().unwrap_or_default());
-    cloud.is_troubled("http-proxy-ports: \"x\": expected ports from 1 to 65535");
-    cloud.is_troubled("https-proxy-ports have no target");
+    cloud.wait_for_condition("http-proxy-ports: \"x\": expected ports from 1 to 65535");
+    cloud.wait_for_condition("https-proxy-ports have no target");
     for host in [name(at_node), at_node.to_string()] {
-        assert_eq!(reads(&mut asks(front, &host, "/"), 2), "ok", "{host}");
+        assert_eq!(reads(&mut send_get(front, &host, "/"), 2), "ok", "{host}");
     }
 
     assert!(
@@ -76,23 +76,26 @@ fn ports_of_the_configmap_are_redirected_without_aborted_sessions() {
         }),
     );
     wait_until("both ports are redirected here", TIMEOUT, || {
-        led() == [(at_node.port(), front), (9052, front)].into()
+        ports() == [(at_node.port(), front), (9052, front)].into()
     });
-    cloud.is_well();
-    assert_eq!(reads(&mut asks(front, &name(on_loopback), "/"), 2), "ok");
+    cloud.wait_until_healthy();
+    assert_eq!(reads(&mut send_get(front, &name(on_loopback), "/"), 2), "ok");
 
     map(&kubernetes, &json!({"http-proxy-ports": format!("{},9053", cloud.grpc)}));
-    wait_until("the server's own port is not redirected", TIMEOUT, || led() == [(9053, front)].into());
-    cloud.is_troubled(&format!("http-proxy-ports: \"{}\": the servers listen on that port", cloud.grpc));
+    wait_until("the server's own port is not redirected", TIMEOUT, || ports() == [(9053, front)].into());
+    cloud.wait_for_condition(&format!(
+        "http-proxy-ports: \"{}\": the servers listen on that port",
+        cloud.grpc
+    ));
 
     service(&kubernetes, false);
     map(&kubernetes, &json!({"http-proxy-ports": "9054"}));
-    cloud.is_troubled("it has no annotation tunnel.cloud.io/ports: managed");
-    assert_eq!(led(), [(9053, front)].into());
+    cloud.wait_for_condition("it has no annotation tunnel.cloud.io/ports: managed");
+    assert_eq!(ports(), [(9053, front)].into());
     service(&kubernetes, true);
     kubernetes.delete::<ConfigMap>(PORTS);
-    wait_until("no port is redirected without the ConfigMap", TIMEOUT, || led().is_empty());
-    cloud.is_well();
+    wait_until("no port is redirected without the ConfigMap", TIMEOUT, || ports().is_empty());
+    cloud.wait_until_healthy();
     let base = kubernetes.object::<Service>(SERVICE).unwrap().spec.unwrap().ports.unwrap();
     assert_eq!(base.iter().map(|port| port.port).collect::<Vec<_>>(), [10250, 10255], "foreign ports remain");
 
@@ -109,7 +112,7 @@ fn node_names_are_written_only_by_the_holder_and_late_writes_are_refused() {
     let edge = json!({"openyurt.io/is-edge-worker": "true"});
     node(&kubernetes, "a1", &edge, [10, 0, 0, 1].into());
     node(&kubernetes, "edge-a1", &json!({}), [10, 0, 0, 2].into());
-    let held = Held::before(&kubernetes);
+    let held = HoldingProxy::before(&kubernetes);
     let (first, second) = (Drain::new(), Drain::new());
     let begin = |drain: &Drain, name: &str, kubeconfig| {
         let cluster = Cluster { kubeconfig: Some(kubeconfig), namespace: Some(NAMESPACE.to_owned()) };
@@ -143,7 +146,7 @@ fn node_names_are_written_only_by_the_holder_and_late_writes_are_refused() {
     let both = format!("10.0.0.3\tlate\n{ip}\tedge-a1\n");
     is(&both, "2");
     assert_eq!(holder(&kubernetes), ("second".to_owned(), 2));
-    assert_eq!(late.goes_on(), 409, "the write is for an outdated version");
+    assert_eq!(late.release(), 409, "the write is for an outdated version");
     assert_eq!(written(&kubernetes).unwrap().1, "2");
 
     held.let_go();
@@ -174,14 +177,14 @@ fn a_config_is_printed_for_an_old_deployment_and_the_program_accepts_it() {
     let (place, cluster) = (TestDir::new(), TestDir::new());
     std::fs::write(place.path().join("old.yaml"), OLD).unwrap();
     let printed = |line: &str| {
-        let said = run(
+        let output = run(
             "sh",
             &["-c", &format!("cd {} && {ENVIRONMENT} {PROGRAM} {line}", place.path().display())],
             None,
             TIMEOUT,
         );
-        assert!(said.status.success(), "{said:?}");
-        said.stdout
+        assert!(output.status.success(), "{output:?}");
+        output.stdout
     };
     let dir = place.path().display().to_string();
     let (token, files) = (place.path().join("token"), &place.files);
@@ -249,18 +252,18 @@ fn holder(kubernetes: &Kubernetes) -> (String, i32) {
 }
 
 /// Starts a server whose port `front` maps to every port of every node.
-fn server(kubernetes: &Kubernetes, place: &TestDir, front: u16) -> Cloud {
+fn server(kubernetes: &Kubernetes, place: &TestDir, front: u16) -> ServerProcess {
     let more = format!(
         "[server.http]\nlisten_ip = \"127.0.0.1\"\nports = {{ \"{front}\" = \"host\" }}\n\
          [server.node_ports]\nnamespace = \"{NAMESPACE}\"\nservice = \"{SERVICE}\"\n\
          [server.addresses]\nkubernetes = true\n"
     );
     let k = format!("--kubeconfig={}", kubernetes.kubeconfig().display());
-    Cloud::start_as(place, &more, &[("POD_NAMESPACE", NAMESPACE)], &[&k])
+    ServerProcess::start_as(place, &more, &[("POD_NAMESPACE", NAMESPACE)], &[&k])
 }
 
 /// Returns the managed ports of the Service, and the target port of each.
-fn led(kubernetes: &Kubernetes) -> BTreeMap<u16, u16> {
+fn managed_ports(kubernetes: &Kubernetes) -> BTreeMap<u16, u16> {
     let ports = kubernetes.object::<Service>(SERVICE).unwrap().spec.unwrap().ports.unwrap();
     let number = |port: &ServicePort| match port.target_port {
         Some(IntOrString::Int(target)) => (u16::try_from(port.port).unwrap(), u16::try_from(target).unwrap()),
@@ -290,7 +293,7 @@ fn node(kubernetes: &Kubernetes, name: &str, labels: &Value, ip: IpAddr) {
 }
 
 /// Grants the permissions that the documentation lists.
-fn may_keep_ports(kubernetes: &Kubernetes) {
+fn grant_port_rights(kubernetes: &Kubernetes) {
     let rbac = "rbac.authorization.k8s.io";
     let rule = |group: &str, kind: &str, name: &str, verbs: &[&str]| json!({"apiGroups": [group], "resources": [kind], "resourceNames": [name], "verbs": verbs});
     let rules = [
@@ -311,16 +314,16 @@ fn may_keep_ports(kubernetes: &Kubernetes) {
 fn web(ip: IpAddr, slowly: bool) -> (SocketAddr, std::sync::mpsc::Sender<()>) {
     let listener = TcpListener::bind((ip, 0)).unwrap();
     let at = listener.local_addr().unwrap();
-    let (go, gone) = channel();
+    let (go, released) = channel();
     thread::spawn(move || {
-        let mut gone: Option<Receiver<()>> = Some(gone).filter(|_| slowly);
+        let mut released: Option<Receiver<()>> = Some(released).filter(|_| slowly);
         for client in listener.incoming() {
             let mut client = client.unwrap();
             let slow = head(&mut client).starts_with("GET /slow ");
             let (length, body) = if slow { (4, "ab") } else { (2, "ok") };
             write!(client, "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}").unwrap();
-            if let Some(gone) = gone.take_if(|_| slow) {
-                thread::spawn(move || gone.recv().is_ok() && client.write_all(b"cd").is_ok());
+            if let Some(released) = released.take_if(|_| slow) {
+                thread::spawn(move || released.recv().is_ok() && client.write_all(b"cd").is_ok());
             }
         }
     });
@@ -328,7 +331,7 @@ fn web(ip: IpAddr, slowly: bool) -> (SocketAddr, std::sync::mpsc::Sender<()>) {
 }
 
 /// Sends a request, and checks that it is answered with 200. The body is still unread.
-fn asks(front: u16, host: &str, path: &str) -> TcpStream {
+fn send_get(front: u16, host: &str, path: &str) -> TcpStream {
     let mut client = TcpStream::connect(("127.0.0.1", front)).unwrap();
     client.set_read_timeout(Some(2 * TIMEOUT)).unwrap();
     write!(client, "GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n").unwrap();

@@ -11,11 +11,11 @@ use rand::{Rng as _, RngExt as _, SeedableRng as _};
 
 /// The random numbers of a run. Clones share them.
 #[derive(Clone)]
-pub(crate) struct Dice(Rc<RefCell<StdRng>>);
+pub(crate) struct SeededRng(Rc<RefCell<StdRng>>);
 
-impl Dice {
+impl SeededRng {
     pub(crate) fn new(seed: u64) -> Self {
-        PROGRAM.with_borrow_mut(|dice| *dice = StdRng::seed_from_u64(seed));
+        PROGRAM.with_borrow_mut(|rng| *rng = StdRng::seed_from_u64(seed));
         Self(Rc::new(RefCell::new(StdRng::seed_from_u64(seed))))
     }
 
@@ -47,7 +47,7 @@ impl Dice {
 
 /// Returns a random number from 0 to 1 for the program itself.
 pub(crate) fn chance() -> f64 {
-    PROGRAM.with_borrow_mut(|dice| dice.random())
+    PROGRAM.with_borrow_mut(|rng| rng.random())
 }
 
 thread_local! {

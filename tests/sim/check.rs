@@ -13,7 +13,13 @@ use super::world::Simulation;
 pub(crate) struct Hops(HashMap<(SessionId, u64), (Vec<usize>, usize)>);
 
 impl Hops {
-    pub(crate) fn said(&mut self, frame: &Frame, way: [usize; 2], servers: [bool; 2], ledger: &Ledger) {
+    pub(crate) fn check_frame(
+        &mut self,
+        frame: &Frame,
+        way: [usize; 2],
+        servers: [bool; 2],
+        ledger: &Ledger,
+    ) {
         let FrameKind::Session(id, _, word) = &frame.body else { return };
         let [from, to] = way;
         match word {
@@ -70,7 +76,7 @@ impl Simulation {
         }
         for (at, process) in self.processes.iter().enumerate().filter(|(_, p)| p.alive) {
             let table = &process.table;
-            let memory = self.plan.memory[usize::from(!process.is_pod())];
+            let memory = self.plan.memory[usize::from(!process.is_server())];
             let ((promised, kept), queued) = (table.memory(), table.queued());
             // The overhead of pieces is not included in `memory`. Two neighbouring pieces are longer than the limit for
             // joining. Everything queued was reserved, also for sessions that have ended and are not fully read.
@@ -89,7 +95,7 @@ impl Simulation {
         Ok(())
     }
 
-    pub(crate) fn nothing_is_left(&mut self) -> Result<(), String> {
+    pub(crate) fn check_nothing_is_left(&mut self) -> Result<(), String> {
         let mut left = Vec::new();
         for (at, process) in self.processes.iter().enumerate().filter(|(_, p)| p.alive) {
             let table = &process.table;
@@ -113,7 +119,7 @@ impl Simulation {
                 }
             }
         }
-        left.extend(self.crowd.names().into_iter().map(String::from));
+        left.extend(self.tasks.names().into_iter().map(String::from));
         if left.is_empty() { Ok(()) } else { Err(format!("left over: {left:#?}")) }
     }
 }

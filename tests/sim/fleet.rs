@@ -4,12 +4,12 @@
 //! and a node that has moved must be found within seconds.
 //!
 //! `FLEET=100x10000` sets the number of servers, and of edges per server; `FLEET_SEED=n` repeats a run. [`records`]
-//! tests the same cloud as its publishers see it, [`pace`] one publisher, [`known`] the memory per known node.
+//! tests the same cloud as its publishers see it, [`pace`] one publisher, [`node_cost`] the memory per known node.
 
 mod etcd;
 mod figures;
-mod known;
 mod net;
+mod node_cost;
 mod pace;
 mod records;
 mod server;
@@ -24,15 +24,15 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Instance, NodeName};
 
-use super::chance::Dice;
+use super::chance::SeededRng;
 use super::number;
 use figures::{Counts, memory};
 use net::Net;
 use server::SimServer;
 
 #[test]
-fn a_server_announces_each_edge_once_to_each_server_and_moved_nodes_are_found_soon() {
-    if let Some((servers, each)) = wanted() {
+fn a_server_announces_each_edge_once_to_each_peer_and_finds_moved_nodes_soon() {
+    if let Some((servers, each)) = fleet_size() {
         run(servers, each);
         return;
     }
@@ -40,14 +40,14 @@ fn a_server_announces_each_edge_once_to_each_server_and_moved_nodes_are_found_so
         let rows = run(servers, 50);
         let announcements = 50 * servers * (servers - 1);
         // Loads and pings are few.
-        let sent = usize::try_from(rows[0].said).unwrap();
+        let sent = usize::try_from(rows[0].sent).unwrap();
         assert!((announcements..announcements * 3 / 2).contains(&sent), "{sent} at the start");
         assert!(rows.iter().all(|row| row.found < Duration::from_secs(5)), "{rows:?}");
     }
 }
 
 /// Returns the number of servers, and of edges per server, if set by the developer.
-fn wanted() -> Option<(usize, usize)> {
+fn fleet_size() -> Option<(usize, usize)> {
     let size = std::env::var("FLEET").ok()?;
     let (servers, each) = size.split_once('x').unwrap();
     Some((servers.parse().unwrap(), each.parse().unwrap()))
@@ -67,7 +67,7 @@ fn run(servers: usize, each: usize) -> Vec<Row> {
 /// A cloud, and the location of its edges.
 struct Fleet {
     net: Arc<Net>,
-    dice: Dice,
+    rng: SeededRng,
     nodes: Vec<Edge>,
     /// Number of servers started so far.
     started: u32,
@@ -87,13 +87,13 @@ struct Row {
     /// Time until every node was found from every server.
     found: Duration,
     /// Frames sent by all servers.
-    said: u64,
+    sent: u64,
 }
 
 impl Fleet {
     fn new(seed: u64) -> Self {
-        let (net, dice) = (Net::new(seed), Dice::new(seed));
-        Self { net, dice, nodes: Vec::new(), started: 0, clients: Drain::new(), since: Instant::now() }
+        let (net, rng) = (Net::new(seed), SeededRng::new(seed));
+        Self { net, rng, nodes: Vec::new(), started: 0, clients: Drain::new(), since: Instant::now() }
     }
 
     fn start_server(&mut self) -> Arc<SimServer> {
@@ -116,14 +116,14 @@ impl Fleet {
     }
 
     /// Connects these edges again, each to any server, as fast as servers accept them.
-    async fn come(&mut self, mut who: Vec<usize>) {
+    async fn come(&mut self, mut edges: Vec<usize>) {
         let started = Instant::now();
         let servers = self.net.servers();
         let mut free = vec![started; servers.len()];
-        let mut when: Vec<_> = who
+        let mut when: Vec<_> = edges
             .drain(..)
             .map(|edge| {
-                let (server, chance) = (self.dice.below(servers.len()), self.dice.below(100));
+                let (server, chance) = (self.rng.below(servers.len()), self.rng.below(100));
                 let at = free[server].max(started + FIRST_DIAL * chance as u32 / 100);
                 free[server] = at + HANDSHAKE;
                 (at, edge, server)
@@ -197,8 +197,8 @@ impl Fleet {
     }
 
     /// Disconnects some of the edges, and connects them again together.
-    async fn returns(&mut self, who: &[usize]) {
-        for edge in who {
+    async fn returns(&mut self, edges: &[usize]) {
+        for edge in edges {
             let edge = &mut self.nodes[*edge];
             if let Some(server) = edge.server.take() {
                 server.loses(&self.net, &edge.name);
@@ -206,15 +206,15 @@ impl Fleet {
         }
         sleep(Duration::from_secs(30)).await;
         self.restart_counts();
-        self.come(who.to_vec()).await;
+        self.come(edges.to_vec()).await;
     }
 
     /// Simulates clients at every server that request nodes, some of which do not exist, until the end of the run.
-    fn clients_ask(&self) {
+    fn start_clients(&self) {
         let (net, clients) = (self.net.clone(), self.clients.clone());
         let nodes: Vec<NodeName> = self.nodes.iter().map(|edge| edge.name.clone()).collect();
-        let pause = ASKED_INTERVAL / u32::try_from(nodes.len()).unwrap();
-        let seed = self.dice.below(1 << 30) as u64;
+        let pause = REQUEST_INTERVAL / u32::try_from(nodes.len()).unwrap();
+        let seed = self.rng.below(1 << 30) as u64;
         self.clients.spawn(tracing::Span::none(), async move {
             let mut chance = seed;
             let mut below = |n: usize| {
@@ -252,13 +252,13 @@ impl Fleet {
         let once = some((moved.len() / 5).min(MAX_ONCE))
             .zip(servers.iter().cycle())
             .map(|(edge, server)| (server, *edge));
-        let asks = everywhere.chain(once).map(|(server, edge)| async move {
+        let searches = everywhere.chain(once).map(|(server, edge)| async move {
             let edge = &self.nodes[edge];
             while !server.finds(&edge.name, edge.server.as_ref().unwrap()).await {
                 sleep(Duration::from_millis(100)).await;
             }
         });
-        let all = tokio::time::timeout(Duration::from_secs(60), join_all(asks)).await;
+        let all = tokio::time::timeout(Duration::from_secs(60), join_all(searches)).await;
         assert!(all.is_ok(), "not all nodes are found from all servers");
         started.elapsed()
     }
@@ -267,28 +267,28 @@ impl Fleet {
     /// edges.
     async fn report(&mut self, what: &str, moved: &[usize]) -> Row {
         let took = self.since.elapsed();
-        let (mut worst, mut said) = (Counts::default(), 0);
+        let (mut worst, mut sent) = (Counts::default(), 0);
         for server in self.net.servers() {
             let counts = server.figures.take();
-            said += counts.said.all;
+            sent += counts.sent.all;
             worst = worst.with(counts);
         }
         let found = self.found(moved).await;
         self.restart_counts();
-        let Counts { said: says, heard, lookups, waiting } = worst;
+        let Counts { sent: sent_rate, received, lookups, waiting } = worst;
         println!(
-            "| {what} | {:.0} s | {} / {} | {} / {} | {} / {} | {waiting} | {:.1} s | {said} | {} MB |",
+            "| {what} | {:.0} s | {} / {} | {} / {} | {} / {} | {waiting} | {:.1} s | {sent} | {} MB |",
             took.as_secs_f64(),
-            says.peak,
-            says.all,
-            heard.peak,
-            heard.all,
+            sent_rate.peak,
+            sent_rate.all,
+            received.peak,
+            received.all,
             lookups.peak,
             lookups.all,
             found.as_secs_f64(),
             memory() >> 20,
         );
-        Row { found, said }
+        Row { found, sent }
     }
 
     /// Discards the counts so far.
@@ -317,7 +317,7 @@ async fn live(servers: usize, each: usize, seed: u64) -> Vec<Row> {
     let all: Vec<_> = (0..servers * each).collect();
     fleet.start(servers, each).await;
     let mut rows = vec![fleet.report("all start", &all).await];
-    fleet.clients_ask();
+    fleet.start_clients();
     fleet.rests().await;
     sleep(Duration::from_secs(100)).await;
     rows.push(fleet.report("100 s of clients", &[]).await);
@@ -357,7 +357,7 @@ const EDGES_NOTICE: Duration = Duration::from_secs(5);
 /// Cost of one handshake for a server: two cores perform 1,500 per second.
 const HANDSHAKE: Duration = Duration::from_micros(667);
 /// Interval between two requests for the same node.
-const ASKED_INTERVAL: Duration = Duration::from_secs(500);
+const REQUEST_INTERVAL: Duration = Duration::from_secs(500);
 /// Percentage of requests for nodes that do not exist.
 const OFFLINE: usize = 2;
 /// One in fifty moved nodes is searched for from every server: at least ten, at most this many.

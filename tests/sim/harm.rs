@@ -10,7 +10,7 @@ use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::state::LinkId;
 
 use super::line::{HEALED, Line};
-use super::plan::About;
+use super::plan::Scenario;
 use super::process::Process;
 use super::world::Simulation;
 
@@ -20,10 +20,10 @@ impl Simulation {
         self.link_as(at, false);
     }
 
-    /// Like [`Self::link`], but an older link stays open if `beside` is set.
+    /// Like [`Self::link`], but an older link stays open if `is_backup` is set.
     ///
     /// Returns the older link's end at the server, if the server knows it as the node's.
-    pub(crate) fn link_as(&mut self, at: [usize; 2], beside: bool) -> Option<Arc<LinkSender>> {
+    pub(crate) fn link_as(&mut self, at: [usize; 2], is_backup: bool) -> Option<Arc<LinkSender>> {
         let outboxes = self.lay(at);
         for side in [0, 1] {
             self.paths.add(at[side], at[1 - side], &outboxes[side]);
@@ -34,7 +34,7 @@ impl Simulation {
         if server.place.route.is_some() {
             let linked =
                 LinkedNode { sender, instance, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() };
-            older = server.registry.insert(linked, beside);
+            older = server.registry.insert(linked, is_backup);
         }
         older
     }
@@ -49,10 +49,10 @@ impl Simulation {
         });
         self.ledger.note(|| format!("link {} is created between {at:?}", self.links));
         let mut plan = self.plan.clone();
-        if !plan.healed && plan.about == About::Pods {
+        if !plan.healed && plan.scenario == Scenario::Pods {
             // Frames that arrive fast and leave slowly are queued in between.
             plan.rate =
-                [20_000, 300_000, 2_500_000, 100_000_000][self.dice.below(if plan.slow { 2 } else { 4 })];
+                [20_000, 300_000, 2_500_000, 100_000_000][self.rng.below(if plan.slow { 2 } else { 4 })];
         }
         self.lines.push(Line::new(self.links, at, outboxes.clone(), &plan));
         outboxes
@@ -61,44 +61,43 @@ impl Simulation {
     /// Creates a random link: between two servers, or from an edge to any server, to which it may already be connected.
     pub(crate) fn link_any(&mut self) {
         let (servers, edges) = (self.living(true), self.living(false));
-        let server = servers[self.dice.below(servers.len())];
-        let others = if self.dice.one_in(3) { servers } else { edges };
-        let other = others[self.dice.below(others.len())];
+        let server = servers[self.rng.below(servers.len())];
+        let others = if self.rng.one_in(3) { servers } else { edges };
+        let other = others[self.rng.below(others.len())];
         if other != server {
             self.link([server, other]);
         }
     }
 
     /// Applies random failures: links are cut, lose sessions, get a backup link; processes die. Also sends pings.
-    pub(crate) fn harm(&mut self) {
+    pub(crate) fn cause_failures(&mut self) {
         let now = Instant::now();
         let alive: Vec<usize> = (0..self.lines.len()).filter(|at| !self.lines[*at].cut).collect();
-        if self.dice.one_in(self.plan.cuts) && !alive.is_empty() {
-            let line = &mut self.lines[alive[self.dice.below(alive.len())]];
+        if self.rng.one_in(self.plan.cuts) && !alive.is_empty() {
+            let line = &mut self.lines[alive[self.rng.below(alive.len())]];
             self.ledger.note(|| format!("link {} is cut", line.number));
-            line.cut(now, Duration::from_secs(4), &self.dice);
+            line.cut(now, Duration::from_secs(4), &self.rng);
         }
-        if self.plan.about != About::Grace && self.dice.one_in(self.plan.cuts * 2) && !alive.is_empty() {
-            self.double(alive[self.dice.below(alive.len())]);
+        if self.plan.scenario != Scenario::Grace && self.rng.one_in(self.plan.cuts * 2) && !alive.is_empty() {
+            self.open_backup_link(alive[self.rng.below(alive.len())]);
         }
-        self.choose(now);
-        self.sort();
-        let outage = if self.plan.about == About::Grace { 4_000 } else { 60 };
+        self.choose_links(now);
+        self.disturb_interactive_links();
+        let outage = if self.plan.scenario == Scenario::Grace { 4_000 } else { 60 };
         let scarce = alive.len() < self.processes.len() - 1;
-        if self.plan.cuts > 0 && (scarce && self.dice.one_in(outage) || self.dice.one_in(self.plan.cuts * 4))
-        {
+        if self.plan.cuts > 0 && (scarce && self.rng.one_in(outage) || self.rng.one_in(self.plan.cuts * 4)) {
             self.link_any();
         }
-        if self.dice.one_in(self.plan.losses) && !alive.is_empty() {
-            let line = alive[self.dice.below(alive.len())];
+        if self.rng.one_in(self.plan.losses) && !alive.is_empty() {
+            let line = alive[self.rng.below(alive.len())];
             self.lose(line, now);
         }
-        if self.dice.one_in(self.plan.deaths) {
-            self.die();
+        if self.rng.one_in(self.plan.deaths) {
+            self.replace_process();
         }
-        if self.dice.one_in(40) && !self.lines.is_empty() {
-            let line = self.dice.below(self.lines.len());
-            let end = &mut self.lines[line].ends[self.dice.below(2)];
+        if self.rng.one_in(40) && !self.lines.is_empty() {
+            let line = self.rng.below(self.lines.len());
+            let end = &mut self.lines[line].ends[self.rng.below(2)];
             if !end.sender.is_closed() {
                 end.sender.ping();
                 end.turns.ping();
@@ -109,19 +108,19 @@ impl Simulation {
     /// Loses a session at a server on the path, or drops all of them.
     fn lose(&mut self, at: usize, now: Instant) {
         let line = &mut self.lines[at];
-        if let Some(half_way) = &line.half_way {
-            let known = half_way.sessions().into_iter();
-            let mut bound: Vec<_> = known.map(|id| (self.ledger.number(id), id)).collect();
+        if let Some(relay_model) = &line.relay_model {
+            let sessions = relay_model.sessions().into_iter();
+            let mut bound: Vec<_> = sessions.map(|id| (self.ledger.number(id), id)).collect();
             bound.sort_unstable();
             if !bound.is_empty() {
-                line.lose(bound[self.dice.below(bound.len())].1, now, &self.ledger);
+                line.lose(bound[self.rng.below(bound.len())].1, now, &self.ledger);
             }
             return;
         }
-        let end = &line.ends[self.dice.below(2)];
+        let end = &line.ends[self.rng.below(2)];
         let (process, sender) = (end.at, end.sender.clone());
         let table = self.processes[process].table.clone();
-        if self.dice.one_in(2) {
+        if self.rng.one_in(2) {
             self.ledger
                 .note(|| format!("process {process} releases what is relayed by link {}", line.number));
             table.detach_relays(&sender, None);
@@ -132,16 +131,16 @@ impl Simulation {
     }
 
     /// Kills a process and starts another one in its place.
-    fn die(&mut self) {
-        let servers = self.dice.one_in(2);
+    fn replace_process(&mut self) {
+        let servers = self.rng.one_in(2);
         let living = self.living(servers);
-        let at = living[self.dice.below(living.len())];
+        let at = living[self.rng.below(living.len())];
         let node = self.processes[at].node.clone();
         self.kill(at);
         let new = self.start_process(node);
         if !servers {
             let servers = self.living(true);
-            self.link([servers[self.dice.below(servers.len())], new]);
+            self.link([servers[self.rng.below(servers.len())], new]);
         }
     }
 
@@ -170,24 +169,24 @@ impl Simulation {
     }
 
     /// Ends all failures: every end learns of its dead links, and good links are created.
-    pub(crate) fn heal(&mut self) {
+    pub(crate) fn end_failures(&mut self) {
         self.ledger.note(|| "no more harm".into());
         let mut plan = self.shared_plan.borrow_mut();
         (plan.drops, plan.refusals, plan.rests, plan.lies) = (0, 0, 0, 0);
-        plan.healed = plan.about == About::Pods;
+        plan.healed = plan.scenario == Scenario::Pods;
         self.plan.healed = plan.healed;
         drop(plan);
-        self.chosen_at_last();
+        self.finish_choices();
         if self.plan.cuts > 0 || self.plan.losses > 0 {
             let now = Instant::now();
             for line in &mut self.lines {
                 // Sessions on a good line must continue there: nothing helps an end that has not noticed a loss.
-                if self.plan.about != About::Pods {
-                    line.cut(now, Duration::from_millis(100), &self.dice);
+                if self.plan.scenario != Scenario::Pods {
+                    line.cut(now, Duration::from_millis(100), &self.rng);
                 }
-                line.heal();
+                line.end_failures();
                 for end in line.ends.iter_mut().filter(|_| line.cut) {
-                    end.notices = Some(now + self.dice.time(Duration::from_secs(1)));
+                    end.notices = Some(now + self.rng.time(Duration::from_secs(1)));
                 }
             }
             (self.plan.rate, self.plan.latency) = HEALED;
@@ -200,8 +199,8 @@ impl Simulation {
     pub(crate) fn link_all(&mut self) {
         let (servers, edges) = (self.living(true), self.living(false));
         for edge in edges {
-            for _ in 0..if self.plan.about == About::Pods { self.dice.between(1, 2) } else { 1 } {
-                self.link([servers[self.dice.below(servers.len())], edge]);
+            for _ in 0..if self.plan.scenario == Scenario::Pods { self.rng.between(1, 2) } else { 1 } {
+                self.link([servers[self.rng.below(servers.len())], edge]);
             }
         }
         for (nth, server) in servers.iter().enumerate() {

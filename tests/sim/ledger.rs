@@ -11,9 +11,9 @@ use std::rc::Rc;
 use tokio::time::Instant;
 use tunnel_base::names::{Instance, SessionId, Target};
 
-use pair::{End, Pair};
+use pair::{End, SessionRecord};
 
-pub(crate) use pair::{OPENER, Seen, Who, acceptor};
+pub(crate) use pair::{EndId, OPENER, Seen, acceptor};
 
 use super::chance::content;
 
@@ -23,7 +23,7 @@ pub(crate) struct Ledger(Rc<RefCell<Inner>>);
 
 struct Inner {
     fault: Option<String>,
-    pairs: Vec<Pair>,
+    pairs: Vec<SessionRecord>,
     /// Whether a session may end although both owners are faithful.
     lenient: bool,
     /// Whether there is more than one client, so that one may be evicted in favour of another.
@@ -35,12 +35,12 @@ struct Inner {
     timed: usize,
     resumed: u32,
     relayed: usize,
-    doubled: usize,
-    sorted: [usize; 2],
+    backup_links: usize,
+    classified: [usize; 2],
     died: Vec<usize>,
     numbers: HashMap<SessionId, usize>,
     /// The first process that answered each attempt.
-    answers: HashMap<(SessionId, u64), Who>,
+    answers: HashMap<(SessionId, u64), EndId>,
 }
 
 impl Ledger {
@@ -56,8 +56,8 @@ impl Ledger {
             timed: 0,
             resumed: 0,
             relayed: 0,
-            doubled: 0,
-            sorted: [0; 2],
+            backup_links: 0,
+            classified: [0; 2],
             died: Vec::new(),
             numbers: HashMap::new(),
             answers: HashMap::new(),
@@ -66,7 +66,7 @@ impl Ledger {
 
     pub(crate) fn start(&self, sessions: usize, lenient: bool, shared: bool) {
         let mut inner = self.0.borrow_mut();
-        inner.pairs.resize_with(sessions, Pair::default);
+        inner.pairs.resize_with(sessions, SessionRecord::default);
         (inner.lenient, inner.shared) = (lenient, shared);
         inner.began = Some(Instant::now());
     }
@@ -96,7 +96,7 @@ impl Ledger {
     }
 
     /// Records the session of `id`, which is known from its Open.
-    pub(crate) fn knows(&self, id: SessionId, target: &Target) {
+    pub(crate) fn record_session(&self, id: SessionId, target: &Target) {
         self.0.borrow_mut().numbers.insert(id, usize::from(target.port) - 1);
     }
 
@@ -109,23 +109,23 @@ impl Ledger {
         self.0.borrow_mut().answers.entry((id, epoch)).or_insert(acceptor(process));
     }
 
-    pub(crate) fn asks(&self, session: usize, process: usize) {
+    pub(crate) fn record_opener(&self, session: usize, process: usize) {
         self.with(session, |pair| {
             pair.from = Some(process);
             None
         });
     }
 
-    pub(crate) fn offered(&self, session: usize, who: Who) {
+    pub(crate) fn offered(&self, session: usize, end_id: EndId) {
         self.with(session, |pair| {
-            let before = pair.ends.insert(who, End::default());
+            let before = pair.ends.insert(end_id, End::default());
             before.map(|_| "was offered twice".into())
         });
     }
 
-    pub(crate) fn accepted(&self, session: usize, who: Who) {
+    pub(crate) fn accepted(&self, session: usize, end_id: EndId) {
         self.with(session, |pair| {
-            pair.end(who).accepted = true;
+            pair.end(end_id).accepted = true;
             None
         });
     }
@@ -138,17 +138,17 @@ impl Ledger {
     }
 
     /// Returns the process that answered the last answered attempt up to `epoch`.
-    pub(crate) fn answerer(&self, id: SessionId, epoch: u64) -> Option<Who> {
+    pub(crate) fn answerer(&self, id: SessionId, epoch: u64) -> Option<EndId> {
         let answers = &self.0.borrow().answers;
         (0..=epoch).rev().find_map(|epoch| answers.get(&(id, epoch)).copied())
     }
 
-    /// Records that the opener received the reply of `who`.
-    pub(crate) fn opened(&self, session: usize, who: Option<Who>) {
-        let dead = self.0.borrow().died.iter().any(|process| Some(acceptor(*process)) == who);
+    /// Records that the opener received the reply of `end_id`.
+    pub(crate) fn opened(&self, session: usize, end_id: Option<EndId>) {
+        let dead = self.0.borrow().died.iter().any(|process| Some(acceptor(*process)) == end_id);
         self.with(session, |pair| {
-            pair.peer = who;
-            let peer = who.and_then(|who| pair.ends.get(&who));
+            pair.peer = end_id;
+            let peer = end_id.and_then(|end_id| pair.ends.get(&end_id));
             pair.killed |= dead || peer.is_some_and(|end| end.buffered);
             pair.died |= dead;
             let accepted = peer.is_some_and(|end| end.accepted);
@@ -178,14 +178,14 @@ impl Ledger {
     pub(crate) fn was_refused(&self, session: usize, why: &str, came_and_went: bool) {
         let died = self.0.borrow().died.clone();
         self.with(session, |pair| match &pair.refused {
-            Some(said) if said == why || came_and_went => None,
+            Some(reason) if reason == why || came_and_went => None,
             None if pair.killed => None,
             // Accepted, and dropped by its owner or with its process before the opener learned of it.
-            None if pair.is_let_go(&died) => {
+            None if pair.was_dropped_by_acceptor(&died) => {
                 pair.killed = true;
                 None
             }
-            said => Some(format!("was refused with {said:?}, but the opener received {why:?}")),
+            reason => Some(format!("was refused with {reason:?}, but the opener received {why:?}")),
         });
     }
 
@@ -200,15 +200,15 @@ impl Ledger {
         self.0.borrow().pairs[session].killed
     }
 
-    pub(crate) fn wrote(&self, session: usize, who: Who, bytes: usize) {
+    pub(crate) fn wrote(&self, session: usize, end_id: EndId, bytes: usize) {
         self.with(session, |pair| {
-            pair.end(who).written += bytes as u64;
+            pair.end(end_id).written += bytes as u64;
             None
         });
     }
 
-    pub(crate) fn typed(&self, session: usize, who: Who, bytes: usize) {
-        self.0.borrow_mut().typed.push((session, who, bytes));
+    pub(crate) fn typed(&self, session: usize, end_id: EndId, bytes: usize) {
+        self.0.borrow_mut().typed.push((session, end_id, bytes));
     }
 
     pub(crate) fn take_typed(&self) -> Vec<(usize, usize, usize)> {
@@ -223,13 +223,13 @@ impl Ledger {
         self.0.borrow_mut().relayed += 1;
     }
 
-    pub(crate) fn doubled(&self) {
-        self.0.borrow_mut().doubled += 1;
+    pub(crate) fn backup_links(&self) {
+        self.0.borrow_mut().backup_links += 1;
     }
 
     /// Records that a session was moved to the interactive link, or back.
-    pub(crate) fn sorted(&self, over: bool) {
-        self.0.borrow_mut().sorted[usize::from(!over)] += 1;
+    pub(crate) fn classified(&self, to_interactive: bool) {
+        self.0.borrow_mut().classified[usize::from(!to_interactive)] += 1;
     }
 
     pub(crate) fn resumed(&self, times: u32) {
@@ -243,71 +243,72 @@ impl Ledger {
         seen.timed += inner.timed;
         seen.relayed += inner.relayed;
         seen.died += inner.died.len();
-        seen.doubled += inner.doubled;
-        seen.sorted = [0, 1].map(|way| seen.sorted[way] + inner.sorted[way]);
+        seen.backup_links += inner.backup_links;
+        seen.classified = [0, 1].map(|way| seen.classified[way] + inner.classified[way]);
         seen.killed += inner.pairs.iter().filter(|pair| pair.killed).count();
     }
 
-    pub(crate) fn finished(&self, session: usize, who: Who) {
+    pub(crate) fn finished(&self, session: usize, end_id: EndId) {
         self.with(session, |pair| {
-            pair.end(who).finished = true;
+            pair.end(end_id).finished = true;
             None
         });
     }
 
-    pub(crate) fn read(&self, session: usize, who: Who, bytes: &[u8]) {
+    pub(crate) fn read(&self, session: usize, end_id: EndId, bytes: &[u8]) {
         self.with(session, |pair| {
-            let Some(peer) = pair.other(who) else {
-                return Some(format!("end {who} read bytes, but its opener uses another acceptor"));
+            let Some(peer) = pair.other(end_id) else {
+                return Some(format!("end {end_id} read bytes, but its opener uses another acceptor"));
             };
             let written = pair.end(peer).written;
-            let end = pair.end(who);
+            let end = pair.end(end_id);
             let right = content(session, peer, end.read, bytes.len()) == bytes;
             end.read += bytes.len() as u64;
             if end.ended {
-                return Some(format!("end {who} read bytes after the end of stream"));
+                return Some(format!("end {end_id} read bytes after the end of stream"));
             }
             if end.read > written {
-                return Some(format!("end {who} read more than was written"));
+                return Some(format!("end {end_id} read more than was written"));
             }
-            (!right).then(|| format!("end {who} read wrong bytes up to {}", end.read))
+            (!right).then(|| format!("end {end_id} read wrong bytes up to {}", end.read))
         });
     }
 
-    pub(crate) fn ended(&self, session: usize, who: Who) {
+    pub(crate) fn ended(&self, session: usize, end_id: EndId) {
         self.with(session, |pair| {
-            let Some(peer) = pair.other(who) else {
+            let Some(peer) = pair.other(end_id) else {
                 return Some(format!(
-                    "end {who} read an end of stream, but its opener uses another acceptor"
+                    "end {end_id} read an end of stream, but its opener uses another acceptor"
                 ));
             };
             let (finished, written) = (pair.end(peer).finished, pair.end(peer).written);
-            let end = pair.end(who);
+            let end = pair.end(end_id);
             end.ended = true;
-            (!finished || end.read != written)
-                .then(|| format!("end {who} read the end of stream at {}, {written} were written", end.read))
+            (!finished || end.read != written).then(|| {
+                format!("end {end_id} read the end of stream at {}, {written} were written", end.read)
+            })
         });
     }
 
     /// Records that an owner got an error before the end of its session.
-    pub(crate) fn broken(&self, session: usize, who: Who, error: &io::Error) {
+    pub(crate) fn broken(&self, session: usize, end_id: EndId, error: &io::Error) {
         let (lenient, shared) = (self.0.borrow().lenient, self.0.borrow().shared);
         let violation = error.to_string().contains("protocol error");
         let made_room = shared && error.to_string().contains("evicted in favour of another client");
         self.with(session, |pair| {
-            let concerns = pair.other(who).is_some();
+            let concerns = pair.other(end_id).is_some();
             let excused = pair.killed || lenient || made_room || !concerns;
             pair.killed |= (lenient || made_room) && concerns;
             pair.made_room |= made_room;
-            (!excused || violation).then(|| format!("end {who} broke: {error}"))
+            (!excused || violation).then(|| format!("end {end_id} broke: {error}"))
         });
     }
 
     /// Records that an owner drops its end.
-    pub(crate) fn dropped(&self, session: usize, who: Who) {
+    pub(crate) fn dropped(&self, session: usize, end_id: EndId) {
         self.with(session, |pair| {
-            let concerns = pair.other(who).is_some();
-            let end = pair.end(who);
+            let concerns = pair.other(end_id).is_some();
+            let end = pair.end(end_id);
             end.dropped = true;
             end.buffered = !(end.finished && end.ended);
             pair.killed |= end.buffered && concerns;
@@ -318,11 +319,11 @@ impl Ledger {
     /// Returns sessions that were not transferred in full, but should have been.
     pub(crate) fn unfinished(&self) -> Vec<String> {
         let inner = self.0.borrow();
-        let unfinished = inner.pairs.iter().enumerate().filter(|(_, pair)| !pair.is_whole());
+        let unfinished = inner.pairs.iter().enumerate().filter(|(_, pair)| !pair.is_complete());
         unfinished.map(|(at, pair)| format!("session {at}: {pair:?}")).collect()
     }
 
-    fn with(&self, session: usize, step: impl FnOnce(&mut Pair) -> Option<String>) {
+    fn with(&self, session: usize, step: impl FnOnce(&mut SessionRecord) -> Option<String>) {
         let fault = step(&mut self.0.borrow_mut().pairs[session]);
         if let Some(why) = fault {
             self.error(format!("session {session}: {why}"));

@@ -12,11 +12,11 @@ use tunnel_link::sender::LinkSender;
 use tunnel_proto::codec::{Decoder, encode, from_message, to_message};
 use tunnel_proto::frame::{Frame, FrameKind, SessionFrame};
 
-use super::chance::Dice;
-use super::crowd::Woken;
-use super::half_way::HalfWay;
+use super::chance::SeededRng;
 use super::ledger::Ledger;
-use super::plan::{About, Plan};
+use super::plan::{Plan, Scenario};
+use super::relay_model::RelayModel;
+use super::tasks::WakeFlag;
 use super::turns::SchedulerModel;
 
 pub(crate) struct Line {
@@ -29,7 +29,7 @@ pub(crate) struct Line {
     /// Whether everything that an end sends is lost.
     silent: [bool; 2],
     /// Server in the middle that can lose sessions, in runs without another one.
-    pub(crate) half_way: Option<HalfWay>,
+    pub(crate) relay_model: Option<RelayModel>,
     codec: bool,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct End {
     /// Index of the process.
     pub(crate) at: usize,
     pub(crate) sender: Arc<LinkSender>,
-    woken: Arc<Woken>,
+    woken: Arc<WakeFlag>,
     waker: Waker,
     idle: bool,
     /// Time when this end notices that the link was cut.
@@ -76,7 +76,7 @@ impl Line {
             wires: [wire(), wire()],
             cut: false,
             silent: [false; 2],
-            half_way: (plan.about != About::Pods).then(HalfWay::default),
+            relay_model: (plan.scenario != Scenario::Pods).then(RelayModel::default),
             codec,
         }
     }
@@ -91,7 +91,13 @@ impl Line {
     }
 
     /// Moves the next frame of this end to the line.
-    pub(crate) fn pull(&mut self, side: usize, now: Instant, dice: &Dice, ledger: &Ledger) -> Option<Frame> {
+    pub(crate) fn pull(
+        &mut self,
+        side: usize,
+        now: Instant,
+        rng: &SeededRng,
+        ledger: &Ledger,
+    ) -> Option<Frame> {
         let end = &mut self.ends[side];
         end.woken.take();
         let frame = match end.sender.poll_pull(&mut Context::from_waker(&end.waker), now) {
@@ -103,7 +109,7 @@ impl Line {
             Poll::Ready(None) => {
                 end.idle = true;
                 end.notices.get_or_insert(now);
-                self.close(now, dice);
+                self.close(now, rng);
                 return None;
             }
         };
@@ -111,7 +117,7 @@ impl Line {
         end.turns.pulled(&frame, ledger);
         let session = if let FrameKind::Session(id, ..) = &frame.body { ledger.number(*id) } else { None };
         ledger.note(|| format!("link {} {} {session:?} {}", self.number, [">", "<"][side], show(&frame)));
-        let passes = self.half_way.as_mut().is_none_or(|half_way| half_way.passes(side, &frame));
+        let passes = self.relay_model.as_mut().is_none_or(|relay_model| relay_model.passes(side, &frame));
         let wire = &mut self.wires[side];
         if self.cut || self.silent[side] {
             wire.lost += weight(&frame);
@@ -132,14 +138,14 @@ impl Line {
     }
 
     /// Returns the next arrivals at the end `side`: a frame, or all frames that end in one piece of the stream.
-    pub(crate) fn deliver(&mut self, side: usize, dice: &Dice, ledger: &Ledger) -> Vec<Frame> {
+    pub(crate) fn deliver(&mut self, side: usize, rng: &SeededRng, ledger: &Ledger) -> Vec<Frame> {
         let wire = &mut self.wires[1 - side];
         if let Some((_, frame)) = wire.frames.pop_front() {
             return vec![frame];
         }
         let Some((at, mut bytes)) = wire.bytes.pop_front() else { return Vec::new() };
-        let piece = if dice.one_in(2) {
-            bytes.split_to(dice.magnitude(bytes.len()))
+        let piece = if rng.one_in(2) {
+            bytes.split_to(rng.magnitude(bytes.len()))
         } else {
             std::mem::take(&mut bytes)
         };
@@ -164,20 +170,20 @@ impl Line {
     }
 
     /// Cuts the line: data in flight is lost after a random position, and each end notices in its own time.
-    pub(crate) fn cut(&mut self, now: Instant, slowest: Duration, dice: &Dice) {
+    pub(crate) fn cut(&mut self, now: Instant, slowest: Duration, rng: &SeededRng) {
         if self.cut {
             return;
         }
         self.cut = true;
         for (end, wire) in self.ends.iter_mut().zip(&mut self.wires) {
-            wire.frames.truncate(dice.below(wire.frames.len() + 1));
-            wire.bytes.truncate(dice.below(wire.bytes.len() + 1));
+            wire.frames.truncate(rng.below(wire.frames.len() + 1));
+            wire.bytes.truncate(rng.below(wire.bytes.len() + 1));
             if let Some((_, last)) = wire.bytes.back_mut()
-                && dice.one_in(2)
+                && rng.one_in(2)
             {
-                last.truncate(dice.below(last.len()));
+                last.truncate(rng.below(last.len()));
             }
-            end.notices.get_or_insert(now + dice.time(slowest));
+            end.notices.get_or_insert(now + rng.time(slowest));
         }
     }
 
@@ -194,27 +200,29 @@ impl Line {
     }
 
     /// Makes the line fast.
-    pub(crate) fn heal(&mut self) {
+    pub(crate) fn end_failures(&mut self) {
         for wire in &mut self.wires {
             (wire.rate, wire.latency) = HEALED;
         }
     }
 
     /// Closes the line after an end has sent everything. The other end receives the data in flight, or loses it.
-    fn close(&mut self, now: Instant, dice: &Dice) {
-        if dice.one_in(2) {
-            return self.cut(now, Duration::from_secs(3), dice);
+    fn close(&mut self, now: Instant, rng: &SeededRng) {
+        if rng.one_in(2) {
+            return self.cut(now, Duration::from_secs(3), rng);
         }
         let last = self.wires.iter().filter_map(Wire::last).max().unwrap_or(now);
         self.cut = true;
         for end in &mut self.ends {
-            end.notices.get_or_insert(last + dice.time(Duration::from_secs(1)));
+            end.notices.get_or_insert(last + rng.time(Duration::from_secs(1)));
         }
     }
 
     /// Loses a session at the server in the middle, and notifies both ends after the data sent before.
     pub(crate) fn lose(&mut self, id: SessionId, now: Instant, ledger: &Ledger) {
-        let Some(lost) = self.half_way.as_mut().and_then(|half_way| half_way.lose(id)) else { return };
+        let Some(lost) = self.relay_model.as_mut().and_then(|relay_model| relay_model.lose(id)) else {
+            return;
+        };
         ledger
             .note(|| format!("link {} loses session {:?}: {}", self.number, ledger.number(id), show(&lost)));
         if !self.cut {
@@ -225,7 +233,7 @@ impl Line {
 
 impl End {
     fn new(at: usize, sender: Arc<LinkSender>) -> Self {
-        let woken = Arc::new(Woken::default());
+        let woken = Arc::new(WakeFlag::default());
         let waker = woken.clone().into();
         Self {
             at,

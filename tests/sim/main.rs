@@ -4,15 +4,13 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 #![expect(clippy::disallowed_methods, reason = "tests read environment variables set by the developer")]
 
-mod beside;
 mod chance;
 mod check;
-mod crowd;
+mod delivery;
 mod fleet;
-mod half_way;
 mod harm;
-mod hear;
 mod held;
+mod interactive;
 mod ledger;
 mod line;
 mod middle;
@@ -20,8 +18,10 @@ mod owner;
 mod paths;
 mod plan;
 mod process;
+mod relay_model;
 mod script;
 mod silent;
+mod tasks;
 mod turns;
 mod world;
 
@@ -32,72 +32,77 @@ use tokio::task::coop::unconstrained;
 use tokio::time::Instant;
 
 use ledger::Seen;
-use plan::About;
+use plan::Scenario;
 
 #[test]
-fn faithful_sessions_survive_every_cut_of_their_links() {
-    many(About::Cuts);
+fn sessions_survive_every_cut_of_their_links() {
+    many(Scenario::Cuts);
 }
 
 #[test]
-fn whatever_ends_at_one_end_ends_at_the_other() {
-    many(About::Drops);
+fn a_session_dropped_at_one_end_ends_at_the_other() {
+    many(Scenario::Drops);
 }
 
 #[test]
 fn keystrokes_and_pings_wait_for_one_frame_at_most() {
-    many(About::Turns);
+    many(Scenario::Turns);
 }
 
 #[test]
-fn nothing_is_left_of_sessions_that_nobody_came_back_for() {
-    many(About::Grace);
+fn sessions_without_a_path_leave_no_state_after_the_resume_timeout() {
+    many(Scenario::Grace);
 }
 
 #[test]
-fn sessions_outlive_links_and_servers_and_reach_no_other_process() {
-    many(About::Pods);
+fn sessions_survive_links_and_servers_and_never_reach_another_process() {
+    many(Scenario::Pods);
 }
 
 #[test]
-fn a_seed_gives_the_same_run_again() {
-    let seeds = |about| if about == About::Pods { 0..15 } else { 5..6 };
-    for about in [About::Cuts, About::Drops, About::Turns, About::Grace, About::Pods] {
-        for seed in seeds(about) {
+fn a_seed_reproduces_its_run() {
+    let seeds = |scenario| if scenario == Scenario::Pods { 0..15 } else { 5..6 };
+    for scenario in [Scenario::Cuts, Scenario::Drops, Scenario::Turns, Scenario::Grace, Scenario::Pods] {
+        for seed in seeds(scenario) {
             let (mut first, mut second) = (Vec::new(), Vec::new());
-            run(seed, about, Some(&mut first), &mut Seen::default()).unwrap();
-            run(seed, about, Some(&mut second), &mut Seen::default()).unwrap();
+            run(seed, scenario, Some(&mut first), &mut Seen::default()).unwrap();
+            run(seed, scenario, Some(&mut second), &mut Seen::default()).unwrap();
             let differs = first.iter().zip(&second).position(|(a, b)| a != b);
-            assert_eq!(differs, None, "{about:?} {seed}: {:?}", differs.map(|at| (&first[at], &second[at])));
-            assert!(first.len() == second.len() && !first.is_empty(), "{about:?} {seed}");
+            assert_eq!(
+                differs,
+                None,
+                "{scenario:?} {seed}: {:?}",
+                differs.map(|at| (&first[at], &second[at]))
+            );
+            assert!(first.len() == second.len() && !first.is_empty(), "{scenario:?} {seed}");
         }
     }
 }
 
 /// Runs one seed after another until the time is up.
-fn many(about: About) {
+fn many(scenario: Scenario) {
     if let Some(seed) = number("SIM_SEED") {
-        return one(seed, about, &mut Seen::default());
+        return one(seed, scenario, &mut Seen::default());
     }
     // There are five such tests; two run concurrently on two processors.
-    let share = if about == About::Pods { 0.6 } else { 0.35 };
+    let share = if scenario == Scenario::Pods { 0.6 } else { 0.35 };
     let seconds = number("SIM_SECONDS").unwrap_or(20);
     let until = Instant::now() + Duration::from_secs(seconds).mul_f64(share);
     let from = number("SIM_FROM").unwrap_or(0);
     let (mut seed, mut seen) = (from, Seen::default());
     while Instant::now() < until || seed < from + MIN_SEEDS {
-        one(seed, about, &mut seen);
+        one(seed, scenario, &mut seen);
         seed += 1;
     }
-    println!("{about:?}: seeds {from} to {}: {seen:?}", seed - 1);
-    assert!(seen.bytes > 0 && (about == About::Turns || seen.resumed > 0), "{seen:?}");
-    assert!(about != About::Pods || seen.relayed > 0 && seen.died > 0, "{seen:?}");
-    assert!(matches!(about, About::Turns | About::Grace) || seen.doubled > 0, "{seen:?}");
-    let [over, back] = seen.sorted;
-    assert!(matches!(about, About::Turns | About::Grace) || over > 0, "{seen:?}");
-    assert!(!matches!(about, About::Cuts | About::Drops) || back > 0, "{seen:?}");
-    assert!(about != About::Drops || seen.broke > 0, "{seen:?}");
-    assert!(about != About::Turns || seen.timed > 0, "no keystroke was timed");
+    println!("{scenario:?}: seeds {from} to {}: {seen:?}", seed - 1);
+    assert!(seen.bytes > 0 && (scenario == Scenario::Turns || seen.resumed > 0), "{seen:?}");
+    assert!(scenario != Scenario::Pods || seen.relayed > 0 && seen.died > 0, "{seen:?}");
+    assert!(matches!(scenario, Scenario::Turns | Scenario::Grace) || seen.backup_links > 0, "{seen:?}");
+    let [over, back] = seen.classified;
+    assert!(matches!(scenario, Scenario::Turns | Scenario::Grace) || over > 0, "{seen:?}");
+    assert!(!matches!(scenario, Scenario::Cuts | Scenario::Drops) || back > 0, "{seen:?}");
+    assert!(scenario != Scenario::Drops || seen.broke > 0, "{seen:?}");
+    assert!(scenario != Scenario::Turns || seen.timed > 0, "no keystroke was timed");
 }
 
 /// Returns the value of an environment variable set by the developer.
@@ -105,22 +110,27 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap())
 }
 
-fn one(seed: u64, about: About, seen: &mut Seen) {
-    let Err(why) = run(seed, about, None, seen) else { return };
+fn one(seed: u64, scenario: Scenario, seen: &mut Seen) {
+    let Err(why) = run(seed, scenario, None, seen) else { return };
     let mut trace = Vec::new();
-    let _ = run(seed, about, Some(&mut trace), seen);
+    let _ = run(seed, scenario, Some(&mut trace), seen);
     let tail = trace.len().saturating_sub(LAST_LINES);
-    panic!("{}\n{why}\nSIM_SEED={seed} repeats it ({about:?})", trace[tail..].join("\n"));
+    panic!("{}\n{why}\nSIM_SEED={seed} repeats it ({scenario:?})", trace[tail..].join("\n"));
 }
 
-fn run(seed: u64, about: About, trace: Option<&mut Vec<String>>, seen: &mut Seen) -> Result<(), String> {
+fn run(
+    seed: u64,
+    scenario: Scenario,
+    trace: Option<&mut Vec<String>>,
+    seen: &mut Seen,
+) -> Result<(), String> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     let ledger = ledger::Ledger::new(trace.is_some());
     let result = catch_unwind(AssertUnwindSafe(|| {
         // Without `unconstrained`, tokio would wake tasks without a reason, and hide lost wake-ups.
         runtime.block_on(unconstrained(async {
-            world::Simulation::new(seed, about, ledger.clone()).live().await
+            world::Simulation::new(seed, scenario, ledger.clone()).live().await
         }))
     }));
     ledger.add_to(seen);

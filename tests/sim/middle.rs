@@ -11,53 +11,54 @@ use tunnel_proto::frame::{ErrorCode, Remote, SessionError};
 use super::owner::Place;
 
 impl Place {
-    pub(crate) async fn guide(self, asked: RelayRequest) {
-        let dice = &self.dice;
+    pub(crate) async fn relay_request(self, request: RelayRequest) {
+        let rng = &self.rng;
         let lies = self.plan.borrow().lies;
-        if dice.one_in(3) {
-            sleep(dice.time(Duration::from_secs(1))).await;
+        if rng.one_in(3) {
+            sleep(rng.time(Duration::from_secs(1))).await;
         }
-        let node = asked.node().clone();
-        if node.as_str() == CLOUD && asked.instance().is_none() {
+        let node = request.node().clone();
+        if node.as_str() == CLOUD && request.instance().is_none() {
             // An edge's session that ends in the cloud. A session of a peer's edge must not get here.
-            if matches!(asked.from().peer, Remote::Edge(_))
-                && let Some(offer) = asked.offer()
+            if matches!(request.from().peer, Remote::Edge(_))
+                && let Some(offer) = request.offer()
             {
-                self.cradle.spawn("acceptor".into(), self.clone().answer(offer));
+                self.spawner.spawn("acceptor".into(), self.clone().answer(offer));
             }
             return;
         }
-        if dice.one_in(lies) {
-            return self.misguide(asked);
+        if rng.one_in(lies) {
+            return self.relay_wrongly(request);
         }
-        let far = matches!(asked.from().peer, Remote::Edge(_));
-        match self.paths.next(self.at, &node, asked.instance(), far, dice) {
-            Some(path) if far && dice.one_in(2) => self.relay(asked, &path.sender).await,
-            Some(path) => asked.pass(&path.sender),
-            None if asked.instance().is_some_and(|there| self.ledger.is_dead(there)) && dice.one_in(2) => {
-                asked.refuse(SessionError::new(ErrorCode::UnknownSession, "the node is now another process"));
+        let far = matches!(request.from().peer, Remote::Edge(_));
+        match self.paths.next(self.at, &node, request.instance(), far, rng) {
+            Some(path) if far && rng.one_in(2) => self.relay(request, &path.sender).await,
+            Some(path) => request.pass(&path.sender),
+            None if request.instance().is_some_and(|there| self.ledger.is_dead(there)) && rng.one_in(2) => {
+                request
+                    .refuse(SessionError::new(ErrorCode::UnknownSession, "the node is now another process"));
             }
-            None => asked.refuse(SessionError::new(ErrorCode::NodeNotConnected, "the node is not here")),
+            None => request.refuse(SessionError::new(ErrorCode::NodeNotConnected, "the node is not here")),
         }
     }
 
     /// Tries one path after another while the acceptor is not there, or does not reply in time.
-    async fn relay(&self, asked: RelayRequest, first: &Arc<LinkSender>) {
-        let (dice, node) = (&self.dice, asked.node().clone());
-        asked.try_path(first);
+    async fn relay(&self, request: RelayRequest, first: &Arc<LinkSender>) {
+        let (rng, node) = (&self.rng, request.node().clone());
+        request.try_path(first);
         loop {
-            let sought = match timeout(dice.time(Duration::from_secs(6)), asked.path_failed()).await {
+            let is_over = match timeout(rng.time(Duration::from_secs(6)), request.path_failed()).await {
                 Ok(false) => return,
-                Ok(true) if dice.one_in(4) => {
-                    return asked.refuse(SessionError::new(ErrorCode::NodeNotConnected, "search timeout"));
+                Ok(true) if rng.one_in(4) => {
+                    return request.refuse(SessionError::new(ErrorCode::NodeNotConnected, "search timeout"));
                 }
                 Ok(true) => true,
                 Err(_) => false,
             };
-            match self.paths.next(self.at, &node, asked.instance(), true, dice) {
-                Some(path) => asked.try_path(&path.sender),
-                None if sought => {
-                    return asked.refuse(SessionError::new(ErrorCode::NodeNotConnected, "no other path"));
+            match self.paths.next(self.at, &node, request.instance(), true, rng) {
+                Some(path) => request.try_path(&path.sender),
+                None if is_over => {
+                    return request.refuse(SessionError::new(ErrorCode::NodeNotConnected, "no other path"));
                 }
                 None => {}
             }
@@ -65,18 +66,18 @@ impl Place {
     }
 
     /// Gives a stale reply, one that leads in a circle, or none.
-    fn misguide(&self, asked: RelayRequest) {
-        let node = asked.node().clone();
-        let path = if self.dice.one_in(3) {
-            self.paths.any(self.at, &self.dice).filter(|path| path.node.is_none())
+    fn relay_wrongly(&self, request: RelayRequest) {
+        let node = request.node().clone();
+        let path = if self.rng.one_in(3) {
+            self.paths.any(self.at, &self.rng).filter(|path| path.node.is_none())
         } else {
-            self.paths.to_node(self.at, &node, &self.dice)
+            self.paths.to_node(self.at, &node, &self.rng)
         };
         // A Resume must not reach another process, which does not know the session and would refuse it.
-        let other = |instance| asked.instance().is_some_and(|meant| Some(meant) != instance);
+        let other = |instance| request.instance().is_some_and(|expected| Some(expected) != instance);
         match path {
-            Some(path) if path.node.is_none() || !other(path.sender.instance) => asked.pass(&path.sender),
-            _ => asked.refuse(SessionError::new(ErrorCode::NodeNotConnected, "wrong")),
+            Some(path) if path.node.is_none() || !other(path.sender.instance) => request.pass(&path.sender),
+            _ => request.refuse(SessionError::new(ErrorCode::NodeNotConnected, "wrong")),
         }
     }
 }

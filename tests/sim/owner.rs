@@ -11,22 +11,22 @@ use tunnel_link::table::stream::{IncomingSession, OpenOutcome, Parked, Session};
 use tunnel_link::table::{SessionTable, TableFull};
 use tunnel_proto::frame::{Category, ErrorCode, SessionError};
 
-use super::chance::Dice;
-use super::crowd::Cradle;
-use super::ledger::{Ledger, OPENER, Who, acceptor};
+use super::chance::SeededRng;
+use super::ledger::{EndId, Ledger, OPENER, acceptor};
 use super::paths::Paths;
-use super::plan::{About, Plan};
+use super::plan::{Plan, Scenario};
 use super::process::Shared;
+use super::tasks::TaskSpawner;
 
 /// The context of every task of a process.
 #[derive(Clone)]
 pub(crate) struct Place {
     /// Index of the process.
     pub(crate) at: usize,
-    pub(crate) dice: Dice,
+    pub(crate) rng: SeededRng,
     pub(crate) plan: Shared<Plan>,
     pub(crate) ledger: Ledger,
-    pub(crate) cradle: Cradle,
+    pub(crate) spawner: TaskSpawner,
     /// The program's router. If `None`, this simulation opens and searches itself, less cleverly.
     pub(crate) route: Option<SessionRouter>,
     /// Node of the process, if it is an edge.
@@ -38,8 +38,8 @@ pub(crate) struct Place {
 impl Place {
     /// Opens session `number` to `node`.
     pub(crate) async fn open(self, number: usize, node: NodeName) {
-        sleep(self.dice.time(Duration::from_secs(3))).await;
-        self.ledger.asks(number, self.at);
+        sleep(self.rng.time(Duration::from_secs(3))).await;
+        self.ledger.record_opener(number, self.at);
         let target: Target = format!("127.0.0.1:{}", number + 1).parse().unwrap();
         let opened = match &self.route {
             None => self.open_wildly(number, node, target).await,
@@ -57,8 +57,8 @@ impl Place {
             }
         };
         match opened {
-            Ok((session, who)) => {
-                self.ledger.opened(number, who);
+            Ok((session, end_id)) => {
+                self.ledger.opened(number, end_id);
                 self.hold(session, number, OPENER);
             }
             Err(why) => self.not_opened(number, &why),
@@ -71,15 +71,15 @@ impl Place {
         number: usize,
         node: NodeName,
         target: Target,
-    ) -> Result<(Session, Option<Who>), RouteError> {
+    ) -> Result<(Session, Option<EndId>), RouteError> {
         let opening = self.table.open(node.clone(), target, Category::Ssh, "client".into(), "connect");
         let opening = opening.map_err(|TableFull| RouteError::Busy("full"))?;
-        let give_up = self.dice.one_in(self.plan.borrow().drops * 2);
+        let give_up = self.rng.one_in(self.plan.borrow().drops * 2);
         let mut attempts = 0;
         loop {
             // An edge reaches its own name only through another edge of that name, if there is one.
             let alone = self.node.as_ref() == Some(&node) && attempts > 20;
-            if alone || give_up && self.dice.one_in(3) {
+            if alone || give_up && self.rng.one_in(3) {
                 self.ledger.kill(number);
                 return Err(RouteError::Busy("cancelled"));
             }
@@ -91,8 +91,8 @@ impl Place {
             attempts += 1;
             match timeout(self.patience(attempts, &node), opening.answer()).await {
                 Ok(OpenOutcome::Open) => {
-                    let who = self.ledger.answerer(opening.id(), attempts);
-                    return Ok((opening.into_session(), who));
+                    let end_id = self.ledger.answerer(opening.id(), attempts);
+                    return Ok((opening.into_session(), end_id));
                 }
                 Ok(OpenOutcome::Refused(refusal)) => return Err(RouteError::Refused { node, refusal }),
                 Ok(OpenOutcome::NoPath) | Err(_) => sleep(Duration::from_millis(20)).await,
@@ -101,7 +101,7 @@ impl Place {
     }
 
     fn not_opened(&self, number: usize, why: &RouteError) {
-        let about = self.plan.borrow().about;
+        let scenario = self.plan.borrow().scenario;
         match why {
             // A limit is an acceptable reply.
             RouteError::Busy(_) => self.ledger.kill(number),
@@ -109,12 +109,12 @@ impl Place {
                 self.ledger.kill(number)
             }
             RouteError::Refused { refusal, .. } => {
-                if about == About::Grace {
+                if scenario == Scenario::Grace {
                     self.ledger.kill(number);
                 }
-                self.ledger.was_refused(number, &refusal.reason, about != About::Turns);
+                self.ledger.was_refused(number, &refusal.reason, scenario != Scenario::Turns);
             }
-            _ if about == About::Turns => self.ledger.error(format!("session {number}: {why}")),
+            _ if scenario == Scenario::Turns => self.ledger.error(format!("session {number}: {why}")),
             _ => self.ledger.kill(number),
         }
     }
@@ -122,15 +122,15 @@ impl Place {
     /// Answers an offer to this process.
     pub(crate) async fn answer(self, offer: IncomingSession) {
         let number = usize::from(offer.target().port) - 1;
-        let who = acceptor(self.at);
-        self.ledger.offered(number, who);
+        let end_id = acceptor(self.at);
+        self.ledger.offered(number, end_id);
         tokio::select! {
             biased;
             () = offer.withdrawn() => return,
-            () = sleep(self.dice.time(Duration::from_secs(3))) => {}
+            () = sleep(self.rng.time(Duration::from_secs(3))) => {}
         }
-        if self.dice.one_in(self.plan.borrow().refusals) {
-            let dropped = self.dice.one_in(2);
+        if self.rng.one_in(self.plan.borrow().refusals) {
+            let dropped = self.rng.one_in(2);
             let why = if dropped { "given up by its owner".into() } else { format!("no {number}") };
             self.ledger.refused(number, why.clone());
             if !dropped {
@@ -138,8 +138,8 @@ impl Place {
             }
             return;
         }
-        self.ledger.accepted(number, who);
-        self.hold(offer.accept(), number, who);
+        self.ledger.accepted(number, end_id);
+        self.hold(offer.accept(), number, end_id);
     }
 
     /// Searches for a path with the program's router, or less cleverly.
@@ -151,7 +151,7 @@ impl Place {
         let mut attempts = 0;
         while parked.needs_path() {
             let vain =
-                parked.instance().is_some_and(|there| self.ledger.is_dead(there)) && self.dice.one_in(30);
+                parked.instance().is_some_and(|there| self.ledger.is_dead(there)) && self.rng.one_in(30);
             if vain || Instant::now() >= until {
                 return parked.give_up(SessionError::new(ErrorCode::Cancelled, "no path"));
             }
@@ -162,7 +162,7 @@ impl Place {
             parked.resume(&link);
             attempts += 1;
             let _ = timeout(self.patience(attempts, parked.node()), parked.answered()).await;
-            sleep(self.dice.time(Duration::from_millis(20))).await;
+            sleep(self.rng.time(Duration::from_millis(20))).await;
         }
     }
 
@@ -174,18 +174,18 @@ impl Place {
         if self.plan.borrow().healed && self.node.as_ref() != Some(node) {
             return Duration::from_secs(3600);
         }
-        self.dice.time(Duration::from_secs(5)) + Duration::from_millis(20 * attempts)
+        self.rng.time(Duration::from_secs(5)) + Duration::from_millis(20 * attempts)
     }
 
     /// Returns the link to ask over: any link with a single server, otherwise according to the registry, which may be
     /// wrong.
     fn path(&self, node: &NodeName, instance: Option<Instance>) -> Option<Arc<LinkSender>> {
         let plan = self.plan.borrow();
-        let anywhere = plan.about != About::Pods || self.node.is_some() || self.dice.one_in(plan.lies);
+        let anywhere = plan.scenario != Scenario::Pods || self.node.is_some() || self.rng.one_in(plan.lies);
         let path = if anywhere {
-            self.paths.any(self.at, &self.dice)?
+            self.paths.any(self.at, &self.rng)?
         } else {
-            self.paths.next(self.at, node, instance, true, &self.dice)?
+            self.paths.next(self.at, node, instance, true, &self.rng)?
         };
         // A link that is not a server's is an edge's. An edge of another name would accept the session as its own.
         let wrong = path.node.as_ref().is_some_and(|there| there != node);

@@ -8,7 +8,7 @@ use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
 use tunnel_proto::frame::Remote;
 
-use super::chance::Dice;
+use super::chance::SeededRng;
 
 /// All ends of links. Some of them are closed, but this is not known yet. Clones share them.
 #[derive(Clone, Default)]
@@ -41,8 +41,8 @@ impl Paths {
     }
 
     /// Returns any link of a process, alive or not.
-    pub(crate) fn any(&self, from: usize, dice: &Dice) -> Option<Path> {
-        one_of(self.all(|path| path.from == from), dice)
+    pub(crate) fn any(&self, from: usize, rng: &SeededRng) -> Option<Path> {
+        one_of(self.all(|path| path.from == from), rng)
     }
 
     /// Returns the next hop from the server `from` to `node`, as far as known: its own link, or if `far`, the link to
@@ -53,7 +53,7 @@ impl Paths {
         node: &NodeName,
         instance: Option<Instance>,
         far: bool,
-        dice: &Dice,
+        rng: &SeededRng,
     ) -> Option<Path> {
         let leads = |path: &Path| match instance {
             // A session accepted by the cloud is in a server.
@@ -62,16 +62,16 @@ impl Paths {
         };
         let near = self.all(|path| path.from == from && leads(path) && (far || path.node.is_some()));
         if !near.is_empty() || !far {
-            return one_of(near, dice);
+            return one_of(near, rng);
         }
         let holders: Vec<usize> =
             self.all(|path| path.node.is_some() && leads(path)).iter().map(|path| path.from).collect();
-        one_of(self.all(|path| path.from == from && path.node.is_none() && holders.contains(&path.to)), dice)
+        one_of(self.all(|path| path.from == from && path.node.is_none() && holders.contains(&path.to)), rng)
     }
 
     /// Returns a link to that node, correct or wrong.
-    pub(crate) fn to_node(&self, from: usize, node: &NodeName, dice: &Dice) -> Option<Path> {
-        one_of(self.all(|path| path.from == from && path.node.as_ref() == Some(node)), dice)
+    pub(crate) fn to_node(&self, from: usize, node: &NodeName, rng: &SeededRng) -> Option<Path> {
+        one_of(self.all(|path| path.from == from && path.node.as_ref() == Some(node)), rng)
     }
 
     fn all(&self, which: impl Fn(&Path) -> bool) -> Vec<Path> {
@@ -79,7 +79,7 @@ impl Paths {
     }
 }
 
-fn one_of(paths: Vec<Path>, dice: &Dice) -> Option<Path> {
-    let at = dice.below(paths.len());
+fn one_of(paths: Vec<Path>, rng: &SeededRng) -> Option<Path> {
+    let at = rng.below(paths.len());
     paths.into_iter().nth(at)
 }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use tunnel_proto::halves::WindowLimits;
 
-use super::chance::Dice;
+use super::chance::SeededRng;
 
 /// The subject of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum About {
+pub(crate) enum Scenario {
     /// Links come and go; owners are faithful.
     Cuts,
     /// Owners drop, reset and refuse; links come and go.
@@ -23,7 +23,7 @@ pub(crate) enum About {
 
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
-    pub(crate) about: About,
+    pub(crate) scenario: Scenario,
     pub(crate) servers: usize,
     pub(crate) edges: usize,
     /// Number of edges with the name of another edge.
@@ -70,74 +70,74 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn draw(about: About, dice: &Dice) -> Self {
-        let calm = about == About::Turns;
+    pub(crate) fn draw(scenario: Scenario, rng: &SeededRng) -> Self {
+        let calm = scenario == Scenario::Turns;
         let windows = || {
             let starts = [1_000, 4_096, 32 << 10, 64 << 10, 256 << 10];
-            let start = if calm { 64 << 10 } else { starts[dice.below(5)] };
-            WindowLimits { start, max: start << dice.below(6) }
+            let start = if calm { 64 << 10 } else { starts[rng.below(5)] };
+            WindowLimits { start, max: start << rng.below(6) }
         };
         // Servers with little memory for others.
-        let tight = about == About::Pods && dice.one_in(3);
-        let memory = || [if calm { 1 << 20 } else { 300 << 10 }, 8 << 20][dice.below(2)];
-        let many = about == About::Pods;
-        let harsh = matches!(about, About::Cuts | About::Drops | About::Pods);
+        let tight = scenario == Scenario::Pods && rng.one_in(3);
+        let memory = || [if calm { 1 << 20 } else { 300 << 10 }, 8 << 20][rng.below(2)];
+        let many = scenario == Scenario::Pods;
+        let harsh = matches!(scenario, Scenario::Cuts | Scenario::Drops | Scenario::Pods);
         // Faithful owners, or others.
-        let drops = about == About::Drops || many && dice.one_in(3);
+        let drops = scenario == Scenario::Drops || many && rng.one_in(3);
         let mut plan = Self {
-            about,
-            servers: if many { dice.between(2, 4) } else { 1 },
-            edges: if many { dice.between(1, 4) } else { 1 },
-            impostors: if many { dice.below(2) } else { 0 },
-            sessions: dice.between(1, [3, 12, if calm { 12 } else { 40 }][dice.below(3)]),
-            most: if calm { 700_000 } else { [2_000, 100_000, 700_000][dice.below(3)] },
+            scenario,
+            servers: if many { rng.between(2, 4) } else { 1 },
+            edges: if many { rng.between(1, 4) } else { 1 },
+            impostors: if many { rng.below(2) } else { 0 },
+            sessions: rng.between(1, [3, 12, if calm { 12 } else { 40 }][rng.below(3)]),
+            most: if calm { 700_000 } else { [2_000, 100_000, 700_000][rng.below(3)] },
             windows: [if tight { WindowLimits { start: 1_000, max: 8_000 } } else { windows() }, windows()],
             memory: [if tight { 60_000 } else { memory() }, memory()],
-            grace: if about == About::Grace {
-                Duration::from_millis(500 << dice.below(4))
+            grace: if scenario == Scenario::Grace {
+                Duration::from_millis(500 << rng.below(4))
             } else {
                 Duration::from_secs(60)
             },
-            chaos: Duration::from_secs(dice.between(2, 16) as u64),
-            steps: 300 << dice.below(6),
-            cuts: if calm { 0 } else { [60, 300, 2_000][dice.below(3)] },
-            losses: if harsh { [0, 0, 40, 400][dice.below(4)] } else { 0 },
-            deaths: if many { [0, 0, 300, 1_500][dice.below(4)] } else { 0 },
-            lies: if many { [0, 3, 10, 50][dice.below(4)] } else { 0 },
-            drops: if drops { dice.between(2, 6) } else { 0 },
-            refusals: if drops { dice.between(2, 9) } else { 0 },
-            rests: if calm { 0 } else { [0, 3, 20][dice.below(3)] },
-            wild: harsh && dice.one_in(2),
-            codec: dice.one_in(2),
-            latency: dice.time(Duration::from_millis(if about == About::Grace { 600 } else { 80 })),
-            rate: [if calm { 1_000_000 } else { 20_000 }, 300_000, 2_500_000, 100_000_000][dice.below(4)],
+            chaos: Duration::from_secs(rng.between(2, 16) as u64),
+            steps: 300 << rng.below(6),
+            cuts: if calm { 0 } else { [60, 300, 2_000][rng.below(3)] },
+            losses: if harsh { [0, 0, 40, 400][rng.below(4)] } else { 0 },
+            deaths: if many { [0, 0, 300, 1_500][rng.below(4)] } else { 0 },
+            lies: if many { [0, 3, 10, 50][rng.below(4)] } else { 0 },
+            drops: if drops { rng.between(2, 6) } else { 0 },
+            refusals: if drops { rng.between(2, 9) } else { 0 },
+            rests: if calm { 0 } else { [0, 3, 20][rng.below(3)] },
+            wild: harsh && rng.one_in(2),
+            codec: rng.one_in(2),
+            latency: rng.time(Duration::from_millis(if scenario == Scenario::Grace { 600 } else { 80 })),
+            rate: [if calm { 1_000_000 } else { 20_000 }, 300_000, 2_500_000, 100_000_000][rng.below(4)],
             bulk: false,
             slow: false,
             healed: false,
-            weights: std::array::from_fn(|_| [1, 3, 12][dice.below(3)]),
+            weights: std::array::from_fn(|_| [1, 3, 12][rng.below(3)]),
         };
-        if about == About::Cuts && dice.one_in(6) {
-            plan.spend(dice);
+        if scenario == Scenario::Cuts && rng.one_in(6) {
+            plan.spend(rng);
         }
-        if many && dice.one_in(5) {
-            plan.clog(dice);
+        if many && rng.one_in(5) {
+            plan.clog(rng);
         }
         plan
     }
 
     /// Makes one side run out of memory for unacknowledged bytes, so that only an acknowledgement lets it write.
-    fn spend(&mut self, dice: &Dice) {
+    fn spend(&mut self, rng: &SeededRng) {
         let memory = [300 << 10, 8 << 20];
-        self.memory = if dice.one_in(2) { memory } else { [memory[1], memory[0]] };
+        self.memory = if rng.one_in(2) { memory } else { [memory[1], memory[0]] };
         self.windows = [WindowLimits { start: 256 << 10, max: 1 << 20 }; 2];
-        (self.sessions, self.most, self.bulk) = (dice.between(2, 8), 700_000, true);
+        (self.sessions, self.most, self.bulk) = (rng.between(2, 8), 700_000, true);
         (self.cuts, self.losses, self.rests) = (2_000, 0, 0);
-        (self.rate, self.latency) = (100_000_000, Duration::from_millis(dice.between(10, 80) as u64));
+        (self.rate, self.latency) = (100_000_000, Duration::from_millis(rng.between(10, 80) as u64));
     }
 
     /// Makes lines and readers slow, so that replies and credits wait for each other.
-    fn clog(&mut self, dice: &Dice) {
-        (self.servers, self.edges, self.sessions) = (2, dice.between(1, 2), dice.between(20, 40));
+    fn clog(&mut self, rng: &SeededRng) {
+        (self.servers, self.edges, self.sessions) = (2, rng.between(1, 2), rng.between(20, 40));
         self.windows = [WindowLimits { start: 4_096, max: 4_096 }; 2];
         (self.memory, self.most, self.bulk) = ([8 << 20; 2], 60_000, true);
         (self.slow, self.rests, self.losses, self.cuts) = (true, 2, 40, 300);
@@ -146,11 +146,11 @@ impl Plan {
 
     /// Returns true if the run is about keystrokes and bulk data.
     pub(crate) fn is_calm(&self) -> bool {
-        self.about == About::Turns
+        self.scenario == Scenario::Turns
     }
 
     /// Returns true if a session may end although both owners are faithful.
     pub(crate) fn may_give_up(&self) -> bool {
-        self.about == About::Grace
+        self.scenario == Scenario::Grace
     }
 }

@@ -14,7 +14,7 @@ use tunnel_proto::frame::Remote;
 
 use super::chance::chance;
 use super::owner::Place;
-use super::plan::About;
+use super::plan::Scenario;
 use super::world::Simulation;
 
 pub(crate) struct Process {
@@ -28,7 +28,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    pub(crate) fn is_pod(&self) -> bool {
+    pub(crate) fn is_server(&self) -> bool {
         self.node.is_none()
     }
 
@@ -55,17 +55,17 @@ impl Simulation {
         let registry = Registry::new(metrics());
         // Not longer than ended ids are remembered: otherwise a late Open would be dialled again.
         let patience = plan.grace.min(Duration::from_secs(12));
-        let real = plan.about != About::Pods && !plan.wild;
+        let real = plan.scenario != Scenario::Pods && !plan.wild;
         let route = real.then(|| {
             let finder = Finder::without_peers(registry.clone(), table.instance());
             SessionRouter::new(finder, table.clone(), patience, plan.grace).with_chance(chance)
         });
         let place = Place {
             at,
-            dice: self.dice.clone(),
+            rng: self.rng.clone(),
             plan: self.shared_plan.clone(),
             ledger: self.ledger.clone(),
-            cradle: self.crowd.cradle(at),
+            spawner: self.tasks.spawner(at),
             route,
             node: node.clone(),
             table: table.clone(),
@@ -83,19 +83,19 @@ impl Simulation {
         self.processes[at].alive = false;
         for line in &mut self.lines {
             if line.ends.iter().any(|end| end.at == at && !end.over) {
-                line.cut(now, Duration::from_secs(4), &self.dice);
+                line.cut(now, Duration::from_secs(4), &self.rng);
             }
             line.ends.iter_mut().filter(|end| end.at == at).for_each(|end| end.over = true);
         }
         self.paths.leave(at);
         self.ledger.died(at);
-        self.crowd.kill(at);
+        self.tasks.kill(at);
     }
 
     /// Returns the running servers, or the running edges.
     pub(crate) fn living(&self, servers: bool) -> Vec<usize> {
         let all = self.processes.iter().enumerate();
-        all.filter(|(_, p)| p.alive && p.is_pod() == servers).map(|(at, _)| at).collect()
+        all.filter(|(_, p)| p.alive && p.is_server() == servers).map(|(at, _)| at).collect()
     }
 }
 

@@ -39,46 +39,50 @@ impl Script {
     }
 
     /// Opens a session to a node over that link, whose remote accepts it.
-    fn opens(&self, link: &Arc<LinkSender>, to: &NodeName) -> Session {
-        self.is_opened(link, self.open(to))
+    fn open_session(&self, link: &Arc<LinkSender>, to: &NodeName) -> Session {
+        self.accept_open(link, self.open(to))
     }
 
-    fn is_opened(&self, link: &Arc<LinkSender>, opening: PendingOpen) -> Session {
+    fn accept_open(&self, link: &Arc<LinkSender>, opening: PendingOpen) -> Session {
         opening.ask(link, None);
-        self.hears(link, opening.id(), SessionFrame::Opened { limit: 1 << 40, epoch: 1, instance: None });
+        self.receive_frame(
+            link,
+            opening.id(),
+            SessionFrame::Opened { limit: 1 << 40, epoch: 1, instance: None },
+        );
         opening.into_session()
     }
 
     /// Accepts a session that the edge at the other end of that link opens to this server.
-    fn accepts(&self, link: &Arc<LinkSender>) -> Option<Session> {
+    fn accept_session(&self, link: &Arc<LinkSender>) -> Option<Session> {
         let id = SessionId::random();
-        match self.hears(link, id, opens(1)) {
+        match self.receive_frame(link, id, open_frame(1)) {
             Some(Event::RelayRequest(request)) => request.offer().map(IncomingSession::accept),
             _ => None,
         }
     }
 
     /// Handles a frame of a session that arrives over that link.
-    fn hears(&self, link: &Arc<LinkSender>, id: SessionId, frame: SessionFrame) -> Option<Event> {
+    fn receive_frame(&self, link: &Arc<LinkSender>, id: SessionId, frame: SessionFrame) -> Option<Event> {
         let node = link.peer.node().cloned().unwrap_or_else(|| node(1));
         let key = SessionKey { id, category: Category::Ssh, node };
         self.table.on_frame(link, key, frame, Instant::now())
     }
 
     /// Resumes the session that has lost its path over that link, whose remote accepts it.
-    fn resumes(&self, link: &Arc<LinkSender>, epoch: u64) {
+    fn resume_session(&self, link: &Arc<LinkSender>, epoch: u64) {
         let parked = self.table.next_parked().now_or_never().unwrap();
         parked.resume(link);
-        self.hears(link, parked.id(), SessionFrame::Resumed { received: 0, limit: 1 << 40, epoch });
+        self.receive_frame(link, parked.id(), SessionFrame::Resumed { received: 0, limit: 1 << 40, epoch });
         assert!(!parked.needs_path());
     }
 
-    fn ends(&self, link: &LinkSender) {
+    fn end_link(&self, link: &LinkSender) {
         self.table.link_ended(link, &why(), Instant::now());
     }
 
     /// Lets that time pass, with the periodic work.
-    async fn passes(&self, time: Duration) {
+    async fn pass_time(&self, time: Duration) {
         let until = Instant::now() + time;
         while Instant::now() < until {
             advance(Duration::from_secs(5)).await;
@@ -100,12 +104,12 @@ fn link(number: u64) -> Arc<LinkSender> {
     LinkSender::new(LinkId(number), Remote::Edge(node(number)), Some(Instance::random()))
 }
 
-fn opens(epoch: u64) -> SessionFrame {
+fn open_frame(epoch: u64) -> SessionFrame {
     let (target, client) = ("10.0.0.1:22".parse().unwrap(), String::new());
     SessionFrame::Open { target, limit: 1 << 40, epoch, client, opener: None }
 }
 
-fn resumes(epoch: u64, at: Instance) -> SessionFrame {
+fn resume_frame(epoch: u64, at: Instance) -> SessionFrame {
     let (instance, target) = (Some(at), "10.0.0.1:22".parse().unwrap());
     SessionFrame::Resume { received: 0, limit: 1 << 40, epoch, instance, opener: None, target }
 }
@@ -155,9 +159,9 @@ const GRACE: Duration = Duration::from_secs(60);
 #[tokio::test]
 async fn a_session_without_a_path_is_searched_for_even_if_its_event_is_dropped() {
     let (script, link) = (Script::new(10), link(1));
-    let session = script.opens(&link, &node(1));
-    drop(script.hears(&link, session.id(), SessionFrame::PathLost { epoch: 1 }));
-    script.ends(&link);
+    let session = script.open_session(&link, &node(1));
+    drop(script.receive_frame(&link, session.id(), SessionFrame::PathLost { epoch: 1 }));
+    script.end_link(&link);
     let parked = script.table.next_parked().now_or_never();
     assert_eq!(parked.map(|parked| parked.id()), Some(session.id()));
 }
@@ -166,13 +170,13 @@ async fn a_session_without_a_path_is_searched_for_even_if_its_event_is_dropped()
 #[tokio::test]
 async fn a_path_that_is_lost_while_its_search_ends_is_searched_for_again() {
     let (script, links) = (Script::new(10), [link(1), link(2)]);
-    let session = script.opens(&links[0], &node(1));
-    script.hears(&links[0], session.id(), SessionFrame::PathLost { epoch: 1 });
+    let session = script.open_session(&links[0], &node(1));
+    script.receive_frame(&links[0], session.id(), SessionFrame::PathLost { epoch: 1 });
     let parked = script.table.next_parked().now_or_never().unwrap();
     parked.resume(&links[1]);
     let resumed = SessionFrame::Resumed { received: 0, limit: 1 << 40, epoch: 2 };
-    script.hears(&links[1], session.id(), resumed);
-    script.ends(&links[1]);
+    script.receive_frame(&links[1], session.id(), resumed);
+    script.end_link(&links[1]);
     assert!(script.table.next_parked().now_or_never().is_none(), "one task searches");
     drop(parked);
     let parked = script.table.next_parked().now_or_never();
@@ -181,10 +185,10 @@ async fn a_path_that_is_lost_while_its_search_ends_is_searched_for_again() {
 
 /// While a runtime ends, it drops each search as soon as that starts, so that its session needs another one.
 #[tokio::test]
-async fn who_starts_searches_gives_way_even_if_each_is_dropped_at_once() {
+async fn the_search_loop_yields_even_if_each_search_is_dropped_at_once() {
     let (script, link) = (Script::new(10), link(1));
-    let session = script.opens(&link, &node(1));
-    script.hears(&link, session.id(), SessionFrame::PathLost { epoch: 1 });
+    let session = script.open_session(&link, &node(1));
+    script.receive_frame(&link, session.id(), SessionFrame::PathLost { epoch: 1 });
     let mut searches = 0;
     while script.table.next_parked().now_or_never().is_some() {
         searches += 1;
@@ -195,14 +199,14 @@ async fn who_starts_searches_gives_way_even_if_each_is_dropped_at_once() {
 
 /// Its Reset would be lost, and the remote would keep the session until the resume timeout.
 #[tokio::test]
-async fn a_session_with_one_last_frame_to_send_stays_on_a_link_that_others_leave() {
+async fn a_session_with_a_last_frame_to_send_stays_on_a_link_that_others_leave() {
     let (script, link) = (Script::new(10), link(1));
-    let (mut last, other) = (script.opens(&link, &node(1)), script.opens(&link, &node(1)));
+    let (mut last, other) = (script.open_session(&link, &node(1)), script.open_session(&link, &node(1)));
     sent(&link);
     finish(&mut last);
     assert_eq!(sent(&link), [SessionFrame::Fin { total: 1 }]);
-    script.hears(&link, last.id(), SessionFrame::Fin { total: 1 });
-    script.hears(&link, last.id(), SessionFrame::Credit { received: 1, limit: 1 << 40 });
+    script.receive_frame(&link, last.id(), SessionFrame::Fin { total: 1 });
+    script.receive_frame(&link, last.id(), SessionFrame::Credit { received: 1, limit: 1 << 40 });
     assert_eq!(script.table.leave(&link, None, |_| true), 1);
     let all: Vec<_> = std::iter::from_fn(|| next(&link)).collect();
     let of = |id| all.iter().filter(move |(of, _)| *of == id).map(|(_, frame)| frame);
@@ -217,17 +221,17 @@ async fn a_session_with_one_last_frame_to_send_stays_on_a_link_that_others_leave
 /// Returns how many times the bytes of the other session one gets that has left the link and returned `returns` times.
 async fn share(returns: u64) -> f64 {
     let (script, a, c) = (Script::new(10), link(1), link(2));
-    let mut moved = script.opens(&a, &node(1));
-    let mut other = script.opens(&a, &node(2));
+    let mut moved = script.open_session(&a, &node(1));
+    let mut other = script.open_session(&a, &node(2));
     let mut epoch = 1;
     for number in 0..returns {
         fill(&mut moved, 1 << 20);
         // It leaves a link that takes nothing, and returns when the backup link ends.
         script.table.leave(&a, Some(&node(1)), |_| true);
         let c = LinkSender::new(LinkId(10 + number), c.peer.clone(), Some(Instance::random()));
-        script.resumes(&c, epoch + 1);
-        script.ends(&c);
-        script.resumes(&a, epoch + 2);
+        script.resume_session(&c, epoch + 1);
+        script.end_link(&c);
+        script.resume_session(&a, epoch + 2);
         epoch += 2;
     }
     let mut bytes = [0, 0];
@@ -238,7 +242,7 @@ async fn share(returns: u64) -> f64 {
             bytes[usize::from(id == other.id())] += data.len();
             for session in [&moved, &other] {
                 let received = bytes[usize::from(session.id() == other.id())] as u64;
-                script.hears(&a, session.id(), SessionFrame::Credit { received, limit: 1 << 40 });
+                script.receive_frame(&a, session.id(), SessionFrame::Credit { received, limit: 1 << 40 });
             }
         }
     }
@@ -254,15 +258,15 @@ async fn a_session_that_leaves_a_link_and_returns_has_the_same_share_as_before()
 }
 
 #[tokio::test]
-async fn resumes_that_alternate_between_two_links_leave_nothing_behind_there() {
+async fn resumes_that_alternate_between_two_links_leave_no_growing_queue() {
     let (script, links) = (Script::new(10), [1, 2].map(|_| link(1)));
     let links =
         [links[0].clone(), LinkSender::new(LinkId(2), links[1].peer.clone(), Some(Instance::random()))];
-    let session = script.accepts(&links[0]).unwrap();
+    let session = script.accept_session(&links[0]).unwrap();
     let mine = script.table.instance();
     for epoch in 2..20_000 {
-        let resume = resumes(epoch, mine);
-        script.hears(&links[usize::try_from(epoch).unwrap() % 2], session.id(), resume);
+        let resume = resume_frame(epoch, mine);
+        script.receive_frame(&links[usize::try_from(epoch).unwrap() % 2], session.id(), resume);
     }
     let waiting = links.map(|link| link.waiting());
     assert!(waiting.iter().all(|waiting| *waiting <= 2_000), "{waiting:?}");
@@ -270,15 +274,15 @@ async fn resumes_that_alternate_between_two_links_leave_nothing_behind_there() {
 
 /// A credit waits for its turn while answers, which go first, are pulled.
 #[tokio::test]
-async fn resumes_that_are_answered_leave_no_credits_behind() {
+async fn answered_resumes_leave_no_queued_credits() {
     let (script, link) = (Script::new(10), link(1));
-    let session = script.accepts(&link).unwrap();
+    let session = script.accept_session(&link).unwrap();
     sent(&link);
     let mine = script.table.instance();
     for epoch in 2..5_000 {
-        script.hears(&link, session.id(), SessionFrame::Fin { total: 1 });
-        let resume = resumes(epoch, mine);
-        script.hears(&link, session.id(), resume);
+        script.receive_frame(&link, session.id(), SessionFrame::Fin { total: 1 });
+        let resume = resume_frame(epoch, mine);
+        script.receive_frame(&link, session.id(), resume);
         assert!(matches!(next(&link), Some((_, SessionFrame::Resumed { .. }))));
     }
     assert!(link.waiting() <= 2, "{} entries wait", link.waiting());
@@ -287,46 +291,46 @@ async fn resumes_that_are_answered_leave_no_credits_behind() {
 // Sessions without an owner.
 
 /// Ends a session whose remote has ended too and acknowledges nothing.
-fn ends_unread(script: &Script, link: &Arc<LinkSender>, mut session: Session) -> SessionId {
+fn end_with_unread_bytes(script: &Script, link: &Arc<LinkSender>, mut session: Session) -> SessionId {
     let id = session.id();
     fill(&mut session, 1000);
     finish(&mut session);
-    script.hears(link, id, SessionFrame::Fin { total: 1 });
+    script.receive_frame(link, id, SessionFrame::Fin { total: 1 });
     drop(session);
     sent(link);
     id
 }
 
 #[tokio::test(start_paused = true)]
-async fn bytes_of_a_finished_session_that_nobody_takes_are_dropped_after_the_resume_timeout() {
+async fn undelivered_bytes_of_a_finished_session_are_dropped_after_the_resume_timeout() {
     let (script, link) = (Script::new(10), link(1));
     let (opening, permit) = (script.open(&node(1)), Arc::new(()));
     opening.keep(permit.clone());
-    let id = ends_unread(&script, &link, script.is_opened(&link, opening));
-    script.passes(GRACE - Duration::from_secs(10)).await;
+    let id = end_with_unread_bytes(&script, &link, script.accept_open(&link, opening));
+    script.pass_time(GRACE - Duration::from_secs(10)).await;
     // The remote is only slow.
-    script.hears(&link, id, SessionFrame::Credit { received: 10, limit: 1 << 40 });
-    script.passes(GRACE - Duration::from_secs(10)).await;
+    script.receive_frame(&link, id, SessionFrame::Credit { received: 10, limit: 1 << 40 });
+    script.pass_time(GRACE - Duration::from_secs(10)).await;
     assert_eq!((script.table.len(), Arc::strong_count(&permit)), (1, 2));
-    script.passes(Duration::from_secs(15)).await;
+    script.pass_time(Duration::from_secs(15)).await;
     assert!(matches!(sent(&link)[..], [SessionFrame::Reset { .. }]));
     assert_eq!((script.table.len(), script.table.memory(), Arc::strong_count(&permit)), (0, (0, 0), 1));
     assert_eq!(script.metrics.truncated.counted("delivery_timeout"), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn finished_sessions_whose_bytes_nobody_takes_give_way_to_new_ones() {
+async fn finished_sessions_with_undelivered_bytes_are_evicted_for_new_ones() {
     let (script, link) = (Script::new(8), link(1));
-    let all: Vec<_> = (0..8).map(|_| script.opens(&link, &node(1))).collect();
+    let all: Vec<_> = (0..8).map(|_| script.open_session(&link, &node(1))).collect();
     for session in all {
-        ends_unread(&script, &link, session);
+        end_with_unread_bytes(&script, &link, session);
     }
     let open = || {
         let target = "node1:22".parse().unwrap();
         script.table.open(node(1), target, Category::Ssh, "bob".into(), "connect")
     };
     assert!(open().is_err(), "the rest usually takes one RTT");
-    script.passes(Duration::from_secs(10)).await;
+    script.pass_time(Duration::from_secs(10)).await;
     let mut opened = Vec::new();
     for _ in 0..8 {
         opened.push(open().unwrap());
@@ -338,87 +342,90 @@ async fn finished_sessions_whose_bytes_nobody_takes_give_way_to_new_ones() {
 
 /// The remote says and acknowledges everything, and takes nothing from its link.
 #[tokio::test(start_paused = true)]
-async fn sessions_whose_last_frame_nobody_takes_count_and_give_way_too() {
+async fn sessions_with_an_undelivered_last_frame_count_and_are_evicted_for_new_ones() {
     let (script, link, permit) = (Script::new(8), link(1), Arc::new(()));
-    let opens = || {
+    let open_with_permit = || {
         let opening = script.open(&node(1));
         opening.keep(permit.clone());
-        script.is_opened(&link, opening)
+        script.accept_open(&link, opening)
     };
-    let mut all: Vec<_> = (0..8).map(|_| opens()).collect();
+    let mut all: Vec<_> = (0..8).map(|_| open_with_permit()).collect();
     all.iter_mut().for_each(finish);
     sent(&link);
     for session in all {
-        script.hears(&link, session.id(), SessionFrame::Fin { total: 1 });
-        script.hears(&link, session.id(), SessionFrame::Credit { received: 1, limit: 1 << 40 });
+        script.receive_frame(&link, session.id(), SessionFrame::Fin { total: 1 });
+        script.receive_frame(&link, session.id(), SessionFrame::Credit { received: 1, limit: 1 << 40 });
     }
     assert_eq!((script.table.len(), Arc::strong_count(&permit)), (8, 9));
-    script.passes(Duration::from_secs(10)).await;
+    script.pass_time(Duration::from_secs(10)).await;
     let opening = script.open(&node(1));
     assert_eq!((script.table.len(), Arc::strong_count(&permit)), (8, 8));
-    script.passes(GRACE).await;
+    script.pass_time(GRACE).await;
     assert_eq!((script.table.len(), Arc::strong_count(&permit)), (1, 1));
     assert_eq!(script.metrics.truncated.counted("sessions"), 0, "nothing was lost");
     drop(opening);
 }
 
 /// Both directions have ended, and the opener never sends its last frame.
-fn in_last_ack(script: &Script, link: &Arc<LinkSender>) {
-    let mut session = script.accepts(link).unwrap();
+fn close_without_last_frame(script: &Script, link: &Arc<LinkSender>) {
+    let mut session = script.accept_session(link).unwrap();
     let id = session.id();
     finish(&mut session);
-    script.hears(link, id, SessionFrame::Fin { total: 1 });
+    script.receive_frame(link, id, SessionFrame::Fin { total: 1 });
     sent(link);
-    script.hears(link, id, SessionFrame::Credit { received: 1, limit: 1 << 40 });
+    script.receive_frame(link, id, SessionFrame::Credit { received: 1, limit: 1 << 40 });
     sent(link);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_whose_opener_never_sends_its_last_frame_ends_after_the_resume_timeout() {
+async fn a_session_without_the_last_frame_of_its_opener_ends_after_the_resume_timeout() {
     let (script, link) = (Script::new(8), link(1));
-    in_last_ack(&script, &link);
-    script.passes(GRACE - Duration::from_secs(10)).await;
+    close_without_last_frame(&script, &link);
+    script.pass_time(GRACE - Duration::from_secs(10)).await;
     assert_eq!(script.table.len(), 1);
-    script.passes(Duration::from_secs(20)).await;
+    script.pass_time(Duration::from_secs(20)).await;
     assert_eq!((script.table.len(), script.table.memory()), (0, (0, 0)));
     assert_eq!(script.metrics.truncated.counted("delivery_timeout"), 0, "nothing was lost");
 }
 
 #[tokio::test(start_paused = true)]
-async fn sessions_that_wait_for_a_last_frame_keep_nobody_out() {
+async fn sessions_that_wait_for_a_last_frame_block_no_new_session() {
     let script = Script::new(8);
     // An edge may have half of the places, and later ones a quarter.
     for (number, sessions) in [(1, 4), (2, 2), (3, 2)] {
         let edge = link(number);
-        (0..sessions).for_each(|_| in_last_ack(&script, &edge));
+        (0..sessions).for_each(|_| close_without_last_frame(&script, &edge));
     }
-    let first = script.accepts(&link(4)).expect("a place for another edge");
-    script.passes(Duration::from_secs(10)).await;
-    let second = script.accepts(&link(4)).expect("a place for another edge");
+    let first = script.accept_session(&link(4)).expect("a place for another edge");
+    script.pass_time(Duration::from_secs(10)).await;
+    let second = script.accept_session(&link(4)).expect("a place for another edge");
     let opening = script.open(&node(1));
     assert_eq!(script.table.len(), 8);
     drop((first, second, opening));
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_longest_idle_session_of_the_client_with_most_gives_way_to_another_client() {
+async fn the_longest_idle_session_of_the_client_with_most_sessions_is_evicted() {
     let script = Script::new(40);
     let (busy, other) = (link(1), link(2));
-    let sessions: Vec<_> = (0..20).map(|_| script.accepts(&busy).unwrap()).collect();
-    let more: Vec<_> =
-        [3, 4].map(link).iter().flat_map(|edge| [0; 10].map(|_| script.accepts(edge).unwrap())).collect();
+    let sessions: Vec<_> = (0..20).map(|_| script.accept_session(&busy).unwrap()).collect();
+    let more: Vec<_> = [3, 4]
+        .map(link)
+        .iter()
+        .flat_map(|edge| [0; 10].map(|_| script.accept_session(edge).unwrap()))
+        .collect();
     // All but one are used.
     for _ in 0..3 {
-        script.passes(Duration::from_secs(5)).await;
+        script.pass_time(Duration::from_secs(5)).await;
         for (at, session) in sessions.iter().enumerate() {
             if at != 15 {
-                script.hears(&busy, session.id(), SessionFrame::Data("x".into()));
+                script.receive_frame(&busy, session.id(), SessionFrame::Data("x".into()));
             }
         }
     }
-    script.passes(Duration::from_secs(5)).await;
+    script.pass_time(Duration::from_secs(5)).await;
     sent(&busy);
-    let newcomer = script.accepts(&other).unwrap();
+    let newcomer = script.accept_session(&other).unwrap();
     assert!(sessions[15].ended().is_some_and(|why| why.code == ErrorCode::Overloaded));
     let ended = sessions.iter().chain(&more).filter(|session| session.ended().is_some()).count();
     assert_eq!(ended, 1);
@@ -428,14 +435,14 @@ async fn the_longest_idle_session_of_the_client_with_most_gives_way_to_another_c
 // Shares of relays.
 
 #[tokio::test]
-async fn an_edge_that_relays_many_sessions_leaves_places_to_other_edges() {
+async fn relayed_sessions_of_one_edge_leave_permits_for_other_edges() {
     let script = Script::new(16);
     let acceptor = link(9);
     let relays = |edge: &Arc<LinkSender>, sessions: usize| -> usize {
         let relayed = || {
             let (id, node) = (SessionId::random(), node(9));
             let key = SessionKey { id, category: Category::Ssh, node };
-            match script.table.on_frame(edge, key, opens(1), Instant::now()) {
+            match script.table.on_frame(edge, key, open_frame(1), Instant::now()) {
                 Some(Event::RelayRequest(request)) => request.pass(&acceptor),
                 _ => return false,
             }
@@ -459,7 +466,7 @@ fn linked(sender: &Arc<LinkSender>) -> LinkedNode {
 
 /// Checks that a search that waits for another link than the backup link finds the older one once the backup link is
 /// gone.
-async fn finds_the_older_link(leaves: impl Fn(&Registry, &LinkSender)) {
+async fn assert_search_finds_the_older_link(remove: impl Fn(&Registry, &LinkSender)) {
     let registry = Registry::new(Metrics::server("", ""));
     let (older, backup) =
         (link(1), LinkSender::new(LinkId(2), link(1).peer.clone(), Some(Instance::random())));
@@ -468,13 +475,13 @@ async fn finds_the_older_link(leaves: impl Fn(&Registry, &LinkSender)) {
     let node = node(1);
     let mut waits = pin!(registry.wait(&node, Some(&backup), Instant::now() + GRACE));
     assert!(waits.as_mut().now_or_never().is_none());
-    leaves(&registry, &backup);
+    remove(&registry, &backup);
     let found = waits.now_or_never().flatten().map(|linked| linked.sender.id);
     assert_eq!(found, Some(older.id));
 }
 
 #[tokio::test]
-async fn sessions_learn_at_once_that_an_older_link_is_primary_again() {
-    finds_the_older_link(Registry::remove).await;
-    finds_the_older_link(Registry::retire_link).await;
+async fn a_waiting_search_finds_an_older_link_that_is_primary_again() {
+    assert_search_finds_the_older_link(Registry::remove).await;
+    assert_search_finds_the_older_link(Registry::retire_link).await;
 }

@@ -12,8 +12,8 @@ pub(crate) struct SchedulerModel {
     ping: bool,
     pong: Option<u64>,
     /// Data frames so far: session and length.
-    said: Vec<(usize, usize)>,
-    /// Index in `said` at which a keystroke started to wait.
+    data_frames: Vec<(usize, usize)>,
+    /// Index in `data_frames` at which a keystroke started to wait.
     waits: HashMap<usize, usize>,
     /// Number of pings without a reply.
     pub(crate) unanswered: usize,
@@ -24,7 +24,7 @@ impl SchedulerModel {
         self.ping = true;
     }
 
-    pub(crate) fn heard(&mut self, body: &FrameKind) {
+    pub(crate) fn received(&mut self, body: &FrameKind) {
         match body {
             FrameKind::Ping(number) => self.pong = *number,
             FrameKind::Pong(_) => self.unanswered = 0,
@@ -34,14 +34,14 @@ impl SchedulerModel {
 
     /// Records a keystroke just written by a session that has nothing else to send.
     pub(crate) fn typed(&mut self, session: usize) {
-        let Some(last) = self.said.iter().rposition(|(who, _)| *who == session) else { return };
+        let Some(last) = self.data_frames.iter().rposition(|(sender, _)| *sender == session) else { return };
         let mut others: HashMap<usize, usize> = HashMap::new();
-        for (who, bytes) in &self.said[last + 1..] {
-            *others.entry(*who).or_default() += bytes;
+        for (sender, bytes) in &self.data_frames[last + 1..] {
+            *others.entry(*sender).or_default() += bytes;
         }
         // The session was idle for so long that its account is as far behind the clock as possible.
         if others.values().max().is_some_and(|most| *most >= 2 * 65_200) {
-            self.waits.insert(session, self.said.len());
+            self.waits.insert(session, self.data_frames.len());
         }
     }
 
@@ -57,7 +57,9 @@ impl SchedulerModel {
                     ledger.error("pong does not answer the newest ping");
                 }
             }
-            FrameKind::Session(id, _, SessionFrame::Open { target, .. }) => ledger.knows(*id, target),
+            FrameKind::Session(id, _, SessionFrame::Open { target, .. }) => {
+                ledger.record_session(*id, target)
+            }
             FrameKind::Session(id, _, SessionFrame::Data(bytes)) => self.data(*id, bytes.len(), ledger),
             _ => {}
         }
@@ -70,14 +72,14 @@ impl SchedulerModel {
         let Some(session) = ledger.number(id) else { return };
         if let Some(since) = self.waits.remove(&session) {
             ledger.timed();
-            let before = self.said[since..].iter().filter(|(_, len)| *len > bytes).count();
+            let before = self.data_frames[since..].iter().filter(|(_, len)| *len > bytes).count();
             if before > 0 {
                 ledger.error(format!(
                     "a keystroke of session {session} waited for {before} frames: {:?}",
-                    &self.said[since..]
+                    &self.data_frames[since..]
                 ));
             }
         }
-        self.said.push((session, bytes));
+        self.data_frames.push((session, bytes));
     }
 }

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 /// # Panics
 ///
 /// Panics when the timeout expires, and names what was waited for.
-pub(crate) fn wait_for<T>(what: &str, patience: Duration, mut ask: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn wait_for<T>(what: &str, patience: Duration, mut poll: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + patience;
     loop {
-        if let Some(answer) = ask() {
+        if let Some(answer) = poll() {
             return answer;
         }
         assert!(Instant::now() < deadline, "not within {patience:?}: {what}");

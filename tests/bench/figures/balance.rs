@@ -37,7 +37,7 @@ impl Bench {
         let mut edges = [Process::role(None, &Role::Edges(edges))?];
         until_linked(&mut edges, count)?;
         thread::sleep(SETTLED);
-        let before: State = edges[0].ask()?;
+        let before: State = edges[0].request_output()?;
         eprintln!("nodes of each server: {:?}", before.at);
         let _third = servers[2].server()?;
         let since = Instant::now();
@@ -48,20 +48,25 @@ impl Bench {
             reason = "thousands"
         )]
         let most = (count as f64 / 3.0 * 1.2) as usize;
-        let (mut even, mut last, mut asked, mut told) = (None, since, before.asked, since);
+        let (mut even, mut last, mut drained, mut last_report) = (None, since, before.drained, since);
         let state = loop {
             thread::sleep(LOOK);
-            let state: State = edges[0].ask()?;
+            let state: State = edges[0].request_output()?;
             ensure!(since.elapsed() < TIMEOUT, "still rebalancing after {TIMEOUT:?}: {:?}", state.at);
             if even.is_none() && state.at.iter().all(|nodes| *nodes <= most) {
                 even = Some(since.elapsed());
             }
-            if state.asked > asked {
-                (asked, last) = (state.asked, Instant::now());
+            if state.drained > drained {
+                (drained, last) = (state.drained, Instant::now());
             }
-            if told.elapsed() >= TOLD {
-                eprintln!("{:.0?}: {:?}, {} asked", since.elapsed(), state.at, state.asked - before.asked);
-                told = Instant::now();
+            if last_report.elapsed() >= REPORT_INTERVAL {
+                eprintln!(
+                    "{:.0?}: {:?}, {} asked",
+                    since.elapsed(),
+                    state.at,
+                    state.drained - before.drained
+                );
+                last_report = Instant::now();
             }
             if even.is_some() && last.elapsed() >= REST {
                 break state;
@@ -88,7 +93,7 @@ impl Bench {
                 format!(
                     "{}; {} edges were asked, {} dials",
                     short(share),
-                    state.asked - before.asked,
+                    state.drained - before.drained,
                     state.dials - before.dials
                 ),
                 share,
@@ -150,7 +155,7 @@ const SETTLED: Duration = Duration::from_secs(32);
 /// Interval between two samples.
 const LOOK: Duration = Duration::from_millis(500);
 /// Interval between two lines of progress.
-const TOLD: Duration = Duration::from_secs(10);
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 /// Rebalancing is over if no edge is asked to move for this long.
 const REST: Duration = Duration::from_secs(30);
 /// Maximum time until rebalancing is over.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 
-use super::{Bench, Stand, goal, only_with};
+use super::{Bench, Setup, goal, only_with};
 use crate::load::{Kind, Load};
 use crate::proxy::Proxy;
 use crate::table::{Bound, Row, Table, median, mib, short};
@@ -34,12 +34,12 @@ impl Bench {
             for (name, (rates, costs)) in &rounds {
                 eprintln!("{word} {name}: MiB/s {rates:.0?}, cpu-s/GiB {costs:.2?}");
             }
-            Self::tell_bulk(&stand, word, sessions, &rounds, table);
+            Self::report_bulk(&stand, word, sessions, &rounds, table);
         }
         Ok(())
     }
 
-    fn tell_bulk(stand: &Stand, word: &str, sessions: usize, rounds: &Rounds, table: &mut Table) {
+    fn report_bulk(stand: &Setup, word: &str, sessions: usize, rounds: &Rounds, table: &mut Table) {
         let tunnel = stand.tunnel.as_ref();
         let rate = |name: &str| median(rounds.get(name).map(|of| of.0.clone()).unwrap_or_default());
         let cost = |name: &str| median(rounds.get(name).map(|of| of.1.clone()).unwrap_or_default());

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{Bench, Stand, goal, only_with};
+use super::{Bench, Setup, goal, only_with};
 use crate::echo::{Echo, Echoes};
-use crate::load::{Kind, Load, Moved};
+use crate::load::{Kind, Load, Transferred};
 use crate::proxy::Proxy;
 use crate::table::{Bound, Row, Table, median, mib, short};
 
@@ -28,7 +28,7 @@ impl Bench {
                 note(&mut rounds, proxy, &found);
             }
         }
-        tell("echo", &rounds);
+        report("echo", &rounds);
         table.add(Row {
             figure: "echo of 64 bytes, idle, p50 against the relay's".into(),
             tunnel: micros(at(&rounds, "tunnel").0),
@@ -46,7 +46,8 @@ impl Bench {
 
     /// Measures echoes in parallel with four downloads.
     pub(crate) fn loaded(&self, table: &mut Table) -> Result<()> {
-        let rounds = self.beside("4 bulk downloads", Kind::Download, Bound::Most(1.5, 1.0), table)?;
+        let rounds =
+            self.measure_next_to("4 bulk downloads", Kind::Download, Bound::Most(1.5, 1.0), table)?;
         let (own, ssh) = (at(&rounds, "tunnel").1, at(&rounds, "ssh -R").1);
         table.add(Row {
             figure: "echo next to 4 bulk downloads, p99 in ms".into(),
@@ -61,21 +62,22 @@ impl Bench {
 
     /// Measures echoes in parallel with four readers at 2 MiB/s.
     pub(crate) fn paced(&self, table: &mut Table) -> Result<()> {
-        self.beside("4 readers of 2 MiB/s", Kind::Paced(2 << 20), Bound::Most(2.0, 1.5), table).map(drop)
+        self.measure_next_to("4 readers of 2 MiB/s", Kind::Paced(2 << 20), Bound::Most(2.0, 1.5), table)
+            .map(drop)
     }
 
-    fn beside(&self, what: &str, kind: Kind, bound: Bound, table: &mut Table) -> Result<Rounds> {
+    fn measure_next_to(&self, what: &str, kind: Kind, bound: Bound, table: &mut Table) -> Result<Rounds> {
         let stand = self.stand()?;
         let mut rounds = Rounds::new();
         let mut rates: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for _ in 0..self.rounds {
             for proxy in stand.all() {
-                let (found, moved) = self.one_beside(proxy, kind)?;
+                let (found, moved) = self.echoes_next_to(proxy, kind)?;
                 note(&mut rounds, proxy, &found);
                 rates.entry(proxy.name).or_default().push(moved.rate() / f64::from(1 << 20));
             }
         }
-        tell(what, &rounds);
+        report(what, &rounds);
         eprintln!("meanwhile MiB/s: {rates:.0?}");
         for (word, pick) in [("p50", 0), ("p99", 1)] {
             let of = |name: &str| <[f64; 2]>::from(at(&rounds, name)).get(pick).copied().unwrap_or(f64::NAN);
@@ -93,12 +95,12 @@ impl Bench {
     }
 
     /// Measures echoes in parallel with four sessions of this kind.
-    pub(super) fn one_beside(&self, proxy: &Proxy, kind: Kind) -> Result<(Echoes, Moved)> {
+    pub(super) fn echoes_next_to(&self, proxy: &Proxy, kind: Kind) -> Result<(Echoes, Transferred)> {
         let load = Load { way: proxy.ways.source.clone(), kind, clients: 4, time: None };
         let mut load = load.start(None)?;
         let echo = self.seldom(proxy, 4.0).measure(None)?;
         load.dismiss();
-        Ok((echo, load.hear()?))
+        Ok((echo, load.read_output()?))
     }
 
     /// Returns echoes with pauses, as a person types, so that they cause no load themselves.
@@ -115,9 +117,9 @@ impl Bench {
         Ok(())
     }
 
-    fn stalled_one(&self, stand: &Stand, proxy: &Proxy, table: &mut Table) -> Result<()> {
+    fn stalled_one(&self, stand: &Setup, proxy: &Proxy, table: &mut Table) -> Result<()> {
         let mut idle = Rounds::new();
-        let mut beside = Rounds::new();
+        let mut next_to = Rounds::new();
         let mut growth = Vec::new();
         for _ in 0..self.rounds {
             let alone = self.seldom(proxy, 2.0).measure(None)?;
@@ -128,7 +130,7 @@ impl Bench {
             // Wait for the burst that fills all buffers.
             thread::sleep(SETTLED);
             let found = self.seldom(proxy, 2.0).measure(None)?;
-            note(&mut beside, proxy, &found);
+            note(&mut next_to, proxy, &found);
             let after = proxy.memory()?;
             growth.push(after.iter().zip(&before).map(|(a, b)| a.saturating_sub(*b)).collect::<Vec<_>>());
             load.finish()?;
@@ -150,10 +152,10 @@ impl Bench {
                     "{}: echo next to {STALLED} stalled readers, {word} against idle",
                     proxy.name
                 ),
-                tunnel: micros(of(&beside)),
+                tunnel: micros(of(&next_to)),
                 reference: format!("idle {}", micros(of(&idle))),
                 others: String::new(),
-                value: of(&beside) / of(&idle),
+                value: of(&next_to) / of(&idle),
                 bound: only_with(tested, bound),
             });
         }
@@ -184,7 +186,7 @@ fn at(rounds: &Rounds, name: &str) -> (f64, f64) {
     (median(p50), median(p99))
 }
 
-fn tell(what: &str, rounds: &Rounds) {
+fn report(what: &str, rounds: &Rounds) {
     for (name, (p50, p99)) in rounds {
         eprintln!("{what}, {name}: p50 {p50:.0?} us, p99 {p99:.0?} us");
     }

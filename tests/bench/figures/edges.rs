@@ -42,8 +42,8 @@ impl Bench {
         until_linked(&mut halves, self.edges)?;
         self.weigh_idle(table, &server, empty, &mut halves)?;
         back(table, &tunnel, &mut server, &mut halves, self.edges, 0)?;
-        let [stay, gone] = halves;
-        drop(gone);
+        let [stay, removed] = halves;
+        drop(removed);
         let mut half_of_them = [stay];
         for silent in [0, SILENT] {
             // Long enough for each edge to reset its backoff.
@@ -118,7 +118,7 @@ fn back(
     ensure!(away.linked == 0, "{} edges are linked to a stopped server", away.linked);
     let theirs = cpu(edges)?;
     *server = tunnel.server()?;
-    let _crowd = Crowd::start(tunnel.grpc, silent);
+    let _crowd = SilentSockets::start(tunnel.grpc, silent);
     let since = Instant::now();
     let (mut state, mut quarters) = (away.clone(), Vec::new());
     while state.linked < count && since.elapsed() < TIMEOUT {
@@ -140,10 +140,10 @@ fn back(
         let new = times - before.failed.get(why).copied().unwrap_or(0);
         eprintln!("{new} failed dials: {why}");
     }
-    let beside = if silent > 0 { format!(", next to {silent} silent sockets") } else { String::new() };
+    let silent_text = if silent > 0 { format!(", next to {silent} silent sockets") } else { String::new() };
     table.add(Row {
         figure: format!(
-            "{count} edges back after the server was away for {AWAY:?}{beside}: s from its start to the last"
+            "{count} edges back after the server was away for {AWAY:?}{silent_text}: s from its start to the last"
         ),
         tunnel: format!(
             "{} s; half of them {} s",
@@ -178,9 +178,9 @@ fn back(
 }
 
 /// Sockets that connect, send nothing, and reconnect when they are closed, until this is dropped.
-struct Crowd(Arc<AtomicBool>);
+struct SilentSockets(Arc<AtomicBool>);
 
-impl Crowd {
+impl SilentSockets {
     fn start(at: SocketAddr, count: usize) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let ended = over.clone();
@@ -203,7 +203,7 @@ impl Crowd {
     }
 }
 
-impl Drop for Crowd {
+impl Drop for SilentSockets {
     fn drop(&mut self) {
         self.0.store(true, Relaxed);
     }

@@ -41,7 +41,7 @@ impl Bench {
             None,
             &Role::TlsEchoTarget { listen: place.edge_address, certificates: files.clone() },
         )?;
-        let direct = Way::straight(far.hear()?);
+        let direct = Way::straight(far.read_output()?);
         let through =
             Way { address: Address::Tcp(egress), connect: Some(format!("{NODE}:{}", targets.echo.port())) };
         let mut times = [Vec::new(), Vec::new()];
@@ -67,7 +67,7 @@ impl Bench {
     fn opened_tls(&self, place: &Place, way: &Way) -> Result<Opened> {
         let time: Duration = self.time(2.0);
         let open = OpenTls { way: way.clone(), certificates: place.certificates.clone(), time };
-        let opened: Opened = Process::role(None, &Role::OpenTls(open))?.hear()?;
+        let opened: Opened = Process::role(None, &Role::OpenTls(open))?.read_output()?;
         anyhow::ensure!(opened.failed == 0, "{} failed, the last: {:?}", opened.failed, opened.why);
         Ok(opened)
     }

@@ -18,7 +18,7 @@ use crate::targets::Targets;
 use crate::tunnel::{NODE, Tunnel};
 
 /// One route to the target.
-struct Leg<'a> {
+struct Route<'a> {
     name: &'static str,
     at: SocketAddr,
     processes: Vec<&'a Process>,
@@ -37,13 +37,13 @@ impl Bench {
         let tunnel = self.https_port(&place, &targets, target.at)?;
         let near_target = Nginx::proxy(&place, "second", target.at)?;
         let near_client = Nginx::proxy(&place, "first", near_target.at)?;
-        let nginx = Leg {
+        let nginx = Route {
             name: "nginx",
             at: near_client.at,
             processes: vec![&near_client.process, &near_target.process],
         };
-        let direct = Leg { name: "direct", at: target.at, processes: Vec::new() };
-        let ours = tunnel.as_ref().map(|(proxy, at)| Leg {
+        let direct = Route { name: "direct", at: target.at, processes: Vec::new() };
+        let ours = tunnel.as_ref().map(|(proxy, at)| Route {
             name: "tunnel",
             at: *at,
             processes: proxy.processes.iter().collect(),
@@ -107,20 +107,20 @@ impl Bench {
     }
 }
 
-impl Leg<'_> {
+impl Route<'_> {
     /// Runs once. Returns requests per second, and microseconds of CPU per request of the processes between.
     fn requests(&self, time: Duration) -> Result<(f64, f64)> {
         let before = self.cpu()?;
-        let said = Command::new("h2load")
+        let output = Command::new("h2load")
             .args(["--h1", "-t", "1", "-c", &CLIENTS.to_string(), "-D", &format!("{}ms", time.as_millis())])
             .arg(format!("--connect-to={}", self.at))
             .arg(format!("https://{NODE}/"))
             .output()
             .context("h2load is not installed; run scripts/parts.sh")?;
         let spent = self.cpu()?.saturating_sub(before);
-        let said = String::from_utf8_lossy(&said.stdout).into_owned();
-        let done = requests(&said).with_context(|| format!("unexpected output of h2load: {said:?}"))?;
-        ensure!(done.others == 0.0 && done.succeeded > 0.0, "{}: some requests failed: {said}", self.name);
+        let output = String::from_utf8_lossy(&output.stdout).into_owned();
+        let done = requests(&output).with_context(|| format!("unexpected output of h2load: {output:?}"))?;
+        ensure!(done.others == 0.0 && done.succeeded > 0.0, "{}: some requests failed: {output}", self.name);
         Ok((done.succeeded / time.as_secs_f64(), spent.as_secs_f64() * 1e6 / done.succeeded))
     }
 
@@ -130,19 +130,22 @@ impl Leg<'_> {
 }
 
 /// The outcome of the requests of a run.
-struct Done {
+struct RequestStats {
     succeeded: f64,
     others: f64,
 }
 
 /// Parses h2load's line `requests: 9 total, 9 started, 9 done, 9 succeeded, 0 failed, 0 errored, 0 timeout`.
-fn requests(said: &str) -> Option<Done> {
-    let line = said.lines().find_map(|line| line.strip_prefix("requests: "))?;
+fn requests(output: &str) -> Option<RequestStats> {
+    let line = output.lines().find_map(|line| line.strip_prefix("requests: "))?;
     let of = |word: &str| -> Option<f64> {
         let pair = line.split(", ").find(|pair| pair.ends_with(word))?;
         pair.split(' ').next()?.parse().ok()
     };
-    Some(Done { succeeded: of(" succeeded")?, others: of(" failed")? + of(" errored")? + of(" timeout")? })
+    Some(RequestStats {
+        succeeded: of(" succeeded")?,
+        others: of(" failed")? + of(" errored")? + of(" timeout")?,
+    })
 }
 
 /// Bytes of one response body.

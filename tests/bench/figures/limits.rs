@@ -7,9 +7,9 @@ use anyhow::{Result, ensure};
 use super::Bench;
 use super::slow::millis;
 use crate::echo::{Echo, Echoes};
-use crate::groups::{Groups, Seen};
+use crate::groups::{Groups, LimitStats};
 use crate::line::Carry;
-use crate::load::{Kind, Load, Moved};
+use crate::load::{Kind, Load, Transferred};
 use crate::process::Process;
 use crate::table::{Bound, Row, Table, mib, short};
 
@@ -33,12 +33,12 @@ impl Bench {
                 let load = Load { way: way.clone(), kind, clients: 1, time: Some(self.time(40.0)) };
                 // Waits until the proxy is up, which takes seconds under such limits.
                 Echo::tight(&proxy.ways.echo, Duration::from_secs(1)).measure(Some(&stand.space))?;
-                let mut beside = echo.start(Some(&stand.space))?;
-                let moved: Moved = load.measure(Some(&stand.space))?;
+                let mut running_echo = echo.start(Some(&stand.space))?;
+                let moved: Transferred = load.measure(Some(&stand.space))?;
                 rates.push((proxy.name, moved.rate() * 8.0 / 1e6));
-                let heard = beside.hear()?;
+                let found = running_echo.read_output()?;
                 if proxy.name == "tunnel" {
-                    echoes = heard;
+                    echoes = found;
                 }
             }
             let Some(tunnel) = stand.proxies.first_mut().filter(|proxy| proxy.name == "tunnel") else {
@@ -61,8 +61,8 @@ impl Bench {
                     short(rate("tunnel")),
                     millis(echoes.p50()),
                     millis(echoes.max()),
-                    told("edge", &edge),
-                    told("server", &server),
+                    describe("edge", &edge),
+                    describe("server", &server),
                 ),
                 reference: format!("direct {} Mbit/s", short(rate("direct"))),
                 others: String::new(),
@@ -75,9 +75,12 @@ impl Bench {
     }
 }
 
-fn told(who: &str, seen: &Seen) -> String {
-    let Seen { most, hits, held_back, .. } = seen;
-    format!("{who} {} MiB at most, at its limit {hits} times, held back {held_back:.1?}", short(mib(*most)))
+fn describe(process: &str, seen: &LimitStats) -> String {
+    let LimitStats { most, hits, held_back, .. } = seen;
+    format!(
+        "{process} {} MiB at most, at its limit {hits} times, held back {held_back:.1?}",
+        short(mib(*most))
+    )
 }
 
 /// Sessions in parallel with the copy.

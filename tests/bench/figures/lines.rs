@@ -12,16 +12,16 @@ use super::over_line::OverLine;
 use super::slow::millis;
 use crate::echo::{Echo, Echoes, WARM};
 use crate::line::Carry;
-use crate::load::{Kind, Load, Moved};
+use crate::load::{Kind, Load, Transferred};
 use crate::table::{Bound, Row, Table, short};
 use crate::way::Ways;
 
 /// The lines and parts to measure.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct LinesArgs {
     /// Of `lines`, only these.
     #[arg(long, value_delimiter = ',', value_enum)]
-    lines: Vec<Which>,
+    lines: Vec<LineKind>,
     /// Of `lines`, only with these congestion controls of the kernel.
     #[arg(long, value_delimiter = ',', default_values = ["bbr", "cubic"])]
     congestion: Vec<String>,
@@ -35,7 +35,7 @@ pub(crate) struct Asked {
 
 /// The name of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Which {
+enum LineKind {
     /// 100 Mbit/s, 200 ms.
     Far,
     /// 10 Mbit/s, 600 ms.
@@ -64,8 +64,8 @@ enum Part {
 impl Bench {
     /// Measures every line with every congestion control.
     pub(crate) fn lines(&self, table: &mut Table) -> Result<()> {
-        let wanted = |which: &&Which| self.lines.lines.is_empty() || self.lines.lines.contains(which);
-        for which in Which::value_variants().iter().filter(wanted) {
+        let is_selected = |which: &&LineKind| self.lines.lines.is_empty() || self.lines.lines.contains(which);
+        for which in LineKind::value_variants().iter().filter(is_selected) {
             for congestion in &self.lines.congestion {
                 self.line(*which, congestion, table).with_context(|| format!("{which:?}, {congestion}"))?;
             }
@@ -73,9 +73,9 @@ impl Bench {
         Ok(())
     }
 
-    fn line(&self, which: Which, congestion: &str, table: &mut Table) -> Result<()> {
-        let wanted = |part| self.lines.parts.is_empty() || self.lines.parts.contains(&part);
-        let stand = self.over_line(which.carry(), congestion, wanted(Part::Pods))?;
+    fn line(&self, which: LineKind, congestion: &str, table: &mut Table) -> Result<()> {
+        let is_selected = |part| self.lines.parts.is_empty() || self.lines.parts.contains(&part);
+        let stand = self.over_line(which.carry(), congestion, is_selected(Part::Pods))?;
         let [tunnel, direct] = stand.proxies.as_slice() else {
             anyhow::bail!("lines: requires the program, to compare it with the direct route");
         };
@@ -83,11 +83,11 @@ impl Bench {
         let measured = Measured { bench: self, stand: &stand, carry: which.carry(), name };
         // The edge is linked once this returns.
         Echo::tight(&tunnel.ways.echo, Duration::ZERO).measure(Some(&stand.space))?;
-        let fresh = wanted(Part::Rates).then(|| measured.both(&tunnel.ways)).transpose()?;
-        let paused = wanted(Part::Rates).then(|| measured.paused(&tunnel.ways)).transpose()?;
-        let mixed = wanted(Part::Beside).then(|| measured.mixed(&tunnel.ways, "tunnel")).transpose()?;
+        let fresh = is_selected(Part::Rates).then(|| measured.both(&tunnel.ways)).transpose()?;
+        let paused = is_selected(Part::Rates).then(|| measured.paused(&tunnel.ways)).transpose()?;
+        let mixed = is_selected(Part::Beside).then(|| measured.mixed(&tunnel.ways, "tunnel")).transpose()?;
         let mut by_second = None;
-        if wanted(Part::Pods) {
+        if is_selected(Part::Pods) {
             let far = stand.far.as_ref().context("there is no second server")?;
             Echo::tight(&far.echo, Duration::ZERO).measure(Some(&stand.space))?;
             by_second = Some(measured.both(far)?);
@@ -103,7 +103,7 @@ impl Bench {
             }
         }
         if let Some(mixed) = mixed {
-            measured.beside(&mixed, &measured.mixed(&direct.ways, "plain TCP")?, which, table);
+            measured.compare_mixed(&mixed, &measured.mixed(&direct.ways, "plain TCP")?, which, table);
         }
         Ok(())
     }
@@ -139,7 +139,7 @@ impl Measured<'_> {
         Ok([down.midpoint(again_down), up.midpoint(again_up)])
     }
 
-    fn beside(&self, tunnel: &Mixed, direct: &Mixed, which: Which, table: &mut Table) {
+    fn compare_mixed(&self, tunnel: &Mixed, direct: &Mixed, which: LineKind, table: &mut Table) {
         let quarter = which.carry().delay.as_secs_f64() * 1000.0 / 2.0;
         let bound = Bound::Most(quarter.max(25.0), quarter.max(20.0));
         for (when, of, bound) in [
@@ -181,7 +181,7 @@ impl Measured<'_> {
         let begin = Echo { warm: WARM, time: COME_UP, ..echo.clone() }.measure(space)?;
         let after = echo.measure(space)?;
         load.dismiss();
-        let moved: Moved = load.hear()?;
+        let moved: Transferred = load.read_output()?;
         drop(load);
         settle();
         for (when, echoes) in [("idle", &idle), ("as four downloads begin", &begin), ("next to them", &after)]
@@ -237,7 +237,7 @@ struct Mixed {
     idle: Echoes,
     begin: Echoes,
     after: Echoes,
-    moved: Moved,
+    moved: Transferred,
 }
 
 impl Mixed {
@@ -263,7 +263,7 @@ fn settle() {
     thread::sleep(SETTLE);
 }
 
-impl Which {
+impl LineKind {
     fn carry(self) -> Carry {
         let carry = |mbit: u64, rtt: u64, queue| Carry {
             rate: mbit * 1_000_000,
@@ -294,7 +294,7 @@ impl Which {
     }
 }
 
-fn mbit(moved: &Moved) -> f64 {
+fn mbit(moved: &Transferred) -> f64 {
     moved.rate() * 8.0 / 1e6
 }
 

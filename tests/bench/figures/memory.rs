@@ -12,11 +12,11 @@ use crate::role::Role;
 use crate::table::{Bound, Row, Table, mib, short};
 
 /// Selects the value of a row.
-type Pick = fn(&Weights) -> u64;
+type SelectValue = fn(&MemoryUse) -> u64;
 
 /// The memory of one proxy's edge side, in bytes.
 #[derive(Debug)]
-struct Weights {
+struct MemoryUse {
     name: &'static str,
     idle: u64,
     busy: u64,
@@ -43,11 +43,11 @@ impl Bench {
             );
         }
         let tunnel = stand.tunnel.as_ref();
-        let of = |name: &str, pick: Pick| {
+        let of = |name: &str, pick: SelectValue| {
             all.iter().find(|one| one.name == name).map_or(f64::NAN, |one| mib(pick(one)))
         };
         let busy = if count == 100 { Bound::Most(24.0, 20.0) } else { Bound::Most(48.0, 48.0) };
-        let rows: [(String, Pick, Bound); 3] = [
+        let rows: [(String, SelectValue, Bound); 3] = [
             ("edge memory idle, MiB".into(), |one| one.idle, Bound::Most(10.0, 8.0)),
             (format!("edge memory with {count} sessions, MiB"), |one| one.busy, busy),
             (
@@ -70,22 +70,22 @@ impl Bench {
     }
 }
 
-fn weigh(proxy: &Proxy, count: usize) -> Result<Weights> {
+fn weigh(proxy: &Proxy, count: usize) -> Result<MemoryUse> {
     thread::sleep(IDLE);
     let idle = steady(proxy)?;
     let mut hold = Process::role(None, &Role::Hold { way: proxy.ways.echo.clone(), count })?;
-    let _: usize = hold.hear()?;
+    let _: usize = hold.read_output()?;
     let busy = steady(proxy)?;
     let cloud_busy = proxy.memory()?.first().copied().unwrap_or(0);
     hold.dismiss();
-    let _: usize = hold.hear()?;
+    let _: usize = hold.read_output()?;
     let since = Instant::now();
     let mut after = proxy.edge_memory()?;
     while after > idle + GIVEN_BACK && since.elapsed() < TIMEOUT {
         thread::sleep(Duration::from_millis(100));
         after = proxy.edge_memory()?;
     }
-    Ok(Weights { name: proxy.name, idle, busy, after, cloud_busy, back: since.elapsed() })
+    Ok(MemoryUse { name: proxy.name, idle, busy, after, cloud_busy, back: since.elapsed() })
 }
 
 /// Returns the edge side's memory once it has not changed for half a second.

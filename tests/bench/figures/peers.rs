@@ -28,7 +28,7 @@ type Row = (&'static str, fn(f64) -> String);
 type Measure = fn(&Bench, &mut Proxy) -> Result<Vec<f64>>;
 
 /// Rows that are measured together.
-struct Figure {
+struct RowGroup {
     rows: &'static [Row],
     /// Whether there is only one round.
     once: bool,
@@ -36,13 +36,13 @@ struct Figure {
 }
 
 /// Returns a figure that is measured in every round.
-const fn rounds(rows: &'static [Row], measure: Measure) -> Figure {
-    Figure { rows, once: false, measure }
+const fn rounds(rows: &'static [Row], measure: Measure) -> RowGroup {
+    RowGroup { rows, once: false, measure }
 }
 
 /// Returns a figure that is measured once.
-const fn once(rows: &'static [Row], measure: Measure) -> Figure {
-    Figure { rows, once: true, measure }
+const fn once(rows: &'static [Row], measure: Measure) -> RowGroup {
+    RowGroup { rows, once: true, measure }
 }
 
 impl Bench {
@@ -79,7 +79,7 @@ impl Bench {
         let again = proxies.iter().map(|(_, again)| again.to_string());
         rows.push(std::iter::once(AGAIN.to_owned()).chain(again).collect());
         let mut table = grid(&heads, &rows);
-        for (name, _) in peers::KNOWN {
+        for (name, _) in peers::PROGRAMS {
             if proxies.iter().all(|(proxy, _)| proxy.name != name) {
                 table += &format!("\n{name} is left out: it could not be built or started here.\n");
             }
@@ -88,7 +88,7 @@ impl Bench {
     }
 
     /// Measures one figure of every program in turns. Returns its rows.
-    fn figure(&self, figure: &Figure, proxies: &mut [(Proxy, u32)]) -> Vec<Vec<String>> {
+    fn figure(&self, figure: &RowGroup, proxies: &mut [(Proxy, u32)]) -> Vec<Vec<String>> {
         let rounds = if figure.once { 1 } else { self.rounds };
         let mut found: Vec<Vec<Vec<f64>>> = vec![Vec::new(); proxies.len()];
         for _ in 0..rounds {
@@ -138,7 +138,7 @@ impl Bench {
         thread::sleep(SETTLED);
         let mut values = vec![alone.p99()];
         match self.seldom(proxy, 2.0).measure(None) {
-            Ok(beside) => values.extend([beside.p99(), self.one(proxy, Kind::Download, 1)?.0]),
+            Ok(next_to) => values.extend([next_to.p99(), self.one(proxy, Kind::Download, 1)?.0]),
             Err(why) => eprintln!("{}: {why:#}", proxy.name),
         }
         load.finish()?;
@@ -153,7 +153,7 @@ fn resident(proxy: &Proxy) -> Result<Vec<f64>> {
     let mut all = both()?;
     let hold = Role::Hold { way: proxy.ways.echo.clone(), count: 1000 };
     let mut hold = Process::role(None, &hold)?;
-    let _: usize = hold.hear()?;
+    let _: usize = hold.read_output()?;
     steady(proxy)?;
     let more: Vec<f64> = both()?.iter().zip(&all).map(|(busy, idle)| busy - idle).collect();
     all.extend(more);
@@ -163,7 +163,7 @@ fn resident(proxy: &Proxy) -> Result<Vec<f64>> {
 /// Returns the part of the files that arrive whole, and whether a client that has ended gets a response.
 fn ends(proxy: &Proxy) -> Result<Vec<f64>> {
     let tail = Tail { way: proxy.ways.file.clone(), times: FILES };
-    let whole: u32 = Process::role(None, &Role::Tail(tail))?.hear()?;
+    let whole: u32 = Process::role(None, &Role::Tail(tail))?.read_output()?;
     let (mut client, _) = proxy.ways.sink.open()?;
     client.write_all(b"x")?;
     client.shutdown(Shutdown::Write)?;
@@ -250,7 +250,7 @@ fn yes(value: f64) -> String {
 }
 
 /// Memory is first, as programs keep some of what the other figures make them use. The last one kills the programs.
-const FIGURES: &[Figure] = &[
+const FIGURES: &[RowGroup] = &[
     once(
         &[
             ("memory idle, server", memory),
@@ -279,7 +279,7 @@ const FIGURES: &[Figure] = &[
     rounds(
         &[("echo next to four downloads, p99", micros), ("the four downloads meanwhile", rate)],
         |bench, proxy| {
-            let (echoes, moved) = bench.one_beside(proxy, Kind::Download)?;
+            let (echoes, moved) = bench.echoes_next_to(proxy, Kind::Download)?;
             Ok(vec![echoes.p99(), moved.rate() / f64::from(1 << 20)])
         },
     ),

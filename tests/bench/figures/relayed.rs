@@ -14,7 +14,7 @@ use crate::tunnel::Tunnel;
 
 /// The rounds of one of the two.
 #[derive(Debug, Default)]
-struct Shown {
+struct Results {
     /// CPU seconds per GiB.
     cost: Vec<f64>,
     /// MiB per second.
@@ -40,9 +40,9 @@ impl Bench {
         stand.processes.push(far.server()?);
         let local = stand.ways.clone();
         let ways = [("local", local), ("relayed", far.ways())];
-        let mut shown = [Shown::default(), Shown::default()];
+        let mut shown = [Results::default(), Results::default()];
         let relays = [relay::start(&place, &targets)?, relay::start_longer(&place, &targets)?];
-        let mut bare = [Shown::default(), Shown::default()];
+        let mut bare = [Results::default(), Results::default()];
         for round in 0..self.rounds {
             for (relay, shown) in relays.iter().zip(&mut bare) {
                 self.sample(relay, shown)?;
@@ -85,7 +85,7 @@ impl Bench {
         Ok(())
     }
 
-    fn sample(&self, proxy: &Proxy, shown: &mut Shown) -> Result<()> {
+    fn sample(&self, proxy: &Proxy, shown: &mut Results) -> Result<()> {
         let (rate, cost) = self.one(proxy, Kind::Download, 1)?;
         let echo = Echo::tight(&proxy.ways.echo, self.time(2.0)).measure(None)?;
         shown.rate.push(rate);

@@ -44,14 +44,14 @@ impl Bench {
             }
             eprintln!("{word}: rates {rates:.3?}, costs {costs:.3?}");
             let own = |pick: fn(&(f64, f64)) -> f64| short(median(with.iter().map(pick).collect()));
-            Self::told(
+            Self::add_ratio(
                 table,
                 &format!("{word}: rate"),
                 own(|one| one.0) + " MiB/s",
                 rates,
                 Bound::Least(0.95, 0.95),
             );
-            Self::told(
+            Self::add_ratio(
                 table,
                 &format!("{word}: CPU per GiB"),
                 own(|one| one.1) + " s",
@@ -63,7 +63,7 @@ impl Bench {
     }
 
     /// Adds a row with the median of the pairs' ratios, and its confidence interval.
-    fn told(table: &mut Table, what: &str, own: String, mut ratios: Vec<f64>, bound: Bound) {
+    fn add_ratio(table: &mut Table, what: &str, own: String, mut ratios: Vec<f64>, bound: Bound) {
         ratios.sort_by(f64::total_cmp);
         let at = |n: usize| short_ratio(ratios.get(n).copied().unwrap_or(f64::NAN));
         table.add(Row {

@@ -64,7 +64,7 @@ impl Bench {
     /// Opens sessions to the echo target in this number of loops.
     pub(super) fn opened(&self, proxy: &Proxy, loops: usize) -> Result<Opened> {
         let open = Open { way: proxy.ways.echo.clone(), loops, time: self.time(2.0) };
-        Process::role(None, &Role::Open(open))?.hear()
+        Process::role(None, &Role::Open(open))?.read_output()
     }
 
     /// The target ends while the client still sends.
@@ -73,7 +73,7 @@ impl Bench {
         let mut whole = Vec::new();
         for proxy in stand.all() {
             let tail = Tail { way: proxy.ways.file.clone(), times: TIMES };
-            let count: u32 = Process::role(None, &Role::Tail(tail))?.hear()?;
+            let count: u32 = Process::role(None, &Role::Tail(tail))?.read_output()?;
             whole.push((proxy.name, f64::from(count)));
         }
         let of = |name: &str| whole.iter().find(|(of, _)| *of == name).map_or(f64::NAN, |(_, count)| *count);

@@ -13,9 +13,9 @@ use crate::table::{Bound, Row, Table, short};
 
 /// The results of one proxy.
 #[derive(Debug)]
-struct Shown {
+struct Results {
     idle: Echoes,
-    beside: Echoes,
+    next_to_slow: Echoes,
     /// Rate of four downloads together, in Mbit/s.
     downloads: f64,
     /// Rate of one download alone, in Mbit/s.
@@ -35,26 +35,26 @@ impl Bench {
                 millis(one.idle.p50()),
                 millis(one.idle.p99()),
                 millis(one.idle.max()),
-                millis(one.beside.p50()),
-                millis(one.beside.p99()),
-                millis(one.beside.max()),
-                one.beside.nanos.len(),
+                millis(one.next_to_slow.p50()),
+                millis(one.next_to_slow.p99()),
+                millis(one.next_to_slow.max()),
+                one.next_to_slow.nanos.len(),
                 short(one.downloads),
                 short(one.bulk),
             );
             shown.push((proxy.name, one));
         }
-        let of = |name: &str, pick: &dyn Fn(&Shown) -> f64| {
+        let of = |name: &str, pick: &dyn Fn(&Results) -> f64| {
             shown.iter().find(|(of, _)| *of == name).map_or(f64::NAN, |(_, one)| pick(one))
         };
-        let above = |one: &Shown| (one.beside.p99() - one.idle.p99()) / 1000.0;
+        let above = |one: &Results| (one.next_to_slow.p99() - one.idle.p99()) / 1000.0;
         let tested = stand.proxies.iter().find(|proxy| proxy.name == "tunnel");
         table.add(Row {
             figure: "20 Mbit/s, 40 ms: echo p99 next to 4 downloads, ms above idle".into(),
             tunnel: format!(
                 "p50 {} ms, p99 {} ms, idle p99 {} ms",
-                short(of("tunnel", &|one| one.beside.p50() / 1000.0)),
-                short(of("tunnel", &|one| one.beside.p99() / 1000.0)),
+                short(of("tunnel", &|one| one.next_to_slow.p50() / 1000.0)),
+                short(of("tunnel", &|one| one.next_to_slow.p99() / 1000.0)),
                 short(of("tunnel", &|one| one.idle.p99() / 1000.0))
             ),
             reference: format!("relay +{} ms", short(of("relay", &above))),
@@ -63,7 +63,7 @@ impl Bench {
             bound: only_with(tested, Bound::Most(25.0, 20.0)),
         });
         for (what, alone) in [("4 downloads", false), ("one download", true)] {
-            let pick = &|one: &Shown| if alone { one.bulk } else { one.downloads };
+            let pick = &|one: &Results| if alone { one.bulk } else { one.downloads };
             table.add(Row {
                 figure: format!("20 Mbit/s, 40 ms: {what}, share of the line"),
                 tunnel: format!("{} Mbit/s", short(of("tunnel", pick))),
@@ -76,7 +76,7 @@ impl Bench {
         Ok(())
     }
 
-    fn show(&self, proxy: &Proxy, space: &str) -> Result<Shown> {
+    fn show(&self, proxy: &Proxy, space: &str) -> Result<Results> {
         let echo = Echo {
             clients: 4,
             pause: Some(Duration::from_millis(5)),
@@ -86,14 +86,19 @@ impl Bench {
             |clients, time| Load { way: proxy.ways.source.clone(), kind: Kind::Download, clients, time };
         let idle = Echo { clients: 1, ..echo.clone() }.measure(Some(space))?;
         let mut four = load(4, None).start(Some(space))?;
-        let beside = echo.measure(Some(space))?;
+        let next_to_slow = echo.measure(Some(space))?;
         four.dismiss();
-        let downloads = four.hear::<crate::load::Moved>()?;
+        let downloads = four.read_output::<crate::load::Transferred>()?;
         drop(four);
         // Wait until the line and the kernel's buffers are empty, before one download runs alone.
         std::thread::sleep(Duration::from_secs(2));
         let bulk = load(1, Some(self.time(20.0))).measure(Some(space))?;
-        Ok(Shown { idle, beside, downloads: downloads.rate() * 8.0 / 1e6, bulk: bulk.rate() * 8.0 / 1e6 })
+        Ok(Results {
+            idle,
+            next_to_slow,
+            downloads: downloads.rate() * 8.0 / 1e6,
+            bulk: bulk.rate() * 8.0 / 1e6,
+        })
     }
 
     /// Measures echoes for ten minutes. The direct route in parallel shows the machine's own effects.
@@ -106,7 +111,7 @@ impl Bench {
             let limit = Duration::from_secs_f64(first.p50() / 1e6) + STALL;
             let echo = Echo {
                 pause: Some(Duration::from_millis(20)),
-                tell: Some(limit),
+                report_above: Some(limit),
                 ..Echo::tight(way, self.idle)
             };
             watched.push((proxy.name, first.p50(), echo));
@@ -116,7 +121,7 @@ impl Bench {
             running.push((name, idle, echo.start(Some(&stand.space))?));
         }
         for (name, idle, mut process) in running {
-            let found: Echoes = process.hear()?;
+            let found: Echoes = process.read_output()?;
             for (at, took) in &found.long {
                 eprintln!("{name}: {took:?} at {at:.3}");
             }

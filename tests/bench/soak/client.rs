@@ -16,7 +16,7 @@ use tunnel_net::socket::Connection as _;
 use crate::soak::judge::Judge;
 use crate::soak::pattern::Pattern;
 use crate::soak::plan::{Kind, Plan};
-use crate::soak::pump::{End, Pulse, Side, give, take, write};
+use crate::soak::pump::{End, Progress, Side, give, take, write};
 use crate::soak::target::line;
 use crate::soak::world::{HANG, PODS, World};
 
@@ -70,7 +70,7 @@ impl Client {
         let ends = self.world.ends(id, near, PODS + node);
         let target = format!("{name}:{}", self.ways.target.port());
         self.world.running.fetch_add(1, Relaxed);
-        let told = self.world.expect(id);
+        let target_report = self.world.expect(id);
         let started = Instant::now();
         let opened = timeout(HANG, open(at, &target, &plan)).await;
         match opened.unwrap_or_else(|_| Err("no response".to_owned())) {
@@ -79,7 +79,7 @@ impl Client {
                 self.world.note(&format!("{id} begins: door {near}, {name}, {plan:?}"));
                 let side = act(stream, &plan, &self.world, &mut self.rng).await;
                 let judge = Judge { world: self.world.clone(), plan, ends, client: side };
-                tokio::spawn(judge.hear(told));
+                tokio::spawn(judge.read_output(target_report));
             }
             Err(why) => {
                 self.world.note(&format!(
@@ -127,21 +127,21 @@ pub(crate) async fn unreachable(world: &World, ways: &Ways) -> Vec<String> {
 
 /// Requests a session. Sends the plan either with the request or after the response.
 async fn open(at: SocketAddr, target: &str, plan: &Plan) -> Result<TcpStream, String> {
-    let told = |what: std::io::Error| format!("connection: {what}");
-    let mut stream = TcpStream::connect(at).await.map_err(told)?;
-    stream.set_nodelay(true).map_err(told)?;
+    let to_text = |what: std::io::Error| format!("connection: {what}");
+    let mut stream = TcpStream::connect(at).await.map_err(to_text)?;
+    stream.set_nodelay(true).map_err(to_text)?;
     let head = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nTraceId: {}\r\n\r\n", plan.id);
     let first = serde_json::to_string(plan).map_err(|why| why.to_string())? + "\n";
     let buffered = plan.id.is_multiple_of(4);
     let request = if buffered { head + &first } else { head };
-    stream.write_all(request.as_bytes()).await.map_err(told)?;
-    let status = String::from_utf8_lossy(&line(&mut stream).await.map_err(told)?).trim().to_owned();
+    stream.write_all(request.as_bytes()).await.map_err(to_text)?;
+    let status = String::from_utf8_lossy(&line(&mut stream).await.map_err(to_text)?).trim().to_owned();
     if status.split(' ').nth(1) != Some("200") {
         return Err(status);
     }
-    while line(&mut stream).await.map_err(told)?.len() > 1 {}
+    while line(&mut stream).await.map_err(to_text)?.len() > 1 {}
     if !buffered {
-        stream.write_all(first.as_bytes()).await.map_err(told)?;
+        stream.write_all(first.as_bytes()).await.map_err(to_text)?;
     }
     Ok(stream)
 }
@@ -150,7 +150,7 @@ async fn open(at: SocketAddr, target: &str, plan: &Plan) -> Result<TcpStream, St
 async fn act(mut stream: TcpStream, plan: &Plan, world: &World, rng: &mut StdRng) -> Side {
     let (mut read, mut write) = stream.split();
     let (up, down) = (Pattern::up(plan.seed), Pattern::down(plan.seed));
-    let pulse = &Pulse::new(plan, world);
+    let pulse = &Progress::new(plan, world);
     let mut unsent = None;
     let (got, end) = match plan.kind {
         Kind::Download => take(&mut read, down, plan.down, pulse).await,
@@ -192,7 +192,7 @@ async fn act(mut stream: TcpStream, plan: &Plan, world: &World, rng: &mut StdRng
 }
 
 /// Sends the client's bytes, and their end.
-async fn finished(to: &mut WriteHalf<'_>, up: Pattern, pulse: &Pulse<'_>) -> Result<(), String> {
+async fn finished(to: &mut WriteHalf<'_>, up: Pattern, pulse: &Progress<'_>) -> Result<(), String> {
     give(to, up, pulse.plan.up, pulse).await?;
     to.shutdown().await.map_err(|why| why.to_string())
 }
@@ -201,7 +201,7 @@ async fn finished(to: &mut WriteHalf<'_>, up: Pattern, pulse: &Pulse<'_>) -> Res
 async fn keys(
     to: &mut WriteHalf<'_>,
     up: Pattern,
-    pulse: &Pulse<'_>,
+    pulse: &Progress<'_>,
     rng: &mut StdRng,
 ) -> Result<(), String> {
     let plan = pulse.plan;

@@ -13,7 +13,7 @@ use crate::process::Process;
 use crate::role::Role;
 use crate::soak::client::Ways;
 use crate::soak::opener::Opener;
-use crate::soak::weigh::Weight;
+use crate::soak::weigh::ProcessSample;
 use crate::soak::world::{MEMBERS, PODS};
 use crate::tunnel::{TOKEN, find};
 
@@ -40,7 +40,7 @@ pub(crate) struct Member {
     /// Number of starts.
     pub(crate) starts: u32,
     /// The last sample of the process.
-    pub(crate) last: Option<Weight>,
+    pub(crate) last: Option<ProcessSample>,
     /// Sessions resumed by earlier processes in this place.
     resumed: f64,
     args: Vec<String>,
@@ -116,7 +116,7 @@ impl Cluster {
 
     /// Samples every process until none exceeds its value in `before`, or until `patience` is over. Returns what is
     /// still in excess.
-    pub(crate) fn settles(&mut self, before: &[Weight], patience: Duration) -> Vec<String> {
+    pub(crate) fn settles(&mut self, before: &[ProcessSample], patience: Duration) -> Vec<String> {
         let until = Instant::now() + patience;
         loop {
             self.members.iter_mut().for_each(Member::look);
@@ -140,7 +140,7 @@ impl Cluster {
     }
 
     /// Returns a sample of each process.
-    pub(crate) fn weigh(&self) -> Result<Vec<Weight>> {
+    pub(crate) fn weigh(&self) -> Result<Vec<ProcessSample>> {
         self.members.iter().map(Member::weigh).collect()
     }
 
@@ -171,7 +171,7 @@ impl Member {
     }
 
     /// Notes that the process has ended.
-    pub(crate) fn is_gone(&mut self) {
+    pub(crate) fn note_end(&mut self) {
         self.process = None;
         self.resumed = self.resumed();
         self.last = None;
@@ -189,8 +189,8 @@ impl Member {
         }
     }
 
-    fn weigh(&self) -> Result<Weight> {
-        Weight::of(self.process.as_ref().context("not running")?, self.admin)
+    fn weigh(&self) -> Result<ProcessSample> {
+        ProcessSample::of(self.process.as_ref().context("not running")?, self.admin)
             .with_context(|| self.name.clone())
     }
 }

@@ -10,11 +10,11 @@ use rand::rngs::StdRng;
 use crate::cutter::{Cut, Cutter};
 use crate::process::Signal;
 use crate::soak::cluster::{Cluster, DRAIN};
-use crate::soak::world::{MEMBERS, PODS, Struck, World};
+use crate::soak::world::{Affected, MEMBERS, PODS, World};
 
 /// Injects one fault after another.
 #[derive(Debug)]
-pub(crate) struct Conductor {
+pub(crate) struct FaultInjector {
     rng: StdRng,
     next: Instant,
     undo: Vec<(Instant, Undo)>,
@@ -55,7 +55,7 @@ enum Undo {
     AdmitPeer(usize),
 }
 
-impl Conductor {
+impl FaultInjector {
     pub(crate) fn new(rng: StdRng) -> Self {
         Self { rng, next: Instant::now(), undo: Vec::new(), leaving: Vec::new(), injected: BTreeMap::new() }
     }
@@ -89,20 +89,20 @@ impl Conductor {
                 Undo::AdmitPeer(line) => refuse(&cluster.server_lines, line, false),
             }
         }
-        self.see_off(cluster, world)?;
+        self.handle_ended(cluster, world)?;
         Ok(!self.undo.is_empty() || !self.leaving.is_empty())
     }
 
     /// Handles processes that have ended, on request or on their own.
-    fn see_off(&mut self, cluster: &mut Cluster, world: &World) -> Result<()> {
+    fn handle_ended(&mut self, cluster: &mut Cluster, world: &World) -> Result<()> {
         for number in 0..MEMBERS {
-            let told = self.leaving.iter().position(|(leaving, _)| *leaving == number);
+            let leaving_at = self.leaving.iter().position(|(leaving, _)| *leaving == number);
             let member = cluster.member(number)?;
             let Some(process) = &mut member.process else { continue };
             let ended = process.ended()?;
-            match (ended, told) {
-                (None, Some(told))
-                    if self.leaving.get(told).is_some_and(|(_, until)| Instant::now() > *until) =>
+            match (ended, leaving_at) {
+                (None, Some(leaving_at))
+                    if self.leaving.get(leaving_at).is_some_and(|(_, until)| Instant::now() > *until) =>
                 {
                     world.fault(format!("{} does not end after SIGTERM", member.name));
                     process.kill();
@@ -111,16 +111,16 @@ impl Conductor {
                 (Some(how), Some(_)) if how.success() => {}
                 (Some(how), _) => {
                     world.fault(format!("{} ended: {how}", member.name));
-                    if told.is_none() {
+                    if leaving_at.is_none() {
                         world.dies(number, true);
                     }
                 }
             }
-            member.is_gone();
+            member.note_end();
             world.is_dead(number);
             world.strikes(struck(number), Duration::ZERO);
-            if let Some(told) = told {
-                self.leaving.remove(told);
+            if let Some(leaving_at) = leaving_at {
+                self.leaving.remove(leaving_at);
             }
             let after = self.between(0, 6_000);
             self.later(after, Undo::Start(number));
@@ -184,15 +184,15 @@ impl Conductor {
                 return self.strike(fault, PODS..MEMBERS, cluster, world);
             }
         }
-        let whom = match fault {
+        let target = match fault {
             Fault::CutAllEdges | Fault::RefuseAllEdges => 0..edges.len(),
             Fault::CutServers | Fault::SilentServers | Fault::FrozenServers | Fault::RefusingServers => {
-                world.strikes(Struck::Servers, time);
+                world.strikes(Affected::Servers, time);
                 0..0
             }
             _ => line..line + 1,
         };
-        whom.for_each(|edge| world.strikes(Struck::Edge(edge), time));
+        target.for_each(|edge| world.strikes(Affected::Edge(edge), time));
         self.count(fault, line, world);
         Ok(())
     }
@@ -226,7 +226,7 @@ impl Conductor {
                 world.dies(number, true);
                 let member = cluster.member(number)?;
                 member.process.iter_mut().for_each(crate::process::Process::kill);
-                member.is_gone();
+                member.note_end();
                 world.is_dead(number);
                 world.strikes(struck(number), Duration::ZERO);
                 let after = self.between(0, 6_000);
@@ -247,8 +247,8 @@ impl Conductor {
         Ok(())
     }
 
-    fn count(&mut self, fault: Fault, whom: usize, world: &World) {
-        world.note(&format!("injected: {fault:?} {whom}"));
+    fn count(&mut self, fault: Fault, target: usize, world: &World) {
+        world.note(&format!("injected: {fault:?} {target}"));
         *self.injected.entry(fault).or_default() += 1;
     }
 
@@ -265,8 +265,8 @@ impl Conductor {
 }
 
 /// Returns the parties affected by a fault of a process.
-fn struck(member: usize) -> Struck {
-    member.checked_sub(PODS).map_or(Struck::Servers, Struck::Edge)
+fn struck(member: usize) -> Affected {
+    member.checked_sub(PODS).map_or(Affected::Servers, Affected::Edge)
 }
 
 fn cut(lines: &[Cutter], line: usize, how: Cut) {

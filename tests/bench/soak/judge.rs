@@ -23,9 +23,9 @@ pub(crate) struct Judge {
 
 impl Judge {
     /// Waits for the target's report, and judges the session.
-    pub(crate) async fn hear(self, told: oneshot::Receiver<Side>) {
+    pub(crate) async fn read_output(self, target_report: oneshot::Receiver<Side>) {
         let started = Instant::now();
-        let target = timeout(HANG + self.plan.doze, told).await.ok().and_then(Result::ok);
+        let target = timeout(HANG + self.plan.doze, target_report).await.ok().and_then(Result::ok);
         let over = if target.is_some() { Instant::now() } else { started };
         let died = self.world.died(&self.ends);
         let faults = self.faults(target.as_ref(), died, over);
@@ -55,10 +55,12 @@ impl Judge {
     fn faults(&self, target: Option<&Side>, [near, far]: [Died; 2], over: Instant) -> Vec<String> {
         let mut faults = Vec::new();
         let fell = near != Died::No || far != Died::No;
-        for (who, side) in [("client", Some(&self.client)), ("target", target)] {
+        for (side_name, side) in [("client", Some(&self.client)), ("target", target)] {
             match side.map(|side| &side.end) {
-                Some(End::Wrong(what)) => faults.push(format!("the {who} received wrong bytes: {what}")),
-                Some(End::Hung) => faults.push(format!("the {who} hung")),
+                Some(End::Wrong(what)) => {
+                    faults.push(format!("the {side_name} received wrong bytes: {what}"))
+                }
+                Some(End::Hung) => faults.push(format!("the {side_name} hung")),
                 None if !fell => faults.push("the target has not ended".to_owned()),
                 // The target was never reached, or its process was killed before it dialled.
                 _ => {}

@@ -27,8 +27,8 @@ impl Pattern {
 
     /// Returns what is wrong with bytes that arrived at an offset, or `None` if they are correct.
     pub(crate) fn fault(self, at: u64, came: &[u8]) -> Option<String> {
-        let meant = self.bytes(at, came.len());
-        let first = meant.iter().zip(came).position(|(meant, came)| meant != came)?;
+        let expected = self.bytes(at, came.len());
+        let first = expected.iter().zip(came).position(|(expected, came)| expected != came)?;
         let wrong = at + first as u64;
         let from = wrong.saturating_sub(AROUND);
         let around = self.bytes(from, usize::try_from(2 * AROUND).unwrap_or_default());

@@ -39,7 +39,7 @@ pub(crate) enum End {
 
 /// The progress of a session, as seen by one side.
 #[derive(Debug)]
-pub(crate) struct Pulse<'a> {
+pub(crate) struct Progress<'a> {
     /// The plan of this session.
     pub(crate) plan: &'a Plan,
     world: &'a World,
@@ -48,7 +48,7 @@ pub(crate) struct Pulse<'a> {
     last: AtomicU64,
 }
 
-impl<'a> Pulse<'a> {
+impl<'a> Progress<'a> {
     /// Creates the progress of a session that starts now.
     pub(crate) fn new(plan: &'a Plan, world: &'a World) -> Self {
         Self { plan, world, started: Instant::now(), last: AtomicU64::new(0) }
@@ -84,7 +84,7 @@ pub(crate) async fn take(
     from: &mut (impl AsyncRead + Unpin),
     pattern: Pattern,
     expected: u64,
-    pulse: &Pulse<'_>,
+    pulse: &Progress<'_>,
 ) -> (u64, End) {
     let plan = pulse.plan;
     let mut buffer = vec![0; BLOCK];
@@ -119,7 +119,7 @@ pub(crate) async fn give(
     to: &mut (impl AsyncWrite + Unpin),
     pattern: Pattern,
     total: u64,
-    pulse: &Pulse<'_>,
+    pulse: &Progress<'_>,
 ) -> Result<(), String> {
     let started = Instant::now();
     let mut sent = 0;
@@ -137,7 +137,7 @@ pub(crate) async fn give(
 pub(crate) async fn write(
     to: &mut (impl AsyncWrite + Unpin),
     piece: &[u8],
-    pulse: &Pulse<'_>,
+    pulse: &Progress<'_>,
 ) -> Result<(), String> {
     let done = pulse.within(to.write_all(piece)).await.ok_or_else(|| "a write hung".to_owned())?;
     done.map_err(|why| why.to_string())?;

@@ -4,13 +4,18 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use crate::soak::cluster::Cluster;
-use crate::soak::faults::{Conductor, SURVIVORS};
-use crate::soak::weigh::{TASKS, Weight};
+use crate::soak::faults::{FaultInjector, SURVIVORS};
+use crate::soak::weigh::{ProcessSample, TASKS};
 use crate::soak::world::World;
 use crate::table::mib;
 
 /// Returns the tables of sessions, refusals, faults and processes as Markdown.
-pub(crate) fn all(cluster: &Cluster, world: &World, conductor: &Conductor, before: &[Weight]) -> String {
+pub(crate) fn all(
+    cluster: &Cluster,
+    world: &World,
+    conductor: &FaultInjector,
+    before: &[ProcessSample],
+) -> String {
     let mut text = String::new();
     // Writing to a `String` cannot fail.
     let _ = write(&mut text, cluster, world, conductor, before);
@@ -21,8 +26,8 @@ fn write(
     to: &mut String,
     cluster: &Cluster,
     world: &World,
-    conductor: &Conductor,
-    before: &[Weight],
+    conductor: &FaultInjector,
+    before: &[ProcessSample],
 ) -> std::fmt::Result {
     let book = world.book();
     writeln!(to, "| sessions | whole | died with one of their two processes |\n| --- | --- | --- |")?;

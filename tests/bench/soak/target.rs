@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::soak::pattern::Pattern;
 use crate::soak::plan::{Kind, Plan};
-use crate::soak::pump::{End, Pulse, Side, give, take, write};
+use crate::soak::pump::{End, Progress, Side, give, take, write};
 use crate::soak::world::{HANG, World};
 
 /// Listens until the runtime ends.
@@ -46,7 +46,7 @@ async fn serve(mut client: TcpStream, world: Arc<World>) -> Result<()> {
 async fn act(mut client: TcpStream, plan: &Plan, world: &World) -> Side {
     let (mut read, mut write) = client.split();
     let (up, down) = (Pattern::up(plan.seed), Pattern::down(plan.seed));
-    let pulse = &Pulse::new(plan, world);
+    let pulse = &Progress::new(plan, world);
     let mut unsent = None;
     let (got, end) = match plan.kind {
         Kind::Upload | Kind::HalfClose => {
@@ -78,7 +78,7 @@ async fn act(mut client: TcpStream, plan: &Plan, world: &World) -> Side {
 async fn sent(
     write: &mut tokio::net::tcp::WriteHalf<'_>,
     down: Pattern,
-    pulse: &Pulse<'_>,
+    pulse: &Progress<'_>,
 ) -> Result<(), String> {
     give(write, down, pulse.plan.down, pulse).await?;
     write.shutdown().await.map_err(|why| why.to_string())
@@ -89,7 +89,7 @@ async fn echo(
     read: &mut ReadHalf<'_>,
     back: &mut tokio::net::tcp::WriteHalf<'_>,
     up: Pattern,
-    pulse: &Pulse<'_>,
+    pulse: &Progress<'_>,
 ) -> (u64, End) {
     let mut buffer = [0; 4096];
     let mut got = 0;

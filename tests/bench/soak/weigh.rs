@@ -13,7 +13,7 @@ use crate::table::mib;
 
 /// One sample of one process.
 #[derive(Clone, Debug)]
-pub(crate) struct Weight {
+pub(crate) struct ProcessSample {
     /// Private bytes.
     pub(crate) memory: u64,
     /// Number of open descriptors.
@@ -24,7 +24,7 @@ pub(crate) struct Weight {
     pub(crate) counts: BTreeMap<String, f64>,
 }
 
-impl Weight {
+impl ProcessSample {
     /// Samples a process and its metrics.
     pub(crate) fn of(process: &Process, admin: SocketAddr) -> Result<Self> {
         let entries = |what: &str| {

@@ -18,23 +18,23 @@ use crate::soak::pump::Side;
 #[derive(Debug)]
 pub(crate) struct World {
     /// How often each process has started or finished dying.
-    deaths: [Deaths; MEMBERS],
+    deaths: [DeathCounts; MEMBERS],
     /// Whether clients start no more sessions.
     pub(crate) resting: AtomicBool,
     /// Number of sessions that run, or have no report of the target yet.
     pub(crate) running: AtomicU64,
     moved: AtomicU64,
-    book: Mutex<Book>,
+    book: Mutex<Statistics>,
     waited_for: Mutex<HashMap<u64, oneshot::Sender<Side>>>,
     /// The two end processes of each running session.
     between: Mutex<HashMap<u64, [usize; 2]>>,
-    calm: Mutex<Calm>,
+    calm: Mutex<WorkingSince>,
     events: Mutex<File>,
 }
 
 /// The values for the tables.
 #[derive(Debug, Default)]
-pub(crate) struct Book {
+pub(crate) struct Statistics {
     /// Sessions by kind: complete, and cut by the death of one of their two end processes.
     pub(crate) sessions: BTreeMap<Kind, [u64; 2]>,
     /// Sessions that could not be opened, by error.
@@ -55,7 +55,7 @@ pub(crate) struct Book {
 
 /// Times since when lines and processes have worked; in the future while they do not.
 #[derive(Debug)]
-struct Calm {
+struct WorkingSince {
     /// Those of each edge.
     edges: [Instant; MEMBERS - PODS],
     /// Servers, and the lines between them: any session may use them.
@@ -64,7 +64,7 @@ struct Calm {
 
 /// The parties affected by a fault.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Struck {
+pub(crate) enum Affected {
     /// One edge, by its number among the edges, or its line.
     Edge(usize),
     /// A server, or a line between two servers.
@@ -73,7 +73,7 @@ pub(crate) enum Struck {
 
 /// How often a process has started or finished dying: odd while it is dying.
 #[derive(Debug, Default)]
-struct Deaths {
+struct DeathCounts {
     all: AtomicU64,
     sudden: AtomicU64,
     last: Mutex<Option<Instant>>,
@@ -96,7 +96,7 @@ pub(crate) enum Died {
     /// It has not died.
     No,
     /// It was asked to end.
-    Told,
+    Terminated,
     /// By SIGKILL: its kernel ends its connections as if they were complete.
     Killed,
 }
@@ -112,7 +112,10 @@ impl World {
             book: Mutex::default(),
             waited_for: Mutex::default(),
             between: Mutex::default(),
-            calm: Mutex::new(Calm { edges: [Instant::now(); MEMBERS - PODS], servers: Instant::now() }),
+            calm: Mutex::new(WorkingSince {
+                edges: [Instant::now(); MEMBERS - PODS],
+                servers: Instant::now(),
+            }),
             events: Mutex::new(File::create(dir.join("events.log"))?),
         }))
     }
@@ -133,7 +136,7 @@ impl World {
     }
 
     /// Returns the values for the tables.
-    pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
+    pub(crate) fn book(&self) -> MutexGuard<'_, Statistics> {
         held(&self.book)
     }
 
@@ -166,12 +169,12 @@ impl World {
     }
 
     /// Records a fault that ends after `time`.
-    pub(crate) fn strikes(&self, whom: Struck, time: Duration) {
+    pub(crate) fn strikes(&self, target: Affected, time: Duration) {
         let mut calm = held(&self.calm);
         let until = Instant::now() + time;
-        match whom {
-            Struck::Edge(edge) => calm.edges.get_mut(edge).into_iter().for_each(|at| *at = until.max(*at)),
-            Struck::Servers => calm.servers = until.max(calm.servers),
+        match target {
+            Affected::Edge(edge) => calm.edges.get_mut(edge).into_iter().for_each(|at| *at = until.max(*at)),
+            Affected::Servers => calm.servers = until.max(calm.servers),
         }
     }
 
@@ -251,7 +254,7 @@ impl World {
             if now.1 > sudden {
                 Died::Killed
             } else if now.0 > all || all % 2 == 1 {
-                Died::Told
+                Died::Terminated
             } else {
                 Died::No
             }
@@ -264,15 +267,15 @@ impl World {
 
     /// Returns a receiver of the target's report on a session.
     pub(crate) fn expect(&self, id: u64) -> oneshot::Receiver<Side> {
-        let (tell, told) = oneshot::channel();
-        held(&self.waited_for).insert(id, tell);
-        told
+        let (sender, receiver) = oneshot::channel();
+        held(&self.waited_for).insert(id, sender);
+        receiver
     }
 
     /// Sends the target's report on a session. There is no receiver if the session could not be opened.
     pub(crate) fn report(&self, id: u64, side: Side) {
         let waits = held(&self.waited_for).remove(&id);
-        let _ = waits.map(|tell| tell.send(side));
+        let _ = waits.map(|sender| sender.send(side));
     }
 
     /// Drops the state of a session that is over.

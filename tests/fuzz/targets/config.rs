@@ -15,9 +15,9 @@ fuzz_target!(|text: &str| {
 
 fn check(errors: Option<ConfigErrors>) {
     let Some(errors) = errors else { return };
-    let said = errors.to_string();
+    let text = errors.to_string();
     assert!(errors.iter().count() > 0, "rejected without a reason");
-    assert_eq!(said.lines().count(), errors.iter().count(), "{said}");
+    assert_eq!(text.lines().count(), errors.iter().count(), "{text}");
     // Errors must not contain escape sequences of the file, as a terminal would interpret them.
-    assert!(!said.contains('\u{1b}'), "{said:?}");
+    assert!(!text.contains('\u{1b}'), "{text:?}");
 }

@@ -6,9 +6,9 @@ use std::net::Ipv4Addr;
 use socket2::{Domain, Protocol, Socket, Type};
 use tunnel_net::listen::try_congestion;
 
-use super::{ALLOW, PROXY, World, are_over, has_moved};
+use super::{ALLOW, PROXY, World, assert_all_finish, wait_for_sessions_on_links};
 use crate::support::programs::TestDir;
-use crate::support::talk::ExchangeStep;
+use crate::support::talk::ExchangeMode;
 use crate::support::wait_until;
 
 #[tokio::test]
@@ -26,17 +26,18 @@ async fn an_interactive_link_always_uses_cubic_or_reno_at_both_ends() {
     // A single look may find another number: the kernel lists its sockets in parts while tests open and close others, and
     // a handshake that is slow on a busy machine is made again next to the first.
     wait_until("both ends have the configured one", || both() == [[configured], [configured]]).await;
-    let (bulk, typed) = (world.talk(ExchangeStep::Bulk).await, world.talk(ExchangeStep::Types).await);
-    has_moved(&world.server, 1, 1).await;
-    let mut wanted = [configured, interactive];
-    wanted.sort_unstable();
-    wait_until("both ends have chosen", || both() == [wanted, wanted]).await;
-    are_over([bulk, typed]).await;
+    let (bulk, typed) =
+        (world.exchange(ExchangeMode::Bulk).await, world.exchange(ExchangeMode::Keystrokes).await);
+    wait_for_sessions_on_links(&world.server, 1, 1).await;
+    let mut expected = [configured, interactive];
+    expected.sort_unstable();
+    wait_until("both ends have chosen", || both() == [expected, expected]).await;
+    assert_all_finish([bulk, typed]).await;
 }
 
 /// Returns the congestion controls of the established loopback connections with a local and a remote port that are
 /// wanted.
-fn congestion(wanted: impl Fn(u16, u16) -> bool) -> Vec<String> {
+fn congestion(selects: impl Fn(u16, u16) -> bool) -> Vec<String> {
     let kernel = Socket::new(Domain::from(16), Type::DGRAM, Some(Protocol::from(4))).unwrap();
     // `nlmsghdr`, then `inet_diag_req_v2`: a dump of TCP's established sockets over IPv4, each with INET_DIAG_CONG.
     let mut question = [0; 72];
@@ -59,7 +60,7 @@ fn congestion(wanted: impl Fn(u16, u16) -> bool) -> Vec<String> {
             let (message, rest) = messages.split_at(len as usize);
             let port = |at: usize| u16::from_be_bytes([message[at], message[at + 1]]);
             let loopback = message[24..28] == Ipv4Addr::LOCALHOST.octets();
-            if loopback && wanted(port(20), port(22)) {
+            if loopback && selects(port(20), port(22)) {
                 found.push(name(&message[88..]));
             }
             messages = rest;

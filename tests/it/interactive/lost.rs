@@ -2,112 +2,115 @@
 
 use std::time::Duration;
 
-use super::{Pods, SOON, World, are_over, first, has_moved, interactive, is_left};
+use super::{
+    SOON, TwoServers, World, assert_all_finish, assert_sessions_leave, first, interactive,
+    wait_for_sessions_on_links,
+};
 use crate::support::line::Line;
 use crate::support::programs::at;
-use crate::support::talk::{ExchangeStep, ScriptedExchange};
+use crate::support::talk::{ExchangeMode, ScriptedExchange};
 use crate::support::{Stopwatch, targets, wait_until};
 
 /// Checks that sessions leave the dead links soon and lose no bytes. `harm` breaks the links that `which` selects.
 ///
 /// The server opens one bulk session and one that types, and so does the edge.
-async fn survives(harm: impl Fn(&Line), which: [bool; 2]) {
+async fn assert_sessions_survive(harm: impl Fn(&Line), which: [bool; 2]) {
     let world = World::new().await;
     let bulk = [
-        world.talk(ExchangeStep::Bulk).await,
-        world.talk_from_node(&world.in_cloud(), ExchangeStep::Bulk).await,
+        world.exchange(ExchangeMode::Bulk).await,
+        world.exchange_from_node(&world.in_cloud(), ExchangeMode::Bulk).await,
     ];
     let typed = [
-        world.talk(ExchangeStep::Types).await,
-        world.talk_from_node(&world.in_cloud(), ExchangeStep::Types).await,
+        world.exchange(ExchangeMode::Keystrokes).await,
+        world.exchange_from_node(&world.in_cloud(), ExchangeMode::Keystrokes).await,
     ];
-    has_moved(&world.server, 2, 2).await;
+    wait_for_sessions_on_links(&world.server, 2, 2).await;
     for typed in &typed {
-        typed.is_alive().await;
+        typed.echo_time().await;
     }
     let links = [first(&world.server).unwrap(), interactive(&world.server).unwrap()];
     let dead: Vec<_> = links.into_iter().zip(which).filter(|(_, dies)| *dies).map(|(link, _)| link).collect();
     harm(&world.line);
-    is_left(&dead).await;
+    assert_sessions_leave(&dead).await;
     for typed in &typed {
-        let took = typed.is_alive().await;
+        let took = typed.echo_time().await;
         assert!(took < SOON, "{took:?}");
     }
-    has_moved(&world.server, 2, 2).await;
-    are_over(bulk.into_iter().chain(typed)).await;
+    wait_for_sessions_on_links(&world.server, 2, 2).await;
+    assert_all_finish(bulk.into_iter().chain(typed)).await;
     world.server.assert_idle().await;
 }
 
 #[tokio::test]
 async fn sessions_survive_a_reset_of_the_interactive_link() {
-    survives(|line| line.reset_one(1), [false, true]).await;
+    assert_sessions_survive(|line| line.reset_one(1), [false, true]).await;
 }
 
 #[tokio::test]
 async fn sessions_survive_an_unresponsive_interactive_link() {
-    survives(|line| line.fall_silent_one(1), [false, true]).await;
+    assert_sessions_survive(|line| line.make_one_unresponsive(1), [false, true]).await;
 }
 
 #[tokio::test]
 async fn sessions_survive_while_new_interactive_links_reach_another_server() {
-    let Pods { place: _place, servers, line, edge: _edge, _other, echo } = Pods::new().await;
+    let TwoServers { place: _place, servers, line, edge: _edge, _other, echo } = TwoServers::new().await;
     let refused = || servers[1].server.metrics.links_rejected.counted("no_primary_link");
-    let bulk = ScriptedExchange::on(servers[0].open(&at("node1", echo)).await, ExchangeStep::Bulk);
-    let typed = ScriptedExchange::on(servers[0].open(&at("node1", echo)).await, ExchangeStep::Types);
-    has_moved(&servers[0], 1, 1).await;
-    typed.is_alive().await;
+    let bulk = ScriptedExchange::on(servers[0].open(&at("node1", echo)).await, ExchangeMode::Bulk);
+    let typed = ScriptedExchange::on(servers[0].open(&at("node1", echo)).await, ExchangeMode::Keystrokes);
+    wait_for_sessions_on_links(&servers[0], 1, 1).await;
+    typed.echo_time().await;
     line.route_to(servers[1].server.bound.grpc);
-    line.fall_silent_one(1);
-    let took = typed.is_alive().await;
+    line.make_one_unresponsive(1);
+    let took = typed.echo_time().await;
     assert!(took < SILENT, "{took:?}");
     wait_until("the link was refused three times", || refused() > 2).await;
-    let took = typed.is_alive().await;
+    let took = typed.echo_time().await;
     assert!(took < SILENT, "{took:?}");
     line.route_to(servers[0].server.bound.grpc);
-    has_moved(&servers[0], 1, 1).await;
-    typed.is_alive().await;
-    are_over([bulk, typed]).await;
+    wait_for_sessions_on_links(&servers[0], 1, 1).await;
+    typed.echo_time().await;
+    assert_all_finish([bulk, typed]).await;
 }
 
 #[tokio::test]
 async fn sessions_survive_a_reset_of_the_primary_link() {
-    survives(|line| line.reset_one(0), [true, false]).await;
+    assert_sessions_survive(|line| line.reset_one(0), [true, false]).await;
 }
 
 #[tokio::test]
 async fn sessions_survive_an_unresponsive_primary_link() {
-    survives(|line| line.fall_silent_one(0), [true, false]).await;
+    assert_sessions_survive(|line| line.make_one_unresponsive(0), [true, false]).await;
 }
 
 #[tokio::test]
 async fn sessions_survive_a_reset_of_both_links() {
-    survives(Line::reset, [true, true]).await;
+    assert_sessions_survive(Line::reset, [true, true]).await;
 }
 
 #[tokio::test]
 async fn sessions_survive_two_unresponsive_links() {
-    survives(Line::fall_silent, [true, true]).await;
+    assert_sessions_survive(Line::become_unresponsive, [true, true]).await;
 }
 
 #[tokio::test]
 async fn without_a_primary_link_sessions_stay_on_the_interactive_one() {
     let (world, bulk, typed) = World::shared().await;
     let link = interactive(&world.server).unwrap();
-    world.line.route_to(targets::nothing().await);
+    world.line.route_to(targets::closed_port().await);
     world.line.reset_one(0);
     wait_until("the primary link has ended", || first(&world.server).is_none()).await;
-    typed.switch_to(ExchangeStep::Bulk);
-    moves_for(&typed, Duration::from_secs(3)).await;
+    typed.switch_mode(ExchangeMode::Bulk);
+    assert_bulk_continues(&typed, Duration::from_secs(3)).await;
     assert_eq!(link.sessions(), 1);
     world.line.route_to(world.server.server.bound.grpc);
-    are_over([bulk, typed]).await;
+    assert_all_finish([bulk, typed]).await;
 }
 
 /// Checks that the session moves bulk for `time` without a notable pause.
-async fn moves_for(talk: &ScriptedExchange, time: Duration) {
+async fn assert_bulk_continues(talk: &ScriptedExchange, time: Duration) {
     let watch = Stopwatch::start();
     while watch.elapsed() < time {
-        let took = talk.is_alive().await;
+        let took = talk.echo_time().await;
         assert!(took < Duration::from_secs(2), "{took:?}");
     }
 }

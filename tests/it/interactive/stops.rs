@@ -5,32 +5,32 @@ use std::time::Duration;
 
 use tunnel_base::drain::Drained;
 
-use super::{Pods, SOON, World, are_over, has_moved, interactive};
+use super::{SOON, TwoServers, World, assert_all_finish, interactive, wait_for_sessions_on_links};
 use crate::support::programs::at;
-use crate::support::talk::{ExchangeStep, ScriptedExchange};
-use crate::support::{Stopwatch, assert_eventually, beside, wait_until};
+use crate::support::talk::{ExchangeMode, ScriptedExchange};
+use crate::support::{Stopwatch, assert_eventually, spawn, wait_until};
 
 #[tokio::test]
 async fn sessions_continue_at_another_server_when_their_server_stops() {
-    let Pods { place: _place, mut servers, line, edge, _other, echo } = Pods::new().await;
+    let TwoServers { place: _place, mut servers, line, edge, _other, echo } = TwoServers::new().await;
     let proxy = edge.bound.proxy.unwrap();
     let mut talks = Vec::new();
-    for does in [ExchangeStep::Bulk, ExchangeStep::Types] {
-        talks.push(ScriptedExchange::on(servers[1].open(&at("node1", echo)).await, does));
+    for mode in [ExchangeMode::Bulk, ExchangeMode::Keystrokes] {
+        talks.push(ScriptedExchange::on(servers[1].open(&at("node1", echo)).await, mode));
         talks
-            .push(ScriptedExchange::on(crate::support::clients::open(proxy, &at("node2", echo)).await, does));
+            .push(ScriptedExchange::on(crate::support::clients::open(proxy, &at("node2", echo)).await, mode));
     }
-    has_moved(&servers[0], 2, 2).await;
+    wait_for_sessions_on_links(&servers[0], 2, 2).await;
     line.route_to(servers[1].server.bound.grpc);
     let first = servers.remove(0);
-    let stopped = beside(first.server.shutdown(pending()));
-    has_moved(&servers[0], 2, 2).await;
+    let stopped = spawn(first.server.shutdown(pending()));
+    wait_for_sessions_on_links(&servers[0], 2, 2).await;
     for typed in &talks[2..] {
-        let took = typed.is_alive().await;
+        let took = typed.echo_time().await;
         assert!(took < SOON, "{took:?}");
     }
     assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Finished);
-    are_over(talks).await;
+    assert_all_finish(talks).await;
     wait_until("no session is relayed", || servers[0].server.table.relayed() == (0, 0)).await;
 }
 
@@ -38,9 +38,9 @@ async fn sessions_continue_at_another_server_when_their_server_stops() {
 async fn the_edge_stops_once_its_sessions_are_over() {
     let (World { place: _place, server, line: _line, edge, echo: _ }, bulk, typed) = World::shared().await;
     let metrics = edge.metrics.clone();
-    let stopped = beside(edge.shutdown(pending()));
-    typed.is_alive().await;
-    are_over([bulk, typed]).await;
+    let stopped = spawn(edge.shutdown(pending()));
+    typed.echo_time().await;
+    assert_all_finish([bulk, typed]).await;
     let watch = Stopwatch::start();
     assert_eq!(assert_eventually("the end of the edge", stopped).await.unwrap(), Drained::Finished);
     assert!(watch.elapsed() < Duration::from_secs(2), "both links end on their own: {:?}", watch.elapsed());

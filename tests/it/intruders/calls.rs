@@ -5,10 +5,10 @@ use tonic::Code;
 use tunnel_base::names::Instance;
 use tunnel_proto::hello::{Caller, Hello};
 
-use crate::support::clients::echoed;
+use crate::support::clients::assert_echo;
 use crate::support::programs::{TOKEN, TestDir, TestServer, at, edge};
-use crate::support::raw::{DATA, END_HEADERS, HEADERS, MOST, PING, Raw, SETTINGS};
-use crate::support::{assert_eventually, hurry, remote, targets, wait_until};
+use crate::support::raw::{DATA, END_HEADERS, HEADERS, MAX_WINDOW, PING, RawHttp2, SETTINGS};
+use crate::support::{assert_eventually, pause_time, remote, targets, wait_until};
 
 /// Returns the metadata of an edge's call with this JSON.
 fn claims(json: &str) -> HeaderMap {
@@ -18,12 +18,12 @@ fn claims(json: &str) -> HeaderMap {
 }
 
 #[tokio::test]
-async fn no_form_of_a_name_or_token_makes_a_caller_another_node() {
+async fn no_spelling_of_a_name_or_token_authenticates_a_caller_as_another_node() {
     let place = TestDir::new();
     place.file("token", &format!("node1:{TOKEN}\nnode2:fedcba9876543210\nnode3:\ndefault:0000\n"));
     let server = TestServer::start(&place);
     // A wrong token is answered after a second.
-    hurry();
+    pause_time();
     let claim = |node: &str, token: &str| format!(r#"{{"nodename":"{node}","token":"{token}"}}"#);
     let mut wrong = Vec::new();
     for (json, expected) in [
@@ -65,11 +65,11 @@ async fn no_form_of_a_name_or_token_makes_a_caller_another_node() {
     assert!(server.server.registry.nodes().is_empty());
     // Its own name in another case, with its own token.
     remote::dial(&place, server.server.bound.grpc, claims(&claim("NODE1", TOKEN)), "node1").await.unwrap();
-    server.has("node1").await;
+    server.wait_for_node("node1").await;
 }
 
 #[tokio::test]
-async fn the_certificate_of_a_client_makes_no_caller_an_edge_or_a_server() {
+async fn a_client_certificate_authenticates_neither_an_edge_nor_a_server() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let grpc = server.server.bound.grpc;
@@ -107,7 +107,7 @@ enum Flood {
 
 impl Flood {
     /// Sends what has to come first.
-    async fn begin(self, to: &mut Raw) {
+    async fn begin(self, to: &mut RawHttp2) {
         match self {
             Self::Continuations | Self::EmptyContinuations => drop(to.frame(HEADERS, 0, 1, &[]).await),
             Self::EmptyData => drop(to.call(&HeaderMap::new()).await),
@@ -116,7 +116,7 @@ impl Flood {
     }
 
     /// Sends it once more. Returns false once the connection has ended.
-    async fn goes_on(self, to: &mut Raw, number: u32) -> bool {
+    async fn goes_on(self, to: &mut RawHttp2, number: u32) -> bool {
         let stream = 2 * number + 1;
         match self {
             Self::Resets => {
@@ -141,7 +141,7 @@ impl Flood {
 }
 
 #[tokio::test]
-async fn floods_of_http_2_before_any_proof_end_with_their_connection() {
+async fn http_2_floods_before_authentication_end_only_their_own_connection() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
@@ -156,7 +156,7 @@ async fn floods_of_http_2_before_any_proof_end_with_their_connection() {
         Flood::EmptyData,
         Flood::Compressed,
     ] {
-        let mut raw = Raw::connect(&place, server.server.bound.grpc, "node1", MOST).await;
+        let mut raw = RawHttp2::connect(&place, server.server.bound.grpc, "node1", MAX_WINDOW).await;
         flood.begin(&mut raw).await;
         let mut sent = 0;
         while sent < MANY && flood.goes_on(&mut raw, sent).await {
@@ -164,15 +164,15 @@ async fn floods_of_http_2_before_any_proof_end_with_their_connection() {
         }
         floods.push((flood, raw));
     }
-    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
-    hurry();
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
+    pause_time();
     for (flood, raw) in &mut floods {
         let ended = async { while raw.next().await.is_some() {} };
         assert_eventually(&format!("the end of {flood:?}"), ended).await;
     }
     assert_eq!(server.server.metrics.links_rejected.counted("call_timeout"), 3, "the others end at once");
     wait_until("only the edge is left", || server.server.metrics.links.all() == 1).await;
-    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
 }
 
 const MANY: u32 = 2000;

@@ -99,7 +99,7 @@ async fn answer(port: SocketAddr, request: &str) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn no_spelling_of_a_target_leads_to_another_node_than_the_rules_have_judged() {
+async fn no_spelling_of_a_target_reaches_another_node_than_the_rules_checked() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::with(&place, "rules = [{ nodes = [\"node1\"] }]");
     let (one, two) = (edge(&place, &server, "node1").await, edge(&place, &server, "node2").await);
@@ -110,9 +110,9 @@ async fn no_spelling_of_a_target_leads_to_another_node_than_the_rules_have_judge
     {
         let target = text.replace("PORT", &port).replace("WRAP", &wrap);
         let request = format!("CONNECT {target} HTTP/1.1\r\nHost: node1:{port}\r\n\r\nhello");
-        let (status, told) = answer(server.connect, &request).await;
-        if status != *expected || status == 200 && !told.ends_with("\r\n\r\nhello") {
-            wrong.push((text, told));
+        let (status, response) = answer(server.connect, &request).await;
+        if status != *expected || status == 200 && !response.ends_with("\r\n\r\nhello") {
+            wrong.push((text, response));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -206,7 +206,7 @@ const BY_TARGET: &[(&str, u16)] = &[
 ];
 
 /// Sends these requests to a server with two nodes. Only node-a may be reached.
-async fn judged(listener: &str, tables: &str, requests: &[(&str, u16)], site: SocketAddr) {
+async fn assert_rules_applied(listener: &str, tables: &str, requests: &[(&str, u16)], site: SocketAddr) {
     let place = TestDir::new();
     let server = TestServer::with(&place, tables);
     let everywhere = "[edge.allow]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]";
@@ -217,9 +217,10 @@ async fn judged(listener: &str, tables: &str, requests: &[(&str, u16)], site: So
     let mut wrong = Vec::new();
     for (text, expected) in requests {
         let text = text.replace("PORT", &site.port().to_string()).replace("OWN", &site.ip().to_string());
-        let (status, told) = answer(server.port(listener), &format!("{text}Connection: close\r\n\r\n")).await;
-        if status != *expected || status == 200 && !told.contains("\r\n\r\nGET /") {
-            wrong.push((text, told));
+        let (status, response) =
+            answer(server.port(listener), &format!("{text}Connection: close\r\n\r\n")).await;
+        if status != *expected || status == 200 && !response.contains("\r\n\r\nGET /") {
+            wrong.push((text, response));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -228,20 +229,20 @@ async fn judged(listener: &str, tables: &str, requests: &[(&str, u16)], site: So
 }
 
 #[tokio::test]
-async fn the_rules_judge_the_node_of_a_request_whether_a_header_or_its_url_names_it() {
+async fn rules_check_the_node_of_a_request_from_its_header_or_its_url() {
     let site = repeats_heads().await;
     let http = format!(
         "[server.http]\nlisten_ip = \"127.0.0.1\"\nports = {{ \"0\" = \"{site}\" }}\n\
          allow_from = [\"127.0.0.0/8\"]\nrules = [{{ nodes = [\"node-a\"] }}]\n"
     );
-    judged("http", &http, BY_HOST, site).await;
+    assert_rules_applied("http", &http, BY_HOST, site).await;
     let rules = format!("rules = [{{ nodes = [\"node-a\"], ports = [{}] }}]\n", site.port());
     let proxy = format!("[server.http_proxy]\nlisten = \"127.0.0.1:0\"\n{rules}");
-    judged("http_proxy", &proxy, BY_URL, site).await;
+    assert_rules_applied("http_proxy", &proxy, BY_URL, site).await;
 }
 
 #[tokio::test]
-async fn the_rules_judge_the_target_that_a_header_names() {
+async fn rules_check_the_target_named_by_a_header() {
     let site = repeats_heads().await;
     let http = format!(
         "[server.http]\nlisten_ip = \"127.0.0.1\"\nports = {{ \"0\" = \"host\" }}\n\
@@ -250,5 +251,5 @@ async fn the_rules_judge_the_target_that_a_header_names() {
         site.port(),
         site.ip()
     );
-    judged("http", &http, BY_TARGET, site).await;
+    assert_rules_applied("http", &http, BY_TARGET, site).await;
 }

@@ -10,7 +10,7 @@ use tokio_rustls::rustls::client::Tls12Resumption;
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, HandshakeKind};
 use tunnel_net::tls::{Identity, server_name};
 
-use super::{client, gets_in, server};
+use super::{client, handshake, server};
 use crate::support::assert_eventually;
 use crate::support::programs::{NAME, TestDir, TestServer};
 
@@ -93,10 +93,10 @@ async fn no_port_accepts_bytes_before_its_handshake_has_ended() {
         config.enable_early_data = true;
         async move {
             let config = Arc::new(config);
-            assert_eq!(gets_in(&config, port).await, Ok(HandshakeKind::Full), "{port}");
+            assert_eq!(handshake(&config, port).await, Ok(HandshakeKind::Full), "{port}");
             let mut again = ClientConnection::new(config.clone(), server_name(NAME).unwrap()).unwrap();
             assert!(again.early_data().is_none(), "{port}: its ticket allows early data");
-            assert_eq!(gets_in(&config, port).await, Ok(HandshakeKind::Resumed), "{port}");
+            assert_eq!(handshake(&config, port).await, Ok(HandshakeKind::Resumed), "{port}");
         }
     });
     join_all(tried).await;

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
-use http_body::{Body as _, Frame as Piece};
+use http_body::{Body as _, Frame as Http2Frame};
 use hyper::body::Incoming;
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
@@ -26,8 +26,8 @@ pub(crate) struct Call {
     pub(crate) headers: HeaderMap,
     /// Whether the test speaks as SuperEdge v0.9, which ignores the question for its generation.
     pub(crate) is_older: bool,
-    say: mpsc::Sender<Bytes>,
-    hear: Incoming,
+    sender: mpsc::Sender<Bytes>,
+    incoming_body: Incoming,
     reader: Decoder,
     trailers: Option<HeaderMap>,
     answer: Option<(oneshot::Sender<Response<ReceivedFrame>>, mpsc::Receiver<Bytes>)>,
@@ -38,13 +38,18 @@ pub(crate) struct ReceivedFrame(mpsc::Receiver<Bytes>);
 
 impl Call {
     /// Creates a call that the test has made.
-    pub(crate) fn made(node: NodeName, headers: HeaderMap, say: mpsc::Sender<Bytes>, hear: Incoming) -> Self {
+    pub(crate) fn outgoing(
+        node: NodeName,
+        headers: HeaderMap,
+        sender: mpsc::Sender<Bytes>,
+        incoming_body: Incoming,
+    ) -> Self {
         Self {
             node,
             headers,
             is_older: false,
-            say,
-            hear,
+            sender,
+            incoming_body,
             reader: Decoder::default(),
             trailers: None,
             answer: None,
@@ -52,16 +57,25 @@ impl Call {
     }
 
     /// Creates a call that the test has received and not yet answered.
-    pub(crate) fn got(
+    pub(crate) fn incoming(
         headers: HeaderMap,
-        hear: Incoming,
+        incoming_body: Incoming,
         answer: oneshot::Sender<Response<ReceivedFrame>>,
     ) -> Self {
         // A server names no node when it calls.
         let node = Hello::from_request(&headers).map_or_else(|_| NodeName::none(), |hello| hello.node);
-        let (say, said) = said();
-        let answer = Some((answer, said.0));
-        Self { node, headers, is_older: false, say, hear, reader: Decoder::default(), trailers: None, answer }
+        let (sender, frames) = frame_channel();
+        let answer = Some((answer, frames.0));
+        Self {
+            node,
+            headers,
+            is_older: false,
+            sender,
+            incoming_body,
+            reader: Decoder::default(),
+            trailers: None,
+            answer,
+        }
     }
 
     /// Sends the response headers, of a process that speaks extended if there is an instance, otherwise of a plain one.
@@ -71,8 +85,8 @@ impl Call {
 
     /// Sends these response headers.
     pub(crate) fn answer_as(&mut self, headers: HeaderMap) {
-        let (answer, said) = self.answer.take().unwrap();
-        let mut response = Response::new(ReceivedFrame(said));
+        let (answer, frames) = self.answer.take().unwrap();
+        let mut response = Response::new(ReceivedFrame(frames));
         *response.headers_mut() = headers;
         response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
         answer.send(response).ok().expect("a caller that waits");
@@ -85,21 +99,21 @@ impl Call {
 
     /// Sends raw bytes. Returns true if the link took them.
     pub(crate) async fn send_bytes(&self, bytes: Bytes) -> bool {
-        self.say.send(bytes).await.is_ok()
+        self.sender.send(bytes).await.is_ok()
     }
 
     /// Sends a session frame in the extended dialect.
-    pub(crate) async fn say(&self, id: SessionId, word: SessionFrame) {
-        self.send(self.message(id, word)).await;
+    pub(crate) async fn send_session(&self, id: SessionId, frame: SessionFrame) {
+        self.send(self.message(id, frame)).await;
     }
 
     /// Returns the message of a session frame in the extended dialect.
-    pub(crate) fn message(&self, id: SessionId, word: SessionFrame) -> StreamMsg {
-        message(&self.node, id, word)
+    pub(crate) fn message(&self, id: SessionId, frame: SessionFrame) -> StreamMsg {
+        message(&self.node, id, frame)
     }
 
     /// Sends one of SuperEdge's session messages.
-    pub(crate) async fn plainly(&self, kind: &str, topic: &str, data: impl Into<Bytes>) {
+    pub(crate) async fn send_plain(&self, kind: &str, topic: &str, data: impl Into<Bytes>) {
         self.send(self.plain(kind, topic, data.into())).await;
     }
 
@@ -121,8 +135,8 @@ impl Call {
                 }
                 continue;
             }
-            let hear = &mut self.hear;
-            let piece = std::future::poll_fn(|cx| Pin::new(&mut *hear).poll_frame(cx)).await;
+            let incoming_body = &mut self.incoming_body;
+            let piece = std::future::poll_fn(|cx| Pin::new(&mut *incoming_body).poll_frame(cx)).await;
             match piece.and_then(Result::ok)?.into_data() {
                 Ok(data) => self.reader.push(data),
                 Err(last) => {
@@ -138,7 +152,7 @@ impl Call {
     /// # Panics
     ///
     /// Panics if the stream ends or no message arrives.
-    pub(crate) async fn hears(&mut self) -> StreamMsg {
+    pub(crate) async fn next_session_message(&mut self) -> StreamMsg {
         let next = async {
             loop {
                 let message = self.next().await.expect("the stream continues");
@@ -151,20 +165,20 @@ impl Call {
         assert_eventually("a message about a session", next).await
     }
 
-    /// Like [`Self::hears`], but waits for the next session frame other than credit.
-    pub(crate) async fn word(&mut self) -> (SessionId, SessionFrame) {
+    /// Like [`Self::next_session_message`], but waits for the next session frame other than credit.
+    pub(crate) async fn next_session_frame(&mut self) -> (SessionId, SessionFrame) {
         loop {
-            let message = self.hears().await;
+            let message = self.next_session_message().await;
             match from_message(message, &Remote::Server(self.node.clone())).unwrap().body {
                 FrameKind::Session(_, _, SessionFrame::Credit { .. }) => {}
-                FrameKind::Session(id, _, word) => return (id, word),
+                FrameKind::Session(id, _, frame) => return (id, frame),
                 other => panic!("{other:?}"),
             }
         }
     }
 
     /// Answers pings and drops all other messages until the stream ends.
-    pub(crate) async fn ends(&mut self) {
+    pub(crate) async fn wait_for_end(&mut self) {
         let end = async {
             while let Some(message) = self.next().await {
                 self.keep_alive(message).await;
@@ -173,9 +187,9 @@ impl Call {
         assert_eventually("the end of the link", end).await;
     }
 
-    /// Like [`Self::ends`], but returns the status with which a server ends the stream, if any.
+    /// Like [`Self::wait_for_end`], but returns the status with which a server ends the stream, if any.
     pub(crate) async fn status(&mut self) -> Option<Status> {
-        self.ends().await;
+        self.wait_for_end().await;
         self.trailers.take().and_then(|trailers| Status::from_header_map(&trailers))
     }
 
@@ -188,8 +202,8 @@ impl Call {
 }
 
 /// Returns the message of a session frame in the extended dialect.
-pub(crate) fn message(node: &NodeName, id: SessionId, word: SessionFrame) -> StreamMsg {
-    to_message(Frame { node: node.clone(), body: FrameKind::Session(id, Category::Ssh, word) })
+pub(crate) fn message(node: &NodeName, id: SessionId, frame: SessionFrame) -> StreamMsg {
+    to_message(Frame { node: node.clone(), body: FrameKind::Session(id, Category::Ssh, frame) })
 }
 
 /// Returns one of SuperEdge's session messages.
@@ -205,9 +219,9 @@ pub(crate) fn plain(node: &NodeName, kind: &str, topic: &str, data: Bytes) -> St
 }
 
 /// Returns a sender, and the body that transports its bytes to the remote end.
-pub(crate) fn said() -> (mpsc::Sender<Bytes>, ReceivedFrame) {
-    let (say, said) = mpsc::channel(16);
-    (say, ReceivedFrame(said))
+pub(crate) fn frame_channel() -> (mpsc::Sender<Bytes>, ReceivedFrame) {
+    let (sender, frames) = mpsc::channel(16);
+    (sender, ReceivedFrame(frames))
 }
 
 impl http_body::Body for ReceivedFrame {
@@ -217,7 +231,7 @@ impl http_body::Body for ReceivedFrame {
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Piece<Bytes>, Infallible>>> {
-        self.0.poll_recv(cx).map(|bytes| bytes.map(|bytes| Ok(Piece::data(bytes))))
+    ) -> Poll<Option<Result<Http2Frame<Bytes>, Infallible>>> {
+        self.0.poll_recv(cx).map(|bytes| bytes.map(|bytes| Ok(Http2Frame::data(bytes))))
     }
 }

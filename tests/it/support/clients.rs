@@ -21,7 +21,7 @@ pub(crate) struct Answer {
 }
 
 /// Sends a request's text and reads until the remote end closes.
-pub(crate) async fn ask(at: SocketAddr, request: &str) -> Answer {
+pub(crate) async fn send_request(at: SocketAddr, request: &str) -> Answer {
     let mut socket = TcpStream::connect(at).await.unwrap();
     socket.write_all(request.as_bytes()).await.unwrap();
     answer(socket).await
@@ -64,7 +64,7 @@ pub(crate) async fn head(socket: &mut TcpStream) -> String {
 }
 
 /// Writes a text and reads it back.
-pub(crate) async fn echoed(socket: &mut TcpStream, text: &str) {
+pub(crate) async fn assert_echo(socket: &mut TcpStream, text: &str) {
     socket.write_all(text.as_bytes()).await.unwrap();
     let mut back = vec![0; text.len()];
     assert_eventually("an echo", socket.read_exact(&mut back)).await.unwrap();
@@ -79,7 +79,7 @@ pub(crate) async fn rest(socket: &mut TcpStream) -> Vec<u8> {
 }
 
 /// Waits for the remote end to reset the connection. An orderly end is an error.
-pub(crate) async fn is_reset(socket: &mut TcpStream) {
+pub(crate) async fn assert_reset(socket: &mut TcpStream) {
     let mut all = Vec::new();
     let ended = assert_eventually("a reset", socket.read_to_end(&mut all)).await;
     assert_eq!(ended.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
@@ -93,7 +93,7 @@ pub(crate) fn reset(socket: TcpStream) {
 
 /// Gets a path of an admin port.
 pub(crate) async fn get(at: SocketAddr, path: &str) -> Answer {
-    ask(at, &format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")).await
+    send_request(at, &format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")).await
 }
 
 /// The whole head of a successful response to CONNECT.

@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-use super::{beside, clients};
+use super::{clients, spawn};
 
 /// A TCP relay on loopback. An interruption affects only the connections that exist then.
 pub(crate) struct Line {
@@ -59,12 +59,12 @@ impl Line {
         let freezes = frozen.clone();
         let (to, cuts) = (Arc::new(Mutex::new(to)), Arc::<Mutex<Vec<_>>>::default());
         let (leads, came) = (to.clone(), cuts.clone());
-        beside(async move {
+        spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
                 let (cut, cuts) = watch::channel(None);
                 came.lock().unwrap().push(cut);
                 let to = *leads.lock().unwrap();
-                beside(relay(socket, to, delay, cuts, freezes.subscribe()));
+                spawn(relay(socket, to, delay, cuts, freezes.subscribe()));
             }
         });
         Self { at, to, cuts, frozen }
@@ -86,22 +86,24 @@ impl Line {
     }
 
     /// Drops all bytes while the connections stay open.
-    pub(crate) fn fall_silent(&self) {
-        self.fall_silent_in(Silent::Both);
+    pub(crate) fn become_unresponsive(&self) {
+        self.become_unresponsive_in(Silent::Both);
     }
 
     /// Drops the bytes of some directions while the connections stay open.
-    pub(crate) fn fall_silent_in(&self, directions: Silent) {
+    pub(crate) fn become_unresponsive_in(&self, directions: Silent) {
         self.cut(|_| true, Cut::Silent(directions));
     }
 
     /// Drops all bytes of one connection, by its number from 0, while it stays open.
-    pub(crate) fn fall_silent_one(&self, number: usize) {
+    pub(crate) fn make_one_unresponsive(&self, number: usize) {
         self.cut(|one| one == number, Cut::Silent(Silent::Both));
     }
 
-    fn cut(&self, meant: impl Fn(usize) -> bool, cut: Cut) {
-        for (_, connection) in self.cuts.lock().unwrap().iter().enumerate().filter(|(one, _)| meant(*one)) {
+    fn cut(&self, is_selected: impl Fn(usize) -> bool, cut: Cut) {
+        for (_, connection) in
+            self.cuts.lock().unwrap().iter().enumerate().filter(|(one, _)| is_selected(*one))
+        {
             connection.send_replace(Some(cut));
         }
     }
@@ -141,23 +143,30 @@ async fn relay(
     let cut = *cuts.borrow();
     if let Some(Cut::Silent(directions)) = cut {
         // Held until it is reset, or the path itself is dropped.
-        let over = cuts.wait_for(|cut| matches!(cut, Some(Cut::Reset)));
-        let ((mut hear, mut say), (mut far_hear, mut far_say)) = (socket.split(), onward.split());
+        let reset_later = cuts.wait_for(|cut| matches!(cut, Some(Cut::Reset)));
+        let ((mut near_reader, mut near_writer), (mut far_reader, mut far_writer)) =
+            (socket.split(), onward.split());
         let (mut none, mut nothing) = (sink(), sink());
         let flow = async {
             match directions {
                 Silent::Both => {}
                 Silent::Up => {
-                    let _ = tokio::join!(copy(&mut hear, &mut none), copy(&mut far_hear, &mut say));
+                    let _ = tokio::join!(
+                        copy(&mut near_reader, &mut none),
+                        copy(&mut far_reader, &mut near_writer)
+                    );
                 }
                 Silent::Down => {
-                    let _ = tokio::join!(copy(&mut hear, &mut far_say), copy(&mut far_hear, &mut nothing));
+                    let _ = tokio::join!(
+                        copy(&mut near_reader, &mut far_writer),
+                        copy(&mut far_reader, &mut nothing)
+                    );
                 }
             }
             std::future::pending::<()>().await;
         };
         tokio::select! {
-            _ = over => {}
+            _ = reset_later => {}
             () = flow => {}
         }
     }
@@ -179,8 +188,8 @@ async fn carry(one: &mut TcpStream, other: &mut TcpStream, delay: Option<Duratio
         let _ = copy_bidirectional(one, other).await;
         return;
     };
-    let ((hear, say), (far_hear, far_say)) = (one.split(), other.split());
-    let _ = tokio::try_join!(hold(hear, far_say, delay), hold(far_hear, say, delay));
+    let ((near_reader, near_writer), (far_reader, far_writer)) = (one.split(), other.split());
+    let _ = tokio::try_join!(hold(near_reader, far_writer, delay), hold(far_reader, near_writer, delay));
 }
 
 /// Forwards each byte after `delay`, until the end of the stream.
@@ -190,7 +199,7 @@ async fn hold(
     delay: Duration,
 ) -> std::io::Result<()> {
     let (put, mut take) = mpsc::channel(HELD);
-    let hear = async move {
+    let receive = async move {
         loop {
             let mut piece = vec![0; PIECE];
             let bytes = from.read(&mut piece).await?;
@@ -200,7 +209,7 @@ async fn hold(
             }
         }
     };
-    let say = async {
+    let deliver = async {
         let mut free = Instant::now();
         while let Some((arrives, piece)) = take.recv().await {
             sleep_until(arrives.max(free)).await;
@@ -210,7 +219,7 @@ async fn hold(
         }
         to.shutdown().await
     };
-    tokio::try_join!(hear, say).map(drop)
+    tokio::try_join!(receive, deliver).map(drop)
 }
 
 /// Limits of a path with a delay: bytes per piece, pieces in flight, and bytes per second.
@@ -245,14 +254,14 @@ impl Balancer {
         let leads = to.clone();
         let (cut, cuts) = watch::channel(None);
         let (held, frozen) = watch::channel(false);
-        beside(async move {
+        spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
                 let to = {
                     let mut leads = leads.lock().unwrap();
                     leads.rotate_left(1);
                     leads[0]
                 };
-                beside(relay(socket, to, delay, cuts.clone(), frozen.clone()));
+                spawn(relay(socket, to, delay, cuts.clone(), frozen.clone()));
             }
         });
         Self { at, to, _held: (cut, held) }

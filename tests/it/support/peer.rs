@@ -13,13 +13,13 @@ use super::programs::{TestDir, TestServer};
 use super::{assert_eventually, remote};
 
 /// Sends a session frame that names another node.
-pub(crate) async fn say_to(edge: &Call, node: &str, id: SessionId, word: SessionFrame) {
+pub(crate) async fn send_session_frame(edge: &Call, node: &str, id: SessionId, frame: SessionFrame) {
     let node: NodeName = node.parse().unwrap();
-    edge.send(to_message(Frame { node, body: FrameKind::Session(id, Category::Ssh, word) })).await;
+    edge.send(to_message(Frame { node, body: FrameKind::Session(id, Category::Ssh, frame) })).await;
 }
 
 /// Returns the frame that opens a session.
-pub(crate) fn open_word(epoch: u64) -> SessionFrame {
+pub(crate) fn open_frame(epoch: u64) -> SessionFrame {
     SessionFrame::Open {
         target: "127.0.0.1:22".parse().unwrap(),
         limit: 1000,
@@ -35,12 +35,12 @@ pub(crate) async fn scripted_server(place: &TestDir, server: &TestServer, number
     let headers = Caller::peer_request(Instance::from_bits(number));
     let mut call =
         remote::link_as_peer(place, server.server.bound.grpc, Some(shows), headers, "node1").await.unwrap();
-    is_heard(&mut call).await;
+    sync_with_server(&mut call).await;
     call
 }
 
 /// Waits until the server has processed everything sent before: the answer to a question comes after it.
-pub(crate) async fn is_heard(call: &mut Call) {
+pub(crate) async fn sync_with_server(call: &mut Call) {
     call.send(to_message(Frame { node: call.node.clone(), body: FrameKind::Find(5) })).await;
     let answer = async {
         loop {
@@ -56,7 +56,7 @@ pub(crate) async fn is_heard(call: &mut Call) {
 }
 
 /// Waits until the server asks for the node. Returns the question's number.
-pub(crate) async fn asked(call: &mut Call) -> u64 {
+pub(crate) async fn next_find(call: &mut Call) -> u64 {
     let question = async {
         loop {
             let message = call.next().await.expect("the stream continues");
@@ -69,22 +69,26 @@ pub(crate) async fn asked(call: &mut Call) -> u64 {
 }
 
 /// Answers whether the node is here.
-pub(crate) async fn says(call: &Call, question: u64, here: bool, silence: Duration) {
+pub(crate) async fn send_found(call: &Call, question: u64, here: bool, silence: Duration) {
     let found = Found { here, silence, instance: Some(Instance::from_bits(1)), ..Found::not_here(question) };
     call.send(to_message(Frame { node: call.node.clone(), body: FrameKind::Found(found) })).await;
 }
 
 /// Announces that the node is here, and waits until the server has processed it.
-pub(crate) async fn announces(call: &mut Call, instance: u128) {
+pub(crate) async fn announce_node(call: &mut Call, instance: u128) {
     let node = &call.node.clone();
     let found = Found { here: true, instance: Some(Instance::from_bits(instance)), ..Found::not_here(0) };
     call.send(to_message(Frame { node: node.clone(), body: FrameKind::Found(found) })).await;
-    is_heard(call).await;
+    sync_with_server(call).await;
 }
 
 /// Accepts the session that the server opens to the node.
-pub(crate) async fn opens(call: &mut Call) {
-    let (id, word) = call.word().await;
-    let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
-    call.say(id, SessionFrame::Opened { limit: 1000, epoch, instance: Some(Instance::from_bits(1)) }).await;
+pub(crate) async fn accept_open(call: &mut Call) {
+    let (id, frame) = call.next_session_frame().await;
+    let SessionFrame::Open { epoch, .. } = frame else { panic!("{frame:?}") };
+    call.send_session(
+        id,
+        SessionFrame::Opened { limit: 1000, epoch, instance: Some(Instance::from_bits(1)) },
+    )
+    .await;
 }

@@ -36,7 +36,7 @@ impl ServerProcess {
     }
 
     /// Waits until a node is linked.
-    pub(crate) async fn has(&self, node: &str) {
+    pub(crate) async fn wait_for_node(&self, node: &str) {
         let has = async {
             while !clients::get(self.log, "/cloud/healthz").await.body.contains(node) {
                 tokio::task::yield_now().await;

@@ -134,8 +134,8 @@ impl TestServer {
     }
 
     /// Requests `target` and returns the response, whatever it is.
-    pub(crate) async fn ask(&self, target: &str) -> Answer {
-        clients::ask(self.connect, &format!("CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\n")).await
+    pub(crate) async fn request_connect(&self, target: &str) -> Answer {
+        clients::send_request(self.connect, &format!("CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\n")).await
     }
 
     /// Opens a session to `target`.
@@ -149,7 +149,7 @@ impl TestServer {
     }
 
     /// Waits until a node is linked.
-    pub(crate) async fn has(&self, node: &str) -> LinkedNode {
+    pub(crate) async fn wait_for_node(&self, node: &str) -> LinkedNode {
         let node: NodeName = node.parse().unwrap();
         let until = Instant::now() + super::TIMEOUT;
         self.server.registry.wait(&node, None, until).await.unwrap_or_else(|| panic!("{node} is not linked"))
@@ -180,7 +180,7 @@ pub(crate) async fn edge(place: &TestDir, server: &TestServer, node: &str) -> Ed
 /// Like [`edge`], but with additional config, see [`TestDir::edge`].
 pub(crate) async fn edge_with(place: &TestDir, server: &TestServer, node: &str, more: &str) -> Edge {
     let edge = start_edge(&place.edge(node, server.server.bound.grpc, more));
-    server.has(node).await;
+    server.wait_for_node(node).await;
     edge
 }
 
@@ -191,7 +191,7 @@ pub(crate) fn start_edge(text: &str) -> Edge {
 }
 
 /// Waits until no trace of any session is left on an edge.
-pub(crate) async fn edge_forgets_all(edge: &Edge) {
+pub(crate) async fn assert_edge_idle(edge: &Edge) {
     wait_until("the edge has dropped its sessions", || edge.table.is_empty()).await;
     wait_until("the edge has released its memory", || edge.table.memory() == (0, 0)).await;
     wait_until("the edge counts no session", || edge.metrics.sessions.now("acceptor") == 0).await;

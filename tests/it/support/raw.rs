@@ -16,18 +16,18 @@ use tunnel_proto::codec::encode;
 use tunnel_proto::codec::proto::StreamMsg;
 
 use super::programs::{NAME, TestDir, TestServer};
-use super::{assert_eventually, beside, remote};
+use super::{assert_eventually, remote, spawn};
 
 type Io = TlsStream<TcpStream>;
 
 /// A connection to a server's gRPC port. It answers SETTINGS and PING, and does nothing else on its own. It keeps the
-/// first [`MAX_HEARD`] frames that the test has not taken, and never returns flow control credit.
-pub(crate) struct Raw {
+/// first [`MAX_RECEIVED_FRAMES`] frames that the test has not taken, and never returns flow control credit.
+pub(crate) struct RawHttp2 {
     /// Node that its calls name.
     pub(crate) node: NodeName,
     to: Arc<tokio::sync::Mutex<WriteHalf<Io>>>,
     windows: Arc<Windows>,
-    heard: mpsc::Receiver<Piece>,
+    received: mpsc::Receiver<Http2Frame>,
     calls: u32,
     /// Reads until this value is dropped.
     _reads: AbortOnDropHandle<()>,
@@ -35,7 +35,7 @@ pub(crate) struct Raw {
 
 /// One frame of HTTP/2.
 #[derive(Debug, Clone)]
-pub(crate) struct Piece {
+pub(crate) struct Http2Frame {
     pub(crate) kind: u8,
     pub(crate) flags: u8,
     pub(crate) stream: u32,
@@ -50,7 +50,7 @@ struct Windows {
     more: Notify,
 }
 
-impl Raw {
+impl RawHttp2 {
     /// Opens a connection that announces a window of `window` bytes for each stream and for the connection.
     pub(crate) async fn connect(place: &TestDir, server: SocketAddr, node: &str, window: u32) -> Self {
         let (from, mut to) = tokio::io::split(remote::encrypted(place, server).await);
@@ -58,10 +58,10 @@ impl Raw {
         let windows = Arc::<Windows>::default();
         *windows.first.lock().unwrap() = INITIAL_WINDOW;
         windows.add(0, INITIAL_WINDOW);
-        let (hears, heard) = mpsc::channel(MAX_HEARD);
+        let (sender, received) = mpsc::channel(MAX_RECEIVED_FRAMES);
         let to = Arc::new(tokio::sync::Mutex::new(to));
-        let reads = AbortOnDropHandle::new(beside(read(from, to.clone(), windows.clone(), hears)));
-        let raw = Self { _reads: reads, node: node.parse().unwrap(), to, windows, heard, calls: 0 };
+        let reads = AbortOnDropHandle::new(spawn(read(from, to.clone(), windows.clone(), sender)));
+        let raw = Self { _reads: reads, node: node.parse().unwrap(), to, windows, received, calls: 0 };
         let mut settings = BytesMut::new();
         settings.put_u16(INITIAL_WINDOW_SIZE);
         settings.put_u32(window);
@@ -82,7 +82,7 @@ impl Raw {
         instance: Option<Instance>,
     ) -> Self {
         let raw = Self::link_at(place, server.server.bound.grpc, node, instance).await;
-        server.has(node).await;
+        server.wait_for_node(node).await;
         raw
     }
 
@@ -93,7 +93,7 @@ impl Raw {
         node: &str,
         instance: Option<Instance>,
     ) -> Self {
-        let mut raw = Self::connect(place, server, node, MOST).await;
+        let mut raw = Self::connect(place, server, node, MAX_WINDOW).await;
         raw.call(&remote::headers(node, instance)).await;
         while assert_eventually("an answer to the call", raw.next()).await.unwrap().kind != HEADERS {}
         raw
@@ -130,14 +130,14 @@ impl Raw {
     }
 
     /// Sends these messages in a single DATA frame.
-    pub(crate) async fn say(&self, messages: impl IntoIterator<Item = StreamMsg>) -> bool {
+    pub(crate) async fn send_messages(&self, messages: impl IntoIterator<Item = StreamMsg>) -> bool {
         let all: Vec<u8> = messages.into_iter().flat_map(|m| encode(m).to_bytes()).collect();
         self.data(&all).await
     }
 
     /// Waits for the next frame. Returns `None` once the connection has ended.
-    pub(crate) async fn next(&mut self) -> Option<Piece> {
-        self.heard.recv().await
+    pub(crate) async fn next(&mut self) -> Option<Http2Frame> {
+        self.received.recv().await
     }
 }
 
@@ -196,7 +196,7 @@ async fn read(
     mut from: ReadHalf<Io>,
     to: Arc<tokio::sync::Mutex<WriteHalf<Io>>>,
     windows: Arc<Windows>,
-    hears: mpsc::Sender<Piece>,
+    sender: mpsc::Sender<Http2Frame>,
 ) {
     while let Ok(piece) = piece(&mut from).await {
         match (piece.kind, piece.flags & ACK) {
@@ -206,7 +206,7 @@ async fn read(
             }
             (PING, 0) => {
                 let _ = write(&to, PING, ACK, 0, &piece.payload).await;
-                let _ = hears.try_send(piece);
+                let _ = sender.try_send(piece);
             }
             (WINDOW_UPDATE, _) => {
                 if let Some(more) = piece.payload.first_chunk() {
@@ -214,19 +214,19 @@ async fn read(
                 }
             }
             _ => {
-                let _ = hears.try_send(piece);
+                let _ = sender.try_send(piece);
             }
         }
     }
 }
 
-async fn piece(from: &mut (impl AsyncRead + Unpin)) -> std::io::Result<Piece> {
+async fn piece(from: &mut (impl AsyncRead + Unpin)) -> std::io::Result<Http2Frame> {
     let mut head = [0; 9];
     from.read_exact(&mut head).await?;
     let [a, b, c, kind, flags, s, t, u, v] = head;
     let mut payload = vec![0; usize::try_from(u32::from_be_bytes([0, a, b, c])).unwrap()];
     from.read_exact(&mut payload).await?;
-    Ok(Piece { kind, flags, stream: u32::from_be_bytes([s, t, u, v]), payload: payload.into() })
+    Ok(Http2Frame { kind, flags, stream: u32::from_be_bytes([s, t, u, v]), payload: payload.into() })
 }
 
 async fn write(
@@ -272,11 +272,11 @@ pub(crate) const SETTINGS: u8 = 4;
 pub(crate) const PING: u8 = 6;
 pub(crate) const WINDOW_UPDATE: u8 = 8;
 /// Maximum number of frames kept for the test; later ones are read and dropped.
-const MAX_HEARD: usize = 10_000;
+const MAX_RECEIVED_FRAMES: usize = 10_000;
 const ACK: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 const INITIAL_WINDOW_SIZE: u16 = 4;
 /// The initial size of all windows (RFC 9113).
 const INITIAL_WINDOW: i64 = 65_535;
 /// The largest possible window.
-pub(crate) const MOST: u32 = (1 << 31) - 1;
+pub(crate) const MAX_WINDOW: u32 = (1 << 31) - 1;

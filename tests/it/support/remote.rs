@@ -18,9 +18,9 @@ use tunnel_base::names::Instance;
 use tunnel_net::tls::{ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust};
 use tunnel_proto::hello::Hello;
 
-use super::call::{Call, said};
+use super::call::{Call, frame_channel};
 use super::programs::{NAME, TOKEN, TestDir, TestServer};
-use super::{assert_eventually, beside};
+use super::{assert_eventually, spawn};
 
 /// A server that the test plays. Edges may dial it any number of times.
 pub(crate) struct ScriptedServer {
@@ -37,7 +37,7 @@ pub(crate) async fn link(
     instance: Option<Instance>,
 ) -> Call {
     let call = try_link(place, server.server.bound.grpc, node, instance).await.unwrap();
-    server.has(node).await;
+    server.wait_for_node(node).await;
     call
 }
 
@@ -107,8 +107,8 @@ pub(crate) async fn call(io: TlsStream<TcpStream>, headers: HeaderMap, node: &st
     let io = TokioIo::new(io);
     let shaken = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await;
     let (mut sender, driver) = shaken.map_err(|e| Status::unavailable(e.to_string()))?;
-    beside(driver);
-    let (say, body) = said();
+    spawn(driver);
+    let (frames_sender, body) = frame_channel();
     let uri = format!("https://{NAME}/proto.Stream/TunnelStreaming");
     let mut request = Request::post(uri).version(http::Version::HTTP_2).body(body).unwrap();
     *request.headers_mut() = headers;
@@ -121,8 +121,8 @@ pub(crate) async fn call(io: TlsStream<TcpStream>, headers: HeaderMap, node: &st
             Err(status)
         }
         None => {
-            let (parts, hear) = response.into_parts();
-            Ok(Call::made(node.parse().unwrap(), parts.headers, say, hear))
+            let (parts, incoming_body) = response.into_parts();
+            Ok(Call::outgoing(node.parse().unwrap(), parts.headers, frames_sender, incoming_body))
         }
     }
 }
@@ -140,10 +140,10 @@ impl ScriptedServer {
         let (called, calls) = mpsc::channel(16);
         let connections = Arc::new(AtomicUsize::new(0));
         let accepted = connections.clone();
-        beside(async move {
+        spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
                 accepted.fetch_add(1, Relaxed);
-                beside(serve(socket, acceptor.clone(), called.clone()));
+                spawn(serve(socket, acceptor.clone(), called.clone()));
             }
         });
         Self { at, calls, connections }
@@ -171,8 +171,8 @@ async fn serve(socket: TcpStream, acceptor: TlsAcceptor, called: mpsc::Sender<Ca
         let called = called.clone();
         async move {
             let (answer, answered) = oneshot::channel();
-            let (parts, hear) = request.into_parts();
-            let _ = called.send(Call::got(parts.headers, hear, answer)).await;
+            let (parts, incoming_body) = request.into_parts();
+            let _ = called.send(Call::incoming(parts.headers, incoming_body, answer)).await;
             answered.await
         }
     });

@@ -14,16 +14,16 @@ use hickory_resolver::proto::op::{Message, ResponseCode};
 use hickory_resolver::proto::rr::rdata::A;
 use hickory_resolver::proto::rr::{RData, Record, RecordType};
 
-use super::beside;
 use super::programs::{TestDir, TestServer};
+use super::spawn;
 
 /// A server with its own runtime, so that it can be killed.
-pub(crate) struct SeparateServers {
+pub(crate) struct KillableServer {
     pub(crate) server: TestServer,
     runtime: Option<Runtime>,
 }
 
-impl SeparateServers {
+impl KillableServer {
     /// Starts a server from its config's text.
     pub(crate) async fn start(text: String) -> Self {
         let started = tokio::task::spawn_blocking(move || {
@@ -44,7 +44,7 @@ impl SeparateServers {
     }
 }
 
-impl Drop for SeparateServers {
+impl Drop for KillableServer {
     fn drop(&mut self) {
         self.kill();
     }
@@ -95,46 +95,46 @@ pub(crate) enum DnsScript {
 /// A DNS server that gives the same response for every name; the response can be changed.
 pub(crate) struct Dns {
     pub(crate) at: SocketAddr,
-    says: tokio::sync::watch::Sender<DnsScript>,
-    asked: Arc<AtomicUsize>,
+    script: tokio::sync::watch::Sender<DnsScript>,
+    queries: Arc<AtomicUsize>,
 }
 
 impl Dns {
-    pub(crate) async fn start(says: DnsScript) -> Self {
+    pub(crate) async fn start(script: DnsScript) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let at = socket.local_addr().unwrap();
-        let (says, said) = tokio::sync::watch::channel(says);
-        let asked = Arc::new(AtomicUsize::new(0));
-        let counted = asked.clone();
-        beside(async move {
+        let (script, current_script) = tokio::sync::watch::channel(script);
+        let queries = Arc::new(AtomicUsize::new(0));
+        let counted = queries.clone();
+        spawn(async move {
             let mut space = [0; 1500];
             while let Ok((n, from)) = socket.recv_from(&mut space).await {
                 counted.fetch_add(1, Relaxed);
-                let says = *said.borrow();
+                let script = *current_script.borrow();
                 let Ok(question) = Message::from_vec(&space[..n]) else { continue };
-                if let Some(answer) = answer(&question, says) {
+                if let Some(answer) = answer(&question, script) {
                     let _ = socket.send_to(&answer.to_vec().unwrap(), from).await;
                 }
             }
         });
-        Self { at, says, asked }
+        Self { at, script, queries }
     }
 
     /// Returns the number of received queries.
-    pub(crate) fn asked(&self) -> usize {
-        self.asked.load(Relaxed)
+    pub(crate) fn queries(&self) -> usize {
+        self.queries.load(Relaxed)
     }
 
-    pub(crate) fn say(&self, says: DnsScript) {
-        self.says.send_replace(says);
+    pub(crate) fn set_script(&self, script: DnsScript) {
+        self.script.send_replace(script);
     }
 }
 
-fn answer(question: &Message, says: DnsScript) -> Option<Message> {
+fn answer(question: &Message, script: DnsScript) -> Option<Message> {
     let query = &question.queries[0];
     let mut answer = Message::response(question.metadata.id, question.metadata.op_code);
     answer.add_query(query.clone());
-    match says {
+    match script {
         DnsScript::Nothing => return None,
         DnsScript::NoSuchName => answer.metadata.response_code = ResponseCode::NXDomain,
         DnsScript::At(ip) if query.query_type() == RecordType::A => {

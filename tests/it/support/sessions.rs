@@ -13,7 +13,7 @@ use tunnel_proto::frame::Category;
 use super::{assert_eventually, wait_until};
 
 /// Opens a session for a program on an edge. Returns the error text if it is refused.
-pub(crate) async fn asked(edge: &Edge, node: NodeName, target: Target) -> Result<Session, String> {
+pub(crate) async fn open_session(edge: &Edge, node: NodeName, target: Target) -> Result<Session, String> {
     wait_until("the edge has a link", || edge.metrics.links.all() > 0).await;
     let client = "a program on the edge".into();
     let category = Category::HttpProxy;
@@ -22,7 +22,7 @@ pub(crate) async fn asked(edge: &Edge, node: NodeName, target: Target) -> Result
 }
 
 /// Sends a text to an echo target and checks that it comes back.
-pub(crate) async fn says(session: &mut Session, text: &str) {
+pub(crate) async fn assert_session_echo(session: &mut Session, text: &str) {
     let mut bytes = Bytes::copy_from_slice(text.as_bytes());
     poll_fn(|cx| session.poll_write_chunk(cx, &mut bytes)).await.unwrap();
     let mut back = Vec::new();

@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 
-use super::beside;
+use super::spawn;
 
 /// Serves each connection with a task.
 pub(crate) async fn serve<F>(task: impl Fn(TcpStream) -> F + Send + 'static) -> SocketAddr
@@ -30,10 +30,10 @@ where
     F: Future<Output = ()> + Send + 'static,
 {
     let at = listener.local_addr().unwrap();
-    beside(async move {
+    spawn(async move {
         while let Ok((socket, _)) = listener.accept().await {
             // A broken connection matters to the test, not to the target.
-            drop(beside(task(socket)));
+            drop(spawn(task(socket)));
         }
     });
     at
@@ -50,7 +50,7 @@ where
         let unused = TcpSocket::new_v4().unwrap();
         let at = SocketAddr::from(([127, 0, 0, 1], listener.local_addr().unwrap().port()));
         if unused.bind(at).is_ok() {
-            beside(async move {
+            spawn(async move {
                 let _unused = unused;
                 pending::<()>().await;
             });
@@ -96,12 +96,12 @@ pub(crate) async fn source(bytes: usize) -> SocketAddr {
 }
 
 /// Sends endlessly.
-pub(crate) async fn fountain() -> SocketAddr {
+pub(crate) async fn endless_source() -> SocketAddr {
     serve(|mut socket| async move { while socket.write_all(&[7; 32 * 1024]).await.is_ok() {} }).await
 }
 
 /// Returns the address of a port on which no program listens.
-pub(crate) async fn nothing() -> SocketAddr {
+pub(crate) async fn closed_port() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
 }
 
@@ -111,15 +111,15 @@ pub(crate) fn pattern(bytes: usize) -> Vec<u8> {
 }
 
 /// Reports the error with which each of its connections failed.
-pub(crate) async fn broken_off() -> (SocketAddr, mpsc::Receiver<std::io::ErrorKind>) {
-    let (told, tells) = mpsc::channel(1);
+pub(crate) async fn report_broken_connection() -> (SocketAddr, mpsc::Receiver<std::io::ErrorKind>) {
+    let (sender, receiver) = mpsc::channel(1);
     let at = serve(move |mut socket| {
-        let told = told.clone();
+        let sender = sender.clone();
         async move {
             let ended = socket.read_to_end(&mut Vec::new()).await;
-            told.send(ended.unwrap_err().kind()).await.unwrap();
+            sender.send(ended.unwrap_err().kind()).await.unwrap();
         }
     })
     .await;
-    (at, tells)
+    (at, receiver)
 }

@@ -16,7 +16,7 @@ pub(crate) struct Settings<'a> {
     /// Its InternalIP.
     pub(crate) ip: &'a str,
     /// Whether its kubelet requests its certificate from the cluster, and has none before.
-    pub(crate) asks: bool,
+    pub(crate) requests_certificate: bool,
 }
 
 /// A running node.
@@ -24,12 +24,12 @@ pub(crate) struct Settings<'a> {
 pub(crate) struct Node {
     // Fields drop in order: the processes before their control groups.
     _programs: Running,
-    _groups: Groups,
+    _groups: ControlGroups,
 }
 
 /// The control groups of its containers.
 #[derive(Debug)]
-struct Groups(String);
+struct ControlGroups(String);
 
 impl Node {
     pub(crate) fn start(network: &Network, kubelet: &Path, node: &Settings<'_>) -> Self {
@@ -39,12 +39,12 @@ impl Node {
         std::fs::create_dir_all(dir.join("cni")).unwrap();
         let image = dir.join("image.tar");
         let mut command = Command::new(sources.join("image.sh"));
-        let said = run_command("image.sh", command.arg(&image), None, TIMEOUT);
-        assert!(said.status.success(), "{said:?}");
+        let output = run_command("image.sh", command.arg(&image), None, TIMEOUT);
+        assert!(output.status.success(), "{output:?}");
 
         let config = dir.join("kubelet.json");
         let mut settings = kubelet_config(place, dir);
-        if node.asks {
+        if node.requests_certificate {
             settings["serverTLSBootstrap"] = true.into();
         } else {
             let (cert, key) = (dir.join("kubelet.crt"), dir.join("kubelet.key"));
@@ -69,11 +69,14 @@ impl Node {
             .arg(dir.join("kubelet-root"))
             .arg("--cert-dir")
             .arg(dir.join("kubelet-certs"));
-        Self { _programs: Running::start(&log, place.path(), &mut command), _groups: Groups(groups(dir)) }
+        Self {
+            _programs: Running::start(&log, place.path(), &mut command),
+            _groups: ControlGroups(groups(dir)),
+        }
     }
 }
 
-impl Drop for Groups {
+impl Drop for ControlGroups {
     /// Waits until the groups are empty, so that no process uses the node's files.
     fn drop(&mut self) {
         let find = format!("find /sys/fs/cgroup -depth -type d -path '*/{}*'", self.0);

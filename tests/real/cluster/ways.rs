@@ -114,7 +114,7 @@ impl Way {
     }
 
     /// Returns true if the tunnel's server queries kube-apiserver for the node of each address or pod.
-    pub(crate) fn asks(self) -> bool {
+    pub(crate) fn queries_apiserver(self) -> bool {
         matches!(self, Self::Egress | Self::Terminate { verified: false } | Self::Shown | Self::Intercepted)
     }
 }

@@ -12,7 +12,7 @@ use crate::wait::wait_until;
 
 /// How kube-apiserver finds the webhook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Hook {
+pub(crate) enum WebhookAddress {
     /// By a Service with an endpoint on the node.
     Service,
     /// By a URL with the node's name.
@@ -21,25 +21,25 @@ pub(crate) enum Hook {
 
 impl Cluster {
     /// Starts the webhook on `node1`, checks that kube-apiserver gets its responses, and removes its configuration.
-    pub(crate) fn webhook_answers(&self, hook: Hook) {
+    pub(crate) fn webhook_answers(&self, hook: WebhookAddress) {
         let mut webhook = self.webhook();
         let place = match hook {
-            Hook::Service => {
+            WebhookAddress::Service => {
                 self.apply("hook", &service());
                 self.apply("hook-endpoints", &endpoints());
                 json!({"service": {"namespace": "default", "name": "hook"}})
             }
-            Hook::Url => json!({"url": format!("https://node1:{PORT}/")}),
+            WebhookAddress::Url => json!({"url": format!("https://node1:{PORT}/")}),
         };
         let ca = BASE64_STANDARD.encode(self.network.place.authority.0.cert());
         self.apply("webhook", &configuration(place, &ca));
         // `failurePolicy` is `Fail`: without its response, objects are refused.
         wait_until("kube-apiserver receives the webhook's refusal", 3 * TIMEOUT, || {
-            let said = self.network.tries("kubectl create configmap unwelcome --dry-run=server");
-            !said.status.success() && said.stderr.contains("node1 says no")
+            let output = self.network.try_sh("kubectl create configmap unwelcome --dry-run=server");
+            !output.status.success() && output.stderr.contains("node1 says no")
         });
         self.sh("kubectl create configmap welcome --dry-run=server");
-        webhook.says("asked of welcome");
+        webhook.wait_for_log("asked of welcome");
         self.sh(&format!("kubectl delete validatingwebhookconfiguration {NAME}"));
     }
 

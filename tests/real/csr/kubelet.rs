@@ -18,13 +18,13 @@ use crate::tunnel::TestDir;
 
 pub(crate) struct Kubelet {
     pub(crate) at: SocketAddr,
-    seen: Seen,
+    seen: SeenCertificates,
     finished: watch::Sender<bool>,
     _runtime: Runtime,
 }
 
 /// The subjects and serial numbers of the client certificates that were presented.
-type Seen = Arc<Mutex<BTreeSet<String>>>;
+type SeenCertificates = Arc<Mutex<BTreeSet<String>>>;
 
 impl Kubelet {
     /// Starts one. Its certificate is issued by the cluster's CA for the node's name, and clients need one of the
@@ -44,8 +44,8 @@ impl Kubelet {
         let runtime = Runtime::new().unwrap();
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let (at, seen, finished) =
-            (listener.local_addr().unwrap(), Seen::default(), watch::Sender::new(false));
-        let (known, over) = (seen.clone(), finished.clone());
+            (listener.local_addr().unwrap(), SeenCertificates::default(), watch::Sender::new(false));
+        let (seen_requests, over) = (seen.clone(), finished.clone());
         let serving = async move {
             while let Ok((socket, _)) = listener.accept().await {
                 // A client that disconnects early ends only its own connection.
@@ -53,7 +53,7 @@ impl Kubelet {
                     clippy::disallowed_methods,
                     reason = "a server of the test, which ends with its runtime"
                 )]
-                tokio::spawn(serve(socket, tls.clone(), known.clone(), over.subscribe()));
+                tokio::spawn(serve(socket, tls.clone(), seen_requests.clone(), over.subscribe()));
             }
         };
         runtime.spawn(serving);
@@ -75,24 +75,24 @@ impl Kubelet {
 async fn serve(
     socket: TcpStream,
     tls: Arc<ServerConfig>,
-    seen: Seen,
+    seen: SeenCertificates,
     mut over: watch::Receiver<bool>,
 ) -> std::io::Result<()> {
     let mut stream = TlsAcceptor::from(tls).accept(socket).await?;
-    let who = {
+    let subject = {
         let shown = stream.get_ref().1.peer_certificates().unwrap();
         let (_, leaf) = X509Certificate::from_der(&shown[0]).unwrap();
         let name = leaf.subject().iter_common_name().next().unwrap().as_str().unwrap().to_owned();
         format!("{name} {}", leaf.raw_serial_as_string())
     };
-    seen.lock().unwrap().insert(who.clone());
+    seen.lock().unwrap().insert(subject.clone());
     loop {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
             head.push(stream.read_u8().await?);
         }
         if !head.starts_with(b"GET /long ") {
-            let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{who}", who.len());
+            let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{subject}", subject.len());
             stream.write_all(answer.as_bytes()).await?;
             stream.flush().await?;
             continue;

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::apiserver;
 use crate::kubernetes::Kubernetes;
-use crate::parts::{free_port, kept};
+use crate::parts::{cached_program, free_port};
 use crate::process::{Running, TIMEOUT, run_command};
 use crate::tunnel::tunnel;
 use crate::wait::wait_until;
@@ -24,8 +24,10 @@ impl Signer {
     /// Starts one that signs certificates for `duration`. Returns `None` if its programs are not installed. Approves
     /// nothing yet.
     pub(crate) fn start(duration: &str) -> Option<Self> {
-        let (manager, kubectl) =
-            (kept("kubernetes-1.36.3/kube-controller-manager")?, kept("kubernetes-1.36.3/kubectl")?);
+        let (manager, kubectl) = (
+            cached_program("kubernetes-1.36.3/kube-controller-manager")?,
+            cached_program("kubernetes-1.36.3/kubectl")?,
+        );
         let kubernetes = Kubernetes::start()?;
         apply(&kubernetes, &kubectl, "csr");
         let place = kubernetes.place();
@@ -36,7 +38,7 @@ impl Signer {
 
     /// Applies this part of `deploy/kustomize`.
     pub(crate) fn apply(&self, part: &str) {
-        apply(&self.kubernetes, &kept("kubernetes-1.36.3/kubectl").unwrap(), part);
+        apply(&self.kubernetes, &cached_program("kubernetes-1.36.3/kubectl").unwrap(), part);
     }
 
     /// Starts `tunnel approve`, and waits until it watches requests.
@@ -44,7 +46,7 @@ impl Signer {
         let (place, health) = (self.kubernetes.place(), free_port());
         let mut command = apiserver::approver(tunnel(), place, health);
         let mut approver = Running::start("approver", place.path(), &mut command);
-        approver.answers_only(health, "/readyz", "ok\n");
+        approver.wait_for_exact_answer(health, "/readyz", "ok\n");
         self.approver = Some(approver);
     }
 }
@@ -59,7 +61,7 @@ fn apply(kubernetes: &Kubernetes, kubectl: &Path, part: &str) {
 }
 
 /// Allows an account to request certificates.
-pub(crate) fn may_ask(kubernetes: &Kubernetes, user: &str) {
+pub(crate) fn permit_requests(kubernetes: &Kubernetes, user: &str) {
     let rbac = "rbac.authorization.k8s.io";
     kubernetes.apply_everywhere::<ClusterRoleBinding>(&json!({
         "apiVersion": format!("{rbac}/v1"), "kind": "ClusterRoleBinding", "metadata": {"name": "others"},

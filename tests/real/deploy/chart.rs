@@ -9,7 +9,7 @@ use serde_json::{Deserializer, Value, json};
 
 use super::{CLUSTER_CA, Cluster, container, deploy, mounted};
 use crate::kubernetes::NAMESPACE;
-use crate::parts::kept;
+use crate::parts::cached_program;
 use crate::process::{TIMEOUT, run, run_command};
 use crate::tunnel::{PROGRAM, TOKEN, TestDir};
 
@@ -22,9 +22,9 @@ fn helm(program: &Path, cluster: Option<&Cluster>, place: &TestDir, task: &str, 
     if let Some(cluster) = cluster {
         command.arg("--kubeconfig").arg(cluster.kubernetes.admin());
     }
-    let said = run_command("helm", &mut command, None, 3 * TIMEOUT);
-    assert!(said.status.success(), "{task}: {said:?}");
-    said.stdout
+    let output = run_command("helm", &mut command, None, 3 * TIMEOUT);
+    assert!(output.status.success(), "{task}: {output:?}");
+    output.stdout
 }
 
 /// Returns the objects of the default namespace of the manifests, by kind and name.
@@ -41,7 +41,7 @@ pub(crate) fn objects_of(
 ) -> BTreeMap<String, Value> {
     let args =
         ["-n", namespace, "create", "--dry-run=client", "-o", "json", from, manifests.to_str().unwrap()];
-    let (is_well, text) = cluster.asks(&args);
+    let (is_well, text) = cluster.try_kubectl(&args);
     assert!(is_well, "{text}");
     let found: Vec<Value> = Deserializer::from_str(&text).into_iter().map(Result::unwrap).collect();
     let lists = |one: Value| match one["items"].as_array() {
@@ -68,14 +68,14 @@ fn checked(cluster: &Cluster, place: &TestDir, chart: &BTreeMap<String, Value>) 
         command.args(["config", "check"]).arg(&config);
         command.env("NODE_NAME", "node1").env("POD_IP", "10.9.9.9");
         command.arg(format!("--kubeconfig={}", k.display()));
-        let said = run_command("tunnel", &mut command, None, TIMEOUT);
-        assert!(said.status.success() && !said.stderr.contains("ERROR"), "{text}\n{said:?}");
+        let output = run_command("tunnel", &mut command, None, TIMEOUT);
+        assert!(output.status.success() && !output.stderr.contains("ERROR"), "{text}\n{output:?}");
     }
 }
 
 #[test]
 fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
-    let Some(program) = kept("helm-4.3.1/helm") else { return };
+    let Some(program) = cached_program("helm-4.3.1/helm") else { return };
     let (Some(cluster), place) = (Cluster::new(), TestDir::new()) else { return };
     let rendered = |name: &str, more: &[&str]| -> PathBuf {
         let file = place.path().join(name);
@@ -89,9 +89,9 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
     );
     let mut chart = objects(&cluster, "-f", &rendered("chart.yaml", &[]));
     assert_eq!(chart.keys().collect::<Vec<_>>(), base.keys().collect::<Vec<_>>());
-    for (name, wanted) in base {
+    for (name, expected) in base {
         let made = chart.remove(&name).unwrap();
-        assert!(made == wanted, "{name}: the chart has\n{made:#}\nand the base\n{wanted:#}");
+        assert!(made == expected, "{name}: the chart has\n{made:#}\nand the base\n{expected:#}");
     }
 
     helm(&program, Some(&cluster), &place, "install", &[]);
@@ -139,21 +139,21 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
     checked(&cluster, &place, &chart);
 
     let other = r#"edge.nodeSelector={"superedge.io/node-edge": null, "zone": "a"}"#;
-    for (option, value, told) in [
+    for (option, value, error) in [
         ("--set", "cloud.hostNetwork=true", "set cloud.sshPort"),
         ("--set", "cloud.replica=3", "additional properties 'replica' not allowed"),
         ("--set-json", other, "edge.nodeSelector: add superedge.io/node-edge: enable"),
     ] {
         let chart = deploy("helm/tunnel").display().to_string();
         let args = ["template", "tunnel", &chart, option, value];
-        let said = run(program.to_str().unwrap(), &args, None, TIMEOUT);
-        assert!(!said.status.success() && said.stderr.contains(told), "{said:?}");
+        let output = run(program.to_str().unwrap(), &args, None, TIMEOUT);
+        assert!(!output.status.success() && output.stderr.contains(error), "{output:?}");
     }
 }
 
 #[test]
 fn the_chart_names_the_node_label_that_servers_need() {
-    let Some(program) = kept("helm-4.3.1/helm") else { return };
+    let Some(program) = cached_program("helm-4.3.1/helm") else { return };
     let (Some(cluster), place) = (Cluster::new(), TestDir::new()) else { return };
     let line = "kubectl label node NODE node-restriction.kubernetes.io/tunnel-server=true";
     let notes = helm(&program, Some(&cluster), &place, "install", &[]);

@@ -49,19 +49,19 @@ fn doctor_names_the_node_label_that_servers_need() {
         format!("--config={}", file.display()),
         format!("--kubeconfig={}", cluster.kubernetes.admin().display()),
     );
-    let told = || {
-        let said = run(PROGRAM, &["doctor", "server", &c, &k, "-o=json"], None, TIMEOUT);
-        let found: Vec<Value> = serde_json::from_str(&said.stdout).unwrap_or_else(|_| panic!("{said:?}"));
+    let label_finding = || {
+        let output = run(PROGRAM, &["doctor", "server", &c, &k, "-o=json"], None, TIMEOUT);
+        let found: Vec<Value> = serde_json::from_str(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
         found.into_iter().find(|one| one["check"] == "nodes").unwrap()
     };
-    let found = told();
+    let found = label_finding();
     let line = format!("kubectl label node NODE {SERVERS}=true");
     assert!(found["status"] == "warning" && found["hint"].as_str().unwrap().contains(&line), "{found}");
     let labels = json!({SERVERS: "true"});
     cluster.kubernetes.apply_everywhere::<Node>(
         &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "cloud1", "labels": labels}}),
     );
-    assert_eq!(told()["status"], "ok");
+    assert_eq!(label_finding()["status"], "ok");
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn clients_outside_reach_ssh_only_with_the_component_and_only_from_named_network
     let site = overlay(place.path(), "clients");
     let Some(cluster) = Cluster::with_base() else { return };
     assert_eq!(cluster.port_for_ssh(), "", "closed by default");
-    assert!(cluster.asks(&["apply", "-k", site.to_str().unwrap()]).0);
+    assert!(cluster.try_kubectl(&["apply", "-k", site.to_str().unwrap()]).0);
     let port = cluster.port_for_ssh();
     assert!(port.parse::<u16>().is_ok_and(|port| port >= 30000), "{port}");
     cluster.is_open_to_clients();
@@ -116,12 +116,12 @@ fn ports_without_credentials_are_open_to_labelled_namespaces_only() {
     ] {
         let all = objects(&cluster, folder);
         let rules = &all["NetworkPolicy tunnel-cloud"]["spec"]["ingress"];
-        let wanted = json!([
+        let expected = json!([
             {"ports": open},
             {"ports": closed, "from": client},
             {"ports": [{"port": "tunnel-metrics"}], "from": metrics},
         ]);
-        assert_eq!(rules, &wanted, "{folder}");
+        assert_eq!(rules, &expected, "{folder}");
         let named: Vec<&Value> =
             rules.as_array().unwrap().iter().flat_map(|rule| rule["ports"].as_array().unwrap()).collect();
         let ports = container(&all["Deployment tunnel-cloud"])["ports"].as_array().unwrap();

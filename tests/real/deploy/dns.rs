@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{CLUSTER_CA, Cluster, args, container, mounted, overlay};
 use crate::kubernetes::{NAMESPACE, PODS};
 use crate::network::Machine;
-use crate::parts::{free_port, have, kept, root};
+use crate::parts::{are_installed, cached_program, free_port, is_root};
 use crate::process::{Running, TIMEOUT, run, run_command};
 use crate::tunnel::{Edge, TOKEN, TestDir, tunnel};
 use crate::wait::wait_until;
@@ -81,7 +81,7 @@ fn server(cluster: &Cluster, place: &TestDir, kubelets: u16) -> Running {
     command.arg("--kubeconfig").arg(cluster.kubernetes.kubeconfig_as(PODS));
     command.envs([("POD_IP", HERE), ("POD_NAMESPACE", NAMESPACE), ("POD_NAME", "tunnel-cloud-0")]);
     let mut server = Running::start("server", place.path(), &mut command);
-    server.answers_only(log_port, "/readyz", "ok\n");
+    server.wait_for_exact_answer(log_port, "/readyz", "ok\n");
     server
 }
 
@@ -92,25 +92,25 @@ fn leads_to_the_kubelet(place: &TestDir, address: &str, kubelets: u16) {
     kubelet.args(["s_server", "-www", "-Verify", "1", "-accept", &format!("127.0.0.1:{kubelets}")]);
     kubelet.arg("-cert").arg(&files.cert).arg("-key").arg(&files.key).arg("-CAfile").arg(&files.ca);
     let mut kubelet = Running::start("kubelet", place.path(), &mut kubelet);
-    kubelet.says("ACCEPT");
+    kubelet.wait_for_log("ACCEPT");
     let (cert, key) = (place.path().join("kubelet-client.crt"), place.path().join("kubelet-client.key"));
     place.authority.0.client("kube-apiserver-kubelet-client").unwrap().write(&cert, &key).unwrap();
     let (cert, key) = (cert.display().to_string(), key.display().to_string());
     let to = format!("node1:10250:{address}");
-    let asked = ["-sSk", "-m", "20", "--resolve", &to, "https://node1:10250/"];
-    let said = run("curl", &[&asked[..], &["--cert", &cert, "--key", &key]].concat(), None, TIMEOUT);
-    assert!(said.stdout.contains("tunnel-proxy-client"), "{said:?}\n{}", kubelet.log());
-    let said = run("curl", &asked, None, TIMEOUT);
-    assert!(!said.stdout.contains("tunnel-proxy-client"), "{said:?}");
+    let curl_args = ["-sSk", "-m", "20", "--resolve", &to, "https://node1:10250/"];
+    let output = run("curl", &[&curl_args[..], &["--cert", &cert, "--key", &key]].concat(), None, TIMEOUT);
+    assert!(output.stdout.contains("tunnel-proxy-client"), "{output:?}\n{}", kubelet.log());
+    let output = run("curl", &curl_args, None, TIMEOUT);
+    assert!(!output.stdout.contains("tunnel-proxy-client"), "{output:?}");
 }
 
 /// kube-apiserver's way by DNS, with the component `node-names`: from a node's name to its kubelet.
 #[test]
-fn the_shipped_coredns_leads_to_the_kubelets_of_the_nodes_that_a_server_publishes() {
-    if !root() || !have(&["unshare", "nsenter", "setpriv", "setcap", "curl", "dig", "openssl"]) {
+fn the_shipped_coredns_resolves_published_nodes_and_their_kubelets_are_reached() {
+    if !is_root() || !are_installed(&["unshare", "nsenter", "setpriv", "setcap", "curl", "dig", "openssl"]) {
         return;
     }
-    let Some(program) = kept("coredns-1.15.0/coredns") else { return };
+    let Some(program) = cached_program("coredns-1.15.0/coredns") else { return };
     let site = tempfile::tempdir().unwrap();
     let Some(cluster) = Cluster::with(&overlay(site.path(), "node-names")) else { return };
     let deployment = cluster.object("deployment", "tunnel-coredns");
@@ -133,7 +133,7 @@ fn the_shipped_coredns_leads_to_the_kubelets_of_the_nodes_that_a_server_publishe
         .unwrap();
     let mut elsewhere =
         Running::start("upstream", place.path(), machine.command(&program).arg("-conf").arg(&upstream));
-    elsewhere.says("CoreDNS-1.15.0");
+    elsewhere.wait_for_log("CoreDNS-1.15.0");
     let user = deployment["spec"]["template"]["spec"]["securityContext"]["runAsUser"].to_string();
     let mut command = machine.command("setpriv");
     command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--no-new-privs", "--inh-caps=-all"]);
@@ -143,10 +143,10 @@ fn the_shipped_coredns_leads_to_the_kubelets_of_the_nodes_that_a_server_publishe
         let get = &shipped[probe]["httpGet"];
         let url = format!("http://127.0.0.1:{}{}", get["port"], get["path"].as_str().unwrap());
         wait_until(probe, TIMEOUT, || {
-            coredns.lives();
-            let said =
+            coredns.assert_running();
+            let output =
                 run_command("curl", machine.command("curl").args(["-sf", "-m", "5", &url]), None, TIMEOUT);
-            said.status.success()
+            output.status.success()
         });
     }
     let port = shipped["ports"][0]["containerPort"].to_string();
@@ -176,7 +176,7 @@ fn the_shipped_coredns_leads_to_the_kubelets_of_the_nodes_that_a_server_publishe
     leads_to_the_kubelet(&place, &dig("node1", "+notcp"), kubelets);
     leads("elsewhere.test", "192.0.2.5");
     edge.process.terminate();
-    edge.process.ends(TIMEOUT);
+    edge.process.wait_for_exit(TIMEOUT);
     published(2, false);
     leads("node1", "");
 }

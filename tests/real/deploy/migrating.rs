@@ -26,12 +26,12 @@ fn blocks(part: &str) -> Vec<String> {
 }
 
 /// A folder in which an operator follows the page.
-struct Desk<'a> {
+struct OperatorFolder<'a> {
     cluster: &'a Cluster,
     dir: tempfile::TempDir,
 }
 
-impl<'a> Desk<'a> {
+impl<'a> OperatorFolder<'a> {
     fn new(cluster: &'a Cluster) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let link = |to: &Path, name: &str| std::os::unix::fs::symlink(to, dir.path().join(name)).unwrap();
@@ -41,7 +41,7 @@ impl<'a> Desk<'a> {
         Self { cluster, dir }
     }
 
-    fn tries(&self, block: &str) -> ProcessOutput {
+    fn try_sh(&self, block: &str) -> ProcessOutput {
         let block = format!("PATH=\"$PWD:$PATH\"\n{block}");
         let mut bash = Command::new("bash");
         bash.args(["-e", "-o", "pipefail", "-c", &block]).current_dir(self.dir.path());
@@ -51,13 +51,13 @@ impl<'a> Desk<'a> {
 
     /// Runs a block, and fails the test unless all of its commands succeed.
     fn does(&self, block: &str) {
-        let said = self.tries(block);
-        assert!(said.status.success(), "{block}: {said:?}");
+        let output = self.try_sh(block);
+        assert!(output.status.success(), "{block}: {output:?}");
     }
 
     fn object(&self, kind: &str, name: &str) -> Option<Value> {
-        let said = self.tries(&format!("kubectl -n kube-system get {kind} {name} -o json"));
-        said.status.success().then(|| serde_json::from_str(&said.stdout).unwrap())
+        let output = self.try_sh(&format!("kubectl -n kube-system get {kind} {name} -o json"));
+        output.status.success().then(|| serde_json::from_str(&output.stdout).unwrap())
     }
 
     fn read(&self, name: &str) -> String {
@@ -66,7 +66,7 @@ impl<'a> Desk<'a> {
 }
 
 /// Creates the objects of YurtTunnel with `kubectl create`.
-fn yurttunnel(desk: &Desk<'_>) {
+fn yurttunnel(desk: &OperatorFolder<'_>) {
     let workload = |kind: &str, name: &str, args: &[&str]| {
         let pod = json!({
             "metadata": {"labels": {"k8s-app": name}},
@@ -103,8 +103,8 @@ fn yurttunnel(desk: &Desk<'_>) {
         std::fs::write(desk.dir.path().join("object.json"), object.to_string()).unwrap();
         // Just after its start, kube-apiserver refuses some objects for a moment.
         wait_until(&format!("object {n} is created"), 3 * TIMEOUT, || {
-            let said = desk.tries("kubectl create -f object.json");
-            said.status.success() || said.stderr.contains("AlreadyExists")
+            let output = desk.try_sh("kubectl create -f object.json");
+            output.status.success() || output.stderr.contains("AlreadyExists")
         });
     }
 }
@@ -112,7 +112,7 @@ fn yurttunnel(desk: &Desk<'_>) {
 const SERVICES: [&str; 2] = ["x-tunnel-server-svc", "x-tunnel-server-internal-svc"];
 
 /// Returns the parts of the Services that clients see, and the selectors.
-fn known(desk: &Desk<'_>) -> Vec<(Value, Value, Value)> {
+fn service_parts(desk: &OperatorFolder<'_>) -> Vec<(Value, Value, Value)> {
     let of = |name: &str| {
         let mut spec = desk.object("service", name).unwrap()["spec"].take();
         (spec["clusterIP"].take(), spec["ports"].take(), spec["selector"].take())
@@ -126,9 +126,9 @@ fn the_migration_page_works_from_yurttunnel_to_this_program_and_back() {
     let Some(_manager) = cluster.kubernetes.manager("namespace-controller,endpoints-controller") else {
         return;
     };
-    let desk = Desk::new(&cluster);
+    let desk = OperatorFolder::new(&cluster);
     yurttunnel(&desk);
-    let before = known(&desk);
+    let before = service_parts(&desk);
 
     let settings = blocks("## What becomes of the settings");
     desk.does(&settings[0]);
@@ -144,7 +144,7 @@ fn the_migration_page_works_from_yurttunnel_to_this_program_and_back() {
     assert!(desk.object("deployment", "tunnel-approver").is_some());
     desk.does(take_away);
     assert!(SERVICES.iter().all(|name| desk.read("services-old.yaml").contains(name)));
-    assert!(!desk.tries(&format!("kubectl get namespace {NAMESPACE}")).status.success());
+    assert!(!desk.try_sh(&format!("kubectl get namespace {NAMESPACE}")).status.success());
     desk.does(stop);
     assert_eq!(desk.object("deployment", "yurt-tunnel-server").unwrap()["spec"]["replicas"], 0);
     desk.does(apply);
@@ -156,20 +156,24 @@ fn the_migration_page_works_from_yurttunnel_to_this_program_and_back() {
             desk.does(&patch.replace("x-tunnel-server-svc", name));
         }
     }
-    for ((ip, ports, selector), (was, ..)) in known(&desk).iter().zip(&before) {
+    for ((ip, ports, selector), (was, ..)) in service_parts(&desk).iter().zip(&before) {
         assert_eq!((ip, selector), (was, &ours), "{ports}");
     }
     let port = |of: &Value, number: u16| {
         of.as_array().unwrap().iter().find(|port| port["port"] == number).unwrap()["nodePort"].clone()
     };
-    assert_eq!(port(&known(&desk)[0].1, 10262), port(&before[0].1, 10262), "edges use the same node port");
+    assert_eq!(
+        port(&service_parts(&desk)[0].1, 10262),
+        port(&before[0].1, 10262),
+        "edges use the same node port"
+    );
     for name in ["deployment/tunnel-cloud", "daemonset/tunnel-edge"] {
         let (kind, name) = name.split_once('/').unwrap();
         assert!(desk.object(kind, name).is_some(), "{name}");
     }
 
     desk.does(back);
-    assert_eq!(known(&desk), before);
+    assert_eq!(service_parts(&desk), before);
     assert_eq!(desk.object("deployment", "yurt-tunnel-server").unwrap()["spec"]["replicas"], 1);
     for name in ["tunnel-cloud", "tunnel-approver"] {
         assert_eq!(desk.object("deployment", name), None, "{name}");

@@ -13,12 +13,12 @@ use crate::wait::wait_until;
 const ACCOUNT: &str = "system:serviceaccount:kube-system:tunnel-cloud";
 
 /// Runs kubectl in its namespace.
-fn asks(cluster: &Cluster, args: &[&str]) -> (bool, String) {
-    cluster.asks(&[&["-n", "kube-system"], args].concat())
+fn try_kubectl(cluster: &Cluster, args: &[&str]) -> (bool, String) {
+    cluster.try_kubectl(&[&["-n", "kube-system"], args].concat())
 }
 
 fn object(cluster: &Cluster, kind: &str, name: &str) -> Value {
-    let (is_well, text) = asks(cluster, &["get", kind, name, "-o", "json"]);
+    let (is_well, text) = try_kubectl(cluster, &["get", kind, name, "-o", "json"]);
     assert!(is_well, "{text}");
     serde_json::from_str(&text).unwrap()
 }
@@ -26,14 +26,14 @@ fn object(cluster: &Cluster, kind: &str, name: &str) -> Value {
 #[test]
 fn the_yurttunnel_overlay_has_its_services_its_ports_and_a_role() {
     let Some(cluster) = Cluster::new() else { return };
-    let (folder, mut said) = (deploy("kustomize/yurttunnel"), String::new());
+    let (folder, mut output) = (deploy("kustomize/yurttunnel"), String::new());
     wait_until("all objects are accepted", 3 * TIMEOUT, || {
-        let (is_well, text) = asks(&cluster, &["apply", "-k", folder.to_str().unwrap()]);
-        said = text;
+        let (is_well, text) = try_kubectl(&cluster, &["apply", "-k", folder.to_str().unwrap()]);
+        output = text;
         is_well
     });
-    for gone in ["tunnel-coredns", "service/tunnel-cloud ", "tunnel-cloud-edges"] {
-        assert!(!said.contains(gone), "{gone}: {said}");
+    for absent in ["tunnel-coredns", "service/tunnel-cloud ", "tunnel-cloud-edges"] {
+        assert!(!output.contains(absent), "{absent}: {output}");
     }
     let ports = |service: &str| {
         let service = object(&cluster, "service", service);
@@ -47,8 +47,8 @@ fn the_yurttunnel_overlay_has_its_services_its_ports_and_a_role() {
     assert_eq!(service["metadata"]["annotations"]["tunnel.cloud.io/ports"], "managed");
     // Its pods may not create it. A second `apply` keeps the data that they have written.
     let data = r#"{"data":{"tunnel-nodes":"10.0.0.1\tnode1\n"}}"#;
-    assert!(asks(&cluster, &["patch", "configmap", "yurt-tunnel-nodes", "-p", data]).0);
-    assert!(asks(&cluster, &["apply", "-k", folder.to_str().unwrap()]).0);
+    assert!(try_kubectl(&cluster, &["patch", "configmap", "yurt-tunnel-nodes", "-p", data]).0);
+    assert!(try_kubectl(&cluster, &["apply", "-k", folder.to_str().unwrap()]).0);
     let names = object(&cluster, "configmap", "yurt-tunnel-nodes");
     assert_eq!(names["data"]["tunnel-nodes"], "10.0.0.1\tnode1\n");
     let cloud = object(&cluster, "deployment", "tunnel-cloud");
@@ -75,7 +75,8 @@ fn its_settings_load(cluster: &Cluster) {
 }
 
 fn its_role_is_what_it_takes(cluster: &Cluster) {
-    let may = |verb: &str, what: &str| asks(cluster, &["auth", "can-i", verb, what, "--as", ACCOUNT]).0;
+    let may =
+        |verb: &str, what: &str| try_kubectl(cluster, &["auth", "can-i", verb, what, "--as", ACCOUNT]).0;
     for (verb, what) in [
         ("watch", "configmaps/yurt-tunnel-server-cfg"),
         ("watch", "configmaps/tunnel-cache"),

@@ -10,16 +10,16 @@ use crate::wait::wait_until;
 fn applied(cluster: &Cluster, folder: &str, namespace: &str) {
     let folder = deploy(folder);
     wait_until("all objects are accepted", 3 * TIMEOUT, || {
-        cluster.asks(&["-n", namespace, "apply", "-k", folder.to_str().unwrap()]).0
+        cluster.try_kubectl(&["-n", namespace, "apply", "-k", folder.to_str().unwrap()]).0
     });
 }
 
-fn can(cluster: &Cluster, namespace: &str, account: &str, rights: &[(&str, &str)], wanted: bool) {
-    let who = format!("--as=system:serviceaccount:{namespace}:{account}");
+fn can(cluster: &Cluster, namespace: &str, account: &str, rights: &[(&str, &str)], expected: bool) {
+    let user_flags = format!("--as=system:serviceaccount:{namespace}:{account}");
     // kube-apiserver learns of new roles with a short delay.
     for (verb, what) in rights {
-        wait_until(&format!("{account} of {namespace}: {verb} {what}: {wanted}"), TIMEOUT, || {
-            cluster.lets(&["-n", namespace, &who], verb, what) == wanted
+        wait_until(&format!("{account} of {namespace}: {verb} {what}: {expected}"), TIMEOUT, || {
+            cluster.lets(&["-n", namespace, &user_flags], verb, what) == expected
         });
     }
 }
@@ -60,16 +60,16 @@ fn requesters_and_approvers_of_certificates_may_do_nothing_else() {
     }
     let of_kubernetes = ["services/kubernetes", "endpointslices.discovery.k8s.io/kubernetes"];
     for account in ["tunnel-approver", "tunnel-cloud"] {
-        let who = format!("--as=system:serviceaccount:kube-system:{account}");
+        let user_flags = format!("--as=system:serviceaccount:kube-system:{account}");
         for what in of_kubernetes {
-            assert!(cluster.lets(&["-n", "default", &who], "get", what), "{account}: {what}");
+            assert!(cluster.lets(&["-n", "default", &user_flags], "get", what), "{account}: {what}");
         }
     }
     // Only the user of the proxy client may use kubelets; the group, which edges are in as well, may not.
     let of_group = ["--as=edge", "--as-group=openyurt:yurttunnel", "--as-group=system:authenticated"];
-    for (who, wanted) in [(&["--as=tunnel-proxy-client"][..], true), (&of_group, false)] {
+    for (user_flags, expected) in [(&["--as=tunnel-proxy-client"][..], true), (&of_group, false)] {
         for (verb, what) in [("create", "nodes:proxy"), ("get", "nodes:metrics")] {
-            assert_eq!(cluster.lets(who, verb, what), wanted, "{who:?} {what}");
+            assert_eq!(cluster.lets(user_flags, verb, what), expected, "{user_flags:?} {what}");
         }
     }
 }
@@ -81,11 +81,11 @@ fn the_documented_overlay_for_intercepting_servers_is_accepted() {
     let place = tempfile::tempdir().unwrap();
     let site = overlay(place.path(), "intercept");
     let dry = ["apply", "--dry-run=server", "-k", site.to_str().unwrap()];
-    let (is_well, said) = cluster.asks(&dry);
-    assert!(is_well && said.contains("deployment.apps/tunnel-cloud configured"), "{said}");
-    let (_, text) = cluster.asks(&["kustomize", site.to_str().unwrap()]);
+    let (is_well, output) = cluster.try_kubectl(&dry);
+    assert!(is_well && output.contains("deployment.apps/tunnel-cloud configured"), "{output}");
+    let (_, text) = cluster.try_kubectl(&["kustomize", site.to_str().unwrap()]);
     assert!(!text.contains("kind: HorizontalPodAutoscaler"), "{text}");
-    let (is_well, text) = cluster.asks(&[&dry[..], &["-o", "json"]].concat());
+    let (is_well, text) = cluster.try_kubectl(&[&dry[..], &["-o", "json"]].concat());
     assert!(is_well, "{text}");
     // The JSON is followed by kubectl's warnings.
     let made: Value = Deserializer::from_str(&text).into_iter().next().unwrap().unwrap();

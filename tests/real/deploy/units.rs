@@ -1,7 +1,7 @@
 //! The units of `deploy/systemd`, used by systemd.
 
 use super::deploy;
-use crate::parts::{free_port, have, loopback, root, skip};
+use crate::parts::{are_installed, free_port, is_root, loopback, skip};
 use crate::process::{TIMEOUT, run};
 use crate::tunnel::{PROGRAM, TestDir};
 
@@ -20,12 +20,12 @@ fn systemd_accepts_the_units() {
         std::fs::write(nonsense.path(), "nonsense = 1\n").unwrap();
         let prevented = text.lines().find_map(|line| line.strip_prefix("RestartPreventExitStatus="));
         for wrong in [format!("--config={}", nonsense.path().display()), "--nonsense".to_owned()] {
-            let said = run(PROGRAM, &[role, &wrong], None, TIMEOUT);
-            let code = said.status.code().unwrap().to_string();
-            assert!(prevented.unwrap().split(' ').any(|one| one == code), "{code}: {said:?}");
+            let output = run(PROGRAM, &[role, &wrong], None, TIMEOUT);
+            let code = output.status.code().unwrap().to_string();
+            assert!(prevented.unwrap().split(' ').any(|one| one == code), "{code}: {output:?}");
         }
     }
-    if !have(&["systemd-analyze"]) {
+    if !are_installed(&["systemd-analyze"]) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -35,16 +35,16 @@ fn systemd_accepts_the_units() {
             unit(side).replace("/usr/bin/tunnel", PROGRAM).replace("Documentation=man:tunnel(1)\n", "");
         let file = dir.path().join(&name);
         std::fs::write(&file, text).unwrap();
-        let said = run("systemd-analyze", &["verify", file.to_str().unwrap()], None, TIMEOUT);
-        let of_it: Vec<_> = said.stderr.lines().filter(|line| line.contains(&name)).collect();
-        assert!(said.status.success() && of_it.is_empty(), "{said:?}");
+        let output = run("systemd-analyze", &["verify", file.to_str().unwrap()], None, TIMEOUT);
+        let of_it: Vec<_> = output.stderr.lines().filter(|line| line.contains(&name)).collect();
+        assert!(output.status.success() && of_it.is_empty(), "{output:?}");
     }
 }
 
 /// A systemd user manager runs the units, but without their user and sandbox, which it cannot provide.
 #[test]
 fn systemd_restarts_a_unit_unless_its_config_is_wrong() {
-    if !root() || !have(&["unshare", "systemctl", MANAGER]) {
+    if !is_root() || !are_installed(&["unshare", "systemctl", MANAGER]) {
         return;
     }
     let place = TestDir::new();
@@ -84,12 +84,12 @@ fn systemd_restarts_a_unit_unless_its_config_is_wrong() {
         place.path().display()
     );
     let alone = ["-m", "-p", "-f", "--kill-child", "--mount-proc", "--propagation", "private"];
-    let said = run("unshare", &[&alone[..], &["sh", "-c", &script]].concat(), None, 6 * TIMEOUT);
-    if said.status.code() == Some(8) {
-        skip(&format!("no user manager of systemd starts here: {}", said.stderr));
+    let output = run("unshare", &[&alone[..], &["sh", "-c", &script]].concat(), None, 6 * TIMEOUT);
+    if output.status.code() == Some(8) {
+        skip(&format!("no user manager of systemd starts here: {}", output.stderr));
         return;
     }
-    assert!(said.status.success() && said.stdout.ends_with("all is well\n"), "{said:?}");
+    assert!(output.status.success() && output.stdout.ends_with("all is well\n"), "{output:?}");
 }
 
 /// Path of systemd on Debian.

@@ -19,16 +19,16 @@ fn only_forwarded_connections_of_listed_networks_are_intercepted() {
     let (_kubelet, _edge) = (world.kubelet(1), world.edge(1, ""));
     for ip in addresses(1) {
         world.is_intercepted(&ip, true);
-        let said = run_command("curl", &mut world.kubelet_client_of(&office, 1, &ip), None, TIMEOUT);
-        assert_eq!(said.stdout, "node1", "{ip}: {said:?}\n{}", server.log());
+        let output = run_command("curl", &mut world.kubelet_client_of(&office, 1, &ip), None, TIMEOUT);
+        assert_eq!(output.stdout, "node1", "{ip}: {output:?}\n{}", server.log());
     }
-    server.says_of(LISTENER, "10.80.0.2");
-    server.says_of(LISTENER, "fd80::2");
+    server.wait_for_log_of(LISTENER, "10.80.0.2");
+    server.wait_for_log_of(LISTENER, "fd80::2");
     // A machine outside of these networks is not intercepted, and gets no response, because the node accepts no
     // connections.
     for ip in addresses(1) {
-        let said = get(&shop, &format!("http://{}/", at(&ip, 10250)));
-        assert_eq!(said.status.code(), Some(28), "{ip}: {said:?}");
+        let output = get(&shop, &format!("http://{}/", at(&ip, 10250)));
+        assert_eq!(output.status.code(), Some(28), "{ip}: {output:?}");
     }
     // Nor are connections to other addresses or ports.
     assert_eq!(get(&office, &format!("http://{OTHER}:10250/")).stdout, OTHER);

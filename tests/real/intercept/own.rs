@@ -36,21 +36,21 @@ fn all_connections_of_the_server_carry_its_mark() {
     let _edge = world.edge(1, "");
     world.is_intercepted("10.79.1.2", true);
     // The server queries DNS for a node that is not connected.
-    let asks = ["-sS", "-m", "20", "-p", "-x", "http://127.0.0.1:2222", "http://node9:22/"];
-    run_command("curl", world.host.command("curl").args(asks), None, TIMEOUT);
+    let curl_args = ["-sS", "-m", "20", "-p", "-x", "http://127.0.0.1:2222", "http://node9:22/"];
+    run_command("curl", world.host.command("curl").args(curl_args), None, TIMEOUT);
     for of in ["dns_udp", "dns_tcp", "etcd", "apiserver"] {
         wait_until(&format!("{of} is queried"), TIMEOUT, || world.counted(of) > 0);
     }
     assert_eq!(world.counted("unmarked"), 0, "{}", world.host.sh("nft list table inet counts"));
     assert!(!server.log().contains(LISTENER), "{}", server.log());
-    server.lives();
+    server.assert_running();
 }
 
 impl World {
     /// Returns the packet count of one of [`COUNTERS`].
     fn counted(&self, name: &str) -> u64 {
-        let said = self.host.sh(&format!("nft list counter inet counts {name}"));
-        let packets = said.split("packets ").nth(1).and_then(|rest| rest.split(' ').next());
+        let output = self.host.sh(&format!("nft list counter inet counts {name}"));
+        let packets = output.split("packets ").nth(1).and_then(|rest| rest.split(' ').next());
         packets.unwrap().parse().unwrap()
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn an_unprivileged_process_cannot_keep_a_server_from_its_table() {
+fn an_unprivileged_process_cannot_block_the_nftables_table_of_a_server() {
     let Some(world) = World::start(0) else { return };
     // The names by which servers have detected each other, or might.
     let names = ["tunnel nftables inet tunnel", "tunnel", "inet tunnel"];
@@ -35,13 +35,13 @@ fn servers_in_separate_pid_namespaces_detect_each_other_on_one_host() {
     let own = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
     let launch = |number: u16| {
         let name = format!("pod-{number}");
-        world.launch(&name, &world.config(number, ""), &own, &[])
+        world.start_without_waiting(&name, &world.config(number, ""), &own, &[])
     };
     let mut first = launch(0);
     ready(&mut first, &world.host, ADMIN);
     let mut second = launch(1);
-    assert!(!second.ends(TIMEOUT).success());
-    second.said("table inet tunnel belongs to another running process");
+    assert!(!second.wait_for_exit(TIMEOUT).success());
+    second.assert_logged("table inet tunnel belongs to another running process");
     // Not even root can delete the table that shows that the owner is alive, only the owner can.
     let mut nft = world.host.command("nft");
     let denied = run_command("nft", nft.arg("delete table inet tunnel-owner"), None, TIMEOUT);
@@ -49,5 +49,5 @@ fn servers_in_separate_pid_namespaces_detect_each_other_on_one_host() {
     first.kill();
     let mut third = launch(2);
     ready(&mut third, &world.host, ADMIN + 2);
-    third.said("taking over the table of a dead owner");
+    third.assert_logged("taking over the table of a dead owner");
 }

@@ -9,16 +9,17 @@ use super::*;
 
 #[test]
 fn changed_ports_of_a_configmap_are_intercepted_without_aborted_sessions() {
-    let (Some(etcd), Some(program)) = (kept("etcd-3.6.16/etcd"), kept("kubernetes-1.36.3/kube-apiserver"))
+    let (Some(etcd), Some(program)) =
+        (cached_program("etcd-3.6.16/etcd"), cached_program("kubernetes-1.36.3/kube-apiserver"))
     else {
         return;
     };
-    let Some(kubectl) = kept("kubernetes-1.36.3/kubectl") else { return };
+    let Some(kubectl) = cached_program("kubernetes-1.36.3/kubectl") else { return };
     let Some(world) = World::start(1) else { return };
     let (host, dir) = (&world.host, world.place.path());
     let url = "http://127.0.0.1:2379";
     let mut etcd = Running::start("etcd", dir, &mut apiserver::etcd(host.command(etcd), dir, url, 2380));
-    etcd.says("ready to serve client requests");
+    etcd.wait_for_log("ready to serve client requests");
     let (at, users) = ("10.79.1.1:6443".parse().unwrap(), [("admin", "admin", "system:masters")]);
     let mut command = apiserver::apiserver(host.command(program), &world.place, url, at, &users);
     let _apiserver = Running::start("apiserver", dir, &mut command);
@@ -32,10 +33,10 @@ fn changed_ports_of_a_configmap_are_intercepted_without_aborted_sessions() {
         kubectl("get configmaps -n kube-system").status.success()
     });
     let names = |ports: &str| {
-        let said = kubectl(&format!(
+        let output = kubectl(&format!(
             "patch configmap yurt-tunnel-server-cfg -n kube-system -p {{\"data\":{{\"http-proxy-ports\":\"{ports}\"}}}}"
         ));
-        assert!(said.status.success(), "{said:?}");
+        assert!(output.status.success(), "{output:?}");
         SystemTime::now()
     };
     // kube-apiserver creates that namespace itself, some time after it starts to respond.
@@ -70,25 +71,25 @@ fn changed_ports_of_a_configmap_are_intercepted_without_aborted_sessions() {
     let session = |port: u16| {
         let mut client = host.command("socat");
         client.args(["-", &format!("TCP:{ip}:{port}")]);
-        Running::start_fed(&format!("client-{port}"), dir, &mut client)
+        Running::start_with_stdin(&format!("client-{port}"), dir, &mut client)
     };
 
     let edited = names("9400");
     wait_until("the port is intercepted", TIMEOUT, || listed(9400));
-    tell("intercepted", edited);
+    report("intercepted", edited);
     assert!(reaches(9400), "{}", server.log());
-    let (mut client, mut says) = session(9400);
-    says.write_all(b"before\n").unwrap();
-    client.says("before");
+    let (mut client, mut stdin) = session(9400);
+    stdin.write_all(b"before\n").unwrap();
+    client.wait_for_log("before");
 
     let edited = names("9500");
     wait_until("the new port is intercepted, and the old one is not", TIMEOUT, || {
         listed(9500) && !listed(9400)
     });
-    tell("the next one intercepted", edited);
+    report("the next one intercepted", edited);
     assert!(reaches(9500) && !reaches(9400));
-    says.write_all(b"after\n").unwrap();
-    client.says("after");
+    stdin.write_all(b"after\n").unwrap();
+    client.wait_for_log("after");
     // From now on the node accepts connections: they reach it if they are not intercepted.
     node.sh("nft delete table inet shut");
     let intercepted = || server.log().matches(LISTENER).count();
@@ -96,10 +97,10 @@ fn changed_ports_of_a_configmap_are_intercepted_without_aborted_sessions() {
     assert!(reaches(9400));
     assert_eq!(intercepted(), before, "the connection is direct");
     drop(servers);
-    server.lives();
+    server.assert_running();
 }
 
 /// Prints how long it took, which depends on the machine.
-fn tell(what: &str, since: SystemTime) {
+fn report(what: &str, since: SystemTime) {
     let _ = writeln!(std::io::stderr(), "{what} after {:?}", since.elapsed().unwrap_or_default());
 }

@@ -13,20 +13,22 @@ fn addresses_that_an_edge_claims_are_intercepted_at_another_server() {
     std::fs::write(world.place.path().join("token"), lines).unwrap();
     let keys = format!("trust_edge_addresses = true\n{SHORT}{}", peers(2));
     let mut server = world.server(&keys);
-    let mut second = world.launch("second", &world.plain_config(1, &peers(2)), &[], &[]);
+    let mut second = world.start_without_waiting("second", &world.plain_config(1, &peers(2)), &[], &[]);
     ready(&mut second, &world.host, ADMIN + 1);
     let _kubelets = [world.kubelet(1), world.kubelet(2)];
     // The second node also claims an address that the token file gives to the first one, and one that it cannot have.
-    let said = "node_ips = [\"10.79.1.2\", \"10.79.2.2\", \"fd79:2::2\", \"10.79.2.1\"]\n";
+    let claims = "node_ips = [\"10.79.1.2\", \"10.79.2.2\", \"fd79:2::2\", \"10.79.2.1\"]\n";
     let first = world.edge_of(1, "10.79.1.1:9001", "node_ips = [\"fd79:1::2\"]\n");
-    let other = world.edge_of(2, "10.79.2.1:9001", said);
+    let other = world.edge_of(2, "10.79.2.1:9001", claims);
     for number in [1, 2] {
         for ip in addresses(number) {
             world.is_intercepted(&ip, true);
-            world.asks_kubelet(number, &ip);
+            world.assert_kubelet_answers(number, &ip);
         }
     }
-    server.says("address claim rejected ip=10.79.2.1 node=node2 source=its edge reason=it is this host's");
+    server.wait_for_log(
+        "address claim rejected ip=10.79.2.1 node=node2 source=its edge reason=it is this host's",
+    );
     assert!(!server.log().contains("node is linked"), "both are linked to the other server");
     // It disconnects without any request for it.
     drop(other);
@@ -38,7 +40,7 @@ fn addresses_that_an_edge_claims_are_intercepted_at_another_server() {
     let _server = world.server(&keys);
     for ip in addresses(1) {
         world.is_intercepted(&ip, true);
-        world.asks_kubelet(1, &ip);
+        world.assert_kubelet_answers(1, &ip);
     }
     drop(first);
 }
@@ -51,7 +53,7 @@ fn each_of_five_servers_intercepts_for_the_nodes_of_all() {
     let mut servers: Vec<_> = (0..5)
         .map(|n| {
             let keys = format!("table = \"tunnel{n}\"\ntrust_edge_addresses = true\n{tables}");
-            world.launch(&format!("pod-{n}"), &world.config(n, &keys), &[], &[])
+            world.start_without_waiting(&format!("pod-{n}"), &world.config(n, &keys), &[], &[])
         })
         .collect();
     for (n, server) in (0..).zip(&mut servers) {
@@ -73,7 +75,7 @@ fn each_of_five_servers_intercepts_for_the_nodes_of_all() {
     (1..=5).for_each(|node| intercepted(node, true));
     let _kubelets: Vec<_> = (1..=5).map(|n| world.kubelet(n)).collect();
     for node in 1..=5 {
-        addresses(node).iter().for_each(|ip| world.asks_kubelet(node, ip));
+        addresses(node).iter().for_each(|ip| world.assert_kubelet_answers(node, ip));
     }
     edges[2].kill();
     intercepted(3, false);
@@ -82,7 +84,7 @@ fn each_of_five_servers_intercepts_for_the_nodes_of_all() {
 
 #[test]
 fn a_session_survives_a_20_s_outage_despite_the_chains_of_yurttunnel() {
-    if !have(&["iptables"]) {
+    if !are_installed(&["iptables"]) {
         return;
     }
     let Some(world) = World::start(1) else { return };
@@ -110,28 +112,28 @@ fn a_session_survives_a_20_s_outage_despite_the_chains_of_yurttunnel() {
     let _edge = world.edge_of(1, "10.79.100.2:9000", "");
     let ip = &addresses(1)[0];
     world.is_intercepted(ip, true);
-    let (mut client, mut says) = world.echoes("client", ip);
-    says.write_all(b"before\n").unwrap();
-    client.says("before");
+    let (mut client, mut stdin) = world.echoes("client", ip);
+    stdin.write_all(b"before\n").unwrap();
+    client.wait_for_log("before");
     let started = SystemTime::now();
     far.sh("nft add table inet cut; nft add chain inet cut input '{ type filter hook input priority 0; }'
         nft add rule inet cut input ip saddr 10.79.1.2 drop");
-    says.write_all(b"meanwhile\n").unwrap();
-    second.says("link has ended");
+    stdin.write_all(b"meanwhile\n").unwrap();
+    second.wait_for_log("link has ended");
     // New connections are refused at once, because it is unknown whether the node will reconnect.
     wait_until("new connections are refused without waiting", TIMEOUT, || {
         let refused = world.get(&format!("http://{ip}:9100/"));
         !refused.status.success() && refused.status.code() != Some(28)
     });
-    server.says("node node1 is not connected");
+    server.wait_for_log("node node1 is not connected");
     wait_until("the cut has lasted 20 s", 2 * TIMEOUT, || {
         started.elapsed().is_ok_and(|since| since >= Duration::from_secs(20))
     });
     assert!(!client.log().contains("meanwhile"));
     far.sh("nft delete table inet cut");
-    client.says("meanwhile");
-    says.write_all(b"after\n").unwrap();
-    client.says("after");
+    client.wait_for_log("meanwhile");
+    stdin.write_all(b"after\n").unwrap();
+    client.wait_for_log("after");
     assert!(!server.log().contains("node is linked"), "the node is reached through the other server");
     // The session may continue before the server has updated its intercepted addresses.
     wait_until("new connections reach the node again", TIMEOUT, || world.echoes_at(&format!("{ip}:9100")));
@@ -142,7 +144,7 @@ impl World {
     fn echoes(&self, name: &str, ip: &str) -> (Running, ChildStdin) {
         let mut client = self.host.command("socat");
         client.args(["-", &format!("TCP:{ip}:9100")]);
-        Running::start_fed(name, self.place.path(), &mut client)
+        Running::start_with_stdin(name, self.place.path(), &mut client)
     }
 }
 

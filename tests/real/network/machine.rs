@@ -45,9 +45,9 @@ impl Machine {
     pub(crate) fn sh(&self, line: &str) -> String {
         let mut command = self.command("sh");
         command.args(["-ec", line]);
-        let said = run_command(line, &mut command, None, TIMEOUT);
-        assert!(said.status.success(), "{line}: {said:?}");
-        said.stdout
+        let output = run_command(line, &mut command, None, TIMEOUT);
+        assert!(output.status.success(), "{line}: {output:?}");
+        output.stdout
     }
 
     /// Connects another machine: a device here and one there, each with its address (`10.0.0.1/24`).

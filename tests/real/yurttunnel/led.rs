@@ -7,15 +7,17 @@ use serde_json::json;
 use super::{SERVICE, node, service};
 use crate::fleet::Line;
 use crate::kubernetes::{Kubernetes, NAMESPACE};
-use crate::parts::{free_port, have, kept, loopback};
+use crate::parts::{are_installed, cached_program, free_port, loopback};
 use crate::process::TIMEOUT;
 use crate::publish::Dns;
-use crate::tunnel::{Cloud, Edge, TestDir};
+use crate::tunnel::{Edge, ServerProcess, TestDir};
 use crate::wait::wait_until;
 
 #[test]
 fn the_name_of_an_edge_resolves_to_its_server_and_moves_with_it() {
-    let Some(coredns) = kept("coredns-1.15.0/coredns").filter(|_| have(&["dig"])) else { return };
+    let Some(coredns) = cached_program("coredns-1.15.0/coredns").filter(|_| are_installed(&["dig"])) else {
+        return;
+    };
     let Some(kubernetes) = Kubernetes::start() else { return };
     let edge = json!({"openyurt.io/is-edge-worker": "true"});
     service(&kubernetes, true);
@@ -30,7 +32,7 @@ fn the_name_of_an_edge_resolves_to_its_server_and_moves_with_it() {
         );
         let (at, env) = (loopback(free_port()), [("POD_IP", ip), ("POD_NAMESPACE", NAMESPACE)]);
         let k = format!("--kubeconfig={}", kubernetes.admin().display());
-        let mut server = Cloud::launch(&place, (name, at), &tables, &env, &[&k]);
+        let mut server = ServerProcess::launch(&place, (name, at), &tables, &env, &[&k]);
         server.ready();
         (server, at)
     });
@@ -53,7 +55,7 @@ fn the_name_of_an_edge_resolves_to_its_server_and_moves_with_it() {
     let leads = |name: &str, to: &str| {
         wait_until(&format!("{name} resolves to {to:?}"), 2 * TIMEOUT, || {
             mounts();
-            dns.ask(name) == to
+            dns.dig(name) == to
         });
     };
     let ip = kubernetes.object::<Service>(SERVICE).unwrap().spec.unwrap().cluster_ip.unwrap();
@@ -61,8 +63,8 @@ fn the_name_of_an_edge_resolves_to_its_server_and_moves_with_it() {
     leads("unlinked", &ip);
     leads("cloud-node1", "10.0.0.3");
     // Only exact names of Nodes resolve: no suffix of a name, no subdomain and no other name.
-    for nobody in ["ode1", "de1", "x.node1", "cloud", "localhost"] {
-        leads(nobody, "");
+    for unknown in ["ode1", "de1", "x.node1", "cloud", "localhost"] {
+        leads(unknown, "");
     }
 
     line.lead_to(servers[1].1);

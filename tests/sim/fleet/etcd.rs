@@ -33,12 +33,12 @@ struct State {
     leases: HashMap<i64, (Instant, HashSet<Vec<u8>>)>,
     keys: HashMap<Vec<u8>, (Vec<u8>, i64)>,
     given: i64,
-    asked: Asked,
+    counts: WriteCounts,
 }
 
 /// The requests received.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Asked {
+pub(crate) struct WriteCounts {
     pub(crate) writes: Rate,
     /// Number of writes of which the client did not wait for the result.
     pub(crate) failed_moves: u64,
@@ -52,7 +52,7 @@ impl Etcd {
             leases: HashMap::new(),
             keys: HashMap::new(),
             given: 0,
-            asked: Asked::default(),
+            counts: WriteCounts::default(),
         })))
     }
 
@@ -62,8 +62,8 @@ impl Etcd {
     }
 
     /// Returns the requests since the last call.
-    pub(crate) fn take(&self) -> Asked {
-        self.with(|state| std::mem::take(&mut state.asked))
+    pub(crate) fn take(&self) -> WriteCounts {
+        self.with(|state| std::mem::take(&mut state.counts))
     }
 
     /// Returns the number of records.
@@ -105,7 +105,7 @@ impl Etcd {
                 return None;
             }
             if writes {
-                state.asked.writes.one();
+                state.counts.writes.one();
                 state.done = state.done.max(Instant::now()) + WRITE;
             }
             Some((what(state), if writes { state.done } else { Instant::now() } + LATENCY))
@@ -121,51 +121,51 @@ impl Etcd {
         };
         let answer = timeout(CALL_TIMEOUT, answer).await;
         answer.map_err(|_| {
-            self.0.lock().unwrap().asked.failed_moves += u64::from(writes);
+            self.0.lock().unwrap().counts.failed_moves += u64::from(writes);
             Status::deadline_exceeded("no answer")
         })
     }
 
     async fn call(&self, call: Call) -> Answer {
         match call {
-            Call::Grant(asked) => {
-                let length = Duration::from_secs(asked.ttl.try_into().unwrap());
+            Call::Grant(request) => {
+                let length = Duration::from_secs(request.ttl.try_into().unwrap());
                 let grant = move |state: &mut State| {
                     state.given += 1;
                     state.leases.insert(state.given, (state.done + length, HashSet::new()));
-                    LeaseGrantResponse { id: state.given, ttl: asked.ttl }.encode_to_vec()
+                    LeaseGrantResponse { id: state.given, ttl: request.ttl }.encode_to_vec()
                 };
                 self.answers(true, grant).await
             }
-            Call::KeepAlive(asked) => {
+            Call::KeepAlive(request) => {
                 let keep = move |state: &mut State| {
-                    let lease = state.leases.get_mut(&asked.id);
-                    let known = lease.map(|(ends, _)| *ends = Instant::now() + LEASE).is_some();
-                    LeaseKeepAliveResponse { id: asked.id, ttl: i64::from(known) }.encode_to_vec()
+                    let lease = state.leases.get_mut(&request.id);
+                    let exists = lease.map(|(ends, _)| *ends = Instant::now() + LEASE).is_some();
+                    LeaseKeepAliveResponse { id: request.id, ttl: i64::from(exists) }.encode_to_vec()
                 };
                 self.answers(false, keep).await
             }
-            Call::Revoke(asked) => {
+            Call::Revoke(request) => {
                 let revoke = move |state: &mut State| {
-                    let its = state.leases.remove(&asked.id).unwrap_or((Instant::now(), HashSet::new())).1;
+                    let its = state.leases.remove(&request.id).unwrap_or((Instant::now(), HashSet::new())).1;
                     its.iter().for_each(|key| drop(state.keys.remove(key)));
                     Vec::new()
                 };
                 self.answers(true, revoke).await
             }
-            Call::Put(asked) => {
+            Call::Put(request) => {
                 let put = move |state: &mut State| {
-                    let (_, its) = state.leases.get_mut(&asked.lease)?;
-                    its.insert(asked.key.to_vec());
-                    state.keys.insert(asked.key.to_vec(), (asked.value.to_vec(), asked.lease));
+                    let (_, its) = state.leases.get_mut(&request.lease)?;
+                    its.insert(request.key.to_vec());
+                    state.keys.insert(request.key.to_vec(), (request.value.to_vec(), request.lease));
                     Some(Vec::new())
                 };
                 self.answers(true, put).await?.ok_or_else(|| Status::not_found("no such lease"))
             }
-            Call::Delete(asked) => {
+            Call::Delete(request) => {
                 let delete = move |state: &mut State| {
-                    if let Some((_, lease)) = state.keys.remove(&*asked.key) {
-                        state.leases.get_mut(&lease).map(|(_, its)| its.remove(&*asked.key));
+                    if let Some((_, lease)) = state.keys.remove(&*request.key) {
+                        state.leases.get_mut(&lease).map(|(_, its)| its.remove(&*request.key));
                     }
                     Vec::new()
                 };

@@ -10,8 +10,8 @@ pub(crate) struct Figures(Mutex<Counts>);
 
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Counts {
-    pub(crate) said: Rate,
-    pub(crate) heard: Rate,
+    pub(crate) sent: Rate,
+    pub(crate) received: Rate,
     pub(crate) lookups: Rate,
     /// Longest queue of a link.
     pub(crate) waiting: usize,
@@ -26,12 +26,12 @@ pub(crate) struct Rate {
 }
 
 impl Figures {
-    pub(crate) fn says(&self) {
-        self.0.lock().unwrap().said.one();
+    pub(crate) fn count_sent(&self) {
+        self.0.lock().unwrap().sent.one();
     }
 
-    pub(crate) fn hears(&self) {
-        self.0.lock().unwrap().heard.one();
+    pub(crate) fn count_received(&self) {
+        self.0.lock().unwrap().received.one();
     }
 
     pub(crate) fn looks_up(&self) {
@@ -53,8 +53,8 @@ impl Counts {
     /// Returns the maximum of each count.
     pub(crate) fn with(self, other: Self) -> Self {
         Self {
-            said: self.said.with(other.said),
-            heard: self.heard.with(other.heard),
+            sent: self.sent.with(other.sent),
+            received: self.received.with(other.received),
             lookups: self.lookups.with(other.lookups),
             waiting: self.waiting.max(other.waiting),
         }

@@ -78,7 +78,7 @@ impl Net {
 
     pub(crate) fn withdraw(&self, node: &NodeName, at: IpAddr) {
         if let Some(all) = self.records.lock().unwrap().get_mut(node) {
-            all.retain(|known| *known != at);
+            all.retain(|listed| *listed != at);
         }
     }
 
@@ -135,7 +135,7 @@ impl Wires {
 }
 
 impl PeerDialer for Wires {
-    fn dial(&self, at: SocketAddr, beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
+    fn dial(&self, at: SocketAddr, is_backup: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
         async move {
             // Time for a connection, TLS and the call.
             sleep(3 * LATENCY).await;
@@ -152,7 +152,7 @@ impl PeerDialer for Wires {
             }
             let end = |instance| LinkSender::new(LinkId(self.net.number()), Remote::Peer, Some(instance));
             let (there, back) = (end(far.own), end(self.own));
-            far.peers.add_incoming(&back, beside);
+            far.peers.add_incoming(&back, is_backup);
             near.drain.spawn(Span::none(), carry([near.clone(), far.clone()], [there.clone(), back.clone()]));
             far.drain.clone().spawn(Span::none(), carry([far, near], [back, there.clone()]));
             Ok(there)
@@ -186,10 +186,10 @@ async fn carry([near, far]: [Arc<SimServer>; 2], [end, other]: [Arc<LinkSender>;
             near.peers.remove(&end);
             return;
         }
-        frames.iter().for_each(|_| near.figures.says());
+        frames.iter().for_each(|_| near.figures.count_sent());
         sleep(LATENCY).await;
         if !near.cut_off.load(Relaxed) && !far.cut_off.load(Relaxed) {
-            frames.into_iter().for_each(|frame| far.hear(&other, frame));
+            frames.into_iter().for_each(|frame| far.handle_frame(&other, frame));
         }
     }
 }

@@ -18,15 +18,15 @@ use super::etcd::{Answer, Call, connection};
 
 /// An etcd cluster that processes one write after the other.
 #[derive(Debug, Default)]
-struct OneByOne {
+struct SerialEtcd {
     /// Duration of each write. `None` makes each fail after a millisecond.
     each: Mutex<Option<Duration>>,
-    under_way: AtomicUsize,
+    in_flight: AtomicUsize,
     /// Highest number of concurrent writes.
     most: AtomicUsize,
 }
 
-impl OneByOne {
+impl SerialEtcd {
     async fn call(self: Arc<Self>, call: Call) -> Answer {
         match call {
             Call::Grant(_) => Ok(LeaseGrantResponse { id: 1, ttl: 15 }.encode_to_vec()),
@@ -36,16 +36,16 @@ impl OneByOne {
     }
 
     async fn write(&self) -> Answer {
-        let before = self.under_way.fetch_add(1, Relaxed) + 1;
+        let before = self.in_flight.fetch_add(1, Relaxed) + 1;
         self.most.fetch_max(before, Relaxed);
         let each = *self.each.lock().unwrap();
         tokio::time::sleep(each.unwrap_or(Duration::from_millis(1)) * u32::try_from(before).unwrap()).await;
-        self.under_way.fetch_sub(1, Relaxed);
+        self.in_flight.fetch_sub(1, Relaxed);
         each.map(|_| Vec::new()).ok_or_else(|| Status::unavailable("refused"))
     }
 }
 
-fn ours(etcd: &Arc<OneByOne>) -> EtcdRecords {
+fn ours(etcd: &Arc<SerialEtcd>) -> EtcdRecords {
     let etcd = etcd.clone();
     let open = move |_| {
         let etcd = etcd.clone();
@@ -62,8 +62,8 @@ fn grow(records: &mut BTreeSet<String>, more: usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn records_that_come_one_by_one_say_nothing_of_how_much_etcd_takes() {
-    let etcd = Arc::new(OneByOne::default());
+async fn single_records_do_not_raise_the_number_of_concurrent_writes() {
+    let etcd = Arc::new(SerialEtcd::default());
     let (mut ours, mut records) = (ours(&etcd), BTreeSet::new());
     for (millis, more) in [(1, 1), (1, 1), (1, 1), (1, 7), (100, 1000)] {
         *etcd.each.lock().unwrap() = Some(Duration::from_millis(millis));
@@ -74,8 +74,8 @@ async fn records_that_come_one_by_one_say_nothing_of_how_much_etcd_takes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_more_etcd_refuses_the_less_is_asked_of_it_at_once() {
-    let etcd = Arc::new(OneByOne::default());
+async fn failed_writes_reduce_the_number_of_concurrent_writes() {
+    let etcd = Arc::new(SerialEtcd::default());
     let (mut ours, mut records) = (ours(&etcd), BTreeSet::new());
     *etcd.each.lock().unwrap() = Some(Duration::from_millis(1));
     grow(&mut records, 1000);
@@ -90,8 +90,8 @@ async fn the_more_etcd_refuses_the_less_is_asked_of_it_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_slower_etcd_is_the_less_is_asked_of_it_at_once() {
-    let etcd = Arc::new(OneByOne::default());
+async fn slow_writes_reduce_the_number_of_concurrent_writes() {
+    let etcd = Arc::new(SerialEtcd::default());
     let (mut ours, mut records) = (ours(&etcd), BTreeSet::new());
     // As if there were hundreds of other servers, then a few, then none, then hundreds again.
     for (millis, most) in [(100, 8), (20, 16), (1, 64), (100, 8)] {

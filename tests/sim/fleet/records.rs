@@ -22,36 +22,36 @@ use tunnel_proto::state::LinkId;
 use super::HANDSHAKE;
 use super::etcd::Etcd;
 use super::figures::{Rate, memory};
+use super::fleet_size;
 use super::server::ZONE;
-use super::wanted;
 
 #[test]
-fn records_are_right_again_after_an_etcd_was_away_and_servers_are_quiet_meanwhile() {
-    let (servers, each) = wanted().unwrap_or((4, 50));
+fn records_are_correct_after_an_etcd_outage_and_servers_retry_rarely_during_it() {
+    let (servers, each) = fleet_size().unwrap_or((4, 50));
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(live(servers, each));
 }
 
 /// A server, as its publisher sees it.
-struct Pod {
+struct PublishingServer {
     ip: IpAddr,
     registry: Arc<Registry>,
-    tried: Arc<Mutex<Rate>>,
+    attempts: Arc<Mutex<Rate>>,
     /// The last report about its records, and the number of changes: each change to an error or back is a line in the
     /// log.
-    told: Arc<Mutex<(bool, u64)>>,
+    reports: Arc<Mutex<(bool, u64)>>,
 }
 
-impl Pod {
+impl PublishingServer {
     fn start(number: u32, etcd: &Arc<Etcd>, drain: &Drain) -> Self {
         let ip = Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 0, 1).to_bits() + number).into();
         let metrics = Metrics::server("", "");
-        let (registry, tried) = (Registry::new(metrics.clone()), Arc::default());
-        let told = Arc::new(Mutex::new((true, 0)));
-        let cluster = etcd.cluster(Arc::clone(&tried));
+        let (registry, attempts) = (Registry::new(metrics.clone()), Arc::default());
+        let reports = Arc::new(Mutex::new((true, 0)));
+        let cluster = etcd.cluster(Arc::clone(&attempts));
         let resolver = Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap();
-        let telling = told.clone();
+        let report_state = reports.clone();
         let publisher = Publisher {
             registry: registry.clone(),
             store: Box::new(etcd::EtcdRecords::by(cluster, "/skydns".to_owned(), ip)),
@@ -59,20 +59,20 @@ impl Pod {
             vet: RecordPolicy::new(resolver, |_| Box::pin(std::future::ready(false))),
             metrics,
             report: Box::new(move |state| {
-                let mut told = telling.lock().unwrap();
-                if told.0 != state.is_ok() {
-                    *told = (state.is_ok(), told.1 + 1);
+                let mut reports = report_state.lock().unwrap();
+                if reports.0 != state.is_ok() {
+                    *reports = (state.is_ok(), reports.1 + 1);
                 }
             }),
         };
         drain.spawn(Span::none(), publisher.run(drain.clone()));
-        Self { ip, registry, tried, told }
+        Self { ip, registry, attempts, reports }
     }
 }
 
 struct Cloud {
     etcd: Arc<Etcd>,
-    servers: Vec<Pod>,
+    servers: Vec<PublishingServer>,
     /// Index of each node's server.
     nodes: Vec<(NodeName, usize)>,
     links: u64,
@@ -80,7 +80,7 @@ struct Cloud {
 }
 
 impl Cloud {
-    fn links(&mut self, node: usize, server: usize) {
+    fn connect(&mut self, node: usize, server: usize) {
         let (name, at) = &mut self.nodes[node];
         *at = server;
         self.links += 1;
@@ -90,18 +90,18 @@ impl Cloud {
         self.servers[server].registry.insert(linked, false);
     }
 
-    fn loses(&self, node: usize) {
+    fn disconnect(&self, node: usize) {
         let (name, server) = &self.nodes[node];
         let registry = &self.servers[*server].registry;
         registry.remove(&registry.link_of(name).unwrap().sender);
     }
 
     /// Moves these nodes to the next server each, as fast as servers accept them.
-    async fn move_on(&mut self, who: impl Iterator<Item = usize>) {
+    async fn move_on(&mut self, nodes: impl Iterator<Item = usize>) {
         let (started, all) = (Instant::now(), u32::try_from(self.servers.len()).unwrap());
-        for (n, node) in (0..).zip(who) {
-            self.loses(node);
-            self.links(node, (self.nodes[node].1 + 1) % self.servers.len());
+        for (n, node) in (0..).zip(nodes) {
+            self.disconnect(node);
+            self.connect(node, (self.nodes[node].1 + 1) % self.servers.len());
             sleep_until(started + HANDSHAKE * n / all).await;
         }
     }
@@ -126,34 +126,36 @@ impl Cloud {
     /// Reports the cost since the last call. Returns the maximum number of attempts and of reported changes per server.
     fn report(&mut self, what: &str) -> (Rate, u64) {
         let took = std::mem::replace(&mut self.since, Instant::now()).elapsed();
-        let asked = self.etcd.take();
-        let tried = self.servers.iter().map(|server| std::mem::take(&mut *server.tried.lock().unwrap()));
-        let tried = tried.fold(Rate::default(), Rate::with);
-        let told = self
+        let etcd_counts = self.etcd.take();
+        let attempts =
+            self.servers.iter().map(|server| std::mem::take(&mut *server.attempts.lock().unwrap()));
+        let attempts = attempts.fold(Rate::default(), Rate::with);
+        let reports = self
             .servers
             .iter()
-            .map(|server| std::mem::take(&mut server.told.lock().unwrap().1))
+            .map(|server| std::mem::take(&mut server.reports.lock().unwrap().1))
             .max()
             .unwrap();
         println!(
             "| {what} | {:.1} s | {} / {} | {} | {} / {} | {} | {} MB |",
             took.as_secs_f64(),
-            tried.peak,
-            tried.all,
-            told,
-            asked.writes.peak,
-            asked.writes.all,
-            asked.failed_moves,
+            attempts.peak,
+            attempts.all,
+            reports,
+            etcd_counts.writes.peak,
+            etcd_counts.writes.all,
+            etcd_counts.failed_moves,
             memory() >> 20,
         );
-        (tried, told)
+        (attempts, reports)
     }
 }
 
 async fn live(servers: usize, each: usize) {
     let (etcd, drain) = (Etcd::start(), Drain::new());
-    let started =
-        (0..u32::try_from(servers).unwrap()).map(|number| Pod::start(number, &etcd, &drain)).collect();
+    let started = (0..u32::try_from(servers).unwrap())
+        .map(|number| PublishingServer::start(number, &etcd, &drain))
+        .collect();
     let names = (0..servers * each).map(|n| (format!("node-{n:07}").parse().unwrap(), n % servers));
     let nodes = names.collect();
     let mut cloud = Cloud { etcd, servers: started, nodes, links: 0, since: Instant::now() };
@@ -163,14 +165,14 @@ async fn live(servers: usize, each: usize) {
     // First one by one, which does not measure etcd's throughput; then all others together.
     let (few, all) = (servers * each.min(4), servers * each);
     for node in 0..few {
-        cloud.links(node, node % servers);
+        cloud.connect(node, node % servers);
         if node % servers == servers - 1 {
             sleep(Duration::from_secs(1)).await;
         }
     }
     cloud.report("four of each, one by one");
     for node in few..all {
-        cloud.links(node, node % servers);
+        cloud.connect(node, node % servers);
     }
     cloud.right().await;
     cloud.report("all start");
@@ -179,8 +181,8 @@ async fn live(servers: usize, each: usize) {
         sleep(Duration::from_secs(60)).await;
         cloud.move_on((minute..servers * each).step_by(100)).await;
     }
-    let (tried, told) = cloud.report("10 min without etcd");
-    assert!(tried.all <= 200 && tried.peak <= 3 && told <= 1, "{tried:?}, {told} reports");
+    let (attempts, reports) = cloud.report("10 min without etcd");
+    assert!(attempts.all <= 200 && attempts.peak <= 3 && reports <= 1, "{attempts:?}, {reports} reports");
     cloud.etcd.goes(false);
     cloud.right().await;
     cloud.report("it is back");

@@ -112,8 +112,8 @@ impl SimServer {
     }
 
     /// Handles a frame of another server, like the driver of a link.
-    pub(crate) fn hear(self: &Arc<Self>, from: &Arc<LinkSender>, frame: Frame) {
-        self.figures.hears();
+    pub(crate) fn handle_frame(self: &Arc<Self>, from: &Arc<LinkSender>, frame: Frame) {
+        self.figures.count_received();
         match frame.body {
             FrameKind::Ping(number) => from.pong(number),
             FrameKind::Pong(Some(number)) => drop(from.ponged(number, Instant::now())),

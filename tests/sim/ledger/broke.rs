@@ -1,20 +1,20 @@
 //! Owners that abort their session: all bytes that they wrote before must be read.
 
-use super::{Ledger, Seen, Who};
+use super::{EndId, Ledger, Seen};
 
 impl Ledger {
     /// Records that the session has taken `bytes` bytes.
-    pub(crate) fn gave(&self, session: usize, who: Who, bytes: usize) {
+    pub(crate) fn gave(&self, session: usize, end_id: EndId, bytes: usize) {
         self.with(session, |pair| {
-            pair.end(who).given += bytes as u64;
+            pair.end(end_id).given += bytes as u64;
             None
         });
     }
 
     /// Records that an owner aborts now.
-    pub(crate) fn broke(&self, session: usize, who: Who) {
+    pub(crate) fn broke(&self, session: usize, end_id: EndId) {
         self.with(session, |pair| {
-            let end = pair.end(who);
+            let end = pair.end(end_id);
             end.broke = Some(end.given);
             None
         });
@@ -28,7 +28,7 @@ impl Ledger {
 
     /// Returns true if `task` is the reader or writer of an end known to its remote.
     pub(crate) fn is_end(&self, task: &str) -> bool {
-        end(task).is_some_and(|(session, who)| self.0.borrow().pairs[session].other(who).is_some())
+        end(task).is_some_and(|(session, end_id)| self.0.borrow().pairs[session].other(end_id).is_some())
     }
 
     /// Returns the process of `task`, if it is the reader or writer of an acceptor.
@@ -45,7 +45,7 @@ impl Ledger {
 }
 
 /// Returns the session and end of which `task` is the reader or writer.
-fn end(task: &str) -> Option<(usize, Who)> {
-    let (session, who) = task.split_once(' ')?.1.split_once('.')?;
-    Some((session.parse().unwrap(), who.parse().unwrap()))
+fn end(task: &str) -> Option<(usize, EndId)> {
+    let (session, end_id) = task.split_once(' ')?.1.split_once('.')?;
+    Some((session.parse().unwrap(), end_id.parse().unwrap()))
 }

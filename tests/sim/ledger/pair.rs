@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 /// An end of a session: [`OPENER`], or [`acceptor`] in some process. A session may be offered to several processes, and
 /// one of them becomes the remote.
-pub(crate) type Who = usize;
+pub(crate) type EndId = usize;
 
-pub(crate) const OPENER: Who = 0;
+pub(crate) const OPENER: EndId = 0;
 
 /// Returns the accepting end in `process`.
-pub(crate) fn acceptor(process: usize) -> Who {
+pub(crate) fn acceptor(process: usize) -> EndId {
     process + 1
 }
 
@@ -30,19 +30,19 @@ pub(crate) struct Seen {
     /// Number of processes that died.
     pub(crate) died: usize,
     /// Number of links that got a backup link.
-    pub(crate) doubled: usize,
+    pub(crate) backup_links: usize,
     /// Number of sessions moved to an interactive link, and back.
-    pub(crate) sorted: [usize; 2],
+    pub(crate) classified: [usize; 2],
 }
 
 /// A session.
 #[derive(Debug, Default)]
-pub(crate) struct Pair {
+pub(crate) struct SessionRecord {
     /// Process of the opener.
     pub(crate) from: Option<usize>,
-    pub(crate) ends: BTreeMap<Who, End>,
+    pub(crate) ends: BTreeMap<EndId, End>,
     /// Acceptor of which the opener received the reply.
-    pub(crate) peer: Option<Who>,
+    pub(crate) peer: Option<EndId>,
     pub(crate) refused: Option<String>,
     /// Whether an owner ended it early, or never opened it.
     pub(crate) killed: bool,
@@ -68,38 +68,42 @@ pub(crate) struct End {
     pub(crate) buffered: bool,
 }
 
-impl Pair {
-    pub(crate) fn end(&mut self, who: Who) -> &mut End {
-        self.ends.entry(who).or_default()
+impl SessionRecord {
+    pub(crate) fn end(&mut self, end_id: EndId) -> &mut End {
+        self.ends.entry(end_id).or_default()
     }
 
-    /// Returns the other end of `who`, if there is one.
-    pub(crate) fn other(&self, who: Who) -> Option<Who> {
+    /// Returns the other end of `end_id`, if there is one.
+    pub(crate) fn other(&self, end_id: EndId) -> Option<EndId> {
         match self.peer {
-            Some(peer) if who == OPENER => Some(peer),
-            Some(peer) if who == peer => Some(OPENER),
+            Some(peer) if end_id == OPENER => Some(peer),
+            Some(peer) if end_id == peer => Some(OPENER),
             _ => None,
         }
     }
 
     /// Returns true if an acceptor ended early.
-    pub(crate) fn is_let_go(&self, died: &[usize]) -> bool {
-        let dead = |who: Who| died.iter().any(|process| acceptor(*process) == who);
-        self.ends.iter().any(|(who, end)| end.buffered || end.accepted && dead(*who))
+    pub(crate) fn was_dropped_by_acceptor(&self, died: &[usize]) -> bool {
+        let dead = |end_id: EndId| died.iter().any(|process| acceptor(*process) == end_id);
+        self.ends.iter().any(|(end_id, end)| end.buffered || end.accepted && dead(*end_id))
     }
 
     /// Returns ends that aborted, and of which the remote, which stayed, has not read everything written before.
-    pub(crate) fn undelivered(&self) -> Vec<Who> {
-        let cheated = |(who, end): (&Who, &End)| {
-            let peer = self.ends.get(&self.other(*who)?)?;
-            (!peer.buffered && end.broke? > peer.read).then_some(*who)
+    pub(crate) fn undelivered(&self) -> Vec<EndId> {
+        let is_incomplete = |(end_id, end): (&EndId, &End)| {
+            let peer = self.ends.get(&self.other(*end_id)?)?;
+            (!peer.buffered && end.broke? > peer.read).then_some(*end_id)
         };
-        if self.died || self.made_room { Vec::new() } else { self.ends.iter().filter_map(cheated).collect() }
+        if self.died || self.made_room {
+            Vec::new()
+        } else {
+            self.ends.iter().filter_map(is_incomplete).collect()
+        }
     }
 
     /// Returns true if it was transferred in full, or need not be.
-    pub(crate) fn is_whole(&self) -> bool {
-        let done = |who: Who| self.ends.get(&who).is_some_and(|end| end.ended && end.dropped);
+    pub(crate) fn is_complete(&self) -> bool {
+        let done = |end_id: EndId| self.ends.get(&end_id).is_some_and(|end| end.ended && end.dropped);
         self.killed || done(OPENER) && self.peer.is_some_and(done)
     }
 }

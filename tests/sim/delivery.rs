@@ -10,16 +10,16 @@ use super::world::Simulation;
 impl Simulation {
     pub(crate) fn pull(&mut self, line: usize, side: usize, now: Instant) {
         let line = &mut self.lines[line];
-        let Some(frame) = line.pull(side, now, &self.dice, &self.ledger) else { return };
+        let Some(frame) = line.pull(side, now, &self.rng, &self.ledger) else { return };
         let [from, to] = [side, 1 - side].map(|side| line.ends[side].at);
-        let servers = [from, to].map(|at| self.processes[at].is_pod());
-        self.hops.said(&frame, [from, to], servers, &self.ledger);
+        let servers = [from, to].map(|at| self.processes[at].is_server());
+        self.hops.check_frame(&frame, [from, to], servers, &self.ledger);
     }
 
     pub(crate) fn deliver(&mut self, line: usize, side: usize, now: Instant) {
-        for frame in self.lines[line].deliver(side, &self.dice, &self.ledger) {
+        for frame in self.lines[line].deliver(side, &self.rng, &self.ledger) {
             let end = &mut self.lines[line].ends[side];
-            end.turns.heard(&frame.body);
+            end.turns.received(&frame.body);
             let (at, sender) = (end.at, end.sender.clone());
             match frame.body {
                 FrameKind::Ping(number) => sender.pong(number),
@@ -40,11 +40,11 @@ impl Simulation {
         let process = &self.processes[at];
         let place = &process.place;
         match event {
-            Some(Event::Incoming(offer)) if !process.is_pod() => {
-                place.cradle.spawn("acceptor".into(), place.clone().answer(offer));
+            Some(Event::Incoming(offer)) if !process.is_server() => {
+                place.spawner.spawn("acceptor".into(), place.clone().answer(offer));
             }
-            Some(Event::RelayRequest(asked)) if process.is_pod() && self.plan.servers > 1 => {
-                place.cradle.spawn("guide".into(), place.clone().guide(asked));
+            Some(Event::RelayRequest(request)) if process.is_server() && self.plan.servers > 1 => {
+                place.spawner.spawn("guide".into(), place.clone().relay_request(request));
             }
             Some(other) => self.ledger.error(format!("process {at} gets unexpected event {other:?}")),
             None => {}
@@ -59,7 +59,7 @@ impl Simulation {
             // Sorted by the order of opening, because the map's order of random ids is not reproducible.
             parked.sort_by_key(|session| self.ledger.number(session.id()));
             for session in parked {
-                process.place.cradle.spawn("seeker".into(), process.place.clone().seek(session));
+                process.place.spawner.spawn("seeker".into(), process.place.clone().seek(session));
             }
         }
     }

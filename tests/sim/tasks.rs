@@ -12,17 +12,17 @@ type Work = Pin<Box<dyn Future<Output = ()>>>;
 
 /// The tasks of a run.
 #[derive(Default)]
-pub(crate) struct Crowd {
+pub(crate) struct TaskSet {
     tasks: BTreeMap<usize, Task>,
     ready: Ready,
     next: usize,
-    newborn: Cradle,
+    spawned: TaskSpawner,
 }
 
 /// A spawner for the running tasks of one process.
 #[derive(Clone, Default)]
-pub(crate) struct Cradle {
-    newborn: Rc<RefCell<Vec<(usize, String, Work)>>>,
+pub(crate) struct TaskSpawner {
+    spawned: Rc<RefCell<Vec<(usize, String, Work)>>>,
     process: usize,
 }
 
@@ -42,16 +42,16 @@ struct Flag {
 
 /// A flag that is set when its waker is called.
 #[derive(Default)]
-pub(crate) struct Woken(AtomicBool);
+pub(crate) struct WakeFlag(AtomicBool);
 
-impl Crowd {
-    pub(crate) fn cradle(&self, process: usize) -> Cradle {
-        Cradle { process, ..self.newborn.clone() }
+impl TaskSet {
+    pub(crate) fn spawner(&self, process: usize) -> TaskSpawner {
+        TaskSpawner { process, ..self.spawned.clone() }
     }
 
     /// Returns the number of runnable tasks.
     pub(crate) fn ready(&mut self) -> usize {
-        for (process, name, work) in self.newborn.newborn.take() {
+        for (process, name, work) in self.spawned.spawned.take() {
             let flag = Arc::new(Flag { task: self.next, ready: self.ready.clone() });
             flag.wake_by_ref();
             self.tasks.insert(self.next, Task { process, name, work, waker: flag.into() });
@@ -88,9 +88,9 @@ impl Crowd {
     }
 }
 
-impl Cradle {
+impl TaskSpawner {
     pub(crate) fn spawn(&self, name: String, work: impl Future<Output = ()> + 'static) {
-        self.newborn.borrow_mut().push((self.process, name, Box::pin(work)));
+        self.spawned.borrow_mut().push((self.process, name, Box::pin(work)));
     }
 }
 
@@ -104,7 +104,7 @@ impl Wake for Flag {
     }
 }
 
-impl Woken {
+impl WakeFlag {
     pub(crate) fn take(&self) -> bool {
         self.0.swap(false, Relaxed)
     }
@@ -114,7 +114,7 @@ impl Woken {
     }
 }
 
-impl Wake for Woken {
+impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Relaxed);
     }

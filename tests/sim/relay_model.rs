@@ -7,9 +7,9 @@ use tunnel_proto::frame::{Frame, FrameKind, SessionFrame};
 
 /// The attempts that were relayed, each with the last Open or Resume.
 #[derive(Default)]
-pub(crate) struct HalfWay(HashMap<SessionId, (u64, Frame)>);
+pub(crate) struct RelayModel(HashMap<SessionId, (u64, Frame)>);
 
-impl HalfWay {
+impl RelayModel {
     pub(crate) fn sessions(&self) -> Vec<SessionId> {
         self.0.keys().copied().collect()
     }

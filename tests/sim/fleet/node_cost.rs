@@ -12,23 +12,23 @@ use tunnel_proto::frame::{Found, Frame, FrameKind, Remote};
 use tunnel_proto::state::LinkId;
 
 use super::figures::memory;
+use super::fleet_size;
 use super::net::Net;
 use super::server::SimServer;
-use super::wanted;
 
 /// Runs in a separate process, because no other test may run at the same time.
 #[test]
-fn what_a_node_that_is_known_costs() {
-    if wanted().is_some() {
+fn the_memory_and_the_announcement_of_a_registered_node_are_bounded() {
+    if fleet_size().is_some() {
         return measure();
     }
-    let test = "fleet::known::what_a_node_that_is_known_costs";
+    let test = "fleet::node_cost::the_memory_and_the_announcement_of_a_registered_node_are_bounded";
     let mut alone = Command::new(std::env::current_exe().unwrap());
     alone.args(["--exact", test, "--nocapture"]).env("FLEET", "10x3000");
     let measured = alone.output().unwrap();
-    let said = String::from_utf8_lossy(&measured.stdout);
-    println!("{said}");
-    assert!(measured.status.success() && said.contains("a node that is known takes"), "{measured:?}");
+    let output = String::from_utf8_lossy(&measured.stdout);
+    println!("{output}");
+    assert!(measured.status.success() && output.contains("a node that is known takes"), "{measured:?}");
 }
 
 /// Ten servers learn of 30,000 nodes each.
@@ -46,15 +46,15 @@ async fn measure() {
     for server in &servers {
         for (node, from) in names().zip(links.iter().cycle()) {
             let found = Found { here: true, instance: Some(process), ..Found::not_here(0) };
-            server.hear(from, Frame { node, body: FrameKind::Found(found) });
+            server.handle_frame(from, Frame { node, body: FrameKind::Found(found) });
         }
     }
-    let known = memory().saturating_sub(before) / (servers.len() * 30_000);
-    println!("a node that is known takes {known} bytes");
+    let bytes_per_node = memory().saturating_sub(before) / (servers.len() * 30_000);
+    println!("a node that is known takes {bytes_per_node} bytes");
     let bytes = announcement(names().next().unwrap(), &servers[0]);
     println!("its announcement is a message of {bytes} bytes");
     // Twice the measured values. Less than a name and an address would mean that the node was not recorded.
-    assert!((100..=630).contains(&known), "{known} bytes");
+    assert!((100..=630).contains(&bytes_per_node), "{bytes_per_node} bytes");
 }
 
 /// Returns the size of the message that announces a node.
