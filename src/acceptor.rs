@@ -22,7 +22,7 @@ use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Host, NodeName, Target};
-use tunnel_base::policy::plain;
+use tunnel_base::policy::canonical_ip;
 use tunnel_base::policy::targets::{Targets, is_number, is_off_limits};
 use tunnel_link::table::stream::IncomingSession;
 use tunnel_net::dial::{ConnectError, Failure, dial_target};
@@ -184,7 +184,7 @@ impl TargetTls {
         patience: Duration,
         pool: &BufferPool,
     ) -> Result<TlsTargetStream, SessionError> {
-        let near = socket.peer_addr().is_ok_and(|at| plain(at.ip()).is_loopback());
+        let near = socket.peer_addr().is_ok_and(|at| canonical_ip(at.ip()).is_loopback());
         let shaking = self.shake(near, &target.host, Buffered::new(socket, pool.clone()));
         match timeout(patience, shaking).await {
             Ok(Ok(stream)) => Ok(stream),
@@ -354,7 +354,7 @@ impl TargetDialer {
         // A connection to the unspecified address has loopback as its peer.
         let unspecified = || found.iter().find(|at| at.ip().is_unspecified());
         let at = found.iter().find(|at| **at == peer).or_else(unspecified).copied().unwrap_or(peer);
-        let is_own = here.own.iter().any(|own| plain(*own) == at.ip());
+        let is_own = here.own.iter().any(|own| canonical_ip(*own) == at.ip());
         let (place, targets, target) = (self.place.clone(), self.targets.clone(), target.clone());
         Ok(DialledTarget { socket, right: DialRight { place, targets, target, at, is_own } })
     }
@@ -378,7 +378,7 @@ impl TargetDialer {
         if self.node().is_none() {
             // At a server, its own log port listens on loopback for users of its machine: a rule for loopback has to
             // name it.
-            here.own.retain(|ip| !plain(*ip).is_loopback());
+            here.own.retain(|ip| !canonical_ip(*ip).is_loopback());
         }
         let ask = async |name: Arc<str>| {
             fd_limit::check().map_err(|_| LookupError::OpenFiles)?;
@@ -417,7 +417,7 @@ impl TargetDialer {
             Host::Name(name) => resolve(target, lookup(Arc::clone(name)), deadline).await?,
         };
         let mut found: Vec<SocketAddr> = Vec::new();
-        for ip in all.iter().take(ADDRESSES).map(|ip| plain(*ip)) {
+        for ip in all.iter().take(ADDRESSES).map(|ip| canonical_ip(*ip)) {
             let at = SocketAddr::new(ip, target.port);
             if self.place.may_dial(at, &targets, &here.own) && !found.contains(&at) {
                 found.push(at);
@@ -431,7 +431,7 @@ impl TargetDialer {
                 SessionError::new(ErrorCode::TargetUnreachable, format_args!("{target} has no address"))
             }
             (Some(ip), host @ Host::Name(_)) if !self.is_local(host) => {
-                self.place.forbidden(target, Some(plain(*ip)))
+                self.place.forbidden(target, Some(canonical_ip(*ip)))
             }
             _ => self.place.forbidden(target, None),
         };

@@ -35,7 +35,7 @@ use tunnel_base::logging::{AUDIT, LogLevel, log_trouble};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::metrics::format::ExpositionFormat;
 use tunnel_base::names::{NodeName, Target};
-use tunnel_base::policy::{Networks, plain};
+use tunnel_base::policy::{Networks, canonical_ip};
 use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler};
 use tunnel_net::fd_limit;
 use tunnel_net::limiter::Permit;
@@ -430,7 +430,7 @@ impl Requester {
     /// Returns true if the requester is on this machine.
     pub fn is_local(&self) -> bool {
         match self {
-            Self::Address(ip) => plain(*ip).is_loopback(),
+            Self::Address(ip) => canonical_ip(*ip).is_loopback(),
             Self::User(_) => true,
         }
     }

@@ -27,7 +27,7 @@ use crate::admin::channelz::wire::{
 };
 use crate::admin::{Admin, ProcessView};
 use tunnel_base::drain::Drain;
-use tunnel_base::policy::{Networks, plain};
+use tunnel_base::policy::{Networks, canonical_ip};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::sender::signals::Traffic;
 use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler};
@@ -354,7 +354,7 @@ fn channel_id(link: &LinkSender) -> i64 {
 }
 
 fn address(at: SocketAddr) -> Address {
-    let ip_address = match plain(at.ip()) {
+    let ip_address = match canonical_ip(at.ip()) {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),
     };

@@ -197,7 +197,7 @@ mod tests {
         run(&args(&file, None, true)).unwrap_err();
         let output = run(&args(&file, None, false)).unwrap();
         let newer = NodeTokens::parse(&fs::read_to_string(&file).unwrap());
-        assert!(newer.prove(&"node7".parse().unwrap(), output.lines().next().unwrap()).is_ok());
+        assert!(newer.verify(&"node7".parse().unwrap(), output.lines().next().unwrap()).is_ok());
     }
 
     #[test]

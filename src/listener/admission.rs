@@ -35,7 +35,7 @@ use tunnel_base::metrics::{DENIALS, Metrics};
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::targets::is_off_limits;
 use tunnel_base::policy::zone::Zone;
-use tunnel_base::policy::{CertificateGlob, Networks, Rules, plain};
+use tunnel_base::policy::{CertificateGlob, Networks, Rules, canonical_ip};
 use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler, Rejection};
 use tunnel_net::fd_limit;
 use tunnel_net::limiter::{AcquireError, FairLimiter, Limits, Permit, Source};
@@ -158,7 +158,7 @@ impl AccessPolicy {
     pub fn check_source(&self, from: IpAddr) -> Result<(), Denial> {
         match &self.allow_from {
             Some(networks) if !networks.contains(from) => {
-                Err(Denial::Forbidden(format!("your address {} is not allowed here", plain(from))))
+                Err(Denial::Forbidden(format!("your address {} is not allowed here", canonical_ip(from))))
             }
             _ => Ok(()),
         }

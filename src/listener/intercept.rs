@@ -30,7 +30,7 @@ use crate::route::RouteError;
 use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_base::names::{NodeName, Target};
 use tunnel_base::policy::ports::{ConfigMapPorts, KUBELET};
-use tunnel_base::policy::{Networks, plain};
+use tunnel_base::policy::{Networks, canonical_ip};
 use tunnel_base::serde_forms::Port;
 use tunnel_net::dial;
 use tunnel_net::interfaces::LocalAddresses;
@@ -375,8 +375,8 @@ impl Intercept {
             debug!(error = %cause, "original destination unknown");
             "not_redirected"
         })?;
-        let meant = SocketAddr::new(plain(meant.ip()), meant.port());
-        let here = socket.local_addr().map(|at| SocketAddr::new(plain(at.ip()), at.port()));
+        let meant = SocketAddr::new(canonical_ip(meant.ip()), meant.port());
+        let here = socket.local_addr().map(|at| SocketAddr::new(canonical_ip(at.ip()), at.port()));
         if here.is_ok_and(|here| here == meant) {
             return Err("not_redirected");
         }

@@ -21,7 +21,7 @@ use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup
 use crate::registry::Finder;
 use crate::startup::NotPrepared;
 use tunnel_base::names::{NameError, NodeName, Target};
-use tunnel_base::policy::plain;
+use tunnel_base::policy::canonical_ip;
 use tunnel_net::accept_loop;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Category;
@@ -231,7 +231,7 @@ impl Tcp {
     fn proxy_header(&self, socket: &TcpStream, client: SocketAddr) -> Bytes {
         match socket.local_addr() {
             Ok(at) if self.send_proxy => {
-                accept_loop::header(client, SocketAddr::new(plain(at.ip()), at.port()))
+                accept_loop::header(client, SocketAddr::new(canonical_ip(at.ip()), at.port()))
             }
             _ => Bytes::new(),
         }

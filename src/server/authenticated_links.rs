@@ -144,7 +144,8 @@ impl AuthenticatedLinks {
 
     /// Returns true if the token file has a separate line for the node, or the node has joined by invitation.
     pub(crate) fn has_node(&self, node: &NodeName) -> bool {
-        self.tokens.load().names(node) || self.enrolment.as_ref().is_some_and(|all| all.known().names(node))
+        self.tokens.load().has_line(node)
+            || self.enrolment.as_ref().is_some_and(|all| all.known().names(node))
     }
 
     /// Returns whose certificate a handshake has accepted, if the client presented one.
@@ -221,8 +222,8 @@ impl AuthenticatedLinks {
         }
         match self.enrolment.as_ref().and_then(|all| all.known().proves(node, &hello.token)) {
             Some(true) => Ok(()),
-            Some(false) if !tokens.names(node) => Err(TokenError::Joined),
-            _ => tokens.prove(node, &hello.token).map_err(|why| match why {
+            Some(false) if !tokens.has_line(node) => Err(TokenError::Joined),
+            _ => tokens.verify(node, &hello.token).map_err(|why| match why {
                 TokenError::NoLine(node) if self.enrolment.is_some() => TokenError::NotJoined(node),
                 why => why,
             }),

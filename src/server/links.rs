@@ -21,7 +21,7 @@ use crate::server::{ServerContext, invitations};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::Instance;
-use tunnel_base::policy::{Networks, plain};
+use tunnel_base::policy::{Networks, canonical_ip};
 use tunnel_link::grpc::accept::{Call, CallRejection, IncomingCall, PendingConnection, serve};
 use tunnel_link::link::{Link, LinkEnd};
 use tunnel_link::sender::LinkSender;
@@ -328,7 +328,7 @@ impl HandshakeFailures {
         if *error == HandshakeError::Closed {
             return;
         }
-        let (from, mut minute) = (plain(from), self.0.lock());
+        let (from, mut minute) = (canonical_ip(from), self.0.lock());
         let room = minute.known.len() < MAX_TRACKED;
         match minute.known.get_mut(&(from, error.name())) {
             Some(count) => count.unlogged += 1,

@@ -187,8 +187,9 @@ fn peers_are_found_by_the_endpoints_of_their_service() {
 }
 
 fn server_at(kubernetes: &Kubernetes, server: IpAddr, name: &str) -> ConfigMap {
-    let (cluster, lives) = (cluster(kubernetes), LivenessProbe::new(|_| Box::pin(std::future::ready(false))));
-    ConfigMap::new(ConfigMapParams { cluster, name: name.to_owned(), server, endpoints: None, lives })
+    let (cluster, liveness) =
+        (cluster(kubernetes), LivenessProbe::new(|_| Box::pin(std::future::ready(false))));
+    ConfigMap::new(ConfigMapParams { cluster, name: name.to_owned(), server, endpoints: None, liveness })
 }
 
 fn cluster(kubernetes: &Kubernetes) -> Cluster {

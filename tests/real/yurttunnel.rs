@@ -224,14 +224,14 @@ items:
 - {kind: ConfigMap, metadata: {name: yurt-tunnel-server-cfg}, data: {http-proxy-ports: \"9051\"}}
 ";
 
-fn params(cluster: Cluster, me: &str) -> NodeNameParams {
+fn params(cluster: Cluster, identity: &str) -> NodeNameParams {
     NodeNameParams {
         cluster,
         namespace: NAMESPACE.to_owned(),
         configmap: "yurt-tunnel-nodes".to_owned(),
         key: "tunnel-nodes".to_owned(),
         lease: "tunnel-node-names".to_owned(),
-        me: me.to_owned(),
+        identity: identity.to_owned(),
         edges: ("openyurt.io/is-edge-worker".to_owned(), "true".to_owned()),
         names: Vec::new(),
         service: SERVICE.to_owned(),

@@ -263,7 +263,7 @@ mod tests {
 }
 
 #[cfg(test)]
-mod refusals_tests {
+mod refusal_log_tests {
     use crate::logging::tests::lines_of;
 
     use super::*;

@@ -16,7 +16,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::addresses::cluster_state::{ClusterState, ScopedAddress, ServiceBackend, service_name};
 use crate::names::{Host, NodeName, Target};
-use crate::policy::plain;
+use crate::policy::canonical_ip;
 
 /// The networks of each node, and the nodes, pods and Services of Kubernetes.
 ///
@@ -105,7 +105,9 @@ impl AddressBook {
     /// Fails if the target is known but has no location, or two.
     pub fn locate(&self, target: &Target, chance: f64) -> Result<Location, LocateError> {
         Ok(match (&target.host, self.find(target, chance)?) {
-            (Host::Ip(ip), Location::Node { node, direct, .. }) if node.address() == Some(plain(*ip)) => {
+            (Host::Ip(ip), Location::Node { node, direct, .. })
+                if node.address() == Some(canonical_ip(*ip)) =>
+            {
                 Location::Node { target: node.target(target.port), node, direct }
             }
             (_, location) => location,
@@ -115,7 +117,7 @@ impl AddressBook {
     fn find(&self, target: &Target, chance: f64) -> Result<Location, LocateError> {
         let (facts, port) = (self.facts(), target.port);
         let target = match &target.host {
-            Host::Ip(ip) => Target { host: Host::Ip(plain(*ip)), port },
+            Host::Ip(ip) => Target { host: Host::Ip(canonical_ip(*ip)), port },
             Host::Name(_) => target.clone(),
         };
         if let Some(location) = self.fixed(&target) {
@@ -165,7 +167,7 @@ impl AddressBook {
     ///
     /// Fails if several nodes have the address.
     pub fn node_at(&self, ip: IpAddr) -> Result<Option<(NodeName, bool)>, LocateError> {
-        let ip = plain(ip);
+        let ip = canonical_ip(ip);
         if let Some((net, node)) = self.fixed.iter().find(|(net, _)| net.contains(&ip)) {
             return Ok(Some((node.clone(), is_single(net))));
         }
@@ -178,7 +180,7 @@ impl AddressBook {
 
     /// Returns the pod network of a node that contains this address, or the address alone if Kubernetes reports none.
     pub fn pod_network(&self, node: &NodeName, ip: IpAddr) -> IpNet {
-        let ip = plain(ip);
+        let ip = canonical_ip(ip);
         self.facts().pod_network(&node.as_str().to_ascii_lowercase(), ip).unwrap_or_else(|| ip.into())
     }
 
@@ -356,7 +358,7 @@ pub struct AddressOwners {
     /// Owner of each address.
     pub nodes: HashMap<IpAddr, NodeName>,
     /// Rejected claims.
-    pub void: Vec<RejectedClaim>,
+    pub rejected: Vec<RejectedClaim>,
 }
 
 /// A claim that was refused, or disputed by another claim of the same trust, and the reason; it is logged.
@@ -394,11 +396,11 @@ impl AddressOwners {
         let mut strongest: HashMap<IpAddr, (ClaimSource, Vec<NodeName>)> = HashMap::new();
         let mut owners = Self::default();
         for claim in claims {
-            let claim = AddressClaim { ip: plain(claim.ip), ..claim };
+            let claim = AddressClaim { ip: canonical_ip(claim.ip), ..claim };
             let refused = refuses(&claim);
             let AddressClaim { ip, node, by } = claim;
             if let Some(why) = refused {
-                owners.void.push(RejectedClaim {
+                owners.rejected.push(RejectedClaim {
                     ip,
                     node,
                     by,
@@ -430,7 +432,7 @@ impl AddressOwners {
             // Pairs each node with the next one, and the last with the first.
             let others = nodes.iter().cycle().skip(1).cloned();
             let voids = nodes.iter().zip(others);
-            owners.void.extend(voids.map(|(node, other)| RejectedClaim {
+            owners.rejected.extend(voids.map(|(node, other)| RejectedClaim {
                 ip,
                 node: node.clone(),
                 by,
@@ -500,8 +502,9 @@ mod owners_tests {
             // A less trusted claim does not win because of their dispute.
             claims.extend((by != ClaimSource::Edge).then(|| claim(7, "third", ClaimSource::Edge)));
             assert_eq!(owner(&claims), None);
-            let void = AddressOwners::of(claims, |_| None).void;
-            let reasons: Vec<_> = void.iter().map(|void| format!("{}: {}", void.node, void.why)).collect();
+            let rejected = AddressOwners::of(claims, |_| None).rejected;
+            let reasons: Vec<_> =
+                rejected.iter().map(|rejected| format!("{}: {}", rejected.node, rejected.why)).collect();
             assert_eq!(reasons, ["a: also claimed for b", "b: also claimed for a"]);
         }
     }
@@ -513,7 +516,7 @@ mod owners_tests {
             AddressClaim { ip: "::ffff:10.0.0.7".parse().unwrap(), ..claim(7, "a", ClaimSource::Table) };
         let owners = AddressOwners::of([dressed, claim(8, "a", ClaimSource::Edge)], refuses);
         assert_eq!(owners.nodes.len(), 1);
-        assert_eq!(owners.void[0].why.to_string(), "it is a pod's");
+        assert_eq!(owners.rejected[0].why.to_string(), "it is a pod's");
     }
 
     proptest! {

@@ -282,7 +282,7 @@ impl DroppedLines {
 
     /// Records a line that could not be written. The first of several in a row is reported to stderr, as no log can
     /// hold it.
-    pub(crate) fn lose(&self, dir: &Path, cause: &io::Error) {
+    pub(crate) fn record_dropped(&self, dir: &Path, cause: &io::Error) {
         self.0.unwritten.fetch_add(1, Relaxed);
         let mut trouble = self.0.trouble.lock();
         if trouble.is_none() {
@@ -294,7 +294,7 @@ impl DroppedLines {
     }
 
     /// Records a written line. Returns why the lines before it were not written, if any were lost.
-    pub(crate) fn written(&self) -> Option<String> {
+    pub(crate) fn record_written(&self) -> Option<String> {
         self.0.trouble.lock().take()
     }
 

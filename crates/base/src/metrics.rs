@@ -16,7 +16,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::access_log::RefusalLog;
-use crate::metrics::format::{ExpositionFormat, plain};
+use crate::metrics::format::{ExpositionFormat, to_plain_format};
 use crate::process::ProcessCollector;
 
 /// The metrics of this process, created once at startup and passed to every part that counts. Cheap to clone.
@@ -167,7 +167,7 @@ impl Metrics {
         }
         match form {
             ExpositionFormat::Open => text,
-            ExpositionFormat::Plain => plain(&text),
+            ExpositionFormat::Plain => to_plain_format(&text),
         }
     }
 

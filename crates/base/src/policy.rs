@@ -2,7 +2,7 @@
 //!
 //! Everything here checks addresses, never names. A name is resolved first, then each of its addresses is checked, and
 //! exactly the address that passed is dialled. IPv4 addresses inside IPv6 addresses are unwrapped on both sides, see
-//! [`plain`].
+//! [`canonical_ip`].
 //!
 //! A text that cannot be parsed, or that can never match, is an error: a typo must neither grant nor block access.
 
@@ -90,7 +90,7 @@ pub enum PolicyError {
 
 /// Returns the IPv4 address inside an IPv6 address: `::ffff:10.0.0.1` (mapped) or `::10.0.0.1` (compatible); other
 /// addresses unchanged. Dial the result, as it is what was checked.
-pub fn plain(ip: IpAddr) -> IpAddr {
+pub fn canonical_ip(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V6(v6) if v6 != Ipv6Addr::LOCALHOST && !v6.is_unspecified() => {
             v6.to_ipv4().map_or(ip, IpAddr::V4)
@@ -102,7 +102,7 @@ pub fn plain(ip: IpAddr) -> IpAddr {
 impl Networks {
     /// Returns true if one of the networks contains the address.
     pub fn contains(&self, ip: IpAddr) -> bool {
-        let ip = plain(ip);
+        let ip = canonical_ip(ip);
         self.0.iter().any(|net| net.contains(&ip))
     }
 
@@ -283,7 +283,7 @@ pub fn network(text: &str) -> Result<IpNet, PolicyError> {
     if net.addr() != net.network() {
         return Err(PolicyError::HostBits(net.trunc()));
     }
-    if net.prefix_len() > 0 && plain(net.addr()) != net.addr() {
+    if net.prefix_len() > 0 && canonical_ip(net.addr()) != net.addr() {
         return Err(PolicyError::Mapped);
     }
     Ok(net)

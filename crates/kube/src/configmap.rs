@@ -41,7 +41,7 @@ pub struct ConfigMapParams {
     /// Endpoints of all servers. Without them, lines of dead servers remain.
     pub endpoints: Option<watch::Receiver<KnownEndpoints>>,
     /// Probe for servers that are not ready but may be alive.
-    pub lives: LivenessProbe,
+    pub liveness: LivenessProbe,
 }
 
 /// A probe that determines whether a server is alive.
@@ -117,8 +117,8 @@ impl ConfigMap {
 
     /// Returns the time of the next check without changes here.
     pub fn due(&self) -> Instant {
-        let look = Instant::now() + REWRITE_INTERVAL;
-        self.sweeps.values().min().map_or(look, |sweep| look.min(*sweep))
+        let next_check = Instant::now() + REWRITE_INTERVAL;
+        self.sweeps.values().min().map_or(next_check, |sweep| next_check.min(*sweep))
     }
 
     async fn change(&mut self, records: &BTreeSet<String>, create: bool) -> Result<(), ConfigMapError> {
@@ -144,15 +144,18 @@ impl ConfigMap {
             self.servers = zone::servers(text.as_bytes());
             // The conflicting writer may be one of the servers to check, so later attempts check none; their turn comes
             // again soon. A server that stops has no time to check others either.
-            let judges = create && tries == 1;
-            let stopped =
-                if judges { self.servers_to_remove(text, Instant::now()).await } else { BTreeSet::new() };
+            let checks_servers = create && tries == 1;
+            let stopped = if checks_servers {
+                self.servers_to_remove(text, Instant::now()).await
+            } else {
+                BTreeSet::new()
+            };
             let new = updated_hosts(text, self.settings.server, records, &stopped);
             if old.is_some() && new == text {
                 return Ok(());
             }
-            let (there, object) = (old.is_some(), self.object(old, new)?);
-            let written = if there {
+            let (exists, object) = (old.is_some(), self.object(old, new)?);
+            let written = if exists {
                 api.replace(&self.settings.name, &PostParams::default(), &object).await
             } else {
                 api.create(&PostParams::default(), &object).await
@@ -166,7 +169,7 @@ impl ConfigMap {
                     return Ok(());
                 }
                 // Changed, created or deleted meanwhile.
-                Err(Error::Api(status)) if status.code == 409 || there && status.code == 404 => {
+                Err(Error::Api(status)) if status.code == 409 || exists && status.code == 404 => {
                     debug!(tries, "ConfigMap changed by another writer, retrying");
                 }
                 Err(cause) => return Err(self.failed(cause.into())),
@@ -195,11 +198,11 @@ impl ConfigMap {
         for ip in absent {
             self.sweeps.entry(ip).or_insert_with(later);
         }
-        let overdue = self.sweeps.iter().filter(|(_, judged)| **judged <= now).map(|(ip, _)| *ip);
-        let (doubtful, mut dead): (BTreeSet<_>, BTreeSet<_>) =
+        let overdue = self.sweeps.iter().filter(|(_, sweep_at)| **sweep_at <= now).map(|(ip, _)| *ip);
+        let (unready, mut dead): (BTreeSet<_>, BTreeSet<_>) =
             overdue.partition(|ip| known.unready.contains(ip));
-        let lives = join_all(doubtful.iter().map(|ip| (self.settings.lives.0)(*ip))).await;
-        for (ip, lives) in doubtful.into_iter().zip(lives) {
+        let lives = join_all(unready.iter().map(|ip| (self.settings.liveness.0)(*ip))).await;
+        for (ip, lives) in unready.into_iter().zip(lives) {
             if lives {
                 self.sweeps.insert(ip, later());
             } else {

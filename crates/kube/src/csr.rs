@@ -151,7 +151,7 @@ pub enum CsrError {
         "the signed certificate expired on {until}, and the local time is {now}; set the clock, or if it is right, \
          make the signer sign for longer"
     )]
-    Over {
+    Expired {
         /// End of validity.
         until: String,
         /// Local time.
@@ -180,7 +180,7 @@ impl From<ClusterError> for CsrError {
 }
 
 /// Runs one operation at kube-apiserver with a timeout. It normally takes milliseconds.
-pub(crate) async fn within<T>(work: impl Future<Output = kube::Result<T>>) -> Result<T, CsrError> {
+pub(crate) async fn with_timeout<T>(work: impl Future<Output = kube::Result<T>>) -> Result<T, CsrError> {
     match timeout(OPERATION_TIMEOUT, work).await {
         Err(_) => Err(ClusterError::Silent.into()),
         Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {
@@ -206,7 +206,7 @@ impl ApiserverNames {
     /// Adds `hosts` to the names that kube-apiserver has in every cluster. Ignores loopback names: each server's
     /// certificate contains them, and to use them an attacker must already control the machine.
     pub fn new(hosts: impl IntoIterator<Item = String>) -> Self {
-        let hosts = hosts.into_iter().map(|host| plain(&host));
+        let hosts = hosts.into_iter().map(|host| normalized(&host));
         Self(hosts.filter(|host| !is_loopback(host)).collect())
     }
 
@@ -218,8 +218,8 @@ impl ApiserverNames {
     pub(crate) async fn look_up(cluster: &Cluster, client: &Client) -> Result<Self, CsrError> {
         let services: Api<Service> = Api::namespaced(client.clone(), DEFAULT);
         let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), DEFAULT);
-        let service = within(services.get_opt(KUBERNETES)).await?;
-        let slice = within(slices.get_opt(KUBERNETES)).await?;
+        let service = with_timeout(services.get_opt(KUBERNETES)).await?;
+        let slice = with_timeout(slices.get_opt(KUBERNETES)).await?;
         let own = service.and_then(|service| service.spec?.cluster_ips).unwrap_or_default();
         let endpoints = slice.into_iter().flat_map(|slice| slice.endpoints).flat_map(|one| one.addresses);
         Ok(Self::new(cluster.apiserver_names().await?.into_iter().chain(own).chain(endpoints)))
@@ -227,7 +227,7 @@ impl ApiserverNames {
 
     /// Returns true if this name or address, or one that a wildcard covers, belongs to kube-apiserver.
     pub fn is_at(&self, name: &str) -> bool {
-        let name = plain(name);
+        let name = normalized(name);
         name.contains('*')
             || name == KUBERNETES
             || name.starts_with("kubernetes.default")
@@ -236,7 +236,7 @@ impl ApiserverNames {
 }
 
 /// Normalizes a name or address for comparison. An IPv4-mapped IPv6 address becomes IPv4.
-fn plain(host: &str) -> String {
+fn normalized(host: &str) -> String {
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     let name = bare.strip_suffix('.').unwrap_or(bare).to_ascii_lowercase();
     name.parse::<IpAddr>().map_or(name, |ip| ip.to_canonical().to_string())

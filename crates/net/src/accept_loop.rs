@@ -26,7 +26,7 @@ use crate::socket::Connection;
 use tunnel_base::access_log::RefusalLog;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::ReasonCounter;
-use tunnel_base::policy::{Networks, plain};
+use tunnel_base::policy::{Networks, canonical_ip};
 
 /// The limits of a listener, and what counts and logs the connections that it rejects.
 #[derive(Debug)]
@@ -119,7 +119,7 @@ where
             () = acceptor.drain.draining() => return,
             accepted = listener.accept() => accepted,
         };
-        let from = SocketAddr::new(plain(peer.ip()), peer.port());
+        let from = SocketAddr::new(canonical_ip(peer.ip()), peer.port());
         if !for_operators && fd_limit::is_in_reserve(&socket, max_files) {
             if warned.is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {
                 warned = Some(Instant::now());
@@ -188,7 +188,7 @@ impl<H> Acceptor<H> {
     /// take permits of the sources with most. Operators may have some in the reserve.
     fn max_permits(&self, newcomer: &impl AsFd) -> usize {
         if self.for_operators && fd_limit::is_in_reserve(newcomer, self.max_files) {
-            return fd_limit::operators(self.max_files);
+            return fd_limit::operator_connections(self.max_files);
         }
         if !fd_limit::are_scarce(newcomer, self.max_files) {
             return usize::MAX;
@@ -409,7 +409,7 @@ fn source(header: &[u8]) -> Result<Option<SocketAddr>, ProxyProtocolError> {
         HeaderResult::V1(Err(error)) => return Err(ProxyProtocolError::Header(error.to_string())),
         HeaderResult::V2(Err(error)) => return Err(ProxyProtocolError::Header(error.to_string())),
     };
-    Ok(source.map(|at: SocketAddr| SocketAddr::new(plain(at.ip()), at.port())))
+    Ok(source.map(|at: SocketAddr| SocketAddr::new(canonical_ip(at.ip()), at.port())))
 }
 
 /// Maximum length of a v2 header after its first part, in bytes: addresses, and TLS data that balancers add.
@@ -455,7 +455,7 @@ mod tests {
 }
 
 #[cfg(test)]
-mod proxied_tests {
+mod proxy_protocol_tests {
     use proptest::prelude::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;

@@ -61,7 +61,7 @@ pub async fn dial_target(
     addresses: &[SocketAddr],
     patience: Duration,
 ) -> Result<TcpStream, ConnectError> {
-    dial_with(host, &in_order(host, addresses), patience, fd_limit::leave_reserve).await
+    dial_with(host, &in_order(host, addresses), patience, fd_limit::ensure_outside_reserve).await
 }
 
 /// Like [`dial`], in the given order.

@@ -55,19 +55,19 @@ pub fn is_in_reserve(file: &impl AsFd, limit: u64) -> bool {
 /// # Errors
 ///
 /// It does. Close the file.
-pub fn leave_reserve(file: &impl AsFd) -> io::Result<()> {
+pub fn ensure_outside_reserve(file: &impl AsFd) -> io::Result<()> {
     let limit = limit();
-    leave(file, limit, reserve(limit))
+    ensure_outside(file, limit, reserve(limit))
 }
 
-/// Like [`leave_reserve`], but for files open only briefly, which may use half of the reserve.
+/// Like [`ensure_outside_reserve`], but for files open only briefly, which may use half of the reserve.
 ///
 /// # Errors
 ///
 /// The file belongs to the other half. Close it.
-pub fn leave_half_of_reserve(file: &impl AsFd) -> io::Result<()> {
+pub fn ensure_outside_half_of_reserve(file: &impl AsFd) -> io::Result<()> {
     let limit = limit();
-    leave(file, limit, reserve(limit) / 2)
+    ensure_outside(file, limit, reserve(limit) / 2)
 }
 
 /// Checks whether only the reserve is left, by opening a file.
@@ -76,7 +76,7 @@ pub fn leave_half_of_reserve(file: &impl AsFd) -> io::Result<()> {
 ///
 /// It is, or the system lacks files.
 pub fn check() -> io::Result<()> {
-    leave_reserve(&UnixDatagram::unbound()?)
+    ensure_outside_reserve(&UnixDatagram::unbound()?)
 }
 
 /// Returns true if an operation failed because too many files are open.
@@ -85,7 +85,7 @@ pub fn is_exceeded(cause: &io::Error) -> bool {
 }
 
 /// Returns how many connections in the reserve each operator's port may have. All four together leave half of it.
-pub fn operators(limit: u64) -> usize {
+pub fn operator_connections(limit: u64) -> usize {
     usize::try_from(reserve(limit) / 8).unwrap_or(usize::MAX).max(1)
 }
 
@@ -96,7 +96,7 @@ pub fn are_scarce(file: &impl AsFd, limit: u64) -> bool {
     number(file) >= limit - reserve(limit) - limit / 8
 }
 
-fn leave(file: &impl AsFd, limit: u64, kept: u64) -> io::Result<()> {
+fn ensure_outside(file: &impl AsFd, limit: u64, kept: u64) -> io::Result<()> {
     if number(file) < limit - kept { Ok(()) } else { Err(Errno::MFILE.into()) }
 }
 
@@ -144,12 +144,15 @@ mod tests {
     fn a_file_descriptor_in_the_reserve_fails_like_an_exceeded_limit() {
         let file = std::fs::File::open("/proc/self/status").unwrap();
         let number = u64::try_from(file.as_raw_fd()).unwrap();
-        leave(&file, number + 9, 8).unwrap();
-        let failed = leave(&file, number + 8, 8).unwrap_err();
+        ensure_outside(&file, number + 9, 8).unwrap();
+        let failed = ensure_outside(&file, number + 8, 8).unwrap_err();
         assert!(is_exceeded(&failed) && failed.to_string().contains("Too many open files"), "{failed}");
         assert!(!is_exceeded(&io::ErrorKind::PermissionDenied.into()));
         check().unwrap();
-        assert_eq!((operators(u64::MAX), operators(128), operators(16)), (32, 2, 1));
+        assert_eq!(
+            (operator_connections(u64::MAX), operator_connections(128), operator_connections(16)),
+            (32, 2, 1)
+        );
     }
 
     #[test]

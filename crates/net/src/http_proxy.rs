@@ -22,7 +22,7 @@ pub struct HttpProxyClient {
     at: Target,
     /// Value of `Proxy-Authorization`. A secret that is never displayed.
     authorization: Option<String>,
-    exempt: Exempt,
+    no_proxy: NoProxyRules,
 }
 
 /// The error of a connection through the proxy. Each text names the proxy; none contains credentials.
@@ -98,7 +98,7 @@ impl HttpProxyClient {
             let plain: Vec<u8> = user.chain(iter::once(b':')).chain(password).collect();
             format!("Basic {}", STANDARD.encode(plain))
         });
-        Ok(Some(Self { at, authorization, exempt: Exempt::new(no_proxy) }))
+        Ok(Some(Self { at, authorization, no_proxy: NoProxyRules::new(no_proxy) }))
     }
 
     /// Returns host and port of the proxy, which the caller resolves for [`Self::connect`].
@@ -108,7 +108,7 @@ impl HttpProxyClient {
 
     /// Returns true if connections to a target go through the proxy. This machine is never reached through it.
     pub fn applies_to(&self, target: &Target) -> bool {
-        !self.exempt.covers(target)
+        !self.no_proxy.covers(target)
     }
 
     /// Connects to `target` within `patience` through the proxy at one of `addresses`. Cancel safe.
@@ -192,7 +192,7 @@ const MAX_HEAD: usize = 8 * 1024;
 
 /// The rules of `NO_PROXY`, with Go's semantics.
 #[derive(Debug, Clone)]
-pub(crate) struct Exempt(Vec<NoProxyRule>);
+pub(crate) struct NoProxyRules(Vec<NoProxyRule>);
 
 /// A rule of `NO_PROXY`: targets that are dialled without the proxy.
 #[derive(Debug, Clone)]
@@ -209,7 +209,7 @@ enum NoProxyRule {
     },
 }
 
-impl Exempt {
+impl NoProxyRules {
     /// Parses a comma-separated list of `*`, networks, addresses and names. Other items are ignored.
     ///
     /// A name includes the names below it; with a leading dot or `*.` it includes only those. Addresses and names may
@@ -274,11 +274,11 @@ fn split_port(item: &str) -> (&str, Option<u16>) {
 mod tests;
 
 #[cfg(test)]
-mod exempt_tests {
+mod no_proxy_tests {
     use super::*;
 
     fn direct(list: &str, target: &str) -> bool {
-        Exempt::new(list).covers(&target.parse().unwrap())
+        NoProxyRules::new(list).covers(&target.parse().unwrap())
     }
 
     #[test]

@@ -18,7 +18,7 @@ use tokio::net::UnixDatagram;
 use tokio::time::Instant;
 
 use crate::tcp_info::{self, find, split};
-use tunnel_base::policy::plain;
+use tunnel_base::policy::canonical_ip;
 
 /// This machine's current addresses. They change with its networks.
 #[derive(Clone)]
@@ -93,7 +93,7 @@ fn sort(given: &[IpAddr], found: &[InterfaceAddress], dummies: &HashSet<u32>) ->
 }
 
 fn is_link_local(ip: IpAddr) -> bool {
-    match plain(ip) {
+    match canonical_ip(ip) {
         IpAddr::V4(ip) => ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
     }

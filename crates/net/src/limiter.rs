@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fair_map::FairMap;
 use crate::socket::{Hooked, ReadHook};
-use tunnel_base::policy::plain;
+use tunnel_base::policy::canonical_ip;
 
 /// The unit that shares are fair among: an IPv4 address, or the /64 network of an IPv6 address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -92,7 +92,7 @@ struct Waiting {
 impl Source {
     /// Returns the source of an address. An IPv4-mapped IPv6 address is treated as IPv4.
     pub fn of(ip: IpAddr) -> Self {
-        Self(match plain(ip) {
+        Self(match canonical_ip(ip) {
             IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),
             v4 @ IpAddr::V4(_) => v4,
         })

@@ -710,7 +710,7 @@ mod unix_tests {
 }
 
 #[cfg(test)]
-mod announced_tests {
+mod announcement_tests {
     use tokio::net::TcpListener;
 
     use crate::listen::TcpAccept;

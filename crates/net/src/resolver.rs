@@ -260,7 +260,7 @@ impl RuntimeProvider for MarkedRuntime {
         Box::pin(async move {
             let patience = patience.unwrap_or(ONE_TRY);
             let socket = dial(&Host::Ip(server.ip()), &[server], patience).await.map_err(io::Error::other)?;
-            fd_limit::leave_half_of_reserve(&socket)?;
+            fd_limit::ensure_outside_half_of_reserve(&socket)?;
             Ok(AsyncIoTokioAsStd(socket))
         })
     }
@@ -273,7 +273,7 @@ impl RuntimeProvider for MarkedRuntime {
         let bound = self.0.bind_udp(at, server);
         Box::pin(async move {
             let socket = bound.await?;
-            fd_limit::leave_half_of_reserve(&socket)?;
+            fd_limit::ensure_outside_half_of_reserve(&socket)?;
             crate::dial::put_on(&SockRef::from(&socket))?;
             Ok(socket)
         })

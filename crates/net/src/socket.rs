@@ -598,7 +598,7 @@ mod tests {
 }
 
 #[cfg(test)]
-mod under_tls_tests {
+mod byte_stream_io_tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 
     use crate::pool::BufferPool;

@@ -568,7 +568,7 @@ pub const SUPPORTED_KEYS: &str = "RSA with 2048 to 8192 bits, ECDSA with P-256, 
 pub(crate) mod tests;
 
 #[cfg(test)]
-mod offer_tests {
+mod params_tests {
     use super::*;
 
     /// The list in SuperEdge's default configuration.

@@ -671,9 +671,9 @@ mod extension_tests {
 
     proptest! {
         #[test]
-        fn every_session_frame_round_trips_through_the_wire(word in any_session_frame(), bits: u128) {
+        fn every_session_frame_round_trips_through_the_wire(session_frame in any_session_frame(), bits: u128) {
             let node: NodeName = "edge-1".parse().unwrap();
-            let frame = Frame { node: node.clone(), body: FrameKind::Session(SessionId::from_bits(bits), Category::Ssh, word) };
+            let frame = Frame { node: node.clone(), body: FrameKind::Session(SessionId::from_bits(bits), Category::Ssh, session_frame) };
             for peer in [Remote::Edge(node.clone()), Remote::Server(node), Remote::Peer] {
                 prop_assert_eq!(from_message(to_message(frame.clone()), &peer), Ok(frame.clone()));
             }
@@ -690,9 +690,9 @@ mod extension_tests {
 
     #[test]
     fn an_edge_sends_only_for_its_own_node_but_opens_to_any_node() {
-        let frame = |word| Frame {
+        let frame = |session_frame| Frame {
             node: "a".parse().unwrap(),
-            body: FrameKind::Session(SessionId::random(), Category::Ssh, word),
+            body: FrameKind::Session(SessionId::random(), Category::Ssh, session_frame),
         };
         let open = SessionFrame::Open {
             target: "a:1".parse().unwrap(),

@@ -56,7 +56,7 @@ pub struct SessionState {
     truncated: bool,
     departed: Option<Orphan>,
     /// Since when it has waited for something that only the remote can provide.
-    waits_since: Option<Instant>,
+    waiting_since: Option<Instant>,
     resumed: u32,
     /// Direction from this end.
     pub send: SendHalf,
@@ -107,7 +107,7 @@ impl SessionState {
             ended: None,
             truncated: false,
             departed: None,
-            waits_since: None,
+            waiting_since: None,
             resumed: 0,
             send,
             recv,
@@ -190,7 +190,7 @@ impl SessionState {
         self.phase = if answer == PendingFrame::Open { Phase::Opening } else { Phase::Resuming };
         self.epoch += 1;
         self.path = Some(link);
-        self.waits_since = None;
+        self.waiting_since = None;
         self.answer = Some(answer);
         Actions { state: true, ..Actions::default() }
     }
@@ -203,7 +203,7 @@ impl SessionState {
                 self.answer = Some(PendingFrame::Opened);
             } else {
                 self.phase = Phase::Parked;
-                self.waits_since.get_or_insert(now);
+                self.waiting_since.get_or_insert(now);
             }
         }
         Actions::default()
@@ -548,7 +548,7 @@ impl SessionState {
         answer: Option<PendingFrame>,
     ) -> Actions {
         self.set_path(link, epoch);
-        self.waits_since = None;
+        self.waiting_since = None;
         if let Err(bad) = self.resume_sending(received, limit) {
             return self.handle_protocol_error(bad);
         }
@@ -562,7 +562,7 @@ impl SessionState {
     pub(crate) fn lose_path(&mut self, now: Instant) -> Actions {
         self.mark_open_unanswered();
         self.path = None;
-        self.waits_since = Some(now);
+        self.waiting_since = Some(now);
         match self.phase {
             Phase::Closing => {
                 self.phase = Phase::Closed;

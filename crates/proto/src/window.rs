@@ -24,7 +24,7 @@ pub(crate) struct PathRttEstimator {
     pending: Option<RttProbe>,
     /// Latest measurement; zero before the first.
     latest: Duration,
-    way: LinkRtt,
+    link_rtt: LinkRtt,
     /// RTT used to widen windows, and its minimum so far.
     effective: Option<(Duration, Duration)>,
 }
@@ -50,27 +50,27 @@ impl PathRttEstimator {
     /// Handles bytes up to offset `end`. Returns true if they are the first that a Credit released from a sender
     /// blocked at its limit.
     pub(crate) fn arrived(&mut self, end: u64, now: Instant) -> bool {
-        let Some(way) = &mut self.pending else { return false };
-        if end == way.old_limit {
-            way.blocked_at = Some(now);
+        let Some(probe) = &mut self.pending else { return false };
+        if end == probe.old_limit {
+            probe.blocked_at = Some(now);
         }
-        if end <= way.old_limit {
+        if end <= probe.old_limit {
             return false;
         }
-        let rtt = now - way.since;
-        let held_up =
-            way.blocked_at.is_some_and(|blocked_at| (now - blocked_at) * MIN_BLOCKED_FRACTION >= rtt);
-        if held_up {
+        let rtt = now - probe.since;
+        let was_blocked =
+            probe.blocked_at.is_some_and(|blocked_at| (now - blocked_at) * MIN_BLOCKED_FRACTION >= rtt);
+        if was_blocked {
             self.latest = rtt;
         }
         self.pending = None;
-        held_up
+        was_blocked
     }
 
     /// Returns the RTT used to widen windows: the link's, or the one measured over the whole path if that is longer.
-    pub(crate) fn effective_rtt(&mut self, way: LinkRtt) -> Duration {
-        self.way = way;
-        let rtt = way.latest.max(self.latest);
+    pub(crate) fn effective_rtt(&mut self, link_rtt: LinkRtt) -> Duration {
+        self.link_rtt = link_rtt;
+        let rtt = link_rtt.latest.max(self.latest);
         let least = self.effective.map_or(rtt, |(_, least)| least.min(rtt));
         self.effective = Some((rtt, least));
         rtt
@@ -79,12 +79,12 @@ impl PathRttEstimator {
     /// Returns true if the path is short. The current RTT may be long because a machine is busy, so the minimum is used
     /// where known.
     pub(crate) fn is_short(&self) -> bool {
-        self.way.least.unwrap_or_else(|| self.way.latest.max(self.latest)) < SHORT
+        self.link_rtt.least.unwrap_or_else(|| self.link_rtt.latest.max(self.latest)) < SHORT_RTT
     }
 
     /// Scales `bytes` that arrived in the current RTT to the minimum RTT.
     pub(crate) fn scale_to_min_rtt(&self, bytes: u64) -> u64 {
-        self.effective.map_or(bytes, |(now, least)| part(bytes, least, now))
+        self.effective.map_or(bytes, |(now, least)| scale(bytes, least, now))
     }
 
     /// Discards the measurement in progress, because the sender was idle.
@@ -102,7 +102,7 @@ impl PathRttEstimator {
 ///
 /// The client's kernel fills its buffers within a few RTTs there, which does not mean that the client will ever read.
 /// Growing step by step costs only milliseconds; on a longer path it would delay the start of each download.
-const SHORT: Duration = Duration::from_millis(5);
+const SHORT_RTT: Duration = Duration::from_millis(5);
 /// A sender counts as blocked if it stopped for at least 1/4 of the measured time. A frame that ends at the old limit
 /// by chance, followed closely by the next one, proves nothing.
 const MIN_BLOCKED_FRACTION: u32 = 4;
@@ -134,10 +134,10 @@ impl ReadRate {
     /// while the rate doubles per RTT.
     pub(crate) fn handle_read(&mut self, before: u64, taken: u64, rtt: Duration, now: Instant) -> u64 {
         let Some(round) = &mut self.now else { return 0 };
-        let handle_read = now - round.since;
-        if handle_read > rtt {
-            self.before = part(before - round.from, rtt, handle_read);
-            *round = RttSample { since: now, from: before, late: handle_read > rtt * 2 };
+        let elapsed = now - round.since;
+        if elapsed > rtt {
+            self.before = scale(before - round.from, rtt, elapsed);
+            *round = RttSample { since: now, from: before, late: elapsed > rtt * 2 };
         }
         if round.late {
             return 0;
@@ -159,7 +159,7 @@ impl ReadRate {
 }
 
 /// Scales `bytes` from the duration `of` to the duration `time`.
-pub(crate) fn part(bytes: u64, time: Duration, of: Duration) -> u64 {
+pub(crate) fn scale(bytes: u64, time: Duration, of: Duration) -> u64 {
     let part = u128::from(bytes) * time.as_micros() / of.as_micros().max(1);
     u64::try_from(part).unwrap_or(u64::MAX)
 }

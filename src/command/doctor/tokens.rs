@@ -63,7 +63,8 @@ pub(super) async fn check(
     if !tokens.has_default() && !certificates {
         let joined = joined.unwrap_or_default();
         let has_joined = |node: &NodeName| joined.contains(&node.as_str().to_ascii_lowercase());
-        let is_known = |node: &NodeName| !tokens.is_blocked(node) && (tokens.names(node) || has_joined(node));
+        let is_known =
+            |node: &NodeName| !tokens.is_blocked(node) && (tokens.has_line(node) || has_joined(node));
         strangers(admin, is_known, found).await;
     }
 }

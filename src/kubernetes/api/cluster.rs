@@ -45,8 +45,8 @@ pub(crate) fn records(
     lives: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static,
 ) -> Box<dyn RecordStore> {
     let (cluster, endpoints) = (access(cluster), pods.map(|pods| pods.endpoints.clone()));
-    let lives = LivenessProbe::new(lives);
-    Box::new(ConfigMap::new(ConfigMapParams { cluster, name, server, endpoints, lives }))
+    let liveness = LivenessProbe::new(lives);
+    Box::new(ConfigMap::new(ConfigMapParams { cluster, name, server, endpoints, liveness }))
 }
 
 impl RecordStore for ConfigMap {

@@ -52,7 +52,7 @@ pub(crate) fn node_names(
         configmap: names.configmap.clone(),
         key: names.key.clone(),
         lease: names.lease.clone(),
-        me: format!("{}_{:016x}", pod_name, rand::random::<u64>()),
+        identity: format!("{}_{:016x}", pod_name, rand::random::<u64>()),
         edges: names.edges.clone(),
         names: names.names.clone(),
         service: names.service.clone(),

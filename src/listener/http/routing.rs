@@ -14,7 +14,7 @@ use crate::listener::forward::message::{TUNNEL_DEST, TUNNEL_HOST};
 use crate::listener::http::NodePort;
 use tunnel_base::addresses::{AddressBook, LocateError};
 use tunnel_base::names::{Host, NodeName, Target};
-use tunnel_base::policy::plain;
+use tunnel_base::policy::canonical_ip;
 use tunnel_base::policy::ports::{KUBELET, PortTarget};
 use tunnel_base::policy::targets::is_off_limits;
 
@@ -190,7 +190,7 @@ impl RoutingContext<'_> {
     ) -> Result<Option<(IpAddr, bool)>, Denial> {
         match named {
             Some(HostHeader { host: Host::Ip(ip), exact, .. }) => {
-                let ip = plain(*ip);
+                let ip = canonical_ip(*ip);
                 let behind = self.addresses.node_at(ip)?.filter(|(of, _)| of == node);
                 let behind = behind.or_else(|| (node.address() == Some(ip)).then(|| (node.clone(), true)));
                 Ok(behind.map(|(_, is_own)| (ip, is_own)).or(exact.then_some((ip, false))))

@@ -141,7 +141,7 @@ impl Reconciler {
                 | self.refresh_ports();
         let unknown = knows.iter().filter(|(_, knows)| !**knows).map(|(node, _)| node.clone()).collect();
         self.seeker.query_unknown(&unknown, &self.deps);
-        self.log_rejected_claims(holders.void);
+        self.log_rejected_claims(holders.rejected);
         changed
     }
 

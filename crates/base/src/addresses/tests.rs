@@ -292,8 +292,10 @@ fn claim(at: &str, of: &str, by: ClaimSource) -> AddressClaim {
 /// Returns the owner of an address, otherwise why a claim to it was rejected.
 fn owner(owners: &AddressOwners, at: &str) -> String {
     let of = owners.nodes.get(&ip(at)).map(ToString::to_string);
-    let void = || owners.void.iter().find(|void| void.ip == ip(at)).map(|void| void.why.to_string());
-    of.or_else(void).unwrap_or_else(|| "no claim".to_owned())
+    let rejected = || {
+        owners.rejected.iter().find(|rejected| rejected.ip == ip(at)).map(|rejected| rejected.why.to_string())
+    };
+    of.or_else(rejected).unwrap_or_else(|| "no claim".to_owned())
 }
 
 #[test]
@@ -337,7 +339,7 @@ fn an_edge_cannot_claim_external_addresses_of_services_or_other_nodes() {
     book.change(|facts| facts.nodes.remove("stolen"));
     let owners = book.owners([claim("192.168.1.5", "edge1", ClaimSource::Edge)], false, |_| None);
     assert_eq!(owner(&owners, "192.168.1.5"), "edge1", "a load balancer shares it");
-    assert!(owners.void.is_empty());
+    assert!(owners.rejected.is_empty());
     // External addresses locate nothing.
     expect(
         &book,

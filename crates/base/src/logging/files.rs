@@ -30,7 +30,7 @@ pub(crate) struct LogFiles {
     id: (u64, u64),
     /// Whether the current file ends in the middle of a line.
     torn: bool,
-    lost: DroppedLines,
+    dropped: DroppedLines,
 }
 
 impl LogFiles {
@@ -39,32 +39,32 @@ impl LogFiles {
         dir: &Path,
         name: &'static str,
         kept: LogRetention,
-        lost: DroppedLines,
+        dropped: DroppedLines,
     ) -> io::Result<Self> {
         let (current, id) = open(&file_of(dir, name, today()))?;
-        let files = Self { dir: dir.to_owned(), name, kept, current, id, torn: false, lost };
-        files.forget()?;
+        let files = Self { dir: dir.to_owned(), name, kept, current, id, torn: false, dropped };
+        files.remove_oldest()?;
         Ok(files)
     }
 
     /// Starts a new file if the current one is full, of an earlier day, moved or deleted. Removes files beyond the
     /// limits.
-    fn turn(&mut self) -> io::Result<()> {
+    fn rotate(&mut self) -> io::Result<()> {
         let day = today();
         let path = file_of(&self.dir, self.name, day);
         // The name decides, not the open file: log rotation and people move and delete files at any time.
         match fs::metadata(&path) {
-            Ok(found) if found.len() >= self.kept.bytes / PARTS => self.set_aside(&path, day)?,
+            Ok(found) if found.len() >= self.kept.bytes / PARTS => self.rename_full(&path, day)?,
             Ok(found) if id_of(&found) == self.id => return Ok(()),
             _ => {}
         }
         (self.current, self.id) = open(&path)?;
         self.torn = false;
-        self.forget()
+        self.remove_oldest()
     }
 
     /// Writes a whole line, after ending a partially written one.
-    fn put(&mut self, line: &[u8]) -> io::Result<()> {
+    fn write_line(&mut self, line: &[u8]) -> io::Result<()> {
         let end = if self.torn { &b"\n"[..] } else { b"" };
         for piece in [end, line] {
             let mut rest = piece;
@@ -83,7 +83,7 @@ impl LogFiles {
         Ok(())
     }
 
-    fn set_aside(&self, current: &Path, day: Date) -> io::Result<()> {
+    fn rename_full(&self, current: &Path, day: Date) -> io::Result<()> {
         let date = day.to_string();
         let used = self.list()?.iter().filter(|f| f.date == date).map(|f| f.part).max().unwrap_or(0);
         let mut part = current.as_os_str().to_owned();
@@ -92,7 +92,7 @@ impl LogFiles {
     }
 
     /// Removes the oldest files until the rest, counting the current file at its full length, is within the limits.
-    fn forget(&self) -> io::Result<()> {
+    fn remove_oldest(&self) -> io::Result<()> {
         let mut room = self.kept.bytes - self.kept.bytes / PARTS;
         let mut dates = Vec::new();
         for file in self.list()?.into_iter().rev() {
@@ -128,22 +128,22 @@ impl LogFiles {
 
 impl Write for LogFiles {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let written = match self.turn() {
-            Ok(()) => self.put(line),
+        let written = match self.rotate() {
+            Ok(()) => self.write_line(line),
             // Lines in a deleted file are lost.
             Err(cause) if self.current.metadata().is_ok_and(|found| found.nlink() == 0) => Err(cause),
             // A file that cannot be rotated or removed must not cost log lines.
             Err(cause) => self
-                .put(line)
-                .and_then(|()| self.put(format!("cannot rotate log files: {cause}\n").as_bytes())),
+                .write_line(line)
+                .and_then(|()| self.write_line(format!("cannot rotate log files: {cause}\n").as_bytes())),
         };
         // Returning an error here would have no effect: nothing reads it.
         match written {
-            Err(cause) => self.lost.lose(&self.dir, &cause),
+            Err(cause) => self.dropped.record_dropped(&self.dir, &cause),
             Ok(()) => {
-                if let Some(why) = self.lost.written() {
+                if let Some(why) = self.dropped.record_written() {
                     warn!(
-                        dropped = self.lost.count(),
+                        dropped = self.dropped.count(),
                         error = why,
                         "log files are writable again, lines were dropped"
                     );
@@ -256,25 +256,25 @@ mod tests {
     #[test]
     fn lines_lost_to_a_full_disk_are_counted_and_reported_until_a_write_succeeds() {
         let dir = tempfile::tempdir().unwrap();
-        let lost = DroppedLines::default();
-        drop(LogFiles::open(dir.path(), "t", RETENTION, lost.clone()).unwrap());
+        let dropped = DroppedLines::default();
+        drop(LogFiles::open(dir.path(), "t", RETENTION, dropped.clone()).unwrap());
         let [name] = names(dir.path()).try_into().unwrap();
         let path = dir.path().join(name);
         fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/dev/full", &path).unwrap();
-        let mut files = LogFiles::open(dir.path(), "t", RETENTION, lost.clone()).unwrap();
+        let mut files = LogFiles::open(dir.path(), "t", RETENTION, dropped.clone()).unwrap();
         for line in ["one\n", "two\n"] {
             files.write_all(line.as_bytes()).unwrap();
         }
-        let trouble = lost.trouble().unwrap();
+        let trouble = dropped.trouble().unwrap();
         assert!(
             trouble.contains(&*dir.path().to_string_lossy()) && trouble.contains("No space"),
             "{trouble}"
         );
-        assert_eq!(lost.count(), 2);
+        assert_eq!(dropped.count(), 2);
         fs::remove_file(&path).unwrap();
         files.write_all(b"three\n").unwrap();
-        assert_eq!((lost.trouble(), lost.count()), (None, 2));
+        assert_eq!((dropped.trouble(), dropped.count()), (None, 2));
         files.torn = true;
         files.write_all(b"four\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "three\n\nfour\n", "a partial line is ended first");
@@ -284,8 +284,8 @@ mod tests {
     fn a_moved_or_deleted_log_file_is_reopened() {
         let dir = tempfile::tempdir().unwrap();
         let (logs, moved) = (dir.path().join("logs"), dir.path().join("moved"));
-        let lost = DroppedLines::default();
-        let mut files = LogFiles::open(&logs, "t", RETENTION, lost.clone()).unwrap();
+        let dropped = DroppedLines::default();
+        let mut files = LogFiles::open(&logs, "t", RETENTION, dropped.clone()).unwrap();
         let [name] = names(&logs).try_into().unwrap();
         let path = logs.join(name);
         let mut written = |line: &str| {
@@ -302,9 +302,9 @@ mod tests {
         // Where no directory can be made, the lines are counted as dropped.
         fs::remove_dir_all(&logs).unwrap();
         fs::write(&logs, "").unwrap();
-        assert_eq!((written("five\n"), lost.count()), (String::new(), 1));
+        assert_eq!((written("five\n"), dropped.count()), (String::new(), 1));
         fs::remove_file(&logs).unwrap();
-        assert_eq!((written("six\n"), lost.trouble()), ("six\n".into(), None));
+        assert_eq!((written("six\n"), dropped.trouble()), ("six\n".into(), None));
     }
 
     #[test]

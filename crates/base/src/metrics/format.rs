@@ -41,7 +41,7 @@ impl ExpositionFormat {
 
 /// Converts OpenMetrics text to the plain format: counters are named like their samples, and units and the end marker
 /// are omitted.
-pub(crate) fn plain(open: &str) -> String {
+pub(crate) fn to_plain_format(open: &str) -> String {
     let (mut text, mut help) = (String::with_capacity(open.len()), None);
     for line in open.lines() {
         let mut words = line.splitn(4, ' ');
@@ -92,7 +92,7 @@ mod tests {
         let open = "# HELP a Ones.\n# TYPE a counter\na_total 1\n# HELP b_seconds Twos.\n# TYPE b_seconds histogram\n\
                     # UNIT b_seconds seconds\nb_seconds_sum 2.0\n# TYPE c gauge\nc{x=\"# y\"} 3\n# EOF\n";
         assert_eq!(
-            plain(open),
+            to_plain_format(open),
             "# HELP a_total Ones.\n# TYPE a_total counter\na_total 1\n# HELP b_seconds Twos.\n\
              # TYPE b_seconds histogram\nb_seconds_sum 2.0\n# TYPE c gauge\nc{x=\"# y\"} 3\n"
         );

@@ -42,7 +42,7 @@ impl ConfigMapPorts {
     /// Parses the ConfigMap's data. `own` are the ports on which this server listens, which cannot also stand for ports
     /// of nodes. Invalid parts are left out and returned as errors, the first 20 of them.
     pub fn parse(data: &BTreeMap<String, String>, own: &BTreeSet<u16>) -> (Self, Vec<PortError>) {
-        let mut reader = Reader { own, ports: Self::default(), wrong: Vec::new() };
+        let mut reader = Reader { own, ports: Self::default(), errors: Vec::new() };
         for (key, text) in data {
             match key.as_str() {
                 HTTP | HTTPS | PAIRS => {}
@@ -65,7 +65,7 @@ impl ConfigMapPorts {
         for (key, secure) in [(HTTP, false), (HTTPS, true)] {
             for item in items(text(key)) {
                 let port = reader.port(key, item);
-                reader.put(key, item, port, secure);
+                reader.add_port(key, item, port, secure);
             }
         }
         for item in items(text(PAIRS)) {
@@ -79,9 +79,9 @@ impl ConfigMapPorts {
             };
             let port = item.split_once('=').map_or(item, |(port, _)| port.trim());
             let port = reader.port(PAIRS, port);
-            reader.put(PAIRS, item, port, secure);
+            reader.add_port(PAIRS, item, port, secure);
         }
-        (reader.ports, reader.wrong)
+        (reader.ports, reader.errors)
     }
 
     /// Returns true if a node's port is dialled at its loopback instead of its address.
@@ -103,7 +103,7 @@ struct Reader<'a> {
     own: &'a BTreeSet<u16>,
     ports: ConfigMapPorts,
     /// Errors found so far.
-    wrong: Vec<PortError>,
+    errors: Vec<PortError>,
 }
 
 impl Reader<'_> {
@@ -116,7 +116,7 @@ impl Reader<'_> {
         port
     }
 
-    fn put(&mut self, key: &str, item: &str, port: Option<u16>, secure: bool) {
+    fn add_port(&mut self, key: &str, item: &str, port: Option<u16>, secure: bool) {
         // The kubelet's ports are always redirected to servers.
         let Some(port) = port.filter(|port| !KUBELET.contains(port)) else { return };
         let count = self.ports.http.len() + self.ports.https.len();
@@ -136,9 +136,9 @@ impl Reader<'_> {
     }
 
     fn add_error(&mut self, key: &str, found: &str, hint: &'static str) {
-        if self.wrong.len() < MAX_WRONG {
+        if self.errors.len() < MAX_ERRORS {
             let short = |text: &str| text.chars().take(EXCERPT).collect();
-            self.wrong.push(PortError { key: short(key), found: short(found), hint });
+            self.errors.push(PortError { key: short(key), found: short(found), hint });
         }
     }
 }
@@ -184,7 +184,7 @@ const SECURE_FRONT: &str = "10263";
 const MAX_PORTS: usize = 250;
 
 /// Maximum number of reported errors, and of characters that each quotes.
-const MAX_WRONG: usize = 20;
+const MAX_ERRORS: usize = 20;
 const EXCERPT: usize = 40;
 
 const NOT_A_KEY: &str =
@@ -203,8 +203,8 @@ mod tests {
 
     fn parse(data: &[(&str, &str)]) -> (ConfigMapPorts, Vec<String>) {
         let data = data.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())).collect();
-        let (ports, wrong) = ConfigMapPorts::parse(&data, &[9000, 10263].into());
-        (ports, wrong.iter().map(ToString::to_string).collect())
+        let (ports, errors) = ConfigMapPorts::parse(&data, &[9000, 10263].into());
+        (ports, errors.iter().map(ToString::to_string).collect())
     }
 
     fn set(ports: &[u16]) -> BTreeSet<u16> {
@@ -213,13 +213,13 @@ mod tests {
 
     #[test]
     fn ports_are_read_from_lists_and_from_dnat_pairs() {
-        let (ports, wrong) = parse(&[
+        let (ports, errors) = parse(&[
             (HTTP, " 9051, 9052,"),
             (HTTPS, "9443"),
             (LOOPBACK, "10266"),
             (PAIRS, "9053=10264, 9444 = 10263,9051=10264"),
         ]);
-        assert_eq!(wrong, [""; 0]);
+        assert_eq!(errors, [""; 0]);
         assert_eq!(ports.http, set(&[9051, 9052, 9053]));
         assert_eq!(ports.https, set(&[9443, 9444]));
         let on_loopback = |port| ports.is_on_loopback(port);
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn each_invalid_part_is_reported_with_key_value_and_remedy_and_the_rest_applies() {
-        let (ports, wrong) = parse(&[
+        let (ports, errors) = parse(&[
             (HTTP, "9051,x,0,65536,+7,9000,10250"),
             (HTTPS, "9051,9443"),
             (PAIRS, "9052,9053=80,9054=10264"),
@@ -253,17 +253,17 @@ mod tests {
             ("dnat-ports-pair: \"9052\": ", NOT_A_PAIR),
             ("dnat-ports-pair: \"9053=80\": ", NOT_A_PAIR),
         ];
-        assert_eq!(wrong, expected.map(|(what, hint)| format!("{what}{hint}")));
+        assert_eq!(errors, expected.map(|(what, hint)| format!("{what}{hint}")));
     }
 
     #[test]
     fn the_numbers_of_ports_and_errors_are_bounded() {
         let many = (1..=400).map(|port: u16| port.to_string()).collect::<Vec<_>>().join(",");
-        let (ports, wrong) = parse(&[(HTTP, &many), (HTTPS, &"x,".repeat(1000))]);
-        assert_eq!((ports.http.len(), wrong.len()), (MAX_PORTS, MAX_WRONG));
-        let (ports, wrong) = parse(&[(LOOPBACK, &many)]);
-        assert_eq!((ports.loopback.len(), wrong.len()), (MAX_PORTS, MAX_WRONG));
-        assert!(wrong[0].contains("localhost-proxy-ports: \"251\": limit of 250 ports"), "{wrong:?}");
+        let (ports, errors) = parse(&[(HTTP, &many), (HTTPS, &"x,".repeat(1000))]);
+        assert_eq!((ports.http.len(), errors.len()), (MAX_PORTS, MAX_ERRORS));
+        let (ports, errors) = parse(&[(LOOPBACK, &many)]);
+        assert_eq!((ports.loopback.len(), errors.len()), (MAX_PORTS, MAX_ERRORS));
+        assert!(errors[0].contains("localhost-proxy-ports: \"251\": limit of 250 ports"), "{errors:?}");
         assert!(parse(&[(HTTP, &"y".repeat(10_000))]).1[0].len() < 200);
     }
 
@@ -296,8 +296,8 @@ mod tests {
             let list = |ports: &BTreeSet<u16>| ports.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
             let data = [(HTTP, &http), (HTTPS, &https), (LOOPBACK, &loopback)];
             let data = data.map(|(key, ports)| (key.to_owned(), list(ports)));
-            let (read, wrong) = ConfigMapPorts::parse(&data.into_iter().collect(), &BTreeSet::new());
-            prop_assert_eq!(wrong, vec![]);
+            let (read, errors) = ConfigMapPorts::parse(&data.into_iter().collect(), &BTreeSet::new());
+            prop_assert_eq!(errors, vec![]);
             prop_assert_eq!(read, ConfigMapPorts { http, https, loopback });
         }
     }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use crate::policy::{PolicyError, network, network_text, plain};
+use crate::policy::{PolicyError, canonical_ip, network, network_text};
 
 /// The addresses and ports that may be dialled; by default loopback and the edge's own addresses, any port.
 ///
@@ -61,7 +61,7 @@ impl Targets {
     /// Returns true if an entry contains this address and only forbidden addresses. A wide network does not allow
     /// forbidden addresses.
     pub fn allows_off_limits(&self, at: SocketAddr) -> bool {
-        let ip = plain(at.ip());
+        let ip = canonical_ip(at.ip());
         self.0.iter().any(|entry| {
             entry.port.is_none_or(|port| port == at.port())
                 && matches!(&entry.place, AllowedNet::Net(net) if net.contains(&ip) && is_all_off_limits(net))
@@ -70,13 +70,13 @@ impl Targets {
 
     /// Returns true if this address may be dialled. `own` are the current addresses of this machine.
     ///
-    /// Compares unwrapped addresses: dial [`plain`]`(at.ip())`, not the original one.
+    /// Compares unwrapped addresses: dial [`canonical_ip`]`(at.ip())`, not the original one.
     pub fn allows(&self, at: SocketAddr, own: &[IpAddr]) -> bool {
-        let ip = plain(at.ip());
+        let ip = canonical_ip(at.ip());
         self.0.iter().any(|entry| {
             entry.port.is_none_or(|port| port == at.port())
                 && match &entry.place {
-                    AllowedNet::Own => own.iter().any(|o| plain(*o) == ip),
+                    AllowedNet::Own => own.iter().any(|o| canonical_ip(*o) == ip),
                     AllowedNet::Net(net) => net.contains(&ip),
                 }
         })
@@ -172,7 +172,7 @@ const LOOPBACK6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128);
 /// Returns true if this address is forbidden: loopback, link-local, unspecified, multicast, reserved, or a cloud
 /// provider's metadata. Also true if such an IPv4 address is inside an IPv6 address that a gateway translates.
 pub fn is_off_limits(ip: IpAddr) -> bool {
-    match plain(ip) {
+    match canonical_ip(ip) {
         IpAddr::V4(ip) => is_off_limits_v4(ip),
         IpAddr::V6(ip) => {
             ip.is_loopback()
@@ -320,7 +320,7 @@ mod tests {
         fn an_entry_round_trips_through_its_text(bits: u128, length in 0_u8..=128, port: Option<u16>) {
             let net = Ipv6Net::new(bits.into(), length).unwrap().trunc();
             let entry = TargetEntry { place: AllowedNet::Net(IpNet::V6(net)), port: port.filter(|p| *p > 0) };
-            prop_assume!(length == 0 || plain(IpAddr::V6(net.addr())) == IpAddr::V6(net.addr()));
+            prop_assume!(length == 0 || canonical_ip(IpAddr::V6(net.addr())) == IpAddr::V6(net.addr()));
             prop_assert_eq!(entry.to_string().parse::<TargetEntry>(), Ok(entry));
         }
 

@@ -136,7 +136,7 @@ impl NodeTokens {
     /// # Errors
     ///
     /// The error is for operators: the edge must only learn that it was refused.
-    pub fn prove(&self, node: &NodeName, token: &str) -> Result<(), TokenError> {
+    pub fn verify(&self, node: &NodeName, token: &str) -> Result<(), TokenError> {
         let own = self.lines.get(&node.as_str().to_ascii_lowercase());
         let line = own.or_else(|| self.lines.get(DEFAULT));
         let expected = line.map_or("", |line| &line.token);
@@ -184,7 +184,7 @@ impl NodeTokens {
     }
 
     /// Returns true if the node has its own line.
-    pub fn names(&self, node: &NodeName) -> bool {
+    pub fn has_line(&self, node: &NodeName) -> bool {
         self.lines.contains_key(&node.as_str().to_ascii_lowercase())
     }
 
@@ -382,16 +382,16 @@ mod tests {
 
     use super::*;
 
-    fn prove(text: &str, node: &str, token: &str) -> bool {
-        NodeTokens::parse(text).prove(&node.parse().unwrap(), token).is_ok()
+    fn verify(text: &str, node: &str, token: &str) -> bool {
+        NodeTokens::parse(text).verify(&node.parse().unwrap(), token).is_ok()
     }
 
     #[test]
     fn a_node_uses_its_own_line_otherwise_the_default() {
         let text = "default:abc\n# no comment\nnode 1 : x y z :ignored\r\nnode2:old\nnode2:new\n";
-        assert!(prove(text, "other", "abc") && prove(text, "node1", "xyz") && prove(text, "Node1", "xyz"));
-        assert!(prove(text, "node2", "new") && !prove(text, "node2", "old"));
-        assert!(!prove(text, "node1", "abc"), "a node with its own line cannot use the default");
+        assert!(verify(text, "other", "abc") && verify(text, "node1", "xyz") && verify(text, "Node1", "xyz"));
+        assert!(verify(text, "node2", "new") && !verify(text, "node2", "old"));
+        assert!(!verify(text, "node1", "abc"), "a node with its own line cannot use the default");
     }
 
     #[test]
@@ -421,14 +421,14 @@ mod tests {
 
     #[test]
     fn an_empty_token_proves_no_node() {
-        assert!(!prove("", "n", "") && !prove("default:", "n", "") && !prove("n:\ndefault:a", "n", ""));
-        assert!(!prove("n:\ndefault:a", "n", "a"), "its own line applies, even an empty one");
+        assert!(!verify("", "n", "") && !verify("default:", "n", "") && !verify("n:\ndefault:a", "n", ""));
+        assert!(!verify("n:\ndefault:a", "n", "a"), "its own line applies, even an empty one");
     }
 
     #[test]
     fn each_reason_why_a_token_is_refused_has_its_own_error() {
         let why = |text, node: &str| {
-            NodeTokens::parse(text).prove(&node.parse().unwrap(), "t").unwrap_err().to_string()
+            NodeTokens::parse(text).verify(&node.parse().unwrap(), "t").unwrap_err().to_string()
         };
         for (text, expected) in [
             ("node1:t", "the token file has no line for node7, and no default; invite the node"),
@@ -460,7 +460,7 @@ mod tests {
                     default:d ip=10.0.0.1\nip=10.0.0.2\n";
         let tokens = NodeTokens::parse(text);
         assert!(
-            prove(text, "edge7", "secret") && prove(text, "edge8", "secret"),
+            verify(text, "edge7", "secret") && verify(text, "edge8", "secret"),
             "they are no part of the token"
         );
         let mut ips: Vec<_> = tokens.ips().iter().map(|(ip, node)| format!("{ip} {node}")).collect();
@@ -472,25 +472,25 @@ mod tests {
         );
         let wrong = NodeTokens::parse("edge7:secret ip=10.0.0.300\n");
         assert_eq!((wrong.ips().len(), wrong.errors()[0].0), (0, 1));
-        assert!(wrong.prove(&"edge7".parse().unwrap(), "secret").is_ok(), "its token is valid nevertheless");
+        assert!(wrong.verify(&"edge7".parse().unwrap(), "secret").is_ok(), "its token is valid nevertheless");
     }
 
     #[test]
     fn a_line_may_have_a_previous_token_and_both_prove_the_node() {
         let text = "node7:NEW previous=OLD\nnode8:N ip=10.0.0.8 previous=O\nnode9:a previous=b\nnode9:c previous=d \n\
                     default:D previous=E\n";
-        assert!(prove(text, "node7", "NEW") && prove(text, "node7", "OLD"));
-        assert!(prove(text, "node8", "N") && prove(text, "node8", "O"));
-        assert!(prove(text, "node9", "c") && prove(text, "node9", "d"), "the later line applies");
-        assert!(!prove(text, "node9", "a") && !prove(text, "node9", "b"));
-        assert!(prove(text, "other", "E") && !prove(text, "node7", "E"));
-        assert!(!prove(text, "node7", "NEWprevious=OLD") && !prove(text, "node7", ""));
+        assert!(verify(text, "node7", "NEW") && verify(text, "node7", "OLD"));
+        assert!(verify(text, "node8", "N") && verify(text, "node8", "O"));
+        assert!(verify(text, "node9", "c") && verify(text, "node9", "d"), "the later line applies");
+        assert!(!verify(text, "node9", "a") && !verify(text, "node9", "b"));
+        assert!(verify(text, "other", "E") && !verify(text, "node7", "E"));
+        assert!(!verify(text, "node7", "NEWprevious=OLD") && !verify(text, "node7", ""));
         assert_eq!(NodeTokens::parse(text).ips().len(), 1);
-        assert!(!prove("node7: previous=OLD", "node7", "OLD"), "the node is blocked");
+        assert!(!verify("node7: previous=OLD", "node7", "OLD"), "the node is blocked");
         for bad in ["node7:a previous=", "node7:a previous=b:c"] {
             let tokens = NodeTokens::parse(bad);
             assert!(tokens.errors()[0].1.contains("previous="), "{bad}");
-            assert!(prove(bad, "node7", "a") && !prove(bad, "node7", "") && !prove(bad, "node7", "b"));
+            assert!(verify(bad, "node7", "a") && !verify(bad, "node7", "") && !verify(bad, "node7", "b"));
         }
         let changed = NodeTokens::parse("node7:NEW\n");
         assert_eq!(NodeTokens::parse("node7:NEW previous=OLD").changed_since(&changed), ["node7"]);
@@ -549,16 +549,16 @@ mod tests {
             let before = NodeTokens::parse(&text);
             if let Ok(rotated) = rotate(&text, &node, "new") {
                 let after = NodeTokens::parse(&rotated);
-                prop_assert!(after.prove(&node, "new").is_ok());
+                prop_assert!(after.verify(&node, "new").is_ok());
                 for token in ["a", "b", "ab", "ca"] {
                     for n in 1..4 {
                         let other: NodeName = format!("node{n}").parse().unwrap();
-                        prop_assert_eq!(after.prove(&other, token).is_ok(), before.prove(&other, token).is_ok());
+                        prop_assert_eq!(after.verify(&other, token).is_ok(), before.verify(&other, token).is_ok());
                     }
                 }
                 let finished = NodeTokens::parse(&finish_rotation(&rotated, &node).unwrap());
-                prop_assert!(finished.prove(&node, "new").is_ok());
-                prop_assert!(finished.prove(&node, "a").is_err());
+                prop_assert!(finished.verify(&node, "new").is_ok());
+                prop_assert!(finished.verify(&node, "a").is_err());
             }
         }
 

@@ -118,7 +118,7 @@ fn pod(
         name: "tunnel-nodes".to_owned(),
         server: ip(1),
         endpoints,
-        lives: no_server_lives(),
+        liveness: no_server_lives(),
     };
     let mut map = ConfigMap::new(settings);
     map.api = Some(Api::namespaced(Client::new(service, "edge-system"), "edge-system"));
@@ -201,7 +201,7 @@ async fn a_write_to_a_silent_apiserver_times_out() {
         name: "tunnel-nodes".to_owned(),
         server: ip(1),
         endpoints: None,
-        lives: no_server_lives(),
+        liveness: no_server_lives(),
     };
     let mut map = ConfigMap::new(settings);
     let silent = tower::service_fn(|_: Request<Body>| {
@@ -259,7 +259,7 @@ async fn a_server_that_is_not_ready_keeps_its_lines_while_it_answers() {
     let (mut map, server) = pod(Some(object(text)), Some(known));
     let living = Arc::new(Mutex::new(BTreeSet::from([ip(2), ip(3)])));
     let (probed, wait) = (living.clone(), STALE_AFTER + SPREAD);
-    map.settings.lives = LivenessProbe::new(move |pod| {
+    map.settings.liveness = LivenessProbe::new(move |pod| {
         let lives = probed.lock().unwrap().contains(&pod);
         Box::pin(std::future::ready(lives))
     });
@@ -293,7 +293,7 @@ async fn a_server_that_writes_before_a_sweep_keeps_its_lines() {
 async fn withdraw_removes_own_lines_without_probing_other_servers() {
     let (_sender, known) = watch::channel(pods(&[1], &[2]));
     let (mut map, server) = pod(Some(object("10.0.0.1    a\n10.0.0.2    b\n")), Some(known));
-    map.settings.lives = LivenessProbe::new(|_| Box::pin(std::future::pending()));
+    map.settings.liveness = LivenessProbe::new(|_| Box::pin(std::future::pending()));
     map.sweeps.insert(ip(2), Instant::now());
     map.withdraw().await.unwrap();
     assert_eq!(server.lock().unwrap().hosts(), "10.0.0.2    b\n");

@@ -29,7 +29,7 @@ use x509_parser::x509::X509Name;
 
 use crate::cluster::Cluster;
 use crate::csr::names::NameLookup;
-use crate::csr::{ApiserverNames, CsrError, Profile, within};
+use crate::csr::{ApiserverNames, CsrError, Profile, with_timeout};
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::{AUDIT, printable};
@@ -176,7 +176,7 @@ impl Approver {
         };
         let facts = match (request.profile(), request.node()) {
             (Some(Profile::Edge), Some(node)) => {
-                let addresses = within(nodes.get_opt(node)).await?.as_ref().map(addresses);
+                let addresses = with_timeout(nodes.get_opt(node)).await?.as_ref().map(addresses);
                 DecisionFacts { addresses, ..DecisionFacts::default() }
             }
             // Requests of other users are denied, whatever their names.
@@ -212,7 +212,7 @@ impl Approver {
             profile => info!(target: AUDIT, csr = name, profile, %requester, "approving"),
         }
         let params = PatchParams::default();
-        match within(requests.patch_approval(&name, &params, &Patch::Merge(&patch))).await {
+        match with_timeout(requests.patch_approval(&name, &params, &Patch::Merge(&patch))).await {
             Err(CsrError::ChangedOrDeleted) => {
                 info!(target: AUDIT, csr = name, "request changed by another party, skipped")
             }

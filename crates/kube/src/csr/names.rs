@@ -10,7 +10,7 @@ use kube::{Api, Client, Resource};
 use serde::{Deserialize, Deserializer};
 
 use crate::cluster::Cluster;
-use crate::csr::{ApiserverNames, CsrError, within};
+use crate::csr::{ApiserverNames, CsrError, with_timeout};
 use crate::partial::{MAX_NODE_ADDRESSES, NodeStatus, part_of};
 
 /// Adds the names and addresses of a Service: its names in the cluster (below `domain`), and its cluster, external and
@@ -123,7 +123,7 @@ pub(crate) async fn reachable_names(
     let api: Api<NodeSubset> = Api::all(client);
     let (mut names, mut page) = (BTreeSet::new(), ListParams::default().limit(PAGE));
     loop {
-        let nodes = within(api.list(&page)).await?;
+        let nodes = with_timeout(api.list(&page)).await?;
         nodes.items.iter().for_each(|node| node.reachable_names(apiserver, &mut names));
         page = match nodes.metadata.continue_.filter(|next| !next.is_empty()) {
             Some(next) => page.continue_token(&next),
@@ -218,7 +218,7 @@ impl NameLookup {
             let api: Api<Service> = Api::namespaced(client.clone(), &namespace);
             let (domain, mut nodes) = (cluster.domain().await, None);
             for name in &self.services {
-                let Some(service) = within(api.get_opt(name)).await? else {
+                let Some(service) = with_timeout(api.get_opt(name)).await? else {
                     found.missing.get_or_insert_with(|| (name.clone(), namespace.clone()));
                     continue;
                 };

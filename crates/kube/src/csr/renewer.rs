@@ -19,7 +19,7 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
 use crate::cluster::Cluster;
 use crate::csr::names::{self, NameLookup, ResolvedNames};
-use crate::csr::{CsrError, Profile, SIGNING_TIMEOUT, within};
+use crate::csr::{CsrError, Profile, SIGNING_TIMEOUT, with_timeout};
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_net::pki::CertificateRequest;
@@ -165,7 +165,7 @@ impl CertificateRenewer {
         let now = UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs());
         if let Some(NotAfter { first, .. }) = NotAfter::of(signed.as_bytes()).filter(|ends| ends.first <= now)
         {
-            return Err(CsrError::Over { until: date(first), now: date(now) });
+            return Err(CsrError::Expired { until: date(first), now: date(now) });
         }
         let written = tokio::task::spawn_blocking(move || issued.write_together(&file)).await;
         // The task fails only when the process ends.
@@ -181,7 +181,7 @@ impl CertificateRenewer {
 /// help until an operator changes something.
 fn pause(cause: &CsrError, backoff: &mut Backoff) -> Duration {
     match cause {
-        CsrError::Denied { .. } | CsrError::Failed { .. } | CsrError::Over { .. } => {
+        CsrError::Denied { .. } | CsrError::Failed { .. } | CsrError::Expired { .. } => {
             AFTER_DENIAL.mul_f64(0.5 + rand::random::<f64>() / 2.0)
         }
         _ => backoff.pause(rand::random()),
@@ -376,14 +376,14 @@ pub(crate) async fn signed(
         },
         status: None,
     };
-    let made: CertificateSigningRequest = within(api.create(&PostParams::default(), &object)).await?;
+    let made: CertificateSigningRequest = with_timeout(api.create(&PostParams::default(), &object)).await?;
     let (name, until) = (made.name_any(), Instant::now() + SIGNING_TIMEOUT);
     info!(csr = name, profile = profile.name(), "certificate requested");
     let (mut delay, mut known) = (INITIAL_POLL_DELAY, "not approved");
     loop {
         sleep(delay).await;
         delay = (2 * delay).min(MAX_POLL_DELAY);
-        match within(api.get(&name)).await.map(|csr| state(&csr)) {
+        match with_timeout(api.get(&name)).await.map(|csr| state(&csr)) {
             Ok(RequestState::Signed(certificate)) => return Ok(certificate),
             Ok(RequestState::Denied(why)) => return Err(CsrError::Denied { name, why }),
             Ok(RequestState::Failed(why)) => return Err(CsrError::Failed { name, why }),
@@ -470,7 +470,7 @@ mod tests {
 }
 
 #[cfg(test)]
-mod held_tests {
+mod stored_certificate_tests {
     use tunnel_net::pki::CertificateAuthority;
 
     use super::*;
@@ -552,7 +552,7 @@ mod step_tests {
 }
 
 #[cfg(test)]
-mod renewal_tests {
+mod due_tests {
     use std::time::Duration;
 
     use proptest::prelude::*;

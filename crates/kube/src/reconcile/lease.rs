@@ -24,7 +24,7 @@ pub(crate) struct LeaderLease {
     namespace: String,
     name: String,
     /// Unique identity of this process.
-    me: String,
+    identity: String,
     /// Resource version seen last, and since when.
     seen: Option<(String, Instant)>,
 }
@@ -38,8 +38,8 @@ pub(crate) struct LeaderTerm {
 }
 
 impl LeaderLease {
-    pub(crate) fn new(cluster: Cluster, namespace: String, name: String, me: String) -> Self {
-        Self { cluster, namespace, name, me, seen: None }
+    pub(crate) fn new(cluster: Cluster, namespace: String, name: String, identity: String) -> Self {
+        Self { cluster, namespace, name, identity, seen: None }
     }
 
     /// Waits until this server holds the Lease. `least` is the lowest number that the term may have. Calls `report`
@@ -117,7 +117,7 @@ impl LeaderLease {
     /// Returns true if the Lease has no holder, if this process holds it from an earlier term, or if its holder has not
     /// renewed it in time.
     fn is_free(&mut self, found: &Object) -> bool {
-        let holder = holder(found).filter(|holder| !holder.is_empty() && *holder != self.me);
+        let holder = holder(found).filter(|holder| !holder.is_empty() && *holder != self.identity);
         let version = found.metadata.resource_version.clone().unwrap_or_default();
         let since = match self.seen.take() {
             Some((known, since)) if known == version => since,
@@ -156,7 +156,7 @@ impl LeaderLease {
 
     fn is_mine(&self, found: &Object, number: i32) -> bool {
         let transitions = found.spec.as_ref().and_then(|spec| spec.lease_transitions);
-        holder(found) == Some(self.me.as_str()) && transitions == Some(number)
+        holder(found) == Some(self.identity.as_str()) && transitions == Some(number)
     }
 
     /// Writes the Lease unless it has changed since it was read.
@@ -167,7 +167,7 @@ impl LeaderLease {
 
     fn spec(&self, number: i32, acquired: Option<Timestamp>) -> LeaseSpec {
         LeaseSpec {
-            holder_identity: Some(self.me.clone()),
+            holder_identity: Some(self.identity.clone()),
             lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
             lease_transitions: Some(number),
             acquire_time: acquired.map(MicroTime),

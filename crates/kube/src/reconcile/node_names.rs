@@ -44,7 +44,7 @@ pub struct NodeNameParams {
     /// Name of the Lease.
     pub lease: String,
     /// Unique identity of this process.
-    pub me: String,
+    pub identity: String,
     /// Label and value of Nodes that are edges.
     pub edges: (String, String),
     /// Patterns of allowed names with dots. Other Nodes with dots in their names are not written.
@@ -86,8 +86,8 @@ impl NodeNamesReconciler {
 
     /// Runs until draining starts.
     pub async fn run(self, drain: Drain) {
-        let NodeNameParams { cluster, namespace, lease, me, .. } = self.params.clone();
-        let mut lease = LeaderLease::new(cluster, namespace, lease, me);
+        let NodeNameParams { cluster, namespace, lease, identity, .. } = self.params.clone();
+        let mut lease = LeaderLease::new(cluster, namespace, lease, identity);
         tokio::select! {
             () = self.follow_service() => {}
             () = async {

@@ -556,7 +556,9 @@ impl SessionCore {
     /// Ends a session that has waited for its remote for `grace`.
     pub(crate) fn expire(self: &Arc<Self>, now: Instant, grace: Duration, why: &SessionError) -> Expiry {
         self.with_state(|inner| {
-            let Some(since) = inner.state.waits_since(now) else { return (Expiry::None, Actions::default()) };
+            let Some(since) = inner.state.waiting_since(now) else {
+                return (Expiry::None, Actions::default());
+            };
             let waited = now.saturating_duration_since(since);
             if waited >= grace {
                 let (cut, actions) = inner.state.expire(why.clone());

@@ -420,7 +420,7 @@ mod tests {
 }
 
 #[cfg(test)]
-mod shown_tests {
+mod resolver_tests {
     use crate::tls::TlsParams;
     use crate::tls::testing::TestCa;
 

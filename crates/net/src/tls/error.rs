@@ -222,7 +222,10 @@ mod tests {
     use super::*;
 
     /// Returns what each end finds when a client that trusts `trusted` expects `a.b`.
-    async fn met(shown: Identity, trusted: &TestCa) -> (Option<HandshakeError>, Option<HandshakeError>) {
+    async fn handshake_errors(
+        shown: Identity,
+        trusted: &TestCa,
+    ) -> (Option<HandshakeError>, Option<HandshakeError>) {
         let (near, far) = duplex(1 << 16);
         let accept = server(shown, ClientAuth::Anonymous).load().acceptor();
         let connect = TlsConnector::from(client(Trust::Ca(trusted.ca()), None).load());
@@ -234,8 +237,8 @@ mod tests {
     #[tokio::test]
     async fn each_certificate_problem_has_its_own_handshake_error() {
         let (ca, other) = (TestCa::new("ca"), TestCa::new("other"));
-        assert_eq!(met(ca.issue("s", "a.b"), &ca).await, (None, None));
-        let (ours, theirs) = met(ca.issue("s", "a.b"), &other).await;
+        assert_eq!(handshake_errors(ca.issue("s", "a.b"), &ca).await, (None, None));
+        let (ours, theirs) = handshake_errors(ca.issue("s", "a.b"), &other).await;
         assert_eq!(
             (ours, theirs),
             (
@@ -243,15 +246,15 @@ mod tests {
                 Some(HandshakeError::AlertReceived(AlertDescription::UnknownCA))
             )
         );
-        let (ours, _) = met(ca.issue("s", "c.d"), &ca).await;
+        let (ours, _) = handshake_errors(ca.issue("s", "c.d"), &ca).await;
         assert_eq!(ours, Some(HandshakeError::Name(vec!["c.d".into()])));
-        let (ours, _) = met(ca.issue_for("s", "a.b", 1990..2001), &ca).await;
+        let (ours, _) = handshake_errors(ca.issue_for("s", "a.b", 1990..2001), &ca).await;
         let message = ours.unwrap().to_string();
         assert!(
             message.contains("expired on 2001-01-01 00:00 UTC; the time on this machine is 20"),
             "{message}"
         );
-        let (ours, _) = met(ca.issue_for("s", "a.b", 2190..2201), &ca).await;
+        let (ours, _) = handshake_errors(ca.issue_for("s", "a.b", 2190..2201), &ca).await;
         let message = ours.unwrap().to_string();
         assert!(message.contains("valid from 2190-01-01 00:00 UTC; the time"), "{message}");
     }

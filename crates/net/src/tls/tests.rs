@@ -42,7 +42,11 @@ pub(crate) fn server_at(identity: Identity, clients: ClientAuth, clock: &TestClo
 }
 
 /// Handshakes and sends a byte, because the client notices a rejected certificate only when it reads.
-async fn meet(server: &Reload<ServerTls>, client: &Reload<ClientConfig>, name: &str) -> io::Result<()> {
+async fn do_handshake(
+    server: &Reload<ServerTls>,
+    client: &Reload<ClientConfig>,
+    name: &str,
+) -> io::Result<()> {
     let (near, far) = duplex(1 << 16);
     let accept = async {
         let mut tls = server.load().acceptor().accept(Buffered::new(far, BufferPool::new())).await?;
@@ -64,11 +68,11 @@ async fn names_and_addresses_are_checked_against_the_certificate() {
     let trust = client(Trust::Ca(ca.ca()), None);
     let by_name = server(ca.issue("name", "tunnel.cloud.io"), ClientAuth::Anonymous);
     let by_address = server(ca.issue("address", "127.0.0.1"), ClientAuth::Anonymous);
-    meet(&by_name, &trust, "tunnel.cloud.io").await.unwrap();
-    meet(&by_address, &trust, "127.0.0.1").await.unwrap();
-    assert!(meet(&by_name, &trust, "127.0.0.1").await.is_err());
-    assert!(meet(&by_address, &trust, "tunnel.cloud.io").await.is_err());
-    meet(&by_name, &client(Trust::NoVerify, None), "127.0.0.1").await.unwrap();
+    do_handshake(&by_name, &trust, "tunnel.cloud.io").await.unwrap();
+    do_handshake(&by_address, &trust, "127.0.0.1").await.unwrap();
+    assert!(do_handshake(&by_name, &trust, "127.0.0.1").await.is_err());
+    assert!(do_handshake(&by_address, &trust, "tunnel.cloud.io").await.is_err());
+    do_handshake(&by_name, &client(Trust::NoVerify, None), "127.0.0.1").await.unwrap();
     assert!(matches!(server_name("no name"), Err(TlsError::Name(_))));
     assert!(server_name("[::1]").is_ok());
 }
@@ -77,10 +81,10 @@ async fn names_and_addresses_are_checked_against_the_certificate() {
 async fn a_ca_file_may_hold_several_cas_and_others_are_not_trusted() {
     let (one, two) = (TestCa::new("one"), TestCa::new("two"));
     let served = server(two.issue("s", "a.b"), ClientAuth::Anonymous);
-    assert!(meet(&served, &client(Trust::Ca(one.ca()), None), "a.b").await.is_err());
+    assert!(do_handshake(&served, &client(Trust::Ca(one.ca()), None), "a.b").await.is_err());
     let both = [std::fs::read(one.ca()).unwrap(), std::fs::read(two.ca()).unwrap()].concat();
     std::fs::write(one.ca(), both).unwrap();
-    meet(&served, &client(Trust::Ca(one.ca()), None), "a.b").await.unwrap();
+    do_handshake(&served, &client(Trust::Ca(one.ca()), None), "a.b").await.unwrap();
 }
 
 #[tokio::test]
@@ -90,9 +94,9 @@ async fn a_client_without_a_certificate_of_the_ca_is_refused() {
     let nobody = client(Trust::Ca(ours.ca()), None);
     let known = client(Trust::Ca(ours.ca()), Some(ours.issue("c", "pod")));
     let stranger = client(Trust::Ca(ours.ca()), Some(theirs.issue("c", "pod")));
-    meet(&required, &known, "a.b").await.unwrap();
+    do_handshake(&required, &known, "a.b").await.unwrap();
     for refused in [nobody, stranger] {
-        assert!(meet(&required, &refused, "a.b").await.is_err());
+        assert!(do_handshake(&required, &refused, "a.b").await.is_err());
     }
 }
 
@@ -102,7 +106,7 @@ async fn changed_files_are_used_for_the_next_handshake() {
     let identity = old.issue("s", "a.b");
     let served = server(identity.clone(), ClientAuth::Anonymous);
     let trust = client(Trust::Ca(old.ca()), None);
-    meet(&served, &trust, "a.b").await.unwrap();
+    do_handshake(&served, &trust, "a.b").await.unwrap();
 
     let drain = Drain::new();
     let files = FileWatcher::new(&drain);
@@ -116,9 +120,9 @@ async fn changed_files_are_used_for_the_next_handshake() {
     while Arc::ptr_eq(&before.0, &served.load()) || Arc::ptr_eq(&before.1, &trust.load()) {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    meet(&served, &trust, "a.b").await.unwrap();
+    do_handshake(&served, &trust, "a.b").await.unwrap();
     assert!(
-        meet(&served, &client(Trust::Ca(new.ca()), None), "a.b").await.is_ok(),
+        do_handshake(&served, &client(Trust::Ca(new.ca()), None), "a.b").await.is_ok(),
         "the certificate is from the new CA"
     );
 }
@@ -152,7 +156,11 @@ fn dialer(mutual: PeerTlsConfig) -> (Reload<ClientConfig>, String) {
 }
 
 /// Does a handshake. Returns whether the server received a certificate.
-async fn meet_as(server: &Reload<ServerTls>, client: &Reload<ClientConfig>, name: &str) -> io::Result<bool> {
+async fn do_mutual_handshake(
+    server: &Reload<ServerTls>,
+    client: &Reload<ClientConfig>,
+    name: &str,
+) -> io::Result<bool> {
     let (near, far) = duplex(1 << 16);
     let accept = async {
         let mut tls = server.load().acceptor().accept(far).await?;
@@ -173,9 +181,12 @@ async fn servers_recognise_peers_by_their_server_certificates() {
     let (first, _) = peer_server(&ca, ca.issue("1", "cloud.test"), None);
     let (_, second) = peer_server(&ca, ca.issue("2", "cloud.test"), None);
     let (second, name) = dialer(second);
-    assert!(meet_as(&first, &second, &name).await.unwrap());
+    assert!(do_mutual_handshake(&first, &second, &name).await.unwrap());
     let edge = client(Trust::Ca(ca.ca()), None);
-    assert!(!meet_as(&first, &edge, "cloud.test").await.unwrap(), "an edge presents none and is accepted");
+    assert!(
+        !do_mutual_handshake(&first, &edge, "cloud.test").await.unwrap(),
+        "an edge presents none and is accepted"
+    );
 }
 
 #[tokio::test]
@@ -186,7 +197,7 @@ async fn a_certificate_of_another_ca_or_with_another_name_is_no_peers() {
     let of_another_name = ours.issue("c", "edge.test");
     for impostor in [of_theirs, of_another_name] {
         let impostor = client(Trust::Ca(ours.ca()), Some(impostor));
-        assert!(meet_as(&served, &impostor, "cloud.test").await.is_err());
+        assert!(do_mutual_handshake(&served, &impostor, "cloud.test").await.is_err());
     }
 }
 
@@ -201,7 +212,7 @@ async fn a_client_only_certificate_is_no_peers() {
     std::fs::write(&identity.cert, params.signed_by(&key, &ca.issuer).unwrap().pem()).unwrap();
     std::fs::write(&identity.key, key.serialize_pem()).unwrap();
     let impostor = client(Trust::Ca(ca.ca()), Some(identity));
-    assert!(meet_as(&served, &impostor, "cloud.test").await.is_err());
+    assert!(do_mutual_handshake(&served, &impostor, "cloud.test").await.is_err());
 }
 
 #[test]
@@ -222,7 +233,9 @@ fn an_own_certificate_that_peers_would_refuse_is_an_error_with_a_remedy() {
 async fn a_server_that_its_peers_would_refuse_still_serves_edges() {
     let (ours, theirs) = (TestCa::new("ours"), TestCa::new("theirs"));
     let (served, _) = peer_server(&ours, theirs.issue("s", "cloud.test"), None);
-    assert!(!meet_as(&served, &client(Trust::Ca(theirs.ca()), None), "cloud.test").await.unwrap());
+    assert!(
+        !do_mutual_handshake(&served, &client(Trust::Ca(theirs.ca()), None), "cloud.test").await.unwrap()
+    );
 }
 
 #[tokio::test]
@@ -231,6 +244,6 @@ async fn an_expired_or_not_yet_valid_certificate_is_no_peers() {
     let (served, _) = peer_server(&ca, ca.issue("s", "cloud.test"), None);
     for (from, to) in [(2000, 2001), (2090, 2091)] {
         let late = client(Trust::Ca(ca.ca()), Some(ca.issue_for("c", "cloud.test", from..to)));
-        assert!(meet_as(&served, &late, "cloud.test").await.is_err());
+        assert!(do_mutual_handshake(&served, &late, "cloud.test").await.is_err());
     }
 }

@@ -462,7 +462,7 @@ mod tests {
     use tokio_rustls::rustls::HandshakeKind;
 
     use crate::tls::testing::{TestCa, client, server};
-    use crate::tls::tickets::tests::meet;
+    use crate::tls::tickets::tests::do_handshake;
     use crate::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig, Trust, server_name};
 
     use super::*;
@@ -527,7 +527,7 @@ mod tests {
         let edge = client(Trust::Ca(cloud.ca()), Some(cluster.issue(EDGE.0, &["node1"]))).load();
         let config = server(identity, clients).load().config.clone();
         for expected in [HandshakeKind::Full, HandshakeKind::Resumed] {
-            assert_eq!(meet(&edge, &config).await, expected);
+            assert_eq!(do_handshake(&edge, &config).await, expected);
         }
     }
 

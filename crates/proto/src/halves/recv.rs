@@ -32,7 +32,7 @@ pub struct RecvHalf {
     windows: WindowLimits,
     /// Reservation for the bytes below the limit.
     reserved: Reservation,
-    rounds: ReadRate,
+    read_rate: ReadRate,
     last_data: Option<Instant>,
     /// Limit before the last credit.
     old_limit: u64,
@@ -66,7 +66,7 @@ impl RecvHalf {
             window: windows.start,
             windows,
             reserved,
-            rounds: ReadRate::default(),
+            read_rate: ReadRate::default(),
             last_data: None,
             old_limit: windows.start,
             rtts: PathRttEstimator::default(),
@@ -107,7 +107,7 @@ impl RecvHalf {
         }
         if self.last_data.is_some_and(|last| now - last >= WINDOW_IDLE) {
             self.window = self.windows.start;
-            self.rounds.interrupt();
+            self.read_rate.interrupt();
             self.rtts.interrupt();
         }
         self.last_data = Some(now);
@@ -116,7 +116,7 @@ impl RecvHalf {
             // The reader waited as well, so the window was too small.
             self.grow(self.window.saturating_mul(2));
         }
-        self.rounds.arrived(self.taken, now);
+        self.read_rate.arrived(self.taken, now);
         self.received = end;
         self.queue.push(bytes);
         Ok(())
@@ -147,12 +147,12 @@ impl RecvHalf {
     }
 
     /// Returns the next bytes for the reader, and widens the window if the reader is fast.
-    pub fn take(&mut self, now: Instant, way: LinkRtt) -> Option<Bytes> {
+    pub fn take(&mut self, now: Instant, link_rtt: LinkRtt) -> Option<Bytes> {
         let bytes = self.queue.pop()?;
         let before = self.taken;
         self.taken += as_u64(bytes.len());
-        let rtt = self.rtts.effective_rtt(way);
-        let target = self.rounds.handle_read(before, self.taken, rtt, now);
+        let rtt = self.rtts.effective_rtt(link_rtt);
+        let target = self.read_rate.handle_read(before, self.taken, rtt, now);
         let most = if self.rtts.is_short() { self.taken / 2 } else { u64::MAX };
         self.grow(target.min(most));
         Some(bytes)
@@ -173,7 +173,7 @@ impl RecvHalf {
     /// That is the case if the remote's direction has ended. It is also the case if the remote may send less than it does
     /// in 1.25 RTTs: it would reach its limit before the Credit arrives.
     pub(crate) fn is_credit_urgent(&self) -> bool {
-        let in_one_rtt = self.rtts.scale_to_min_rtt(self.rounds.in_one_rtt(self.taken));
+        let in_one_rtt = self.rtts.scale_to_min_rtt(self.read_rate.in_one_rtt(self.taken));
         self.total.is_some() || self.limit.saturating_sub(self.received) < in_one_rtt + in_one_rtt / 4
     }
 
@@ -213,7 +213,7 @@ impl RecvHalf {
 
     /// Accepts no more bytes and releases their budget at once. The remote may read the last frame much later.
     pub(crate) fn close(&mut self) {
-        self.rounds.interrupt();
+        self.read_rate.interrupt();
         // Without a limit, the queue itself counts its bytes.
         self.reserved.resize(if self.queue.is_unpromised() { 0 } else { self.queue.bytes() });
     }
@@ -222,7 +222,7 @@ impl RecvHalf {
     pub fn discard(&mut self) {
         self.taken += as_u64(self.queued());
         self.queue.clear();
-        self.rounds.interrupt();
+        self.read_rate.interrupt();
     }
 
     /// Returns the bytes stored and not yet taken.

@@ -133,12 +133,12 @@ impl SessionState {
     /// Returns since when the session has waited for its remote, which alone can end or continue it. Returns `None` if
     /// it waits for its owner, or for the task that searches its path. Call it regularly: only the first call notices
     /// that nothing but a last frame is missing.
-    pub fn waits_since(&mut self, now: Instant) -> Option<Instant> {
+    pub fn waiting_since(&mut self, now: Instant) -> Option<Instant> {
         match (&self.departed, self.phase) {
             (Some(departed), _) => Some(departed.since),
-            (None, Phase::LastAck | Phase::Closing) => Some(*self.waits_since.get_or_insert(now)),
+            (None, Phase::LastAck | Phase::Closing) => Some(*self.waiting_since.get_or_insert(now)),
             (None, _) if self.is_opener() => None,
-            (None, _) => self.waits_since,
+            (None, _) => self.waiting_since,
         }
     }
 

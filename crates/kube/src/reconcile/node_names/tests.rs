@@ -157,18 +157,18 @@ fn failure(code: u16) -> (u16, Value) {
     (code, content)
 }
 
-fn names(apiserver: &Apiserver, me: &str) -> NodeNamesReconciler {
-    NodeNamesReconciler::new(params(apiserver, me), |_| {})
+fn names(apiserver: &Apiserver, identity: &str) -> NodeNamesReconciler {
+    NodeNamesReconciler::new(params(apiserver, identity), |_| {})
 }
 
-fn params(apiserver: &Apiserver, me: &str) -> NodeNameParams {
+fn params(apiserver: &Apiserver, identity: &str) -> NodeNameParams {
     NodeNameParams {
         cluster: Cluster { kubeconfig: Some(apiserver.kubeconfig.clone()), namespace: Some("n".to_owned()) },
         namespace: "n".to_owned(),
         configmap: "map".to_owned(),
         key: "key".to_owned(),
         lease: "lease".to_owned(),
-        me: me.to_owned(),
+        identity: identity.to_owned(),
         edges: ("edge".to_owned(), "true".to_owned()),
         names: Vec::new(),
         service: "service".to_owned(),

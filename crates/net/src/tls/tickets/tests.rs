@@ -22,7 +22,7 @@ fn peer_server(identity: &Identity, clients: ClientAuth) -> Arc<ServerConfig> {
 }
 
 /// Connects an edge to a server. Returns how they established the session.
-pub(crate) async fn meet(edge: &Arc<ClientConfig>, peer_server: &Arc<ServerConfig>) -> HandshakeKind {
+pub(crate) async fn do_handshake(edge: &Arc<ClientConfig>, peer_server: &Arc<ServerConfig>) -> HandshakeKind {
     let (near, far) = duplex(1 << 16);
     let accept = async {
         let mut tls = TlsAcceptor::from(peer_server.clone()).accept(far).await.unwrap();
@@ -50,9 +50,9 @@ async fn a_session_is_resumed_only_at_the_process_that_issued_the_ticket() {
     ] {
         let client = client(Trust::Ca(ca.ca()), shown).load();
         let [one, other] = [(); 2].map(|()| peer_server(&identity, clients.clone()));
-        assert_eq!(meet(&client, &one).await, HandshakeKind::Full);
-        assert_eq!(meet(&client, &one).await, HandshakeKind::Resumed);
-        assert_eq!(meet(&client, &other).await, HandshakeKind::Full);
+        assert_eq!(do_handshake(&client, &one).await, HandshakeKind::Full);
+        assert_eq!(do_handshake(&client, &one).await, HandshakeKind::Resumed);
+        assert_eq!(do_handshake(&client, &other).await, HandshakeKind::Full);
     }
 }
 
@@ -72,8 +72,8 @@ fn client_of_tls12(ca: &TestCa, shows: &Identity, ways: Tls12Resumption) -> Arc<
     Arc::new(config)
 }
 
-/// Like [`meet`], but returns `None` if the server rejects the client.
-async fn is_met(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> Option<HandshakeKind> {
+/// Like [`do_handshake`], but returns `None` if the server rejects the client.
+async fn try_handshake(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> Option<HandshakeKind> {
     let (near, far) = duplex(1 << 16);
     let accept = async {
         let mut tls = TlsAcceptor::from(server.clone()).accept(far).await.ok()?;
@@ -116,11 +116,11 @@ async fn an_expired_certificate_resumes_no_session_by_ticket_or_id() {
             let clock = TestClock(Arc::new(AtomicU64::new(YEAR_2029)));
             let server = server_at(identity.clone(), clients.clone(), &clock).config;
             let client = client_of_tls12(&ca, &shows, ways);
-            assert_eq!(is_met(&client, &server).await, Some(HandshakeKind::Full), "{port}, {ways:?}");
-            assert_eq!(is_met(&client, &server).await, Some(again), "{port}, {ways:?}");
+            assert_eq!(try_handshake(&client, &server).await, Some(HandshakeKind::Full), "{port}, {ways:?}");
+            assert_eq!(try_handshake(&client, &server).await, Some(again), "{port}, {ways:?}");
             clock.0.store(YEAR_2029 + 2 * 366 * DAY, Relaxed);
             for _ in 0..2 {
-                assert_eq!(is_met(&client, &server).await, None, "{port}, {ways:?}");
+                assert_eq!(try_handshake(&client, &server).await, None, "{port}, {ways:?}");
             }
         }
     }
