@@ -185,7 +185,7 @@ impl TargetTls {
         pool: &BufferPool,
     ) -> Result<TlsTargetStream, SessionError> {
         let near = socket.peer_addr().is_ok_and(|at| canonical_ip(at.ip()).is_loopback());
-        let shaking = self.shake(near, &target.host, Buffered::new(socket, pool.clone()));
+        let shaking = self.tls_handshake(near, &target.host, Buffered::new(socket, pool.clone()));
         match timeout(patience, shaking).await {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(why)) => {
@@ -198,7 +198,7 @@ impl TargetTls {
         }
     }
 
-    async fn shake<S>(&self, near: bool, host: &Host, stream: S) -> Result<TlsStream<S>, String>
+    async fn tls_handshake<S>(&self, near: bool, host: &Host, stream: S) -> Result<TlsStream<S>, String>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -208,12 +208,12 @@ impl TargetTls {
             None => return Err(format!("its certificate cannot be verified; {REMEDY}")),
         };
         let name = tls::server_name(&host.to_string()).map_err(|why| why.to_string())?;
-        TlsConnector::from(config).connect(name, stream).await.map_err(|cause| sentence(&cause))
+        TlsConnector::from(config).connect(name, stream).await.map_err(|cause| tls_error_text(&cause))
     }
 }
 
 /// Returns the error text, with a hint if the cause is in the config.
-fn sentence(cause: &io::Error) -> String {
+fn tls_error_text(cause: &io::Error) -> String {
     match HandshakeError::of(cause) {
         HandshakeError::UnknownIssuer => format!("its certificate is from another CA; {REMEDY}"),
         error @ HandshakeError::Name(_) => format!("{error}; issue one with that name"),
@@ -296,7 +296,7 @@ impl DialRight {
         if self.place.may_dial(self.at, &self.targets.load(), own) {
             return Ok(());
         }
-        Err(self.place.forbidden(&self.target, Some(self.at.ip())))
+        Err(self.place.forbidden_error(&self.target, Some(self.at.ip())))
     }
 }
 
@@ -313,7 +313,7 @@ impl DialerRole {
     }
 
     /// Returns the error of a forbidden target. `found` is the address that the target resolves to, if it is a name.
-    fn forbidden(&self, target: &Target, found: Option<IpAddr>) -> SessionError {
+    fn forbidden_error(&self, target: &Target, found: Option<IpAddr>) -> SessionError {
         let found = found.filter(|ip| target.host != Host::Ip(*ip));
         let why = match (self, found) {
             (Self::Node(_), Some(ip)) => format!("{target} is {ip}, which this edge may not dial"),
@@ -345,7 +345,7 @@ impl TargetDialer {
         let (here, found) = self.resolve(target, deadline).await?;
         let left = deadline.saturating_duration_since(Instant::now());
         let dialled = dial_target(&target.host, &found, left).await;
-        let socket = dialled.map_err(|why| refusal(&why))?;
+        let socket = dialled.map_err(|why| connect_error(&why))?;
         // Checked only now, because a port is announced before it accepts connections.
         if is_announced(&socket, &here.all) {
             return Err(self.own_port_error(target).into());
@@ -402,11 +402,11 @@ impl TargetDialer {
         let (targets, at_node) = (self.targets.load_full(), self.node().is_some());
         // Does not query the cloud's DNS for an edge that may not dial the result.
         if !at_node && !targets.allows_port(target.port) {
-            return Err(self.place.forbidden(target, None).into());
+            return Err(self.place.forbidden_error(target, None).into());
         }
         let all = match &target.host {
             Host::Name(name) if !at_node && is_number(name) => {
-                return Err(self.place.forbidden(target, None).into());
+                return Err(self.place.forbidden_error(target, None).into());
             }
             Host::Ip(ip) => vec![*ip],
             Host::Name(_) if self.is_local(&target.host) => {
@@ -431,9 +431,9 @@ impl TargetDialer {
                 SessionError::new(ErrorCode::TargetUnreachable, format_args!("{target} has no address"))
             }
             (Some(ip), host @ Host::Name(_)) if !self.is_local(host) => {
-                self.place.forbidden(target, Some(canonical_ip(*ip)))
+                self.place.forbidden_error(target, Some(canonical_ip(*ip)))
             }
-            _ => self.place.forbidden(target, None),
+            _ => self.place.forbidden_error(target, None),
         };
         let off_limits = self.place == DialerRole::ForClients && all.iter().any(|ip| is_off_limits(*ip));
         Err(TargetDialError { refusal, off_limits })
@@ -484,20 +484,20 @@ async fn resolve(
 ) -> Result<Vec<IpAddr>, SessionError> {
     let unresolved = |why: String| SessionError::new(ErrorCode::TargetUnreachable, why);
     match timeout_at(deadline, lookup).await {
-        Ok(Err(LookupError::OpenFiles)) => Err(no_files()),
+        Ok(Err(LookupError::OpenFiles)) => Err(too_many_files_error()),
         Ok(found) => found.map_err(|cause| unresolved(format!("cannot resolve {target}: {cause}"))),
         Err(_) => Err(unresolved(format!("{target} was not resolved in time"))),
     }
 }
 
 /// Returns the error of a dial that would use the last file descriptors.
-fn no_files() -> SessionError {
+fn too_many_files_error() -> SessionError {
     SessionError::new(ErrorCode::Overloaded, fd_limit::REACHED)
 }
 
-fn refusal(why: &ConnectError) -> SessionError {
+fn connect_error(why: &ConnectError) -> SessionError {
     let code = match why.first() {
-        Some(Failure::Local(_, cause)) if fd_limit::is_exceeded(cause) => return no_files(),
+        Some(Failure::Local(_, cause)) if fd_limit::is_exceeded(cause) => return too_many_files_error(),
         Some(Failure::Refused(_)) => ErrorCode::TargetRefused,
         Some(Failure::Timeout(..)) => ErrorCode::TargetTimeout,
         Some(Failure::Local(..)) => ErrorCode::Internal,
@@ -563,7 +563,7 @@ mod tls_tests {
     }
 
     /// Performs a handshake with a target that has a certificate for `edge-1` from a CA.
-    async fn accepted(tls: &TargetTls, near: bool, host: &str, by: &TestCa) -> Result<(), String> {
+    async fn handshake_with(tls: &TargetTls, near: bool, host: &str, by: &TestCa) -> Result<(), String> {
         let identity = by.issue("target", "edge-1");
         let clients = ClientAuth::Anonymous;
         let server =
@@ -571,7 +571,7 @@ mod tls_tests {
         let (socket, far) = duplex(1 << 16);
         let accept = server.load().acceptor().accept(far);
         let host = host.parse().unwrap();
-        let (accepted, _) = tokio::join!(tls.shake(near, &host, socket), accept);
+        let (accepted, _) = tokio::join!(tls.tls_handshake(near, &host, socket), accept);
         accepted.map(drop)
     }
 
@@ -579,15 +579,15 @@ mod tls_tests {
     async fn only_a_loopback_target_is_trusted_without_a_verified_certificate() {
         let (ours, theirs) = (TestCa::new("ours"), TestCa::new("theirs"));
         let unsure = TargetTls { loopback: client(Trust::NoVerify), others: None };
-        accepted(&unsure, true, "127.0.0.1", &theirs).await.unwrap();
-        let why = accepted(&unsure, false, "edge-1", &ours).await.unwrap_err();
+        handshake_with(&unsure, true, "127.0.0.1", &theirs).await.unwrap();
+        let why = handshake_with(&unsure, false, "edge-1", &ours).await.unwrap_err();
         assert!(why.contains("cannot be verified; set ca") && why.contains("[edge.target_tls]"), "{why}");
         let sure = TargetTls { others: Some(client(Trust::Ca(ours.ca()))), ..unsure };
-        accepted(&sure, false, "edge-1", &ours).await.unwrap();
-        accepted(&sure, true, "127.0.0.1", &theirs).await.unwrap();
-        let why = accepted(&sure, false, "edge-1", &theirs).await.unwrap_err();
+        handshake_with(&sure, false, "edge-1", &ours).await.unwrap();
+        handshake_with(&sure, true, "127.0.0.1", &theirs).await.unwrap();
+        let why = handshake_with(&sure, false, "edge-1", &theirs).await.unwrap_err();
         assert!(why.starts_with("its certificate is from another CA; set ca"), "{why}");
-        let why = accepted(&sure, false, "edge-2", &ours).await.unwrap_err();
+        let why = handshake_with(&sure, false, "edge-2", &ours).await.unwrap_err();
         assert!(why.starts_with("its certificate is for edge-1, and not for that name; issue"), "{why}");
     }
 
@@ -600,7 +600,7 @@ mod tls_tests {
             far.read_u8().await.unwrap();
             far.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
         };
-        let (accepted, ()) = tokio::join!(tls.shake(true, &host, socket), plain);
+        let (accepted, ()) = tokio::join!(tls.tls_handshake(true, &host, socket), plain);
         assert_eq!(accepted.unwrap_err(), "it does not speak TLS");
     }
 }

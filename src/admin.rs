@@ -130,7 +130,7 @@ impl ConnectionHandler for AdminConnectionHandler {
     async fn handle(self: Arc<Self>, accepted: Accepted) {
         let requester = Requester::Address(accepted.from.ip());
         let answer = |request| self.admin.answer(request, self.port, requester, &self.drain);
-        connection(accepted.socket, answer, &self.drain, &accepted.permit).await;
+        serve_connection(accepted.socket, answer, &self.drain, &accepted.permit).await;
     }
 }
 
@@ -144,7 +144,7 @@ impl ConnectionHandler<UnixStream> for AdminConnectionHandler {
         let Ok(user) = accepted.socket.peer_cred() else { return };
         let requester = Requester::User(user.uid());
         let answer = |request| self.admin.answer(request, self.port, requester, &self.drain);
-        connection(accepted.socket, answer, &self.drain, &accepted.permit).await;
+        serve_connection(accepted.socket, answer, &self.drain, &accepted.permit).await;
     }
 }
 
@@ -194,7 +194,7 @@ impl fmt::Debug for Admin {
     }
 }
 
-async fn connection<S, A>(
+async fn serve_connection<S, A>(
     socket: S,
     answer: impl Fn(Request<Incoming>) -> A + Send + Sync,
     drain: &Drain,
@@ -281,7 +281,7 @@ impl Admin {
         let get = *request.method() == Method::GET;
         match (request.uri().path(), &self.side) {
             ("/metrics" | "/livez" | "/readyz" | "/status" | "/nodes" | "/events" | "/", _) if !read => {
-                only("GET, HEAD", READ_ONLY)
+                method_not_allowed("GET, HEAD", READ_ONLY)
             }
             ("/metrics", _) => {
                 let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
@@ -291,7 +291,7 @@ impl Admin {
             ("/livez", _) => plain_text(StatusCode::OK, "ok\n"),
             ("/readyz", _) => ready(&self.readiness),
             ("/cloud/healthz", ProcessView::Cloud(_)) | ("/edge/healthz", ProcessView::Edge(_)) if !get => {
-                only("GET", READ_ONLY)
+                method_not_allowed("GET", READ_ONLY)
             }
             ("/cloud/healthz", ProcessView::Cloud(server)) => {
                 plain_text(StatusCode::OK, go_list(&server.registry.nodes()))
@@ -306,7 +306,7 @@ impl Admin {
             }
             ("/invitations", ProcessView::Cloud(server)) if get => list(server.enrolment.as_ref()).await,
             ("/invitations" | "/revocations", ProcessView::Cloud(_)) if *request.method() != Method::POST => {
-                only("POST", "only supports POST method\n")
+                method_not_allowed("POST", "only supports POST method\n")
             }
             ("/invitations", ProcessView::Cloud(server)) => {
                 invite(server.enrolment.as_ref(), server.port, request, requester).await
@@ -441,7 +441,7 @@ impl Requester {
     /// # Errors
     ///
     /// Returns an error if access is denied.
-    pub(crate) fn may_ask(&self, head: &HeaderMap, private: bool) -> Result<(), AdminAccessError> {
+    pub(crate) fn check_access(&self, head: &HeaderMap, private: bool) -> Result<(), AdminAccessError> {
         match self {
             Self::User(_) => Ok(()),
             Self::Address(_) if private && !self.is_local() => Err(AdminAccessError::Elsewhere),
@@ -474,7 +474,7 @@ fn is_plain_host(head: &HeaderMap) -> bool {
 
 // Complete responses of the admin ports.
 
-pub(crate) fn only(methods: &'static str, why: &'static str) -> Response<Full<Bytes>> {
+pub(crate) fn method_not_allowed(methods: &'static str, why: &'static str) -> Response<Full<Bytes>> {
     let mut answer = plain_text(StatusCode::METHOD_NOT_ALLOWED, why);
     answer.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
     answer
@@ -542,7 +542,7 @@ pub(crate) async fn invite(
             let cloud = made.host.map_or_else(unknown, |host| Target { host, port }.to_string());
             json(&InvitationResponse { code: made.code.to_string(), until, cloud })
         }
-        Err(why) => failed(&why),
+        Err(why) => enrolment_error(&why),
     }
 }
 
@@ -554,7 +554,7 @@ pub(crate) async fn list(enrolment: Option<&Arc<SharedEnrolments>>) -> Response<
     };
     match enrolment.list().await {
         Ok(nodes) => json(&nodes),
-        Err(why) => failed(&why),
+        Err(why) => enrolment_error(&why),
     }
 }
 
@@ -577,7 +577,7 @@ pub(crate) async fn revoke(
             );
             plain_text(StatusCode::NOT_FOUND, why)
         }
-        Err(why) => failed(&why),
+        Err(why) => enrolment_error(&why),
     }
 }
 
@@ -606,7 +606,7 @@ fn no_invitations() -> Response<Full<Bytes>> {
     plain_text(StatusCode::NOT_FOUND, why)
 }
 
-fn failed<E: std::fmt::Display>(why: &EnrolError<E>) -> Response<Full<Bytes>>
+fn enrolment_error<E: std::fmt::Display>(why: &EnrolError<E>) -> Response<Full<Bytes>>
 where
     EnrolError<E>: std::fmt::Display,
 {
@@ -624,7 +624,7 @@ const INVITATION_BODY_BYTES: usize = 1024;
 mod tests;
 
 #[cfg(test)]
-mod asker_tests {
+mod requester_tests {
     use super::*;
 
     fn head(hosts: &[&str]) -> HeaderMap {
@@ -640,9 +640,9 @@ mod asker_tests {
         for host in
             ["127.0.0.1", "127.0.0.1:9010", "[::1]:9010", "localhost", "LocalHost:8080", "10.0.0.7:9010"]
         {
-            assert_eq!(near.may_ask(&head(&[host]), true), Ok(()), "{host}");
-            assert_eq!(far.may_ask(&head(&[host]), true), Err(AdminAccessError::Elsewhere), "{host}");
-            assert_eq!(far.may_ask(&head(&[host]), false), Ok(()), "{host}");
+            assert_eq!(near.check_access(&head(&[host]), true), Ok(()), "{host}");
+            assert_eq!(far.check_access(&head(&[host]), true), Err(AdminAccessError::Elsewhere), "{host}");
+            assert_eq!(far.check_access(&head(&[host]), false), Ok(()), "{host}");
         }
         for host in [
             "evil.example",
@@ -652,13 +652,13 @@ mod asker_tests {
             "",
             ":80",
         ] {
-            assert_eq!(near.may_ask(&head(&[host]), true), Err(AdminAccessError::Host), "{host}");
-            assert_eq!(far.may_ask(&head(&[host]), false), Err(AdminAccessError::Host), "{host}");
+            assert_eq!(near.check_access(&head(&[host]), true), Err(AdminAccessError::Host), "{host}");
+            assert_eq!(far.check_access(&head(&[host]), false), Err(AdminAccessError::Host), "{host}");
         }
-        assert_eq!(near.may_ask(&head(&[]), true), Err(AdminAccessError::Host));
-        assert_eq!(near.may_ask(&head(&[]), false), Ok(()), "HTTP/1.0 needs no Host");
-        assert_eq!(near.may_ask(&head(&["localhost", "localhost"]), true), Err(AdminAccessError::Host));
-        assert_eq!(Requester::User(0).may_ask(&head(&[]), true), Ok(()));
+        assert_eq!(near.check_access(&head(&[]), true), Err(AdminAccessError::Host));
+        assert_eq!(near.check_access(&head(&[]), false), Ok(()), "HTTP/1.0 needs no Host");
+        assert_eq!(near.check_access(&head(&["localhost", "localhost"]), true), Err(AdminAccessError::Host));
+        assert_eq!(Requester::User(0).check_access(&head(&[]), true), Ok(()));
         let mapped = Requester::Address("::ffff:127.0.0.1".parse().unwrap());
         assert!(mapped.is_local() && near.is_local() && !far.is_local());
         assert_eq!((near.to_string(), Requester::User(7).to_string()), ("127.0.0.1".into(), "uid=7".into()));

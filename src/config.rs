@@ -299,7 +299,7 @@ const CA: &str = "/etc/tunnel/certs/ca.crt";
 /// The errors, warnings and keys collected while reading.
 #[derive(Debug, Default)]
 pub(crate) struct Diagnostics {
-    errors: Vec<PlacedFault>,
+    errors: Vec<PlacedError>,
     warnings: Vec<Warning>,
     /// Full names of all keys that were requested, which is all known keys. Tests compare them with the documentation.
     pub(crate) known: BTreeSet<String>,
@@ -317,7 +317,7 @@ pub(crate) struct Diagnostics {
 
 /// An error with an unknown line. [`Diagnostics::finish`] derives the line from the position.
 #[derive(Debug)]
-struct PlacedFault {
+struct PlacedError {
     /// Byte offset from the start of the file, or [`NOWHERE`].
     place: usize,
     /// Whether a line that is not TOML could have caused this error.
@@ -347,7 +347,7 @@ impl Diagnostics {
     /// Records an unknown key.
     pub(crate) fn unknown(&mut self, place: usize, key: &str, expected: &str) {
         let found = Some("unknown key".to_owned());
-        self.place_fault(Some(place), key, found, expected);
+        self.place_error(Some(place), key, found, expected);
         if let Some(error) = self.errors.last_mut() {
             error.doubt = Certainty::Unknown;
         }
@@ -355,7 +355,7 @@ impl Diagnostics {
 
     /// Records an error outside the file, or something missing in it.
     pub(crate) fn error(&mut self, key: &str, found: Option<String>, expected: impl Into<String>) {
-        self.place_fault(None, key, found, expected);
+        self.place_error(None, key, found, expected);
     }
 
     /// Records a warning.
@@ -376,7 +376,7 @@ impl Diagnostics {
         for error in errors {
             // The error's Display output contains the line, which may hold a secret; its message does not.
             let place = error.span().map(|span| span.start);
-            self.place_fault(place, "", Some("not TOML".to_owned()), error.message());
+            self.place_error(place, "", Some("not TOML".to_owned()), error.message());
         }
         table.into_inner()
     }
@@ -390,7 +390,7 @@ impl Diagnostics {
         // Only the first line that is not TOML is certainly wrong. An unclosed quote or bracket in it breaks later
         // lines and causes other errors on them.
         let mut first = None;
-        for PlacedFault { place, error, .. } in &self.errors {
+        for PlacedError { place, error, .. } in &self.errors {
             let line = (*place != NOWHERE).then(|| line(*place));
             if error.key.is_empty() {
                 broken.insert(line);
@@ -400,7 +400,7 @@ impl Diagnostics {
                 }
             }
         }
-        for PlacedFault { place, doubt, error } in self.errors {
+        for PlacedError { place, doubt, error } in self.errors {
             let line = (place != NOWHERE).then(|| line(place));
             let unread = first.is_some_and(|first| match doubt {
                 Certainty::None => false,
@@ -418,7 +418,7 @@ impl Diagnostics {
     }
 
     /// Records an error at a byte offset from the start of the file; `None` if it is not in the file.
-    pub(crate) fn place_fault(
+    pub(crate) fn place_error(
         &mut self,
         place: Option<usize>,
         key: &str,
@@ -428,7 +428,7 @@ impl Diagnostics {
         let doubt = if found.is_none() { Certainty::Missing } else { Certainty::None };
         let text = format!("{}: {}", found.unwrap_or_else(|| "missing".to_owned()), expected.into());
         let error = ConfigError { key: self.spelling.of(key), line: None, text };
-        self.errors.push(PlacedFault { place: place.unwrap_or(NOWHERE), doubt, error });
+        self.errors.push(PlacedError { place: place.unwrap_or(NOWHERE), doubt, error });
     }
 }
 

@@ -114,11 +114,11 @@ impl Edge {
         }
         let (ca, cert) = (settings.uplink.ca.clone(), settings.target_tls.cert.clone());
         let certificate = settings.csr.clone();
-        let keeper = edge.keeper(settings, files, pool.clone());
+        let keeper = edge.reconnector(settings, files, pool.clone());
         edge.spawn_upkeep(&keeper, pool);
         if let Some(settings) = certificate {
             let reporter = keeper.clone();
-            let report = move |of, state| reporter.certified(of, state);
+            let report = move |of, state| reporter.set_certificate_state(of, state);
             with_kubernetes!(api::csr::keep_edge(settings, &keeper.dialer.node, &edge.links, report), else ());
         }
         edge.links.spawn(info_span!("network"), keeper.clone().follow_network());
@@ -220,7 +220,7 @@ impl Edge {
     }
 
     /// Creates the reconnector, which keeps a link to a server and serves incoming sessions.
-    fn keeper(&self, settings: Settings, files: EdgeFiles, pool: BufferPool) -> Arc<Reconnector> {
+    fn reconnector(&self, settings: Settings, files: EdgeFiles, pool: BufferPool) -> Arc<Reconnector> {
         let Settings { uplink, session, own, csr, .. } = settings;
         let EdgeFiles { tls, servers, targets: target_tls, tokens, proxy, resolver } = files;
         target_tls.watch(&self.files);
@@ -421,13 +421,13 @@ fn tokens(uplink: &UplinkConfig, startup: &mut Startup) -> Result<Reload<Vec<Sec
     match (&uplink.token, &uplink.token_file) {
         (None, None) => Ok(Reload::fixed(Vec::new())),
         (Some(secret), _) => {
-            warn_short("edge.uplink.token", std::slice::from_ref(secret));
+            warn_weak_tokens("edge.uplink.token", std::slice::from_ref(secret));
             Ok(Reload::fixed(vec![secret.clone()]))
         }
         (None, Some(path)) => {
             let file = path.clone();
             let parse = move |text: &[u8]| {
-                parse_tokens(&file, text).inspect(|tokens| warn_short("edge.uplink.token_file", tokens))
+                parse_tokens(&file, text).inspect(|tokens| warn_weak_tokens("edge.uplink.token_file", tokens))
             };
             startup.collect(StartupErrorKind::Config, &["edge.uplink.token_file"], Reload::file(path, parse))
         }
@@ -435,7 +435,7 @@ fn tokens(uplink: &UplinkConfig, startup: &mut Startup) -> Result<Reload<Vec<Sec
 }
 
 /// Warns of tokens with which a stranger could be this node.
-fn warn_short(key: &str, tokens: &[Secret]) {
+fn warn_weak_tokens(key: &str, tokens: &[Secret]) {
     if tokens.iter().any(|token| (1..MIN_TOKEN_BYTES).contains(&token.reveal().len())) {
         let risk = format!("a token of less than {MIN_TOKEN_BYTES} characters can be guessed");
         let hint = "run `tunnel token rotate` at the server, and write the new token here";

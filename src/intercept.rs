@@ -94,7 +94,7 @@ impl NftTable {
     pub fn claim(catch: InterceptRules) -> Result<Self, InterceptError> {
         let owner = TableOwner::of(&catch.table)?;
         catch.check_name_free()?;
-        wait(&["-c", "-j", "-f", "-"], &text(&catch.whole(&InterceptSets::default())))?;
+        wait(&["-c", "-j", "-f", "-"], &text(&catch.replace_commands(&InterceptSets::default())))?;
         Ok(Self { catch, kept: None, _owner: owner })
     }
 
@@ -111,15 +111,15 @@ impl NftTable {
                 if kept.ports == sets.ports {
                     joined.nodes.retain(|node| !kept.nodes.contains(node));
                 }
-                (self.catch.change(kept, sets), joined)
+                (self.catch.update_commands(kept, sets), joined)
             }
-            None => (self.catch.whole(sets), sets.clone()),
+            None => (self.catch.replace_commands(sets), sets.clone()),
         };
         self.kept = None;
         run(&text(&commands)).await?;
         self.kept = Some(sets.clone());
         if !joined.nodes.is_empty() {
-            match forget(&joined).await {
+            match delete_pending_connections(&joined).await {
                 Ok(0) => {}
                 Ok(forgotten) => debug!(
                     conntrack_entries_deleted = forgotten,
@@ -133,7 +133,7 @@ impl NftTable {
 
     /// Deletes the table.
     pub async fn delete(self) {
-        match run(&text(&self.catch.deletion())).await {
+        match run(&text(&self.catch.delete_commands())).await {
             Ok(()) => info!(table = self.catch.table, "intercept table deleted"),
             Err(cause) => warn!(table = self.catch.table, error = %cause, "cannot delete intercept table"),
         }
@@ -165,7 +165,7 @@ impl InterceptRules {
 /// # Errors
 ///
 /// Fails if the kernel does not know the destination.
-pub fn meant_for(socket: &TcpStream, from: IpAddr) -> io::Result<SocketAddr> {
+pub fn original_destination(socket: &TcpStream, from: IpAddr) -> io::Result<SocketAddr> {
     let known = SockRef::from(socket);
     let meant = if from.is_ipv4() { known.original_dst_v4() } else { known.original_dst_v6() }?;
     meant.as_socket().ok_or_else(|| io::ErrorKind::InvalidData.into())
@@ -219,7 +219,7 @@ pub(crate) async fn run(commands: &str) -> Result<(), InterceptError> {
             // If nft ends before it has read everything, its output has the reason.
             let _ = input.write_all(commands.as_bytes()).await;
         }
-        judge(&child.wait_with_output().await.map_err(InterceptError::Program)?)
+        check_output(&child.wait_with_output().await.map_err(InterceptError::Program)?)
     };
     timeout(TIMEOUT, done).await.unwrap_or(Err(InterceptError::Timeout)).map(drop)
 }
@@ -230,7 +230,7 @@ pub(crate) fn wait(args: &[&str], commands: &str) -> Result<String, InterceptErr
     if let Some(mut input) = child.stdin.take() {
         let _ = input.write_all(commands.as_bytes());
     }
-    judge(&child.wait_with_output().map_err(InterceptError::Program)?)
+    check_output(&child.wait_with_output().map_err(InterceptError::Program)?)
 }
 
 fn command(args: &[&str]) -> Command {
@@ -239,7 +239,7 @@ fn command(args: &[&str]) -> Command {
     nft
 }
 
-fn judge(output: &Output) -> Result<String, InterceptError> {
+fn check_output(output: &Output) -> Result<String, InterceptError> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     if output.status.success() {
         return Ok(text(&output.stdout));
@@ -280,7 +280,7 @@ impl TableOwner {
         let mut room = [0; OWNER_BUFFER_SIZE];
         // The kernel has responded before `send` returns.
         let len = kernel.read(&mut room).map_err(failed)?;
-        match verdict(room.get(..len).unwrap_or_default()) {
+        match parse_response(room.get(..len).unwrap_or_default()) {
             OwnershipResult::Made => Ok(Self { _kernel: kernel }),
             OwnershipResult::MayNot => Err(InterceptError::Denied),
             OwnershipResult::Refused(EPERM | EEXIST) => Err(InterceptError::Owned(table.to_owned())),
@@ -302,7 +302,7 @@ enum OwnershipResult {
 }
 
 /// Parses the kernel's response.
-fn verdict(answer: &[u8]) -> OwnershipResult {
+fn parse_response(answer: &[u8]) -> OwnershipResult {
     let code = tcp_info::error(answer).raw_os_error();
     match (code, answer.get(8..12)) {
         (Some(0), _) => OwnershipResult::Made,
@@ -359,8 +359,8 @@ pub struct InterceptSets {
 
 impl InterceptRules {
     /// Returns commands that replace any table of this name by the whole table with these sets.
-    pub(crate) fn whole(&self, sets: &InterceptSets) -> Vec<Value> {
-        let mut commands = self.deletion();
+    pub(crate) fn replace_commands(&self, sets: &InterceptSets) -> Vec<Value> {
+        let mut commands = self.delete_commands();
         commands.push(self.table("add"));
         let set = |set| self.command("add", "set", set);
         commands.extend([
@@ -386,7 +386,7 @@ impl InterceptRules {
     }
 
     /// Returns commands that change the sets in one transaction. The ports are always renewed.
-    pub(crate) fn change(&self, from: &InterceptSets, to: &InterceptSets) -> Vec<Value> {
+    pub(crate) fn update_commands(&self, from: &InterceptSets, to: &InterceptSets) -> Vec<Value> {
         let joined = to.nodes.difference(&from.nodes).copied().collect();
         let mut commands = self.nodes("delete", from.nodes.difference(&to.nodes));
         commands.extend(self.fill(&InterceptSets { nodes: joined, ports: to.ports.clone() }));
@@ -394,7 +394,7 @@ impl InterceptRules {
     }
 
     /// Returns commands that delete the table if it exists.
-    pub(crate) fn deletion(&self) -> Vec<Value> {
+    pub(crate) fn delete_commands(&self) -> Vec<Value> {
         // Deleting a missing table is an error, adding an existing one is not: so add it first.
         vec![self.table("add"), self.table("delete")]
     }
@@ -499,9 +499,9 @@ pub(crate) const PORTS: &str = "ports";
 /// # Errors
 ///
 /// Fails if the kernel does not track connections, or if this process may not change that.
-pub(crate) async fn forget(of: &InterceptSets) -> io::Result<usize> {
+pub(crate) async fn delete_pending_connections(of: &InterceptSets) -> io::Result<usize> {
     // Errors about entries that no longer exist are not read.
-    let (mut dump, message_bytes) =
+    let (mut dump, delete_socket) =
         (tcp_info::netlink(NETLINK_NETFILTER)?, tcp_info::netlink(NETLINK_NETFILTER)?);
     let mut forgotten = 0;
     for family in [AF_INET, AF_INET6] {
@@ -510,7 +510,7 @@ pub(crate) async fn forget(of: &InterceptSets) -> io::Result<usize> {
         }
         let pending = pending(&mut dump, family, of).await?;
         for entry in &pending {
-            message_bytes.send(&message(CT_DELETE, 0, 0, family, 0, entry))?;
+            delete_socket.send(&message(CT_DELETE, 0, 0, family, 0, entry))?;
         }
         forgotten += pending.len();
     }
@@ -624,13 +624,13 @@ mod tests {
 
     #[test]
     fn missing_privileges_are_distinguished_from_a_refused_table() {
-        assert_eq!(verdict(&answer(MAKE, 0)), OwnershipResult::Made);
-        assert_eq!(verdict(&answer(BEGIN, EPERM)), OwnershipResult::MayNot);
+        assert_eq!(parse_response(&answer(MAKE, 0)), OwnershipResult::Made);
+        assert_eq!(parse_response(&answer(BEGIN, EPERM)), OwnershipResult::MayNot);
         for code in [EPERM, EEXIST, EOPNOTSUPP] {
-            assert_eq!(verdict(&answer(MAKE, code)), OwnershipResult::Refused(code));
+            assert_eq!(parse_response(&answer(MAKE, code)), OwnershipResult::Refused(code));
         }
         assert_eq!(
-            verdict(&[]),
+            parse_response(&[]),
             OwnershipResult::Refused(EOPNOTSUPP),
             "without a response there is no ownership"
         );
@@ -723,7 +723,8 @@ mod rules_tests {
     #[test]
     fn local_and_marked_packets_are_accepted_before_all_other_rules() {
         let forwarded = Some((vec!["10.9.0.0/16".parse().unwrap(), "fd09::/64".parse().unwrap()], 7003));
-        let all = commands(&InterceptRules { forwarded, ..catch() }.whole(&InterceptSets::default()));
+        let all =
+            commands(&InterceptRules { forwarded, ..catch() }.replace_commands(&InterceptSets::default()));
         let local = json!([
             { "match": { "op": "==", "left": { "fib": { "result": "type", "flags": ["daddr"] } }, "right": "local" } },
             { "return": null }
@@ -752,29 +753,30 @@ mod rules_tests {
 
     #[test]
     fn only_families_with_a_listener_are_intercepted_and_no_forwarded_traffic() {
-        let all = commands(&InterceptRules { v6: None, ..catch() }.whole(&InterceptSets::default()));
+        let all =
+            commands(&InterceptRules { v6: None, ..catch() }.replace_commands(&InterceptSets::default()));
         assert_eq!((rules(&all, "output").len(), rules(&all, "prerouting").len()), (3, 0));
         assert!(!all.iter().any(|(_, kind, of)| kind == "chain" && of["name"] == "prerouting"));
     }
 
     #[test]
     fn the_whole_table_replaces_any_table_of_its_name() {
-        let all = commands(&catch().whole(&sets(&["10.0.0.7", "fd00::7"], &[10250])));
+        let all = commands(&catch().replace_commands(&sets(&["10.0.0.7", "fd00::7"], &[10250])));
         let begin: Vec<_> =
             all.iter().take(3).map(|(verb, kind, _)| (verb.as_str(), kind.as_str())).collect();
         assert_eq!(begin, [("add", "table"), ("delete", "table"), ("add", "table")]);
-        let deletion = commands(&catch().deletion());
+        let deletion = commands(&catch().delete_commands());
         assert_eq!(deletion[..], all[..2]);
     }
 
     #[test]
     fn unchanged_ports_are_renewed_with_their_full_timeout() {
         let same = sets(&["10.0.0.7"], &[10250]);
-        let all = commands(&catch().change(&same, &same));
+        let all = commands(&catch().update_commands(&same, &same));
         let verbs: Vec<_> = all.iter().map(|(verb, kind, _)| (verb.as_str(), kind.as_str())).collect();
         assert_eq!(verbs, [("flush", "set"), ("add", "element")]);
         assert_eq!(all[1].2["elem"], json!([10250]));
-        let whole = commands(&catch().whole(&same));
+        let whole = commands(&catch().replace_commands(&same));
         let (.., ports) = whole.iter().find(|(_, kind, of)| kind == "set" && of["name"] == "ports").unwrap();
         assert_eq!((&ports["flags"], &ports["timeout"]), (&json!(["timeout"]), &json!(30)));
     }
@@ -793,13 +795,13 @@ mod rules_tests {
             steps in proptest::collection::vec(any_sets(), 1..6),
         ) {
             let (mut held, mut direct) = (BTreeMap::new(), BTreeMap::new());
-            applied(&catch().whole(&InterceptSets::default()), &mut held);
+            applied(&catch().replace_commands(&InterceptSets::default()), &mut held);
             let mut from = InterceptSets::default();
             for to in &steps {
-                applied(&catch().change(&from, to), &mut held);
+                applied(&catch().update_commands(&from, to), &mut held);
                 from = to.clone();
             }
-            applied(&catch().whole(&from), &mut direct);
+            applied(&catch().replace_commands(&from), &mut direct);
             prop_assert_eq!(held, direct);
         }
     }

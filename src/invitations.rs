@@ -131,7 +131,7 @@ impl SharedEnrolments {
     pub async fn follow(self: Arc<Self>, report: impl Fn(Result<(), String>), drain: Drain) {
         let mut failing = false;
         loop {
-            let looked = self.look().await;
+            let looked = self.read_store().await;
             if let Err(why) = &looked
                 && !failing
             {
@@ -160,7 +160,7 @@ impl SharedEnrolments {
                 None => {}
             }
             // `follow` reports failures.
-            self.look().await.is_ok()
+            self.read_store().await.is_ok()
         };
         timeout(REFRESH_TIMEOUT, refreshed).await.unwrap_or_default()
     }
@@ -192,7 +192,7 @@ impl SharedEnrolments {
     ///
     /// Fails if the store cannot be read.
     pub async fn list(&self) -> Result<Vec<EnrolledNode>, EnrolError<Infallible>> {
-        self.look().await?;
+        self.read_store().await?;
         Ok(self.known().list(now()))
     }
 
@@ -247,7 +247,7 @@ impl SharedEnrolments {
         Ok(())
     }
 
-    async fn look(&self) -> Result<(), EnrolError<Infallible>> {
+    async fn read_store(&self) -> Result<(), EnrolError<Infallible>> {
         let mut cell = self.cell.lock().await;
         let began = Instant::now();
         let seen = cell.read().await;
@@ -255,7 +255,7 @@ impl SharedEnrolments {
             .map_err(EnrolError::from)
             .and_then(|seen| self.parse(&seen.text).map_err(EnrolError::Foreign));
         *self.looked.lock() = Some(LastRead { began, is_ok: read.is_ok() });
-        self.know(read?);
+        self.set_known(read?);
         Ok(())
     }
 
@@ -275,12 +275,12 @@ impl SharedEnrolments {
             let mut new = old.clone();
             let done = apply(&mut new).map_err(EnrolError::Refused)?;
             if new == old {
-                self.know(new);
+                self.set_known(new);
                 return Ok(tried.unwrap_or(done));
             }
             match cell.write(&seen, new.to_text()).await {
                 Ok(true) => {
-                    self.know(new);
+                    self.set_known(new);
                     return Ok(done);
                 }
                 Ok(false) => {}
@@ -301,7 +301,7 @@ impl SharedEnrolments {
         Enrolments::parse(text)
     }
 
-    fn know(&self, enrolled: Enrolments) {
+    fn set_known(&self, enrolled: Enrolments) {
         if **self.known.load() != enrolled {
             self.known.store(Arc::new(enrolled));
             self.changed.send_replace(());

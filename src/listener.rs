@@ -163,7 +163,7 @@ pub(crate) struct ListenerDeps {
     /// How long a session waits for its edge.
     pub(crate) resume_timeout: Duration,
     /// Whether Kubernetes is asked for addresses.
-    pub(crate) asks_kubernetes: bool,
+    pub(crate) uses_kubernetes: bool,
 }
 
 /// A bound port or socket of a listener.

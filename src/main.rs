@@ -64,7 +64,7 @@ fn main() -> ExitCode {
             socket,
             &Environment::read(variable),
             interrupted(),
-            answer,
+            print_stdout,
         ))),
         Command::Status { socket, output, watch: false } => {
             print_result(in_runtime(status::status(socket, output, &Environment::read(variable))))
@@ -114,7 +114,7 @@ fn run(role: Role, args: &ServeArgs) -> ExitCode {
         },
         Err(cause) => {
             startup.error(StartupErrorKind::System, "", format!("cannot start threads: {cause}"));
-            startup.into_faults()
+            startup.into_errors()
         }
     };
     report(&refused, &config, "not started");
@@ -170,14 +170,14 @@ fn check(command_args: &ConfigFileArgs, output: Format) -> ExitCode {
             }
         }
     }
-    let errors = startup.into_faults();
-    let Some(gravest) = errors.most_severe() else {
-        answer(&format!("{}: ok", file.path.display()));
+    let errors = startup.into_errors();
+    let Some(most_severe_kind) = errors.most_severe() else {
+        print_stdout(&format!("{}: ok", file.path.display()));
         return ExitCode::SUCCESS;
     };
     report(&errors, &file.path, "config has errors");
     drop(logs);
-    exit(gravest)
+    exit(most_severe_kind)
 }
 
 /// Logs one line for each error, and one for all.
@@ -192,13 +192,13 @@ fn report(faults: &StartupErrors, config: &Path, outcome: &str) {
     error!(config = %config.display(), errors = faults.iter().count(), "{outcome}");
 }
 
-fn exit(gravest: StartupErrorKind) -> ExitCode {
-    ExitCode::from(code(gravest))
+fn exit(most_severe_kind: StartupErrorKind) -> ExitCode {
+    ExitCode::from(code(most_severe_kind))
 }
 
 /// Returns the exit code for an error kind.
-fn code(gravest: StartupErrorKind) -> u8 {
-    match gravest {
+fn code(most_severe_kind: StartupErrorKind) -> u8 {
+    match most_severe_kind {
         StartupErrorKind::Config => exit_code::CONFIG,
         StartupErrorKind::Permission => exit_code::NO_PERMISSION,
         StartupErrorKind::LogFiles => exit_code::CANNOT_CREATE,
@@ -213,14 +213,14 @@ async fn serve(
     mut startup: Startup,
     level: LogLevel,
 ) -> Result<Drained, StartupErrors> {
-    let signals = startup.collect(StartupErrorKind::System, &["signals"], Signals::of_a_daemon());
+    let signals = startup.collect(StartupErrorKind::System, &["signals"], Signals::of_daemon());
     let ((settings, config), mut signals) = match (settings, signals) {
         (Ok(settings), Ok(signals)) if startup.is_clear() => (settings, signals),
         (settings, _) => {
             if let Ok((settings, _)) = settings {
                 settings.check(&mut startup);
             }
-            return Err(startup.into_faults());
+            return Err(startup.into_errors());
         }
     };
     info!("{}", fd_limit::raise());
@@ -232,20 +232,20 @@ async fn serve(
             }
             let server = Server::start(*settings, Some(level))?;
             server.watch_config(config);
-            ends(&mut signals).await;
+            wait_stop(&mut signals).await;
             Ok(server.shutdown(signals.next()).await)
         }
         Settings::Edge(settings) => {
             let edge = Edge::start(*settings, Some(level))?;
             edge.watch_config(config);
-            ends(&mut signals).await;
+            wait_stop(&mut signals).await;
             Ok(edge.shutdown(signals.next()).await)
         }
     }
 }
 
 /// Notifies systemd that the process is up, then waits for a signal.
-async fn ends(signals: &mut Signals) {
+async fn wait_stop(signals: &mut Signals) {
     SystemdNotifier.notify_ready();
     tokio::select! {
         () = signals.next() => SystemdNotifier.stops(),
@@ -308,7 +308,7 @@ fn print_result(done: Result<String, CommandError>) -> ExitCode {
     match done {
         Ok(text) => {
             if !text.is_empty() {
-                answer(text.trim_end());
+                print_stdout(text.trim_end());
             }
             ExitCode::SUCCESS
         }
@@ -367,7 +367,7 @@ fn variable(name: &str) -> Option<String> {
 }
 
 /// Prints a command's output to stdout. If stdout is closed, only the exit code is left.
-fn answer(text: &str) {
+fn print_stdout(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 

@@ -67,7 +67,7 @@ pub trait RecordStore: fmt::Debug + Send + Sync {
     fn due(&self) -> Instant;
 
     /// Returns the debounce time of changes.
-    fn gathering(&self) -> Duration {
+    fn debounce_time(&self) -> Duration {
         Duration::ZERO
     }
 }
@@ -120,7 +120,7 @@ impl Publisher {
             tokio::select! {
                 biased;
                 () = drain.draining() => {}
-                () = gathered(&mut changes, self.store.gathering()) => {}
+                () = debounce(&mut changes, self.store.debounce_time()) => {}
                 () = sleep_until(next) => {}
             }
         }
@@ -168,7 +168,7 @@ impl fmt::Debug for Publisher {
 }
 
 /// Waits for a change, and then for further changes during `time`. Cancel safe.
-async fn gathered(changes: &mut watch::Receiver<()>, time: Duration) {
+async fn debounce(changes: &mut watch::Receiver<()>, time: Duration) {
     // The sender is part of the registry, which the publisher holds.
     let _ = changes.changed().await;
     sleep(time).await;

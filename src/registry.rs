@@ -587,10 +587,10 @@ impl Finder {
     ///
     /// No reachable peer is that process. The error names the peers that could not be reached.
     pub async fn find_server(&self, instance: Option<Instance>) -> Result<Path, NodeNotFound> {
-        let (Some(others), Some(instance_wanted)) = (&self.others, instance) else {
+        let (Some(others), Some(target_instance)) = (&self.others, instance) else {
             return Err(NodeNotFound::default());
         };
-        match others.peers.process(instance_wanted).await {
+        match others.peers.process(target_instance).await {
             Ok(sender) => Ok(Path { sender, instance }),
             Err(trouble) => Err(NodeNotFound { trouble, ..NodeNotFound::default() }),
         }

@@ -212,7 +212,7 @@ impl SessionRouter {
         let node = parked.node().clone();
         let far = self.paths.call(&node);
         let mut search = PathSearch::new(&self.paths, &node, parked.instance(), until, self.chance);
-        search.again(parked.consecutive_losses()).await;
+        search.restart_after_pause(parked.consecutive_losses()).await;
         while parked.needs_path() {
             if let Err(missing) = search.next().await {
                 let (code, why) = if missing.another {
@@ -291,7 +291,7 @@ impl<'a> PathSearch<'a> {
     }
 
     /// Starts with a delay that grows with `times`: the number of consecutive paths that were lost soon.
-    pub(crate) async fn again(&mut self, times: u32) {
+    pub(crate) async fn restart_after_pause(&mut self, times: u32) {
         if times > 0 {
             self.backoff = Backoff::after(times);
             sleep_until(self.until.min(Instant::now() + self.pause())).await;

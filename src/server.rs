@@ -377,7 +377,7 @@ impl ServerContext {
             links: self.drains.links.clone(),
             files: self.watcher.clone(),
             resume_timeout: session.resume_timeout,
-            asks_kubernetes: settings.addresses.cluster.is_some(),
+            uses_kubernetes: settings.addresses.cluster.is_some(),
         }
     }
 

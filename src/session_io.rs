@@ -271,7 +271,7 @@ impl TargetStream {
         match self {
             Self::Session(session) => Some(session.id()),
             Self::Direct(_) => None,
-            Self::Tls(over) => inside(over).id(),
+            Self::Tls(over) => transport_below_tls(over).id(),
         }
     }
 
@@ -280,7 +280,7 @@ impl TargetStream {
         match self {
             Self::Session(session) => session.resumed(),
             Self::Direct(_) => 0,
-            Self::Tls(over) => inside(over).resumed(),
+            Self::Tls(over) => transport_below_tls(over).resumed(),
         }
     }
 
@@ -289,7 +289,7 @@ impl TargetStream {
         match self {
             Self::Session(session) => session.ended(),
             Self::Direct(_) => None,
-            Self::Tls(over) => inside(over).ended(),
+            Self::Tls(over) => transport_below_tls(over).ended(),
         }
     }
 
@@ -316,13 +316,13 @@ impl TargetStream {
         match self {
             Self::Session(_) => {}
             Self::Direct(connection) => connection.io().set_reset_on_drop(false),
-            Self::Tls(over) => inside(over).mark_finished(),
+            Self::Tls(over) => transport_below_tls(over).mark_finished(),
         }
     }
 }
 
 /// Returns the transport below TLS.
-fn inside(over: &TlsOverTarget) -> &TargetStream {
+fn transport_below_tls(over: &TlsOverTarget) -> &TargetStream {
     over.io().get_ref().0.get_ref()
 }
 
@@ -377,7 +377,7 @@ impl ByteStream for TargetStream {
         match self {
             Self::Session(_) => None,
             Self::Direct(connection) => connection.tcp(),
-            Self::Tls(over) => inside(over).tcp(),
+            Self::Tls(over) => transport_below_tls(over).tcp(),
         }
     }
 }

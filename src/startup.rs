@@ -167,7 +167,7 @@ impl Startup {
         if !self.is_given(key) || !self.is_free(key, at) || self.is_check {
             return Err(NotPrepared);
         }
-        bind(at).map_err(|error| self.unbound(key, &error))
+        bind(at).map_err(|error| self.bind_error(key, &error))
     }
 
     /// Like [`Self::bind`], for a unix socket.
@@ -209,7 +209,7 @@ impl Startup {
         if !self.is_given(key) || !is_default && !self.is_free(key, at) || self.is_check {
             return Err(NotPrepared);
         }
-        TcpAccept::optional(TcpAccept::bind(at), is_default).map_err(|error| self.unbound(key, &error))
+        TcpAccept::optional(TcpAccept::bind(at), is_default).map_err(|error| self.bind_error(key, &error))
     }
 
     /// Checks that a file's certificate is valid now; otherwise records an error. A file that cannot be read is
@@ -238,12 +238,12 @@ impl Startup {
     pub fn finish<T>(self, prepared: Result<T, NotPrepared>) -> Result<T, StartupErrors> {
         match prepared {
             Ok(prepared) if self.errors.is_empty() => Ok(prepared),
-            _ => Err(self.into_faults()),
+            _ => Err(self.into_errors()),
         }
     }
 
     /// Returns all recorded errors without duplicates, with keys as the config spells them.
-    pub fn into_faults(self) -> StartupErrors {
+    pub fn into_errors(self) -> StartupErrors {
         let mut errors: Vec<StartupError> = Vec::new();
         for StartupError { kind, mut error } in self.errors {
             error.key = error.key.split(", ").map(|key| self.spelling.of(key)).collect::<Vec<_>>().join(", ");
@@ -276,7 +276,7 @@ impl Startup {
             || self.given.as_ref().is_none_or(|given| given.contains(key))
     }
 
-    fn unbound(&mut self, key: &str, error: &BindError) -> NotPrepared {
+    fn bind_error(&mut self, key: &str, error: &BindError) -> NotPrepared {
         let denied = error.cause.kind() == io::ErrorKind::PermissionDenied;
         self.error(
             if denied { StartupErrorKind::Permission } else { StartupErrorKind::Port },
@@ -327,7 +327,7 @@ impl Signals {
     /// # Errors
     ///
     /// Like [`Self::new`].
-    pub fn of_a_daemon() -> std::io::Result<Self> {
+    pub fn of_daemon() -> std::io::Result<Self> {
         Ok(Self { hangup: Some(signal(SignalKind::hangup())?), ..Self::new()? })
     }
 
@@ -358,12 +358,12 @@ pub struct SystemdNotifier;
 impl SystemdNotifier {
     /// Reports that the service is ready, so that dependent units may start.
     pub fn notify_ready(self) {
-        tell(&[NotifyState::Ready]);
+        notify_systemd(&[NotifyState::Ready]);
     }
 
     /// Reports that the service is stopping, which may take as long as the drain timeout.
     pub fn stops(self) {
-        tell(&[NotifyState::Stopping]);
+        notify_systemd(&[NotifyState::Stopping]);
     }
 
     /// Reports regularly that the runtime still runs tasks, if systemd watches that; never completes. Cancel safe.
@@ -373,13 +373,13 @@ impl SystemdNotifier {
         let mut beat = tokio::time::interval((within / 2).max(MIN_WATCHDOG_INTERVAL));
         loop {
             beat.tick().await;
-            tell(&[NotifyState::Watchdog]);
+            notify_systemd(&[NotifyState::Watchdog]);
         }
     }
 }
 
 /// Errors are ignored: systemd then acts on its own, and nothing else depends on it.
-fn tell(what: &[NotifyState<'_>]) {
+fn notify_systemd(what: &[NotifyState<'_>]) {
     let _ = sd_notify::notify(what);
 }
 
@@ -416,7 +416,7 @@ mod tests {
         let key = "edge.uplink.congestion";
         assert!(startup.congestion(key, None).is_ok() && startup.congestion(key, Some("reno")).is_ok());
         assert!(startup.congestion(key, Some("slowpoke")).is_err());
-        let messages = startup.into_faults().to_string();
+        let messages = startup.into_errors().to_string();
         assert!(
             messages.starts_with(&format!("{key}: ")) && messages.contains("modprobe tcp_slowpoke"),
             "{messages}"
@@ -435,7 +435,7 @@ mod tests {
         ] {
             let _ = startup.bind(key, at.parse().unwrap());
         }
-        let errors = startup.into_faults();
+        let errors = startup.into_errors();
         let messages = "two: 0.0.0.0:7000: one uses the same port; set a different port for each";
         assert_eq!(
             (errors.to_string().as_str(), errors.most_severe()),
@@ -458,7 +458,7 @@ mod tests {
         let mut startup = Startup::default();
         assert!(!startup.check_file("k", &path, |_| Err::<(), _>("is empty")));
         assert!(!startup.check_file("l", &path, |_| Err::<(), _>(format!("{} is odd", path.display()))));
-        let messages = startup.into_faults().to_string();
+        let messages = startup.into_errors().to_string();
         assert_eq!(messages.matches(&*path.to_string_lossy()).count(), 2, "{messages}");
     }
 }

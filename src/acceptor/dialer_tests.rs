@@ -81,7 +81,7 @@ async fn only_allowed_addresses_of_a_resolved_name_are_dialled() {
     let place = place(&["10.1.0.0/16:443", "127.0.0.0/8:*"]);
     let mixed = ["192.0.2.1", "::ffff:10.1.2.3", "169.254.169.254"];
     assert_eq!(found(&place, "web.local:443", &[], &mixed).await.unwrap(), ["10.1.2.3:443"]);
-    for (target, names, says) in [
+    for (target, names, expected) in [
         ("web.local:443", &["192.0.2.1"][..], "web.local:443 is 192.0.2.1, which this edge may not dial"),
         ("web.local:80", &["10.1.2.3"], "web.local:80 is 10.1.2.3, which this edge may not dial"),
         ("web.local:443", &["::ffff:192.0.2.1"], "web.local:443 is 192.0.2.1, which this edge may not dial"),
@@ -89,7 +89,7 @@ async fn only_allowed_addresses_of_a_resolved_name_are_dialled() {
         ("[::ffff:192.0.2.1]:443", &[], "this edge may not dial [::ffff:192.0.2.1]:443"),
     ] {
         let refused = found(&place, target, &[], names).await.unwrap_err();
-        assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::NotAllowed, says));
+        assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::NotAllowed, expected));
     }
     let nothing = found(&place, "web.local:443", &[], &[]).await.unwrap_err();
     assert_eq!(
@@ -125,8 +125,8 @@ async fn a_server_dials_only_listed_targets_for_edges_and_reveals_no_addresses()
         [("web.local:443", &["192.0.2.1"][..]), ("10.2.0.1:443", &[]), ("localhost:443", &["10.1.2.3"])]
     {
         let refused = found(&listed, target, &[], names).await.unwrap_err();
-        let says = format!("edges may not have the server dial {target}");
-        assert!(refused.reason.starts_with(&says), "{refused}");
+        let expected = format!("edges may not have the server dial {target}");
+        assert!(refused.reason.starts_with(&expected), "{refused}");
         assert!(refused.reason.contains("server.edge_access.targets"), "{refused}");
         assert!(!refused.reason.contains("192.0.2.1"), "{refused}");
         assert_eq!(refused.code, ErrorCode::NotAllowed);
@@ -262,11 +262,11 @@ async fn a_closed_port_is_reported_as_refused_with_all_addresses() {
     let target = format!("edge-1:{port}").parse().unwrap();
     let place = at("edge-1", &[], Targets::default());
     let refused = place.dial(&target, Duration::from_secs(5)).await.unwrap_err().refusal;
-    let says = format!("127.0.0.1:{port} refused the connection");
+    let expected = format!("127.0.0.1:{port} refused the connection");
     assert_eq!(refused.code, ErrorCode::TargetRefused);
     // Regardless of whether this machine has IPv6.
     assert!(
-        refused.reason.starts_with(&says) && refused.reason.contains(&format!("[::1]:{port}")),
+        refused.reason.starts_with(&expected) && refused.reason.contains(&format!("[::1]:{port}")),
         "{refused}"
     );
 }
@@ -286,8 +286,8 @@ async fn a_timeout_on_one_address_takes_precedence_over_a_refusal_on_another() {
     let place = place(&["127.0.0.0/8:*", "[::1]:*"]);
     let refused = place.dial(&target, Duration::from_millis(400)).await.unwrap_err().refusal;
     assert_eq!(refused.code, ErrorCode::TargetTimeout, "{refused}");
-    let says = format!("{at} did not answer within ");
-    assert!(refused.reason.starts_with(&says) && refused.reason.contains("[::1]"), "{refused}");
+    let expected = format!("{at} did not answer within ");
+    assert!(refused.reason.starts_with(&expected) && refused.reason.contains("[::1]"), "{refused}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -145,7 +145,7 @@ async fn an_unreachable_or_forbidden_target_is_refused_with_its_reason() {
     let (listener, _) = listening().await;
     let at = listener.local_addr().unwrap();
     drop(listener);
-    for (target, category, code, says) in [
+    for (target, category, code, expected) in [
         (
             at.to_string().as_str(),
             Category::Ssh,
@@ -161,7 +161,7 @@ async fn an_unreachable_or_forbidden_target_is_refused_with_its_reason() {
         ),
     ] {
         let (_opening, answer) = pair.ask(target, category).await;
-        assert_eq!(answer, OpenOutcome::Refused(SessionError::new(code, says)));
+        assert_eq!(answer, OpenOutcome::Refused(SessionError::new(code, expected)));
     }
     assert_eq!(pair.ended(ErrorCode::NotAllowed.name()).await, 2);
 }

@@ -109,7 +109,7 @@ impl Channelz for Entities {
         request: Request<GetTopChannelsRequest>,
     ) -> Result<Response<GetTopChannelsResponse>, Status> {
         let GetTopChannelsRequest { start_channel_id, max_results } = request.into_inner();
-        let (channel, end) = some(self.channels(), start_channel_id, max_results);
+        let (channel, end) = page_of(self.channels(), start_channel_id, max_results);
         Ok(Response::new(GetTopChannelsResponse { channel, end }))
     }
 
@@ -118,7 +118,7 @@ impl Channelz for Entities {
         request: Request<GetServersRequest>,
     ) -> Result<Response<GetServersResponse>, Status> {
         let GetServersRequest { start_server_id, max_results } = request.into_inner();
-        let (server, end) = some(self.servers(), start_server_id, max_results);
+        let (server, end) = page_of(self.servers(), start_server_id, max_results);
         Ok(Response::new(GetServersResponse { server, end }))
     }
 
@@ -126,7 +126,7 @@ impl Channelz for Entities {
         &self,
         request: Request<GetServerRequest>,
     ) -> Result<Response<GetServerResponse>, Status> {
-        let server = found(self.servers(), request.into_inner().server_id)?;
+        let server = find_by_number(self.servers(), request.into_inner().server_id)?;
         Ok(Response::new(GetServerResponse { server: Some(server) }))
     }
 
@@ -135,8 +135,8 @@ impl Channelz for Entities {
         request: Request<GetServerSocketsRequest>,
     ) -> Result<Response<GetServerSocketsResponse>, Status> {
         let GetServerSocketsRequest { server_id, start_socket_id, max_results } = request.into_inner();
-        found(self.servers(), server_id)?;
-        let (socket_ref, end) = some(self.server_sockets(), start_socket_id, max_results);
+        find_by_number(self.servers(), server_id)?;
+        let (socket_ref, end) = page_of(self.server_sockets(), start_socket_id, max_results);
         Ok(Response::new(GetServerSocketsResponse { socket_ref, end }))
     }
 
@@ -144,7 +144,7 @@ impl Channelz for Entities {
         &self,
         request: Request<GetChannelRequest>,
     ) -> Result<Response<GetChannelResponse>, Status> {
-        let channel = found(self.channels(), request.into_inner().channel_id)?;
+        let channel = find_by_number(self.channels(), request.into_inner().channel_id)?;
         Ok(Response::new(GetChannelResponse { channel: Some(channel) }))
     }
 
@@ -152,20 +152,20 @@ impl Channelz for Entities {
         &self,
         request: Request<GetSubchannelRequest>,
     ) -> Result<Response<GetSubchannelResponse>, Status> {
-        Err(missing(request.into_inner().subchannel_id))
+        Err(not_found(request.into_inner().subchannel_id))
     }
 
     async fn get_socket(
         &self,
         request: Request<GetSocketRequest>,
     ) -> Result<Response<GetSocketResponse>, Status> {
-        let socket = found(self.sockets(), request.into_inner().socket_id)?;
+        let socket = find_by_number(self.sockets(), request.into_inner().socket_id)?;
         Ok(Response::new(GetSocketResponse { socket: Some(socket) }))
     }
 }
 
 /// Returns at most `most` entities starting with a number, and whether there are no more.
-fn some<T: Numbered>(mut all: Vec<T>, start: i64, most: i64) -> (Vec<T>, bool) {
+fn page_of<T: Numbered>(mut all: Vec<T>, start: i64, most: i64) -> (Vec<T>, bool) {
     all.retain(|one| one.number() >= start);
     all.sort_by_key(T::number);
     let most =
@@ -175,11 +175,11 @@ fn some<T: Numbered>(mut all: Vec<T>, start: i64, most: i64) -> (Vec<T>, bool) {
     (all, end)
 }
 
-fn found<T: Numbered>(all: Vec<T>, number: i64) -> Result<T, Status> {
-    all.into_iter().find(|one| one.number() == number).ok_or_else(|| missing(number))
+fn find_by_number<T: Numbered>(all: Vec<T>, number: i64) -> Result<T, Status> {
+    all.into_iter().find(|one| one.number() == number).ok_or_else(|| not_found(number))
 }
 
-fn missing(number: i64) -> Status {
+fn not_found(number: i64) -> Status {
     Status::not_found(format!("no entity has the number {number}"))
 }
 

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tracing::{Span, info_span};
 
 use crate::admin::readiness::Readiness;
-use crate::admin::{CONNECTIONS, NOT_FOUND, Reply, connection, plain_text, ready};
+use crate::admin::{CONNECTIONS, NOT_FOUND, Reply, plain_text, ready, serve_connection};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::policy::Networks;
@@ -72,7 +72,7 @@ impl ConnectionHandler for HealthHandler {
 
     async fn handle(self: Arc<Self>, accepted: Accepted) {
         let answer = async |request: Request<Incoming>| self.answer(request.uri().path()).map(Reply::Left);
-        connection(accepted.socket, answer, &self.drain, &accepted.permit).await;
+        serve_connection(accepted.socket, answer, &self.drain, &accepted.permit).await;
     }
 }
 

@@ -64,7 +64,7 @@ impl Default for EventStreamLimiter {
 }
 
 impl Admin {
-    /// Returns the response that denies a request, see [`Requester::may_ask`], or `None` if access is allowed. A user's
+    /// Returns the response that denies a request, see [`Requester::check_access`], or `None` if access is allowed. A user's
     /// name and password replace both checks: a browser never sends them to a host name under an
     /// attacker's control.
     pub(crate) async fn denial(
@@ -73,7 +73,7 @@ impl Admin {
         head: &HeaderMap,
         private: bool,
     ) -> Option<Response<Full<Bytes>>> {
-        let why = requester.may_ask(head, private).err()?;
+        let why = requester.check_access(head, private).err()?;
         if let (Some(viewers), Requester::Address(ip)) = (&self.viewers.0, requester) {
             if (viewers.check)(head.clone(), ip).await {
                 return None;
@@ -112,7 +112,7 @@ impl Admin {
                 let denied = self.clone().wait_denied(requester, head.clone());
                 let events = Events::start(self.clone(), permit, denied, drain);
                 let mut answer = Response::new(Reply::Right(events));
-                guard(answer.headers_mut(), "text/event-stream");
+                set_security_headers(answer.headers_mut(), "text/event-stream");
                 answer
             }
             Err(_) => {
@@ -134,7 +134,7 @@ pub(crate) fn live_page() -> Response<Full<Bytes>> {
     if let Ok(policy) = HeaderValue::from_str(&policy) {
         answer.headers_mut().insert(CONTENT_SECURITY_POLICY, policy);
     }
-    guard(answer.headers_mut(), "text/html; charset=utf-8");
+    set_security_headers(answer.headers_mut(), "text/html; charset=utf-8");
     answer
 }
 
@@ -144,7 +144,7 @@ impl fmt::Debug for AdminUsers {
     }
 }
 
-fn guard(headers: &mut HeaderMap, kind: &'static str) {
+fn set_security_headers(headers: &mut HeaderMap, kind: &'static str) {
     for (name, value) in [
         (CONTENT_TYPE, kind),
         (CACHE_CONTROL, "no-store"),
@@ -270,10 +270,12 @@ impl SentState {
         let by_link =
             |link: &LinkStatus| link.link.map_or_else(|| link.name.clone(), |number| number.to_string());
         let update = Update {
-            links: changes(&mut self.links, status.links.into_iter().take(MAX_LINKS), by_link),
-            sessions: changes(&mut self.sessions, status.sessions, |one| format!("{} {}", one.id, one.since)),
-            peers: changes(&mut self.peers, status.peers, by_link),
-            disconnected: changes(&mut self.disconnected, status.disconnected, |one| one.name.clone()),
+            links: list_delta(&mut self.links, status.links.into_iter().take(MAX_LINKS), by_link),
+            sessions: list_delta(&mut self.sessions, status.sessions, |one| {
+                format!("{} {}", one.id, one.since)
+            }),
+            peers: list_delta(&mut self.peers, status.peers, by_link),
+            disconnected: list_delta(&mut self.disconnected, status.disconnected, |one| one.name.clone()),
             links_total,
             role: status.role,
             version: status.version,
@@ -294,7 +296,7 @@ impl SentState {
     }
 }
 
-fn changes<T: Serialize>(
+fn list_delta<T: Serialize>(
     sent: &mut HashMap<String, u64>,
     now: impl IntoIterator<Item = T>,
     key: impl Fn(&T) -> String,
@@ -328,7 +330,7 @@ mod tests {
     fn a_list_delta_contains_only_changed_and_removed_entries() {
         let mut sent = HashMap::new();
         let change = |sent: &mut HashMap<String, u64>, now: &[(&str, u32)]| {
-            let change = changes(sent, now.iter().copied(), |(key, _)| (*key).to_owned());
+            let change = list_delta(sent, now.iter().copied(), |(key, _)| (*key).to_owned());
             let set: Vec<_> =
                 change.set.into_iter().map(|(key, value)| format!("{key}={}", value[1])).collect();
             (set.join(" "), change.removed.join(" "))

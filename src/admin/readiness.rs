@@ -241,7 +241,7 @@ mod tests {
             [29, 40].map(|days| CertificateAuthority::new("ours", days * day + day / 2).unwrap());
         let path = place.path().join("a.crt");
         let readiness = Readiness::waiting_for(&[]);
-        for (text, authorities, says) in [
+        for (text, authorities, expected) in [
             (short.cert().to_owned(), true, Some("expires in 29 days")),
             (format!("{}{}", short.cert(), long.cert()), true, None),
             (format!("{}{}", long.cert(), short.cert()), false, Some("expires in 29 days")),
@@ -254,8 +254,8 @@ mod tests {
             let file = file(path.clone(), authorities);
             follow(vec![file], watcher, metrics.clone(), readiness.clone(), drain).await;
             let report = readiness.check().unwrap();
-            match says {
-                Some(says) => assert!(report.contains(says) && report.contains("a.crt"), "{report}"),
+            match expected {
+                Some(expected) => assert!(report.contains(expected) && report.contains("a.crt"), "{report}"),
                 None => assert_eq!(report, ""),
             }
             assert!(

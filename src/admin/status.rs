@@ -281,7 +281,7 @@ impl Admin {
             sessions: table.overview(MAX_SESSIONS).into_iter().map(|one| self.session(one)).collect(),
         };
         match &self.side {
-            ProcessView::Cloud(server) => self.show_server(server, &mut status),
+            ProcessView::Cloud(server) => self.add_server(server, &mut status),
             ProcessView::Edge(EdgeView { uplinks, .. }) => {
                 status.node = Some(uplinks.node().to_string());
                 for link in uplinks.all().into_iter().rev() {
@@ -298,7 +298,7 @@ impl Admin {
         status
     }
 
-    fn show_server(&self, server: &ServerView, status: &mut Status) {
+    fn add_server(&self, server: &ServerView, status: &mut Status) {
         status.role = "server".into();
         let Overview { linked, disconnected } = server.registry.overview(MAX_DISCONNECTED);
         status.links = linked
@@ -338,7 +338,7 @@ impl Admin {
         let error = server.last_error().map(|why| ErrorStatus { time: None, text: why.to_string() });
         match server.up() {
             Some(link) => LinkStatus { error, ..self.link(server.to_string(), &link) },
-            None => LinkStatus { error, ..LinkStatus::away(server.to_string()) },
+            None => LinkStatus { error, ..LinkStatus::not_linked(server.to_string()) },
         }
     }
 
@@ -356,7 +356,7 @@ impl Admin {
             sessions: link.sessions(),
             sent_bytes: traffic.sent_bytes,
             received_bytes: traffic.received_bytes,
-            ..LinkStatus::away(name)
+            ..LinkStatus::not_linked(name)
         }
     }
 
@@ -390,7 +390,7 @@ impl Admin {
 
 impl LinkStatus {
     /// Returns the status of a peer without a link.
-    fn away(name: String) -> Self {
+    fn not_linked(name: String) -> Self {
         Self {
             name,
             state: "not_linked".into(),

@@ -227,7 +227,7 @@ async fn the_log_level_is_set_over_tcp_only_with_a_superedge_config() {
         let permit = FairLimiter::new(Limits::permits(1)).try_acquire(&Source::of(peer)).unwrap();
         let answer =
             |request| served.admin.answer(request, served.port, Requester::Address(peer), &served.drain);
-        connection(socket, answer, &served.drain, &permit).await;
+        serve_connection(socket, answer, &served.drain, &permit).await;
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with(line), "{peer}: {answer}");
@@ -256,19 +256,19 @@ async fn a_servers_status_lists_its_nodes_by_name_and_its_problems() {
     server.readiness.set_degraded("dns", Err("the disk is full".into()));
     let (status, body) = ask(&server, AdminPortKind::Log, "GET /status").await;
     assert_eq!(status, 200, "{body}");
-    let told: Status = serde_json::from_str(&body).unwrap();
-    assert_eq!((told.role.as_str(), told.instance.as_str(), told.ready), ("server", "00000007", true));
-    assert_eq!(problems(&told), ["dns degraded the disk is full"]);
-    let names: Vec<_> = told.links.iter().map(|link| link.name.as_str()).collect();
+    let parsed: Status = serde_json::from_str(&body).unwrap();
+    assert_eq!((parsed.role.as_str(), parsed.instance.as_str(), parsed.ready), ("server", "00000007", true));
+    assert_eq!(problems(&parsed), ["dns degraded the disk is full"]);
+    let names: Vec<_> = parsed.links.iter().map(|link| link.name.as_str()).collect();
     assert_eq!(names, ["a", "b"]);
-    let LinkStatus { state, address, dialect, rtt_seconds, sessions, .. } = &told.links[0];
+    let LinkStatus { state, address, dialect, rtt_seconds, sessions, .. } = &parsed.links[0];
     assert_eq!(
         (state.as_str(), address.as_deref(), dialect.as_deref(), *rtt_seconds, *sessions),
         ("linked", Some("10.0.0.1:5"), Some("plain"), None, 0)
     );
-    let publisher = told.publisher.unwrap();
+    let publisher = parsed.publisher.unwrap();
     assert_eq!((publisher.store.as_str(), publisher.error.as_deref()), ("hosts", Some("the disk is full")));
-    assert!(told.now >= told.started_at && told.started_at > 1.5e9);
+    assert!(parsed.now >= parsed.started_at && parsed.started_at > 1.5e9);
     assert_eq!(ask(&server, AdminPortKind::Log, "POST /status").await.0, 405);
 }
 
@@ -276,15 +276,19 @@ async fn a_servers_status_lists_its_nodes_by_name_and_its_problems() {
 async fn an_edges_status_says_why_it_is_not_linked() {
     let lost = edge(false);
     lost.readiness.set("link", Err("the cloud refused our token".into()));
-    let told: Status = serde_json::from_str(&ask(&lost, AdminPortKind::Log, "GET /status").await.1).unwrap();
-    assert_eq!((told.role.as_str(), told.node.as_deref(), told.ready), ("edge", Some("node1"), false));
+    let parsed: Status =
+        serde_json::from_str(&ask(&lost, AdminPortKind::Log, "GET /status").await.1).unwrap();
+    assert_eq!((parsed.role.as_str(), parsed.node.as_deref(), parsed.ready), ("edge", Some("node1"), false));
     assert_eq!(
-        (told.links.len(), problems(&told)),
+        (parsed.links.len(), problems(&parsed)),
         (0, vec!["link not_ready the cloud refused our token".to_owned()])
     );
-    let told: Status =
+    let parsed: Status =
         serde_json::from_str(&ask(&edge(true), AdminPortKind::Log, "GET /status").await.1).unwrap();
-    assert_eq!((told.links[0].name.as_str(), told.links[0].dialect.as_deref()), ("server", Some("extended")));
+    assert_eq!(
+        (parsed.links[0].name.as_str(), parsed.links[0].dialect.as_deref()),
+        ("server", Some("extended"))
+    );
 }
 
 #[tokio::test]
@@ -411,8 +415,8 @@ async fn an_event_stream_starts_with_full_state_and_streams_per_source_are_limit
     let event = first.frame().await.unwrap().unwrap().into_data().unwrap();
     let event = std::str::from_utf8(&event).unwrap();
     let json = event.strip_prefix("event: status\ndata: ").unwrap().strip_suffix("\n\n").unwrap();
-    let told: serde_json::Value = serde_json::from_str(json).unwrap();
-    assert_eq!(told["links"]["set"][0][1]["name"], "a");
+    let parsed: serde_json::Value = serde_json::from_str(json).unwrap();
+    assert_eq!(parsed["links"]["set"][0][1]["name"], "a");
     drop(open);
     drain.start();
     while let Some(more) = first.frame().await {

@@ -159,7 +159,7 @@ mod tests {
         assert!(unanswered.code == 69 && unanswered.text.contains("does not answer"), "{unanswered}");
         let running = args(at, None);
         let runs = approve(&running, &env, async { drop(stopped.await) });
-        let asks = async {
+        let client = async {
             while approve(&args(at, Some(HealthProbe::Live)), &env, std::future::pending()).await.is_err() {
                 tokio::task::yield_now().await;
             }
@@ -168,7 +168,7 @@ mod tests {
             assert!(unready.text.contains("requests: "), "{unready}");
             stop.send(()).unwrap();
         };
-        let (done, ()) = tokio::join!(runs, asks);
+        let (done, ()) = tokio::join!(runs, client);
         done.unwrap();
     }
 

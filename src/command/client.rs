@@ -205,7 +205,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         std::fs::create_dir(home.path().join("tunnel")).unwrap();
         let xdg = ("XDG_CONFIG_HOME", home.path().to_str().unwrap());
-        for (text, says) in [
+        for (text, expected) in [
             (
                 "server = \"a:1\"\npassword = \"secret-1\"\n",
                 "line 2: unknown field `password`, expected one of",
@@ -215,7 +215,7 @@ mod tests {
         ] {
             std::fs::write(home.path().join("tunnel/client.toml"), text).unwrap();
             let error = found(&ClientArgs::default(), &[xdg]).unwrap_err();
-            assert!(error.code == 78 && error.text.contains(says), "{error}");
+            assert!(error.code == 78 && error.text.contains(expected), "{error}");
             assert!(!error.text.contains("secret-1"), "{error}");
         }
     }

@@ -193,12 +193,12 @@ mod tests {
     #[test]
     fn a_config_file_without_a_role_is_refused_without_quoting_it() {
         let dir = tempfile::tempdir().unwrap();
-        for (text, says) in [("x = 1", "no table of a role"), ("token = \"secret-1", "not TOML: ")] {
+        for (text, reason) in [("x = 1", "no table of a role"), ("token = \"secret-1", "not TOML: ")] {
             let file = dir.path().join("x.toml");
             std::fs::write(&file, text).unwrap();
             let result = ConfigFileArgs { file: Some(file), kubeconfig: None }.read().unwrap_err();
             assert!(
-                result.code == 78 && result.text.contains(says) && !result.text.contains("secret-1"),
+                result.code == 78 && result.text.contains(reason) && !result.text.contains("secret-1"),
                 "{result}"
             );
         }

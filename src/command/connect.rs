@@ -69,7 +69,7 @@ pub struct ConnectArgs {
 }
 
 /// Connects stdin and stdout to a target until both directions have ended, or serves a local port until `stop`
-/// completes. `variable` returns environment variables by name. `say` prints a line on the terminal.
+/// completes. `variable` returns environment variables by name. `print_line` prints a line on the terminal.
 ///
 /// # Errors
 ///
@@ -78,7 +78,7 @@ pub async fn connect(
     args: &ConnectArgs,
     variable: impl Fn(&str) -> Option<String>,
     stop: impl Future<Output = ()>,
-    say: impl Fn(&str) + Clone + Send + Sync + 'static,
+    print_line: impl Fn(&str) + Clone + Send + Sync + 'static,
 ) -> Result<String, CommandError> {
     let target = target(args)?;
     let server = ConnectEndpoint::new(&ClientSettings::find(&args.client, variable)?)?;
@@ -87,7 +87,7 @@ pub async fn connect(
             let session = server.open(&target).await?;
             carry(session).await?;
         }
-        Some(at) => listen(local(at)?, Arc::new(server), target, stop, say).await?,
+        Some(at) => listen(local(at)?, Arc::new(server), target, stop, print_line).await?,
     }
     Ok(String::new())
 }
@@ -118,12 +118,12 @@ async fn listen(
     server: Arc<ConnectEndpoint>,
     target: Target,
     stop: impl Future<Output = ()>,
-    say: impl Fn(&str) + Clone + Send + Sync + 'static,
+    print_line: impl Fn(&str) + Clone + Send + Sync + 'static,
 ) -> Result<(), CommandError> {
     let listener = TcpAccept::bind(at).map_err(|cause| CommandError::unavailable(cause.to_string()))?;
-    say(&format!("{} forwards to {target}; press Ctrl-C to stop", listener.at()));
+    print_line(&format!("{} forwards to {target}; press Ctrl-C to stop", listener.at()));
     if !at.ip().is_loopback() {
-        say("anyone who reaches that address can reach the target, with your rights at the server");
+        print_line("anyone who reaches that address can reach the target, with your rights at the server");
     }
     let (drain, room, pool) = (Drain::new(), Arc::new(Semaphore::new(MAX_CONNECTIONS)), BufferPool::new());
     let serving = async {
@@ -132,10 +132,10 @@ async fn listen(
             let Ok(permit) = room.clone().acquire_owned().await else { return };
             let (client, _) = listener.accept().await;
             let client = Socket::new(client, pool.clone());
-            let (server, target, say) = (server.clone(), target.clone(), say.clone());
+            let (server, target, print_line) = (server.clone(), target.clone(), print_line.clone());
             drain.spawn(Span::none(), async move {
                 if let Err(why) = serve(client, &server, &target).await {
-                    say(&format!("tunnel: {why}"));
+                    print_line(&format!("tunnel: {why}"));
                 }
                 drop(permit);
             });
@@ -161,7 +161,7 @@ async fn serve(
     close(&mut client, Side::A, ended).await;
     match ended {
         CopyEnd { by: Side::B, how: EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind) } => {
-            Err(session.broken(kind))
+            Err(session.interruption_error(kind))
         }
         // A client whose own connection failed already knows.
         _ => Ok(()),
@@ -374,16 +374,16 @@ async fn refusal(answer: Response<Incoming>, login_hint: &str) -> CommandError {
         .map(|body| body.to_bytes())
         .unwrap_or_default();
     let body = String::from_utf8_lossy(&body).into_owned();
-    let asks_login = status.as_u16() == 407;
+    let is_login_missing = status.as_u16() == 407;
     let mut lines = body.lines().filter(|line| !line.trim().is_empty());
     let reason = lines.next().map_or_else(|| printable(&phrase), one_line);
-    let lines = lines.filter(|line| !(asks_login && line.starts_with("hint:")));
+    let lines = lines.filter(|line| !(is_login_missing && line.starts_with("hint:")));
     let mut text = format!("{} {reason}", status.as_u16());
     text.extend(lines.map(|line| format!("\n  {}", one_line(line))));
-    if asks_login {
+    if is_login_missing {
         text += &format!("\n  hint: {login_hint}");
     }
-    if asks_login || status.as_u16() == 403 {
+    if is_login_missing || status.as_u16() == 403 {
         CommandError::refused(text)
     } else {
         CommandError::unavailable(text)
@@ -469,7 +469,7 @@ const MAX_BODY: usize = 16 * 1024;
 ///
 /// Returns an error if the session, stdin or stdout failed.
 pub(crate) async fn carry(session: ConnectStream) -> Result<(), CommandError> {
-    let failed = |cause: io::Error| broken_off(&cause.to_string());
+    let failed = |cause: io::Error| interrupted(&cause.to_string());
     let stdin = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
     let stdio = Stdio {
         is_terminal: stdin.is_terminal(),
@@ -481,7 +481,7 @@ pub(crate) async fn carry(session: ConnectStream) -> Result<(), CommandError> {
     };
     tokio::select! {
         copied = copy(stdio, session) => copied,
-        () = hung_up() => Err(broken_off("SIGHUP before both directions ended")),
+        () = wait_hangup() => Err(interrupted("SIGHUP before both directions ended")),
     }
 }
 
@@ -490,26 +490,26 @@ async fn copy(stdio: Stdio, mut session: ConnectStream) -> Result<(), CommandErr
     let mut here = Socket::new(stdio, BufferPool::new());
     let ended = session.carry(&mut here).await;
     // Bytes received before a failure are still written.
-    let flushed = poll_fn(|cx| here.poll_flush(cx)).await.map_err(|cause| unwritten(cause.kind()));
+    let flushed = poll_fn(|cx| here.poll_flush(cx)).await.map_err(|cause| stdout_error(cause.kind()));
     match ended {
         CopyEnd { how: EndKind::Finished, .. } => flushed,
         CopyEnd { by: Side::A, how: EndKind::ReadFailed(kind) } => {
-            Err(broken_off(&format!("cannot read stdin: {kind}")))
+            Err(interrupted(&format!("cannot read stdin: {kind}")))
         }
-        CopyEnd { by: Side::A, how: EndKind::WriteFailed(kind) } => Err(unwritten(kind)),
+        CopyEnd { by: Side::A, how: EndKind::WriteFailed(kind) } => Err(stdout_error(kind)),
         CopyEnd { by: Side::B, how: EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind) } => {
-            Err(session.broken(kind))
+            Err(session.interruption_error(kind))
         }
     }
 }
 
-fn unwritten(kind: io::ErrorKind) -> CommandError {
-    broken_off(&format!("cannot write to stdout: {kind}"))
+fn stdout_error(kind: io::ErrorKind) -> CommandError {
+    interrupted(&format!("cannot write to stdout: {kind}"))
 }
 
 /// Completes some time after SIGHUP. ssh sends SIGHUP to its ProxyCommand as soon as it has closed both pipes, and the
 /// end of its input must reach the server first. A program that ignores SIGHUP, as under nohup, continues to ignore it.
-async fn hung_up() {
+async fn wait_hangup() {
     if !ignores_hangup()
         && let Ok(mut hangups) = signal(SignalKind::hangup())
     {
@@ -662,7 +662,7 @@ impl ConnectStream {
 
     /// Returns why the session was interrupted, as far as its client can know. Only the server knows and logs the
     /// cause.
-    pub(crate) fn broken(&self, kind: ErrorKind) -> CommandError {
+    pub(crate) fn interruption_error(&self, kind: ErrorKind) -> CommandError {
         let Self { server, trace, .. } = self;
         let how = match kind {
             ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::NotConnected => {
@@ -671,14 +671,14 @@ impl ConnectStream {
             ErrorKind::UnexpectedEof => "closed the connection without ending TLS".to_owned(),
             kind => format!("was lost: {kind}"),
         };
-        broken_off(&format!(
+        interrupted(&format!(
             "server {server} {how}; see its access log (trace={trace}), unless it was killed"
         ))
     }
 }
 
 /// Returns the error of an interrupted session.
-pub(crate) fn broken_off(why: &str) -> CommandError {
+pub(crate) fn interrupted(why: &str) -> CommandError {
     CommandError { code: exit_code::IO_ERROR, text: format!("session interrupted: {why}") }
 }
 

@@ -48,10 +48,10 @@ pub async fn run(check: bool, with: &DemoListeners, stop: impl Future<Output = (
     let result = match shown {
         Ok(Some(mut demo)) => {
             if !check {
-                demo.explain(&mut screen).await;
+                demo.print_commands(&mut screen).await;
                 stop.await;
             }
-            demo.end().await;
+            demo.stop().await;
             Ok(())
         }
         Ok(None) => Ok(()),
@@ -77,7 +77,7 @@ async fn show<'a>(
     let shown = if check { demo.request(screen).await } else { demo.interrupt(screen).await };
     match shown {
         Ok(()) => Ok(demo),
-        Err(error) => Err(demo.explained(error)),
+        Err(error) => Err(demo.with_logs(error)),
     }
 }
 
@@ -87,7 +87,8 @@ fn serve_pages<'a>(dir: &'a Path, drain: &Drain) -> anyhow::Result<DemoContext<'
     let identity = Identity { cert: dir.join(format!("{NODE}.crt")), key: dir.join(format!("{NODE}.key")) };
     let (clients, offer) = (ClientAuth::Anonymous, TlsParams::default());
     let tls = TlsServerConfig { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] }.load()?;
-    let (plain, encrypted) = (TcpAccept::bind_public(anywhere())?, TcpAccept::bind_public(anywhere())?);
+    let (plain, encrypted) =
+        (TcpAccept::bind_public(ephemeral_address())?, TcpAccept::bind_public(ephemeral_address())?);
     let context = DemoContext { dir, page: plain.at(), tls_page: encrypted.at() };
     drain.spawn(info_span!("page"), serve(plain, None, drain.clone()));
     let acceptor = tls.load().acceptor();
@@ -162,17 +163,17 @@ impl Addresses {
     fn choose(with: &DemoListeners, line: &NetworkLine, drain: &Drain) -> anyhow::Result<Self> {
         // All are open at the same time, so that they differ.
         let listeners: Vec<_> = (0..7 + with.0.len())
-            .map(|_| std::net::TcpListener::bind(anywhere()))
+            .map(|_| std::net::TcpListener::bind(ephemeral_address()))
             .collect::<Result<_, _>>()?;
         let mut free = listeners.iter().map(std::net::TcpListener::local_addr);
-        let mut next = || free.next().unwrap_or_else(|| Ok(anywhere()));
+        let mut next = || free.next().unwrap_or_else(|| Ok(ephemeral_address()));
         let links = [next()?, next()?];
         Ok(Self {
             links,
             connects: [next()?, next()?],
             admins: [next()?, next()?],
             edge_admin: next()?,
-            lines: [line.leads_to(links[0], drain)?, line.leads_to(links[1], drain)?],
+            lines: [line.forward_to(links[0], drain)?, line.forward_to(links[1], drain)?],
             modules: with.0.iter().map(|module| Ok((*module, next()?))).collect::<std::io::Result<_>>()?,
         })
     }
@@ -203,7 +204,7 @@ impl<'a> Demo<'a> {
                 with.0
                     .iter()
                     .filter(|module| **module == DemoListener::Proxy)
-                    .map(|module| module.server_tables(anywhere(), &context))
+                    .map(|module| module.server_tables(ephemeral_address(), &context))
                     .collect()
             };
             write(&dir.join(format!("{name}.toml")), &server_config(dir, &at, number, &tables))?;
@@ -250,18 +251,18 @@ impl<'a> Demo<'a> {
     /// Requests the page once in each way, and prints the durations.
     async fn request(&mut self, screen: &mut Screen) -> anyhow::Result<()> {
         screen.line("        (from here on, times are measured from the start of each request)");
-        let (asked_at, target) = (Instant::now(), self.target());
+        let (requested_at, target) = (Instant::now(), self.target());
         let mut client = TcpStream::connect(self.at.connects[CLIENT_SERVER]).await?;
         let answer = connect(&mut client, &target).await?;
-        screen.line(&format!("{:>7} CONNECT {target}: {answer}", since(asked_at)));
+        screen.line(&format!("{:>7} CONNECT {target}: {answer}", elapsed_text(requested_at)));
         let bytes = get(client, "/", NODE).await?;
-        screen.line(&format!("{:>7} GET /: {bytes} bytes, the page is complete", since(asked_at)));
+        screen.line(&format!("{:>7} GET /: {bytes} bytes, the page is complete", elapsed_text(requested_at)));
         for (module, at) in &self.at.modules {
-            let asked_at = Instant::now();
+            let requested_at = Instant::now();
             let bytes = module.ask(*at, &self.context).await.with_context(|| format!("{module} at {at}"))?;
             screen.line(&format!(
                 "{:>7} {module} at {at}: {bytes} bytes, the page is complete",
-                since(asked_at)
+                elapsed_text(requested_at)
             ));
         }
         Ok(())
@@ -284,7 +285,7 @@ impl<'a> Demo<'a> {
     }
 
     /// Prints commands to try.
-    async fn explain(&self, screen: &mut Screen) {
+    async fn print_commands(&self, screen: &mut Screen) {
         let (connect, dir) =
             (self.at.connects[CLIENT_SERVER], shell_word(&self.context.dir.to_string_lossy()));
         // As it was called, so that the lines work where it is not in PATH.
@@ -319,17 +320,17 @@ impl<'a> Demo<'a> {
     }
 
     /// Adds the last lines of the processes' logs to an error.
-    fn explained(&self, error: anyhow::Error) -> anyhow::Error {
+    fn with_logs(&self, error: anyhow::Error) -> anyhow::Error {
         let logs: String = self.servers.iter().chain([&self.edge]).map(Process::last_lines).collect();
         error.context(format!("the demo failed; the last log lines are:\n{logs}\nthe failure"))
     }
 
-    async fn end(&mut self) {
+    async fn stop(&mut self) {
         let [one, two] = &mut self.servers;
         // The edge first, so that it need not look for a server.
-        self.edge.end().await;
-        one.end().await;
-        two.end().await;
+        self.edge.stop().await;
+        one.stop().await;
+        two.stop().await;
     }
 }
 
@@ -380,7 +381,7 @@ impl Process {
     }
 
     /// Ends it, and waits for that.
-    async fn end(&mut self) {
+    async fn stop(&mut self) {
         if let Some(pid) = self.child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?)) {
             let _ = kill_process(pid, Signal::TERM);
         }
@@ -451,11 +452,11 @@ drain_timeout = "1s"
     )
 }
 
-pub(crate) fn anywhere() -> SocketAddr {
+pub(crate) fn ephemeral_address() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 0).into()
 }
 
-pub(crate) fn since(started: Instant) -> String {
+pub(crate) fn elapsed_text(started: Instant) -> String {
     format!("{:.1?}", started.elapsed())
 }
 

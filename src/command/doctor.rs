@@ -106,28 +106,28 @@ pub async fn run(args: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Fin
     let read = Settings::examine(args.role, &path, args.kubeconfig.as_deref(), variable, &mut startup);
     if let Ok((settings, _, warnings)) = &read {
         for warning in warnings {
-            found.doubt("config", format!("{}: {}", warning.key, warning.text), "");
+            found.add_warning("config", format!("{}: {}", warning.key, warning.text), "");
         }
         settings.check(&mut startup);
     }
     let ports = startup.ports().to_vec();
-    let errors = startup.into_faults();
+    let errors = startup.into_errors();
     for fault in &errors {
-        found.bad("config", fault.to_string(), "a config and files without errors", "");
+        found.add_error("config", fault.to_string(), "a config and files without errors", "");
     }
     if errors.iter().next().is_none() {
-        found.good("config", format!("{} and the files that it names are readable", path.display()));
+        found.add_ok("config", format!("{} and the files that it names are readable", path.display()));
     }
     match read {
         Ok((Settings::Cloud(settings), ..)) => {
             let public = settings.server_certificates().into_iter().chain(settings.ca_files()).collect();
             files(&path, public, settings.secrets(), &mut found);
-            Box::pin(look_server(&settings, args, &ports, &mut found)).await;
+            Box::pin(check_server(&settings, args, &ports, &mut found)).await;
         }
         Ok((Settings::Edge(settings), ..)) => {
             let public = vec![("edge.uplink.ca".to_owned(), settings.uplink.ca.clone())];
             files(&path, public, settings.secrets(&path), &mut found);
-            Box::pin(look_edge(&settings, args, &ports, &mut found)).await;
+            Box::pin(check_edge(&settings, args, &ports, &mut found)).await;
         }
         Err(NotPrepared) => {}
     }
@@ -143,12 +143,12 @@ fn not_running(
     found: &mut Findings,
 ) {
     if matches!(at, Ok(ListenAddress::Port(at)) if at.port() == 0) {
-        found.doubt(program, "its admin_listen has port 0, so it cannot be asked whether it runs", "");
+        found.add_warning(program, "its admin_listen has port 0, so it cannot be asked whether it runs", "");
     } else {
         let unit = if program == "edge" { "tunnel-edge" } else { "tunnel-server" };
         let text = format!("no {program} on this machine responds: {why}");
         let hint = format!("start it with systemctl start {unit}; if it ends, see journalctl -u {unit}");
-        found.bad(program, text, &format!("a running {program}"), &hint);
+        found.add_error(program, text, &format!("a running {program}"), &hint);
     }
     for (key, at) in ports {
         // The units grant the right to ports below 1024.
@@ -156,7 +156,7 @@ fn not_running(
             && error.cause.kind() != ErrorKind::PermissionDenied
         {
             let hint = "end that program, or set another address";
-            found.bad("port", format!("{key}: {error}"), "an address that is free", hint);
+            found.add_error("port", format!("{key}: {error}"), "an address that is free", hint);
         }
     }
 }
@@ -194,15 +194,15 @@ impl Findings {
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
 
-    fn good(&mut self, check: &'static str, found: impl Into<String>) {
+    fn add_ok(&mut self, check: &'static str, found: impl Into<String>) {
         self.add(check, CheckStatus::Ok, found, "", "");
     }
 
-    fn doubt(&mut self, check: &'static str, found: impl Into<String>, hint: &str) {
+    fn add_warning(&mut self, check: &'static str, found: impl Into<String>, hint: &str) {
         self.add(check, CheckStatus::Warning, found, "", hint);
     }
 
-    fn bad(&mut self, check: &'static str, found: impl Into<String>, expectation: &str, hint: &str) {
+    fn add_error(&mut self, check: &'static str, found: impl Into<String>, expectation: &str, hint: &str) {
         self.add(check, CheckStatus::Error, found, expectation, hint);
     }
 
@@ -212,10 +212,10 @@ impl Findings {
     }
 
     /// Adds a refused token, with the hint of its error, and one about the server.
-    fn bad_token(&mut self, error: impl Into<String>, hint: Option<&str>) {
+    fn add_token_error(&mut self, error: impl Into<String>, hint: Option<&str>) {
         let at_server = "check that a Node of this name has an edge label; see the server's log";
         let hint = hint.map_or(at_server.to_owned(), |hint| format!("{hint}; {at_server}"));
-        self.bad("token", error, "a token or certificate that the server accepts", &hint);
+        self.add_error("token", error, "a token or certificate that the server accepts", &hint);
     }
 
     fn add(
@@ -253,7 +253,7 @@ fn check_of(fault: &HandshakeError) -> &'static str {
 }
 
 /// Adds the names and the expiry of a file's certificate, and any problems with it.
-fn certificate(file: &Path, key: &str, found: &mut Findings) {
+fn check_certificate(file: &Path, key: &str, found: &mut Findings) {
     let read = files::read(file).ok().and_then(|text| tls::certs(file, &text).ok());
     let Some(leaf) = read.and_then(|certs| certs.into_iter().next()) else { return };
     let summary = match certificate::summary(&leaf) {
@@ -261,12 +261,12 @@ fn certificate(file: &Path, key: &str, found: &mut Findings) {
         Err(why) => {
             let (text, expectation) =
                 (format!("{key}: {} {why}", file.display()), "a certificate of version 3");
-            return found.bad("certificate kind", text, expectation, "reissue it: `tunnel cert issue`");
+            return found.add_error("certificate kind", text, expectation, "reissue it: `tunnel cert issue`");
         }
     };
     let (names, until) = (summary.names.join(", "), &summary.until);
     if summary.oddities.is_empty() {
-        found.good("certificate", format!("{key}: for {names}, valid until {until}"));
+        found.add_ok("certificate", format!("{key}: for {names}, valid until {until}"));
     }
     for CertificateWarning { about, found: odd, hint } in summary.oddities {
         let check = match about {
@@ -274,7 +274,7 @@ fn certificate(file: &Path, key: &str, found: &mut Findings) {
             CertWarningKind::Dates => "certificate dates",
             CertWarningKind::Clock => "clock",
         };
-        found.bad(
+        found.add_error(
             check,
             format!("{key}: {} {odd}", file.display()),
             "a server certificate that is valid now",
@@ -283,7 +283,7 @@ fn certificate(file: &Path, key: &str, found: &mut Findings) {
     }
     if (0..WARN_BEFORE_EXPIRY_DAYS).contains(&summary.days) {
         let text = format!("{key}: {} expires on {until}, in {} days", file.display(), summary.days);
-        found.doubt(
+        found.add_warning(
             "certificate dates",
             text,
             "renew it where its CA's key is: `tunnel cert renew`; it is re-read without a restart",
@@ -292,20 +292,20 @@ fn certificate(file: &Path, key: &str, found: &mut Findings) {
 }
 
 /// Adds the conditions of a running program, which are the lines of its `/readyz`. Most of them are warnings.
-fn conditions(program: &'static str, body: &str, found: &mut Findings) {
+fn add_conditions(program: &'static str, body: &str, found: &mut Findings) {
     for line in body.lines().filter(|line| *line != "ok") {
         match line.split(':').next() {
             Some("link") => {
-                found.bad(program, line, "", "see the check that fails below, or the log of the edge")
+                found.add_error(program, line, "", "see the check that fails below, or the log of the edge")
             }
-            Some("draining") => found.bad(program, line, "", "start it again once it has ended"),
-            Some("node_name") => found.bad("name", line, "", "give each machine its own name"),
+            Some("draining") => found.add_error(program, line, "", "start it again once it has ended"),
+            Some("node_name") => found.add_error("name", line, "", "give each machine its own name"),
             // The edge's text has the hint of its error.
-            Some("token") => found.bad_token(line, None),
+            Some("token") => found.add_token_error(line, None),
             Some("certificates") if line.contains(" expired on ") => {
-                found.bad("certificate dates", line, "files that are valid now", "")
+                found.add_error("certificate dates", line, "files that are valid now", "")
             }
-            _ => found.doubt(program, line, ""),
+            _ => found.add_warning(program, line, ""),
         }
     }
 }
@@ -325,7 +325,7 @@ async fn admin_address(at: SocketAddr, port: AdminPort, admin: &AdminConfig) -> 
 }
 
 /// Returns status and body of a page of the admin listener, or why there is no response.
-async fn page(at: &AdminAddress, path: &str) -> Result<(u16, String), String> {
+async fn fetch_page(at: &AdminAddress, path: &str) -> Result<(u16, String), String> {
     match at.as_ref()? {
         ListenAddress::Port(at) => {
             let failed = |cause: String| format!("{at}: {cause}");
@@ -346,7 +346,7 @@ const WARN_BEFORE_EXPIRY_DAYS: i64 = 30;
 
 // Checks of a server: certificates, tokens, peers, and records of its nodes.
 
-async fn look_server(
+async fn check_server(
     settings: &ServerConfig,
     args: &DoctorArgs,
     ports: &[(String, SocketAddr)],
@@ -355,28 +355,28 @@ async fn look_server(
     certificates(settings, found);
     let links = &settings.links;
     let admin = admin_address(links.admin_listen, links.admin_port, &settings.admin).await;
-    running_server(&admin, ports, found).await;
-    places(settings, found).await;
+    check_running_server(&admin, ports, found).await;
+    check_server_nodes(settings, found).await;
     let resolver = match Resolver::system() {
         Ok(resolver) => resolver,
-        Err(why) => return found.bad("dns", why.to_string(), "", "fix /etc/resolv.conf"),
+        Err(why) => return found.add_error("dns", why.to_string(), "", "fix /etc/resolv.conf"),
     };
     tokens::check(settings, &admin, &resolver, found).await;
-    peers(settings, &resolver, found).await;
-    published(settings, found);
+    check_peers(settings, &resolver, found).await;
+    check_hosts_file(settings, found);
     if let Some(node) = &args.node {
-        answered(settings, node, resolver, found).await;
+        check_dns_answer(settings, node, resolver, found).await;
     }
 }
 
 fn certificates(settings: &ServerConfig, found: &mut Findings) {
     for (key, file) in settings.server_certificates() {
-        certificate(&file, &key, found);
+        check_certificate(&file, &key, found);
     }
 }
 
 /// Checks that the cluster has a Node on which the manifests allow servers to run.
-async fn places(settings: &ServerConfig, found: &mut Findings) {
+async fn check_server_nodes(settings: &ServerConfig, found: &mut Findings) {
     let Some(cluster) = &settings.addresses.cluster else { return };
     let nodes: Result<BTreeSet<String>, String> = with_kubernetes!(
         api::cluster::nodes(cluster.clone(), Some(SERVER_NODE_LABEL)).await,
@@ -387,14 +387,14 @@ async fn places(settings: &ServerConfig, found: &mut Findings) {
             let text = format!(
                 "no Node has the label {SERVER_NODE_LABEL}, so servers of the manifests stay Pending"
             );
-            found.doubt(
+            found.add_warning(
                 "nodes",
                 text,
                 &format!("run `kubectl label node NODE {SERVER_NODE_LABEL}` for Nodes that are not edges"),
             );
         }
-        Ok(nodes) => found.good("nodes", format!("{} Nodes have the server label", nodes.len())),
-        Err(why) => found.doubt("nodes", why, ""),
+        Ok(nodes) => found.add_ok("nodes", format!("{} Nodes have the server label", nodes.len())),
+        Err(why) => found.add_warning("nodes", why, ""),
     }
 }
 
@@ -402,16 +402,18 @@ async fn places(settings: &ServerConfig, found: &mut Findings) {
 const SERVER_NODE_LABEL: &str = "node-restriction.kubernetes.io/tunnel-server=true";
 
 /// Checks the server on this machine by its readiness.
-async fn running_server(at: &AdminAddress, ports: &[(String, SocketAddr)], found: &mut Findings) {
-    match page(at, "/readyz").await {
+async fn check_running_server(at: &AdminAddress, ports: &[(String, SocketAddr)], found: &mut Findings) {
+    match fetch_page(at, "/readyz").await {
         Err(why) => not_running("server", at, &why, ports, found),
-        Ok((200, body)) if body.trim() == "ok" => found.good("server", "the server on this machine is ready"),
-        Ok((_, body)) => conditions("server", &body, found),
+        Ok((200, body)) if body.trim() == "ok" => {
+            found.add_ok("server", "the server on this machine is ready")
+        }
+        Ok((_, body)) => add_conditions("server", &body, found),
     }
 }
 
 /// Checks that peers can be found and reached, and present a server's certificate.
-async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Findings) {
+async fn check_peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Findings) {
     let known = &settings.peers;
     let mut all = known.addresses.clone();
     if let Some(Target { host: Host::Name(name), port }) = &known.dns_name {
@@ -420,7 +422,7 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
             Err(why) => {
                 let hint = "check server.peers.dns_name: a headless Service with \
                               publishNotReadyAddresses, or another name of all servers";
-                found.bad("peers", format!("{name}: {why}"), "the addresses of all servers", hint);
+                found.add_error("peers", format!("{name}: {why}"), "the addresses of all servers", hint);
             }
         }
     }
@@ -442,7 +444,7 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
         Ok(config) => config.load(),
         Err(why) => {
             let hint = "correct cert, key and peer_ca of [server.links]";
-            return found.bad("peers", why.to_string(), "files that belong together", hint);
+            return found.add_error("peers", why.to_string(), "files that belong together", hint);
         }
     };
     for at in all {
@@ -451,17 +453,17 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
             Err(why) => {
                 let hint =
                     "check that this peer is running, and that firewalls between servers allow the port";
-                found.bad("peers", why.to_string(), "a server that responds", hint);
+                found.add_error("peers", why.to_string(), "a server that responds", hint);
                 continue;
             }
         };
         let accepted = TlsConnector::from(config.clone()).connect(name.clone(), socket);
         match timeout(TIMEOUT, accepted).await.unwrap_or_else(|late| Err(late.into())) {
-            Ok(_) => found.good("peers", format!("{at} is a server of this cloud")),
+            Ok(_) => found.add_ok("peers", format!("{at} is a server of this cloud")),
             Err(error) => {
                 let fault = HandshakeError::of(&error);
                 let expectation = format!("a certificate of server.links.peer_ca for {:?}", name.to_str());
-                found.bad(
+                found.add_error(
                     check_of(&fault),
                     format!("server {at}: {fault}"),
                     &expectation,
@@ -485,7 +487,7 @@ fn peer_remedy(fault: &HandshakeError) -> &'static str {
 
 /// Checks that the hosts file contains this server's lines. For other stores, `/readyz` of the running server reports
 /// errors.
-fn published(settings: &ServerConfig, found: &mut Findings) {
+fn check_hosts_file(settings: &ServerConfig, found: &mut Findings) {
     let Some(file) = settings.dns.hosts_file.as_ref().filter(|_| settings.dns.publish == PublishTo::Hosts)
     else {
         return;
@@ -494,17 +496,17 @@ fn published(settings: &ServerConfig, found: &mut Findings) {
     match files::read_text(file) {
         Ok(text) => {
             let ours = text.lines().filter(|line| line.split_whitespace().next() == Some(&own)).count();
-            found.good("registry", format!("{} has {ours} lines of this server ({own})", file.display()));
+            found.add_ok("registry", format!("{} has {ours} lines of this server ({own})", file.display()));
         }
         Err(why) => {
             let hint = "put server.dns.hosts_file into a directory that the server's user may write to";
-            found.bad("registry", format!("{}: {why}", file.display()), "the hosts file", hint);
+            found.add_error("registry", format!("{}: {why}", file.display()), "the hosts file", hint);
         }
     }
 }
 
 /// Checks that a node's name resolves to a server.
-async fn answered(settings: &ServerConfig, node: &NodeName, system: Resolver, found: &mut Findings) {
+async fn check_dns_answer(settings: &ServerConfig, node: &NodeName, system: Resolver, found: &mut Findings) {
     let dns = &settings.dns;
     let servers = dns.resolvers.as_slice();
     let resolver = if servers.is_empty() { Ok(system) } else { Resolver::of_servers(servers) };
@@ -520,10 +522,10 @@ async fn answered(settings: &ServerConfig, node: &NodeName, system: Resolver, fo
     match answer {
         Ok(addresses) if servers.is_empty() || addresses.iter().any(|ip| servers.contains(ip)) => {
             let shown: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-            found.good("registry", format!("{name} resolves to {}", shown.join(", ")));
+            found.add_ok("registry", format!("{name} resolves to {}", shown.join(", ")));
         }
         Ok(addresses) => {
-            found.bad(
+            found.add_error(
                 "registry",
                 format!("{name} resolves to {addresses:?}"),
                 &format!("one of {servers:?}"),
@@ -532,15 +534,17 @@ async fn answered(settings: &ServerConfig, node: &NodeName, system: Resolver, fo
         }
         Err(why) if dns.publish == PublishTo::None => {
             let hint = "set publish in [server.dns] if clients should find nodes by DNS";
-            found.doubt("registry", format!("{name}: {why}; this server publishes nothing"), hint);
+            found.add_warning("registry", format!("{name}: {why}; this server publishes nothing"), hint);
         }
-        Err(why) => found.bad("registry", format!("{name}: {why}"), "the address of the node's server", hint),
+        Err(why) => {
+            found.add_error("registry", format!("{name}: {why}"), "the address of the node's server", hint)
+        }
     }
 }
 
 // Checks of an edge: connection to the servers, mutual authentication, and targets.
 
-async fn look_edge(
+async fn check_edge(
     settings: &EdgeConfig,
     args: &DoctorArgs,
     ports: &[(String, SocketAddr)],
@@ -548,15 +552,15 @@ async fn look_edge(
 ) {
     let client = &settings.uplink;
     let admin = admin_address(client.admin_listen, client.admin_port, &settings.admin).await;
-    let linked = running_edge(&admin, client.token_file.as_deref(), ports, found).await;
+    let linked = check_running_edge(&admin, client.token_file.as_deref(), ports, found).await;
     let resolver = match Resolver::system() {
         Ok(resolver) => resolver,
-        Err(why) => return found.bad("dns", why.to_string(), "", "fix /etc/resolv.conf"),
+        Err(why) => return found.add_error("dns", why.to_string(), "", "fix /etc/resolv.conf"),
     };
     let url = client.https_proxy.as_ref().map(|url| url.reveal()).unwrap_or_default();
     let proxy = match HttpProxyClient::new(url, client.no_proxy.as_deref().unwrap_or_default()) {
         Ok(proxy) => proxy,
-        Err(why) => return found.bad("proxy", why.to_string(), "", "correct HTTPS_PROXY, or unset it"),
+        Err(why) => return found.add_error("proxy", why.to_string(), "", "correct HTTPS_PROXY, or unset it"),
     };
     for server in &client.server_addresses().collect::<Vec<_>>() {
         let proxy = proxy.as_ref().filter(|proxy| proxy.applies_to(&server.at));
@@ -571,10 +575,10 @@ async fn look_edge(
     };
     for target in &args.target {
         match dialer.dial(target, TIMEOUT).await {
-            Ok(_) => found.good("target", format!("{target} accepts connections")),
+            Ok(_) => found.add_ok("target", format!("{target} accepts connections")),
             Err(why) => {
                 let (expectation, hint) = target_remedy(why.refusal.code);
-                found.bad("target", why.refusal.reason, expectation, hint);
+                found.add_error("target", why.refusal.reason, expectation, hint);
             }
         }
     }
@@ -595,13 +599,13 @@ fn target_remedy(code: ErrorCode) -> (&'static str, &'static str) {
 }
 
 /// Checks that the edge on this machine runs. Returns true if it is connected.
-async fn running_edge(
+async fn check_running_edge(
     at: &AdminAddress,
     token_file: Option<&Path>,
     ports: &[(String, SocketAddr)],
     found: &mut Findings,
 ) -> bool {
-    let status = match page(at, "/edge/healthz").await {
+    let status = match fetch_page(at, "/edge/healthz").await {
         Ok((status, _)) => status,
         Err(why) => {
             not_running("edge", at, &why, ports, found);
@@ -611,11 +615,11 @@ async fn running_edge(
     if let (200, Some(file)) = (status, token_file) {
         wait_until_tried(file).await;
     }
-    let (ready, body) = page(at, "/readyz").await.unwrap_or_default();
-    conditions("edge", &body, found);
+    let (ready, body) = fetch_page(at, "/readyz").await.unwrap_or_default();
+    add_conditions("edge", &body, found);
     // A link to a server that stops has only its earlier sessions.
     if status == 200 && ready == 200 {
-        found.good("link", "the edge on this machine runs and is connected");
+        found.add_ok("link", "the edge on this machine runs and is connected");
     }
     status == 200
 }
@@ -642,12 +646,12 @@ async fn reach(
         let addresses = resolve(&server.at, "edge.uplink.servers", resolver, found).await?;
         return match dial(&server.at.host, &addresses, TIMEOUT).await {
             Ok(socket) => {
-                found.good("port", format!("{} accepts connections", server.at));
+                found.add_ok("port", format!("{} accepts connections", server.at));
                 Some(socket)
             }
             Err(why) => {
                 let hint = connection_hint(why.first());
-                found.bad("port", why.to_string(), "a server that listens there", hint);
+                found.add_error("port", why.to_string(), "a server that listens there", hint);
                 None
             }
         };
@@ -655,12 +659,12 @@ async fn reach(
     let addresses = resolve(proxy.at(), "HTTPS_PROXY", resolver, found).await?;
     match proxy.connect(&addresses, &server.at, TIMEOUT).await {
         Ok(socket) => {
-            found.good("proxy", format!("{} is reached through {} (HTTPS_PROXY)", server.at, proxy.at()));
+            found.add_ok("proxy", format!("{} is reached through {} (HTTPS_PROXY)", server.at, proxy.at()));
             Some(socket)
         }
         Err(why) => {
             let hint = "add the server's host to NO_PROXY if it is reachable without the proxy, or correct HTTPS_PROXY";
-            found.bad("proxy", why.to_string(), "a proxy that connects to the server", hint);
+            found.add_error("proxy", why.to_string(), "a proxy that connects to the server", hint);
             None
         }
     }
@@ -677,12 +681,12 @@ async fn resolve(
         Host::Name(name) => match resolver.lookup(name).await {
             Ok(addresses) => {
                 let shown: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-                found.good("dns", format!("{name} resolves to {}", shown.join(", ")));
+                found.add_ok("dns", format!("{name} resolves to {}", shown.join(", ")));
                 addresses
             }
             Err(why) => {
                 let hint = format!("check {key}, and the DNS servers of this machine");
-                found.bad("dns", format!("{name}: {why}"), "an address", &hint);
+                found.add_error("dns", format!("{name}: {why}"), "an address", &hint);
                 return None;
             }
         },
@@ -701,7 +705,7 @@ mod tests {
         let body = format!(
             "ok\ncertificates: {key} expires in 10 days, on 2026-12-06; replace the file\nfiles: token is empty\n"
         );
-        conditions("edge", &body, &mut found);
+        add_conditions("edge", &body, &mut found);
         assert!(found.is_well() && found.0.len() == 2, "{found:?}");
         for (line, check) in [
             (format!("certificates: {key} expired on 2026-11-01; replace the file"), "certificate dates"),
@@ -710,7 +714,7 @@ mod tests {
             ("node_name: two machines".to_owned(), "name"),
         ] {
             let mut found = Findings::default();
-            conditions("edge", &line, &mut found);
+            add_conditions("edge", &line, &mut found);
             assert!(!found.is_well() && found.0[0].check == check, "{found:?}");
         }
     }
@@ -726,9 +730,9 @@ mod tests {
     #[test]
     fn doctor_prints_findings_with_expectation_and_hint() {
         let mut found = Findings::default();
-        found.good("config", "fine");
+        found.add_ok("config", "fine");
         assert!(found.is_well());
-        found.bad("token", "invalid token", "the cloud's", "compare them");
+        found.add_error("token", "invalid token", "the cloud's", "compare them");
         assert!(!found.is_well());
         let text = found.text();
         for part in

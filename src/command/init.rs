@@ -70,18 +70,18 @@ pub fn run(args: &InitArgs) -> Result<String, CommandError> {
         return Err(CommandError::usage(format!("--node {} is given twice", twice.1)));
     }
     check_nodes(&args.nodes)?;
-    let signs = Signers::of(args)?;
-    let folder = OutputDir::start(&args.dir, entries(args, &signs, &clients))?;
+    let signers = Signers::of(args)?;
+    let folder = OutputDir::start(&args.dir, entries(args, &signers, &clients))?;
     let unfinished = absolute(&folder.unfinished())?;
-    write_cloud(args, &signs, &folder, &unfinished, to)?;
-    for (node, token) in args.nodes.iter().zip(&signs.tokens) {
-        write_edge(args, node, token, &signs, &folder, &unfinished, to)?;
+    write_cloud(args, &signers, &folder, &unfinished, to)?;
+    for (node, token) in args.nodes.iter().zip(&signers.tokens) {
+        write_edge(args, node, token, &signers, &folder, &unfinished, to)?;
     }
     for (client, dir) in args.clients.iter().zip(&clients) {
-        write_client(client, &format!("{dir}/"), args.names.first(), &signs.ours, &folder)?;
+        write_client(client, &format!("{dir}/"), args.names.first(), &signers.ours, &folder)?;
     }
     folder.finish()?;
-    Ok(made(args, &clients, signs.is_new, to))
+    Ok(summary(args, &clients, signers.is_new, to))
 }
 
 /// Checks the names of nodes before anything is written.
@@ -187,8 +187,8 @@ pub(crate) fn client_folders(option: &str, clients: &[String]) -> Result<Vec<Str
 }
 
 /// Returns the names of the future contents of the folder.
-fn entries(args: &InitArgs, signs: &Signers, clients: &[String]) -> BTreeSet<String> {
-    let authority = if signs.is_new { &["ca.crt", "ca.key"][..] } else { &[] };
+fn entries(args: &InitArgs, signers: &Signers, clients: &[String]) -> BTreeSet<String> {
+    let authority = if signers.is_new { &["ca.crt", "ca.key"][..] } else { &[] };
     let fixed = authority.iter().copied().chain(["server"]).map(str::to_owned);
     fixed.chain(args.nodes.iter().map(edge_folder)).chain(clients.iter().cloned()).collect()
 }
@@ -199,14 +199,14 @@ fn edge_folder(node: &NodeName) -> String {
 
 fn write_cloud(
     args: &InitArgs,
-    signs: &Signers,
+    signers: &Signers,
     folder: &OutputDir,
     now_at: &Path,
     to: &str,
 ) -> Result<(), CommandError> {
-    if signs.is_new {
-        folder.write("ca.crt", signs.ours.cert())?;
-        folder.write("ca.key", &signs.ours.key())?;
+    if signers.is_new {
+        folder.write("ca.crt", signers.ours.cert())?;
+        folder.write("ca.key", &signers.ours.key())?;
     }
     let mut names: Vec<String> = args.names.iter().map(ToString::to_string).collect();
     if args.names.iter().all(|name| matches!(name, Host::Ip(_))) {
@@ -214,10 +214,10 @@ fn write_cloud(
         names.push(POD_NAME.to_owned());
     }
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let server = signs.ours.server(&names).map_err(|cause| refused(&cause))?;
+    let server = signers.ours.server(&names).map_err(|cause| refused(&cause))?;
     write_issued(folder, "server/certs/server", &server)?;
-    folder.write("server/certs/ca.crt", signs.ours.cert())?;
-    let lines = args.nodes.iter().zip(&signs.tokens);
+    folder.write("server/certs/ca.crt", signers.ours.cert())?;
+    let lines = args.nodes.iter().zip(&signers.tokens);
     let lines: String = lines.map(|(node, token)| format!("{node}:{token}\n")).collect();
     folder.write("server/token/token", &format!("{TOKEN_FILE_HEADER}{lines}"))?;
     let text = ServerConfigText { clients: &args.clients };
@@ -234,15 +234,15 @@ fn write_edge(
     args: &InitArgs,
     node: &NodeName,
     token: &str,
-    signs: &Signers,
+    signers: &Signers,
     folder: &OutputDir,
     now_at: &Path,
     to: &str,
 ) -> Result<(), CommandError> {
     let dir = edge_folder(node);
-    folder.write(&format!("{dir}/certs/ca.crt"), signs.ours.cert())?;
+    folder.write(&format!("{dir}/certs/ca.crt"), signers.ours.cert())?;
     folder.write(&format!("{dir}/token/token"), &format!("{token}\n"))?;
-    if let Some(kubelets) = &signs.kubelets {
+    if let Some(kubelets) = &signers.kubelets {
         let issued = kubelets.client(&format!("{KUBELET_CLIENT}{node}")).map_err(|cause| refused(&cause))?;
         write_issued(folder, &format!("{dir}/certs/apiserver-kubelet-client"), &issued)?;
     }
@@ -251,7 +251,7 @@ fn write_edge(
         node,
         server: &server.unwrap_or_default(),
         dns: None,
-        has_kubelet: signs.kubelets.is_some(),
+        has_kubelet: signers.kubelets.is_some(),
     };
     let here = now_at.join(&dir);
     let read = EdgeConfig::read(&text.at(&here.to_string_lossy()), &Environment::default());
@@ -293,7 +293,7 @@ pub(crate) fn checked<T>(
         Ok((settings, _)) => {
             let mut startup = Startup::checking();
             check(&settings, &mut startup);
-            startup.into_faults().iter().map(|found| found.error.clone()).collect()
+            startup.into_errors().iter().map(|found| found.error.clone()).collect()
         }
         Err(errors) => errors.iter().cloned().collect(),
     };
@@ -473,7 +473,7 @@ egressSelections:
 }
 
 /// Returns what was made, where it belongs, and what to do next.
-pub(crate) fn made(args: &InitArgs, clients: &[String], is_new: bool, to: &str) -> String {
+pub(crate) fn summary(args: &InitArgs, clients: &[String], is_new: bool, to: &str) -> String {
     let dir = args.dir.display();
     let mut text = format!("created in {dir}, for this user only:\n");
     let mut line = |name: &str, what: &str| {

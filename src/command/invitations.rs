@@ -112,7 +112,7 @@ pub async fn invite(args: InviteArgs, env: &Environment) -> Result<String, Comma
          so send it over a private channel.\n{note}",
         cloud = shell_word(&cloud),
         node = args.node,
-        lasting = words(args.lasting),
+        lasting = format_duration(args.lasting),
         note = tls_note(&args.node),
     ))
 }
@@ -174,7 +174,7 @@ async fn request(
 }
 
 /// Formats a duration in words.
-fn words(lasting: Duration) -> String {
+fn format_duration(lasting: Duration) -> String {
     let seconds = lasting.as_secs();
     match seconds {
         s if s % 3600 == 0 => format!("{} h", s / 3600),
@@ -585,6 +585,9 @@ mod tests {
         for bad in ["", "1", "h", "59s", "169h", "-1h", "1hh", "1d", "99999999999999999999h"] {
             assert!(lasting(bad).unwrap_err().contains("from 1m to 168h"), "{bad}");
         }
-        assert_eq!([3600, 5400, 90].map(|s| words(Duration::from_secs(s))), ["1 h", "90 min", "90 s"]);
+        assert_eq!(
+            [3600, 5400, 90].map(|s| format_duration(Duration::from_secs(s))),
+            ["1 h", "90 min", "90 s"]
+        );
     }
 }

@@ -94,7 +94,7 @@ impl Settings {
         tell_warnings(&warnings);
         if kubeconfig.is_some()
             && startup.is_clear()
-            && let Some(why) = settings.asks_no_kubernetes()
+            && let Some(why) = settings.uses_no_kubernetes()
         {
             warn!(key = "--kubeconfig", reason = %why, "kubeconfig ignored");
         }
@@ -150,7 +150,7 @@ impl Settings {
     }
 
     /// Returns the reason why Kubernetes is not used; `None` if it is used.
-    fn asks_no_kubernetes(&self) -> Option<&'static str> {
+    fn uses_no_kubernetes(&self) -> Option<&'static str> {
         match self {
             Self::Edge(edge) => {
                 let unused =

@@ -43,12 +43,12 @@ impl ConfigTable<'_> {
             |key: &str, of: &str| key.strip_prefix(of).is_some_and(|rest| rest.starts_with(['[', '.']));
         errors.retain(|error| !skip.iter().any(|key| is_inner(key, &error.key)));
         for FieldError { key, place, found, expected } in errors {
-            report.place_fault(place, &self.key(key), found, expected);
+            report.place_error(place, &self.key(key), found, expected);
         }
         if unlisted.is_some() {
             let found = Some(format!("more than {MAX_ERRORS} errors"));
             let expected = "correct the listed ones first; the rest of the table is not checked";
-            report.place_fault(unlisted, self.path(), found, expected);
+            report.place_error(unlisted, self.path(), found, expected);
         }
         for (key, (place, expected)) in nested.into_inner() {
             report.unknown(place, &self.key(key), &expected);

@@ -31,7 +31,7 @@ pub(crate) fn translate<'t>(
     if let Err(why) = parts::SUPEREDGE {
         if let Some((mode, _)) = file.remove_entry("mode") {
             let found = Some("the table of SuperEdge's files".to_owned());
-            report.place_fault(Some(mode.span().start), "mode", found, why);
+            report.place_error(Some(mode.span().start), "mode", found, why);
         }
         return file;
     }
@@ -96,11 +96,11 @@ fn translate_for<'t>(purpose: Purpose<'_>, mut file: DeTable<'t>, report: &mut D
     let Some(mode) = file.remove(&name) else { return file };
     if let Some(ours) = ["server", "edge"].into_iter().find(|ours| file.contains_key(*ours)) {
         let found = Some(format!("[{ours}] is also in this file"));
-        report.place_fault(Some(place), "mode", found, format!("keep [{ours}], or SuperEdge's tables"));
+        report.place_error(Some(place), "mode", found, format!("keep [{ours}], or SuperEdge's tables"));
         return file;
     }
     let DeValue::Table(roles) = mode.into_inner() else {
-        report.place_fault(
+        report.place_error(
             Some(place),
             "mode",
             Some("not a table".to_owned()),
@@ -122,7 +122,7 @@ fn translate_for<'t>(purpose: Purpose<'_>, mut file: DeTable<'t>, report: &mut D
         let shown = format!("mode.{}", role.get_ref());
         if file.contains_key(new) {
             let (at, found) = (Some(role.span().start), Some("a second table of that name".to_owned()));
-            report.place_fault(at, &shown, found, "upper and lower case are alike; keep one");
+            report.place_error(at, &shown, found, "upper and lower case are alike; keep one");
             continue;
         }
         report.spelling.0.insert(new.to_owned(), shown.clone());
@@ -131,7 +131,7 @@ fn translate_for<'t>(purpose: Purpose<'_>, mut file: DeTable<'t>, report: &mut D
         }
         let place = settings.span();
         let DeValue::Table(settings) = settings.into_inner() else {
-            report.place_fault(Some(place.start), &shown, Some("not a table".to_owned()), "expected a table");
+            report.place_error(Some(place.start), &shown, Some("not a table".to_owned()), "expected a table");
             continue;
         };
         let mut translation =
@@ -220,12 +220,12 @@ impl<'t> Translation<'_, 't> {
                 }
                 value @ DeValue::Table(_) if exact => {
                     let found = Some(value::shown(&value));
-                    self.report.place_fault(Some(place.start), &shown, found, "expected a value");
+                    self.report.place_error(Some(place.start), &shown, found, "expected a value");
                 }
                 value if exact => self.leaves.push(Leaf { path, shown, place, value }),
                 value if deeper => {
                     let found = Some(value::shown(&value));
-                    self.report.place_fault(Some(place.start), &shown, found, "expected a table");
+                    self.report.place_error(Some(place.start), &shown, found, "expected a table");
                 }
                 _ => self.unknown(&path, &shown, place.start),
             }
@@ -315,7 +315,7 @@ impl<'t> Translation<'_, 't> {
             Some((_, twin)) if same(twin, &value) => return,
             Some((twin, _)) => {
                 let found = Some(format!("{twin} sets the same and has a different value"));
-                return self.report.place_fault(Some(place.start), &shown, found, "keep one of them");
+                return self.report.place_error(Some(place.start), &shown, found, "keep one of them");
             }
             None => {}
         }
@@ -326,7 +326,7 @@ impl<'t> Translation<'_, 't> {
 
     /// Records an error about a value.
     fn wrong(&mut self, place: &Range<usize>, shown: &str, wrong: ValueError) {
-        self.report.place_fault(Some(place.start), shown, Some(wrong.found), wrong.expected);
+        self.report.place_error(Some(place.start), shown, Some(wrong.found), wrong.expected);
     }
 
     /// Records a warning about a conversion. A start logs what it needs to.
@@ -372,7 +372,7 @@ impl<'t> Translation<'_, 't> {
                     ips.entry(table.clone()).or_insert(ip);
                 }
                 Err(wrong) => {
-                    self.report.place_fault(Some(place.start), shown, Some(wrong.found), wrong.expected);
+                    self.report.place_error(Some(place.start), shown, Some(wrong.found), wrong.expected);
                 }
             }
         }
@@ -448,7 +448,7 @@ impl<'t> Translation<'_, 't> {
         } else {
             let found = Some("the table has another value elsewhere".to_owned());
             let key = self.full(path);
-            self.report.place_fault(Some(place.start), &key, found, "keep one of them");
+            self.report.place_error(Some(place.start), &key, found, "keep one of them");
         }
     }
 }

@@ -74,7 +74,7 @@ impl<'t> ConfigTable<'t> {
         match entry.value {
             DeValue::Table(table) => Self::of(path, entry.place, table),
             other => {
-                report.place_fault(Some(entry.place), &path, Some(value::shown(&other)), "expected a table");
+                report.place_error(Some(entry.place), &path, Some(value::shown(&other)), "expected a table");
                 Self { path, place: Some(entry.place), ..Self::default() }
             }
         }
@@ -109,7 +109,7 @@ impl<'t> ConfigTable<'t> {
 
     /// Records an error about the table's own name.
     pub(crate) fn name_error(&self, found: &str, expected: impl Into<String>, report: &mut Diagnostics) {
-        report.place_fault(self.place, &self.path, Some(format!("{:?}", value::excerpt(found))), expected);
+        report.place_error(self.place, &self.path, Some(format!("{:?}", value::excerpt(found))), expected);
     }
 
     /// Takes a key and ignores its value. Returns true if the key is present.
@@ -126,7 +126,7 @@ impl<'t> ConfigTable<'t> {
         report: &mut Diagnostics,
     ) {
         let place = self.requested.get(key).copied().flatten();
-        report.place_fault(place.or(self.place), &self.key(key), found, expected);
+        report.place_error(place.or(self.place), &self.key(key), found, expected);
     }
 
     /// Like [`Self::error`], about a part of the key's value.
@@ -139,7 +139,7 @@ impl<'t> ConfigTable<'t> {
         report: &mut Diagnostics,
     ) {
         let place = self.requested.get(key).copied().flatten();
-        report.place_fault(place, &format!("{}{part}", self.key(key)), Some(found), expected);
+        report.place_error(place, &format!("{}{part}", self.key(key)), Some(found), expected);
     }
 
     /// Records the values in effect of a table that is present: a struct with a field for each key. Several structs may

@@ -185,9 +185,9 @@ impl LinkDialer {
     }
 
     /// Records that the process `by` asked the edge to link elsewhere than to the server at this index.
-    pub(crate) fn on_asked_to_move(&self, server: usize, by: Option<Instance>) {
+    pub(crate) fn on_move_requested(&self, server: usize, by: Option<Instance>) {
         if let Some(server) = self.servers.get(server) {
-            server.avoidance.lock().on_asked_to_move(by, Instant::now());
+            server.avoidance.lock().on_move_requested(by, Instant::now());
         }
     }
 
@@ -344,7 +344,7 @@ impl LinkDialer {
         let (found, failure) = match &target.host {
             Host::Ip(ip) => (vec![*ip], None),
             Host::Name(name) => {
-                let ResolvedServer { addresses, failure } = self.known.of(name).await?;
+                let ResolvedServer { addresses, failure } = self.known.addresses_of(name).await?;
                 (addresses, failure)
             }
         };

@@ -119,7 +119,7 @@ impl Reconnector {
     }
 
     /// Updates the readiness condition of this edge's certificate. A new certificate triggers dialling at once.
-    pub(crate) fn certified(&self, condition: &'static str, state: Result<(), String>) {
+    pub(crate) fn set_certificate_state(&self, condition: &'static str, state: Result<(), String>) {
         if state.is_ok() && !self.uplinks.is_linked() {
             self.redial.notify_one();
         }
@@ -159,7 +159,7 @@ impl Reconnector {
                         info!("server requested a link to another server");
                         // A server that stops names no address. It refuses further links, and may soon be back.
                         if to.is_some() {
-                            self.dialer.on_asked_to_move(server, link.sender.instance);
+                            self.dialer.on_move_requested(server, link.sender.instance);
                         }
                         LinkOutcome::Drained(AddressHint { to, exclude: at })
                     }
@@ -183,7 +183,11 @@ impl Reconnector {
             let is_outrun = matches!(outcome, LinkOutcome::ReplacedByBackup(_));
             self.link_context.drain.spawn(span, async move {
                 let next = keeper.uplinks.newer(link.sender.id);
-                if is_outrun { keeper.close_silent(link).await } else { keeper.hand_over(link, next).await }
+                if is_outrun {
+                    keeper.close_unresponsive(link).await
+                } else {
+                    keeper.hand_over(link, next).await
+                }
             });
             return (outcome, carried);
         };
@@ -440,7 +444,7 @@ impl Reconnector {
     }
 
     /// Closes an unresponsive link once a newer one exists, where all its sessions resume.
-    pub(crate) async fn close_silent(&self, link: Link) {
+    pub(crate) async fn close_unresponsive(&self, link: Link) {
         self.uplinks.newer(link.sender.id).await;
         self.ended(&link, &LinkEnd::ReplacedByBackup);
     }
@@ -507,7 +511,7 @@ impl Reconnector {
     async fn is_shared(&self, busy: &Arc<LinkSender>, sorting: &mut TrafficClassifier) -> bool {
         busy.wait_active().await;
         sleep(TrafficClassifier::SAMPLE_INTERVAL).await;
-        if !is_long(busy.min_rtt()) || busy.sessions() < 2 {
+        if !is_long_rtt(busy.min_rtt()) || busy.sessions() < 2 {
             return false;
         }
         let sorted = self.link_context.table.classify(busy, sorting);
@@ -593,7 +597,7 @@ impl Reconnector {
 }
 
 /// Returns true if bulk traffic delays other sessions on a link with this minimum RTT. Returns false if it is unknown.
-fn is_long(least: Option<Duration>) -> bool {
+fn is_long_rtt(least: Option<Duration>) -> bool {
     least.is_some_and(|rtt| rtt >= MIN_INTERACTIVE_RTT)
 }
 
@@ -633,7 +637,7 @@ mod interactive_tests {
     #[test]
     fn an_interactive_link_needs_a_measured_rtt_of_five_milliseconds() {
         let rtts = [None, Some(0), Some(4_999), Some(5_000), Some(600_000)];
-        let long = rtts.map(|rtt| is_long(rtt.map(Duration::from_micros)));
+        let long = rtts.map(|rtt| is_long_rtt(rtt.map(Duration::from_micros)));
         assert_eq!(long, [false, false, false, true, true]);
     }
 }

@@ -88,7 +88,7 @@ impl SecretHash {
         Self(URL_SAFE_NO_PAD.encode(digest(&SHA256, secret.as_bytes())))
     }
 
-    fn is(&self, other: &Self) -> bool {
+    fn equals(&self, other: &Self) -> bool {
         self.0.as_bytes().ct_eq(other.0.as_bytes()).into()
     }
 }
@@ -126,7 +126,7 @@ impl Enrolments {
         until: u64,
         now: u64,
     ) -> Result<(), TooManyInvitations> {
-        let node = small(node);
+        let node = lower_case(node);
         self.invitations.retain(|_, one| {
             one.until.saturating_add(EXPIRED_RETENTION) > now && (one.used_for.is_some() || one.node != node)
         });
@@ -150,11 +150,11 @@ impl Enrolments {
         token: &SecretHash,
         now: u64,
     ) -> Result<bool, InvitationError> {
-        let node = small(node);
+        let node = lower_case(node);
         let invitation = self.invitations.get(secret).ok_or(InvitationError::Unknown)?;
         match &invitation.used_for {
             _ if invitation.node != node => Err(InvitationError::OtherNode),
-            Some(used) if used.is(token) && self.tokens.get(&node) == Some(used) => Ok(false),
+            Some(used) if used.equals(token) && self.tokens.get(&node) == Some(used) => Ok(false),
             Some(_) => Err(InvitationError::Used),
             None if now >= invitation.until => Err(InvitationError::Expired),
             None => Ok(true),
@@ -177,14 +177,14 @@ impl Enrolments {
         let is_first = self.check(secret, node, &token, now)?;
         if let Some(invitation) = self.invitations.get_mut(secret).filter(|_| is_first) {
             invitation.used_for = Some(token.clone());
-            self.tokens.insert(small(node), token);
+            self.tokens.insert(lower_case(node), token);
         }
         Ok(is_first)
     }
 
     /// Revokes a node's token and its open invitations. Returns true if there were any.
     pub fn revoke(&mut self, node: &NodeName) -> bool {
-        let (node, before) = (small(node), self.invitations.len());
+        let (node, before) = (lower_case(node), self.invitations.len());
         self.invitations.retain(|_, one| one.used_for.is_some() || one.node != node);
         self.tokens.remove(&node).is_some() || self.invitations.len() < before
     }
@@ -204,7 +204,7 @@ impl Enrolments {
 
     /// Returns whether `token` is the one with which the node joined, or `None` if the node has not joined.
     pub fn proves(&self, node: &NodeName, token: &str) -> Option<bool> {
-        self.tokens.get(&small(node)).map(|known| known.is(&SecretHash::of(token)))
+        self.tokens.get(&lower_case(node)).map(|known| known.equals(&SecretHash::of(token)))
     }
 
     /// Returns the nodes that have joined, in lower case.
@@ -214,11 +214,11 @@ impl Enrolments {
 
     /// Returns true if the node has joined.
     pub fn names(&self, node: &NodeName) -> bool {
-        self.tokens.contains_key(&small(node))
+        self.tokens.contains_key(&lower_case(node))
     }
 }
 
-fn small(node: &NodeName) -> String {
+fn lower_case(node: &NodeName) -> String {
     node.as_str().to_ascii_lowercase()
 }
 

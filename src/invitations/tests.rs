@@ -104,7 +104,7 @@ async fn exactly_one_of_ten_concurrent_joins_with_one_invitation_succeeds() {
         assert!(matches!(lost, JoinRefusal::Uninvited(InvitationError::Used)), "{lost}");
     }
     for server in &servers {
-        server.look().await.unwrap();
+        server.read_store().await.unwrap();
         assert_eq!(server.known().proves(&node(), &token(winners[0])), Some(true));
         // A node that lost the response repeats its request at any server.
         server.join(FROM, &secret, "edge7", &token(winners[0])).await.unwrap();
@@ -170,7 +170,7 @@ async fn an_emptied_store_revokes_no_node_and_accepts_no_invitation() {
     let invited = servers[0].invite(&node(), HOUR, "test").await.unwrap();
     servers[0].join(FROM, &invited.code.secret(), "edge7", &token(1)).await.unwrap();
     std::fs::remove_file(place.path().join("enrolled")).unwrap();
-    assert!(servers[0].look().await.unwrap_err().to_string().contains("the store is empty"));
+    assert!(servers[0].read_store().await.unwrap_err().to_string().contains("the store is empty"));
     assert!(servers[0].invite(&node(), HOUR, "test").await.is_err());
     assert_eq!(servers[0].known().proves(&node(), &token(1)), Some(true));
 }

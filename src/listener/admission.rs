@@ -334,7 +334,7 @@ where
             tokio::select! {
                 biased;
                 head = handshake => head,
-                () = too_slow(head_is_done) => HandshakeOutcome::Failed { reason: "header_timeout", socket: None },
+                () = head_timeout(head_is_done) => HandshakeOutcome::Failed { reason: "header_timeout", socket: None },
             }
         };
         let socket = match head {
@@ -360,7 +360,7 @@ where
 }
 
 /// Completes after [`HEAD_TIME`], unless `head_done` is dropped before.
-async fn too_slow(head_done: oneshot::Receiver<()>) {
+async fn head_timeout(head_done: oneshot::Receiver<()>) {
     if timeout(HEAD_TIME, head_done).await.is_ok() {
         std::future::pending().await
     }

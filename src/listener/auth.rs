@@ -129,7 +129,7 @@ impl PasswordChecker {
     /// Returns the login of the user whose password is in these headers. Cancel safe.
     pub(crate) async fn check(&self, head: &HeaderMap, from: Source) -> Result<Login, Denial> {
         let given = head.get(PROXY_AUTHORIZATION).ok_or(Denial::Credentials)?;
-        let (name, password) = basic(given.as_bytes()).ok_or(Denial::NotBasic)?;
+        let (name, password) = parse_basic(given.as_bytes()).ok_or(Denial::NotBasic)?;
         let (hash, known) = {
             let users = self.users.load();
             let hash = users.hashes.get(&name);
@@ -137,14 +137,14 @@ impl PasswordChecker {
         };
         let (who, print) = ((from, self.keys.0.hash_one(&name)), self.fingerprint(&name, &password, &hash));
         let login = Login { user: name, hash };
-        if self.recent.lock().holds(print, Instant::now()) {
+        if self.recent.lock().contains(print, Instant::now()) {
             return Ok(login);
         }
         self.check_throttle(&who)?;
         let turn = timeout(LOGIN_TIMEOUT, self.turns.acquire(&from)).await;
         let turn = turn.ok().and_then(Result::ok).ok_or(Denial::Busy("too many logins at once"))?;
         // While this login waited, another one with the same password may have succeeded, or others may have failed.
-        if self.recent.lock().holds(print, Instant::now()) {
+        if self.recent.lock().contains(print, Instant::now()) {
             return Ok(login);
         }
         self.check_throttle(&who)?;
@@ -196,7 +196,7 @@ impl fmt::Debug for PasswordChecker {
 
 /// Parses name and password from the value of a `Basic` header. Some clients leave out base64's padding, and some encode
 /// in Latin-1, although the challenge requests UTF-8.
-fn basic(value: &[u8]) -> Option<(String, String)> {
+fn parse_basic(value: &[u8]) -> Option<(String, String)> {
     let (scheme, code) = str::from_utf8(value).ok()?.trim().split_once(' ')?;
     if !scheme.eq_ignore_ascii_case("basic") {
         return None;
@@ -255,7 +255,7 @@ pub(crate) struct LoginCache {
 }
 
 impl LoginCache {
-    pub(crate) fn holds(&self, print: u128, now: Instant) -> bool {
+    pub(crate) fn contains(&self, print: u128, now: Instant) -> bool {
         self.since.get(&print).is_some_and(|since| now.saturating_duration_since(*since) < LOGIN_TTL)
     }
 
@@ -350,10 +350,10 @@ mod recent_tests {
         for print in 0..3 * MAX_CACHED_LOGINS as u128 {
             recent.add(print, now);
             recent.add(print, now);
-            assert!(recent.holds(print, now));
+            assert!(recent.contains(print, now));
         }
         assert!(recent.since.len() <= MAX_CACHED_LOGINS && recent.order.len() <= MAX_CACHED_LOGINS);
-        assert!(!recent.holds(3 * MAX_CACHED_LOGINS as u128 - 1, now + LOGIN_TTL));
+        assert!(!recent.contains(3 * MAX_CACHED_LOGINS as u128 - 1, now + LOGIN_TTL));
     }
 }
 

@@ -307,13 +307,13 @@ impl Denial {
                 RouteError::Offline { node: node.clone(), missing }.to_string()
             }
             Self::Route(RouteError::Refused { node, refusal }) if !trusted => {
-                format!("node {node}: {}", in_general(refusal.code))
+                format!("node {node}: {}", generic_text(refusal.code))
             }
-            Self::UpstreamTimeout(_) if !trusted => in_general(ErrorCode::TargetTimeout).to_owned(),
+            Self::UpstreamTimeout(_) if !trusted => generic_text(ErrorCode::TargetTimeout).to_owned(),
             Self::UpstreamFailed(_) if !trusted => "invalid response from the target".to_owned(),
             Self::TargetTls(_) if !trusted => "TLS with the target failed".to_owned(),
             Self::Direct(refusal) | Self::DirectDenied(refusal) if !trusted => {
-                in_general(refusal.code).to_owned()
+                generic_text(refusal.code).to_owned()
             }
             Self::NotLocated(LocateError::Ambiguous { ip, .. }) if !trusted => {
                 format!("several nodes have the address {ip}")
@@ -507,7 +507,7 @@ fn not_dialled(refusal: &SessionError, allow: &'static str) -> (StatusCode, &'st
 }
 
 /// Returns the meaning of a code without the remote end's own text, which may contain addresses.
-fn in_general(code: ErrorCode) -> &'static str {
+fn generic_text(code: ErrorCode) -> &'static str {
     match code {
         ErrorCode::TargetRefused => "the target refused the connection",
         ErrorCode::TargetTimeout => "the target did not answer in time",
@@ -830,7 +830,7 @@ mod statuses_tests {
 mod trace_tests {
     use super::*;
 
-    fn made(trace: &str) -> bool {
+    fn is_generated(trace: &str) -> bool {
         trace.len() == 8 && trace.bytes().all(|b| b.is_ascii_hexdigit())
     }
 
@@ -842,7 +842,7 @@ mod trace_tests {
         };
         assert_eq!(with(b"3f2a-x"), "3f2a-x");
         for bad in [&b""[..], b"a b", b"\xff", &[b'a'; 65]] {
-            assert!(made(&with(bad)), "{bad:?}");
+            assert!(is_generated(&with(bad)), "{bad:?}");
         }
         assert_ne!(trace_of(&HeaderMap::new()), trace_of(&HeaderMap::new()));
     }
@@ -871,7 +871,7 @@ mod trace_tests {
             format!("00-{}-00f067aa0ba902b7-01", "é".repeat(16)),
             format!("00-{ID}x-00f067aa0ba902b7-01"),
         ] {
-            assert!(made(&with(&bad)), "{bad}");
+            assert!(is_generated(&with(&bad)), "{bad}");
         }
         let both = [("traceid", "mine"), (TRACEPARENT, &format!("00-{ID}-00f067aa0ba902b7-01"))];
         let both = both.map(|(name, value)| (http::HeaderName::from_static(name), value.parse().unwrap()));

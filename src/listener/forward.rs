@@ -323,7 +323,7 @@ impl<'a> Exchange<'a> {
                     .map(|body| ResponseBody::new(ResponseSource::Own(body.into()), Arc::clone(&self.clock)))
             }
         };
-        self.clock.passed();
+        self.clock.on_response_part();
         debug!(status = answer.status().as_u16(), "response sent");
         Ok(answer)
     }
@@ -341,7 +341,7 @@ impl<'a> Exchange<'a> {
         };
         let route = RequestRoute::of(&authorized);
         let (method, version) = (head.method.clone(), head.version);
-        let upgrades = message::pass_request(&mut head, &body);
+        let upgrades = message::prepare_request(&mut head, &body);
         let waits = version == Version::HTTP_11 && message::expects_continue(&head.headers);
         let continue_gate = (waits && !body.is_end_stream()).then(Arc::<ContinueGate>::default);
         let mut request =
@@ -352,9 +352,11 @@ impl<'a> Exchange<'a> {
         hyper::ext::on_informational(&mut request, move |answer| {
             counted.count();
             match answer.status() {
-                StatusCode::CONTINUE => gate.iter().for_each(|continue_gate| continue_gate.go_on()),
+                StatusCode::CONTINUE => gate.iter().for_each(|continue_gate| continue_gate.on_continue()),
                 status => {
-                    clock.iter().for_each(|clock| clock.interim(&message::interim(status, answer.headers())));
+                    clock
+                        .iter()
+                        .for_each(|clock| clock.add_interim(&message::add_interim(status, answer.headers())));
                 }
             }
         });
@@ -370,7 +372,7 @@ impl<'a> Exchange<'a> {
             .as_ref()
             .is_some_and(|continue_gate| continue_gate.answered(head.status.is_success()));
         self.upstream.keep((reusable && !last).then_some(route), sender);
-        if let Err(why) = message::pass_answer(&mut head, &body, &method) {
+        if let Err(why) = message::prepare_response(&mut head, &body, &method) {
             self.upstream.close();
             return Err(router.failed(Denial::UpstreamFailed(why.to_owned())));
         }
@@ -400,7 +402,7 @@ impl<'a> Exchange<'a> {
             self.upstream.close();
         }
         if let Some(mut sender) = kept {
-            let again = self.repeatable(&request);
+            let again = self.retry_copy(&request);
             request = match (self.upstream.send(&mut sender, request, informational).await, again) {
                 (Ok(answer), _) => return Ok((sender, answer)),
                 (Err(UpstreamError::Unsent(unsent)), _) => *unsent,
@@ -434,7 +436,7 @@ impl<'a> Exchange<'a> {
             opened.break_off("upstream_invalid", SessionError::new(ErrorCode::Cancelled, why));
             return Err(Denial::UpstreamFailed(why.to_owned()));
         }
-        message::pass_answer(&mut head, &body, &Method::GET)
+        message::prepare_response(&mut head, &body, &Method::GET)
             .map_err(|why| Denial::UpstreamFailed(why.to_owned()))?;
         opened.alive.hold_request(request);
         *self.switched.lock() = Some(opened);
@@ -445,7 +447,7 @@ impl<'a> Exchange<'a> {
     /// Returns a copy of a request that the target may receive twice, or `None` (RFC 9110, section 9.2.2).
     ///
     /// An upgrade request is never repeated, because its method does not show its effect: `kubectl exec` uses GET.
-    fn repeatable(&self, request: &Request<RequestBody>) -> Option<Request<RequestBody>> {
+    fn retry_copy(&self, request: &Request<RequestBody>) -> Option<Request<RequestBody>> {
         let upgrades = request.headers().contains_key(UPGRADE);
         if upgrades || !request.method().is_idempotent() || !request.body().is_end_stream() {
             return None;
@@ -488,7 +490,7 @@ impl<C: Connection> ClientIo<C> {
     }
 
     /// Returns true for hyper's own response to a bad head, and records its status.
-    fn withholds(&mut self, bytes: &[u8]) -> bool {
+    fn suppress_automatic_response(&mut self, bytes: &[u8]) -> bool {
         let status = if self.clock.is_in_head() { automatic_response(bytes) } else { None };
         self.rejected = self.rejected.or(status);
         status.is_some()
@@ -510,7 +512,7 @@ impl<C: Connection> ClientIo<C> {
     ) -> Poll<io::Result<usize>> {
         self.loss.on_write();
         if written.is_pending() {
-            self.clock.passed();
+            self.clock.on_response_part();
             self.check(cx);
         }
         self.is_within_write = !matches!(&written, Poll::Ready(Ok(count)) if *count == length);
@@ -575,7 +577,7 @@ impl<C: Connection> AsyncRead for ClientIo<C> {
             out.put_slice(&self.ahead.split_to(fits));
         }
         if out.filled().len() > before {
-            self.clock.arrived();
+            self.clock.on_received();
         }
         Poll::Ready(Ok(()))
     }
@@ -583,7 +585,7 @@ impl<C: Connection> AsyncRead for ClientIo<C> {
 
 impl<C: Connection> AsyncWrite for ClientIo<C> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if self.withholds(bytes) {
+        if self.suppress_automatic_response(bytes) {
             return Poll::Ready(Ok(bytes.len()));
         }
         ready!(self.poll_interim(cx))?;
@@ -597,7 +599,7 @@ impl<C: Connection> AsyncWrite for ClientIo<C> {
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         if let [only] = pieces
-            && self.withholds(only)
+            && self.suppress_automatic_response(only)
         {
             return Poll::Ready(Ok(only.len()));
         }

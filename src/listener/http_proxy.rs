@@ -73,7 +73,7 @@ fn read(
     proxy.access = AccessConfig::read(&mut table, PASSWORD, inherited, report);
     if is_set {
         proxy.access.warn_if_open(table.key("listen"), proxy.listen, PASSWORD, "every node", report);
-        as_superedge(&proxy.access, env, report);
+        check_superedge_variables(&proxy.access, env, report);
     }
     table.close_optional(&proxy, report);
     is_set.then_some(proxy)
@@ -81,7 +81,7 @@ fn read(
 
 /// Checks SuperEdge's environment variables for this port, which are keys here. A port that they restrict must not open
 /// without the keys.
-fn as_superedge(access: &AccessConfig, env: &Environment, report: &mut Diagnostics) {
+fn check_superedge_variables(access: &AccessConfig, env: &Environment, report: &mut Diagnostics) {
     if env.proxy_authorization.as_deref() == Some("true") && access.auth == AuthConfig::None {
         let expected =
             "it requires passwords; set auth = \"basic\" and users in [server.http_proxy], or unset it";
@@ -219,7 +219,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Proxy {
         let served = if connects {
             connect::handshake(socket, admission).await
         } else {
-            forward(socket, admission, None, &plain).await
+            forward(socket, admission, None, &parse_plain).await
         };
         // The buffered first bytes were read with the first head, so the wrapper is no longer needed.
         served.map(|socket| socket.io)
@@ -227,7 +227,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Proxy {
 }
 
 /// Returns the open request for a plain request: to the host of its URL or, as in SuperEdge, of its Host header.
-fn plain(head: &Parts) -> Result<OpenRequest, Denial> {
+fn parse_plain(head: &Parts) -> Result<OpenRequest, Denial> {
     if head.uri.scheme().is_some_and(|scheme| *scheme != http::uri::Scheme::HTTP) {
         return Err(Denial::Request("only http:// URLs are accepted; use CONNECT for other protocols"));
     }

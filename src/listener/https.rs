@@ -282,7 +282,7 @@ impl ListenerConfig for HttpsConfig {
         let (tls, targets) = match &self.mode {
             HttpsMode::Passthrough => (Ok(None), Ok(None)),
             HttpsMode::Terminate(files, shown) => {
-                let targets = shown.as_ref().map(|shown| for_targets(shown, setup.startup)).transpose();
+                let targets = shown.as_ref().map(|shown| target_tls_config(shown, setup.startup)).transpose();
                 (files.load(setup).map(Some), targets)
             }
         };
@@ -316,7 +316,10 @@ impl ListenerConfig for HttpsConfig {
 }
 
 /// Returns the TLS from a port for HTTP/1 to targets.
-fn for_targets(shown: &TargetIdentity, startup: &mut Startup) -> Result<Reload<ClientConfig>, NotPrepared> {
+fn target_tls_config(
+    shown: &TargetIdentity,
+    startup: &mut Startup,
+) -> Result<Reload<ClientConfig>, NotPrepared> {
     let TargetIdentity { cert, key, ca } = shown.clone();
     let keys = ["cert", "key", "ca"].map(|file| format!("server.https.target_{file}"));
     let [has_cert, has_key] = [

@@ -20,7 +20,7 @@ use tracing::{Span, debug, field, info_span};
 use crate::config::listen::{AccessConfig, AuthMethods};
 use crate::config::table::ConfigTable;
 use crate::config::{self, Diagnostics, Environment};
-use crate::intercept::{InterceptError, InterceptRules, NftTable, meant_for};
+use crate::intercept::{InterceptError, InterceptRules, NftTable, original_destination};
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
 use crate::listener::intercept::reconciler::PreparedIntercept;
@@ -371,7 +371,7 @@ impl Intercept {
         socket: &TcpStream,
         client: IpAddr,
     ) -> Result<(InterceptedNode, Target), &'static str> {
-        let meant = meant_for(socket, client).map_err(|cause| {
+        let meant = original_destination(socket, client).map_err(|cause| {
             debug!(error = %cause, "original destination unknown");
             "not_redirected"
         })?;

@@ -83,7 +83,7 @@ impl RecordPolicy {
             }
         }
         if zone.is_open() {
-            self.look(&named, ours).await;
+            self.look_up(&named, ours).await;
             named.retain(|(node, name)| match self.verdicts.get(node).and_then(|verdict| verdict.taken) {
                 Some(at) => {
                     self.warn_once(node, &format_args!("{name} resolves to {at}, which is no server; rename the node, or set server.dns.zone"));
@@ -117,7 +117,7 @@ impl RecordPolicy {
     }
 
     /// Looks up new names in batches. Names are published even if DNS does not answer.
-    async fn look(&mut self, named: &[(NodeName, String)], ours: &BTreeSet<IpAddr>) {
+    async fn look_up(&mut self, named: &[(NodeName, String)], ours: &BTreeSet<IpAddr>) {
         let here: HashSet<&NodeName> = named.iter().map(|(node, _)| node).collect();
         self.verdicts.retain(|node, verdict| {
             here.contains(node) && (verdict.taken.is_none() || verdict.at.elapsed() < RECHECK_AFTER)

@@ -56,7 +56,7 @@ async fn changes_in_close_succession_are_batched() {
     let (tell, mut changes) = watch::channel(());
     let pause = Duration::from_millis(200);
     let started = Instant::now();
-    let gathering = tokio::join!(gathered(&mut changes, pause), async {
+    let gathering = tokio::join!(debounce(&mut changes, pause), async {
         sleep(Duration::from_secs(1)).await;
         tell.send_replace(());
         sleep(pause / 2).await;

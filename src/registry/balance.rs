@@ -73,7 +73,7 @@ impl Balance {
                 (self.state, self.failed_moves) = (BalanceState::Balanced, 0);
             }
             BalanceState::Shedding(trial) if trial.is_over(&weights, now) => {
-                if trial.was_of_use(&weights) {
+                if trial.was_effective(&weights) {
                     *trial = RebalanceRound::start(&weights, now);
                 } else {
                     let rest = COOLDOWN.saturating_mul(1 << self.failed_moves.min(16)).min(MAX_COOLDOWN);
@@ -111,8 +111,8 @@ impl Balance {
 impl RebalanceRound {
     fn start(weights: &NodeCounts<'_>, now: Instant) -> Self {
         let mean = weights.mean();
-        let lacking = weights.others.iter().filter(|nodes| real(**nodes) < mean).count();
-        let share = real(lacking as u64) / weights.servers();
+        let lacking = weights.others.iter().filter(|nodes| as_f64(**nodes) < mean).count();
+        let share = as_f64(lacking as u64) / weights.servers();
         Self { since: now, requested: 0, lacked: weights.deficit(), share }
     }
 
@@ -122,29 +122,30 @@ impl RebalanceRound {
     }
 
     /// Returns true if the peers have gained at least a quarter of what chance alone would have given them.
-    fn was_of_use(&self, weights: &NodeCounts<'_>) -> bool {
-        self.lacked - weights.deficit() >= real(self.requested as u64) * self.share / 4.0
+    fn was_effective(&self, weights: &NodeCounts<'_>) -> bool {
+        self.lacked - weights.deficit() >= as_f64(self.requested as u64) * self.share / 4.0
     }
 }
 
 impl NodeCounts<'_> {
     /// Returns the number of nodes per server if all had the same.
     pub fn mean(&self) -> f64 {
-        (real(self.here as u64) + self.others.iter().map(|nodes| real(*nodes)).sum::<f64>()) / self.servers()
+        (as_f64(self.here as u64) + self.others.iter().map(|nodes| as_f64(*nodes)).sum::<f64>())
+            / self.servers()
     }
 
     fn servers(&self) -> f64 {
-        real(self.others.len() as u64 + 1)
+        as_f64(self.others.len() as u64 + 1)
     }
 
     fn fewest(&self) -> f64 {
-        self.others.iter().min().map_or(f64::INFINITY, |least| real(*least))
+        self.others.iter().min().map_or(f64::INFINITY, |least| as_f64(*least))
     }
 
     /// Returns what the peers lack to the mean.
     fn deficit(&self) -> f64 {
         let mean = self.mean();
-        self.others.iter().map(|nodes| (mean - real(*nodes)).max(0.0)).sum()
+        self.others.iter().map(|nodes| (mean - as_f64(*nodes)).max(0.0)).sum()
     }
 
     /// Returns how many nodes here are above the mean.
@@ -157,21 +158,21 @@ impl NodeCounts<'_> {
     /// Returns true if this server has too many nodes: far more than the mean, or more than the mean while a peer has
     /// very few. The latter is the case for one new server among many.
     fn is_crowded(&self) -> bool {
-        let (here, mean) = (real(self.here as u64), self.mean());
+        let (here, mean) = (as_f64(self.here as u64), self.mean());
         let new = mean >= MIN_SIGNIFICANT_MEAN && self.fewest() < mean * 0.5;
         self.excess() > 0 && (here > mean * 1.2 || new)
     }
 
     /// Returns true if a running round should continue.
     fn is_uneven(&self) -> bool {
-        let (here, mean) = (real(self.here as u64), self.mean());
+        let (here, mean) = (as_f64(self.here as u64), self.mean());
         let new = mean >= MIN_SIGNIFICANT_MEAN && self.fewest() < mean * 0.8;
         self.excess() > 0 && (here > mean * 1.05 || new)
     }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of nodes and servers")]
-fn real(count: u64) -> f64 {
+fn as_f64(count: u64) -> f64 {
     count as f64
 }
 

@@ -170,7 +170,7 @@ impl Finder {
     }
 
     /// Answers a peer's question whether a node is linked here.
-    pub fn answer(&self, to: &LinkSender, node: &NodeName, question: u64) {
+    pub fn handle_find(&self, to: &LinkSender, node: &NodeName, question: u64) {
         // Dropped if too much is queued on that link: a server that does not read its answers gets none.
         to.found(node, self.registry.found(node, question, self.own));
     }
@@ -179,9 +179,9 @@ impl Finder {
     ///
     /// If the node is there, returns the process of the server. The caller then calls [`Self::resolve_conflict`] and
     /// [`Self::migrate_from_old_links`].
-    pub fn on_found(&self, from: &LinkSender, node: &NodeName, found: Found) -> Option<Instance> {
+    pub fn handle_found(&self, from: &LinkSender, node: &NodeName, found: Found) -> Option<Instance> {
         let (others, server) = (self.others.as_ref()?, from.instance?);
-        let found = others.peers.on_found(from, found)?;
+        let found = others.peers.handle_found(from, found)?;
         if !found.here {
             others.nodes.doubt(node, Some(server));
             return None;
@@ -326,7 +326,7 @@ mod announcement_tests {
         let finder = Finder::new(registry.clone(), Instance::from_bits(1), peers, nowhere(), 1);
         let node: &NodeName = &"node1".parse().unwrap();
         let requester = link(9, Remote::Peer);
-        finder.answer(&requester, node, 5);
+        finder.handle_find(&requester, node, 5);
         assert_eq!(sent(&requester), [Found::not_here(5)], "it was never linked");
         let edge = link(7, Remote::Edge(node.clone()));
         let from = ([127, 0, 0, 1], 1).into();
@@ -334,7 +334,7 @@ mod announcement_tests {
         registry.insert(linked, false);
         registry.remove(&edge);
         tokio::time::advance(Duration::from_secs(2)).await;
-        finder.answer(&requester, node, 6);
+        finder.handle_find(&requester, node, 6);
         assert_eq!(sent(&requester), [Found { silence: Duration::from_secs(2), ..Found::not_here(6) }]);
     }
 
@@ -347,24 +347,24 @@ mod announcement_tests {
         let links @ [first, second] = &[7, 8].map(|id| link(id, Remote::Peer));
         links.iter().for_each(|link| drop(peers.add_incoming(link, false)));
         settled().await;
-        let says = |from: &Arc<LinkSender>, found| finder.on_found(from, node, found);
+        let receive = |from: &Arc<LinkSender>, found| finder.handle_found(from, node, found);
         let claims = || finder.claims().into_iter().map(|claim| claim.ip.to_string()).collect::<Vec<_>>();
         let ips = ["10.0.0.7", "fd00::7"];
         let of_edge = ips.map(|ip| ip.parse().unwrap()).into();
         let here =
             Found { here: true, instance: Some(Instance::from_bits(77)), ips: of_edge, ..Found::not_here(0) };
-        assert_eq!(says(first, here.clone()), first.instance);
+        assert_eq!(receive(first, here.clone()), first.instance);
         assert_eq!(
             (claims(), finder.oldest_link()),
             (ips.map(str::to_owned).to_vec(), Some((node.clone(), false)))
         );
-        assert_eq!(says(second, Found::not_here(0)), None);
+        assert_eq!(receive(second, Found::not_here(0)), None);
         assert!(finder.knows(node), "only the server that has it can report it as disconnected");
-        says(first, Found::not_here(0));
+        receive(first, Found::not_here(0));
         assert!(!finder.knows(node) && claims().is_empty(), "it has disconnected");
-        says(first, here.clone());
-        assert_eq!(says(second, here.clone()), second.instance, "it has moved");
-        says(first, Found::not_here(0));
+        receive(first, here.clone());
+        assert_eq!(receive(second, here.clone()), second.instance, "it has moved");
+        receive(first, Found::not_here(0));
         assert_eq!(claims(), ips);
         let backup = LinkSender::new(LinkId(9), Remote::Peer, second.instance);
         peers.add_incoming(&backup, false);
@@ -378,7 +378,7 @@ mod announcement_tests {
             !finder.knows(node) && claims().is_empty(),
             "the server has not announced it over the new link"
         );
-        says(&again, here.clone());
+        receive(&again, here.clone());
         assert_eq!(claims(), ips);
         // A newer link of a server that was linked all the time changes nothing.
         tokio::time::advance(Duration::from_millis(1)).await;

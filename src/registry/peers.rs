@@ -192,7 +192,7 @@ impl Peers {
     }
 
     /// Delivers a Found that answers a Find. Returns a Found that is an announcement.
-    pub fn on_found(&self, from: &LinkSender, found: Found) -> Option<Found> {
+    pub fn handle_found(&self, from: &LinkSender, found: Found) -> Option<Found> {
         if found.question == UNSOLICITED {
             return Some(found);
         }
@@ -243,7 +243,7 @@ impl Peers {
         let (mut found, over) = split(self.known());
         found.retain(|peer| peer.at.ip() == ip);
         if found.is_empty() {
-            self.strike(&over);
+            self.remove_unlisted(&over);
             found.extend(self.add(SocketAddr::new(ip, port), false));
         }
         found.retain(|peer| !peer.is_self());
@@ -305,14 +305,14 @@ impl Peers {
                 over.push(peer);
             }
         }
-        self.strike(&over);
+        self.remove_unlisted(&over);
         for at in list {
             self.add(*at, true);
         }
         self.dial_context.registry.wake_all_waiters();
     }
 
-    fn strike(&self, over: &[Arc<Peer>]) {
+    fn remove_unlisted(&self, over: &[Arc<Peer>]) {
         let mut servers = self.servers.lock();
         for peer in over {
             if servers.known.get(&peer.at).is_some_and(|known| Arc::ptr_eq(known, peer)) {
@@ -578,7 +578,7 @@ impl Peers {
     }
 
     /// Records the load that a peer reports.
-    pub fn on_load(&self, from: &LinkSender, load: Load) {
+    pub fn handle_load(&self, from: &LinkSender, load: Load) {
         let Some(server) = from.instance else { return };
         let (now, mut loads) = (Instant::now(), self.loads.lock());
         loads.retain(|_, (_, at)| now - *at < LOAD_TTL);

@@ -107,9 +107,9 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 // A node is linked here and, as a peer announces, there as well: which of the two links stays.
 
 /// Pings a link of a node that was `found` elsewhere. Returns true if it answers, and closes it otherwise.
-async fn closes_unless_it_answers(link: &LinkSender, node: &NodeName, found: &Found) -> bool {
+async fn close_unless_answered(link: &LinkSender, node: &NodeName, found: &Found) -> bool {
     let same = found.instance == link.instance;
-    let patience = if same { patience_with(link) } else { registry::PONG_TIMEOUT };
+    let patience = if same { ping_timeout(link) } else { registry::PONG_TIMEOUT };
     let answers = link.ping_within(patience).await;
     if !answers {
         tracing::info!(link = %link.id, %node, "unresponsive link closed, node is linked to a peer");
@@ -119,7 +119,7 @@ async fn closes_unless_it_answers(link: &LinkSender, node: &NodeName, found: &Fo
 }
 
 /// Returns the ping timeout of a link here when its own process has linked elsewhere.
-fn patience_with(link: &LinkSender) -> Duration {
+fn ping_timeout(link: &LinkSender) -> Duration {
     let line = link.line_round_trip().filter(|_| link.idle_for() >= SUSPECT_AFTER_IDLE);
     line.map_or(CONTEST_PONG_TIMEOUT, |line| CONTEST_PONG_TIMEOUT.min(MIN_PING_WAIT + 2 * line))
 }
@@ -140,7 +140,7 @@ impl Finder {
     /// Conflict.
     pub async fn resolve_conflict(&self, at: Instance, node: &NodeName, found: Found) {
         let secondary_links = self.registry.secondary_links(node);
-        let checks = secondary_links.iter().map(|link| closes_unless_it_answers(link, node, &found));
+        let checks = secondary_links.iter().map(|link| close_unless_answered(link, node, &found));
         join!(join_all(checks), self.contest_current(at, node, &found));
     }
 
@@ -152,7 +152,7 @@ impl Finder {
         }
         let same = found.instance == linked.instance;
         let older = found.age.is_some_and(|age| age < linked.sender.age());
-        if !closes_unless_it_answers(&linked.sender, node, found).await || same || !older {
+        if !close_unless_answered(&linked.sender, node, found).await || same || !older {
             return;
         }
         let Some(others) = &self.others else { return };
@@ -169,7 +169,7 @@ impl Finder {
     /// Both servers may send this at the same time. If the ages of the links differ by less than a frame's time between
     /// the servers, each finds its own link the older one. Then both servers decide that the process with the larger
     /// number loses the name.
-    pub fn on_conflict(&self, node: &NodeName, conflict: Conflict) {
+    pub fn handle_conflict(&self, node: &NodeName, conflict: Conflict) {
         let Some(linked) = self.registry.link_of(node) else { return };
         let Some(keeper) = conflict.instance.filter(|_| conflict.instance != linked.instance) else { return };
         let smaller = linked.instance.is_some_and(|own| own.to_bytes() < keeper.to_bytes());

@@ -333,7 +333,7 @@ mod tests {
                     if let Some(question) = question(link) {
                         queried_peers.push(link.id.0);
                         if let Some(found) = answer(link, Found::not_here(question)) {
-                            context.peers.on_found(link, found);
+                            context.peers.handle_found(link, found);
                         }
                     }
                 }

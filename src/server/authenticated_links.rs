@@ -322,8 +322,11 @@ async fn close_links(revoked: Vec<(TokenError, AuthenticatedLink)>, table: Arc<S
     // A busy process or a slow line may need longer than the minimum; the timeout covers an unresponsive remote.
     let started = Instant::now();
     let reset_sent = async {
-        let says = |sender: &LinkSender| !sender.is_closed() && sender.sessions() + sender.waiting() > 0;
-        while started.elapsed() < MIN_RESET_FLUSH || revoked.iter().any(|(_, proof)| says(&proof.sender)) {
+        let has_pending =
+            |sender: &LinkSender| !sender.is_closed() && sender.sessions() + sender.waiting() > 0;
+        while started.elapsed() < MIN_RESET_FLUSH
+            || revoked.iter().any(|(_, proof)| has_pending(&proof.sender))
+        {
             // Again, because an opening may have found the link just before its node was removed.
             revoked.iter().for_each(reset);
             sleep(POLL_INTERVAL).await;
@@ -407,17 +410,17 @@ mod tests {
         let nodes = watch::Sender::new(None);
         let tokens = Reload::fixed(NodeTokens::parse("default:shared\ncp2:own\n"));
         let proven = AuthenticatedLinks { tokens, ..proven(Some(nodes.subscribe())) };
-        let says = |name: &str, token: &str, agent: Option<&str>| {
+        let authenticate_as = |name: &str, token: &str, agent: Option<&str>| {
             let mut evidence = evidence(token, agent);
             evidence.hello.node = node(name);
             proven.authenticate(&evidence)
         };
-        assert!(says("cp1", "shared", None).is_ok(), "kube-apiserver has not answered yet");
+        assert!(authenticate_as("cp1", "shared", None).is_ok(), "kube-apiserver has not answered yet");
         nodes.send_replace(known([("cp1", false), ("cp2", false), ("edge1", true)]));
         for (name, token, agent) in
             [("cp1", "shared", None), ("CP1", "shared", None), ("cp2", "own", None), ("cp1", "", Some("cp1"))]
         {
-            let judged = says(name, token, agent);
+            let judged = authenticate_as(name, token, agent);
             assert_eq!(judged, Err(TokenError::NoEdge(node(name))), "{name}");
             let why = judged.unwrap_err().to_string();
             assert!(
@@ -428,29 +431,41 @@ mod tests {
                 "{why}"
             );
         }
-        assert!(says("edge1", "shared", None).is_ok() && says("Edge1", "", Some("edge1")).is_ok());
-        assert!(says("machine1", "shared", None).is_ok(), "it is not a Node");
+        assert!(
+            authenticate_as("edge1", "shared", None).is_ok()
+                && authenticate_as("Edge1", "", Some("edge1")).is_ok()
+        );
+        assert!(authenticate_as("machine1", "shared", None).is_ok(), "it is not a Node");
         nodes.send_replace(known([("edge1", false)]));
-        assert!(says("edge1", "shared", None).is_err() && says("cp1", "shared", None).is_ok());
+        assert!(
+            authenticate_as("edge1", "shared", None).is_err()
+                && authenticate_as("cp1", "shared", None).is_ok()
+        );
     }
 
     #[test]
     fn a_certificate_is_valid_instead_of_a_token_while_its_node_exists() {
         let nodes = watch::Sender::new(None);
         let proven = proven(Some(nodes.subscribe()));
-        let says = |token: &str, agent: Option<&str>| proven.authenticate(&evidence(token, agent));
+        let authenticate_as = |token: &str, agent: Option<&str>| proven.authenticate(&evidence(token, agent));
         // kube-apiserver has not answered since the start: edges with a certificate wait, and tokens alone are valid.
         for token in ["right", "wrong"] {
-            assert!(matches!(says(token, Some("node1")), Err(TokenError::NodesUnknown)), "{token}");
+            assert!(
+                matches!(authenticate_as(token, Some("node1")), Err(TokenError::NodesUnknown)),
+                "{token}"
+            );
         }
-        assert!(says("right", None).is_ok() && says("wrong", None).is_err());
+        assert!(authenticate_as("right", None).is_ok() && authenticate_as("wrong", None).is_err());
         nodes.send_replace(known([("node1", true)]));
-        assert!(says("wrong", Some("node1")).is_ok());
+        assert!(authenticate_as("wrong", Some("node1")).is_ok());
         // Another node's certificate proves nothing, so the token is checked.
-        assert!(says("wrong", Some("node2")).is_err() && says("right", Some("node2")).is_ok());
+        assert!(
+            authenticate_as("wrong", Some("node2")).is_err()
+                && authenticate_as("right", Some("node2")).is_ok()
+        );
         nodes.send_replace(known([("node2", true)]));
-        assert!(matches!(says("right", Some("node1")), Err(TokenError::NoNode(_))));
-        assert!(says("right", None).is_ok());
+        assert!(matches!(authenticate_as("right", Some("node1")), Err(TokenError::NoNode(_))));
+        assert!(authenticate_as("right", None).is_ok());
     }
 
     /// Time stands still, so the first link is not closed yet.

@@ -68,13 +68,13 @@ pub(crate) fn handle_event(
 
 fn handle_signal(Frame { node, body }: Frame, sender: &Arc<LinkSender>, shared: &Arc<ServerContext>) {
     match body {
-        FrameKind::Find(question) => shared.finder.answer(sender, &node, question),
+        FrameKind::Find(question) => shared.finder.handle_find(sender, &node, question),
         FrameKind::Found(found) => {
-            if let Some(at) = shared.finder.on_found(sender, &node, found.clone()) {
+            if let Some(at) = shared.finder.handle_found(sender, &node, found.clone()) {
                 retire_old_links(at, node, Some(found), shared);
             }
         }
-        FrameKind::Conflict(conflict) => shared.finder.on_conflict(&node, conflict),
+        FrameKind::Conflict(conflict) => shared.finder.handle_conflict(&node, conflict),
         FrameKind::Drain(_) => {
             // The edge has another link now and is found by that.
             shared.registry.retire_link(sender);
@@ -82,17 +82,17 @@ fn handle_signal(Frame { node, body }: Frame, sender: &Arc<LinkSender>, shared: 
         }
         FrameKind::Load(load) => {
             if let Some(peers) = &shared.peers {
-                peers.on_load(sender, load);
+                peers.handle_load(sender, load);
             }
         }
         FrameKind::ListNodes(requested) => {
             if let Some(peers) = &shared.peers {
-                peers.answer_page(sender, &requested);
+                peers.handle_list_nodes(sender, &requested);
             }
         }
         FrameKind::NodePage(page) => {
             if let Some(peers) = &shared.peers {
-                peers.on_node_page(sender, page);
+                peers.handle_node_page(sender, page);
             }
         }
         // The link handles these.

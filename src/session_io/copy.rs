@@ -44,7 +44,7 @@ pub(crate) async fn copy<A: ByteStream, B: ByteStream>(
     let mut b_first = false;
     loop {
         let healthy = log.failed.is_none();
-        if !healthy && !patience.lasts(log.patience(), to_a.given + to_b.given) {
+        if !healthy && !patience.should_continue(log.patience(), to_a.given + to_b.given) {
             break;
         }
         let mut room = BYTES_PER_TURN;
@@ -93,7 +93,7 @@ struct FlushDeadline {
 
 impl FlushDeadline {
     /// Returns true if copying should continue, now that both sides have accepted `given` bytes.
-    fn lasts(&mut self, patience: Duration, given: u64) -> bool {
+    fn should_continue(&mut self, patience: Duration, given: u64) -> bool {
         let now = Instant::now();
         if self.given != Some(given) {
             *self = Self { given: Some(given), until: now + patience };

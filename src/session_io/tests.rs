@@ -213,7 +213,7 @@ async fn a_client_that_disconnects_after_half_close_is_detected_without_a_write(
 #[tokio::test]
 async fn a_direct_target_that_resets_after_half_close_is_detected_without_a_write() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
-    let (mut client, target) = carried_directly(&drain, &metrics).await;
+    let (mut client, target) = run_direct(&drain, &metrics).await;
     leave(target, DisconnectKind::Reset).await;
     let mut got = Vec::new();
     client.read_to_end(&mut got).await.unwrap();
@@ -235,7 +235,7 @@ async fn a_session_aborted_at_the_drain_deadline_resets_the_clients_connection()
 }
 
 /// Runs a direct connection for a client. Returns the client and the target.
-async fn carried_directly(drain: &Drain, metrics: &Metrics) -> (TcpStream, TcpStream) {
+async fn run_direct(drain: &Drain, metrics: &Metrics) -> (TcpStream, TcpStream) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let pair = async || {
         let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -258,7 +258,7 @@ async fn carried_directly(drain: &Drain, metrics: &Metrics) -> (TcpStream, TcpSt
 #[tokio::test]
 async fn a_direct_connection_is_copied_and_counted_like_a_session() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
-    let (mut client, mut target) = carried_directly(&drain, &metrics).await;
+    let (mut client, mut target) = run_direct(&drain, &metrics).await;
     client.write_all(b"question").await.unwrap();
     client.shutdown().await.unwrap();
     let mut all = String::new();
@@ -282,7 +282,7 @@ async fn a_direct_connection_is_copied_and_counted_like_a_session() {
 async fn a_direct_connections_reset_is_attributed_to_its_side_and_passed_on() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
     for (by_target, word) in [(true, "target_io_error"), (false, "client_io_error")] {
-        let (client, target) = carried_directly(&drain, &metrics).await;
+        let (client, target) = run_direct(&drain, &metrics).await;
         let (breaks, mut sees) = if by_target { (target, client) } else { (client, target) };
         SockRef::from(&breaks).set_linger(Some(Duration::ZERO)).unwrap();
         drop(breaks);

@@ -14,7 +14,7 @@ use tracing::info_span;
 
 use super::listeners::{connect, read_head};
 use super::page::{DOWNLOAD, LENGTH, MIB, PIECE, expected_digest};
-use super::{NODE, since};
+use super::{NODE, elapsed_text};
 use tunnel_base::drain::Drain;
 use tunnel_net::listen::TcpAccept;
 
@@ -40,7 +40,7 @@ impl Screen {
 
     /// Prints a line with the time since the demo's start.
     pub(crate) fn step(&mut self, text: &str) {
-        let time = since(self.started);
+        let time = elapsed_text(self.started);
         self.line(&format!("{time:>7} {text}"));
     }
 
@@ -72,8 +72,8 @@ impl NetworkLine {
     }
 
     /// Forwards connections to a server until draining starts. Returns the address to dial.
-    pub(crate) fn leads_to(&self, server: SocketAddr, drain: &Drain) -> anyhow::Result<SocketAddr> {
-        let listener = TcpAccept::bind(super::anywhere())?;
+    pub(crate) fn forward_to(&self, server: SocketAddr, drain: &Drain) -> anyhow::Result<SocketAddr> {
+        let listener = TcpAccept::bind(super::ephemeral_address())?;
         let (at, cut, tasks) = (listener.at(), self.0.subscribe(), drain.clone());
         drain.spawn(info_span!("line"), async move {
             loop {

@@ -61,16 +61,16 @@ pub(super) async fn handshakes(
     let answered = made.is_well();
     found.0.extend(made.0);
     match path_mtu::packet_loss(at.ip()) {
-        Some(loss) => found.bad("packets", loss.to_string(), "a path for packets of any size", REMEDY),
+        Some(loss) => found.add_error("packets", loss.to_string(), "a path for packets of any size", REMEDY),
         None if path_mtu::is_suspected(at.ip()) => {
             let text = format!("{} answered only the second connection, which used small packets", server.at);
-            found.doubt(
+            found.add_warning(
                 "packets",
                 text,
                 "run this again; if it says the same, large packets may be lost (MTU)",
             );
         }
-        None if answered => found.good("packets", format!("large packets to {} arrive", server.at)),
+        None if answered => found.add_ok("packets", format!("large packets to {} arrive", server.at)),
         None => {}
     }
 }
@@ -91,7 +91,7 @@ async fn secure(
     if let Some(file) = certificate.filter(|file| !file.exists()) {
         let hint =
             "check the edge's log and that `tunnel approve` runs: kubectl apply -k deploy/kustomize/approver";
-        found.bad(
+        found.add_error(
             "certificate",
             format!("{} does not exist yet", file.display()),
             "a certificate, or a token",
@@ -106,18 +106,26 @@ async fn secure(
     let accepted = TlsConnector::from(config.load()).connect(name, Buffered::new(socket, BufferPool::new()));
     match timeout(TIMEOUT, accepted).await {
         Ok(Ok(io)) => {
-            found.good("tls", format!("{} presents a certificate for {} from our CA", server.at, server.dns));
+            found.add_ok(
+                "tls",
+                format!("{} presents a certificate for {} from our CA", server.at, server.dns),
+            );
             Some(io)
         }
         Ok(Err(error)) => {
             let fault = HandshakeError::of(&error);
             let expectation = format!("a certificate for {}, signed by edge.uplink.ca", server.dns);
-            found.bad(check_of(&fault), format!("{}: {fault}", server.at), &expectation, tls_remedy(&fault));
+            found.add_error(
+                check_of(&fault),
+                format!("{}: {fault}", server.at),
+                &expectation,
+                tls_remedy(&fault),
+            );
             None
         }
         Err(_) => {
             let hint = "check that the program that listens there is a server";
-            found.bad("tls", format!("{}: no TLS handshake within {TIMEOUT:?}", server.at), "", hint);
+            found.add_error("tls", format!("{}: no TLS handshake within {TIMEOUT:?}", server.at), "", hint);
             None
         }
     }
@@ -156,26 +164,26 @@ async fn call(
     };
     match tunnel_link::grpc::dial::dial(io, &authority, &client.node, metadata, &link_context).await {
         Ok(link) => {
-            found.good("token", format!("{} accepts it for {}", server.at, client.node));
+            found.add_ok("token", format!("{} accepts it for {}", server.at, client.node));
             if link.sender.is_plain() {
                 let text = "the server speaks SuperEdge's dialect only, so a session ends with its link";
-                found.doubt("dialect", text, "run this program as the server too");
+                found.add_warning("dialect", text, "run this program as the server too");
             } else {
-                found.good("dialect", link.sender.dialect_name());
+                found.add_ok("dialect", link.sender.dialect_name());
             }
             link.sender.close();
         }
         Err(LinkDialError::Refused { .. }) if linked => {}
         Err(why @ LinkDialError::Refused { .. }) if why.is_token_refused() => {
             // A running edge has reported the same error with its hint.
-            found.bad_token(why.to_string(), why.hint().filter(|hint| !before.contains(hint)));
+            found.add_token_error(why.to_string(), why.hint().filter(|hint| !before.contains(hint)));
         }
         Err(why) if why.is_name_taken() => {
             let hint = "give each machine its own name (node, or NODE_NAME)";
-            found.bad("name", why.to_string(), "a name that no other machine has", hint);
+            found.add_error("name", why.to_string(), "a name that no other machine has", hint);
         }
         Err(why) => {
-            found.bad("link", why.to_string(), "a link", why.hint().unwrap_or("see the server's log"));
+            found.add_error("link", why.to_string(), "a link", why.hint().unwrap_or("see the server's log"));
             return matches!(why, LinkDialError::Refused { .. } | LinkDialError::OtherVersion(_));
         }
     }

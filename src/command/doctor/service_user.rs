@@ -17,7 +17,7 @@ pub(super) fn files(
     for (key, file) in &secrets {
         if is_world_readable(file) {
             let hint = format!("chmod o-rwx {}", file.display());
-            found.doubt("secrets", format!("{key}: every user may read {}", file.display()), &hint);
+            found.add_warning("secrets", format!("{key}: every user may read {}", file.display()), &hint);
         }
     }
     let Some(user) = ServiceUser::find() else { return };
@@ -27,7 +27,7 @@ pub(super) fn files(
         let file = file.display();
         let hint = format!("chgrp {USER} {file}; chmod g+r {file}; and chmod a+x the directories above it");
         let text = format!("{key}: user {USER}, which runs the service, cannot read {file}");
-        found.bad("files", text, "a file that the service may read", &hint);
+        found.add_error("files", text, "a file that the service may read", &hint);
     }
 }
 

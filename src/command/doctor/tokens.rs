@@ -3,7 +3,7 @@
 use tokio::time::timeout;
 
 use crate::admin::nodes::NodesResponse;
-use crate::command::doctor::{AdminAddress, Findings, TIMEOUT, page};
+use crate::command::doctor::{AdminAddress, Findings, TIMEOUT, fetch_page};
 use crate::server::config::ServerConfig;
 use crate::server::invitations;
 use tunnel_base::files;
@@ -25,11 +25,11 @@ pub(super) async fn check(
         Ok(Some(Ok(nodes))) => Some(nodes),
         Ok(Some(Err(why))) => {
             let hint = "check store and its keys in [server.invitations]";
-            return found.bad("token", why, "the store of invitations", hint);
+            return found.add_error("token", why, "the store of invitations", hint);
         }
         Err(_) => {
             let text = format!("the store of invitations did not answer within {TIMEOUT:?}");
-            return found.bad(
+            return found.add_error(
                 "token",
                 text,
                 "the store of invitations",
@@ -45,7 +45,7 @@ pub(super) async fn check(
     let own =
         format!("nodes with their own token: {own} in the token file{}", by_invitation.unwrap_or_default());
     if tokens.has_default() {
-        found.doubt(
+        found.add_warning(
             "token",
             format!("{own}; all others share one token"),
             "anyone with the shared token can use any name; give each node its own line",
@@ -53,26 +53,34 @@ pub(super) async fn check(
     } else if tokens.is_empty() && joined.is_none() && !certificates {
         let hint =
             "add a line NODE:TOKEN for each node, or set store in [server.invitations] and invite them";
-        found.doubt("token", format!("{own}, so every edge is refused"), hint);
+        found.add_warning("token", format!("{own}, so every edge is refused"), hint);
     } else {
-        found.good("token", format!("{own}; no other token is valid"));
+        found.add_ok("token", format!("{own}; no other token is valid"));
     }
     for (line, error) in tokens.errors() {
-        found.doubt("token", format!("{}, line {line}: {error}", settings.links.token_file.display()), "");
+        found.add_warning(
+            "token",
+            format!("{}, line {line}: {error}", settings.links.token_file.display()),
+            "",
+        );
     }
     if !tokens.has_default() && !certificates {
         let joined = joined.unwrap_or_default();
         let has_joined = |node: &NodeName| joined.contains(&node.as_str().to_ascii_lowercase());
         let is_known =
             |node: &NodeName| !tokens.is_blocked(node) && (tokens.has_line(node) || has_joined(node));
-        strangers(admin, is_known, found).await;
+        check_unknown_nodes(admin, is_known, found).await;
     }
 }
 
 /// Reports nodes that are linked to peers, but that this server would refuse: not all servers have the same tokens.
-async fn strangers(admin: &AdminAddress, is_known: impl Fn(&NodeName) -> bool, found: &mut Findings) {
+async fn check_unknown_nodes(
+    admin: &AdminAddress,
+    is_known: impl Fn(&NodeName) -> bool,
+    found: &mut Findings,
+) {
     // Without a running server there is no list; another check reports that.
-    let Ok((200, body)) = page(admin, "/nodes").await else { return };
+    let Ok((200, body)) = fetch_page(admin, "/nodes").await else { return };
     let Ok(NodesResponse { servers, nodes, .. }) = serde_json::from_str(&body) else { return };
     // The first one is this server.
     for peer in servers.iter().skip(1) {
@@ -89,6 +97,6 @@ async fn strangers(admin: &AdminAddress, is_known: impl Fn(&NodeName) -> bool, f
             ),
         };
         let hint = "give all servers the same token_file and one store (server.invitations)";
-        found.doubt("token", text, hint);
+        found.add_warning("token", text, hint);
     }
 }

@@ -52,9 +52,10 @@ fn init_writes_configs_that_load_without_warnings_and_are_private() {
     assert!(token.len() == 65 && token != read("edge-node1/token/token"), "each has its own");
     assert!(read("server/token/token").ends_with(&format!("node2:{token}")));
     assert!(read("client-system-kube-apiserver/egress-selector.yaml").contains("https://cloud.test:8000"));
-    for says in ["ca.key stays here", "edge-node1/ ", "becomes /etc/tunnel on node2", "next, on the machine"]
+    for expected in
+        ["ca.key stays here", "edge-node1/ ", "becomes /etc/tunnel on node2", "next, on the machine"]
     {
-        assert!(output.contains(says), "{says}: {output}");
+        assert!(output.contains(expected), "{expected}: {output}");
     }
 }
 
@@ -82,16 +83,16 @@ fn init_refuses_unusable_names_before_it_writes_anything() {
     let dir = place.path().join("files");
     for node in ["default", "-", "pod", "127.0.0.1"] {
         let args = ["tunnel", "init", "dir", "--name", "cloud.test", &format!("--node={node}")];
-        let output = Args::try_parse_from(args).unwrap_err().to_string();
-        assert!(output.contains("no node can have the name"), "{output}");
+        let error = Args::try_parse_from(args).unwrap_err().to_string();
+        assert!(error.contains("no node can have the name"), "{error}");
     }
     for name in ["192.168.001.1", "cloud.7", &"x".repeat(64)] {
-        let output = Args::try_parse_from(["tunnel", "init", "dir", "--name", name]).unwrap_err().to_string();
-        assert!(output.contains("expected a DNS name, or an IP address without leading zeros"), "{output}");
+        let error = Args::try_parse_from(["tunnel", "init", "dir", "--name", name]).unwrap_err().to_string();
+        assert!(error.contains("expected a DNS name, or an IP address without leading zeros"), "{error}");
     }
     let long = InitArgs { nodes: vec!["x".repeat(253).parse().unwrap()], ..init_args(&dir, &[]) };
-    let output = run(&long).unwrap_err().to_string();
-    assert!(output.contains("too long for the name of its folder"), "{output}");
+    let error = run(&long).unwrap_err().to_string();
+    assert!(error.contains("too long for the name of its folder"), "{error}");
     assert!(!dir.exists());
 }
 
@@ -130,10 +131,10 @@ fn a_second_init_with_the_same_ca_writes_the_same_ca_certificate() {
     let place = tempfile::tempdir().unwrap();
     let (first, second) = (place.path().join("first"), place.path().join("second"));
     run(&init_args(&first, &[])).unwrap();
-    let output = run(&init_args(&first, &[])).unwrap_err();
-    assert_eq!(output.code, 73);
+    let error = run(&init_args(&first, &[])).unwrap_err();
+    assert_eq!(error.code, 73);
     for there in ["ca.crt", "ca.key", "server", "edge-node1", "edge-node2"] {
-        assert!(output.text.contains(&first.join(there).display().to_string()), "{output}");
+        assert!(error.text.contains(&first.join(there).display().to_string()), "{error}");
     }
     let [cert, key] = ["ca.crt", "ca.key"].map(|file| first.join(file).display().to_string());
     run(&init_args(&second, &["--ca-cert", &cert, "--ca-key", &key])).unwrap();
@@ -184,21 +185,21 @@ fn a_name_that_no_certificate_can_contain_is_refused_with_its_flag() {
         "join cloud.test:9000 --invitation - --tls-server-name 10.0.0.01",
     ] {
         let args = format!("tunnel {line}");
-        let output = Args::read(args.split(' ').map(Into::into)).unwrap_err().to_string();
+        let error = Args::read(args.split(' ').map(Into::into)).unwrap_err().to_string();
         let (flag, name) = line.rsplit_once(' ').unwrap();
         let flag = flag.rsplit(' ').next().unwrap();
-        assert!(output.contains(&format!("invalid value '{name}' for '{flag} <")), "{line}: {output}");
-        assert!(output.contains("expected a DNS name, or an IP address"), "{line}: {output}");
+        assert!(error.contains(&format!("invalid value '{name}' for '{flag} <")), "{line}: {error}");
+        assert!(error.contains("expected a DNS name, or an IP address"), "{line}: {error}");
     }
 }
 
 #[test]
 fn an_error_in_a_generated_config_names_no_line() {
     let read = ServerConfig::read("[server.links]\nlisten = \"nowhere\"\n", &Environment::default());
-    let output = checked("server.toml", read, Server::validate).unwrap_err();
+    let error = checked("server.toml", read, Server::validate).unwrap_err();
     assert!(
-        output.code == 78 && output.text.starts_with("cannot make server.toml of these arguments: server."),
-        "{output}"
+        error.code == 78 && error.text.starts_with("cannot make server.toml of these arguments: server."),
+        "{error}"
     );
 }
 
@@ -208,17 +209,17 @@ fn a_failed_init_reports_the_error_and_leaves_no_files() {
     let dir = place.path().join("files");
     fs::write(place.path().join("junk"), "junk").unwrap();
     let junk = place.path().join("junk").display().to_string();
-    for (more, says) in [
+    for (more, expected) in [
         (["--install-dir", "etc"], "expected an absolute path"),
         (["--egress-client", "a*"], "--egress-client \"a*\": expected"),
         (["--egress-client", "Tunnel:node1"], "names that begin with tunnel: are reserved"),
         (["--node", "Node1"], "--node Node1 is given twice"),
     ] {
-        let output = run(&init_args(&dir, &more)).unwrap_err();
-        assert!(output.code == 64 && output.text.contains(says), "{output}");
+        let error = run(&init_args(&dir, &more)).unwrap_err();
+        assert!(error.code == 64 && error.text.contains(expected), "{error}");
     }
-    let output = run(&init_args(&dir, &["--ca-cert", &junk, "--ca-key", &junk])).unwrap_err();
-    assert!(output.code == 78 && output.text.contains("junk holds no certificate"), "{output}");
+    let error = run(&init_args(&dir, &["--ca-cert", &junk, "--ca-key", &junk])).unwrap_err();
+    assert!(error.code == 78 && error.text.contains("junk holds no certificate"), "{error}");
     let twice = run(&init_args(&dir, &["--egress-client", "a:b", "--egress-client", "a-b"])).unwrap_err();
     assert!(twice.text.contains("another client has the same folder client-a-b"), "{twice}");
     assert!(!dir.exists());

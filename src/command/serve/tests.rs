@@ -546,7 +546,7 @@ async fn a_config_with_errors_has_only_its_given_keys_checked() {
     for key in ["edge.uplink.ca", "edge.target_tls.key"] {
         assert!(!startup.check_file(key, &settings.uplink.ca, |_| Ok::<_, String>(())));
     }
-    let reported_errors = startup.into_faults().to_string();
+    let reported_errors = startup.into_errors().to_string();
     assert!(
         reported_errors.contains("ca: cannot read /nowhere/c") && reported_errors.contains("uplink.port"),
         "{reported_errors}"
@@ -559,7 +559,7 @@ async fn a_config_with_errors_has_only_its_given_keys_checked() {
     let _ = startup.settings(ServerConfig::examine(&text, &Environment::default()));
     let (settings, _) = startup.settings(EdgeConfig::examine(&text, &Environment::default()));
     assert!(!startup.check_file("edge.target_tls.ca", &settings.uplink.ca, |_| Ok::<_, String>(())));
-    let reported_errors = startup.into_faults().to_string();
+    let reported_errors = startup.into_errors().to_string();
     assert!(reported_errors.contains("target_tls.ca: cannot read /nowhere/c"), "{reported_errors}");
 }
 

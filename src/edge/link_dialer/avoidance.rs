@@ -14,7 +14,7 @@ pub(crate) struct Avoidance {
     /// The process that last asked the edge to link elsewhere.
     requester: Option<Instance>,
     /// Whether the next link after that led to the same process.
-    leads_back: bool,
+    resolves_to_requester: bool,
     until: Option<Instant>,
     /// Number of times that the entry was avoided in a row.
     times: u32,
@@ -22,8 +22,8 @@ pub(crate) struct Avoidance {
 
 impl Avoidance {
     /// Records that the process `by` has asked the edge to link elsewhere.
-    pub(crate) fn on_asked_to_move(&mut self, by: Option<Instance>, now: Instant) {
-        if self.leads_back && self.requester == by {
+    pub(crate) fn on_move_requested(&mut self, by: Option<Instance>, now: Instant) {
+        if self.resolves_to_requester && self.requester == by {
             let pause = INITIAL_AVOIDANCE.saturating_mul(1 << self.times.min(16)).min(MAX_AVOIDANCE);
             self.times += 1;
             self.until = Some(now + pause);
@@ -34,7 +34,7 @@ impl Avoidance {
 
     /// Records that the entry has led to the process `to`.
     pub(crate) fn on_linked(&mut self, to: Option<Instance>) {
-        self.leads_back = to.is_some() && to == self.requester;
+        self.resolves_to_requester = to.is_some() && to == self.requester;
     }
 
     /// Returns true if other entries are dialled first.
@@ -60,11 +60,11 @@ mod tests {
         let (mut entry, mut now) = (Avoidance::default(), Instant::now());
         let [a, b] = [1, 2].map(process);
         entry.on_linked(a);
-        entry.on_asked_to_move(a, now);
+        entry.on_move_requested(a, now);
         assert!(!entry.is_avoided(now), "it may be a load balancer");
         for pause in [600, 1200, 2400] {
             entry.on_linked(a);
-            entry.on_asked_to_move(a, now);
+            entry.on_move_requested(a, now);
             now += Duration::from_secs(pause - 1);
             assert!(entry.is_avoided(now));
             now += Duration::from_secs(1);
@@ -72,7 +72,7 @@ mod tests {
         }
         // A process that was restarted may have room.
         entry.on_linked(b);
-        entry.on_asked_to_move(b, now);
+        entry.on_move_requested(b, now);
         assert!(!entry.is_avoided(now));
     }
 
@@ -81,12 +81,12 @@ mod tests {
         let (mut entry, now) = (Avoidance::default(), Instant::now());
         let [a, b] = [1, 2].map(process);
         for (asks, next) in [(a, b), (b, a), (a, b)] {
-            entry.on_asked_to_move(asks, now);
+            entry.on_move_requested(asks, now);
             entry.on_linked(next);
             assert!(!entry.is_avoided(now));
         }
         for unknown in [None, None] {
-            entry.on_asked_to_move(unknown, now);
+            entry.on_move_requested(unknown, now);
             entry.on_linked(unknown);
             assert!(!entry.is_avoided(now));
         }

@@ -52,14 +52,14 @@ impl KnownAddresses {
     /// # Errors
     ///
     /// Returns the DNS error if no address is cached.
-    pub(crate) async fn of(&self, name: &str) -> Result<ResolvedServer, LookupError> {
-        let Some(addresses) = self.last(name) else { return self.look_up(name).await };
+    pub(crate) async fn addresses_of(&self, name: &str) -> Result<ResolvedServer, LookupError> {
+        let Some(addresses) = self.last(name) else { return self.query_dns(name).await };
         let (answers, answer) = oneshot::channel();
         let (known, queried) = (self.clone(), name.to_owned());
         self.drain.spawn(info_span!("lookup", name), async move {
             tokio::select! {
                 () = known.drain.draining() => {}
-                found = known.look_up(&queried) => drop(answers.send(found)),
+                found = known.query_dns(&queried) => drop(answers.send(found)),
             }
         });
         match timeout(DNS_TIMEOUT, answer).await {
@@ -72,7 +72,7 @@ impl KnownAddresses {
     }
 
     /// Queries DNS. If it fails, the last addresses stay in use; if the name does not exist, only for `grace`.
-    async fn look_up(&self, name: &str) -> Result<ResolvedServer, LookupError> {
+    async fn query_dns(&self, name: &str) -> Result<ResolvedServer, LookupError> {
         let found = self.resolver.lookup(name).await;
         let mut all = self.last.lock();
         let failure = match found {
@@ -154,13 +154,13 @@ mod tests {
         (known, answer)
     }
 
-    fn say(answer: &Mutex<Answer>, next: Answer) {
+    fn set_answer(answer: &Mutex<Answer>, next: Answer) {
         *answer.lock() = next;
     }
 
     /// Returns the last byte of the only address, and whether it came from DNS.
     async fn found(known: &KnownAddresses) -> Option<(u8, bool)> {
-        let found = known.of(NAME).await.ok()?;
+        let found = known.addresses_of(NAME).await.ok()?;
         let [IpAddr::V4(ip)] = found.addresses[..] else { panic!("{found:?}") };
         Some((ip.octets()[3], found.failure.is_none()))
     }
@@ -169,22 +169,22 @@ mod tests {
     async fn known_addresses_stay_in_use_while_dns_fails() {
         let (known, answer) = dns().await;
         assert_eq!(found(&known).await, Some((1, true)));
-        say(&answer, Answer::Code(ResponseCode::ServFail));
+        set_answer(&answer, Answer::Code(ResponseCode::ServFail));
         assert_eq!(found(&known).await, Some((1, false)));
-        say(&answer, Answer::Code(ResponseCode::Refused));
+        set_answer(&answer, Answer::Code(ResponseCode::Refused));
         assert_eq!(found(&known).await, Some((1, false)));
-        say(&answer, Answer::Address(2));
+        set_answer(&answer, Answer::Address(2));
         assert_eq!(found(&known).await, Some((2, true)));
-        say(&answer, Answer::Code(ResponseCode::ServFail));
+        set_answer(&answer, Answer::Code(ResponseCode::ServFail));
         assert_eq!(found(&known).await, Some((2, false)));
-        assert!(known.of("unknown.example.").await.is_err(), "another name has no addresses");
+        assert!(known.addresses_of("unknown.example.").await.is_err(), "another name has no addresses");
     }
 
     #[tokio::test]
     async fn known_addresses_are_used_within_a_second_if_dns_is_silent() {
         let (known, answer) = dns().await;
         assert_eq!(found(&known).await, Some((1, true)));
-        say(&answer, Answer::Nothing);
+        set_answer(&answer, Answer::Nothing);
         tokio::time::pause();
         let start = Instant::now();
         assert_eq!(found(&known).await, Some((1, false)));
@@ -195,10 +195,10 @@ mod tests {
     async fn a_late_dns_answer_applies_to_the_next_dial() {
         let (known, answer) = dns().await;
         assert_eq!(found(&known).await, Some((1, true)));
-        say(&answer, Answer::Nothing);
+        set_answer(&answer, Answer::Nothing);
         assert_eq!(found(&known).await, Some((1, false)));
         // The lookup is still in flight, and its next query gets a response.
-        say(&answer, Answer::Address(3));
+        set_answer(&answer, Answer::Address(3));
         let patience = Duration::from_secs(20);
         let late = async {
             while known.last(NAME) != Some(vec!["10.0.0.3".parse().unwrap()]) {
@@ -212,7 +212,7 @@ mod tests {
     async fn nxdomain_takes_effect_after_the_grace_time() {
         let (known, answer) = dns().await;
         assert_eq!(found(&known).await, Some((1, true)));
-        say(&answer, Answer::Code(ResponseCode::NXDomain));
+        set_answer(&answer, Answer::Code(ResponseCode::NXDomain));
         assert_eq!(found(&known).await, Some((1, false)));
         let age = |time: Duration| {
             let mut all = known.last.lock();
@@ -221,14 +221,14 @@ mod tests {
         };
         age(GRACE / 2);
         assert_eq!(found(&known).await, Some((1, false)));
-        say(&answer, Answer::Address(1));
+        set_answer(&answer, Answer::Address(1));
         assert_eq!(found(&known).await, Some((1, true)), "`grace` starts again");
-        say(&answer, Answer::Code(ResponseCode::NXDomain));
+        set_answer(&answer, Answer::Code(ResponseCode::NXDomain));
         assert_eq!(found(&known).await, Some((1, false)));
         age(GRACE);
         let missing = Err(LookupError::NotFound(NAME.to_owned()));
-        assert_eq!(known.of(NAME).await, missing);
-        say(&answer, Answer::Code(ResponseCode::ServFail));
-        assert!(known.of(NAME).await.is_err(), "the addresses are no longer cached");
+        assert_eq!(known.addresses_of(NAME).await, missing);
+        set_answer(&answer, Answer::Code(ResponseCode::ServFail));
+        assert!(known.addresses_of(NAME).await.is_err(), "the addresses are no longer cached");
     }
 }

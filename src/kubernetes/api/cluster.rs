@@ -66,7 +66,7 @@ impl RecordStore for ConfigMap {
         Self::due(self)
     }
 
-    fn gathering(&self) -> std::time::Duration {
+    fn debounce_time(&self) -> std::time::Duration {
         DEBOUNCE
     }
 }

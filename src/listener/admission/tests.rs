@@ -100,8 +100,8 @@ async fn a_protocol_only_parses_the_request_and_writes_the_answer() {
     let mut client = served.client("node1:22\n").await;
     let offer = served.offered.recv().await.unwrap();
     let uid = client.peer_cred().unwrap().uid();
-    let asks = (offer.target().to_string(), offer.client().to_owned());
-    assert_eq!(asks, ("node1:22".into(), format!("uid {uid}@127.0.0.1:0")));
+    let request = (offer.target().to_string(), offer.client().to_owned());
+    assert_eq!(request, ("node1:22".into(), format!("uid {uid}@127.0.0.1:0")));
     let mut far = offer.accept();
     let mut received = [0; 3];
     client.read_exact(&mut received).await.unwrap();
@@ -183,8 +183,10 @@ async fn a_permit_is_released_on_open_only_by_single_request_protocols() {
             Admission::new(context.clone(), Category::Ssh, CLIENT_ADDRESS, permit, oneshot::channel().0);
         let open = async {
             match keeps {
-                true => admission.authorize(asks("node1:22"), new_trace()).await.unwrap().open().await,
-                false => admission.open(asks("node1:22"), new_trace()).await,
+                true => {
+                    admission.authorize(open_request("node1:22"), new_trace()).await.unwrap().open().await
+                }
+                false => admission.open(open_request("node1:22"), new_trace()).await,
             }
         };
         let (granted, _far) = tokio::join!(open, async { offered.recv().await.unwrap().accept() });
@@ -204,7 +206,7 @@ async fn only_an_idle_client_of_many_requests_is_evicted() {
     let lost = permit.revoked();
     let mut admission =
         Admission::new(context.clone(), Category::Ssh, CLIENT_ADDRESS, permit, oneshot::channel().0);
-    let parse = |_: &_| asks("node1:22");
+    let parse = |_: &_| open_request("node1:22");
     let mut requests = RequestRouter::new(&mut admission, None, &parse);
     let head = http::Request::new(()).into_parts().0;
     let newcomer = |n| limiter.try_acquire(&Source::of([10, 0, 0, n].into())).unwrap();
@@ -250,7 +252,7 @@ async fn check(
     (admission.check(request, &mut access).await.map(|(destination, _)| destination), access)
 }
 
-fn asks(target: &str) -> Result<OpenRequest, Denial> {
+fn open_request(target: &str) -> Result<OpenRequest, Denial> {
     Ok(OpenRequest { node: None, target: target.parse()?, credentials: HeaderMap::new() })
 }
 
@@ -263,7 +265,7 @@ fn unlinked(policy: AccessPolicy) -> Arc<ListenerContext> {
 #[tokio::test]
 async fn the_node_is_the_host_of_the_target() {
     let (checked, access) =
-        check(&unlinked(AccessPolicy::default()), ClientIdentity::None, asks("Node1.:22")).await;
+        check(&unlinked(AccessPolicy::default()), ClientIdentity::None, open_request("Node1.:22")).await;
     let Destination { node, target, .. } = checked.unwrap();
     assert_eq!((node.as_str(), target.to_string().as_str()), ("node1", "node1:22"));
     assert_eq!((&access.node, &access.target), (&Some(node), &Some(target)));
@@ -273,7 +275,7 @@ async fn the_node_is_the_host_of_the_target() {
 async fn an_unknown_address_is_denied_with_421() {
     for target in ["10.0.0.1:22", "[fd00::1]:22"] {
         let (checked, _) =
-            check(&unlinked(AccessPolicy::default()), ClientIdentity::None, asks(target)).await;
+            check(&unlinked(AccessPolicy::default()), ClientIdentity::None, open_request(target)).await;
         assert_eq!(checked.unwrap_err().status(), 421, "{target}");
     }
 }
@@ -281,7 +283,7 @@ async fn an_unknown_address_is_denied_with_421() {
 #[tokio::test]
 async fn a_forbidden_source_gets_403_for_every_request() {
     let context = unlinked(AccessPolicy { allow_from: Some(Networks::default()), ..AccessPolicy::default() });
-    for request in [Err(Denial::Method), Err(NameError::Session.into()), asks("node1:22")] {
+    for request in [Err(Denial::Method), Err(NameError::Session.into()), open_request("node1:22")] {
         assert_eq!(check(&context, ClientIdentity::None, request).await.0.unwrap_err().status(), 403);
     }
 }
@@ -290,7 +292,7 @@ async fn a_forbidden_source_gets_403_for_every_request() {
 async fn a_draining_server_denies_every_request_with_503() {
     let context = unlinked(AccessPolicy::default());
     context.drain.start();
-    for request in [Err(Denial::Method), asks("node1:22")] {
+    for request in [Err(Denial::Method), open_request("node1:22")] {
         assert_eq!(check(&context, ClientIdentity::None, request).await.0.unwrap_err().status(), 503);
     }
 }
@@ -313,7 +315,7 @@ async fn a_proven_identity_needs_no_password_and_obeys_the_rules() {
         (certificate("dev"), Some("dev"), Some(403)),
         (certificate("ops"), Some("ops"), None),
     ] {
-        let (checked, access) = check(&context, proof.clone(), asks("node1:22")).await;
+        let (checked, access) = check(&context, proof.clone(), open_request("node1:22")).await;
         assert_eq!(checked.err().map(|denial| denial.status().as_u16()), status, "{proof:?}");
         assert_eq!(access.user.as_deref(), user);
     }
@@ -327,13 +329,13 @@ async fn the_user_is_the_first_allowed_name_of_the_certificate() {
         [(&["dev", "A.example.org", "ops"][..], Some("A.example.org")), (&["dev"], None), (&[], None)]
     {
         let proof = ClientIdentity::Certificate(client_certificate(names));
-        let (checked, access) = check(&context, proof, asks("node1:22")).await;
+        let (checked, access) = check(&context, proof, open_request("node1:22")).await;
         assert_eq!((checked.is_ok(), access.user.as_deref()), (user.is_some(), user), "{names:?}");
     }
 }
 
 /// Returns a context with a network in its address book, whose process may dial some targets itself.
-fn knowing(policy: AccessPolicy, direct: &[&str]) -> Arc<ListenerContext> {
+fn context_with_addresses(policy: AccessPolicy, direct: &[&str]) -> Arc<ListenerContext> {
     let fixed = vec![("10.0.0.0/24".parse().unwrap(), "node1".parse().unwrap())];
     let dialer = TargetDialer {
         place: DialerRole::ForClients,
@@ -350,26 +352,31 @@ fn knowing(policy: AccessPolicy, direct: &[&str]) -> Arc<ListenerContext> {
 #[tokio::test]
 async fn a_known_address_resolves_to_its_node_and_stays_the_target() {
     for dress in ["10.0.0.7:80", "[::ffff:10.0.0.7]:80"] {
-        let (checked, access) =
-            check(&knowing(AccessPolicy::default(), &[]), ClientIdentity::None, asks(dress)).await;
+        let (checked, access) = check(
+            &context_with_addresses(AccessPolicy::default(), &[]),
+            ClientIdentity::None,
+            open_request(dress),
+        )
+        .await;
         let Destination { node, target, .. } = checked.unwrap();
         assert_eq!((node.as_str(), target.to_string().as_str()), ("node1", "10.0.0.7:80"));
         assert_eq!(access.node, Some(node));
     }
     let rule = Rule { nodes: Some(vec!["node2".parse().unwrap()]), ..Rule::default() };
     let policy = AccessPolicy { rules: Rules::from_iter([rule]), ..AccessPolicy::default() };
-    let (checked, _) = check(&knowing(policy, &[]), ClientIdentity::None, asks("10.0.0.7:80")).await;
+    let (checked, _) =
+        check(&context_with_addresses(policy, &[]), ClientIdentity::None, open_request("10.0.0.7:80")).await;
     assert_eq!(checked.unwrap_err().status(), 403, "the rules apply to the node, whatever name was used");
 }
 
 #[tokio::test]
 async fn direct_targets_must_be_listed_and_forbidden_ones_are_always_denied() {
-    let listed = knowing(AccessPolicy::default(), &["0.0.0.0/0:80", "[::/0]:80"]);
-    let nothing = knowing(AccessPolicy::default(), &[]);
+    let listed = context_with_addresses(AccessPolicy::default(), &["0.0.0.0/0:80", "[::/0]:80"]);
+    let nothing = context_with_addresses(AccessPolicy::default(), &[]);
     let status = async |context: &Arc<ListenerContext>, requested: &str| match check(
         context,
         ClientIdentity::None,
-        asks(requested),
+        open_request(requested),
     )
     .await
     .0
@@ -392,7 +399,7 @@ async fn direct_targets_must_be_listed_and_forbidden_ones_are_always_denied() {
         rules: Rules::from_iter([Rule { nodes, ..Rule::default() }]),
         ..AccessPolicy::default()
     };
-    let ruled = knowing(policy, &["0.0.0.0/0:80"]);
+    let ruled = context_with_addresses(policy, &["0.0.0.0/0:80"]);
     assert_eq!(status(&ruled, "192.0.2.1:80").await, "403", "rules apply");
 }
 
@@ -435,7 +442,7 @@ async fn a_request_may_name_its_node_separately_from_the_target() {
     let zone = Zone::new("nodes.test".into(), Vec::new(), |_: &NodeName| false);
     let context = unlinked(AccessPolicy { zone: Some(Arc::new(zone)), ..AccessPolicy::default() });
     for node in ["node1", "node1.nodes.test"] {
-        let request = OpenRequest { node: node.parse().ok(), ..asks("127.0.0.1:6443").unwrap() };
+        let request = OpenRequest { node: node.parse().ok(), ..open_request("127.0.0.1:6443").unwrap() };
         let (checked, access) = check(&context, ClientIdentity::None, Ok(request)).await;
         let Destination { node, target, .. } = checked.unwrap();
         assert_eq!((node.as_str(), target.to_string().as_str()), ("node1", "127.0.0.1:6443"));

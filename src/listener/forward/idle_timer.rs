@@ -89,7 +89,7 @@ impl IdleTimer {
 
     /// Adds an interim response for the client, and has hyper's server polled to write it. It is dropped if the client
     /// does not read the earlier ones.
-    pub(crate) fn interim(&self, response: &[u8]) {
+    pub(crate) fn add_interim(&self, response: &[u8]) {
         let mut inner = self.0.lock();
         if inner.interim.len() + response.len() <= MAX_INTERIM {
             inner.interim.extend_from_slice(response);
@@ -147,7 +147,7 @@ impl IdleTimer {
     }
 
     /// Records that bytes were received from the client.
-    pub(crate) fn arrived(&self) {
+    pub(crate) fn on_received(&self) {
         let mut inner = self.0.lock();
         if let ClientPhase::Idle(_) = inner.phase {
             inner.phase = ClientPhase::Head(Instant::now());
@@ -164,7 +164,7 @@ impl IdleTimer {
     }
 
     /// Records that a part of the response was forwarded.
-    pub(crate) fn passed(&self) {
+    pub(crate) fn on_response_part(&self) {
         match &mut self.0.lock().phase {
             ClientPhase::Responding(Some(until)) => *until = Instant::now() + FINISHED_TIME,
             ClientPhase::ReadingBody(Some(since)) => *since = Instant::now(),

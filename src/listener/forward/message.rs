@@ -116,7 +116,7 @@ impl RequestBody {
         if verdict == ContinueState::Unknown {
             let silence = silence.get_or_insert_with(|| Box::pin(sleep(CONTINUE_TIME)));
             ready!(silence.as_mut().poll(cx));
-            continue_gate.become_so(ContinueState::Yes);
+            continue_gate.decide(ContinueState::Yes);
         }
         match verdict {
             ContinueState::Held => return Poll::Pending,
@@ -135,8 +135,8 @@ impl Body for RequestBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        if let Err(not_wanted) = ready!(self.poll_continue(cx)) {
-            return Poll::Ready(Some(Err(not_wanted.into())));
+        if let Err(refused) = ready!(self.poll_continue(cx)) {
+            return Poll::Ready(Some(Err(refused.into())));
         }
         match &mut self.body {
             Some(body) => {
@@ -145,7 +145,7 @@ impl Body for RequestBody {
                 let passed = |mut frame: Frame<Bytes>| {
                     if let Some(trailers) = frame.trailers_mut() {
                         PreservedHeaders { upgrade: false, trailers: false }.leave(trailers);
-                        remove_own(trailers);
+                        remove_tunnel_headers(trailers);
                     }
                     frame
                 };
@@ -172,14 +172,14 @@ impl Drop for RequestBody {
 
 impl ContinueGate {
     /// Records that the target has sent a 100.
-    pub(crate) fn go_on(&self) {
-        self.become_so(ContinueState::Yes);
+    pub(crate) fn on_continue(&self) {
+        self.decide(ContinueState::Yes);
     }
 
     /// Records the target's response. Returns true if the body is not forwarded, because the target had not requested
     /// it before; the response is then the last one on its connection.
     pub(crate) fn answered(&self, success: bool) -> bool {
-        self.become_so(if success { ContinueState::Yes } else { ContinueState::Held });
+        self.decide(if success { ContinueState::Yes } else { ContinueState::Held });
         self.0.lock().0 == ContinueState::Held
     }
 
@@ -190,7 +190,7 @@ impl ContinueGate {
     }
 
     /// Sets the decision once. Later only `Held` can change, to `No`.
-    fn become_so(&self, verdict: ContinueState) {
+    fn decide(&self, verdict: ContinueState) {
         let waker = {
             let mut inner = self.0.lock();
             let given_up = (inner.0, verdict) == (ContinueState::Held, ContinueState::No);
@@ -236,7 +236,7 @@ impl Body for ResponseBody {
         match &mut self.body {
             ResponseSource::Target(body) => {
                 let frame = ready!(Pin::new(body).poll_frame(cx));
-                self.clock.passed();
+                self.clock.on_response_part();
                 Poll::Ready(frame)
             }
             ResponseSource::Own(body) => Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
@@ -262,7 +262,7 @@ impl Drop for ResponseBody {
     fn drop(&mut self) {
         self.clock.idle();
         if let Some(continue_gate) = &self.continue_gate {
-            continue_gate.become_so(ContinueState::No);
+            continue_gate.decide(ContinueState::No);
         }
     }
 }
@@ -285,11 +285,11 @@ pub(crate) fn check(head: &mut request::Parts) -> Result<(), Denial> {
     if head.uri.scheme().is_some_and(|scheme| *scheme != Scheme::HTTP && *scheme != Scheme::HTTPS) {
         return Err(Denial::Request("only http:// and https:// URLs are accepted"));
     }
-    one_coding(&head.headers).map_err(Denial::Request)?;
+    check_codings(&head.headers).map_err(Denial::Request)?;
     let mut hosts = head.headers.get_all(HOST).iter();
     let host = match (hosts.next(), hosts.next()) {
         (Some(_), Some(_)) => return Err(Denial::Request("more than one Host header")),
-        (Some(host), None) => Some(authority(host)?),
+        (Some(host), None) => Some(check_authority(host)?),
         (None, _) => None,
     };
     match (head.uri.scheme(), head.uri.authority(), host) {
@@ -308,7 +308,7 @@ pub(crate) fn check(head: &mut request::Parts) -> Result<(), Denial> {
 }
 
 /// Converts a checked head for the target. Returns true if it requests a switch to another protocol.
-pub(crate) fn pass_request(head: &mut request::Parts, body: &impl Body) -> bool {
+pub(crate) fn prepare_request(head: &mut request::Parts, body: &impl Body) -> bool {
     let path = head.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     head.uri = Uri::from(path);
     let upgrades = head.version == Version::HTTP_11
@@ -322,7 +322,7 @@ pub(crate) fn pass_request(head: &mut request::Parts, body: &impl Body) -> bool 
     head.version = Version::HTTP_11;
     let kept = PreservedHeaders { upgrade: upgrades, trailers };
     kept.leave(&mut head.headers);
-    remove_own(&mut head.headers);
+    remove_tunnel_headers(&mut head.headers);
     if let Entry::Vacant(vacant) = head.headers.entry(HOST) {
         vacant.insert(host);
     }
@@ -338,7 +338,7 @@ pub(crate) fn pass_request(head: &mut request::Parts, body: &impl Body) -> bool 
 }
 
 /// Removes the headers that are for this process.
-fn remove_own(headers: &mut HeaderMap) {
+fn remove_tunnel_headers(headers: &mut HeaderMap) {
     for name in [PROXY_AUTHORIZATION, TUNNEL_HOST, TUNNEL_DEST] {
         headers.remove(name);
     }
@@ -349,12 +349,12 @@ fn remove_own(headers: &mut HeaderMap) {
 /// # Errors
 ///
 /// Returns the reason why the response cannot be forwarded.
-pub(crate) fn pass_answer(
+pub(crate) fn prepare_response(
     head: &mut response::Parts,
     body: &impl Body,
     method: &Method,
 ) -> Result<(), &'static str> {
-    one_coding(&head.headers)?;
+    check_codings(&head.headers)?;
     let chunked = head.headers.contains_key(TRANSFER_ENCODING);
     let other_protocol =
         matches!(head.status, StatusCode::SWITCHING_PROTOCOLS | StatusCode::UPGRADE_REQUIRED);
@@ -374,7 +374,7 @@ pub(crate) fn pass_answer(
 }
 
 /// Returns an interim response (1xx) of a target, as sent to the client.
-pub(crate) fn interim(status: StatusCode, headers: &HeaderMap) -> Vec<u8> {
+pub(crate) fn add_interim(status: StatusCode, headers: &HeaderMap) -> Vec<u8> {
     let mut headers = headers.clone();
     PreservedHeaders { upgrade: false, trailers: false }.leave(&mut headers);
     let phrase = status.canonical_reason().unwrap_or_default();
@@ -425,7 +425,7 @@ fn is_framing(name: &HeaderName) -> bool {
 }
 
 /// Checks that a body has no transfer coding except `chunked`, because other codings would be lost here.
-fn one_coding(headers: &HeaderMap) -> Result<(), &'static str> {
+fn check_codings(headers: &HeaderMap) -> Result<(), &'static str> {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {
         (None, _) => Ok(()),
@@ -434,7 +434,7 @@ fn one_coding(headers: &HeaderMap) -> Result<(), &'static str> {
     }
 }
 
-fn authority(host: &HeaderValue) -> Result<(), Denial> {
+fn check_authority(host: &HeaderValue) -> Result<(), Denial> {
     // Clients send an empty Host header if their URL has no host.
     if host.is_empty() {
         return Ok(());

@@ -171,7 +171,7 @@ impl Upstream {
             if inner.in_flight { None } else { inner.take_over() }
         };
         if let Some(over) = over {
-            self.leave(over, false);
+            self.end_session(over, false);
         }
     }
 
@@ -251,7 +251,7 @@ impl Upstream {
             inner.answered |= answer.as_ref().is_some_and(Result::is_ok);
             before
         };
-        let Some(answer) = answer else { return Err(self.flooded(answered)) };
+        let Some(answer) = answer else { return Err(self.too_many_informational(answered)) };
         let mut failed = match answer {
             Ok(answer) => return Ok(answer),
             Err(failed) => failed,
@@ -270,19 +270,19 @@ impl Upstream {
                     let stand_in = stand_in(method, clock, informational);
                     let again = self.parse_long(permit, long, sender, stand_in);
                     match informational.within(again).await {
-                        None => return Err(self.flooded(answered)),
+                        None => return Err(self.too_many_informational(answered)),
                         Some(Ok(answer)) => return Ok(answer),
                         Some(Err(again)) => (error, over) = (again, self.take().0),
                     }
                 }
             }
         }
-        let (body, seen) = (error.is_user(), described(&error));
+        let (body, seen) = (error.is_user(), describe(&error));
         if let Some(over) = over.as_mut().filter(|_| !answered) {
             over.pipe.set_status(if body { StatusCode::BAD_REQUEST } else { StatusCode::BAD_GATEWAY });
         }
         let silence = !error.is_parse() && over.as_ref().is_none_or(|over| over.unused.is_empty());
-        let why = over.and_then(|over| self.leave(FinishedSession { error: Some(error), ..over }, cut));
+        let why = over.and_then(|over| self.end_session(FinishedSession { error: Some(error), ..over }, cut));
         let late = why.as_ref().is_some_and(|why| why.code == ErrorCode::TargetTimeout);
         let why = why.map_or(seen, |why| why.reason);
         Err(match unsent {
@@ -296,7 +296,7 @@ impl Upstream {
     }
 
     /// Ends the session of a request with too many informational responses.
-    fn flooded(&self, answered: bool) -> UpstreamError {
+    fn too_many_informational(&self, answered: bool) -> UpstreamError {
         let why = format!("more than {MAX_INFORMATIONAL} informational responses");
         if let (Some(mut over), _) = self.take() {
             if !answered {
@@ -332,7 +332,7 @@ impl Upstream {
     /// ended it.
     pub(crate) fn close(&self) {
         if let (Some(over), cut) = self.take() {
-            self.leave(over, cut);
+            self.end_session(over, cut);
         }
     }
 
@@ -344,7 +344,7 @@ impl Upstream {
     }
 
     /// Ends a session. Returns the reason why its request got no response, if the remote end gave one.
-    fn leave(&self, over: FinishedSession, cut: bool) -> Option<SessionError> {
+    fn end_session(&self, over: FinishedSession, cut: bool) -> Option<SessionError> {
         let FinishedSession { pipe, error, unused } = over;
         let ended = pipe.ended();
         let opened = pipe.into_opened(unused);
@@ -352,7 +352,7 @@ impl Upstream {
         let ended = match (ended, error) {
             (Some(ended), _) => ended,
             (None, Some(error)) if !error.is_user() => {
-                let why = described(&error);
+                let why = describe(&error);
                 opened.break_off("upstream_invalid", invalid(&why));
                 return Some(SessionError::new(ErrorCode::ProtocolError, why));
             }
@@ -386,7 +386,7 @@ impl Inner {
             State::Running(connection) => {
                 let parts = connection.into_parts();
                 let (pipe, unread) = parts.io.into_inner().into_parts();
-                Some(FinishedSession { pipe, unused: joined(parts.read_buf, unread), error: None })
+                Some(FinishedSession { pipe, unused: concat(parts.read_buf, unread), error: None })
             }
             state => {
                 self.state = state;
@@ -442,7 +442,7 @@ fn invalid(why: &str) -> SessionError {
 }
 
 /// Describes why a response is invalid.
-fn described(error: &hyper::Error) -> String {
+fn describe(error: &hyper::Error) -> String {
     if !error.is_parse_too_large() {
         return error.to_string();
     }
@@ -504,7 +504,7 @@ impl HttpSession {
     /// Returns the session; `unused` are the bytes that hyper has read but not consumed.
     pub(crate) fn into_opened(self, unused: Bytes) -> GrantedSession {
         let mut opened = self.opened;
-        opened.buffered = joined(unused, opened.buffered);
+        opened.buffered = concat(unused, opened.buffered);
         opened
     }
 
@@ -573,7 +573,7 @@ impl ByteStream for HttpSession {
 }
 
 /// Returns bytes, followed by those read after them.
-fn joined(first: Bytes, rest: Bytes) -> Bytes {
+fn concat(first: Bytes, rest: Bytes) -> Bytes {
     if first.is_empty() {
         rest
     } else if rest.is_empty() {

@@ -70,7 +70,8 @@ impl NodePort {
         head: &Parts,
         requester: &RoutingContext<'_>,
     ) -> Result<Option<(NodeName, Target)>, Denial> {
-        let (tunnel_host, dest) = (one(&head.headers, &TUNNEL_HOST)?, one(&head.headers, &TUNNEL_DEST)?);
+        let (tunnel_host, dest) =
+            (single_header(&head.headers, &TUNNEL_HOST)?, single_header(&head.headers, &TUNNEL_DEST)?);
         if (tunnel_host.is_some() || dest.is_some()) && !requester.trusted {
             return Err(Denial::Forbidden(UNTRUSTED_HEADERS.to_owned()));
         }
@@ -102,7 +103,7 @@ impl NodePort {
     ) -> Result<Option<(NodeName, bool)>, Denial> {
         let of_host = match named.map(|named| &named.host) {
             Some(Host::Ip(ip)) => requester.addresses.node_at(*ip)?.map(|(node, _)| node),
-            Some(host @ Host::Name(_)) => requester.named(host),
+            Some(host @ Host::Name(_)) => requester.node_by_name(host),
             None => None,
         };
         let is_name = matches!(named, Some(HostHeader { host: Host::Name(_), .. }));
@@ -110,11 +111,11 @@ impl NodePort {
             return Ok(Some((node.clone(), true)));
         }
         let of_server = || {
-            let (namespace, server) = server(path)?;
+            let (namespace, server) = pod_of_path(path)?;
             requester.addresses.node_of_pod(namespace, server)
         };
         let sni = requester.server_name.and_then(|name| name.parse().ok());
-        let other = sni.and_then(|name| requester.named(&name)).or_else(of_server);
+        let other = sni.and_then(|name| requester.node_by_name(&name)).or_else(of_server);
         let by_address = || self.finder.node_named_by_address(&named?.host);
         let is_fit = |node: &NodeName| other.as_ref().is_none_or(|other| other == node);
         let of_host = of_host.or_else(|| by_address().filter(is_fit));
@@ -177,7 +178,7 @@ impl NodePort {
 
 impl RoutingContext<'_> {
     /// Returns the node of that name, which may be a name in the zone.
-    fn named(&self, host: &Host) -> Option<NodeName> {
+    fn node_by_name(&self, host: &Host) -> Option<NodeName> {
         host.node().map(|name| self.policy.own_name(name))
     }
 
@@ -196,7 +197,7 @@ impl RoutingContext<'_> {
                 Ok(behind.map(|(_, is_own)| (ip, is_own)).or(exact.then_some((ip, false))))
             }
             Some(HostHeader { host: host @ Host::Name(_), exact: true, .. })
-                if self.named(host).as_ref() != Some(node) =>
+                if self.node_by_name(host).as_ref() != Some(node) =>
             {
                 Err(Denial::Request(OTHER_NAME))
             }
@@ -213,7 +214,7 @@ fn host(headers: &HeaderMap) -> Option<HostHeader> {
 }
 
 /// Returns the value of a header that names a request's node or target.
-fn one(headers: &HeaderMap, name: &HeaderName) -> Result<Option<HostHeader>, Denial> {
+fn single_header(headers: &HeaderMap, name: &HeaderName) -> Result<Option<HostHeader>, Denial> {
     let mut all = headers.get_all(name).iter();
     let Some(first) = all.next() else { return Ok(None) };
     let text = first.to_str().unwrap_or_default().trim();
@@ -228,7 +229,7 @@ fn one(headers: &HeaderMap, name: &HeaderName) -> Result<Option<HostHeader>, Den
 }
 
 /// Returns namespace and name of the pod in a path of the kubelet's API.
-fn server(path: &str) -> Option<(&str, &str)> {
+fn pod_of_path(path: &str) -> Option<(&str, &str)> {
     let mut parts = path.strip_prefix('/')?.split('/');
     let about_a_pod = POD_PATHS.contains(&parts.next()?);
     let (namespace, server) = (parts.next()?, parts.next()?);

@@ -30,7 +30,7 @@ impl PreparedIntercept {
     /// Intercepts until the server begins to stop. The receiver is notified once nothing is intercepted.
     pub(super) fn spawn(self, deps: &ListenerDeps) -> oneshot::Receiver<()> {
         let Self { table, intercepted, settings } = self;
-        if !deps.asks_kubernetes && !settings.trust_edge_addresses {
+        if !deps.uses_kubernetes && !settings.trust_edge_addresses {
             info!(
                 hint =
                     "list addresses in the token file, or set server.intercept.trust_edge_addresses = true",
@@ -491,7 +491,7 @@ mod presence_tests {
 }
 
 #[cfg(test)]
-mod told_tests {
+mod claim_log_tests {
     use tunnel_base::addresses::{ClaimRejectReason, ClaimSource};
 
     use super::*;

@@ -50,7 +50,7 @@ impl Cloud {
     }
 
     /// Runs until no edge is asked for a minute. Returns the seconds that it took.
-    fn settles(&mut self, chance: &mut impl FnMut(usize) -> usize) -> u32 {
+    fn settle(&mut self, chance: &mut impl FnMut(usize) -> usize) -> u32 {
         let mut last = self.second;
         while self.second - last < 60 {
             assert!(self.second < 3000, "it never settles: {:?}", self.nodes());
@@ -73,7 +73,7 @@ fn dice(mut seed: u64) -> impl FnMut(usize) -> usize {
 #[tokio::test(start_paused = true)]
 async fn a_new_third_server_gets_its_share_of_five_thousand_edges() {
     let mut cloud = Cloud::new(&[2500, 2500, 0]);
-    let took = cloud.settles(&mut dice(1));
+    let took = cloud.settle(&mut dice(1));
     let nodes = cloud.nodes();
     assert!(nodes.iter().all(|nodes| (1500..=1850).contains(nodes)), "{nodes:?} after {took} s");
     assert!(took <= 120 && cloud.moved <= 5000, "{took} s, {} were asked", cloud.moved);
@@ -84,7 +84,7 @@ async fn a_new_server_among_twenty_gets_most_of_its_share() {
     let mut nodes = vec![1000; 20];
     nodes.push(0);
     let mut cloud = Cloud::new(&nodes);
-    cloud.settles(&mut dice(2));
+    cloud.settle(&mut dice(2));
     assert!(*cloud.nodes().last().unwrap() >= 700, "{:?}", cloud.nodes());
 }
 
@@ -92,7 +92,7 @@ async fn a_new_server_among_twenty_gets_most_of_its_share() {
 async fn rebalancing_pauses_if_edges_never_reach_the_emptier_server() {
     let mut cloud = Cloud::new(&[4000, 4000, 500]);
     cloud.shut = 1;
-    cloud.settles(&mut dice(3));
+    cloud.settle(&mut dice(3));
     assert!(cloud.moved < 3500, "{} were asked", cloud.moved);
     let (before, mut again) = (cloud.moved, 0);
     for _ in 0..3600 {
@@ -159,7 +159,7 @@ proptest! {
         nodes in prop::collection::vec(0..400_u64, 1..8), seed: u64,
     ) {
         let mut cloud = Cloud::new(&nodes);
-        cloud.settles(&mut dice(seed));
+        cloud.settle(&mut dice(seed));
         let (nodes, total) = (cloud.nodes(), nodes.iter().sum::<u64>());
         prop_assert_eq!(nodes.iter().sum::<u64>(), total);
     }

@@ -94,14 +94,14 @@ impl Peers {
     }
 
     /// Answers a peer's request for a page of the nodes that are linked here.
-    pub fn answer_page(&self, from: &LinkSender, request: &ListNodes) {
+    pub fn handle_list_nodes(&self, from: &LinkSender, request: &ListNodes) {
         let (nodes, more) = self.dial_context.registry.page(request.after.as_ref(), MAX_PAGE_NODES);
         // Without room the peer's request times out.
         let _ = from.node_page(NodePage { question: request.question, nodes, more });
     }
 
     /// Delivers a page. A page that was not requested over that link is dropped.
-    pub fn on_node_page(&self, from: &LinkSender, page: NodePage) {
+    pub fn handle_node_page(&self, from: &LinkSender, page: NodePage) {
         if let Some(request) = self.pages.lock().remove(&(page.question, from.id)) {
             // This fails only if the waiter has just left.
             let _ = request.send(page);

@@ -104,7 +104,7 @@ impl Peer {
         self.link.load(Relaxed) == link.0
     }
 
-    fn becomes(&self, state: PeerState) {
+    fn set_state(&self, state: PeerState) {
         let link = if let PeerState::Linked(link) = &state { link.id.0 } else { NO_LINK_ID };
         self.link.store(link, Relaxed);
         self.state.send_replace(state);
@@ -143,14 +143,14 @@ impl Peer {
                 return;
             }
             let why = "no longer listed as a peer".into();
-            self.becomes(PeerState::Stopped(PeerError::NoLink { at: self.at, cause: why }));
+            self.set_state(PeerState::Stopped(PeerError::NoLink { at: self.at, cause: why }));
             self.note(None, &context);
             // Checked after the state was set, because another thread may have listed the peer again. If that happened
             // before the check, this task continues; otherwise the list finds the stopped state and replaces the peer.
             if drain.is_draining() || self.dismissed.is_cancelled() || !self.listed.load(Relaxed) {
                 return;
             }
-            self.becomes(PeerState::Unlinked);
+            self.set_state(PeerState::Unlinked);
         }
     }
 
@@ -168,7 +168,7 @@ impl Peer {
                 // DNS returned it, and the search no longer waits for it.
                 () = sleep(IDLE_TIMEOUT) => break,
             }
-            self.becomes(PeerState::Dialling(Instant::now()));
+            self.set_state(PeerState::Dialling(Instant::now()));
             let pause = match context.dialer.dial(self.at, false).await {
                 Ok(link) => {
                     failures = 0;
@@ -177,7 +177,7 @@ impl Peer {
                 }
                 Err(why @ PeerError::SelfDial(_)) => {
                     tracing::debug!(server_addr = %self.at, "address belongs to this server");
-                    self.becomes(PeerState::Stopped(why));
+                    self.set_state(PeerState::Stopped(why));
                     self.note(None, context);
                     return;
                 }
@@ -208,7 +208,7 @@ impl Peer {
             tracing::debug!(error = %why, "cannot link to peer");
         }
         let pause = why.pause(failures, listed);
-        self.becomes(PeerState::Failed(Instant::now() + pause, why.clone()));
+        self.set_state(PeerState::Failed(Instant::now() + pause, why.clone()));
         self.note(Some(why), context);
         pause
     }
@@ -226,7 +226,7 @@ impl Peer {
     /// Sets the state as if it had just been linked.
     #[cfg(test)]
     pub(crate) fn set_linked(&self, link: &Arc<LinkSender>) {
-        self.becomes(PeerState::Linked(link.clone()));
+        self.set_state(PeerState::Linked(link.clone()));
     }
 
     /// Returns the earliest time of the next attempt, if the last one failed.
@@ -235,7 +235,7 @@ impl Peer {
         if let PeerState::Failed(until, _) = &*self.state.borrow() { Some(*until) } else { None }
     }
 
-    fn unused(&self) -> Duration {
+    fn idle_time(&self) -> Duration {
         self.used.lock().elapsed()
     }
 }
@@ -253,11 +253,11 @@ impl Peer {
     /// Serves a link until it ends. An unresponsive link is replaced by a new one.
     async fn serve(&self, mut link: Arc<LinkSender>, second: &mut BackupLink, context: &DialContext) {
         while let Some(next) = self.serve_one(&link, second, context).await {
-            self.becomes(PeerState::Linked(next.clone()));
+            self.set_state(PeerState::Linked(next.clone()));
             link.close();
             link = next;
         }
-        self.becomes(PeerState::Unlinked);
+        self.set_state(PeerState::Unlinked);
     }
 
     /// Serves a link until it ends. Returns the backup link if it is unresponsive and that has answered first.
@@ -269,7 +269,7 @@ impl Peer {
     ) -> Option<Arc<LinkSender>> {
         let server = link.instance.map(tracing::field::debug);
         tracing::info!(link = %link.id, server_addr = %self.at, server, "linked to peer");
-        self.becomes(PeerState::Linked(link.clone()));
+        self.set_state(PeerState::Linked(link.clone()));
         self.note(None, context);
         context.changed.send_replace(());
         context.links_changed.notify_one();
@@ -282,7 +282,7 @@ impl Peer {
                 () = sleep(IDLE_TIMEOUT / 4) => {
                     if self.listed.load(Relaxed) || link.sessions() > 0 {
                         self.mark_used();
-                    } else if self.unused() >= IDLE_TIMEOUT {
+                    } else if self.idle_time() >= IDLE_TIMEOUT {
                         tracing::debug!(server_addr = %self.at, "idle link to peer closed");
                         link.close();
                     }

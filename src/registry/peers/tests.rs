@@ -203,13 +203,13 @@ async fn an_answer_is_accepted_only_over_the_link_of_its_query() {
         while peers.questions.lock().is_empty() {
             tokio::task::yield_now().await;
         }
-        assert!(peers.on_found(&other, found(1)).is_none(), "not asked over that link");
+        assert!(peers.handle_found(&other, found(1)).is_none(), "not asked over that link");
         assert_eq!(peers.questions.lock().len(), 1);
-        assert!(peers.on_found(&link, found(1)).is_none());
+        assert!(peers.handle_found(&link, found(1)).is_none());
     };
     let (queried, ()) = tokio::join!(peers.ask(&server, &node), answers);
     assert_eq!(queried.unwrap().0.id, link.id);
-    assert_eq!(peers.on_found(&link, found(UNSOLICITED)), Some(found(UNSOLICITED)));
+    assert_eq!(peers.handle_found(&link, found(UNSOLICITED)), Some(found(UNSOLICITED)));
     peers.remove(&link);
     assert!(peers.all().is_empty() && peers.questions.lock().is_empty());
 }
@@ -226,7 +226,7 @@ async fn answer_pages(peers: &Peers, link: &LinkSender, answers: impl Fn(u64) ->
     loop {
         let pending: Vec<_> = peers.pages.lock().keys().filter(|(_, id)| *id == link.id).copied().collect();
         for (question, _) in pending {
-            peers.on_node_page(link, answers(question));
+            peers.handle_node_page(link, answers(question));
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -240,7 +240,7 @@ async fn nodes_of_all_peers_are_listed_and_a_silent_peer_is_reported() {
     peers.add_incoming(&answering, false);
     peers.add_incoming(&silent, false);
     // Over another link the answer is dropped.
-    peers.on_node_page(&silent, page(1, &["b".to_owned()], false));
+    peers.handle_node_page(&silent, page(1, &["b".to_owned()], false));
     let answers =
         answer_pages(&peers, &answering, |question| page(question, &["a".to_owned(), "b".to_owned()], false));
     let listed = tokio::select! {
@@ -354,14 +354,14 @@ async fn loads_are_valid_while_fresh_and_if_all_peers_report() {
     let load = |nodes| Load { nodes, stopping: false };
     let (dialled, incoming) = (link(7), link(8));
     peers.add_incoming(&incoming, false);
-    peers.on_load(&incoming, load(80));
+    peers.handle_load(&incoming, load(80));
     assert_eq!(peers.loads(), None, "the listed peer has no link");
     listed.set_linked(&dialled);
     assert_eq!(peers.loads(), None, "it has not reported yet");
-    peers.on_load(&dialled, load(70));
+    peers.handle_load(&dialled, load(70));
     let known = PeerLoad { at: Some(listed.at), nodes: 70 };
     assert_eq!(peers.loads(), Some(vec![known, PeerLoad { at: None, nodes: 80 }]));
-    peers.on_load(&incoming, Load { stopping: true, ..load(0) });
+    peers.handle_load(&incoming, Load { stopping: true, ..load(0) });
     assert_eq!(peers.loads(), None, "one is stopping");
     peers.remove(&incoming);
     assert_eq!(peers.loads(), Some(vec![known]));
@@ -379,7 +379,7 @@ async fn loads_of_many_instances_are_bounded() {
     let (peers, _tell, _made) = peers(&[]);
     for id in 0..MAX_KNOWN as u64 + 10 {
         let link = LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())));
-        peers.on_load(&link, Load { nodes: 1, stopping: false });
+        peers.handle_load(&link, Load { nodes: 1, stopping: false });
     }
     assert_eq!(peers.loads.lock().len(), MAX_KNOWN);
 }

@@ -32,7 +32,7 @@ async fn copied<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> Outcome {
 }
 
 /// Copies between two in-memory pipes, and runs `work` at their other ends.
-async fn spliced<W, R>(room: usize, work: impl FnOnce(DuplexStream, DuplexStream) -> W) -> (Outcome, R)
+async fn copy_between<W, R>(room: usize, work: impl FnOnce(DuplexStream, DuplexStream) -> W) -> (Outcome, R)
 where
     W: Future<Output = R>,
 {
@@ -59,14 +59,14 @@ async fn tcp() -> (TcpStream, TcpStream) {
 #[tokio::test]
 async fn half_close_is_passed_in_both_directions() {
     for a_first in [true, false] {
-        let (outcome, ()) = spliced(64, |a, b| async move {
-            let (mut asks, mut answers) = if a_first { (a, b) } else { (b, a) };
-            asks.write_all(b"question").await.unwrap();
-            asks.shutdown().await.unwrap();
+        let (outcome, ()) = copy_between(64, |a, b| async move {
+            let (mut requester, mut answers) = if a_first { (a, b) } else { (b, a) };
+            requester.write_all(b"question").await.unwrap();
+            requester.shutdown().await.unwrap();
             assert_eq!(rest(&mut answers).await, b"question");
             answers.write_all(b"a longer answer").await.unwrap();
             answers.shutdown().await.unwrap();
-            assert_eq!(rest(&mut asks).await, b"a longer answer");
+            assert_eq!(rest(&mut requester).await, b"a longer answer");
         })
         .await;
         let (by, to_a, to_b) = if a_first { (Side::A, 15, 8) } else { (Side::B, 8, 15) };
@@ -158,7 +158,7 @@ async fn the_whole_response_of_a_target_that_closes_early_is_delivered() {
 
 #[tokio::test]
 async fn a_stalled_reader_stops_only_its_own_direction() {
-    let (_, got) = spliced(64, |a, mut b| async move {
+    let (_, got) = copy_between(64, |a, mut b| async move {
         let (mut a_reads, mut a_writes) = tokio::io::split(a);
         // `b` reads nothing, so this blocks.
         let flood = async { while a_writes.write_all(&[0; 64]).await.is_ok() {} };
@@ -442,7 +442,7 @@ const UPLOAD: usize = 50_000;
 
 #[tokio::test(start_paused = true)]
 async fn lingering_ends_at_the_remotes_end_after_silence_or_at_the_timeout() {
-    async fn lingered(work: impl AsyncFnOnce(DuplexStream)) -> Duration {
+    async fn linger_time(work: impl AsyncFnOnce(DuplexStream)) -> Duration {
         let (far, near) = duplex(64);
         let mut socket = Socket::new(near, BufferPool::new());
         let start = tokio::time::Instant::now();
@@ -452,13 +452,13 @@ async fn lingering_ends_at_the_remotes_end_after_silence_or_at_the_timeout() {
         }
         start.elapsed()
     }
-    let ends = lingered(async |mut far| assert!(rest(&mut far).await.is_empty())).await;
-    let silent = lingered(async |far| {
+    let ends = linger_time(async |mut far| assert!(rest(&mut far).await.is_empty())).await;
+    let silent = linger_time(async |far| {
         tokio::time::sleep(LINGER_TIMEOUT).await;
         drop(far);
     })
     .await;
-    let chatty = lingered(async |mut far| {
+    let chatty = linger_time(async |mut far| {
         while far.write_all(b"more").await.is_ok() {
             tokio::time::sleep(LINGER_SILENCE / 2).await;
         }
@@ -484,7 +484,7 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let made = |len: usize, step: usize| (0..len).map(|i| (i * step % 251) as u8).collect::<Vec<_>>();
         let (sent_up, sent_down) = (made(up, 3), made(down, 7));
-        let (outcome, (got_up, got_down)) = runtime.block_on(spliced(room.max(16), |a, b| async {
+        let (outcome, (got_up, got_down)) = runtime.block_on(copy_between(room.max(16), |a, b| async {
             let (mut a_reads, mut a_writes) = tokio::io::split(a);
             let (mut b_reads, mut b_writes) = tokio::io::split(b);
             let send_up = async {

@@ -121,15 +121,15 @@ impl SimServer {
                 if let Some(linked) = self.registry.link_of(&frame.node) {
                     linked.sender.received(Instant::now());
                 }
-                self.finder.answer(from, &frame.node, question);
+                self.finder.handle_find(from, &frame.node, question);
             }
             FrameKind::Found(found) => {
-                if let Some(at) = self.finder.on_found(from, &frame.node, found.clone()) {
+                if let Some(at) = self.finder.handle_found(from, &frame.node, found.clone()) {
                     self.make_way(at, &frame.node, Some(found));
                 }
             }
-            FrameKind::Load(load) => self.peers.on_load(from, load),
-            FrameKind::Conflict(conflict) => self.finder.on_conflict(&frame.node, conflict),
+            FrameKind::Load(load) => self.peers.handle_load(from, load),
+            FrameKind::Conflict(conflict) => self.finder.handle_conflict(&frame.node, conflict),
             _ => {}
         }
     }

@@ -178,7 +178,7 @@ fn errors_about_a_superedge_file_use_its_own_keys() {
     let (settings, _) = startup
         .settings(ServerConfig::examine(&CLOUD_OLD.replace("../../conf", "/none"), &Environment::default()));
     Server::validate(&settings, &mut startup);
-    let errors = startup.into_faults();
+    let errors = startup.into_errors();
     let keys: Vec<_> = errors.iter().map(|found| found.error.key.as_str()).collect();
     for key in ["stream.server.cert", "stream.server.key", "stream.server.tokenfile", "https.cert"] {
         assert!(keys.contains(&format!("mode.cloud.{key}").as_str()), "{key}: {keys:?}");

@@ -39,7 +39,7 @@ impl ListenerProtocol<UnixStream> for Line {
         if let Ok(user) = socket.peer_cred() {
             admission.proof = ClientIdentity::User(format!("uid {}", user.uid()));
         }
-        let (answer, session) = match admission.open(asks(line.trim()), new_trace()).await {
+        let (answer, session) = match admission.open(open_request(line.trim()), new_trace()).await {
             Ok(session) => ("ok\n".to_owned(), Some(session)),
             Err(denied) => (format!("no: {}\n", denied.denial.sentence(denied.trusted)), None),
         };
@@ -69,7 +69,7 @@ impl ListenerProtocol<UnixStream> for Lines {
         let mut lines = BufReader::new(socket);
         let mut line = String::new();
         while lines.read_line(&mut line).await.unwrap() > 0 {
-            let opened = match admission.authorize(asks(line.trim()), new_trace()).await {
+            let opened = match admission.authorize(open_request(line.trim()), new_trace()).await {
                 Ok(permitted) => permitted.open().await,
                 Err(denied) => Err(denied),
             };
@@ -106,7 +106,7 @@ impl ListenerProtocol<UnixStream> for Switch {
     ) -> HandshakeOutcome<UnixStream> {
         let mut line = String::new();
         BufReader::new(&mut socket).read_line(&mut line).await.unwrap();
-        let permitted = admission.authorize(asks(line.trim()), new_trace()).await.unwrap();
+        let permitted = admission.authorize(open_request(line.trim()), new_trace()).await.unwrap();
         let session = permitted.open().await.unwrap();
         HandshakeOutcome::Opened { session, socket, buffered: Bytes::new() }
     }

@@ -64,12 +64,12 @@ impl Site {
         Self { client, offered, context, limiter, over }
     }
 
-    pub(crate) async fn say(&mut self, text: &str) {
+    pub(crate) async fn send(&mut self, text: &str) {
         self.client.write_all(text.as_bytes()).await.unwrap();
     }
 
     /// Checks that the client receives this text next.
-    pub(crate) async fn hears(&mut self, text: &str) {
+    pub(crate) async fn expect(&mut self, text: &str) {
         let mut received = String::new();
         for byte in text.bytes() {
             received.push(char::from(self.client.read_u8().await.expect(text)));
@@ -113,7 +113,7 @@ impl Site {
     }
 
     /// Returns true if no other session was requested.
-    pub(crate) fn asks_for_no_session(&mut self) -> bool {
+    pub(crate) fn requested_no_session(&mut self) -> bool {
         self.offered.try_recv().is_err()
     }
 
@@ -122,13 +122,13 @@ impl Site {
     }
 
     /// Disconnects the client, and returns how serving it ended.
-    pub(crate) async fn leave(self) -> (&'static str, ListenerContext) {
+    pub(crate) async fn disconnect(self) -> (&'static str, ListenerContext) {
         drop(self.client);
         (self.over.await.unwrap(), self.context)
     }
 
     /// Returns how serving the client ended while it was still connected.
-    pub(crate) async fn over(&mut self) -> &'static str {
+    pub(crate) async fn outcome(&mut self) -> &'static str {
         (&mut self.over).await.unwrap()
     }
 
@@ -146,7 +146,7 @@ impl Target {
         Self { session: offer.accept(), arrived: BytesMut::new() }
     }
 
-    pub(crate) async fn say(&mut self, text: &str) {
+    pub(crate) async fn send(&mut self, text: &str) {
         let mut bytes = Bytes::copy_from_slice(text.as_bytes());
         while !bytes.is_empty() {
             poll_fn(|cx| self.session.poll_write_chunk(cx, &mut bytes)).await.unwrap();
@@ -168,7 +168,7 @@ impl Target {
     }
 
     /// Checks that this text arrives next.
-    pub(crate) async fn hears(&mut self, text: &str) {
+    pub(crate) async fn expect(&mut self, text: &str) {
         assert_eq!(self.take(text.len()).await, text);
     }
 
@@ -191,7 +191,7 @@ impl Target {
     }
 
     /// Returns true if no further bytes have arrived.
-    pub(crate) async fn hears_nothing(&mut self) -> bool {
+    pub(crate) async fn receives_nothing(&mut self) -> bool {
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }

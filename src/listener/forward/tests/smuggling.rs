@@ -5,7 +5,7 @@ use super::*;
 /// Returns the only request that the target receives, or the client's response.
 async fn sent(text: &str) -> Result<String, String> {
     let mut site = Site::new();
-    site.say(text).await;
+    site.send(text).await;
     let mut target = site.target_or_answer().await?;
     let mut request = target.head().await;
     let length = request.lines().find_map(|line| line.strip_prefix("Content-Length: "));
@@ -15,7 +15,7 @@ async fn sent(text: &str) -> Result<String, String> {
         None => String::new(),
     };
     request.push_str(&body);
-    assert!(target.hears_nothing().await && site.asks_for_no_session(), "more than {request:?}");
+    assert!(target.receives_nothing().await && site.requested_no_session(), "more than {request:?}");
     Ok(request)
 }
 
@@ -73,7 +73,7 @@ async fn invalid_chunks_abort_the_request() {
         ["x\r\n", "-1\r\na\r\n", "1\na\r\n0\r\n\r\n", "1\r\nab\r\n", "10000000000000000\r\n", "0x1\r\na\r\n"]
     {
         let mut site = Site::new();
-        site.say(&format!("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}")).await;
+        site.send(&format!("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}")).await;
         let mut target = site.target().await;
         let head = site.head().await;
         assert!(head.starts_with("HTTP/1.1 400 "), "{chunks:?}: {head}");

@@ -108,13 +108,13 @@ fn ip(text: &str) -> IpAddr {
 
 #[test]
 fn a_pod_is_parsed_from_the_kubelets_paths() {
-    assert_eq!(server("/exec/shop/web-0/nginx"), Some(("shop", "web-0")));
-    assert_eq!(server("/exec/shop/web-0/some-uid/nginx"), Some(("shop", "web-0")));
+    assert_eq!(pod_of_path("/exec/shop/web-0/nginx"), Some(("shop", "web-0")));
+    assert_eq!(pod_of_path("/exec/shop/web-0/some-uid/nginx"), Some(("shop", "web-0")));
     for path in ["/attach/a/b/c", "/portForward/a/b", "/containerLogs/a/b/c", "/run/a/b/c"] {
-        assert_eq!(server(path), Some(("a", "b")), "{path}");
+        assert_eq!(pod_of_path(path), Some(("a", "b")), "{path}");
     }
     for path in ["/metrics", "/exec", "/exec/a", "/exec//b", "/exec/a/", "/pods/a/b", "exec/a/b", "*"] {
-        assert_eq!(server(path), None, "{path}");
+        assert_eq!(pod_of_path(path), None, "{path}");
     }
 }
 

@@ -121,7 +121,7 @@ async fn pending_announcements_for_a_slow_peer_are_bounded() {
 struct ScriptedDialer(Mutex<Vec<Arc<LinkSender>>>);
 
 impl PeerDialer for ScriptedDialer {
-    fn dial(&self, at: SocketAddr, _beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
+    fn dial(&self, at: SocketAddr, _is_backup: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
         let refused = PeerError::NoLink { at, cause: "refused".to_owned() };
         ready(self.0.lock().pop().ok_or(refused)).boxed()
     }
