@@ -140,8 +140,7 @@ impl Reconnector {
     async fn serve_link(self: &Arc<Self>, made: NewLink, second: &mut BackupLink) -> (LinkOutcome, bool) {
         let NewLink { mut link, server, at, tokens } = made;
         self.dialer.on_linked(server, link.sender.instance);
-        let instance = link.sender.instance.map(field::debug);
-        info!(link = %link.sender.id, server = self.dialer.display_name(server), instance, dialect = link.sender.dialect_name(), "linked");
+        info!(link = %link.sender.id, server = self.dialer.display_name(server), instance = link.sender.instance.map(field::debug), dialect = link.sender.dialect_name(), "linked");
         self.began(&link);
         let mut fail_back = Box::pin(self.fail_back(server));
         // Prefer the same server, where sessions resume at once.
@@ -191,13 +190,12 @@ impl Reconnector {
             });
             return (outcome, carried);
         };
-        let carried = link.sender.has_carried();
         self.ended(&link, &why);
         if let LinkEnd::NameTaken(why) = why {
             warn!(error = %why, "node name in use by another process");
             self.wait_name_free().await;
         }
-        (LinkOutcome::Ended, carried)
+        (LinkOutcome::Ended, link.sender.has_carried())
     }
 
     /// Returns a link to a server preferred over index `server`, once one is reachable. Never completes for index 0.
