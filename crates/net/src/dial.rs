@@ -104,7 +104,7 @@ async fn dial_with(
                 }
             },
             () = sleep_until(start + patience) => break,
-            () = sleep_until(next), if left.len() > 0 => {
+            () = sleep_if_before(next), if left.len() > 0 => {
                 next = Instant::now() + delay;
                 trying.extend(left.next().map(|&at| async move { (at, connect(at, check).await) }));
             }
@@ -114,6 +114,13 @@ async fn dial_with(
     let silent = addresses.iter().filter(|at| !answered.contains(at));
     failed.extend(silent.map(|&at| timed_out(at, patience)));
     Err(ConnectError::new(failed))
+}
+
+/// Sleeps until `at`, but not at all if it has passed: `sleep_until` would wait for the timer's next millisecond.
+async fn sleep_if_before(at: Instant) {
+    if Instant::now() < at {
+        sleep_until(at).await;
+    }
 }
 
 /// Returns the addresses of a host in the order of trial: first the one that answered when an earlier one did not, then
@@ -377,6 +384,17 @@ mod tests {
         let socket = dial(&named("order.test"), &[closed().await, open], SOON).await.unwrap();
         assert_eq!(socket.peer_addr().unwrap(), open);
         assert!(socket.nodelay().unwrap() && SockRef::from(&socket).keepalive().unwrap());
+    }
+
+    #[tokio::test]
+    async fn the_first_address_is_tried_without_waiting_for_the_timer() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = [listener.local_addr().unwrap()];
+        let host = named("at-once.test");
+        let mut dialled = Box::pin(dial(&host, &address, SOON));
+        assert!(futures_util::poll!(&mut dialled).is_pending());
+        listener.accept().unwrap();
     }
 
     #[tokio::test]
