@@ -2,6 +2,7 @@
 
 pub mod balance;
 pub mod history;
+pub mod links;
 pub mod nodes_at_peers;
 pub mod peers;
 pub mod replace;
@@ -19,7 +20,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use crate::registry::history::NodeHistory;
+use crate::registry::links::{LinkRole, NodeLinks, Reason, Replaced};
 use crate::registry::nodes_at_peers::{NodeAtPeer, NodesAtPeers};
 use crate::registry::peers::Peers;
 use crate::registry::peers::peer::PeerError;
@@ -38,8 +39,8 @@ use tunnel_proto::frame::{Found, Remote};
 /// It is released before a link is closed, a waiter is woken or a metric changes, because each of these takes another
 /// lock. Three rules make this safe:
 ///
-/// - [`Registry::insert`] and [`Registry::remove`] compare links by their ids under the lock, so a link that ends late
-///   never removes the newer link that replaced it.
+/// - [`NodeLinks::replace`] compares links by their ids under the lock, so a link that ends late never removes the newer
+///   link that replaced it.
 /// - A waiter registers first and checks second ([`Registry::wait`]), so a link that is inserted in between wakes it.
 /// - A link that was read from here may have ended since. It then accepts no more data, and no caller relies on it
 ///   being alive.
@@ -64,29 +65,6 @@ pub struct NameInUse {
     pub from: SocketAddr,
 }
 
-/// The links of all nodes at this server, under the registry's lock.
-#[derive(Debug, Default)]
-struct NodeLinks {
-    linked: HashMap<NodeName, LinkedNode>,
-    /// The previous link of a process that keeps two for a while: at most one per node.
-    older: HashMap<NodeName, LinkedNode>,
-    /// The link of an edge that has announced another link. It stays for its running sessions, at most one per node,
-    /// and the node is not found by it.
-    leaving: HashMap<NodeName, LinkedNode>,
-    /// Links for interactive sessions. A node is not found by its interactive link.
-    interactive: HashMap<NodeName, LinkedNode>,
-    /// When each disconnected node lost its link, and the last error of each node.
-    past: NodeHistory,
-}
-
-impl NodeLinks {
-    /// Returns every link, including previous, retiring and interactive ones.
-    fn all(&self) -> Vec<LinkedNode> {
-        let aside = self.leaving.values().chain(self.interactive.values());
-        self.linked.values().chain(self.older.values()).chain(aside).cloned().collect()
-    }
-}
-
 impl Registry {
     /// Returns a registry without nodes.
     pub fn new(metrics: Metrics) -> Arc<Self> {
@@ -97,13 +75,13 @@ impl Registry {
 
     /// Returns the link of a node if it is linked here.
     pub fn link_of(&self, node: &NodeName) -> Option<LinkedNode> {
-        self.nodes.lock().linked.get(node).cloned()
+        self.nodes.lock().primary(node).cloned()
     }
 
     /// Returns how long ago the node was last linked here; `None` if it is linked now, or that is not remembered.
     pub fn last_linked(&self, node: &NodeName) -> Option<Duration> {
         let nodes = self.nodes.lock();
-        match nodes.linked.get(node) {
+        match nodes.primary(node) {
             // Its task, on another thread, is about to remove it.
             Some(linked) => linked.sender.is_closed().then_some(Duration::ZERO),
             None => nodes.past.disconnected(node).map(|at| at.elapsed()),
@@ -190,42 +168,34 @@ impl Registry {
     /// stay, so a third one closes the oldest.
     pub fn insert(&self, linked: LinkedNode, is_backup: bool) -> Option<Arc<LinkSender>> {
         let node = linked.sender.peer.node().cloned()?;
-        let mut nodes = self.nodes.lock();
-        nodes.past.on_linked(&node);
-        let instance = linked.instance;
-        let before = nodes.linked.insert(node.clone(), linked);
-        let oldest = nodes.older.remove(&node);
-        let foreign = nodes.take_foreign(&node, instance);
-        let (kept, before): (Vec<_>, Vec<_>) = before.into_iter().partition(|before| {
-            is_backup
-                && before.instance.is_some()
-                && before.instance == instance
-                && !before.sender.is_closed()
-        });
-        let silent = kept.first().map(|kept| kept.sender.clone());
-        nodes.older.extend(kept.into_iter().map(|kept| (node.clone(), kept)));
-        self.count(&nodes);
-        // Closing takes the link's own lock, and two locks are never held at once. A link delivers frames until its
-        // loop ends.
-        drop(nodes);
-        for old in oldest.into_iter().chain(foreign).chain(before) {
-            tracing::warn!(%node, old_addr = %old.from, "link replaced by a newer one");
-            old.sender.close();
-        }
-        self.awaited.wake(&node);
-        self.changed.send_replace(());
-        silent
+        let reason = if is_backup { Reason::Backup(linked) } else { Reason::Linked(linked) };
+        self.replace(&node, reason);
+        let nodes = self.nodes.lock();
+        nodes.get(&node, LinkRole::Previous).map(|previous| previous.sender.clone())
     }
 
     /// Removes a link that has ended. The node's previous link, if any, becomes its primary link again. Does nothing if
     /// a newer link has replaced it: when a link's end is noticed, the node may already be linked again.
     pub fn remove(&self, sender: &LinkSender) {
-        let Some(node) = sender.peer.node() else { return };
+        if let Some(node) = sender.peer.node() {
+            self.replace(node, Reason::Ended(sender.id));
+        }
+    }
+
+    /// Changes the links of a node, closes those that have no role any more, and wakes whom that concerns.
+    pub(crate) fn replace(&self, node: &NodeName, reason: Reason) {
         let mut nodes = self.nodes.lock();
-        if !nodes.remove_secondary(node, sender) && nodes.take(node, sender).is_some() {
-            self.count(&nodes);
-            drop(nodes);
-            // The previous link may be primary again, and sessions wait for a path.
+        let Replaced { closed, has_new_primary } = nodes.replace(node, reason);
+        self.metrics.nodes.set(i64::try_from(nodes.len()).unwrap_or(i64::MAX));
+        // Closing takes the link's own lock, and two locks are never held at once. A link delivers frames until its
+        // loop ends.
+        drop(nodes);
+        for link in closed {
+            tracing::warn!(%node, old_addr = %link.from, "link replaced by a newer one");
+            link.sender.close();
+        }
+        if has_new_primary {
+            // Sessions wait for a path.
             self.awaited.wake(node);
             self.changed.send_replace(());
         }
@@ -233,7 +203,7 @@ impl Registry {
 
     /// Returns the names of all nodes that are linked here, in no particular order.
     pub fn nodes(&self) -> Vec<NodeName> {
-        self.nodes.lock().linked.keys().cloned().collect()
+        self.nodes.lock().primaries().map(|(node, _)| node.clone()).collect()
     }
 
     /// Subscribes to changes of [`Self::nodes`]. Several changes between two checks appear as one.
@@ -243,22 +213,20 @@ impl Registry {
 
     /// Sends Drain on every link, so that each edge links to another server.
     pub fn drain_all(&self) {
-        let all = self.nodes.lock().all();
-        for linked in all {
-            linked.sender.drain(None);
+        for link in self.all_links() {
+            link.drain(None);
         }
     }
 
     /// Closes every link.
     pub fn close_all(&self) {
-        let all = self.nodes.lock().all();
-        for linked in all {
-            linked.sender.close();
+        for link in self.all_links() {
+            link.close();
         }
     }
 
-    fn count(&self, nodes: &NodeLinks) {
-        self.metrics.nodes.set(i64::try_from(nodes.linked.len()).unwrap_or(i64::MAX));
+    fn all_links(&self) -> Vec<Arc<LinkSender>> {
+        self.nodes.lock().all().map(|(_, _, linked)| linked.sender.clone()).collect()
     }
 }
 

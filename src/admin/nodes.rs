@@ -5,7 +5,7 @@ use tokio::time::Instant;
 
 use crate::admin::Admin;
 use crate::admin::status::ServerView;
-use crate::registry::history::LinkRole;
+use crate::registry::links::LinkRole;
 use crate::registry::peers::node_list::{ListEnd, PeerNodes};
 
 /// The response to `GET /nodes` of a server. Times are seconds since 1970, by the clock of that server.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use crate::registry::links::LinkRole;
 use crate::registry::{LinkedNode, Registry};
 use tunnel_base::names::NodeName;
 use tunnel_link::sender::LinkSender;
@@ -199,19 +200,6 @@ const MAX_REFUSED: usize = 50;
 
 // An overview of this server's nodes for operators, including disconnected ones and their errors.
 
-/// The role of a link among the links of its node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum LinkRole {
-    /// The node is found by this link.
-    Primary,
-    /// The previous link of a process that keeps two.
-    Previous,
-    /// Carries interactive sessions, in addition to the primary link.
-    Interactive,
-    /// Stays for its sessions only; the node is found elsewhere.
-    Retiring,
-}
-
 /// All links of nodes here at one moment, and the disconnected nodes.
 #[derive(Debug, Default)]
 pub struct Overview {
@@ -225,9 +213,9 @@ impl Registry {
     /// Returns the node with the oldest link here, and whether there are others.
     pub fn longest(&self) -> Option<(NodeName, bool)> {
         let nodes = self.nodes.lock();
-        let living = nodes.linked.iter().filter(|(_, linked)| !linked.sender.is_closed());
+        let living = nodes.primaries().filter(|(_, linked)| !linked.sender.is_closed());
         let (node, _) = living.max_by_key(|(_, linked)| linked.sender.age())?;
-        Some((node.clone(), nodes.linked.len() > 1))
+        Some((node.clone(), nodes.len() > 1))
     }
 
     /// Returns up to `most` nodes after `after`, by the bytes of their names, and whether more follow. Their names have
@@ -235,7 +223,7 @@ impl Registry {
     pub fn page(&self, after: Option<&NodeName>, most: usize) -> (Vec<ListedNode>, bool) {
         let nodes = self.nodes.lock();
         let later = |node: &NodeName| after.is_none_or(|after| node.as_str() > after.as_str());
-        let mut all: Vec<_> = nodes.linked.iter().filter(|(node, _)| later(node)).collect();
+        let mut all: Vec<_> = nodes.primaries().filter(|(node, _)| later(node)).collect();
         all.sort_unstable_by_key(|(node, _)| node.as_str());
         let mut bytes = 0;
         let fits = |(node, _): &&(&NodeName, &LinkedNode)| {
@@ -255,18 +243,13 @@ impl Registry {
     /// Returns all links, and up to `most` of the disconnected nodes.
     pub fn overview(&self, most: usize) -> Overview {
         let nodes = self.nodes.lock();
-        let links = |map: &HashMap<NodeName, LinkedNode>, role| -> Vec<_> {
-            let error = |node| nodes.past.error(node);
-            map.iter().map(|(node, linked)| (node.clone(), role, linked.clone(), error(node))).collect()
+        let entry = |(node, role, linked): (&NodeName, _, &LinkedNode)| {
+            (node.clone(), role, linked.clone(), nodes.past.error(node))
         };
-        let mut linked = links(&nodes.linked, LinkRole::Primary);
-        linked.extend(links(&nodes.older, LinkRole::Previous));
-        linked.extend(links(&nodes.interactive, LinkRole::Interactive));
-        linked.extend(links(&nodes.leaving, LinkRole::Retiring));
+        let mut linked: Vec<_> = nodes.all().map(entry).collect();
         let mut disconnected = nodes.past.all_disconnected(most);
         // A node that has moved to a peer may have a link here for its earlier sessions.
-        let others = [&nodes.older, &nodes.interactive, &nodes.leaving];
-        disconnected.retain(|(node, ..)| !others.iter().any(|links| links.contains_key(node)));
+        disconnected.retain(|(node, ..)| nodes.of(node).next().is_none());
         drop(nodes);
         linked.sort_by(|(one, at, ..), (two, other, ..)| (one.as_str(), at).cmp(&(two.as_str(), other)));
         Overview { linked, disconnected }
@@ -283,7 +266,7 @@ impl Registry {
     /// Records that a link of a node was refused.
     pub fn refused(&self, node: &NodeName, why: &str) {
         let mut nodes = self.nodes.lock();
-        if nodes.linked.contains_key(node) {
+        if nodes.primary(node).is_some() {
             nodes.past.failed(node, &excerpt(why));
         } else {
             nodes.past.refused(node, &excerpt(why));

@@ -1,4 +1,4 @@
-//! Which of two links of one node stays: the newer one, one at a peer, one of another process, or an interactive one.
+//! Which of two links of one node stays, here or at a peer; interactive links; edges that link elsewhere.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -11,7 +11,8 @@ use parking_lot::Mutex;
 use tokio::join;
 use tokio::time::Instant;
 
-use crate::registry::{self, CONTEST_PONG_TIMEOUT, Finder, LinkedNode, NameInUse, NodeLinks, Registry};
+use crate::registry::links::{LinkRole, Reason};
+use crate::registry::{self, CONTEST_PONG_TIMEOUT, Finder, LinkedNode, NameInUse, Registry};
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
 use tunnel_proto::frame::{Conflict, Found};
@@ -182,92 +183,39 @@ impl Finder {
 
 // Links for interactive sessions, which are kept in addition to their node's primary link.
 
-impl NodeLinks {
-    /// Returns the primary link to which that process may add an interactive one.
-    fn primary_for_interactive(
-        &self,
-        node: &NodeName,
-        instance: Option<Instance>,
-    ) -> Option<Arc<LinkSender>> {
-        let current = self.linked.get(node)?;
-        let may = instance.is_some() && current.instance == instance && !self.older.contains_key(node);
-        may.then(|| current.sender.clone())
-    }
-
-    /// Removes `sender` if it is the node's retiring or interactive link, by which the node is not found.
-    pub(crate) fn remove_secondary(&mut self, node: &NodeName, sender: &LinkSender) -> bool {
-        [&mut self.leaving, &mut self.interactive].into_iter().any(|links| {
-            let is = links.get(node).is_some_and(|linked| linked.sender.id == sender.id);
-            is && links.remove(node).is_some()
-        })
-    }
-
-    /// Removes the interactive link if it belongs to another process than the one that has linked now.
-    pub(crate) fn take_foreign(&mut self, node: &NodeName, instance: Option<Instance>) -> Option<LinkedNode> {
-        let foreign = self.interactive.get(node).is_some_and(|linked| linked.instance != instance);
-        if foreign { self.interactive.remove(node) } else { None }
-    }
-}
-
 impl Registry {
     /// Returns the node's links here, except its primary link.
     pub(crate) fn secondary_links(&self, node: &NodeName) -> Vec<Arc<LinkSender>> {
         let nodes = self.nodes.lock();
-        let links = [&nodes.older, &nodes.leaving, &nodes.interactive];
-        links.into_iter().filter_map(|links| links.get(node)).map(|linked| linked.sender.clone()).collect()
+        let secondary = nodes.of(node).filter(|(role, _)| *role != LinkRole::Primary);
+        secondary.map(|(_, linked)| linked.sender.clone()).collect()
     }
 
     /// Returns true if that process may add an interactive link to its node's primary link. It must be linked here and
     /// have no previous link, because then one of its two links is about to close.
     pub fn may_add_interactive(&self, node: &NodeName, instance: Option<Instance>) -> bool {
-        self.nodes.lock().primary_for_interactive(node, instance).is_some()
+        self.nodes.lock().busy_link(node, instance).is_some()
     }
 
     /// Adds an interactive link to its node's primary link and returns that. Closes the earlier interactive link, if
     /// any. Returns `None` if [`Self::may_add_interactive`] does not allow it.
     pub fn add_interactive(&self, linked: LinkedNode) -> Option<Arc<LinkSender>> {
         let node = linked.sender.peer.node().cloned()?;
-        let (busy, before) = {
-            let mut nodes = self.nodes.lock();
-            let busy = nodes.primary_for_interactive(&node, linked.instance)?;
-            (busy, nodes.interactive.insert(node, linked))
-        };
-        // As in `insert`: closing a link takes the link's own lock.
-        before.inspect(|before| before.sender.close());
+        let busy = self.nodes.lock().busy_link(&node, linked.instance)?;
+        self.replace(&node, Reason::Interactive(linked));
         Some(busy)
     }
 }
 
 // Edges that link elsewhere while this server continues.
 
-impl NodeLinks {
-    /// Removes the node's primary or previous link. If the primary link is removed, the previous one takes its place.
-    /// Returns `None` if `sender` is neither.
-    pub(crate) fn take(&mut self, node: &NodeName, sender: &LinkSender) -> Option<LinkedNode> {
-        let is = |of: &HashMap<NodeName, LinkedNode>| {
-            of.get(node).is_some_and(|known| known.sender.id == sender.id)
-        };
-        if is(&self.older) {
-            return self.older.remove(node);
-        }
-        if !is(&self.linked) {
-            return None;
-        }
-        if let Some(older) = self.older.remove(node) {
-            return self.linked.insert(node.clone(), older);
-        }
-        self.past.on_unlinked(node);
-        self.linked.remove(node)
-    }
-}
-
 impl Registry {
     /// Returns the number of nodes found here, and how many of them were asked to link elsewhere and have not done so
     /// yet.
     pub fn node_counts(&self) -> (usize, usize) {
         let nodes = self.nodes.lock();
-        let drained = nodes.linked.values().filter(|linked| linked.sender.is_drained()).count();
-        (nodes.linked.len(), drained)
+        let drained = nodes.primaries().filter(|(_, linked)| linked.sender.is_drained()).count();
+        (nodes.len(), drained)
     }
 
     /// Asks up to `most` edges to link to another server, preferably the one at the address that `to` returns. Returns
@@ -280,7 +228,7 @@ impl Registry {
             let nodes = self.nodes.lock();
             let may =
                 |link: &LinkSender| !link.is_plain() && !link.is_drained() && link.age() >= MIN_LINK_AGE;
-            nodes.linked.values().map(|linked| &linked.sender).filter(|link| may(link)).cloned().collect()
+            nodes.primaries().map(|(_, linked)| &linked.sender).filter(|link| may(link)).cloned().collect()
         };
         links.sort_by_cached_key(|link| (link.sessions(), Reverse(link.age())));
         links.iter().take(most).filter(|link| link.drain(to())).count()
@@ -289,19 +237,9 @@ impl Registry {
     /// Retires a link whose edge has announced another link. The node is no longer found by it, and it stays for its
     /// sessions until the edge closes it. If the node has two such links, the older one is closed.
     pub fn retire_link(&self, sender: &LinkSender) {
-        let Some(node) = sender.peer.node() else { return };
-        let mut nodes = self.nodes.lock();
-        let Some(linked) = nodes.take(node, sender) else { return };
-        let before = nodes.leaving.insert(node.clone(), linked);
-        self.count(&nodes);
-        // As in `insert`: closing a link takes the link's own lock.
-        drop(nodes);
-        if let Some(before) = before {
-            before.sender.close();
+        if let Some(node) = sender.peer.node() {
+            self.replace(node, Reason::Retired(sender.id));
         }
-        // As in `remove`: the previous link may be primary again.
-        self.awaited.wake(node);
-        self.changed.send_replace(());
     }
 }
 
@@ -368,7 +306,7 @@ mod interactive_tests {
         registry.add_interactive(second.clone()).unwrap();
         assert!(first.sender.is_closed() && !second.sender.is_closed(), "the newer one stays");
         registry.remove(&first.sender);
-        assert_eq!(registry.nodes.lock().interactive[&node].sender.id, second.sender.id);
+        assert_eq!(registry.secondary_links(&node)[0].id, second.sender.id);
         let again = linked(10, 7);
         assert!(registry.may_add_interactive(&node, busy.instance));
         let backup_link = linked(8, 7);
@@ -380,7 +318,7 @@ mod interactive_tests {
         registry.insert(linked(11, 12), false);
         assert!(second.sender.is_closed(), "its process has been replaced");
         registry.close_all();
-        assert!(registry.nodes.lock().interactive.is_empty());
+        assert!(registry.secondary_links(&node).iter().all(|link| link.is_closed()));
     }
 }
 
@@ -438,6 +376,6 @@ mod moves_tests {
         registry.retire_link(&new);
         assert!(old.is_closed() && !new.is_closed(), "the older of two is closed");
         registry.remove(&new);
-        assert_eq!(registry.nodes.lock().leaving.len(), 0);
+        assert!(registry.secondary_links(&node).is_empty());
     }
 }

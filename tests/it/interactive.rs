@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tunnel::edge::Edge;
-use tunnel::registry::history::LinkRole;
+use tunnel::registry::links::LinkRole;
 use tunnel_link::sender::LinkSender;
 
 use crate::support::clients::open;

@@ -1,0 +1,261 @@
+//! The links of each node at this server, each with a role, and the one operation that changes roles.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::registry::LinkedNode;
+use crate::registry::history::NodeHistory;
+use tunnel_base::names::{Instance, NodeName};
+use tunnel_link::sender::LinkSender;
+use tunnel_proto::state::LinkId;
+
+/// The role of a link among the links of its node. A node has at most one link of each role.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LinkRole {
+    /// The node is found by this link.
+    Primary,
+    /// The previous link of a process that keeps two for a while.
+    Previous,
+    /// Carries interactive sessions, in addition to the primary link.
+    Interactive,
+    /// Stays for its sessions only: its edge has announced another link.
+    Retiring,
+}
+
+/// Why the links of a node change.
+#[derive(Debug)]
+pub(crate) enum Reason {
+    /// The edge has made this link, which replaces its earlier ones.
+    Linked(LinkedNode),
+    /// The edge has made this link because the primary link is unresponsive, or to hand that over. The primary link
+    /// becomes the previous one if it belongs to the same process.
+    Backup(LinkedNode),
+    /// The edge has made this link for interactive sessions. It gets no role if [`NodeLinks::busy_link`] returns none.
+    Interactive(LinkedNode),
+    /// The edge has announced another link than this one, at this server or a peer.
+    Retired(LinkId),
+    /// This link has ended.
+    Ended(LinkId),
+}
+
+/// What [`NodeLinks::replace`] has changed.
+#[derive(Debug, Default)]
+pub(crate) struct Replaced {
+    /// Links without a role. The caller closes them, without the lock: closing a link takes the link's own.
+    pub(crate) closed: Vec<LinkedNode>,
+    /// Whether the node is found by another link, or no longer.
+    pub(crate) has_new_primary: bool,
+}
+
+/// The links of all nodes at this server, under the registry's lock.
+#[derive(Debug, Default)]
+pub(crate) struct NodeLinks {
+    by_node: HashMap<NodeName, RoleLinks>,
+    /// Number of nodes with a primary link.
+    linked: usize,
+    /// When each disconnected node lost its link, and the last error of each node.
+    pub(crate) past: NodeHistory,
+}
+
+/// The links of one node, in no particular order.
+#[derive(Debug, Default)]
+struct RoleLinks(Vec<(LinkRole, LinkedNode)>);
+
+impl NodeLinks {
+    /// Changes the links of a node. Links are compared by their ids, so a link that ends late never removes the newer
+    /// link that replaced it.
+    pub(crate) fn replace(&mut self, node: &NodeName, reason: Reason) -> Replaced {
+        let links = self.by_node.entry(node.clone()).or_default();
+        let before = links.get(LinkRole::Primary).map(|linked| linked.sender.id);
+        let closed = links.replace(reason);
+        let after = links.get(LinkRole::Primary).map(|linked| linked.sender.id);
+        if links.0.is_empty() {
+            self.by_node.remove(node);
+        }
+        match (before, after) {
+            (None, Some(_)) => {
+                self.linked += 1;
+                self.past.on_linked(node);
+            }
+            (Some(_), None) => {
+                self.linked -= 1;
+                self.past.on_unlinked(node);
+            }
+            _ => {}
+        }
+        Replaced { closed, has_new_primary: before != after }
+    }
+
+    /// Returns the link of a node with that role.
+    pub(crate) fn get(&self, node: &NodeName, role: LinkRole) -> Option<&LinkedNode> {
+        self.by_node.get(node)?.get(role)
+    }
+
+    /// Returns the primary link of a node.
+    pub(crate) fn primary(&self, node: &NodeName) -> Option<&LinkedNode> {
+        self.get(node, LinkRole::Primary)
+    }
+
+    /// Returns all links, in no particular order.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&NodeName, LinkRole, &LinkedNode)> {
+        self.by_node.iter().flat_map(|(node, links)| links.0.iter().map(move |(role, of)| (node, *role, of)))
+    }
+
+    /// Returns the links of a node, in no particular order.
+    pub(crate) fn of(&self, node: &NodeName) -> impl Iterator<Item = (LinkRole, &LinkedNode)> {
+        let links = self.by_node.get(node).map(|links| links.0.iter());
+        links.into_iter().flatten().map(|(role, linked)| (*role, linked))
+    }
+
+    /// Returns the nodes that are found here, each with its primary link, in no particular order.
+    pub(crate) fn primaries(&self) -> impl Iterator<Item = (&NodeName, &LinkedNode)> {
+        self.by_node.iter().filter_map(|(node, links)| Some((node, links.get(LinkRole::Primary)?)))
+    }
+
+    /// Returns the number of nodes that are found here.
+    pub(crate) fn len(&self) -> usize {
+        self.linked
+    }
+
+    /// Returns the primary link to which that process may add an interactive one. It must be linked here and have no
+    /// previous link, because then one of its two links is about to close.
+    pub(crate) fn busy_link(&self, node: &NodeName, instance: Option<Instance>) -> Option<Arc<LinkSender>> {
+        self.by_node.get(node)?.busy_link(instance).map(|busy| busy.sender.clone())
+    }
+}
+
+impl RoleLinks {
+    /// Changes the roles for that reason. Returns the links that have none any more, which are to be closed.
+    fn replace(&mut self, reason: Reason) -> Vec<LinkedNode> {
+        let mut closed = Vec::new();
+        match reason {
+            Reason::Linked(linked) => {
+                closed.extend(self.take(LinkRole::Primary));
+                closed.extend(self.put_primary(linked));
+            }
+            Reason::Backup(linked) => {
+                let earlier = self.take(LinkRole::Primary);
+                let stays = earlier.as_ref().is_some_and(|earlier| earlier.may_stay_with(&linked));
+                closed.extend(self.put_primary(linked));
+                match earlier {
+                    Some(earlier) if stays => self.0.push((LinkRole::Previous, earlier)),
+                    earlier => closed.extend(earlier),
+                }
+            }
+            Reason::Interactive(linked) => {
+                if self.busy_link(linked.instance).is_some() {
+                    closed.extend(self.take(LinkRole::Interactive));
+                    self.0.push((LinkRole::Interactive, linked));
+                } else {
+                    closed.push(linked);
+                }
+            }
+            Reason::Retired(link) => {
+                let retired = self.0.iter().position(|(role, linked)| {
+                    linked.sender.id == link && matches!(role, LinkRole::Primary | LinkRole::Previous)
+                });
+                if let Some(retired) = retired {
+                    let (_, retired) = self.0.remove(retired);
+                    closed.extend(self.take(LinkRole::Retiring));
+                    self.0.push((LinkRole::Retiring, retired));
+                }
+            }
+            Reason::Ended(link) => self.0.retain(|(_, linked)| linked.sender.id != link),
+        }
+        // The previous link takes the place of a primary link that has ended or retires.
+        if self.get(LinkRole::Primary).is_none()
+            && let Some(previous) = self.take(LinkRole::Previous)
+        {
+            self.0.push((LinkRole::Primary, previous));
+        }
+        closed
+    }
+
+    /// Adds a primary link. Returns the previous link, and the interactive link of another process.
+    fn put_primary(&mut self, linked: LinkedNode) -> impl Iterator<Item = LinkedNode> {
+        let previous = self.take(LinkRole::Previous);
+        let interactive = self.get(LinkRole::Interactive);
+        let is_foreign = interactive.is_some_and(|interactive| interactive.instance != linked.instance);
+        let foreign = if is_foreign { self.take(LinkRole::Interactive) } else { None };
+        self.0.push((LinkRole::Primary, linked));
+        previous.into_iter().chain(foreign)
+    }
+
+    fn busy_link(&self, instance: Option<Instance>) -> Option<&LinkedNode> {
+        let primary = self.get(LinkRole::Primary).filter(|primary| primary.instance == instance);
+        primary.filter(|_| instance.is_some() && self.get(LinkRole::Previous).is_none())
+    }
+
+    fn get(&self, role: LinkRole) -> Option<&LinkedNode> {
+        self.0.iter().find(|(has, _)| *has == role).map(|(_, linked)| linked)
+    }
+
+    fn take(&mut self, role: LinkRole) -> Option<LinkedNode> {
+        let at = self.0.iter().position(|(has, _)| *has == role)?;
+        Some(self.0.swap_remove(at).1)
+    }
+}
+
+impl LinkedNode {
+    /// Returns true if this primary link stays next to a backup link, as the previous one.
+    fn may_stay_with(&self, backup: &LinkedNode) -> bool {
+        self.instance.is_some() && self.instance == backup.instance && !self.sender.is_closed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use proptest::prelude::*;
+
+    use tunnel_proto::frame::Remote;
+
+    use super::*;
+
+    fn linked(number: u64, instance: Option<u8>) -> LinkedNode {
+        let peer = Remote::Edge("node1".parse().unwrap());
+        let instance = instance.map(|instance| Instance::from_bits(instance.into()));
+        let sender = LinkSender::new(LinkId(number), peer, instance);
+        LinkedNode { sender, instance, from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() }
+    }
+
+    proptest! {
+        #[test]
+        fn each_link_has_one_role_until_it_ends_or_is_returned_to_be_closed(
+            steps in proptest::collection::vec((0..5, proptest::option::of(0_u8..2), any::<proptest::sample::Index>()), 1..40)
+        ) {
+            let (node, mut nodes) = ("node1".parse::<NodeName>().unwrap(), NodeLinks::default());
+            let mut open = HashSet::new();
+            for (number, (step, instance, link)) in steps.into_iter().enumerate() {
+                let new = linked(number as u64, instance);
+                let known: Vec<_> = nodes.of(&node).map(|(_, linked)| linked.sender.id).collect();
+                let known = if known.is_empty() { LinkId(u64::MAX) } else { *link.get(&known) };
+                if step < 3 {
+                    open.insert(new.sender.id);
+                }
+                let before = nodes.primary(&node).map(|linked| linked.sender.id);
+                let replaced = nodes.replace(&node, match step {
+                    0 => Reason::Linked(new),
+                    1 => Reason::Backup(new),
+                    2 => Reason::Interactive(new),
+                    3 => Reason::Retired(known),
+                    _ => {
+                        open.remove(&known);
+                        Reason::Ended(known)
+                    }
+                });
+                for closed in replaced.closed {
+                    prop_assert!(open.remove(&closed.sender.id));
+                }
+                let held: Vec<_> = nodes.of(&node).map(|(role, linked)| (role, linked.sender.id)).collect();
+                prop_assert_eq!(held.iter().map(|(_, id)| *id).collect::<HashSet<_>>(), open.clone());
+                prop_assert_eq!(held.iter().map(|(role, _)| *role).collect::<HashSet<_>>().len(), held.len());
+                let after = nodes.primary(&node).map(|linked| linked.sender.id);
+                prop_assert_eq!((nodes.len(), replaced.has_new_primary), (usize::from(after.is_some()), before != after));
+                let has = |role| nodes.get(&node, role).is_some();
+                prop_assert!(has(LinkRole::Primary) || !has(LinkRole::Previous), "it would be primary");
+            }
+        }
+    }
+}
