@@ -521,9 +521,7 @@ fn listener(at: SocketAddr) -> io::Result<Option<u32>> {
 }
 
 fn socket() -> io::Result<Socket> {
-    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    socket.set_nonblocking(true)?;
-    Ok(socket)
+    Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)
 }
 
 /// Returns the name of the announcement. The first byte makes it abstract.
