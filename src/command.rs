@@ -198,10 +198,10 @@ pub enum Command {
     Approve(ApproveArgs),
     /// Connect stdin and stdout, or a local port, to a port of a node through a server.
     ///
-    /// Values without a flag are those of TUNNEL_SERVER, TUNNEL_USER, TUNNEL_PASSWORD_FILE and TUNNEL_CA, otherwise of
-    /// ~/.config/tunnel/client.toml.
+    /// Values without a flag are those of TUNNEL_SERVER, TUNNEL_USER, TUNNEL_PASSWORD_FILE, TUNNEL_CA, TUNNEL_CERT and
+    /// TUNNEL_KEY, otherwise of ~/.config/tunnel/client.toml.
     #[command(after_help = examples([
-        "tunnel connect node1:22 --server tunnel.example.org:2222",
+        "tunnel connect node1:22 --server https://tunnel.example.org:2222",
         "tunnel connect node1:80 --listen 8080    # http://127.0.0.1:8080 is node1's port 80",
     ]))]
     Connect(ConnectArgs),
@@ -211,13 +211,13 @@ pub enum Command {
     /// below come first; everything after them is for ssh.
     #[command(after_help = examples([
         "tunnel ssh root@node1",
-        "tunnel ssh --server tunnel.example.org:2222 -p 2200 root@node1 uptime",
+        "tunnel ssh --server https://tunnel.example.org:2222 -p 2200 root@node1 uptime",
     ]))]
     Ssh(SshArgs),
     /// Print a block for ~/.ssh/config, so that ssh, scp and rsync reach nodes by name.
     #[command(after_help = examples([
         "tunnel ssh-config 'edge-*' >> ~/.ssh/config",
-        "tunnel ssh-config --server tunnel.example.org:2222 node1 node2",
+        "tunnel ssh-config --server https://tunnel.example.org:2222 node1 node2",
     ]))]
     SshConfig(SshConfigArgs),
     /// List the nodes of all servers of the cloud, through the server on this machine.

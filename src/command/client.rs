@@ -21,7 +21,7 @@ pub struct ClientArgs {
     /// File that contains only the password of that user.
     #[arg(long, value_name = "FILE")]
     pub password_file: Option<PathBuf>,
-    /// File (PEM) of the CAs that may sign the server's certificate.
+    /// File (PEM) of the CAs that may sign the server's certificate. [default: the system's CAs]
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
     /// File (PEM) of the client certificate; with --key.
@@ -30,6 +30,9 @@ pub struct ClientArgs {
     /// File (PEM) of its private key.
     #[arg(long, value_name = "FILE", requires = "cert")]
     pub key: Option<PathBuf>,
+    /// Send the password without TLS to a server on another machine, where anyone on the path can read it.
+    #[arg(long)]
+    pub insecure: bool,
 }
 
 /// The server, and how a client logs in there. Each value has its source.
@@ -41,7 +44,9 @@ pub(crate) struct ClientSettings {
     pub(crate) password_file: Option<Setting<PathBuf>>,
     pub(crate) ca: Option<Setting<PathBuf>>,
     /// Client certificate and its key.
-    pub(crate) identity: Option<(PathBuf, PathBuf)>,
+    pub(crate) identity: Option<(Setting<PathBuf>, Setting<PathBuf>)>,
+    /// Whether the password may cross a network unencrypted.
+    pub(crate) insecure: bool,
 }
 
 /// A value, and where it was found.
@@ -69,9 +74,11 @@ pub(crate) enum Source {
 struct ClientFile {
     server: Option<String>,
     user: Option<String>,
-    /// Relative to the file's directory, like `ca`.
+    /// Relative to the file's directory, like the other paths.
     password_file: Option<PathBuf>,
     ca: Option<PathBuf>,
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
 }
 
 impl ClientSettings {
@@ -79,7 +86,7 @@ impl ClientSettings {
     ///
     /// # Errors
     ///
-    /// Returns an error if `client.toml` exists, but cannot be read or has an error.
+    /// Returns an error if `client.toml` exists, but cannot be read or has an error, or if a certificate has no key.
     pub(crate) fn find(
         flags: &ClientArgs,
         variable: impl Fn(&str) -> Option<String>,
@@ -90,6 +97,8 @@ impl ClientSettings {
         let in_dir = |name: PathBuf| path.parent().map_or_else(|| name.clone(), |dir| dir.join(&name));
         let keys = |names| SettingKeys { names, variable: &variable, file: &path };
         let server = keys(["--server", "TUNNEL_SERVER", "server"]).first(flags.server.clone(), file.server);
+        let cert = keys(["--cert", "TUNNEL_CERT", "cert"]).first(flags.cert.clone(), file.cert.map(in_dir));
+        let key = keys(["--key", "TUNNEL_KEY", "key"]).first(flags.key.clone(), file.key.map(in_dir));
         let default = || Setting { value: DEFAULT_SERVER.to_owned(), source: Source::Default };
         Ok(Self {
             server: server.unwrap_or_else(default),
@@ -97,7 +106,17 @@ impl ClientSettings {
             password_file: keys(["--password-file", "TUNNEL_PASSWORD_FILE", "password_file"])
                 .first(flags.password_file.clone(), file.password_file.map(in_dir)),
             ca: keys(["--ca", "TUNNEL_CA", "ca"]).first(flags.ca.clone(), file.ca.map(in_dir)),
-            identity: flags.cert.clone().zip(flags.key.clone()),
+            identity: match (cert, key) {
+                (Some(cert), Some(key)) => Some((cert, key)),
+                (None, None) => None,
+                (Some(given), None) | (None, Some(given)) => {
+                    return Err(CommandError::usage(format!(
+                        "{}: a certificate needs its key; set both files",
+                        given.source
+                    )));
+                }
+            },
+            insecure: flags.insecure,
         })
     }
 }
@@ -181,7 +200,8 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let dir = home.path().join(".config/tunnel");
         std::fs::create_dir_all(&dir).unwrap();
-        let text = "server = \"file:1\"\nuser = \"file\"\npassword_file = \"pw\"\nca = \"/abs/ca\"\n";
+        let text = "server = \"file:1\"\nuser = \"file\"\npassword_file = \"pw\"\nca = \"/abs/ca\"\ncert = \"me.crt\"\n\
+                    key = \"me.key\"\n";
         std::fs::write(dir.join("client.toml"), text).unwrap();
         let at_home = ("HOME", home.path().to_str().unwrap());
         let flags = ClientArgs { server: Some("flag:1".into()), ..ClientArgs::default() };
@@ -194,6 +214,12 @@ mod tests {
         assert_eq!(password.value, dir.join("pw"), "a path is relative to the file");
         assert!(password.source.to_string().starts_with("password_file in /"), "{}", password.source);
         assert_eq!(settings.ca.unwrap().value, Path::new("/abs/ca"));
+        let (cert, key) = settings.identity.unwrap();
+        assert_eq!([cert.value, key.value], [dir.join("me.crt"), dir.join("me.key")]);
+        let settings = found(&flags, &[at_home, ("TUNNEL_CERT", "/c"), ("TUNNEL_KEY", "/k")]).unwrap();
+        assert_eq!(settings.identity.unwrap().0.value, Path::new("/c"));
+        let error = found(&ClientArgs::default(), &[("TUNNEL_CERT", "/c")]).unwrap_err();
+        assert_eq!(error.text, "TUNNEL_CERT: a certificate needs its key; set both files");
 
         let other = ("XDG_CONFIG_HOME", "/nowhere");
         let settings = found(&ClientArgs::default(), &[at_home, other]).unwrap();

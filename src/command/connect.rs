@@ -42,6 +42,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::files;
 use tunnel_base::logging::{one_line, printable};
 use tunnel_base::names::{Host, NameError, Target};
+use tunnel_base::policy::canonical_ip;
 use tunnel_net::ByteStream;
 use tunnel_net::dial::dial;
 use tunnel_net::listen::TcpAccept;
@@ -87,7 +88,10 @@ pub async fn connect(
             let session = server.open(&target).await?;
             carry(session).await?;
         }
-        Some(at) => listen(local(at)?, Arc::new(server), target, stop, print_line).await?,
+        Some(at) => {
+            server.check_password_path().await?;
+            listen(local(at)?, Arc::new(server), target, stop, print_line).await?;
+        }
     }
     Ok(String::new())
 }
@@ -181,6 +185,8 @@ pub(crate) struct ConnectEndpoint {
     tls: Option<(TlsConnector, ServerName<'static>)>,
     /// The value of `Proxy-Authorization`.
     authorization: Option<HeaderValue>,
+    /// Whether that may be sent only to this machine, because it would cross a network unencrypted.
+    only_loopback: bool,
     /// What to do if the server requires other credentials.
     login_hint: String,
     pool: BufferPool,
@@ -222,8 +228,9 @@ impl ConnectEndpoint {
             let tls = if secure { Some(encryption(settings, &at)?) } else { None };
             (ConnectAddress::At(at), tls)
         };
+        let certificate = settings.identity.as_ref().map(|(cert, _)| cert);
         if tls.is_none()
-            && (settings.ca.as_ref().is_some_and(Setting::is_flag) || settings.identity.is_some())
+            && [&settings.ca.as_ref(), &certificate].iter().any(|file| file.is_some_and(Setting::is_flag))
         {
             return Err(CommandError::usage(format!(
                 "--ca and --cert require TLS; use https:// in {source}"
@@ -240,7 +247,28 @@ impl ConnectEndpoint {
                 file.source
             ),
         };
-        Ok(Self { place, tls, authorization, login_hint, pool: BufferPool::new() })
+        let only_loopback = authorization.is_some() && tls.is_none() && !settings.insecure;
+        Ok(Self { place, tls, authorization, only_loopback, login_hint, pool: BufferPool::new() })
+    }
+
+    /// Checks early that the password may be sent to the server. A name that cannot be resolved now is no error: each
+    /// session resolves it again.
+    async fn check_password_path(&self) -> Result<(), CommandError> {
+        let ConnectAddress::At(at) = &self.place else { return Ok(()) };
+        let Ok(addresses) = resolve(at).await else { return Ok(()) };
+        self.check_password_to(&addresses)
+    }
+
+    /// Returns an error if the password would cross a network unencrypted.
+    fn check_password_to(&self, addresses: &[SocketAddr]) -> Result<(), CommandError> {
+        let is_local = |at: &SocketAddr| canonical_ip(at.ip()).is_loopback();
+        if !self.only_loopback || addresses.iter().all(is_local) {
+            return Ok(());
+        }
+        Err(CommandError::usage(format!(
+            "the password would cross the network to {self} unencrypted\n  hint: use --server=https://HOST:PORT, with a \
+             port that has a cert in its table; or send the password anyway, with --insecure"
+        )))
     }
 
     /// Opens a session to a target. Cancel safe.
@@ -258,6 +286,7 @@ impl ConnectEndpoint {
                 }
                 ConnectAddress::At(at) => {
                     let addresses = resolve(at).await.map_err(|why| unreached(&why))?;
+                    self.check_password_to(&addresses)?;
                     let stream = dial(&at.host, &addresses, DIAL_TIMEOUT)
                         .await
                         .map_err(|why| unreached(&why.after(at)))?;
@@ -266,9 +295,10 @@ impl ConnectEndpoint {
                         Some((tls, name)) => {
                             let stream = tls.connect(name.clone(), stream).await;
                             let stream = stream.map_err(|cause| match HandshakeError::of(&cause) {
-                                HandshakeError::Protocol => self.no_connect_port(),
+                                HandshakeError::Protocol | HandshakeError::NotTls => self.no_connect_port(),
                                 _ => failed(&format_args!(
-                                    "TLS failed: {cause}; check --ca, and that the server's certificate contains {}",
+                                    "TLS failed: {cause}; check --ca (without it, the CAs of this system are trusted), and that the \
+                                     server's certificate contains {}",
                                     name.to_str()
                                 )),
                             })?;
@@ -322,9 +352,14 @@ impl ConnectEndpoint {
     }
 
     fn no_connect_port(&self) -> CommandError {
+        let (spoken, other) = if self.tls.is_some() {
+            ("over", "http:// if it has none")
+        } else {
+            ("without", "https:// if it has one")
+        };
         CommandError::unavailable(format!(
-            "{self} does not speak HTTP; use the port of server.connect.listen, not the one to which nodes link \
-             (server.links.listen)"
+            "{self} does not speak HTTP {spoken} TLS; check the cert of [server.connect] there and use {other}; use the port \
+             of server.connect.listen, not the one to which nodes link (server.links.listen)"
         ))
     }
 
@@ -394,13 +429,10 @@ fn encryption(
     settings: &ClientSettings,
     at: &Target,
 ) -> Result<(TlsConnector, ServerName<'static>), CommandError> {
-    let Some(ca) = settings.ca.as_ref().map(|ca| ca.value.clone()) else {
-        return Err(CommandError::usage(
-            "https:// requires --ca=FILE, the CA that signed the server's certificate; or set TUNNEL_CA",
-        ));
-    };
-    let identity = settings.identity.clone().map(|(cert, key)| Identity { cert, key });
-    let settings = TlsClientConfig { trust: Trust::Ca(ca), identity, alpn: vec![b"http/1.1".to_vec()] };
+    let trust = settings.ca.as_ref().map_or(Trust::System, |ca| Trust::Ca(ca.value.clone()));
+    let identity = settings.identity.clone();
+    let identity = identity.map(|(cert, key)| Identity { cert: cert.value, key: key.value });
+    let settings = TlsClientConfig { trust, identity, alpn: vec![b"http/1.1".to_vec()] };
     let config = settings.load().map_err(|cause| CommandError::unusable(cause.to_string()))?;
     let name =
         tls::server_name(&at.host.to_string()).map_err(|cause| CommandError::usage(cause.to_string()))?;
@@ -439,7 +471,7 @@ fn authorization(settings: &ClientSettings) -> Result<Option<HeaderValue>, Comma
     Ok(Some(value))
 }
 
-async fn resolve(at: &Target) -> Result<Vec<std::net::SocketAddr>, String> {
+async fn resolve(at: &Target) -> Result<Vec<SocketAddr>, String> {
     let found = match &at.host {
         Host::Ip(ip) => vec![*ip],
         Host::Name(name) => {
@@ -447,7 +479,7 @@ async fn resolve(at: &Target) -> Result<Vec<std::net::SocketAddr>, String> {
             resolver.lookup(name).await.map_err(|cause| cause.to_string())?
         }
     };
-    Ok(found.into_iter().map(|ip| std::net::SocketAddr::new(ip, at.port)).collect())
+    Ok(found.into_iter().map(|ip| SocketAddr::new(ip, at.port)).collect())
 }
 
 /// Identifies the request in the server's log.

@@ -88,6 +88,7 @@ fn proxy_command(client: &ClientArgs) -> Result<String, CommandError> {
             words.push(format!("--{flag}={}", absolute(path)?));
         }
     }
+    words.extend(client.insecure.then(|| "--insecure".to_owned()));
     if let Some(wrong) = words.iter().find(|word| word.contains(char::is_control)) {
         return Err(CommandError::usage(format!(
             "{wrong:?}: control characters cannot be in a ProxyCommand"
@@ -176,12 +177,12 @@ mod tests {
     #[test]
     fn ssh_config_prints_a_host_block_with_the_proxy_command() {
         let block = |nodes: &[&str]| {
-            let line = [&["ssh-config", "--user=100%"], nodes].concat();
+            let line = [&["ssh-config", "--user=100%", "--insecure"], nodes].concat();
             config(&ConfigLine::try_parse_from(line).unwrap().config)
         };
         let text = block(&["edge-*", "node1"]).unwrap();
         assert!(text.starts_with("Host edge-* node1\n  ProxyCommand /"), "{text}");
-        assert!(text.ends_with(" connect --user=100%% '%h' %p\n"), "{text}");
+        assert!(text.ends_with(" connect --user=100%% --insecure '%h' %p\n"), "{text}");
         for wrong in ["a b", "a\nHost *", "#", "é"] {
             assert!(block(&[wrong]).unwrap_err().text.contains("expected a node's name"), "{wrong}");
         }

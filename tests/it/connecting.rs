@@ -21,15 +21,15 @@ struct CommandLine {
 }
 
 /// A `tunnel connect` that listens on a port of this machine, and its output.
-struct Local {
+pub(crate) struct Local {
     at: SocketAddr,
-    messages: mpsc::Receiver<String>,
+    pub(crate) messages: mpsc::Receiver<String>,
     stop: oneshot::Sender<()>,
     ended: tokio::task::JoinHandle<Result<String, CommandError>>,
 }
 
 impl Local {
-    async fn start(args: &[&str]) -> Self {
+    pub(crate) async fn start(args: &[&str]) -> Self {
         let args = [&["connect", "--listen=0"], args].concat();
         let connect_args = CommandLine::try_parse_from(args).unwrap().connect;
         let (print, mut messages) = mpsc::channel(9);
@@ -43,11 +43,11 @@ impl Local {
         Self { at, messages, stop, ended }
     }
 
-    async fn client(&self) -> TcpStream {
+    pub(crate) async fn client(&self) -> TcpStream {
         TcpStream::connect(self.at).await.unwrap()
     }
 
-    async fn wait_for_end(self) {
+    pub(crate) async fn wait_for_end(self) {
         self.stop.send(()).unwrap();
         assert_eq!(assert_eventually("the end of the command", self.ended).await.unwrap(), Ok(String::new()));
     }
@@ -114,7 +114,7 @@ async fn connecting_to_the_port_for_links_prints_a_hint_to_the_connect_port() {
     let mut local = Local::start(&[&format!("--server=http://{links}"), "node1:22"]).await;
     assert_reset(&mut local.client().await).await;
     let message = assert_eventually("the error", local.messages.recv()).await.unwrap();
-    assert!(message.contains("does not speak HTTP; use the port of server.connect.listen"), "{message}");
+    assert!(message.contains("use the port of server.connect.listen"), "{message}");
     local.wait_for_end().await;
 }
 

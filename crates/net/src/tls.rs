@@ -88,6 +88,8 @@ pub enum ClientAuth {
 pub enum Trust {
     /// Servers with a certificate from a CA in this file (one or several). The system's CAs are not used.
     Ca(PathBuf),
+    /// Servers with a certificate from a CA that the system trusts.
+    System,
     /// Any server: for loopback targets, where no third party is on the path, and where the operator allows it.
     NoVerify,
 }
@@ -174,6 +176,7 @@ impl TlsClientConfig {
         let builder = match (&self.trust, ca) {
             (Trust::Ca(path), Some(pem)) => builder.with_root_certificates(roots(path, pem)?),
             (Trust::Ca(path), None) => return Err(format!("{} is missing", path.display())),
+            (Trust::System, _) => builder.with_root_certificates(system_roots()?),
             (Trust::NoVerify, _) => {
                 let anyone = Arc::new(NoVerifier(Arc::clone(&provider)));
                 builder.dangerous().with_custom_certificate_verifier(anyone)
@@ -271,7 +274,7 @@ impl Trust {
     fn ca(&self) -> Option<&PathBuf> {
         match self {
             Self::Ca(ca) => Some(ca),
-            Self::NoVerify => None,
+            Self::System | Self::NoVerify => None,
         }
     }
 }
@@ -284,6 +287,20 @@ fn roots(path: &Path, pem: &[u8]) -> Result<RootCertStore, String> {
     }
     if ignored > 0 {
         warn!(file = %path.display(), ignored, "unusable CA certificates ignored");
+    }
+    Ok(roots)
+}
+
+/// Returns the CAs that the system trusts.
+fn system_roots() -> Result<RootCertStore, String> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        let cause = found.errors.first().map(|cause| format!(" ({cause})")).unwrap_or_default();
+        return Err(format!(
+            "the system has no CA certificates{cause}; install ca-certificates, or name a CA file"
+        ));
     }
     Ok(roots)
 }

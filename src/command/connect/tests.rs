@@ -53,7 +53,6 @@ fn wrong_server_settings_of_connect_are_reported_with_a_remedy() {
         ),
         (&["n:1", "--server=cloud"], "invalid host and port"),
         (&["n:1", "--server=unix:a"], "begin with /"),
-        (&["n:1", "--server=https://cloud:8000"], "requires --ca=FILE"),
         (&["n:1", "--server=ops:secret@cloud:8000"], "--password-file"),
         (&["n:1", "--user=ops"], "--user \"ops\": a user requires --password-file"),
         (&["n:1", "--user=o:secret", "--password-file=/x"], "--user: contains :"),
@@ -81,6 +80,31 @@ fn a_ca_from_the_environment_does_not_require_tls() {
     let variable = |name: &str| (name == "TUNNEL_CA").then(|| "/nowhere".to_owned());
     let settings = ClientSettings::find(&connect_args(&["n:1"]).client, variable).unwrap();
     assert!(ConnectEndpoint::new(&settings).is_ok());
+}
+
+#[tokio::test]
+async fn a_password_crosses_a_network_only_over_tls_or_with_insecure() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = format!("--password-file={}", dir.path().join("pw").display());
+    std::fs::write(dir.path().join("pw"), "secret").unwrap();
+    let opened = async |server: &str, more: &[&str]| {
+        let login = ["n:1", "--user=ops", &file, &format!("--server={server}")];
+        let server = endpoint(&[&login, more].concat()).ok().unwrap();
+        server.check_password_path().await
+    };
+    for refused in
+        ["192.0.2.1:2222", "http://192.0.2.1:2222", "http://[2001:db8::1]:2222", "[::ffff:192.0.2.1]:1"]
+    {
+        let error = opened(refused, &[]).await.unwrap_err();
+        assert_eq!(error.code, 64);
+        assert!(error.text.contains("unencrypted") && error.text.contains("https://"), "{error}");
+        assert_eq!(opened(refused, &["--insecure"]).await, Ok(()));
+    }
+    for local in ["127.0.0.1:1", "http://[::1]:1", "[::ffff:127.0.0.1]:1", "localhost:1", "unix:/a"] {
+        assert_eq!(opened(local, &[]).await, Ok(()), "{local}");
+    }
+    let without = endpoint(&["n:1", "--server=192.0.2.1:1"]).ok().unwrap();
+    assert_eq!(without.check_password_path().await, Ok(()), "no password is sent");
 }
 
 /// Neither direction has bytes that would reveal it.
