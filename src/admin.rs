@@ -30,6 +30,7 @@ use crate::admin::page::{AdminUsers, EventStreamLimiter, Events, live_page};
 use crate::admin::readiness::Readiness;
 use crate::admin::status::{Clock, EdgeView, ServerView};
 use crate::invitations::{EnrolError, SharedEnrolments};
+use crate::session_io::tls::TlsPort;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::{AUDIT, LogLevel, log_trouble};
 use tunnel_base::metrics::Metrics;
@@ -40,6 +41,9 @@ use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler};
 use tunnel_net::fd_limit;
 use tunnel_net::limiter::Permit;
 use tunnel_net::listen::{Accept, TcpAccept, UnixAccept};
+use tunnel_net::pool::BufferPool;
+use tunnel_net::reload::{FileWatcher, Reload};
+use tunnel_net::tls::verify::{ClientCertificate, ServerTls};
 
 /// The data that the admin ports serve. Cheap to clone.
 #[derive(Clone)]
@@ -90,6 +94,8 @@ pub enum AdminPortKind {
 pub struct Listeners {
     /// Listener for all paths.
     pub log: Option<TcpAccept>,
+    /// TLS of that listener, if it has any.
+    pub tls: Option<Reload<ServerTls>>,
     /// Listener for metrics and health.
     pub metrics: Option<TcpAccept>,
     /// Socket for commands on this machine.
@@ -101,8 +107,13 @@ pub struct Listeners {
 /// Serves an admin port until `drain` starts.
 ///
 /// Pass a separate drain that starts last: then `/readyz` and `/metrics` still respond while sessions drain.
-pub async fn serve<L>(listener: L, admin: Admin, port: AdminPortKind, drain: Drain)
-where
+pub async fn serve<L>(
+    listener: L,
+    tls: Option<Reload<ServerTls>>,
+    admin: Admin,
+    port: AdminPortKind,
+    drain: Drain,
+) where
     L: Accept,
     AdminConnectionHandler: ConnectionHandler<L::AnyStream>,
 {
@@ -110,13 +121,16 @@ where
     let (refused, refusals) = (admin.metrics.connections_rejected.clone(), admin.metrics.refusals.clone());
     let proxies = Networks::default();
     let limits = AcceptLimits { permits, proxies, refused, refusals, for_operators: true };
-    let handler = AdminConnectionHandler { admin, port, drain: drain.clone() };
+    let tls = tls.map(|tls| TlsPort::new(tls, BufferPool::new(), CONNECTIONS));
+    let handler = AdminConnectionHandler { tls, admin, port, drain: drain.clone() };
     accept_loop::run(listener, limits, handler, drain).await;
 }
 
 /// The handler of connections of one port.
 #[derive(Debug)]
 pub struct AdminConnectionHandler {
+    /// TLS of the port, if it has any.
+    tls: Option<TlsPort>,
     admin: Admin,
     port: AdminPortKind,
     drain: Drain,
@@ -127,10 +141,17 @@ impl ConnectionHandler for AdminConnectionHandler {
         info_span!("admin", remote_addr = %from)
     }
 
-    async fn handle(self: Arc<Self>, accepted: Accepted) {
-        let requester = Requester::Address(accepted.from.ip());
-        let answer = |request| self.admin.answer(request, self.port, requester, &self.drain);
-        serve_connection(accepted.socket, answer, &self.drain, &accepted.permit).await;
+    async fn handle(self: Arc<Self>, Accepted { socket, from, permit }: Accepted) {
+        let Some(tls) = &self.tls else {
+            return self.serve(socket, Requester::Address(from.ip(), None), &permit).await;
+        };
+        let metrics = &self.admin.metrics;
+        match tls.accept(socket, from, &permit, &metrics.refusals).await {
+            Ok((stream, certificate)) => {
+                self.serve(stream, Requester::Address(from.ip(), certificate), &permit).await;
+            }
+            Err(reason) => metrics.connections_rejected.count(reason),
+        }
     }
 }
 
@@ -142,9 +163,20 @@ impl ConnectionHandler<UnixStream> for AdminConnectionHandler {
     async fn handle(self: Arc<Self>, accepted: Accepted<UnixStream>) {
         // The system cannot name a client that has disconnected.
         let Ok(user) = accepted.socket.peer_cred() else { return };
-        let requester = Requester::User(user.uid());
-        let answer = |request| self.admin.answer(request, self.port, requester, &self.drain);
-        serve_connection(accepted.socket, answer, &self.drain, &accepted.permit).await;
+        self.serve(accepted.socket, Requester::User(user.uid()), &accepted.permit).await;
+    }
+}
+
+impl AdminConnectionHandler {
+    /// Answers the requests of one connection.
+    async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send>(
+        &self,
+        socket: S,
+        requester: Requester,
+        permit: &Permit,
+    ) {
+        let answer = |request| self.admin.answer(request, self.port, &requester, &self.drain);
+        serve_connection(socket, answer, &self.drain, permit).await;
     }
 }
 
@@ -163,13 +195,16 @@ impl Admin {
     }
 
     /// Serves the configured admin ports until `drain` starts; see [`serve`]. `grpc` is the address at which edges link
-    /// to a server.
-    pub fn spawn(&self, listeners: Listeners, grpc: Option<SocketAddr>, drain: &Drain) {
-        for (listener, port) in
-            [(listeners.log, AdminPortKind::Log), (listeners.metrics, AdminPortKind::Metrics)]
+    /// to a server. `files` reloads their TLS.
+    pub fn spawn(&self, listeners: Listeners, grpc: Option<SocketAddr>, files: &FileWatcher, drain: &Drain) {
+        if let Some(tls) = &listeners.tls {
+            files.watch("admin tls", tls);
+        }
+        let (log, metrics) = (AdminPortKind::Log, AdminPortKind::Metrics);
+        for (listener, tls, port) in [(listeners.log, listeners.tls, log), (listeners.metrics, None, metrics)]
         {
             if let Some(listener) = listener {
-                drain.spawn(info_span!("admin"), serve(listener, self.clone(), port, drain.clone()));
+                drain.spawn(info_span!("admin"), serve(listener, tls, self.clone(), port, drain.clone()));
             }
         }
         if let Some(listener) = listeners.channelz {
@@ -179,7 +214,7 @@ impl Admin {
         if let Some(listener) = listeners.local {
             drain.spawn(
                 info_span!("admin"),
-                serve(listener, self.clone(), AdminPortKind::Local, drain.clone()),
+                serve(listener, None, self.clone(), AdminPortKind::Local, drain.clone()),
             );
         }
     }
@@ -243,16 +278,16 @@ impl Admin {
         &self,
         request: Request<Incoming>,
         port: AdminPortKind,
-        requester: Requester,
+        requester: &Requester,
         drain: &Drain,
     ) -> Response<Reply> {
         let path = request.uri().path();
         let private = PRIVATE.contains(&path) && READS.contains(request.method());
         if port != AdminPortKind::Metrics
             && !PUBLIC.contains(&path)
-            && let Some(refused) = self.denial(requester, request.headers(), private).await
+            && let Err(denied) = self.authenticate(requester, request.headers(), private).await
         {
-            return refused.map(Reply::Left);
+            return denied.map(Reply::Left);
         }
         if port != AdminPortKind::Metrics && private {
             return match (path, &self.side) {
@@ -272,7 +307,7 @@ impl Admin {
         &self,
         request: Request<Incoming>,
         port: AdminPortKind,
-        requester: Requester,
+        requester: &Requester,
     ) -> Response<Full<Bytes>> {
         if port == AdminPortKind::Metrics && !PUBLIC.contains(&request.uri().path()) {
             return plain_text(StatusCode::NOT_FOUND, NOT_FOUND);
@@ -320,11 +355,11 @@ impl Admin {
     }
 
     /// Sets the log level like SuperEdge, with its texts and statuses, including 406.
-    async fn set_level(&self, request: Request<Incoming>, requester: Requester) -> Response<Full<Bytes>> {
+    async fn set_level(&self, request: Request<Incoming>, requester: &Requester) -> Response<Full<Bytes>> {
         if *request.method() != Method::PUT {
             return plain_text(StatusCode::NOT_ACCEPTABLE, "unsupported http method\n");
         }
-        if !self.level_at_ports && matches!(requester, Requester::Address(_)) {
+        if !self.level_at_ports && matches!(requester, Requester::Address(..)) {
             return plain_text(StatusCode::FORBIDDEN, LEVEL_AT_SOCKET);
         }
         let body = tokio::time::timeout(BODY_TIME, Limited::new(request.into_body(), BODY_BYTES).collect());
@@ -407,12 +442,14 @@ const BODY_BYTES: usize = 64;
 // The requester, and whether it may see private data.
 
 /// The sender of a request at an admin port; decides which paths it may use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum Requester {
-    /// A client at this address.
-    Address(IpAddr),
+    /// A client at this address, with the certificate that it has presented.
+    Address(IpAddr, Option<ClientCertificate>),
     /// A user of this machine at the admin socket, by user id.
     User(u32),
+    /// A user who has proved this name by a certificate or a password.
+    Person(String),
 }
 
 /// The reason for a refusal, with a hint.
@@ -430,8 +467,9 @@ impl Requester {
     /// Returns true if the requester is on this machine.
     pub fn is_local(&self) -> bool {
         match self {
-            Self::Address(ip) => canonical_ip(*ip).is_loopback(),
+            Self::Address(ip, _) => canonical_ip(*ip).is_loopback(),
             Self::User(_) => true,
+            Self::Person(_) => false,
         }
     }
 
@@ -443,12 +481,12 @@ impl Requester {
     /// Returns an error if access is denied.
     pub(crate) fn check_access(&self, head: &HeaderMap, private: bool) -> Result<(), AdminAccessError> {
         match self {
-            Self::User(_) => Ok(()),
-            Self::Address(_) if private && !self.is_local() => Err(AdminAccessError::Elsewhere),
-            Self::Address(_) if is_plain_host(head) => Ok(()),
+            Self::User(_) | Self::Person(_) => Ok(()),
+            Self::Address(..) if private && !self.is_local() => Err(AdminAccessError::Elsewhere),
+            Self::Address(..) if is_plain_host(head) => Ok(()),
             // HTTP/1.0 requests of scripts and load balancers may omit Host; browsers never do.
-            Self::Address(_) if !private && !head.contains_key(HOST) => Ok(()),
-            Self::Address(_) => Err(AdminAccessError::Host),
+            Self::Address(..) if !private && !head.contains_key(HOST) => Ok(()),
+            Self::Address(..) => Err(AdminAccessError::Host),
         }
     }
 }
@@ -456,8 +494,9 @@ impl Requester {
 impl fmt::Display for Requester {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Address(ip) => ip.fmt(f),
+            Self::Address(ip, _) => ip.fmt(f),
             Self::User(uid) => write!(f, "uid={uid}"),
+            Self::Person(name) => f.write_str(name),
         }
     }
 }
@@ -526,7 +565,7 @@ pub(crate) async fn invite(
     enrolment: Option<&Arc<SharedEnrolments>>,
     port: u16,
     request: Request<Incoming>,
-    requester: Requester,
+    requester: &Requester,
 ) -> Response<Full<Bytes>> {
     let (enrolment, node, seconds) = match parse_request(enrolment, request).await {
         Ok((enrolment, node, Some(seconds))) if INVITATION_SECONDS.contains(&seconds) => {
@@ -562,7 +601,7 @@ pub(crate) async fn list(enrolment: Option<&Arc<SharedEnrolments>>) -> Response<
 pub(crate) async fn revoke(
     enrolment: Option<&Arc<SharedEnrolments>>,
     request: Request<Incoming>,
-    requester: Requester,
+    requester: &Requester,
 ) -> Response<Full<Bytes>> {
     let (enrolment, node, _) = match parse_request(enrolment, request).await {
         Ok(parse_request) => parse_request,
@@ -634,8 +673,8 @@ mod requester_tests {
     #[test]
     fn private_pages_are_for_loopback_and_host_must_be_an_address_or_localhost() {
         let (near, far) = (
-            Requester::Address("127.0.0.1".parse().unwrap()),
-            Requester::Address("10.0.0.1".parse().unwrap()),
+            Requester::Address("127.0.0.1".parse().unwrap(), None),
+            Requester::Address("10.0.0.1".parse().unwrap(), None),
         );
         for host in
             ["127.0.0.1", "127.0.0.1:9010", "[::1]:9010", "localhost", "LocalHost:8080", "10.0.0.7:9010"]
@@ -659,7 +698,7 @@ mod requester_tests {
         assert_eq!(near.check_access(&head(&[]), false), Ok(()), "HTTP/1.0 needs no Host");
         assert_eq!(near.check_access(&head(&["localhost", "localhost"]), true), Err(AdminAccessError::Host));
         assert_eq!(Requester::User(0).check_access(&head(&[]), true), Ok(()));
-        let mapped = Requester::Address("::ffff:127.0.0.1".parse().unwrap());
+        let mapped = Requester::Address("::ffff:127.0.0.1".parse().unwrap(), None);
         assert!(mapped.is_local() && near.is_local() && !far.is_local());
         assert_eq!((near.to_string(), Requester::User(7).to_string()), ("127.0.0.1".into(), "uid=7".into()));
     }

@@ -27,6 +27,7 @@ use crate::admin::{self, Admin, ProcessView};
 use crate::config::Secret;
 use crate::config::edge::{MEMORY, TargetTlsConfig, UplinkConfig};
 use crate::config::live::ConfigFile;
+use crate::config::server::Tls;
 use crate::edge::config::EdgeConfig as Settings;
 use crate::edge::link_dialer::known_addresses::KnownAddresses;
 use crate::edge::link_dialer::{EdgeCertificate, LinkDialer, ServerEndpoint};
@@ -112,7 +113,7 @@ impl Edge {
         if let Some(proxy) = proxy {
             edge.listener_policies = proxy.spawn(edge.listener_context(&settings, pool.clone()), &edge.files);
         }
-        let (ca, cert) = (settings.uplink.ca.clone(), settings.target_tls.cert.clone());
+        let (authorities, shown) = (settings.ca_files(), settings.certificates());
         let certificate = settings.csr.clone();
         let keeper = edge.reconnector(settings, files, pool.clone());
         edge.spawn_upkeep(&keeper, pool);
@@ -126,9 +127,7 @@ impl Edge {
         let view = EdgeView { uplinks: edge.uplinks.clone(), table: edge.table.clone() };
         let (metrics, readiness) = (edge.metrics.clone(), edge.readiness.clone());
         let admin = Admin::new(ProcessView::Edge(view), viewers, metrics, readiness, level, level_at_ports);
-        admin.spawn(ports, None, &edge.admin);
-        let shown = cert.into_iter().map(|cert| ("edge.target_tls.cert".to_owned(), cert)).collect();
-        let authorities = vec![("edge.uplink.ca".to_owned(), ca)];
+        admin.spawn(ports, None, &edge.files, &edge.admin);
         admin.follow_files(shown, authorities, &edge.files, &edge.admin);
         info!(admin_addr = edge.bound.log.map(tracing::field::display), "edge started");
         Ok(edge)
@@ -171,8 +170,10 @@ impl Edge {
     pub fn validate(settings: &Settings, startup: &mut Startup) {
         // The errors are in `startup`.
         let _ = prepare(settings, startup);
-        if let Some(cert) = settings.target_tls.cert.as_ref().filter(|_| startup.is_check()) {
-            startup.check_dates("edge.target_tls.cert", cert);
+        if startup.is_check() {
+            for (key, file) in settings.certificates() {
+                startup.check_dates(&key, &file);
+            }
         }
     }
 
@@ -373,7 +374,7 @@ pub(crate) fn prepare(settings: &Settings, startup: &mut Startup) -> Result<Prep
     let admin = admin_listeners(settings, startup);
     let proxy = settings.http_proxy.as_ref().map(|proxy| EdgeProxy::bind(proxy, startup)).transpose();
     let mut policies = AccessPolicyBuilder::default();
-    let viewers = policies.viewers("edge.admin.users", &settings.admin, startup);
+    let viewers = policies.viewers("edge.admin", &settings.admin, startup);
     Ok(Prepared { files: files?, admin: admin?, proxy: proxy?, policies, viewers: viewers? })
 }
 
@@ -412,7 +413,8 @@ fn admin_listeners(settings: &Settings, startup: &mut Startup) -> Result<admin::
     let channelz = uplink.channelz_listen;
     let channelz = channelz.map(|at| startup.bind(&format!("{TABLE}.channelz_listen"), at)).transpose();
     let local = startup.bind_admin("edge.admin.listen", &settings.admin);
-    Ok(admin::Listeners { log: log?, metrics: metrics?, channelz: channelz?, local: local? })
+    let tls = settings.admin.tls.as_ref().map(|tls| tls.load(&Tls::default(), startup)).transpose();
+    Ok(admin::Listeners { log: log?, tls: tls?, metrics: metrics?, channelz: channelz?, local: local? })
 }
 
 /// Reads the tokens from the config, or from a file that contains nothing else and is watched. There are one or two, or

@@ -36,6 +36,7 @@ use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment};
 use crate::listener::access::{AccessPolicyBuilder, ListenerAccess};
 use crate::listener::admission::{ListenerContext, ListenerProtocol};
+use crate::listener::authenticated::TlsListenerProtocol;
 use crate::listener::http::NodePortConfig;
 use crate::registry::peers::Peers;
 use crate::registry::{Finder, Registry};
@@ -45,7 +46,9 @@ use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ConfigMapPorts;
 use tunnel_base::policy::zone::Zone;
 use tunnel_net::listen::{Accept, TcpAccept};
-use tunnel_net::reload::FileWatcher;
+use tunnel_net::reload::{FileWatcher, Reload};
+use tunnel_net::tls::handshake::TlsSocket;
+use tunnel_net::tls::verify::ServerTls;
 
 /// The kinds of listeners, in the order in which their tables are read.
 pub const LISTENERS: &[ListenerKind] = &[
@@ -192,6 +195,24 @@ impl BoundListener {
     {
         let at = listener.at();
         Self { at: Some(at), ..Self::new(name, listener, access, protocol) }
+    }
+
+    /// Returns a listener on a TCP port, with TLS if that is given, served by `protocol`.
+    pub(crate) fn tcp_or_tls<P>(
+        name: &'static str,
+        listener: TcpAccept,
+        access: ListenerAccess,
+        tls: Option<Reload<ServerTls>>,
+        protocol: P,
+    ) -> Self
+    where
+        P: ListenerProtocol<TcpStream> + ListenerProtocol<TlsSocket>,
+    {
+        let Some(tls) = tls else { return Self::tcp(name, listener, access, |_| protocol) };
+        Self::tcp(name, listener, access, move |deps| {
+            deps.files.watch("tls", &tls);
+            TlsListenerProtocol::new(protocol, tls, deps.context.pool.clone())
+        })
     }
 
     /// Returns a listener on any kind of port, served by `protocol`.

@@ -247,7 +247,7 @@ impl Prepared {
         let grpc = startup.bind("server.links.listen", settings.links.listen);
         let admin = admin_listeners(settings, startup);
         let mut policies = AccessPolicyBuilder::default();
-        let viewers = policies.viewers("server.admin.users", &settings.admin, startup);
+        let viewers = policies.viewers(config::ADMIN, &settings.admin, startup);
         let mut setup = ListenerSetup { policies: &mut policies, tls: &settings.tls, startup };
         // All of them, so that each error is noted.
         let bound: Vec<_> = settings.listeners.iter().map(|listener| listener.bind(&mut setup)).collect();
@@ -285,7 +285,8 @@ fn admin_listeners(settings: &ServerConfig, startup: &mut Startup) -> Result<adm
     let channelz = links.channelz_listen;
     let channelz = channelz.map(|at| startup.bind("server.links.channelz_listen", at)).transpose();
     let local = startup.bind_admin("server.admin.listen", &settings.admin);
-    Ok(admin::Listeners { log: log?, metrics: metrics?, channelz: channelz?, local: local? })
+    let tls = settings.admin.tls.as_ref().map(|tls| tls.load(&settings.tls, startup)).transpose();
+    Ok(admin::Listeners { log: log?, tls: tls?, metrics: metrics?, channelz: channelz?, local: local? })
 }
 
 impl ServerContext {
@@ -414,7 +415,7 @@ impl ServerContext {
         let level_at_ports = settings.links.admin_port.sets_level;
         let admin = Admin::new(ProcessView::Cloud(view), viewers, metrics, readiness, level, level_at_ports);
         let drain = &self.drains.admin;
-        admin.spawn(ports, Some(grpc), drain);
+        admin.spawn(ports, Some(grpc), &self.watcher, drain);
         admin.follow_files(settings.certificates(), settings.ca_files(), &self.watcher, drain);
     }
 }

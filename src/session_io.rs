@@ -4,6 +4,7 @@
 
 pub mod copy;
 pub mod grants;
+pub(crate) mod tls;
 
 use std::io;
 use std::sync::Arc;

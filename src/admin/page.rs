@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::pin::{Pin, pin};
+use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::{BoxFuture, OptionFuture};
+use futures_util::future::BoxFuture;
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
     WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
@@ -19,7 +20,7 @@ use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame};
 use http_body_util::Full;
 use serde::Serialize;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::info_span;
 
@@ -28,19 +29,23 @@ use crate::admin::status::{LinkStatus, PublisherStatus, Status, Totals};
 use crate::admin::{Admin, AdminAccessError, Reply, Requester, plain_text};
 use tunnel_base::drain::Drain;
 use tunnel_net::limiter::{FairLimiter, Limits, Permit, Source};
+use tunnel_net::tls::verify::ClientCertificate;
 
-/// Checks the name and password in a request's headers, for a client at that address.
-type PasswordCheck = dyn Fn(HeaderMap, std::net::IpAddr) -> BoxFuture<'static, bool> + Send + Sync;
+/// The name of an authenticated user; `None` if there is none.
+pub(crate) type UserFuture = BoxFuture<'static, Option<String>>;
 
-/// Users who may view pages from other machines, by name and password. By default there are none.
+/// Authenticates a client by its certificate, or otherwise by the name and password in a request's headers.
+type Authenticate = dyn Fn(Option<ClientCertificate>, HeaderMap, IpAddr) -> UserFuture + Send + Sync;
+
+/// Users who may view pages from other machines. By default there are none.
 #[derive(Clone, Default)]
 pub struct AdminUsers(Option<Viewers>);
 
 #[derive(Clone)]
 struct Viewers {
-    check: Arc<PasswordCheck>,
-    /// Notified when the users have changed.
-    changes: watch::Receiver<()>,
+    authenticate: Arc<Authenticate>,
+    /// Whether there are users with passwords.
+    has_passwords: bool,
 }
 
 /// A limiter of open live page streams. Clones share it.
@@ -48,12 +53,12 @@ struct Viewers {
 pub struct EventStreamLimiter(FairLimiter);
 
 impl AdminUsers {
-    /// Creates the users that `check` accepts. `changes` is notified when it may accept others.
-    pub fn new(
-        check: impl Fn(HeaderMap, std::net::IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static,
-        changes: watch::Receiver<()>,
+    /// Creates the users that `authenticate` accepts. With `has_passwords`, clients are asked for a password.
+    pub(crate) fn new(
+        has_passwords: bool,
+        authenticate: impl Fn(Option<ClientCertificate>, HeaderMap, IpAddr) -> UserFuture + Send + Sync + 'static,
     ) -> Self {
-        Self(Some(Viewers { check: Arc::new(check), changes }))
+        Self(Some(Viewers { authenticate: Arc::new(authenticate), has_passwords }))
     }
 }
 
@@ -64,53 +69,47 @@ impl Default for EventStreamLimiter {
 }
 
 impl Admin {
-    /// Returns the response that denies a request, see [`Requester::check_access`], or `None` if access is allowed. A user's
-    /// name and password replace both checks: a browser never sends them to a host name under an
+    /// Returns who has sent a request, if access is allowed: the requester, see [`Requester::check_access`], or a user.
+    /// A user's certificate or password replaces both checks: a browser never sends them to a host name under an
     /// attacker's control.
-    pub(crate) async fn denial(
+    ///
+    /// # Errors
+    ///
+    /// Returns the response that denies the request.
+    pub(crate) async fn authenticate(
         &self,
-        requester: Requester,
+        requester: &Requester,
         head: &HeaderMap,
         private: bool,
-    ) -> Option<Response<Full<Bytes>>> {
-        let why = requester.check_access(head, private).err()?;
-        if let (Some(viewers), Requester::Address(ip)) = (&self.viewers.0, requester) {
-            if (viewers.check)(head.clone(), ip).await {
-                return None;
+    ) -> Result<Requester, Response<Full<Bytes>>> {
+        let Err(why) = requester.check_access(head, private) else { return Ok(requester.clone()) };
+        let mut hint = "";
+        if let (Some(viewers), Requester::Address(ip, certificate)) = (&self.viewers.0, requester) {
+            if let Some(user) = (viewers.authenticate)(certificate.clone(), head.clone(), *ip).await {
+                return Ok(Requester::Person(user));
             }
-            let mut answer = plain_text(StatusCode::UNAUTHORIZED, "name and password required\n");
-            answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(BASIC));
-            return Some(answer);
-        }
-        let hint = if why == AdminAccessError::Elsewhere {
-            "; or set users in the admin table of the config"
-        } else {
-            ""
-        };
-        Some(plain_text(StatusCode::FORBIDDEN, format!("{why}{hint}\n")))
-    }
-
-    /// Waits until an accepted request would be denied, because its user has lost the right.
-    async fn wait_denied(self, requester: Requester, head: HeaderMap) {
-        let mut changes = self.viewers.0.as_ref().map(|viewers| viewers.changes.clone());
-        while let Some(Ok(())) = OptionFuture::from(changes.as_mut().map(watch::Receiver::changed)).await {
-            if self.denial(requester, &head, true).await.is_some() {
-                return;
+            if viewers.has_passwords && certificate.is_none() {
+                let mut answer = plain_text(StatusCode::UNAUTHORIZED, "name and password required\n");
+                answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(BASIC));
+                return Err(answer);
             }
+            hint = "; or present a certificate with one of names in the admin table of the config";
+        } else if why == AdminAccessError::Elsewhere {
+            hint = "; or set users or client_ca in the admin table of the config";
         }
-        std::future::pending().await
+        Err(plain_text(StatusCode::FORBIDDEN, format!("{why}{hint}\n")))
     }
 
     /// Returns a response with the stream of events for the live page.
-    pub(crate) fn events(&self, requester: Requester, head: &HeaderMap, drain: &Drain) -> Response<Reply> {
+    pub(crate) fn events(&self, requester: &Requester, head: &HeaderMap, drain: &Drain) -> Response<Reply> {
         let source = match requester {
-            Requester::Address(ip) => Source::of(ip),
-            Requester::User(_) => Source::of(std::net::Ipv4Addr::LOCALHOST.into()),
+            Requester::Address(ip, _) => Source::of(*ip),
+            Requester::User(_) | Requester::Person(_) => Source::of(std::net::Ipv4Addr::LOCALHOST.into()),
         };
         match self.streams.0.try_acquire(&source) {
             Ok(permit) => {
-                let denied = self.clone().wait_denied(requester, head.clone());
-                let events = Events::start(self.clone(), permit, denied, drain);
+                let reader = (requester.clone(), head.clone());
+                let events = Events::start(self.clone(), permit, reader, drain);
                 let mut answer = Response::new(Reply::Right(events));
                 set_security_headers(answer.headers_mut(), "text/event-stream");
                 answer
@@ -214,27 +213,29 @@ struct SentState {
 }
 
 impl Events {
-    /// Starts a stream, and a task that feeds it and ends with it, or when `denied` completes.
+    /// Starts a stream, and a task that feeds it. The task ends with the stream, or when its reader loses access.
     pub(crate) fn start(
         admin: Admin,
         permit: Permit,
-        denied: impl Future<Output = ()> + Send + 'static,
+        (requester, head): (Requester, HeaderMap),
         drain: &Drain,
     ) -> Self {
         // One event waits for a slow reader; the next is created when it is taken.
         let (send, events) = mpsc::channel(1);
         let (lost, draining) = (permit.revoked(), drain.clone());
         drain.spawn(info_span!("events"), async move {
-            let (mut sent, _slot, mut denied) = (SentState::default(), permit, pin!(denied));
+            let (mut sent, _slot) = (SentState::default(), permit);
             loop {
                 tokio::select! {
                     biased;
                     () = draining.draining() => return,
                     () = lost.cancelled() => return,
-                    () = &mut denied => return,
                     () = send.closed() => return,
                     permit = send.reserve() => {
                         let Ok(permit) = permit else { return };
+                        if admin.authenticate(&requester, &head, true).await.is_err() {
+                            return;
+                        }
                         let Some(event) = sent.event(admin.status()) else { return };
                         permit.send(event);
                     }
@@ -242,7 +243,6 @@ impl Events {
                 tokio::select! {
                     () = sleep(CHECK_INTERVAL) => {}
                     () = draining.draining() => return,
-                    () = &mut denied => return,
                     () = send.closed() => return,
                 }
             }

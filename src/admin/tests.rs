@@ -1,15 +1,14 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing_subscriber::layer::SubscriberExt;
 
 use crate::admin;
+use crate::admin::page::UserFuture;
 use crate::admin::readiness::ConditionStatus;
 use crate::admin::status::LinkStatus;
 use crate::admin::status::Status;
@@ -94,7 +93,7 @@ async fn ask_as(admin: &Admin, port: AdminPortKind, host: &str, request: &str) -
         drain.start();
         answer
     };
-    let (answer, ()) = tokio::join!(client, serve(listener, admin.clone(), port, drain.clone()));
+    let (answer, ()) = tokio::join!(client, serve(listener, None, admin.clone(), port, drain.clone()));
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     (head[9..12].parse().unwrap(), body.to_owned())
 }
@@ -200,7 +199,7 @@ async fn a_drain_closes_the_admin_port_and_idle_connections() {
         drain.start();
         socket.read_to_end(&mut Vec::new()).await.unwrap();
     };
-    tokio::join!(client, serve(listener, admin, AdminPortKind::Log, drain.clone()));
+    tokio::join!(client, serve(listener, None, admin, AdminPortKind::Log, drain.clone()));
     assert_eq!(drain.finish(Duration::from_secs(1), std::future::pending()).await, Drained::Finished);
 }
 
@@ -221,13 +220,15 @@ async fn the_log_level_is_set_over_tcp_only_with_a_superedge_config() {
             b"PUT /debug/flags/v HTTP/1.1\r\nHost: 10.0.0.7\r\nConnection: close\r\nContent-Length: 1\r\n\r\n2";
         client.write_all(request).await.unwrap();
         let socket = listener.accept().await.0;
-        let served =
-            AdminConnectionHandler { admin: admin.clone(), port: AdminPortKind::Log, drain: Drain::new() };
+        let served = AdminConnectionHandler {
+            tls: None,
+            admin: admin.clone(),
+            port: AdminPortKind::Log,
+            drain: Drain::new(),
+        };
         let peer = peer.parse().unwrap();
         let permit = FairLimiter::new(Limits::permits(1)).try_acquire(&Source::of(peer)).unwrap();
-        let answer =
-            |request| served.admin.answer(request, served.port, Requester::Address(peer), &served.drain);
-        serve_connection(socket, answer, &served.drain, &permit).await;
+        served.serve(socket, Requester::Address(peer, None), &permit).await;
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with(line), "{peer}: {answer}");
@@ -311,7 +312,7 @@ async fn the_admin_socket_answers_with_any_host_header() {
     let path = dir.path().join("server.sock");
     let drain = Drain::new();
     let listeners = Listeners { local: Some(UnixAccept::bind(&path).unwrap()), ..Listeners::default() };
-    cloud(&["a"]).spawn(listeners, None, &drain);
+    cloud(&["a"]).spawn(listeners, None, &FileWatcher::new(&drain), &drain);
     let mut socket = tokio::net::UnixStream::connect(&path).await.unwrap();
     socket.write_all(b"GET /status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
     let mut answer = String::new();
@@ -339,7 +340,8 @@ async fn the_status_page_loads_nothing_external_and_runs_only_its_own_script() {
         drain.start();
         answers
     };
-    let (pages, ()) = tokio::join!(client, serve(listener, cloud(&[]), AdminPortKind::Log, drain.clone()));
+    let (pages, ()) =
+        tokio::join!(client, serve(listener, None, cloud(&[]), AdminPortKind::Log, drain.clone()));
     let nonces: Vec<_> = pages
         .iter()
         .map(|page| {
@@ -362,54 +364,63 @@ async fn the_status_page_loads_nothing_external_and_runs_only_its_own_script() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn pages_are_for_loopback_clients_or_users_with_a_valid_password() {
     let server = cloud(&[]);
-    let elsewhere = Requester::Address("192.0.2.1".parse().unwrap());
+    let elsewhere = Requester::Address("192.0.2.1".parse().unwrap(), None);
     let head = |password: &str| {
-        let mut head = http::HeaderMap::new();
+        let mut head = local_head();
         head.insert("authorization", password.parse().unwrap());
         head
     };
-    let refused = server.denial(elsewhere, &head("right"), true).await.unwrap();
+    let refused = server.authenticate(&elsewhere, &head("right"), true).await.unwrap_err();
     assert_eq!(refused.status(), 403, "no users are configured");
-    let (changes, right) = (watch::Sender::new(()), Arc::new(AtomicBool::new(true)));
+    let right = Arc::new(AtomicBool::new(true));
     let is_right = right.clone();
-    let check = move |head: HeaderMap, _| -> BoxFuture<'static, bool> {
+    let user = move |_, head: HeaderMap, _| -> UserFuture {
         let is_right = is_right.load(Relaxed) && head["authorization"] == "right";
-        Box::pin(async move { is_right })
+        Box::pin(async move { is_right.then(|| "ops".to_owned()) })
     };
-    let viewers = AdminUsers::new(check, changes.subscribe());
-    let server = Admin { viewers, ..server };
-    assert!(server.denial(elsewhere, &head("right"), true).await.is_none());
-    let refused = server.denial(elsewhere, &head("wrong"), true).await.unwrap();
+    let server = Admin { viewers: AdminUsers::new(true, user), ..server };
+    let user = server.authenticate(&elsewhere, &head("right"), true).await.unwrap();
+    assert_eq!(user.to_string(), "ops");
+    let refused = server.authenticate(&elsewhere, &head("wrong"), true).await.unwrap_err();
     assert_eq!((refused.status().as_u16(), refused.headers().contains_key("www-authenticate")), (401, true));
 
     let drain = Drain::new();
-    let stream = |requester| server.events(requester, &head("right"), &drain).into_body();
-    let [mut far, mut near] = [elsewhere, Requester::Address("127.0.0.1".parse().unwrap())].map(stream);
-    changes.send_replace(());
-    assert!(far.frame().await.is_some(), "other users have changed");
+    let stream = |requester| server.events(&requester, &head("right"), &drain).into_body();
+    let near = Requester::Address("127.0.0.1".parse().unwrap(), None);
+    let [mut far, mut near] = [elsewhere, near].map(stream);
+    for _ in 0..2 {
+        assert!(far.frame().await.is_some());
+    }
     right.store(false, Relaxed);
-    changes.send_replace(());
     while far.frame().await.is_some() {}
-    assert!(near.frame().await.is_some(), "this machine needs no password");
+    for _ in 0..3 {
+        assert!(near.frame().await.is_some(), "this machine needs no password");
+    }
+}
+
+/// Returns the head of a request to an address.
+fn local_head() -> HeaderMap {
+    HeaderMap::from_iter([(HOST, HeaderValue::from_static("localhost"))])
 }
 
 #[tokio::test]
 async fn an_event_stream_starts_with_full_state_and_streams_per_source_are_limited() {
     let (server, drain) = (cloud(&["a"]), Drain::new());
-    let near = Requester::Address("127.0.0.1".parse().unwrap());
+    let near = Requester::Address("127.0.0.1".parse().unwrap(), None);
     let mut open = Vec::new();
     let refused = loop {
-        let answer = server.events(near, &HeaderMap::new(), &drain);
+        let answer = server.events(&near, &local_head(), &drain);
         if answer.status() != 200 {
             break answer;
         }
         open.push(answer.into_body());
     };
     assert_eq!((refused.status().as_u16(), open.len()), (503, 8));
-    let other = server.events(Requester::Address("192.0.2.1".parse().unwrap()), &HeaderMap::new(), &drain);
+    let near_other = Requester::Address("127.1.2.3".parse().unwrap(), None);
+    let other = server.events(&near_other, &local_head(), &drain);
     assert_eq!(other.status(), 200, "another source has its own limit");
     let mut first = open.swap_remove(0);
     let event = first.frame().await.unwrap().unwrap().into_data().unwrap();

@@ -310,12 +310,12 @@ fn add_conditions(program: &'static str, body: &str, found: &mut Findings) {
     }
 }
 
-/// Where the program with a config responds: at the port that a key sets, otherwise at its socket, as another program
-/// may have the default port. An error says why there is no socket.
+/// Where the program with a config responds: at the port that a key sets, unless it uses TLS. Otherwise at its socket, as
+/// another program may have the default port. An error says why there is no socket.
 type AdminAddress = Result<ListenAddress, String>;
 
 async fn admin_address(at: SocketAddr, port: AdminPort, admin: &AdminConfig) -> AdminAddress {
-    if !port.is_default {
+    if !port.is_default && admin.tls.is_none() {
         let local = SocketAddr::new([127, 0, 0, 1].into(), at.port());
         return Ok(ListenAddress::Port(if at.ip().is_unspecified() { local } else { at }));
     }

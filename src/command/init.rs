@@ -381,7 +381,7 @@ key = "{dir}/certs/server.key"
 peer_ca = "{dir}/certs/ca.crt"
 token_file = "{dir}/token/token"
 
-# HTTP CONNECT, for this machine only. For other machines, set another address, and allow_from or auth.
+# HTTP CONNECT, for this machine only. For other machines, set another address, cert and key, and allow_from or auth.
 [server.connect]
 listen = "127.0.0.1:2222"
 

@@ -205,7 +205,7 @@ pub(crate) fn uplink(
     check_token(&table, uplink.token.as_ref(), certified, report);
     warn_template(&table, "servers", uplink.servers.iter().map(|server| &server.host), report);
     warn_template(&table, "tls_server_name", uplink.tls_server_name.iter(), report);
-    listen::warn_reachable(&table, uplink.admin_listen, uplink.admin_port, uplink.channelz_listen, report);
+    listen::warn_channelz(&table, uplink.channelz_listen, report);
     table.close(&uplink, report);
     uplink
 }
@@ -340,11 +340,7 @@ pub struct TargetTlsConfig {
 pub(crate) fn target_tls(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> TargetTlsConfig {
     let mut table = edge.table("target_tls", report);
     let tls: TargetTlsConfig = table.fields(report);
-    for (given, other) in [("cert", "key"), ("key", "cert")] {
-        if table.has(given) && !table.has(other) {
-            table.error(other, None, "a certificate needs its key; set both files", report);
-        }
-    }
+    listen::require_pair(&table, report);
     table.close(&tls, report);
     tls
 }

@@ -49,6 +49,147 @@ pub(crate) fn require(table: &ConfigTable<'_>, report: &mut Diagnostics) -> bool
 /// The address in a table without `listen`, which is not used.
 pub(crate) const NO_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
+// TLS of a port: its files, and the names in clients' certificates.
+
+/// `[server.connect] and [server.http_proxy] and [server.https] and [server.egress] and [server.admin] and [edge.admin]`:
+/// names of clients.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+struct NameKeys {
+    /// Patterns of the names (CN or DNS name) of accepted certificates; '*' matches any run of characters. The user in
+    /// rules is the first accepted name. Required with client_ca. ["*"] accepts every certificate that this CA has
+    /// signed or will sign, except those made for edges, which are never accepted. No default.
+    ///
+    /// Example: `["kube-apiserver-kubelet-client"]`
+    #[serde(deserialize_with = "non_empty::<_, CertificateGlob, _>")]
+    names: Option<Vec<CertificateGlob>>,
+}
+
+/// `[server.connect] and [server.http_proxy] and [server.admin] and [edge.admin]`: TLS.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+struct TlsKeys {
+    /// File (PEM) of the certificate chain presented to clients, leaf first. With it the port accepts only TLS. In an
+    /// admin table, the port is that of admin_listen. Re-read when it changes. Default: none, no TLS.
+    ///
+    /// Example: `"/etc/tunnel/certs/server.crt"`
+    #[serde(deserialize_with = "value::file")]
+    cert: Option<PathBuf>,
+    /// File (PEM) of its private key. No default.
+    ///
+    /// Example: `"/etc/tunnel/certs/server.key"`
+    #[serde(deserialize_with = "value::file")]
+    key: Option<PathBuf>,
+    /// File (PEM) of the CA that signs clients' certificates. Re-read when it changes. Clients without such a
+    /// certificate are denied; clients with one need no password, and its name is their user in rules and in the log.
+    /// Default: none, no certificate is requested.
+    ///
+    /// Example: `"/etc/tunnel/certs/client-ca.crt"`
+    #[serde(deserialize_with = "value::file")]
+    client_ca: Option<PathBuf>,
+}
+
+/// The TLS files of a listener: its certificate and key, and the CA of its clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListenerTlsConfig {
+    /// The table that sets them.
+    pub table: String,
+    /// PEM file of the certificate chain, leaf first.
+    pub cert: PathBuf,
+    /// PEM file of its private key.
+    pub key: PathBuf,
+    /// PEM file of the CA that signs clients' certificates; `None` requests no certificates.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// TLS of a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PortTls {
+    /// The port cannot use TLS.
+    Unsupported,
+    /// The port could use TLS, but no certificate is set.
+    Off,
+    /// The port uses TLS.
+    On {
+        /// Whether clients must present a certificate.
+        client_certificate: bool,
+    },
+}
+
+impl ListenerTlsConfig {
+    /// Reads the keys of a table without TLS by default, and records the values in effect. Returns `None` if they set no
+    /// TLS, or after an error, which is recorded.
+    pub(crate) fn read(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<Self> {
+        let keys: TlsKeys = table.fields(report);
+        require_pair(table, report);
+        if table.has("client_ca") && !table.has("cert") {
+            let expected = "set cert and key, because clients present certificates only over TLS";
+            table.error("client_ca", Some("set, but cert is not".to_owned()), expected, report);
+        }
+        table.record(&keys, report);
+        let TlsKeys { cert, key, client_ca } = keys;
+        Some(Self { table: table.key(""), cert: cert?, key: key?, client_ca })
+    }
+
+    /// Returns the full key of one of the files.
+    pub fn key(&self, file: &str) -> String {
+        format!("{}{file}", self.table)
+    }
+}
+
+impl PortTls {
+    /// Returns the TLS of a port that has these files, if it has any.
+    pub(crate) fn of(files: Option<&ListenerTlsConfig>) -> Self {
+        files.map_or(Self::Off, |files| Self::On { client_certificate: files.client_ca.is_some() })
+    }
+
+    /// Warns if passwords for a port cross a network unencrypted. `key` is the key to change.
+    fn warn_passwords(self, key: String, at: SocketAddr, report: &mut Diagnostics) {
+        let hint = match self {
+            Self::On { .. } => return,
+            Self::Off => "set cert and key",
+            Self::Unsupported => "this port cannot use TLS: listen on loopback, or offer another port",
+        };
+        if !at.ip().is_loopback() {
+            let text = format!("passwords for {at} cross the network unencrypted; {hint}");
+            report.warn(key, WarningKind::Insecure, text);
+        }
+    }
+}
+
+/// Records an error if a table has a certificate without its key, or the other way round.
+pub(crate) fn require_pair(table: &ConfigTable<'_>, report: &mut Diagnostics) {
+    for (given, other) in [("cert", "key"), ("key", "cert")] {
+        if table.has(given) && !table.has(other) {
+            table.error(other, None, "a certificate needs its key; set both files", report);
+        }
+    }
+}
+
+/// Records an error if a listener requests certificates, and does not say whose.
+pub(crate) fn require_names(table: &ConfigTable<'_>, report: &mut Diagnostics) {
+    if table.has("client_ca") && !table.has("names") {
+        let expected = "list the names (CN or DNS) of client certificates, for example [\"system:kube-apiserver\"]; \
+                      [\"*\"] accepts every certificate that a CA of client_ca has signed or will sign";
+        table.error("names", None, expected, report);
+    }
+}
+
+fn names(table: &mut ConfigTable<'_>, tls: PortTls, report: &mut Diagnostics) -> Vec<CertificateGlob> {
+    if tls == PortTls::Unsupported {
+        return Vec::new();
+    }
+    let keys: NameKeys = table.fields(report);
+    if keys.names.is_some() && tls != (PortTls::On { client_certificate: true }) {
+        let expected = "no certificate is requested; set client_ca to the CA that signs them";
+        table.error("names", Some("set, but client_ca is not".to_owned()), expected, report);
+    }
+    table.record(&keys, report);
+    keys.names.unwrap_or_default()
+}
+
+// The admin listener, and the socket for commands.
+
 /// `[server.admin]` and `[edge.admin]`: operators' access to the process.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(default)]
@@ -64,12 +205,18 @@ pub struct AdminConfig {
     #[serde(with = "UnixSocket")]
     pub listen: Option<PathBuf>,
     /// File (htpasswd, bcrypt: htpasswd -B) of users who may open the live page and the status at the admin listener from
-    /// other machines, with name and password. Re-read when it changes. That listener has no TLS. Default: none, only
-    /// this machine may.
+    /// other machines, with name and password. Re-read when it changes. Set cert and key, too. Default: none, only this
+    /// machine may, and clients with an accepted certificate.
     ///
     /// Example: `"/etc/tunnel/auth/operators"`
     #[serde(deserialize_with = "value::file")]
     pub users: Option<PathBuf>,
+    /// TLS of the admin listener, if it has any.
+    #[serde(skip)]
+    pub tls: Option<ListenerTlsConfig>,
+    /// Who may open private pages from other machines.
+    #[serde(skip)]
+    pub access: AccessConfig,
     /// The name of the socket (without `.sock`) if no key sets its path.
     #[serde(skip)]
     pub name: &'static str,
@@ -78,18 +225,49 @@ pub struct AdminConfig {
     pub runtime_dir: Option<PathBuf>,
 }
 
-/// Reads a table `admin`. `name` is the socket's name if there is no `listen = "unix:/path"`.
+/// Reads a table `admin`, and warns if other machines can reach the admin listener, which has this key and address.
+/// `name` is the socket's name if there is no `listen = "unix:/path"`.
 pub(crate) fn admin(
     parent: &mut ConfigTable<'_>,
     name: &'static str,
+    (listener, at, port): (&str, SocketAddr, AdminPort),
     env: &Environment,
     report: &mut Diagnostics,
 ) -> AdminConfig {
     let mut table = parent.table("admin", report);
-    let keys: AdminConfig = table.fields(report);
-    let admin = AdminConfig { name, runtime_dir: env.runtime_dir.clone(), ..keys };
+    let mut admin: AdminConfig = table.fields(report);
+    (admin.name, admin.runtime_dir) = (name, env.runtime_dir.clone());
+    admin.tls = ListenerTlsConfig::read(&mut table, report);
+    let tls = PortTls::of(admin.tls.as_ref());
+    admin.access.names = names(&mut table, tls, report);
+    require_names(&table, report);
+    if let Some(users) = admin.users.clone() {
+        let key = table.key("users");
+        tls.warn_passwords(key.clone(), at, report);
+        admin.access.auth = AuthConfig::Basic { users, key };
+    }
+    if tls != (PortTls::On { client_certificate: true }) {
+        warn_reachable(parent.key(listener), at, port, report);
+    }
     table.close(&admin, report);
     admin
+}
+
+/// Warns if other machines can reach the admin listener.
+fn warn_reachable(key: String, at: SocketAddr, port: AdminPort, report: &mut Diagnostics) {
+    if at.ip().is_loopback() {
+        return;
+    }
+    let local = format!("\"127.0.0.1:{}\"", at.port());
+    let text = if port.sets_level {
+        format!(
+            "anyone who reaches {at} can read health and metrics and change the log level; restrict it with a \
+             firewall, or set admin_listen = {local} in the file that `tunnel migrate superedge` prints"
+        )
+    } else {
+        format!("anyone who reaches {at} can read health and metrics; set admin_listen = {local}")
+    };
+    report.warn(key, WarningKind::Insecure, text);
 }
 
 /// The form `unix:/path` of a socket's path.
@@ -132,28 +310,9 @@ impl AdminPort {
     }
 }
 
-/// Warns if other machines can reach the admin listener, or gRPC's debugging port.
-pub(crate) fn warn_reachable(
-    table: &ConfigTable<'_>,
-    admin: SocketAddr,
-    port: AdminPort,
-    channelz: Option<SocketAddr>,
-    report: &mut Diagnostics,
-) {
-    if !admin.ip().is_loopback() {
-        let (key, local) = (table.key("admin_listen"), format!("\"127.0.0.1:{}\"", admin.port()));
-        let text = if port.sets_level {
-            format!(
-                "anyone who reaches {admin} can read health and metrics and change the log level; restrict it with a \
-                 firewall, or set admin_listen = {local} in the file that `tunnel migrate superedge` prints"
-            )
-        } else {
-            format!("anyone who reaches {admin} can read health and metrics; set admin_listen = {local}")
-        };
-        report.warn(key, WarningKind::Insecure, text);
-    }
-    let Some(channelz) = channelz else { return };
-    if !channelz.ip().is_loopback() {
+/// Warns if other machines can reach gRPC's debugging port.
+pub(crate) fn warn_channelz(table: &ConfigTable<'_>, channelz: Option<SocketAddr>, report: &mut Diagnostics) {
+    if let Some(channelz) = channelz.filter(|at| !at.ip().is_loopback()) {
         let text = format!(
             "anyone who reaches {channelz} can read the addresses and names of all links; use 127.0.0.1:{}",
             channelz.port()
@@ -216,19 +375,6 @@ struct AccessKeys {
     rules: Option<Rules>,
 }
 
-/// `[server.https] and [server.egress]`: names of clients.
-#[derive(Debug, Default, Deserialize, Serialize)]
-#[serde(default)]
-struct NameKeys {
-    /// Patterns of the names (CN or DNS name) of accepted certificates; '*' matches any run of characters. The user in
-    /// rules is the first accepted name. Required with client_ca. ["*"] accepts every certificate that this CA has
-    /// signed or will sign, except those made for edges, which are never accepted. No default.
-    ///
-    /// Example: `["kube-apiserver-kubelet-client"]`
-    #[serde(deserialize_with = "non_empty::<_, CertificateGlob, _>")]
-    names: Option<Vec<CertificateGlob>>,
-}
-
 /// A value of `auth`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -272,23 +418,23 @@ pub enum AuthConfig {
 pub(crate) struct AuthMethods {
     /// Whether clients can send a user name and password.
     pub(crate) password: bool,
-    /// Whether a certificate is requested; `None` if the port cannot request one.
-    pub(crate) certificate: Option<bool>,
+    /// Whether it can use TLS, and thus certificates.
+    pub(crate) tls: PortTls,
 }
 
 impl AuthMethods {
     /// Returns true if clients must present a certificate, so that they need no password.
     fn certified(self) -> bool {
-        self.certificate == Some(true)
+        self.tls == PortTls::On { client_certificate: true }
     }
 
     /// Returns a hint how to restrict the port.
     fn hint(self) -> &'static str {
-        match (self.password, self.certificate) {
-            (true, None) => "set auth = \"basic\" or allow_from",
-            (true, Some(_)) => "set client_ca, auth = \"basic\" or allow_from",
-            (false, Some(_)) => "set client_ca or allow_from",
-            (false, None) => "set allow_from",
+        match (self.password, self.tls) {
+            (true, PortTls::On { .. }) => "set client_ca, auth = \"basic\" or allow_from",
+            (true, _) => "set auth = \"basic\" or allow_from",
+            (false, PortTls::On { .. }) => "set client_ca or allow_from",
+            (false, _) => "set allow_from",
         }
     }
 }
@@ -332,7 +478,7 @@ impl AccessConfig {
             allow_from: allow_from.or_else(|| default.allow_from.clone()),
             auth: auth.unwrap_or_default(),
             rules: rules.unwrap_or_else(|| default.rules.clone()),
-            names: names(table, proofs, report),
+            names: names(table, proofs.tls, report),
         };
         table.record(&access.keys(), report);
         access
@@ -353,8 +499,8 @@ impl AccessConfig {
         }
     }
 
-    /// Warns if clients can use the port without authentication. `key` is the key to change, `reached` what the port
-    /// gives access to.
+    /// Warns if clients can use the port without authentication, or send it passwords unencrypted. `key` is the key to
+    /// change, `reached` what the port gives access to.
     pub(crate) fn warn_if_open(
         &self,
         key: String,
@@ -363,6 +509,9 @@ impl AccessConfig {
         reached: &str,
         report: &mut Diagnostics,
     ) {
+        if self.auth != AuthConfig::None && proofs.password {
+            return proofs.tls.warn_passwords(key, at, report);
+        }
         let fenced = self.allow_from.as_ref().is_some_and(|nets| !nets.contains_all_addresses());
         if self.auth != AuthConfig::None || proofs.certified() || at.ip().is_loopback() || fenced {
             return;
@@ -416,26 +565,6 @@ fn auth(
     Some(auth)
 }
 
-/// Records an error if a listener requests certificates, and does not say whose.
-pub(crate) fn require_names(table: &ConfigTable<'_>, report: &mut Diagnostics) {
-    if table.has("client_ca") && !table.has("names") {
-        let expected = "list the names (CN or DNS) of client certificates, for example [\"system:kube-apiserver\"]; \
-                      [\"*\"] accepts every certificate that a CA of client_ca has signed or will sign";
-        table.error("names", None, expected, report);
-    }
-}
-
-fn names(table: &mut ConfigTable<'_>, proofs: AuthMethods, report: &mut Diagnostics) -> Vec<CertificateGlob> {
-    let Some(is_requested) = proofs.certificate else { return Vec::new() };
-    let keys: NameKeys = table.fields(report);
-    if keys.names.is_some() && !is_requested {
-        let expected = "no certificate is requested; set client_ca to the CA that signs them";
-        table.error("names", Some("set, but client_ca is not".to_owned()), expected, report);
-    }
-    table.record(&keys, report);
-    keys.names.unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -443,10 +572,14 @@ mod tests {
     const SSH: &str = "[ssh]\nallow_from = [\"10.0.0.0/8\"]\nproxy_protocol = [\"10.0.0.5\"]\nauth = \"basic\"\n\
                        users = \"/ssh\"\nrules = [{ ports = [22] }]\n[module]\n";
 
-    const PASSWORD: AuthMethods = AuthMethods { password: true, certificate: None };
-    const NO_METHOD: AuthMethods = AuthMethods { password: false, certificate: None };
-    const CERTIFICATE_NOT_REQUESTED: AuthMethods = AuthMethods { password: false, certificate: Some(false) };
-    const CERTIFICATE: AuthMethods = AuthMethods { password: false, certificate: Some(true) };
+    const PASSWORD: AuthMethods = AuthMethods { password: true, tls: PortTls::Unsupported };
+    const PASSWORD_OVER_TLS: AuthMethods =
+        AuthMethods { password: true, tls: PortTls::On { client_certificate: false } };
+    const NO_METHOD: AuthMethods = AuthMethods { password: false, tls: PortTls::Unsupported };
+    const CERTIFICATE_NOT_REQUESTED: AuthMethods =
+        AuthMethods { password: false, tls: PortTls::On { client_certificate: false } };
+    const CERTIFICATE: AuthMethods =
+        AuthMethods { password: false, tls: PortTls::On { client_certificate: true } };
 
     /// Returns the rules of `ssh` and of another module, and the errors and warnings.
     fn read(text: &str, proofs: AuthMethods) -> (AccessConfig, AccessConfig, Vec<String>) {
@@ -456,7 +589,7 @@ mod tests {
         let ssh = AccessConfig::read(&mut table, PASSWORD, &AccessConfig::default(), &mut report);
         table.finish(&mut report);
         let mut table = file.table("module", &mut report);
-        if proofs.certificate.is_some() {
+        if proofs.tls != PortTls::Unsupported {
             table.ignore("client_ca", &mut report);
         }
         let module = AccessConfig::read(&mut table, proofs, &ssh, &mut report);
@@ -471,7 +604,7 @@ mod tests {
 
     #[test]
     fn a_listener_inherits_absent_access_keys_from_the_connect_listener() {
-        let (ssh, module, reported) = read(SSH, PASSWORD);
+        let (ssh, module, reported) = read(SSH, PASSWORD_OVER_TLS);
         assert_eq!((&module, reported), (&ssh, vec![]));
         let AuthConfig::Basic { key, .. } = module.auth else { panic!("{module:?}") };
         assert_eq!(key, "ssh.users");
@@ -480,7 +613,7 @@ mod tests {
     #[test]
     fn a_listeners_access_keys_override_only_its_own() {
         let own = "allow_from = [\"192.0.2.0/24\"]\nproxy_protocol = []\nusers = \"/own\"\nrules = []\n";
-        let (ssh, module, reported) = read(&format!("{SSH}{own}"), PASSWORD);
+        let (ssh, module, reported) = read(&format!("{SSH}{own}"), PASSWORD_OVER_TLS);
         assert_eq!(reported, [""; 0]);
         assert!(!ssh.rules.is_empty() && module.rules.is_empty());
         assert!(!ssh.proxy_protocol.is_empty() && module.proxy_protocol.is_empty());
@@ -540,6 +673,7 @@ mod tests {
     fn an_open_listener_is_a_warning_with_the_keys_that_restrict_it() {
         for (proofs, hint) in [
             (PASSWORD, "set auth = \"basic\" or allow_from"),
+            (PASSWORD_OVER_TLS, "set client_ca, auth = \"basic\" or allow_from"),
             (CERTIFICATE_NOT_REQUESTED, "set client_ca or allow_from"),
             (NO_METHOD, "; set allow_from"),
         ] {
@@ -549,7 +683,7 @@ mod tests {
             assert!(reported[0].starts_with(begin) && reported[0].ends_with(hint), "{reported:?}");
         }
         for closed in ["allow_from = [\"10.0.0.0/8\"]", "auth = \"basic\"\nusers = \"/own\""] {
-            assert_eq!(read(&format!("[module]\n{closed}"), PASSWORD).2, [""; 0], "{closed}");
+            assert_eq!(read(&format!("[module]\n{closed}"), PASSWORD_OVER_TLS).2, [""; 0], "{closed}");
         }
         assert_eq!(read("[module]", CERTIFICATE).2, [""; 0]);
     }

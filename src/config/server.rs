@@ -203,7 +203,7 @@ pub(crate) fn links(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Li
     let mut links: LinkListenerConfig = table.fields(report);
     links.admin_port = AdminPort::of(&table, report);
     listen::warn_trusted(&table, &links.proxy_protocol, report);
-    listen::warn_reachable(&table, links.admin_listen, links.admin_port, links.channelz_listen, report);
+    listen::warn_channelz(&table, links.channelz_listen, report);
     table.close(&links, report);
     links
 }

@@ -56,6 +56,7 @@ impl EdgeConfig {
             ("edge.uplink.token_file", token_file),
             ("edge.target_tls.key", &self.target_tls.key),
             ("edge.admin.users", &self.admin.users),
+            ("edge.admin.key", &self.admin.tls.as_ref().map(|tls| tls.key.clone())),
         ];
         let files = files.into_iter().filter_map(|(key, file)| Some((key, file.as_deref()?)));
         let proxy = self.http_proxy.iter().filter_map(|proxy| match &proxy.access.auth {
@@ -66,6 +67,20 @@ impl EdgeConfig {
         all.map(|(key, path)| (key.to_owned(), path.to_owned())).collect()
     }
 
+    /// Returns the files of certificates that this edge presents, each with its key.
+    pub(crate) fn certificates(&self) -> Vec<(String, PathBuf)> {
+        let to_targets = self.target_tls.cert.iter().map(|cert| ("edge.target_tls.cert".to_owned(), cert));
+        let to_operators = self.admin.tls.iter().map(|tls| (tls.key("cert"), &tls.cert));
+        to_targets.chain(to_operators).map(|(key, file)| (key, file.clone())).collect()
+    }
+
+    /// Returns the CA files that this edge trusts, each with its key.
+    pub(crate) fn ca_files(&self) -> Vec<(String, PathBuf)> {
+        let operators =
+            self.admin.tls.iter().filter_map(|tls| Some((tls.key("client_ca"), tls.client_ca.clone()?)));
+        [("edge.uplink.ca".to_owned(), self.uplink.ca.clone())].into_iter().chain(operators).collect()
+    }
+
     pub(crate) fn gather(text: &str, env: &Environment, report: &mut Diagnostics) -> Self {
         let mut file = ConfigTable::parse(text, env, report);
         let mut table = file.table("edge", report);
@@ -73,7 +88,8 @@ impl EdgeConfig {
         let node_ip = config::address("NODE_IP", env.node_ip.as_deref(), report);
         let csr = kubernetes::edge_csr(&mut table, node_ip, env, report);
         let uplink = edge::uplink(&mut table, env, node_ip, csr.is_some(), report);
-        let admin = listen::admin(&mut table, "edge", env, report);
+        let port = ("uplink.admin_listen", uplink.admin_listen, uplink.admin_port);
+        let admin = listen::admin(&mut table, "edge", port, env, report);
         let session = edge::session(&mut table, report);
         let allow = edge::allow(&mut table, report);
         let pod_ip = config::address("POD_IP", env.pod_ip.as_deref(), report);

@@ -5,19 +5,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use futures_util::future::BoxFuture;
 use http::HeaderMap;
 use http::header::{AUTHORIZATION, PROXY_AUTHORIZATION};
 use tracing::info;
 
-use crate::admin::page::AdminUsers;
+use crate::admin::page::{AdminUsers, UserFuture};
 use crate::config::listen::{AccessConfig, AdminConfig, AuthConfig};
 use crate::listener::admission::AccessPolicy;
+use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::auth::{PasswordChecker, Users};
 use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_base::policy::Networks;
 use tunnel_base::policy::zone::Zone;
 use tunnel_net::reload::{FileWatcher, Reload};
+use tunnel_net::tls::verify::ClientCertificate;
 
 /// Builds the access policies of listeners. A user file named by several tables is read once, and failed logins at any
 /// of their ports count together.
@@ -68,27 +69,33 @@ impl AccessPolicyBuilder {
         Ok(ListenerAccess { proxies: proxy_protocol, policy })
     }
 
-    /// Returns the users that may read the admin ports from other machines. `key` sets their file.
+    /// Returns the people that may open the private pages of the admin listener from other machines: users with a
+    /// password, and clients with an accepted certificate. `table` is the table of their settings.
     pub fn viewers(
         &mut self,
-        key: &str,
-        admin: &AdminConfig,
+        table: &'static str,
+        AdminConfig { tls, access, .. }: &AdminConfig,
         startup: &mut Startup,
     ) -> Result<AdminUsers, NotPrepared> {
-        let Some(users) = admin.users.clone() else { return Ok(AdminUsers::default()) };
-        let auth = AuthConfig::Basic { users: users.clone(), key: key.to_owned() };
-        let access = AccessConfig { auth, ..AccessConfig::default() };
-        let policy = self.prepare("admin", &access, startup)?.policy(None);
-        let file = self.files.get(&users).and_then(|file| file.as_ref().ok()).ok_or(NotPrepared)?;
-        let check = move |head: HeaderMap, from| -> BoxFuture<'static, bool> {
+        let has_passwords = access.auth != AuthConfig::None;
+        if !has_passwords && tls.as_ref().is_none_or(|tls| tls.client_ca.is_none()) {
+            return Ok(AdminUsers::default());
+        }
+        let policy = self.prepare(table, access, startup)?.policy(None);
+        let user = move |certificate: Option<ClientCertificate>, head: HeaderMap, from| -> UserFuture {
             let policy = policy.load_full();
             // The policy reads the credentials for proxies; a browser sends the same ones to a server.
             let credentials =
                 head.get(AUTHORIZATION).map(|credentials| (PROXY_AUTHORIZATION, credentials.clone()));
             let credentials = HeaderMap::from_iter(credentials);
-            Box::pin(async move { policy.authenticate(&credentials, from).await.is_ok() })
+            Box::pin(async move {
+                if let Some(certificate) = certificate {
+                    return ClientIdentity::Certificate(certificate).judge(&policy, table).ok()?.0;
+                }
+                Some(policy.authenticate(&credentials, from).await.ok()??.user)
+            })
         };
-        Ok(AdminUsers::new(check, file.users.changes()))
+        Ok(AdminUsers::new(has_passwords, user))
     }
 
     /// Reloads the users' files when they change.

@@ -1,24 +1,24 @@
 //! Listeners over TLS and on Unix sockets, which identify clients by a client certificate or as a local user.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use bytes::Bytes;
 use tokio::net::{TcpStream, UnixStream};
-use tracing::{Span, info};
+use tracing::Span;
 
+use crate::config::listen::ListenerTlsConfig;
 use crate::config::server::{Tls, TlsVersion};
 use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::admission::heads::MAX_PENDING;
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
-use crate::listener::{FileKind, ListenerFile, ListenerSetup};
-use crate::session_io::copy::close_gracefully;
+use crate::listener::{FileKind, ListenerFile};
+use crate::session_io::tls::TlsPort;
 use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::Reload;
-use tunnel_net::socket::Socket;
-use tunnel_net::tls::handshake::{TlsAccepted, TlsHandshaker, TlsSocket};
+use tunnel_net::tls::handshake::TlsSocket;
 use tunnel_net::tls::verify::ServerTls;
 use tunnel_net::tls::{self, ClientAuth, Identity, TlsParams, TlsServerConfig};
 use tunnel_proto::frame::Category;
@@ -27,8 +27,7 @@ use tunnel_proto::frame::Category;
 #[derive(Debug)]
 pub struct TlsListenerProtocol<F> {
     protocol: F,
-    acceptor: TlsHandshaker,
-    pool: BufferPool,
+    port: TlsPort,
 }
 
 /// A listener on a unix socket. A client is identified as its local user: `uid=0` for root.
@@ -38,7 +37,7 @@ pub struct UnixListenerProtocol<F>(pub F);
 impl<F> TlsListenerProtocol<F> {
     /// Wraps a listener in TLS.
     pub fn new(protocol: F, tls: Reload<ServerTls>, pool: BufferPool) -> Self {
-        Self { protocol, acceptor: TlsHandshaker::new(tls, pool.clone(), MAX_PENDING), pool }
+        Self { protocol, port: TlsPort::new(tls, pool, MAX_PENDING) }
     }
 }
 
@@ -66,28 +65,16 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for TlsListener
         let Some(permit) = admission.connection_permit() else {
             return HandshakeOutcome::Failed { reason: "tls", socket: None };
         };
-        let failure = match self.acceptor.accept(socket, admission.from(), permit).await {
-            Ok(accepted) => {
-                // The permit is idle: from now on this process waits for the client.
-                permit.mark_idle();
-                if let Some(certificate) = self.acceptor.certificate(&accepted) {
+        let refusals = &admission.context().metrics.refusals;
+        match self.port.accept(socket, admission.from(), permit, refusals).await {
+            Ok((stream, certificate)) => {
+                if let Some(certificate) = certificate {
                     admission.proof = ClientIdentity::Certificate(certificate);
                 }
-                let TlsAccepted { stream, permit: turn, .. } = accepted;
-                drop(turn);
-                return self.protocol.handshake(stream, admission).await;
+                self.protocol.handshake(stream, admission).await
             }
-            Err(failure) => failure,
-        };
-        let refusals = &admission.context().metrics.refusals;
-        if failure.socket.is_some() && refusals.may_log(failure.reason, admission.from().ip()) {
-            info!(reason = failure.reason, error = %failure, "TLS handshake failed");
+            Err(reason) => HandshakeOutcome::Failed { reason, socket: None },
         }
-        if let Some(socket) = failure.socket {
-            // Close gracefully, so that the alert arrives.
-            close_gracefully(&mut Socket::new(socket, self.pool.clone())).await;
-        }
-        HandshakeOutcome::Failed { reason: failure.reason, socket: None }
     }
 }
 
@@ -118,27 +105,9 @@ impl<F: ListenerProtocol<UnixStream>> ListenerProtocol<UnixStream> for UnixListe
     }
 }
 
-// The TLS of a listener's port: the keys of its table, and its files.
-
-/// The TLS files of a server's listener: its certificate and key, and the CA of its clients.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ListenerTlsConfig {
-    /// The table that sets them.
-    pub table: String,
-    /// PEM file of the certificate chain, leaf first.
-    pub cert: PathBuf,
-    /// PEM file of its private key.
-    pub key: PathBuf,
-    /// PEM file of the CA that signs clients' certificates; `None` requests no certificates.
-    pub client_ca: Option<PathBuf>,
-}
+// The files of a listener's TLS.
 
 impl ListenerTlsConfig {
-    /// Returns the full key of one of the files.
-    pub fn key(&self, file: &str) -> String {
-        format!("{}{file}", self.table)
-    }
-
     /// Returns the files, with the keys that name them.
     pub(crate) fn files(&self) -> Vec<ListenerFile> {
         let file =
@@ -150,9 +119,9 @@ impl ListenerTlsConfig {
     }
 
     /// Returns the TLS of a port for HTTP/1.
-    pub(crate) fn load(&self, setup: &mut ListenerSetup<'_>) -> Result<Reload<ServerTls>, NotPrepared> {
+    pub(crate) fn load(&self, tls: &Tls, startup: &mut Startup) -> Result<Reload<ServerTls>, NotPrepared> {
         let Self { cert, key, client_ca, .. } = self;
-        let (offer, startup) = (tls_params(setup.tls, setup.startup), &mut *setup.startup);
+        let offer = tls_params(tls, startup);
         let keys = ["cert", "key", "client_ca"].map(|file| self.key(file));
         // Each file separately, so that all errors are noted.
         let has_cert = startup.check_file(&keys[0], cert, |text| tls::certs(cert, text));

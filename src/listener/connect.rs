@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf};
 use tracing::{Span, field, info_span, warn};
 
-use crate::config::listen::{self, AccessConfig, AuthMethods};
+use crate::config::listen::{self, AccessConfig, AuthMethods, ListenerTlsConfig, PortTls};
 use crate::config::value;
 use crate::listener::admission::heads::{HEAD_BYTES, HEAD_FIELDS};
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, OpenRequest};
@@ -30,7 +30,9 @@ use crate::listener::denial::{
     Denial, NO_SSH, SSH, automatic_response, bad_head, header_failure, new_trace, reject_http2, reject_ssh,
     trace_of, written,
 };
-use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, ListenerTables};
+use crate::listener::{
+    BoundListener, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, ListenerTables,
+};
 use crate::startup::NotPrepared;
 use tunnel_base::names::{NameError, Target};
 use tunnel_net::socket::{Connection, Hooked, ReadHook};
@@ -46,6 +48,15 @@ pub struct ConnectConfig {
     /// Required: `"127.0.0.1:2222"`
     #[serde(deserialize_with = "value::listen_address")]
     pub listen: SocketAddr,
+    /// Address (ip:port) of a second port without TLS, for programs that know none, such as nc and corkscrew. Their
+    /// passwords cross the network unencrypted. Requires cert. Default: none.
+    ///
+    /// Example: `"127.0.0.1:2223"`
+    #[serde(deserialize_with = "value::listen_address")]
+    pub plain_listen: Option<SocketAddr>,
+    /// TLS of `listen`, if it has any.
+    #[serde(skip)]
+    pub tls: Option<ListenerTlsConfig>,
     /// Whether no key sets `listen`. The server then starts without it if it is not available.
     #[serde(skip)]
     pub is_default: bool,
@@ -56,7 +67,13 @@ pub struct ConnectConfig {
 
 impl Default for ConnectConfig {
     fn default() -> Self {
-        Self { listen: listen::NO_ADDRESS, is_default: false, access: AccessConfig::default() }
+        Self {
+            listen: listen::NO_ADDRESS,
+            plain_listen: None,
+            tls: None,
+            is_default: false,
+            access: AccessConfig::default(),
+        }
     }
 }
 
@@ -73,10 +90,21 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> 
     let mut table = tables.server.table(KIND.name, report);
     let mut connect: ConnectConfig = table.fields(report);
     let is_set = listen::require(&table, report);
-    connect.access = AccessConfig::read(&mut table, PASSWORD, &AccessConfig::default(), report);
+    connect.tls = ListenerTlsConfig::read(&mut table, report);
+    let methods = AuthMethods { password: true, tls: PortTls::of(connect.tls.as_ref()) };
+    connect.access = AccessConfig::read(&mut table, methods, &AccessConfig::default(), report);
+    listen::require_names(&table, report);
+    if table.has("plain_listen") && !table.has("cert") {
+        let expected = "set cert and key, or remove it, because listen is without TLS already";
+        table.error("plain_listen", Some("set, but cert is not".to_owned()), expected, report);
+    }
     if is_set {
         let key = table.key("auth");
-        connect.access.warn_if_open(key, connect.listen, PASSWORD, "every node", report);
+        connect.access.warn_if_open(key, connect.listen, methods, "every node", report);
+    }
+    if let Some(at) = connect.plain_listen {
+        let methods = AuthMethods { password: true, tls: PortTls::Unsupported };
+        connect.access.warn_if_open(table.key("plain_listen"), at, methods, "every node", report);
     }
     connect.is_default = report.implied.contains(&table.key("listen"));
     tables.inherited = connect.access.clone();
@@ -84,12 +112,13 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> 
     is_set.then(|| Arc::new(connect) as Arc<dyn ListenerConfig>)
 }
 
-/// Clients may send a password, and are asked for no certificate.
-const PASSWORD: AuthMethods = AuthMethods { password: true, certificate: None };
-
 impl ListenerConfig for ConnectConfig {
     fn name(&self) -> &'static str {
         KIND.name
+    }
+
+    fn files(&self) -> Vec<ListenerFile> {
+        self.tls.iter().flat_map(ListenerTlsConfig::files).collect()
     }
 
     fn access(&self) -> Vec<(&str, &AccessConfig)> {
@@ -100,10 +129,15 @@ impl ListenerConfig for ConnectConfig {
         let access = setup.policies.prepare("server.connect", &self.access, setup.startup);
         let (key, by_default) = ("server.connect.listen", self.is_default);
         let listener = setup.startup.bind_optional(key, self.listen, by_default);
-        let (access, listener) = (access?, listener?);
-        let port =
-            |listener| BoundListener::tcp(KIND.name, listener, access.clone(), |_| Connect(Category::Ssh));
-        Ok(listener.into_iter().map(port).collect())
+        let plain = self.plain_listen.map(|at| setup.startup.bind("server.connect.plain_listen", at));
+        let tls = self.tls.as_ref().map(|tls| tls.load(setup.tls, setup.startup)).transpose();
+        let (access, listener, plain, tls) = (access?, listener?, plain.transpose()?, tls?);
+        let ports =
+            listener.map(|listener| (listener, tls)).into_iter().chain(plain.map(|plain| (plain, None)));
+        let port = |(listener, tls)| {
+            BoundListener::tcp_or_tls(KIND.name, listener, access.clone(), tls, Connect(Category::Ssh))
+        };
+        Ok(ports.map(port).collect())
     }
 }
 

@@ -6,14 +6,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::listen::{self, AccessConfig, AuthMethods, ListenAddress};
+use crate::config::listen::{self, AccessConfig, AuthMethods, ListenAddress, ListenerTlsConfig, PortTls};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, value};
-use crate::listener::authenticated::{ListenerTlsConfig, TlsListenerProtocol, UnixListenerProtocol};
+use crate::listener::authenticated::UnixListenerProtocol;
 use crate::listener::connect::Connect;
-use crate::listener::{
-    BoundListener, ListenerConfig, ListenerDeps, ListenerFile, ListenerKind, ListenerSetup,
-};
+use crate::listener::{BoundListener, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup};
 use crate::startup::NotPrepared;
 use tunnel_base::policy::Networks;
 use tunnel_proto::frame::Category;
@@ -101,13 +99,10 @@ impl ListenerConfig for EgressConfig {
         let port = match self {
             Self::Port { listen, certificates, access } => {
                 let access = setup.policies.prepare("server.egress", access, setup.startup);
-                let tls = certificates.load(setup);
+                let tls = certificates.load(setup.tls, setup.startup);
                 let listener = setup.startup.bind("server.egress.listen", *listen);
                 let (access, tls, listener) = (access?, tls?, listener?);
-                BoundListener::tcp(KIND.name, listener, access, move |deps: &ListenerDeps| {
-                    deps.files.watch("tls", &tls);
-                    TlsListenerProtocol::new(Connect(Category::Egress), tls, deps.context.pool.clone())
-                })
+                BoundListener::tcp_or_tls(KIND.name, listener, access, Some(tls), Connect(Category::Egress))
             }
             Self::Unix { path, access } => {
                 let access = setup.policies.prepare("server.egress", access, setup.startup);
@@ -149,7 +144,7 @@ fn port(
     report: &mut Diagnostics,
 ) -> Option<EgressConfig> {
     let certificates = ListenerTlsConfig { table: table.key(""), cert, key, client_ca };
-    let proofs = AuthMethods { password: true, certificate: Some(certificates.client_ca.is_some()) };
+    let proofs = AuthMethods { password: true, tls: PortTls::of(Some(&certificates)) };
     let access = AccessConfig::read(table, proofs, inherited, report);
     listen::require_names(table, report);
     let listen = listen?;
@@ -165,7 +160,7 @@ fn unix(
     inherited: &AccessConfig,
     report: &mut Diagnostics,
 ) -> EgressConfig {
-    let proofs = AuthMethods { password: false, certificate: Some(true) };
+    let proofs = AuthMethods { password: false, tls: PortTls::On { client_certificate: true } };
     let access = AccessConfig::read(table, proofs, inherited, report);
     for key in TCP_ONLY_KEYS {
         if table.has(key) {

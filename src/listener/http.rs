@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio_rustls::rustls::ClientConfig;
 use tracing::{Span, field, info_span};
 
-use crate::config::listen::{AccessConfig, AuthMethods};
+use crate::config::listen::{AccessConfig, AuthMethods, PortTls};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, value};
 use crate::listener::access::ListenerAccess;
@@ -101,7 +101,7 @@ pub(crate) const KIND: ListenerKind = ListenerKind {
 fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
     let mut table = tables.server.table(KIND.name, report);
-    let methods = AuthMethods { password: false, certificate: None };
+    let methods = AuthMethods { password: false, tls: PortTls::Unsupported };
     let keys: HttpKeys = table.fields(report);
     let ports = node_ports(&table, keys.listen_ip, &keys.ports);
     let access = AccessConfig::read(&mut table, methods, &tables.inherited, report);

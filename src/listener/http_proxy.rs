@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tracing::{Span, field, info, info_span};
 
-use crate::config::listen::{self, AccessConfig, AuthConfig, AuthMethods};
+use crate::config::listen::{self, AccessConfig, AuthConfig, AuthMethods, ListenerTlsConfig, PortTls};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment, WarningKind, value};
 use crate::listener::access::{AccessPolicyBuilder, ListenerAccess, ListenerPolicies};
@@ -23,7 +23,7 @@ use crate::listener::admission::{
 use crate::listener::denial::Denial;
 use crate::listener::forward::forward;
 use crate::listener::requests::credentials;
-use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, connect};
+use crate::listener::{BoundListener, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, connect};
 use crate::startup::{NotPrepared, Startup};
 use tunnel_base::names::{NameError, Target};
 use tunnel_base::policy::Glob;
@@ -42,6 +42,9 @@ pub struct HttpProxyConfig {
     /// Required: `"127.0.0.1:8080"`
     #[serde(deserialize_with = "value::listen_address")]
     pub listen: SocketAddr,
+    /// TLS of the port, if it has any.
+    #[serde(skip)]
+    pub tls: Option<ListenerTlsConfig>,
     /// Access rules.
     #[serde(skip)]
     pub access: AccessConfig,
@@ -49,7 +52,7 @@ pub struct HttpProxyConfig {
 
 impl Default for HttpProxyConfig {
     fn default() -> Self {
-        Self { listen: listen::NO_ADDRESS, access: AccessConfig::default() }
+        Self { listen: listen::NO_ADDRESS, tls: None, access: AccessConfig::default() }
     }
 }
 
@@ -70,9 +73,12 @@ fn read(
     let mut table = server.table(KIND.name, report);
     let mut proxy: HttpProxyConfig = table.fields(report);
     let is_set = listen::require(&table, report);
-    proxy.access = AccessConfig::read(&mut table, PASSWORD, inherited, report);
+    proxy.tls = ListenerTlsConfig::read(&mut table, report);
+    let methods = AuthMethods { password: true, tls: PortTls::of(proxy.tls.as_ref()) };
+    proxy.access = AccessConfig::read(&mut table, methods, inherited, report);
+    listen::require_names(&table, report);
     if is_set {
-        proxy.access.warn_if_open(table.key("listen"), proxy.listen, PASSWORD, "every node", report);
+        proxy.access.warn_if_open(table.key("listen"), proxy.listen, methods, "every node", report);
         check_superedge_variables(&proxy.access, env, report);
     }
     table.close_optional(&proxy, report);
@@ -93,12 +99,13 @@ fn check_superedge_variables(access: &AccessConfig, env: &Environment, report: &
     }
 }
 
-/// Clients may send a password, and are asked for no certificate.
-const PASSWORD: AuthMethods = AuthMethods { password: true, certificate: None };
-
 impl ListenerConfig for HttpProxyConfig {
     fn name(&self) -> &'static str {
         KIND.name
+    }
+
+    fn files(&self) -> Vec<ListenerFile> {
+        self.tls.iter().flat_map(ListenerTlsConfig::files).collect()
     }
 
     fn access(&self) -> Vec<(&str, &AccessConfig)> {
@@ -108,7 +115,8 @@ impl ListenerConfig for HttpProxyConfig {
     fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
         let access = setup.policies.prepare("server.http_proxy", &self.access, setup.startup);
         let listener = setup.startup.bind("server.http_proxy.listen", self.listen);
-        Ok(vec![BoundListener::tcp(KIND.name, listener?, access?, |_| Proxy)])
+        let tls = self.tls.as_ref().map(|tls| tls.load(setup.tls, setup.startup)).transpose();
+        Ok(vec![BoundListener::tcp_or_tls(KIND.name, listener?, access?, tls?, Proxy)])
     }
 }
 
@@ -143,10 +151,11 @@ pub(crate) fn read_edge(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) ->
     let mut table = edge.table(KIND.name, report);
     let mut proxy: EdgeProxyConfig = table.fields(report);
     let is_set = listen::require(&table, report);
-    proxy.access = AccessConfig::read(&mut table, PASSWORD, &AccessConfig::default(), report);
+    let methods = AuthMethods { password: true, tls: PortTls::Unsupported };
+    proxy.access = AccessConfig::read(&mut table, methods, &AccessConfig::default(), report);
     if is_set {
         let reached = "everything that [server.edge_access] allows this edge";
-        proxy.access.warn_if_open(table.key("listen"), proxy.listen, PASSWORD, reached, report);
+        proxy.access.warn_if_open(table.key("listen"), proxy.listen, methods, reached, report);
     }
     table.close_optional(&proxy, report);
     is_set.then_some(proxy)
@@ -349,9 +358,7 @@ mod tests {
             read_text.starts_with(says) && read_text.contains("set auth = \"basic\" or allow_from"),
             "{read_text}"
         );
-        for closed in ["auth = \"basic\"\nusers = \"/users\"", "allow_from = [\"10.244.1.0/24\"]"] {
-            assert_eq!(read_edge_text(&format!("{open}{closed}")).1, [""; 0], "{closed}");
-        }
+        assert_eq!(read_edge_text(&format!("{open}allow_from = [\"10.244.1.0/24\"]")).1, [""; 0]);
     }
 
     #[test]

@@ -12,11 +12,11 @@ use tokio::net::TcpStream;
 use tokio_rustls::rustls::ClientConfig;
 use tracing::{Span, debug, field, info_span};
 
-use crate::config::listen::{self, AccessConfig, AuthMethods};
+use crate::config::listen::{self, AccessConfig, AuthMethods, ListenerTlsConfig, PortTls};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, WarningKind, value};
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
-use crate::listener::authenticated::{ListenerTlsConfig, TlsListenerProtocol};
+use crate::listener::authenticated::TlsListenerProtocol;
 use crate::listener::denial::Denial;
 use crate::listener::http::{NodePort, NodePortConfig, NodePorts, bind, by_text, node_ports, warn_if_open};
 use crate::listener::{
@@ -187,7 +187,8 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> 
         client_ca: keys.client_ca.clone(),
     };
     let requests_certificates = !passthrough && certificates.client_ca.is_some();
-    let proofs = AuthMethods { password: false, certificate: Some(requests_certificates) };
+    let tls = PortTls::On { client_certificate: requests_certificates };
+    let proofs = AuthMethods { password: false, tls };
     if passthrough && (table.has("cert") || table.has("key")) {
         let text = "cert and key are ignored: in this mode clients speak TLS with the target";
         report.warn(table.key("mode"), WarningKind::Unexpected, text);
@@ -283,7 +284,7 @@ impl ListenerConfig for HttpsConfig {
             HttpsMode::Passthrough => (Ok(None), Ok(None)),
             HttpsMode::Terminate(files, shown) => {
                 let targets = shown.as_ref().map(|shown| target_tls_config(shown, setup.startup)).transpose();
-                (files.load(setup).map(Some), targets)
+                (files.load(setup.tls, setup.startup).map(Some), targets)
             }
         };
         let ports = bind(&self.ports, setup.startup);

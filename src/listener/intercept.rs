@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{Span, debug, field, info_span};
 
-use crate::config::listen::{AccessConfig, AuthMethods};
+use crate::config::listen::{AccessConfig, AuthMethods, PortTls};
 use crate::config::table::ConfigTable;
 use crate::config::{self, Diagnostics, Environment};
 use crate::intercept::{InterceptError, InterceptRules, NftTable, original_destination};
@@ -197,7 +197,7 @@ impl FromStr for MarkBits {
 }
 
 /// Intercepted traffic has the target's protocol, so clients cannot be asked for a password or a certificate.
-const AUTH_METHODS: AuthMethods = AuthMethods { password: false, certificate: None };
+const AUTH_METHODS: AuthMethods = AuthMethods { password: false, tls: PortTls::Unsupported };
 
 const MAX_NAME: usize = 64;
 

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tracing::{Span, field, info_span, warn};
 
-use crate::config::listen::{self, AccessConfig, AuthMethods};
+use crate::config::listen::{self, AccessConfig, AuthMethods, PortTls};
 use crate::config::value;
 use crate::listener::admission::{
     Admission, GrantedSession, HandshakeOutcome, ListenerProtocol, OpenRequest,
@@ -68,7 +68,7 @@ fn settings(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfi
 }
 
 /// Clients may send a password, and are asked for no certificate.
-const PASSWORD: AuthMethods = AuthMethods { password: true, certificate: None };
+const PASSWORD: AuthMethods = AuthMethods { password: true, tls: PortTls::Unsupported };
 
 impl ListenerConfig for Socks5Config {
     fn name(&self) -> &'static str {

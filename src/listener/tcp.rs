@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tracing::{Span, field, info_span, warn};
 
 use crate::config::Diagnostics;
-use crate::config::listen::{AccessConfig, AuthMethods};
+use crate::config::listen::{AccessConfig, AuthMethods, PortTls};
 use crate::config::table::ConfigTable;
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
@@ -165,7 +165,7 @@ impl fmt::Display for ForwardTarget {
 }
 
 /// The protocol of a TCP port is the target's, so clients cannot be asked for a password or a certificate.
-const AUTH_METHODS: AuthMethods = AuthMethods { password: false, certificate: None };
+const AUTH_METHODS: AuthMethods = AuthMethods { password: false, tls: PortTls::Unsupported };
 
 /// The key that a plain text value stands for.
 const TARGET: &str = "target";

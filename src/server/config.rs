@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::config::listen::{self, AccessConfig, AdminConfig, AuthConfig};
+use crate::config::listen::{self, AccessConfig, AdminConfig, AuthConfig, ListenerTlsConfig};
 use crate::config::server::addresses::{self, AddressSettings};
 use crate::config::server::invitations::{self, InvitationConfig, InvitationStore};
 use crate::config::server::kubernetes::{self, NodeNameSettings, NodePortsConfig, ServerCsrConfig};
@@ -89,12 +89,13 @@ impl ServerConfig {
         };
         let (http, https) = (by_host(http::KIND.name), by_host(https::KIND.name));
         let by_address = LISTENERS.iter().any(|kind| kind.by_address && table.has(kind.name));
+        let port = ("links.admin_listen", links.admin_listen, links.admin_port);
         let settings = Self {
+            admin: listen::admin(&mut table, "server", port, env, report),
             links,
             tls: server::tls(&mut table, report),
             ports: kubernetes::node_ports(&mut table, http, https, env, report),
             listeners,
-            admin: listen::admin(&mut table, "server", env, report),
             session: server::session(&mut table, report),
             node_names: kubernetes::node_names(&mut table, dns.published_configmap(), &dns.zone, env, report),
             dns,
@@ -121,12 +122,14 @@ impl ServerConfig {
 
     /// Returns the access rules of each listener, by the key of its table.
     pub(crate) fn access(&self) -> Vec<(&str, &AccessConfig)> {
-        self.listeners.iter().flat_map(|listener| listener.access()).collect()
+        let clients = self.listeners.iter().flat_map(|listener| listener.access());
+        clients.chain([(ADMIN, &self.admin.access)]).collect()
     }
 
     /// Returns the files of this kind that listeners read, each with its key.
     fn listener_files(&self, kind: FileKind) -> impl Iterator<Item = (String, PathBuf)> {
-        let files = self.listeners.iter().flat_map(|listener| listener.files());
+        let admin = self.admin.tls.iter().flat_map(ListenerTlsConfig::files);
+        let files = self.listeners.iter().flat_map(|listener| listener.files()).chain(admin);
         files.filter(move |file| file.kind == kind).map(|file| (file.key, file.path))
     }
 
@@ -136,8 +139,7 @@ impl ServerConfig {
             ("server.links.key".to_owned(), self.links.key.clone()),
             ("server.links.token_file".to_owned(), self.links.token_file.clone()),
         ];
-        let access = self.listeners.iter().flat_map(|listener| listener.access());
-        for access in access.map(|(_, access)| access) {
+        for (_, access) in self.access() {
             // A file that several tables inherit from one is listed once.
             if let AuthConfig::Basic { users, key } = &access.auth
                 && !all.iter().any(|(known, _)| known == key)
@@ -145,7 +147,6 @@ impl ServerConfig {
                 all.push((key.clone(), users.clone()));
             }
         }
-        all.extend(self.admin.users.iter().map(|users| ("server.admin.users".to_owned(), users.clone())));
         all.extend(self.listener_files(FileKind::Secret));
         for (table, etcd) in self.etcds() {
             for (key, file) in [("key", &etcd.key), ("password_file", &etcd.password_file)] {
@@ -193,3 +194,6 @@ impl ServerConfig {
         })
     }
 }
+
+/// The table of operators' access.
+pub(crate) const ADMIN: &str = "server.admin";

@@ -59,4 +59,5 @@ mod smuggling;
 mod socks5;
 mod status;
 mod tcp;
+mod tls;
 mod version;

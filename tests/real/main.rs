@@ -28,6 +28,7 @@ mod deploy;
 mod direct;
 mod drain;
 mod edge_proxy;
+mod encrypted;
 mod enrol;
 mod files;
 mod first;

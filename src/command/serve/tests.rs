@@ -208,7 +208,9 @@ fn an_insecure_listener_is_a_warning_and_a_restricted_one_is_not() {
     for closed in [
         "listen = \"127.0.0.1:22\"",
         "listen = \"0.0.0.0:22\"\nallow_from = [\"10.0.0.0/8\"]",
-        "listen = \"0.0.0.0:22\"\nauth = \"basic\"\nusers = \"users\"",
+        "listen = \"127.0.0.1:22\"\nauth = \"basic\"\nusers = \"users\"",
+        "listen = \"0.0.0.0:22\"\nauth = \"basic\"\nusers = \"users\"\ncert = \"c\"\nkey = \"k\"",
+        "listen = \"0.0.0.0:22\"\ncert = \"c\"\nkey = \"k\"\nclient_ca = \"ca\"\nnames = [\"a\"]",
     ] {
         assert_eq!(warned(&cloud(&ssh(closed)).1, WarningKind::Insecure), [""; 0], "{closed}");
     }
@@ -217,11 +219,64 @@ fn an_insecure_listener_is_a_warning_and_a_restricted_one_is_not() {
         "listen = \"[::]:22\"",
         "listen = \"0.0.0.0:22\"\nauth = \"none\"",
         "listen = \"0.0.0.0:22\"\nallow_from = [\"0.0.0.0/0\"]",
+        "listen = \"0.0.0.0:22\"\ncert = \"c\"\nkey = \"k\"",
+        "listen = \"0.0.0.0:22\"\nallow_from = [\"10.0.0.0/8\"]\nauth = \"basic\"\nusers = \"users\"",
     ] {
         assert_eq!(warned(&cloud(&ssh(open)).1, WarningKind::Insecure), ["server.connect.auth"], "{open}");
     }
     let (_, warnings) = edge(&format!("{LEAST}admin_listen = \"0.0.0.0:9010\""));
     assert_eq!(warned(&warnings, WarningKind::Insecure), ["edge.uplink.admin_listen"]);
+}
+
+#[test]
+fn passwords_that_cross_a_network_unencrypted_are_a_warning_at_each_listener() {
+    let basic = "auth = \"basic\"\nusers = \"/users\"\n";
+    let (cert, public) = ("cert = \"/c\"\nkey = \"/k\"\n", "listen = \"[::]:1\"\n");
+    let admin = "[server.links]\nadmin_listen = \"10.0.0.1:1\"\n[server.admin]\nusers = \"/users\"\n";
+    for (text, key, hint) in [
+        (format!("[server.connect]\n{public}{basic}"), "server.connect.auth", "set cert and key"),
+        (
+            format!("[server.connect]\n{public}{basic}{cert}plain_listen = \"[::]:2\"\n"),
+            "server.connect.plain_listen",
+            "this port cannot use TLS",
+        ),
+        (format!("[server.http_proxy]\n{public}{basic}"), "server.http_proxy.listen", "set cert and key"),
+        (format!("[server.socks5]\n{public}{basic}"), "server.socks5.listen", "this port cannot use TLS"),
+        (admin.to_owned(), "server.admin.users", "set cert and key"),
+    ] {
+        let (_, warnings) = cloud(&text);
+        let warning = warnings.iter().find(|warning| warning.key == key);
+        let warning = warning.unwrap_or_else(|| panic!("{text}: {warnings:?}"));
+        assert_eq!(warning.kind, WarningKind::Insecure);
+        assert!(warning.text.contains("unencrypted") && warning.text.contains(hint), "{warning:?}");
+        let local = text.replace("[::]", "[::1]").replace("10.0.0.1", "127.0.0.1");
+        assert_eq!(warned(&cloud(&local).1, WarningKind::Insecure), [""; 0], "{local}");
+    }
+    let (_, warnings) = edge(&format!("{LEAST}[edge.http_proxy]\n{public}{basic}"));
+    assert_eq!(warned(&warnings, WarningKind::Insecure), ["edge.http_proxy.listen"]);
+    let (_, warnings) = cloud(&format!("{admin}{cert}"));
+    assert_eq!(warned(&warnings, WarningKind::Insecure), ["server.links.admin_listen"], "health and metrics");
+    let (_, warnings) = cloud(&format!("{admin}{cert}client_ca = \"/ca\"\nnames = [\"ops\"]\n"));
+    assert_eq!(warnings, []);
+}
+
+#[test]
+fn tls_of_a_listener_needs_all_its_keys() {
+    for table in ["server.connect", "server.http_proxy", "server.admin"] {
+        let listen = if table == "server.admin" { "" } else { "listen = \"127.0.0.1:1\"\n" };
+        for (lines, part) in [
+            ("cert = \"/c\"", "key: missing: a certificate needs its key"),
+            ("key = \"/k\"", "cert: missing: a certificate needs its key"),
+            ("client_ca = \"/ca\"\nnames = [\"a\"]", "client_ca: set, but cert is not: set cert and key"),
+            ("cert = \"/c\"\nkey = \"/k\"\nclient_ca = \"/ca\"", "names: missing: list the names"),
+            ("cert = \"/c\"\nkey = \"/k\"\nnames = [\"a\"]", "names: set, but client_ca is not"),
+        ] {
+            let errors = cloud_faults(&format!("[{table}]\n{listen}{lines}\n")).to_string();
+            assert!(errors.contains(&format!("{table}.{part}")), "{errors}");
+        }
+    }
+    let errors = cloud_faults(&ssh("listen = \"127.0.0.1:1\"\nplain_listen = \"127.0.0.1:2\""));
+    assert!(errors.to_string().contains("server.connect.plain_listen: set, but cert is not"), "{errors}");
 }
 
 #[test]

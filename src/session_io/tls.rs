@@ -1,0 +1,62 @@
+//! TLS handshakes of listeners that close a failed connection themselves.
+
+use std::net::SocketAddr;
+
+use tokio::net::TcpStream;
+use tracing::info;
+
+use crate::session_io::copy::close_gracefully;
+use tunnel_base::access_log::RefusalLog;
+use tunnel_net::limiter::Permit;
+use tunnel_net::pool::BufferPool;
+use tunnel_net::reload::Reload;
+use tunnel_net::socket::Socket;
+use tunnel_net::tls::handshake::{TlsAccepted, TlsHandshaker, TlsSocket};
+use tunnel_net::tls::verify::{ClientCertificate, ServerTls};
+
+/// Accepts TLS connections of a port.
+#[derive(Debug)]
+pub(crate) struct TlsPort {
+    handshaker: TlsHandshaker,
+    pool: BufferPool,
+}
+
+impl TlsPort {
+    /// Creates it for a port where at most `waiting` connections wait.
+    pub(crate) fn new(tls: Reload<ServerTls>, pool: BufferPool, waiting: usize) -> Self {
+        Self { handshaker: TlsHandshaker::new(tls, pool.clone(), waiting), pool }
+    }
+
+    /// Accepts TLS on a connection. Also returns the client's certificate, if it presents one. From then on `permit` is
+    /// idle, because this process waits for the client. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// Returns a fixed label for metrics. The reason is logged, and the connection closed.
+    pub(crate) async fn accept(
+        &self,
+        socket: TcpStream,
+        from: SocketAddr,
+        permit: &Permit,
+        refusals: &RefusalLog,
+    ) -> Result<(TlsSocket, Option<ClientCertificate>), &'static str> {
+        let failure = match self.handshaker.accept(socket, from, permit).await {
+            Ok(accepted) => {
+                permit.mark_idle();
+                let certificate = self.handshaker.certificate(&accepted);
+                let TlsAccepted { stream, permit: turn, .. } = accepted;
+                drop(turn);
+                return Ok((stream, certificate));
+            }
+            Err(failure) => failure,
+        };
+        if failure.socket.is_some() && refusals.may_log(failure.reason, from.ip()) {
+            info!(reason = failure.reason, error = %failure, "TLS handshake failed");
+        }
+        if let Some(socket) = failure.socket {
+            // Close gracefully, so that the alert arrives.
+            close_gracefully(&mut Socket::new(socket, self.pool.clone())).await;
+        }
+        Err(failure.reason)
+    }
+}
