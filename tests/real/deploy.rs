@@ -120,12 +120,12 @@ impl Cluster {
         let service = self.object("service", "tunnel-cloud");
         let ports = service["spec"]["ports"].as_array().unwrap();
         let names: Vec<_> = ports.iter().map(|port| &port["name"]).collect();
-        assert_eq!(names, ["grpc", "ssh", "egress", "http-proxy"], "metrics stay inside");
+        assert_eq!(names, ["grpc", "connect", "egress", "http-proxy"], "metrics stay inside");
         assert_eq!(service["spec"]["externalTrafficPolicy"], "Local");
         let policy = self.object("networkpolicy", "tunnel-cloud");
         let rule = &policy["spec"]["ingress"][1];
         assert_eq!(rule["from"][1]["ipBlock"]["cidr"], "203.0.113.0/24");
-        assert_eq!(rule["ports"][0]["port"], "ssh");
+        assert_eq!(rule["ports"][0]["port"], "connect");
     }
 
     /// Runs kubectl. Returns whether it succeeded, and its output.
@@ -197,7 +197,7 @@ fn kube_apiserver_accepts_the_manifests_and_their_workloads_serve() {
         (cluster.object("deployment", "tunnel-cloud"), cluster.object("daemonset", "tunnel-edge"));
     let config =
         |name: &str| cluster.object("configmap", name)["data"]["mode.toml"].as_str().unwrap().to_owned();
-    let place = TestDir::serving(&["tunnel.cloud.io"]);
+    let place = TestDir::serving(&["tunnel.cloud.io", "10.9.9.9", "127.0.0.1"]);
     let (for_cloud, for_edge) = (place.path().join("cloud"), place.path().join("edge"));
     let cluster_ca = "/etc/tunnel/certs/cluster-ca.crt";
     mounted(&for_cloud, &place, &config("tunnel-cloud-conf").replace(CLUSTER_CA, cluster_ca));
@@ -224,6 +224,7 @@ fn kube_apiserver_accepts_the_manifests_and_their_workloads_serve() {
             args(workload).join(" ")
         )
     };
+    let curl = format!("curl -sf --interface 10.9.9.9 --proxy-cacert {}", place.files.ca.display());
     let until =
         |what: &str| format!("n=0; until {what}; do n=$((n+1)); [ $n -lt 300 ] || exit 9; sleep 0.1; done");
     let script = [
@@ -236,11 +237,13 @@ fn kube_apiserver_accepts_the_manifests_and_their_workloads_serve() {
         "export NODE_NAME=node1 NODE_IP=10.9.9.9".to_owned(),
         start(&for_edge, &edge),
         until("curl -sf http://127.0.0.1:9010/cloud/healthz | grep -q node1"),
-        format!("curl -sf --interface 10.9.9.9 -U {login} -p -x http://10.9.9.9:22 http://node1:9100/page"),
-        format!("curl -sf --interface 10.9.9.9 -U {login} -x http://10.9.9.9:8080 http://node1:9100/page"),
-        "! curl -sf --interface 10.9.9.9 -p -x http://10.9.9.9:22 http://node1:9100/page".to_owned(),
-        "! curl -sf --interface 10.9.9.9 -x http://10.9.9.9:8080 http://node1:9100/page".to_owned(),
-        format!("! curl -sf -U {login} -p -x http://127.0.0.1:22 http://node1:9100/page"),
+        format!("{curl} -U {login} -p -x https://10.9.9.9:8443 http://node1:9100/page"),
+        format!("{curl} -U {login} -x https://10.9.9.9:8080 http://node1:9100/page"),
+        format!("! {curl} -p -x https://10.9.9.9:8443 http://node1:9100/page"),
+        format!("! {curl} -x https://10.9.9.9:8080 http://node1:9100/page"),
+        format!("! {curl} -U {login} -x http://10.9.9.9:8080 http://node1:9100/page"),
+        format!("! {} -U {login} -p -x https://127.0.0.1:8443 http://node1:9100/page", curl.replace("--interface 10.9.9.9", "")),
+        "! busybox nc -w 1 10.9.9.9 22 < /dev/null".to_owned(),
     ];
     let output = run("unshare", &["-n", "sh", "-c", &script.join("\n")], None, 3 * TIMEOUT);
     assert!(output.status.success() && output.stdout.matches("from the node").count() == 2, "{output:?}");

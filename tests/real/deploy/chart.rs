@@ -132,6 +132,10 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
     assert_eq!(pod(cloud)["volumes"][2]["secret"]["secretName"], "b");
     assert_eq!(pod(cloud)["volumes"][3]["secret"]["secretName"], "d");
     assert_eq!(container(cloud)["resources"]["limits"]["memory"], "1Gi");
+    let service = &chart["Service site-cloud"]["spec"]["ports"];
+    assert!(service.as_array().unwrap().iter().any(|port| port["name"] == "ssh"), "{service}");
+    let config = chart["ConfigMap site-cloud-conf"]["data"]["mode.toml"].to_string();
+    assert!(config.contains(r#"plain_listen = \"[::]:2222\""#), "{config}");
     assert_eq!(pod(edge)["hostNetwork"], Value::Null);
     assert_eq!(container(edge)["readinessProbe"]["httpGet"], json!({"path": "/readyz", "port": 6000}));
     assert_eq!(pod(edge)["volumes"][2]["hostPath"]["path"], "/k3s/kubelet.kubeconfig");
@@ -140,7 +144,7 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
 
     let other = r#"edge.nodeSelector={"superedge.io/node-edge": null, "zone": "a"}"#;
     for (option, value, error) in [
-        ("--set", "cloud.hostNetwork=true", "set cloud.sshPort"),
+        ("--set", "cloud.hostNetwork=true,cloud.sshPort=22", "set cloud.sshPort"),
         ("--set", "cloud.replica=3", "additional properties 'replica' not allowed"),
         ("--set-json", other, "edge.nodeSelector: add superedge.io/node-edge: enable"),
     ] {

@@ -76,12 +76,33 @@ fn clients_outside_reach_ssh_only_with_the_component_and_only_from_named_network
     cluster.is_open_to_clients();
 }
 
-/// The component's config replaces that of the base, and must not lose what the base has.
 #[test]
-fn the_config_of_the_component_for_names_is_that_of_the_base_and_more() {
+fn the_port_without_tls_is_opened_by_one_component() {
+    let place = TestDir::new();
+    let site = overlay(place.path(), "plain-connect");
+    let Some(cluster) = Cluster::with_base() else { return };
+    let is_open = || {
+        let service = cluster.object("service", "tunnel-cloud");
+        let policy = cluster.object("networkpolicy", "tunnel-cloud");
+        let has = |ports: &Value, key: &str| ports.as_array().unwrap().iter().any(|port| port[key] == "ssh");
+        [has(&service["spec"]["ports"], "name"), has(&policy["spec"]["ingress"][1]["ports"], "port")]
+    };
+    assert_eq!(is_open(), [false, false], "closed by default");
+    assert!(cluster.try_kubectl(&["apply", "-k", site.to_str().unwrap()]).0);
+    assert_eq!(is_open(), [true, true]);
+    let config = cluster.object("configmap", "tunnel-cloud-conf")["data"]["mode.toml"].to_string();
+    assert!(config.contains("plain_listen"), "{config}");
+}
+
+/// A component's config replaces that of the base, and must not lose what the base has.
+#[test]
+fn the_configs_of_components_are_that_of_the_base_and_more() {
     let read = |file: &str| -> toml::Table {
         toml::from_str(&std::fs::read_to_string(deploy("kustomize").join(file)).unwrap()).unwrap()
     };
+    let mut plain = read("components/plain-connect/cloud.toml");
+    let port = plain["server"]["connect"].as_table_mut().unwrap().remove("plain_listen").unwrap();
+    assert_eq!((port.as_str(), plain), (Some("[::]:22"), read("base/files/cloud.toml")));
     let (base, mut more) = (read("base/files/cloud.toml"), read("components/node-names/cloud.toml"));
     let servers = more["server"].as_table_mut().unwrap();
     let https = servers.remove("https").unwrap();
@@ -110,7 +131,7 @@ fn ports_without_credentials_are_open_to_labelled_namespaces_only() {
         (
             "base",
             json!([{"port": "grpc"}, {"port": "egress"}]),
-            json!([{"port": "ssh"}, {"port": "http-proxy"}]),
+            json!([{"port": "connect"}, {"port": "http-proxy"}]),
         ),
         ("yurttunnel", json!([{"port": "grpc"}, {"port": "https"}]), json!([{"port": "http"}])),
     ] {

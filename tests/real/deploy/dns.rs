@@ -61,7 +61,6 @@ fn server(cluster: &Cluster, place: &TestDir, kubelets: u16) -> Running {
     let config =
         cluster.object("configmap", "tunnel-cloud-conf")["data"]["mode.toml"].as_str().unwrap().to_owned();
     let config = config
-        .replace("\"[::]:22\"", &format!("\"{HERE}:2222\""))
         .replace("\"[::]:", &format!("\"{HERE}:"))
         .replace("allow_from = [", "allow_from = [\"127.0.0.0/8\", ")
         .replace("[server.links]", &format!("[server.links]\nadmin_listen = \"127.0.0.1:{log_port}\""))
