@@ -29,6 +29,7 @@ use tracing::{Span, debug, info, info_span};
 use crate::admin::page::{AdminUsers, EventStreamLimiter, Events, live_page};
 use crate::admin::readiness::Readiness;
 use crate::admin::status::{Clock, EdgeView, ServerView};
+use crate::invitations::subject::Subject;
 use crate::invitations::{EnrolError, SharedEnrolments};
 use crate::session_io::tls::TlsPort;
 use tunnel_base::drain::Drain;
@@ -550,12 +551,12 @@ pub struct InvitationResponse {
     pub cloud: String,
 }
 
-/// The JSON body of a request to create or revoke a node's invitation, at the admin socket of a server.
+/// The JSON body of a request to create or revoke an invitation, at the admin socket of a server.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct InvitationRequest {
-    /// Name of the node to invite, or to revoke.
-    node: String,
+    /// Whom to invite, or what to revoke: a [`Subject`].
+    subject: String,
     /// Validity of the invitation.
     seconds: Option<u64>,
 }
@@ -567,14 +568,17 @@ pub(crate) async fn invite(
     request: Request<Incoming>,
     requester: &Requester,
 ) -> Response<Full<Bytes>> {
-    let (enrolment, node, seconds) = match parse_request(enrolment, request).await {
-        Ok((enrolment, node, Some(seconds))) if INVITATION_SECONDS.contains(&seconds) => {
-            (enrolment, node, seconds)
+    let (enrolment, invitee, seconds) = match parse_request(enrolment, request).await {
+        Ok((_, Subject::Device(_), _)) => {
+            return plain_text(StatusCode::BAD_REQUEST, "device: it is named when it joins\n");
+        }
+        Ok((enrolment, invitee, Some(seconds))) if INVITATION_SECONDS.contains(&seconds) => {
+            (enrolment, invitee, seconds)
         }
         Ok(_) => return plain_text(StatusCode::BAD_REQUEST, "seconds: expected 60 to 604800\n"),
         Err(refused) => return refused,
     };
-    match enrolment.invite(&node, Duration::from_secs(seconds), &requester.to_string()).await {
+    match enrolment.invite(&invitee, Duration::from_secs(seconds), &requester.to_string()).await {
         Ok(made) => {
             let until = made.until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
             let unknown = || format!("CLOUD:{port}");
@@ -585,14 +589,14 @@ pub(crate) async fn invite(
     }
 }
 
-/// Returns the response to `GET /invitations`: the nodes that have joined or are invited.
+/// Returns the response to `GET /invitations`: those that have joined or are invited.
 pub(crate) async fn list(enrolment: Option<&Arc<SharedEnrolments>>) -> Response<Full<Bytes>> {
     let enrolment = match enrolment.ok_or_else(no_invitations) {
         Ok(enrolment) => enrolment,
         Err(refused) => return refused,
     };
     match enrolment.list().await {
-        Ok(nodes) => json(&nodes),
+        Ok(all) => json(&all),
         Err(why) => enrolment_error(&why),
     }
 }
@@ -603,16 +607,16 @@ pub(crate) async fn revoke(
     request: Request<Incoming>,
     requester: &Requester,
 ) -> Response<Full<Bytes>> {
-    let (enrolment, node, _) = match parse_request(enrolment, request).await {
+    let (enrolment, subject, _) = match parse_request(enrolment, request).await {
         Ok(parse_request) => parse_request,
         Err(refused) => return refused,
     };
-    match enrolment.revoke(&node, &requester.to_string()).await {
+    match enrolment.revoke(&subject, &requester.to_string()).await {
         Ok(true) => plain_text(StatusCode::OK, "revoked\n"),
         Ok(false) => {
             let why = format!(
-                "{node} has not joined by an invitation, and has no open one; tunnel invitations list prints those that have. A token \
-                 of the token file is revoked there\n"
+                "{subject} has not joined by an invitation, and has no open one; tunnel invitations list prints those that have. A \
+                 token of the token file is revoked there\n"
             );
             plain_text(StatusCode::NOT_FOUND, why)
         }
@@ -623,7 +627,7 @@ pub(crate) async fn revoke(
 async fn parse_request(
     enrolment: Option<&Arc<SharedEnrolments>>,
     request: Request<Incoming>,
-) -> Result<(&Arc<SharedEnrolments>, NodeName, Option<u64>), Response<Full<Bytes>>> {
+) -> Result<(&Arc<SharedEnrolments>, Subject, Option<u64>), Response<Full<Bytes>>> {
     let enrolment = enrolment.ok_or_else(no_invitations)?;
     let body = tokio::time::timeout(
         INVITATION_BODY_TIME,
@@ -633,10 +637,10 @@ async fn parse_request(
         return Err(plain_text(StatusCode::BAD_REQUEST, "the body is missing or too long\n"));
     };
     let wrong = |why: String| plain_text(StatusCode::BAD_REQUEST, format!("{why}\n"));
-    let question: InvitationRequest =
+    let InvitationRequest { subject, seconds } =
         serde_json::from_slice(&body.to_bytes()).map_err(|why| wrong(why.to_string()))?;
-    let node = question.node.parse::<NodeName>().map_err(|why| wrong(format!("node: {why}")))?;
-    Ok((enrolment, node, question.seconds))
+    let subject = subject.parse::<Subject>().map_err(|why| wrong(format!("subject: {why}")))?;
+    Ok((enrolment, subject, seconds))
 }
 
 fn no_invitations() -> Response<Full<Bytes>> {

@@ -152,19 +152,20 @@ pub enum Command {
         "tunnel doctor server -c server.toml -o json",
     ]))]
     Doctor(DoctorArgs),
-    /// Invite a machine to join the cloud as a node, once and within a time limit, through the server on this machine.
+    /// Invite a machine to join the cloud as a node, or as a user's device, once and within a time limit, through the
+    /// server on this machine.
     #[command(after_help = examples([
-        "tunnel invite --node node7           # valid for an hour",
-        "tunnel invite --node node7 --ttl 24h",
+        "tunnel invite --node node7 --expires 24h",
+        "tunnel invite --user alice --nodes 'edge-*' --ports 22    # also print the rule to add",
     ]))]
     Invite(InviteArgs),
-    /// Make this machine a node of the cloud that invited it.
+    /// Make this machine a node of the cloud that invited it, or a device of a user.
     #[command(after_help = examples([
         "sudo tunnel join tunnel.example.org:9000 --invitation -    # pasted, then Ctrl-D",
-        "sudo tunnel join 192.0.2.7:9000 --invitation node7.txt --tls-server-name tunnel.example.org",
+        "tunnel join --user tunnel.example.org:9000 --invitation - --device laptop",
     ]))]
     Join(JoinArgs),
-    /// List the nodes that have joined or are invited, or revoke one, through the server on this machine.
+    /// List the nodes and users that have joined or are invited, or revoke one, through the server on this machine.
     #[command(after_help = examples([
         "sudo tunnel invitations list",
         "sudo tunnel invitations revoke node7",

@@ -1,7 +1,8 @@
-//! Machines that become nodes by invitation: creates and redeems invitations, and knows the tokens of nodes that have
-//! joined.
+//! Machines that become nodes, or devices of users, by invitation: creates and redeems invitations, and knows the tokens
+//! of those that have joined.
 
 pub mod store;
+pub mod subject;
 
 use std::convert::Infallible;
 use std::fmt;
@@ -18,14 +19,16 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::field::display;
 use tracing::{info, warn};
 
 use crate::invitations::store::{
-    EnrolledNode, Enrolments, InvitationError, SecretHash, SharedState, SharedStateError, TooManyInvitations,
+    Enrolled, Enrolments, InvitationError, SecretHash, SharedState, SharedStateError, TooManyInvitations,
 };
+use crate::invitations::subject::Subject;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
-use tunnel_base::names::{Host, NodeName};
+use tunnel_base::names::Host;
 use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
 use tunnel_net::reload::{Reload, ReloadError};
 use tunnel_net::tls::certificate::host_of;
@@ -51,7 +54,7 @@ struct LastRead {
     is_ok: bool,
 }
 
-/// A new invitation of a node, returned to the operator who asked a server for it.
+/// A new invitation, returned to the operator who asked a server for it.
 #[derive(Debug, Clone)]
 pub struct IssuedInvitation {
     /// Code for the person who sets the machine up: a secret.
@@ -79,7 +82,7 @@ pub enum EnrolError<E> {
     Contended,
 }
 
-/// Why a server refuses a machine's request to join as a node.
+/// Why a server refuses a machine's request to join.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinRefusal {
     /// The request is malformed.
@@ -165,82 +168,99 @@ impl SharedEnrolments {
         timeout(REFRESH_TIMEOUT, refreshed).await.unwrap_or_default()
     }
 
-    /// Creates an invitation that is valid for `lasting`. `who` is the actor in the log.
+    /// Creates an invitation of a node or user that is valid for `lasting`. `who` is the actor in the log.
     ///
     /// # Errors
     ///
     /// Fails if the invitation was not created.
     pub async fn invite(
         &self,
-        node: &NodeName,
+        invitee: &Subject,
         lasting: Duration,
         who: &str,
     ) -> Result<IssuedInvitation, EnrolError<TooManyInvitations>> {
         let authority = self.authority.load();
-        let code = InvitationCode::random(authority.pin, node.clone());
+        let code = InvitationCode::random(authority.pin, invitee.clone());
         let (now, hash) = (now(), code.hash());
         let until = now.saturating_add(lasting.as_secs());
-        self.change(|enrolled| enrolled.invite(hash.clone(), node, until, now)).await?;
-        info!(target: AUDIT, actor = who, %node, ttl_seconds = lasting.as_secs(), "invitation created");
+        self.change(|enrolled| enrolled.invite(hash.clone(), invitee, until, now)).await?;
+        let (node, user) = (invitee.node().map(display), invitee.user().map(display));
+        info!(target: AUDIT, actor = who, node, user, ttl_seconds = lasting.as_secs(), "invitation created");
         let until = SystemTime::UNIX_EPOCH + Duration::from_secs(until);
         Ok(IssuedInvitation { code, until, host: authority.host.clone() })
     }
 
-    /// Reads the store, and returns the nodes that have joined or are invited, sorted by name.
+    /// Reads the store, and returns those that have joined or are invited, sorted by name.
     ///
     /// # Errors
     ///
     /// Fails if the store cannot be read.
-    pub async fn list(&self) -> Result<Vec<EnrolledNode>, EnrolError<Infallible>> {
+    pub async fn list(&self) -> Result<Vec<Enrolled>, EnrolError<Infallible>> {
         self.read_store().await?;
         Ok(self.known().list(now()))
     }
 
-    /// Revokes a node's token and open invitations. Returns true if there were any.
+    /// Revokes as [`Enrolments::revoke`] does. Returns true if there was anything to revoke.
     ///
     /// # Errors
     ///
     /// Fails if the store cannot be used.
-    pub async fn revoke(&self, node: &NodeName, who: &str) -> Result<bool, EnrolError<Infallible>> {
-        let revoked = self.change(|enrolled| Ok(enrolled.revoke(node))).await;
+    pub async fn revoke(&self, subject: &Subject, who: &str) -> Result<bool, EnrolError<Infallible>> {
+        let revoked = self.change(|enrolled| Ok(enrolled.revoke(subject))).await;
+        let (node, user) = (subject.node().map(display), subject.user().map(display));
+        let device = subject.device().map(display);
         match &revoked {
-            Ok(true) => info!(target: AUDIT, actor = who, %node, "token and open invitations revoked"),
+            Ok(true) => {
+                info!(target: AUDIT, actor = who, node, user, device, "token and open invitations revoked");
+            }
             Ok(false) => {}
             // The store may have done it.
             Err(error) => {
-                info!(target: AUDIT, actor = who, %node, %error, "revocation failed, or its result is unknown")
+                info!(
+                    target: AUDIT, actor = who, node, user, device, %error,
+                    "revocation failed, or its result is unknown"
+                );
             }
         }
         revoked
     }
 
-    /// Joins a machine to the cloud. `secret` is its invitation's, `token` the token that it will use from now on.
+    /// Joins a machine to the cloud, as the node or device of that name. `secret` is its invitation's, `token` the token
+    /// that it will use from now on.
     ///
     /// # Errors
     ///
     /// Fails if the machine has not joined. After a store error it may have joined nevertheless.
-    pub async fn join(&self, from: IpAddr, secret: &str, node: &str, token: &str) -> Result<(), JoinRefusal> {
-        let name = node.parse::<NodeName>().map_err(|_| JoinRefusal::Malformed("not a node name"))?;
+    pub async fn join(&self, from: IpAddr, secret: &str, name: &str, token: &str) -> Result<(), JoinRefusal> {
+        let joiner = match name.parse::<Subject>() {
+            Ok(joiner @ (Subject::Node(_) | Subject::Device(_))) => joiner,
+            _ => return Err(JoinRefusal::Malformed("not the name of a node or of a user's device")),
+        };
         let strong = (MIN_TOKEN_BYTES..=MAX_TOKEN_BYTES).contains(&token.len());
         if !strong || !token.bytes().all(|b| b.is_ascii_alphanumeric()) {
             return Err(JoinRefusal::Malformed("the token must have 32 to 128 letters and digits"));
         }
         let (hash, token, now) = (SecretHash::of(secret), SecretHash::of(token), now());
-        let check = || self.known().check(&hash, &name, &token, now);
+        let check = || self.known().check(&hash, &joiner, &token, now);
         // Only a valid code may occupy the store. Otherwise guesses would delay or exclude the machines that have one.
         if check() == Err(InvitationError::Unknown) && !self.refresh().await {
             return Err(JoinRefusal::unavailable());
         }
         let joined = match check() {
-            Ok(true) => self.change(|enrolled| enrolled.join(&hash, &name, token.clone(), now)).await,
+            Ok(true) => self.change(|enrolled| enrolled.join(&hash, &joiner, token.clone(), now)).await,
             known => known.map_err(EnrolError::Refused),
         };
         match joined {
-            Ok(true) => info!(target: AUDIT, actor = %name, remote_addr = %from, "node joined by invitation"),
-            Ok(false) => info!(target: AUDIT, actor = %name, remote_addr = %from, "join request repeated"),
+            Ok(true) if joiner.node().is_some() => {
+                info!(target: AUDIT, actor = %joiner, remote_addr = %from, "node joined by invitation");
+            }
+            Ok(true) => {
+                info!(target: AUDIT, actor = %joiner, remote_addr = %from, "device joined by invitation");
+            }
+            Ok(false) => info!(target: AUDIT, actor = %joiner, remote_addr = %from, "join request repeated"),
             Err(EnrolError::Refused(why)) => return Err(JoinRefusal::Uninvited(why)),
             Err(why) => {
-                warn!(remote_addr = %from, node = %name, error = %why, "join failed");
+                warn!(remote_addr = %from, name = %joiner, error = %why, "join failed");
                 return Err(JoinRefusal::unavailable());
             }
         }
@@ -377,14 +397,14 @@ impl ServerCa {
     }
 }
 
-// Format of an invitation: one word that contains a hash of the cloud's CA, a secret, and the node's name.
+// Format of an invitation: one word that contains a hash of the cloud's CA, a secret, and whom it is for.
 
 /// An invitation's code. It is a secret; it is displayed in the form that is given to the machine.
 #[derive(Clone, PartialEq, Eq)]
 pub struct InvitationCode {
     pin: Pin,
     secret: [u8; SECRET_BYTES],
-    node: NodeName,
+    invitee: Subject,
 }
 
 /// The first half of the SHA-256 of a CA certificate (DER).
@@ -394,19 +414,19 @@ pub type Pin = [u8; PIN_BYTES];
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "not an invitation; expected what `tunnel invite` printed: {CODE_CHARS} letters, digits, - and _, then a dot and \
-     the node's name"
+     the node's name, or the user's and a slash"
 )]
 pub struct CodeError;
 
 impl InvitationCode {
-    /// Returns a new code for that node of the cloud with this CA.
-    pub fn random(pin: Pin, node: NodeName) -> Self {
-        Self { pin, secret: rand::random(), node }
+    /// Returns a new code for that node or user of the cloud with this CA.
+    pub fn random(pin: Pin, invitee: Subject) -> Self {
+        Self { pin, secret: rand::random(), invitee }
     }
 
-    /// Returns the node that the machine becomes.
-    pub fn node(&self) -> &NodeName {
-        &self.node
+    /// Returns the node that the machine becomes, or the user that it belongs to.
+    pub fn invitee(&self) -> &Subject {
+        &self.invitee
     }
 
     /// Returns the pin of the CA that the server must present.
@@ -430,18 +450,20 @@ impl FromStr for InvitationCode {
 
     fn from_str(text: &str) -> Result<Self, CodeError> {
         let text = text.trim().strip_prefix(CODE_PREFIX).ok_or(CodeError)?;
-        let (text, node) = text.split_once('.').ok_or(CodeError)?;
+        let (text, invitee) = text.split_once('.').ok_or(CodeError)?;
         let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| CodeError)?;
         let (pin, secret) = bytes.split_first_chunk().ok_or(CodeError)?;
-        let node = node.parse().map_err(|_| CodeError)?;
-        Ok(Self { pin: *pin, secret: secret.try_into().map_err(|_| CodeError)?, node })
+        match invitee.parse() {
+            Err(_) | Ok(Subject::Device(_)) => Err(CodeError),
+            Ok(invitee) => Ok(Self { pin: *pin, secret: secret.try_into().map_err(|_| CodeError)?, invitee }),
+        }
     }
 }
 
 impl fmt::Display for InvitationCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let code = URL_SAFE_NO_PAD.encode([self.pin.as_slice(), &self.secret].concat());
-        write!(f, "{CODE_PREFIX}{code}.{}", self.node)
+        write!(f, "{CODE_PREFIX}{code}.{}", self.invitee)
     }
 }
 
@@ -472,11 +494,14 @@ mod code_tests {
 
     #[test]
     fn an_invitation_code_is_one_word_that_reads_back_as_printed() {
-        let node: NodeName = "node7.example.org".parse().unwrap();
+        let node: Subject = "node7.example.org".parse().unwrap();
         let code = InvitationCode::random([7; PIN_BYTES], node.clone());
         let text = code.to_string();
         assert_eq!(text.len(), CODE_CHARS + ".node7.example.org".len());
-        assert_eq!(text.parse::<InvitationCode>().unwrap().node(), &node);
+        assert_eq!(text.parse::<InvitationCode>().unwrap().invitee(), &node);
+        let user = format!("{}alice@example.org/", &text[..=CODE_CHARS]);
+        assert_eq!(user.parse::<InvitationCode>().unwrap().invitee(), &"alice@example.org/".parse().unwrap());
+        assert_eq!(user.parse::<InvitationCode>().unwrap().to_string(), user);
         assert!(
             !InvitationCode::random([0xf8; PIN_BYTES], node).to_string().starts_with('-'),
             "it would be parsed as an option"
@@ -484,7 +509,15 @@ mod code_tests {
         assert_eq!(format!(" {text}\n").parse(), Ok(code.clone()));
         assert_eq!((code.pin(), format!("{code:?}").as_str()), ([7; PIN_BYTES], "***"));
         let nameless = &text[..CODE_CHARS];
-        for bad in ["", "abc", &text[1..], nameless, &format!("{nameless}A.n"), &format!("{nameless}.a/b")] {
+        for bad in [
+            "",
+            "abc",
+            &text[1..],
+            nameless,
+            &format!("{nameless}A.n"),
+            &format!("{nameless}.a/b"),
+            &format!("{nameless}./"),
+        ] {
             assert_eq!(bad.parse::<InvitationCode>(), Err(CodeError), "{bad}");
         }
     }

@@ -73,11 +73,9 @@ fn main() -> ExitCode {
         Command::Invite(command_args) => {
             print_result(in_runtime(invitations::invite(command_args, &Environment::read(variable))))
         }
-        Command::Join(command_args) => print_result(in_runtime(invitations::run(
-            &command_args,
-            &Environment::read(variable),
-            std::io::stdin(),
-        ))),
+        Command::Join(command_args) => {
+            print_result(in_runtime(invitations::run(&command_args, variable, std::io::stdin())))
+        }
         Command::Invitations(command_args) => {
             print_result(in_runtime(invitations::manage(command_args, &Environment::read(variable))))
         }

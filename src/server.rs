@@ -391,6 +391,10 @@ impl ServerContext {
         drain.spawn(info_span!("upkeep"), table.clone().upkeep(self.pool.clone(), drain.clone()));
         drain.spawn(info_span!("grants"), self.grants.clone().follow(self.watcher.clone(), drain.clone()));
         drain.spawn(info_span!("relays"), link_events::judge_relays(self.clone(), drain.clone()));
+        if let Some(enrolment) = self.enrolment.clone() {
+            let watch = invitations::watch_devices(enrolment, self.clone(), drain.clone());
+            drain.spawn(info_span!("devices"), watch);
+        }
         drain.spawn(info_span!("resume_parked"), self.route.clone().resume_parked(drain.clone()));
     }
 

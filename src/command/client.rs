@@ -1,13 +1,19 @@
-//! The server that clients connect to, and how they log in: from flags, otherwise the environment, otherwise a file.
+//! The server that clients connect to, and how they log in: from flags, otherwise the environment, otherwise a file. The
+//! file also has the links of a user's device.
 
 use std::fmt;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use rustix::system::uname;
 use serde::Deserialize;
 
 use crate::command::CommandError;
+use crate::config::Secret;
 use tunnel_base::files;
+use tunnel_base::names::{DeviceName, Host, Target, UserName};
+use tunnel_net::reload::is_world_readable;
+use tunnel_net::tls::Identity;
 
 /// Flags that name a server and the client's credentials.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -49,6 +55,35 @@ pub(crate) struct ClientSettings {
     pub(crate) insecure: bool,
 }
 
+/// The links of a user's device, as `tunnel join --user` configures them in `client.toml`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientLinks {
+    /// Servers to dial, at their port for links. Never empty.
+    pub servers: Vec<Target>,
+    /// Name in the servers' certificate, if it differs from the dialled name.
+    pub tls_server_name: Option<Host>,
+    /// File of the CAs that may sign the servers' certificate; `None` means those of this system.
+    pub ca: Option<PathBuf>,
+    /// Name of this machine among the user's.
+    pub device: DeviceName,
+    /// What proves the user.
+    pub credentials: ClientCredentials,
+}
+
+/// What proves the user of a link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClientCredentials {
+    /// The token with which the device joined.
+    Token {
+        /// The user.
+        user: UserName,
+        /// Her device's token.
+        token: Secret,
+    },
+    /// A certificate, which contains the user's name.
+    Certificate(Identity),
+}
+
 /// A value, and where it was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Setting<T> {
@@ -68,17 +103,22 @@ pub(crate) enum Source {
     Default,
 }
 
-/// The contents of `client.toml`.
+/// The contents of `client.toml`. Paths are relative to its directory.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ClientFile {
     server: Option<String>,
     user: Option<String>,
-    /// Relative to the file's directory, like the other paths.
     password_file: Option<PathBuf>,
     ca: Option<PathBuf>,
     cert: Option<PathBuf>,
     key: Option<PathBuf>,
+    // Only for links.
+    servers: Option<Vec<String>>,
+    tls_server_name: Option<String>,
+    device: Option<String>,
+    token: Option<Secret>,
+    token_file: Option<PathBuf>,
 }
 
 impl ClientSettings {
@@ -94,18 +134,20 @@ impl ClientSettings {
         let path = client_file(&variable);
         let file = path.as_deref().map(ClientFile::read).transpose()?.unwrap_or_default();
         let path = path.unwrap_or_default();
-        let in_dir = |name: PathBuf| path.parent().map_or_else(|| name.clone(), |dir| dir.join(&name));
         let keys = |names| SettingKeys { names, variable: &variable, file: &path };
         let server = keys(["--server", "TUNNEL_SERVER", "server"]).first(flags.server.clone(), file.server);
-        let cert = keys(["--cert", "TUNNEL_CERT", "cert"]).first(flags.cert.clone(), file.cert.map(in_dir));
-        let key = keys(["--key", "TUNNEL_KEY", "key"]).first(flags.key.clone(), file.key.map(in_dir));
+        let cert = keys(["--cert", "TUNNEL_CERT", "cert"]).first(flags.cert.clone(), file.cert);
+        let key = keys(["--key", "TUNNEL_KEY", "key"]).first(flags.key.clone(), file.key);
         let default = || Setting { value: DEFAULT_SERVER.to_owned(), source: Source::Default };
+        let password_file = keys(["--password-file", "TUNNEL_PASSWORD_FILE", "password_file"])
+            .first(flags.password_file.clone(), file.password_file);
+        // The user of links has a token instead of a password.
+        let user = file.user.filter(|_| file.servers.is_none() || password_file.is_some());
         Ok(Self {
             server: server.unwrap_or_else(default),
-            user: keys(["--user", "TUNNEL_USER", "user"]).first(flags.user.clone(), file.user),
-            password_file: keys(["--password-file", "TUNNEL_PASSWORD_FILE", "password_file"])
-                .first(flags.password_file.clone(), file.password_file.map(in_dir)),
-            ca: keys(["--ca", "TUNNEL_CA", "ca"]).first(flags.ca.clone(), file.ca.map(in_dir)),
+            user: keys(["--user", "TUNNEL_USER", "user"]).first(flags.user.clone(), user),
+            password_file,
+            ca: keys(["--ca", "TUNNEL_CA", "ca"]).first(flags.ca.clone(), file.ca),
             identity: match (cert, key) {
                 (Some(cert), Some(key)) => Some((cert, key)),
                 (None, None) => None,
@@ -118,6 +160,46 @@ impl ClientSettings {
             },
             insecure: flags.insecure,
         })
+    }
+}
+
+impl ClientLinks {
+    /// Returns the links in `client.toml`, or `None` if it has none. `variable` returns environment variables by name.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file cannot be read or has an error, or if other users may read a secret.
+    pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, CommandError> {
+        let Some(path) = client_file(&variable) else { return Ok(None) };
+        let file = ClientFile::read(&path)?;
+        let Some(servers) = &file.servers else {
+            let fields = [("device", file.device.is_some()), ("token", file.token.is_some())];
+            let more = [
+                ("token_file", file.token_file.is_some()),
+                ("tls_server_name", file.tls_server_name.is_some()),
+            ];
+            return match fields.into_iter().chain(more).find(|(_, is_set)| *is_set) {
+                Some((key, _)) => Err(wrong(&path, &format_args!("{key} requires servers"))),
+                None => Ok(None),
+            };
+        };
+        if servers.is_empty() {
+            return Err(wrong(&path, &"servers: is empty; name at least one HOST:PORT"));
+        }
+        let field = |key, why: &dyn fmt::Display| wrong(&path, &format_args!("{key}: {why}"));
+        let servers = servers.iter().map(|server| server.parse().map_err(|why| field("servers", &why)));
+        let name = file.tls_server_name.as_ref().map(|name| name.parse());
+        let device = match &file.device {
+            Some(device) => device.parse().map_err(|why| field("device", &why))?,
+            None => device_of_this_machine()?,
+        };
+        Ok(Some(Self {
+            servers: servers.collect::<Result<_, _>>()?,
+            tls_server_name: name.transpose().map_err(|why| field("tls_server_name", &why))?,
+            device,
+            credentials: file.credentials(&path)?,
+            ca: file.ca,
+        }))
     }
 }
 
@@ -159,23 +241,97 @@ impl fmt::Display for Source {
 impl ClientFile {
     /// Reads a file, which may be missing. Errors do not quote it, because somebody may put a password there.
     fn read(path: &Path) -> Result<Self, CommandError> {
-        let wrong = |why: &dyn fmt::Display| CommandError::unusable(format!("{}: {why}", path.display()));
         let text = match files::read_text(path) {
             Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
                 return Ok(Self::default());
             }
-            read => read.map_err(|cause| wrong(&format_args!("cannot read: {cause}")))?,
+            read => read.map_err(|cause| wrong(path, &format_args!("cannot read: {cause}")))?,
         };
-        toml::from_str(&text).map_err(|cause| {
+        let mut file: Self = toml::from_str(&text).map_err(|cause| {
             let before = cause.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
             let line = before.matches('\n').count() + 1;
-            wrong(&format_args!("line {line}: {}", cause.message()))
-        })
+            wrong(path, &format_args!("line {line}: {}", cause.message()))
+        })?;
+        if file.token.is_some() {
+            refuse_readers(path)?;
+        }
+        let dir = path.parent().unwrap_or(Path::new("/"));
+        let Self { password_file, ca, cert, key, token_file, .. } = &mut file;
+        for name in [password_file, ca, cert, key, token_file].into_iter().flatten() {
+            *name = dir.join(&*name);
+        }
+        Ok(file)
+    }
+
+    fn identity(&self, path: &Path) -> Result<Option<Identity>, CommandError> {
+        match (&self.cert, &self.key) {
+            (None, None) => Ok(None),
+            (Some(cert), Some(key)) => Ok(Some(Identity { cert: cert.clone(), key: key.clone() })),
+            (Some(_), None) => Err(wrong(path, &"cert requires key")),
+            (None, Some(_)) => Err(wrong(path, &"key requires cert")),
+        }
+    }
+
+    fn credentials(&self, path: &Path) -> Result<ClientCredentials, CommandError> {
+        let token = match (&self.token, &self.token_file, self.identity(path)?) {
+            (Some(token), None, None) => token.clone(),
+            (None, Some(file), None) => {
+                refuse_readers(file)?;
+                let text = files::read_text(file).map_err(|cause| {
+                    wrong(path, &format_args!("token_file: cannot read {}: {cause}", file.display()))
+                })?;
+                Secret::new(text.trim())
+            }
+            (None, None, Some(identity)) => {
+                refuse_readers(&identity.key)?;
+                return Ok(ClientCredentials::Certificate(identity));
+            }
+            _ => {
+                let expected =
+                    "set one of token, token_file, and cert with key; `tunnel join --user` writes it";
+                return Err(wrong(path, &format_args!("servers: {expected}")));
+            }
+        };
+        let user = self.user.as_ref().ok_or_else(|| wrong(path, &"a token requires user"))?;
+        let user = user.parse().map_err(|why| wrong(path, &format_args!("user: {why}")))?;
+        Ok(ClientCredentials::Token { user, token })
     }
 }
 
+/// Returns the token in the text of a `client.toml`, if it has one.
+pub(crate) fn token_in(text: &str) -> Option<String> {
+    toml::from_str::<ClientFile>(text).ok()?.token.map(|token| token.reveal().to_owned())
+}
+
+/// Returns the default name of this machine among a user's devices.
+pub(crate) fn device_of_this_machine() -> Result<DeviceName, CommandError> {
+    let host = uname().nodename().to_string_lossy().into_owned();
+    host.split('.').next().unwrap_or_default().parse().map_err(|_| {
+        CommandError::usage(format!(
+            "the host's name {host:?} is no name of a device; set --device, or device in client.toml"
+        ))
+    })
+}
+
+/// Returns an error of a file.
+fn wrong(path: &Path, why: &dyn fmt::Display) -> CommandError {
+    CommandError::unusable(format!("{}: {why}", path.display()))
+}
+
+/// Refuses a secret that every user of this machine may read.
+fn refuse_readers(path: &Path) -> Result<(), CommandError> {
+    if is_world_readable(path) {
+        let hint = format_args!("run: chmod o-rwx {}", path.display());
+        return Err(wrong(
+            path,
+            &format_args!("contains a secret, and every user of this machine may read it; {hint}"),
+        ));
+    }
+    Ok(())
+}
+
 /// Returns the path of `client.toml`, as the XDG Base Directory Specification defines it.
-fn client_file(variable: &impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+pub(crate) fn client_file(variable: &impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     let absolute = |name: &str| variable(name).map(PathBuf::from).filter(|dir| dir.is_absolute());
     let config = absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")));
     config.map(|dir| dir.join("tunnel/client.toml"))
@@ -186,6 +342,9 @@ const DEFAULT_SERVER: &str = "http://127.0.0.1:2222";
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     fn found(flags: &ClientArgs, variables: &[(&str, &str)]) -> Result<ClientSettings, CommandError> {
@@ -224,6 +383,81 @@ mod tests {
         let other = ("XDG_CONFIG_HOME", "/nowhere");
         let settings = found(&ClientArgs::default(), &[at_home, other]).unwrap();
         assert_eq!((settings.server.value.as_str(), settings.user), (DEFAULT_SERVER, None));
+    }
+
+    /// Writes a `client.toml` of that mode, and returns its links, and the settings of plain CONNECT.
+    fn links(
+        home: &Path,
+        text: &str,
+        mode: u32,
+    ) -> (Result<Option<ClientLinks>, CommandError>, Result<ClientSettings, CommandError>) {
+        let path = home.join("tunnel/client.toml");
+        std::fs::create_dir_all(home.join("tunnel")).unwrap();
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        let xdg = home.to_str().unwrap().to_owned();
+        let variable = |name: &str| (name == "XDG_CONFIG_HOME").then(|| xdg.clone());
+        (ClientLinks::read(variable), ClientSettings::find(&ClientArgs::default(), variable))
+    }
+
+    #[test]
+    fn the_links_of_a_device_have_servers_and_one_proof() {
+        let home = tempfile::tempdir().unwrap();
+        let dir = home.path().join("tunnel");
+        let read = |text: &str| links(home.path(), text, 0o600).0.unwrap();
+        assert_eq!(read("server = \"a:1\"\nuser = \"ops\"\n"), None);
+        let both = "servers = [\"a.example:9000\", \"[::1]:9\"]\nuser = \"alice\"\ndevice = \"Laptop\"\nca = \"ca.crt\"\n";
+        let found = read(&format!("{both}token = \"t1\"\ntls_server_name = \"b\"\n")).unwrap();
+        let token =
+            |text| ClientCredentials::Token { user: "alice".parse().unwrap(), token: Secret::new(text) };
+        let expected = ClientLinks {
+            servers: vec!["a.example:9000".parse().unwrap(), "[::1]:9".parse().unwrap()],
+            tls_server_name: Some("b".parse().unwrap()),
+            ca: Some(dir.join("ca.crt")),
+            device: "laptop".parse().unwrap(),
+            credentials: token("t1"),
+        };
+        assert_eq!(found, expected);
+        assert!(!format!("{found:?}").contains("t1"));
+        std::fs::write(dir.join("token"), "t2\n").unwrap();
+        std::fs::set_permissions(dir.join("token"), Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(read(&format!("{both}token_file = \"token\"\n")).unwrap().credentials, token("t2"));
+        std::fs::set_permissions(dir.join("token"), Permissions::from_mode(0o644)).unwrap();
+        let refused = links(home.path(), &format!("{both}token_file = \"token\"\n"), 0o600).0.unwrap_err();
+        assert!(refused.text.contains("every user of this machine may read it"), "{refused}");
+        let (found, settings) =
+            links(home.path(), "servers = [\"a:1\"]\ncert = \"c\"\nkey = \"/k\"\n", 0o644);
+        let identity = Identity { cert: dir.join("c"), key: "/k".into() };
+        assert_eq!(found.unwrap().unwrap().credentials, ClientCredentials::Certificate(identity.clone()));
+        let (cert, key) = settings.unwrap().identity.unwrap();
+        assert_eq!(Identity { cert: cert.value, key: key.value }, identity);
+    }
+
+    #[test]
+    fn a_client_file_with_a_readable_token_or_an_ambiguous_proof_is_refused() {
+        let home = tempfile::tempdir().unwrap();
+        let token = "servers = [\"a:1\"]\nuser = \"alice\"\ntoken = \"secret-1\"\n";
+        for (text, mode, expected) in [
+            (token.to_owned(), 0o604, "every user of this machine may read it; run: chmod o-rwx /"),
+            (
+                format!("{token}token_file = \"t\"\n"),
+                0o600,
+                "set one of token, token_file, and cert with key",
+            ),
+            (format!("{token}cert = \"c\"\nkey = \"k\"\n"), 0o600, "set one of token"),
+            (token.replace("user = \"alice\"\n", ""), 0o600, "a token requires user"),
+            (token.replace("alice", "a/b"), 0o600, "user: \"a/b\" is not a user"),
+            (token.replace("a:1", "a"), 0o600, "servers: \"a\" has no port"),
+            (token.replace("\"a:1\"", ""), 0o600, "servers: is empty"),
+            (token.replace("servers = [\"a:1\"]\n", ""), 0o600, "token requires servers"),
+            (format!("{token}device = \"a_b\"\n"), 0o600, "device: \"a_b\" is not a device"),
+            (format!("{token}cert = \"c\"\n"), 0o600, "cert requires key"),
+        ] {
+            let error = links(home.path(), &text, mode).0.unwrap_err();
+            assert!(error.code == 78 && error.text.contains(expected), "{error}");
+            assert!(!error.text.contains("secret-1"), "{error}");
+        }
+        assert_eq!(links(home.path(), token, 0o604).1.unwrap_err().code, 78);
     }
 
     #[test]

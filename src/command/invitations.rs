@@ -1,4 +1,6 @@
-//! `tunnel invite`, `tunnel invitations` and `tunnel join`: authorizing machines to join a cloud, and joining it.
+//! `tunnel invite`, `tunnel invitations` and `tunnel join`: authorizing machines and users to join a cloud, and joining it.
+
+mod user;
 
 use std::convert::Infallible;
 use std::io::Read;
@@ -28,11 +30,13 @@ use crate::command::{CommandError, Format, Role, examples, shell_word};
 use crate::config::Environment;
 use crate::edge::Edge;
 use crate::edge::config::EdgeConfig;
-use crate::invitations::store::EnrolledNode;
+use crate::invitations::store::Enrolled;
+use crate::invitations::subject::Subject;
 use crate::invitations::{InvitationCode, ServerCa};
 use tunnel_base::files;
 use tunnel_base::logging;
-use tunnel_base::names::{Host, NodeName, Target};
+use tunnel_base::names::{ClientName, DeviceName, Host, NodeName, Target, UserName};
+use tunnel_base::policy::Glob;
 use tunnel_link::grpc::enrol::{EnrolCallError, EnrolMethod, JoinParams, call_enrol};
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::HttpProxyClient;
@@ -44,10 +48,21 @@ use tunnel_net::tls::{TlsClientConfig, Trust, server_name};
 #[derive(Debug, Clone, clap::Args)]
 pub struct InviteArgs {
     /// Name of the node that the machine becomes.
+    #[arg(long, value_name = "NAME", required_unless_present = "user", conflicts_with = "user")]
+    pub node: Option<NodeName>,
+    /// User to whom the machine belongs, which is no node then.
     #[arg(long, value_name = "NAME")]
-    pub node: NodeName,
+    pub user: Option<UserName>,
+    /// Nodes that the user should reach, separated by commas; '*' matches any run of characters. Only printed, as a rule
+    /// for the servers' config.
+    #[arg(long, value_name = "NODES", value_delimiter = ',', value_parser = glob, requires = "user")]
+    pub nodes: Vec<String>,
+    /// Ports of these nodes, separated by commas.
+    #[arg(long, value_name = "PORTS", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(requires = "user")]
+    pub ports: Vec<u16>,
     /// Lifetime of the invitation: a whole number with s, m or h, from 1m to 168h.
-    #[arg(long = "ttl", value_name = "TIME", default_value = "1h", value_parser = lasting)]
+    #[arg(long = "expires", alias = "ttl", value_name = "TIME", default_value = "1h", value_parser = lasting)]
     pub lasting: Duration,
     /// Admin socket of the server. [default: that of a server of this user; its log contains the path]
     #[arg(long, value_name = "PATH")]
@@ -68,7 +83,7 @@ pub struct InvitationsArgs {
 /// Commands of `tunnel invitations`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum InvitationsCommand {
-    /// List the nodes that have joined, and those with an open invitation.
+    /// List the nodes and users' devices that have joined, and who has an open invitation.
     #[command(after_help = examples([
         "tunnel invitations list",
         "tunnel invitations list -o json",
@@ -78,15 +93,22 @@ pub enum InvitationsCommand {
         #[arg(short, long, value_name = "FORMAT", default_value = "text")]
         output: Format,
     },
-    /// Revoke the token and the open invitation of a node. Its links close within a few seconds.
+    /// Revoke the token and the open invitation of a node, or those of a user. The links close within 10 s, at all
+    /// servers.
     #[command(after_help = examples([
         "tunnel invitations revoke node7",
-        "tunnel invitations revoke node7 --socket /run/tunnel/server-2.sock    # a second server",
+        "tunnel invitations revoke --user alice --device laptop",
     ]))]
     Revoke {
         /// Node that has joined, or was invited.
-        #[arg(value_name = "NODE")]
-        node: NodeName,
+        #[arg(value_name = "NODE", required_unless_present = "user", conflicts_with = "user")]
+        node: Option<NodeName>,
+        /// User, with all devices and open invitations.
+        #[arg(long, value_name = "NAME")]
+        user: Option<UserName>,
+        /// Only this device of the user.
+        #[arg(long, value_name = "NAME", requires = "user")]
+        device: Option<DeviceName>,
     },
 }
 
@@ -96,28 +118,63 @@ pub enum InvitationsCommand {
 ///
 /// Returns an error if no server responds here, or it refuses.
 pub async fn invite(args: InviteArgs, env: &Environment) -> Result<String, CommandError> {
-    let body = json!({ "node": args.node.as_str(), "seconds": args.lasting.as_secs() });
-    let (answer, socket) = request(args.socket, Method::POST, "/invitations", body.to_string(), env).await?;
+    let invitee = subject(args.node.as_ref(), args.user.as_ref(), None)?;
+    let body = json!({ "subject": invitee.to_string(), "seconds": args.lasting.as_secs() });
+    let (answer, socket) =
+        request(args.socket.clone(), Method::POST, "/invitations", body.to_string(), env).await?;
     let InvitationResponse { code, cloud, .. } = parse(&socket.path, &answer)?;
     // They become a part of a command for root, so nothing else passes.
     let code = code.parse::<InvitationCode>().map_err(|cause| incompatible(&socket.path, &cause))?;
     cloud.parse::<Target>().map_err(|cause| incompatible(&socket.path, &cause))?;
-    if *code.node() != args.node {
-        return Err(incompatible(&socket.path, &"its invitation is for another node"));
+    if *code.invitee() != invitee {
+        return Err(incompatible(&socket.path, &"its invitation is for another node or user"));
     }
-    let choice = socket.choice();
-    Ok(format!(
-        "{choice}on {node}, within {lasting}, as root:\n  echo {code} | tunnel join {cloud} --invitation -\n\
-         It works once. If {node} has joined before, its earlier token then ends. Anyone who has it can become {node}, \
-         so send it over a private channel.\n{note}",
-        cloud = shell_word(&cloud),
-        node = args.node,
-        lasting = format_duration(args.lasting),
-        note = tls_note(&args.node),
-    ))
+    let (choice, cloud, lasting) = (socket.choice(), shell_word(&cloud), format_duration(args.lasting));
+    Ok(match &invitee {
+        Subject::User(user) | Subject::Device(ClientName { user, .. }) => format!(
+            "{choice}on a machine of {user}, within {lasting}, as that person:\n  \
+             echo {code} | tunnel join --user {cloud} --invitation -\n\
+             It works once, for one device. Anyone who has it can be {user}, so send it over a private channel.\n\
+             {user} reaches only what a rule permits, in the config of each server:\n  \
+             [server.clients]\n  rules = [{rule}]\n",
+            rule = rule(user, &args),
+        ),
+        Subject::Node(node) => format!(
+            "{choice}on {node}, within {lasting}, as root:\n  echo {code} | tunnel join {cloud} --invitation -\n\
+             It works once. If {node} has joined before, its earlier token then ends. Anyone who has it can become {node}, \
+             so send it over a private channel.\n{note}",
+            note = tls_note(node),
+        ),
+    })
 }
 
-/// Lists the nodes of a server's invitations, or revokes one.
+/// Returns the access rule for a user, in TOML. Without arguments it is an example, which permits nothing real.
+fn rule(user: &UserName, InviteArgs { nodes, ports, .. }: &InviteArgs) -> String {
+    let nodes: Vec<_> = nodes.iter().map(|node| format!("\"{node}\"")).collect();
+    let ports: Vec<_> = ports.iter().map(u16::to_string).collect();
+    let (nodes, ports) = match (nodes.is_empty(), ports.is_empty()) {
+        (true, true) => ("\"NODE\"".to_owned(), "22".to_owned()),
+        _ => (nodes.join(", "), ports.join(", ")),
+    };
+    let part = |key, list: String| if list.is_empty() { list } else { format!(", {key} = [{list}]") };
+    format!("{{ users = [\"{user}\"]{}{} }}", part("nodes", nodes), part("ports", ports))
+}
+
+/// Returns whom the arguments name.
+fn subject(
+    node: Option<&NodeName>,
+    user: Option<&UserName>,
+    device: Option<&DeviceName>,
+) -> Result<Subject, CommandError> {
+    match (node.cloned(), user.cloned(), device.cloned()) {
+        (Some(node), ..) => Ok(Subject::Node(node)),
+        (None, Some(user), Some(device)) => Ok(Subject::Device(ClientName { user, device })),
+        (None, Some(user), None) => Ok(Subject::User(user)),
+        (None, None, _) => Err(CommandError::usage("expected a node, or --user")),
+    }
+}
+
+/// Lists those who joined by a server's invitations or have one, or revokes one.
 ///
 /// # Errors
 ///
@@ -127,32 +184,53 @@ pub async fn manage(args: InvitationsArgs, env: &Environment) -> Result<String, 
         InvitationsCommand::List { output } => {
             let (answer, socket) =
                 request(args.socket, Method::GET, "/invitations", String::new(), env).await?;
-            let nodes: Vec<EnrolledNode> = parse(&socket.path, &answer)?;
-            Ok(if output == Format::Json { answer } else { socket.choice() + &table(&nodes) })
+            let all: Vec<Enrolled> = parse(&socket.path, &answer)?;
+            Ok(if output == Format::Json { answer } else { socket.choice() + &tables(&all) })
         }
-        InvitationsCommand::Revoke { node } => {
-            let body = json!({ "node": node.as_str() });
+        InvitationsCommand::Revoke { node, user, device } => {
+            let subject = subject(node.as_ref(), user.as_ref(), device.as_ref())?;
+            let body = json!({ "subject": subject.to_string() });
             let (_, socket) =
                 request(args.socket, Method::POST, "/revocations", body.to_string(), env).await?;
             let choice = socket.choice();
-            Ok(format!(
-                "{choice}revoked; the links of {node} close within a few seconds\nto add {node} again, here:\n  \
-                 tunnel invite --node {node}\nand there, as root, before the command that invite prints:\n  \
-                 cd /etc/tunnel && mv -t $(mktemp -d old.XXXX) edge.toml certs token\n"
-            ))
+            Ok(match &subject {
+                Subject::Node(node) => format!(
+                    "{choice}revoked; the links of {node} close within 10 s\nto add {node} again, here:\n  \
+                     tunnel invite --node {node}\nand there, as root, before the command that invite prints:\n  \
+                     cd /etc/tunnel && mv -t $(mktemp -d old.XXXX) edge.toml certs token\n"
+                ),
+                Subject::User(user) => format!(
+                    "{choice}revoked; the links of {user} close within 10 s\nRules that name {user} remain in the \
+                     servers' config. They apply again if somebody joins by another invitation for {user}.\n"
+                ),
+                Subject::Device(ClientName { user, device }) => format!(
+                    "{choice}revoked; the links of {user}'s {device} close within 10 s\nto add it again, here:\n  \
+                     tunnel invite --user {user}\nand there, before the command that invite prints:\n  \
+                     cd ~/.config/tunnel && mv -t $(mktemp -d old.XXXX) client.toml ca.crt\n"
+                ),
+            })
         }
     }
 }
 
-fn table(nodes: &[EnrolledNode]) -> String {
+/// Returns a table of nodes, and one of users if there are any.
+fn tables(all: &[Enrolled]) -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    let mut table = Table::new(&["NODE", "JOINED", "OPEN INVITATION"]);
-    for EnrolledNode { node, joined, invited_until } in nodes {
-        let left = |until: u64| format!("{} left", duration(until.saturating_sub(now) as f64));
-        let invited = invited_until.map_or("-".to_owned(), left);
-        table.row(vec![logging::printable(node), if *joined { "yes" } else { "no" }.to_owned(), invited]);
+    let mut nodes = Table::new(&["NODE", "JOINED", "OPEN INVITATION"]);
+    let mut users = Table::new(&["USER", "DEVICE", "OPEN INVITATION"]);
+    let mut has_users = false;
+    for Enrolled { node, user, device, joined, invited_until } in all {
+        let left = |until: &u64| format!("{} left", duration(until.saturating_sub(now) as f64));
+        let invited = invited_until.as_ref().map_or("-".to_owned(), left);
+        let name = |text: &Option<String>| text.as_deref().map_or("-".to_owned(), logging::printable);
+        if user.is_some() {
+            has_users = true;
+            users.row(vec![name(user), name(device), invited]);
+        } else {
+            nodes.row(vec![name(node), if *joined { "yes" } else { "no" }.to_owned(), invited]);
+        }
     }
-    format!("{table}\n")
+    if has_users { format!("{nodes}\n\n{users}\n") } else { format!("{nodes}\n") }
 }
 
 /// Sends a request to a server. Returns its response, and the socket that was chosen.
@@ -183,6 +261,10 @@ fn format_duration(lasting: Duration) -> String {
     }
 }
 
+fn glob(text: &str) -> Result<String, String> {
+    text.parse::<Glob>().map(|_| text.to_owned()).map_err(|why| why.to_string())
+}
+
 fn lasting(text: &str) -> Result<Duration, String> {
     let expected = "expected a whole number with s, m or h, from 1m to 168h";
     let unit = text.chars().last().and_then(|unit| UNITS.iter().find(|(name, _)| *name == unit));
@@ -198,7 +280,7 @@ const MIN_LIFETIME: Duration = Duration::from_secs(60);
 /// One week.
 const MAX_LIFETIME: Duration = Duration::from_secs(168 * 3600);
 
-// Joining: makes this machine a node of a cloud that has invited it.
+// Joining: makes this machine a node of a cloud that has invited it, or a device of a user.
 
 /// Arguments of `tunnel join`.
 #[derive(Debug, Clone, clap::Args)]
@@ -207,14 +289,20 @@ pub struct JoinArgs {
     #[arg(value_name = "SERVER:PORT")]
     pub server: Target,
     /// File with the invitation that `tunnel invite` printed, or - for stdin. It names the node that this machine
-    /// becomes.
+    /// becomes, or its user.
     #[arg(long, value_name = "FILE")]
     pub invitation: InvitationSource,
+    /// The machine becomes a device of the invited user, and is no node. Writes ~/.config/tunnel/client.toml.
+    #[arg(long)]
+    pub user: bool,
+    /// Name of the user's device. Default: the host's name.
+    #[arg(long, value_name = "NAME", requires = "user")]
+    pub device: Option<DeviceName>,
     /// Name in the server's certificate, if it differs from the dialled name.
     #[arg(long, value_name = "NAME", value_parser = host_of_server)]
     pub tls_server_name: Option<Host>,
     /// Folder for config, CA and token; its existing contents are kept.
-    #[arg(long, value_name = "DIR", default_value = "/etc/tunnel")]
+    #[arg(long, value_name = "DIR", default_value = "/etc/tunnel", conflicts_with = "user")]
     pub install_dir: PathBuf,
 }
 
@@ -268,15 +356,39 @@ fn read_text(from: impl Read) -> std::io::Result<String> {
 /// Longer than any invitation.
 const MAX_INVITATION: u64 = 4096;
 
-/// Joins, and writes the files that the edge needs. `env` contains proxies. Returns what was written and what to do
-/// next, as lines for the terminal. An attempt that may have been granted is continued by running it again.
+/// Joins as a node or as a user's device, and writes the files that it needs. `variable` returns environment variables by
+/// name. Returns what was written and what to do next, as lines for the terminal. An attempt that may have been granted
+/// is continued by running it again.
 ///
 /// # Errors
 ///
 /// Returns an error if the invitation is not valid, no server is reachable, or a file cannot be written.
-pub async fn run(args: &JoinArgs, env: &Environment, stdin: impl Read) -> Result<String, CommandError> {
+pub async fn run(
+    args: &JoinArgs,
+    variable: impl Fn(&str) -> Option<String>,
+    stdin: impl Read,
+) -> Result<String, CommandError> {
     let code = args.invitation.read(stdin)?;
-    let node = code.node();
+    match (code.invitee(), args.user) {
+        (Subject::Node(node), false) => join_node(args, &code, node, &Environment::read(variable)).await,
+        (Subject::User(user), true) => user::join(args, &code, user, variable).await,
+        (Subject::Node(node), true) => Err(CommandError::usage(format!(
+            "--user: the invitation is for node {node}; leave --user out, or ask for `tunnel invite --user`"
+        ))),
+        (Subject::User(user) | Subject::Device(ClientName { user, .. }), _) => {
+            Err(CommandError::usage(format!(
+                "--invitation: it is for user {user}, whose device is no node; set --user, or ask for `tunnel invite --node`"
+            )))
+        }
+    }
+}
+
+async fn join_node(
+    args: &JoinArgs,
+    code: &InvitationCode,
+    node: &NodeName,
+    env: &Environment,
+) -> Result<String, CommandError> {
     let to = folder_on_machine("--install-dir", &args.install_dir)?;
     // The package's unit is used where it is installed; another unit would shadow it.
     let unit = service::packaged(Role::Edge).is_none().then_some(UNIT);
@@ -291,28 +403,13 @@ pub async fn run(args: &JoinArgs, env: &Environment, stdin: impl Read) -> Result
     if let Some(text) = new_unit {
         folder.rewrite(UNIT, &text)?;
     }
-    let join_client = JoinClient::new(args, &code, token.trim(), &folder, env)?;
-    let authority = match join_client.ask().await {
-        Ok(authority) => authority,
-        Err(JoinError { failure, is_final }) => {
-            if !is_final {
-                // It may have been granted: the next attempt uses the same token.
-                folder.keep();
-            }
-            return Err(failure);
-        }
-    };
-    let written = folder.rewrite(CA_FILE, &authority).and_then(|()| {
-        let here = folder.unfinished().to_string_lossy().into_owned();
-        checked("edge.toml", EdgeConfig::read(&text.at(&here), &Environment::default()), Edge::validate)
-    });
-    match written {
-        Ok(()) => folder.finish()?,
-        Err(failure) => {
-            folder.keep();
-            return Err(failure);
-        }
-    }
+    let join_client = JoinClient::new(args, code, node.to_string(), token.trim(), folder, CA_FILE, env)?;
+    join_client
+        .join(|folder| {
+            let here = folder.to_string_lossy().into_owned();
+            checked("edge.toml", EdgeConfig::read(&text.at(&here), &Environment::default()), Edge::validate)
+        })
+        .await?;
     let (more, start) = match unit {
         // systemctl links no file where `tunnel service install` has written one.
         Some(unit) if Path::new(service::UNIT_DIR).join(unit).exists() => {
@@ -353,24 +450,24 @@ const UNIT: &str = service::unit_name(Role::Edge);
 // The requests to the servers of a cloud, one server after the other until one responds.
 
 /// The request to join, and how to reach the servers.
-pub(crate) struct JoinClient<'a> {
+struct JoinClient<'a> {
     args: &'a JoinArgs,
     code: &'a InvitationCode,
     joining: JoinParams,
     /// The name in the servers' certificate.
     name: ServerName<'static>,
-    folder: &'a OutputDir,
-    /// The file for the pinned CA.
-    pinned: PathBuf,
+    folder: OutputDir,
+    /// The path of the CA's file within the folder.
+    ca_file: &'static str,
     proxy: Option<HttpProxyClient>,
     resolver: Resolver,
 }
 
 /// The error if no server granted the request.
-pub(crate) struct JoinError {
-    pub(crate) failure: CommandError,
+struct JoinError {
+    failure: CommandError,
     /// Whether it is certain that no server granted it.
-    pub(crate) is_final: bool,
+    is_final: bool,
 }
 
 /// The error of an attempt at one server.
@@ -386,13 +483,17 @@ enum JoinAttemptError {
 }
 
 impl<'a> JoinClient<'a> {
-    pub(crate) fn new(
+    /// `name` is the node's name, or `USER/DEVICE`.
+    fn new(
         args: &'a JoinArgs,
         code: &'a InvitationCode,
+        name: String,
         token: &str,
-        folder: &'a OutputDir,
+        folder: OutputDir,
+        ca_file: &'static str,
         env: &Environment,
     ) -> Result<Self, CommandError> {
+        let joining = JoinParams { secret: code.secret(), name, token: token.to_owned() };
         let name = args.tls_server_name.as_ref().unwrap_or(&args.server.host).to_string();
         let proxy = env.https_proxy.as_ref().map(|url| {
             HttpProxyClient::new(url.reveal(), env.no_proxy.as_deref().unwrap_or_default())
@@ -401,21 +502,37 @@ impl<'a> JoinClient<'a> {
         Ok(Self {
             args,
             code,
-            joining: JoinParams {
-                secret: code.secret(),
-                node: code.node().to_string(),
-                token: token.to_owned(),
-            },
+            joining,
             name: server_name(&name).map_err(|cause| CommandError::usage(cause.to_string()))?,
-            pinned: folder.unfinished().join(CA_FILE),
             folder,
+            ca_file,
             proxy: proxy.transpose()?.flatten(),
             resolver: Resolver::system().map_err(|cause| CommandError::unavailable(cause.to_string()))?,
         })
     }
 
+    /// Joins, checks the files in the folder that `check` is given, and moves them to their final place. An attempt that
+    /// may have been granted keeps them: the next one uses the same token.
+    async fn join(self, check: impl FnOnce(&Path) -> Result<(), CommandError>) -> Result<(), CommandError> {
+        let asked = self.ask().await;
+        let Self { folder, ca_file, .. } = self;
+        let written = asked.and_then(|authority| {
+            let written = folder.rewrite(ca_file, &authority).and_then(|()| check(&folder.unfinished()));
+            written.map_err(|failure| JoinError { failure, is_final: false })
+        });
+        match written {
+            Ok(()) => folder.finish(),
+            Err(JoinError { failure, is_final }) => {
+                if !is_final {
+                    folder.keep();
+                }
+                Err(failure)
+            }
+        }
+    }
+
     /// Returns the CAs (PEM) to trust the servers with. Tries each address several times.
-    pub(crate) async fn ask(&self) -> Result<String, JoinError> {
+    async fn ask(&self) -> Result<String, JoinError> {
         let (mut foreign, mut last, mut was_sent) = (None, String::new(), false);
         let mut pause = INITIAL_PAUSE;
         for round in 0..MAX_ATTEMPTS {
@@ -476,8 +593,9 @@ impl<'a> JoinClient<'a> {
         let pinned = shown.split_inclusive(CERTIFICATE_END).find(fits);
         let pinned =
             pinned.ok_or_else(|| JoinAttemptError::Foreign(format!("{} {WRONG_CLOUD}", self.named(at))))?;
-        self.folder.rewrite(CA_FILE, pinned).map_err(JoinAttemptError::Here)?;
-        let proved = self.encrypted(self.connect(&[at]).await?, at, Trust::Ca(self.pinned.clone())).await?;
+        self.folder.rewrite(self.ca_file, pinned).map_err(JoinAttemptError::Here)?;
+        let trust = Trust::Ca(self.folder.unfinished().join(self.ca_file));
+        let proved = self.encrypted(self.connect(&[at]).await?, at, trust).await?;
         let wish = EnrolMethod::Join(self.joining.clone());
         call_enrol(proved, &authority, wish).await.map_err(|why| miss(why, true))
     }

@@ -1,4 +1,5 @@
-//! Nodes that have joined by invitation, as a text shared by all servers: in a file, in etcd, or in a Secret.
+//! Nodes and devices of users that have joined by invitation, as a text shared by all servers: in a file, in etcd, or in
+//! a Secret.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,17 +14,18 @@ use subtle::ConstantTimeEq as _;
 use tracing::debug;
 
 use crate::etcd::{ErrorKind, EtcdAccess, EtcdEndpoints, EtcdError};
+use crate::invitations::subject::Subject;
 use crate::publish;
-use tunnel_base::names::NodeName;
+use tunnel_base::names::{ClientName, DeviceName, NodeName, UserName};
 use tunnel_net::resolver::Resolver;
 
-/// Invitations, and the tokens of nodes that have used one. Times are seconds since 1970.
+/// Invitations, and the tokens of nodes and devices that have used one. Times are seconds since 1970.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Enrolments {
     /// Invitations by the hash of their secret.
     invitations: BTreeMap<SecretHash, Invitation>,
-    /// Tokens by the node's name in lower case.
+    /// Tokens by [`Subject::key`] of a node or a device.
     tokens: BTreeMap<String, SecretHash>,
 }
 
@@ -32,41 +34,52 @@ pub struct Enrolments {
 #[serde(transparent)]
 pub struct SecretHash(String);
 
-/// An invitation of one node in the [`Enrolments`], stored under the hash of its code.
+/// An invitation in the [`Enrolments`], stored under the hash of its code.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Invitation {
-    /// Name of the node in lower case.
+    /// [`Subject::key`] of the node or user that it is for.
     node: String,
     /// Expiration time in seconds since 1970.
     until: u64,
     /// Token of the machine that used the invitation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     used_for: Option<SecretHash>,
+    /// Fields of newer servers, which older ones must not drop.
+    #[serde(flatten)]
+    unknown: BTreeMap<String, serde_json::Value>,
 }
 
-/// A node that has joined, or is invited, or both.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EnrolledNode {
-    /// Name of the node in lower case.
-    pub node: String,
+/// A node or a device that has joined, or a node or user that is invited, or both.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Enrolled {
+    /// Name of the node in lower case; absent for users and devices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// The user; absent for nodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// The user's device; absent for nodes, and for a user's open invitations.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// Whether it has joined.
     pub joined: bool,
-    /// Expiration time of its open invitation, in seconds since 1970.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Expiration time of its open invitation, in seconds since 1970; of several the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub invited_until: Option<u64>,
 }
 
-/// Why an invitation is not valid; sent to the joining machine.
+/// Why an invitation is not valid for this machine, to which it is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvitationError {
     /// The invitation never existed or was forgotten.
     #[error("there is no such invitation; it may be too old; ask for a new one")]
     Unknown,
-    /// The invitation is for another node.
+    /// The invitation is for another node or user.
     #[error(
-        "the invitation is for another node; use that node's name, or ask for an invitation for this node"
+        "the invitation is for another node or user; use that name, or ask for an invitation for this one"
     )]
-    OtherNode,
+    OtherSubject,
     /// The invitation has already been used.
     #[error(
         "the invitation has been used already; ask for a new one, and inform the operator if you did not use it"
@@ -75,6 +88,9 @@ pub enum InvitationError {
     /// The invitation has expired.
     #[error("the invitation has expired; ask for a new one")]
     Expired,
+    /// Another machine of the user has joined under this name.
+    #[error("the user has a device of this name; set another --device, or have that one revoked")]
+    DeviceTaken,
 }
 
 /// The maximum number of open invitations is reached.
@@ -113,8 +129,8 @@ impl Enrolments {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// Adds an invitation, which replaces an open one for the same node. Also removes invitations that expired over a
-    /// day ago.
+    /// Adds an invitation of a node or user. It replaces an open one for the same node, while a user may have several.
+    /// Also removes invitations that expired over a day ago.
     ///
     /// # Errors
     ///
@@ -122,19 +138,20 @@ impl Enrolments {
     pub fn invite(
         &mut self,
         secret: SecretHash,
-        node: &NodeName,
+        invitee: &Subject,
         until: u64,
         now: u64,
     ) -> Result<(), TooManyInvitations> {
-        let node = lower_case(node);
+        let node = invitee.key();
         self.invitations.retain(|_, one| {
-            one.until.saturating_add(EXPIRED_RETENTION) > now && (one.used_for.is_some() || one.node != node)
+            let is_replaced = one.used_for.is_none() && one.node == node && invitee.node().is_some();
+            one.until.saturating_add(EXPIRED_RETENTION) > now && !is_replaced
         });
         let open = self.invitations.values().filter(|one| one.used_for.is_none()).count();
         if open >= MAX_OPEN {
             return Err(TooManyInvitations);
         }
-        self.invitations.insert(secret, Invitation { node, until, used_for: None });
+        self.invitations.insert(secret, Invitation { node, until, used_for: None, unknown: BTreeMap::new() });
         Ok(())
     }
 
@@ -146,22 +163,24 @@ impl Enrolments {
     pub fn check(
         &self,
         secret: &SecretHash,
-        node: &NodeName,
+        joiner: &Subject,
         token: &SecretHash,
         now: u64,
     ) -> Result<bool, InvitationError> {
-        let node = lower_case(node);
+        let known = self.tokens.get(&joiner.key());
         let invitation = self.invitations.get(secret).ok_or(InvitationError::Unknown)?;
         match &invitation.used_for {
-            _ if invitation.node != node => Err(InvitationError::OtherNode),
-            Some(used) if used.equals(token) && self.tokens.get(&node) == Some(used) => Ok(false),
+            _ if invitation.node != joiner.invitee().key() => Err(InvitationError::OtherSubject),
+            Some(used) if used.equals(token) && known == Some(used) => Ok(false),
             Some(_) => Err(InvitationError::Used),
             None if now >= invitation.until => Err(InvitationError::Expired),
+            // The invitation does not name the device, so a second machine of that name is a mistake.
+            None if joiner.device().is_some() && known.is_some() => Err(InvitationError::DeviceTaken),
             None => Ok(true),
         }
     }
 
-    /// Uses an invitation: from now on only this token authenticates the node. Repeating the request with the same
+    /// Uses an invitation: from now on only this token proves the node or device. Repeating the request with the same
     /// token has no effect. Returns true on the first use.
     ///
     /// # Errors
@@ -170,34 +189,47 @@ impl Enrolments {
     pub fn join(
         &mut self,
         secret: &SecretHash,
-        node: &NodeName,
+        joiner: &Subject,
         token: SecretHash,
         now: u64,
     ) -> Result<bool, InvitationError> {
-        let is_first = self.check(secret, node, &token, now)?;
+        let is_first = self.check(secret, joiner, &token, now)?;
         if let Some(invitation) = self.invitations.get_mut(secret).filter(|_| is_first) {
             invitation.used_for = Some(token.clone());
-            self.tokens.insert(lower_case(node), token);
+            self.tokens.insert(joiner.key(), token);
         }
         Ok(is_first)
     }
 
-    /// Revokes a node's token and its open invitations. Returns true if there were any.
-    pub fn revoke(&mut self, node: &NodeName) -> bool {
-        let (node, before) = (lower_case(node), self.invitations.len());
-        self.invitations.retain(|_, one| one.used_for.is_some() || one.node != node);
-        self.tokens.remove(&node).is_some() || self.invitations.len() < before
+    /// Revokes a node's or device's token, or those of all devices of a user, and the open invitations of that node or
+    /// user. Returns true if there were any.
+    pub fn revoke(&mut self, subject: &Subject) -> bool {
+        let (key, before) = (subject.key(), self.invitations.len() + self.tokens.len());
+        let is_user = subject.user().is_some() && subject.device().is_none();
+        self.invitations.retain(|_, one| one.used_for.is_some() || one.node != key);
+        self.tokens.retain(|one, _| *one != key && !(is_user && one.starts_with(&key)));
+        self.invitations.len() + self.tokens.len() < before
     }
 
-    /// Returns the nodes that have joined or have an open invitation, sorted by name.
-    pub fn list(&self, now: u64) -> Vec<EnrolledNode> {
-        let enrolled =
-            |node: &String, joined| EnrolledNode { node: node.clone(), joined, invited_until: None };
-        let mut all: BTreeMap<&String, EnrolledNode> =
-            self.tokens.keys().map(|node| (node, enrolled(node, true))).collect();
+    /// Returns the nodes and devices that have joined, and the nodes and users with an open invitation, sorted by name.
+    pub fn list(&self, now: u64) -> Vec<Enrolled> {
+        let enrolled = |key: &str, joined| {
+            let (node, user) = key.split_once('/').map_or((Some(key), None), |both| (None, Some(both)));
+            let owned = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+            Enrolled {
+                node: node.map(str::to_owned),
+                user: user.and_then(|(user, _)| owned(user)),
+                device: user.and_then(|(_, device)| owned(device)),
+                joined,
+                invited_until: None,
+            }
+        };
+        let mut all: BTreeMap<&String, Enrolled> =
+            self.tokens.keys().map(|key| (key, enrolled(key, true))).collect();
         let open = self.invitations.values().filter(|one| one.used_for.is_none() && one.until > now);
         for Invitation { node, until, .. } in open {
-            all.entry(node).or_insert_with(|| enrolled(node, false)).invited_until = Some(*until);
+            let one = all.entry(node).or_insert_with(|| enrolled(node, false));
+            one.invited_until = one.invited_until.max(Some(*until));
         }
         all.into_values().collect()
     }
@@ -207,9 +239,22 @@ impl Enrolments {
         self.tokens.get(&lower_case(node)).map(|known| known.equals(&SecretHash::of(token)))
     }
 
+    /// Returns true if `token` is the one with which that device of that user joined.
+    pub fn proves_device(&self, user: &UserName, device: &DeviceName, token: &str) -> bool {
+        let token = SecretHash::of(token);
+        let client = ClientName { user: user.clone(), device: device.clone() };
+        self.tokens.get(&Subject::Device(client).key()).is_some_and(|known| known.equals(&token))
+    }
+
+    /// Returns the devices whose tokens were valid before, and no longer are.
+    pub fn devices_revoked_since(&self, before: &Self) -> Vec<ClientName> {
+        let changed = before.tokens.iter().filter(|(key, token)| self.tokens.get(*key) != Some(token));
+        changed.filter_map(|(key, _)| key.parse().ok()).collect()
+    }
+
     /// Returns the nodes that have joined, in lower case.
     pub fn joined(&self) -> BTreeSet<String> {
-        self.tokens.keys().cloned().collect()
+        self.tokens.keys().filter(|key| !key.contains('/')).cloned().collect()
     }
 
     /// Returns true if the node has joined.
@@ -219,7 +264,7 @@ impl Enrolments {
 }
 
 fn lower_case(node: &NodeName) -> String {
-    node.as_str().to_ascii_lowercase()
+    Subject::Node(node.clone()).key()
 }
 
 /// Time in seconds after which expired invitations are removed. Until then a late machine learns the reason.
@@ -390,46 +435,53 @@ mod tests {
         name.parse().unwrap()
     }
 
+    fn subject(text: &str) -> Subject {
+        text.parse().unwrap()
+    }
+
     fn of(secret: &str) -> SecretHash {
         SecretHash::of(secret)
     }
 
     fn invited() -> Enrolments {
         let mut enrolled = Enrolments::default();
-        enrolled.invite(of("secret"), &node("edge7"), 1000, 0).unwrap();
+        enrolled.invite(of("secret"), &subject("edge7"), 1000, 0).unwrap();
         enrolled
     }
 
     #[test]
     fn an_invitation_is_valid_once_before_expiry_and_for_its_node_only() {
         let mut enrolled = invited();
-        let edge = node("Edge7");
+        let (edge, name) = (subject("Edge7"), node("Edge7"));
         assert_eq!(enrolled.join(&of("other"), &edge, of("t"), 1), Err(InvitationError::Unknown));
-        assert_eq!(enrolled.join(&of("secret"), &node("edge8"), of("t"), 1), Err(InvitationError::OtherNode));
+        assert_eq!(
+            enrolled.join(&of("secret"), &subject("edge8"), of("t"), 1),
+            Err(InvitationError::OtherSubject)
+        );
         assert_eq!(enrolled.join(&of("secret"), &edge, of("t"), 1000), Err(InvitationError::Expired));
-        assert_eq!(enrolled.proves(&edge, "t"), None);
+        assert_eq!(enrolled.proves(&name, "t"), None);
         assert_eq!(enrolled.join(&of("secret"), &edge, of("t"), 999), Ok(true));
         assert_eq!(enrolled.join(&of("secret"), &edge, of("t"), 2000), Ok(false), "its response was lost");
         assert_eq!(enrolled.join(&of("secret"), &edge, of("u"), 999), Err(InvitationError::Used));
         assert_eq!(
-            enrolled.join(&of("secret"), &node("edge8"), of("t"), 999),
-            Err(InvitationError::OtherNode)
+            enrolled.join(&of("secret"), &subject("edge8"), of("t"), 999),
+            Err(InvitationError::OtherSubject)
         );
-        assert_eq!((enrolled.proves(&edge, "t"), enrolled.proves(&edge, "u")), (Some(true), Some(false)));
+        assert_eq!((enrolled.proves(&name, "t"), enrolled.proves(&name, "u")), (Some(true), Some(false)));
         assert!(enrolled.names(&node("edge7")) && !enrolled.names(&node("edge8")));
     }
 
     #[test]
     fn joining_again_replaces_the_token_and_old_tokens_stay_invalid() {
         let mut enrolled = invited();
-        let edge = node("edge7");
+        let (edge, name) = (subject("edge7"), node("edge7"));
         enrolled.join(&of("secret"), &edge, of("t"), 1).unwrap();
         enrolled.invite(of("second"), &edge, 1000, 2).unwrap();
         enrolled.join(&of("second"), &edge, of("u"), 3).unwrap();
-        assert_eq!((enrolled.proves(&edge, "t"), enrolled.proves(&edge, "u")), (Some(false), Some(true)));
+        assert_eq!((enrolled.proves(&name, "t"), enrolled.proves(&name, "u")), (Some(false), Some(true)));
         assert_eq!(enrolled.join(&of("secret"), &edge, of("t"), 4), Err(InvitationError::Used));
         assert!(enrolled.revoke(&edge) && !enrolled.revoke(&edge));
-        assert_eq!(enrolled.proves(&edge, "u"), None);
+        assert_eq!(enrolled.proves(&name, "u"), None);
         assert_eq!(
             enrolled.join(&of("second"), &edge, of("u"), 5),
             Err(InvitationError::Used),
@@ -440,7 +492,7 @@ mod tests {
     #[test]
     fn a_newer_invitation_replaces_an_open_one_and_revoking_removes_it() {
         let mut enrolled = invited();
-        let edge = node("edge7");
+        let edge = subject("edge7");
         enrolled.invite(of("second"), &edge, 1000, 0).unwrap();
         assert_eq!(enrolled.join(&of("secret"), &edge, of("t"), 1), Err(InvitationError::Unknown));
         assert!(enrolled.revoke(&edge));
@@ -448,20 +500,117 @@ mod tests {
     }
 
     #[test]
+    fn each_invitation_of_a_user_admits_one_device_and_never_a_node() {
+        let mut enrolled = invited();
+        for secret in ["first", "second", "third"] {
+            enrolled.invite(of(secret), &subject("alice/"), 1000, 0).unwrap();
+        }
+        let [laptop, desk] = [subject("alice/laptop"), subject("alice/desk")];
+        for (secret, other) in
+            [("first", "alice"), ("first", "bob/laptop"), ("first", "Alice/laptop"), ("secret", "edge7/x")]
+        {
+            let joined = enrolled.join(&of(secret), &subject(other), of("t"), 1);
+            assert_eq!(joined, Err(InvitationError::OtherSubject), "{other}");
+        }
+        assert_eq!(enrolled.join(&of("first"), &laptop, of("t"), 1), Ok(true));
+        assert_eq!(enrolled.join(&of("first"), &laptop, of("t"), 2), Ok(false), "its response was lost");
+        assert_eq!(enrolled.join(&of("first"), &desk, of("t"), 2), Err(InvitationError::Used));
+        assert_eq!(enrolled.join(&of("second"), &laptop, of("u"), 2), Err(InvitationError::DeviceTaken));
+        assert_eq!(enrolled.join(&of("second"), &desk, of("u"), 2), Ok(true));
+        assert_eq!(
+            enrolled.join(&of("third"), &subject("alice/new"), of("v"), 1000),
+            Err(InvitationError::Expired)
+        );
+
+        let (alice, device) = ("alice".parse().unwrap(), |name: &str| name.parse().unwrap());
+        assert!(enrolled.proves_device(&alice, &device("LAPTOP"), "t"), "devices are DNS labels");
+        for (user, name, token) in [
+            ("alice", "laptop", "u"),
+            ("alice", "none", "t"),
+            ("Alice", "laptop", "t"),
+            ("edge7", "laptop", "t"),
+        ] {
+            assert!(!enrolled.proves_device(&user.parse().unwrap(), &device(name), token), "{user}/{name}");
+        }
+        assert_eq!(enrolled.proves(&node("alice"), "t"), None);
+        assert!(enrolled.joined().is_empty(), "devices are no nodes");
+    }
+
+    #[test]
+    fn a_device_or_a_user_with_all_devices_is_revoked_and_others_are_kept() {
+        let mut enrolled = invited();
+        let all = ["alice/laptop", "alice/desk", "alice-2/laptop", "edge7"].map(subject);
+        enrolled.join(&of("secret"), &all[3], of("n"), 1).unwrap();
+        for (n, device) in all[..3].iter().enumerate() {
+            enrolled.invite(of(&n.to_string()), &device.invitee(), 1000, 0).unwrap();
+            enrolled.join(&of(&n.to_string()), device, of("t"), 1).unwrap();
+        }
+        enrolled.invite(of("early"), &subject("alice/"), 1500, 0).unwrap();
+        enrolled.invite(of("late"), &subject("alice/"), 2000, 0).unwrap();
+        let enrolment = |user: &str, device: Option<&str>, invited_until| Enrolled {
+            user: Some(user.to_owned()),
+            device: device.map(str::to_owned),
+            joined: device.is_some(),
+            invited_until,
+            ..Enrolled::default()
+        };
+        let edge7 = Enrolled { node: Some("edge7".to_owned()), joined: true, ..Enrolled::default() };
+        let listed = enrolled.list(2);
+        let expected = [
+            enrolment("alice-2", Some("laptop"), None),
+            enrolment("alice", None, Some(2000)),
+            enrolment("alice", Some("desk"), None),
+            enrolment("alice", Some("laptop"), None),
+            edge7.clone(),
+        ];
+        assert_eq!(listed, expected);
+
+        let before = enrolled.clone();
+        assert!(enrolled.revoke(&all[0]) && !enrolled.revoke(&all[0]));
+        let lost = |client: &str| client.parse::<ClientName>().unwrap();
+        assert_eq!(enrolled.devices_revoked_since(&before), [lost("alice/laptop")]);
+        assert_eq!(enrolled.list(2)[1], expected[1], "the user may join with another device");
+        assert_eq!(
+            enrolled.join(&of("0"), &all[0], of("t"), 2),
+            Err(InvitationError::Used),
+            "it was revoked"
+        );
+        assert!(enrolled.revoke(&subject("alice/")) && !enrolled.revoke(&subject("alice/")));
+        assert_eq!(enrolled.devices_revoked_since(&before), [lost("alice/desk"), lost("alice/laptop")]);
+        assert_eq!(enrolled.join(&of("late"), &all[0], of("t"), 2), Err(InvitationError::Unknown));
+        assert_eq!(enrolled.list(2), [expected[0].clone(), edge7]);
+
+        // Another token under the same name is another device.
+        let other =
+            Enrolments { tokens: [("alice-2/laptop".to_owned(), of("u"))].into(), ..Enrolments::default() };
+        assert_eq!(other.devices_revoked_since(&enrolled), [lost("alice-2/laptop")]);
+    }
+
+    #[test]
+    fn unknown_fields_of_invitations_survive_a_change() {
+        let text = br#"{"invitations":{"h":{"node":"shop-*","until":9000,"uses":500,"nodes":{"shop-1":"k"}}},"tokens":{}}"#;
+        let mut enrolled = Enrolments::parse(text).unwrap();
+        enrolled.invite(of("secret"), &subject("alice/"), 1000, 0).unwrap();
+        let written: serde_json::Value = serde_json::from_slice(&enrolled.to_text()).unwrap();
+        let read: serde_json::Value = serde_json::from_slice(text).unwrap();
+        assert_eq!(written["invitations"]["h"], read["invitations"]["h"]);
+    }
+
+    #[test]
     fn open_invitations_are_limited_and_expired_ones_are_kept_for_a_day() {
         let mut enrolled = invited();
         for n in 1..MAX_OPEN {
-            enrolled.invite(of(&n.to_string()), &node(&format!("n{n}")), 1000, 0).unwrap();
+            enrolled.invite(of(&n.to_string()), &subject(&format!("n{n}")), 1000, 0).unwrap();
         }
-        assert_eq!(enrolled.invite(of("more"), &node("more"), 1000, 0), Err(TooManyInvitations));
-        enrolled.invite(of("later"), &node("later"), 100_000, 1000 + EXPIRED_RETENTION).unwrap();
+        assert_eq!(enrolled.invite(of("more"), &subject("more"), 1000, 0), Err(TooManyInvitations));
+        enrolled.invite(of("later"), &subject("later"), 100_000, 1000 + EXPIRED_RETENTION).unwrap();
         assert_eq!(enrolled.invitations.len(), 1);
     }
 
     #[test]
     fn the_enrolment_state_reads_back_as_written_and_contains_no_secret() {
         let mut enrolled = invited();
-        enrolled.join(&of("secret"), &node("edge7"), of("token"), 1).unwrap();
+        enrolled.join(&of("secret"), &subject("edge7"), of("token"), 1).unwrap();
         let text = enrolled.to_text();
         assert_eq!(Enrolments::parse(&text), Ok(enrolled));
         let text = String::from_utf8(text).unwrap();

@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use futures_util::future::BoxFuture;
 
 use crate::invitations::store::{FileSharedState, Revision};
+use tunnel_base::names::NodeName;
 use tunnel_net::pki::CertificateAuthority;
 
 use super::*;
@@ -76,7 +77,11 @@ async fn a_revocation_whose_response_was_lost_is_not_reported_as_without_effect(
     }
 }
 
-fn node() -> NodeName {
+fn node() -> Subject {
+    "edge7".parse().unwrap()
+}
+
+fn name() -> NodeName {
     "edge7".parse().unwrap()
 }
 
@@ -105,7 +110,7 @@ async fn exactly_one_of_ten_concurrent_joins_with_one_invitation_succeeds() {
     }
     for server in &servers {
         server.read_store().await.unwrap();
-        assert_eq!(server.known().proves(&node(), &token(winners[0])), Some(true));
+        assert_eq!(server.known().proves(&name(), &token(winners[0])), Some(true));
         // A node that lost the response repeats its request at any server.
         server.join(FROM, &secret, "edge7", &token(winners[0])).await.unwrap();
     }
@@ -151,7 +156,13 @@ async fn wrong_codes_read_the_store_once_a_second_and_exclude_no_right_one() {
 async fn malformed_joins_and_unusable_stores_have_different_errors() {
     let place = tempfile::tempdir().unwrap();
     let servers = servers(place.path(), 1);
-    for (node, token) in [("a b", token(1)), ("edge7", "short".to_owned()), ("edge7", "a:".repeat(20))] {
+    for (node, token) in [
+        ("a b", token(1)),
+        ("alice/", token(1)),
+        ("alice/b/c", token(1)),
+        ("edge7", "short".to_owned()),
+        ("edge7", "a:".repeat(20)),
+    ] {
         let outcome = servers[0].join(FROM, "secret", node, &token).await.unwrap_err();
         assert!(matches!(outcome, JoinRefusal::Malformed(_)), "{outcome}");
     }
@@ -172,5 +183,5 @@ async fn an_emptied_store_revokes_no_node_and_accepts_no_invitation() {
     std::fs::remove_file(place.path().join("enrolled")).unwrap();
     assert!(servers[0].read_store().await.unwrap_err().to_string().contains("the store is empty"));
     assert!(servers[0].invite(&node(), HOUR, "test").await.is_err());
-    assert_eq!(servers[0].known().proves(&node(), &token(1)), Some(true));
+    assert_eq!(servers[0].known().proves(&name(), &token(1)), Some(true));
 }

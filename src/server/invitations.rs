@@ -1,9 +1,9 @@
-//! Nodes that join by invitation, as configured in `[server.invitations]`.
+//! Nodes and devices that join by invitation, as configured in `[server.invitations]`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tracing::{info_span, warn};
+use tracing::{info, info_span, warn};
 
 use crate::admin::readiness::Readiness;
 use crate::config::server::invitations::InvitationStore;
@@ -16,6 +16,7 @@ use crate::server::config_files::ServerFiles;
 use crate::server::registry::etcd_access;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging;
+use tunnel_base::names::ClientName;
 use tunnel_link::grpc::enrol::{EnrolMethod, EnrolRequest, JoinParams};
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::{ErrorCode, SessionError};
@@ -64,7 +65,33 @@ pub(crate) async fn joined(
     Some(read.and_then(|read| Ok(Enrolments::parse(&read.text)?.joined())))
 }
 
-/// Authorizes an enrolment request from a caller that is not a node yet, in its own task.
+/// Ends the links of each device whose token is revoked at any server, until draining starts.
+pub(crate) async fn watch_devices(
+    enrolment: Arc<SharedEnrolments>,
+    shared: Arc<ServerContext>,
+    drain: Drain,
+) {
+    let mut changes = enrolment.changes();
+    let mut before = enrolment.known();
+    loop {
+        tokio::select! {
+            biased;
+            () = drain.draining() => return,
+            // The channel never closes: `enrolment` holds its sender.
+            _ = changes.changed() => {}
+        }
+        let known = enrolment.known();
+        known.devices_revoked_since(&before).iter().for_each(|client| close_links(&shared, client));
+        before = known;
+    }
+}
+
+/// Ends the links and sessions of a user's device.
+fn close_links(_shared: &ServerContext, client: &ClientName) {
+    info!(user = %client.user, device = %client.device, "token of a user's device revoked");
+}
+
+/// Authorizes an enrolment request from a caller that has not joined yet, in its own task.
 pub(crate) fn spawn(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
     let (links, span) =
         (shared.link_context.drain.clone(), info_span!("enrol", remote_addr = %enrol_request.from));
@@ -83,12 +110,12 @@ async fn judge(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
         return enrol_request.refuse(SessionError::new(ErrorCode::Overloaded, "this server is stopping"));
     }
     let from = enrol_request.from.ip();
-    if let EnrolMethod::Join(JoinParams { secret, node, token }) = &enrol_request.wish
-        && let Err(why) = enrolment.join(from, secret, node, token).await
+    if let EnrolMethod::Join(JoinParams { secret, name, token }) = &enrol_request.wish
+        && let Err(why) = enrolment.join(from, secret, name, token).await
     {
         refused.count("invitation");
         if shared.link_context.metrics.refusals.may_log("invitation", from) {
-            warn!(remote_addr = %from, node = logging::printable(node), reason = %why, "join rejected");
+            warn!(remote_addr = %from, name = logging::printable(name), reason = %why, "join rejected");
         }
         let code =
             if matches!(why, JoinRefusal::Later(_)) { ErrorCode::Overloaded } else { ErrorCode::NotAllowed };

@@ -283,7 +283,7 @@ async fn world_readable_secrets_are_reported() {
 #[tokio::test]
 async fn a_server_that_publishes_nothing_has_no_error_in_dns_and_invited_nodes_are_counted() {
     let place = TestDir::new();
-    let joined = place.file("joined", r#"{"tokens":{"edge1":"a","edge2":"b"}}"#);
+    let joined = place.file("joined", r#"{"tokens":{"edge1":"a","edge2":"b","alice/laptop":"c"}}"#);
     let dns = servers::Dns::start(servers::DnsScript::NoSuchName).await;
     let tables = format!(
         "[server.dns]\npublish = \"none\"\nresolvers = [\"{}\"]\n[server.invitations]\nstore = \"file\"\nfile = \"{}\"\n",

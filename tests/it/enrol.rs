@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser as _;
+use tunnel::command::client::{ClientCredentials, ClientLinks};
 use tunnel::command::invitations::{self, InvitationsArgs, InvitationsCommand, JoinArgs};
 use tunnel::command::token::{self, TokenCommand};
 use tunnel::command::{Args, Command, CommandError, Format};
 use tunnel::config::Environment;
 use tunnel::invitations::InvitationCode;
+use tunnel_base::names::ClientName;
 
 use crate::support::clients::assert_echo;
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, start_edge};
@@ -59,7 +61,39 @@ fn line(server: impl std::fmt::Display, code: &str, to: &Path) -> JoinArgs {
 }
 
 async fn join(server: SocketAddr, code: &str, to: &Path) -> Result<String, CommandError> {
-    invitations::run(&line(server, code, to), &Environment::default(), std::io::empty()).await
+    invitations::run(&line(server, code, to), |_| None, std::io::empty()).await
+}
+
+/// Joins as a device of a user whose home is that folder's `device`. Returns the links that were written there.
+pub(crate) async fn join_as_user(
+    place: &TestDir,
+    server: SocketAddr,
+    code: &str,
+    device: &str,
+) -> Result<ClientLinks, CommandError> {
+    let server = server.to_string();
+    let line = ["tunnel", "join", "--user", &server, "--tls-server-name", NAME];
+    let line = line.into_iter().chain(["--invitation", "-", "--device", device]);
+    let Command::Join(join_args) = Args::parse_from(line).command else { panic!("not a join") };
+    let home = place.path().join(device).to_str().unwrap().to_owned();
+    let variable = |name: &str| (name == "XDG_CONFIG_HOME").then(|| home.clone());
+    invitations::run(&join_args, variable, format!("{code}\n").as_bytes()).await?;
+    Ok(ClientLinks::read(variable).unwrap().unwrap())
+}
+
+/// Returns a user's code, created at a server.
+async fn invited_user(server: &TestServer, user: &str, lasting: Duration) -> String {
+    let enrolment = server.server.enrolment.as_ref().unwrap();
+    let user = format!("{user}/").parse().unwrap();
+    enrolment.invite(&user, lasting, "test").await.unwrap().code.to_string()
+}
+
+/// Returns true if the server accepts this proof of a user's device.
+fn is_proven(server: &TestServer, client: &str, links: &ClientLinks) -> bool {
+    let ClientCredentials::Token { token, .. } = &links.credentials else { panic!("{links:?}") };
+    let ClientName { user, device } = client.parse().unwrap();
+    let known = server.server.enrolment.as_ref().unwrap().known();
+    known.proves_device(&user, &device, token.reveal())
 }
 
 /// Returns the config that was written, with a free log port.
@@ -117,7 +151,7 @@ async fn an_invitation_is_read_from_a_file_or_from_stdin() {
     let at = servers[0].server.bound.grpc;
     let join = |from: &str, stdin: String, to: &str| {
         let join_args = line(at, from, &place.path().join(to));
-        async move { invitations::run(&join_args, &Environment::default(), stdin.as_bytes()).await }
+        async move { invitations::run(&join_args, |_| None, stdin.as_bytes()).await }
     };
     let output = join("-", invited(&servers[0]).await + "\n", "stdin").await.unwrap();
     assert!(output.starts_with("edge7 has joined"), "{output}");
@@ -146,7 +180,7 @@ async fn enrolled_nodes_are_listed_and_revoked() {
     join(server.server.bound.grpc, &code, &place.path().join("etc")).await.unwrap();
     let output = run(InvitationsCommand::List { output: Format::Json }).await.unwrap();
     assert_eq!(output.trim(), r#"[{"node":"edge7","joined":true}]"#);
-    let revoke = || run(InvitationsCommand::Revoke { node: "edge7".parse().unwrap() });
+    let revoke = || run(InvitationsCommand::Revoke { node: "edge7".parse().ok(), user: None, device: None });
     let output = revoke().await.unwrap();
     assert!(output.contains("tunnel invite --node edge7"), "{output}");
     let none = revoke().await.unwrap_err();
@@ -162,7 +196,7 @@ async fn a_revoked_node_joins_again_after_the_commands_that_revoke_prints() {
     let (at, to) = (server.server.bound.grpc, place.path().join("etc"));
     for _ in 0..2 {
         join(at, &invited(&server).await, &to).await.unwrap();
-        let command = InvitationsCommand::Revoke { node: "edge7".parse().unwrap() };
+        let command = InvitationsCommand::Revoke { node: "edge7".parse().ok(), user: None, device: None };
         let command_args = InvitationsArgs { command, socket: Some(path.clone()) };
         let output = invitations::manage(command_args, &Environment::default()).await.unwrap();
         let clean_up = output.lines().find(|line| line.contains("cd /etc/tunnel")).unwrap();
@@ -272,7 +306,7 @@ async fn a_name_that_is_not_in_the_certificate_is_reported_with_a_hint() {
     let to = place.path().join("etc");
     let mut args = line(servers[0].server.bound.grpc, &invited(&servers[0]).await, &to);
     args.tls_server_name = None;
-    let output = invitations::run(&args, &Environment::default(), std::io::empty()).await.unwrap_err();
+    let output = invitations::run(&args, |_| None, std::io::empty()).await.unwrap_err();
     assert!(
         output.code == 69 && output.text.contains("set --tls-server-name to a name in the certificate"),
         "{output}"
@@ -293,4 +327,151 @@ async fn a_revoked_node_loses_its_link_at_every_server() {
     assert!(servers[1].server.enrolment.as_ref().unwrap().revoke(&node, "test").await.unwrap());
     pause_time();
     wait_within(Duration::from_secs(60), "its link is closed", || servers[0].link("edge7").is_none()).await;
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+#[tokio::test]
+async fn devices_of_a_user_join_at_any_server_and_a_revoked_one_is_proven_at_none_within_ten_seconds() {
+    let place = TestDir::new();
+    let servers = cloud(&place, 2);
+    let codes =
+        [invited_user(&servers[0], "alice", HOUR).await, invited_user(&servers[1], "alice", HOUR).await];
+    let at = servers[1].server.bound.grpc;
+    let laptop = join_as_user(&place, at, &codes[0], "laptop").await.unwrap();
+    let desk = join_as_user(&place, at, &codes[1], "desk").await.unwrap();
+    let dir = place.path().join("laptop/tunnel");
+    for (path, mode) in [("", 0o700), ("client.toml", 0o600), ("ca.crt", 0o600)] {
+        let found = std::fs::metadata(dir.join(path)).unwrap().permissions().mode() & 0o777;
+        assert_eq!(found, mode, "{path}");
+    }
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 2, "nothing else is left");
+    assert_eq!(std::fs::read(dir.join("ca.crt")).unwrap(), std::fs::read(&place.files.ca).unwrap());
+    assert_eq!((&laptop.servers[..], laptop.device.as_str()), (&[at.into()][..], "laptop"));
+    let ClientCredentials::Token { user, token } = &laptop.credentials else { panic!("{laptop:?}") };
+    assert_eq!((user.as_str(), token.reveal().len()), ("alice", 64));
+    assert!(std::fs::read_to_string(place.path().join("enrolled")).unwrap().contains("alice/laptop"));
+
+    let first = servers[0].server.enrolment.as_ref().unwrap();
+    assert!(first.refresh().await);
+    for server in &servers {
+        let proven =
+            [("alice/laptop", &laptop), ("alice/desk", &desk), ("alice/desk", &laptop), ("bob/desk", &desk)];
+        let proven = proven.map(|(client, links)| is_proven(server, client, links));
+        assert_eq!(proven, [true, true, false, false]);
+    }
+    pause_time();
+    let gone = async |client, links| {
+        let is_gone = || !is_proven(&servers[1], client, links);
+        wait_within(Duration::from_secs(10), "the other server has read it", is_gone).await;
+    };
+    assert!(first.revoke(&"alice/laptop".parse().unwrap(), "test").await.unwrap());
+    gone("alice/laptop", &laptop).await;
+    assert!(is_proven(&servers[1], "alice/desk", &desk), "only one device was revoked");
+    assert!(first.revoke(&"alice/".parse().unwrap(), "test").await.unwrap());
+    gone("alice/desk", &desk).await;
+}
+
+#[tokio::test]
+async fn an_invitation_of_a_user_is_refused_with_its_reason_and_leaves_no_files() {
+    let place = TestDir::new();
+    let servers = cloud(&place, 2);
+    let [first, second] = [0, 1].map(|n| servers[n].server.bound.grpc);
+    let used = invited_user(&servers[0], "alice", HOUR).await;
+    join_as_user(&place, first, &used, "laptop").await.unwrap();
+    let open = invited_user(&servers[0], "alice", HOUR).await;
+    let expired = invited_user(&servers[0], "alice", Duration::ZERO).await;
+    let pin = open.parse::<InvitationCode>().unwrap().pin();
+    let guess = InvitationCode::random(pin, "alice/".parse().unwrap()).to_string();
+    let node = invited(&servers[0]).await;
+    for (code, expected) in [
+        (used, "has been used already"),
+        (expired, "has expired"),
+        (guess, "there is no such invitation"),
+        (open.replace(".alice/", ".bob/"), "is for another node or user"),
+        (node.replace(".edge7", ".edge7/"), "is for another node or user"),
+    ] {
+        let refused = join_as_user(&place, second, &code, "other").await.unwrap_err();
+        assert!(refused.code == 77 && refused.text.contains(expected), "{refused}");
+        assert!(!place.path().join("other/tunnel").exists(), "{expected}");
+    }
+    // A second machine of that name: the invitation stays valid.
+    let taken = servers[1].server.enrolment.as_ref().unwrap();
+    let secret = open.parse::<InvitationCode>().unwrap().secret();
+    let refused =
+        taken.join([127, 0, 0, 1].into(), &secret, "alice/laptop", &"b".repeat(64)).await.unwrap_err();
+    assert!(refused.to_string().contains("has a device of this name; set another --device"), "{refused}");
+    // The other kind of join.
+    let refused = join(second, &open, &place.path().join("etc")).await.unwrap_err();
+    assert!(refused.code == 64 && refused.text.contains("it is for user alice"), "{refused}");
+    let refused = join_as_user(&place, second, &node, "other").await.unwrap_err();
+    assert!(refused.code == 64 && refused.text.contains("the invitation is for node edge7"), "{refused}");
+    let as_node =
+        join(second, &open.replace(".alice/", ".alice"), &place.path().join("etc")).await.unwrap_err();
+    assert!(as_node.code == 77 && as_node.text.contains("is for another node or user"), "{as_node}");
+    assert!(!place.path().join("etc").exists());
+
+    let theirs = place.path().join("other/tunnel");
+    std::fs::create_dir_all(&theirs).unwrap();
+    std::fs::write(theirs.join("client.toml"), "server = \"a:1\"\n").unwrap();
+    let kept = join_as_user(&place, second, &open, "other").await.unwrap_err();
+    assert!(kept.code == 73 && kept.text.contains("nothing is overwritten"), "{kept}");
+    std::fs::remove_dir_all(&theirs).unwrap();
+    join_as_user(&place, second, &open, "other").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_users_join_without_its_response_is_repeated_with_the_same_token() {
+    let place = TestDir::new();
+    let servers = cloud(&place, 2);
+    let code = invited_user(&servers[0], "alice", HOUR).await;
+    // The state after the server has admitted the device and died: the token is there, but no CA.
+    let unfinished = place.path().join("laptop/tunnel/.unfinished");
+    std::fs::create_dir_all(&unfinished).unwrap();
+    let token = "a".repeat(64);
+    std::fs::write(unfinished.join("client.toml"), format!("token = \"{token}\"\n")).unwrap();
+    let secret = code.parse::<InvitationCode>().unwrap().secret();
+    let died = servers[0].server.enrolment.as_ref().unwrap();
+    died.join([127, 0, 0, 1].into(), &secret, "alice/laptop", &token).await.unwrap();
+    let links = join_as_user(&place, servers[1].server.bound.grpc, &code, "laptop").await.unwrap();
+    assert!(is_proven(&servers[1], "alice/laptop", &links));
+}
+
+#[tokio::test]
+async fn a_user_is_invited_listed_and_revoked_by_one_command_each() {
+    let place = TestDir::new();
+    let (server, path) = with_socket(&place);
+    let run = async |line: &str| {
+        let words = ["tunnel"].into_iter().chain(line.split(' ')).chain(["--socket", path.to_str().unwrap()]);
+        match Args::parse_from(words).command {
+            Command::Invite(invite_args) => invitations::invite(invite_args, &Environment::default()).await,
+            Command::Invitations(more) => invitations::manage(more, &Environment::default()).await,
+            other => panic!("{other:?}"),
+        }
+    };
+    let output = run("invite --user alice --nodes edge-*,edge7 --ports 22,443 --expires 2h").await.unwrap();
+    assert!(output.contains("on a machine of alice, within 2 h"), "{output}");
+    let rule = "[server.clients]\n  rules = [{ users = [\"alice\"], nodes = [\"edge-*\", \"edge7\"], ports = [22, 443] }]\n";
+    assert!(output.contains(rule), "{output}");
+    let command = output.lines().find(|line| line.contains("echo ")).unwrap();
+    let (code, join) = command.trim().strip_prefix("echo ").unwrap().split_once(" | ").unwrap();
+    assert!(join.starts_with("tunnel join --user ") && join.ends_with(" --invitation -"), "{join}");
+    let output = run("invite --user alice").await.unwrap();
+    assert!(output.contains("nodes = [\"NODE\"], ports = [22] }"), "an example permits nothing: {output}");
+    join_as_user(&place, server.server.bound.grpc, code, "laptop").await.unwrap();
+
+    let output = run("invitations list").await.unwrap();
+    let rows: Vec<_> = output.lines().skip_while(|line| !line.starts_with("USER")).collect();
+    assert!(rows[1].starts_with("alice  -       ") && rows[1].ends_with("left"), "{output}");
+    assert_eq!(rows[2].split_whitespace().collect::<Vec<_>>(), ["alice", "laptop", "-"], "{output}");
+    let output = run("invitations list -o json").await.unwrap();
+    assert!(output.contains(r#"{"user":"alice","device":"laptop","joined":true}"#), "{output}");
+    let output = run("invitations revoke --user alice --device laptop").await.unwrap();
+    assert!(output.contains("tunnel invite --user alice") && output.contains("client.toml"), "{output}");
+    assert!(run("invitations list").await.unwrap().contains("left"), "the open invitation stays");
+    let output = run("invitations revoke --user alice").await.unwrap();
+    assert!(output.contains("Rules that name alice remain"), "{output}");
+    let none = run("invitations revoke --user alice").await.unwrap_err();
+    assert!(none.code == 77 && none.text.contains("alice/ has not joined by an invitation"), "{none}");
+    assert_eq!(run("invitations list -o json").await.unwrap().trim(), "[]");
 }

@@ -325,7 +325,7 @@ async fn a_forged_admin_socket_cannot_inject_a_command_into_an_invitation() {
     let place = TestDir::new();
     let (socket, answers) = forged_admin_socket(&place);
     let code = |node: &str| InvitationCode::random([7; 16], node.parse().unwrap()).to_string();
-    let (right, other) = (code("node1"), code("node2"));
+    let (right, other, user) = (code("node1"), code("node2"), code("node1/"));
     let run = async |code: &str, cloud: &str| {
         answers.send_replace(format!(r#"{{"code": {code:?}, "until": 1, "cloud": {cloud:?}}}"#));
         let line = ["tunnel", "invite", "--node", "node1", "--socket", socket.to_str().unwrap()];
@@ -343,6 +343,7 @@ async fn a_forged_admin_socket_cannot_inject_a_command_into_an_invitation() {
         (&right, "$(id):9000"),
         (&right, "a b:9000"),
         (&other, "tunnel.test:9000"),
+        (&user, "tunnel.test:9000"),
         (&format!("{right}\n id"), "tunnel.test:9000"),
     ] {
         let output = run(code, cloud).await.unwrap_err();

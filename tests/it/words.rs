@@ -10,11 +10,14 @@ use bytes::{BufMut, BytesMut};
 use tracing::Dispatch;
 use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::layer::SubscriberExt as _;
+use tunnel::command::client::ClientCredentials;
+use tunnel::invitations::subject::Subject;
 use tunnel_base::logging::LogLevel;
-use tunnel_base::names::Instance;
+use tunnel_base::names::{Instance, NodeName};
 use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
 use tunnel_proto::hello::Hello;
 
+use crate::enrol::join_as_user;
 use crate::http_proxy::site;
 use crate::support::clients::{assert_reset, get, send_request};
 use crate::support::programs::{TOKEN, TestDir, TestServer, edge};
@@ -201,12 +204,22 @@ async fn no_log_level_contains_a_secret() {
     );
     assert_eq!(send_request(server.port("http_proxy"), &head).await.status, 200);
     let enrolment = server.server.enrolment.as_ref().unwrap();
-    let node = "node3".parse().unwrap();
-    let code = enrolment.invite(&node, Duration::from_secs(60), "test").await.unwrap().code;
+    let node: NodeName = "node3".parse().unwrap();
+    let hour = Duration::from_secs(3600);
+    let code = enrolment.invite(&Subject::Node(node.clone()), hour, "test").await.unwrap().code;
     let (joined, grpc) = ("JOINEDTOKEN".repeat(3), server.server.bound.grpc);
     enrolment.join([127, 0, 0, 1].into(), &code.secret(), "node3", &joined).await.unwrap();
     let headers = Hello::edge_request(&node, &joined, Instance::random());
     let _node3 = remote::dial(&place, grpc, headers, "node3").await.unwrap();
+    let alice = enrolment.invite(&"alice/".parse().unwrap(), hour, "test").await.unwrap().code;
+    let ClientCredentials::Token { token, .. } =
+        join_as_user(&place, grpc, &alice.to_string(), "laptop").await.unwrap().credentials
+    else {
+        panic!("a token was made")
+    };
+    enrolment.revoke(&"alice/laptop".parse().unwrap(), "test").await.unwrap();
+    wait_until("the server ends the device's links", || lines.count("token of a user's device revoked") == 1)
+        .await;
     let text = lines.text();
     assert!(text.contains("TRACE") && text.contains("node3") && text.contains(" h2::"), "{text}");
     let (topic, digits) = (id.topic(), id.topic().replace('-', ""));
@@ -224,6 +237,9 @@ async fn no_log_level_contains_a_secret() {
         "QUERY",
         &joined,
         &code.to_string(),
+        &alice.to_string(),
+        &alice.secret(),
+        token.reveal(),
         &topic[8..],
         &digits[8..],
     ];

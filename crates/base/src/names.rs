@@ -1,4 +1,4 @@
-//! Names from outside, parsed once and trusted afterwards: nodes, sessions, processes, targets.
+//! Names from outside, parsed once and trusted afterwards: nodes, users and their devices, sessions, processes, targets.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -13,6 +13,23 @@ use std::sync::Arc;
 /// case, like DNS. Cheap to clone.
 #[derive(Clone, Eq)]
 pub struct NodeName(Arc<str>);
+
+/// A user's name. Comparison respects case, as in access rules and users files. Cheap to clone.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct UserName(Arc<str>);
+
+/// The name of one of a user's machines: a DNS label, in lower case. Cheap to clone.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceName(Arc<str>);
+
+/// A machine of a user, `USER/DEVICE`. No node's name has a slash, so neither can be taken for the other.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClientName {
+    /// The user.
+    pub user: UserName,
+    /// The machine.
+    pub device: DeviceName,
+}
 
 /// A session's ID: 16 random bytes, a version 4 UUID on the wire.
 ///
@@ -49,6 +66,16 @@ pub enum NameError {
     /// Not a DNS-like name of letters, digits, `-`, `_` and `.`.
     #[error("{0:?} is not a name; expected 1 to 253 letters, digits, '-', '_' or '.'")]
     Name(String),
+    /// Not a user's name.
+    #[error(
+        "{0:?} is not a user; expected 1 to 63 letters, digits, '-', '_', '.', '@' or '+', the first a letter or digit"
+    )]
+    User(String),
+    /// Not a label of DNS.
+    #[error(
+        "{0:?} is not a device; expected 1 to 63 letters, digits or '-', the first and last a letter or digit"
+    )]
+    Device(String),
     /// A name that no node may have, because it has another meaning in token files, rules or frames.
     #[error("no node can have the name {0:?}, which has a meaning of its own; choose another name")]
     Reserved(String),
@@ -110,6 +137,20 @@ impl NodeName {
     /// Returns true if a host in a target at this node means the node itself: its name, or `localhost`.
     pub fn matches_host(&self, host: &Host) -> bool {
         host.is_localhost() || matches!(host, Host::Name(name) if name.eq_ignore_ascii_case(&self.0))
+    }
+}
+
+impl UserName {
+    /// Returns the name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl DeviceName {
+    /// Returns the name.
+    pub fn as_str(&self) -> &str {
+        &self.0
     }
 }
 
@@ -194,6 +235,44 @@ impl FromStr for NodeName {
             _ if Self::placeholder(text).is_some() => Err(NameError::Reserved(text.to_owned())),
             _ => Ok(Self(text.into())),
         }
+    }
+}
+
+impl FromStr for UserName {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.@+".contains(&b);
+        // A leading dash would be parsed as an option in command lines.
+        let starts_well = text.starts_with(|c: char| c.is_ascii_alphanumeric());
+        if starts_well && text.len() <= MAX_LABEL && text.bytes().all(plain) {
+            Ok(Self(text.into()))
+        } else {
+            Err(NameError::User(excerpt(text)))
+        }
+    }
+}
+
+impl FromStr for DeviceName {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
+        let dashes = text.starts_with('-') || text.ends_with('-');
+        if matches!(text.len(), 1..=MAX_LABEL) && text.bytes().all(plain) && !dashes {
+            Ok(Self(text.to_ascii_lowercase().into()))
+        } else {
+            Err(NameError::Device(excerpt(text)))
+        }
+    }
+}
+
+impl FromStr for ClientName {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let (user, device) = text.split_once('/').ok_or_else(|| NameError::Device(excerpt(text)))?;
+        Ok(Self { user: user.parse()?, device: device.parse()? })
     }
 }
 
@@ -285,6 +364,42 @@ impl fmt::Debug for NodeName {
     }
 }
 
+impl fmt::Display for UserName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for UserName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for ClientName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.user, self.device)
+    }
+}
+
+impl fmt::Debug for ClientName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl fmt::Display for SessionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:08x}", self.0 >> 96)
@@ -352,6 +467,9 @@ fn is_name(text: &str) -> bool {
     matches!(text.len(), 1..=253) && text.bytes().all(plain) && !dots
 }
 
+/// Maximum length in bytes of a label of DNS, and of a user's name.
+const MAX_LABEL: usize = 63;
+
 /// The name that means the dialling machine everywhere.
 const LOCALHOST: &str = "localhost";
 
@@ -407,6 +525,33 @@ mod tests {
         let name: NodeName = "Edge-1".parse().unwrap();
         assert_eq!(name, "edge-1".parse().unwrap());
         assert_eq!(name.as_str(), "Edge-1");
+    }
+
+    #[test]
+    fn names_of_users_and_devices_are_plain_words_without_a_slash() {
+        let long = "a".repeat(63);
+        for user in ["alice", "Alice.B", "alice@example.org", "7", "a+b_c-d", &long] {
+            assert_eq!(user.parse::<UserName>().unwrap().as_str(), user);
+        }
+        for bad in ["", "-a", ".a", "a/b", "a:b", "a*", "a b", "a\"b", "a\n", "\u{e4}", &format!("{long}a")] {
+            assert!(bad.parse::<UserName>().unwrap_err().to_string().contains("is not a user"), "{bad}");
+        }
+        assert_eq!("LapTop-1".parse::<DeviceName>().unwrap().as_str(), "laptop-1");
+        assert!(long.parse::<DeviceName>().is_ok());
+        for bad in ["", "-a", "a-", "a.b", "a_b", "a/b", "a b", &format!("{long}a")] {
+            assert!(bad.parse::<DeviceName>().unwrap_err().to_string().contains("is not a device"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_client_is_a_user_and_a_device_and_never_a_node() {
+        for (text, shown) in [("alice/laptop", "alice/laptop"), ("A@b.example/Lap-2", "A@b.example/lap-2")] {
+            assert_eq!(text.parse::<ClientName>().unwrap().to_string(), shown);
+            assert!(text.parse::<NodeName>().is_err(), "{text}");
+        }
+        for bad in ["alice", "/laptop", "alice/", "a/b/c"] {
+            assert!(bad.parse::<ClientName>().is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub struct TlsClientConfig {
 }
 
 /// The PEM files of a certificate chain (leaf first) and its key. Both may be the same file.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// The chain.
     pub cert: PathBuf,

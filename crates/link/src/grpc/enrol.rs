@@ -1,4 +1,4 @@
-//! The calls that turn a machine with an invitation into a node: both ends.
+//! The calls that turn a machine with an invitation into a node, or a device of a user: both ends.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -25,7 +25,7 @@ use tunnel_proto::frame::{ErrorCode, SessionError};
 #[rustfmt::skip]
 pub(crate) mod wire;
 
-/// A request to a server from a machine that is not a node yet. Dropping it rejects it.
+/// A request to a server from a machine that has not joined yet. Dropping it rejects it.
 #[derive(Debug)]
 #[must_use = "dropping a request rejects it"]
 pub struct EnrolRequest {
@@ -41,7 +41,7 @@ pub struct EnrolRequest {
 pub enum EnrolMethod {
     /// Returns the CA of the servers' certificates.
     Ca,
-    /// Joins as a node.
+    /// Joins as a node or device.
     Join(JoinParams),
 }
 
@@ -50,9 +50,9 @@ pub enum EnrolMethod {
 pub struct JoinParams {
     /// The secret of the invitation.
     pub secret: String,
-    /// The node's name.
-    pub node: String,
-    /// The token with which the node will authenticate.
+    /// The node's name, or `USER/DEVICE`.
+    pub name: String,
+    /// The token with which it will authenticate.
     pub token: String,
 }
 
@@ -87,7 +87,7 @@ impl EnrolRequest {
 
 impl std::fmt::Debug for JoinParams {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("JoinParams").field("node", &self.node).finish_non_exhaustive()
+        f.debug_struct("JoinParams").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
@@ -147,8 +147,8 @@ impl<F: Fn(EnrolRequest) -> bool + Send + Sync + 'static> Enrol for EnrolHandler
     }
 
     async fn join(&self, request: tonic::Request<JoinRequest>) -> Result<Response<CaReply>, Status> {
-        let JoinRequest { secret, node, token } = request.into_inner();
-        self.ask(EnrolMethod::Join(JoinParams { secret, node, token })).await
+        let JoinRequest { secret, node: name, token } = request.into_inner();
+        self.ask(EnrolMethod::Join(JoinParams { secret, name, token })).await
     }
 }
 
@@ -165,8 +165,8 @@ where
     let mut client = EnrolClient::new(channel).max_decoding_message_size(MAX_BYTES);
     let answer = match wish {
         EnrolMethod::Ca => client.get_ca(GetCaRequest {}).await,
-        EnrolMethod::Join(JoinParams { secret, node, token }) => {
-            client.join(JoinRequest { secret, node, token }).await
+        EnrolMethod::Join(JoinParams { secret, name, token }) => {
+            client.join(JoinRequest { secret, node: name, token }).await
         }
     };
     answer.map(|answer| answer.into_inner().certificates).map_err(|status| {

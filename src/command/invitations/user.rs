@@ -1,0 +1,66 @@
+//! `tunnel join --user`: makes this machine a device of a user, and writes the config of its links.
+
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
+
+use crate::command::CommandError;
+use crate::command::client::{client_file, device_of_this_machine, token_in};
+use crate::command::init::random_token;
+use crate::command::invitations::{JoinArgs, JoinClient};
+use crate::command::output_dir::OutputDir;
+use crate::config::Environment;
+use crate::invitations::InvitationCode;
+use tunnel_base::names::{ClientName, DeviceName, UserName};
+
+/// Joins as a device of the user, and writes the user's `client.toml`. Returns lines for the terminal.
+///
+/// # Errors
+///
+/// Like `tunnel join` of a node.
+pub(super) async fn join(
+    args: &JoinArgs,
+    code: &InvitationCode,
+    user: &UserName,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<String, CommandError> {
+    let device = args.device.clone().map_or_else(device_of_this_machine, Ok)?;
+    let path = client_file(&variable).ok_or_else(|| {
+        CommandError::usage(
+            "set HOME or XDG_CONFIG_HOME to an absolute path; client.toml is written below it",
+        )
+    })?;
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    // The folder itself is created by `OutputDir`. If this fails, that reports it.
+    let _ = dir.parent().map(|above| DirBuilder::new().recursive(true).mode(PRIVATE).create(above));
+    // Local steps that can fail come first, because an invitation can be used only once.
+    let folder = OutputDir::resume(dir, [CLIENT_FILE, CA_FILE].map(str::to_owned))?;
+    let first = client_toml(args, user, &device, &random_token());
+    let token = token_in(&folder.write_once(CLIENT_FILE, &first)?).unwrap_or_else(random_token);
+    folder.rewrite(CLIENT_FILE, &client_toml(args, user, &device, &token))?;
+    let name = ClientName { user: user.clone(), device: device.clone() }.to_string();
+    let env = Environment::read(&variable);
+    JoinClient::new(args, code, name, &token, folder, CA_FILE, &env)?.join(|_| Ok(())).await?;
+    Ok(format!(
+        "this machine has joined as {user}'s device {device}; in {}, for this user only: {CLIENT_FILE}, {CA_FILE}\n\
+         What {user} reaches is set by the rules of [server.clients] in the servers' config.\n",
+        dir.display()
+    ))
+}
+
+/// Returns the text of `client.toml`. Its values need no quoting: their types allow no special characters.
+fn client_toml(args: &JoinArgs, user: &UserName, device: &DeviceName, token: &str) -> String {
+    let JoinArgs { server, tls_server_name, .. } = args;
+    let name =
+        tls_server_name.as_ref().map_or_else(String::new, |name| format!("tls_server_name = \"{name}\"\n"));
+    format!(
+        "# Links of this machine: written by `tunnel join --user`. Contains a secret.\n\
+         servers = [\"{server}\"]\n{name}user = \"{user}\"\ndevice = \"{device}\"\ntoken = \"{token}\"\nca = \"{CA_FILE}\"\n"
+    )
+}
+
+const CLIENT_FILE: &str = "client.toml";
+const CA_FILE: &str = "ca.crt";
+
+/// The mode of folders that only this user may open.
+const PRIVATE: u32 = 0o700;
