@@ -232,9 +232,8 @@ impl SharedEnrolments {
     ///
     /// Fails if the machine has not joined. After a store error it may have joined nevertheless.
     pub async fn join(&self, from: IpAddr, secret: &str, name: &str, token: &str) -> Result<(), JoinRefusal> {
-        let joiner = match name.parse::<Subject>() {
-            Ok(joiner @ (Subject::Node(_) | Subject::Device(_))) => joiner,
-            _ => return Err(JoinRefusal::Malformed("not the name of a node or of a user's device")),
+        let Ok(joiner @ (Subject::Node(_) | Subject::Device(_))) = name.parse::<Subject>() else {
+            return Err(JoinRefusal::Malformed("not the name of a node or of a user's device"));
         };
         let strong = (MIN_TOKEN_BYTES..=MAX_TOKEN_BYTES).contains(&token.len());
         if !strong || !token.bytes().all(|b| b.is_ascii_alphanumeric()) {

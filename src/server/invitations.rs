@@ -81,15 +81,16 @@ pub(crate) async fn watch_devices(
             _ = changes.changed() => {}
         }
         let known = enrolment.known();
-        known.devices_revoked_since(&before).iter().for_each(|client| close_links(&shared, client));
+        for client in known.devices_revoked_since(&before) {
+            info!(user = %client.user, device = %client.device, "token of a user's device revoked");
+            close_user(&shared, &client);
+        }
         before = known;
     }
 }
 
-/// Ends the links and sessions of a user's device.
-fn close_links(_shared: &ServerContext, client: &ClientName) {
-    info!(user = %client.user, device = %client.device, "token of a user's device revoked");
-}
+/// Ends the links and sessions of a user's device. There are none while servers refuse links of users.
+fn close_user(_shared: &ServerContext, _client: &ClientName) {}
 
 /// Authorizes an enrolment request from a caller that has not joined yet, in its own task.
 pub(crate) fn spawn(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {

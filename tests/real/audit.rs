@@ -52,7 +52,7 @@ fn each_privileged_action_at_a_server_logs_one_line_with_user_and_address() {
     one_more(&cloud.process, &mut seen, "log level set", &[("actor", &user)]);
 
     let socket = format!("--socket={}", socket.display());
-    let invited = run_tunnel(&["invite", "--node", "edge7", "--ttl", "90s", &socket]);
+    let invited = run_tunnel(&["invite", "--node", "edge7", "--expires", "90s", &socket]);
     let line = invited.stdout.lines().map(str::trim).find(|line| line.starts_with("echo ")).unwrap();
     let code = line.split_whitespace().nth(1).unwrap();
     let made = [("actor", user.as_str()), ("node", "edge7")];

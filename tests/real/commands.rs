@@ -17,7 +17,10 @@ fn wrong_arguments_are_reported_with_what_is_expected() {
     for (line, exit, expected) in [
         ("invite", 64, "--node <NAME>"),
         ("invite --node x/y", 64, "is not a name; expected 1 to 253 letters"),
-        ("invite --node edge7 --ttl 1s", 64, "from 1m to 168h"),
+        ("invite --user x/y", 64, "is not a user; expected 1 to 63 letters"),
+        ("invite --node edge7 --user alice", 64, "cannot be used with"),
+        ("invite --user alice --nodes a/b", 64, "not a node name"),
+        ("invite --node edge7 --expires 1s", 64, "from 1m to 168h"),
         ("invite --node edge7 --socket=/nowhere/s", 69, "start its program, or set another --socket"),
         ("invitations revoke", 64, "<NODE>"),
         ("invitations revoke edge7 --socket=/nowhere/s", 69, "start its program, or set another --socket"),
@@ -33,6 +36,9 @@ fn wrong_arguments_are_reported_with_what_is_expected() {
         ("join nowhere --invitation CODE", 64, "has no port; expected host:port"),
         ("join localhost:1 --invitation short", 64, "cannot read short"),
         ("join localhost:1 --invitation CODE --install-dir relative", 64, "--install-dir"),
+        ("join localhost:1 --user --invitation CODE --install-dir /x", 64, "cannot be used with"),
+        ("join localhost:1 --user --invitation CODE", 64, "the invitation is for node edge7"),
+        ("join localhost:1 --invitation CODE --device laptop", 64, "--user"),
     ] {
         let line = line.replace("CODE", &code);
         let output = run_tunnel(&line.split(' ').collect::<Vec<_>>());

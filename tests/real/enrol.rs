@@ -35,7 +35,7 @@ fn a_node_is_invited_joins_links_and_is_revoked_by_one_command_each() {
     );
     let mut cloud = ServerProcess::start_with(&place, &more, &[]);
     let socket = format!("--socket={}", socket.display());
-    let invited = run_tunnel(&["invite", "--node", "edge7", "--ttl", "90s", &socket]);
+    let invited = run_tunnel(&["invite", "--node", "edge7", "--expires", "90s", &socket]);
     assert!(invited.status.success() && invited.stdout.starts_with("on edge7, within 90 s"), "{invited:?}");
     let line = invited.stdout.lines().map(str::trim).find(|line| line.starts_with("echo ")).unwrap();
     let code = line.split_whitespace().nth(1).unwrap().to_owned();

@@ -39,7 +39,7 @@ fn socket(place: &TestDir, server: usize) -> PathBuf {
 fn invited(place: &TestDir, server: usize, node: &str) -> String {
     let socket = format!("--socket={}", socket(place, server).display());
     wait_for("a server creates an invitation", TIMEOUT, || {
-        let output = run_tunnel(&["invite", "--node", node, "--ttl", "1h", &socket]);
+        let output = run_tunnel(&["invite", "--node", node, "--expires", "1h", &socket]);
         let line = output.stdout.lines().map(str::trim).find(|line| line.starts_with("echo "))?;
         line.split_whitespace().nth(1).map(str::to_owned)
     })

@@ -9,16 +9,16 @@ use crate::config::server::registry::{self, EtcdSettings};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment, value};
 
-/// `[server.invitations]`: the invitations of a cloud (tunnel invite, tunnel join), and the nodes that have joined. A node
-/// that has joined must use the token that it made then, or one from a line in the token file; the default token does not
-/// apply to it.
+/// `[server.invitations]`: the invitations of a cloud (tunnel invite, tunnel join), and the nodes and users' devices that
+/// have joined. A node that has joined must use the token that it made then, or one from a line in the token file; the
+/// default token does not apply to it.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct InvitationConfig {
-    /// Store for invitations and joined nodes; all servers need the same one. "none": no invitations. "file": a file on a
+    /// Store for invitations, joined nodes and users' devices; all servers need the same one. "none": no invitations. "file": a file on a
     /// disk that all servers share. "etcd": a key of etcd. "secret": a Secret in the servers' namespace of Kubernetes,
     /// which their role must allow to get, create and update. Codes and tokens are stored as hashes only. With a store
-    /// the file peer_ca of `[server.links]` is required: edges receive it when they join.
+    /// the file peer_ca of `[server.links]` is required: machines receive it when they join.
     pub store: InvitationStore,
     /// For "file": its path. A lock file and a temporary file are created next to it, and its directory if it is
     /// missing. No default.
