@@ -4,6 +4,7 @@ pub mod balance;
 pub mod history;
 pub mod links;
 pub mod nodes_at_peers;
+pub mod overview;
 pub mod peers;
 pub mod replace;
 pub mod search;

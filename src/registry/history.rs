@@ -8,11 +8,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::registry::links::LinkRole;
-use crate::registry::{LinkedNode, Registry};
 use tunnel_base::names::NodeName;
-use tunnel_link::sender::LinkSender;
-use tunnel_proto::frame::ListedNode;
 
 /// The last error of a node: its link ended or was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -196,92 +192,7 @@ fn put(texts: &mut String, text: &str) -> Range<usize> {
 /// Maximum number of remembered nodes.
 const MAX_NODES: usize = 20_000;
 /// Maximum number of remembered nodes that were refused and never linked.
-const MAX_REFUSED: usize = 50;
-
-// An overview of this server's nodes for operators, including disconnected ones and their errors.
-
-/// All links of nodes here at one moment, and the disconnected nodes.
-#[derive(Debug, Default)]
-pub struct Overview {
-    /// The links by node name, the primary link of a node first.
-    pub linked: Vec<(NodeName, LinkRole, LinkedNode, Option<LastError>)>,
-    /// The nodes without a link here, each with the time when it disconnected or was refused, the latest first.
-    pub disconnected: Vec<(NodeName, Instant, Option<LastError>)>,
-}
-
-impl Registry {
-    /// Returns the node with the oldest link here, and whether there are others.
-    pub fn longest(&self) -> Option<(NodeName, bool)> {
-        let nodes = self.nodes.lock();
-        let living = nodes.primaries().filter(|(_, linked)| !linked.sender.is_closed());
-        let (node, _) = living.max_by_key(|(_, linked)| linked.sender.age())?;
-        Some((node.clone(), nodes.len() > 1))
-    }
-
-    /// Returns up to `most` nodes after `after`, by the bytes of their names, and whether more follow. Their names have
-    /// at most 32 KiB in total.
-    pub fn page(&self, after: Option<&NodeName>, most: usize) -> (Vec<ListedNode>, bool) {
-        let nodes = self.nodes.lock();
-        let later = |node: &NodeName| after.is_none_or(|after| node.as_str() > after.as_str());
-        let mut all: Vec<_> = nodes.primaries().filter(|(node, _)| later(node)).collect();
-        all.sort_unstable_by_key(|(node, _)| node.as_str());
-        let mut bytes = 0;
-        let fits = |(node, _): &&(&NodeName, &LinkedNode)| {
-            bytes += node.as_str().len();
-            bytes <= MAX_PAGE_BYTES
-        };
-        let page: Vec<_> = all.iter().take(most).take_while(fits).collect();
-        let more = page.len() < all.len();
-        let listed = |(node, linked): &&(&NodeName, &LinkedNode)| ListedNode {
-            node: (*node).clone(),
-            age: linked.sender.age(),
-            address: Some(linked.from),
-        };
-        (page.iter().map(listed).collect(), more)
-    }
-
-    /// Returns all links, and up to `most` of the disconnected nodes.
-    pub fn overview(&self, most: usize) -> Overview {
-        let nodes = self.nodes.lock();
-        let entry = |(node, role, linked): (&NodeName, _, &LinkedNode)| {
-            (node.clone(), role, linked.clone(), nodes.past.error(node))
-        };
-        let mut linked: Vec<_> = nodes.all().map(entry).collect();
-        let mut disconnected = nodes.past.all_disconnected(most);
-        // A node that has moved to a peer may have a link here for its earlier sessions.
-        disconnected.retain(|(node, ..)| nodes.of(node).next().is_none());
-        drop(nodes);
-        linked.sort_by(|(one, at, ..), (two, other, ..)| (one.as_str(), at).cmp(&(two.as_str(), other)));
-        Overview { linked, disconnected }
-    }
-
-    /// Records why a link of a node has ended, then removes it like [`Self::remove`].
-    pub fn ended(&self, sender: &LinkSender, why: &str) {
-        if let Some(node) = sender.peer.node() {
-            self.nodes.lock().past.failed(node, &excerpt(why));
-        }
-        self.remove(sender);
-    }
-
-    /// Records that a link of a node was refused.
-    pub fn refused(&self, node: &NodeName, why: &str) {
-        let mut nodes = self.nodes.lock();
-        if nodes.primary(node).is_some() {
-            nodes.past.failed(node, &excerpt(why));
-        } else {
-            nodes.past.refused(node, &excerpt(why));
-        }
-    }
-}
-
-fn excerpt(why: &str) -> String {
-    why.chars().take(MAX_CHARS).collect()
-}
-
-/// Maximum length of all names in a page, so that its frame takes a short turn on a link.
-const MAX_PAGE_BYTES: usize = 32 * 1024;
-/// Maximum length of a stored error text.
-const MAX_CHARS: usize = 320;
+pub(crate) const MAX_REFUSED: usize = 50;
 
 #[cfg(test)]
 mod tests {
@@ -290,36 +201,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    #[tokio::test]
-    async fn pages_contain_every_node_once_sorted_by_name() {
-        use tunnel_base::metrics::Metrics;
-        use tunnel_base::names::Instance;
-        use tunnel_proto::frame::Remote;
-        use tunnel_proto::state::LinkId;
-
-        let registry = Registry::new(Metrics::server("", ""));
-        let mut names: Vec<String> = (0..25).map(|n| format!("node-{n}")).collect();
-        for (id, name) in (0..).zip(&names) {
-            let peer = Remote::Edge(name.parse().unwrap());
-            let sender = LinkSender::new(LinkId(id), peer, Some(Instance::random()));
-            let from = ([10, 0, 0, 1], 1).into();
-            registry.insert(LinkedNode { sender, instance: None, from, ips: Arc::default() }, false);
-        }
-        names.sort();
-        let (mut after, mut seen) = (None, Vec::new());
-        loop {
-            let (page, more) = registry.page(after.as_ref(), 10);
-            assert_eq!(page.len(), if more { 10 } else { 5 });
-            seen.extend(page.iter().map(|listed| listed.node.to_string()));
-            after = page.last().map(|last| last.node.clone());
-            if !more {
-                break;
-            }
-        }
-        assert_eq!(seen, names);
-        assert_eq!(registry.page(after.as_ref(), 10), (Vec::new(), false));
-    }
 
     #[derive(Debug, Clone)]
     enum Step {
@@ -385,61 +266,5 @@ mod tests {
             past.on_linked(&node(n));
         }
         assert!(past.all_disconnected(1).is_empty() && past.error(&node(3 * MAX_NODES - 1)).is_some());
-    }
-}
-
-#[cfg(test)]
-mod overview_tests {
-    use std::sync::Arc;
-
-    use tunnel_base::metrics::Metrics;
-    use tunnel_base::names::Instance;
-    use tunnel_proto::frame::Remote;
-    use tunnel_proto::state::LinkId;
-
-    use super::*;
-
-    fn link(registry: &Registry, id: u64, node: &str) -> Arc<LinkSender> {
-        let instance = Some(Instance::from_bits(1));
-        let peer = Remote::Edge(node.parse().unwrap());
-        let sender = LinkSender::new(LinkId(id), peer, instance);
-        let linked = LinkedNode {
-            sender: sender.clone(),
-            instance,
-            from: ([10, 0, 0, 1], 1).into(),
-            ips: Arc::default(),
-        };
-        registry.insert(linked, true);
-        sender
-    }
-
-    #[tokio::test]
-    async fn the_overview_lists_nodes_by_name_with_last_errors_and_disconnected_nodes() {
-        let registry = Registry::new(Metrics::server("", ""));
-        let (first, _b, _a) = (link(&registry, 1, "c"), link(&registry, 2, "b"), link(&registry, 3, "a"));
-        registry.refused(&"b".parse().unwrap(), "the token differs");
-        registry.refused(&"stranger".parse().unwrap(), "the token differs");
-        let second = link(&registry, 4, "c");
-        registry.ended(&second, "nothing was received for 15s");
-        registry.ended(&first, &"é".repeat(500));
-        let Overview { linked, disconnected } = registry.overview(10);
-        let with_error: Vec<_> = linked
-            .iter()
-            .map(|(node, role, _, error)| (node.as_str(), *role, error.as_ref().map(|e| &*e.why)))
-            .collect();
-        assert_eq!(
-            with_error,
-            [("a", LinkRole::Primary, None), ("b", LinkRole::Primary, Some("the token differs"))]
-        );
-        let names: Vec<_> = disconnected.iter().map(|(node, ..)| node.as_str()).collect();
-        assert_eq!(names, ["c", "stranger"]);
-        assert_eq!(disconnected[0].2.as_ref().unwrap().why.chars().count(), MAX_CHARS);
-        assert!(registry.overview(0).disconnected.is_empty());
-        assert_eq!(registry.nodes.lock().past.len(), 2, "unknown nodes do not displace the others");
-        for n in 0..1000 {
-            registry.refused(&format!("invented{n}").parse().unwrap(), "the token differs");
-        }
-        let _stranger = link(&registry, 5, "invented999");
-        assert_eq!(registry.overview(1000).disconnected.len(), 1 + MAX_REFUSED - 1);
     }
 }
