@@ -280,7 +280,7 @@ pub(crate) fn address(key: &str, text: Option<&str>, report: &mut Diagnostics) -
 }
 
 /// kubectl gives up an exec after 60 s without a response, so keeping its session longer is useless.
-const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Kubernetes kills a process 30 s after asking it to stop. This leaves time for the last frames.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(25);

@@ -1,8 +1,6 @@
 //! Builds and runs an edge: its files, ports and tasks.
 
 pub mod config;
-pub mod link_dialer;
-pub mod reconnect;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -29,9 +27,6 @@ use crate::config::edge::{MEMORY, TargetTlsConfig, UplinkConfig};
 use crate::config::live::ConfigFile;
 use crate::config::server::Tls;
 use crate::edge::config::EdgeConfig as Settings;
-use crate::edge::link_dialer::known_addresses::KnownAddresses;
-use crate::edge::link_dialer::{EdgeCertificate, LinkDialer, ServerEndpoint};
-use crate::edge::reconnect::Reconnector;
 use crate::listener::access::{AccessPolicyBuilder, ListenerPolicies};
 use crate::listener::admission::destination::EdgeRouting;
 use crate::listener::admission::heads::long_heads;
@@ -41,6 +36,9 @@ use crate::parts::with_kubernetes;
 use crate::route::{SessionRouter, Uplinks};
 use crate::session_io::grants::Grants;
 use crate::startup::{NotPrepared, Startup, StartupErrorKind, StartupErrors};
+use crate::uplink::link_dialer::known_addresses::KnownAddresses;
+use crate::uplink::link_dialer::{EdgeCertificate, LinkDialer, ServerEndpoint};
+use crate::uplink::reconnect::{LINK_CONDITION, Reconnector};
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_base::logging::LogLevel;
 use tunnel_base::metrics::Metrics;
@@ -123,7 +121,7 @@ impl Edge {
             with_kubernetes!(api::csr::keep_edge(settings, &keeper.dialer.node, &edge.links, report), else ());
         }
         edge.links.spawn(info_span!("network"), keeper.clone().follow_network());
-        edge.links.spawn(info_span!("link", node = %keeper.dialer.node), keeper.run());
+        edge.links.spawn(info_span!("link", node = %keeper.dialer.node), keeper.run(None));
         let view = EdgeView { uplinks: edge.uplinks.clone(), table: edge.table.clone() };
         let (metrics, readiness) = (edge.metrics.clone(), edge.readiness.clone());
         let admin = Admin::new(ProcessView::Edge(view), viewers, metrics, readiness, level, level_at_ports);
@@ -238,8 +236,11 @@ impl Edge {
             congestion: uplink.congestion.as_deref().map(Arc::from),
             plain_idle_timeout: PLAIN_IDLE_TIMEOUT,
         };
+        let (grants, metrics, sessions) = (self.grants.clone(), self.metrics.clone(), self.sessions.clone());
+        let backend = SessionAcceptor::new(dialer, pool.clone(), grants, metrics, sessions);
         let cloud = LinkDialer {
             node: uplink.node,
+            user: None,
             ips: uplink.node_ips,
             servers,
             tokens,
@@ -248,20 +249,13 @@ impl Edge {
             own: csr.map(|csr| EdgeCertificate::new(csr.file, uplink.ca)),
             proxy,
             known: KnownAddresses::new(resolver, session.resume_timeout, self.links.clone()),
-            pool: pool.clone(),
+            pool,
             link_context: link_context.clone(),
         };
         Arc::new(Reconnector {
             dialer: cloud,
             link_context,
-            backend: SessionAcceptor::new(
-                dialer,
-                pool,
-                self.grants.clone(),
-                self.metrics.clone(),
-                self.sessions.clone(),
-            )
-            .with_tls(target_tls),
+            backend: Some(backend.with_tls(target_tls)),
             sessions: self.sessions.clone(),
             readiness: self.readiness.clone(),
             uplinks: self.uplinks.clone(),
@@ -319,14 +313,6 @@ impl Edge {
 
 /// Timeout for opening a session from this edge.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
-/// Readiness condition: the edge has a link.
-const LINK_CONDITION: &str = "link";
-/// Note in the readiness report: the path to the server loses large packets.
-const MTU_CONDITION: &str = "mtu";
-/// Readiness condition: a server accepts the tokens of a changed token file.
-const TOKEN_CONDITION: &str = "token";
-/// Note in the readiness report: another machine uses the same node name.
-const NODE_NAME_CONDITION: &str = "node_name";
 /// Receive windows of an edge's sessions. They start large, because targets on loopback or in the same network read
 /// fast. The maximum, like a server's, allows 100 Mbit/s at 300 ms.
 const WINDOWS: WindowLimits = WindowLimits { start: 32 * 1024, max: 4 << 20 };

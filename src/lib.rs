@@ -22,6 +22,7 @@
 //! | [`registry`], [`publish`], [`invitations`] | where each node is connected; its DNS records; machines that join |
 //! | [`route`], [`session_io`], [`acceptor`] | from a request to an open session; copying its bytes; dialling targets |
 //! | [`admin`], [`kubernetes`], [`listener`], [`startup`] | the admin API; a cluster; client ports; startup errors |
+//! | [`uplink`] | links to servers, of an edge and of a user's program |
 //! | [`edge`], [`server`], [`command`] | the two programs, and the commands |
 //!
 //! # Data path
@@ -89,3 +90,4 @@ pub mod route;
 pub mod server;
 pub mod session_io;
 pub mod startup;
+pub mod uplink;

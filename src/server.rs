@@ -10,6 +10,7 @@ pub mod link_rates;
 pub mod links;
 pub mod peers;
 pub mod registry;
+pub(crate) mod user_links;
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -31,11 +32,11 @@ use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
 use crate::admin::status::ServerView;
 use crate::admin::{self, Admin, ProcessView};
 use crate::config::live::ConfigFile;
-use crate::config::server::MEMORY;
+use crate::config::server::{MEMORY, clients};
 use crate::invitations::SharedEnrolments;
-use crate::listener::access::{AccessPolicyBuilder, ListenerPolicies};
+use crate::listener::access::{AccessPolicyBuilder, ListenerAccess, ListenerPolicies};
 use crate::listener::admission::heads::long_heads;
-use crate::listener::admission::{self, ListenerContext};
+use crate::listener::admission::{self, ClientKey, ListenerContext};
 use crate::listener::{BoundListener, ListenerDeps, ListenerSetup, connect};
 use crate::parts::with_kubernetes;
 use crate::registry::peers::Peers;
@@ -47,12 +48,13 @@ use crate::server::cluster::ClusterView;
 use crate::server::config::ServerConfig;
 use crate::server::config_files::{LivePolicies, ServerFiles};
 use crate::server::link_rates::LinkRates;
+use crate::server::user_links::UserLinks;
 use crate::session_io::grants::Grants;
 use crate::startup::{NotPrepared, Startup, StartupErrors};
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_base::logging::LogLevel;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::Instance;
+use tunnel_base::names::{ClientName, DeviceName, Instance, UserName};
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::zone::Zone;
 use tunnel_base::process::third_of_memory;
@@ -60,6 +62,7 @@ use tunnel_link::grpc::LinkContext;
 use tunnel_link::link::Link;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::interfaces::LocalAddresses;
+use tunnel_net::limiter::FairLimiter;
 use tunnel_net::listen::TcpAccept;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::FileWatcher;
@@ -117,6 +120,8 @@ struct Prepared {
     /// For clients.
     listeners: Vec<BoundListener>,
     policies: AccessPolicyBuilder,
+    /// Access of users' programs; `None` accepts none.
+    users: Option<ListenerAccess>,
     viewers: AdminUsers,
 }
 
@@ -137,12 +142,15 @@ pub(crate) struct ServerContext {
     pub(crate) direct: DirectDialer,
     // Who may do what.
     pub(crate) proven: Arc<AuthenticatedLinks>,
+    pub(crate) user_links: UserLinks,
     /// The nodes that join by invitation; `None` if that is not enabled.
     pub(crate) enrolment: Option<Arc<SharedEnrolments>>,
     /// The access rules for what can be reached through this server.
     pub(crate) policies: LivePolicies,
     /// Grants of the sessions with an end here.
     pub(crate) grants: Grants,
+    /// Permits for sessions of clients and users.
+    pub(crate) session_permits: FairLimiter<ClientKey>,
     /// Permits for concurrent searches of all edges.
     pub(crate) search_permits: Arc<Semaphore>,
     /// Permits for pinging older links of nodes that have linked again.
@@ -185,7 +193,7 @@ impl Server {
         let (context, dialled_links) = ServerContext::new(&settings, &prepared);
         let context = Arc::new(context);
         context.spawn_upkeep(&prepared.files);
-        let Prepared { files, grpc, admin: admin_ports, listeners, policies, viewers } = prepared;
+        let Prepared { files, grpc, admin: admin_ports, listeners, policies, viewers, .. } = prepared;
         let admin_addr = admin_ports.log.as_ref().map(TcpAccept::at);
         let listener_policies = policies.watch(&context.watcher);
         let deps = context.listener_deps(&settings);
@@ -220,6 +228,11 @@ impl Server {
         config.follow(ServerConfig::examine, &self.context.watcher, &self.context.drains.links, apply);
     }
 
+    /// Ends the links of a user, or of one of her devices, with their sessions. Returns their number.
+    pub fn close_user(&self, user: &UserName, device: Option<&DeviceName>) -> usize {
+        self.context.close_user(user, device)
+    }
+
     /// Waits until the cluster's signers have issued the certificates that the config requires. Cancel safe.
     pub async fn wait_for_certificates(settings: &ServerConfig) {
         if let Some(csr) = &settings.csr {
@@ -248,11 +261,21 @@ impl Prepared {
         let admin = admin_listeners(settings, startup);
         let mut policies = AccessPolicyBuilder::default();
         let viewers = policies.viewers(config::ADMIN, &settings.admin, startup);
+        let users = settings.clients.as_ref();
+        let users = users.map(|users| policies.prepare(clients::TABLE, &users.access, startup)).transpose();
         let mut setup = ListenerSetup { policies: &mut policies, tls: &settings.tls, startup };
         // All of them, so that each error is noted.
         let bound: Vec<_> = settings.listeners.iter().map(|listener| listener.bind(&mut setup)).collect();
         let listeners = bound.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
-        Ok(Self { files: files?, grpc: grpc?, admin: admin?, listeners, policies, viewers: viewers? })
+        Ok(Self {
+            files: files?,
+            grpc: grpc?,
+            admin: admin?,
+            listeners,
+            policies,
+            users: users?,
+            viewers: viewers?,
+        })
     }
 
     /// Returns the ports at which this server listens.
@@ -321,7 +344,7 @@ impl ServerContext {
         let for_edges = dialer(settings, files, DialerRole::ForEdges, &policies.for_edges);
         let for_clients = dialer(settings, files, DialerRole::ForClients, &policies.for_clients);
         let clients = drains.clients.clone();
-        let context = Self {
+        let mut context = Self {
             route: SessionRouter::new(finder.clone(), table, session.open_timeout, session.resume_timeout),
             registry,
             finder,
@@ -331,7 +354,9 @@ impl ServerContext {
             link_context,
             pool,
             proven,
+            user_links: UserLinks::default(),
             enrolment,
+            session_permits: admission::sessions(session.max_sessions, session.max_per_client),
             policies,
             grants,
             search_permits: Arc::new(Semaphore::new(link_events::MAX_SEARCHES)),
@@ -344,17 +369,17 @@ impl ServerContext {
             stopping: CancellationToken::new(),
             drains,
         };
+        context.user_links = user_links(prepared.users.clone(), &context);
         (context, dialled_links)
     }
 
-    /// Returns what the listeners share.
-    fn listener_deps(&self, settings: &ServerConfig) -> ListenerDeps {
-        let session = &settings.session;
-        let context = ListenerContext {
+    /// Returns the context of a listener, without its name and its access policy.
+    fn listener_context(&self) -> ListenerContext {
+        ListenerContext {
             listener: "",
             policy: Arc::default(),
             grants: self.grants.clone(),
-            sessions: admission::sessions(session.max_sessions, session.max_per_client),
+            sessions: self.session_permits.clone(),
             long_heads: long_heads(false),
             pool: self.pool.clone(),
             route: self.route.clone(),
@@ -363,10 +388,14 @@ impl ServerContext {
             edge_routing: None,
             metrics: self.link_context.metrics.clone(),
             drain: self.drains.clients.clone(),
-        };
+        }
+    }
+
+    /// Returns what the listeners share.
+    fn listener_deps(&self, settings: &ServerConfig) -> ListenerDeps {
         let proven = self.proven.clone();
         ListenerDeps {
-            context,
+            context: self.listener_context(),
             zone: self.zone.clone(),
             registry: self.registry.clone(),
             finder: self.finder.clone(),
@@ -377,7 +406,7 @@ impl ServerContext {
             stopping: self.stopping.clone(),
             links: self.drains.links.clone(),
             files: self.watcher.clone(),
-            resume_timeout: session.resume_timeout,
+            resume_timeout: settings.session.resume_timeout,
             uses_kubernetes: settings.addresses.cluster.is_some(),
         }
     }
@@ -422,6 +451,16 @@ impl ServerContext {
         admin.spawn(ports, Some(grpc), &self.watcher, drain);
         admin.follow_files(settings.certificates(), settings.ca_files(), &self.watcher, drain);
     }
+}
+
+/// Returns the links of users, who are proved by the tokens of devices that have joined.
+fn user_links(access: Option<ListenerAccess>, context: &ServerContext) -> UserLinks {
+    let enrolment = context.enrolment.clone();
+    let proves = move |client: &ClientName, token: &str| {
+        let known = enrolment.as_ref().map(|enrolment| enrolment.known());
+        known.is_some_and(|known| known.proves_device(&client.user, &client.device, token))
+    };
+    UserLinks::new(access, context.zone.clone(), context.listener_context(), Box::new(proves))
 }
 
 fn authenticated_links(
@@ -479,7 +518,7 @@ impl Server {
     /// clients for a moment, until balancers notice. Then it closes its listeners, and waits for sessions until the
     /// deadline or until `at_once` completes.
     pub async fn shutdown(self, at_once: impl Future<Output = ()>) -> Drained {
-        let ServerContext { registry, finder, readiness, stopping, drains, .. } = &*self.context;
+        let ServerContext { registry, user_links, finder, readiness, stopping, drains, .. } = &*self.context;
         let Drains { clients, publisher, links, admin } = drains;
         let (at_once, deadline) = (at_once.shared(), self.drain_timeout);
         let until = Instant::now() + deadline;
@@ -489,6 +528,7 @@ impl Server {
         // Started first, so that balancers stop sending clients here.
         publisher.start();
         registry.drain_all();
+        user_links.drain_all();
         // From then on, traffic to nodes goes there directly, not to a listener that is about to close.
         let _ = timeout(CLOSE_TIMEOUT.min(deadline), join_all(self.redirects)).await;
         if self.context.peers.is_some() {
@@ -519,6 +559,7 @@ impl Server {
         sleep(FLUSH_TIMEOUT).await;
         self.table.wait_closed().await;
         registry.close_all();
+        user_links.close_all();
         finder.close_links();
         links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         admin.finish(CLOSE_TIMEOUT, std::future::pending()).await;

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 const CRATES: [&str; 5] = ["base", "net", "proto", "link", "kube"];
 
 /// The modules, each after everything that it imports. `main` and `lib` have no place in the order.
-const ORDER: [&str; 22] = [
+const ORDER: [&str; 23] = [
     "base",
     "net",
     "proto",
@@ -39,6 +39,7 @@ const ORDER: [&str; 22] = [
     "kubernetes",
     "startup",
     "listener",
+    "uplink",
     "edge",
     "server",
     "command",
@@ -205,7 +206,7 @@ fn misplaced_uses(file: &str, text: &str) -> Vec<Violation> {
     let wire = grpc || others || (room.as_str(), below(1)) == ("proto", "codec");
     let wiring = matches!(
         room.as_str(),
-        "config" | "kubernetes" | "startup" | "listener" | "server" | "edge" | "command"
+        "config" | "kubernetes" | "startup" | "listener" | "uplink" | "server" | "edge" | "command"
     );
     // gRPC uses HTTP, so its ends check statuses as well.
     let http = grpc || matches!(room.as_str(), "listener" | "admin");

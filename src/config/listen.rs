@@ -449,18 +449,8 @@ impl AccessConfig {
     ) -> Self {
         let AccessKeys { proxy_protocol, auth: kind, users, allow_from, rules } = table.fields(report);
         let auth = auth(table, kind, users, proofs, &default.auth, report);
-        for (i, j, user) in rules.iter().flat_map(Rules::users) {
-            // The user name of a password cannot contain ':', but the name in a certificate can.
-            if user.trim().is_empty() || user.contains('*') || user.contains(':') && !proofs.certified() {
-                let expected = "expected a user name without ':' and '*'; for all users leave the list out";
-                table.error_in(
-                    "rules",
-                    &format!("[{i}].users[{j}]"),
-                    format!("{:?}", value::excerpt(user)),
-                    expected,
-                    report,
-                );
-            }
+        if let Some(rules) = &rules {
+            check_rule_users(table, rules, proofs.certified(), report);
         }
         if let (Some(rules), Some(AuthConfig::None)) = (&rules, &auth)
             && rules.has_users()
@@ -563,6 +553,23 @@ fn auth(
         return None;
     }
     Some(auth)
+}
+
+/// Records an error for each user of a rule that no client can be. The user name of a password cannot contain ':', but the
+/// name in a certificate can, if clients are `certified`.
+pub(crate) fn check_rule_users(
+    table: &ConfigTable<'_>,
+    rules: &Rules,
+    certified: bool,
+    report: &mut Diagnostics,
+) {
+    for (i, j, user) in rules.users() {
+        if user.trim().is_empty() || user.contains('*') || user.contains(':') && !certified {
+            let expected = "expected a user name without ':' and '*'; for all users leave the list out";
+            let (part, found) = (format!("[{i}].users[{j}]"), format!("{:?}", value::excerpt(user)));
+            table.error_in("rules", &part, found, expected, report);
+        }
+    }
 }
 
 #[cfg(test)]

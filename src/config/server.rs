@@ -1,6 +1,7 @@
 //! Tables of a server's config, except those of its listeners.
 
 pub mod addresses;
+pub mod clients;
 pub mod invitations;
 pub mod kubernetes;
 pub mod peers;

@@ -6,6 +6,7 @@
 pub mod basis;
 pub mod destination;
 pub mod heads;
+pub mod relayed;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -20,11 +21,11 @@ use tracing::{Span, debug, field};
 
 use crate::acceptor::DirectDialer;
 use crate::listener::admission::basis::{AccessBasis, ClientIdentity};
-use crate::listener::admission::destination::{EdgeRouting, OpenTarget};
+use crate::listener::admission::destination::{Destination, EdgeRouting, OpenTarget};
 use crate::listener::admission::heads::max_pending;
 use crate::listener::auth::{Login, PasswordChecker};
 use crate::listener::denial::{Denial, new_trace};
-use crate::route::{OpenError, SessionRequest, SessionRouter};
+use crate::route::{OpenError, SessionRouter};
 use crate::session_io::copy::close_gracefully;
 use crate::session_io::grants::Grants;
 use crate::session_io::{LocalPeer, OpenSession, run_session};
@@ -32,7 +33,7 @@ use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::addresses::{AddressBook, Location};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::{DENIALS, Metrics};
-use tunnel_base::names::{Host, NodeName, Target};
+use tunnel_base::names::{DeviceName, Host, NodeName, Target};
 use tunnel_base::policy::targets::is_off_limits;
 use tunnel_base::policy::zone::Zone;
 use tunnel_base::policy::{CertificateGlob, Networks, Rules, canonical_ip};
@@ -411,6 +412,8 @@ pub struct Admission {
     /// The identity proved by the connection itself. The protocol sets it before it calls [`Self::open`] or
     /// [`Self::authorize`]; then no password is requested.
     pub proof: ClientIdentity,
+    /// The user's device, if it has a link here.
+    device: Option<DeviceName>,
     /// Dropped once the head is read.
     head_done: Option<oneshot::Sender<()>>,
     permit: ClientPermit,
@@ -419,6 +422,8 @@ pub struct Admission {
 /// The permit of a client without a session.
 #[derive(Debug)]
 enum ClientPermit {
+    /// Its link is limited.
+    Link,
     /// Its connection is limited.
     Connection(Permit),
     /// It has requested a session, so its connection keeps no other client from connecting.
@@ -450,6 +455,7 @@ impl Admission {
             category,
             from,
             proof: ClientIdentity::None,
+            device: None,
             head_done: Some(head_done),
             permit: ClientPermit::Connection(permit),
         }
@@ -459,7 +465,7 @@ impl Admission {
     pub(crate) fn connection_permit(&self) -> Option<&Permit> {
         match &self.permit {
             ClientPermit::Connection(permit) => Some(permit),
-            ClientPermit::Session(_) => None,
+            ClientPermit::Link | ClientPermit::Session(_) => None,
         }
     }
 
@@ -522,7 +528,7 @@ impl Admission {
             permit.mark_active();
         }
         let mut access = AccessLogEntry::start(self.context.listener, self.from.to_string());
-        access.trace = trace;
+        (access.trace, access.device) = (trace, self.device.clone());
         Span::current().record("trace_id", access.trace.as_str());
         let (context, category, from) = (Arc::clone(&self.context), self.category, self.from);
         match self.check(request, &mut access).await {
@@ -617,54 +623,6 @@ impl Admission {
                 Ok(Destination { node, target, direct: Some(direct), all })
             }
         }
-    }
-}
-
-/// Where a client's target is: at a node, or at this process if it dials the target itself.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Destination {
-    /// The node; [`NodeName::direct`] if this process dials or, at an edge, a server.
-    pub(crate) node: NodeName,
-    /// The target, as the node knows it.
-    pub(crate) target: Target,
-    /// The target that this process dials if no edge runs at the node.
-    direct: Option<Target>,
-    /// Whether the client may reach every target that is not off limits.
-    all: bool,
-}
-
-impl Destination {
-    /// Creates a destination at a node, which this process never dials itself.
-    pub(crate) fn at(node: NodeName, target: Target) -> Self {
-        Self { node, target, direct: None, all: false }
-    }
-
-    /// Returns the request for a session, or `None` if this process dials the target.
-    fn session_request(
-        &self,
-        context: &ListenerContext,
-        category: Category,
-        access: &AccessLogEntry,
-        permit: &SessionPermit,
-    ) -> Option<SessionRequest> {
-        let node = match &context.edge_routing {
-            None if self.node == NodeName::direct() => return None,
-            // An edge serves its own node itself, so in a request its own node's name stands for the cloud.
-            Some(own) if self.node == NodeName::direct() => own.node.clone(),
-            _ => self.node.clone(),
-        };
-        let client = match &access.user {
-            Some(user) => format!("{user}@{}", access.client),
-            None => access.client.clone(),
-        };
-        Some(SessionRequest {
-            node,
-            target: self.target.clone(),
-            category,
-            client,
-            listener: access.listener,
-            permit: Some(permit.clone()),
-        })
     }
 }
 

@@ -29,7 +29,7 @@ use tunnel_link::table::SessionTable;
 use tunnel_net::limiter::{FairLimiter, Limits};
 use tunnel_net::reload::Reload;
 use tunnel_net::tls::handshake::MAX_HANDSHAKES;
-use tunnel_net::tls::verify::EdgeCerts;
+use tunnel_net::tls::verify::{ClientCertificate, EdgeCerts};
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::hello::Hello;
 use tunnel_proto::state::LinkId;
@@ -149,10 +149,15 @@ impl AuthenticatedLinks {
     }
 
     /// Returns whose certificate a handshake has accepted, if the client presented one.
-    pub(crate) fn certificate(&self, leaf: Option<&[u8]>) -> Certificate {
-        let Some(leaf) = leaf else { return Certificate::None };
-        // Besides edges only servers have accepted certificates, so any other caller with one may claim to be a server.
-        match self.certificates.then(|| EdgeCerts::names(leaf)).flatten().as_deref() {
+    pub(crate) fn certificate(&self, shown: Option<ClientCertificate>) -> Certificate {
+        let Some(shown) = shown else { return Certificate::None };
+        if shown.is_users() {
+            return Certificate::User(shown);
+        }
+        // Besides users and edges only servers have accepted certificates, so any other caller with one may claim to be
+        // a server.
+        let edges = || EdgeCerts::names(shown.leaf()?);
+        match self.certificates.then(edges).flatten().as_deref() {
             None => Certificate::Peer,
             Some([node]) => Certificate::Edge(node.parse().ok()),
             Some(_) => Certificate::Edge(None),
@@ -297,6 +302,10 @@ impl AuthenticatedLinks {
                 nodes = names.join(" "),
                 "links ended: token revoked, Node deleted or edge label removed"
             );
+            let close = |(why, proof): (TokenError, AuthenticatedLink)| {
+                (proof.sender, revocation(&why, &proof.evidence.hello.node))
+            };
+            let revoked = revoked.into_iter().map(close).collect();
             // In its own task, because the next node must not keep its links meanwhile.
             drain.spawn(info_span!("revoked"), close_links(revoked, table.clone()));
         }
@@ -308,15 +317,8 @@ impl AuthenticatedLinks {
 }
 
 /// Closes links after notifying their sessions of the reason.
-async fn close_links(revoked: Vec<(TokenError, AuthenticatedLink)>, table: Arc<SessionTable>) {
-    let reset = |(why, AuthenticatedLink { sender, evidence }): &(TokenError, AuthenticatedLink)| {
-        let node = &evidence.hello.node;
-        let why = match why {
-            TokenError::NoNode(_) => format!("Node {node} was deleted"),
-            TokenError::NoEdge(_) => format!("Node {node} has no edge label"),
-            TokenError::Blocked(_) => format!("node {node} was blocked"),
-            _ => format!("the token of node {node} was revoked"),
-        };
+pub(crate) async fn close_links(revoked: Vec<(Arc<LinkSender>, String)>, table: Arc<SessionTable>) {
+    let reset = |(sender, why): &(Arc<LinkSender>, String)| {
         table.reset_on(sender, &SessionError::new(ErrorCode::NotAllowed, why));
     };
     // A busy process or a slow line may need longer than the minimum; the timeout covers an unresponsive remote.
@@ -324,17 +326,25 @@ async fn close_links(revoked: Vec<(TokenError, AuthenticatedLink)>, table: Arc<S
     let reset_sent = async {
         let has_pending =
             |sender: &LinkSender| !sender.is_closed() && sender.sessions() + sender.waiting() > 0;
-        while started.elapsed() < MIN_RESET_FLUSH
-            || revoked.iter().any(|(_, proof)| has_pending(&proof.sender))
-        {
-            // Again, because an opening may have found the link just before its node was removed.
+        while started.elapsed() < MIN_RESET_FLUSH || revoked.iter().any(|(sender, _)| has_pending(sender)) {
+            // Again, because an opening may have found the link just before it was removed.
             revoked.iter().for_each(reset);
             sleep(POLL_INTERVAL).await;
         }
     };
     let _ = timeout(MAX_RESET_FLUSH, reset_sent).await;
-    for (_, proof) in revoked {
-        proof.sender.close();
+    for (sender, _) in revoked {
+        sender.close();
+    }
+}
+
+/// Returns the reason for the sessions of an edge whose credentials were revoked.
+fn revocation(why: &TokenError, node: &NodeName) -> String {
+    match why {
+        TokenError::NoNode(_) => format!("Node {node} was deleted"),
+        TokenError::NoEdge(_) => format!("Node {node} has no edge label"),
+        TokenError::Blocked(_) => format!("node {node} was blocked"),
+        _ => format!("the token of node {node} was revoked"),
     }
 }
 

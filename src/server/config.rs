@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::config::listen::{self, AccessConfig, AdminConfig, AuthConfig, ListenerTlsConfig};
 use crate::config::server::addresses::{self, AddressSettings};
+use crate::config::server::clients::{self, ClientLinksConfig};
 use crate::config::server::invitations::{self, InvitationConfig, InvitationStore};
 use crate::config::server::kubernetes::{self, NodeNameSettings, NodePortsConfig, ServerCsrConfig};
 use crate::config::server::peers::{self, PeerConfig};
@@ -23,6 +24,8 @@ pub struct ServerConfig {
     pub links: LinkListenerConfig,
     /// Versions and cipher suites of TLS at the server's ports.
     pub tls: Tls,
+    /// The access of users' programs that link to this server; `None` accepts none.
+    pub clients: Option<ClientLinksConfig>,
     /// The configured listeners for clients.
     pub(crate) listeners: Vec<Arc<dyn ListenerConfig>>,
     /// The ConfigMap of named node ports; `None` disables it.
@@ -77,6 +80,7 @@ impl ServerConfig {
         let mut table = file.table("server", report);
         config::other_role(&mut file, &table, "edge", report);
         let links = server::links(&mut table, report);
+        let clients = clients::read(&mut table, report);
         let mut tables =
             ListenerTables { server: &mut table, inherited: AccessConfig::default(), env, report };
         let listeners: Vec<_> = LISTENERS.iter().filter_map(|kind| (kind.read)(&mut tables)).collect();
@@ -93,6 +97,7 @@ impl ServerConfig {
         let settings = Self {
             admin: listen::admin(&mut table, "server", port, env, report),
             links,
+            clients,
             tls: server::tls(&mut table, report),
             ports: kubernetes::node_ports(&mut table, http, https, env, report),
             listeners,
@@ -120,10 +125,11 @@ impl ServerConfig {
         self.listeners.iter().any(|listener| listener.name() == kind.name)
     }
 
-    /// Returns the access rules of each listener, by the key of its table.
+    /// Returns the access rules of each listener and of users' links, by the key of the table.
     pub(crate) fn access(&self) -> Vec<(&str, &AccessConfig)> {
-        let clients = self.listeners.iter().flat_map(|listener| listener.access());
-        clients.chain([(ADMIN, &self.admin.access)]).collect()
+        let clients = self.clients.iter().map(|clients| (clients::TABLE, &clients.access));
+        let listeners = self.listeners.iter().flat_map(|listener| listener.access());
+        listeners.chain(clients).chain([(ADMIN, &self.admin.access)]).collect()
     }
 
     /// Returns the files of this kind that listeners read, each with its key.
@@ -182,7 +188,9 @@ impl ServerConfig {
     /// Returns the CA files that this server trusts, each with its key.
     pub fn ca_files(&self) -> Vec<(String, PathBuf)> {
         let links = ("server.links.peer_ca".to_owned(), self.links.peer_ca.clone());
-        [links].into_iter().chain(self.listener_files(FileKind::Ca)).collect()
+        let users = self.clients.as_ref().and_then(|clients| clients.client_ca.clone());
+        let users = users.map(|ca| (format!("{}.client_ca", clients::TABLE), ca));
+        [links].into_iter().chain(users).chain(self.listener_files(FileKind::Ca)).collect()
     }
 
     /// Returns the settings of the listener with this type.

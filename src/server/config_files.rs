@@ -95,6 +95,14 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Result<Reload<ServerTl
     } else {
         ClientAuth::Anonymous
     };
+    let users = settings.clients.as_ref().and_then(|clients| clients.client_ca.clone());
+    let clients = match users {
+        Some(ca) if startup.check_file(USERS_CA, &ca, |text| tls::certs(&ca, text)) => {
+            ClientAuth::Users(ca, Box::new(clients))
+        }
+        Some(_) => return Err(NotPrepared),
+        None => clients,
+    };
     let clients = match edge_cas(settings) {
         Some(agents) if startup.check_file(AGENT_CA, &agents.ca, |text| tls::certs(&agents.ca, text)) => {
             ClientAuth::Edges(agents, Box::new(clients))
@@ -202,6 +210,7 @@ pub(crate) const REMEDY: &str = "give all servers a cert from one CA, and put th
 
 const CERT: &str = "server.links.cert";
 const KEY: &str = "server.links.key";
+const USERS_CA: &str = "server.clients.client_ca";
 const AGENT_CA: &str = "server.csr.edge_ca";
 const CA: &str = "server.links.peer_ca";
 

@@ -1,5 +1,7 @@
 //! Events of links at a server: sessions to relay or to dial, paths, and the bridge to the plain dialect.
 
+pub(crate) mod user_sessions;
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::pin::pin;
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use crate::registry::NodeNotFound;
 use crate::route::{MOVE_WAIT, PathSearch, RouteError, SessionRequest, SessionRouter};
 use crate::server::ServerContext;
 use crate::server::config_files::LivePolicies;
-use crate::session_io::grants::UNTIL_CHANGED;
+use crate::session_io::grants::{Grant, UNTIL_CHANGED};
 use crate::session_io::{REVOKED, bridge_sessions};
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::addresses::Location;
@@ -167,6 +169,7 @@ pub(crate) fn handle_request(request: RelayRequest, shared: &Arc<ServerContext>,
             let why = format!("the credentials of node {edge} were revoked");
             request.refuse(SessionError::new(ErrorCode::NotAllowed, why));
         }
+        Remote::Client(_) => user_sessions::spawn_request(request, shared, room),
         // An edge does not reach its own node through a server: with that name it requests a target of the cloud.
         Remote::Edge(edge) if edge == request.node() && request.instance().is_none() => {
             dial_for_edge(request, shared)
@@ -265,7 +268,7 @@ async fn bridge_to_node(
         () = offer.withdrawn() => return,
     };
     match opened.map_err(|error| error.why) {
-        Ok(session) => bridge(offer, session, Some(access), shared).await,
+        Ok(session) => bridge(offer, session, BridgeAccess::Edge(access), shared).await,
         Err(RouteError::Offline { missing, .. }) if missing.is_unknown_node() => {
             shared.backend.serve_incoming(offer);
         }
@@ -282,28 +285,39 @@ async fn bridge_to_node(
     }
 }
 
-/// Copies between the two ends of a session that this server bridges, while `access` allows it. It is `None` for a
-/// peer's session, which the peer judges.
-async fn bridge(
-    offer: IncomingSession,
-    session: Session,
-    access: Option<EdgeAccess>,
-    shared: Arc<ServerContext>,
-) {
-    let grant = access.map(|access| {
-        let (policies, judged) = (shared.policies.clone(), access.clone());
-        let judge = move || judged.judge_node(&policies).map(|()| UNTIL_CHANGED).map_err(|why| why.reason);
-        shared.grants.add(judge).map(|grant| (grant, access))
-    });
-    let grant = match grant.transpose() {
-        Ok(grant) => grant,
-        Err(why) => return offer.refuse(SessionError::new(ErrorCode::NodeNotAllowed, why)),
+/// For which party a server bridges a session, and what allows it.
+pub(crate) enum BridgeAccess {
+    /// For a peer, which judges it.
+    Peer,
+    /// For an edge.
+    Edge(EdgeAccess),
+    /// For a user.
+    User(Grant),
+}
+
+/// Copies between the two ends of a session that this server bridges, while `access` allows it.
+async fn bridge(offer: IncomingSession, session: Session, access: BridgeAccess, shared: Arc<ServerContext>) {
+    let (grant, edge) = match access {
+        BridgeAccess::Peer => (None, None),
+        BridgeAccess::User(grant) => (Some(grant), None),
+        BridgeAccess::Edge(access) => {
+            let (policies, judged) = (shared.policies.clone(), access.clone());
+            let judge =
+                move || judged.judge_node(&policies).map(|()| UNTIL_CHANGED).map_err(|why| why.reason);
+            match shared.grants.add(judge) {
+                Ok(grant) => (Some(grant), Some(access)),
+                Err(why) => return offer.refuse(SessionError::new(ErrorCode::NodeNotAllowed, why)),
+            }
+        }
     };
     let revoked = async {
-        let Some((grant, access)) = &grant else { return std::future::pending().await };
+        let Some(grant) = &grant else { return std::future::pending().await };
         grant.revoked().await;
-        let why = SessionError::new(ErrorCode::NodeNotAllowed, grant.revocation().unwrap_or_default());
-        access.log_revoked(&why, &shared);
+        let code = if edge.is_some() { ErrorCode::NodeNotAllowed } else { ErrorCode::NotAllowed };
+        let why = SessionError::new(code, grant.revocation().unwrap_or_default());
+        if let Some(access) = &edge {
+            access.log_revoked(&why, &shared);
+        }
         why
     };
     let alive = shared.link_context.metrics.sessions.start(BRIDGE_LISTENER);
@@ -321,7 +335,7 @@ pub(crate) const MAX_SEARCHES_PER_EDGE: usize = 100;
 
 /// What an edge reaches through this server: another node or, by its own name, a target in the cloud.
 #[derive(Debug, Clone)]
-struct EdgeAccess {
+pub(crate) struct EdgeAccess {
     session: SessionId,
     from: Arc<LinkSender>,
     node: NodeName,
@@ -547,11 +561,22 @@ const PATH_SEARCH_TIME: Duration = Duration::from_secs(6);
 /// Accepts the request as the end of the session, and opens a plain session to the node.
 pub(crate) fn accept_for_plain(request: RelayRequest, plain: Arc<LinkSender>, shared: &Arc<ServerContext>) {
     let of_edge = matches!(request.from().peer, Remote::Edge(_));
-    let (node, access) = (request.node().clone(), of_edge.then(|| EdgeAccess::of(&request)));
+    let access = if of_edge { BridgeAccess::Edge(EdgeAccess::of(&request)) } else { BridgeAccess::Peer };
+    let span = info_span!("bridge", session = %request.id(), node = %request.node());
+    let bridged = bridge_for_plain(request, plain, access, shared.clone());
+    shared.link_context.drain.spawn(span, bridged);
+}
+
+/// Like [`accept_for_plain`], with access that the caller has judged. Returns when the session is over.
+pub(crate) async fn bridge_for_plain(
+    request: RelayRequest,
+    plain: Arc<LinkSender>,
+    access: BridgeAccess,
+    shared: Arc<ServerContext>,
+) {
+    let node = request.node().clone();
     if let Some(offer) = request.offer() {
-        let span = info_span!("bridge", session = %offer.id(), %node);
-        let bridged = bridge_to_plain(offer, node, plain, access, shared.clone());
-        shared.link_context.drain.spawn(span, bridged);
+        bridge_to_plain(offer, node, plain, access, shared).await;
     }
 }
 
@@ -560,7 +585,7 @@ async fn bridge_to_plain(
     offer: IncomingSession,
     node: NodeName,
     plain: Arc<LinkSender>,
-    access: Option<EdgeAccess>,
+    access: BridgeAccess,
     shared: Arc<ServerContext>,
 ) {
     let (client, table) = (offer.client().to_owned(), &shared.link_context.table);

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,17 +13,17 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{Instrument as _, Span, debug, debug_span, field, info, info_span, warn};
 
 use crate::registry::LinkedNode;
-use crate::server::authenticated_links::EdgeCredentials;
+use crate::server::authenticated_links::{EdgeCredentials, close_links};
 use crate::server::link_events::{
     handle_event, migrate_sessions, on_link_ended, retire_old_links, run_link, search_permits,
 };
 use crate::server::link_rates::{LinkRates, MAX_LINKS, NextLink};
-use crate::server::{ServerContext, invitations};
+use crate::server::{ServerContext, invitations, user_links};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::Instance;
 use tunnel_base::policy::{Networks, canonical_ip};
-use tunnel_link::grpc::accept::{Call, CallRejection, IncomingCall, PendingConnection, serve};
+use tunnel_link::grpc::accept::{Call, CallRejection, Certificate, IncomingCall, PendingConnection, serve};
 use tunnel_link::link::{Link, LinkEnd};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::Event;
@@ -34,8 +35,8 @@ use tunnel_net::reload::Reload;
 use tunnel_net::tls::error::HandshakeError;
 use tunnel_net::tls::handshake::{MAX_HANDSHAKES, TlsAccepted, TlsHandshaker};
 use tunnel_net::tls::verify::ServerTls;
-use tunnel_proto::frame::{Frame, FrameKind};
-use tunnel_proto::hello::{Caller, Hello, LinkPurpose};
+use tunnel_proto::frame::{Frame, FrameKind, Remote};
+use tunnel_proto::hello::{Caller, ClientHello, Hello, LinkPurpose};
 
 /// Serves links until the server stops: callers open them at the listener, or they were `made` to peers. Load balancers
 /// in the networks of `proxies` send a PROXY header.
@@ -85,6 +86,9 @@ async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: Arc<Se
             Caller::Edge(hello) => {
                 (debug_span!("link", node = %hello.node, remote_addr = %call.from), shared.clone())
             }
+            Caller::Client(hello) => {
+                (debug_span!("link", device = %hello.device, remote_addr = %call.from), shared.clone())
+            }
             Caller::Peer { .. } => (info_span!("link", peer = %call.from), shared.clone()),
         };
         links.spawn(span, admit_call(call, shared));
@@ -94,6 +98,7 @@ async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: Arc<Se
 async fn admit_call(call: Call, shared: Arc<ServerContext>) {
     match call.caller.clone() {
         Caller::Edge(hello) => admit_edge(call, hello, shared).await,
+        Caller::Client(hello) => admit_user(call, hello, shared).await,
         Caller::Peer { instance, backup: is_backup, .. } => {
             admit_peer(call, instance, is_backup, shared).await
         }
@@ -101,7 +106,8 @@ async fn admit_call(call: Call, shared: Arc<ServerContext>) {
 }
 
 async fn admit_edge(call: Call, hello: Hello, shared: Arc<ServerContext>) {
-    let evidence = EdgeCredentials { hello: hello.clone(), certificate_node: call.agent.clone() };
+    let certificate_node = if let Certificate::Edge(node) = &call.certificate { node.clone() } else { None };
+    let evidence = EdgeCredentials { hello: hello.clone(), certificate_node };
     let is_logged = match check_edge(&evidence, call.from, &shared).await {
         Ok(is_logged) => is_logged,
         Err(CallRejection::Token) => return refuse_token(call, &shared).await,
@@ -118,7 +124,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: Arc<ServerContext>) {
     if hello.purpose == LinkPurpose::Interactive {
         return admit_interactive(call, linked, &evidence, is_logged, &shared).await;
     }
-    let link = call.accept();
+    let link = call.accept(Remote::Edge(hello.node.clone()));
     let sender = link.sender.clone();
     let edge = hello.instance.map(field::debug);
     if is_logged {
@@ -141,6 +147,33 @@ async fn admit_edge(call: Call, hello: Hello, shared: Arc<ServerContext>) {
     shared.registry.ended(&sender, &why.to_string());
     shared.finder.on_unlinked(&hello.node);
     shared.proven.untrack(&sender);
+}
+
+async fn admit_user(call: Call, hello: ClientHello, shared: Arc<ServerContext>) {
+    let (user, _permit) = match user_links::check(&call, &hello, &shared).await {
+        Ok(admitted) => admitted,
+        Err(CallRejection::Token) => return refuse_token(call, &shared).await,
+        Err(why) => return call.refuse(why),
+    };
+    let (link, users) = (call.accept(Remote::Client(user.client.clone())), &shared.user_links);
+    let sender = link.sender.clone();
+    // Only for debugging: each command of a user has a link. The access log has her sessions.
+    debug!(link = %sender.id, user = %user.client, remote_addr = %user.from, "user is linked");
+    users.add(&sender, &user, &hello);
+    if shared.stopping.is_cancelled() {
+        sender.drain(None);
+    }
+    let mut running = pin!(run_link(link, false, &shared));
+    tokio::select! {
+        _ = &mut running => {}
+        why = user_links::revoked(user, &shared) => {
+            // Before the sessions are reset, so that no new one takes their place.
+            users.remove(&sender);
+            let closing = close_links(vec![(sender.clone(), why)], shared.link_context.table.clone());
+            let _ = tokio::join!(running, closing);
+        }
+    }
+    users.remove(&sender);
 }
 
 /// Answers a wrong token late, and few of a source at once, so that guesses take long. A right token never waits here.
@@ -202,7 +235,7 @@ async fn admit_peer(call: Call, instance: Instance, is_backup: bool, shared: Arc
     if instance == shared.link_context.table.instance() {
         return call.refuse(CallRejection::SelfDial);
     }
-    let link = call.accept();
+    let link = call.accept(Remote::Peer);
     let sender = link.sender.clone();
     info!(link = %sender.id, peer = ?instance, "peer is linked");
     if let Some(peers) = &shared.peers {
@@ -278,9 +311,8 @@ impl ConnectionHandler for LinkConnectionHandler {
                 return debug!("{failure}");
             }
         };
+        let certificate = self.shared.proven.certificate(self.handshakes.certificate(&accepted));
         let TlsAccepted { stream: io, permit: turn, until } = accepted;
-        let shown = io.get_ref().1.peer_certificates().and_then(|shown| shown.first());
-        let certificate = self.shared.proven.certificate(shown.map(AsRef::as_ref));
         let waiting = PendingConnection { certificate, until, waiting_permit: permit, permit: turn };
         let (arrivals, link_context) = (self.arrivals.clone(), self.shared.link_context.clone());
         drop(self);
@@ -395,7 +427,7 @@ fn hint(error: &HandshakeError) -> &'static str {
             "; check that our server.links.cert has the name that the edge dials (its dns, or the \
              host of the address in its servers)"
         }
-        HandshakeError::NotTls => "; only edges and servers can use this port",
+        HandshakeError::NotTls => "; only edges, servers and programs of users can use this port",
         error if error.is_of_the_certificate() => {
             "; an edge (its edge.csr) needs a certificate from a CA in edge_ca of our server.csr, and \
              a server one from server.links.peer_ca"
@@ -428,7 +460,7 @@ pub(crate) async fn admit_interactive(
         shared.link_context.metrics.links_rejected.count("no_primary_link");
         return call.refuse(CallRejection::NoPrimaryLink);
     }
-    let link = call.accept();
+    let link = call.accept(Remote::Edge(hello.node.clone()));
     let sender = link.sender.clone();
     let Some(busy) = shared.registry.add_interactive(linked(&sender)) else { return };
     shared.proven.track(&sender, evidence);

@@ -60,4 +60,5 @@ mod socks5;
 mod status;
 mod tcp;
 mod tls;
+mod user_links;
 mod version;

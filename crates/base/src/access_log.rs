@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use crate::logging::ACCESS;
-use crate::names::{NodeName, SessionId, Target};
+use crate::names::{DeviceName, NodeName, SessionId, Target};
 
 /// The access line of one session, filled while it runs. [`Self::end`] writes it; dropping it writes it with the result
 /// `aborted`, unless [`Self::set_pending`] was called.
@@ -32,6 +32,8 @@ pub struct AccessLogEntry {
     pub client: String,
     /// Authenticated user.
     pub user: Option<String>,
+    /// The user's device, at the end of her link.
+    pub device: Option<DeviceName>,
     /// Bytes from the client to the target.
     pub up: u64,
     /// Bytes from the target to the client.
@@ -56,6 +58,7 @@ impl AccessLogEntry {
             target: None,
             client,
             user: None,
+            device: None,
             up: 0,
             down: 0,
             resumed: 0,
@@ -100,6 +103,7 @@ impl AccessLogEntry {
             target = self.target.as_ref().map(tracing::field::display),
             client = self.client,
             user = self.user,
+            device = self.device.as_ref().map(tracing::field::display),
             bytes_to_target = self.up,
             bytes_to_client = self.down,
             duration_seconds = seconds,

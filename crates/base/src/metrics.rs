@@ -147,7 +147,7 @@ impl Metrics {
             nodes.get_or_create_owned(&labels)
         };
         registry.register("tunnel_nodes_connected", "Number of nodes linked to this server", nodes.clone());
-        let metrics = Self::with(registry, nodes, &["edge", "peer"]);
+        let metrics = Self::with(registry, nodes, &["edge", "client", "peer"]);
         metrics.links_rejected.expose(&LINKS_REJECTED);
         metrics.sessions.expose("bridge", &[]);
         metrics
@@ -448,7 +448,7 @@ const LINKS_CLOSED: [&str; 7] = [
     "write_stalled",
 ];
 
-const LINKS_REJECTED: [&str; 23] = [
+const LINKS_REJECTED: [&str; 24] = [
     "bad_metadata",
     "bad_role",
     "call_timeout",
@@ -461,6 +461,7 @@ const LINKS_REJECTED: [&str; 23] = [
     "name_in_use",
     "no_invitations",
     "no_primary_link",
+    "no_users",
     "overloaded",
     "plain_dialect",
     "protocol_version",

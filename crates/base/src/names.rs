@@ -107,7 +107,7 @@ impl NodeName {
         Self("-".into())
     }
 
-    /// Returns the placeholder for frames between servers that concern no node.
+    /// Returns the placeholder in frames that concern no node: between servers, and on a user's link.
     pub fn none() -> Self {
         Self("pod".into())
     }

@@ -142,6 +142,11 @@ impl CertificateGlob {
 }
 
 impl Rules {
+    /// Returns rules that allow nothing.
+    pub fn none() -> Self {
+        Self(vec![Rule { users: Some(Vec::new()), from: None, nodes: None, ports: None }])
+    }
+
     /// Returns true if a client at `from` (with its authenticated `user`, if any) may reach this port of this node.
     pub fn allows(&self, user: Option<&str>, from: IpAddr, node: &NodeName, port: u16) -> bool {
         self.0.is_empty() || self.0.iter().any(|rule| rule.allows(user, from, node, port))

@@ -22,7 +22,7 @@ use crate::table::{Event, SessionTable};
 use tunnel_base::metrics::Metrics;
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::codec::{DecodeError, Decoder, EncodedMessage, encode, from_message, to_message};
-use tunnel_proto::frame::{ErrorCode, FrameKind, SessionError, SessionKey};
+use tunnel_proto::frame::{ErrorCode, FrameKind, Remote, SessionError, SessionKey};
 
 /// A running link over one gRPC stream. Its driver calls [`Self::next`] until it ends; dropping it ends the stream.
 #[derive(Debug)]
@@ -131,7 +131,10 @@ impl Link {
 
     /// Takes the link out of service. Returns the number of sessions with an end here that ran on it.
     pub fn end(&self, why: &LinkEnd) -> usize {
-        let far = self.sender.peer.node().map_or("a peer".into(), |node| format!("node {node}"));
+        let far = match &self.sender.peer {
+            Remote::Client(client) => format!("user {client}"),
+            peer => peer.node().map_or("a peer".into(), |node| format!("node {node}")),
+        };
         let refusal = SessionError::new(ErrorCode::Cancelled, format!("the link to {far} closed: {why}"));
         self.table.link_ended(&self.sender, &refusal, Instant::now())
     }

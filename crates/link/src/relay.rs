@@ -13,14 +13,14 @@ pub mod queue;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tracing::{Level, debug, enabled};
 
 use crate::lock::Mutex;
 use crate::relay::queue::{QueueFull, RelayQueue};
 use crate::schedule::FrameSource as _;
 use crate::sender::LinkSender;
-use tunnel_base::names::{NodeName, SessionId, Target};
+use tunnel_base::names::{SessionId, Target};
 use tunnel_proto::budget::{Budget, LinkReservation};
 use tunnel_proto::frame::{ErrorCode, Opener, Remote, SessionError, SessionFrame, SessionKey};
 use tunnel_proto::state::LinkId;
@@ -50,9 +50,21 @@ impl RelayTable {
         self.bindings.lock().all.len()
     }
 
-    /// Returns the number of bindings that an edge has requested.
-    pub(crate) fn requested_by(&self, edge: &NodeName) -> usize {
-        self.bindings.lock().requested.get(edge).copied().unwrap_or(0)
+    /// Returns the number of bindings that an edge or a user has requested.
+    pub(crate) fn requested_by(&self, requester: &str) -> usize {
+        self.bindings.lock().requested.get(requester).copied().unwrap_or(0)
+    }
+
+    /// Returns a receiver of the end of this attempt's binding.
+    pub(crate) fn watch_end(&self, attempt: &Attempt) -> oneshot::Receiver<RelayEnd> {
+        let (reply, end) = oneshot::channel();
+        let mut bindings = self.bindings.lock();
+        if let Some(binding) = bindings.all.get_mut(&attempt.key.id).filter(|binding| binding.is_of(attempt))
+        {
+            let (down, up) = (binding.opener_leg.queue.clone(), None);
+            binding.watch = Some(EndWatch { down, up, why: None, reply: Some(reply) });
+        }
+        end
     }
 
     /// Returns true if the session has a binding.
@@ -109,8 +121,15 @@ impl RelayTable {
         let opener = attempt.opener.clone();
         let (epoch, target) = (attempt.epoch, attempt.target.clone());
         let seeker = Some(SearchGuard(attempt.changed.clone()));
-        let binding =
-            Binding { epoch, opener, target, opener_leg: opener_leg.clone(), acceptor: None, seeker };
+        let binding = Binding {
+            epoch,
+            opener,
+            target,
+            opener_leg: opener_leg.clone(),
+            acceptor: None,
+            seeker,
+            watch: None,
+        };
         let bound = binding.bound();
         let before = bindings.insert(attempt.key.id, binding);
         drop(bindings);
@@ -134,6 +153,9 @@ impl RelayTable {
         let waits = |binding: &&mut Binding| binding.is_of(attempt) && binding.acceptor.is_none();
         let Some(binding) = bindings.all.get_mut(&attempt.key.id).filter(waits) else { return };
         binding.acceptor = Some(acceptor.clone());
+        if let Some(watch) = &mut binding.watch {
+            watch.up = Some(acceptor.queue.clone());
+        }
         let (seeker, bound) = (binding.seeker.take_if(|_| !sought), binding.bound());
         drop(bindings);
         drop(seeker);
@@ -156,7 +178,8 @@ impl RelayTable {
         let binding = if known.acceptor.is_none() { bindings.remove(&attempt.key.id) } else { None };
         drop(bindings);
         drop(seeker);
-        let Some(binding) = binding else { return };
+        let Some(mut binding) = binding else { return };
+        binding.note_end(frame.as_ref());
         log(binding.bound(), "relay released, no path found", frame.as_ref());
         // The queue to the opener is empty, as no acceptor was reached: the answer need not go through it.
         binding.opener_leg.close();
@@ -204,6 +227,7 @@ impl RelayTable {
             changed.inspect(|changed| changed.notify_one());
             return true;
         }
+        binding.note_end(Some(&frame));
         let answered = matches!(frame, SessionFrame::Opened { .. } | SessionFrame::Resumed { .. });
         let seeker = if answered { binding.seeker.take() } else { None };
         let bound = if answered || last { binding.bound() } else { None };
@@ -266,8 +290,9 @@ impl RelayTable {
         let meant = bindings.all.get(&id).is_some_and(|b| epoch.is_none_or(|epoch| b.epoch == epoch));
         let binding = if meant { bindings.remove(&id) } else { None };
         drop(bindings);
-        let Some(binding) = binding else { return };
+        let Some(mut binding) = binding else { return };
         let frame = frame(binding.epoch);
+        binding.note_end(Some(&frame));
         log(binding.bound(), "relay released by this server", Some(&frame));
         for hop in [Some(binding.opener_leg), binding.acceptor].into_iter().flatten() {
             hop.cut(frame.clone());
@@ -376,18 +401,18 @@ pub(crate) fn is_not_here(frame: &SessionFrame) -> bool {
 
 // The two links of a relayed session, and its opener.
 
-/// All bindings, and how many of them each edge has requested.
+/// All bindings, and how many of them each edge or user has requested.
 #[derive(Debug, Default)]
 struct Bindings {
     all: HashMap<SessionId, Binding>,
-    requested: HashMap<NodeName, usize>,
+    requested: HashMap<String, usize>,
 }
 
 impl Bindings {
     fn insert(&mut self, id: SessionId, binding: Binding) -> Option<Binding> {
         let before = self.remove(&id);
-        if let Remote::Edge(edge) = &binding.opener_leg.link.peer {
-            *self.requested.entry(edge.clone()).or_default() += 1;
+        if let Some(requester) = binding.opener_leg.link.peer.requester() {
+            *self.requested.entry(requester).or_default() += 1;
         }
         self.all.insert(id, binding);
         before
@@ -395,12 +420,12 @@ impl Bindings {
 
     fn remove(&mut self, id: &SessionId) -> Option<Binding> {
         let binding = self.all.remove(id)?;
-        if let Remote::Edge(edge) = &binding.opener_leg.link.peer
-            && let Some(count) = self.requested.get_mut(edge)
+        if let Some(requester) = binding.opener_leg.link.peer.requester()
+            && let Some(count) = self.requested.get_mut(&requester)
         {
             *count -= 1;
             if *count == 0 {
-                self.requested.remove(edge);
+                self.requested.remove(&requester);
             }
         }
         Some(binding)
@@ -420,12 +445,27 @@ pub(crate) struct Binding {
     pub(crate) acceptor: Option<RelayLeg>,
     /// The search for that path, until the attempt is answered; `None` if there is none.
     pub(crate) seeker: Option<SearchGuard>,
+    /// Reports the end of the binding; `None` if it is not watched.
+    watch: Option<EndWatch>,
 }
 
 impl Binding {
     /// Returns true if this attempt created the binding.
     pub(crate) fn is_of(&self, attempt: &Attempt) -> bool {
         self.epoch == attempt.epoch && self.opener_leg.link.id == attempt.from.id
+    }
+
+    /// Records why the session ends, if this frame ends it. The first reason is the cause of the others.
+    fn note_end(&mut self, frame: Option<&SessionFrame>) {
+        if let Some(watch) = &mut self.watch
+            && let Some(
+                SessionFrame::Refused { refusal, .. }
+                | SessionFrame::Reset { refusal, .. }
+                | SessionFrame::ResetAt { refusal, .. },
+            ) = frame
+        {
+            watch.why.get_or_insert_with(|| refusal.clone());
+        }
     }
 
     /// Returns the leg on that link, and the other one if there is one. Returns `None` if no leg is on that link.
@@ -435,6 +475,39 @@ impl Binding {
         }
         let acceptor = self.acceptor.clone().filter(|acceptor| acceptor.link.id == link)?;
         Some((acceptor, Some(self.opener_leg.clone())))
+    }
+}
+
+/// How the path of a relayed session through this server has ended.
+#[derive(Debug)]
+pub struct RelayEnd {
+    /// Why the session ended, or was refused. `None` if only this path ended.
+    pub why: Option<SessionError>,
+    /// Bytes that passed from the opener to the acceptor, repeated ones included.
+    pub to_acceptor: u64,
+    /// Bytes that passed the other way.
+    pub to_opener: u64,
+}
+
+/// Reports the end of a binding when dropped with it, which happens without the lock of the bindings.
+#[derive(Debug)]
+struct EndWatch {
+    why: Option<SessionError>,
+    /// The queue to the acceptor, once there is a path.
+    up: Option<Arc<RelayQueue>>,
+    /// The queue to the opener.
+    down: Arc<RelayQueue>,
+    reply: Option<oneshot::Sender<RelayEnd>>,
+}
+
+impl Drop for EndWatch {
+    fn drop(&mut self) {
+        if let Some(reply) = self.reply.take() {
+            let to_acceptor = self.up.as_ref().map_or(0, |queue| queue.passed());
+            let (why, to_opener) = (self.why.take(), self.down.passed());
+            // Fails if no task waits any longer.
+            let _ = reply.send(RelayEnd { why, to_acceptor, to_opener });
+        }
     }
 }
 

@@ -122,7 +122,7 @@ impl LinkSender {
             let frame = match std::task::ready!(next) {
                 None => return Poll::Ready(None),
                 Some(Next::Frame(body)) => {
-                    let node = self.peer.node().cloned().unwrap_or_else(NodeName::none);
+                    let node = self.peer.frame_node().cloned().unwrap_or_else(NodeName::none);
                     Some(Frame { node, body })
                 }
                 Some(Next::Reply(frame)) => Some(frame),
@@ -260,10 +260,11 @@ impl LinkSender {
         })
     }
 
-    /// Creates a frame about a session. On an edge's link only Open and Resume have another node than the link's.
+    /// Creates a frame about a session. On the link of an edge or a user's program only Open and Resume have another node
+    /// than the link's.
     fn frame(&self, session: &SessionKey, frame: SessionFrame) -> Frame {
         let asks = matches!(frame, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
-        let node = self.peer.node().filter(|_| !asks).unwrap_or(&session.node).clone();
+        let node = self.peer.frame_node().filter(|_| !asks).unwrap_or(&session.node).clone();
         Frame { node, body: FrameKind::Session(session.id, session.category, frame) }
     }
 

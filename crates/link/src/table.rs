@@ -13,15 +13,15 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tokio::task::coop::consume_budget;
 use tokio::time::Instant;
 
 use crate::lock::{Mutex, MutexGuard};
-use crate::relay::{Attempt, AttemptState, BindOutcome, RelayTable, RelayedSession};
+use crate::relay::{Attempt, AttemptState, BindOutcome, RelayEnd, RelayTable, RelayedSession};
 use crate::sender::signals::{UNKNOWN, unknown};
 use crate::sender::{DetachedSessions, LinkSender};
-use crate::table::closed::{ByClient, MAX_ORPHANS, Tombstones, client_of, source};
+use crate::table::closed::{ByClient, MAX_ORPHANS, Tombstones, source};
 use crate::table::session::{Origin, Search, SessionCore, SessionView};
 use crate::table::stream::{IncomingSession, Parked, PendingOpen, Session};
 use tunnel_base::metrics::Metrics;
@@ -273,17 +273,23 @@ impl SessionTable {
         mut key: SessionKey,
         mut frame: SessionFrame,
     ) -> Option<Event> {
-        let edge = match &sender.peer {
-            Remote::Edge(edge) => Some(edge),
-            Remote::Server(_) | Remote::Peer => None,
-        };
         // A server's requests to an edge are meant for that edge; a link to it carries nothing else.
         let elsewhere = !matches!(sender.peer, Remote::Server(_));
         match &mut frame {
             SessionFrame::Open { client, target, .. } if elsewhere => {
-                // An edge must never get the rights of another listener, nor another edge's name.
-                if let Some(edge) = edge {
-                    (key.category, *client) = (Category::HttpProxy, client_of(edge));
+                // An edge must never get the rights of another listener, nor another edge's name, and a user's program
+                // neither.
+                match &sender.peer {
+                    Remote::Edge(_) => {
+                        let edge = sender.peer.requester().unwrap_or_default();
+                        (key.category, *client) = (Category::HttpProxy, edge);
+                    }
+                    Remote::Client(name) => {
+                        let at = sender.ends().and_then(|ends| ends.remote);
+                        let at = at.map(|at| at.to_string()).unwrap_or_default();
+                        (key.category, *client) = (Category::Ssh, format!("{name}@{at}"));
+                    }
+                    Remote::Server(_) | Remote::Peer => {}
                 }
                 let target = target.clone();
                 self.on_request(Attempt::new(sender, key, target, &mut frame), frame)
@@ -315,7 +321,7 @@ impl SessionTable {
         let too_many = if from.is_reply_queue_full() || from.sessions() >= most {
             Some("too many sessions on this link")
         } else if self.exceeds_fair_share(&from.peer) && !self.relays.knows(attempt.key.id) {
-            Some("too many sessions of this edge, and half of all sessions of this server are in use")
+            Some("too many sessions of this edge or user, and half of all sessions of this server are in use")
         } else if self.relays.len() >= most && !self.relays.knows(attempt.key.id) {
             Some("too many sessions relayed by this server")
         } else {
@@ -336,13 +342,13 @@ impl SessionTable {
         None
     }
 
-    /// Returns true if an edge has requested a quarter of all sessions that are possible, and half of them are in use. So
-    /// no edge takes the places of all others.
+    /// Returns true if an edge or a user has requested a quarter of all sessions that are possible, and half of them are
+    /// in use. So none takes the places of all others.
     fn exceeds_fair_share(&self, peer: &Remote) -> bool {
-        let (Remote::Edge(edge), most) = (peer, self.limits.sessions) else { return false };
+        let (Some(requester), most) = (peer.requester(), self.limits.sessions) else { return false };
         let is_crowded = self.relays.len().max(self.len()) >= most / 2;
-        let ends_here = || self.clients.lock().count(&source(&client_of(edge)));
-        is_crowded && self.relays.requested_by(edge) + ends_here() >= most.div_ceil(4)
+        let ends_here = || self.clients.lock().count(&requester.as_str().into());
+        is_crowded && self.relays.requested_by(&requester) + ends_here() >= most.div_ceil(4)
     }
 
     /// Rejects a remote that tries to resume another opener's session, or as one to another target, with the same answer
@@ -434,7 +440,7 @@ impl SessionTable {
     fn out_of_memory(&self, peer: &Remote) -> SessionError {
         let (program, file) = match peer {
             Remote::Server(_) => ("edge", "the node's edge.toml"),
-            Remote::Edge(_) | Remote::Peer => ("server", "that server's server.toml"),
+            Remote::Edge(_) | Remote::Client(_) | Remote::Peer => ("server", "that server's server.toml"),
         };
         let most = self.limits.sessions;
         let why = match (self.len() >= most, program) {
@@ -632,6 +638,21 @@ impl RelayRequest {
     /// Returns the node.
     pub fn node(&self) -> &NodeName {
         &self.attempt.key.node
+    }
+
+    /// Names another node and target, which this server knows by the requested name.
+    pub fn redirect(&mut self, at: NodeName, to: Target) {
+        self.attempt.key.node = at;
+        if let Some(SessionFrame::Open { target, .. } | SessionFrame::Resume { target, .. }) = &mut self.frame
+        {
+            *target = to;
+        }
+    }
+
+    /// Returns a receiver of the end of this session's path through this server. Call it before the request is passed
+    /// on or refused.
+    pub fn watch_end(&self) -> oneshot::Receiver<RelayEnd> {
+        self.table.relays.watch_end(&self.attempt)
     }
 
     /// Returns the link that it came over.

@@ -29,7 +29,8 @@ use crate::reload::{Reload, ReloadError};
 use crate::tls::certificate::SingleCertResolver;
 use crate::tls::tickets::Tickets;
 use crate::tls::verify::{
-    ClientVerifier, EdgeCertVerifier, EdgeCerts, NoVerifier, PeerCertVerifier, ServerTls,
+    ClientVerifier, EdgeCertVerifier, EdgeCerts, NoVerifier, PeerCertVerifier, ServerTls, UserCertVerifier,
+    UserCerts,
 };
 use tunnel_base::logging::printable;
 
@@ -81,6 +82,9 @@ pub enum ClientAuth {
     Peers(PathBuf, Option<ServerName<'static>>),
     /// Edges may present certificates too. Other clients' certificates are handled by the inner value.
     Edges(EdgeCerts, Box<Self>),
+    /// Users may present certificates from a CA in this file too, except for the servers' name. Certificates for that
+    /// name are handled by the inner value.
+    Users(PathBuf, Box<Self>),
 }
 
 /// The servers that a TLS client trusts.
@@ -135,6 +139,7 @@ impl TlsServerConfig {
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(self.offer.versions())
             .map_err(text)?;
+        let users = self.clients.user_certs(&identity);
         let clients = self.clients.verifier(cas, &identity, provider)?;
         let builder = match clients.clone() {
             Some(verifier) => builder.with_client_cert_verifier(verifier),
@@ -149,7 +154,7 @@ impl TlsServerConfig {
         config.session_storage = Arc::new(NoServerSessionStorage {});
         // Tickets are stored by clients, so sessions that may be resumed use no memory here.
         config.ticketer = Arc::new(Tickets::new(&chain, Arc::clone(&config.time_provider))?);
-        Ok(ServerTls::new(config, clients))
+        Ok(ServerTls::new(config, clients, users))
     }
 }
 
@@ -230,7 +235,35 @@ impl ClientAuth {
         match self {
             Self::Anonymous => Vec::new(),
             Self::Required(ca) | Self::Peers(ca, _) => vec![ca.clone()],
-            Self::Edges(agents, others) => [vec![agents.ca.clone()], others.files()].concat(),
+            Self::Edges(EdgeCerts { ca }, others) | Self::Users(ca, others) => {
+                [vec![ca.clone()], others.files()].concat()
+            }
+        }
+    }
+
+    /// Returns the rule that tells users' certificates from others; `None` if no user may present one.
+    fn user_certs(&self, own: &CertifiedKey) -> Option<UserCerts> {
+        match self {
+            Self::Anonymous | Self::Required(_) | Self::Peers(..) => None,
+            Self::Edges(_, others) => others.user_certs(own),
+            Self::Users(_, others) => {
+                let name = match &**others {
+                    Self::Peers(_, name) => name
+                        .clone()
+                        .or_else(|| own.cert.first().and_then(|leaf| certificate::first_name(leaf))),
+                    _ => None,
+                };
+                Some(UserCerts { servers: name })
+            }
+        }
+    }
+
+    /// Returns the file of CAs that sign servers, and its contents among those of all files.
+    fn server_ca<'a>(&self, cas: &'a [Vec<u8>]) -> Option<(&PathBuf, &'a [u8])> {
+        match self {
+            Self::Anonymous | Self::Required(_) => None,
+            Self::Peers(path, _) => cas.first().map(|pem| (path, &pem[..])),
+            Self::Edges(_, others) | Self::Users(_, others) => others.server_ca(cas.get(1..)?),
         }
     }
 
@@ -246,7 +279,7 @@ impl ClientAuth {
             Self::Anonymous => Ok(None),
             Self::Edges(agents, others) => {
                 let issuers = roots(&agents.ca, ca)?;
-                for (path, pem) in others.files().iter().zip(more) {
+                if let Some((path, pem)) = others.server_ca(more) {
                     agents.check_disjoint(&issuers, path, &roots(path, pem)?)?;
                 }
                 let issuers = Arc::new(issuers);
@@ -254,11 +287,13 @@ impl ClientAuth {
                 let (issued, others) = (issued.build().map_err(text)?, others.verifier(more, own, provider)?);
                 Ok(Some(Arc::new(EdgeCertVerifier::new(issued, others))))
             }
-            Self::Required(path) => {
-                let issued =
-                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots(path, ca)?), provider);
-                Ok(Some(Arc::new(ClientVerifier(issued.build().map_err(text)?))))
+            Self::Users(path, others) => {
+                let users = client_verifier(path, ca, &provider)?;
+                let rule = self.user_certs(own).unwrap_or_default();
+                let others = others.verifier(more, own, provider)?;
+                Ok(Some(Arc::new(UserCertVerifier { rule, users, others })))
             }
+            Self::Required(path) => Ok(Some(Arc::new(client_verifier(path, ca, &provider)?))),
             Self::Peers(path, name) => {
                 let peers = PeerCertVerifier::new(roots(path, ca)?, name.as_ref(), &own.cert, &provider);
                 Ok(peers
@@ -277,6 +312,17 @@ impl Trust {
             Self::System | Self::NoVerify => None,
         }
     }
+}
+
+/// Returns the verifier of clients with certificates from the CAs in a file.
+fn client_verifier(
+    path: &Path,
+    pem: &[u8],
+    provider: &Arc<CryptoProvider>,
+) -> Result<ClientVerifier, String> {
+    let issuers = Arc::new(roots(path, pem)?);
+    let issued = WebPkiClientVerifier::builder_with_provider(issuers, Arc::clone(provider));
+    Ok(ClientVerifier(issued.build().map_err(text)?))
 }
 
 fn roots(path: &Path, pem: &[u8]) -> Result<RootCertStore, String> {

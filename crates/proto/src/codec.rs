@@ -288,7 +288,7 @@ pub fn from_message(message: StreamMsg, peer: &Remote) -> Result<Frame, FrameErr
         (STREAM, HEARTBEAT) => FrameKind::Ping(number(&message.data)),
         (STREAM, PONG) => FrameKind::Pong(number(&message.data)),
         (STREAM, DRAIN) if !servers => FrameKind::Drain(message.addr.parse().ok()),
-        (STREAM, CONFLICT) if !matches!(peer, Remote::Edge(_)) => {
+        (STREAM, CONFLICT) if !peer.is_leaf() => {
             let fields = control(&message)?;
             let reason = SessionError::new(ErrorCode::Overloaded, fields.reason).reason;
             FrameKind::Conflict(Conflict { instance: Instance::from_bytes(&fields.instance), reason })
@@ -309,7 +309,7 @@ pub fn from_message(message: StreamMsg, peer: &Remote) -> Result<Frame, FrameErr
         (STREAM, NODE_PAGE) if servers => FrameKind::NodePage(page(&message)?),
         (STREAM, _) => return Err(FrameError::UnknownType),
         (category, kind) => {
-            let names_acceptor = matches!(kind, OPEN | RESUME) && matches!(peer, Remote::Edge(_));
+            let names_acceptor = matches!(kind, OPEN | RESUME) && peer.is_leaf();
             let category = Category::from_name(category).ok_or(FrameError::UnknownType)?;
             let id: SessionId = message.topic.parse().map_err(|_| FrameError::BadSession)?;
             let node = named(&message, peer, names_acceptor)?;
@@ -317,20 +317,19 @@ pub fn from_message(message: StreamMsg, peer: &Remote) -> Result<Frame, FrameErr
         }
     };
     // Pings and pongs concern no node, so their node is not checked.
-    let node = match (&body, peer.node()) {
+    let node = match (&body, peer.frame_node()) {
         (FrameKind::Ping(_) | FrameKind::Pong(_), Some(node)) => node.clone(),
         _ => named(&message, peer, false)?,
     };
     Ok(Frame { node, body })
 }
 
-/// Returns the node that a message names. On an edge's link it must be the edge itself, unless `any` is set.
+/// Returns the node that a message names. On the link of an edge or a user's program it must be the link's, unless `any`
+/// is set.
 fn named(message: &StreamMsg, peer: &Remote, any: bool) -> Result<NodeName, FrameError> {
-    match peer {
-        Remote::Edge(node) | Remote::Server(node) if message.node.eq_ignore_ascii_case(node.as_str()) => {
-            Ok(node.clone())
-        }
-        Remote::Edge(_) | Remote::Server(_) if !any => Err(FrameError::WrongNode),
+    match peer.frame_node() {
+        Some(node) if message.node.eq_ignore_ascii_case(node.as_str()) => Ok(node.clone()),
+        Some(_) if !any => Err(FrameError::WrongNode),
         _ => NodeName::placeholder(&message.node)
             .map_or_else(|| message.node.parse(), Ok)
             .map_err(|_| FrameError::BadField),
@@ -629,6 +628,7 @@ mod extension_tests {
         let opener = || {
             prop::option::of(prop_oneof![
                 "[a-z]{1,20}".prop_map(|name| Opener::Node(name.parse().unwrap())),
+                "[a-z]{1,9}/[a-z]{1,9}".prop_map(|name| Opener::Client(name.parse().unwrap())),
                 any::<u128>().prop_map(|bits| Opener::Server(Instance::from_bits(bits))),
             ])
         };
@@ -708,6 +708,33 @@ mod extension_tests {
         let open = frame(open);
         assert_eq!(from_message(to_message(open.clone()), &cloud), Err(FrameError::WrongNode));
         assert_eq!(from_message(to_message(open.clone()), &edge), Ok(open));
+    }
+
+    #[test]
+    fn a_users_program_speaks_for_no_node_but_opens_to_any_node() {
+        let client = Remote::Client("alice/laptop".parse().unwrap());
+        let frame = |node: &NodeName, body| Frame { node: node.clone(), body };
+        let session = |frame| FrameKind::Session(SessionId::random(), Category::Ssh, frame);
+        let (none, node) = (NodeName::none(), "edge-1".parse().unwrap());
+        let (target, client_text) = ("a:1".parse().unwrap(), String::new());
+        let open = SessionFrame::Open { target, limit: 1, epoch: 1, client: client_text, opener: None };
+        for sound in [
+            frame(&none, FrameKind::Ping(Some(7))),
+            frame(&none, FrameKind::Drain(None)),
+            frame(&none, session(SessionFrame::Fin { total: 1 })),
+            frame(&node, session(open)),
+        ] {
+            assert_eq!(from_message(to_message(sound.clone()), &client), Ok(sound));
+        }
+        let fin = frame(&node, session(SessionFrame::Fin { total: 1 }));
+        assert_eq!(from_message(to_message(fin), &client), Err(FrameError::WrongNode));
+        let conflict = FrameKind::Conflict(Conflict { instance: None, reason: String::new() });
+        let found = FrameKind::Found(Found { here: true, ..Found::not_here(0) });
+        let load = FrameKind::Load(Load { nodes: 0, stopping: true });
+        for body in [FrameKind::Find(5), found, load, conflict] {
+            let refused = from_message(to_message(frame(&node, body)), &client);
+            assert_eq!(refused, Err(FrameError::UnknownType));
+        }
     }
 
     #[test]

@@ -3,13 +3,13 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 
 use tunnel_base::logging::printable;
-use tunnel_base::names::{Instance, NodeName, SessionId, Target};
+use tunnel_base::names::{ClientName, Instance, NodeName, SessionId, Target};
 
 /// A message on a link. See the table in docs/protocol.md#frames.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -369,8 +369,10 @@ pub const MAX_NODE_IPS: usize = 8;
 pub enum Remote {
     /// At a server: an edge, with the node that it has proved to be.
     Edge(NodeName),
-    /// At an edge: a server. The name is the edge's own node.
+    /// At an edge: a server. The name is the edge's own node; at a user's program it is [`NodeName::none`].
     Server(NodeName),
+    /// At a server: a user's program, with the user and device that it has proved to be. It only opens sessions.
+    Client(ClientName),
     /// At a server: a peer.
     Peer,
 }
@@ -381,44 +383,82 @@ impl Remote {
         match self {
             Self::Edge(_) => "edge",
             Self::Server(_) => "server",
+            Self::Client(_) => "client",
             Self::Peer => "peer",
         }
     }
 
-    /// Returns the node of the link; `None` between servers.
+    /// Returns the node of the link; `None` at a server for a user's program or a peer.
     pub fn node(&self) -> Option<&NodeName> {
         match self {
             Self::Edge(node) | Self::Server(node) => Some(node),
+            Self::Client(_) | Self::Peer => None,
+        }
+    }
+
+    /// Returns the node that all frames of the link name, except Open and Resume; `None` between servers.
+    pub fn frame_node(&self) -> Option<&NodeName> {
+        match self {
+            Self::Edge(node) | Self::Server(node) => Some(node),
+            Self::Client(_) => Some(&NO_NODE),
             Self::Peer => None,
         }
     }
+
+    /// Returns the source under which sessions that the remote requests here are counted. `None` for a server, which
+    /// counts them itself.
+    pub fn requester(&self) -> Option<String> {
+        Opener::verified(None, self, None).map(|opener| opener.source())
+    }
+
+    /// Returns true for an edge and a user's program: their server proves who they are, and authorizes each request.
+    pub fn is_leaf(&self) -> bool {
+        matches!(self, Self::Edge(_) | Self::Client(_))
+    }
 }
 
-/// The process or node that opened a session. Only the same opener may resume it; knowing the id is not enough.
+/// The node in frames of a user's link.
+static NO_NODE: LazyLock<NodeName> = LazyLock::new(NodeName::none);
+
+/// The process, node or user's device that opened a session. Only the same opener may resume it; knowing the id is not enough.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Opener {
     /// An edge, by its proven name: any process of that node. `node/NAME` on the wire.
     Node(NodeName),
+    /// A user's program, by the user and device that it has proved: any process there. `client/USER/DEVICE` on the wire.
+    Client(ClientName),
     /// A server, on behalf of one of its clients. `server/` and the 32 hex digits of its process on the wire.
     Server(Instance),
 }
 
-/// The text is neither `node/NAME` nor `server/INSTANCE`.
+/// The text is neither `node/NAME` nor `client/USER/DEVICE` nor `server/INSTANCE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not an opener; expected node/NAME or server/INSTANCE")]
+#[error("not an opener; expected node/NAME, client/USER/DEVICE or server/INSTANCE")]
 pub struct ParseOpenerError;
 
 impl Opener {
     /// Returns the opener of a request that came over a link to process `instance` of `peer`, whose frame contains the
     /// opener `sent`.
     ///
-    /// An edge is the node that it has proved to be, whatever its frame contains. A peer vouches for its edges, and
-    /// opens for its clients as itself. An edge trusts its server. A plain server names no opener.
+    /// An edge is the node that it has proved to be, and a user's program its user and device, whatever the frame
+    /// contains. A peer vouches for both, and opens for its other clients as itself. An edge trusts its server. A plain server names no opener.
     pub fn verified(sent: Option<Self>, peer: &Remote, instance: Option<Instance>) -> Option<Self> {
         match (peer, sent) {
             (Remote::Edge(node), _) => Some(Self::Node(node.clone())),
+            (Remote::Client(client), _) => Some(Self::Client(client.clone())),
             (Remote::Peer, Some(Self::Server(_))) => instance.map(Self::Server),
             (Remote::Peer | Remote::Server(_), sent) => sent,
+        }
+    }
+}
+
+impl Opener {
+    /// Returns the source under which its sessions are counted: the edge, or the user; empty for a server.
+    pub fn source(&self) -> String {
+        match self {
+            Self::Node(node) => format!("node {node}"),
+            Self::Client(client) => client.user.to_string(),
+            Self::Server(_) => String::new(),
         }
     }
 }
@@ -427,6 +467,7 @@ impl fmt::Display for Opener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Node(node) => write!(f, "node/{node}"),
+            Self::Client(client) => write!(f, "client/{client}"),
             Self::Server(instance) => write!(f, "server/{instance}"),
         }
     }
@@ -439,6 +480,7 @@ impl FromStr for Opener {
         let (kind, name) = text.split_once('/').ok_or(ParseOpenerError)?;
         match kind {
             "node" => name.parse().map(Self::Node).map_err(|_| ParseOpenerError),
+            "client" => name.parse().map(Self::Client).map_err(|_| ParseOpenerError),
             "server" => name.parse().map(Self::Server).map_err(|_| ParseOpenerError),
             _ => Err(ParseOpenerError),
         }
@@ -462,7 +504,13 @@ mod tests {
         let edge = Remote::Edge("edge-1".parse().unwrap());
         let (other, cloud) = (Remote::Peer, Remote::Server("edge-2".parse().unwrap()));
         let forged = "server/0000000000000000000000000000000b";
+        let (laptop, alice) = (Remote::Client("alice/laptop".parse().unwrap()), "client/alice/laptop");
         for (peer, claimed, expected) in [
+            (&laptop, None, Some(alice)),
+            (&laptop, Some("client/bob/laptop"), Some(alice)),
+            (&laptop, Some(node), Some(alice)),
+            (&edge, Some(alice), Some(node)),
+            (&other, Some(alice), Some(alice)),
             (&edge, None, Some(node)),
             (&edge, Some(server), Some(node)),
             (&edge, Some("node/edge-2"), Some(node)),
@@ -478,7 +526,7 @@ mod tests {
                 .map(|opener| opener.to_string());
             assert_eq!(counted.as_deref(), expected, "{claimed:?} from {peer:?}");
         }
-        for bad in ["", "edge-1", "node/", "node/a b", "server/12", "user/root"] {
+        for bad in ["", "edge-1", "node/", "node/a b", "server/12", "user/root", "client/alice"] {
             assert_eq!(bad.parse::<Opener>(), Err(ParseOpenerError), "{bad}");
         }
     }

@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 
 use crate::frame::MAX_NODE_IPS;
-use tunnel_base::names::{Instance, NodeName};
+use tunnel_base::names::{DeviceName, Instance, NameError, NodeName, UserName};
 
 /// The hello that an edge sends with the call for a link.
 #[derive(Clone, PartialEq, Eq)]
@@ -22,6 +22,33 @@ pub struct Hello {
     pub purpose: LinkPurpose,
     /// Addresses that the caller claims for its node, at most 8.
     pub ips: Box<[IpAddr]>,
+}
+
+/// The hello that a user's program sends with the call for a link.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ClientHello {
+    /// How the caller proves its user.
+    pub proof: UserProof,
+    /// The user's machine.
+    pub device: DeviceName,
+    /// The caller's process.
+    pub instance: Instance,
+    /// Whether an older link of the same process stays open until that program closes one of them.
+    pub is_backup: bool,
+}
+
+/// How a user's program proves its user.
+#[derive(Clone, PartialEq, Eq)]
+pub enum UserProof {
+    /// By the token of this user's device.
+    Token {
+        /// User that the caller claims to be.
+        user: UserName,
+        /// Secret that proves the user and the device.
+        token: String,
+    },
+    /// By the client certificate of the connection, which names the user.
+    Certificate,
 }
 
 /// The purpose of a new link of an edge's process that already has a link to the same server.
@@ -41,6 +68,8 @@ pub enum LinkPurpose {
 pub enum Caller {
     /// An edge, with a token that proves its name.
     Edge(Hello),
+    /// A user's program, which is not authenticated yet. It is never plain.
+    Client(ClientHello),
     /// Another server, which has presented the cloud's certificate. It is never plain.
     Peer {
         /// The server's process.
@@ -74,6 +103,9 @@ pub enum HelloError {
     /// A caller with the role of a server does not speak the extended dialect.
     #[error("server does not speak the extended dialect")]
     PlainPeer,
+    /// A caller with the role of a client does not speak the extended dialect.
+    #[error("client does not speak the extended dialect")]
+    PlainClient,
     /// The remote speaks another version of the extended dialect.
     #[error(transparent)]
     OtherVersion(#[from] OtherVersion),
@@ -93,8 +125,10 @@ pub struct OtherVersion {
 impl Caller {
     /// Parses a request's metadata. `certified` is true if the connection presented a server's certificate.
     pub fn from_request(headers: &HeaderMap, certified: bool) -> Result<Self, HelloError> {
-        if headers.get(&ROLE).is_none_or(|role| role.as_bytes() != PEER) {
-            return Hello::from_request(headers).map(Self::Edge);
+        match headers.get(&ROLE).map(HeaderValue::as_bytes) {
+            Some(PEER) => {}
+            Some(CLIENT) => return ClientHello::from_request(headers).map(Self::Client),
+            _ => return Hello::from_request(headers).map(Self::Edge),
         }
         if headers.contains_key(http::header::AUTHORIZATION) {
             return Err(HelloError::BadRole("peer".into()));
@@ -124,8 +158,50 @@ impl Caller {
     pub fn instance(&self) -> Option<Instance> {
         match self {
             Self::Edge(hello) => hello.instance,
+            Self::Client(hello) => Some(hello.instance),
             Self::Peer { instance, .. } => Some(*instance),
         }
+    }
+}
+
+impl ClientHello {
+    /// Parses a request's metadata. Without `authorization`, the connection's certificate is the proof.
+    fn from_request(headers: &HeaderMap) -> Result<Self, HelloError> {
+        let bad = |why: NameError| HelloError::BadName(why.to_string());
+        let instance = remote_instance(headers)?.ok_or(HelloError::PlainClient)?;
+        let is_backup = headers.get(&LINK) == Some(&BACKUP);
+        let (proof, device) = match headers.get(http::header::AUTHORIZATION) {
+            Some(text) => {
+                let members = Members::read(text)?;
+                let user = members.text("user")?.parse().map_err(bad)?;
+                (UserProof::Token { user, token: members.text("token")? }, members.text("device")?)
+            }
+            None => {
+                let device = headers.get(&DEVICE).and_then(|value| value.to_str().ok());
+                (UserProof::Certificate, device.unwrap_or_default().to_owned())
+            }
+        };
+        Ok(Self { proof, device: device.parse().map_err(bad)?, instance, is_backup })
+    }
+
+    /// Returns the metadata of a user's program.
+    pub fn request(&self) -> HeaderMap {
+        let mut headers = local_headers(self.instance);
+        headers.insert(ROLE, HeaderValue::from_static("client"));
+        if self.is_backup {
+            headers.insert(LINK, BACKUP);
+        }
+        let device = self.device.to_string();
+        match &self.proof {
+            UserProof::Token { user, token } => {
+                let (user, token) = (user.to_string(), token.clone());
+                insert_bearer(&mut headers, &UserCredentials { user, device, token });
+            }
+            UserProof::Certificate => {
+                headers.extend(HeaderValue::from_str(&device).ok().map(|device| (DEVICE, device)));
+            }
+        }
+        headers
     }
 }
 
@@ -133,9 +209,8 @@ impl Hello {
     /// Parses a request's metadata leniently: unknown headers and JSON members are ignored.
     pub fn from_request(headers: &HeaderMap) -> Result<Self, HelloError> {
         let text = headers.get(http::header::AUTHORIZATION).ok_or(HelloError::NoToken)?;
-        let text = String::from_utf8_lossy(text.as_bytes());
-        let json = text.strip_prefix("Bearer ").unwrap_or(&text);
-        let claim = Credentials::read(json)?;
+        let members = Members::read(text)?;
+        let claim = Credentials { nodename: members.text("nodename")?, token: members.text("token")? };
         let node = claim.nodename.parse().map_err(|e| HelloError::BadName(format!("{e}")))?;
         let instance = remote_instance(headers)?;
         let is_backup = instance.is_some() && headers.get(&LINK) == Some(&BACKUP);
@@ -153,12 +228,8 @@ impl Hello {
     /// Returns the metadata of an edge's request.
     pub fn edge_request(node: &NodeName, token: &str, instance: Instance) -> HeaderMap {
         let claim = Credentials { nodename: node.as_str().into(), token: token.into() };
-        let json = serde_json::to_string(&claim).unwrap_or_default();
         let mut headers = local_headers(instance);
-        if let Ok(mut value) = HeaderValue::from_str(&format!("Bearer {json}")) {
-            value.set_sensitive(true);
-            headers.insert(http::header::AUTHORIZATION, value);
-        }
+        insert_bearer(&mut headers, &claim);
         headers.insert(ROLE, HeaderValue::from_static("edge"));
         headers
     }
@@ -216,6 +287,30 @@ impl fmt::Debug for Hello {
     }
 }
 
+impl fmt::Debug for ClientHello {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ClientHello({:?}, {}, {:?})", self.proof, self.device, self.instance)
+    }
+}
+
+impl fmt::Debug for UserProof {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Token { user, .. } => write!(f, "token of {user}"),
+            Self::Certificate => f.write_str("certificate"),
+        }
+    }
+}
+
+/// Adds credentials as JSON in `authorization`.
+fn insert_bearer(headers: &mut HeaderMap, credentials: &impl Serialize) {
+    let json = serde_json::to_string(credentials).unwrap_or_default();
+    if let Ok(mut value) = HeaderValue::from_str(&format!("Bearer {json}")) {
+        value.set_sensitive(true);
+        headers.insert(http::header::AUTHORIZATION, value);
+    }
+}
+
 fn local_headers(instance: Instance) -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.insert(DIALECT, HeaderValue::from_static(VERSION));
@@ -266,32 +361,48 @@ const PADDING: HeaderName = HeaderName::from_static("tunnel-padding");
 const PROGRAM: HeaderName = HeaderName::from_static("tunnel-version");
 /// Maximum number of characters kept of the program's version.
 const PROGRAM_CHARS: usize = 40;
+/// Header with the machine of a user who proves herself by a certificate.
+const DEVICE: HeaderName = HeaderName::from_static("tunnel-device");
 /// Role of a server. Without a role, or with another known one, the caller is an edge.
 const PEER: &[u8] = b"peer";
 const EDGE: &[u8] = b"edge";
+/// Role of a user's program.
+const CLIENT: &[u8] = b"client";
 /// Role of an edge's interactive link.
 const INTERACTIVE: &[u8] = b"interactive";
 
-/// The JSON in `authorization`. Member names are case-insensitive, as in Go.
+/// The JSON in `authorization` of an edge.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Credentials {
     pub(crate) nodename: String,
     pub(crate) token: String,
 }
 
-impl Credentials {
-    pub(crate) fn read(json: &str) -> Result<Self, HelloError> {
-        let members: serde_json::Map<String, serde_json::Value> =
-            serde_json::from_str(json).map_err(|e| HelloError::NotJson(e.to_string()))?;
-        let member = |name: &str| {
-            let found = members.iter().find(|(key, _)| key.eq_ignore_ascii_case(name));
-            match found {
-                None => Ok(String::new()),
-                Some((_, serde_json::Value::String(text))) => Ok(text.clone()),
-                Some(_) => Err(HelloError::NotJson(format!("{name} is not a string"))),
-            }
-        };
-        Ok(Self { nodename: member("nodename")?, token: member("token")? })
+/// The JSON in `authorization` of a user's program.
+#[derive(Serialize)]
+struct UserCredentials {
+    user: String,
+    device: String,
+    token: String,
+}
+
+/// The members of the JSON in `authorization`. Their names are case-insensitive, as in Go.
+struct Members(serde_json::Map<String, serde_json::Value>);
+
+impl Members {
+    fn read(header: &HeaderValue) -> Result<Self, HelloError> {
+        let text = String::from_utf8_lossy(header.as_bytes());
+        let json = text.strip_prefix("Bearer ").unwrap_or(&text);
+        serde_json::from_str(json).map(Self).map_err(|e| HelloError::NotJson(e.to_string()))
+    }
+
+    /// Returns the text of a member; an absent one is empty.
+    fn text(&self, name: &str) -> Result<String, HelloError> {
+        match self.0.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)) {
+            None => Ok(String::new()),
+            Some((_, serde_json::Value::String(text))) => Ok(text.clone()),
+            Some(_) => Err(HelloError::NotJson(format!("{name} is not a string"))),
+        }
     }
 }
 
@@ -416,6 +527,35 @@ mod tests {
         assert!(matches!(Hello::from_request(&headers), Err(HelloError::BadRole(_))));
         let ours = Hello::edge_request(&"n".parse().unwrap(), "secret", Instance::from_bits(1));
         assert!(!format!("{ours:?}").contains("secret"));
+    }
+
+    #[test]
+    fn a_users_program_proves_a_user_and_is_never_taken_for_an_edge_or_a_server() {
+        let hello = |proof| ClientHello {
+            proof,
+            device: "laptop".parse().unwrap(),
+            instance: Instance::from_bits(7),
+            is_backup: false,
+        };
+        let token = || UserProof::Token { user: "alice".parse().unwrap(), token: "secret".into() };
+        for (is_backup, proof) in [(false, token()), (true, token()), (false, UserProof::Certificate)] {
+            let hello = ClientHello { is_backup, ..hello(proof) };
+            for certified in [false, true] {
+                let caller = Caller::from_request(&hello.request(), certified);
+                assert_eq!(caller, Ok(Caller::Client(hello.clone())));
+            }
+            assert!(Hello::from_request(&hello.request()).is_err(), "an older server refuses the role");
+        }
+        assert!(!format!("{:?}", hello(token())).contains("secret"));
+        let mut as_edge = hello(token()).request();
+        as_edge.insert("tunnel-role", HeaderValue::from_static("edge"));
+        assert!(matches!(Caller::from_request(&as_edge, true), Err(HelloError::BadName(_))));
+        let mut as_client = Hello::edge_request(&"n1".parse().unwrap(), "t", Instance::from_bits(3));
+        as_client.insert("tunnel-role", HeaderValue::from_static("client"));
+        assert!(matches!(Caller::from_request(&as_client, true), Err(HelloError::BadName(_))));
+        let mut plain = hello(token()).request();
+        plain.remove("tunnel-dialect");
+        assert_eq!(Caller::from_request(&plain, true), Err(HelloError::PlainClient));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use tokio_rustls::TlsConnector;
 use crate::command::doctor::{Findings, TIMEOUT, check_of};
 use crate::config::edge::ServerAddress;
 use crate::edge::config::EdgeConfig;
-use crate::edge::link_dialer::messages::hint as tls_remedy;
+use crate::uplink::link_dialer::messages::hint as tls_remedy;
 use tunnel_base::drain::Drain;
 use tunnel_base::files;
 use tunnel_base::metrics::Metrics;

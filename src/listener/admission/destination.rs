@@ -1,16 +1,16 @@
 //! Targets that are at no linked node: what this process dials itself, and where clients of an edge find their targets.
 
 use crate::acceptor::{DialRight, DialledTarget, DirectDialer, TargetDialError};
-use crate::listener::admission::{Destination, ListenerContext};
+use crate::listener::admission::{ListenerContext, SessionPermit};
 use crate::listener::denial::Denial;
 use crate::registry::NodeNotFound;
-use crate::route::RouteError;
+use crate::route::{RouteError, SessionRequest};
 use crate::session_io::TargetStream;
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::Glob;
 use tunnel_base::policy::targets::{is_number, is_off_limits};
-use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::frame::{Category, ErrorCode, SessionError};
 
 /// An open stream to a target, and the right to the target if this process has dialled it.
 pub(crate) struct OpenTarget {
@@ -18,7 +18,53 @@ pub(crate) struct OpenTarget {
     pub(crate) right: Option<DialRight>,
 }
 
+/// Where a client's target is: at a node, or at this process if it dials the target itself.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Destination {
+    /// The node; [`NodeName::direct`] if this process dials or, at an edge, a server.
+    pub(crate) node: NodeName,
+    /// The target, as the node knows it.
+    pub(crate) target: Target,
+    /// The target that this process dials if no edge runs at the node.
+    pub(crate) direct: Option<Target>,
+    /// Whether the client may reach every target that is not off limits.
+    pub(crate) all: bool,
+}
+
 impl Destination {
+    /// Creates a destination at a node, which this process never dials itself.
+    pub(crate) fn at(node: NodeName, target: Target) -> Self {
+        Self { node, target, direct: None, all: false }
+    }
+
+    /// Returns the request for a session, or `None` if this process dials the target.
+    pub(crate) fn session_request(
+        &self,
+        context: &ListenerContext,
+        category: Category,
+        access: &AccessLogEntry,
+        permit: &SessionPermit,
+    ) -> Option<SessionRequest> {
+        let node = match &context.edge_routing {
+            None if self.node == NodeName::direct() => return None,
+            // An edge serves its own node itself, so in a request its own node's name stands for the cloud.
+            Some(own) if self.node == NodeName::direct() => own.node.clone(),
+            _ => self.node.clone(),
+        };
+        let client = match &access.user {
+            Some(user) => format!("{user}@{}", access.client),
+            None => access.client.clone(),
+        };
+        Some(SessionRequest {
+            node,
+            target: self.target.clone(),
+            category,
+            client,
+            listener: access.listener,
+            permit: Some(permit.clone()),
+        })
+    }
+
     /// Dials a target that is at no node.
     pub(crate) async fn dial(self, context: &ListenerContext) -> Result<OpenTarget, Denial> {
         let Self { target, direct, all, .. } = self;

@@ -46,7 +46,8 @@ fn send_on(message: &StreamMsg) {
         "encoding and decoding changes a message"
     );
     let Ok(node) = message.node.parse::<NodeName>() else { return };
-    for peer in [Remote::Edge(node), Remote::Peer] {
+    let Ok(client) = "alice/laptop".parse() else { return };
+    for peer in [Remote::Edge(node), Remote::Client(client), Remote::Peer] {
         let Ok(frame) = from_message(message.clone(), &peer) else { continue };
         let again = from_message(to_message(frame.clone()), &peer);
         // A pong without a number comes from a plain remote, whose pongs equal its pings.

@@ -14,7 +14,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tonic::Status;
-use tunnel_base::names::Instance;
+use tunnel_base::names::{Instance, NodeName};
 use tunnel_net::tls::{ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust};
 use tunnel_proto::hello::Hello;
 
@@ -122,7 +122,8 @@ pub(crate) async fn call(io: TlsStream<TcpStream>, headers: HeaderMap, node: &st
         }
         None => {
             let (parts, incoming_body) = response.into_parts();
-            Ok(Call::outgoing(node.parse().unwrap(), parts.headers, frames_sender, incoming_body))
+            let node = NodeName::placeholder(node).unwrap_or_else(|| node.parse().unwrap());
+            Ok(Call::outgoing(node, parts.headers, frames_sender, incoming_body))
         }
     }
 }

@@ -21,11 +21,12 @@ use crate::grpc::{
 use crate::link::{Link, RemoteInfo};
 use crate::plain;
 use crate::sender::signals::LinkEndpoints;
-use tunnel_base::names::NodeName;
+use tunnel_base::names::{NodeName, UserName};
 use tunnel_net::limiter::Permit;
 use tunnel_net::path_mtu::padding;
 use tunnel_net::socket::Connection;
 use tunnel_net::tcp_info::TcpInfoReader;
+use tunnel_net::tls::verify::ClientCertificate;
 use tunnel_proto::frame::Remote;
 use tunnel_proto::hello::{Caller, Hello, HelloError, is_padded, pad, user_agent};
 
@@ -44,10 +45,10 @@ pub enum IncomingCall {
 pub struct Call {
     /// The caller's address.
     pub from: SocketAddr,
-    /// The caller as described by its hello. A peer is authenticated by its certificate, an edge not yet.
+    /// The caller as described by its hello. A peer is authenticated by its certificate, others not yet.
     pub caller: Caller,
-    /// The node in the edge's client certificate, if the connection presented one.
-    pub agent: Option<NodeName>,
+    /// The client certificate that the connection presented, if any.
+    pub certificate: Certificate,
     incoming: Incoming,
     /// `None` closes the connection without a response.
     answer: oneshot::Sender<Option<Response<CallBody>>>,
@@ -56,7 +57,7 @@ pub struct Call {
 }
 
 /// The client certificate that the handshake has accepted.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum Certificate {
     /// No certificate.
     None,
@@ -64,6 +65,8 @@ pub enum Certificate {
     Peer,
     /// An edge's certificate, and its node if it is for a single node.
     Edge(Option<NodeName>),
+    /// A user's certificate.
+    User(ClientCertificate),
 }
 
 /// An accepted connection on which no call has been accepted yet. It is closed unless that happens in time.
@@ -99,6 +102,17 @@ pub enum CallRejection {
     /// Another live process of that name has a link.
     #[error("{0}")]
     NameTaken(String),
+    /// The user has too many links, or has opened too many recently.
+    #[error("user {user} {links}; another program may use this user's token")]
+    TooManyUserLinks {
+        /// The user.
+        user: UserName,
+        /// How many, as a verb phrase.
+        links: String,
+    },
+    /// This server accepts no such caller.
+    #[error("{0}")]
+    Forbidden(String),
     /// The caller is this very process.
     #[error("the caller is this server")]
     SelfDial,
@@ -183,16 +197,12 @@ fn http() -> http2::Builder<TokioExecutor> {
 }
 
 impl Call {
-    /// Accepts the call and returns its link.
-    pub fn accept(self) -> Link {
+    /// Accepts the call and returns its link to `peer`, which is who the caller has proved to be.
+    pub fn accept(self, peer: Remote) -> Link {
         let instance = self.caller.instance();
-        let peer = match self.caller {
-            Caller::Edge(hello) => {
-                self.shared.ahead.stands_beside(hello.purpose);
-                Remote::Edge(hello.node)
-            }
-            Caller::Peer { .. } => Remote::Peer,
-        };
+        if let Caller::Edge(hello) = &self.caller {
+            self.shared.ahead.stands_beside(hello.purpose);
+        }
         let ConnectionState { link_context, ahead, tcp_info, connection, accepted } = self.shared;
         let outbound = outbound(peer, instance, &link_context);
         outbound.sender.set_tcp_info_reader(tcp_info);
@@ -234,7 +244,10 @@ impl From<CallRejection> for Status {
         match why {
             CallRejection::Token => Self::unauthenticated(text),
             CallRejection::Stopping => Self::unavailable(text),
-            CallRejection::TooManyLinks { .. } => Self::resource_exhausted(text),
+            CallRejection::TooManyLinks { .. } | CallRejection::TooManyUserLinks { .. } => {
+                Self::resource_exhausted(text)
+            }
+            CallRejection::Forbidden(_) => Self::permission_denied(text),
             CallRejection::NameTaken(_) | CallRejection::SelfDial => Self::already_exists(text),
             CallRejection::NoPrimaryLink => Self::failed_precondition(text),
         }
@@ -287,7 +300,8 @@ impl CallHandler {
             return self.refuse(status, "unknown_method");
         }
         let (parts, incoming) = request.into_parts();
-        let caller = match Caller::from_request(&parts.headers, self.certificate == Certificate::Peer) {
+        let caller = match Caller::from_request(&parts.headers, matches!(self.certificate, Certificate::Peer))
+        {
             Ok(caller) => caller,
             Err(e @ (HelloError::BadRole(_) | HelloError::NoCertificate)) => {
                 return self.refuse(Status::unauthenticated(e.to_string()), "bad_role");
@@ -301,11 +315,10 @@ impl CallHandler {
             return self.refuse(Status::unimplemented(why), "plain_dialect");
         }
         let (answer, answered) = oneshot::channel();
-        let agent = if let Certificate::Edge(node) = &self.certificate { node.clone() } else { None };
         let call = Call {
             from: self.from,
             caller,
-            agent,
+            certificate: self.certificate.clone(),
             incoming,
             answer,
             ends: LinkEndpoints { version: user_agent(&parts.headers), ..self.ends.clone() },

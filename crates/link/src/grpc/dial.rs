@@ -95,10 +95,20 @@ impl LinkDialError {
         }
     }
 
+    /// Returns a hint for the user of the dialling program, if there is one.
+    pub fn user_hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Refused { code: Code::Unauthenticated, .. } => Some(USER_TOKEN_HINT),
+            // Servers that know the role of a client give it other codes.
+            Self::Refused { code: Code::Unknown, .. } | Self::NoPlain(_) => Some(OLD_SERVER_HINT),
+            _ => None,
+        }
+    }
+
     /// Returns true if the server was reached and would also reject the next attempt, if that follows soon.
     pub fn is_refusal(&self) -> bool {
-        use Code::{ResourceExhausted, Unauthenticated, Unavailable};
-        let lasting = [ResourceExhausted, Unauthenticated, Unavailable];
+        use Code::{PermissionDenied, ResourceExhausted, Unauthenticated, Unavailable};
+        let lasting = [PermissionDenied, ResourceExhausted, Unauthenticated, Unavailable];
         match self {
             Self::Stopping | Self::OtherVersion(_) => true,
             Self::Refused { code, .. } => lasting.contains(code),
@@ -263,6 +273,11 @@ fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Reques
 
 const TOKEN_HINT: &str = "compare token or token_file here with this node's line, or the default line, in the server's token file; \
                           where nodes join by invitation, all servers need one store (server.invitations), or invite the node again";
+
+const USER_TOKEN_HINT: &str =
+    "the access of this device was revoked, or it is for other servers; ask their operator for an invitation";
+const OLD_SERVER_HINT: &str = "this server is too old for links of users; ask its operator to upgrade it, or use its CONNECT port with \
+                               --server=https://HOST:PORT";
 
 /// Interval of HTTP/2's pings. A Go server treats pings more often than every 15 s as an attack.
 const PING_PEER_AFTER: Duration = Duration::from_secs(20);

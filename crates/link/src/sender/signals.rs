@@ -58,7 +58,7 @@ impl LinkSender {
     ///
     /// Returns false if too much waits to be sent, or if the remote is plain.
     pub fn drain(&self, to: Option<SocketAddr>) -> bool {
-        let said = self.peer.node().is_some_and(|node| self.signal(node, FrameKind::Drain(to)));
+        let said = self.peer.frame_node().is_some_and(|node| self.signal(node, FrameKind::Drain(to)));
         self.drained.fetch_or(said, Relaxed);
         said
     }

@@ -11,7 +11,7 @@ use crate::lock::Mutex;
 use crate::table::SessionTable;
 use crate::table::session::{Expiry, SessionCore};
 use tunnel_base::drain::Drain;
-use tunnel_base::names::{NodeName, SessionId};
+use tunnel_base::names::SessionId;
 use tunnel_net::fair_map::FairMap;
 use tunnel_net::pool::BufferPool;
 use tunnel_proto::budget::Budget;
@@ -56,15 +56,11 @@ impl SessionTable {
 /// Maximum number of sessions that are looked at for one to evict.
 const MAX_CANDIDATES: usize = 8;
 
-/// Returns the client of sessions that an edge opens.
-pub(crate) fn client_of(edge: &NodeName) -> String {
-    format!("node {edge}")
-}
-
-/// Returns the source of a client as an Open names it: its user, or its address, with one source for each /64 of IPv6.
+/// Returns the source of a client as an Open names it: its user, whichever of her devices it is, or its address, with
+/// one source for each /64 of IPv6.
 pub(crate) fn source(client: &str) -> Arc<str> {
     if let Some((user, _)) = client.rsplit_once('@') {
-        return user.into();
+        return user.split_once('/').map_or(user, |(user, _device)| user).into();
     }
     match client.parse().map(|at: SocketAddr| at.ip().to_canonical()) {
         Ok(IpAddr::V6(ip)) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).to_string().into(),
@@ -201,11 +197,8 @@ impl SessionTable {
     pub(crate) fn add_unknown(&self, id: SessionId, opener: Option<&Opener>) {
         let mut ended = self.ended.lock();
         if ended.refusal(id).is_none() {
-            // The client name of an edge's sessions, so that both count as one source.
-            let client = match opener {
-                Some(Opener::Node(node)) => client_of(node),
-                Some(Opener::Server(_)) | None => String::new(),
-            };
+            // The source of the opener's sessions, so that both count as one.
+            let client = opener.map(Opener::source).unwrap_or_default();
             ended.add(&client.into(), id, None, Instant::now());
         }
     }

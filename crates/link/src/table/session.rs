@@ -469,7 +469,7 @@ impl SessionCore {
         let Some(sender) = &inner.sender else { return LinkRtt::default() };
         let far = match self.origin.as_ref().and_then(|origin| origin.opener.as_ref()) {
             Some(Opener::Server(opener)) => Some(*opener),
-            Some(Opener::Node(_)) | None => inner.state.instance(),
+            Some(Opener::Node(_) | Opener::Client(_)) | None => inner.state.instance(),
         };
         // An edge relays nothing. A server may, so there the process of the remote end is compared with the link's.
         let ends_there = matches!(sender.peer, Remote::Edge(_)) || (far.is_some() && far == sender.instance);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_rustls::rustls::client::verify_server_name;
-use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert};
 use tokio_rustls::rustls::sign::CertifiedKey;
 use tracing::warn;
@@ -82,6 +82,11 @@ pub(crate) fn is_edges(der: &[u8]) -> bool {
     subject.iter_attributes().count() == 2
         && is(subject.iter_common_name().next().and_then(|name| name.as_str().ok()), common_name)
         && is(subject.iter_organization().next().and_then(|name| name.as_str().ok()), organization)
+}
+
+/// Returns true if the certificate is for this name of a server.
+pub(crate) fn is_for_server(der: &CertificateDer<'_>, name: &ServerName<'_>) -> bool {
+    ParsedCertificate::try_from(der).is_ok_and(|cert| verify_server_name(&cert, name).is_ok())
 }
 
 /// Returns true if the certificate was issued for an edge, for its links or for its kubelet.

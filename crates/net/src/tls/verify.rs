@@ -314,6 +314,78 @@ impl ClientCertVerifier for EdgeCertVerifier {
     }
 }
 
+// Certificates of users at the port for links: any but those of edges and those for the servers' name.
+
+/// The rule that tells users' certificates from those of edges and servers, so that no certificate is of two kinds.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct UserCerts {
+    /// The name that servers' certificates contain; `None` if no server can link here.
+    pub(crate) servers: Option<ServerName<'static>>,
+}
+
+impl UserCerts {
+    fn is_users(&self, leaf: &CertificateDer<'_>) -> bool {
+        let is_servers = |name| certificate::is_for_server(leaf, name);
+        !certificate::is_edges(leaf) && !self.servers.as_ref().is_some_and(is_servers)
+    }
+}
+
+/// Verifies users' certificates by one rule, and certificates for the servers' name by another.
+#[derive(Debug)]
+pub(crate) struct UserCertVerifier {
+    pub(crate) rule: UserCerts,
+    pub(crate) users: ClientVerifier,
+    /// `None` if no server can link here.
+    pub(crate) others: Option<Arc<dyn ClientCertVerifier>>,
+}
+
+impl ClientCertVerifier for UserCertVerifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn verify_client_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        above: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        if self.rule.is_users(leaf) {
+            return self.users.verify_client_cert(leaf, above, now);
+        }
+        match &self.others {
+            Some(others) => others.verify_client_cert(leaf, above, now),
+            None => Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.users.verify_tls12_signature(message, cert, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.users.verify_tls13_signature(message, cert, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.users.supported_verify_schemes()
+    }
+}
+
 /// Trusts clients by another rule, but never by a certificate that was issued for an edge.
 ///
 /// Otherwise a node, or a thief of its disk, would be a client of all other nodes.
@@ -369,6 +441,8 @@ pub struct ServerTls {
     pub config: Arc<ServerConfig>,
     /// `None` if no certificate is requested.
     clients: Option<Arc<dyn ClientCertVerifier>>,
+    /// The rule for users' certificates; `None` if users can present none.
+    users: Option<UserCerts>,
     /// Accepted chains, each with the last second (Unix time) for which that holds. Clients have few certificates, so
     /// thousands of sessions cost one verification.
     accepted: Mutex<HashMap<Arc<Chain>, u64>>,
@@ -387,8 +461,12 @@ pub struct ClientCertificate {
 }
 
 impl ServerTls {
-    pub(crate) fn new(config: ServerConfig, clients: Option<Arc<dyn ClientCertVerifier>>) -> Self {
-        Self { config: Arc::new(config), clients, accepted: Mutex::default() }
+    pub(crate) fn new(
+        config: ServerConfig,
+        clients: Option<Arc<dyn ClientCertVerifier>>,
+        users: Option<UserCerts>,
+    ) -> Self {
+        Self { config: Arc::new(config), clients, users, accepted: Mutex::default() }
     }
 
     /// Returns an acceptor of connections.
@@ -435,6 +513,17 @@ impl ClientCertificate {
     pub fn new(chain: &[CertificateDer<'static>], tls: &Reload<ServerTls>) -> Self {
         let names = chain.first().map(|leaf| certificate::names(leaf)).unwrap_or_default();
         Self { names: names.into(), chain: tls.load().shared(chain), tls: tls.clone() }
+    }
+
+    /// Returns true if this is a user's certificate, at the port for links.
+    pub fn is_users(&self) -> bool {
+        let tls = self.tls.load();
+        self.leaf().is_some_and(|leaf| tls.users.as_ref().is_some_and(|rule| rule.is_users(leaf)))
+    }
+
+    /// Returns the certificate itself, without those above it.
+    pub fn leaf(&self) -> Option<&CertificateDer<'static>> {
+        self.chain.first()
     }
 
     /// Verifies the certificate by the current CAs and the current time. Returns the last second (Unix time) for which

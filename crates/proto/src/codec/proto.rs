@@ -43,10 +43,10 @@ pub struct Control {
     /// 16 bytes: the process at the other end
     #[prost(bytes = "bytes", tag = "9")]
     pub instance: ::prost::bytes::Bytes,
-    /// Open and Resume: the opener of the session. `node/` and the name of an edge, or `server/` and the 32 hex digits of
-    /// the process that opened it for a client. The server with an edge's link sets it, and ignores the edge's own value. A
-    /// server that opens a session sets itself. Over a link between servers `node/` is unchanged, and `server/` is the
-    /// sending server. The acceptor of a session, and every server that relays it, store the opener. An Open or Resume of
+    /// Open and Resume: the opener of the session. `node/` and the name of an edge, `client/` with user and device of a
+    /// user's program, or `server/` and the 32 hex digits of the process that opened it for a client. The server with the
+    /// link of an edge or a user's program sets it, and ignores their own value. A server that opens a session sets itself.
+    /// Over a link between servers `node/` and `client/` are unchanged, and `server/` is the sending server. The acceptor of a session, and every server that relays it, store the opener. An Open or Resume of
     /// another opener is answered like one for an unknown session.
     #[prost(string, tag = "10")]
     pub opener: ::prost::alloc::string::String,

@@ -1,4 +1,5 @@
-//! Keeps the edge linked: dials, serves the link and redials; replaces links, and adds an interactive link.
+//! Keeps an edge or a user's program linked: dials, serves the link and redials; replaces links, and adds an interactive
+//! link.
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -13,9 +14,8 @@ use tracing::{debug, field, info, info_span, warn};
 use crate::acceptor::SessionAcceptor;
 use crate::admin::readiness::Readiness;
 use crate::config::Secret;
-use crate::edge::link_dialer::{AddressHint, ConnectFailure, LinkDialer, NewLink, messages};
-use crate::edge::{LINK_CONDITION, MTU_CONDITION, NODE_NAME_CONDITION, TOKEN_CONDITION};
 use crate::route::Uplinks;
+use crate::uplink::link_dialer::{AddressHint, ConnectFailure, LinkDialer, NewLink};
 use tunnel_base::backoff::{Backoff, MAX_PAUSE};
 use tunnel_base::drain::Drain;
 use tunnel_link::grpc::LinkContext;
@@ -34,7 +34,8 @@ use tunnel_proto::hello::LinkPurpose;
 pub(crate) struct Reconnector {
     pub(crate) dialer: LinkDialer,
     pub(crate) link_context: LinkContext,
-    pub(crate) backend: SessionAcceptor,
+    /// Serves incoming sessions; `None` at a user's program, which accepts none.
+    pub(crate) backend: Option<SessionAcceptor>,
     pub(crate) sessions: Drain,
     pub(crate) readiness: Readiness,
     pub(crate) uplinks: Arc<Uplinks>,
@@ -60,12 +61,12 @@ enum LinkOutcome {
 }
 
 impl Reconnector {
-    /// Dials a server, serves the link and redials, until the edge stops.
-    pub(crate) async fn run(self: Arc<Self>) {
+    /// Serves the link `made`, or dials one, and redials, until the edge or program stops.
+    pub(crate) async fn run(self: Arc<Self>, mut made: Option<NewLink>) {
         let (mut backoff, mut second) = (Backoff::new(), BackupLink::new(self.link_context.metrics.clone()));
         let links = self.link_context.drain.clone();
         let mut changes = [self.dialer.tokens.changes(), self.dialer.tls.changes()];
-        let (mut server, mut hint, mut made) = (0, AddressHint::default(), None);
+        let (mut server, mut hint) = (0, AddressHint::default());
         loop {
             if made.is_none() {
                 let pause = backoff.pause(rand::random());
@@ -253,7 +254,7 @@ impl Reconnector {
                     return made;
                 }
                 Err(why) => {
-                    let text = messages::no_link(&why);
+                    let text = self.dialer.no_link(&why);
                     if self.dialer.is_refused(&why) {
                         backoff.refused();
                     }
@@ -286,7 +287,13 @@ impl Reconnector {
             Event::Incoming(offer) if self.sessions.is_draining() => {
                 offer.refuse(SessionError::new(ErrorCode::Overloaded, "the edge is stopping"));
             }
-            Event::Incoming(offer) => self.backend.serve_incoming(offer),
+            Event::Incoming(offer) => match &self.backend {
+                Some(backend) => backend.serve_incoming(offer),
+                None => {
+                    let why = "a user's program accepts no sessions";
+                    offer.refuse(SessionError::new(ErrorCode::NotAllowed, why));
+                }
+            },
             Event::Signal(Frame { body: FrameKind::Conflict(conflict), .. }) => {
                 self.readiness.note_until(
                     NODE_NAME_CONDITION,
@@ -362,6 +369,14 @@ const SIMILAR_LINKS: u32 = 3;
 const BODY_LIMIT: &str = "a proxy between this edge and the server seems to limit the size of a request; remove the limit, in nginx \
                           with client_max_body_size 0";
 
+/// Readiness condition: the edge has a link.
+pub(crate) const LINK_CONDITION: &str = "link";
+/// Note in the readiness report: the path to the server loses large packets.
+const MTU_CONDITION: &str = "mtu";
+/// Readiness condition: a server accepts the tokens of a changed token file.
+const TOKEN_CONDITION: &str = "token";
+/// Note in the readiness report: another machine uses the same node name.
+const NODE_NAME_CONDITION: &str = "node_name";
 /// Mean interval of attempts to reach preferred servers; it varies randomly by half.
 const FAIL_BACK_INTERVAL: Duration = Duration::from_secs(60);
 /// Time to wait while another machine uses this node's name.
@@ -457,7 +472,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 impl Reconnector {
     /// Keeps an interactive link in addition to `busy` while bulk and interactive sessions share that.
     ///
-    /// There is none to a plain server or with a short RTT. Never returns; when the future is dropped,
+    /// There is none to a plain server, of a user's program, or with a short RTT. Never returns; when the future is dropped,
     /// the interactive link is handed over.
     pub(crate) async fn run_interactive(
         self: &Arc<Self>,
@@ -465,7 +480,7 @@ impl Reconnector {
         server: usize,
         at: Option<SocketAddr>,
     ) {
-        if busy.is_plain() {
+        if busy.is_plain() || self.dialer.user.is_some() {
             std::future::pending::<()>().await;
         }
         let (mut sorting, mut backoff) = (TrafficClassifier::default(), Backoff::new());

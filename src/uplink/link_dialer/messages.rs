@@ -30,13 +30,30 @@ pub fn connection_hint(failure: Option<&Failure>) -> &'static str {
     }
 }
 
-/// Returns the error text of a failed attempt to link, with the hint if the server rejected the link.
-pub(crate) fn no_link(error: &anyhow::Error) -> String {
-    match error.downcast_ref().and_then(LinkDialError::hint) {
+/// Returns the error text of a failed attempt to link, with the hint if the server rejected the link. `of_user` is true at
+/// a user's program.
+pub(crate) fn no_link(error: &anyhow::Error, of_user: bool) -> String {
+    let dialled: Option<&LinkDialError> = error.downcast_ref();
+    let hint = dialled.and_then(if of_user { LinkDialError::user_hint } else { LinkDialError::hint });
+    let text = match hint {
         Some(hint) => format!("{error:#}; {hint}"),
         None => format!("{error:#}"),
-    }
+    };
+    // A user has other keys than an operator.
+    let for_user = |text: String, (edge, user): &(&str, &str)| text.replace(edge, user);
+    if of_user { USER_KEYS.iter().fold(text, for_user) } else { text }
 }
+
+/// The keys of an edge that these texts name, and what they are for a user.
+const USER_KEYS: [(&str, &str); 4] = [
+    ("edge.uplink.servers", "servers in client.toml"),
+    ("edge.uplink.ca", "ca in client.toml"),
+    (
+        "set edge.uplink.tls_server_name to a name in the certificate",
+        "use a name in the certificate in servers",
+    ),
+    ("start the edge with HTTPS_PROXY", "set HTTPS_PROXY"),
+];
 
 /// Returns the error text if a server was not connected to in time, including DNS and proxies.
 pub(crate) fn no_connection_within(patience: Duration) -> String {

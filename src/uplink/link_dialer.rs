@@ -1,4 +1,4 @@
-//! Dials links to servers, which are tried in turn, and keeps the edge's certificate.
+//! Dials links to servers, which are tried in turn, for an edge or a user's program, and keeps the edge's certificate.
 
 pub mod avoidance;
 pub mod known_addresses;
@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context as _, anyhow};
+use http::HeaderMap;
 use parking_lot::Mutex;
 use rand::seq::SliceRandom as _;
 use tokio::net::TcpStream;
@@ -24,10 +25,10 @@ use tracing::{debug, info};
 
 use crate::config::Secret;
 use crate::config::edge::ServerAddress;
-use crate::edge::link_dialer::avoidance::Avoidance;
-use crate::edge::link_dialer::known_addresses::{KnownAddresses, ResolvedServer};
+use crate::uplink::link_dialer::avoidance::Avoidance;
+use crate::uplink::link_dialer::known_addresses::{KnownAddresses, ResolvedServer};
 use tunnel_base::files;
-use tunnel_base::names::{Host, Instance, NodeName, Target};
+use tunnel_base::names::{DeviceName, Host, Instance, NodeName, Target, UserName};
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::{ANSWER_TIMEOUT, LinkDialError};
 use tunnel_link::link::Link;
@@ -42,12 +43,15 @@ use tunnel_net::socket::Buffered;
 use tunnel_net::tls::certificate::NotAfter;
 use tunnel_net::tls::error::HandshakeError;
 use tunnel_net::tls::{self, Identity, TlsClientConfig, TlsError, Trust};
-use tunnel_proto::hello::{Hello, LinkPurpose};
+use tunnel_proto::hello::{ClientHello, Hello, LinkPurpose, UserProof};
 
-/// The dialer of an edge's links: resolves a server, connects to it, and proves the node's name.
+/// The dialer of links: resolves a server, connects to it, and proves the node's name or the user.
 #[derive(Debug)]
 pub(crate) struct LinkDialer {
+    /// The edge's node; [`NodeName::none`] of a user's program.
     pub(crate) node: NodeName,
+    /// The user; `None` at an edge.
+    pub(crate) user: Option<UserIdentity>,
     /// Addresses of the node, if configured.
     pub(crate) ips: Vec<IpAddr>,
     /// Servers in order of preference, at least one.
@@ -67,7 +71,15 @@ pub(crate) struct LinkDialer {
     pub(crate) link_context: LinkContext,
 }
 
-/// A server of the edge's config, as the [`LinkDialer`] dials it.
+/// Who a user's program is.
+#[derive(Debug)]
+pub(crate) struct UserIdentity {
+    /// The user of the token; `None` if a certificate names her.
+    pub(crate) name: Option<UserName>,
+    pub(crate) device: DeviceName,
+}
+
+/// A server of the config, as the [`LinkDialer`] dials it.
 #[derive(Debug)]
 pub(crate) struct ServerEndpoint {
     /// Host and port to dial.
@@ -163,11 +175,11 @@ impl LinkDialer {
             failed.is_refused |= self.is_refused(&why);
             failed.is_name_taken = why.downcast_ref().is_some_and(LinkDialError::is_name_taken);
             if failed.is_name_taken {
-                failed.text = messages::no_link(&why);
+                failed.text = self.no_link(&why);
                 break;
             }
             let between = if failed.text.is_empty() { "" } else { "; " };
-            failed.text += &format!("{between}{}", messages::no_link(&why));
+            failed.text += &format!("{between}{}", self.no_link(&why));
         }
         Err(failed)
     }
@@ -259,7 +271,7 @@ impl LinkDialer {
             Some(own) if alone || !to.declined.swap(false, Relaxed) => own.tls().await,
             _ => None,
         };
-        anyhow::ensure!(shown.is_some() || !alone, messages::NO_CREDENTIALS);
+        anyhow::ensure!(shown.is_some() || !alone || self.user.is_some(), messages::NO_CREDENTIALS);
         Ok(shown)
     }
 
@@ -283,12 +295,8 @@ impl LinkDialer {
         })?;
         let (tokens, turn) = (self.tokens.load(), self.turn.load(Relaxed));
         let token = tokens.get(turn % tokens.len().max(1)).map_or("", Secret::reveal);
-        let (node, own) = (&self.node, self.link_context.table.instance());
-        let mut metadata = Hello::edge_request(node, token, own);
-        Hello::with_purpose(&mut metadata, purpose);
-        Hello::with_node_ips(&mut metadata, &self.ips);
-        let dialled =
-            tunnel_link::grpc::dial::dial(io, &to.authority, node, metadata, &self.link_context).await;
+        let (metadata, context) = (self.hello(purpose, token), &self.link_context);
+        let dialled = tunnel_link::grpc::dial::dial(io, &to.authority, &self.node, metadata, context).await;
         if dialled.as_ref().is_err_and(LinkDialError::is_token_refused) {
             self.turn.store(turn.wrapping_add(1), Relaxed);
         }
@@ -296,6 +304,28 @@ impl LinkDialer {
             LinkDialError::Timeout => failed(error.reason())(silent(ANSWER_TIMEOUT)),
             error => failed(error.reason())(error),
         })
+    }
+
+    /// Returns the metadata of the call for a link.
+    fn hello(&self, purpose: LinkPurpose, token: &str) -> HeaderMap {
+        let instance = self.link_context.table.instance();
+        let Some(UserIdentity { name, device }) = &self.user else {
+            let mut metadata = Hello::edge_request(&self.node, token, instance);
+            Hello::with_purpose(&mut metadata, purpose);
+            Hello::with_node_ips(&mut metadata, &self.ips);
+            return metadata;
+        };
+        let proof = match name.clone() {
+            Some(user) => UserProof::Token { user, token: token.to_owned() },
+            None => UserProof::Certificate,
+        };
+        let (device, is_backup) = (device.clone(), purpose == LinkPurpose::Backup);
+        ClientHello { proof, device, instance, is_backup }.request()
+    }
+
+    /// Returns the error text of a failed attempt to link, with a hint for the operator of the edge, or for the user.
+    pub(crate) fn no_link(&self, why: &anyhow::Error) -> String {
+        messages::no_link(why, self.user.is_some())
     }
 
     /// Returns true if a server was reached and would also refuse the next attempt, if that follows soon.

@@ -1,0 +1,89 @@
+//! Sessions that a user's program opens over its link: admitted like those of other clients, and relayed to their node.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use crate::listener::admission::basis::ClientIdentity;
+use crate::listener::admission::{
+    Admission, AuthorizedRequest, ClientPermit, DeniedRequest, ListenerContext, SessionPermit,
+};
+use crate::listener::denial::Denial;
+use crate::session_io::REVOKED;
+use crate::session_io::grants::Grant;
+use tunnel_base::access_log::AccessLogEntry;
+use tunnel_base::metrics::ActiveSession;
+use tunnel_base::names::{DeviceName, NodeName, SessionId};
+use tunnel_link::relay::RelayEnd;
+use tunnel_proto::frame::{Category, ErrorCode, SessionError};
+
+/// A session that this process relays for a user, with its access line, counter and permit.
+#[derive(Debug)]
+pub(crate) struct RelayedAccess {
+    /// Revoked when the session is no longer allowed.
+    pub(crate) grant: Grant,
+    context: Arc<ListenerContext>,
+    access: AccessLogEntry,
+    alive: ActiveSession,
+    _permit: SessionPermit,
+}
+
+impl Admission {
+    /// Creates the admission of one request over the link of a user's program at `from`.
+    pub(crate) fn of_link(
+        context: Arc<ListenerContext>,
+        from: SocketAddr,
+        proof: ClientIdentity,
+        device: DeviceName,
+    ) -> Self {
+        let (device, permit) = (Some(device), ClientPermit::Link);
+        Self { context, category: Category::Ssh, from, proof, device, head_done: None, permit }
+    }
+}
+
+impl AuthorizedRequest {
+    /// Grants the session `id`, which takes a session permit. `resumes` is true if it was open before.
+    ///
+    /// # Errors
+    ///
+    /// Returns the denial, which is counted and logged.
+    pub(crate) fn grant_relay(self, id: SessionId, resumes: bool) -> Result<RelayedAccess, DeniedRequest> {
+        if self.destination.node == NodeName::direct() {
+            let denial = Denial::NoNode(self.destination.target);
+            return Err(DeniedRequest::new(denial, self.access, &self.context, self.from));
+        }
+        let (Self { context, from, basis, mut access, .. }, permit) = self.with_permit()?;
+        access.set_pending(false);
+        (access.id, access.resumed) = (Some(id), resumes.into());
+        match context.grants.add(move || basis.judge().map_err(|denial| denial.to_string())) {
+            Ok(grant) => {
+                let alive = context.metrics.sessions.start(access.listener);
+                Ok(RelayedAccess { grant, context, access, alive, _permit: permit })
+            }
+            Err(why) => Err(DeniedRequest::new(Denial::Forbidden(why), access, &context, from)),
+        }
+    }
+}
+
+impl RelayedAccess {
+    /// Returns the error for both ends if the grant was revoked.
+    pub(crate) fn revocation(&self) -> Option<SessionError> {
+        self.grant.revocation().map(|why| SessionError::new(ErrorCode::NotAllowed, why))
+    }
+
+    /// Writes the access line of a session, or of its path through this server.
+    pub(crate) fn end(mut self, ended: RelayEnd) {
+        let RelayEnd { why, to_acceptor, to_opener } = ended;
+        (self.access.up, self.access.down) = (to_acceptor, to_opener);
+        let metrics = &self.context.metrics;
+        metrics.bytes_to_target.inc_by(to_acceptor);
+        metrics.bytes_to_client.inc_by(to_opener);
+        let (result, why) = match (self.revocation(), why) {
+            (Some(why), _) => (REVOKED, why.reason),
+            (None, None) => ("moved", "the session left this path, to resume on another".to_owned()),
+            (None, Some(why)) if why.code == ErrorCode::NoError => ("ok", "both ends finished".to_owned()),
+            (None, Some(why)) => (why.code.name(), why.reason),
+        };
+        self.alive.end(result);
+        self.access.end(result, &why);
+    }
+}

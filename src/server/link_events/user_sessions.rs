@@ -1,0 +1,81 @@
+//! The sessions that users' programs open: each request is authorized by `[server.clients]`, also the Resume of a session
+//! that another server has relayed until then. They are relayed like those of edges.
+
+use std::sync::Arc;
+
+use http::HeaderMap;
+use tracing::info_span;
+
+use crate::listener::admission::{Admission, ListenerContext, OpenRequest};
+use crate::listener::denial::Denial;
+use crate::server::ServerContext;
+use crate::server::link_events::{BridgeAccess, SearchPermits, bridge_for_plain};
+use crate::server::user_links::User;
+use tunnel_link::relay::RelayEnd;
+use tunnel_link::table::RelayRequest;
+use tunnel_proto::frame::{ErrorCode, SessionError};
+
+/// Relays a request of a user's program if it is allowed, in its own task, because the search for a path may take
+/// seconds.
+pub(crate) fn spawn_request(request: RelayRequest, shared: &Arc<ServerContext>, room: &SearchPermits) {
+    let user = shared.user_links.user_of(request.from());
+    let (Some(user), Some(context)) = (user, shared.user_links.context().cloned()) else {
+        return request
+            .refuse(SessionError::new(ErrorCode::NotAllowed, "the access of this user was revoked"));
+    };
+    let span =
+        info_span!("relay", user = %user.client.user, device = %user.client.device, session = %request.id());
+    let (room, shared) = (room.clone(), shared.clone());
+    shared.link_context.drain.clone().spawn(span, relay(request, user, context, room, shared));
+}
+
+async fn relay(
+    mut request: RelayRequest,
+    user: User,
+    context: Arc<ListenerContext>,
+    room: SearchPermits,
+    shared: Arc<ServerContext>,
+) {
+    let (id, resumes, target) = (request.id(), request.resumes(), request.target().clone());
+    let wanted = OpenRequest { node: None, target, credentials: HeaderMap::new() };
+    let User { client, identity, from } = user;
+    let mut admission = Admission::of_link(context.clone(), from, identity, client.device);
+    let authorized = match admission.authorize(Ok(wanted), String::new()).await {
+        Ok(authorized) => authorized,
+        Err(denied) => return request.refuse(refusal(&denied.denial, &context)),
+    };
+    let (node, target) = (authorized.node().clone(), authorized.target().clone());
+    let granted = match authorized.grant_relay(id, resumes) {
+        Ok(granted) => granted,
+        Err(denied) => return request.refuse(refusal(&denied.denial, &context)),
+    };
+    request.redirect(node.clone(), target);
+    let mut end = request.watch_end();
+    if let Some((request, plain)) = Box::pin(shared.route.relay(request, &room)).await {
+        let access = BridgeAccess::User(granted.grant.clone());
+        bridge_for_plain(request, plain, access, shared).await;
+        let why = Some(SessionError::new(ErrorCode::NoError, ""));
+        return granted.end(RelayEnd { why, to_acceptor: 0, to_opener: 0 });
+    }
+    let ended = tokio::select! {
+        biased;
+        ended = &mut end => ended,
+        () = granted.grant.revoked() => {
+            granted.revocation().inspect(|why| shared.link_context.table.reset_relayed(id, why));
+            end.await
+        }
+    };
+    if let Ok(ended) = ended {
+        granted.end(ended);
+    }
+}
+
+/// Returns the error for the opener of a denied request. While the server stops, the opener searches elsewhere.
+fn refusal(denial: &Denial, context: &ListenerContext) -> SessionError {
+    let code = match denial {
+        Denial::Busy(_) if context.drain.is_draining() => ErrorCode::NodeNotConnected,
+        Denial::Busy(_) => ErrorCode::Overloaded,
+        _ => ErrorCode::NotAllowed,
+    };
+    SessionError::new(code, denial)
+}

@@ -1,0 +1,302 @@
+//! Links of users' programs: who may link, and until when.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+use tracing::{info_span, warn};
+
+use crate::listener::access::ListenerAccess;
+use crate::listener::admission::ListenerContext;
+use crate::listener::admission::basis::ClientIdentity;
+use crate::listener::denial::Denial;
+use crate::server::ServerContext;
+use crate::server::authenticated_links::close_links;
+use tunnel_base::names::{ClientName, DeviceName, UserName};
+use tunnel_base::policy::zone::Zone;
+use tunnel_link::grpc::accept::{Call, CallRejection, Certificate};
+use tunnel_link::sender::LinkSender;
+use tunnel_net::limiter::{FairLimiter, Limits, Permit};
+use tunnel_proto::hello::{ClientHello, UserProof};
+use tunnel_proto::state::LinkId;
+
+/// The links of users' programs to this server.
+pub(crate) struct UserLinks {
+    /// The access policy and what it is judged with; `None` if this server accepts no such links.
+    context: Option<Arc<ListenerContext>>,
+    proves: Box<ProvesDevice>,
+    links: Mutex<HashMap<LinkId, UserLink>>,
+    permits: FairLimiter<UserName>,
+}
+
+/// Returns true if the token is the one of that device of that user.
+pub(crate) type ProvesDevice = dyn Fn(&ClientName, &str) -> bool + Send + Sync;
+
+/// A user's program, as it has proved to be.
+#[derive(Debug, Clone)]
+pub(crate) struct User {
+    pub(crate) client: ClientName,
+    pub(crate) identity: ClientIdentity,
+    pub(crate) from: SocketAddr,
+}
+
+/// A link with its user.
+#[derive(Debug, Clone)]
+struct UserLink {
+    sender: Arc<LinkSender>,
+    user: User,
+}
+
+impl UserLinks {
+    /// Accepts links of users with `access`, or none.
+    pub(crate) fn new(
+        access: Option<ListenerAccess>,
+        zone: Arc<Zone>,
+        context: ListenerContext,
+        proves: Box<ProvesDevice>,
+    ) -> Self {
+        let context = access.map(|access| {
+            let policy = access.policy(Some(zone));
+            Arc::new(ListenerContext { listener: LISTENER, policy, ..context })
+        });
+        Self { context, proves, ..Self::default() }
+    }
+
+    /// Sends Drain on every link, so that each program links to another server.
+    pub(crate) fn drain_all(&self) {
+        for link in self.all() {
+            link.sender.drain(None);
+        }
+    }
+
+    /// Closes every link.
+    pub(crate) fn close_all(&self) {
+        for link in self.all() {
+            link.sender.close();
+        }
+    }
+
+    /// Returns the access policy for users, and what it is judged with.
+    pub(crate) fn context(&self) -> Option<&Arc<ListenerContext>> {
+        self.context.as_ref()
+    }
+
+    /// Returns the user of an open link whose credentials are not revoked.
+    pub(crate) fn user_of(&self, sender: &LinkSender) -> Option<User> {
+        self.lock().get(&sender.id).map(|link| link.user.clone())
+    }
+
+    /// Adds a link. Unless it is a backup link, closes the older ones of its process.
+    pub(crate) fn add(&self, sender: &Arc<LinkSender>, user: &User, hello: &ClientHello) {
+        let is_older =
+            |known: &&UserLink| known.sender.instance == sender.instance && known.user.client == user.client;
+        let mut links = self.lock();
+        let older: Vec<_> = links
+            .values()
+            .filter(|_| !hello.is_backup)
+            .filter(is_older)
+            .map(|known| known.sender.clone())
+            .collect();
+        links.insert(sender.id, UserLink { sender: sender.clone(), user: user.clone() });
+        drop(links);
+        for older in older {
+            older.close();
+        }
+        // The token may have been revoked since the check.
+        if let UserProof::Token { token, .. } = &hello.proof
+            && !(self.proves)(&user.client, token)
+        {
+            self.remove(sender);
+            sender.close();
+        }
+    }
+
+    /// Removes the links of a user, or of one of her devices.
+    fn remove_user(&self, user: &UserName, device: Option<&DeviceName>) -> Vec<Arc<LinkSender>> {
+        let is_meant = |link: &UserLink| {
+            let client = &link.user.client;
+            client.user == *user && device.is_none_or(|device| client.device == *device)
+        };
+        let mut links = self.lock();
+        let meant: Vec<_> =
+            links.values().filter(|link| is_meant(link)).map(|link| link.sender.clone()).collect();
+        for sender in &meant {
+            links.remove(&sender.id);
+        }
+        meant
+    }
+
+    /// Removes a link that has ended, or whose user may no longer be linked.
+    pub(crate) fn remove(&self, sender: &LinkSender) {
+        self.lock().remove(&sender.id);
+    }
+
+    /// Returns a copy of the list, so that no link's own lock is taken while this lock is held.
+    fn all(&self) -> Vec<UserLink> {
+        self.lock().values().cloned().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<LinkId, UserLink>> {
+        self.links.lock()
+    }
+}
+
+impl Default for UserLinks {
+    /// Accepts no links.
+    fn default() -> Self {
+        let proves = Box::new(|_: &ClientName, _: &str| false);
+        Self { context: None, proves, links: Mutex::default(), permits: FairLimiter::new(LINK_LIMITS) }
+    }
+}
+
+impl fmt::Debug for UserLinks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UserLinks").field("links", &self.lock().len()).finish_non_exhaustive()
+    }
+}
+
+impl ServerContext {
+    /// Ends the links of a user, or of one of her devices, with their sessions. Returns their number.
+    pub(crate) fn close_user(&self, user: &UserName, device: Option<&DeviceName>) -> usize {
+        // Removed before the sessions are reset, so that no new one takes their place.
+        let links = self.user_links.remove_user(user, device);
+        let (count, why) = (links.len(), format!("the access of user {user} was revoked"));
+        if count > 0 {
+            warn!(%user, device = device.map(tracing::field::display), links = count, "links ended: user revoked");
+            let revoked = links.into_iter().map(|sender| (sender, why.clone())).collect();
+            let closing = close_links(revoked, self.link_context.table.clone());
+            self.link_context.drain.spawn(info_span!("revoked", %user), closing);
+        }
+        count
+    }
+}
+
+/// The label of users' links in metrics and the access log.
+const LISTENER: &str = "clients";
+/// Number of users' links, in total and for one user. A user's commands have a link each, and a backup link at times.
+const LINK_LIMITS: Limits =
+    Limits { permits: 20_000, per_source: MAX_USER_LINKS, waiting: 0, idle_timeout: None };
+/// Maximum number of concurrent links of a user.
+pub(crate) const MAX_USER_LINKS: usize = 256;
+
+// The admission of a link.
+
+/// Why a user's program may not link.
+struct LinkDenial {
+    /// A fixed label for metrics.
+    reason: &'static str,
+    /// The reason for the log.
+    why: String,
+    answer: CallRejection,
+}
+
+/// Checks whether a user's program may link. Counts and logs a refusal.
+pub(crate) async fn check(
+    call: &Call,
+    hello: &ClientHello,
+    shared: &Arc<ServerContext>,
+) -> Result<(User, Permit<UserName>), CallRejection> {
+    let metrics = &shared.link_context.metrics;
+    authenticate(call, hello, shared).await.map_err(|LinkDenial { reason, why, answer }| {
+        metrics.links_rejected.count(reason);
+        if metrics.refusals.may_log(reason, call.from.ip()) {
+            let user = if let UserProof::Token { user, .. } = &hello.proof { Some(user) } else { None };
+            let user = user.map(tracing::field::display);
+            warn!(user, device = %hello.device, remote_addr = %call.from, reason = why, "user refused");
+        }
+        answer
+    })
+}
+
+async fn authenticate(
+    call: &Call,
+    hello: &ClientHello,
+    shared: &Arc<ServerContext>,
+) -> Result<(User, Permit<UserName>), LinkDenial> {
+    let forbidden =
+        |reason, why: String| LinkDenial { reason, why: why.clone(), answer: CallRejection::Forbidden(why) };
+    let Some(context) = &shared.user_links.context else {
+        return Err(forbidden("no_users", NO_USERS.to_owned()));
+    };
+    let policy = context.policy.load_full();
+    policy.check_source(call.from.ip()).map_err(|denial| forbidden("forbidden", denial.to_string()))?;
+    let (name, identity) = match (&hello.proof, &call.certificate) {
+        (UserProof::Token { user, token }, _) => {
+            let client = ClientName { user: user.clone(), device: hello.device.clone() };
+            prove(&client, token, shared).await?;
+            (user.clone(), ClientIdentity::User(user.to_string()))
+        }
+        (UserProof::Certificate, Certificate::User(certificate)) => {
+            let identity = ClientIdentity::Certificate(certificate.clone());
+            let judged = identity.judge(&policy, LISTENER);
+            let (name, _) = judged.map_err(|denial| forbidden("forbidden", denial.to_string()))?;
+            let name = name.unwrap_or_default().parse();
+            (
+                name.map_err(|wrong| forbidden("forbidden", format!("the certificate's name: {wrong}")))?,
+                identity,
+            )
+        }
+        (UserProof::Certificate, _) => {
+            let why = "neither a token nor a client certificate of a user was presented";
+            return Err(forbidden("forbidden", why.to_owned()));
+        }
+    };
+    if shared.stopping.is_cancelled() {
+        let (reason, answer) = ("stopping", CallRejection::Stopping);
+        return Err(LinkDenial { reason, why: answer.to_string(), answer });
+    }
+    let permit = shared.user_links.permits.try_acquire(&name).map_err(|_| {
+        let links = format!("has {MAX_USER_LINKS} links to this server, or all users together have too many");
+        let answer = CallRejection::TooManyUserLinks { user: name.clone(), links };
+        LinkDenial { reason: "too_many_links", why: answer.to_string(), answer }
+    })?;
+    let client = ClientName { user: name, device: hello.device.clone() };
+    Ok((User { client, identity, from: call.from }, permit))
+}
+
+/// Waits until a user who is linked may no longer be, and returns why.
+pub(crate) async fn revoked(user: User, shared: &Arc<ServerContext>) -> String {
+    let context = shared.user_links.context.clone();
+    let judge = move || {
+        let context = context.as_ref().ok_or_else(|| NO_USERS.to_owned())?;
+        judge(&user, context).map_err(|denial| denial.to_string())
+    };
+    match shared.grants.add(judge) {
+        Ok(grant) => {
+            grant.revoked().await;
+            grant.revocation().unwrap_or_default().to_owned()
+        }
+        Err(why) => why,
+    }
+}
+
+/// Checks a token, also by the current state of the store, because the device may just have joined at a peer.
+async fn prove(client: &ClientName, token: &str, shared: &Arc<ServerContext>) -> Result<(), LinkDenial> {
+    let proves = || (shared.user_links.proves)(client, token);
+    if proves() {
+        return Ok(());
+    }
+    if let Some(enrolment) = &shared.enrolment {
+        enrolment.refresh().await;
+    }
+    let why = "the device has not joined for this user, was revoked, or has another token";
+    let wrong = || LinkDenial { reason: "token", why: why.to_owned(), answer: CallRejection::Token };
+    proves().then_some(()).ok_or_else(wrong)
+}
+
+/// Checks whether a user may be linked now. Returns the last second (Unix time) for which that holds.
+fn judge(user: &User, context: &ListenerContext) -> Result<u64, Denial> {
+    let policy = context.policy.load();
+    policy.check_source(user.from.ip())?;
+    let (name, until) = user.identity.judge(&policy, LISTENER)?;
+    if name.as_deref() == Some(user.client.user.as_str()) {
+        return Ok(until);
+    }
+    Err(Denial::Forbidden("names of [server.clients] give the certificate another user now".to_owned()))
+}
+
+/// The answer of a server without `[server.clients]`.
+const NO_USERS: &str =
+    "this server accepts no links of users; they require a table [server.clients] in its config";

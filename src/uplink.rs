@@ -1,0 +1,5 @@
+//! Links to servers, which an edge and a user's program keep alike.
+
+pub mod client;
+pub mod link_dialer;
+pub mod reconnect;

@@ -1,0 +1,196 @@
+//! The links of a user's program: it opens sessions over a link to one of several servers, and accepts none.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
+use tracing::info_span;
+
+use crate::admin::readiness::Readiness;
+use crate::config::edge::ServerAddress;
+use crate::config::{RESUME_TIMEOUT, Secret};
+use crate::route::{OpenError, SessionRequest, SessionRouter, Uplinks};
+use crate::uplink::link_dialer::known_addresses::KnownAddresses;
+use crate::uplink::link_dialer::{AddressHint, LinkDialer, ServerEndpoint, UserIdentity};
+use crate::uplink::reconnect::{LINK_CONDITION, Reconnector};
+use tunnel_base::drain::Drain;
+use tunnel_base::metrics::Metrics;
+use tunnel_base::names::{DeviceName, Instance, NodeName, Target, UserName};
+use tunnel_base::process::third_of_memory;
+use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
+use tunnel_link::table::stream::Session;
+use tunnel_link::table::{SessionLimits, SessionTable};
+use tunnel_net::http_proxy::HttpProxyClient;
+use tunnel_net::pool::BufferPool;
+use tunnel_net::reload::Reload;
+use tunnel_net::resolver::Resolver;
+use tunnel_net::tls::{Identity, TlsClientConfig, Trust};
+use tunnel_proto::frame::{Category, ErrorCode, SessionError};
+use tunnel_proto::halves::WindowLimits;
+
+/// The servers of a user, and how she proves herself there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientLinkConfig {
+    /// Servers in order of preference, at least one.
+    pub servers: Vec<Target>,
+    /// The user's machine.
+    pub device: DeviceName,
+    /// How the user is proved.
+    pub proof: UserCredentials,
+    /// The file of CAs that may sign the servers' certificate.
+    pub ca: PathBuf,
+    /// `HTTPS_PROXY`: URL of the proxy to dial through.
+    pub https_proxy: Option<Secret>,
+    /// `NO_PROXY`: hosts that are dialled without the proxy.
+    pub no_proxy: Option<String>,
+}
+
+/// How a user is proved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UserCredentials {
+    /// By the token of this user's device.
+    Token(UserName, Secret),
+    /// By a client certificate, which names the user: the files of the certificate and its key.
+    Certificate(PathBuf, PathBuf),
+}
+
+/// The links of a user's program, of which one is used for new sessions. Sessions continue over the next one.
+#[derive(Debug)]
+pub struct ClientLinks {
+    route: SessionRouter,
+    uplinks: Arc<Uplinks>,
+    table: Arc<SessionTable>,
+    links: Drain,
+}
+
+impl ClientLinks {
+    /// Links to the first server that accepts it, and keeps a link until [`Self::close`].
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of all servers, or of a file. The text is for the user.
+    pub async fn connect(config: ClientLinkConfig) -> Result<Self, String> {
+        let (metrics, links) = (Metrics::edge(), Drain::new());
+        let limits = SessionLimits {
+            windows: WINDOWS,
+            memory: third_of_memory(MEMORY),
+            sessions: MAX_SESSIONS,
+            grace: RESUME_TIMEOUT,
+        };
+        let table = SessionTable::new(Instance::random(), limits, metrics.clone());
+        let link_context = LinkContext {
+            table: table.clone(),
+            metrics,
+            drain: links.clone(),
+            congestion: None,
+            plain_idle_timeout: PLAIN_IDLE_TIMEOUT,
+        };
+        let (uplinks, pool) = (Uplinks::new(NodeName::none()), BufferPool::new());
+        let dialer = dialer(config, &link_context, pool.clone())?;
+        let keeper = Arc::new(Reconnector {
+            dialer,
+            link_context,
+            backend: None,
+            sessions: Drain::new(),
+            readiness: Readiness::waiting_for(&[LINK_CONDITION]),
+            uplinks: uplinks.clone(),
+            redial: Notify::new(),
+            sent_until_closed: Mutex::default(),
+        });
+        let first = keeper.dialer.connect(0, AddressHint::default()).await.map_err(|failure| failure.text)?;
+        let route = SessionRouter::from_edge(uplinks.clone(), table.clone(), OPEN_TIMEOUT, RESUME_TIMEOUT);
+        links.spawn(info_span!("upkeep"), table.clone().upkeep(pool, links.clone()));
+        links.spawn(info_span!("resume_parked"), route.clone().resume_parked(links.clone()));
+        links.spawn(info_span!("network"), keeper.clone().follow_network());
+        links.spawn(info_span!("link"), keeper.run(Some(first)));
+        Ok(Self { route, uplinks, table, links })
+    }
+
+    /// Opens a session to a target, as servers know it. Waits for a link if there is none now. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// Returns why no session was opened. The text is for the user.
+    pub async fn open(&self, target: &Target) -> Result<Session, OpenError> {
+        // Opening fails without a link, with its own reason.
+        let _ = timeout(OPEN_TIMEOUT, self.uplinks.wait_any()).await;
+        let request = SessionRequest {
+            // The server finds the node by the target.
+            node: target.host.node().unwrap_or_else(NodeName::direct),
+            target: target.clone(),
+            category: Category::Ssh,
+            client: String::new(),
+            listener: "client",
+            permit: None,
+        };
+        self.route.open(request).await
+    }
+
+    /// Returns the number of links.
+    pub fn links(&self) -> usize {
+        self.uplinks.all().len()
+    }
+
+    /// Delivers the last bytes of sessions, resets those that are open, and closes the links.
+    pub async fn close(self) {
+        // Bounded by the time for which a session without a path is kept.
+        let _ = timeout(RESUME_TIMEOUT, self.table.wait_delivered()).await;
+        self.table.reset_all(&SessionError::new(ErrorCode::Cancelled, "the user's program has ended"));
+        self.links.start();
+        sleep(FLUSH_TIMEOUT).await;
+        self.uplinks.close_all();
+        self.links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
+    }
+}
+
+/// Reads the files, and creates the dialer of the links.
+fn dialer(config: ClientLinkConfig, context: &LinkContext, pool: BufferPool) -> Result<LinkDialer, String> {
+    let ClientLinkConfig { servers, device, proof, ca, https_proxy, no_proxy } = config;
+    let (name, tokens, identity) = match proof {
+        UserCredentials::Token(user, token) => (Some(user), vec![token], None),
+        UserCredentials::Certificate(cert, key) => (None, Vec::new(), Some(Identity { cert, key })),
+    };
+    let tls = TlsClientConfig { trust: Trust::Ca(ca), identity, alpn: vec![b"h2".to_vec()] };
+    let tls = tls.load().map_err(|cause| cause.to_string())?;
+    let endpoint = |at: Target| {
+        let dns = at.host.clone();
+        ServerEndpoint::new(&ServerAddress { at, dns }).map_err(|cause| cause.to_string())
+    };
+    let servers = servers.into_iter().map(endpoint).collect::<Result<_, _>>()?;
+    let proxy = https_proxy.map(|url| {
+        let hosts = no_proxy.as_deref().unwrap_or_default();
+        HttpProxyClient::new(url.reveal(), hosts).map_err(|cause| format!("HTTPS_PROXY: {cause}"))
+    });
+    let resolver = Resolver::system().map_err(|cause| cause.to_string())?;
+    Ok(LinkDialer {
+        node: NodeName::none(),
+        user: Some(UserIdentity { name, device }),
+        ips: Vec::new(),
+        servers,
+        tokens: Reload::fixed(tokens),
+        turn: AtomicUsize::new(0),
+        tls,
+        own: None,
+        proxy: proxy.transpose()?.flatten(),
+        known: KnownAddresses::new(resolver, RESUME_TIMEOUT, context.drain.clone()),
+        pool,
+        link_context: context.clone(),
+    })
+}
+
+/// Timeout for a link and for opening a session; a server and a node have 12 s.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(14);
+/// Receive windows, which start large: a user's program has few sessions.
+const WINDOWS: WindowLimits = WindowLimits { start: 64 * 1024, max: 4 << 20 };
+/// Default maximum of bytes that sessions may reserve.
+const MEMORY: usize = 64 << 20;
+/// Maximum number of concurrent sessions.
+const MAX_SESSIONS: usize = 10_000;
+/// Time for the last resets to be sent before the links are closed.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
+/// Time for connections to end on their own.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
