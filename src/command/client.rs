@@ -10,8 +10,9 @@ use serde::Deserialize;
 
 use crate::command::CommandError;
 use crate::config::Secret;
+use crate::uplink::client::{ClientLinkConfig, UserCredentials};
 use tunnel_base::files;
-use tunnel_base::names::{DeviceName, Host, Target, UserName};
+use tunnel_base::names::{DeviceName, Target};
 use tunnel_net::reload::is_world_readable;
 use tunnel_net::tls::Identity;
 
@@ -53,35 +54,8 @@ pub(crate) struct ClientSettings {
     pub(crate) identity: Option<(Setting<PathBuf>, Setting<PathBuf>)>,
     /// Whether the password may cross a network unencrypted.
     pub(crate) insecure: bool,
-}
-
-/// The links of a user's device, as `tunnel join --user` configures them in `client.toml`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClientLinks {
-    /// Servers to dial, at their port for links. Never empty.
-    pub servers: Vec<Target>,
-    /// Name in the servers' certificate, if it differs from the dialled name.
-    pub tls_server_name: Option<Host>,
-    /// File of the CAs that may sign the servers' certificate; `None` means those of this system.
-    pub ca: Option<PathBuf>,
-    /// Name of this machine among the user's.
-    pub device: DeviceName,
-    /// What proves the user.
-    pub credentials: ClientCredentials,
-}
-
-/// What proves the user of a link.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ClientCredentials {
-    /// The token with which the device joined.
-    Token {
-        /// The user.
-        user: UserName,
-        /// Her device's token.
-        token: Secret,
-    },
-    /// A certificate, which contains the user's name.
-    Certificate(Identity),
+    /// The servers to link to instead, and how the user is proved there; `None` if one is named to connect to.
+    pub(crate) links: Option<ClientLinkConfig>,
 }
 
 /// A value, and where it was found.
@@ -135,10 +109,13 @@ impl ClientSettings {
         let file = path.as_deref().map(ClientFile::read).transpose()?.unwrap_or_default();
         let path = path.unwrap_or_default();
         let keys = |names| SettingKeys { names, variable: &variable, file: &path };
-        let server = keys(["--server", "TUNNEL_SERVER", "server"]).first(flags.server.clone(), file.server);
+        let server =
+            keys(["--server", "TUNNEL_SERVER", "server"]).first(flags.server.clone(), file.server.clone());
+        let default = || Setting { value: DEFAULT_SERVER.to_owned(), source: Source::Default };
+        let is_named = server.as_ref().is_some_and(|server| !matches!(server.source, Source::File(..)));
+        let links = if is_named { None } else { file.links(&path, &variable)? };
         let cert = keys(["--cert", "TUNNEL_CERT", "cert"]).first(flags.cert.clone(), file.cert);
         let key = keys(["--key", "TUNNEL_KEY", "key"]).first(flags.key.clone(), file.key);
-        let default = || Setting { value: DEFAULT_SERVER.to_owned(), source: Source::Default };
         let password_file = keys(["--password-file", "TUNNEL_PASSWORD_FILE", "password_file"])
             .first(flags.password_file.clone(), file.password_file);
         // The user of links has a token instead of a password.
@@ -159,48 +136,19 @@ impl ClientSettings {
                 }
             },
             insecure: flags.insecure,
+            links,
         })
     }
 }
 
-impl ClientLinks {
-    /// Returns the links in `client.toml`, or `None` if it has none. `variable` returns environment variables by name.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the file cannot be read or has an error, or if other users may read a secret.
-    pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, CommandError> {
-        let Some(path) = client_file(&variable) else { return Ok(None) };
-        let file = ClientFile::read(&path)?;
-        let Some(servers) = &file.servers else {
-            let fields = [("device", file.device.is_some()), ("token", file.token.is_some())];
-            let more = [
-                ("token_file", file.token_file.is_some()),
-                ("tls_server_name", file.tls_server_name.is_some()),
-            ];
-            return match fields.into_iter().chain(more).find(|(_, is_set)| *is_set) {
-                Some((key, _)) => Err(wrong(&path, &format_args!("{key} requires servers"))),
-                None => Ok(None),
-            };
-        };
-        if servers.is_empty() {
-            return Err(wrong(&path, &"servers: is empty; name at least one HOST:PORT"));
-        }
-        let field = |key, why: &dyn fmt::Display| wrong(&path, &format_args!("{key}: {why}"));
-        let servers = servers.iter().map(|server| server.parse().map_err(|why| field("servers", &why)));
-        let name = file.tls_server_name.as_ref().map(|name| name.parse());
-        let device = match &file.device {
-            Some(device) => device.parse().map_err(|why| field("device", &why))?,
-            None => device_of_this_machine()?,
-        };
-        Ok(Some(Self {
-            servers: servers.collect::<Result<_, _>>()?,
-            tls_server_name: name.transpose().map_err(|why| field("tls_server_name", &why))?,
-            device,
-            credentials: file.credentials(&path)?,
-            ca: file.ca,
-        }))
-    }
+/// Returns the links in `client.toml`, or `None` if it has none. `variable` returns environment variables by name.
+///
+/// # Errors
+///
+/// Returns an error if the file cannot be read or has an error, or if other users may read a secret.
+pub fn links(variable: impl Fn(&str) -> Option<String>) -> Result<Option<ClientLinkConfig>, CommandError> {
+    let Some(path) = client_file(&variable) else { return Ok(None) };
+    ClientFile::read(&path)?.links(&path, &variable)
 }
 
 /// The places of one value: its flag, its environment variable, and its key in the file.
@@ -263,6 +211,45 @@ impl ClientFile {
         Ok(file)
     }
 
+    /// Returns the links, or `None` if there are none.
+    fn links(
+        &self,
+        path: &Path,
+        variable: &impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<ClientLinkConfig>, CommandError> {
+        let Some(servers) = &self.servers else {
+            let fields = [("device", self.device.is_some()), ("token", self.token.is_some())];
+            let more = [
+                ("token_file", self.token_file.is_some()),
+                ("tls_server_name", self.tls_server_name.is_some()),
+            ];
+            return match fields.into_iter().chain(more).find(|(_, is_set)| *is_set) {
+                Some((key, _)) => Err(wrong(path, &format_args!("{key} requires servers"))),
+                None => Ok(None),
+            };
+        };
+        let field = |key, why: &dyn fmt::Display| wrong(path, &format_args!("{key}: {why}"));
+        let servers = servers.iter().map(|server| server.parse().map_err(|why| field("servers", &why)));
+        let servers: Vec<Target> = servers.collect::<Result<_, _>>()?;
+        if servers.is_empty() {
+            return Err(field("servers", &"is empty; name at least one HOST:PORT"));
+        }
+        let name = self.tls_server_name.as_ref().map(|name| name.parse());
+        let device = match &self.device {
+            Some(device) => device.parse().map_err(|why| field("device", &why))?,
+            None => device_of_this_machine()?,
+        };
+        Ok(Some(ClientLinkConfig {
+            servers,
+            tls_server_name: name.transpose().map_err(|why| field("tls_server_name", &why))?,
+            device,
+            proof: self.credentials(path)?,
+            ca: self.ca.clone(),
+            https_proxy: variable("HTTPS_PROXY").filter(|url| !url.is_empty()).map(Secret::new),
+            no_proxy: variable("NO_PROXY"),
+        }))
+    }
+
     fn identity(&self, path: &Path) -> Result<Option<Identity>, CommandError> {
         match (&self.cert, &self.key) {
             (None, None) => Ok(None),
@@ -272,7 +259,7 @@ impl ClientFile {
         }
     }
 
-    fn credentials(&self, path: &Path) -> Result<ClientCredentials, CommandError> {
+    fn credentials(&self, path: &Path) -> Result<UserCredentials, CommandError> {
         let token = match (&self.token, &self.token_file, self.identity(path)?) {
             (Some(token), None, None) => token.clone(),
             (None, Some(file), None) => {
@@ -284,7 +271,7 @@ impl ClientFile {
             }
             (None, None, Some(identity)) => {
                 refuse_readers(&identity.key)?;
-                return Ok(ClientCredentials::Certificate(identity));
+                return Ok(UserCredentials::Certificate(identity.cert, identity.key));
             }
             _ => {
                 let expected =
@@ -294,7 +281,7 @@ impl ClientFile {
         };
         let user = self.user.as_ref().ok_or_else(|| wrong(path, &"a token requires user"))?;
         let user = user.parse().map_err(|why| wrong(path, &format_args!("user: {why}")))?;
-        Ok(ClientCredentials::Token { user, token })
+        Ok(UserCredentials::Token(user, token))
     }
 }
 
@@ -390,14 +377,14 @@ mod tests {
         home: &Path,
         text: &str,
         mode: u32,
-    ) -> (Result<Option<ClientLinks>, CommandError>, Result<ClientSettings, CommandError>) {
+    ) -> (Result<Option<ClientLinkConfig>, CommandError>, Result<ClientSettings, CommandError>) {
         let path = home.join("tunnel/client.toml");
         std::fs::create_dir_all(home.join("tunnel")).unwrap();
         std::fs::write(&path, text).unwrap();
         std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
         let xdg = home.to_str().unwrap().to_owned();
         let variable = |name: &str| (name == "XDG_CONFIG_HOME").then(|| xdg.clone());
-        (ClientLinks::read(variable), ClientSettings::find(&ClientArgs::default(), variable))
+        (super::links(variable), ClientSettings::find(&ClientArgs::default(), variable))
     }
 
     #[test]
@@ -408,27 +395,31 @@ mod tests {
         assert_eq!(read("server = \"a:1\"\nuser = \"ops\"\n"), None);
         let both = "servers = [\"a.example:9000\", \"[::1]:9\"]\nuser = \"alice\"\ndevice = \"Laptop\"\nca = \"ca.crt\"\n";
         let found = read(&format!("{both}token = \"t1\"\ntls_server_name = \"b\"\n")).unwrap();
-        let token =
-            |text| ClientCredentials::Token { user: "alice".parse().unwrap(), token: Secret::new(text) };
-        let expected = ClientLinks {
+        let token = |text| UserCredentials::Token("alice".parse().unwrap(), Secret::new(text));
+        let expected = ClientLinkConfig {
             servers: vec!["a.example:9000".parse().unwrap(), "[::1]:9".parse().unwrap()],
             tls_server_name: Some("b".parse().unwrap()),
             ca: Some(dir.join("ca.crt")),
             device: "laptop".parse().unwrap(),
-            credentials: token("t1"),
+            proof: token("t1"),
+            https_proxy: None,
+            no_proxy: None,
         };
         assert_eq!(found, expected);
         assert!(!format!("{found:?}").contains("t1"));
         std::fs::write(dir.join("token"), "t2\n").unwrap();
         std::fs::set_permissions(dir.join("token"), Permissions::from_mode(0o600)).unwrap();
-        assert_eq!(read(&format!("{both}token_file = \"token\"\n")).unwrap().credentials, token("t2"));
+        assert_eq!(read(&format!("{both}token_file = \"token\"\n")).unwrap().proof, token("t2"));
         std::fs::set_permissions(dir.join("token"), Permissions::from_mode(0o644)).unwrap();
         let refused = links(home.path(), &format!("{both}token_file = \"token\"\n"), 0o600).0.unwrap_err();
         assert!(refused.text.contains("every user of this machine may read it"), "{refused}");
         let (found, settings) =
-            links(home.path(), "servers = [\"a:1\"]\ncert = \"c\"\nkey = \"/k\"\n", 0o644);
+            links(home.path(), "servers = [\"a:1\"]\nca = \"ca\"\ncert = \"c\"\nkey = \"/k\"\n", 0o644);
         let identity = Identity { cert: dir.join("c"), key: "/k".into() };
-        assert_eq!(found.unwrap().unwrap().credentials, ClientCredentials::Certificate(identity.clone()));
+        assert_eq!(
+            found.unwrap().unwrap().proof,
+            UserCredentials::Certificate(identity.cert.clone(), identity.key.clone())
+        );
         let (cert, key) = settings.unwrap().identity.unwrap();
         assert_eq!(Identity { cert: cert.value, key: key.value }, identity);
     }
@@ -458,6 +449,17 @@ mod tests {
             assert!(!error.text.contains("secret-1"), "{error}");
         }
         assert_eq!(links(home.path(), token, 0o604).1.unwrap_err().code, 78);
+    }
+
+    #[test]
+    fn servers_in_the_client_file_are_linked_to_unless_one_is_named_to_connect_to() {
+        let home = tempfile::tempdir().unwrap();
+        let xdg = ("XDG_CONFIG_HOME", home.path().to_str().unwrap());
+        let text = "servers = [\"a:9000\"]\nca = \"ca.crt\"\nuser = \"alice\"\ntoken = \"secret-1\"\n";
+        assert!(links(home.path(), text, 0o600).1.unwrap().links.is_some());
+        assert_eq!(found(&ClientArgs::default(), &[xdg, ("TUNNEL_SERVER", "c:1")]).unwrap().links, None);
+        let flags = ClientArgs { server: Some("c:1".into()), ..ClientArgs::default() };
+        assert_eq!(found(&flags, &[xdg]).unwrap().links, None);
     }
 
     #[test]

@@ -36,13 +36,16 @@ use tracing::Span;
 
 use crate::command::client::{ClientArgs, ClientSettings, Setting};
 use crate::command::{CommandError, exit_code};
+use crate::route::{OpenError, RouteError};
 use crate::session_io::copy::close;
 use crate::session_io::copy::{CopyEnd, EndKind, Side, copy_bidirectional};
+use crate::uplink::client::ClientLinks;
 use tunnel_base::drain::Drain;
 use tunnel_base::files;
 use tunnel_base::logging::{one_line, printable};
 use tunnel_base::names::{Host, NameError, Target};
 use tunnel_base::policy::canonical_ip;
+use tunnel_link::table::stream::Session;
 use tunnel_net::ByteStream;
 use tunnel_net::dial::dial;
 use tunnel_net::listen::TcpAccept;
@@ -51,6 +54,7 @@ use tunnel_net::resolver::Resolver;
 use tunnel_net::socket::{Connection, Socket};
 use tunnel_net::tls::error::HandshakeError;
 use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
+use tunnel_proto::frame::ErrorCode;
 
 /// Arguments of `tunnel connect`.
 #[derive(Debug, Clone, Args)]
@@ -82,18 +86,18 @@ pub async fn connect(
     print_line: impl Fn(&str) + Clone + Send + Sync + 'static,
 ) -> Result<String, CommandError> {
     let target = target(args)?;
-    let server = ConnectEndpoint::new(&ClientSettings::find(&args.client, variable)?)?;
-    match &args.listen {
-        None => {
-            let session = server.open(&target).await?;
-            carry(session).await?;
-        }
+    let server = Arc::new(ConnectEndpoint::reach(ClientSettings::find(&args.client, variable)?).await?);
+    let done = match &args.listen {
+        None => async { carry(server.open(&target).await?).await }.await,
         Some(at) => {
             server.check_password_path().await?;
-            listen(local(at)?, Arc::new(server), target, stop, print_line).await?;
+            listen(local(at)?, server.clone(), target, stop, print_line).await
         }
+    };
+    if let Some(ConnectEndpoint { place: ConnectAddress::Links(links), .. }) = Arc::into_inner(server) {
+        links.close().await;
     }
-    Ok(String::new())
+    done.map(|()| String::new())
 }
 
 fn target(args: &ConnectArgs) -> Result<Target, CommandError> {
@@ -177,7 +181,8 @@ const MAX_CONNECTIONS: usize = 1000;
 
 // The server's CONNECT port, and opening a session through it.
 
-/// The CONNECT port of a server, of the client's settings: how to reach it, and how to log in there.
+/// The CONNECT port of a server, of the client's settings: how to reach it, and how to log in there. Or links to servers,
+/// where the user is proved.
 pub(crate) struct ConnectEndpoint {
     /// Where it listens.
     place: ConnectAddress,
@@ -192,13 +197,25 @@ pub(crate) struct ConnectEndpoint {
     pool: BufferPool,
 }
 
-/// Where the CONNECT port of a server listens: at a TCP address, or at a Unix socket of this machine.
+/// Where the CONNECT port of a server listens: at a TCP address, or at a Unix socket of this machine. Or links instead.
 enum ConnectAddress {
     At(Target),
     Socket(PathBuf),
+    Links(ClientLinks),
 }
 
 impl ConnectEndpoint {
+    /// Links to one of the settings' servers, or returns the server to connect to.
+    pub(crate) async fn reach(settings: ClientSettings) -> Result<Self, CommandError> {
+        let Some(links) = settings.links else { return Self::new(&settings) };
+        let linked = ClientLinks::connect(links).await;
+        let links =
+            linked.map_err(|why| CommandError::unavailable(format!("cannot link to a server: {why}")))?;
+        let (tls, authorization, login_hint) = (None, None, String::new());
+        let place = ConnectAddress::Links(links);
+        Ok(Self { place, tls, authorization, only_loopback: false, login_hint, pool: BufferPool::new() })
+    }
+
     /// Reads the files that the settings name.
     pub(crate) fn new(settings: &ClientSettings) -> Result<Self, CommandError> {
         let ClientSettings { server: Setting { value: url, source }, .. } = settings;
@@ -280,6 +297,10 @@ impl ConnectEndpoint {
         let request = self.request(target, &trace)?;
         let opening = async {
             match &self.place {
+                ConnectAddress::Links(links) => {
+                    let opened = links.open(target).await;
+                    Ok(Carrier::Link(opened.map_err(|error| refused_session(&error))?))
+                }
                 ConnectAddress::Socket(path) => {
                     let stream = UnixStream::connect(path).await.map_err(|cause| unreached(&cause))?;
                     Ok(Carrier::Unix(self.ask(stream, request).await?))
@@ -310,6 +331,7 @@ impl ConnectEndpoint {
         };
         let opened = timeout(OPEN_TIMEOUT, opening).await;
         let carrier = opened.map_err(|_| failed(&format_args!("no response within {OPEN_TIMEOUT:?}")))??;
+        let trace = if let Carrier::Link(session) = &carrier { session.id().to_string() } else { trace };
         Ok(ConnectStream { carrier, server: self.to_string(), trace })
     }
 
@@ -390,7 +412,18 @@ impl fmt::Display for ConnectEndpoint {
         match &self.place {
             ConnectAddress::At(at) => at.fmt(f),
             ConnectAddress::Socket(path) => path.display().fmt(f),
+            ConnectAddress::Links(_) => f.write_str("the user's servers"),
         }
+    }
+}
+
+/// Converts the reason why a session was not opened over a link.
+fn refused_session(error: &OpenError) -> CommandError {
+    match &error.why {
+        RouteError::Refused { refusal, .. } if refusal.code == ErrorCode::NotAllowed => {
+            CommandError::refused(refusal.reason.clone())
+        }
+        why => CommandError::unavailable(why.to_string()),
     }
 }
 
@@ -665,7 +698,7 @@ const HANGUP_GRACE: Duration = Duration::from_secs(1);
 
 // An open session through a server: copying its bytes, and errors.
 
-/// An open session through the CONNECT port of a server, made by [`ConnectEndpoint::open`].
+/// An open session through a server, made by [`ConnectEndpoint::open`].
 pub(crate) struct ConnectStream {
     pub(crate) carrier: Carrier,
     /// The address of its server.
@@ -679,6 +712,8 @@ pub(crate) enum Carrier {
     Tcp(Socket<TcpStream>),
     Unix(Socket<UnixStream>),
     Tls(Box<Socket<TlsStream<TcpStream>>>),
+    /// A session of this process, which is at no single server.
+    Link(Session),
 }
 
 impl ConnectStream {
@@ -689,6 +724,8 @@ impl ConnectStream {
             Carrier::Tcp(socket) => copy_between(here, socket).await,
             Carrier::Unix(socket) => copy_between(here, socket).await,
             Carrier::Tls(socket) => copy_between(here, &mut **socket).await,
+            // Dropping the session resets it, unless both directions have ended.
+            Carrier::Link(session) => copy_bidirectional(here, session).await,
         }
     }
 
@@ -696,6 +733,10 @@ impl ConnectStream {
     /// cause.
     pub(crate) fn interruption_error(&self, kind: ErrorKind) -> CommandError {
         let Self { server, trace, .. } = self;
+        if let Carrier::Link(session) = &self.carrier {
+            let why = session.ended().map_or_else(|| kind.to_string(), |why| why.reason);
+            return interrupted(&format!("{why}; see the servers' access logs (session={trace})"));
+        }
         let how = match kind {
             ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::NotConnected => {
                 "reset the connection".to_owned()

@@ -16,7 +16,6 @@ use crate::server::config_files::ServerFiles;
 use crate::server::registry::etcd_access;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging;
-use tunnel_base::names::ClientName;
 use tunnel_link::grpc::enrol::{EnrolMethod, EnrolRequest, JoinParams};
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::{ErrorCode, SessionError};
@@ -83,14 +82,11 @@ pub(crate) async fn watch_devices(
         let known = enrolment.known();
         for client in known.devices_revoked_since(&before) {
             info!(user = %client.user, device = %client.device, "token of a user's device revoked");
-            close_user(&shared, &client);
+            shared.close_user(&client.user, Some(&client.device));
         }
         before = known;
     }
 }
-
-/// Ends the links and sessions of a user's device. There are none while servers refuse links of users.
-fn close_user(_shared: &ServerContext, _client: &ClientName) {}
 
 /// Authorizes an enrolment request from a caller that has not joined yet, in its own task.
 pub(crate) fn spawn(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {

@@ -19,7 +19,7 @@ use crate::uplink::link_dialer::{AddressHint, LinkDialer, ServerEndpoint, UserId
 use crate::uplink::reconnect::{LINK_CONDITION, Reconnector};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{DeviceName, Instance, NodeName, Target, UserName};
+use tunnel_base::names::{DeviceName, Host, Instance, NodeName, Target, UserName};
 use tunnel_base::process::third_of_memory;
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::stream::Session;
@@ -37,12 +37,14 @@ use tunnel_proto::halves::WindowLimits;
 pub struct ClientLinkConfig {
     /// Servers in order of preference, at least one.
     pub servers: Vec<Target>,
+    /// Name in the servers' certificate, if it differs from the dialled name.
+    pub tls_server_name: Option<Host>,
     /// The user's machine.
     pub device: DeviceName,
     /// How the user is proved.
     pub proof: UserCredentials,
-    /// The file of CAs that may sign the servers' certificate.
-    pub ca: PathBuf,
+    /// The file of CAs that may sign the servers' certificate; `None`: those of this system.
+    pub ca: Option<PathBuf>,
     /// `HTTPS_PROXY`: URL of the proxy to dial through.
     pub https_proxy: Option<Secret>,
     /// `NO_PROXY`: hosts that are dialled without the proxy.
@@ -149,15 +151,15 @@ impl ClientLinks {
 
 /// Reads the files, and creates the dialer of the links.
 fn dialer(config: ClientLinkConfig, context: &LinkContext, pool: BufferPool) -> Result<LinkDialer, String> {
-    let ClientLinkConfig { servers, device, proof, ca, https_proxy, no_proxy } = config;
+    let ClientLinkConfig { servers, tls_server_name, device, proof, ca, https_proxy, no_proxy } = config;
     let (name, tokens, identity) = match proof {
         UserCredentials::Token(user, token) => (Some(user), vec![token], None),
         UserCredentials::Certificate(cert, key) => (None, Vec::new(), Some(Identity { cert, key })),
     };
-    let tls = TlsClientConfig { trust: Trust::Ca(ca), identity, alpn: vec![b"h2".to_vec()] };
+    let tls = TlsClientConfig { trust: ca.map_or(Trust::System, Trust::Ca), identity, alpn: vec![b"h2".to_vec()] };
     let tls = tls.load().map_err(|cause| cause.to_string())?;
     let endpoint = |at: Target| {
-        let dns = at.host.clone();
+        let dns = tls_server_name.clone().unwrap_or_else(|| at.host.clone());
         ServerEndpoint::new(&ServerAddress { at, dns }).map_err(|cause| cause.to_string())
     };
     let servers = servers.into_iter().map(endpoint).collect::<Result<_, _>>()?;

@@ -13,6 +13,7 @@ use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
 use crate::support::clients::{self, ESTABLISHED, assert_echo, assert_reset, reset, rest};
 use crate::support::programs::{TestDir, TestServer, at, edge};
 use crate::support::{assert_eventually, spawn, targets};
+use crate::user_links;
 
 #[derive(Debug, Parser)]
 struct CommandLine {
@@ -30,13 +31,18 @@ pub(crate) struct Local {
 
 impl Local {
     pub(crate) async fn start(args: &[&str]) -> Self {
+        Self::start_with(args, |_| None).await
+    }
+
+    /// Like [`Self::start`], with these environment variables.
+    async fn start_with(args: &[&str], variable: impl Fn(&str) -> Option<String> + Send + 'static) -> Self {
         let args = [&["connect", "--listen=0"], args].concat();
         let connect_args = CommandLine::try_parse_from(args).unwrap().connect;
         let (print, mut messages) = mpsc::channel(9);
         let (stop, stopped) = oneshot::channel();
         let ended = spawn(async move {
             let print = move |line: &str| print.try_send(line.to_owned()).unwrap();
-            connect::connect(&connect_args, |_| None, async { stopped.await.unwrap() }, print).await
+            connect::connect(&connect_args, variable, async { stopped.await.unwrap() }, print).await
         });
         let line = assert_eventually("the port", messages.recv()).await.unwrap();
         let at = line.split_whitespace().next().unwrap().parse().unwrap();
@@ -65,6 +71,33 @@ async fn a_local_port_reaches_the_target_and_each_half_close_is_forwarded() {
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"last");
     local.wait_for_end().await;
+}
+
+#[tokio::test]
+async fn tunnel_connect_links_to_the_servers_of_the_client_file_and_half_closes_are_forwarded() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = TestServer::with(&place, &user_links::tables(&place, ""));
+    server.server.enrolment.as_ref().unwrap().refresh().await;
+    let _edges = [edge(&place, &server, "node1").await, edge(&place, &server, "other1").await];
+    std::fs::create_dir(place.path().join("tunnel")).unwrap();
+    let (grpc, ca, token) = (server.server.bound.grpc, &place.files.ca, user_links::USER_TOKEN);
+    let client = format!(
+        "servers = [\"{grpc}\"]\nca = {ca:?}\nuser = \"alice\"\ndevice = \"laptop\"\ntoken = \"{token}\"\n"
+    );
+    place.file("tunnel/client.toml", &client);
+    let home = place.path().display().to_string();
+    let variable = move |name: &str| (name == "XDG_CONFIG_HOME").then(|| home.clone());
+    let local = Local::start_with(&[&at("node1", echo)], variable.clone()).await;
+    let mut client = local.client().await;
+    assert_echo(&mut client, "hello").await;
+    client.write_all(b"last").await.unwrap();
+    client.shutdown().await.unwrap();
+    assert_eq!(rest(&mut client).await, b"last");
+    local.wait_for_end().await;
+    let mut local = Local::start_with(&[&at("other1", echo)], variable).await;
+    assert_reset(&mut local.client().await).await;
+    let message = assert_eventually("the refusal", local.messages.recv()).await.unwrap();
+    assert!(message.starts_with("tunnel: no rule lets alice reach port"), "{message}");
 }
 
 #[tokio::test]

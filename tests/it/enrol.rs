@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser as _;
-use tunnel::command::client::{ClientCredentials, ClientLinks};
+use tunnel::command::client;
 use tunnel::command::invitations::{self, InvitationsArgs, InvitationsCommand, JoinArgs};
 use tunnel::command::token::{self, TokenCommand};
 use tunnel::command::{Args, Command, CommandError, Format};
 use tunnel::config::Environment;
 use tunnel::invitations::InvitationCode;
+use tunnel::uplink::client::{ClientLinkConfig, UserCredentials};
 use tunnel_base::names::ClientName;
 
 use crate::support::clients::assert_echo;
@@ -70,7 +71,7 @@ pub(crate) async fn join_as_user(
     server: SocketAddr,
     code: &str,
     device: &str,
-) -> Result<ClientLinks, CommandError> {
+) -> Result<ClientLinkConfig, CommandError> {
     let server = server.to_string();
     let line = ["tunnel", "join", "--user", &server, "--tls-server-name", NAME];
     let line = line.into_iter().chain(["--invitation", "-", "--device", device]);
@@ -78,7 +79,7 @@ pub(crate) async fn join_as_user(
     let home = place.path().join(device).to_str().unwrap().to_owned();
     let variable = |name: &str| (name == "XDG_CONFIG_HOME").then(|| home.clone());
     invitations::run(&join_args, variable, format!("{code}\n").as_bytes()).await?;
-    Ok(ClientLinks::read(variable).unwrap().unwrap())
+    Ok(client::links(variable).unwrap().unwrap())
 }
 
 /// Returns a user's code, created at a server.
@@ -89,8 +90,8 @@ async fn invited_user(server: &TestServer, user: &str, lasting: Duration) -> Str
 }
 
 /// Returns true if the server accepts this proof of a user's device.
-fn is_proven(server: &TestServer, client: &str, links: &ClientLinks) -> bool {
-    let ClientCredentials::Token { token, .. } = &links.credentials else { panic!("{links:?}") };
+fn is_proven(server: &TestServer, client: &str, links: &ClientLinkConfig) -> bool {
+    let UserCredentials::Token(_, token) = &links.proof else { panic!("{links:?}") };
     let ClientName { user, device } = client.parse().unwrap();
     let known = server.server.enrolment.as_ref().unwrap().known();
     known.proves_device(&user, &device, token.reveal())
@@ -348,7 +349,7 @@ async fn devices_of_a_user_join_at_any_server_and_a_revoked_one_is_proven_at_non
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 2, "nothing else is left");
     assert_eq!(std::fs::read(dir.join("ca.crt")).unwrap(), std::fs::read(&place.files.ca).unwrap());
     assert_eq!((&laptop.servers[..], laptop.device.as_str()), (&[at.into()][..], "laptop"));
-    let ClientCredentials::Token { user, token } = &laptop.credentials else { panic!("{laptop:?}") };
+    let UserCredentials::Token(user, token) = &laptop.proof else { panic!("{laptop:?}") };
     assert_eq!((user.as_str(), token.reveal().len()), ("alice", 64));
     assert!(std::fs::read_to_string(place.path().join("enrolled")).unwrap().contains("alice/laptop"));
 

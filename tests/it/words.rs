@@ -10,8 +10,8 @@ use bytes::{BufMut, BytesMut};
 use tracing::Dispatch;
 use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::layer::SubscriberExt as _;
-use tunnel::command::client::ClientCredentials;
 use tunnel::invitations::subject::Subject;
+use tunnel::uplink::client::UserCredentials;
 use tunnel_base::logging::LogLevel;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
@@ -212,8 +212,8 @@ async fn no_log_level_contains_a_secret() {
     let headers = Hello::edge_request(&node, &joined, Instance::random());
     let _node3 = remote::dial(&place, grpc, headers, "node3").await.unwrap();
     let alice = enrolment.invite(&"alice/".parse().unwrap(), hour, "test").await.unwrap().code;
-    let ClientCredentials::Token { token, .. } =
-        join_as_user(&place, grpc, &alice.to_string(), "laptop").await.unwrap().credentials
+    let UserCredentials::Token(_, token) =
+        join_as_user(&place, grpc, &alice.to_string(), "laptop").await.unwrap().proof
     else {
         panic!("a token was made")
     };
