@@ -14,6 +14,7 @@ use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::denial::Denial;
 use crate::server::ServerContext;
 use crate::server::authenticated_links::close_links;
+use tunnel_base::metrics::DENIALS;
 use tunnel_base::names::{ClientName, DeviceName, UserName};
 use tunnel_base::policy::zone::Zone;
 use tunnel_link::grpc::accept::{Call, CallRejection, Certificate};
@@ -59,6 +60,7 @@ impl UserLinks {
     ) -> Self {
         let context = access.map(|access| {
             let policy = access.policy(Some(zone));
+            context.metrics.sessions.expose(LISTENER, &DENIALS);
             Arc::new(ListenerContext { listener: LISTENER, policy, ..context })
         });
         Self { context, proves, ..Self::default() }
@@ -300,3 +302,19 @@ fn judge(user: &User, context: &ListenerContext) -> Result<u64, Denial> {
 /// The answer of a server without `[server.clients]`.
 const NO_USERS: &str =
     "this server accepts no links of users; they require a table [server.clients] in its config";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_with_too_many_links_gets_no_more_and_other_users_still_do() {
+        let [alice, bob]: [UserName; 2] = ["alice", "bob"].map(|name| name.parse().unwrap());
+        let users = UserLinks::default();
+        let acquire = |user: &UserName| users.permits.try_acquire(user);
+        let mut held: Vec<_> = (0..MAX_USER_LINKS).map(|_| acquire(&alice).unwrap()).collect();
+        assert!(acquire(&alice).is_err() && acquire(&bob).is_ok());
+        held.pop();
+        assert!(acquire(&alice).is_ok());
+    }
+}

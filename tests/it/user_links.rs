@@ -57,7 +57,7 @@ async fn server(place: &TestDir, more: &str) -> TestServer {
 
 /// Starts servers that know each other and accept users, each in its own runtime.
 async fn fleet(place: &TestDir, count: u8) -> (Vec<KillableServer>, Vec<SocketAddr>) {
-    place.authority.write(place.path(), &["cloud.test", "127.0.0.2", "127.0.0.3", "127.0.0.4"]);
+    place.authority.write(place.path(), &["cloud.test", "127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4"]);
     let (all, tables) = (servers::addresses(count), tables(place, ""));
     let mut started = Vec::new();
     for at in &all {
@@ -87,6 +87,16 @@ async fn link(place: &TestDir, client: &str, servers: &[SocketAddr]) -> ClientLi
 /// Opens a session. Returns the error text if it is refused.
 async fn open(links: &ClientLinks, target: &str) -> Result<Session, String> {
     links.open(&target.parse().unwrap()).await.map_err(|error| error.to_string())
+}
+
+/// Opens a session to a node that another server has, once the user's server knows that server.
+async fn open_once_known(links: &ClientLinks, target: &str) -> Session {
+    loop {
+        match open(links, target).await {
+            Ok(session) => return session,
+            Err(why) => assert!(why.contains("not connected"), "{why}"),
+        }
+    }
 }
 
 /// Polls until the session is reset, and returns the reason.
@@ -124,12 +134,30 @@ async fn a_users_session_resumes_through_another_server_when_its_server_is_kille
     let (mut servers, all) = fleet(&place, 3).await;
     let _edge = edge(&place, &servers[2].server, "node1").await;
     let links = link(&place, "alice/laptop", &all[..2]).await;
-    let mut session = open(&links, &at("node1", echo)).await.unwrap();
+    let mut session = open_once_known(&links, &at("node1", echo)).await;
     assert_session_echo(&mut session, "through a peer").await;
     servers[0].kill();
     assert_session_echo(&mut session, "through another server").await;
     assert_eq!(session.resumed(), 1);
     assert_eq!(servers[1].server.server.table.relayed().0, 1);
+    drop(session);
+    links.close().await;
+}
+
+#[tokio::test]
+async fn a_users_session_moves_when_its_server_stops() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let (servers, all) = fleet(&place, 2).await;
+    let _edge = edge(&place, &servers[1].server, "node1").await;
+    let stopped =
+        TestServer::from_text(&place.cloud(&format!("{}\n{}", servers::peers(&all), tables(&place, ""))));
+    stopped.server.enrolment.as_ref().unwrap().refresh().await;
+    let links = link(&place, "alice/laptop", &[stopped.server.bound.grpc, all[1]]).await;
+    let mut session = open_once_known(&links, &at("node1", echo)).await;
+    assert_session_echo(&mut session, "before").await;
+    stopped.server.shutdown(std::future::pending()).await;
+    assert_session_echo(&mut session, "through the other server").await;
+    assert_eq!((session.resumed(), servers[1].server.server.table.relayed().0), (1, 1));
     drop(session);
     links.close().await;
 }
@@ -165,13 +193,7 @@ async fn each_server_authorizes_a_resume_again() {
     let _edge = edge(&place, &servers[1].server, "node1").await;
     let links = link(&place, "alice/laptop", &all).await;
     let target = at("node1", echo);
-    let mut session = loop {
-        // The first server learns of the node once both are linked.
-        match open(&links, &target).await {
-            Ok(session) => break session,
-            Err(why) => assert!(why.contains("not connected"), "{why}"),
-        }
-    };
+    let mut session = open_once_known(&links, &target).await;
     assert_session_echo(&mut session, "allowed by the first server").await;
     servers[0].kill();
     let why = reset(&mut session).await;

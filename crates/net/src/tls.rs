@@ -29,8 +29,7 @@ use crate::reload::{Reload, ReloadError};
 use crate::tls::certificate::SingleCertResolver;
 use crate::tls::tickets::Tickets;
 use crate::tls::verify::{
-    ClientVerifier, EdgeCertVerifier, EdgeCerts, NoVerifier, PeerCertVerifier, ServerTls, UserCertVerifier,
-    UserCerts,
+    CertKind, CertKindVerifier, ClientVerifier, EdgeCerts, NoVerifier, PeerCertVerifier, ServerTls, UserCerts,
 };
 use tunnel_base::logging::printable;
 
@@ -285,13 +284,13 @@ impl ClientAuth {
                 let issuers = Arc::new(issuers);
                 let issued = WebPkiClientVerifier::builder_with_provider(issuers, Arc::clone(&provider));
                 let (issued, others) = (issued.build().map_err(text)?, others.verifier(more, own, provider)?);
-                Ok(Some(Arc::new(EdgeCertVerifier::new(issued, others))))
+                Ok(Some(Arc::new(CertKindVerifier { kind: CertKind::Edge, issued, others })))
             }
             Self::Users(path, others) => {
-                let users = client_verifier(path, ca, &provider)?;
-                let rule = self.user_certs(own).unwrap_or_default();
+                let issued = Arc::new(client_verifier(path, ca, &provider)?);
+                let kind = CertKind::User(self.user_certs(own).unwrap_or_default());
                 let others = others.verifier(more, own, provider)?;
-                Ok(Some(Arc::new(UserCertVerifier { rule, users, others })))
+                Ok(Some(Arc::new(CertKindVerifier { kind, issued, others })))
             }
             Self::Required(path) => Ok(Some(Arc::new(client_verifier(path, ca, &provider)?))),
             Self::Peers(path, name) => {

@@ -247,26 +247,35 @@ impl EdgeCerts {
     }
 }
 
-/// Verifies certificates with the subject of edges by one rule, and all others by another, so that no CA can issue
-/// both.
+/// Verifies certificates of one kind by one rule, and all others by another, so that no CA can issue both.
 #[derive(Debug)]
-pub(crate) struct EdgeCertVerifier {
-    issued: Arc<dyn ClientCertVerifier>,
+pub(crate) struct CertKindVerifier {
+    pub(crate) kind: CertKind,
+    /// Trusts the CAs for certificates of this kind.
+    pub(crate) issued: Arc<dyn ClientCertVerifier>,
     /// `None` if no other client may present a certificate.
-    others: Option<Arc<dyn ClientCertVerifier>>,
+    pub(crate) others: Option<Arc<dyn ClientCertVerifier>>,
 }
 
-impl EdgeCertVerifier {
-    /// Creates a verifier. `issued` trusts the CAs for edges' certificates.
-    pub(crate) fn new(
-        issued: Arc<dyn ClientCertVerifier>,
-        others: Option<Arc<dyn ClientCertVerifier>>,
-    ) -> Self {
-        Self { issued, others }
+/// A kind of certificates, told by what they contain.
+#[derive(Debug)]
+pub(crate) enum CertKind {
+    /// Those with the subject of edges.
+    Edge,
+    /// Those of users.
+    User(UserCerts),
+}
+
+impl CertKind {
+    fn includes(&self, leaf: &CertificateDer<'_>) -> bool {
+        match self {
+            Self::Edge => certificate::is_edges(leaf),
+            Self::User(rule) => rule.is_users(leaf),
+        }
     }
 }
 
-impl ClientCertVerifier for EdgeCertVerifier {
+impl ClientCertVerifier for CertKindVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         // Clients have only one certificate and need no hint.
         &[]
@@ -282,7 +291,7 @@ impl ClientCertVerifier for EdgeCertVerifier {
         above: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        if certificate::is_edges(leaf) {
+        if self.kind.includes(leaf) {
             return self.issued.verify_client_cert(leaf, above, now);
         }
         match &self.others {
@@ -327,62 +336,6 @@ impl UserCerts {
     fn is_users(&self, leaf: &CertificateDer<'_>) -> bool {
         let is_servers = |name| certificate::is_for_server(leaf, name);
         !certificate::is_edges(leaf) && !self.servers.as_ref().is_some_and(is_servers)
-    }
-}
-
-/// Verifies users' certificates by one rule, and certificates for the servers' name by another.
-#[derive(Debug)]
-pub(crate) struct UserCertVerifier {
-    pub(crate) rule: UserCerts,
-    pub(crate) users: ClientVerifier,
-    /// `None` if no server can link here.
-    pub(crate) others: Option<Arc<dyn ClientCertVerifier>>,
-}
-
-impl ClientCertVerifier for UserCertVerifier {
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &[]
-    }
-
-    fn client_auth_mandatory(&self) -> bool {
-        false
-    }
-
-    fn verify_client_cert(
-        &self,
-        leaf: &CertificateDer<'_>,
-        above: &[CertificateDer<'_>],
-        now: UnixTime,
-    ) -> Result<ClientCertVerified, Error> {
-        if self.rule.is_users(leaf) {
-            return self.users.verify_client_cert(leaf, above, now);
-        }
-        match &self.others {
-            Some(others) => others.verify_client_cert(leaf, above, now),
-            None => Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)),
-        }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.users.verify_tls12_signature(message, cert, signed)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.users.verify_tls13_signature(message, cert, signed)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.users.supported_verify_schemes()
     }
 }
 
