@@ -156,7 +156,8 @@ fn dialer(config: ClientLinkConfig, context: &LinkContext, pool: BufferPool) -> 
         UserCredentials::Token(user, token) => (Some(user), vec![token], None),
         UserCredentials::Certificate(cert, key) => (None, Vec::new(), Some(Identity { cert, key })),
     };
-    let tls = TlsClientConfig { trust: ca.map_or(Trust::System, Trust::Ca), identity, alpn: vec![b"h2".to_vec()] };
+    let tls =
+        TlsClientConfig { trust: ca.map_or(Trust::System, Trust::Ca), identity, alpn: vec![b"h2".to_vec()] };
     let tls = tls.load().map_err(|cause| cause.to_string())?;
     let endpoint = |at: Target| {
         let dns = tls_server_name.clone().unwrap_or_else(|| at.host.clone());

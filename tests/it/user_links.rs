@@ -71,10 +71,11 @@ fn config(place: &TestDir, client: &str, servers: &[SocketAddr]) -> ClientLinkCo
     let ClientName { user, device } = client.parse().unwrap();
     let token = Secret::new(USER_TOKEN);
     ClientLinkConfig {
+        tls_server_name: None,
         servers: servers.iter().map(|at| Target::from(*at)).collect(),
         device,
         proof: UserCredentials::Token(user, token),
-        ca: place.files.ca.clone(),
+        ca: Some(place.files.ca.clone()),
         https_proxy: None,
         no_proxy: None,
     }
