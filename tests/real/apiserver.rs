@@ -74,7 +74,7 @@ pub(crate) fn manager(mut command: Command, place: &TestDir, port: u16, controll
 
 /// Appends the arguments of `tunnel approve`, with the permissions of its own account, to a command.
 pub(crate) fn approver(mut command: Command, place: &TestDir, health: u16) -> Command {
-    let account = acts_as(place, "system:serviceaccount:edge-system:tunnel-approver");
+    let account = acts_as(place, "system:serviceaccount:tunnel-approver:tunnel-approver");
     command.arg("approve").arg(format!("--kubeconfig={}", account.display()));
     command.args([
         &format!("--service-account={NAMESPACE}:tunnel-cloud"),

@@ -35,7 +35,7 @@ fn overlay(place: &Path, component: &str) -> PathBuf {
     let text = std::fs::read_to_string(file).unwrap();
     let overlay: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("#   ")).collect();
     std::fs::create_dir(&site).unwrap();
-    let head = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: edge-system\n";
+    let head = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n";
     std::fs::write(site.join("kustomization.yaml"), format!("{head}{}\n", overlay.join("\n"))).unwrap();
     std::fs::copy(folders.join("base/files/cloud.toml"), site.join("cloud.toml")).unwrap();
     site
@@ -64,7 +64,7 @@ impl Cluster {
         let cluster = Self::new()?;
         let mut output = String::new();
         wait_until("all objects are accepted", 3 * TIMEOUT, || {
-            let (is_well, text) = cluster.try_kubectl(&["apply", "-k", folder.to_str().unwrap()]);
+            let (is_well, text) = cluster.try_kubectl_anywhere(&["apply", "-k", folder.to_str().unwrap()]);
             output = text;
             is_well
         });
@@ -130,9 +130,14 @@ impl Cluster {
 
     /// Runs kubectl. Returns whether it succeeded, and its output.
     fn try_kubectl(&self, args: &[&str]) -> (bool, String) {
+        self.try_kubectl_anywhere(&[&["-n", NAMESPACE], args].concat())
+    }
+
+    /// Like [`Self::try_kubectl`], but for objects that name their namespaces: kubectl refuses those outside of `-n`.
+    fn try_kubectl_anywhere(&self, args: &[&str]) -> (bool, String) {
         let admin = self.kubernetes.admin();
         let mut command = Command::new(&self.kubectl);
-        command.arg("--kubeconfig").arg(admin).args(["-n", NAMESPACE]).args(args);
+        command.arg("--kubeconfig").arg(admin).args(args);
         let output = run_command("kubectl", &mut command, None, TIMEOUT);
         (output.status.success(), output.stdout + &output.stderr)
     }

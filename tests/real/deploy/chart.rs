@@ -7,16 +7,41 @@ use std::process::Command;
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Deserializer, Value, json};
 
-use super::{CLUSTER_CA, Cluster, container, deploy, mounted};
+use super::{CLUSTER_CA, Cluster, args, container, deploy, mounted};
 use crate::kubernetes::NAMESPACE;
-use crate::parts::cached_program;
+use crate::parts::{are_installed, cached_program, free_port};
 use crate::process::{TIMEOUT, run, run_command};
 use crate::tunnel::{PROGRAM, TOKEN, TestDir};
 
+/// The chart's release in a test.
+const RELEASE: Release = Release { name: "tunnel", namespace: NAMESPACE };
+
+/// A release, of which there may be several.
+#[derive(Clone, Copy)]
+struct Release {
+    name: &'static str,
+    namespace: &'static str,
+}
+
 /// Runs helm on the chart, with or without a cluster.
 fn helm(program: &Path, cluster: Option<&Cluster>, place: &TestDir, task: &str, more: &[&str]) -> String {
+    helm_of(RELEASE, program, cluster, place, task, more)
+}
+
+/// Like [`helm`], but for any release.
+fn helm_of(
+    release: Release,
+    program: &Path,
+    cluster: Option<&Cluster>,
+    place: &TestDir,
+    task: &str,
+    more: &[&str],
+) -> String {
     let mut command = Command::new(program);
-    command.args([task, "tunnel"]).arg(deploy("helm/tunnel")).args(["-n", NAMESPACE]).args(more);
+    command.args([task, release.name]).args(["-n", release.namespace]).args(more);
+    if task != "uninstall" {
+        command.arg(deploy("helm/tunnel"));
+    }
     // Keep helm's files out of the user's home directory.
     command.envs(["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"].map(|name| (name, place.path())));
     if let Some(cluster) = cluster {
@@ -27,21 +52,10 @@ fn helm(program: &Path, cluster: Option<&Cluster>, place: &TestDir, task: &str, 
     output.stdout
 }
 
-/// Returns the objects of the default namespace of the manifests, by kind and name.
-fn objects(cluster: &Cluster, from: &str, manifests: &Path) -> BTreeMap<String, Value> {
-    objects_of(cluster, NAMESPACE, from, manifests)
-}
-
-/// Like [`objects`], but for any namespace.
-pub(crate) fn objects_of(
-    cluster: &Cluster,
-    namespace: &str,
-    from: &str,
-    manifests: &Path,
-) -> BTreeMap<String, Value> {
-    let args =
-        ["-n", namespace, "create", "--dry-run=client", "-o", "json", from, manifests.to_str().unwrap()];
-    let (is_well, text) = cluster.try_kubectl(&args);
+/// Returns the objects of these manifests, by kind and name.
+pub(crate) fn objects_of(cluster: &Cluster, from: &str, manifests: &Path) -> BTreeMap<String, Value> {
+    let args = ["create", "--dry-run=client", "-o", "json", from, manifests.to_str().unwrap()];
+    let (is_well, text) = cluster.try_kubectl_anywhere(&args);
     assert!(is_well, "{text}");
     let found: Vec<Value> = Deserializer::from_str(&text).into_iter().map(Result::unwrap).collect();
     let lists = |one: Value| match one["items"].as_array() {
@@ -50,6 +64,31 @@ pub(crate) fn objects_of(
     };
     let name = |one: &Value| format!("{} {}", one["kind"], one["metadata"]["name"]).replace('"', "");
     found.into_iter().flat_map(lists).map(|one| (name(&one), one)).collect()
+}
+
+/// Removes the labels and annotations that only Helm sets.
+fn without_helm(object: &mut Value) {
+    match object {
+        Value::Object(fields) => {
+            for name in ["helm.sh/chart", "app.kubernetes.io/managed-by", "checksum/config"] {
+                fields.remove(name);
+            }
+            fields.values_mut().for_each(without_helm);
+            if fields
+                .get("annotations")
+                .is_some_and(|notes| notes.as_object().is_some_and(|all| all.is_empty()))
+            {
+                fields.remove("annotations");
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(without_helm),
+        _ => {}
+    }
+}
+
+/// Returns the annotation that starts new pods for a new config.
+fn checksum(chart: &BTreeMap<String, Value>, workload: &str) -> Value {
+    chart[workload]["spec"]["template"]["metadata"]["annotations"]["checksum/config"].clone()
 }
 
 /// Fails the test if the program finds errors in the configs of server and edge that a chart with these values
@@ -79,18 +118,22 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
     let (Some(cluster), place) = (Cluster::new(), TestDir::new()) else { return };
     let rendered = |name: &str, more: &[&str]| -> PathBuf {
         let file = place.path().join(name);
-        std::fs::write(&file, helm(&program, None, &place, "template", more)).unwrap();
+        // The chart puts the namespace in front of names that are those of the whole cluster.
+        let text = helm(&program, None, &place, "template", more);
+        std::fs::write(&file, text.replace(&format!("{NAMESPACE}-tunnel-"), "tunnel-")).unwrap();
         file
     };
-    let mut base = objects(&cluster, "-k", &deploy("kustomize/base"));
+    let mut base = objects_of(&cluster, "-k", &deploy("kustomize"));
     assert!(
         base.remove(&format!("Namespace {NAMESPACE}")).is_some(),
         "helm creates it with --create-namespace"
     );
-    let mut chart = objects(&cluster, "-f", &rendered("chart.yaml", &[]));
+    let mut chart = objects_of(&cluster, "-f", &rendered("chart.yaml", &[]));
+    assert!(chart.remove("Pod tunnel-test").is_some(), "only helm runs tests");
     assert_eq!(chart.keys().collect::<Vec<_>>(), base.keys().collect::<Vec<_>>());
     for (name, expected) in base {
-        let made = chart.remove(&name).unwrap();
+        let mut made = chart.remove(&name).unwrap();
+        without_helm(&mut made);
         assert!(made == expected, "{name}: the chart has\n{made:#}\nand the base\n{expected:#}");
     }
 
@@ -98,6 +141,9 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
     assert_eq!(cluster.object("deployment", "tunnel-cloud")["spec"]["replicas"], 2);
     helm(&program, Some(&cluster), &place, "upgrade", &["--reuse-values", "--set", "cloud.replicas=3"]);
     assert_eq!(cluster.object("deployment", "tunnel-cloud")["spec"]["replicas"], 3);
+    assert!(!cluster.try_kubectl(&["get", "hpa", "tunnel-cloud"]).0, "not asked for");
+    let scaled = ["--reuse-values", "--set", "cloud.autoscaling.enabled=true"];
+    helm(&program, Some(&cluster), &place, "upgrade", &scaled);
     assert_eq!(cluster.object("hpa", "tunnel-cloud")["spec"]["minReplicas"], 3);
     assert_eq!(cluster.port_for_ssh(), "", "closed by default");
     let networks = ["cloud.clientsService=NodePort", "cloud.clientNetworks={203.0.113.0/24}"];
@@ -107,18 +153,22 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
     cluster.is_open_to_clients();
 
     let values = json!({
-        "name": "site", "image": {"repository": "registry.example.org/tunnel", "tag": "9"},
+        "fullnameOverride": "site", "image": {"repository": "registry.example.org/tunnel", "tag": "9"},
+        "imagePullSecrets": [{"name": "registry"}],
         "publisher": "etcd", "dns": "etcd.endpoints = [\"http://10.0.0.5:2379\"]\nzone = \"nodes.example.org\"",
-        "cloud": {"hostNetwork": true, "sshPort": 2222, "maxReplicas": 0, "certSecret": "a", "tokenSecret": "b", "usersSecret": "d",
+        "cloud": {"hostNetwork": true, "sshPort": 2222, "certSecret": "a",
+            "nodeSelector": {"zone": "a"}, "tolerations": [{"operator": "Exists"}], "podAnnotations": {"a": "b"},
+            "affinity": {"podAntiAffinity": {}}, "extraEnv": [{"name": "A", "value": "b"}], "tokenSecret": "b", "usersSecret": "d",
             "resources": {"limits": {"memory": "1Gi"}}, "moreConfig": "[server.session]\nresume_timeout = \"50s\"\n"},
-        "edge": {"hostNetwork": false, "certSecret": "c", "kubeconfig": "/k3s/kubelet.kubeconfig", "kubeletPki": "/k3s", "targets": ["10.244.0.0/16:*"],
+        "edge": {"hostNetwork": false, "adminPort": 9011, "certSecret": "c", "kubeconfig": "/k3s/kubelet.kubeconfig", "kubeletPki": "/k3s", "targets": ["10.244.0.0/16:*"],
             "moreConfig": "[edge.http_proxy]\nlisten = \"127.0.0.1:3128\"\n"},
         "coredns": {"enabled": false},
     });
     let file = place.path().join("values.json");
     std::fs::write(&file, values.to_string()).unwrap();
-    let chart = objects(&cluster, "-f", &rendered("site.yaml", &["-f", file.to_str().unwrap()]));
-    assert!(chart.keys().all(|name| name.contains(" site-")), "{:?}", chart.keys());
+    let chart = objects_of(&cluster, "-f", &rendered("site.yaml", &["-f", file.to_str().unwrap()]));
+    let is_named = |name: &String| name.contains(" site-") || name.contains(&format!(" {NAMESPACE}-site-"));
+    assert!(chart.keys().all(is_named), "{:?}", chart.keys());
     for kind in ["HorizontalPodAutoscaler site-cloud", "Deployment site-coredns"] {
         assert!(!chart.contains_key(kind), "{kind}");
     }
@@ -127,6 +177,15 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
         assert_eq!(container(workload)["image"], "registry.example.org/tunnel:9");
     }
     let pod = |workload: &Value| workload["spec"]["template"]["spec"].clone();
+    for workload in [cloud, edge, &chart["Deployment site-approver"]] {
+        assert_eq!(pod(workload)["imagePullSecrets"], json!([{"name": "registry"}]));
+    }
+    let nodes = json!({"node-restriction.kubernetes.io/tunnel-server": "true", "zone": "a"});
+    assert_eq!(pod(cloud)["nodeSelector"], nodes, "the label that servers need stays");
+    assert_eq!(pod(cloud)["tolerations"], json!([{"operator": "Exists"}]));
+    assert_eq!(pod(cloud)["affinity"], json!({"podAntiAffinity": {}}));
+    assert_eq!(cloud["spec"]["template"]["metadata"]["annotations"]["a"], "b");
+    assert!(container(cloud)["env"].as_array().unwrap().contains(&json!({"name": "A", "value": "b"})));
     assert_eq!(pod(cloud)["hostNetwork"], true);
     assert_eq!(pod(cloud)["volumes"][1]["secret"]["secretName"], "a");
     assert_eq!(pod(cloud)["volumes"][2]["secret"]["secretName"], "b");
@@ -142,10 +201,27 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
     assert_eq!(pod(edge)["volumes"][3]["hostPath"]["path"], "/k3s");
     checked(&cluster, &place, &chart);
 
+    // A new config starts new pods. A list that running programs read again does not.
+    let sums = |values: &[&str]| {
+        let chart = objects_of(&cluster, "-f", &rendered("sums.yaml", values));
+        ["Deployment tunnel-cloud", "DaemonSet tunnel-edge"].map(|name| checksum(&chart, name))
+    };
+    let [cloud, edge] = sums(&[]);
+    assert!(cloud.is_string() && edge.is_string() && cloud != edge);
+    let lists = ["--set", "cloud.allowFrom={10.1.0.0/16}", "--set", "edge.targets={self:22}"];
+    assert_eq!(sums(&lists), [cloud.clone(), edge.clone()]);
+    let [new_cloud, new_edge] = sums(&["--set", "publisher=none", "--set", "edge.dns=other.example.org"]);
+    assert!(new_cloud != cloud && new_edge != edge);
+
     let other = r#"edge.nodeSelector={"superedge.io/node-edge": null, "zone": "a"}"#;
     for (option, value, error) in [
         ("--set", "cloud.hostNetwork=true,cloud.sshPort=22", "set cloud.sshPort"),
         ("--set", "cloud.replica=3", "additional properties 'replica' not allowed"),
+        (
+            "--namespace",
+            "a-namespace-of-which-the-name-is-as-long-as-it-may-be-here",
+            "approver.namespace: set it to",
+        ),
         ("--set-json", other, "edge.nodeSelector: add superedge.io/node-edge: enable"),
     ] {
         let chart = deploy("helm/tunnel").display().to_string();
@@ -168,4 +244,205 @@ fn the_chart_names_the_node_label_that_servers_need() {
     );
     let notes = helm(&program, Some(&cluster), &place, "upgrade", &[]);
     assert!(!notes.contains(line) && notes.contains("tunnel.cloud.io/client=true"), "{notes}");
+}
+
+/// Writes the files of a Secret into a folder.
+fn write_secret(cluster: &Cluster, release: Release, secret: &str, keys: &[&str], to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for key in keys {
+        let template = format!("go-template={{{{index .data {key:?} | base64decode}}}}");
+        let args = ["-n", release.namespace, "get", "secret", secret, "-o", &template];
+        let (is_well, text) = cluster.try_kubectl_anywhere(&args);
+        assert!(is_well, "{secret}: {text}");
+        std::fs::write(to.join(key), text).unwrap();
+    }
+}
+
+/// Returns the contents of all Secrets of the servers and edges of release `tunnel`.
+fn secrets(cluster: &Cluster, release: Release) -> Value {
+    let names = ["cloud-cert", "cloud-token", "cloud-users", "edge-cert", "ca", "egress-client"];
+    let names = names.map(|name| format!("tunnel-{name}"));
+    let names = names.iter().map(String::as_str);
+    let get = ["-n", release.namespace, "get", "secret", "-o", "json"];
+    let (is_well, text) = cluster.try_kubectl_anywhere(&get.into_iter().chain(names).collect::<Vec<_>>());
+    assert!(is_well, "{text}");
+    let list: Value = serde_json::from_str(&text).unwrap();
+    list["items"].as_array().unwrap().iter().map(|one| one["data"].clone()).collect()
+}
+
+/// `helm install` alone makes the certificates and users that servers, edges and kube-apiserver need.
+#[test]
+fn the_chart_makes_its_secrets_and_an_upgrade_keeps_them() {
+    let Some(program) = cached_program("helm-4.3.1/helm") else { return };
+    let (Some(cluster), place) = (Cluster::new(), TestDir::new()) else { return };
+    helm(&program, Some(&cluster), &place, "install", &[]);
+    let made = secrets(&cluster, RELEASE);
+
+    let config =
+        cluster.object("configmap", "tunnel-cloud-conf")["data"]["mode.toml"].as_str().unwrap().to_owned();
+    let dir = place.path().join("server");
+    let cluster_ca = cluster.kubernetes.place().files.ca.display().to_string();
+    let config = config.replace("/etc/tunnel", dir.to_str().unwrap()).replace(CLUSTER_CA, &cluster_ca);
+    std::fs::create_dir_all(dir.join("conf")).unwrap();
+    std::fs::write(dir.join("conf/mode.toml"), config).unwrap();
+    let keys = ["cloud.crt", "cloud.key", "ca.crt", "egress.crt", "egress.key"];
+    write_secret(&cluster, RELEASE, "tunnel-cloud-cert", &keys, &dir.join("certs"));
+    write_secret(&cluster, RELEASE, "tunnel-cloud-token", &["token"], &dir.join("token"));
+    write_secret(&cluster, RELEASE, "tunnel-cloud-users", &["htpasswd"], &dir.join("auth"));
+    let mut command = Command::new(PROGRAM);
+    command.args(["config", "check"]).arg(dir.join("conf/mode.toml")).env("POD_IP", "10.9.9.9");
+    command.arg(format!("--kubeconfig={}", cluster.kubernetes.admin().display()));
+    let output = run_command("tunnel", &mut command, None, TIMEOUT);
+    assert!(output.status.success() && !output.stderr.contains("ERROR"), "{output:?}");
+    let client = place.path().join("client");
+    let keys = ["ca.crt", "client.crt", "client.key", "egress-selector.yaml"];
+    write_secret(&cluster, RELEASE, "tunnel-egress-client", &keys, &client);
+    let names = run(
+        "openssl",
+        &[
+            "x509",
+            "-noout",
+            "-subject",
+            "-ext",
+            "subjectAltName",
+            "-in",
+            client.join("client.crt").to_str().unwrap(),
+        ],
+        None,
+        TIMEOUT,
+    );
+    // A certificate without a name is no server's.
+    assert!(names.stdout.contains("system:kube-apiserver") && !names.stdout.contains("DNS:"), "{names:?}");
+    let verified = run(
+        "openssl",
+        &[
+            "verify",
+            "-CAfile",
+            client.join("ca.crt").to_str().unwrap(),
+            dir.join("certs/cloud.crt").to_str().unwrap(),
+        ],
+        None,
+        TIMEOUT,
+    );
+    assert!(verified.status.success(), "{verified:?}");
+
+    // A token that an operator has added stays, too.
+    let token = r#"{"data":{"token":"bm9kZTE6c2VjcmV0LXNlY3JldC1zZWNyZXQ="}}"#;
+    assert!(cluster.try_kubectl(&["patch", "secret", "tunnel-cloud-token", "--type=merge", "-p", token]).0);
+    let changed = secrets(&cluster, RELEASE);
+    assert_ne!(changed, made);
+    helm(&program, Some(&cluster), &place, "upgrade", &["--reuse-values", "--set", "cloud.replicas=3"]);
+    assert_eq!(secrets(&cluster, RELEASE), changed);
+}
+
+#[test]
+fn two_releases_share_nothing_and_a_secret_of_an_operator_stays() {
+    let Some(program) = cached_program("helm-4.3.1/helm") else { return };
+    let (Some(cluster), place) = (Cluster::new(), TestDir::new()) else { return };
+    helm(&program, Some(&cluster), &place, "install", &[]);
+    let (roles, first) =
+        (["get", "clusterrole,clusterrolebinding", "-o", "name"], secrets(&cluster, RELEASE));
+    let roles_of_first = cluster.try_kubectl(&roles).1;
+
+    let own = ["create", "secret", "generic", "tunnel-cloud-users", "--from-literal=htpasswd=x"];
+    assert!(cluster.try_kubectl_anywhere(&["create", "namespace", "other"]).0);
+    assert!(cluster.try_kubectl_anywhere(&[&["-n", "other"], own.as_slice()].concat()).0);
+    let same_name = Release { name: "tunnel", namespace: "other" };
+    let same_namespace = Release { name: "second", namespace: NAMESPACE };
+    for release in [same_name, same_namespace] {
+        helm_of(release, &program, Some(&cluster), &place, "install", &[]);
+    }
+    let users = ["-n", "other", "get", "secret", "tunnel-cloud-users", "-o", "jsonpath={.data}"];
+    assert_eq!(cluster.try_kubectl_anywhere(&users).1, r#"{"htpasswd":"eA=="}"#);
+    for (kind, name) in [("deployment", "second-tunnel-cloud"), ("daemonset", "second-tunnel-edge")] {
+        let workload = cluster.object(kind, name);
+        let selector = &workload["spec"]["selector"]["matchLabels"];
+        assert_eq!(selector["app.kubernetes.io/instance"], "second", "{name}");
+    }
+    for release in [same_name, same_namespace] {
+        helm_of(release, &program, Some(&cluster), &place, "uninstall", &[]);
+    }
+    assert_eq!(cluster.try_kubectl(&roles).1, roles_of_first);
+    let ca = ["-n", "other", "get", "secret", "tunnel-ca"];
+    assert!(cluster.try_kubectl_anywhere(&ca).0, "an uninstallation must not lock out all edges");
+    assert_eq!(secrets(&cluster, RELEASE), first);
+}
+
+/// kube-apiserver itself refuses pods with more rights next to the approver, and accepts the approver's.
+#[test]
+fn the_approver_has_a_namespace_with_restricted_pod_security() {
+    let Some(program) = cached_program("helm-4.3.1/helm") else { return };
+    let (Some(cluster), place) = (Cluster::new(), TestDir::new()) else { return };
+    helm(&program, Some(&cluster), &place, "install", &[]);
+    let namespace = format!("{NAMESPACE}-tunnel-approver");
+    let at = ["-n", namespace.as_str()];
+    let get = ["get", "deployment", "tunnel-approver", "-o", "json"];
+    let (is_well, text) = cluster.try_kubectl_anywhere(&[&at[..], &get].concat());
+    assert!(is_well, "{text}");
+    let approver: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(args(&approver)[1], format!("--service-account={NAMESPACE}:tunnel-cloud"));
+    let pod = |name: &str, change: &dyn Fn(&mut Value)| {
+        let mut spec = approver["spec"]["template"]["spec"].clone();
+        // Without a kube-controller-manager, only accounts that the chart creates exist, and they have no tokens.
+        spec["automountServiceAccountToken"] = false.into();
+        change(&mut spec);
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec});
+        let file = place.path().join(name);
+        std::fs::write(&file, pod.to_string()).unwrap();
+        let create = ["create", "--dry-run=server", "-f", file.to_str().unwrap()];
+        cluster.try_kubectl_anywhere(&[&at[..], &create].concat())
+    };
+    let (is_well, text) = pod("approver", &|_| {});
+    assert!(is_well && !text.contains("Warning"), "{text}");
+    let (is_well, text) = pod("other", &|spec| spec["hostNetwork"] = true.into());
+    assert!(!is_well && text.contains("violates PodSecurity"), "{text}");
+}
+
+#[test]
+fn the_chart_passes_a_strict_lint_and_has_the_objects_of_prometheus_operator() {
+    let Some(program) = cached_program("helm-4.3.1/helm") else { return };
+    let place = TestDir::new();
+    let chart = deploy("helm/tunnel").display().to_string();
+    let output = run(program.to_str().unwrap(), &["lint", "--strict", &chart], None, TIMEOUT);
+    assert!(output.status.success(), "{output:?}");
+    let kinds = ["ServiceMonitor", "PodMonitor", "PrometheusRule"].map(|kind| format!("kind: {kind}\n"));
+    let text = helm(&program, None, &place, "template", &[]);
+    assert!(kinds.iter().all(|kind| !text.contains(kind)), "only where they are asked for");
+    let all = ["cloud.serviceMonitor", "edge.podMonitor", "prometheusRule"];
+    let all = all.map(|name| format!("{name}.enabled=true"));
+    let all: Vec<&str> = all.iter().flat_map(|set| ["--set", set.as_str()]).collect();
+    let text = helm(&program, None, &place, "template", &all);
+    assert!(kinds.iter().all(|kind| text.contains(kind)), "{text}");
+    assert!(text.contains("metrics_listen"), "an edge must serve what the PodMonitor scrapes");
+    let rules = |file: &str| std::fs::read_to_string(deploy(file)).unwrap();
+    let expected = rules("monitoring/alerts.yaml");
+    assert_eq!(rules("helm/tunnel/files/alerts.yaml"), expected, "copy deploy/monitoring/alerts.yaml there");
+}
+
+/// Runs the script of the test's pod with the nc of busybox, as in its image, on ports of this machine.
+#[test]
+fn the_test_of_the_chart_fails_unless_all_ports_answer() {
+    if !are_installed(&["busybox"]) {
+        return;
+    }
+    let place = TestDir::new();
+    let links = "ln -s \"$(command -v busybox)\" nc; ln -s nc timeout; ln -s /bin/true sleep";
+    let reach = |targets: &[u16]| {
+        let mut command = Command::new(deploy("helm/tunnel/files/reach.sh"));
+        command.env("PATH", format!("{}:/usr/bin:/bin", place.path().display()));
+        command.args(targets.iter().map(|port| format!("127.0.0.1:{port}")));
+        run_command("reach.sh", &mut command, None, TIMEOUT)
+    };
+    assert!(
+        run_command("sh", Command::new("sh").args(["-c", links]).current_dir(place.path()), None, TIMEOUT)
+            .status
+            .success()
+    );
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let open = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    let output = reach(&[open, open]);
+    assert!(output.status.success(), "{output:?}");
+    let output = reach(&[open, free_port()]);
+    assert!(!output.status.success() && output.stderr.contains("does not answer"), "{output:?}");
 }

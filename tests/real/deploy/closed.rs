@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 
 use super::chart::objects_of;
 use super::{Cluster, container, deploy, overlay};
-use crate::kubernetes::NAMESPACE;
 use crate::parts::{free_port, loopback};
 use crate::process::{TIMEOUT, run};
 use crate::tunnel::{PROGRAM, TestDir};
@@ -17,12 +16,11 @@ use crate::tunnel::{PROGRAM, TestDir};
 const SERVERS: &str = "node-restriction.kubernetes.io/tunnel-server";
 
 /// All folders that operators apply.
-const FOLDERS: [&str; 5] = ["base", "approver", "csr", "yurttunnel", "yurttunnel/csr"];
+const FOLDERS: [&str; 6] = [".", "base", "approver", "csr", "yurttunnel", "yurttunnel/csr"];
 
 /// Returns the objects of a folder.
 fn objects(cluster: &Cluster, folder: &str) -> BTreeMap<String, Value> {
-    let namespace = if folder.starts_with("yurttunnel") { "kube-system" } else { NAMESPACE };
-    objects_of(cluster, namespace, "-k", &deploy("kustomize").join(folder))
+    objects_of(cluster, "-k", &deploy("kustomize").join(folder))
 }
 
 #[test]
@@ -121,7 +119,11 @@ fn ports_without_credentials_are_open_to_labelled_namespaces_only() {
             let app = workload["metadata"]["name"].as_str().unwrap();
             let policy = &all[&format!("NetworkPolicy {app}")]["spec"];
             assert_eq!(policy["podSelector"], workload["spec"]["selector"], "{folder}: {name}");
-            assert_eq!(policy["policyTypes"], json!(["Ingress"]), "{folder}: {name}");
+            assert_eq!(policy["policyTypes"], json!(["Ingress", "Egress"]), "{folder}: {name}");
+            // No pod may reach any port of any address.
+            for rule in policy["egress"].as_array().unwrap() {
+                assert!(rule["ports"].is_array() || rule["to"].is_array(), "{folder}: {name}: {rule}");
+            }
         }
     }
     let [client, metrics] = ["client", "metrics"].map(

@@ -137,11 +137,12 @@ fn the_migration_page_works_from_yurttunnel_to_this_program_and_back() {
 
     // The trial.
     desk.does("kubectl apply -k deploy/kustomize/base");
-    let [approver, take_away, stop, apply, patch, back] = &blocks("## The cutover")[..] else {
+    let [approve, take_away, stop, apply, patch, back] = &blocks("## The cutover")[..] else {
         panic!("{:#?}", blocks("## The cutover"))
     };
+    desk.does(approve);
+    let approver = "kubectl -n tunnel-approver get deployment tunnel-approver";
     desk.does(approver);
-    assert!(desk.object("deployment", "tunnel-approver").is_some());
     desk.does(take_away);
     assert!(SERVICES.iter().all(|name| desk.read("services-old.yaml").contains(name)));
     assert!(!desk.try_sh(&format!("kubectl get namespace {NAMESPACE}")).status.success());
@@ -150,7 +151,8 @@ fn the_migration_page_works_from_yurttunnel_to_this_program_and_back() {
     desk.does(apply);
     // Objects that kubectl has not applied before keep their selectors, so these Services have no endpoints until
     // they are patched.
-    let ours = json!({"app": "tunnel-cloud"});
+    let label = |name: &str| format!("app.kubernetes.io/{name}");
+    let ours = json!({label("name"): "tunnel", label("instance"): "tunnel", label("component"): "server"});
     for name in SERVICES {
         if desk.object("service", name).unwrap()["spec"]["selector"] != ours {
             desk.does(&patch.replace("x-tunnel-server-svc", name));
@@ -175,7 +177,6 @@ fn the_migration_page_works_from_yurttunnel_to_this_program_and_back() {
     desk.does(back);
     assert_eq!(service_parts(&desk), before);
     assert_eq!(desk.object("deployment", "yurt-tunnel-server").unwrap()["spec"]["replicas"], 1);
-    for name in ["tunnel-cloud", "tunnel-approver"] {
-        assert_eq!(desk.object("deployment", name), None, "{name}");
-    }
+    assert_eq!(desk.object("deployment", "tunnel-cloud"), None);
+    assert!(!desk.try_sh(approver).status.success());
 }

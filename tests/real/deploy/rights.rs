@@ -6,16 +6,17 @@ use super::{Cluster, container, deploy, overlay};
 use crate::process::TIMEOUT;
 use crate::wait::wait_until;
 
-/// Applies a folder of `deploy` with objects in that namespace.
-fn applied(cluster: &Cluster, folder: &str, namespace: &str) {
+/// Applies a folder of `deploy`.
+fn applied(cluster: &Cluster, folder: &str) {
     let folder = deploy(folder);
     wait_until("all objects are accepted", 3 * TIMEOUT, || {
-        cluster.try_kubectl(&["-n", namespace, "apply", "-k", folder.to_str().unwrap()]).0
+        cluster.try_kubectl_anywhere(&["apply", "-k", folder.to_str().unwrap()]).0
     });
 }
 
+/// Waits until an account (NAMESPACE:NAME) has these rights in that namespace, or has not.
 fn can(cluster: &Cluster, namespace: &str, account: &str, rights: &[(&str, &str)], expected: bool) {
-    let user_flags = format!("--as=system:serviceaccount:{namespace}:{account}");
+    let user_flags = format!("--as=system:serviceaccount:{account}");
     // kube-apiserver learns of new roles with a short delay.
     for (verb, what) in rights {
         wait_until(&format!("{account} of {namespace}: {verb} {what}: {expected}"), TIMEOUT, || {
@@ -23,6 +24,9 @@ fn can(cluster: &Cluster, namespace: &str, account: &str, rights: &[(&str, &str)
         });
     }
 }
+
+/// The approver's account. Its namespace is not that of the servers.
+const APPROVER: &str = "tunnel-approver:tunnel-approver";
 
 const CSRS: &str = "certificatesigningrequests.certificates.k8s.io";
 
@@ -32,7 +36,8 @@ fn requesters_and_approvers_of_certificates_may_do_nothing_else() {
     let Some(cluster) = Cluster::new() else { return };
     for (folder, namespace) in [("kustomize/csr", "edge-system"), ("kustomize/yurttunnel/csr", "kube-system")]
     {
-        applied(&cluster, folder, namespace);
+        applied(&cluster, folder);
+        let servers = format!("{namespace}:tunnel-cloud");
         let approval = format!("{CSRS}:approval");
         let approver = [
             ("list", CSRS),
@@ -42,13 +47,13 @@ fn requesters_and_approvers_of_certificates_may_do_nothing_else() {
             ("list", "nodes"),
             ("get", "services"),
         ];
-        can(&cluster, namespace, "tunnel-approver", &approver, true);
-        can(&cluster, "default", "tunnel-approver", &[("get", "services")], false);
+        can(&cluster, namespace, APPROVER, &approver, true);
+        can(&cluster, "default", APPROVER, &[("get", "services")], false);
         let none = [("create", CSRS), ("get", "secrets"), ("create", "pods"), ("update", "services")];
-        can(&cluster, namespace, "tunnel-approver", &none, false);
+        can(&cluster, namespace, APPROVER, &none, false);
         let pods =
             [("create", CSRS), ("get", CSRS), ("list", "nodes"), ("watch", "nodes"), ("get", "services")];
-        can(&cluster, namespace, "tunnel-cloud", &pods, true);
+        can(&cluster, namespace, &servers, &pods, true);
         let none = [
             ("list", CSRS),
             ("patch", &approval),
@@ -56,11 +61,11 @@ fn requesters_and_approvers_of_certificates_may_do_nothing_else() {
             ("update", "nodes"),
             ("get", "secrets"),
         ];
-        can(&cluster, namespace, "tunnel-cloud", &none, false);
+        can(&cluster, namespace, &servers, &none, false);
     }
     let of_kubernetes = ["services/kubernetes", "endpointslices.discovery.k8s.io/kubernetes"];
-    for account in ["tunnel-approver", "tunnel-cloud"] {
-        let user_flags = format!("--as=system:serviceaccount:kube-system:{account}");
+    for account in [APPROVER, "kube-system:tunnel-cloud"] {
+        let user_flags = format!("--as=system:serviceaccount:{account}");
         for what in of_kubernetes {
             assert!(cluster.lets(&["-n", "default", &user_flags], "get", what), "{account}: {what}");
         }
@@ -83,8 +88,6 @@ fn the_documented_overlay_for_intercepting_servers_is_accepted() {
     let dry = ["apply", "--dry-run=server", "-k", site.to_str().unwrap()];
     let (is_well, output) = cluster.try_kubectl(&dry);
     assert!(is_well && output.contains("deployment.apps/tunnel-cloud configured"), "{output}");
-    let (_, text) = cluster.try_kubectl(&["kustomize", site.to_str().unwrap()]);
-    assert!(!text.contains("kind: HorizontalPodAutoscaler"), "{text}");
     let (is_well, text) = cluster.try_kubectl(&[&dry[..], &["-o", "json"]].concat());
     assert!(is_well, "{text}");
     // The JSON is followed by kubectl's warnings.
@@ -102,4 +105,20 @@ fn the_documented_overlay_for_intercepting_servers_is_accepted() {
         ports.iter().all(|port| port["containerPort"].as_u64().unwrap() > 1023),
         "the host's sshd uses port 22: {ports:?}"
     );
+}
+
+/// Only the component has an autoscaler, and then nothing else sets the number of pods.
+#[test]
+fn servers_are_scaled_only_with_the_component_for_it() {
+    let Some(cluster) = Cluster::with_base() else { return };
+    assert!(!cluster.try_kubectl(&["get", "hpa", "tunnel-cloud"]).0);
+    let place = tempfile::tempdir().unwrap();
+    let site = overlay(place.path(), "autoscale");
+    assert!(cluster.try_kubectl(&["apply", "-k", site.to_str().unwrap()]).0);
+    assert_eq!(cluster.object("hpa", "tunnel-cloud")["spec"]["minReplicas"], 2);
+    let (_, text) = cluster.try_kubectl(&["kustomize", site.to_str().unwrap()]);
+    let servers = text
+        .split("---\n")
+        .find(|one| one.contains("kind: Deployment") && one.contains("\n  name: tunnel-cloud\n"));
+    assert!(!servers.unwrap().contains("replicas:"), "{text}");
 }
