@@ -93,8 +93,10 @@ impl SessionAcceptor {
         self.metrics.open_duration.observe(started.elapsed());
         let granted = dialled.and_then(|(connection, right)| {
             let judge = move || right.judge().map(|()| UNTIL_CHANGED).map_err(|why| why.reason);
-            let grant =
-                self.grants.add(judge).map_err(|why| SessionError::new(ErrorCode::NotAllowed, why))?;
+            let grant = self
+                .grants
+                .add((&access).into(), judge)
+                .map_err(|why| SessionError::new(ErrorCode::NotAllowed, why))?;
             Ok((connection, grant))
         });
         match granted {

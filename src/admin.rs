@@ -5,6 +5,7 @@ pub mod health;
 pub mod nodes;
 pub mod page;
 pub mod readiness;
+pub mod sessions;
 pub mod status;
 
 use std::convert::Infallible;
@@ -21,6 +22,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
@@ -350,6 +352,10 @@ impl Admin {
             ("/revocations", ProcessView::Cloud(server)) => {
                 revoke(server.enrolment.as_ref(), request, requester).await
             }
+            ("/sessions/end", _) if *request.method() != Method::POST => {
+                method_not_allowed("POST", "only supports POST method\n")
+            }
+            ("/sessions/end", _) => self.end_sessions(request, requester).await,
             ("/debug/flags/v", _) => self.set_level(request, requester).await,
             _ => plain_text(StatusCode::NOT_FOUND, NOT_FOUND),
         }
@@ -434,7 +440,7 @@ pub(crate) const LEVEL_BODY: &str = "hint: send only the level as the body, for 
 /// SuperEdge's text for any other method.
 const READ_ONLY: &str = "only supports GET method\n";
 
-/// Timeout for the body with a level.
+/// Timeout for a body of a few bytes.
 const BODY_TIME: Duration = Duration::from_secs(5);
 
 /// Maximum length of that body in bytes: any 32-bit number, with some space around it.
@@ -629,18 +635,22 @@ async fn parse_request(
     request: Request<Incoming>,
 ) -> Result<(&Arc<SharedEnrolments>, Subject, Option<u64>), Response<Full<Bytes>>> {
     let enrolment = enrolment.ok_or_else(no_invitations)?;
-    let body = tokio::time::timeout(
-        INVITATION_BODY_TIME,
-        Limited::new(request.into_body(), INVITATION_BODY_BYTES).collect(),
-    );
-    let Ok(Ok(body)) = body.await else {
+    let InvitationRequest { subject, seconds } = read_json(request).await?;
+    let wrong = |why| plain_text(StatusCode::BAD_REQUEST, format!("subject: {why}\n"));
+    let subject = subject.parse::<Subject>().map_err(wrong)?;
+    Ok((enrolment, subject, seconds))
+}
+
+/// Reads the JSON body of a request.
+pub(crate) async fn read_json<T: DeserializeOwned>(
+    request: Request<Incoming>,
+) -> Result<T, Response<Full<Bytes>>> {
+    let body = Limited::new(request.into_body(), JSON_BODY_BYTES).collect();
+    let Ok(Ok(body)) = tokio::time::timeout(BODY_TIME, body).await else {
         return Err(plain_text(StatusCode::BAD_REQUEST, "the body is missing or too long\n"));
     };
-    let wrong = |why: String| plain_text(StatusCode::BAD_REQUEST, format!("{why}\n"));
-    let InvitationRequest { subject, seconds } =
-        serde_json::from_slice(&body.to_bytes()).map_err(|why| wrong(why.to_string()))?;
-    let subject = subject.parse::<Subject>().map_err(|why| wrong(format!("subject: {why}")))?;
-    Ok((enrolment, subject, seconds))
+    serde_json::from_slice(&body.to_bytes())
+        .map_err(|why| plain_text(StatusCode::BAD_REQUEST, format!("{why}\n")))
 }
 
 fn no_invitations() -> Response<Full<Bytes>> {
@@ -659,9 +669,8 @@ where
 /// Validity of an invitation in seconds: one minute to one week.
 const INVITATION_SECONDS: std::ops::RangeInclusive<u64> = 60..=604_800;
 
-/// Timeout for the body of a few bytes.
-const INVITATION_BODY_TIME: Duration = Duration::from_secs(5);
-const INVITATION_BODY_BYTES: usize = 1024;
+/// Maximum length of a JSON body in bytes.
+const JSON_BODY_BYTES: usize = 1024;
 
 #[cfg(test)]
 mod tests;

@@ -17,6 +17,7 @@ pub mod output_dir;
 mod reference_tests;
 pub mod serve;
 pub mod service;
+pub mod sessions;
 pub mod ssh;
 pub mod status;
 pub mod token;
@@ -41,6 +42,7 @@ use crate::command::invitations::{InvitationsArgs, InviteArgs, JoinArgs};
 use crate::command::migrate::MigrateArgs;
 use crate::command::serve::ServeArgs;
 use crate::command::service::ServiceCommand;
+use crate::command::sessions::SessionsArgs;
 use crate::command::ssh::{SshArgs, SshConfigArgs};
 use crate::command::token::TokenCommand;
 use crate::parts;
@@ -234,6 +236,14 @@ pub enum Command {
         #[arg(short, long, value_name = "FORMAT", default_value = "text")]
         output: Format,
     },
+    /// List the sessions of the server or edge on this machine, or end some.
+    ///
+    /// At most 1000 sessions are listed. Each server has the sessions of its own clients.
+    #[command(after_help = examples([
+        "sudo tunnel sessions",
+        "sudo tunnel sessions end --user alice",
+    ]))]
+    Sessions(SessionsArgs),
     /// Print the status of a server or edge on this machine: its links, and why it has none.
     ///
     /// Uses the admin socket.

@@ -122,7 +122,8 @@ impl Edge {
         }
         edge.links.spawn(info_span!("network"), keeper.clone().follow_network());
         edge.links.spawn(info_span!("link", node = %keeper.dialer.node), keeper.run(None));
-        let view = EdgeView { uplinks: edge.uplinks.clone(), table: edge.table.clone() };
+        let (uplinks, table, grants) = (edge.uplinks.clone(), edge.table.clone(), edge.grants.clone());
+        let view = EdgeView { uplinks, table, grants };
         let (metrics, readiness) = (edge.metrics.clone(), edge.readiness.clone());
         let admin = Admin::new(ProcessView::Edge(view), viewers, metrics, readiness, level, level_at_ports);
         admin.spawn(ports, None, &edge.files, &edge.admin);

@@ -10,7 +10,7 @@ use tunnel::command::migrate;
 use tunnel::command::serve::{ServeArgs, Settings};
 use tunnel::command::{
     self, Args, Command, CommandError, Format, Role, connect, exit_code, init, invitations, is_wrong,
-    service, ssh, status, token,
+    service, sessions, ssh, status, token,
 };
 use tunnel::config::live::ConfigFile;
 use tunnel::config::{ConfigError, Environment};
@@ -59,6 +59,9 @@ fn main() -> ExitCode {
         Command::SshConfig(command_args) => print_result(ssh::config(&command_args)),
         Command::Nodes { socket, output } => {
             print_result(in_runtime(status::nodes(socket, output, &Environment::read(variable))))
+        }
+        Command::Sessions(command_args) => {
+            print_result(in_runtime(sessions::run(command_args, &Environment::read(variable))))
         }
         Command::Status { socket, watch: true, .. } => print_result(in_runtime(status::watch(
             socket,

@@ -443,6 +443,7 @@ impl ServerContext {
             publishes: settings.dns.publish.name(),
             enrolment: self.enrolment.clone(),
             port: grpc.port(),
+            grants: self.grants.clone(),
         };
         let (metrics, readiness) = (self.link_context.metrics.clone(), self.readiness.clone());
         let level_at_ports = settings.links.admin_port.sets_level;

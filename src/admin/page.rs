@@ -26,7 +26,7 @@ use tracing::info_span;
 
 use crate::admin::readiness::ConditionStatus;
 use crate::admin::status::{LinkStatus, PublisherStatus, Status, Totals};
-use crate::admin::{Admin, AdminAccessError, Reply, Requester, plain_text};
+use crate::admin::{Admin, Reply, Requester, plain_text};
 use tunnel_base::drain::Drain;
 use tunnel_net::limiter::{FairLimiter, Limits, Permit, Source};
 use tunnel_net::tls::verify::ClientCertificate;
@@ -82,9 +82,27 @@ impl Admin {
         head: &HeaderMap,
         private: bool,
     ) -> Result<Requester, Response<Full<Bytes>>> {
-        let Err(why) = requester.check_access(head, private) else { return Ok(requester.clone()) };
-        let mut hint = "";
-        if let (Some(viewers), Requester::Address(ip, certificate)) = (&self.viewers.0, requester) {
+        match requester.check_access(head, private) {
+            Ok(()) => Ok(requester.clone()),
+            Err(why) => self.authenticate_person(requester, head).await.map_err(|denied| {
+                let is_asked = denied.status() == StatusCode::UNAUTHORIZED;
+                if is_asked { denied } else { denied.map(|_| format!("{why}; or {PERSON_HINT}\n").into()) }
+            }),
+        }
+    }
+
+    /// Returns the user of the admin socket, or the user who has proved a name at a port.
+    ///
+    /// # Errors
+    ///
+    /// Returns the response that denies the request.
+    pub(crate) async fn authenticate_person(
+        &self,
+        requester: &Requester,
+        head: &HeaderMap,
+    ) -> Result<Requester, Response<Full<Bytes>>> {
+        let Requester::Address(ip, certificate) = requester else { return Ok(requester.clone()) };
+        if let Some(viewers) = &self.viewers.0 {
             if let Some(user) = (viewers.authenticate)(certificate.clone(), head.clone(), *ip).await {
                 return Ok(Requester::Person(user));
             }
@@ -93,11 +111,9 @@ impl Admin {
                 answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(BASIC));
                 return Err(answer);
             }
-            hint = "; or present a certificate with one of names in the admin table of the config";
-        } else if why == AdminAccessError::Elsewhere {
-            hint = "; or set users or client_ca in the admin table of the config";
         }
-        Err(plain_text(StatusCode::FORBIDDEN, format!("{why}{hint}\n")))
+        let why = format!("only for users who have proved a name; {PERSON_HINT}\n");
+        Err(plain_text(StatusCode::FORBIDDEN, why))
     }
 
     /// Returns a response with the stream of events for the live page.
@@ -155,6 +171,10 @@ fn set_security_headers(headers: &mut HeaderMap, kind: &'static str) {
     }
 }
 
+/// How clients of a port prove a name.
+const PERSON_HINT: &str =
+    "set users, or client_ca and names for certificates, in the admin table of the config";
+
 /// The challenge for a name and password (RFC 7617).
 pub(crate) const BASIC: &str = "Basic realm=\"tunnel\", charset=\"UTF-8\"";
 const PAGE: &str = include_str!("page.html");
@@ -186,6 +206,8 @@ struct Update {
     publisher: Option<PublisherStatus>,
     refusals: BTreeMap<String, u64>,
     certificates: BTreeMap<String, u64>,
+    /// Whether the reader may end sessions, if it proves a name.
+    may_end: bool,
     /// Number of all links; at most [`MAX_LINKS`] are in the list.
     links_total: usize,
     links: ListDelta,
@@ -236,7 +258,7 @@ impl Events {
                         if admin.authenticate(&requester, &head, true).await.is_err() {
                             return;
                         }
-                        let Some(event) = sent.event(admin.status()) else { return };
+                        let Some(event) = sent.event(admin.status(), admin.viewers.0.is_some()) else { return };
                         permit.send(event);
                     }
                 }
@@ -265,7 +287,7 @@ impl Body for Events {
 
 impl SentState {
     /// Returns the next event, or `None` if it cannot be serialized, which does not happen.
-    fn event(&mut self, status: Status) -> Option<Bytes> {
+    fn event(&mut self, status: Status, may_end: bool) -> Option<Bytes> {
         let links_total = status.links.len();
         let by_link =
             |link: &LinkStatus| link.link.map_or_else(|| link.name.clone(), |number| number.to_string());
@@ -290,6 +312,7 @@ impl SentState {
             publisher: status.publisher,
             refusals: status.refusals,
             certificates: status.certificates,
+            may_end,
         };
         let json = serde_json::to_string(&update).ok()?;
         Some(format!("event: status\ndata: {json}\n\n").into())

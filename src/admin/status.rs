@@ -17,6 +17,7 @@ use crate::registry::links::LinkRole;
 use crate::registry::overview::Overview;
 use crate::registry::peers::{PeerHandle, Peers};
 use crate::route::Uplinks;
+use crate::session_io::grants::Grants;
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::SessionTable;
 use tunnel_link::table::session::SessionView;
@@ -214,6 +215,8 @@ pub struct ServerView {
     pub enrolment: Option<Arc<SharedEnrolments>>,
     /// Port to which edges link.
     pub port: u16,
+    /// Grants of sessions, with which operators end them.
+    pub grants: Grants,
 }
 
 /// The parts of an edge whose status is served.
@@ -223,6 +226,8 @@ pub struct EdgeView {
     pub uplinks: Arc<Uplinks>,
     /// Table of sessions.
     pub table: Arc<SessionTable>,
+    /// Grants of sessions, with which operators end them.
+    pub grants: Grants,
 }
 
 /// Converts times of this process to wall clock times. It is set once, so that a moment always has the same time.

@@ -14,6 +14,7 @@ use crate::admin::status::LinkStatus;
 use crate::admin::status::Status;
 use crate::registry::{LinkedNode, Registry};
 use crate::route::Uplinks;
+use crate::session_io::grants::Grants;
 use tunnel_base::drain::Drained;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
@@ -47,6 +48,7 @@ fn cloud(nodes: &[&str]) -> Admin {
         publishes: Some("hosts"),
         enrolment: None,
         port: 9000,
+        grants: Grants::default(),
     }))
 }
 
@@ -56,7 +58,7 @@ fn edge(linked: bool) -> Admin {
     if linked {
         uplinks.add(LinkSender::new(LinkId(1), Remote::Server(node), Some(Instance::random())));
     }
-    admin(ProcessView::Edge(EdgeView { uplinks, table: table() }))
+    admin(ProcessView::Edge(EdgeView { uplinks, table: table(), grants: Grants::default() }))
 }
 
 fn table() -> Arc<SessionTable> {

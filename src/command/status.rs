@@ -98,7 +98,7 @@ pub async fn nodes(
 }
 
 /// Requests a path. Returns the body of the response.
-async fn get(socket: &Path, path: &str) -> Result<String, CommandError> {
+pub(crate) async fn get(socket: &Path, path: &str) -> Result<String, CommandError> {
     let (code, body) = ask(socket, Method::GET, path, "").await?;
     if code == 200 {
         return Ok(body);

@@ -694,8 +694,9 @@ impl AuthorizedRequest {
         context.metrics.open_duration.observe(started.elapsed());
         let granted = opened.and_then(|OpenTarget { stream, right }| {
             let basis = AccessBasis { direct: right, ..basis };
+            access.id = stream.id();
             let judge = move || basis.judge().map_err(|denial| denial.to_string());
-            match context.grants.add(judge) {
+            match context.grants.add((&access).into(), judge) {
                 Ok(grant) => Ok((stream, grant)),
                 Err(why) => {
                     stream.reset(SessionError::new(ErrorCode::NotAllowed, &why));
@@ -705,9 +706,8 @@ impl AuthorizedRequest {
         });
         match granted {
             Ok((session, grant)) => {
-                access.id = session.id();
                 access.status = Some(StatusCode::OK.as_u16());
-                if let Some(id) = session.id() {
+                if let Some(id) = access.id {
                     Span::current().record("session", field::display(id));
                 }
                 let alive = context.metrics.sessions.start(access.listener);

@@ -17,7 +17,7 @@ use crate::registry::NodeNotFound;
 use crate::route::{MOVE_WAIT, PathSearch, RouteError, SessionRequest, SessionRouter};
 use crate::server::ServerContext;
 use crate::server::config_files::LivePolicies;
-use crate::session_io::grants::{Grant, UNTIL_CHANGED};
+use crate::session_io::grants::{Grant, SessionSubject, UNTIL_CHANGED};
 use crate::session_io::{REVOKED, bridge_sessions};
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::addresses::Location;
@@ -304,7 +304,9 @@ async fn bridge(offer: IncomingSession, session: Session, access: BridgeAccess, 
             let (policies, judged) = (shared.policies.clone(), access.clone());
             let judge =
                 move || judged.judge_node(&policies).map(|()| UNTIL_CHANGED).map_err(|why| why.reason);
-            match shared.grants.add(judge) {
+            let subject =
+                SessionSubject { id: Some(access.session), node: Some(access.node.clone()), user: None };
+            match shared.grants.add(subject, judge) {
                 Ok(grant) => (Some(grant), Some(access)),
                 Err(why) => return offer.refuse(SessionError::new(ErrorCode::NodeNotAllowed, why)),
             }

@@ -14,6 +14,7 @@ use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::denial::Denial;
 use crate::server::ServerContext;
 use crate::server::authenticated_links::close_links;
+use crate::session_io::grants::SessionSubject;
 use tunnel_base::metrics::DENIALS;
 use tunnel_base::names::{ClientName, DeviceName, UserName};
 use tunnel_base::policy::zone::Zone;
@@ -265,7 +266,8 @@ pub(crate) async fn revoked(user: User, shared: &Arc<ServerContext>) -> String {
         let context = context.as_ref().ok_or_else(|| NO_USERS.to_owned())?;
         judge(&user, context).map_err(|denial| denial.to_string())
     };
-    match shared.grants.add(judge) {
+    // A link is no session, which operators end by its user.
+    match shared.grants.add(SessionSubject::default(), judge) {
         Ok(grant) => {
             grant.revoked().await;
             grant.revocation().unwrap_or_default().to_owned()

@@ -17,7 +17,9 @@ use tokio::task::yield_now;
 use tokio::time::sleep;
 use tracing::warn;
 
+use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::drain::Drain;
+use tunnel_base::names::{NodeName, SessionId};
 use tunnel_net::reload::FileWatcher;
 
 /// The grants of a process. Cheap to clone.
@@ -42,8 +44,26 @@ struct Shared {
 #[derive(Debug, Clone)]
 pub struct Grant(Arc<Inner>);
 
+/// What a granted session is, for operators.
+#[derive(Debug, Clone, Default)]
+pub struct SessionSubject {
+    /// Its id; `None` if this process dials the target itself.
+    pub id: Option<SessionId>,
+    /// Its node.
+    pub node: Option<NodeName>,
+    /// Its authenticated user.
+    pub user: Option<Box<str>>,
+}
+
+impl From<&AccessLogEntry> for SessionSubject {
+    fn from(access: &AccessLogEntry) -> Self {
+        Self { id: access.id, node: access.node.clone(), user: access.user.as_deref().map(Into::into) }
+    }
+}
+
 struct Inner {
     number: u64,
+    subject: SessionSubject,
     list: Grants,
     judge: Box<Judge>,
     /// Why the session may no longer run.
@@ -77,10 +97,12 @@ impl Grants {
     /// Returns why the session may not run.
     pub fn add(
         &self,
+        subject: SessionSubject,
         judge: impl Fn() -> Result<u64, String> + Send + Sync + 'static,
     ) -> Result<Grant, String> {
         let grant = Grant(Arc::new(Inner {
             number: self.0.next.fetch_add(1, SeqCst),
+            subject,
             list: self.clone(),
             judge: Box::new(judge),
             revoked: OnceLock::new(),
@@ -93,6 +115,14 @@ impl Grants {
             self.rights_changed();
         }
         Ok(grant)
+    }
+
+    /// Ends the selected sessions for this reason. Returns their number.
+    pub fn end(&self, why: &str, is_selected: impl Fn(&SessionSubject) -> bool) -> usize {
+        let open: Vec<_> = self.0.open.lock().values().cloned().collect();
+        let selected = open.iter().filter_map(Weak::upgrade).filter(|one| is_selected(&one.subject));
+        let ended = selected.filter(|one| one.revoked.set(why.to_owned()).is_ok());
+        ended.inspect(|one| one.owner.wake()).count()
     }
 
     /// Notifies the tasks that judge. Call it after new rights have been stored.

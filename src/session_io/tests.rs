@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::Span;
 
-use crate::session_io::grants::{Grants, UNTIL_CHANGED};
+use crate::session_io::grants::{Grants, SessionSubject, UNTIL_CHANGED};
 use tunnel_base::drain::Drain;
 use tunnel_base::names::Instance;
 use tunnel_link::sender::LinkSender;
@@ -72,7 +72,7 @@ async fn carried(drain: &Drain, buffered: &'static [u8], metrics: &Metrics) -> (
         buffered: Bytes::new(),
         access: AccessLogEntry::start(LISTENER, "test".into()),
         alive: metrics.sessions.start(LISTENER),
-        grant: Grants::default().add(|| Ok(UNTIL_CHANGED)).unwrap(),
+        grant: Grants::default().add(SessionSubject::default(), || Ok(UNTIL_CHANGED)).unwrap(),
         permit: (),
     };
     let socket = Socket::with_early(socket, BufferPool::new(), Bytes::from_static(buffered));
@@ -247,7 +247,7 @@ async fn run_direct(drain: &Drain, metrics: &Metrics) -> (TcpStream, TcpStream) 
         buffered: Bytes::new(),
         access: AccessLogEntry::start(LISTENER, "test".into()),
         alive: metrics.sessions.start(LISTENER),
-        grant: Grants::default().add(|| Ok(UNTIL_CHANGED)).unwrap(),
+        grant: Grants::default().add(SessionSubject::default(), || Ok(UNTIL_CHANGED)).unwrap(),
         permit: (),
     };
     let (socket, metrics) = (Socket::new(socket, BufferPool::new()), metrics.clone());

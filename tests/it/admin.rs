@@ -1,8 +1,17 @@
 //! Pages of the admin ports of a running server and a running edge.
 
-use tokio::io::AsyncWriteExt;
+use std::path::PathBuf;
 
-use crate::support::clients::{answer, assert_echo, get, send_request};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use clap::Parser;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tunnel::command::CommandError;
+use tunnel::command::sessions::{self, SessionsArgs};
+use tunnel::config::Environment;
+
+use crate::support::clients::{answer, assert_echo, assert_reset, get, head, send_request};
 use crate::support::programs::{TestDir, TestServer, at, edge, edge_with, start_edge};
 use crate::support::{targets, wait_until};
 
@@ -87,4 +96,95 @@ async fn the_log_level_cannot_be_set_at_the_admin_port() {
     let answer = send_request(server.server.bound.log, put).await;
     assert_eq!(answer.status, 403, "any user of the machine can reach it: {answer:?}");
     assert_eq!(get(server.server.bound.log, "/debug/flags/v").await.status, 406);
+}
+
+#[derive(Debug, Parser)]
+struct SessionsLine {
+    #[command(flatten)]
+    sessions: SessionsArgs,
+}
+
+/// Runs `tunnel sessions` with these words.
+async fn tunnel_sessions(socket: &PathBuf, words: &str) -> Result<String, CommandError> {
+    let socket = format!("--socket={}", socket.display());
+    let line = ["sessions", &socket].into_iter().chain(words.split_whitespace());
+    sessions::run(SessionsLine::try_parse_from(line).unwrap().sessions, &Environment::default()).await
+}
+
+#[tokio::test]
+async fn an_operator_lists_sessions_and_ends_them_by_id_user_or_node() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let hash = bcrypt::hash("pw", 4).unwrap();
+    let users = place.file("users", &format!("ops:{hash}\ndev:{hash}\n"));
+    let socket = place.path().join("admin.sock");
+    let more = format!(
+        "auth = \"basic\"\nusers = {users:?}\n[server.admin]\nlisten = \"unix:{}\"\nusers = {users:?}\n",
+        socket.display()
+    );
+    let server = TestServer::with(&place, &more);
+    let (_one, _two) = (edge(&place, &server, "node1").await, edge(&place, &server, "node2").await);
+    let login = |user: &str| STANDARD.encode(format!("{user}:pw"));
+    let open = async |user: &str, node: &str| {
+        let mut client = TcpStream::connect(server.connect).await.unwrap();
+        let (target, login) = (at(node, echo), login(user));
+        let request = format!("CONNECT {target} HTTP/1.1\r\nProxy-Authorization: Basic {login}\r\n\r\n");
+        client.write_all(request.as_bytes()).await.unwrap();
+        assert!(head(&mut client).await.starts_with("HTTP/1.1 200 "));
+        assert_echo(&mut client, "hello").await;
+        client
+    };
+    let [mut one, mut two] = [open("ops", "node1").await, open("ops", "node2").await];
+    let [mut three, mut four, mut five] =
+        [open("dev", "node1").await, open("dev", "node2").await, open("dev", "node2").await];
+    let listed = tunnel_sessions(&socket, "").await.unwrap();
+    let rows: Vec<Vec<&str>> = listed.lines().map(|line| line.split_whitespace().collect()).collect();
+    let row = |client: &TcpStream| {
+        let address = client.local_addr().unwrap().to_string();
+        rows.iter().find(|row| row[4] == address).unwrap_or_else(|| panic!("{address} in {listed}")).clone()
+    };
+    let target = at("node1", echo);
+    let found = row(&three);
+    assert_eq!((found[1], found[2], found[3], found[5]), ("node1", &*target, "dev", "connect"), "{listed}");
+    assert_eq!(rows.len(), 6, "{listed}");
+
+    assert_eq!(tunnel_sessions(&socket, "end --user ops").await.unwrap(), "2 sessions ended");
+    for client in [&mut one, &mut two] {
+        assert_reset(client).await;
+    }
+    assert_eq!(tunnel_sessions(&socket, "end --node NODE1").await.unwrap(), "1 session ended");
+    assert_reset(&mut three).await;
+    assert_eq!(tunnel_sessions(&socket, &format!("end {}", row(&four)[0])).await.unwrap(), "1 session ended");
+    assert_reset(&mut four).await;
+    assert_echo(&mut five, "another session").await;
+    let missing = tunnel_sessions(&socket, "end --user ops").await.unwrap_err();
+    assert!(missing.text.contains("no such session here"), "{missing}");
+    let json: serde_json::Value =
+        serde_json::from_str(&tunnel_sessions(&socket, "-o json").await.unwrap()).unwrap();
+    assert_eq!(
+        (json["sessions"].as_array().unwrap().len(), &json["sessions"][0]["user"]),
+        (1, &"dev".into())
+    );
+    let closed = &server.server.metrics.sessions;
+    wait_until("the access log has the reason", || closed.closed("connect", "revoked") == 4).await;
+
+    // At the port only for a user who proves a name, and not for a foreign page.
+    let body = "{\"user\":\"dev\"}";
+    let post = async |headers: &str| {
+        let request = format!(
+            "POST /sessions/end HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        send_request(server.server.bound.log, &request).await.status
+    };
+    let (basic, kind) =
+        (format!("Authorization: Basic {}\r\n", login("ops")), "Content-Type: application/json\r\n");
+    assert_eq!(post(kind).await, 401);
+    assert_eq!(post(&basic).await, 415);
+    assert_eq!(get(server.server.bound.log, "/sessions/end").await.status, 405);
+    assert_echo(&mut five, "still there").await;
+    assert_eq!(post(&format!("{basic}{kind}")).await, 200);
+    assert_reset(&mut five).await;
+    let without = TestServer::start(&TestDir::new());
+    let request = "POST /sessions/end HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    assert_eq!(send_request(without.server.bound.log, request).await.status, 403);
 }

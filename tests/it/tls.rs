@@ -122,7 +122,7 @@ async fn the_page_is_served_over_tls_to_users_with_a_certificate() {
     for at in [server.server.bound.log, edge.bound.log.unwrap()] {
         assert!(status(at, Some(&place.client("ops"))).await.starts_with("HTTP/1.1 200 "), "{at}");
         let other = status(at, Some(&place.client("dev"))).await;
-        assert!(other.starts_with("HTTP/1.1 403 ") && other.contains("present a certificate"), "{other}");
+        assert!(other.starts_with("HTTP/1.1 403 ") && other.contains("client_ca and names"), "{other}");
         assert_eq!(status(at, None).await, "");
     }
 }

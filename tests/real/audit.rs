@@ -1,5 +1,8 @@
 //! The audit log: each privileged action leaves one line with the user and the address; nothing else leaves any.
 
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+
 use serde_json::Value;
 
 use crate::enrol::{run_tunnel, with_admin};
@@ -79,6 +82,16 @@ fn each_privileged_action_at_a_server_logs_one_line_with_user_and_address() {
 
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
     cloud.wait_for_node("node1");
+    let target = TcpListener::bind("127.0.0.1:0").unwrap();
+    let node1 = format!("node1:{}", target.local_addr().unwrap().port());
+    let mut client = TcpStream::connect(("127.0.0.1", cloud.connect)).unwrap();
+    write!(client, "CONNECT {node1} HTTP/1.1\r\n\r\n").unwrap();
+    client.read_exact(&mut [0; 12]).unwrap();
+    let ended = run_tunnel(&["sessions", "end", "--node=node1", &socket]);
+    assert_eq!(ended.stdout.trim(), "1 session ended", "{ended:?}");
+    let by_operator = [("actor", user.as_str()), ("node", "node1")];
+    one_more(&cloud.process, &mut seen, "sessions ended", &by_operator);
+
     std::fs::write(&tokens, format!("node2:{TOKEN}\n")).unwrap();
     let by_file = [("actor", "the token file"), ("nodes", "default node2")];
     one_more(&cloud.process, &mut seen, "node tokens changed", &by_file);

@@ -54,7 +54,8 @@ impl AuthorizedRequest {
         let (Self { context, from, basis, mut access, .. }, permit) = self.with_permit()?;
         access.set_pending(false);
         (access.id, access.resumed) = (Some(id), resumes.into());
-        match context.grants.add(move || basis.judge().map_err(|denial| denial.to_string())) {
+        match context.grants.add((&access).into(), move || basis.judge().map_err(|denial| denial.to_string()))
+        {
             Ok(grant) => {
                 let alive = context.metrics.sessions.start(access.listener);
                 Ok(RelayedAccess { grant, context, access, alive, _permit: permit })

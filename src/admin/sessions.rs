@@ -1,0 +1,90 @@
+//! Ends sessions for an operator.
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use serde::{Deserialize, Serialize};
+use tracing::info;
+
+use crate::admin::{Admin, ProcessView, Requester, json, plain_text, read_json};
+use crate::session_io::grants::{Grants, SessionSubject};
+use tunnel_base::logging::{AUDIT, printable};
+
+/// The JSON body of `POST /sessions/end`. Exactly one field is set.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SessionSelection {
+    /// Id of a session, with the digits of the status and the log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// User of sessions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Node of sessions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+}
+
+/// The response: the number of ended sessions, at least one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndedSessions {
+    /// Number of sessions.
+    pub ended: usize,
+}
+
+impl SessionSelection {
+    /// Returns true if this session is selected.
+    fn contains(&self, session: &SessionSubject) -> bool {
+        let Self { id, user, node } = self;
+        id.as_ref().is_some_and(|id| session.id.is_some_and(|one| one.to_string() == *id))
+            || user.as_ref().is_some_and(|user| session.user.as_deref() == Some(user))
+            || node.as_ref().is_some_and(|node| {
+                session.node.as_ref().is_some_and(|one| one.as_str().eq_ignore_ascii_case(node))
+            })
+    }
+}
+
+impl Admin {
+    /// Returns the response to `POST /sessions/end`. Any user of the machine can reach a port, so only a user who has
+    /// proved a name may end sessions there.
+    pub(crate) async fn end_sessions(
+        &self,
+        request: Request<Incoming>,
+        requester: &Requester,
+    ) -> Response<Full<Bytes>> {
+        let actor = match self.authenticate_person(requester, request.headers()).await {
+            Ok(actor) => actor,
+            Err(denied) => return denied,
+        };
+        // A foreign page in a browser cannot send this type: the browser first asks whether it may.
+        let is_json = request.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
+        if matches!(requester, Requester::Address(..)) && !is_json {
+            let why = "Content-Type: expected application/json\n";
+            return plain_text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why);
+        }
+        let selection: SessionSelection = match read_json(request).await {
+            Ok(selection) => selection,
+            Err(refused) => return refused,
+        };
+        let SessionSelection { id, user, node } = &selection;
+        if [id, user, node].into_iter().flatten().count() != 1 {
+            return plain_text(StatusCode::BAD_REQUEST, "expected one of id, user and node\n");
+        }
+        let ended = self.grants().end(&format!("ended by operator {actor}"), |one| selection.contains(one));
+        if ended == 0 {
+            return plain_text(StatusCode::NOT_FOUND, "no such session here\n");
+        }
+        let [id, user, node] = [id, user, node].map(|text| text.as_deref().map(printable));
+        info!(target: AUDIT, %actor, session = id, user, node, sessions = ended, "sessions ended");
+        json(&EndedSessions { ended })
+    }
+
+    fn grants(&self) -> &Grants {
+        match &self.side {
+            ProcessView::Cloud(server) => &server.grants,
+            ProcessView::Edge(edge) => &edge.grants,
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! `tunnel sessions`: the sessions of a server or edge on this machine, and their end by an operator.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use http::Method;
+use serde_json::json;
+
+use crate::admin::sessions::{EndedSessions, SessionSelection};
+use crate::admin::status::Status;
+use crate::command::status::{Table, ask, bytes, duration, get, parse, socket};
+use crate::command::{CommandError, Format, examples};
+use crate::config::Environment;
+use tunnel_base::logging::one_line as clean;
+
+/// Arguments of `tunnel sessions`.
+#[derive(Debug, Clone, clap::Args)]
+#[command(args_conflicts_with_subcommands = false)]
+pub struct SessionsArgs {
+    /// What to do; without it, list the sessions.
+    #[command(subcommand)]
+    pub command: Option<SessionsCommand>,
+    /// Admin socket (`listen` in [server.admin] or [edge.admin]). [default: that of a server of this user, otherwise of
+    /// an edge; its log contains the path]
+    #[arg(long, value_name = "PATH", global = true)]
+    pub socket: Option<PathBuf>,
+    /// Output format.
+    #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+    pub output: Format,
+}
+
+/// Commands of `tunnel sessions`.
+#[derive(Debug, Clone, Subcommand)]
+pub enum SessionsCommand {
+    /// End a session, or all sessions of a user or a node. Both ends are reset.
+    ///
+    /// The user may open new sessions: to prevent that, change rules, users or certificates, which ends sessions as well.
+    #[command(after_help = examples([
+        "sudo tunnel sessions end 1f0c9a2e",
+        "sudo tunnel sessions end --user alice",
+    ]))]
+    End(EndArgs),
+}
+
+/// Arguments of `tunnel sessions end`: one of them.
+#[derive(Debug, Clone, clap::Args)]
+#[group(required = true, multiple = false)]
+pub struct EndArgs {
+    /// Id of a session, as in the list and in the log.
+    #[arg(value_name = "ID")]
+    pub id: Option<String>,
+    /// User of the sessions.
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+    /// Node of the sessions.
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+}
+
+/// Lists sessions, or ends some.
+///
+/// # Errors
+///
+/// Returns an error if there is no response, or no such session.
+pub async fn run(args: SessionsArgs, env: &Environment) -> Result<String, CommandError> {
+    let socket = socket(args.socket, &["server", "edge"], env).await?;
+    let Some(SessionsCommand::End(EndArgs { id, user, node })) = args.command else {
+        let status: Status = parse(&socket.path, &get(&socket.path, "/status").await?)?;
+        return Ok(match args.output {
+            Format::Json => json!({ "now": status.now, "sessions": status.sessions }).to_string(),
+            Format::Text => socket.choice() + &text(&status),
+        });
+    };
+    let selection = json!(SessionSelection { id, user, node }).to_string();
+    let (code, body) = ask(&socket.path, Method::POST, "/sessions/end", selection).await?;
+    if code != 200 {
+        return Err(CommandError::unavailable(format!("{}: {}", socket.path.display(), clean(&body))));
+    }
+    let EndedSessions { ended } = parse(&socket.path, &body)?;
+    Ok(format!("{}{ended} session{} ended", socket.choice(), if ended == 1 { "" } else { "s" }))
+}
+
+/// Formats the sessions as a table.
+fn text(status: &Status) -> String {
+    let mut table = Table::new(&[
+        "ID", "NODE", "TARGET", "USER", "CLIENT", "LISTENER", "AGE", "SENT", "RECEIVED", "STATE", "RESUMES",
+    ]);
+    let or_dash = |text: &Option<String>| text.as_deref().map_or("-".to_owned(), clean);
+    for session in &status.sessions {
+        table.row(vec![
+            clean(&session.id),
+            clean(&session.node),
+            or_dash(&session.target),
+            or_dash(&session.user),
+            or_dash(&session.client),
+            or_dash(&session.listener),
+            duration(status.now - session.since),
+            bytes(session.sent_bytes),
+            bytes(session.received_bytes),
+            clean(&session.state),
+            session.resume_count.to_string(),
+        ]);
+    }
+    match status.totals.sessions.checked_sub(status.sessions.len()) {
+        Some(more @ 1..) => format!("{table}\n! {more} more sessions are not listed"),
+        _ => table.to_string(),
+    }
+}
