@@ -1,6 +1,6 @@
 //! Pages of the admin ports of a running server and a running edge.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -105,7 +105,7 @@ struct SessionsLine {
 }
 
 /// Runs `tunnel sessions` with these words.
-async fn tunnel_sessions(socket: &PathBuf, words: &str) -> Result<String, CommandError> {
+async fn tunnel_sessions(socket: &Path, words: &str) -> Result<String, CommandError> {
     let socket = format!("--socket={}", socket.display());
     let line = ["sessions", &socket].into_iter().chain(words.split_whitespace());
     sessions::run(SessionsLine::try_parse_from(line).unwrap().sessions, &Environment::default()).await

@@ -237,9 +237,8 @@ fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
         let clients = if n == 0 { connect } else { 0 };
         let text = format!(
             "{}[server.peers]\naddresses = [{addresses}]\n[server.connect]\nlisten = \"127.0.0.1:{clients}\"\n\
-             auth = \"basic\"\nusers = \"{}\"\n",
+             auth = \"basic\"\nusers = {users:?}\n[server.admin]\nusers = {users:?}\n",
             place.cloud_config(loopback(links[n]), admins[n]),
-            users.display()
         );
         Server::start(ServerConfig::read(&text, &Environment::default()).unwrap().0, None).unwrap()
     });
@@ -333,6 +332,14 @@ fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
         browser.evaluate(&format!("{filter}.value = '{text}'; {filter}.dispatchEvent(new Event('input'))"));
         assert_eq!(browser.evaluate(sessions), count, "{text}");
     }
+    // Only a user who proves a name ends a session.
+    let basic = json!({"Authorization": format!("Basic {}", base64::engine::general_purpose::STANDARD.encode("ops:right"))});
+    browser.call("Network.enable", &json!({}));
+    browser.call("Network.setExtraHTTPHeaders", &json!({"headers": basic}));
+    browser.evaluate("confirm = () => true, document.querySelector('#sessions .end').click()");
+    browser.wait_for_page("the session's end", &format!("{sessions} === 0"));
+    assert!(client.read(&mut [0]).is_err(), "its client is reset");
+    browser.call("Network.setExtraHTTPHeaders", &json!({"headers": {}}));
     browser.wait_for_page(
         "the refusal",
         "[...document.querySelectorAll('#refusals tbody tr')].some(row => row.textContent === 'credentials_invalid1')",
