@@ -47,6 +47,8 @@ while IFS=: read -r page link; do
   file=${link%%#*}
   path=$page
   if [[ -n $file ]]; then path=$(realpath -m "${page%/*}/$file"); fi
+  # The first page is README.md on GitHub, and the book redirects its name.
+  if [[ $path == "$book/README.html" ]]; then path=$book/index.html; fi
   if [[ $path != "$book"/* || $path == "$book/SUMMARY.html" ]]; then continue; fi
   anchor=
   if [[ $link == *'#'* ]]; then anchor=${link#*#}; fi
