@@ -12,6 +12,7 @@ mod certificates;
 mod wait;
 
 mod addresses;
+mod ansible;
 mod apiserver;
 mod audit;
 mod black_hole;

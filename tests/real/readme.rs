@@ -113,15 +113,15 @@ impl Steps {
 }
 
 /// A terminal on a machine with its own /etc, /run, /var/lib and /usr/local/bin, in an empty directory.
-struct Terminal {
+pub(crate) struct Terminal {
     /// The words that run a command on the machine.
     entry: String,
-    dir: PathBuf,
+    pub(crate) dir: PathBuf,
 }
 
 impl Terminal {
     /// `tunnel.example.org` has this address.
-    fn new(place: &TestDir, machine: &Machine, name: &str, server: &str) -> Self {
+    pub(crate) fn new(place: &TestDir, machine: &Machine, name: &str, server: &str) -> Self {
         let dir = place.path().join(name);
         for folder in ["bin", "work/target/release", "home"] {
             std::fs::create_dir_all(dir.join(folder)).unwrap();
@@ -140,7 +140,7 @@ impl Terminal {
         Self { entry: machine.entry(), dir }
     }
 
-    fn has_program(&self) {
+    pub(crate) fn has_program(&self) {
         self.run_lines(&[format!("install {PROGRAM} /usr/local/bin/")]);
     }
 
@@ -156,7 +156,7 @@ impl Terminal {
     }
 
     /// Runs a line with that input, and returns what it prints.
-    fn line(&self, line: &str, input: &str) -> String {
+    pub(crate) fn line(&self, line: &str, input: &str) -> String {
         let file = self.dir.join("input");
         std::fs::write(&file, input).unwrap();
         let output = run_command(line, &mut self.command(line), Some(&file), 6 * TIMEOUT);
@@ -165,12 +165,12 @@ impl Terminal {
     }
 
     /// Runs lines one after the other, and returns what the last one prints.
-    fn run_lines(&self, lines: &[String]) -> String {
+    pub(crate) fn run_lines(&self, lines: &[String]) -> String {
         lines.iter().fold(String::new(), |_, line| self.line(line, ""))
     }
 
     /// Runs lines of which the last keeps running, and waits until that has logged `text`.
-    fn follow(&self, lines: &[String], last: &str, text: &str) -> Running {
+    pub(crate) fn follow(&self, lines: &[String], last: &str, text: &str) -> Running {
         let (line, before) = lines.split_last().expect("a line");
         assert_eq!(line, last);
         self.run_lines(before);
