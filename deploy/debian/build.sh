@@ -10,6 +10,7 @@ to=$(realpath "${2:?DIR}")
 
 version=$("$program" --version | cut -d' ' -f2)
 arch=$(dpkg --print-architecture)
+maintainer='tunnel <tunnel@example.org>'
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 chmod 755 "$tree"
@@ -21,7 +22,25 @@ done
 # The book, and examples of /etc/tunnel/server.toml and edge.toml.
 doc=$tree/usr/share/doc/tunnel
 install -D -m 644 -t "$doc" "$root"/{README,CHANGELOG,SECURITY}.md "$root"/conf/{server,edge}.toml
-install -D -m 644 "$root/LICENSE" "$doc/copyright"
+# The licence itself is on every Debian.
+seconds=${SOURCE_DATE_EPOCH:-$(date +%s)}
+cat >"$doc/copyright" <<END
+Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+Upstream-Name: tunnel
+
+Files: *
+Copyright: $(date -u -d "@$seconds" +%Y) The contributors of tunnel
+License: Apache-2.0
+ The text of the license is in /usr/share/common-licenses/Apache-2.0.
+END
+# In Debian's format, as apt-listchanges reads it.
+gzip -9n >"$doc/changelog.gz" <<END
+tunnel ($version) unstable; urgency=medium
+
+  * CHANGELOG.md in this directory lists the changes.
+
+ -- $maintainer  $(date -u -R -d "@$seconds")
+END
 (cd "$root" && find docs -type f -exec install -D -m 644 {} "$doc/{}" \;)
 install -d -m 755 "$tree/usr/share/man/man1" "$tree/usr/share/bash-completion/completions" \
   "$tree/usr/share/zsh/vendor-completions" "$tree/usr/share/fish/vendor_completions.d"
@@ -38,7 +57,22 @@ if readelf --dynamic "$program" | grep -q '(NEEDED)'; then
   libc=$(grep -aoE 'GLIBC_[0-9]+\.[0-9]+' "$program" | sort -uV | tail -n 1)
 fi
 
+# Findings of lintian that are intended.
+overrides=$tree/usr/share/lintian/overrides/tunnel
+install -d -m 755 "${overrides%/*}"
+cat >"$overrides" <<'END'
+# An upgrade must not wait for services that drain, and deb-systemd-invoke has no --no-block.
+tunnel: maintainer-script-calls-systemctl *
+END
+if [[ ! $libc ]]; then
+  cat >>"$overrides" <<'END'
+# One program for each release of Debian and Ubuntu.
+tunnel: statically-linked-binary *
+END
+fi
+
 mkdir "$tree/DEBIAN"
+(cd "$tree" && find usr lib -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum) >"$tree/DEBIAN/md5sums"
 cat >"$tree/DEBIAN/control" <<END
 Package: tunnel
 Version: $version
@@ -46,10 +80,11 @@ Section: net
 Priority: optional
 Architecture: $arch
 Depends: ${libc:+libc6 (>= ${libc#GLIBC_}), }adduser
-Maintainer: tunnel <tunnel@example.org>
+Maintainer: $maintainer
 Description: cloud-edge reverse tunnel
- Reaches machines behind NAT by their name, with ssh, curl, kubectl or any program that speaks HTTP CONNECT. Sessions
- survive network failures, restarts of servers and rolling updates.
+ Reaches machines behind NAT by their name, with ssh, curl, kubectl or any
+ program that speaks HTTP CONNECT. Sessions survive network failures, restarts
+ of servers and rolling updates.
 END
 # Neither service is enabled: the operator chooses the service and its config.
 cat >"$tree/DEBIAN/postinst" <<'END'
@@ -77,6 +112,11 @@ cat >"$tree/DEBIAN/postrm" <<'END'
 set -e
 if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
   systemctl daemon-reload || true
+fi
+if [ "$1" = purge ]; then
+  rm -rf /etc/tunnel /var/lib/tunnel
+  rm -f /etc/systemd/system/multi-user.target.wants/tunnel-server.service \
+    /etc/systemd/system/multi-user.target.wants/tunnel-edge.service
 fi
 END
 chmod 755 "$tree"/DEBIAN/{postinst,prerm,postrm}

@@ -130,8 +130,10 @@ fn the_package_installs_upgrades_and_removes_the_program_and_restarts_only_runni
             ls README.md CHANGELOG.md copyright server.toml docs/how-to/on-a-machine.md
             ls /lib/systemd/system/tunnel-server.service /lib/systemd/system/tunnel-edge.service
             ls /usr/share/bash-completion/completions/tunnel
-            cd /; dpkg --purge tunnel >&2; called
-            ! ls /usr/bin/tunnel /usr/share/doc/tunnel /etc/tunnel 2>&-'",
+            cd /; mkdir -p /var/lib/tunnel; echo kept | tee /etc/tunnel/edge.toml >/var/lib/tunnel/enrolled
+            dpkg --remove tunnel >&2; cat /etc/tunnel/edge.toml /var/lib/tunnel/enrolled; called
+            dpkg --purge tunnel >&2
+            ! ls /usr/bin/tunnel /usr/share/doc/tunnel /etc/tunnel /var/lib/tunnel 2>&-'",
         package.display()
     );
     let output = run("unshare", &["-m", "--propagation", "private", "sh", "-c", &script], None, 4 * TIMEOUT);
@@ -148,6 +150,19 @@ fn the_package_installs_upgrades_and_removes_the_program_and_restarts_only_runni
     assert!(pages > 20, "{output:?}");
     assert_eq!(listed.last(), Some(&"daemon-reload"), "{output:?}");
     assert!(listed.contains(&"stop tunnel-server.service tunnel-edge.service"), "{output:?}");
+    assert_eq!(listed.iter().filter(|line| **line == "kept").count(), 2, "{output:?}");
+}
+
+#[test]
+fn lintian_finds_no_error_and_no_warning_in_the_package() {
+    if !all() || !are_installed(&["lintian"]) {
+        return;
+    }
+    let Some(release) = release() else { return };
+    let package = file(release, ".deb");
+    let args = ["--fail-on", "error,warning", "--allow-root", package.to_str().unwrap()];
+    let output = run("lintian", &args, None, 4 * TIMEOUT);
+    assert!(output.status.success(), "{output:?}");
 }
 
 #[test]
