@@ -38,7 +38,9 @@ SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export SOURCE_DATE_EPOCH
 
 if [[ ! $binary ]]; then
-  TUNNEL_REVISION=$(git rev-parse --short HEAD) deploy/docker/static.sh
+  TUNNEL_REVISION=$(git rev-parse --short HEAD)
+  export TUNNEL_REVISION
+  deploy/docker/static.sh
   host=$(rustc -vV | sed -n 's/^host: //p')
   binary=${CARGO_TARGET_DIR:-target}/$host/release/tunnel
 fi

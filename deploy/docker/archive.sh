@@ -4,6 +4,7 @@
 # The image is the one of the Dockerfile's last stage. An equal program gives an equal archive.
 #
 #   SOURCE_DATE_EPOCH   time of all files in it, in seconds since 1970 (0)
+#   TUNNEL_REVISION     revision of the sources, for a label (unknown)
 set -euo pipefail
 program=$(realpath "${1:?PROGRAM}")
 to=$(realpath "${2:?DIR}")
@@ -46,7 +47,10 @@ gzip -n "$tree/layer"
 layer="$(blob layer.v1.tar+gzip "$tree/layer.gz")}"
 cat >"$tree/config" <<END
 {"created":"$(date -u -d "@$seconds" +%Y-%m-%dT%H:%M:%SZ)","architecture":"$arch","os":"linux",
-"config":{"User":"65532:65532","Entrypoint":["/usr/local/bin/tunnel"]},
+"config":{"User":"65532:65532","Entrypoint":["/usr/local/bin/tunnel"],"Labels":{
+"org.opencontainers.image.title":"tunnel","org.opencontainers.image.licenses":"Apache-2.0",
+"org.opencontainers.image.description":"A cloud-edge reverse tunnel: reach edge nodes behind NAT by name",
+"org.opencontainers.image.version":"$version","org.opencontainers.image.revision":"${TUNNEL_REVISION:-unknown}"}},
 "rootfs":{"type":"layers","diff_ids":["sha256:$content"]}}
 END
 config="$(blob config.v1+json "$tree/config")}"

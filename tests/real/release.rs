@@ -211,6 +211,12 @@ fn the_image_is_an_oci_layout_and_serves() {
     assert!(last.contains(&format!("USER {user}\n")), "{last}");
     let entrypoint = &config["config"]["Entrypoint"];
     assert!(last.contains(&format!("ENTRYPOINT {entrypoint}\n")), "{last}");
+    let labels = config["config"]["Labels"].as_object().unwrap();
+    assert_eq!(labels["org.opencontainers.image.version"], env!("CARGO_PKG_VERSION"));
+    for name in ["title", "licenses", "description"].map(|name| format!("org.opencontainers.image.{name}")) {
+        assert!(last.contains(&format!("{name}={}", labels[&name])), "{name}: {last}");
+    }
+    assert!(labels.contains_key("org.opencontainers.image.revision"), "{labels:?}");
 
     let program = image.path().join(entrypoint[0].as_str().unwrap().trim_start_matches('/'));
     runs(&program);
