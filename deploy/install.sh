@@ -1,16 +1,17 @@
 #!/bin/sh
-# Installs a release of the tunnel on a machine, or removes it. Verifies the checksum before it changes anything.
+# Installs a release of the tunnel on a machine, or removes it. Verifies the checksum, and with a key the signature, before
+# it changes anything.
 #
-#   install.sh [--from DIR|URL] [--version VERSION] [--dir DIR]
+#   install.sh [--from DIR|URL] [--version VERSION] [--key KEY] [--dir DIR]
 #   install.sh --uninstall [--dir DIR]
 #
 #   --from        where the release's files are: a directory, or a URL with https (the directory of this script)
 #   --version     version to install, if there are files of several
+#   --key         public key (minisign) of those who made the release; needs openssl 3 or newer
 #   --dir         where the program goes (/usr/local/bin)
 #   --uninstall   removes the program; config, certificates and units stay
 #
-# The checksums come from the same place as the program. They reveal damage, but not a forged release: use a place
-# that you trust.
+# The checksums come from the same place as the program. They reveal damage, but a forged release only with a key.
 set -eu
 
 fail() {
@@ -18,16 +19,19 @@ fail() {
     exit "${2:-1}"
 }
 
+# The key of releases, once there is one: without a key, only the checksum is verified.
+key=''
 from='' version='' dir=/usr/local/bin uninstall=''
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit 0 ;;
         --uninstall) uninstall=1 ;;
-        --from | --version | --dir)
+        --from | --version | --key | --dir)
             [ $# -gt 1 ] || fail "$1 needs a value" 64
             case $1 in
                 --from) from=$2 ;;
                 --version) version=$2 ;;
+                --key) key=$2 ;;
                 --dir) dir=$2 ;;
             esac
             shift
@@ -59,7 +63,25 @@ fetch() {
     esac || fail "cannot fetch $1 from $from"
 }
 
+# verify KEY: verifies minisign's signature of the checksums, an Ed25519 signature of their BLAKE2b hash.
+verify() {
+    command -v openssl >/dev/null || fail "openssl is needed to verify the signature"
+    {
+        # What precedes the 32 bytes of a key in DER.
+        printf '\060\052\060\005\006\003\053\145\160\003\041\000'
+        echo "$1" | base64 -d | tail -c 32
+    } >"$work/key"
+    sed -n 2p "$work/SHA256SUMS.minisig" | base64 -d | tail -c 64 >"$work/signature"
+    openssl dgst -blake2b512 -binary -out "$work/hash" "$work/SHA256SUMS" &&
+        openssl pkeyutl -verify -pubin -keyform DER -inkey "$work/key" -rawin -in "$work/hash" \
+            -sigfile "$work/signature" >/dev/null
+}
+
 fetch SHA256SUMS
+if [ "$key" ]; then
+    fetch SHA256SUMS.minisig
+    verify "$key" || fail "signature of SHA256SUMS is wrong, or openssl is older than 3; nothing is installed"
+fi
 machine=$(uname -m)
 # Lines of this machine's tarballs. A name with a slash is no name of a release.
 awk -v version="$version" -v end="-$machine-linux.tar.gz" '

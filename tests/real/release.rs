@@ -376,6 +376,56 @@ fn runs_small(program: &Path) {
 }
 
 #[test]
+fn install_sh_installs_a_signed_release_and_refuses_another_signature() {
+    if release().is_none() || !are_installed(&["minisign", "openssl", "sha256sum"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (files, to) = (small(dir.path()), dir.path().join("bin"));
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let [key, other] = ["key", "other"].map(|name| {
+        ok(&run("minisign", &["-G", "-W", "-s", &path(name), "-p", &path("public")], None, TIMEOUT));
+        let public = std::fs::read_to_string(path("public")).unwrap();
+        std::fs::remove_file(path("public")).unwrap();
+        public.lines().last().unwrap().to_owned()
+    });
+    let sign = |key: &str| {
+        let mut command = script("scripts/sign.sh");
+        run_command("sign.sh", command.arg(&files).arg(path(key)), None, TIMEOUT)
+    };
+    let install = |key: &str| {
+        let mut command = Command::new(files.join("install.sh"));
+        run_command("install.sh", command.arg("--dir").arg(&to).args(["--key", key]), None, TIMEOUT)
+    };
+    let refuses = |key: &str, why: &str| {
+        let output = install(key);
+        assert!(!output.status.success() && output.stderr.contains(why), "{output:?}");
+        assert!(!to.exists());
+    };
+
+    refuses(&key, "cannot fetch SHA256SUMS.minisig");
+    ok(&sign("key"));
+    refuses(&other, "signature of SHA256SUMS is wrong");
+    refuses("nonsense", "signature of SHA256SUMS is wrong");
+    let sums = files.join("SHA256SUMS");
+    let text = std::fs::read_to_string(&sums).unwrap();
+    std::fs::write(&sums, text.clone() + "\n").unwrap();
+    refuses(&key, "signature of SHA256SUMS is wrong");
+    std::fs::write(&sums, text).unwrap();
+    ok(&install(&key));
+    runs_small(&to.join("tunnel"));
+
+    // A key in install.sh is used without the flag, and no release is signed with another one.
+    let installer = files.join("install.sh");
+    let text = std::fs::read_to_string(&installer).unwrap();
+    std::fs::write(&installer, text.replace("\nkey=''\n", &format!("\nkey='{other}'\n"))).unwrap();
+    let output = sign("key");
+    assert!(!output.status.success() && output.stderr.contains(&other), "{output:?}");
+    ok(&sign("other"));
+    ok(&run(installer.to_str().unwrap(), &["--dir", to.to_str().unwrap()], None, TIMEOUT));
+}
+
+#[test]
 fn install_sh_needs_only_the_tools_of_busybox() {
     if release().is_none() || !are_installed(&["busybox"]) {
         return;
