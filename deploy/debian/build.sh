@@ -46,6 +46,9 @@ install -d -m 755 "$tree/usr/share/man/man1" "$tree/usr/share/bash-completion/co
   "$tree/usr/share/zsh/vendor-completions" "$tree/usr/share/fish/vendor_completions.d"
 "$program" man "$tree/usr/share/man/man1"
 gzip -9n "$tree"/usr/share/man/man1/*.1
+install -d -m 755 "$tree/usr/share/man/man5"
+(cd "$root" && awk -v version="$version" -f deploy/debian/tunnel.toml.awk docs/reference/config.md) |
+  gzip -9n >"$tree/usr/share/man/man5/tunnel.toml.5.gz"
 "$program" completions bash >"$tree/usr/share/bash-completion/completions/tunnel"
 "$program" completions zsh >"$tree/usr/share/zsh/vendor-completions/_tunnel"
 "$program" completions fish >"$tree/usr/share/fish/vendor_completions.d/tunnel.fish"

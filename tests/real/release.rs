@@ -126,6 +126,7 @@ fn the_package_installs_upgrades_and_removes_the_program_and_restarts_only_runni
             dpkg --install /tmp/tunnel.deb >&2; called
             dpkg --listfiles tunnel | grep -c \"^/usr/share/man/man1/tunnel.*[.]1[.]gz\"
             zcat /usr/share/man/man1/tunnel-server.1.gz | grep -c tunnel-server
+            zcat /usr/share/man/man5/tunnel.toml.5.gz | grep -x \".SS server.links.listen\"
             cd /usr/share/doc/tunnel
             ls README.md CHANGELOG.md copyright server.toml docs/how-to/on-a-machine.md
             ls /lib/systemd/system/tunnel-server.service /lib/systemd/system/tunnel-edge.service
