@@ -147,6 +147,10 @@ async fn announcements_of_a_lost_link_are_repeated_over_another_link_of_that_ser
     // A new link to the server is made, and then its own is lost.
     let again = link(501, 2);
     dialer.0.lock().push(again.clone());
+    // The pause before a dial is random.
+    while !dialer.0.lock().is_empty() {
+        settled().await;
+    }
     assert_eq!(count_announced(&again).await, 0, "one link is enough");
     incoming.close();
     peers.remove(&incoming);
