@@ -17,7 +17,7 @@ use crate::registry::links::LinkRole;
 use crate::registry::overview::Overview;
 use crate::registry::peers::{PeerHandle, Peers};
 use crate::route::Uplinks;
-use crate::session_io::grants::Grants;
+use crate::session_io::grants::{Grants, SessionSubject};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::SessionTable;
 use tunnel_link::table::session::SessionView;
@@ -183,7 +183,8 @@ pub struct SessionStatus {
     /// Listener that accepted the client; only where the session was opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listener: Option<String>,
-    /// `opening`, `open`, `parked` (its link has closed), `resuming` or `closing`.
+    /// `opening`, `open`, `parked` (its link has closed), `resuming` or `closing`; `relayed` for one of a user's program,
+    /// whose end is there.
     pub state: String,
     /// Link that carries the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -307,6 +308,9 @@ impl Admin {
 
     fn add_server(&self, server: &ServerView, status: &mut Status) {
         status.role = "server".into();
+        let relayed = server.grants.relayed(MAX_SESSIONS.saturating_sub(status.sessions.len()));
+        let relayed = relayed.into_iter().filter_map(|one| self.relayed_session(&server.table, one));
+        status.sessions.extend(relayed);
         let Overview { linked, disconnected } = server.registry.overview(MAX_DISCONNECTED);
         status.links = linked
             .into_iter()
@@ -388,6 +392,26 @@ impl Admin {
             sent_bytes: view.sent_bytes,
             received_bytes: view.received_bytes,
         }
+    }
+
+    /// Returns the status of a session that this server relays for a user, or `None` if it has no path now.
+    fn relayed_session(&self, table: &SessionTable, subject: SessionSubject) -> Option<SessionStatus> {
+        let (id, relayed) = (subject.id?, subject.relayed?);
+        let (to_acceptor, to_opener) = table.relayed_bytes(id)?;
+        Some(SessionStatus {
+            id: id.to_string(),
+            node: subject.node?.to_string(),
+            target: relayed.target.map(|target| target.to_string()),
+            client: Some(relayed.client),
+            user: subject.user.map(Into::into),
+            listener: Some(relayed.listener.to_owned()),
+            state: "relayed".into(),
+            link: None,
+            since: self.clock.time(relayed.started),
+            resume_count: relayed.resumed,
+            sent_bytes: to_acceptor,
+            received_bytes: to_opener,
+        })
     }
 
     fn error(&self, error: &LastError) -> ErrorStatus {

@@ -304,8 +304,11 @@ async fn bridge(offer: IncomingSession, session: Session, access: BridgeAccess, 
             let (policies, judged) = (shared.policies.clone(), access.clone());
             let judge =
                 move || judged.judge_node(&policies).map(|()| UNTIL_CHANGED).map_err(|why| why.reason);
-            let subject =
-                SessionSubject { id: Some(access.session), node: Some(access.node.clone()), user: None };
+            let subject = SessionSubject {
+                id: Some(access.session),
+                node: Some(access.node.clone()),
+                ..SessionSubject::default()
+            };
             match shared.grants.add(subject, judge) {
                 Ok(grant) => (Some(grant), Some(access)),
                 Err(why) => return offer.refuse(SessionError::new(ErrorCode::NodeNotAllowed, why)),

@@ -14,12 +14,12 @@ use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::yield_now;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::warn;
 
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::drain::Drain;
-use tunnel_base::names::{NodeName, SessionId};
+use tunnel_base::names::{NodeName, SessionId, Target};
 use tunnel_net::reload::FileWatcher;
 
 /// The grants of a process. Cheap to clone.
@@ -53,11 +53,29 @@ pub struct SessionSubject {
     pub node: Option<NodeName>,
     /// Its authenticated user.
     pub user: Option<Box<str>>,
+    /// Set if this process only relays it, so that the table of sessions does not list it.
+    pub relayed: Option<Box<RelayedSubject>>,
+}
+
+/// What operators see of a relayed session.
+#[derive(Debug, Clone)]
+pub struct RelayedSubject {
+    /// Its target.
+    pub target: Option<Target>,
+    /// Address of the client.
+    pub client: String,
+    /// Name of the listener.
+    pub listener: &'static str,
+    /// Start of its path through this process.
+    pub started: Instant,
+    /// Number of times it was resumed here.
+    pub resumed: u32,
 }
 
 impl From<&AccessLogEntry> for SessionSubject {
     fn from(access: &AccessLogEntry) -> Self {
-        Self { id: access.id, node: access.node.clone(), user: access.user.as_deref().map(Into::into) }
+        let user = access.user.as_deref().map(Into::into);
+        Self { id: access.id, node: access.node.clone(), user, relayed: None }
     }
 }
 
@@ -123,6 +141,13 @@ impl Grants {
         let selected = open.iter().filter_map(Weak::upgrade).filter(|one| is_selected(&one.subject));
         let ended = selected.filter(|one| one.revoked.set(why.to_owned()).is_ok());
         ended.inspect(|one| one.owner.wake()).count()
+    }
+
+    /// Returns up to `most` sessions that this process only relays, the longest first.
+    pub fn relayed(&self, most: usize) -> Vec<SessionSubject> {
+        let open: Vec<_> = self.0.open.lock().values().cloned().collect();
+        let relayed = open.iter().filter_map(Weak::upgrade).filter(|one| one.subject.relayed.is_some());
+        relayed.take(most).map(|one| one.subject.clone()).collect()
     }
 
     /// Notifies the tasks that judge. Call it after new rights have been stored.

@@ -105,7 +105,7 @@ struct SessionsLine {
 }
 
 /// Runs `tunnel sessions` with these words.
-async fn tunnel_sessions(socket: &Path, words: &str) -> Result<String, CommandError> {
+pub(crate) async fn tunnel_sessions(socket: &Path, words: &str) -> Result<String, CommandError> {
     let socket = format!("--socket={}", socket.display());
     let line = ["sessions", &socket].into_iter().chain(words.split_whitespace());
     sessions::run(SessionsLine::try_parse_from(line).unwrap().sessions, &Environment::default()).await

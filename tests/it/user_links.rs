@@ -24,6 +24,7 @@ use tunnel_proto::frame::{
 };
 use tunnel_proto::hello::{Caller, ClientHello, Hello, UserProof};
 
+use crate::admin::tunnel_sessions;
 use crate::certificates::Authority;
 use crate::support::call::Call;
 use crate::support::line::Line;
@@ -142,6 +143,32 @@ async fn a_users_session_resumes_through_another_server_when_its_server_is_kille
     assert_eq!(session.resumed(), 1);
     assert_eq!(servers[1].server.server.table.relayed().0, 1);
     drop(session);
+    links.close().await;
+}
+
+#[tokio::test]
+async fn an_operator_lists_the_sessions_of_a_users_link_and_ends_them() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let socket = place.path().join("admin.sock");
+    let server = server(&place, &format!("[server.admin]\nlisten = \"unix:{}\"\n", socket.display())).await;
+    let _edge = edge(&place, &server, "node1").await;
+    let links = link(&place, "alice/laptop", &[server.server.bound.grpc]).await;
+    let target = at("node1", echo);
+    let mut session = open(&links, &target).await.unwrap();
+    assert_session_echo(&mut session, "hello").await;
+    let listed = tunnel_sessions(&socket, "").await.unwrap();
+    let row: Vec<_> = listed.lines().nth(1).unwrap().split_whitespace().collect();
+    let client = row[4].parse::<SocketAddr>();
+    assert_eq!(
+        (row[1], row[2], row[3], row[5], client.is_ok()),
+        ("node1", &*target, "alice", "clients", true),
+        "{listed}"
+    );
+    assert!(listed.contains("5 B") && listed.contains("relayed"), "{listed}");
+    assert_eq!(tunnel_sessions(&socket, "end --user alice").await.unwrap(), "1 session ended");
+    reset(&mut session).await;
+    assert_eq!(tunnel_sessions(&socket, "").await.unwrap().lines().count(), 1);
+    assert!(open(&links, &target).await.is_ok(), "the link stays");
     links.close().await;
 }
 

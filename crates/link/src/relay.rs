@@ -84,6 +84,17 @@ impl RelayTable {
         Some(queues.iter().map(|queue| queue.passed()).sum())
     }
 
+    /// Returns the bytes relayed so far to the acceptor and to the opener, without those over earlier paths. Returns
+    /// `None` for a session without a path.
+    pub(crate) fn traffic(&self, id: SessionId) -> Option<(u64, u64)> {
+        let (up, down) = {
+            let bindings = self.bindings.lock();
+            let binding = bindings.all.get(&id)?;
+            (binding.acceptor.as_ref()?.queue.clone(), binding.opener_leg.queue.clone())
+        };
+        Some((up.passed(), down.passed()))
+    }
+
     /// Returns the bytes that wait in all queues, including the overhead of their frames.
     pub(crate) fn queued(&self) -> usize {
         self.queued.used()

@@ -171,6 +171,11 @@ impl SessionTable {
         (self.relays.len(), self.relays.queued())
     }
 
+    /// Returns the bytes that were relayed to the acceptor and to the opener of a session over its present path.
+    pub fn relayed_bytes(&self, id: SessionId) -> Option<(u64, u64)> {
+        self.relays.traffic(id)
+    }
+
     /// Resets every session and sends the reason to all remote ends.
     pub fn reset_all(&self, why: &SessionError) {
         for shard in &self.shards {

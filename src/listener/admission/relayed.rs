@@ -3,13 +3,15 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::admission::{
     Admission, AuthorizedRequest, ClientPermit, DeniedRequest, ListenerContext, SessionPermit,
 };
 use crate::listener::denial::Denial;
 use crate::session_io::REVOKED;
-use crate::session_io::grants::Grant;
+use crate::session_io::grants::{Grant, RelayedSubject, SessionSubject};
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::metrics::ActiveSession;
 use tunnel_base::names::{DeviceName, NodeName, SessionId};
@@ -54,8 +56,15 @@ impl AuthorizedRequest {
         let (Self { context, from, basis, mut access, .. }, permit) = self.with_permit()?;
         access.set_pending(false);
         (access.id, access.resumed) = (Some(id), resumes.into());
-        match context.grants.add((&access).into(), move || basis.judge().map_err(|denial| denial.to_string()))
-        {
+        let relayed = RelayedSubject {
+            target: access.target.clone(),
+            client: access.client.clone(),
+            listener: access.listener,
+            started: Instant::now(),
+            resumed: access.resumed,
+        };
+        let subject = SessionSubject { relayed: Some(Box::new(relayed)), ..(&access).into() };
+        match context.grants.add(subject, move || basis.judge().map_err(|denial| denial.to_string())) {
             Ok(grant) => {
                 let alive = context.metrics.sessions.start(access.listener);
                 Ok(RelayedAccess { grant, context, access, alive, _permit: permit })
