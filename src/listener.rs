@@ -67,8 +67,6 @@ pub const LISTENERS: &[ListenerKind] = &[
 pub struct ListenerKind {
     /// The table below `[server]` that sets it, and the label `listener` of metrics and logs.
     pub name: &'static str,
-    /// Its clients, as the documents describe them.
-    pub about: &'static str,
     /// Whether clients may name a target by its address. Then addresses are watched in Kubernetes by default.
     pub by_address: bool,
     /// Reads the table. Returns `None` if it is absent or unusable, which is recorded.
@@ -259,11 +257,11 @@ mod tests {
     #[test]
     fn each_kind_of_listener_has_its_row_in_the_docs() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-        let document = std::fs::read_to_string(root.join("docs/how-to/ssh-and-curl.md")).unwrap();
+        let document = std::fs::read_to_string(root.join("docs/README.md")).unwrap();
         let ports = std::fs::read_to_string(root.join("docs/reference/ports.md")).unwrap();
-        for ListenerKind { name, about, .. } in LISTENERS {
-            let row = format!("| `[server.{name}]` | {about} |\n");
-            assert!(document.contains(&row), "docs/how-to/ssh-and-curl.md: {row}");
+        for ListenerKind { name, .. } in LISTENERS {
+            let row = format!("| [`[server.{name}]`](");
+            assert!(document.contains(&row), "docs/README.md: {row}");
             let start = format!("\n| `[server.{name}");
             assert!(ports.contains(&start), "docs/reference/ports.md: {start}");
         }

@@ -77,12 +77,7 @@ impl Default for ConnectConfig {
     }
 }
 
-pub(crate) const KIND: ListenerKind = ListenerKind {
-    name: "connect",
-    about: "HTTP CONNECT to a node's port, for ssh and other programs that know a proxy",
-    by_address: false,
-    read,
-};
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "connect", by_address: false, read };
 
 /// Reads the table, and warns if the port is open to all clients.
 fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> {

@@ -73,7 +73,6 @@ pub enum EgressConfig {
 
 pub(crate) const KIND: ListenerKind = ListenerKind {
     name: "egress",
-    about: "HTTP CONNECT over TLS or a Unix socket, for kube-apiserver's egress selector",
     by_address: true,
     read: |tables| Some(Arc::new(read(tables.server, &tables.inherited, tables.report)?)),
 };

@@ -90,12 +90,7 @@ pub struct NodePortConfig {
     pub stands_for: PortTarget,
 }
 
-pub(crate) const KIND: ListenerKind = ListenerKind {
-    name: "http",
-    about: "ports for HTTP, each for one port of every node; the Host names the node",
-    by_address: false,
-    read,
-};
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "http", by_address: false, read };
 
 /// Reads the table.
 fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> {

@@ -58,7 +58,6 @@ impl Default for HttpProxyConfig {
 
 pub(crate) const KIND: ListenerKind = ListenerKind {
     name: "http_proxy",
-    about: "an HTTP proxy: CONNECT, and plain requests with an absolute URL",
     by_address: true,
     read: |tables| Some(Arc::new(read(tables.server, &tables.inherited, tables.env, tables.report)?)),
 };

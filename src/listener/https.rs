@@ -160,12 +160,7 @@ pub struct TargetIdentity {
     pub ca: Option<PathBuf>,
 }
 
-pub(crate) const KIND: ListenerKind = ListenerKind {
-    name: "https",
-    about: "ports for HTTPS, each for one port of every node; TLS or the request names the node",
-    by_address: true,
-    read,
-};
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "https", by_address: true, read };
 
 /// Reads the table.
 fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> {

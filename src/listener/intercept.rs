@@ -112,7 +112,6 @@ pub struct MarkBits {
 
 pub(crate) const KIND: ListenerKind = ListenerKind {
     name: "intercept",
-    about: "connections of this host to nodes' addresses, redirected by nftables",
     by_address: true,
     read: |tables| Some(Arc::new(read(tables.server, &tables.inherited, tables.env, tables.report)?)),
 };

@@ -46,12 +46,7 @@ impl Default for Socks5Config {
     }
 }
 
-pub(crate) const KIND: ListenerKind = ListenerKind {
-    name: "socks5",
-    about: "SOCKS5: CONNECT with host names and passwords, for programs that know no HTTP proxy",
-    by_address: true,
-    read: settings,
-};
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "socks5", by_address: true, read: settings };
 
 /// Reads the table. Returns `None` if it is absent, or has no address to listen on, which is an error.
 fn settings(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> {

@@ -72,12 +72,7 @@ pub struct ForwardTarget {
     pub target: Target,
 }
 
-pub(crate) const KIND: ListenerKind = ListenerKind {
-    name: "tcp",
-    about: "TCP ports, each for one target at one node",
-    by_address: false,
-    read,
-};
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "tcp", by_address: false, read };
 
 /// Reads the table.
 fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> {

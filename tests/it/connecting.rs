@@ -1,6 +1,8 @@
 //! `tunnel connect` with a local port, through each kind of listener of a server.
 
+use std::fs::Permissions;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
 
 use clap::Parser;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -84,7 +86,8 @@ async fn tunnel_connect_links_to_the_servers_of_the_client_file_and_half_closes_
     let client = format!(
         "servers = [\"{grpc}\"]\nca = {ca:?}\nuser = \"alice\"\ndevice = \"laptop\"\ntoken = \"{token}\"\n"
     );
-    place.file("tunnel/client.toml", &client);
+    let file = place.file("tunnel/client.toml", &client);
+    std::fs::set_permissions(file, Permissions::from_mode(0o600)).unwrap();
     let home = place.path().display().to_string();
     let variable = move |name: &str| (name == "XDG_CONFIG_HOME").then(|| home.clone());
     let local = Local::start_with(&[&at("node1", echo)], variable.clone()).await;
