@@ -198,7 +198,7 @@ impl RoleLinks {
 
 impl LinkedNode {
     /// Returns true if this primary link stays next to a backup link, as the previous one.
-    fn may_stay_with(&self, backup: &LinkedNode) -> bool {
+    fn may_stay_with(&self, backup: &Self) -> bool {
         self.instance.is_some() && self.instance == backup.instance && !self.sender.is_closed()
     }
 }
