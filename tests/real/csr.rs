@@ -283,7 +283,7 @@ fn an_edge_of_the_manifests_links_as_its_node_and_others_cannot() {
     signer
         .kubernetes
         .apply_everywhere::<Node>(&node("cp1", &json!({"node-role.kubernetes.io/control-plane": ""})));
-    let (kubernetes, place) = (&signer.kubernetes, TestDir::serving(&["tunnel.cloud.io"]));
+    let (kubernetes, place) = (&signer.kubernetes, TestDir::serving(&["tunnel.cloud.io", "127.0.0.1"]));
     let certs = place.path().join("certs");
     std::fs::create_dir(&certs).unwrap();
     let Files { ca, cert, key } = &place.files;
@@ -296,7 +296,7 @@ fn an_edge_of_the_manifests_links_as_its_node_and_others_cannot() {
     std::fs::write(&token, "default:shared\n").unwrap();
     // The password "right", hashed with the lowest cost of bcrypt.
     std::fs::write(&users, format!("ops:{}\n", bcrypt::hash("right", 4).unwrap())).unwrap();
-    let [grpc, log, ssh, proxy, edge_log] = [(); 5].map(|()| free_port());
+    let [grpc, log, connect, proxy, edge_log] = [(); 5].map(|()| free_port());
     let own = format!("\"127.0.0.1:{}\"", free_port());
     let cluster_ca = kubernetes.place().files.ca.display().to_string();
     let config = shipped(
@@ -304,7 +304,7 @@ fn an_edge_of_the_manifests_links_as_its_node_and_others_cannot() {
         &[
             ("\"[::]:9000\"", &format!("\"127.0.0.1:{grpc}\"\nadmin_listen = \"127.0.0.1:{log}\"")),
             ("\"[::]:6000\"", &own),
-            ("\"[::]:22\"", &format!("\"127.0.0.1:{ssh}\"")),
+            ("\"[::]:8443\"", &format!("\"127.0.0.1:{connect}\"")),
             ("[\"10.0.0.0/8\", \"172.16.0.0/12\", \"192.168.0.0/16\", \"fd00::/8\"]", "[\"127.0.0.0/8\"]"),
             ("\"[::]:8000\"", &format!("\"127.0.0.1:{}\"", free_port())),
             ("\"[::]:8080\"", &format!("\"127.0.0.1:{proxy}\"")),
@@ -338,10 +338,12 @@ fn an_edge_of_the_manifests_links_as_its_node_and_others_cannot() {
     cloud.wait_for_answer(log, "/cloud/healthz", "node1");
 
     let page = page();
-    for (at, more) in [(ssh, "-p"), (proxy, "-s")] {
+    for (at, more) in [(connect, "-p"), (proxy, "-s")] {
         let args_of_user = |user: &[&str]| {
-            let (through, url) = (format!("http://127.0.0.1:{at}"), format!("http://node1:{page}/"));
-            let args = [&["-sSf", more, "-m", "20", "-x", &through, &url], user].concat();
+            let (through, url) = (format!("https://127.0.0.1:{at}"), format!("http://node1:{page}/"));
+            let ca = place.files.ca.to_str().unwrap();
+            let args =
+                [&["-sSf", more, "-m", "20", "--proxy-cacert", ca, "-x", &through, &url], user].concat();
             crate::process::run("curl", &args, None, TIMEOUT)
         };
         let (stranger, user) = (args_of_user(&[]), args_of_user(&["-U", "ops:right"]));
