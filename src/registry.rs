@@ -40,7 +40,7 @@ use tunnel_proto::frame::{Found, Remote};
 /// It is released before a link is closed, a waiter is woken or a metric changes, because each of these takes another
 /// lock. Three rules make this safe:
 ///
-/// - [`NodeLinks::replace`] compares links by their ids under the lock, so a link that ends late never removes the newer
+/// - `NodeLinks::replace` compares links by their ids under the lock, so a link that ends late never removes the newer
 ///   link that replaced it.
 /// - A waiter registers first and checks second ([`Registry::wait`]), so a link that is inserted in between wakes it.
 /// - A link that was read from here may have ended since. It then accepts no more data, and no caller relies on it
