@@ -36,6 +36,7 @@ use tracing::Span;
 
 use crate::command::client::{ClientArgs, ClientSettings, Setting};
 use crate::command::{CommandError, exit_code};
+use crate::listener::denial::Denial;
 use crate::route::{OpenError, RouteError};
 use crate::session_io::copy::close;
 use crate::session_io::copy::{CopyEnd, EndKind, Side, copy_bidirectional};
@@ -299,7 +300,7 @@ impl ConnectEndpoint {
             match &self.place {
                 ConnectAddress::Links(links) => {
                     let opened = links.open(target).await;
-                    Ok(Carrier::Link(opened.map_err(|error| refused_session(&error))?))
+                    Ok(Carrier::Link(opened.map_err(refused_session)?))
                 }
                 ConnectAddress::Socket(path) => {
                     let stream = UnixStream::connect(path).await.map_err(|cause| unreached(&cause))?;
@@ -417,13 +418,25 @@ impl fmt::Display for ConnectEndpoint {
     }
 }
 
+/// The hint if a target was not reached over a link.
+const NO_NODE: &str =
+    "check that `tunnel edge` runs on that node, and that the node can resolve and reach the target";
+
 /// Converts the reason why a session was not opened over a link.
-fn refused_session(error: &OpenError) -> CommandError {
-    match &error.why {
+fn refused_session(error: OpenError) -> CommandError {
+    match error.why {
         RouteError::Refused { refusal, .. } if refusal.code == ErrorCode::NotAllowed => {
-            CommandError::refused(refusal.reason.clone())
+            CommandError::refused(refusal.reason)
         }
-        why => CommandError::unavailable(why.to_string()),
+        why => {
+            // Also the code for a node that no server has.
+            let is_unreachable = matches!(
+                &why, RouteError::Refused { refusal, .. } if refusal.code == ErrorCode::TargetUnreachable
+            );
+            let denial = Denial::from(why);
+            let hint = if is_unreachable { NO_NODE } else { denial.next_step() };
+            CommandError::unavailable(format!("{denial}\n  hint: {hint}"))
+        }
     }
 }
 

@@ -97,6 +97,13 @@ async fn tunnel_connect_links_to_the_servers_of_the_client_file_and_half_closes_
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"last");
     local.wait_for_end().await;
+    let mut local = Local::start_with(&["node9:22"], variable.clone()).await;
+    assert_reset(&mut local.client().await).await;
+    let message = assert_eventually("the refusal", local.messages.recv()).await.unwrap();
+    assert!(
+        message.contains("not connected\n  hint: check that `tunnel edge` runs on that node"),
+        "{message}"
+    );
     let mut local = Local::start_with(&[&at("other1", echo)], variable).await;
     assert_reset(&mut local.client().await).await;
     let message = assert_eventually("the refusal", local.messages.recv()).await.unwrap();
