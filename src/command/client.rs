@@ -271,7 +271,7 @@ impl ClientFile {
             }
             (None, None, Some(identity)) => {
                 refuse_readers(&identity.key)?;
-                return Ok(UserCredentials::Certificate(identity.cert, identity.key));
+                return Ok(UserCredentials::Certificate(identity));
             }
             _ => {
                 let expected =
@@ -416,10 +416,7 @@ mod tests {
         let (found, settings) =
             links(home.path(), "servers = [\"a:1\"]\nca = \"ca\"\ncert = \"c\"\nkey = \"/k\"\n", 0o644);
         let identity = Identity { cert: dir.join("c"), key: "/k".into() };
-        assert_eq!(
-            found.unwrap().unwrap().proof,
-            UserCredentials::Certificate(identity.cert.clone(), identity.key.clone())
-        );
+        assert_eq!(found.unwrap().unwrap().proof, UserCredentials::Certificate(identity.clone()));
         let (cert, key) = settings.unwrap().identity.unwrap();
         assert_eq!(Identity { cert: cert.value, key: key.value }, identity);
     }

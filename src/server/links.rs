@@ -81,17 +81,13 @@ async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: Arc<Se
                 continue;
             }
         };
-        let (span, shared) = match &call.caller {
+        let span = match &call.caller {
             // Only for debugging, like the span of the connection: there are thousands of edges.
-            Caller::Edge(hello) => {
-                (debug_span!("link", node = %hello.node, remote_addr = %call.from), shared.clone())
-            }
-            Caller::Client(hello) => {
-                (debug_span!("link", device = %hello.device, remote_addr = %call.from), shared.clone())
-            }
-            Caller::Peer { .. } => (info_span!("link", peer = %call.from), shared.clone()),
+            Caller::Edge(hello) => debug_span!("link", node = %hello.node, remote_addr = %call.from),
+            Caller::Client(hello) => debug_span!("link", device = %hello.device, remote_addr = %call.from),
+            Caller::Peer { .. } => info_span!("link", peer = %call.from),
         };
-        links.spawn(span, admit_call(call, shared));
+        links.spawn(span, admit_call(call, shared.clone()));
     }
 }
 

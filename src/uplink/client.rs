@@ -56,8 +56,8 @@ pub struct ClientLinkConfig {
 pub enum UserCredentials {
     /// By the token of this user's device.
     Token(UserName, Secret),
-    /// By a client certificate, which names the user: the files of the certificate and its key.
-    Certificate(PathBuf, PathBuf),
+    /// By a client certificate, which names the user.
+    Certificate(Identity),
 }
 
 /// The links of a user's program, of which one is used for new sessions. Sessions continue over the next one.
@@ -154,7 +154,7 @@ fn dialer(config: ClientLinkConfig, context: &LinkContext, pool: BufferPool) -> 
     let ClientLinkConfig { servers, tls_server_name, device, proof, ca, https_proxy, no_proxy } = config;
     let (name, tokens, identity) = match proof {
         UserCredentials::Token(user, token) => (Some(user), vec![token], None),
-        UserCredentials::Certificate(cert, key) => (None, Vec::new(), Some(Identity { cert, key })),
+        UserCredentials::Certificate(identity) => (None, Vec::new(), Some(identity)),
     };
     let tls =
         TlsClientConfig { trust: ca.map_or(Trust::System, Trust::Ca), identity, alpn: vec![b"h2".to_vec()] };

@@ -37,10 +37,10 @@ async fn relay(
     shared: Arc<ServerContext>,
 ) {
     let (id, resumes, target) = (request.id(), request.resumes(), request.target().clone());
-    let wanted = OpenRequest { node: None, target, credentials: HeaderMap::new() };
+    let open_request = OpenRequest { node: None, target, credentials: HeaderMap::new() };
     let User { client, identity, from } = user;
     let mut admission = Admission::of_link(context.clone(), from, identity, client.device);
-    let authorized = match admission.authorize(Ok(wanted), String::new()).await {
+    let authorized = match admission.authorize(Ok(open_request), String::new()).await {
         Ok(authorized) => authorized,
         Err(denied) => return request.refuse(refusal(&denied.denial, &context)),
     };

@@ -65,17 +65,7 @@ impl Call {
         // A server names no node when it calls.
         let node = Hello::from_request(&headers).map_or_else(|_| NodeName::none(), |hello| hello.node);
         let (sender, frames) = frame_channel();
-        let answer = Some((answer, frames.0));
-        Self {
-            node,
-            headers,
-            is_older: false,
-            sender,
-            incoming_body,
-            reader: Decoder::default(),
-            trailers: None,
-            answer,
-        }
+        Self { answer: Some((answer, frames.0)), ..Self::outgoing(node, headers, sender, incoming_body) }
     }
 
     /// Sends the response headers, of a process that speaks extended if there is an instance, otherwise of a plain one.
