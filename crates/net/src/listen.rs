@@ -471,9 +471,11 @@ fn is_announced_here(at: SocketAddr) -> bool {
         IpAddr::V6(_) => &[],
     };
     let mut listening = [at.ip(), Ipv6Addr::UNSPECIFIED.into()].into_iter().chain(of_ipv4.iter().copied());
+    // A socket whose connection was refused can connect again, which costs less than a new one for each name.
+    let Ok(socket) = socket() else { return true };
     listening.any(|ip| {
         let at = SocketAddr::new(ip, at.port());
-        match announcer(at) {
+        match announcer(&socket, at) {
             Ok(None) => false,
             // If the kernel's list cannot be read, every announcement is trusted.
             Ok(Some(user)) => !listener(at).is_ok_and(|listener| listener != Some(user)),
@@ -484,10 +486,9 @@ fn is_announced_here(at: SocketAddr) -> bool {
 }
 
 /// Returns the user who announced a port, or `None` if no process did. Fails if the announcement does not respond.
-fn announcer(at: SocketAddr) -> io::Result<Option<u32>> {
-    let socket = socket()?;
+fn announcer(socket: &Socket, at: SocketAddr) -> io::Result<Option<u32>> {
     match socket.connect(&name(at)?) {
-        Ok(()) => Ok(Some(rustix::net::sockopt::socket_peercred(&socket)?.uid.as_raw())),
+        Ok(()) => Ok(Some(rustix::net::sockopt::socket_peercred(socket)?.uid.as_raw())),
         Err(cause) if cause.kind() == io::ErrorKind::ConnectionRefused => Ok(None),
         Err(cause) => Err(cause),
     }
