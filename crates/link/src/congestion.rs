@@ -130,7 +130,7 @@ impl CongestionController {
 
     /// Returns true if the kernel should be read before [`Self::is_blocked`] is called.
     pub(crate) fn wants_reading(&self, now: Instant) -> bool {
-        self.kernel.as_ref().is_none_or(|kernel| kernel.is_stale(now))
+        self.kernel.as_ref().is_none_or(|kernel| kernel.is_stale(self.sent, now))
     }
 
     /// Takes a new reading of the kernel.
@@ -374,17 +374,29 @@ impl TcpInfoWindow {
         self.cruise = shared.then(|| self.cruise.take().unwrap_or_else(new));
     }
 
-    /// Returns true if a new reading is needed before any decision.
-    pub(crate) fn is_stale(&self, now: Instant) -> bool {
-        now - self.at >= FRESH
+    /// Returns true if a new reading is needed before any decision when `sent` bytes have been pulled. Never true while
+    /// less than a segment can be in flight: a keystroke does not have to wait for the kernel's answer.
+    pub(crate) fn is_stale(&self, sent: u64, now: Instant) -> bool {
+        let waits = self.waiting(sent);
+        let few = self.latest.in_flight + waits < self.latest.segment && !self.floods(sent);
+        !few && now - self.at >= FRESH
     }
 
     /// Returns true if bulk has to wait when `sent` bytes have been pulled.
     pub(crate) fn is_capped(&mut self, sent: u64) -> bool {
-        let waits = self.latest.unsent + self.above + (sent - self.sent);
-        // This limit is not the line's, so reaching it must not grow the window.
-        let floods = self.allowed.is_some_and(|allowed| (sent - self.sent).cast_signed() >= allowed);
-        waits >= self.max_unsent() || floods || self.cap.is_reached(self.latest.in_flight + waits)
+        let waits = self.waiting(sent);
+        // The allowance is not the line's, so reaching it must not grow the window.
+        waits >= self.max_unsent() || self.floods(sent) || self.cap.is_reached(self.latest.in_flight + waits)
+    }
+
+    /// Returns the number of bytes that may still wait in our buffers and in the socket.
+    fn waiting(&self, sent: u64) -> u64 {
+        self.latest.unsent + self.above + (sent - self.sent)
+    }
+
+    /// Returns true if all bytes that were allowed since the latest reading have been pulled.
+    fn floods(&self, sent: u64) -> bool {
+        self.allowed.is_some_and(|allowed| (sent - self.sent).cast_signed() >= allowed)
     }
 
     /// Returns when to check again if bulk has to wait: before everything that waits is sent.

@@ -224,6 +224,24 @@ const SEGMENT: u64 = 1448;
 const WINDOW: u64 = 10 * SEGMENT;
 
 #[tokio::test(start_paused = true)]
+async fn keystrokes_wait_for_no_reading_until_they_fill_a_segment() {
+    let (wire, mut pace) = (Wire::new(50, 40), CongestionController::new());
+    let reading = TcpInfo { segment: 1448, ..wire.reading() };
+    pace.read(reading, wire.now);
+    let later = wire.now + Duration::from_secs(1);
+    let mut keystrokes = 0;
+    while !pace.wants_reading(later) {
+        assert!(!pace.is_blocked(later));
+        pace.on_sent(64);
+        keystrokes += 1;
+    }
+    assert_eq!(keystrokes, 1448_usize.div_ceil(64));
+    // The kernel still has a segment of the bytes that were sent.
+    pace.read(TcpInfo { in_flight: 1448, written: 1448, ..reading }, later);
+    assert!(pace.wants_reading(later + Duration::from_secs(1)));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_line_is_kept_full_with_a_short_queue_though_the_kernel_would_fill_it() {
     for (mbit, rtt, most) in [(20, 40, 20), (100, 200, 40), (10, 600, 90), (4, 80, 30)] {
         let (mut wire, mut pace) = (Wire::new(mbit, rtt), CongestionController::new());
