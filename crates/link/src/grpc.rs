@@ -6,6 +6,7 @@
 pub mod accept;
 pub mod dial;
 pub mod enrol;
+mod executor;
 pub mod read_ahead;
 
 use std::convert::Infallible;

@@ -4,10 +4,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use crate::grpc::executor::LinkExecutor;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -182,8 +183,8 @@ where
 }
 
 /// Configures HTTP/2 for a server.
-fn http() -> http2::Builder<TokioExecutor> {
-    let mut http = http2::Builder::new(TokioExecutor::new());
+fn http() -> http2::Builder<LinkExecutor> {
+    let mut http = http2::Builder::new(LinkExecutor);
     http.timer(TokioTimer::new())
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(WINDOW)

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use crate::grpc::executor::LinkExecutor;
 use http::{HeaderMap, HeaderValue, Request, Uri};
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Code, Status};
@@ -223,7 +224,7 @@ where
         Some(alert) => LinkDialError::CertificateRejected(alert.clone()),
         None => LinkDialError::Broken(cause(&e)),
     };
-    let (mut sender, driver) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+    let (mut sender, driver) = hyper::client::conn::http2::Builder::new(LinkExecutor)
         .timer(TokioTimer::new())
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(WINDOW)
