@@ -83,10 +83,16 @@ impl<K> Scheduler<K> {
         self.clock = self.clock.max(flow_state.account);
     }
 
-    /// Keeps only the flows for which `stays` returns true.
-    pub(crate) fn retain(&mut self, stays: impl Fn(&K) -> bool) {
-        self.small.retain(|turn| stays(&turn.key));
-        self.bulk.retain(|turn| stays(&turn.key));
+    /// Removes the flows for which `is_stale` returns true, and returns them.
+    pub(crate) fn remove_if(&mut self, is_stale: impl Fn(&K) -> bool) -> Vec<QueuedFlow<K>> {
+        let mut removed = Vec::new();
+        for queue in [&mut self.small, &mut self.bulk] {
+            let (stale, kept): (Vec<_>, Vec<_>) =
+                std::mem::take(queue).into_iter().partition(|turn| is_stale(&turn.key));
+            *queue = kept.into();
+            removed.extend(stale);
+        }
+        removed
     }
 
     /// Returns the number of flows that wait.
@@ -279,6 +285,13 @@ pub(crate) struct SendRequest {
     pub(crate) data: Option<DataRequest>,
     /// Number of the source's stay on the link.
     pub(crate) stay: u64,
+}
+
+impl SendRequest {
+    /// Returns true if the source needs nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.answer && !self.credit && !self.needed && self.data.is_none()
+    }
 }
 
 /// A source's request for a turn.

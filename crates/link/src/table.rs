@@ -19,8 +19,9 @@ use tokio::time::Instant;
 
 use crate::lock::{Mutex, MutexGuard};
 use crate::relay::{Attempt, AttemptState, BindOutcome, RelayEnd, RelayTable, RelayedSession};
+use crate::sender::LinkSender;
+use crate::sender::sessions::DetachedSessions;
 use crate::sender::signals::{UNKNOWN, unknown};
-use crate::sender::{DetachedSessions, LinkSender};
 use crate::table::closed::{ByClient, MAX_ORPHANS, Tombstones, source};
 use crate::table::session::{Origin, Search, SessionCore, SessionView};
 use crate::table::stream::{IncomingSession, Parked, PendingOpen, Session};
@@ -416,9 +417,7 @@ impl SessionTable {
             self.clients.lock().remove(&id);
         }
         // Inserted here before it joins the link: a link that ends looks up its sessions in the table.
-        if !sender.attach(&shared.key) {
-            shared.link_ended(sender.id, None, Instant::now());
-        }
+        shared.join_first(sender);
         let patience = if sender.is_plain() { PLAIN_DIAL_TIMEOUT } else { DIAL_TIMEOUT };
         Some(IncomingSession { session: Session::new(shared), target, client, patience })
     }
@@ -512,10 +511,10 @@ impl SessionTable {
         let why = sender.is_plain().then(|| why.clone());
         let DetachedSessions { own, relayed } = sender.detach_all();
         let sessions = own.len();
-        for shared in own.into_iter().filter_map(|key| self.session(key.id)) {
+        for shared in own.into_iter().filter_map(|id| self.session(id)) {
             shared.link_ended(sender.id, why.clone(), now);
         }
-        self.relays.link_ended(sender.id, relayed.into_iter().map(|key| key.id));
+        self.relays.link_ended(sender.id, relayed);
         sessions
     }
 
@@ -534,8 +533,8 @@ impl SessionTable {
     /// Makes sessions that are relayed over that link take another path: all, or those of one node. Both ends get
     /// PathLost.
     pub fn detach_relays(&self, sender: &LinkSender, of: Option<&NodeName>) {
-        for session in sender.relayed(of) {
-            self.relays.path_lost(session.id, None);
+        for id in sender.relayed(of) {
+            self.relays.path_lost(id, None);
         }
     }
 
@@ -554,15 +553,15 @@ impl SessionTable {
         for session in self.on_link(sender, None) {
             session.reset(why.clone());
         }
-        for session in sender.relayed(None) {
-            self.relays.reset(session.id, why);
+        for id in sender.relayed(None) {
+            self.relays.reset(id, why);
         }
     }
 
     /// Returns the sessions with an end here that run on that link, in the order in which they joined it: all, or those
     /// of one node.
     pub(crate) fn on_link(&self, sender: &LinkSender, of: Option<&NodeName>) -> Vec<Arc<SessionCore>> {
-        sender.own(of).into_iter().filter_map(|key| self.session(key.id)).collect()
+        sender.own(of).into_iter().filter_map(|id| self.session(id)).collect()
     }
 }
 

@@ -24,43 +24,40 @@ impl LinkSender {
     pub fn set_interactive(&self, link: Option<Arc<Self>>) -> Option<Arc<Self>> {
         let meant = self.interactive().map(|before| before.members()).unwrap_or_default();
         let next = link.map(|link| Box::new(InteractiveLink { link, meant }));
-        self.share(next.is_some());
-        let before = std::mem::replace(&mut *self.interactive.lock(), next);
+        let before = self.with_state(|state| {
+            state.queue.pacing.set_shared(next.is_some());
+            std::mem::replace(&mut state.interactive, next)
+        });
         before.map(|before| before.link)
     }
 
-    /// Removes the interactive link if it is still `beside`.
-    pub fn clear_interactive(&self, beside: &Self) {
-        let left = self.interactive.lock().take_if(|interactive| interactive.link.id == beside.id);
-        if left.is_some() {
-            self.share(false);
-        }
-    }
-
-    /// Makes bulk leave a little of the line free while there is an interactive link.
-    fn share(&self, shared: bool) {
-        self.lock().pacing.bulk.iter_mut().for_each(|bulk| bulk.set_shared(shared));
+    /// Removes the interactive link if it is still that one.
+    pub fn clear_interactive(&self, link: &Self) {
+        let _removed = self.with_state(|state| {
+            let removed = state.interactive.take_if(|interactive| interactive.link.id == link.id)?;
+            state.queue.pacing.set_shared(false);
+            Some(removed)
+        });
     }
 
     /// Returns the link for interactive sessions next to this one.
     pub fn interactive(&self) -> Option<Arc<Self>> {
-        self.interactive.lock().as_ref().map(|interactive| interactive.link.clone())
+        self.lock().interactive.as_ref().map(|interactive| interactive.link.clone())
     }
 
     /// Returns the link on which a session should be resumed: this one, or its interactive link.
     pub(crate) fn link_for(self: &Arc<Self>, id: SessionId) -> Arc<Self> {
-        let beside = {
-            let interactive = self.interactive.lock();
-            let meant = interactive.as_ref().filter(|interactive| interactive.meant.contains(&id));
+        let interactive = self.with_state(|state| {
+            let meant = state.interactive.as_ref().filter(|interactive| interactive.meant.contains(&id));
             meant.map(|interactive| interactive.link.clone())
-        };
-        beside.filter(|link| !link.is_closed()).unwrap_or_else(|| self.clone())
+        });
+        interactive.filter(|link| !link.is_closed()).unwrap_or_else(|| self.clone())
     }
 
     /// Sets whether a session runs on the interactive link, if there is one, after its next resumption.
-    pub(crate) fn set_link_for(&self, id: SessionId, beside: bool) {
-        if let Some(interactive) = self.interactive.lock().as_mut() {
-            if beside {
+    pub(crate) fn set_link_for(&self, id: SessionId, on_interactive: bool) {
+        if let Some(interactive) = self.lock().interactive.as_mut() {
+            if on_interactive {
                 interactive.meant.insert(id)
             } else {
                 interactive.meant.remove(&id)
@@ -78,7 +75,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_session_that_is_meant_for_the_link_beside_goes_there_while_that_lives() {
+    async fn a_session_assigned_to_the_interactive_link_is_resumed_there_while_that_lives() {
         let [busy, first, second] = [1, 2, 3].map(|number| {
             LinkSender::new(LinkId(number), Remote::Server(NodeName::none()), Some(Instance::random()))
         });
@@ -89,7 +86,7 @@ mod tests {
         assert!(busy.set_interactive(Some(first.clone())).is_none());
         busy.set_link_for(meant, true);
         assert_eq!([meant, other].map(|id| busy.link_for(id).id), [first.id, busy.id]);
-        first.attach(&key);
+        first.attach(&key, 0);
         first.close();
         assert_eq!(busy.link_for(meant).id, busy.id);
         busy.set_link_for(other, true);
@@ -100,7 +97,7 @@ mod tests {
         assert_eq!(busy.link_for(meant).id, busy.id);
         busy.clear_interactive(&first);
         assert_eq!(
-            busy.interactive().map(|beside| beside.id),
+            busy.interactive().map(|interactive| interactive.id),
             Some(second.id),
             "another link has replaced it"
         );

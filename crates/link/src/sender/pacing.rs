@@ -8,7 +8,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::congestion::CongestionController;
 use crate::lock::MutexGuard;
-use crate::sender::{LinkSender, SendQueue};
+use crate::sender::{LinkSender, LinkState};
 use tunnel_net::tcp_info::{TcpInfo, TcpInfoReader};
 
 /// Decides when one link sends bulk, and acknowledgements.
@@ -31,9 +31,14 @@ impl Pacing {
         Self { bulk, acks: AckPacing::default(), tcp_info: None, look: None }
     }
 
+    /// Makes bulk leave a little of the line free while there is an interactive link.
+    pub(crate) fn set_shared(&mut self, shared: bool) {
+        self.bulk.iter_mut().for_each(|bulk| bulk.set_shared(shared));
+    }
+
     /// Returns the reader to call, without the queue's lock, before the next decision. Its result goes to
     /// [`Self::read`]. The arguments tell whether any acknowledgements, and any sessions, wait.
-    fn reader(&self, acks_wait: bool, sessions_wait: bool, now: Instant) -> Option<TcpInfoReader> {
+    pub(crate) fn reader(&self, acks_wait: bool, sessions_wait: bool, now: Instant) -> Option<TcpInfoReader> {
         let bulk = self.bulk.as_ref()?;
         let wanted = acks_wait && self.acks.wants_reading(now) || sessions_wait && bulk.wants_reading(now);
         if wanted { self.tcp_info.clone() } else { None }
@@ -82,28 +87,25 @@ impl LinkSender {
         if let Some(info) = reader.as_ref().and_then(TcpInfoReader::read) {
             self.set_rtt(info.rtt);
         }
-        self.lock().pacing.tcp_info = reader;
+        let _before = self.with_state(|state| std::mem::replace(&mut state.queue.pacing.tcp_info, reader));
     }
 
     /// Returns the kernel's RTT to the next machine that terminates the connection, or `None` if it reports none.
     pub fn line_round_trip(&self) -> Option<Duration> {
-        let reader = self.lock().pacing.tcp_info.clone();
+        let reader = self.lock().queue.pacing.tcp_info.clone();
         reader?.read().map(|info| info.rtt)
     }
 
-    /// Locks the queue. Reads the kernel first if something waits for a turn and the last reading is old; no lock is
-    /// held meanwhile.
-    pub(crate) fn lock_informed(&self, now: Instant) -> MutexGuard<'_, SendQueue> {
-        let waiting = self.lock();
-        let Some(reader) = waiting.pacing.reader(waiting.acks_wait(), waiting.turns.len() > 0, now) else {
-            return waiting;
-        };
-        drop(waiting);
+    /// Locks the link. Reads the kernel first if something waits for a turn and the last reading is old; no lock is held
+    /// meanwhile.
+    pub(crate) fn lock_informed(&self, now: Instant) -> MutexGuard<'_, LinkState> {
+        let state = self.lock();
+        let Some(reader) = state.queue.reader(now) else { return state };
+        drop(state);
         let info = reader.read();
-        let mut waiting = self.lock();
-        let sessions_wait = waiting.turns.len() > 0;
-        waiting.pacing.read(info, sessions_wait, now);
-        waiting
+        let mut state = self.lock();
+        state.queue.handle_reading(info, now);
+        state
     }
 }
 
@@ -230,7 +232,7 @@ pub(crate) mod tests {
     fn link(millis: u64) -> (Arc<LinkSender>, Arc<Speaker>) {
         let link = LinkSender::new(LinkId(1), Remote::Server(NodeName::none()), Some(Instance::random()));
         let rtt = Duration::from_millis(millis);
-        link.lock().pacing.acks.read(&reading(rtt), Instant::now());
+        link.lock().queue.pacing.acks.read(&reading(rtt), Instant::now());
         let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
         (link, Arc::new(Speaker(key)))
     }

@@ -12,8 +12,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{info, warn};
 
 use crate::congestion::MinFilter;
-use crate::lock::Mutex;
-use crate::sender::{INITIAL_RTT_MICROS, LinkSender, MAX_QUEUED_REPLIES};
+use crate::sender::queue::PingAnswer;
+use crate::sender::{INITIAL_RTT_MICROS, LinkSender};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_net::path_mtu::{self, PacketLoss};
@@ -25,22 +25,16 @@ use tunnel_proto::frame::{
 impl LinkSender {
     /// Replies to a frame about an unknown session. Excess replies are dropped, because the remote retries.
     pub(crate) fn reply(&self, session: &SessionKey, frame: SessionFrame) {
-        let mut waiting = self.lock();
-        if waiting.replies.len() < MAX_QUEUED_REPLIES {
-            waiting.replies.push_back(self.frame(session, frame));
-            waiting.wake();
-        }
+        let frame = self.frame(session, frame);
+        self.with_state(|state| state.queue.push_reply(frame));
     }
 
     /// Sends PathLost for a session after everything it has sent here, because its opener leaves this path.
     ///
     /// It is never refused, because the remote would wait for it; there is at most one for each session.
     pub(crate) fn lost(&self, session: &SessionKey, epoch: u64) {
-        let mut waiting = self.lock();
-        if !waiting.closed {
-            waiting.replies.push_back(self.frame(session, SessionFrame::PathLost { epoch }));
-            waiting.wake();
-        }
+        let frame = self.frame(session, SessionFrame::PathLost { epoch });
+        self.with_state(|state| state.queue.push_last(frame));
     }
 
     /// Asks a peer whether `node` is connected to it. Returns false if too much waits to be sent.
@@ -82,7 +76,7 @@ impl LinkSender {
     /// sent, because a peer requests the next page only after it.
     pub fn node_page(&self, page: NodePage) -> bool {
         let is_page = |frame: &Frame| matches!(frame.body, FrameKind::NodePage(_));
-        if self.lock().replies.iter().any(is_page) {
+        if self.lock().queue.waiting.replies.iter().any(is_page) {
             return false;
         }
         self.signal(&NodeName::none(), FrameKind::NodePage(page))
@@ -108,17 +102,12 @@ impl LinkSender {
 
     /// Wakes the puller, for what a dialect itself has to send.
     pub(crate) fn wake_outbound(&self) {
-        self.lock().wake();
+        self.with_state(|state| state.queue.wake());
     }
 
     fn signal(&self, node: &NodeName, body: FrameKind) -> bool {
-        let mut waiting = self.lock();
-        let room = waiting.replies.len() < MAX_QUEUED_REPLIES && !waiting.closed && !self.is_plain();
-        if room {
-            waiting.replies.push_back(Frame { node: node.clone(), body });
-            waiting.wake();
-        }
-        room
+        let frame = Frame { node: node.clone(), body };
+        !self.is_plain() && self.with_state(|state| state.queue.push_reply(frame))
     }
 }
 
@@ -169,9 +158,10 @@ impl Liveness {
 impl LinkSender {
     /// Requests a ping to the remote.
     pub fn ping(&self) {
-        let mut waiting = self.lock();
-        waiting.ping.get_or_insert_with(Instant::now);
-        waiting.wake();
+        self.with_state(|state| {
+            state.queue.ping.get_or_insert_with(Instant::now);
+            state.queue.wake();
+        });
     }
 
     /// Pings the remote because the route to it may have changed. Without an answer the link soon counts as
@@ -202,21 +192,18 @@ impl LinkSender {
 
     /// Queues the answer to a ping; it replaces an older one that still waits.
     pub fn pong(&self, number: Option<u64>) {
-        let mut waiting = self.lock();
-        waiting.pong = Some(FrameKind::Pong(number));
-        waiting.wake();
+        self.with_state(|state| {
+            state.queue.pong = Some(FrameKind::Pong(number));
+            state.queue.wake();
+        });
     }
 
     /// Handles the answer to ping `number`. Returns the RTT.
     pub fn ponged(&self, number: u64, now: Instant) -> Duration {
-        let mut waiting = self.lock();
-        let Some(pace) = &mut waiting.pacing.bulk else { return Duration::ZERO };
-        let before = pace.congestion_window();
-        pace.on_ack(number, now);
-        let (rtt, cap) = (pace.latest_rtt(), pace.congestion_window());
-        let least = waiting.rtts.sample(rtt, now);
-        waiting.wake();
-        drop(waiting);
+        let Some(answer) = self.with_state(|state| state.queue.handle_pong(number, now)) else {
+            return Duration::ZERO;
+        };
+        let PingAnswer { rtt, least, before, cap } = answer;
         self.watch.answered_millis.store(self.millis(now).max(1), Relaxed);
         self.answered.notify_waiters();
         if cap != before {
@@ -319,10 +306,8 @@ impl LinkSender {
             left if left + millis(MOVING) > millis(WATCHED) => Some(ASK_MOVING),
             _ => Some(ASK_WATCHED),
         };
-        let waiting = self.lock();
-        let sent = waiting.pacing.bulk.as_ref().and_then(|bulk| bulk.unanswered());
-        let unanswered = sent.into_iter().chain(waiting.ping).min();
-        Liveness { ask_every, unanswered, timeout: waiting.rtts.ping_timeout() }
+        let state = self.lock();
+        Liveness { ask_every, unanswered: state.queue.unanswered(), timeout: state.queue.rtts.ping_timeout() }
     }
 
     /// Wakes the read loop for a check.
@@ -547,8 +532,6 @@ pub struct Traffic {
 #[derive(Debug, Default)]
 pub(crate) struct LinkStats {
     ends: OnceLock<LinkEndpoints>,
-    /// Dialect of a remote that is another program, once known.
-    generation: Mutex<Option<&'static str>>,
     sent_messages: AtomicU64,
     sent_bytes: AtomicU64,
     received_messages: AtomicU64,
@@ -574,12 +557,12 @@ impl LinkSender {
 
     /// Records the dialect of a plain remote.
     pub(crate) fn set_generation(&self, dialect: &'static str) {
-        *self.seen.generation.lock() = Some(dialect);
+        self.lock().generation = Some(dialect);
     }
 
     /// Returns the name of the dialect for the status.
     pub fn dialect_name(&self) -> &'static str {
-        let generation = *self.seen.generation.lock();
+        let generation = self.lock().generation;
         generation.unwrap_or(if self.is_plain() { "plain" } else { "extended" })
     }
 

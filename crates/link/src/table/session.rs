@@ -54,9 +54,8 @@ pub(crate) struct Origin {
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(super) state: SessionState,
+    /// The link of the state's path; follows it in [`Inner::follow_path`].
     pub(super) sender: Option<Arc<LinkSender>>,
-    /// The previous link, which still has the session as a member.
-    left: Option<Arc<LinkSender>>,
     /// Number of its stays on links so far. Its entries from earlier stays are stale and harmless.
     stay: u64,
     /// Where it waits on its link.
@@ -120,12 +119,11 @@ impl SessionCore {
             client,
             listener,
             origin,
-            stay: AtomicU64::new(0),
+            stay: AtomicU64::new(FIRST_STAY),
             inner: Mutex::new(Inner {
                 state,
                 sender,
-                left: None,
-                stay: 0,
+                stay: FIRST_STAY,
                 places: QueuePlaces::default(),
                 flow_state: FlowState::default(),
                 seeker: None,
@@ -141,35 +139,19 @@ impl SessionCore {
         })
     }
 
-    /// Handles a frame of this session from the link of `sender`. Returns false if the frame was ignored.
-    ///
-    /// An Open or Resume may move the session to that link. The session joins the link's members before its state moves
-    /// there. In the opposite order another thread could move it on in between and try to remove a membership that does
-    /// not exist yet; a stale one would remain. The link cannot end meanwhile, because the read loop that calls this
-    /// also ends it. If the frame was ignored after all, the session leaves the members again.
+    /// Handles a frame of this session from the link of `sender`. Returns false if the frame was ignored. An Open or
+    /// Resume may move the session to that link.
     pub(crate) fn on_frame(
         self: &Arc<Self>,
         sender: &Arc<LinkSender>,
         frame: SessionFrame,
         now: Instant,
     ) -> bool {
-        let moves = matches!(frame, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
-        if moves {
-            sender.attach(&self.key);
-        }
-        let (dropped, here) = self.with_state(|inner| {
+        self.with_link(Some(sender), |inner| {
             inner.last_frame = now;
             let actions = inner.state.handle_frame(sender.id, frame, now);
-            let here = inner.state.path() == Some(sender.id);
-            if here {
-                inner.move_to(sender);
-            }
-            ((actions.dropped, here), actions)
-        });
-        if moves && !here {
-            self.detach(sender);
-        }
-        !dropped
+            (!actions.dropped, actions)
+        })
     }
 
     /// Returns false if the frame is an Open or Resume of another opener than the session's, or to another target.
@@ -254,26 +236,34 @@ impl SessionCore {
         self.lock().state.recv.unreserved()
     }
 
-    /// Runs `step` under the lock, takes the pending actions out of the session, releases its lock, and applies them:
-    /// logging, waking tasks, leaving links, requesting turns, removal from the table, and the search for a path. Returns
-    /// the step's result.
+    /// Like [`Self::with_link`], for a step that moves the session to no other link.
+    pub(super) fn with_state<T>(self: &Arc<Self>, step: impl FnOnce(&mut Inner) -> (T, Actions)) -> T {
+        self.with_link(None, step)
+    }
+
+    /// Runs `step`, which may move the session to `link`, under the lock. Takes the pending actions out of the session,
+    /// releases its lock, and applies them: logging, waking tasks, leaving and joining links, requesting turns, removal
+    /// from the table, and the search for a path. Returns the step's result.
     ///
     /// Each action takes another lock or runs a waker, and two locks are never held at once. Another thread may change
     /// the session between the release and the action, so each action tolerates that:
     ///
     /// - A spurious wake-up only makes its task check again.
-    /// - [`Self::detach`] checks a second time.
+    /// - [`Self::follow`] compares the numbers of stays.
     /// - A request for a turn on a link that the session has left is stale, and the link's puller gets no frame for it.
     /// - A session that may be forgotten never comes back.
-    pub(super) fn with_state<T>(self: &Arc<Self>, step: impl FnOnce(&mut Inner) -> (T, Actions)) -> T {
+    fn with_link<T>(
+        self: &Arc<Self>,
+        link: Option<&Arc<LinkSender>>,
+        step: impl FnOnce(&mut Inner) -> (T, Actions),
+    ) -> T {
         let mut inner = self.lock();
+        let path = inner.state.path();
         let (result, actions) = step(&mut inner);
+        let moved = if inner.state.path() == path { None } else { Some(inner.follow_path(link, &self.stay)) };
         let reader = if actions.read { inner.reader.take() } else { None };
         let writer = if actions.write { inner.writer.take() } else { None };
         let watcher = if actions.state || actions.forget { inner.watcher.take() } else { None };
-        let sender = if inner.state.path().is_none() { inner.sender.take() } else { None };
-        let left = [inner.left.take(), sender];
-        self.stay.store(inner.stay, Relaxed);
         let intent = inner.intent();
         let ended = inner.state.ended().map(|why| why.code);
         let change = inner.change();
@@ -288,8 +278,8 @@ impl SessionCore {
         for waker in [reader, writer, watcher].into_iter().flatten() {
             waker.wake();
         }
-        for left in left.into_iter().flatten() {
-            self.detach(&left);
+        if let Some(moved) = moved {
+            self.follow(moved);
         }
         if let Some((sender, intent)) = intent {
             sender.enter(self, &intent);
@@ -306,18 +296,27 @@ impl SessionCore {
         result
     }
 
-    /// Removes the session from the link's members. Adds it again if another thread has moved it back meanwhile.
+    /// Makes the links' lists follow a change of the path, without the session's lock.
     ///
-    /// The link's lock and the session's lock are taken one after the other. A Resume may bring the session back to
-    /// this link between the step that left it and this removal, which then removes the new membership. So there is a
-    /// second check under the session's lock. If the link has just ended, joining fails. Its end is then handled here,
-    /// because the link's own list did not contain the session.
-    fn detach(self: &Arc<Self>, sender: &Arc<LinkSender>) {
-        sender.detach(self.key.id);
-        let back = self.lock().state.path() == Some(sender.id);
-        if back && !sender.attach(&self.key) {
-            self.link_ended(sender.id, None, Instant::now());
+    /// Another thread may have moved the session on meanwhile, and may even do this first. Each stay has its number, so
+    /// a list is never changed for another stay than the one meant; and after joining, a stay that is over by then ends.
+    /// If the link has ended before, its end is handled here, because its list did not contain the session.
+    fn follow(self: &Arc<Self>, moved: Moved) {
+        let Moved { left, joined, stay } = moved;
+        if let Some(left) = left {
+            left.detach(self.key.id, stay - 1);
         }
+        let Some(link) = joined else { return };
+        if !link.attach(&self.key, stay) {
+            self.link_ended(link.id, None, Instant::now());
+        } else if self.stay.load(Relaxed) != stay {
+            link.detach(self.key.id, stay);
+        }
+    }
+
+    /// Makes a new acceptor join the link that its Open came over.
+    pub(crate) fn join_first(self: &Arc<Self>, link: &Arc<LinkSender>) {
+        self.follow(Moved { left: None, joined: Some(link.clone()), stay: FIRST_STAY });
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -344,15 +343,30 @@ impl Inner {
         Search { seeker: self.seekers, again }
     }
 
-    /// Makes the link of `sender` the session's link. The session leaves the previous link once the lock is released.
-    fn move_to(&mut self, sender: &Arc<LinkSender>) {
-        if self.sender.as_ref().is_none_or(|o| o.id != sender.id) {
-            (self.flow_state, self.places) = Default::default();
-            self.stay += 1;
-            self.left = self.sender.replace(sender.clone());
-        }
+    /// Makes what is derived from the state's path follow it: the link, and the session's place there. A step moves a
+    /// session to no other link than `link`. Returns what the links' own lists have to follow.
+    fn follow_path(&mut self, link: Option<&Arc<LinkSender>>, shown: &AtomicU64) -> Moved {
+        let path = self.state.path();
+        let joined = link.filter(|link| Some(link.id) == path).cloned();
+        let left = std::mem::replace(&mut self.sender, joined.clone());
+        (self.flow_state, self.places) = Default::default();
+        self.stay += 1;
+        shown.store(self.stay, Relaxed);
+        Moved { left, joined, stay: self.stay }
     }
 }
+
+/// A change of a session's path, to be followed by the links.
+#[derive(Debug)]
+struct Moved {
+    left: Option<Arc<LinkSender>>,
+    joined: Option<Arc<LinkSender>>,
+    /// Number of the new stay.
+    stay: u64,
+}
+
+/// Number of the stay in which a session is created.
+const FIRST_STAY: u64 = 0;
 
 // The frames that a session gives to its link in its turn.
 
@@ -480,40 +494,26 @@ impl SessionCore {
     /// an Open is expected to reach, if known.
     ///
     /// One task opens a session and another finds a new path for it. If the session has opened and lost its path before
-    /// the first task calls this, an Open would be wrong. So nothing is sent unless `again` matches the state. The
-    /// session joins the link's members first: if the link has already ended, the state learns that at once, and if it
-    /// ends later, its list contains the session.
+    /// the first task calls this, an Open would be wrong. So nothing is sent unless `again` matches the state.
     pub(crate) fn ask(self: &Arc<Self>, sender: &Arc<LinkSender>, process: Option<Instance>, again: bool) {
-        let alive = sender.attach(&self.key);
         let room = self.table.upgrade().filter(|_| sender.is_plain()).map(|table| table.room_unread(sender));
-        let (here, left) = self.with_state(|inner| {
-            let before = inner.state.path().filter(|path| *path != sender.id).and(inner.sender.clone());
-            let epoch = inner.state.epoch();
-            let meant = again == inner.state.needs_path();
-            let actions = if meant { inner.state.start_attempt(sender.id) } else { Actions::default() };
-            if meant {
-                inner.state.set_expected_process(process);
+        let left = self.with_link(Some(sender), |inner| {
+            if again != inner.state.needs_path() {
+                return (None, Actions::default());
             }
+            let (before, epoch) = (inner.sender.clone(), inner.state.epoch());
+            let actions = inner.state.start_attempt(sender.id);
+            inner.state.set_expected_process(process);
             match room {
-                _ if !meant => {}
                 Some(room) => inner.state.recv.lift_limit(room),
                 None => inner.state.recv.restore_limit(),
             }
-            let here = inner.state.path() == Some(sender.id);
-            if here {
-                inner.move_to(sender);
-            }
-            let left = before.filter(|_| here).map(|old| (old, epoch));
-            let actions =
-                if alive { actions } else { inner.state.handle_link_ended(sender.id, None, Instant::now()) };
-            ((here, left), actions)
+            let moves = inner.state.path() == Some(sender.id);
+            let left = before.filter(|before| moves && before.id != sender.id);
+            (left.map(|left| (left, epoch)), actions)
         });
-        if let Some((old, epoch)) = left {
-            old.lost(&self.key, epoch);
-        }
-        // The session was resumed elsewhere, or ended, while its seeker waited for this link.
-        if !here {
-            self.detach(sender);
+        if let Some((left, epoch)) = left {
+            left.lost(&self.key, epoch);
         }
     }
 

@@ -143,12 +143,12 @@ impl SessionTable {
                     }
                 }
             }
-            for session in link.relayed(None) {
-                let Some(moved) = self.relays.passed(session.id, link.id) else { continue };
-                if belongs_there(session.id, moved) && moves > 0 && may_enter(to, before) {
+            for id in link.relayed(None) {
+                let Some(moved) = self.relays.passed(id, link.id) else { continue };
+                if belongs_there(id, moved) && moves > 0 && may_enter(to, before) {
                     moves -= 1;
-                    busy.set_link_for(session.id, !is_beside);
-                    self.relays.path_lost(session.id, None);
+                    busy.set_link_for(id, !is_beside);
+                    self.relays.path_lost(id, None);
                 }
             }
         }

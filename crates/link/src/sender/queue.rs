@@ -1,0 +1,365 @@
+//! What waits to be sent on one link, and what is sent next.
+
+use std::collections::VecDeque;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::congestion::CongestionController;
+use crate::schedule::{ControlQueue, DataRequest, Entry, FlowState, QueuedFlow, Scheduler, SendRequest};
+use crate::sender::pacing::Pacing;
+use crate::sender::signals::RttEstimator;
+use tunnel_net::tcp_info::{TcpInfo, TcpInfoReader};
+use tunnel_proto::frame::{Frame, FrameKind};
+
+/// Everything that waits for one link, under the link sender's lock.
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    pub(crate) closed: bool,
+    /// The answer to the latest ping.
+    pub(crate) pong: Option<FrameKind>,
+    /// Since when a ping is due.
+    pub(crate) ping: Option<Instant>,
+    pub(crate) rtts: RttEstimator,
+    pub(crate) waiting: Waiting,
+    /// Decides when bulk and acknowledgements may be sent.
+    pub(crate) pacing: Pacing,
+    /// Number of entries at which stale ones are removed.
+    sweep_at: usize,
+    /// Since when something waits to be sent that the gRPC stream has not pulled.
+    pub(crate) unpulled: Option<Instant>,
+    /// The task of the gRPC stream while it waits for something to send.
+    outbound: Option<Waker>,
+    /// Whether that task must be woken once the lock is released.
+    wakes: bool,
+}
+
+/// The frames, and the sources of frames, that wait for one link.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    /// Signals, last frames, and replies about unknown sessions. Limited by [`MAX_QUEUED_REPLIES`], except for frames
+    /// of this process's own sessions.
+    pub(crate) replies: VecDeque<Frame>,
+    pub(crate) answers: VecDeque<Entry>,
+    /// Sessions that have a credit to send.
+    pub(crate) credits: VecDeque<Entry>,
+    pub(crate) turns: Scheduler<Entry>,
+}
+
+/// What the answer to a ping has shown.
+#[derive(Debug)]
+pub(crate) struct PingAnswer {
+    /// The latest RTT.
+    pub(crate) rtt: Duration,
+    /// The minimum RTT of the last minutes.
+    pub(crate) least: Duration,
+    /// The congestion window in bytes, before and after.
+    pub(crate) before: u64,
+    pub(crate) cap: u64,
+}
+
+/// The next thing to be sent on a link, chosen from its queues.
+pub(crate) enum Next {
+    Frame(FrameKind),
+    Reply(Frame),
+    Control(Entry, ControlQueue),
+    Turn { turn: QueuedFlow<Entry>, longest: usize, small_only: bool },
+}
+
+impl SendQueue {
+    /// Creates an empty queue; `paced` if the remote answers pings.
+    pub(crate) fn new(paced: bool) -> Self {
+        Self {
+            closed: false,
+            pong: None,
+            ping: None,
+            rtts: RttEstimator::default(),
+            waiting: Waiting::default(),
+            pacing: Pacing::new(paced),
+            sweep_at: SWEEP,
+            unpulled: None,
+            outbound: None,
+            wakes: false,
+        }
+    }
+
+    /// Polls for what is sent next; the caller is woken when there is something. Returns `None` once the link is
+    /// closed.
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>, now: Instant) -> Poll<Option<Next>> {
+        if self.closed {
+            return Poll::Ready(None);
+        }
+        self.unpulled = None;
+        let acks = self.pacing.acks.may_go(now);
+        if let Some(pong) = self.pong.take_if(|_| acks) {
+            self.pacing.acks.on_sent(now);
+            return Poll::Ready(Some(Next::Frame(pong)));
+        }
+        if self.ping.is_some() || self.pacing.bulk.as_ref().is_some_and(|bulk| bulk.ping_due(now)) {
+            self.pacing.acks.send_now();
+            return Poll::Ready(Some(self.ping(now)));
+        }
+        if let Some(frame) = self.waiting.replies.pop_front() {
+            self.pacing.acks.send_now();
+            return Poll::Ready(Some(Next::Reply(frame)));
+        }
+        if let Some(session) = self.waiting.answers.pop_front() {
+            self.pacing.acks.send_now();
+            return Poll::Ready(Some(Next::Control(session, ControlQueue::Answers)));
+        }
+        if acks && let Some(session) = self.waiting.credits.pop_front() {
+            self.pacing.acks.on_sent(now);
+            return Poll::Ready(Some(Next::Control(session, ControlQueue::Credits)));
+        }
+        let small_only = self.waiting.turns.has_bulk()
+            && self.pacing.bulk.as_mut().is_some_and(|bulk| bulk.is_blocked(now));
+        let longest = self.longest_frame();
+        if let Some(turn) = self.waiting.turns.next(small_only) {
+            return Poll::Ready(Some(Next::Turn { turn, longest, small_only }));
+        }
+        if small_only && self.pacing.bulk.as_ref().is_some_and(CongestionController::needs_ping) {
+            return Poll::Ready(Some(self.ping(now)));
+        }
+        self.pacing.look_later(cx, now, self.acks_wait(), small_only);
+        Poll::Pending
+    }
+
+    /// Stores the waker of the task that polls. Returns the one that it replaces, to be dropped without the lock.
+    pub(crate) fn set_waker(&mut self, cx: &Context<'_>) -> Option<Waker> {
+        let is_known = self.outbound.as_ref().is_some_and(|known| known.will_wake(cx.waker()));
+        if is_known { None } else { self.outbound.replace(cx.waker().clone()) }
+    }
+
+    /// Returns the waker to be woken without the lock, if anything was queued since the last call.
+    pub(crate) fn take_waker(&mut self) -> Option<Waker> {
+        if std::mem::take(&mut self.wakes) { self.outbound.take() } else { None }
+    }
+
+    /// Queues a source, which the caller keeps alive, for its turns. Returns stale entries, to be dropped without the
+    /// lock.
+    pub(crate) fn handle_request(&mut self, entry: Entry, request: &SendRequest) -> Vec<Entry> {
+        if self.closed {
+            return Vec::new();
+        }
+        let stale = self.sweep();
+        if request.answer {
+            self.waiting.answers.push_back(entry.clone());
+        }
+        if request.credit {
+            self.waiting.credits.push_back(entry.clone());
+        }
+        if request.needed {
+            self.pacing.acks.send_now();
+        }
+        if let Some(DataRequest { flow_state, backlog }) = request.data {
+            let longest = self.longest_frame();
+            self.waiting.turns.enter(entry, flow_state, backlog, longest);
+        }
+        self.wake();
+        stale
+    }
+
+    /// Queues a frame. Returns false if too much waits to be sent.
+    pub(crate) fn push_reply(&mut self, frame: Frame) -> bool {
+        let has_room = self.waiting.replies.len() < MAX_QUEUED_REPLIES && !self.closed;
+        if has_room {
+            self.waiting.replies.push_back(frame);
+            self.wake();
+        }
+        has_room
+    }
+
+    /// Queues the last frame of a session, which is never refused.
+    pub(crate) fn push_last(&mut self, frame: Frame) {
+        if !self.closed {
+            self.waiting.replies.push_back(frame);
+            self.wake();
+        }
+    }
+
+    /// Handles the answer to ping `number`. Returns `None` if the link does not measure RTTs.
+    pub(crate) fn handle_pong(&mut self, number: u64, now: Instant) -> Option<PingAnswer> {
+        let bulk = self.pacing.bulk.as_mut()?;
+        let before = bulk.congestion_window();
+        bulk.on_ack(number, now);
+        let (rtt, cap) = (bulk.latest_rtt(), bulk.congestion_window());
+        let least = self.rtts.sample(rtt, now);
+        self.wake();
+        Some(PingAnswer { rtt, least, before, cap })
+    }
+
+    /// Returns since when a ping is unanswered.
+    pub(crate) fn unanswered(&self) -> Option<Instant> {
+        let sent = self.pacing.bulk.as_ref().and_then(CongestionController::unanswered);
+        sent.into_iter().chain(self.ping).min()
+    }
+
+    /// Closes the queue. Returns what waits in it, to be dropped without the lock.
+    pub(crate) fn close(&mut self) -> Waiting {
+        self.closed = true;
+        self.wake();
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// Records that a session has sent `bytes` in its turn; `flow_state` is its state afterwards.
+    pub(crate) fn sent(&mut self, bytes: usize, flow_state: FlowState, now: Instant) {
+        self.waiting.turns.sent(flow_state);
+        self.pacing.acks.send_now();
+        if let Some(bulk) = &mut self.pacing.bulk {
+            bulk.on_sent(bytes);
+            if flow_state.is_interactive() {
+                bulk.interactive(now);
+            }
+        }
+    }
+
+    /// Returns the reader to call, without the lock, before the next [`Self::poll_next`], if a reading is due. Its result
+    /// goes to [`Self::handle_reading`].
+    pub(crate) fn reader(&self, now: Instant) -> Option<TcpInfoReader> {
+        self.pacing.reader(self.acks_wait(), self.waiting.turns.len() > 0, now)
+    }
+
+    /// Takes a reading of the kernel.
+    pub(crate) fn handle_reading(&mut self, reading: Option<TcpInfo>, now: Instant) {
+        let sessions_wait = self.waiting.turns.len() > 0;
+        self.pacing.read(reading, sessions_wait, now);
+    }
+
+    /// Returns true if acknowledgements for the remote wait.
+    fn acks_wait(&self) -> bool {
+        self.pong.is_some() || !self.waiting.credits.is_empty()
+    }
+
+    /// Removes stale entries, so that they do not accumulate on a link that takes nothing. Runs only when the queue has
+    /// doubled, so that the cost per entry is low. Returns what it has removed.
+    fn sweep(&mut self) -> Vec<Entry> {
+        if self.queued_senders() < self.sweep_at {
+            return Vec::new();
+        }
+        let Waiting { answers, credits, turns, .. } = &mut self.waiting;
+        let is_stale = |entry: &Entry| entry.source.is_stale(entry.stay);
+        let mut stale: Vec<Entry> = turns.remove_if(is_stale).into_iter().map(|turn| turn.key).collect();
+        for queue in [answers, credits] {
+            let (removed, kept): (Vec<_>, Vec<_>) = std::mem::take(queue).into_iter().partition(is_stale);
+            *queue = kept.into();
+            stale.extend(removed);
+        }
+        self.sweep_at = SWEEP.max(2 * self.queued_senders());
+        stale
+    }
+
+    /// Returns the number of entries that wait to send.
+    pub(crate) fn queued_senders(&self) -> usize {
+        self.waiting.answers.len() + self.waiting.credits.len() + self.waiting.turns.len()
+    }
+
+    fn ping(&mut self, now: Instant) -> Next {
+        self.ping = None;
+        Next::Frame(FrameKind::Ping(self.pacing.bulk.as_mut().map(|bulk| bulk.ping(now))))
+    }
+
+    pub(crate) fn longest_frame(&self) -> usize {
+        self.pacing.bulk.as_ref().map_or(PLAIN_FRAME, CongestionController::longest_frame)
+    }
+
+    /// Makes the gRPC stream poll again, once the lock is released.
+    pub(crate) fn wake(&mut self) {
+        self.unpulled.get_or_insert_with(Instant::now);
+        self.wakes = true;
+    }
+}
+
+/// Maximum number of queued replies; more are dropped.
+pub(crate) const MAX_QUEUED_REPLIES: usize = 1000;
+/// Below this number of entries stale ones are not worth a check.
+const SWEEP: usize = 1000;
+/// Length of the longest data frame to a plain remote, which limits its queues by frames.
+const PLAIN_FRAME: usize = 16 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use crate::sender::pacing::tests::Speaker;
+    use tunnel_base::names::{NodeName, SessionId};
+    use tunnel_net::tcp_info::TcpInfo;
+    use tunnel_proto::frame::{Category, SessionKey};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn keystrokes_alone_show_nothing_of_what_a_line_that_jitters_carries() {
+        let (mut queue, mut now) = (SendQueue::new(true), Instant::now());
+        let cap = queue.pacing.bulk.as_ref().map(CongestionController::congestion_window);
+        for round in 0..300u32 {
+            now += Duration::from_millis(20);
+            let bulk_waits = queue.waiting.turns.len() > 0;
+            queue.pacing.read(
+                Some(TcpInfo {
+                    // Calm for a second, then delayed for a while.
+                    rtt: Duration::from_millis(if round % 50 < 40 { 40 } else { 85 }),
+                    least_round_trip: Duration::from_millis(40),
+                    variation: Duration::from_millis(1),
+                    pacing: 1_000_000,
+                    delivered: round * 4_000,
+                    segment: 1,
+                    in_flight: 12_000,
+                    unsent: 0,
+                    written: u64::from(round) * 4_000,
+                }),
+                bulk_waits,
+                now,
+            );
+            turn(&mut queue, FlowState::default(), 100, now);
+        }
+        assert_eq!(queue.pacing.bulk.as_ref().map(CongestionController::congestion_window), cap);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn less_may_be_unread_on_a_short_way_once_a_session_sends_little_again_and_again() {
+        let neighbour = TcpInfo {
+            rtt: Duration::from_micros(50),
+            least_round_trip: Duration::from_micros(20),
+            variation: Duration::ZERO,
+            pacing: u64::MAX,
+            delivered: 0,
+            segment: 1024,
+            in_flight: 0,
+            unsent: 0,
+            written: 0,
+        };
+        let mut bytes = [0, 0];
+        for (len, bytes) in [8192, 100].into_iter().zip(&mut bytes) {
+            let (mut queue, now) = (SendQueue::new(true), Instant::now());
+            queue.pacing.bulk.as_mut().unwrap().read(neighbour, now);
+            let mut flow_state = FlowState::default();
+            for _ in 0..5 {
+                flow_state = turn(&mut queue, flow_state, len, now).flow_state_after(len);
+                queue.sent(len, flow_state, now);
+            }
+            // The remote's kernel accepts everything, and the remote reads none of it.
+            let pace = queue.pacing.bulk.as_mut().unwrap();
+            while !pace.is_blocked(now) {
+                pace.on_sent(1024);
+                *bytes += 1024;
+                pace.read(TcpInfo { written: *bytes, delivered: (*bytes / 1024) as u32, ..neighbour }, now);
+            }
+        }
+        assert!(bytes[0] > 3 << 20 && bytes[1] < 1 << 20, "{bytes:?}");
+    }
+
+    /// Returns the turn of a session in that state with `backlog` bytes to send; everything before it is sent.
+    fn turn(queue: &mut SendQueue, flow_state: FlowState, backlog: usize, now: Instant) -> QueuedFlow<Entry> {
+        let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
+        let entry = Entry { source: Arc::new(Speaker(key)), stay: 0 };
+        queue.waiting.turns.enter(entry, flow_state, backlog, 65_200);
+        loop {
+            let next = queue.poll_next(&mut Context::from_waker(Waker::noop()), now);
+            if let Poll::Ready(Some(Next::Turn { turn, .. })) = next {
+                return turn;
+            }
+        }
+    }
+}

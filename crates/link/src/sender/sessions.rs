@@ -1,0 +1,265 @@
+//! The sessions that run on one link: those with an end here, and relayed ones.
+
+use std::collections::{HashMap, HashSet};
+use std::ptr;
+use std::sync::Arc;
+
+use crate::relay::queue::RelayQueue;
+use crate::schedule::FrameSource;
+use crate::sender::LinkSender;
+use tunnel_base::names::{NodeName, SessionId};
+use tunnel_proto::budget::{Budget, Reservation};
+use tunnel_proto::frame::SessionKey;
+
+/// The sessions that run on a link: those with an end here and relayed ones. Each has a number for the order in which
+/// it joined; in that order they are notified of the link's end.
+///
+/// [`LinkSender::detach_all`] takes the whole list out, and afterwards joining fails. A session that comes too late
+/// sees that and handles the link's end itself. So every session handles the end exactly once.
+#[derive(Debug, Default)]
+pub(crate) struct LinkSessions {
+    /// Sessions with an end in this process, each with the number of its stay on this link. It is on the link as long as
+    /// its state says so; this list follows a moment later, and the numbers keep a late change from undoing a newer one.
+    own: Members<u64>,
+    relayed: Members<Relayed>,
+    /// Number of sessions that have joined so far.
+    joined: u64,
+}
+
+/// A relayed session whose frames are sent on this link.
+#[derive(Debug)]
+struct Relayed {
+    source: Arc<RelayQueue>,
+    /// The epoch of its attempt.
+    epoch: u64,
+}
+
+/// Sessions of one kind on a link, by id and by node: a node that moves concerns only its own sessions, and thousands
+/// may move at once.
+#[derive(Debug)]
+struct Members<T> {
+    all: HashMap<SessionId, Member<T>>,
+    by_node: HashMap<NodeName, HashSet<SessionId>>,
+}
+
+/// A session on a link.
+#[derive(Debug)]
+struct Member<T> {
+    /// Its number in the order in which sessions joined the link.
+    number: u64,
+    node: NodeName,
+    more: T,
+}
+
+impl<T> Default for Members<T> {
+    fn default() -> Self {
+        Self { all: HashMap::new(), by_node: HashMap::new() }
+    }
+}
+
+impl<T> Members<T> {
+    fn insert(&mut self, id: SessionId, member: Member<T>) -> Option<T> {
+        let before = self.remove(id);
+        self.by_node.entry(member.node.clone()).or_default().insert(id);
+        self.all.insert(id, member);
+        before
+    }
+
+    fn get(&self, id: SessionId) -> Option<&T> {
+        self.all.get(&id).map(|member| &member.more)
+    }
+
+    fn remove(&mut self, id: SessionId) -> Option<T> {
+        let member = self.all.remove(&id)?;
+        if let Some(ids) = self.by_node.get_mut(&member.node) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.by_node.remove(&member.node);
+            }
+        }
+        Some(member.more)
+    }
+
+    /// Returns all sessions, or those of one node, each with its number.
+    fn numbered(&self, of: Option<&NodeName>) -> Vec<(u64, SessionId)> {
+        match of {
+            None => self.all.iter().map(|(id, member)| (member.number, *id)).collect(),
+            Some(node) => {
+                let ids = self.by_node.get(node).into_iter().flatten();
+                ids.filter_map(|id| Some((self.all.get(id)?.number, *id))).collect()
+            }
+        }
+    }
+}
+
+impl LinkSessions {
+    fn next_number(&mut self) -> u64 {
+        self.joined += 1;
+        self.joined
+    }
+
+    fn len(&self) -> usize {
+        self.own.all.len() + self.relayed.all.len()
+    }
+
+    /// Adds a session with an end here. Does nothing if a later stay of it is known.
+    fn handle_attached(&mut self, key: &SessionKey, stay: u64) {
+        let number = self.next_number();
+        if self.own.get(key.id).is_none_or(|known| *known < stay) {
+            self.own.insert(key.id, Member { number, node: key.node.clone(), more: stay });
+        }
+    }
+
+    /// Ends that stay of a session with an end here.
+    fn handle_detached(&mut self, id: SessionId, stay: u64) {
+        if self.own.get(id) == Some(&stay) {
+            self.own.remove(id);
+        }
+    }
+
+    /// Adds a relay's source for attempt `epoch`. Returns an older source of the same session, which it replaces, or
+    /// else this one if a newer one is known: attempts may be added out of order.
+    fn handle_relay_attached(&mut self, source: &Arc<RelayQueue>, epoch: u64) -> Option<Superseded> {
+        let key = source.key();
+        if self.relayed.get(key.id).is_some_and(|known| known.epoch > epoch) {
+            return Some(Superseded::New);
+        }
+        let more = Relayed { source: source.clone(), epoch };
+        let member = Member { number: self.next_number(), node: key.node.clone(), more };
+        self.relayed.insert(key.id, member).map(|older| Superseded::Old(older.source))
+    }
+
+    /// Removes a relay's source. A newer source of the same session stays; the two are compared by address.
+    fn handle_relay_detached(&mut self, id: SessionId, source: *const ()) -> Option<Relayed> {
+        let known = self.relayed.get(id)?;
+        if !ptr::addr_eq(Arc::as_ptr(&known.source), source) {
+            return None;
+        }
+        self.relayed.remove(id)
+    }
+}
+
+/// Which of two sources of a relayed session has been replaced by the other.
+enum Superseded {
+    Old(Arc<RelayQueue>),
+    New,
+}
+
+/// What ran on a link that has ended, in the order of joining.
+#[derive(Debug, Default)]
+pub(crate) struct DetachedSessions {
+    /// Sessions with an end in this process.
+    pub(crate) own: Vec<SessionId>,
+    /// Relayed sessions.
+    pub(crate) relayed: Vec<SessionId>,
+}
+
+/// Returns the sessions in the order of their numbers.
+fn in_order(mut numbered: Vec<(u64, SessionId)>) -> Vec<SessionId> {
+    numbered.sort_unstable();
+    numbered.into_iter().map(|(_, id)| id).collect()
+}
+
+impl LinkSender {
+    /// Returns the number of sessions that have their path over this link, including relayed ones.
+    pub fn sessions(&self) -> usize {
+        self.lock().sessions.as_ref().map_or(0, LinkSessions::len)
+    }
+
+    /// Returns true if a session with that node has its path over this link.
+    pub fn has_sessions_of(&self, node: &NodeName) -> bool {
+        self.lock().sessions.as_ref().is_some_and(|sessions| {
+            sessions.own.by_node.contains_key(node) || sessions.relayed.by_node.contains_key(node)
+        })
+    }
+
+    /// Returns true if the link has ever been the path of a session, including sessions that have ended.
+    pub fn has_carried(&self) -> bool {
+        self.lock().sessions.as_ref().is_some_and(|sessions| sessions.joined > 0)
+    }
+
+    /// Adds a session with an end here, for that stay. Returns false if the link has ended: then its path is lost.
+    pub(crate) fn attach(&self, key: &SessionKey, stay: u64) -> bool {
+        self.with_sessions(|sessions| sessions.handle_attached(key, stay)).is_some()
+    }
+
+    /// Ends that stay of a session, which runs elsewhere or is over.
+    pub(crate) fn detach(&self, id: SessionId, stay: u64) {
+        self.with_sessions(|sessions| sessions.handle_detached(id, stay));
+    }
+
+    /// Adds a relay's source for attempt `epoch`. An older source of the same session sends nothing more, except the
+    /// PathLost frame of a newer attempt. Returns false if the link has ended.
+    pub(crate) fn attach_relay(&self, source: &Arc<RelayQueue>, epoch: u64) -> bool {
+        let Some(superseded) = self.with_sessions(|sessions| sessions.handle_relay_attached(source, epoch))
+        else {
+            return false;
+        };
+        match superseded {
+            Some(Superseded::New) => source.close(),
+            Some(Superseded::Old(older)) => older.retire(epoch),
+            None => {}
+        }
+        // The source may have been closed, or have sent its last frame, before it was added. Then nothing else would
+        // remove it.
+        if source.is_over() {
+            self.detach_relay(&**source);
+        }
+        true
+    }
+
+    /// Removes a relay's source, unless another one of the same session has replaced it.
+    pub(crate) fn detach_relay<S: FrameSource + ?Sized>(&self, source: &S) {
+        let (id, address) = (source.key().id, ptr::from_ref(source).cast());
+        let _removed = self.with_sessions(|sessions| sessions.handle_relay_detached(id, address));
+    }
+
+    /// Returns an empty reservation in the budget of `most` bytes for relayed sessions on this link.
+    pub(crate) fn relay_reservation(&self, most: usize) -> Reservation {
+        self.room.get_or_init(|| Budget::new(most)).reservation()
+    }
+
+    /// Returns an empty reservation in the budget of `most` bytes for readers of a plain remote's sessions. The session
+    /// table limits the total of all links.
+    pub(crate) fn unread_reservation(&self, most: usize) -> Reservation {
+        self.unread.get_or_init(|| Budget::new(most)).reservation()
+    }
+
+    /// Returns true if sessions of this plain link have more unread than its share while half of the total is in use.
+    pub(crate) fn exceeds_fair_share(&self, all: &Budget) -> bool {
+        self.unread.get().is_some_and(|share| share.is_exhausted()) && all.used() >= all.limit() / 2
+    }
+
+    /// Returns the sessions that are relayed over this link, in the order of joining: all, or those of one node.
+    pub(crate) fn relayed(&self, of: Option<&NodeName>) -> Vec<SessionId> {
+        in_order(self.with_sessions(|sessions| sessions.relayed.numbered(of)).unwrap_or_default())
+    }
+
+    /// Returns the sessions with an end here, in the order of joining: all, or those of one node.
+    pub(crate) fn own(&self, of: Option<&NodeName>) -> Vec<SessionId> {
+        in_order(self.with_sessions(|sessions| sessions.own.numbered(of)).unwrap_or_default())
+    }
+
+    /// Returns all sessions on this link.
+    pub(crate) fn members(&self) -> HashSet<SessionId> {
+        let ids = |sessions: &mut LinkSessions| {
+            sessions.own.all.keys().chain(sessions.relayed.all.keys()).copied().collect()
+        };
+        self.with_sessions(ids).unwrap_or_default()
+    }
+
+    /// Closes the link for good and returns all sessions that ran on it.
+    pub(crate) fn detach_all(&self) -> DetachedSessions {
+        self.close();
+        let Some(sessions) = self.with_state(|state| state.sessions.take()) else {
+            return DetachedSessions::default();
+        };
+        let LinkSessions { own, relayed, .. } = sessions;
+        DetachedSessions { own: in_order(own.numbered(None)), relayed: in_order(relayed.numbered(None)) }
+    }
+
+    /// Runs `step` on the sessions of the link. Returns `None` if the link has ended.
+    fn with_sessions<T>(&self, step: impl FnOnce(&mut LinkSessions) -> T) -> Option<T> {
+        self.lock().sessions.as_mut().map(step)
+    }
+}
