@@ -30,6 +30,7 @@ use crate::registry::search::{Dns, NodeQuery, Searches};
 use tunnel_base::addresses::{AddressClaim, ClaimSource};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Host, Instance, NodeName};
+use tunnel_link::liveness::Suspicion;
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::SessionTable;
 use tunnel_proto::frame::{Found, Remote};
@@ -155,7 +156,7 @@ impl Registry {
         if old.instance.is_none() || old.instance == instance {
             return Ok(());
         }
-        if old.sender.ping_within(PONG_TIMEOUT).await {
+        if old.sender.is_alive(Suspicion::NameRequested).await {
             return Err(self.reject_newcomer(node, &old, &format!("from {from}")));
         }
         tracing::warn!(%node, old_addr = %old.from, "unresponsive link replaced by another process");
@@ -232,8 +233,6 @@ impl Registry {
 }
 
 const MILLISECOND: Duration = Duration::from_millis(1);
-/// Time for an old link to answer a ping when another process requests its name.
-const PONG_TIMEOUT: Duration = Duration::from_secs(2);
 
 // Waiters of nodes, by node name, so that a node that links wakes only its own waiters.
 //
@@ -590,7 +589,7 @@ impl Finder {
         }
         let mut links = others.peers.links();
         links.retain(|link| link.instance != Some(at) && link.has_sessions_of(node));
-        let lives = join_all(links.iter().map(|link| link.ping_within(CONTEST_PONG_TIMEOUT))).await;
+        let lives = join_all(links.iter().map(|link| link.is_alive(Suspicion::Superseded))).await;
         for (link, _) in links.iter().zip(lives).filter(|(_, lives)| !lives) {
             self.invalidate(node, &Path { sender: link.clone(), instance: None });
             table.detach_relays(link, Some(node));
@@ -601,8 +600,6 @@ impl Finder {
 
 /// Time in which an edge usually links again after losing its link; its node counts as moving that long.
 pub(crate) const RELINK_WINDOW: Duration = Duration::from_secs(3);
-/// Time for an old link to answer a ping when its node has linked elsewhere.
-const CONTEST_PONG_TIMEOUT: Duration = Duration::from_secs(1);
 
 // Why a node was not found, as text.
 

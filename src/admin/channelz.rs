@@ -29,7 +29,7 @@ use crate::admin::{Admin, ProcessView};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::{Networks, canonical_ip};
 use tunnel_link::sender::LinkSender;
-use tunnel_link::sender::signals::Traffic;
+use tunnel_link::sender::stats::Traffic;
 use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler};
 use tunnel_net::fd_limit;
 use tunnel_net::listen::TcpAccept;

@@ -27,6 +27,7 @@ use crate::registry::peers::announcements::{AnnouncementLinks, UNSOLICITED};
 use crate::registry::peers::peer::{DialContext, Peer, PeerDialer, PeerError};
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Instance, NodeName};
+use tunnel_link::liveness::Suspicion;
 use tunnel_link::sender::LinkSender;
 use tunnel_net::path_mtu::REMEDY;
 use tunnel_net::resolver::Lookup;
@@ -113,7 +114,7 @@ impl Peers {
         for (newer, old) in (1..).zip(before.iter().rev().cloned()) {
             // A peer may reach this server by two addresses, or may have lost the older link: a ping tells which.
             self.dial_context.drain.spawn(info_span!("link_retire"), async move {
-                if newer >= MAX_LINKS_PER_PEER || !is_backup && !old.ping_within(PONG_TIMEOUT).await {
+                if newer >= MAX_LINKS_PER_PEER || !is_backup && !old.is_alive(Suspicion::Superseded).await {
                     old.close();
                 }
             });
@@ -229,8 +230,6 @@ impl Drop for PendingQuery<'_> {
 
 /// Maximum number of links that one peer may have made at the same time; beyond it the oldest is closed.
 const MAX_LINKS_PER_PEER: usize = 4;
-/// Time for an old link to answer a ping when its peer has made another.
-const PONG_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time for a peer to answer whether it has a node.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -546,7 +545,7 @@ impl Peers {
     pub async fn answers(&self, ip: IpAddr, port: u16) -> bool {
         for server in self.at(ip, port) {
             if let Ok(link) = server.link().await
-                && link.ping_within(PONG_TIMEOUT).await
+                && link.is_alive(Suspicion::Superseded).await
             {
                 return true;
             }

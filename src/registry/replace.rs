@@ -12,8 +12,9 @@ use tokio::join;
 use tokio::time::Instant;
 
 use crate::registry::links::{LinkRole, Reason};
-use crate::registry::{self, CONTEST_PONG_TIMEOUT, Finder, LinkedNode, NameInUse, Registry};
+use crate::registry::{Finder, LinkedNode, NameInUse, Registry};
 use tunnel_base::names::{Instance, NodeName};
+use tunnel_link::liveness::Suspicion;
 use tunnel_link::sender::LinkSender;
 use tunnel_proto::frame::{Conflict, Found};
 
@@ -109,9 +110,12 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Pings a link of a node that was `found` elsewhere. Returns true if it answers, and closes it otherwise.
 async fn close_unless_answered(link: &LinkSender, node: &NodeName, found: &Found) -> bool {
-    let same = found.instance == link.instance;
-    let patience = if same { ping_timeout(link) } else { registry::PONG_TIMEOUT };
-    let answers = link.ping_within(patience).await;
+    let suspicion = if found.instance == link.instance {
+        Suspicion::EdgeMoved { idle: link.idle_for(), line: link.line_round_trip() }
+    } else {
+        Suspicion::NameRequested
+    };
+    let answers = link.is_alive(suspicion).await;
     if !answers {
         tracing::info!(link = %link.id, %node, "unresponsive link closed, node is linked to a peer");
         link.close();
@@ -119,23 +123,12 @@ async fn close_unless_answered(link: &LinkSender, node: &NodeName, found: &Found
     answers
 }
 
-/// Returns the ping timeout of a link here when its own process has linked elsewhere.
-fn ping_timeout(link: &LinkSender) -> Duration {
-    let line = link.line_round_trip().filter(|_| link.idle_for() >= SUSPECT_AFTER_IDLE);
-    line.map_or(CONTEST_PONG_TIMEOUT, |line| CONTEST_PONG_TIMEOUT.min(MIN_PING_WAIT + 2 * line))
-}
-
-/// A live link with recent sessions is hardly ever idle for this long, because its edge pings every second.
-const SUSPECT_AFTER_IDLE: Duration = Duration::from_millis(1400);
-/// Ping timeout in addition to twice the line's RTT.
-const MIN_PING_WAIT: Duration = Duration::from_millis(250);
-
 impl Finder {
     /// Resolves where a node stays after the server with process `at`, or a location replica, has announced it there.
     ///
     /// Pings each link of the node here, including the interactive one. Closes those that do not answer within 1 s, or
     /// 2 s if the two processes differ. A link of the same process gets less time if nothing was received on it for
-    /// `SUSPECT_AFTER_IDLE`. Its edge may have linked elsewhere because it receives nothing from here.
+    /// a while.
     ///
     /// If the process here answers and its link is the older one, it keeps the name, and the other server gets a
     /// Conflict.

@@ -18,10 +18,11 @@ use crate::route::Uplinks;
 use crate::uplink::link_dialer::{AddressHint, ConnectFailure, LinkDialer, NewLink};
 use tunnel_base::backoff::{Backoff, MAX_PAUSE};
 use tunnel_base::drain::Drain;
+use tunnel_link::backup::BackupLink;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::link::{Link, LinkEnd};
+use tunnel_link::liveness::{self, Suspicion};
 use tunnel_link::sender::LinkSender;
-use tunnel_link::sender::signals::BackupLink;
 use tunnel_link::table::Event;
 use tunnel_link::table::traffic_class::TrafficClassifier;
 use tunnel_net::interfaces::NetworkChanges;
@@ -494,7 +495,7 @@ impl Reconnector {
                 Ok(link) => {
                     let started = Instant::now();
                     if self.classify_sessions(busy, link, &mut sorting).await {
-                        cooldown_until = Instant::now() + DEAD_LINK_DETECTION;
+                        cooldown_until = Instant::now() + liveness::DEAD;
                     }
                     backoff.on_attempt_end(started.elapsed(), false);
                 }
@@ -546,7 +547,7 @@ impl Reconnector {
         let (keeper, span) = (self.clone(), info_span!("interactive"));
         self.link_context.drain.spawn(span, keeper.serve_interactive(link, busy.clone(), cancelled));
         // No session migrates before the link has answered, and the server waits for this ping.
-        if !interactive_link.ping_within(FIRST_ANSWER_TIMEOUT).await {
+        if !interactive_link.is_alive(Suspicion::New).await {
             info!(link = %interactive_link.id, "interactive link does not answer, no sessions migrated");
             interactive_link.close();
             return false;
@@ -616,10 +617,6 @@ fn is_long_rtt(least: Option<Duration>) -> bool {
 
 /// Minimum RTT for an interactive link. With a shorter one, bulk traffic delays other sessions only briefly.
 const MIN_INTERACTIVE_RTT: Duration = Duration::from_millis(5);
-/// Timeout for a new interactive link to prove that both directions work.
-const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time in which a server detects a dead link. Afterwards its sessions are on the busy link.
-const DEAD_LINK_DETECTION: Duration = Duration::from_secs(15);
 /// Time without bulk traffic after which the interactive link is closed.
 const UNUSED_TIMEOUT: Duration = Duration::from_secs(60);
 

@@ -23,7 +23,7 @@ impl Simulation {
             let (at, sender) = (end.at, end.sender.clone());
             match frame.body {
                 FrameKind::Ping(number) => sender.pong(number),
-                FrameKind::Pong(Some(number)) => drop(sender.ponged(number, now)),
+                FrameKind::Pong(Some(number)) => drop(sender.handle_pong(number, now)),
                 FrameKind::Pong(None) => self.ledger.error("a pong without a number"),
                 FrameKind::Session(id, category, word) => {
                     let table = self.processes[at].table.clone();

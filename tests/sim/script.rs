@@ -120,7 +120,7 @@ fn next(link: &LinkSender) -> Option<(SessionId, SessionFrame)> {
     while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
         match frame.body {
             FrameKind::Session(id, _, frame) => return Some((id, frame)),
-            FrameKind::Ping(Some(number)) => drop(link.ponged(number, Instant::now())),
+            FrameKind::Ping(Some(number)) => drop(link.handle_pong(number, Instant::now())),
             _ => {}
         }
     }

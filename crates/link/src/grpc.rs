@@ -26,7 +26,7 @@ use crate::link::OutboundStream;
 use crate::plain::PlainRemote;
 
 use crate::sender::LinkSender;
-use crate::sender::signals::LinkEndpoints;
+use crate::sender::stats::LinkEndpoints;
 use crate::table::SessionTable;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
@@ -92,8 +92,6 @@ const SEND_BUFFER: usize = 64 * 1024;
 const WINDOW: u32 = 32 << 20;
 /// Maximum size of a call's metadata in bytes.
 const METADATA: u32 = 16 * 1024;
-/// Timeout of HTTP/2's pings: long enough for a bad line, short enough to detect a dead one.
-const PING_TIMEOUT: Duration = Duration::from_secs(15);
 
 // What each end of the call sends, as an HTTP body.
 

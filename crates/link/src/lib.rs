@@ -1,9 +1,11 @@
 //! Links, and sessions that outlive them.
 
+pub mod backup;
 pub mod congestion;
 mod frame_log;
 pub mod grpc;
 pub mod link;
+pub mod liveness;
 mod lock;
 mod plain;
 pub mod relay;

@@ -13,11 +13,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::frame_log::log_frame;
 use crate::grpc::read_ahead::{ReadAhead, StreamEnd};
+use crate::liveness::{Liveness, Role, STALLED, Verdict};
 use crate::plain::{PlainReader, PlainRemote};
 use crate::sender::LinkSender;
-use crate::sender::signals::{
-    IDLE_TIMEOUT, Keepalive, KeepaliveAction, Liveness, PING_AFTER, PING_CALLER_AFTER,
-};
 use crate::table::{Event, SessionTable};
 use tunnel_base::metrics::Metrics;
 use tunnel_proto::codec::proto::StreamMsg;
@@ -41,7 +39,7 @@ pub struct Link {
     events: VecDeque<Event>,
     /// Bytes read since the last yield to other tasks.
     since_rest: usize,
-    pub(crate) alive: Keepalive,
+    liveness: Liveness,
     _connection: DropGuard,
 }
 
@@ -65,6 +63,12 @@ impl Link {
     ) -> Self {
         let now = Instant::now();
         let OutboundStream { sender, plain } = outbound;
+        let role = match (far.answers, sender.is_plain()) {
+            (false, false) => Role::Dialled,
+            (true, false) => Role::Accepted,
+            (true, true) => Role::SuperEdgeEdge,
+            (false, true) => Role::SuperEdgeServer,
+        };
         let plain = plain.map(|remote| PlainReader::new(remote, metrics.clone(), far.answers));
         Self {
             sender,
@@ -76,15 +80,7 @@ impl Link {
             reader: Decoder::default(),
             events: VecDeque::new(),
             since_rest: 0,
-            alive: Keepalive {
-                last_received: now,
-                last_ping: now,
-                looked: now,
-                silence_limit: plain.as_ref().map_or(IDLE_TIMEOUT, PlainReader::silence_limit),
-                ask_after: if far.answers { PING_CALLER_AFTER } else { PING_AFTER },
-                watches: !far.answers,
-                watched: None,
-            },
+            liveness: Liveness::new(role, now),
             plain,
             _connection: far.connection.drop_guard(),
         }
@@ -107,14 +103,16 @@ impl Link {
             if let Some(plain) = &mut self.plain
                 && plain.pause_if_full(&self.ahead).await
             {
-                self.alive.last_received = Instant::now();
+                self.liveness.handle_received(Instant::now());
             }
             if let Some(message) = self.reader.next_message()? {
                 self.since_rest += message.data.len() + YIELD_COST_PER_MESSAGE;
                 self.on_message(message);
                 if self.since_rest >= YIELD_AFTER_BYTES {
                     self.since_rest = 0;
-                    self.check_remote_reads(Instant::now())?;
+                    if self.liveness.is_stalled(self.sender.blocked_since(), Instant::now()) {
+                        return Err(LinkEnd::WriteStalled);
+                    }
                     tokio::task::yield_now().await;
                 }
                 continue;
@@ -124,9 +122,9 @@ impl Link {
         }
     }
 
-    /// Makes this end watch the link as well, although the remote dialled it.
+    /// Makes this end watch the interactive link as well, although the remote dialled it.
     pub fn watch(&mut self) {
-        self.alive.watches = true;
+        self.liveness.set_role(Role::AcceptedInteractive);
     }
 
     /// Takes the link out of service. Returns the number of sessions with an end here that ran on it.
@@ -142,15 +140,15 @@ impl Link {
     /// Waits for the next bytes of the stream and pings an idle remote meanwhile.
     async fn read(&mut self) -> Result<Bytes, LinkEnd> {
         loop {
-            let next = self.next_check_at();
+            let next = self.poll_timeout();
             let incoming = Pin::new(&mut self.incoming);
             tokio::select! {
                 biased;
                 piece = self.ahead.next_piece(incoming) => {
                     let now = Instant::now();
-                    self.sender.received(now);
-                    if self.alive.on_receive(now) {
-                        self.check_keepalive()?;
+                    self.sender.handle_received(now);
+                    if self.liveness.handle_received(now) {
+                        self.handle_timeout()?;
                     }
                     return piece.map_err(LinkEnd::from);
                 }
@@ -158,51 +156,37 @@ impl Link {
                     if self.sender.is_closed() {
                         return Err(LinkEnd::ClosedLocally);
                     }
-                    if self.alive.watches {
-                        self.check_keepalive()?;
+                    if self.liveness.is_watched() {
+                        self.handle_timeout()?;
                     }
                 }
-                () = sleep_until(next) => self.check_keepalive()?,
+                () = sleep_until(next) => self.handle_timeout()?,
                 () = rescheduled(self.plain.as_ref()) => {}
             }
         }
     }
 
-    fn check_keepalive(&mut self) -> Result<(), LinkEnd> {
+    /// Checks the link, and the sessions of a plain remote.
+    fn handle_timeout(&mut self) -> Result<(), LinkEnd> {
         let now = Instant::now();
-        self.alive.looked = now;
-        if now - self.alive.last_received >= self.alive.silence_limit {
-            return Err(LinkEnd::TimedOut(self.alive.silence_limit));
+        match self.liveness.handle_timeout(self.sender.signs(now), now) {
+            Verdict::Alive => {}
+            Verdict::PingDue => self.sender.ping(),
+            Verdict::Unresponsive => self.sender.wake_unresponsive(),
+            Verdict::Stalled => return Err(LinkEnd::WriteStalled),
+            Verdict::Dead(silent_for) => return Err(LinkEnd::TimedOut(silent_for)),
         }
-        self.check_remote_reads(now)?;
         if let Some(plain) = &mut self.plain {
-            plain.tick(&mut self.alive.last_ping, now, &mut self.events);
-            return Ok(());
-        }
-        let life = if self.alive.watches { self.sender.life(now) } else { Liveness::default() };
-        match self.alive.poll(life, now) {
-            KeepaliveAction::None => {}
-            KeepaliveAction::SendPing => self.sender.ping(),
-            KeepaliveAction::TimedOut => self.sender.wake_unresponsive(),
+            plain.tick(now, &mut self.events);
         }
         Ok(())
     }
 
-    /// Returns when to check the link's liveness, and the sessions of a plain remote, next.
-    fn next_check_at(&self) -> Instant {
-        let next = self.alive.next();
+    /// Returns when to check the link, and the sessions of a plain remote, next.
+    fn poll_timeout(&self) -> Instant {
+        let next = self.liveness.poll_timeout();
         let due = self.plain.as_ref().and_then(PlainReader::next_due);
         due.map_or(next, |due| due.min(next))
-    }
-
-    /// Returns an error if a remote of the extended dialect has stopped reading.
-    ///
-    /// Otherwise the last frames queued for it, and their sessions, would be kept forever. A plain remote may stop
-    /// reading for as long as one of its targets does.
-    fn check_remote_reads(&self, now: Instant) -> Result<(), LinkEnd> {
-        let unread = !self.sender.is_plain()
-            && self.sender.blocked_since().is_some_and(|since| now - since >= WRITE_STALL_TIMEOUT);
-        if unread { Err(LinkEnd::WriteStalled) } else { Ok(()) }
     }
 
     /// Handles a message: a session's frame goes to the table, a signal becomes an event.
@@ -221,7 +205,7 @@ impl Link {
             FrameKind::Ping(None) if !self.answers => {}
             FrameKind::Ping(number) => self.sender.pong(number),
             FrameKind::Pong(Some(number)) => {
-                let rtt = self.sender.ponged(number, now);
+                let rtt = self.sender.handle_pong(number, now);
                 self.metrics.rtt.observe(rtt);
             }
             FrameKind::Pong(None) => {}
@@ -243,8 +227,6 @@ async fn rescheduled(plain: Option<&PlainReader>) {
     }
 }
 
-/// How long a link may accept none of its queued frames: longer than the largest frame takes on the slowest line.
-const WRITE_STALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// The read loop yields to other tasks after this number of bytes.
 const YIELD_AFTER_BYTES: usize = 256 * 1024;
 /// Bytes that each message adds to that count, in addition to its data.
@@ -290,7 +272,7 @@ pub enum LinkEnd {
     #[error("nothing was received for {0:?}")]
     TimedOut(Duration),
     /// The remote sends but does not read.
-    #[error("the remote end has read nothing for {WRITE_STALL_TIMEOUT:?}")]
+    #[error("the remote end has read nothing for {STALLED:?}")]
     WriteStalled,
     /// Closed at this end: replaced by a newer link, or shutting down.
     #[error("closed by this end")]

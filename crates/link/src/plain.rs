@@ -20,7 +20,6 @@ use crate::frame_log::log_session_frame;
 use crate::grpc::read_ahead::ReadAhead;
 use crate::lock::Mutex;
 use crate::sender::LinkSender;
-use crate::sender::signals::IDLE_TIMEOUT;
 use crate::table::session::SessionCore;
 use crate::table::{Event, SessionTable};
 use tunnel_base::metrics::Metrics;
@@ -193,11 +192,6 @@ impl PlainReader {
         Self { remote, metrics, answers, generation: None, fed: None, pauses: ReadPauses::default() }
     }
 
-    /// Returns the idle time after which the link is closed.
-    pub(crate) fn silence_limit(&self) -> Duration {
-        if self.answers { PLAIN_EDGE_IDLE_TIMEOUT } else { HEARTBEAT_INTERVAL + IDLE_TIMEOUT }
-    }
-
     /// Handles a message from the remote.
     pub(crate) fn on_message(&mut self, message: StreamMsg, now: Instant, events: &mut VecDeque<Event>) {
         let mut codec = self.remote.codec.lock();
@@ -252,9 +246,9 @@ impl PlainReader {
         }
     }
 
-    /// Sends a heartbeat if one is due, and handles sessions for which a time has come: the target has ended and has
-    /// received all its data, or the remote does not report what this end waits for.
-    pub(crate) fn tick(&mut self, last_ping: &mut Instant, now: Instant, events: &mut VecDeque<Event>) {
+    /// Handles sessions for which a time has come: the target has ended and has received all its data, or the remote does
+    /// not report what this end waits for.
+    pub(crate) fn tick(&mut self, now: Instant, events: &mut VecDeque<Event>) {
         let due = self.remote.codec.lock().due(now);
         for id in due {
             let taken = self.remote.unread(id) == 0;
@@ -264,10 +258,6 @@ impl PlainReader {
             }
         }
         let idle = self.remote.codec.lock().tick(now);
-        if !self.answers && now - *last_ping >= HEARTBEAT_INTERVAL {
-            *last_ping = now;
-            self.remote.sender.ping();
-        }
         for decoded in idle {
             self.deliver(decoded, now, events);
         }
@@ -368,10 +358,6 @@ impl Drop for PlainReader {
     }
 }
 
-/// Interval of SuperEdge's heartbeat, which a plain server answers.
-const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(60);
-/// A plain edge sends a heartbeat every 60 s; HTTP/2's own pings detect a dead one much sooner.
-const PLAIN_EDGE_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 /// Unread bytes of a plain session at which reading from its link pauses.
 const PLAIN_QUEUE: usize = 1024 * 1024;
 /// The same for all sessions of a link together for which a target is still dialled.

@@ -8,14 +8,15 @@
 //! move to another link, or end. So each entry has the number of the session's stay on the link, and an entry of an
 //! earlier stay yields no frame. Nothing is dropped, logged or woken under the link's lock.
 
+pub mod health;
 pub mod interactive;
 pub mod pacing;
 pub mod queue;
 pub mod sessions;
 pub mod signals;
+pub mod stats;
 
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
@@ -28,10 +29,11 @@ use crate::lock::{Mutex, MutexGuard};
 use crate::schedule::{
     ControlOutcome, ControlQueue, Entry, FrameSource, INTERACTIVE_BACKLOG, QueuedFlow, SendRequest,
 };
+use crate::sender::health::Health;
 use crate::sender::interactive::InteractiveLink;
 use crate::sender::queue::{MAX_QUEUED_REPLIES, Next, SendQueue};
 use crate::sender::sessions::LinkSessions;
-use crate::sender::signals::{LinkStats, WatchWindow};
+use crate::sender::stats::LinkStats;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_proto::budget::Budget;
 use tunnel_proto::frame::{Frame, FrameKind, Remote, SessionFrame, SessionKey};
@@ -48,8 +50,6 @@ pub struct LinkSender {
     pub instance: Option<Instance>,
     /// Notified when a reader of a session on a plain link has taken bytes.
     pub(crate) read: Notify,
-    /// Notified at each answer to a ping.
-    answered: Notify,
     closed: CancellationToken,
     /// Whether a Drain frame was sent on this link.
     drained: AtomicBool,
@@ -60,14 +60,8 @@ pub struct LinkSender {
     room: OnceLock<Arc<Budget>>,
     /// Budget for the bytes from a plain remote, without a promised window, that wait here for readers.
     unread: OnceLock<Arc<Budget>>,
-    round_trip_micros: AtomicU64,
-    /// [`u64::MAX`] before the first answer to a ping.
-    least_round_trip_micros: AtomicU64,
-    made: Instant,
-    /// Time of the last data from the remote, in milliseconds since the link was created.
-    last_received_millis: AtomicU64,
-    watch: WatchWindow,
-    seen: LinkStats,
+    health: Health,
+    stats: LinkStats,
 }
 
 /// What changes of a [`LinkSender`], under its lock.
@@ -90,7 +84,6 @@ impl LinkSender {
             peer,
             instance,
             read: Notify::new(),
-            answered: Notify::new(),
             closed: CancellationToken::new(),
             drained: AtomicBool::new(false),
             dismissed: OnceLock::new(),
@@ -102,12 +95,8 @@ impl LinkSender {
             }),
             room: OnceLock::new(),
             unread: OnceLock::new(),
-            round_trip_micros: AtomicU64::new(INITIAL_RTT_MICROS),
-            least_round_trip_micros: AtomicU64::new(u64::MAX),
-            made: Instant::now(),
-            last_received_millis: AtomicU64::new(0),
-            watch: WatchWindow::default(),
-            seen: LinkStats::default(),
+            health: Health::default(),
+            stats: LinkStats::default(),
         })
     }
 
@@ -155,12 +144,6 @@ impl LinkSender {
         }
         let entry = Entry { source: source.clone(), stay: intent.stay };
         let _stale = self.with_state(|state| state.queue.handle_request(entry, intent));
-    }
-
-    /// Records that the remote has sent something now.
-    pub fn received(&self, now: Instant) {
-        let since = now.saturating_duration_since(self.made).as_millis();
-        self.last_received_millis.store(u64::try_from(since).unwrap_or(u64::MAX), Relaxed);
     }
 
     /// Returns since when the remote has taken nothing although something waits for it.
@@ -269,6 +252,3 @@ impl LinkSender {
         result
     }
 }
-
-/// Assumed before the first answer to a ping if the kernel does not report an RTT.
-const INITIAL_RTT_MICROS: u64 = 100_000;

@@ -116,10 +116,10 @@ impl SimServer {
         self.figures.count_received();
         match frame.body {
             FrameKind::Ping(number) => from.pong(number),
-            FrameKind::Pong(Some(number)) => drop(from.ponged(number, Instant::now())),
+            FrameKind::Pong(Some(number)) => drop(from.handle_pong(number, Instant::now())),
             FrameKind::Find(question) => {
                 if let Some(linked) = self.registry.link_of(&frame.node) {
-                    linked.sender.received(Instant::now());
+                    linked.sender.handle_received(Instant::now());
                 }
                 self.finder.handle_find(from, &frame.node, question);
             }
@@ -155,7 +155,7 @@ impl SimServer {
         poll_fn(|cx| {
             while let Some(frame) = ready!(linked.sender.poll_pull(cx, Instant::now())) {
                 if let FrameKind::Ping(Some(number)) = frame.body {
-                    linked.sender.ponged(number, Instant::now());
+                    linked.sender.handle_pong(number, Instant::now());
                 }
             }
             Poll::Pending

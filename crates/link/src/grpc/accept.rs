@@ -16,12 +16,11 @@ use tonic::Status;
 
 use crate::grpc::enrol::{self, EnrolRequest};
 use crate::grpc::read_ahead::{Bounded, ReadAhead};
-use crate::grpc::{
-    CallBody, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, SEND_BUFFER, WINDOW, ends, outbound,
-};
+use crate::grpc::{CallBody, FRAME, GRPC, LinkContext, METADATA, PATH, SEND_BUFFER, WINDOW, ends, outbound};
 use crate::link::{Link, RemoteInfo};
+use crate::liveness::{HTTP2_PING_EDGE_AFTER, HTTP2_PING_TIMEOUT};
 use crate::plain;
-use crate::sender::signals::LinkEndpoints;
+use crate::sender::stats::LinkEndpoints;
 use tunnel_base::names::{NodeName, UserName};
 use tunnel_net::limiter::Permit;
 use tunnel_net::path_mtu::padding;
@@ -192,8 +191,8 @@ fn http() -> http2::Builder<LinkExecutor> {
         .max_send_buf_size(SEND_BUFFER)
         .max_concurrent_streams(CALLS)
         .max_header_list_size(METADATA)
-        .keep_alive_interval(Some(PING_EDGE_AFTER))
-        .keep_alive_timeout(PING_TIMEOUT);
+        .keep_alive_interval(Some(HTTP2_PING_EDGE_AFTER))
+        .keep_alive_timeout(HTTP2_PING_TIMEOUT);
     http
 }
 
@@ -348,7 +347,5 @@ impl CallHandler {
 
 /// Maximum number of concurrent calls per connection: one is used, the others allow a remote to retry on it.
 const CALLS: u32 = 4;
-/// Interval of HTTP/2's pings: shorter than a Go edge's 10 s, so that the edge sends none.
-const PING_EDGE_AFTER: Duration = Duration::from_secs(9);
 /// Timeout for sending the last frames of a closing connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);

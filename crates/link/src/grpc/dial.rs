@@ -12,12 +12,11 @@ use tonic::{Code, Status};
 use tracing::Span;
 
 use crate::grpc::read_ahead::{Bounded, ReadAhead, cause};
-use crate::grpc::{
-    CallBody, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, SEND_BUFFER, WINDOW, ends, outbound,
-};
+use crate::grpc::{CallBody, FRAME, GRPC, LinkContext, METADATA, PATH, SEND_BUFFER, WINDOW, ends, outbound};
 use crate::link::{Link, OutboundStream, RemoteInfo};
+use crate::liveness::{HTTP2_PING_AFTER, HTTP2_PING_TIMEOUT};
 use crate::plain;
-use crate::sender::signals::LinkEndpoints;
+use crate::sender::stats::LinkEndpoints;
 use tunnel_base::logging::printable;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_net::path_mtu::padding;
@@ -231,8 +230,8 @@ where
         .max_frame_size(FRAME)
         .max_send_buf_size(SEND_BUFFER)
         .max_header_list_size(METADATA)
-        .keep_alive_interval(Some(PING_PEER_AFTER))
-        .keep_alive_timeout(PING_TIMEOUT)
+        .keep_alive_interval(Some(HTTP2_PING_AFTER))
+        .keep_alive_timeout(HTTP2_PING_TIMEOUT)
         .handshake::<_, CallBody>(TokioIo::new(Bounded { io, hook: ahead.clone() }))
         .await
         .map_err(broken)?;
@@ -280,7 +279,5 @@ const USER_TOKEN_HINT: &str =
 const OLD_SERVER_HINT: &str = "this server is too old for links of users; ask its operator to upgrade it, or use its CONNECT port with \
                                --server=https://HOST:PORT";
 
-/// Interval of HTTP/2's pings. A Go server treats pings more often than every 15 s as an attack.
-const PING_PEER_AFTER: Duration = Duration::from_secs(20);
 /// Timeout for the server's response to the call.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);

@@ -90,7 +90,7 @@ fn next(link: &LinkSender) -> Option<SessionFrame> {
     while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
         match frame.body {
             FrameKind::Session(_, _, frame) => return Some(frame),
-            FrameKind::Ping(number) => drop(link.ponged(number.unwrap(), Instant::now())),
+            FrameKind::Ping(number) => drop(link.handle_pong(number.unwrap(), Instant::now())),
             other => panic!("{other:?}"),
         }
     }

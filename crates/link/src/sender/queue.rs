@@ -7,9 +7,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::congestion::CongestionController;
+use crate::liveness::RttEstimator;
 use crate::schedule::{ControlQueue, DataRequest, Entry, FlowState, QueuedFlow, Scheduler, SendRequest};
 use crate::sender::pacing::Pacing;
-use crate::sender::signals::RttEstimator;
 use tunnel_net::tcp_info::{TcpInfo, TcpInfoReader};
 use tunnel_proto::frame::{Frame, FrameKind};
 
@@ -176,6 +176,18 @@ impl SendQueue {
             self.waiting.replies.push_back(frame);
             self.wake();
         }
+    }
+
+    /// Requests a ping.
+    pub(crate) fn request_ping(&mut self) {
+        self.ping.get_or_insert_with(Instant::now);
+        self.wake();
+    }
+
+    /// Queues the answer to a ping; it replaces an older one that still waits.
+    pub(crate) fn push_pong(&mut self, pong: FrameKind) {
+        self.pong = Some(pong);
+        self.wake();
     }
 
     /// Handles the answer to ping `number`. Returns `None` if the link does not measure RTTs.

@@ -203,7 +203,7 @@ mod tests {
         let (mut cx, now, mut asked) = (Context::from_waker(Waker::noop()), Instant::now(), false);
         while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, now) {
             if let FrameKind::Ping(Some(number)) = frame.body {
-                link.ponged(number, now);
+                link.handle_pong(number, now);
                 asked = true;
             }
         }

@@ -123,7 +123,7 @@ async fn the_least_round_trip_of_a_way_is_known_only_where_the_link_leads_to_the
         link.ping();
         let sent = poll_fn(|cx| link.poll_pull(cx, Instant::now())).await.unwrap().body;
         let FrameKind::Ping(Some(number)) = sent else { panic!("{sent:?}") };
-        link.ponged(number, Instant::now());
+        link.handle_pong(number, Instant::now());
         assert_eq!(least().is_some(), known, "{:?} {end:?}", link.peer);
     }
 }
