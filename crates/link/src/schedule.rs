@@ -115,11 +115,6 @@ impl FlowState {
 }
 
 impl<K> QueuedFlow<K> {
-    /// Returns the sender's state before this turn.
-    pub(crate) fn flow_state(&self) -> FlowState {
-        self.flow_state
-    }
-
     /// Returns the sender's state after it has sent `len` bytes in this turn.
     pub(crate) fn flow_state_after(&self, len: usize) -> FlowState {
         // A frame may be shorter than the backlog, and more may have been added while it waited.
@@ -189,6 +184,25 @@ pub(crate) enum ControlQueue {
     Credits,
 }
 
+/// A source's turn to send a frame. Its entry has just left the queue.
+#[derive(Debug)]
+pub(crate) enum Turn {
+    /// For a frame that goes before data.
+    Control(Entry, ControlQueue),
+    /// For data: at most `longest` bytes, or nothing if the source has more than `most` to send.
+    Data { flow: QueuedFlow<Entry>, longest: usize, most: usize },
+}
+
+impl Turn {
+    /// Returns the source's entry.
+    pub(crate) fn entry(&self) -> &Entry {
+        match self {
+            Self::Control(entry, _) => entry,
+            Self::Data { flow, .. } => &flow.key,
+        }
+    }
+}
+
 /// A source of frames that waits to send on a link. It creates each frame when the link can take it, under its own
 /// lock; the link sender calls it without holding its own.
 pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
@@ -198,24 +212,8 @@ pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
     /// Returns true if it will certainly send nothing for its entries of that stay. Takes no lock.
     fn is_stale(&self, stay: u64) -> bool;
 
-    /// Returns a frame that goes before data, if there is one. Its entry of that stay has just left `queue`.
-    fn next_control(
-        self: Arc<Self>,
-        link: LinkId,
-        stay: u64,
-        queue: ControlQueue,
-        now: Instant,
-    ) -> ControlOutcome;
-
-    /// Returns what it sends in its turn: at most `longest` bytes, or nothing if it has more than `most` to send.
-    fn next_turn(
-        self: Arc<Self>,
-        link: LinkId,
-        turn: &QueuedFlow<Entry>,
-        longest: usize,
-        most: usize,
-        now: Instant,
-    ) -> SendOutcome;
+    /// Returns what it sends in its turn.
+    fn next_frame(self: Arc<Self>, link: LinkId, turn: &Turn, now: Instant) -> Sent;
 
     /// Returns true if it is relayed and has sent its last frame, so that the link no longer counts it. A session itself
     /// leaves its links.
@@ -224,7 +222,8 @@ pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
     }
 }
 
-/// The queues of a link in which a source waits. It has at most one entry in each, so they cannot grow without bound.
+/// The queues of a link in which a source waits, and what it has sent there. It has at most one entry in each, so they
+/// cannot grow without bound.
 #[derive(Debug, Default)]
 pub(crate) struct QueuePlaces {
     answers: bool,
@@ -232,6 +231,7 @@ pub(crate) struct QueuePlaces {
     /// Whether its credit was reported as needed.
     needed: bool,
     turns: bool,
+    flow_state: FlowState,
 }
 
 impl QueuePlaces {
@@ -239,7 +239,7 @@ impl QueuePlaces {
     pub(crate) fn request(
         &mut self,
         control: Option<ControlPriority>,
-        data: Option<DataRequest>,
+        backlog: Option<usize>,
     ) -> SendRequest {
         let is_answer = control == Some(ControlPriority::Answer);
         let is_needed = control == Some(ControlPriority::Needed);
@@ -248,13 +248,14 @@ impl QueuePlaces {
             answer: is_answer && !self.answers,
             credit: is_credit && !self.credits,
             needed: is_needed && !self.needed,
-            data: data.filter(|_| !self.turns),
+            backlog: backlog.filter(|_| !self.turns),
+            flow_state: self.flow_state,
             stay: 0,
         };
         self.answers |= is_answer;
         self.credits |= is_credit;
         self.needed |= is_needed;
-        self.turns |= request.data.is_some();
+        self.turns |= request.backlog.is_some();
         request
     }
 
@@ -266,9 +267,17 @@ impl QueuePlaces {
         }
     }
 
-    /// Records whether it waits for another turn after one.
-    pub(crate) fn on_turn(&mut self, again: bool) {
-        self.turns = again;
+    /// Records what was sent in a turn for data. The source needs another one for `backlog`.
+    pub(crate) fn on_data(
+        &mut self,
+        flow: &QueuedFlow<Entry>,
+        frame: Option<SessionFrame>,
+        backlog: Option<usize>,
+    ) -> Sent {
+        let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
+        self.flow_state = if frame.is_some() { flow.flow_state_after(bytes) } else { flow.flow_state };
+        self.turns = backlog.is_some();
+        Sent { frame, bytes, flow_state: self.flow_state, backlog, credit: false }
     }
 }
 
@@ -281,8 +290,10 @@ pub(crate) struct SendRequest {
     pub(crate) credit: bool,
     /// Whether its credit has become urgent.
     pub(crate) needed: bool,
-    /// A turn, if it has data.
-    pub(crate) data: Option<DataRequest>,
+    /// Bytes that it has to send in a turn, if it needs one.
+    pub(crate) backlog: Option<usize>,
+    /// What it has sent on the link so far.
+    pub(crate) flow_state: FlowState,
     /// Number of the source's stay on the link.
     pub(crate) stay: u64,
 }
@@ -290,37 +301,22 @@ pub(crate) struct SendRequest {
 impl SendRequest {
     /// Returns true if the source needs nothing.
     pub(crate) fn is_empty(&self) -> bool {
-        !self.answer && !self.credit && !self.needed && self.data.is_none()
+        !self.answer && !self.credit && !self.needed && self.backlog.is_none()
     }
 }
 
-/// A source's request for a turn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DataRequest {
-    /// What it has sent on the link so far.
-    pub(crate) flow_state: FlowState,
-    /// Bytes that it has to send.
-    pub(crate) backlog: usize,
-}
-
-/// The result of a source's turn to send a frame that goes before data.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct ControlOutcome {
-    pub(crate) frame: Option<SessionFrame>,
-    /// Whether it has more of them, and needs another turn.
-    pub(crate) again: bool,
-}
-
-/// The result of a source's turn to send on a link.
-#[derive(Debug)]
-pub(crate) struct SendOutcome {
+/// What a source sends in its turn; nothing by default.
+#[derive(Debug, Default)]
+pub(crate) struct Sent {
     pub(crate) frame: Option<SessionFrame>,
     /// Bytes of data in `frame`.
     pub(crate) bytes: usize,
-    /// The source's state afterwards.
+    /// The source's state after a turn for data.
     pub(crate) flow_state: FlowState,
-    /// Bytes that it still has to send, if it needs another turn.
+    /// Bytes that it still has to send, if it needs another turn for data.
     pub(crate) backlog: Option<usize>,
+    /// Whether it needs another turn for a credit.
+    pub(crate) credit: bool,
 }
 
 #[cfg(test)]

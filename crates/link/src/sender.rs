@@ -26,9 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::frame_log::log_frame;
 use crate::lock::{Mutex, MutexGuard};
-use crate::schedule::{
-    ControlOutcome, ControlQueue, Entry, FrameSource, INTERACTIVE_BACKLOG, QueuedFlow, SendRequest,
-};
+use crate::schedule::{Entry, FrameSource, SendRequest, Turn};
 use crate::sender::health::Health;
 use crate::sender::interactive::InteractiveLink;
 use crate::sender::queue::{MAX_QUEUED_REPLIES, Next, SendQueue};
@@ -68,8 +66,8 @@ pub struct LinkSender {
 #[derive(Debug)]
 pub(crate) struct LinkState {
     pub(crate) queue: SendQueue,
-    /// The sessions that have their path over this link; `None` once the link has ended.
-    pub(crate) sessions: Option<LinkSessions>,
+    /// The sessions that have their path over this link.
+    pub(crate) sessions: LinkSessions,
     /// The link for interactive sessions next to this one.
     pub(crate) interactive: Option<Box<InteractiveLink>>,
     /// Dialect of a remote that is another program, once known.
@@ -89,7 +87,7 @@ impl LinkSender {
             dismissed: OnceLock::new(),
             state: Mutex::new(LinkState {
                 queue: SendQueue::new(instance.is_some()),
-                sessions: Some(LinkSessions::default()),
+                sessions: LinkSessions::default(),
                 interactive: None,
                 generation: None,
             }),
@@ -125,10 +123,7 @@ impl LinkSender {
                     Some(Frame { node, body })
                 }
                 Some(Next::Reply(frame)) => Some(frame),
-                Some(Next::Control(entry, queue)) => self.take_control(entry, queue, now),
-                Some(Next::Turn { turn, longest, small_only }) => {
-                    self.take_turn(turn, longest, small_only, now)
-                }
+                Some(Next::Turn(turn)) => self.take_frame(turn, now),
             };
             if let Some(frame) = frame {
                 log_frame("frame sent", self.id, &frame);
@@ -184,47 +179,22 @@ impl LinkSender {
         state.queue.waiting.replies.len() + state.queue.queued_senders()
     }
 
-    /// Takes a control frame from the source, and queues the source again if it has more of them.
-    fn take_control(&self, entry: Entry, queue: ControlQueue, now: Instant) -> Option<Frame> {
-        let source = entry.source.clone();
-        let ControlOutcome { frame, again } = source.next_control(self.id, entry.stay, queue, now);
-        let frame = self.sent(&*entry.source, frame, now);
-        if again {
-            self.lock().queue.waiting.credits.push_back(entry);
-        }
-        frame
-    }
-
-    /// Takes a frame from the source in its turn, and queues the source again if it has more to send.
-    fn take_turn(
-        &self,
-        turn: QueuedFlow<Entry>,
-        longest: usize,
-        small_only: bool,
-        now: Instant,
-    ) -> Option<Frame> {
-        let most = if small_only { INTERACTIVE_BACKLOG } else { usize::MAX };
-        let sent = turn.key.source.clone().next_turn(self.id, &turn, longest, most, now);
-        let frame = self.sent(&*turn.key.source, sent.frame, now);
-        let mut state = self.lock();
-        if sent.bytes > 0 {
-            state.queue.sent(sent.bytes, sent.flow_state, now);
-        }
-        let Some(backlog) = sent.backlog else { return frame };
-        state.queue.waiting.turns.enter(turn.key, sent.flow_state, backlog, longest);
-        frame
-    }
-
-    /// Turns what a source has sent into a frame of this link. A relayed source that has sent its last frame leaves the
-    /// link.
-    fn sent(&self, source: &dyn FrameSource, frame: Option<SessionFrame>, now: Instant) -> Option<Frame> {
+    /// Takes a frame from the source in its turn, and queues the source again if it has more to send. A relayed source
+    /// that has sent its last frame leaves the link.
+    fn take_frame(&self, turn: Turn, now: Instant) -> Option<Frame> {
+        let source = &turn.entry().source;
+        let mut sent = source.clone().next_frame(self.id, &turn, now);
         if source.is_over() {
-            self.detach_relay(source);
+            self.detach_relay(&**source);
         }
-        frame.map(|frame| {
+        let frame = sent.frame.take().map(|frame| self.frame(source.key(), frame));
+        if frame.is_some() {
             self.mark_active(now);
-            self.frame(source.key(), frame)
-        })
+        }
+        if sent.bytes > 0 || sent.backlog.is_some() || sent.credit {
+            let _done = self.with_state(|state| state.queue.handle_sent(turn, &sent, now));
+        }
+        frame
     }
 
     /// Creates a frame about a session. On the link of an edge or a user's program only Open and Resume have another node

@@ -14,10 +14,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::lock::Mutex;
-use crate::schedule::{
-    ControlOutcome, ControlQueue, DataRequest, Entry, FlowState, FrameSource, QueuePlaces, QueuedFlow,
-    SendOutcome, SendRequest,
-};
+use crate::schedule::{FrameSource, QueuePlaces, SendRequest, Sent, Turn};
 use tunnel_proto::budget::LinkReservation;
 use tunnel_proto::frame::{SessionFrame, SessionKey};
 use tunnel_proto::halves::joined;
@@ -57,7 +54,6 @@ struct Queue {
     sealed: bool,
     /// Bytes of data received so far.
     passed: u64,
-    flow_state: FlowState,
     places: QueuePlaces,
 }
 
@@ -74,7 +70,6 @@ impl RelayQueue {
             most,
             sealed: false,
             passed: 0,
-            flow_state: FlowState::default(),
             places: QueuePlaces::default(),
         };
         Arc::new(Self { key, queue: Mutex::new(queue), closed: AtomicBool::new(false) })
@@ -166,40 +161,26 @@ impl FrameSource for RelayQueue {
         self.closed.load(Relaxed)
     }
 
-    fn next_control(
-        self: Arc<Self>,
-        _link: LinkId,
-        _stay: u64,
-        from: ControlQueue,
-        _now: Instant,
-    ) -> ControlOutcome {
+    fn next_frame(self: Arc<Self>, _link: LinkId, turn: &Turn, _now: Instant) -> Sent {
         let mut queue = self.queue.lock();
-        let frame = queue.answer.take().or_else(|| queue.credit.take());
-        if let Some(SessionFrame::Credit { limit, .. }) = &frame {
-            queue.limit = *limit;
+        match turn {
+            Turn::Control(_, from) => {
+                let frame = queue.answer.take().or_else(|| queue.credit.take());
+                if let Some(SessionFrame::Credit { limit, .. }) = &frame {
+                    queue.limit = *limit;
+                }
+                queue.places.on_control(*from);
+                let more = queue.control();
+                Sent { frame, credit: queue.places.request(more, None).credit, ..Sent::default() }
+            }
+            Turn::Data { flow, longest, most } => {
+                let is_held = queue.bytes > *most;
+                let next = |queue: &mut Queue| queue.answer.take().or_else(|| queue.take(*longest));
+                let frame = if is_held { None } else { next(&mut queue) };
+                let backlog = queue.backlog();
+                queue.places.on_data(flow, frame, backlog)
+            }
         }
-        queue.places.on_control(from);
-        let more = queue.control();
-        ControlOutcome { frame, again: queue.places.request(more, None).credit }
-    }
-
-    fn next_turn(
-        self: Arc<Self>,
-        _link: LinkId,
-        turn: &QueuedFlow<Entry>,
-        longest: usize,
-        most: usize,
-        _now: Instant,
-    ) -> SendOutcome {
-        let mut queue = self.queue.lock();
-        let held = queue.bytes > most;
-        let frame = if held { None } else { queue.answer.take().or_else(|| queue.take(longest)) };
-        let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
-        let flow_state = if held { turn.flow_state() } else { turn.flow_state_after(bytes) };
-        queue.flow_state = flow_state;
-        let backlog = queue.backlog();
-        queue.places.on_turn(backlog.is_some());
-        SendOutcome { frame, bytes, flow_state, backlog }
     }
 
     fn is_over(&self) -> bool {
@@ -285,8 +266,7 @@ impl Queue {
     }
 
     fn intent(&mut self) -> SendRequest {
-        let data = self.backlog().map(|backlog| DataRequest { flow_state: self.flow_state, backlog });
-        self.places.request(self.control(), data)
+        self.places.request(self.control(), self.backlog())
     }
 }
 
@@ -297,6 +277,7 @@ const MERGE_BELOW: usize = 4 * 1024;
 
 #[cfg(test)]
 mod tests {
+    use crate::schedule::{ControlQueue, Entry};
     use tunnel_base::names::{NodeName, SessionId};
     use tunnel_proto::budget::Budget;
     use tunnel_proto::frame::Category;
@@ -318,8 +299,9 @@ mod tests {
         let granted = |received, limit| SessionFrame::Credit { received, limit };
         // For the first credit the used part is unknown.
         assert_eq!(push(granted(0, 1000)), SendRequest { credit: true, ..needed });
-        let sent = queue.clone().next_control(LinkId(1), 0, ControlQueue::Credits, Instant::now());
-        assert_eq!(sent, ControlOutcome { frame: Some(granted(0, 1000)), again: false });
+        let turn = Turn::Control(Entry { source: queue.clone(), stay: 0 }, ControlQueue::Credits);
+        let sent = queue.clone().next_frame(LinkId(1), &turn, Instant::now());
+        assert_eq!((sent.frame, sent.credit), (Some(granted(0, 1000)), false));
         assert_eq!(push(granted(400, 1400)), credit);
         assert_eq!(push(granted(499, 1499)), SendRequest::default());
         assert_eq!(push(granted(500, 1500)), needed);

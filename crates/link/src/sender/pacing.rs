@@ -190,9 +190,7 @@ pub(crate) mod tests {
     use futures_util::FutureExt as _;
 
     use crate::lock::Mutex;
-    use crate::schedule::{
-        ControlOutcome, ControlQueue, Entry, FrameSource, QueuePlaces, QueuedFlow, SendOutcome,
-    };
+    use crate::schedule::{FrameSource, QueuePlaces, Sent, Turn};
     use tunnel_base::names::{Instance, NodeName, SessionId};
     use tunnel_proto::frame::{Category, FrameKind, Remote, SessionFrame, SessionKey};
     use tunnel_proto::state::{ControlPriority, LinkId};
@@ -212,19 +210,10 @@ pub(crate) mod tests {
             false
         }
 
-        fn next_control(self: Arc<Self>, _: LinkId, _: u64, _: ControlQueue, _: Instant) -> ControlOutcome {
-            ControlOutcome { frame: Some(SessionFrame::Credit { received: 1, limit: 2 }), again: false }
-        }
-
-        fn next_turn(
-            self: Arc<Self>,
-            _: LinkId,
-            turn: &QueuedFlow<Entry>,
-            _: usize,
-            _: usize,
-            _: Instant,
-        ) -> SendOutcome {
-            SendOutcome { frame: None, bytes: 0, flow_state: turn.flow_state(), backlog: None }
+        fn next_frame(self: Arc<Self>, _: LinkId, turn: &Turn, _: Instant) -> Sent {
+            let credit = SessionFrame::Credit { received: 1, limit: 2 };
+            let frame = if let Turn::Control(..) = turn { Some(credit) } else { None };
+            Sent { frame, ..Sent::default() }
         }
     }
 

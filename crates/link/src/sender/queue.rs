@@ -8,7 +8,9 @@ use tokio::time::Instant;
 
 use crate::congestion::CongestionController;
 use crate::liveness::RttEstimator;
-use crate::schedule::{ControlQueue, DataRequest, Entry, FlowState, QueuedFlow, Scheduler, SendRequest};
+use crate::schedule::{
+    ControlQueue, Entry, FlowState, INTERACTIVE_BACKLOG, Scheduler, SendRequest, Sent, Turn,
+};
 use crate::sender::pacing::Pacing;
 use tunnel_net::tcp_info::{TcpInfo, TcpInfoReader};
 use tunnel_proto::frame::{Frame, FrameKind};
@@ -63,8 +65,7 @@ pub(crate) struct PingAnswer {
 pub(crate) enum Next {
     Frame(FrameKind),
     Reply(Frame),
-    Control(Entry, ControlQueue),
-    Turn { turn: QueuedFlow<Entry>, longest: usize, small_only: bool },
+    Turn(Turn),
 }
 
 impl SendQueue {
@@ -106,17 +107,17 @@ impl SendQueue {
         }
         if let Some(session) = self.waiting.answers.pop_front() {
             self.pacing.acks.send_now();
-            return Poll::Ready(Some(Next::Control(session, ControlQueue::Answers)));
+            return Poll::Ready(Some(Next::Turn(Turn::Control(session, ControlQueue::Answers))));
         }
         if acks && let Some(session) = self.waiting.credits.pop_front() {
             self.pacing.acks.on_sent(now);
-            return Poll::Ready(Some(Next::Control(session, ControlQueue::Credits)));
+            return Poll::Ready(Some(Next::Turn(Turn::Control(session, ControlQueue::Credits))));
         }
         let small_only = self.waiting.turns.has_bulk()
             && self.pacing.bulk.as_mut().is_some_and(|bulk| bulk.is_blocked(now));
-        let longest = self.longest_frame();
-        if let Some(turn) = self.waiting.turns.next(small_only) {
-            return Poll::Ready(Some(Next::Turn { turn, longest, small_only }));
+        if let Some(flow) = self.waiting.turns.next(small_only) {
+            let most = if small_only { INTERACTIVE_BACKLOG } else { usize::MAX };
+            return Poll::Ready(Some(Next::Turn(Turn::Data { flow, longest: self.longest_frame(), most })));
         }
         if small_only && self.pacing.bulk.as_ref().is_some_and(CongestionController::needs_ping) {
             return Poll::Ready(Some(self.ping(now)));
@@ -152,9 +153,9 @@ impl SendQueue {
         if request.needed {
             self.pacing.acks.send_now();
         }
-        if let Some(DataRequest { flow_state, backlog }) = request.data {
+        if let Some(backlog) = request.backlog {
             let longest = self.longest_frame();
-            self.waiting.turns.enter(entry, flow_state, backlog, longest);
+            self.waiting.turns.enter(entry, request.flow_state, backlog, longest);
         }
         self.wake();
         stale
@@ -214,8 +215,23 @@ impl SendQueue {
         std::mem::take(&mut self.waiting)
     }
 
-    /// Records that a session has sent `bytes` in its turn; `flow_state` is its state afterwards.
-    pub(crate) fn sent(&mut self, bytes: usize, flow_state: FlowState, now: Instant) {
+    /// Records what a source has sent in its turn, and queues it again if it has more to send. Returns the turn otherwise,
+    /// to be dropped without the lock.
+    pub(crate) fn handle_sent(&mut self, turn: Turn, sent: &Sent, now: Instant) -> Option<Turn> {
+        if sent.bytes > 0 {
+            self.on_data_sent(sent.bytes, sent.flow_state, now);
+        }
+        match (turn, sent.backlog) {
+            (Turn::Data { flow, longest, .. }, Some(backlog)) => {
+                self.waiting.turns.enter(flow.key, sent.flow_state, backlog, longest);
+            }
+            (Turn::Control(entry, _), _) if sent.credit => self.waiting.credits.push_back(entry),
+            (turn, _) => return Some(turn),
+        }
+        None
+    }
+
+    fn on_data_sent(&mut self, bytes: usize, flow_state: FlowState, now: Instant) {
         self.waiting.turns.sent(flow_state);
         self.pacing.acks.send_now();
         if let Some(bulk) = &mut self.pacing.bulk {
@@ -291,6 +307,7 @@ const PLAIN_FRAME: usize = 16 * 1024;
 
 #[cfg(test)]
 mod tests {
+    use crate::schedule::QueuedFlow;
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -349,7 +366,7 @@ mod tests {
             let mut flow_state = FlowState::default();
             for _ in 0..5 {
                 flow_state = turn(&mut queue, flow_state, len, now).flow_state_after(len);
-                queue.sent(len, flow_state, now);
+                queue.on_data_sent(len, flow_state, now);
             }
             // The remote's kernel accepts everything, and the remote reads none of it.
             let pace = queue.pacing.bulk.as_mut().unwrap();
@@ -369,8 +386,8 @@ mod tests {
         queue.waiting.turns.enter(entry, flow_state, backlog, 65_200);
         loop {
             let next = queue.poll_next(&mut Context::from_waker(Waker::noop()), now);
-            if let Poll::Ready(Some(Next::Turn { turn, .. })) = next {
-                return turn;
+            if let Poll::Ready(Some(Next::Turn(Turn::Data { flow, .. }))) = next {
+                return flow;
             }
         }
     }

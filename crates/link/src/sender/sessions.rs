@@ -24,6 +24,8 @@ pub(crate) struct LinkSessions {
     relayed: Members<Relayed>,
     /// Number of sessions that have joined so far.
     joined: u64,
+    /// Whether the link has ended: no session may join any longer.
+    ended: bool,
 }
 
 /// A relayed session whose frames are sent on this link.
@@ -102,6 +104,12 @@ impl LinkSessions {
         self.own.all.len() + self.relayed.all.len()
     }
 
+    /// Takes all sessions out; none joins any longer.
+    fn end(&mut self) -> (Members<u64>, Members<Relayed>) {
+        self.ended = true;
+        (std::mem::take(&mut self.own), std::mem::take(&mut self.relayed))
+    }
+
     /// Adds a session with an end here. Does nothing if a later stay of it is known.
     fn handle_attached(&mut self, key: &SessionKey, stay: u64) {
         let number = self.next_number();
@@ -163,19 +171,18 @@ fn in_order(mut numbered: Vec<(u64, SessionId)>) -> Vec<SessionId> {
 impl LinkSender {
     /// Returns the number of sessions that have their path over this link, including relayed ones.
     pub fn sessions(&self) -> usize {
-        self.lock().sessions.as_ref().map_or(0, LinkSessions::len)
+        self.lock().sessions.len()
     }
 
     /// Returns true if a session with that node has its path over this link.
     pub fn has_sessions_of(&self, node: &NodeName) -> bool {
-        self.lock().sessions.as_ref().is_some_and(|sessions| {
-            sessions.own.by_node.contains_key(node) || sessions.relayed.by_node.contains_key(node)
-        })
+        let sessions = &self.lock().sessions;
+        sessions.own.by_node.contains_key(node) || sessions.relayed.by_node.contains_key(node)
     }
 
     /// Returns true if the link has ever been the path of a session, including sessions that have ended.
     pub fn has_carried(&self) -> bool {
-        self.lock().sessions.as_ref().is_some_and(|sessions| sessions.joined > 0)
+        self.lock().sessions.joined > 0
     }
 
     /// Adds a session with an end here, for that stay. Returns false if the link has ended: then its path is lost.
@@ -232,34 +239,32 @@ impl LinkSender {
 
     /// Returns the sessions that are relayed over this link, in the order of joining: all, or those of one node.
     pub(crate) fn relayed(&self, of: Option<&NodeName>) -> Vec<SessionId> {
-        in_order(self.with_sessions(|sessions| sessions.relayed.numbered(of)).unwrap_or_default())
+        let sessions = self.lock().sessions.relayed.numbered(of);
+        in_order(sessions)
     }
 
     /// Returns the sessions with an end here, in the order of joining: all, or those of one node.
     pub(crate) fn own(&self, of: Option<&NodeName>) -> Vec<SessionId> {
-        in_order(self.with_sessions(|sessions| sessions.own.numbered(of)).unwrap_or_default())
+        let sessions = self.lock().sessions.own.numbered(of);
+        in_order(sessions)
     }
 
     /// Returns all sessions on this link.
     pub(crate) fn members(&self) -> HashSet<SessionId> {
-        let ids = |sessions: &mut LinkSessions| {
-            sessions.own.all.keys().chain(sessions.relayed.all.keys()).copied().collect()
-        };
-        self.with_sessions(ids).unwrap_or_default()
+        let sessions = &self.lock().sessions;
+        sessions.own.all.keys().chain(sessions.relayed.all.keys()).copied().collect()
     }
 
     /// Closes the link for good and returns all sessions that ran on it.
     pub(crate) fn detach_all(&self) -> DetachedSessions {
         self.close();
-        let Some(sessions) = self.with_state(|state| state.sessions.take()) else {
-            return DetachedSessions::default();
-        };
-        let LinkSessions { own, relayed, .. } = sessions;
+        let (own, relayed) = self.with_state(|state| state.sessions.end());
         DetachedSessions { own: in_order(own.numbered(None)), relayed: in_order(relayed.numbered(None)) }
     }
 
     /// Runs `step` on the sessions of the link. Returns `None` if the link has ended.
     fn with_sessions<T>(&self, step: impl FnOnce(&mut LinkSessions) -> T) -> Option<T> {
-        self.lock().sessions.as_mut().map(step)
+        let sessions = &mut self.lock().sessions;
+        if sessions.ended { None } else { Some(step(sessions)) }
     }
 }

@@ -11,10 +11,7 @@ use tokio::time::Instant;
 use tracing::{Level, debug, enabled};
 
 use crate::lock::{Mutex, MutexGuard};
-use crate::schedule::{
-    ControlOutcome, ControlQueue, DataRequest, Entry, FlowState, FrameSource, QueuePlaces, QueuedFlow,
-    SendOutcome, SendRequest,
-};
+use crate::schedule::{FrameSource, QueuePlaces, SendRequest, Sent, Turn};
 use crate::sender::LinkSender;
 use crate::table::SessionTable;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
@@ -58,10 +55,8 @@ pub(crate) struct Inner {
     pub(super) sender: Option<Arc<LinkSender>>,
     /// Number of its stays on links so far. Its entries from earlier stays are stale and harmless.
     stay: u64,
-    /// Where it waits on its link.
+    /// Where it waits on its link, and what it has sent there.
     places: QueuePlaces,
-    /// What it has sent on its link, which decides on its turns; reset with each link.
-    flow_state: FlowState,
     /// The number of the `Parked` that may search for a path, and the number of those handed out.
     pub(super) seeker: Option<u64>,
     pub(super) seekers: u64,
@@ -125,7 +120,6 @@ impl SessionCore {
                 sender,
                 stay: FIRST_STAY,
                 places: QueuePlaces::default(),
-                flow_state: FlowState::default(),
                 seeker: None,
                 seekers: 0,
                 lost: None,
@@ -349,7 +343,7 @@ impl Inner {
         let path = self.state.path();
         let joined = link.filter(|link| Some(link.id) == path).cloned();
         let left = std::mem::replace(&mut self.sender, joined.clone());
-        (self.flow_state, self.places) = Default::default();
+        self.places = QueuePlaces::default();
         self.stay += 1;
         shown.store(self.stay, Relaxed);
         Moved { left, joined, stay: self.stay }
@@ -379,52 +373,28 @@ impl FrameSource for SessionCore {
         stay != self.stay.load(Relaxed)
     }
 
-    fn next_control(
-        self: Arc<Self>,
-        link: LinkId,
-        stay: u64,
-        queue: ControlQueue,
-        now: Instant,
-    ) -> ControlOutcome {
-        let frame = self.with_state(|inner| {
-            if stay != inner.stay {
-                return (None, Actions::default());
-            }
-            inner.places.on_control(queue);
-            self.next_frame(inner, link, 0, now)
-        });
-        ControlOutcome { frame, again: false }
-    }
-
-    fn next_turn(
-        self: Arc<Self>,
-        link: LinkId,
-        turn: &QueuedFlow<Entry>,
-        longest: usize,
-        most: usize,
-        now: Instant,
-    ) -> SendOutcome {
+    fn next_frame(self: Arc<Self>, link: LinkId, turn: &Turn, now: Instant) -> Sent {
         self.with_state(|inner| {
-            if turn.key.stay != inner.stay {
-                let flow_state = turn.flow_state();
-                let outcome = SendOutcome { frame: None, bytes: 0, flow_state, backlog: None };
-                return (outcome, Actions::default());
+            if turn.entry().stay != inner.stay {
+                return (Sent::default(), Actions::default());
             }
-            let held = inner.state.backlog().is_some_and(|backlog| backlog > most);
-            let (mut frame, mut actions) =
-                if held { (None, Actions::default()) } else { self.next_frame(inner, link, longest, now) };
-            if let Some(SessionFrame::ResetAt { refusal, .. }) = &frame
-                && inner.sender.as_ref().is_none_or(|sender| sender.is_plain())
-            {
-                let (reset, over) = inner.state.reset_instead(refusal.clone());
-                (frame, actions) = (Some(reset), over);
+            match turn {
+                Turn::Control(_, queue) => {
+                    inner.places.on_control(*queue);
+                    let (frame, actions) = self.poll_frame(inner, link, 0, now);
+                    (Sent { frame, ..Sent::default() }, actions)
+                }
+                Turn::Data { flow, longest, most } => {
+                    let is_held = inner.state.backlog().is_some_and(|backlog| backlog > *most);
+                    let (frame, actions) = if is_held {
+                        Default::default()
+                    } else {
+                        self.poll_frame(inner, link, *longest, now)
+                    };
+                    let backlog = inner.state.backlog();
+                    (inner.places.on_data(flow, frame, backlog), actions)
+                }
             }
-            let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
-            let flow_state = if held { turn.flow_state() } else { turn.flow_state_after(bytes) };
-            inner.flow_state = flow_state;
-            let backlog = inner.state.backlog();
-            inner.places.on_turn(backlog.is_some());
-            (SendOutcome { frame, bytes, flow_state, backlog }, actions)
         })
     }
 }
@@ -433,14 +403,20 @@ impl SessionCore {
     /// Returns the state's next frame. Adds what the state does not know: this process's instance and the opener, as an
     /// edge names no opener and its server adds it. Records when a credit is sent; that measurement ends when the
     /// session moves to another path.
-    fn next_frame(
+    fn poll_frame(
         &self,
         inner: &mut Inner,
         link: LinkId,
         max: usize,
         now: Instant,
     ) -> (Option<SessionFrame>, Actions) {
-        let (mut frame, actions) = inner.state.poll_frame(link, max);
+        let (mut frame, mut actions) = inner.state.poll_frame(link, max);
+        if let Some(SessionFrame::ResetAt { refusal, .. }) = &frame
+            && inner.sender.as_ref().is_none_or(|sender| sender.is_plain())
+        {
+            let (reset, over) = inner.state.reset_instead(refusal.clone());
+            (frame, actions) = (Some(reset), over);
+        }
         let process = || self.table.upgrade().map(|table| table.instance());
         match &frame {
             Some(SessionFrame::Credit { .. }) => inner.state.recv.credit_sent(now),
@@ -464,9 +440,8 @@ impl Inner {
     /// Returns the entries that it needs on its link and does not have yet.
     pub(crate) fn intent(&mut self) -> Option<(Arc<LinkSender>, SendRequest)> {
         let sender = self.sender.as_ref()?;
-        let data = self.state.backlog().map(|backlog| DataRequest { flow_state: self.flow_state, backlog });
-        let request = self.places.request(self.state.control(), data);
-        let is_new = request != SendRequest::default();
+        let request = self.places.request(self.state.control(), self.state.backlog());
+        let is_new = !request.is_empty();
         is_new.then(|| (sender.clone(), SendRequest { stay: self.stay, ..request }))
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
-use crate::schedule::{ControlQueue, FrameSource as _, QueuePlaces};
+use crate::schedule::{ControlQueue, Entry, FrameSource as _, QueuePlaces, Turn};
 use crate::sender::LinkSender;
 use crate::table::session::{Inner, SessionCore};
 use crate::table::stream::{OpenOutcome, PendingOpen};
@@ -199,6 +199,8 @@ async fn a_session_that_moves_to_a_dead_link_leaves_the_one_before() {
     assert_eq!((alive.sessions(), dead.sessions()), (0, 0));
     // An edge redials at once after the end of a link that was used, even if its sessions were over by then.
     assert_eq!((alive.has_carried(), dead.has_carried()), (true, false));
+    table.link_ended(&alive, &gone, Instant::now());
+    assert!(alive.has_carried(), "its end is no reason to forget that");
 }
 
 #[tokio::test]
@@ -244,8 +246,8 @@ async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_nex
     for link in [&plain, &link] {
         session.ask(link, None, false);
         let stay = session.lock().stay;
-        let pulled = session.clone().next_control(link.id, stay, ControlQueue::Answers, Instant::now());
-        let frame = pulled.frame;
+        let turn = Turn::Control(Entry { source: session.clone(), stay }, ControlQueue::Answers);
+        let frame = session.clone().next_frame(link.id, &turn, Instant::now()).frame;
         let Some(SessionFrame::Open { limit, .. }) = frame else { panic!("{frame:?}") };
         limits.push(limit);
     }
