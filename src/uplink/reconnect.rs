@@ -1,5 +1,4 @@
-//! Keeps an edge or a user's program linked: dials, serves the link and redials; replaces links, and adds an interactive
-//! link.
+//! Keeps an edge or a user's program linked, in one loop: dials, serves and replaces a link, and adds an interactive one.
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -47,76 +46,108 @@ pub(crate) struct Reconnector {
     pub(crate) sent_until_closed: Mutex<SentUntilClosed>,
 }
 
-/// The reason why a link is no longer the edge's newest.
-enum LinkOutcome {
+/// The link that is served, and where it leads.
+struct Current {
+    sender: Arc<LinkSender>,
+    /// Index of its server.
+    server: usize,
+    /// The dialled address; `None` through a proxy.
+    at: Option<SocketAddr>,
+    /// The edge's tokens when the link was dialled.
+    tokens: Arc<Vec<Secret>>,
+}
+
+/// Why a link is no longer the newest one, with the link that replaces it if there is one already.
+enum Reason {
     /// The link was closed.
-    Ended,
-    /// Its server requested that the edge links elsewhere.
-    Drained(AddressHint),
-    /// A link to a preferred server was established.
+    Ended(LinkEnd),
+    /// Its server requested a link to another server, if possible to the one at this address.
+    Drained(Option<SocketAddr>),
+    /// A preferred server is reachable again.
     FailedBack(Box<NewLink>),
-    /// The link was unresponsive, and a backup link answered first.
-    ReplacedByBackup(Box<NewLink>),
-    /// A link that proves the node by the tokens of a changed file was established.
+    /// It was unresponsive, and a backup link answered first.
+    Unresponsive(Box<NewLink>),
+    /// The tokens have changed.
     Reauthenticated(Box<NewLink>),
 }
 
+/// When a link is dialled again.
+struct Redial {
+    backoff: Backoff,
+    /// Changes of what may have prevented the link: the tokens, and the CA file.
+    tokens: watch::Receiver<()>,
+    authority: watch::Receiver<()>,
+}
+
+/// What is served next: a link, or one that is still to be dialled.
+#[derive(Default)]
+struct Next {
+    made: Option<Box<NewLink>>,
+    /// Index of the server to try first.
+    server: usize,
+    hint: AddressHint,
+}
+
 impl Reconnector {
-    /// Serves the link `made`, or dials one, and redials, until the edge or program stops.
-    pub(crate) async fn run(self: Arc<Self>, mut made: Option<NewLink>) {
-        let (mut backoff, mut second) = (Backoff::new(), BackupLink::new(self.link_context.metrics.clone()));
-        let links = self.link_context.drain.clone();
-        let mut changes = [self.dialer.tokens.changes(), self.dialer.tls.changes()];
-        let (mut server, mut hint) = (0, AddressHint::default());
+    /// Keeps a link until the edge or program stops: dials one, unless it is `made` already, serves it, and replaces it.
+    pub(crate) async fn run(self: Arc<Self>, made: Option<NewLink>) {
+        let mut backup = BackupLink::new(self.link_context.metrics.clone());
+        let mut redial = Redial {
+            backoff: Backoff::new(),
+            tokens: self.dialer.tokens.changes(),
+            authority: self.dialer.tls.changes(),
+        };
+        let mut next = Next { made: made.map(Box::new), ..Next::default() };
+        while let Some(NewLink { link, server, at, tokens }) = self.dial(next, &mut redial).await {
+            let started = Instant::now();
+            let current = Current { sender: link.sender.clone(), server, at, tokens };
+            next = self.serve(link, &current, &mut backup).await;
+            redial.backoff.on_attempt_end(started.elapsed(), current.sender.has_carried());
+            self.link_context.metrics.link_reconnects.inc();
+        }
+    }
+
+    /// Returns the next link, and dials until there is one. Returns `None` when the edge or program stops.
+    async fn dial(&self, next: Next, redial: &mut Redial) -> Option<NewLink> {
+        if let Some(made) = next.made {
+            return Some(*made);
+        }
+        let links = &self.link_context.drain;
         loop {
-            if made.is_none() {
-                let pause = backoff.pause(rand::random());
-                tokio::select! {
-                    () = links.draining() => return,
-                    () = sleep(pause) => {}
-                    () = self.wait_dial_trigger(&mut changes) => {
-                        backoff = Backoff::new();
-                        continue;
-                    }
+            let pause = redial.backoff.pause(rand::random());
+            tokio::select! {
+                () = links.draining() => return None,
+                () = sleep(pause) => {}
+                () = self.wait_dial_trigger(redial) => {
+                    redial.backoff = Backoff::new();
+                    continue;
                 }
             }
-            let next = match made.take() {
-                Some(made) => Ok(made),
-                None => tokio::select! {
-                    () = links.draining() => return,
-                    next = self.dialer.connect(server, hint) => next,
+            let failure = tokio::select! {
+                () = links.draining() => return None,
+                made = self.dialer.connect(next.server, next.hint) => match made {
+                    Ok(made) => return Some(made),
+                    Err(failure) => failure,
                 },
             };
-            match next {
-                Ok(next) => {
-                    server = next.server;
-                    let started = Instant::now();
-                    let (outcome, carried) = self.serve_link(next, &mut second).await;
-                    (hint, made) = match outcome {
-                        LinkOutcome::Ended => (AddressHint::default(), None),
-                        LinkOutcome::Drained(hint) => (hint, None),
-                        LinkOutcome::FailedBack(made)
-                        | LinkOutcome::ReplacedByBackup(made)
-                        | LinkOutcome::Reauthenticated(made) => (AddressHint::default(), Some(*made)),
-                    };
-                    backoff.on_attempt_end(started.elapsed(), carried);
-                }
-                Err(ConnectFailure { text, is_refused, is_name_taken }) => {
-                    // A link to a server that stops has only its earlier sessions: no new one reaches this node.
-                    let kept = if self.uplinks.is_linked() { "; only earlier sessions continue" } else { "" };
-                    self.readiness.set(LINK_CONDITION, Err(format!("{text}{kept}")));
-                    if is_refused {
-                        backoff.refused();
-                    }
-                    if backoff.is_worth_logging() {
-                        warn!(error = %text, max_backoff = ?MAX_PAUSE, "cannot connect to server, retrying");
-                    }
-                    if is_name_taken {
-                        self.wait_name_free().await;
-                    }
-                }
-            }
+            self.handle_dial_failure(failure, &mut redial.backoff).await;
             self.link_context.metrics.link_reconnects.inc();
+        }
+    }
+
+    async fn handle_dial_failure(&self, failure: ConnectFailure, backoff: &mut Backoff) {
+        let ConnectFailure { text, is_refused, is_name_taken } = failure;
+        // A link to a server that stops has only its earlier sessions: no new one reaches this node.
+        let kept = if self.uplinks.is_linked() { "; only earlier sessions continue" } else { "" };
+        self.readiness.set(LINK_CONDITION, Err(format!("{text}{kept}")));
+        if is_refused {
+            backoff.refused();
+        }
+        if backoff.is_worth_logging() {
+            warn!(error = %text, max_backoff = ?MAX_PAUSE, "cannot connect to server, retrying");
+        }
+        if is_name_taken {
+            self.wait_name_free().await;
         }
     }
 
@@ -128,86 +159,109 @@ impl Reconnector {
         self.readiness.set_degraded(condition, state);
     }
 
-    /// Waits until redialling makes sense: `redial` was notified, or the tokens or the CA file changed, which may have
-    /// prevented the link. Cancel safe.
-    async fn wait_dial_trigger(&self, [tokens, authority]: &mut [watch::Receiver<()>; 2]) {
+    /// Waits until redialling makes sense: `redial` was notified, or the tokens or the CA file changed. Cancel safe.
+    async fn wait_dial_trigger(&self, changes: &mut Redial) {
         tokio::select! {
             () = self.redial.notified() => {}
-            _ = tokens.changed() => {}
-            _ = authority.changed() => {}
+            _ = changes.tokens.changed() => {}
+            _ = changes.authority.changed() => {}
         }
     }
 
-    /// Serves a link until it is closed or must be replaced. Also returns whether it has carried a session.
-    async fn serve_link(self: &Arc<Self>, made: NewLink, second: &mut BackupLink) -> (LinkOutcome, bool) {
-        let NewLink { mut link, server, at, tokens } = made;
-        self.dialer.on_linked(server, link.sender.instance);
-        info!(link = %link.sender.id, server = self.dialer.display_name(server), instance = link.sender.instance.map(field::debug), dialect = link.sender.dialect_name(), "linked");
+    /// Serves a link until it is closed or must be replaced, and replaces it.
+    async fn serve(self: &Arc<Self>, mut link: Link, current: &Current, backup: &mut BackupLink) -> Next {
+        let Current { sender, server, .. } = current;
+        self.dialer.on_linked(*server, sender.instance);
+        info!(link = %sender.id, server = self.dialer.display_name(*server), instance = sender.instance.map(field::debug), dialect = sender.dialect_name(), "linked");
         self.began(&link);
-        let mut fail_back = Box::pin(self.fail_back(server));
-        // Prefer the same server, where sessions resume at once.
-        let hint = AddressHint { to: at, exclude: None };
-        let sender = link.sender.clone();
-        let mut outrun =
-            Box::pin(second.race(&sender, || self.dialer.connect_to(server, hint, LinkPurpose::Backup)));
-        let mut interactive = Box::pin(self.run_interactive(&sender, server, at));
-        let mut reauthenticate = Box::pin(self.reauthenticate(&sender, &tokens, server, hint));
-        let why = loop {
-            let outcome = tokio::select! {
+        let mut interactive = Box::pin(self.run_interactive(current));
+        let mut replacement = Box::pin(self.replacement(current, backup));
+        let reason = loop {
+            tokio::select! {
                 biased;
                 event = link.next() => match event {
-                    Ok(Event::Signal(Frame { body: FrameKind::Drain(to), .. })) => {
-                        info!("server requested a link to another server");
-                        // A server that stops names no address. It refuses further links, and may soon be back.
-                        if to.is_some() {
-                            self.dialer.on_move_requested(server, link.sender.instance);
-                        }
-                        LinkOutcome::Drained(AddressHint { to, exclude: at })
-                    }
-                    Ok(event) => {
-                        self.handle_event(event);
-                        continue;
-                    }
-                    Err(why) => break why,
+                    Ok(Event::Signal(Frame { body: FrameKind::Drain(to), .. })) => break Reason::Drained(to),
+                    Ok(event) => self.handle_event(event),
+                    Err(why) => break Reason::Ended(why),
                 },
-                made = &mut fail_back => {
-                    info!(server = self.dialer.display_name(made.server), "preferred server reachable again");
-                    LinkOutcome::FailedBack(Box::new(made))
-                }
-                made = &mut outrun => LinkOutcome::ReplacedByBackup(Box::new(made)),
-                made = &mut reauthenticate => LinkOutcome::Reauthenticated(Box::new(made)),
-                () = &mut interactive => continue,
-            };
-            let keeper = self.clone();
-            let span = info_span!("link_retire", instance = link.sender.instance.map(field::debug));
-            let carried = link.sender.has_carried();
-            let is_outrun = matches!(outcome, LinkOutcome::ReplacedByBackup(_));
-            self.link_context.drain.spawn(span, async move {
-                let next = keeper.uplinks.newer(link.sender.id);
-                if is_outrun {
-                    keeper.close_unresponsive(link).await
-                } else {
-                    keeper.hand_over(link, next).await
-                }
-            });
-            return (outcome, carried);
+                reason = &mut replacement => break reason,
+                () = &mut interactive => {}
+            }
         };
-        self.ended(&link, &why);
-        if let LinkEnd::NameTaken(why) = why {
-            warn!(error = %why, "node name in use by another process");
-            self.wait_name_free().await;
-        }
-        (LinkOutcome::Ended, link.sender.has_carried())
+        self.replace(link, current, reason).await
     }
 
-    /// Returns a link to a server preferred over index `server`, once one is reachable. Never completes for index 0.
-    async fn fail_back(&self, server: usize) -> NewLink {
-        if server == 0 {
+    /// Dials a link that replaces a live one, for the first reason that there is.
+    async fn replacement(&self, current: &Current, backup: &mut BackupLink) -> Reason {
+        let outrun = backup.race(&current.sender, || self.dial_beside(current, LinkPurpose::Backup));
+        tokio::select! {
+            made = self.fail_back(current) => Reason::FailedBack(Box::new(made)),
+            made = outrun => Reason::Unresponsive(Box::new(made)),
+            made = self.reauthenticate(current) => Reason::Reauthenticated(Box::new(made)),
+        }
+    }
+
+    /// Replaces a link for that reason: decides what becomes of it, and what is served next.
+    async fn replace(self: &Arc<Self>, link: Link, current: &Current, reason: Reason) -> Next {
+        let Current { sender, server, at, .. } = current;
+        let mut next = Next { server: *server, ..Next::default() };
+        let is_unresponsive = matches!(reason, Reason::Unresponsive(_));
+        match reason {
+            Reason::Ended(why) => {
+                self.ended(&link, &why);
+                if let LinkEnd::NameTaken(why) = why {
+                    warn!(error = %why, "node name in use by another process");
+                    self.wait_name_free().await;
+                }
+                return next;
+            }
+            Reason::Drained(to) => {
+                info!("server requested a link to another server");
+                // A server that stops names no address. It refuses further links, and may soon be back.
+                if to.is_some() {
+                    self.dialer.on_move_requested(*server, sender.instance);
+                }
+                next.hint = AddressHint { to, exclude: *at };
+            }
+            Reason::FailedBack(made) => {
+                info!(server = self.dialer.display_name(made.server), "preferred server reachable again");
+                next.made = Some(made);
+            }
+            Reason::Reauthenticated(made) => {
+                info!(link = %sender.id, "token changed, link replaced");
+                next.made = Some(made);
+            }
+            Reason::Unresponsive(made) => next.made = Some(made),
+        }
+        let keeper = self.clone();
+        let span = info_span!("link_retire", instance = sender.instance.map(field::debug));
+        self.link_context.drain.spawn(span, async move {
+            let newer = keeper.uplinks.newer(link.sender.id);
+            if is_unresponsive {
+                // All its sessions resume on the newer link.
+                newer.await;
+                keeper.ended(&link, &LinkEnd::ReplacedByBackup);
+            } else {
+                keeper.hand_over(link, newer).await;
+            }
+        });
+        next
+    }
+
+    /// Dials another link to the server of the current one, where sessions resume at once.
+    async fn dial_beside(&self, current: &Current, purpose: LinkPurpose) -> anyhow::Result<NewLink> {
+        let hint = AddressHint { to: current.at, exclude: None };
+        self.dialer.connect_to(current.server, hint, purpose).await
+    }
+
+    /// Returns a link to a preferred server, once one is reachable. Never completes for the most preferred one.
+    async fn fail_back(&self, current: &Current) -> NewLink {
+        if current.server == 0 {
             std::future::pending::<()>().await;
         }
         loop {
             sleep(FAIL_BACK_INTERVAL.mul_f64(0.5 + rand::random::<f64>())).await;
-            for preferred in (0..server).filter(|preferred| !self.dialer.is_avoided(*preferred)) {
+            for preferred in (0..current.server).filter(|preferred| !self.dialer.is_avoided(*preferred)) {
                 // Both entries may lead to one server, which must not close the earlier link before it is handed over.
                 match self.dialer.connect_to(preferred, AddressHint::default(), LinkPurpose::Backup).await {
                     Ok(made) => return made,
@@ -219,24 +273,18 @@ impl Reconnector {
         }
     }
 
-    /// Returns a link that replaces `older` once the tokens of this edge differ from those of its handshake. The older
-    /// link stays until then, because servers may learn the new token later than this edge.
+    /// Returns a link that replaces the current one once the tokens of this edge differ from those of its handshake. The
+    /// older link stays until then, because servers may learn the new token later than this edge.
     ///
     /// Never completes for a plain link: its server closes the older link when the newer one is established.
-    async fn reauthenticate(
-        &self,
-        older: &LinkSender,
-        tokens: &Arc<Vec<Secret>>,
-        server: usize,
-        hint: AddressHint,
-    ) -> NewLink {
-        if older.is_plain() {
+    async fn reauthenticate(&self, current: &Current) -> NewLink {
+        if current.sender.is_plain() {
             std::future::pending::<()>().await;
         }
         let mut changes = self.dialer.tokens.changes();
         let mut backoff = Backoff::new();
         loop {
-            while Arc::ptr_eq(tokens, &self.dialer.tokens.load()) {
+            while Arc::ptr_eq(&current.tokens, &self.dialer.tokens.load()) {
                 if changes.changed().await.is_err() {
                     std::future::pending::<()>().await;
                 }
@@ -249,11 +297,8 @@ impl Reconnector {
                     continue;
                 }
             }
-            match self.dialer.connect_to(server, hint, LinkPurpose::Backup).await {
-                Ok(made) => {
-                    info!(link = %older.id, "token changed, link replaced");
-                    return made;
-                }
+            match self.dial_beside(current, LinkPurpose::Backup).await {
+                Ok(made) => return made,
                 Err(why) => {
                     let text = self.dialer.no_link(&why);
                     if self.dialer.is_refused(&why) {
@@ -419,7 +464,7 @@ const CHANGE_DEBOUNCE: Duration = Duration::from_secs(1);
 impl Reconnector {
     /// Serves a link that will be replaced. Sessions that this edge opened to nodes migrate once the `next` link
     /// exists; other sessions stay until they end or the server shuts down.
-    pub(crate) async fn hand_over(&self, mut link: Link, next: impl Future<Output = ()>) {
+    async fn hand_over(&self, mut link: Link, next: impl Future<Output = ()>) {
         let mut next = pin!(next);
         let sender = link.sender.clone();
         let mut moved = false;
@@ -456,12 +501,6 @@ impl Reconnector {
         self.ended(&link, &why);
         self.redial.notify_one();
     }
-
-    /// Closes an unresponsive link once a newer one exists, where all its sessions resume.
-    pub(crate) async fn close_unresponsive(&self, link: Link) {
-        self.uplinks.newer(link.sender.id).await;
-        self.ended(&link, &LinkEnd::ReplacedByBackup);
-    }
 }
 
 /// Interval of checks whether a replaced link has no sessions and can be closed.
@@ -471,16 +510,12 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 // sessions.
 
 impl Reconnector {
-    /// Keeps an interactive link in addition to `busy` while bulk and interactive sessions share that.
+    /// Keeps an interactive link in addition to the current one while bulk and interactive sessions share that.
     ///
     /// There is none to a plain server, of a user's program, or with a short RTT. Never returns; when the future is dropped,
     /// the interactive link is handed over.
-    pub(crate) async fn run_interactive(
-        self: &Arc<Self>,
-        busy: &Arc<LinkSender>,
-        server: usize,
-        at: Option<SocketAddr>,
-    ) {
+    async fn run_interactive(self: &Arc<Self>, current: &Current) {
+        let busy = &current.sender;
         if busy.is_plain() || self.dialer.user.is_some() {
             std::future::pending::<()>().await;
         }
@@ -491,7 +526,7 @@ impl Reconnector {
         loop {
             while Instant::now() >= cooldown_until && !self.is_shared(busy, &mut sorting).await {}
             sleep(backoff.pause(rand::random())).await;
-            match self.dial_interactive(busy, server, at).await {
+            match self.dial_interactive(current).await {
                 Ok(link) => {
                     let started = Instant::now();
                     if self.classify_sessions(busy, link, &mut sorting).await {
@@ -508,15 +543,9 @@ impl Reconnector {
     }
 
     /// Dials an interactive link to the server of the busy link. Any other server refuses it.
-    async fn dial_interactive(
-        &self,
-        busy: &LinkSender,
-        server: usize,
-        at: Option<SocketAddr>,
-    ) -> anyhow::Result<Link> {
-        let hint = AddressHint { to: at, exclude: None };
-        let link = self.dialer.connect_to(server, hint, LinkPurpose::Interactive).await?.link;
-        anyhow::ensure!(link.sender.instance == busy.instance, "connected to another server");
+    async fn dial_interactive(&self, current: &Current) -> anyhow::Result<Link> {
+        let link = self.dial_beside(current, LinkPurpose::Interactive).await?.link;
+        anyhow::ensure!(link.sender.instance == current.sender.instance, "connected to another server");
         Ok(link)
     }
 
@@ -542,7 +571,7 @@ impl Reconnector {
     ) -> bool {
         let interactive_link = link.sender.clone();
         info!(link = %interactive_link.id, primary = %busy.id, "interactive link opened");
-        // `wanted` is also dropped with this future.
+        // `keep_open` is also dropped with this future.
         let (keep_open, cancelled) = oneshot::channel();
         let (keeper, span) = (self.clone(), info_span!("interactive"));
         self.link_context.drain.spawn(span, keeper.serve_interactive(link, busy.clone(), cancelled));
