@@ -752,7 +752,10 @@ mod announcement_tests {
         // No process listens there, so no announcement is trusted.
         let everywhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), at.port());
         let _announced = Announcement::new(everywhere).unwrap();
-        assert_eq!(announcer(everywhere).unwrap(), Some(rustix::process::getuid().as_raw()));
+        assert_eq!(
+            announcer(&socket().unwrap(), everywhere).unwrap(),
+            Some(rustix::process::getuid().as_raw())
+        );
         assert_eq!(listener(everywhere).unwrap(), None);
         assert!(!is_announced_here(at));
     }
@@ -767,7 +770,7 @@ mod announcement_tests {
         busy.listen(0).unwrap();
         let waits = socket().unwrap();
         waits.connect(&name(at).unwrap()).unwrap();
-        assert!(announcer(at).is_err() && is_announced_here(at));
+        assert!(announcer(&socket().unwrap(), at).is_err() && is_announced_here(at));
     }
 
     #[tokio::test]
@@ -775,7 +778,10 @@ mod announcement_tests {
         let port = TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let looks = async {
             for _ in 0..2 * BACKLOG {
-                assert_eq!(announcer(port.at()).unwrap(), Some(rustix::process::getuid().as_raw()));
+                assert_eq!(
+                    announcer(&socket().unwrap(), port.at()).unwrap(),
+                    Some(rustix::process::getuid().as_raw())
+                );
                 tokio::task::yield_now().await;
             }
             let _client = tokio::net::TcpStream::connect(port.at()).await.unwrap();
