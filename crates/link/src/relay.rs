@@ -211,47 +211,31 @@ impl RelayTable {
     /// Passes a frame from the link of `from` to the other side. Returns false if the frame was ignored.
     pub(crate) fn on_frame(&self, from: &LinkSender, id: SessionId, frame: SessionFrame) -> bool {
         let mut bindings = self.bindings.lock();
-        let Some(binding) = bindings.all.get_mut(&id) else { return false };
-        let Some((back, to)) = binding.legs(from.id) else { return false };
-        let of_opener = binding.opener_leg.link.id == from.id;
-        if let SessionFrame::Opened { .. } | SessionFrame::Resumed { .. } | SessionFrame::Refused { .. } =
-            frame
-            && of_opener
-        {
-            return false;
-        }
-        let epoch = binding.epoch;
-        let last = is_last(&frame);
-        // The answer to an older attempt, or its end, does not concern this one. An epoch newer than the binding's
-        // does: the opener gave up a newer attempt before its Open or Resume was sent, and has left this one too.
-        if last && frame.epoch().is_some_and(|of| of < epoch) {
-            return false;
-        }
-        // The search continues: the attempt has not reached the acceptor.
-        if is_not_here(&frame) && !of_opener && binding.seeker.is_some() {
-            binding.acceptor = None;
-            let changed = binding.seeker.as_ref().map(|seeker| seeker.0.clone());
-            let bound = binding.bound();
-            drop(bindings);
-            log(bound, "acceptor not found, searching another path", Some(&frame));
-            back.close();
-            changed.inspect(|changed| changed.notify_one());
-            return true;
-        }
-        binding.note_end(Some(&frame));
-        let answered = matches!(frame, SessionFrame::Opened { .. } | SessionFrame::Resumed { .. });
-        let seeker = if answered { binding.seeker.take() } else { None };
-        let bound = if answered || last { binding.bound() } else { None };
-        let removed = if last { bindings.remove(&id) } else { None };
+        let step = bindings.handle_frame(from.id, id, &frame);
         drop(bindings);
-        drop((seeker, removed));
-        let what = if last { "relay released" } else { "relayed session answered by acceptor" };
-        log(bound, what, Some(&frame));
-        if last {
-            back.close();
-        }
-        let Some(to) = to else { return last };
-        if to.push(frame).is_err() {
+        let (to, epoch) = match step {
+            RelayStep::Ignore => return false,
+            RelayStep::SearchAgain { back, changed, bound } => {
+                log(bound, "acceptor not found, searching another path", Some(&frame));
+                back.close();
+                changed.notify_one();
+                return true;
+            }
+            RelayStep::Pass { to, epoch } => (Some(to), epoch),
+            RelayStep::Answer { to, epoch, search, bound } => {
+                drop(search);
+                log(bound, "relayed session answered by acceptor", Some(&frame));
+                (Some(to), epoch)
+            }
+            RelayStep::End { to, back, binding } => {
+                let (epoch, bound) = (binding.epoch, binding.bound());
+                drop(binding);
+                log(bound, "relay released", Some(&frame));
+                back.close();
+                (to, epoch)
+            }
+        };
+        if to.is_some_and(|to| to.push(frame).is_err()) {
             self.path_lost(id, Some(epoch));
         }
         true
@@ -440,6 +424,55 @@ impl Bindings {
             }
         }
         Some(binding)
+    }
+}
+
+/// What a frame from one side of a binding requires, without the lock of the bindings.
+enum RelayStep {
+    /// Nothing: it concerns no binding, or an older attempt, or this side may not send it.
+    Ignore,
+    /// The attempt has not reached the acceptor: the search for its path continues.
+    SearchAgain { back: RelayLeg, changed: Arc<Notify>, bound: Option<LoggedBinding> },
+    /// The frame goes to the other side.
+    Pass { to: RelayLeg, epoch: u64 },
+    /// It is the acceptor's answer, which goes to the opener and ends the search.
+    Answer { to: RelayLeg, epoch: u64, search: Option<SearchGuard>, bound: Option<LoggedBinding> },
+    /// It is the last one. It goes to the other side if there is one.
+    End { to: Option<RelayLeg>, back: RelayLeg, binding: Binding },
+}
+
+impl Bindings {
+    fn handle_frame(&mut self, from: LinkId, id: SessionId, frame: &SessionFrame) -> RelayStep {
+        let Some(binding) = self.all.get_mut(&id) else { return RelayStep::Ignore };
+        let Some((back, to)) = binding.legs(from) else { return RelayStep::Ignore };
+        let (epoch, of_opener) = (binding.epoch, binding.opener_leg.link.id == from);
+        let is_answer = matches!(frame, SessionFrame::Opened { .. } | SessionFrame::Resumed { .. });
+        if of_opener && (is_answer || matches!(frame, SessionFrame::Refused { .. })) {
+            return RelayStep::Ignore;
+        }
+        if !is_last(frame) {
+            binding.note_end(Some(frame));
+            let Some(to) = to else { return RelayStep::Ignore };
+            if is_answer {
+                let search = binding.seeker.take();
+                return RelayStep::Answer { to, epoch, search, bound: binding.bound() };
+            }
+            return RelayStep::Pass { to, epoch };
+        }
+        // The end of an older attempt does not concern this one. An epoch newer than the binding's does: the opener gave
+        // up a newer attempt before its Open or Resume was sent, and has left this one too.
+        if frame.epoch().is_some_and(|of| of < epoch) {
+            return RelayStep::Ignore;
+        }
+        if !of_opener
+            && is_not_here(frame)
+            && let Some(SearchGuard(changed)) = &binding.seeker
+        {
+            binding.acceptor = None;
+            return RelayStep::SearchAgain { back, changed: changed.clone(), bound: binding.bound() };
+        }
+        binding.note_end(Some(frame));
+        self.remove(&id).map_or(RelayStep::Ignore, |binding| RelayStep::End { to, back, binding })
     }
 }
 
