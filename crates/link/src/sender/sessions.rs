@@ -268,3 +268,44 @@ impl LinkSender {
         if sessions.ended { None } else { Some(step(sessions)) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use tunnel_proto::frame::Category;
+
+    use super::*;
+
+    /// Returns the links of a session's stays, and the changes of the links' lists in any order: each stay ends the one
+    /// before (false) and begins (true).
+    fn moves() -> impl Strategy<Value = (Vec<usize>, Vec<(usize, bool)>)> {
+        prop::collection::vec(0..3_usize, 1..8).prop_flat_map(|links| {
+            let changes: Vec<_> = (0..links.len()).flat_map(|stay| [(stay, false), (stay, true)]).collect();
+            (Just(links), Just(changes).prop_shuffle())
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_session_is_on_the_link_of_its_last_stay_in_whatever_order_threads_apply_its_moves((links, changes) in moves()) {
+            let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
+            let mut lists: [LinkSessions; 3] = Default::default();
+            let last = links.len() - 1;
+            for (stay, begins) in changes {
+                if begins {
+                    lists[links[stay]].handle_attached(&key, stay as u64);
+                }
+                let ended = if !begins { stay.checked_sub(1) } else { Some(stay).filter(|stay| *stay != last) };
+                if let Some(ended) = ended {
+                    lists[links[ended]].handle_detached(key.id, ended as u64);
+                }
+            }
+            for (link, list) in lists.iter().enumerate() {
+                let stay = Some(last as u64).filter(|_| link == links[last]);
+                prop_assert_eq!(list.own.get(key.id).copied(), stay);
+                prop_assert_eq!(list.own.by_node.len(), usize::from(stay.is_some()));
+            }
+        }
+    }
+}
