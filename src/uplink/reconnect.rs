@@ -193,7 +193,7 @@ impl Reconnector {
 
     /// Dials a link that replaces a live one, for the first reason that there is.
     async fn replacement(&self, current: &Current, backup: &mut BackupLink) -> Reason {
-        let outrun = backup.race(&current.sender, || self.dial_beside(current, LinkPurpose::Backup));
+        let outrun = backup.race(&current.sender, || self.dial_same_server(current, LinkPurpose::Backup));
         tokio::select! {
             made = self.fail_back(current) => Reason::FailedBack(Box::new(made)),
             made = outrun => Reason::Unresponsive(Box::new(made)),
@@ -249,7 +249,7 @@ impl Reconnector {
     }
 
     /// Dials another link to the server of the current one, where sessions resume at once.
-    async fn dial_beside(&self, current: &Current, purpose: LinkPurpose) -> anyhow::Result<NewLink> {
+    async fn dial_same_server(&self, current: &Current, purpose: LinkPurpose) -> anyhow::Result<NewLink> {
         let hint = AddressHint { to: current.at, exclude: None };
         self.dialer.connect_to(current.server, hint, purpose).await
     }
@@ -297,7 +297,7 @@ impl Reconnector {
                     continue;
                 }
             }
-            match self.dial_beside(current, LinkPurpose::Backup).await {
+            match self.dial_same_server(current, LinkPurpose::Backup).await {
                 Ok(made) => return made,
                 Err(why) => {
                     let text = self.dialer.no_link(&why);
@@ -544,7 +544,7 @@ impl Reconnector {
 
     /// Dials an interactive link to the server of the busy link. Any other server refuses it.
     async fn dial_interactive(&self, current: &Current) -> anyhow::Result<Link> {
-        let link = self.dial_beside(current, LinkPurpose::Interactive).await?.link;
+        let link = self.dial_same_server(current, LinkPurpose::Interactive).await?.link;
         anyhow::ensure!(link.sender.instance == current.sender.instance, "connected to another server");
         Ok(link)
     }
@@ -608,7 +608,7 @@ impl Reconnector {
         died
     }
 
-    /// Serves an interactive link until it is closed or no longer wanted, its server drains, or the busy link is
+    /// Serves an interactive link until it is closed or no longer needed, its server drains, or the busy link is
     /// retired. Then its sessions migrate to the node's current link.
     async fn serve_interactive(
         self: Arc<Self>,

@@ -108,14 +108,14 @@ mod tests {
     use super::*;
 
     /// Returns a link that has pinged its remote, and the number of that ping.
-    fn asked() -> (Arc<LinkSender>, u64) {
+    fn pinged() -> (Arc<LinkSender>, u64) {
         let link = LinkSender::new(LinkId(1), Remote::Server(NodeName::none()), Some(Instance::random()));
-        let number = asks(&link);
+        let number = ping(&link);
         (link, number)
     }
 
     /// Pings a link's remote. Returns the number of the ping.
-    fn asks(link: &LinkSender) -> u64 {
+    fn ping(link: &LinkSender) -> u64 {
         link.probe();
         let pulled = link.poll_pull(&mut Context::from_waker(Waker::noop()), Instant::now());
         let Poll::Ready(Some(frame)) = pulled else { panic!("no ping") };
@@ -125,7 +125,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn false_alarms_make_a_link_patient_and_a_real_death_is_still_noticed() {
-        let (link, first) = asked();
+        let (link, first) = pinged();
         link.handle_pong(first, Instant::now());
         let (dials, mut second) = (AtomicU32::new(0), BackupLink::new(Metrics::edge()));
         let dial = || async {
@@ -136,12 +136,12 @@ mod tests {
             let mut silences = Vec::new();
             for alarm in 1..=12 {
                 for _ in 0..60 {
-                    let ping = asks(&link);
+                    let ping = ping(&link);
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     link.handle_pong(ping, Instant::now());
                 }
                 link.mark_active(Instant::now());
-                let (ping, since) = (asks(&link), Instant::now());
+                let (ping, since) = (ping(&link), Instant::now());
                 while dials.load(Relaxed) < alarm && since.elapsed() < DEAD {
                     link.wake_unresponsive();
                     tokio::time::sleep(Duration::from_millis(10)).await;
@@ -163,7 +163,7 @@ mod tests {
     /// Returns the number of backup links dialled within ten seconds, next to a link of a process suspended for that
     /// time. The answer is read `after` the process continues.
     async fn dialled(after: Option<Duration>) -> u32 {
-        let (link, ping) = asked();
+        let (link, ping) = pinged();
         let dials = AtomicU32::new(0);
         let mut second = BackupLink::new(Metrics::edge());
         let dial = || async {

@@ -208,7 +208,7 @@ impl CongestionController {
             return u64::MAX;
         }
         let quiet = self.interactive.is_none_or(|at| now.saturating_duration_since(at) >= QUIET_AFTER);
-        if quiet { MAX_UNREAD } else { MAX_UNREAD_BESIDE }
+        if quiet { MAX_UNREAD } else { MAX_UNREAD_INTERACTIVE }
     }
 
     /// Returns the length of the longest frame that the link carries in about 2 ms.
@@ -269,7 +269,7 @@ const SHORT_RTT: Duration = Duration::from_millis(1);
 /// Maximum number of unread bytes on such a path: enough that neither end waits for the other in each turn.
 const MAX_UNREAD: u64 = 4 << 20;
 /// Like [`MAX_UNREAD`], but next to an interactive session: 0.4 ms at 1 GB/s.
-const MAX_UNREAD_BESIDE: u64 = 384 << 10;
+const MAX_UNREAD_INTERACTIVE: u64 = 384 << 10;
 /// A link has no interactive session once none has sent anything for this long.
 const QUIET_AFTER: Duration = Duration::from_secs(10);
 /// A ping follows every eighth of the window, and every quarter of what may be unread, within these bytes.
@@ -647,7 +647,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn answers_nobody_asked_for_change_nothing() {
+    async fn unrequested_answers_change_nothing() {
         let mut pace = CongestionController::new();
         let now = Instant::now();
         let number = pace.ping(now);

@@ -161,7 +161,7 @@ mod tests {
             FrameKind::Pong(None),
         ];
         let log = sent(8, &bodies);
-        let wanted = [
+        let expected = [
             "kind=\"Data\" bytes=6",
             "kind=\"Credit\" received=10 limit=20",
             "kind=\"Fin\" total=7",
@@ -169,9 +169,9 @@ mod tests {
             "kind=\"Ping\" number=5",
             "kind=\"Pong\"",
         ];
-        assert_eq!(log.lines().count(), wanted.len(), "{log}");
-        for (line, wanted) in log.lines().zip(wanted) {
-            assert!(line.contains("tunnel::frames: frame sent link=7") && line.ends_with(wanted), "{line}");
+        assert_eq!(log.lines().count(), expected.len(), "{log}");
+        for (line, expected) in log.lines().zip(expected) {
+            assert!(line.contains("tunnel::frames: frame sent link=7") && line.ends_with(expected), "{line}");
         }
         assert!(!log.contains("SECRET"), "{log}");
         assert_eq!(sent(7, &bodies), "", "frames are not logged below -v 8");

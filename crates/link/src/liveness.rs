@@ -1,7 +1,7 @@
 //! When a link's remote is pinged, and after how long it counts as unresponsive or dead: one table of times.
 //!
-//! Nothing here reads a clock. A late timer condemns nobody: what has arrived is read before a check, and a verdict about
-//! a process that was suspended is confirmed after [`CONFIRM_AFTER`].
+//! Nothing here reads a clock. A late timer condemns nobody: what has arrived is read before a check, and who acts on an
+//! unresponsive link first waits 20 ms for an answer that has arrived meanwhile.
 
 use std::time::Duration;
 

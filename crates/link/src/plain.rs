@@ -27,6 +27,7 @@ use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::codec::{EncodedMessage, encode};
 use tunnel_proto::frame::{ErrorCode, Frame, Remote, SessionError, SessionKey};
+use tunnel_proto::state::SessionState;
 use tunnel_proto::superedge::generations::{Generation, SuperEdgeCodec};
 use tunnel_proto::superedge::{Decoded, PlainEvent};
 
@@ -121,7 +122,9 @@ impl PlainRemote {
 
     /// Returns the unread bytes of a session, or 0 if the session does not run here.
     fn unread(&self, id: SessionId) -> usize {
-        self.table.session(id).map_or(0, |session| session.queued_from(self.sender.id))
+        let here = |state: &SessionState| state.path() == Some(self.sender.id);
+        let unread = |state: &SessionState| if here(state) { state.recv.queued() } else { 0 };
+        self.table.session(id).map_or(0, |session| session.read(unread))
     }
 }
 
@@ -348,7 +351,7 @@ impl PlainReader {
 
 /// Returns the session with most unread bytes among those with unreserved ones, or `None` if there is none.
 fn largest_backlog(sessions: Vec<Arc<SessionCore>>) -> Option<Arc<SessionCore>> {
-    let unread = sessions.into_iter().map(|session| (session.unreserved(), session));
+    let unread = sessions.into_iter().map(|session| (session.read(|state| state.recv.unreserved()), session));
     unread.filter(|(bytes, _)| *bytes > 0).max_by_key(|(bytes, _)| *bytes).map(|(_, session)| session)
 }
 
@@ -387,9 +390,9 @@ mod tests {
         ) {
             let (start, mut now) = (Instant::now(), Instant::now());
             let (mut pauses, mut spans) = (ReadPauses::default(), Vec::new());
-            for (session, wanted, read) in steps {
+            for (session, requested, read) in steps {
                 let session = SessionId::from_bits(u128::from(session));
-                let pause = Duration::from_millis(wanted).min(pauses.remaining(session, now));
+                let pause = Duration::from_millis(requested).min(pauses.remaining(session, now));
                 spans.push((now, now + pause));
                 now += pause;
                 pauses.add(session, pause, now);

@@ -19,13 +19,13 @@ use tokio::time::Instant;
 use tunnel_proto::frame::{SessionFrame, SessionKey};
 use tunnel_proto::state::{ControlPriority, LinkId};
 
-/// The turns of everything that waits for one link.
-#[derive(Debug)]
-pub(crate) struct Scheduler<K> {
+/// The turns of everything that waits for one link. Its clock starts at 0.
+#[derive(Debug, Default)]
+pub(crate) struct Scheduler {
     clock: u64,
     entered: u64,
-    small: BinaryHeap<QueuedFlow<K>>,
-    bulk: BinaryHeap<QueuedFlow<K>>,
+    small: BinaryHeap<QueuedFlow>,
+    bulk: BinaryHeap<QueuedFlow>,
 }
 
 /// What a flow has sent on its link so far; nothing by default.
@@ -39,7 +39,7 @@ pub(crate) struct FlowState {
 
 /// A flow that waits for its turn.
 #[derive(Debug)]
-pub(crate) struct QueuedFlow<K> {
+pub(crate) struct QueuedFlow {
     /// Where its next frame would end on its account.
     ends: u64,
     /// Breaks ties: first come, first served.
@@ -48,29 +48,24 @@ pub(crate) struct QueuedFlow<K> {
     flow_state: FlowState,
     /// Whether it has little to send.
     small: bool,
-    /// The flow that has this turn.
-    pub key: K,
+    /// Its entry.
+    pub(crate) entry: Entry,
 }
 
-impl<K> Scheduler<K> {
-    /// Creates an empty scheduler with its clock at 0.
-    pub(crate) fn new() -> Self {
-        Self { clock: 0, entered: 0, small: BinaryHeap::new(), bulk: BinaryHeap::new() }
-    }
-
-    /// Queues `key` for its turn, with its state, the bytes that it has to send, and the longest frame it may send at
+impl Scheduler {
+    /// Queues an entry for its turn, with its state, the bytes that it has to send, and the longest frame it may send at
     /// once.
-    pub(crate) fn enter(&mut self, key: K, flow_state: FlowState, backlog: usize, longest: usize) {
+    pub(crate) fn enter(&mut self, entry: Entry, flow_state: FlowState, backlog: usize, longest: usize) {
         let account = flow_state.account.max(self.clock.saturating_sub(MAX_LAG));
         let ends = account + cost(backlog.min(longest));
         let (flow_state, small) = (FlowState { account, ..flow_state }, backlog <= INTERACTIVE_BACKLOG);
-        let turn = QueuedFlow { ends, entered: self.entered, flow_state, small, key };
+        let turn = QueuedFlow { ends, entered: self.entered, flow_state, small, entry };
         self.entered += 1;
         if small { self.small.push(turn) } else { self.bulk.push(turn) }
     }
 
     /// Takes the next flow; only one with a backlog up to [`INTERACTIVE_BACKLOG`] if `small_only`.
-    pub(crate) fn next(&mut self, small_only: bool) -> Option<QueuedFlow<K>> {
+    pub(crate) fn next(&mut self, small_only: bool) -> Option<QueuedFlow> {
         let small_first = match (self.small.peek(), self.bulk.peek()) {
             (Some(small), Some(bulk)) => small > bulk,
             (small, _) => small.is_some(),
@@ -84,11 +79,11 @@ impl<K> Scheduler<K> {
     }
 
     /// Removes the flows for which `is_stale` returns true, and returns them.
-    pub(crate) fn remove_if(&mut self, is_stale: impl Fn(&K) -> bool) -> Vec<QueuedFlow<K>> {
+    pub(crate) fn remove_if(&mut self, is_stale: impl Fn(&Entry) -> bool) -> Vec<QueuedFlow> {
         let mut removed = Vec::new();
         for queue in [&mut self.small, &mut self.bulk] {
             let (stale, kept): (Vec<_>, Vec<_>) =
-                std::mem::take(queue).into_iter().partition(|turn| is_stale(&turn.key));
+                std::mem::take(queue).into_iter().partition(|turn| is_stale(&turn.entry));
             *queue = kept.into();
             removed.extend(stale);
         }
@@ -114,7 +109,7 @@ impl FlowState {
     }
 }
 
-impl<K> QueuedFlow<K> {
+impl QueuedFlow {
     /// Returns the sender's state after it has sent `len` bytes in this turn.
     pub(crate) fn flow_state_after(&self, len: usize) -> FlowState {
         // A frame may be shorter than the backlog, and more may have been added while it waited.
@@ -124,27 +119,21 @@ impl<K> QueuedFlow<K> {
     }
 }
 
-impl<K> Default for Scheduler<K> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl<K> PartialEq for QueuedFlow<K> {
+impl PartialEq for QueuedFlow {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl<K> Eq for QueuedFlow<K> {}
+impl Eq for QueuedFlow {}
 
-impl<K> PartialOrd for QueuedFlow<K> {
+impl PartialOrd for QueuedFlow {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<K> Ord for QueuedFlow<K> {
+impl Ord for QueuedFlow {
     /// The greatest turn ends earliest, as [`BinaryHeap`] requires.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.ends, other.entered).cmp(&(self.ends, self.entered))
@@ -190,7 +179,7 @@ pub(crate) enum Turn {
     /// For a frame that goes before data.
     Control(Entry, ControlQueue),
     /// For data: at most `longest` bytes, or nothing if the source has more than `most` to send.
-    Data { flow: QueuedFlow<Entry>, longest: usize, most: usize },
+    Data { flow: QueuedFlow, longest: usize, most: usize },
 }
 
 impl Turn {
@@ -198,7 +187,7 @@ impl Turn {
     pub(crate) fn entry(&self) -> &Entry {
         match self {
             Self::Control(entry, _) => entry,
-            Self::Data { flow, .. } => &flow.key,
+            Self::Data { flow, .. } => &flow.entry,
         }
     }
 }
@@ -270,7 +259,7 @@ impl QueuePlaces {
     /// Records what was sent in a turn for data. The source needs another one for `backlog`.
     pub(crate) fn on_data(
         &mut self,
-        flow: &QueuedFlow<Entry>,
+        flow: &QueuedFlow,
         frame: Option<SessionFrame>,
         backlog: Option<usize>,
     ) -> Sent {
@@ -320,14 +309,52 @@ pub(crate) struct Sent {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::collections::HashMap;
 
     use proptest::prelude::*;
 
+    use tunnel_base::names::{NodeName, SessionId};
+    use tunnel_proto::frame::Category;
+
     use super::*;
 
     const LONGEST: usize = 16 * 1024;
+    const BULK: u64 = 1;
+    const SLY: u64 = 2;
+    const SMALL: u64 = 3;
+
+    /// A session that always has credit to send, and never data in its turn.
+    #[derive(Debug)]
+    pub(crate) struct Speaker(SessionKey);
+
+    impl Speaker {
+        pub(crate) fn new() -> Arc<Self> {
+            let id = SessionId::from_bits(1);
+            Arc::new(Self(SessionKey { id, category: Category::Ssh, node: NodeName::none() }))
+        }
+    }
+
+    impl FrameSource for Speaker {
+        fn key(&self) -> &SessionKey {
+            &self.0
+        }
+
+        fn is_stale(&self, _: u64) -> bool {
+            false
+        }
+
+        fn next_frame(self: Arc<Self>, _: LinkId, turn: &Turn, _: Instant) -> Sent {
+            let credit = SessionFrame::Credit { received: 1, limit: 2 };
+            let frame = if let Turn::Control(..) = turn { Some(credit) } else { None };
+            Sent { frame, ..Sent::default() }
+        }
+    }
+
+    /// Returns an entry of that stay, by which a test knows it again.
+    fn entry(number: u64) -> Entry {
+        Entry { source: Speaker::new(), stay: number }
+    }
 
     fn at(account: u64) -> FlowState {
         FlowState { account, small: 0 }
@@ -338,34 +365,34 @@ mod tests {
     }
 
     /// Sends everything in `backlogs`, frame by frame; returns (session, bytes) in order.
-    fn send_all(mut backlogs: HashMap<u32, usize>) -> Vec<(u32, usize)> {
-        let mut schedule = Scheduler::new();
-        let mut order: Vec<u32> = backlogs.keys().copied().collect();
+    fn send_all(mut backlogs: HashMap<u64, usize>) -> Vec<(u64, usize)> {
+        let mut schedule = Scheduler::default();
+        let mut order: Vec<u64> = backlogs.keys().copied().collect();
         order.sort_unstable();
         for who in order {
-            schedule.enter(who, new(), backlogs[&who], LONGEST);
+            schedule.enter(entry(who), new(), backlogs[&who], LONGEST);
         }
-        let mut said = Vec::new();
+        let mut sent = Vec::new();
         while let Some(turn) = schedule.next(false) {
-            let left = backlogs.get_mut(&turn.key).unwrap();
+            let left = backlogs.get_mut(&turn.entry.stay).unwrap();
             let len = (*left).min(LONGEST);
             *left -= len;
-            said.push((turn.key, len));
+            sent.push((turn.entry.stay, len));
             let flow_state = turn.flow_state_after(len);
             schedule.sent(flow_state);
             if *left > 0 {
-                schedule.enter(turn.key, flow_state, *left, LONGEST);
+                schedule.enter(turn.entry, flow_state, *left, LONGEST);
             }
         }
-        said
+        sent
     }
 
     proptest! {
         /// While all have a backlog, no two are further apart than two frames, whatever the lengths of their frames.
         #[test]
         fn the_busy_share_alike(sizes in prop::collection::vec(1usize..400_000, 2..8)) {
-            let all: HashMap<u32, usize> = (0u32..).zip(sizes.iter().copied()).collect();
-            let (mut spoken, mut left) = (HashMap::<u32, usize>::new(), all.clone());
+            let all: HashMap<u64, usize> = (0u64..).zip(sizes.iter().copied()).collect();
+            let (mut spoken, mut left) = (HashMap::<u64, usize>::new(), all.clone());
             for (who, len) in send_all(all.clone()) {
                 *spoken.entry(who).or_default() += len;
                 *left.get_mut(&who).unwrap() -= len;
@@ -379,49 +406,49 @@ mod tests {
     }
 
     #[test]
-    fn a_keystroke_is_next_beside_any_backlog() {
-        let mut schedule = Scheduler::new();
+    fn a_keystroke_goes_before_any_backlog() {
+        let mut schedule = Scheduler::default();
         for who in 0..20 {
-            schedule.enter(who, new(), 1 << 20, LONGEST);
+            schedule.enter(entry(who), new(), 1 << 20, LONGEST);
         }
         for _ in 0..100 {
             let turn = schedule.next(false).unwrap();
             let flow_state = turn.flow_state_after(LONGEST);
             schedule.sent(flow_state);
-            schedule.enter(turn.key, flow_state, 1 << 20, LONGEST);
+            schedule.enter(turn.entry, flow_state, 1 << 20, LONGEST);
         }
-        schedule.enter(99, new(), 40, LONGEST);
-        assert_eq!(schedule.next(false).unwrap().key, 99);
+        schedule.enter(entry(99), new(), 40, LONGEST);
+        assert_eq!(schedule.next(false).unwrap().entry.stay, 99);
     }
 
     #[test]
-    fn a_keystroke_is_next_even_beside_sessions_that_wake_together_with_it() {
-        let mut schedule = Scheduler::new();
+    fn a_keystroke_goes_before_sessions_that_wake_together_with_it() {
+        let mut schedule = Scheduler::default();
         schedule.sent(at(1 << 30));
         for who in 0..20 {
-            schedule.enter(who, new(), 1 << 20, LONGEST);
+            schedule.enter(entry(who), new(), 1 << 20, LONGEST);
         }
-        schedule.enter(99, new(), 40, LONGEST);
-        assert_eq!(schedule.next(false).unwrap().key, 99);
+        schedule.enter(entry(99), new(), 40, LONGEST);
+        assert_eq!(schedule.next(false).unwrap().entry.stay, 99);
     }
 
     #[test]
     fn coming_back_with_a_little_gains_nothing() {
-        let mut schedule = Scheduler::new();
-        schedule.enter("bulk", new(), usize::MAX, LONGEST);
-        schedule.enter("sly", new(), 4000, LONGEST);
+        let mut schedule = Scheduler::default();
+        schedule.enter(entry(BULK), new(), usize::MAX, LONGEST);
+        schedule.enter(entry(SLY), new(), 4000, LONGEST);
         let (mut bulk, mut sly) = (0, 0);
         for _ in 0..2000 {
             let turn = schedule.next(false).unwrap();
-            let len = if turn.key == "sly" { 4000 } else { LONGEST };
+            let len = if turn.entry.stay == SLY { 4000 } else { LONGEST };
             let after = turn.flow_state_after(len);
             schedule.sent(after);
-            if turn.key == "sly" {
+            if turn.entry.stay == SLY {
                 sly += len;
-                schedule.enter("sly", after, 4000, LONGEST);
+                schedule.enter(entry(SLY), after, 4000, LONGEST);
             } else {
                 bulk += len;
-                schedule.enter("bulk", after, usize::MAX, LONGEST);
+                schedule.enter(entry(BULK), after, usize::MAX, LONGEST);
             }
         }
         assert!(sly <= bulk + 2 * 65_200, "sly {sly}, bulk {bulk}");
@@ -429,10 +456,10 @@ mod tests {
 
     #[test]
     fn who_sends_little_each_time_is_interactive_and_bulk_with_a_small_rest_is_not() {
-        let mut schedule = Scheduler::new();
+        let mut schedule = Scheduler::default();
         let mut run = |lens: &[usize]| {
             lens.iter().fold(new(), |flow_state, &len| {
-                schedule.enter("one", flow_state, len, 1 << 20);
+                schedule.enter(entry(BULK), flow_state, len, 1 << 20);
                 schedule.next(false).unwrap().flow_state_after(len)
             })
         };
@@ -443,7 +470,7 @@ mod tests {
         assert!(!run(&[1, 1, 1, 1, 1, INTERACTIVE_BACKLOG + 1]).is_interactive());
         let mut bulk = new();
         for _ in 0..10 {
-            schedule.enter("one", bulk, 1 << 20, INTERACTIVE_BACKLOG);
+            schedule.enter(entry(BULK), bulk, 1 << 20, INTERACTIVE_BACKLOG);
             bulk = schedule.next(false).unwrap().flow_state_after(INTERACTIVE_BACKLOG);
         }
         assert!(!bulk.is_interactive(), "a slow line has small frames");
@@ -451,11 +478,11 @@ mod tests {
 
     #[test]
     fn the_capped_say_only_little() {
-        let mut schedule = Scheduler::new();
-        schedule.enter("bulk", new(), INTERACTIVE_BACKLOG + 1, LONGEST);
-        schedule.enter("small", at(u64::MAX / 8), INTERACTIVE_BACKLOG, LONGEST);
-        assert_eq!(schedule.next(true).unwrap().key, "small");
+        let mut schedule = Scheduler::default();
+        schedule.enter(entry(BULK), new(), INTERACTIVE_BACKLOG + 1, LONGEST);
+        schedule.enter(entry(SMALL), at(u64::MAX / 8), INTERACTIVE_BACKLOG, LONGEST);
+        assert_eq!(schedule.next(true).unwrap().entry.stay, SMALL);
         assert!(schedule.next(true).is_none() && schedule.has_bulk());
-        assert_eq!(schedule.next(false).unwrap().key, "bulk");
+        assert_eq!(schedule.next(false).unwrap().entry.stay, BULK);
     }
 }

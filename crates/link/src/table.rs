@@ -137,7 +137,7 @@ impl SessionTable {
 
     /// Returns the bytes that were received and not read, over all sessions.
     pub fn queued(&self) -> usize {
-        self.all().iter().map(|session| session.queued()).sum()
+        self.all().iter().map(|session| session.read(|state| state.recv.queued())).sum()
     }
 
     /// Returns the unread bytes from plain remotes, including the overhead of their pieces, and their limit.
@@ -527,7 +527,9 @@ impl SessionTable {
         meant: impl Fn(Option<Instance>) -> bool,
     ) -> usize {
         let sessions = self.on_link(sender, of).into_iter();
-        sessions.filter(|session| meant(session.instance()) && session.leave(sender)).count()
+        sessions
+            .filter(|session| meant(session.read(SessionState::instance)) && session.leave(sender))
+            .count()
     }
 
     /// Makes sessions that are relayed over that link take another path: all, or those of one node. Both ends get
@@ -589,7 +591,7 @@ impl SessionTable {
         }
     }
 
-    pub(crate) fn add_parked(&self, session: &Arc<SessionCore>, search: &Search) {
+    pub(crate) fn add_parked(&self, session: &Arc<SessionCore>, search: Search) {
         self.parked.lock().push_back(Parked::new(session.clone(), search));
         self.came.notify_one();
     }

@@ -139,6 +139,11 @@ impl SessionState {
         self.ended.as_ref()
     }
 
+    /// Returns true if it is open, with or without a path: then the remote may wait for frames from this end.
+    pub fn is_active(&self) -> bool {
+        matches!(self.phase, Phase::Open | Phase::Parked | Phase::Resuming)
+    }
+
     /// Returns true if the session was open and has no path, or none that is confirmed.
     pub fn needs_path(&self) -> bool {
         matches!(self.phase, Phase::Parked | Phase::Resuming)

@@ -407,7 +407,7 @@ async fn a_line_that_jitters_is_kept_full_behind_echoes_that_met_its_least_round
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_copy_beside_an_interactive_link_does_not_sink_where_the_line_jitters() {
+async fn a_long_copy_next_to_an_interactive_link_does_not_sink_where_the_line_jitters() {
     let (mut mean, mut least) = (0.0, 1.0f64);
     for chance in 1..=20 {
         let (mut wire, mut pace) = Wire::behind_echoes(chance);
@@ -492,7 +492,7 @@ async fn what_the_kernel_assumes_of_a_new_line_and_a_queue_behind_its_look_are_n
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_doubling_sends_too_much_is_soon_gone_and_costs_no_rate() {
+async fn what_the_doubling_sends_too_much_drains_soon_and_costs_no_rate() {
     for (mbit, rtt, most) in [(10, 600, 400), (7, 600, 400), (130, 200, 120), (70, 200, 120), (20, 40, 70)] {
         let (mut wire, mut plain, mut pace) =
             (Wire::new(mbit, rtt), Wire::new(mbit, rtt), CongestionController::new());
@@ -509,8 +509,8 @@ async fn what_the_doubling_sends_too_much_is_soon_gone_and_costs_no_rate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn on_a_short_way_bulk_waits_for_a_peer_that_is_behind_with_reading_the_sooner_beside_interactive_ones()
-{
+async fn on_a_short_way_bulk_waits_for_a_peer_that_is_behind_with_reading_the_sooner_next_to_interactive_ones()
+ {
     const MIB: u64 = 1 << 20;
     for (rtt, interactive_before, most) in [
         (1, None, Some(4 * MIB)),
@@ -569,7 +569,7 @@ async fn on_a_line_that_jitters_only_a_short_queue_stands_and_a_longer_way_is_le
 }
 
 #[tokio::test(start_paused = true)]
-async fn beside_an_interactive_link_no_queue_stands_for_most_of_the_time_and_the_line_is_kept_nearly_full() {
+async fn next_to_an_interactive_link_no_queue_stands_for_most_of_the_time_and_the_line_is_kept_nearly_full() {
     for (mbit, rtt, jitter, loss) in
         [(50, 40, 30, 0.0), (20, 40, 0, 0.0), (4, 80, 0, 3.0), (100, 200, 0, 0.0), (10, 600, 0, 0.0)]
     {
@@ -594,7 +594,7 @@ async fn beside_an_interactive_link_no_queue_stands_for_most_of_the_time_and_the
 }
 
 #[tokio::test(start_paused = true)]
-async fn beside_an_interactive_link_what_the_line_carries_is_learnt_again_once_it_is_more_or_less() {
+async fn next_to_an_interactive_link_what_the_line_carries_is_learnt_again_once_it_is_more_or_less() {
     for (before, after) in [(20, 8), (8, 20)] {
         let (mut wire, mut pace) = (Wire::new(before, 40), CongestionController::new());
         wire.ping(10);
@@ -611,7 +611,7 @@ async fn beside_an_interactive_link_what_the_line_carries_is_learnt_again_once_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn beside_an_interactive_link_a_way_that_becomes_longer_is_learnt_and_the_line_kept_full() {
+async fn next_to_an_interactive_link_a_way_that_becomes_longer_is_learnt_and_the_line_kept_full() {
     for more in [6, 10, 30] {
         let (mut wire, mut pace) = (Wire::new(20, 40), CongestionController::new());
         wire.ping(10);
@@ -625,7 +625,7 @@ async fn beside_an_interactive_link_a_way_that_becomes_longer_is_learnt_and_the_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_link_that_was_told_of_an_interactive_one_before_its_kernel_was_read_cruises() {
+async fn a_link_with_an_interactive_one_before_its_first_kernel_reading_cruises() {
     let (wire, mut pace) = (Wire::new(20, 40), CongestionController::new());
     pace.set_shared(true);
     pace.read(wire.reading(), wire.now);

@@ -201,7 +201,7 @@ impl Call {
     pub fn accept(self, peer: Remote) -> Link {
         let instance = self.caller.instance();
         if let Caller::Edge(hello) = &self.caller {
-            self.shared.ahead.stands_beside(hello.purpose);
+            self.shared.ahead.set_purpose(hello.purpose);
         }
         let ConnectionState { link_context, ahead, tcp_info, connection, accepted } = self.shared;
         let outbound = outbound(peer, instance, &link_context);

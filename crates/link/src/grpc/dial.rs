@@ -127,37 +127,37 @@ impl LinkDialError {
     }
 }
 
-/// Turns an encrypted connection from an edge into a link; `said` is the metadata that [`Hello`] creates.
+/// Turns an encrypted connection from an edge into a link; `metadata` is the metadata that [`Hello`] creates.
 pub async fn dial<IO>(
     io: IO,
     authority: &str,
     node: &NodeName,
-    said: HeaderMap,
+    metadata: HeaderMap,
     link_context: &LinkContext,
 ) -> Result<Link, LinkDialError>
 where
     IO: Connection + 'static,
 {
-    let answered = call(io, authority, said, node, link_context).await?;
+    let answered = call(io, authority, metadata, node, link_context).await?;
     answered.refusal()?;
     plain::check(answered.instance).map_err(LinkDialError::NoPlain)?;
     Ok(answered.link(Remote::Server(node.clone()), link_context))
 }
 
-/// Turns an encrypted connection to a peer into a link; `beside` makes it the backup of an older link. The connection
+/// Turns an encrypted connection to a peer into a link; `is_backup` makes it the backup of an older link. The connection
 /// has presented our certificate.
 pub async fn dial_peer<IO>(
     io: IO,
     authority: &str,
-    beside: bool,
+    is_backup: bool,
     link_context: &LinkContext,
 ) -> Result<Link, LinkDialError>
 where
     IO: Connection + 'static,
 {
     let own = link_context.table.instance();
-    let said = if beside { Caller::peer_backup_request(own) } else { Caller::peer_request(own) };
-    let answered = call(io, authority, said, &NodeName::none(), link_context).await?;
+    let metadata = if is_backup { Caller::peer_backup_request(own) } else { Caller::peer_request(own) };
+    let answered = call(io, authority, metadata, &NodeName::none(), link_context).await?;
     match (answered.instance, answered.refusal()) {
         (Some(instance), _) if instance == own => Err(LinkDialError::Itself),
         (Some(_), refusal) => refusal.map(|()| answered.link(Remote::Peer, link_context)),
@@ -209,7 +209,7 @@ impl CallResponse {
 async fn call<IO>(
     io: IO,
     authority: &str,
-    mut said: HeaderMap,
+    mut metadata: HeaderMap,
     node: &NodeName,
     link_context: &LinkContext,
 ) -> Result<CallResponse, LinkDialError>
@@ -217,7 +217,7 @@ where
     IO: Connection + 'static,
 {
     let (ahead, tcp_info) = (ReadAhead::default(), io.tcp().and_then(TcpInfoReader::of));
-    pad(&mut said, padding(tcp_info.as_ref()));
+    pad(&mut metadata, padding(tcp_info.as_ref()));
     let ends = ends(&io);
     let broken = |e: hyper::Error| match ahead.rejection() {
         Some(alert) => LinkDialError::CertificateRejected(alert.clone()),
@@ -247,7 +247,7 @@ where
     let connection = connection.drop_guard();
     let (agree, agreed) = oneshot::channel();
     let body = CallBody::Greeting { first: Some(encode(heartbeat(node))), agreed };
-    let request = request(authority, said, body)?;
+    let request = request(authority, metadata, body)?;
     let response = tokio::time::timeout(ANSWER_TIMEOUT, sender.send_request(request))
         .await
         .map_err(|_| LinkDialError::Timeout)?

@@ -170,11 +170,11 @@ where
         }
     };
     answer.map(|answer| answer.into_inner().certificates).map_err(|status| {
-        let said = printable(status.message());
+        let message = printable(status.message());
         match status.code() {
-            GrpcCode::PermissionDenied => EnrolCallError::Refused(said),
+            GrpcCode::PermissionDenied => EnrolCallError::Refused(message),
             GrpcCode::Unimplemented => EnrolCallError::Unserved,
-            code => EnrolCallError::Unanswered(format!("{said} ({code:?})")),
+            code => EnrolCallError::Unanswered(format!("{message} ({code:?})")),
         }
     })
 }

@@ -61,7 +61,7 @@ impl ReadAhead {
     }
 
     /// Records the link's purpose, known from its hello. The connection's next read configures the socket for it.
-    pub(crate) fn stands_beside(&self, purpose: LinkPurpose) {
+    pub(crate) fn set_purpose(&self, purpose: LinkPurpose) {
         self.0.interactive.store(purpose == LinkPurpose::Interactive, SeqCst);
     }
 
@@ -326,7 +326,7 @@ mod inbound_tests {
     struct Reading(#[source] io::Error);
 
     #[test]
-    fn a_connection_that_broke_off_is_said_in_plain_words_and_all_else_with_its_causes() {
+    fn a_broken_connection_is_reported_in_plain_words_and_all_else_with_its_causes() {
         let broken = io::Error::new(io::ErrorKind::UnexpectedEof, "no close_notify: https://example.org/why");
         assert_eq!(cause(&Reading(broken)), "connection aborted");
         let hidden = io::Error::other("closed without sending TLS close_notify: https://example.org/why");

@@ -274,7 +274,7 @@ async fn only_a_higher_epoch_binds_again_and_what_the_old_link_says_is_dropped()
 }
 
 #[tokio::test]
-async fn what_is_left_of_an_old_binding_is_not_said_behind_a_new_answer() {
+async fn frames_of_an_old_binding_are_not_sent_after_a_new_answer() {
     let relay = Relay::bound();
     relay.on_frame(&relay.edge, data("old"));
     relay.end(&relay.edge);
@@ -339,7 +339,7 @@ async fn there_is_one_hop_between_servers_and_no_path_back() {
 }
 
 #[tokio::test]
-async fn who_asks_is_told_even_if_nobody_looks_at_it() {
+async fn who_asks_gets_an_answer_even_if_nobody_looks_at_it() {
     let relay = Relay::new();
     drop(relay.ask(&relay.client, open(1)));
     drop(relay.ask(&relay.client, resume(2)));
@@ -391,7 +391,7 @@ async fn an_attempt_that_goes_another_way_ends_the_one_before_behind_it() {
 }
 
 #[tokio::test]
-async fn an_opener_that_leaves_before_it_has_said_its_newest_attempt_ends_the_one_before() {
+async fn an_opener_that_leaves_before_its_newest_attempt_is_sent_ends_the_one_before() {
     for frame in [lost(2), reset(2)] {
         let relay = Relay::bound();
         relay.on_frame(&relay.client, frame.clone());

@@ -40,8 +40,8 @@ impl Pacing {
     /// [`Self::read`]. The arguments tell whether any acknowledgements, and any sessions, wait.
     pub(crate) fn reader(&self, acks_wait: bool, sessions_wait: bool, now: Instant) -> Option<TcpInfoReader> {
         let bulk = self.bulk.as_ref()?;
-        let wanted = acks_wait && self.acks.wants_reading(now) || sessions_wait && bulk.wants_reading(now);
-        if wanted { self.tcp_info.clone() } else { None }
+        let is_due = acks_wait && self.acks.wants_reading(now) || sessions_wait && bulk.wants_reading(now);
+        if is_due { self.tcp_info.clone() } else { None }
     }
 
     /// Takes a reading of the kernel. `None` means that the kernel provides none, now or later.
@@ -183,47 +183,27 @@ const MAX_WAIT: Duration = Duration::from_millis(200);
 const FRESH: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use std::future::poll_fn;
     use std::sync::Arc;
 
     use futures_util::FutureExt as _;
 
     use crate::lock::Mutex;
-    use crate::schedule::{FrameSource, QueuePlaces, Sent, Turn};
-    use tunnel_base::names::{Instance, NodeName, SessionId};
-    use tunnel_proto::frame::{Category, FrameKind, Remote, SessionFrame, SessionKey};
+    use crate::schedule::QueuePlaces;
+    use crate::schedule::tests::Speaker;
+    use tunnel_base::names::{Instance, NodeName};
+    use tunnel_proto::frame::{FrameKind, Remote};
     use tunnel_proto::state::{ControlPriority, LinkId};
 
     use super::*;
-
-    /// A session that always has credit to send, and never data in its turn.
-    #[derive(Debug)]
-    pub(crate) struct Speaker(pub(crate) SessionKey);
-
-    impl FrameSource for Speaker {
-        fn key(&self) -> &SessionKey {
-            &self.0
-        }
-
-        fn is_stale(&self, _: u64) -> bool {
-            false
-        }
-
-        fn next_frame(self: Arc<Self>, _: LinkId, turn: &Turn, _: Instant) -> Sent {
-            let credit = SessionFrame::Credit { received: 1, limit: 2 };
-            let frame = if let Turn::Control(..) = turn { Some(credit) } else { None };
-            Sent { frame, ..Sent::default() }
-        }
-    }
 
     /// Returns a link with that RTT according to the kernel.
     fn link(millis: u64) -> (Arc<LinkSender>, Arc<Speaker>) {
         let link = LinkSender::new(LinkId(1), Remote::Server(NodeName::none()), Some(Instance::random()));
         let rtt = Duration::from_millis(millis);
         link.lock().queue.pacing.acks.read(&reading(rtt), Instant::now());
-        let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
-        (link, Arc::new(Speaker(key)))
+        (link, Speaker::new())
     }
 
     fn reading(rtt: Duration) -> TcpInfo {
@@ -251,12 +231,12 @@ pub(crate) mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_has_come_is_told_together_and_four_times_in_a_round_trip() {
-        let ((link, reader), told) = (link(200), Mutex::new(Vec::new()));
+    async fn acknowledgements_are_sent_together_four_times_per_rtt() {
+        let ((link, reader), sent) = (link(200), Mutex::new(Vec::new()));
         let began = Instant::now();
         let pulls = async {
             while let Some(frame) = poll_fn(|cx| link.poll_pull(cx, Instant::now())).await {
-                told.lock().push((began.elapsed().as_millis(), matches!(frame.body, FrameKind::Pong(_))));
+                sent.lock().push((began.elapsed().as_millis(), matches!(frame.body, FrameKind::Pong(_))));
             }
         };
         let comes = async {
@@ -271,12 +251,12 @@ pub(crate) mod tests {
             () = pulls => {}
             () = comes => {}
         }
-        let told = told.lock().clone();
-        let mut bursts: Vec<u128> = told.iter().map(|(at, _)| *at).collect();
+        let sent = sent.lock().clone();
+        let mut bursts: Vec<u128> = sent.iter().map(|(at, _)| *at).collect();
         bursts.dedup();
         assert!((38..=41).contains(&bursts.len()), "{} in ten RTTs", bursts.len());
-        let pongs = told.iter().filter(|(_, pong)| *pong).count();
-        assert_eq!((pongs, told.len() - pongs), (bursts.len(), 400), "a pong answers all earlier pings");
+        let pongs = sent.iter().filter(|(_, pong)| *pong).count();
+        assert_eq!((pongs, sent.len() - pongs), (bursts.len(), 400), "a pong answers all earlier pings");
     }
 
     #[tokio::test(start_paused = true)]

@@ -46,7 +46,7 @@ pub(crate) struct Waiting {
     pub(crate) answers: VecDeque<Entry>,
     /// Sessions that have a credit to send.
     pub(crate) credits: VecDeque<Entry>,
-    pub(crate) turns: Scheduler<Entry>,
+    pub(crate) turns: Scheduler,
 }
 
 /// What the answer to a ping has shown.
@@ -223,7 +223,7 @@ impl SendQueue {
         }
         match (turn, sent.backlog) {
             (Turn::Data { flow, longest, .. }, Some(backlog)) => {
-                self.waiting.turns.enter(flow.key, sent.flow_state, backlog, longest);
+                self.waiting.turns.enter(flow.entry, sent.flow_state, backlog, longest);
             }
             (Turn::Control(entry, _), _) if sent.credit => self.waiting.credits.push_back(entry),
             (turn, _) => return Some(turn),
@@ -267,7 +267,7 @@ impl SendQueue {
         }
         let Waiting { answers, credits, turns, .. } = &mut self.waiting;
         let is_stale = |entry: &Entry| entry.source.is_stale(entry.stay);
-        let mut stale: Vec<Entry> = turns.remove_if(is_stale).into_iter().map(|turn| turn.key).collect();
+        let mut stale: Vec<Entry> = turns.remove_if(is_stale).into_iter().map(|turn| turn.entry).collect();
         for queue in [answers, credits] {
             let (removed, kept): (Vec<_>, Vec<_>) = std::mem::take(queue).into_iter().partition(is_stale);
             *queue = kept.into();
@@ -308,13 +308,10 @@ const PLAIN_FRAME: usize = 16 * 1024;
 #[cfg(test)]
 mod tests {
     use crate::schedule::QueuedFlow;
-    use std::sync::Arc;
     use std::time::Duration;
 
-    use crate::sender::pacing::tests::Speaker;
-    use tunnel_base::names::{NodeName, SessionId};
+    use crate::schedule::tests::Speaker;
     use tunnel_net::tcp_info::TcpInfo;
-    use tunnel_proto::frame::{Category, SessionKey};
 
     use super::*;
 
@@ -380,9 +377,8 @@ mod tests {
     }
 
     /// Returns the turn of a session in that state with `backlog` bytes to send; everything before it is sent.
-    fn turn(queue: &mut SendQueue, flow_state: FlowState, backlog: usize, now: Instant) -> QueuedFlow<Entry> {
-        let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
-        let entry = Entry { source: Arc::new(Speaker(key)), stay: 0 };
+    fn turn(queue: &mut SendQueue, flow_state: FlowState, backlog: usize, now: Instant) -> QueuedFlow {
+        let entry = Entry { source: Speaker::new(), stay: 0 };
         queue.waiting.turns.enter(entry, flow_state, backlog, 65_200);
         loop {
             let next = queue.poll_next(&mut Context::from_waker(Waker::noop()), now);

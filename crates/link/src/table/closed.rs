@@ -16,6 +16,7 @@ use tunnel_net::fair_map::FairMap;
 use tunnel_net::pool::BufferPool;
 use tunnel_proto::budget::Budget;
 use tunnel_proto::frame::{ErrorCode, Opener, SessionError};
+use tunnel_proto::state::SessionState;
 
 /// Sessions by client, each client's longest idle first.
 pub(crate) type ByClient = FairMap<Arc<str>, SessionId, ()>;
@@ -81,7 +82,7 @@ impl SessionTable {
     pub async fn wait_delivered(&self) {
         let owes = |shard: &Mutex<HashMap<SessionId, Arc<SessionCore>>>| {
             let sessions: Vec<_> = shard.lock().values().cloned().collect();
-            sessions.iter().any(|session| session.is_active())
+            sessions.iter().any(|session| session.read(SessionState::is_active))
         };
         while self.shards.iter().any(owes) {
             sleep(LOOK_INTERVAL).await;
@@ -95,7 +96,9 @@ impl SessionTable {
     /// Cancel safe.
     pub async fn wait_closed(&self) {
         let until = Instant::now() + LAST_FRAMES_TIMEOUT;
-        while Instant::now() < until && self.all().iter().any(|session| session.owes_last_frame()) {
+        while Instant::now() < until
+            && self.all().iter().any(|session| session.read(SessionState::has_pending_close))
+        {
             sleep(LAST_FRAMES_POLL).await;
         }
     }
@@ -334,7 +337,7 @@ mod departed_tests {
     }
 
     fn knows(table: &SessionTable, id: SessionId) -> bool {
-        table.session(id).is_some_and(|session| session.is_active())
+        table.session(id).is_some_and(|session| session.read(SessionState::is_active))
     }
 
     #[tokio::test]
@@ -386,7 +389,7 @@ mod ended_tests {
     fn who_missed_the_first_refusal_learns_its_code_from_the_next() {
         let (mut ended, id, now) = (Tombstones::default(), SessionId::from_bits(1), Instant::now());
         assert_eq!(ended.refusal(id), None);
-        for (why, told) in [
+        for (why, expected) in [
             (Some(ErrorCode::Overloaded), ErrorCode::Overloaded),
             (Some(ErrorCode::TargetRefused), ErrorCode::TargetRefused),
             (Some(ErrorCode::NodeNotConnected), ErrorCode::UnknownSession),
@@ -394,7 +397,7 @@ mod ended_tests {
             (None, ErrorCode::UnknownSession),
         ] {
             ended.add(&"ann".into(), id, why, now);
-            assert_eq!(ended.refusal(id).map(|refusal| refusal.code), Some(told), "{why:?}");
+            assert_eq!(ended.refusal(id).map(|refusal| refusal.code), Some(expected), "{why:?}");
         }
         ended.forget_before(now);
         assert_eq!(ended.refusal(id), None);

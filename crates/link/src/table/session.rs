@@ -82,7 +82,7 @@ pub type Permit = Arc<dyn Any + Send + Sync>;
 pub(crate) struct Search {
     pub(super) seeker: u64,
     /// Number of earlier consecutive losses of the path without a byte moved in between.
-    pub(super) again: u32,
+    pub(super) consecutive_losses: u32,
 }
 
 /// A loss of a session's path.
@@ -159,11 +159,6 @@ impl SessionCore {
         }
     }
 
-    /// Returns the process of the remote end, once that is known.
-    pub(crate) fn instance(&self) -> Option<Instance> {
-        self.lock().state.instance()
-    }
-
     /// Resets the session from this side and drops undelivered bytes.
     pub(crate) fn reset(self: &Arc<Self>, why: SessionError) {
         self.with_state(|inner| {
@@ -214,20 +209,9 @@ impl SessionCore {
         });
     }
 
-    /// Returns true if it is open, with or without a path: then the remote may wait for frames from this end.
-    pub(crate) fn is_active(&self) -> bool {
-        matches!(self.lock().state.phase(), Phase::Open | Phase::Parked | Phase::Resuming)
-    }
-
-    /// Like [`Self::queued`], but 0 if the session does not run on that link.
-    pub(crate) fn queued_from(&self, link: LinkId) -> usize {
-        let inner = self.lock();
-        if inner.state.path() == Some(link) { inner.state.recv.queued() } else { 0 }
-    }
-
-    /// Returns the unread bytes from a plain remote that were not covered by a limit.
-    pub(crate) fn unreserved(&self) -> usize {
-        self.lock().state.recv.unreserved()
+    /// Reads the protocol state under the lock.
+    pub(crate) fn read<T>(&self, read: impl FnOnce(&SessionState) -> T) -> T {
+        read(&self.lock().state)
     }
 
     /// Like [`Self::with_link`], for a step that moves the session to no other link.
@@ -285,7 +269,7 @@ impl SessionCore {
         }
         drop(permit);
         if let Some((table, search)) = search {
-            table.add_parked(self, &search);
+            table.add_parked(self, search);
         }
         result
     }
@@ -332,9 +316,9 @@ impl Inner {
         self.seeker = Some(self.seekers);
         let (at, moved) = (Instant::now(), self.state.bytes_transferred());
         let repeats = |last: &PathLoss| at - last.at < RECENT_LOSS && last.moved == moved;
-        let again = self.lost.filter(repeats).map_or(0, |last| last.consecutive + 1);
-        self.lost = Some(PathLoss { consecutive: again, at, moved });
-        Search { seeker: self.seekers, again }
+        let consecutive = self.lost.filter(repeats).map_or(0, |last| last.consecutive + 1);
+        self.lost = Some(PathLoss { consecutive, at, moved });
+        Search { seeker: self.seekers, consecutive_losses: consecutive }
     }
 
     /// Makes what is derived from the state's path follow it: the link, and the session's place there. A step moves a
@@ -523,11 +507,6 @@ impl SessionCore {
         runs.then(|| (inner.state.is_opener(), inner.state.bytes_transferred()))
     }
 
-    /// Returns true if its last frame waits for a turn on the current path.
-    pub(crate) fn owes_last_frame(&self) -> bool {
-        self.lock().state.has_pending_close()
-    }
-
     /// Ends a session that has waited for its remote for `grace`.
     pub(crate) fn expire(self: &Arc<Self>, now: Instant, grace: Duration, why: &SessionError) -> Expiry {
         self.with_state(|inner| {
@@ -705,11 +684,6 @@ impl SessionCore {
     /// Returns the time of the last received frame, or of the creation if there was none.
     pub(crate) fn last_frame(&self) -> Instant {
         self.lock().last_frame
-    }
-
-    /// Returns the bytes that were received and not read yet.
-    pub(crate) fn queued(&self) -> usize {
-        self.lock().state.recv.queued()
     }
 }
 

@@ -44,12 +44,12 @@ impl Session {
 
     /// Returns how often it was resumed on another path.
     pub fn resumed(&self) -> u32 {
-        self.shared.lock().state.resumed()
+        self.shared.read(SessionState::resumed)
     }
 
     /// Returns why it ended, if it did not end cleanly.
     pub fn ended(&self) -> Option<SessionError> {
-        self.shared.lock().state.ended().cloned()
+        self.shared.read(|state| state.ended().cloned())
     }
 
     /// Ends the session at once, with the reason. Bytes that were not delivered are dropped, in both directions.
@@ -186,8 +186,7 @@ pub struct IncomingSession {
 #[derive(Debug)]
 pub struct Parked {
     shared: Arc<SessionCore>,
-    seeker: u64,
-    again: u32,
+    search: Search,
 }
 
 impl PendingOpen {
@@ -298,13 +297,13 @@ impl IncomingSession {
 }
 
 impl Parked {
-    pub(super) fn new(shared: Arc<SessionCore>, search: &Search) -> Self {
-        Self { shared, seeker: search.seeker, again: search.again }
+    pub(super) fn new(shared: Arc<SessionCore>, search: Search) -> Self {
+        Self { shared, search }
     }
 
     /// Returns the number of earlier consecutive losses of its path without a byte moved in between.
     pub fn consecutive_losses(&self) -> u32 {
-        self.again
+        self.search.consecutive_losses
     }
 
     /// Returns the node of its acceptor.
@@ -319,13 +318,13 @@ impl Parked {
 
     /// Returns the process of its remote end.
     pub fn instance(&self) -> Option<Instance> {
-        self.shared.instance()
+        self.shared.read(SessionState::instance)
     }
 
     /// Returns true if the session still needs a path. Once it returns false, the next loss creates another [`Parked`].
     pub fn needs_path(&self) -> bool {
         let mut inner = self.shared.lock();
-        let mine = inner.seeker == Some(self.seeker);
+        let mine = inner.seeker == Some(self.search.seeker);
         let seeks = mine && inner.state.needs_path();
         if mine && !seeks {
             inner.seeker = None;
@@ -356,7 +355,7 @@ impl Parked {
 impl Drop for Parked {
     fn drop(&mut self) {
         self.shared.with_state(|inner| {
-            inner.seeker.take_if(|seeker| *seeker == self.seeker);
+            inner.seeker.take_if(|seeker| *seeker == self.search.seeker);
             ((), Actions::default())
         });
     }

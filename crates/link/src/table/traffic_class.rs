@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::sender::LinkSender;
 use crate::table::SessionTable;
+use crate::table::session::SessionCore;
 use tunnel_base::names::SessionId;
 
 /// The state of the sessions of a link and its interactive link, kept from one sample to the next.
@@ -20,7 +21,7 @@ pub struct TrafficClassifier {
     /// The most bytes that they have recently moved in a sample.
     all: u64,
     /// Time of the last sample.
-    looked: Option<Instant>,
+    sampled: Option<Instant>,
 }
 
 /// The result of one sample of a link's sessions: how many are bulk, and which left the link.
@@ -53,7 +54,7 @@ struct SessionTraffic {
 impl SessionTraffic {
     /// Takes the total bytes moved; the session is busy if it moves more than `busy_from` in a sample. Returns the
     /// bytes of this sample.
-    fn look(&mut self, moved: u64, busy_from: u64) -> u64 {
+    fn sample(&mut self, moved: u64, busy_from: u64) -> u64 {
         // The count of a relayed session restarts with each path.
         let came = moved.checked_sub(self.moved).unwrap_or(moved);
         let came = if self.looks == 0 { 0 } else { came };
@@ -84,9 +85,9 @@ impl TrafficClassifier {
 
     fn sample(&mut self, id: SessionId, moved: u64) -> &SessionTraffic {
         let busy_from = self.busy_from();
-        let weight = self.sessions.entry(id).or_default();
-        self.here = self.here.saturating_add(weight.look(moved, busy_from));
-        weight
+        let traffic = self.sessions.entry(id).or_default();
+        self.here = self.here.saturating_add(traffic.sample(moved, busy_from));
+        traffic
     }
 
     /// Returns the number of bytes per sample above which a session is busy. If many share a slow line, each moves
@@ -97,11 +98,11 @@ impl TrafficClassifier {
 
     /// Ends the sample. Forgets sessions not seen for a while; a session without a path is not seen until it has a new
     /// one.
-    fn end_look(&mut self, busy: &LinkSender) {
+    fn end_sample(&mut self, busy: &LinkSender) {
         self.all = std::mem::take(&mut self.here).max(self.all / 8 * 7);
-        self.sessions.retain(|id, weight| {
-            weight.unseen += 1;
-            let stays = weight.unseen <= FORGOTTEN_AFTER;
+        self.sessions.retain(|id, traffic| {
+            traffic.unseen += 1;
+            let stays = traffic.unseen <= FORGOTTEN_AFTER;
             if !stays {
                 busy.set_link_for(*id, false);
             }
@@ -117,51 +118,71 @@ impl SessionTable {
     /// If there is an interactive link, interactive sessions are moved there and bulk is moved here. Sessions opened
     /// here leave their path; relayed ones are released, so that their opener resumes them. Those opened at the remote
     /// end are moved by the remote end.
-    pub fn classify(&self, busy: &Arc<LinkSender>, sorting: &mut TrafficClassifier) -> Classification {
-        let mut sorted = Classification::default();
-        let beside = busy.interactive().filter(|beside| !beside.is_closed());
-        // Between the end of the busy link and the next one, only the interactive link is left, so nothing is moved.
-        let mut moves = if beside.is_some() && !busy.is_closed() { MAX_MOVES_PER_SAMPLE } else { 0 };
-        let links = [Some((busy, false)), beside.as_ref().map(|beside| (beside, true))];
+    pub fn classify(&self, busy: &Arc<LinkSender>, classifier: &mut TrafficClassifier) -> Classification {
+        let interactive = busy.interactive().filter(|link| !link.is_closed());
         let rtt = busy.min_rtt().unwrap_or_default();
-        let before = sorting.looked.replace(Instant::now());
-        for (link, is_beside) in links.into_iter().flatten() {
-            let to = if is_beside { Some(busy) } else { beside.as_ref() };
-            let mut belongs_there = |id, moved| {
-                let weight = sorting.sample(id, moved);
-                sorted.bulk += usize::from(weight.bulk);
-                sorted.interactive += usize::from(weight.is_interactive(rtt));
-                if is_beside { weight.bulk } else { weight.is_interactive(rtt) }
-            };
-            for session in self.on_link(link, None) {
-                let Some((is_opener, moved)) = session.traffic(link.id) else { continue };
-                if belongs_there(session.key.id, moved) && is_opener && moves > 0 && may_enter(to, before) {
-                    moves -= 1;
-                    busy.set_link_for(session.key.id, !is_beside);
-                    if session.leave(link) {
-                        sorted.moved.push(session.key.id);
-                    }
-                }
-            }
-            for id in link.relayed(None) {
-                let Some(moved) = self.relays.passed(id, link.id) else { continue };
-                if belongs_there(id, moved) && moves > 0 && may_enter(to, before) {
-                    moves -= 1;
-                    busy.set_link_for(id, !is_beside);
-                    self.relays.path_lost(id, None);
+        let before = classifier.sampled.replace(Instant::now());
+        let (mut result, mut misplaced) = (Classification::default(), Vec::new());
+        for link in [Some(busy), interactive.as_ref()].into_iter().flatten() {
+            for session in self.sample(link) {
+                let traffic = classifier.sample(session.id, session.moved);
+                let (is_bulk, is_interactive) = (traffic.bulk, traffic.is_interactive(rtt));
+                result.bulk += usize::from(is_bulk);
+                result.interactive += usize::from(is_interactive);
+                let leaves = if link.id == busy.id { is_interactive } else { is_bulk };
+                if leaves && session.is_movable {
+                    misplaced.push((session, link.clone()));
                 }
             }
         }
-        sorting.end_look(busy);
-        sorted
+        classifier.end_sample(busy);
+        // Between the end of the busy link and the next one, only the interactive link is left, so nothing is moved.
+        let Some(interactive) = interactive.filter(|_| !busy.is_closed()) else { return result };
+        for (session, link) in misplaced.into_iter().take(MAX_MOVES_PER_SAMPLE) {
+            let to = if link.id == busy.id { &interactive } else { busy };
+            if !may_enter(to, before) {
+                continue;
+            }
+            busy.set_link_for(session.id, to.id == interactive.id);
+            match session.end {
+                Some(end) if end.leave(&link) => result.moved.push(session.id),
+                Some(_) => {}
+                None => self.relays.path_lost(session.id, None),
+            }
+        }
+        result
     }
+
+    /// Returns the sessions that run on that link, with the bytes that they have moved.
+    fn sample(&self, link: &LinkSender) -> Vec<SampledSession> {
+        let own = self.on_link(link, None).into_iter().filter_map(|end| {
+            let (is_movable, moved) = end.traffic(link.id)?;
+            Some(SampledSession { id: end.key.id, moved, is_movable, end: Some(end) })
+        });
+        let relayed = link.relayed(None).into_iter().filter_map(|id| {
+            let moved = self.relays.passed(id, link.id)?;
+            Some(SampledSession { id, moved, is_movable: true, end: None })
+        });
+        own.chain(relayed).collect()
+    }
+}
+
+/// A session on a link at one sample.
+struct SampledSession {
+    id: SessionId,
+    /// Bytes in both directions.
+    moved: u64,
+    /// Whether this process moves it: it was opened here, or is relayed.
+    is_movable: bool,
+    /// Its end here; `None` if it is relayed.
+    end: Option<Arc<SessionCore>>,
 }
 
 /// Returns true if a session may be moved to that link: it has answered since the last sample.
 ///
 /// Otherwise pings the link, as it may be dead, and the session stays until a later sample.
-fn may_enter(link: Option<&Arc<LinkSender>>, since: Option<Instant>) -> bool {
-    let (Some(link), Some(since)) = (link, since) else { return false };
+fn may_enter(link: &LinkSender, since: Option<Instant>) -> bool {
+    let Some(since) = since else { return false };
     let lives = link.has_answered_since(since);
     if !lives && link.unanswered().is_none() {
         link.probe();
@@ -200,14 +221,14 @@ mod tests {
 
     /// Makes the remote answer every ping sent so far. Returns whether there was any.
     fn answers(link: &LinkSender) -> bool {
-        let (mut cx, now, mut asked) = (Context::from_waker(Waker::noop()), Instant::now(), false);
+        let (mut cx, now, mut pinged) = (Context::from_waker(Waker::noop()), Instant::now(), false);
         while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, now) {
             if let FrameKind::Ping(Some(number)) = frame.body {
                 link.handle_pong(number, now);
-                asked = true;
+                pinged = true;
             }
         }
-        asked
+        pinged
     }
 
     #[tokio::test(start_paused = true)]
@@ -216,7 +237,7 @@ mod tests {
         let limits = SessionLimits { windows, memory: 1 << 20, sessions: 10, grace: Duration::from_secs(60) };
         let table = SessionTable::new(Instance::from_bits(1), limits, Metrics::server("", ""));
         let node: NodeName = "node1".parse().unwrap();
-        let [busy, beside] = [1, 2].map(|number| {
+        let [busy, interactive] = [1, 2].map(|number| {
             LinkSender::new(LinkId(number), Remote::Edge(node.clone()), Some(Instance::random()))
         });
         let opening = table
@@ -227,64 +248,63 @@ mod tests {
         let opened = SessionFrame::Opened { limit: 1000, epoch: 1, instance: None };
         table.on_frame(&busy, key, opened, Instant::now());
         let _session = opening.into_session();
-        busy.set_interactive(Some(beside.clone()));
-        beside.ping();
-        assert!(answers(&beside));
-        let mut sorting = TrafficClassifier::default();
-        let mut moves = async |looks: u32| {
-            let mut moved = 0;
-            for _ in 0..looks {
-                moved += table.classify(&busy, &mut sorting).moved.len();
+        busy.set_interactive(Some(interactive.clone()));
+        interactive.ping();
+        assert!(answers(&interactive));
+        let mut classifier = TrafficClassifier::default();
+        let mut has_moved = async |samples: u32| {
+            for _ in 0..samples {
+                table.classify(&busy, &mut classifier);
                 advance(TrafficClassifier::SAMPLE_INTERVAL).await;
             }
-            moved
+            busy.sessions() == 0
         };
-        assert_eq!(moves(20).await, 0, "the link has not answered since");
-        assert!(answers(&beside), "the link was pinged");
-        assert_eq!(moves(1).await, 1);
+        assert!(!has_moved(20).await, "the link has not answered since");
+        assert!(answers(&interactive), "the link was pinged");
+        assert!(has_moved(1).await);
     }
 
     /// Samples a session `looks` times, with `each` bytes per sample.
-    fn after(weight: &mut SessionTraffic, looks: u32, each: u64) -> (bool, bool) {
+    fn after(traffic: &mut SessionTraffic, looks: u32, each: u64) -> (bool, bool) {
         for _ in 0..looks {
-            let moved = weight.moved + each;
-            weight.look(moved, BUSY);
+            let moved = traffic.moved + each;
+            traffic.sample(moved, BUSY);
         }
-        (weight.bulk, weight.is_interactive(Duration::ZERO))
+        (traffic.bulk, traffic.is_interactive(Duration::ZERO))
     }
 
     #[test]
     fn a_session_is_bulk_once_it_stays_busy_and_interactive_once_it_stays_quiet() {
-        let mut weight = SessionTraffic { moved: 1 << 40, ..SessionTraffic::default() };
-        assert_eq!(after(&mut weight, KNOWN_AFTER, 100), (false, false), "not known yet");
-        assert_eq!(after(&mut weight, 1, 100), (false, true));
+        let mut traffic = SessionTraffic { moved: 1 << 40, ..SessionTraffic::default() };
+        assert_eq!(after(&mut traffic, KNOWN_AFTER, 100), (false, false), "not known yet");
+        assert_eq!(after(&mut traffic, 1, 100), (false, true));
         assert_eq!(
-            after(&mut weight, BULK_AFTER - 1, BUSY + 1),
+            after(&mut traffic, BULK_AFTER - 1, BUSY + 1),
             (false, false),
             "a burst, or the start of bulk"
         );
-        assert_eq!(after(&mut weight, 1, 100), (false, true));
-        assert_eq!(after(&mut weight, BULK_AFTER, BUSY + 1), (true, false));
-        assert_eq!(after(&mut weight, INTERACTIVE_AFTER - 1, 0), (true, false), "bulk may pause");
-        assert_eq!(after(&mut weight, 1, 0), (false, true));
-        assert_eq!(after(&mut weight, 1, BULK_AHEAD * BUSY), (true, false));
+        assert_eq!(after(&mut traffic, 1, 100), (false, true));
+        assert_eq!(after(&mut traffic, BULK_AFTER, BUSY + 1), (true, false));
+        assert_eq!(after(&mut traffic, INTERACTIVE_AFTER - 1, 0), (true, false), "bulk may pause");
+        assert_eq!(after(&mut traffic, 1, 0), (false, true));
+        assert_eq!(after(&mut traffic, 1, BULK_AHEAD * BUSY), (true, false));
     }
 
     #[test]
     fn bulk_that_comes_in_bursts_is_bulk_and_what_is_drawn_on_a_screen_now_and_then_is_not() {
         let bursts = |bytes: u64, every: u32| {
-            let mut weight = SessionTraffic::default();
-            (0..400).position(|look| after(&mut weight, 1, if look % every == 0 { bytes } else { 0 }).0)
+            let mut traffic = SessionTraffic::default();
+            (0..400).position(|look| after(&mut traffic, 1, if look % every == 0 { bytes } else { 0 }).0)
         };
         // A window of 64 KiB on a path of 600 ms.
         assert!(bursts(64 << 10, 3).is_some_and(|looks| looks < 10));
         // A window of 32 KiB, started late, does not count as interactive before.
-        let mut weight = SessionTraffic::default();
+        let mut traffic = SessionTraffic::default();
         let interactive = (0..100u32).any(|look| {
             let came = if look >= 5 && look % 3 == 2 { 32 << 10 } else { 0 };
-            !after(&mut weight, 1, came).0 && weight.is_interactive(Duration::from_millis(600))
+            !after(&mut traffic, 1, came).0 && traffic.is_interactive(Duration::from_millis(600))
         });
-        assert!(!interactive && weight.bulk);
+        assert!(!interactive && traffic.bulk);
         assert_eq!(bursts(100 << 10, 16), None);
         assert_eq!(bursts(4 << 10, 1), None);
     }
@@ -293,14 +313,14 @@ mod tests {
     fn slow_bulk_of_many_is_bulk_and_what_one_terminal_says_is_not() {
         let busy = LinkSender::new(LinkId(1), Remote::Peer, Some(Instance::random()));
         let bulk = |sessions: u128, each: u64, every: u64| {
-            let mut sorting = TrafficClassifier::default();
+            let mut classifier = TrafficClassifier::default();
             for look in 0..16 {
                 for n in 0..sessions {
-                    sorting.sample(SessionId::from_bits(n), (look + n as u64) / every * each);
+                    classifier.sample(SessionId::from_bits(n), (look + n as u64) / every * each);
                 }
-                sorting.end_look(&busy);
+                classifier.end_sample(&busy);
             }
-            sorting.sessions.values().filter(|weight| weight.bulk).count()
+            classifier.sessions.values().filter(|traffic| traffic.bulk).count()
         };
         assert_eq!(bulk(4, 5 << 10, 1), 4);
         // Each session in its turn gets 16 KiB.
@@ -311,10 +331,10 @@ mod tests {
     #[test]
     fn the_longer_the_way_the_longer_bulk_has_to_begin() {
         let looks = |millis| {
-            let mut weight = SessionTraffic::default();
+            let mut traffic = SessionTraffic::default();
             let known = |_: &u32| {
-                weight.look(0, BUSY);
-                weight.is_interactive(Duration::from_millis(millis))
+                traffic.sample(0, BUSY);
+                traffic.is_interactive(Duration::from_millis(millis))
             };
             (1..100).find(known)
         };
@@ -323,12 +343,12 @@ mod tests {
 
     #[test]
     fn what_moved_before_the_first_look_counts_for_nothing_and_a_new_path_counts_again() {
-        let mut weight = SessionTraffic::default();
+        let mut traffic = SessionTraffic::default();
         assert_eq!(
-            [1 << 30, 1 << 30, 100].map(|moved| weight.look(moved, BUSY)),
+            [1 << 30, 1 << 30, 100].map(|moved| traffic.sample(moved, BUSY)),
             [0, 0, 100],
             "the count restarts"
         );
-        assert_eq!((weight.bulk, weight.against), (false, 0));
+        assert_eq!((traffic.bulk, traffic.against), (false, 0));
     }
 }

@@ -73,8 +73,8 @@ fn one_session_requested_on_two_links_at_once_is_one_session() {
     assert!(table.on_open(&second, key(id), open(2)).is_none());
     assert_eq!(table.len(), 1);
     drop(offer);
-    assert!(said(&first).is_empty(), "the newer request moves the session to its link");
-    assert!(matches!(said(&second)[..], [SessionFrame::Refused { epoch: 2, .. }]));
+    assert!(frames_on(&first).is_empty(), "the newer request moves the session to its link");
+    assert!(matches!(frames_on(&second)[..], [SessionFrame::Refused { epoch: 2, .. }]));
     assert_eq!(table.len(), 0);
     assert!(table.clients.lock().get(&id).is_none(), "its client is forgotten with it");
 }
@@ -89,8 +89,9 @@ async fn a_session_that_is_over_before_its_opener_looks_was_open() {
         opening.ask(&link, None);
         let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: None };
         let over = SessionFrame::Reset { epoch: 1, refusal: SessionError::new(ErrorCode::NoError, "closed") };
-        let said = data.map(|data| SessionFrame::Data(data.into()));
-        for frame in [Some(opened), said, Some(SessionFrame::Fin { total }), Some(over)].into_iter().flatten()
+        let data_frame = data.map(|data| SessionFrame::Data(data.into()));
+        for frame in
+            [Some(opened), data_frame, Some(SessionFrame::Fin { total }), Some(over)].into_iter().flatten()
         {
             assert!(session.on_frame(&link, frame, now));
         }
@@ -146,7 +147,7 @@ async fn a_session_that_is_cut_short_never_seems_to_have_ended_in_order() {
         let mut owned = opening.into_session();
         if finishes {
             poll_fn(|cx| owned.poll_finish(cx)).await.unwrap();
-            assert!(said(&link).iter().any(|word| matches!(word, SessionFrame::Fin { .. })));
+            assert!(frames_on(&link).iter().any(|word| matches!(word, SessionFrame::Fin { .. })));
             assert!(session.on_frame(&link, SessionFrame::Credit { received: 1, limit: 9 }, now));
         }
         match table_ends_it {
@@ -190,8 +191,8 @@ async fn a_session_that_is_over_joins_no_link() {
 #[tokio::test]
 async fn a_session_that_moves_to_a_dead_link_leaves_the_one_before() {
     let (table, alive, dead) = (table(), link(1), link(2));
-    let gone = SessionError::new(ErrorCode::Cancelled, "link closed");
-    assert_eq!(table.link_ended(&dead, &gone, Instant::now()), 0);
+    let closed = SessionError::new(ErrorCode::Cancelled, "link closed");
+    assert_eq!(table.link_ended(&dead, &closed, Instant::now()), 0);
     let session = opener(&table);
     ask(&session, &alive);
     assert_eq!(alive.sessions(), 1);
@@ -199,7 +200,7 @@ async fn a_session_that_moves_to_a_dead_link_leaves_the_one_before() {
     assert_eq!((alive.sessions(), dead.sessions()), (0, 0));
     // An edge redials at once after the end of a link that was used, even if its sessions were over by then.
     assert_eq!((alive.has_carried(), dead.has_carried()), (true, false));
-    table.link_ended(&alive, &gone, Instant::now());
+    table.link_ended(&alive, &closed, Instant::now());
     assert!(alive.has_carried(), "its end is no reason to forget that");
 }
 
@@ -209,18 +210,18 @@ async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
     let session = opener(&table);
     ask(&session, &links[0]);
     assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
-    let gone = SessionError::new(ErrorCode::Cancelled, "link closed");
+    let closed = SessionError::new(ErrorCode::Cancelled, "link closed");
     let parked = || table.next_parked().now_or_never();
-    table.link_ended(&links[0], &gone, now);
+    table.link_ended(&links[0], &closed, now);
     let first = parked().unwrap();
     first.resume(&links[1]);
-    table.link_ended(&links[1], &gone, now);
+    table.link_ended(&links[1], &closed, now);
     assert!(parked().is_none(), "its seeker notices that itself");
     assert!(first.needs_path());
     first.resume(&links[2]);
     assert!(session.on_frame(&links[2], SessionFrame::Resumed { received: 0, limit: 0, epoch: 3 }, now));
     assert!(!first.needs_path());
-    table.link_ended(&links[2], &gone, now);
+    table.link_ended(&links[2], &closed, now);
     assert!(parked().is_some(), "the first has done its work");
     assert!(!first.needs_path(), "the second one takes over");
 }
@@ -231,14 +232,14 @@ async fn a_session_whose_seeker_was_lost_gets_another() {
     let session = opener(&table);
     ask(&session, &links[0]);
     assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
-    let gone = SessionError::new(ErrorCode::Cancelled, "link closed");
-    table.link_ended(&links[0], &gone, now);
+    let closed = SessionError::new(ErrorCode::Cancelled, "link closed");
+    table.link_ended(&links[0], &closed, now);
     drop(table.next_parked().now_or_never().unwrap());
     assert!(table.next_parked().now_or_never().is_some());
 }
 
 #[tokio::test]
-async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_next() {
+async fn an_opening_requested_on_a_plain_link_first_has_a_limit_on_the_next_one() {
     let (table, link) = (table(), link(2));
     let plain = LinkSender::new(LinkId(1), Remote::Edge("node1".parse().unwrap()), None);
     let session = opener(&table);
@@ -260,14 +261,14 @@ async fn an_opening_that_is_reset_from_elsewhere_was_never_open() {
     let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
     let opening = table.open(node, target, Category::Ssh, "c".into(), "test").unwrap();
     opening.ask(&link, None);
-    assert_eq!(said(&link).len(), 1);
+    assert_eq!(frames_on(&link).len(), 1);
     let why = SessionError::new(ErrorCode::NotAllowed, "its token is revoked");
     table.reset_on(&link, &why);
     assert_eq!(opening.answer().await, OpenOutcome::Refused(why));
 }
 
 /// Returns the frames that the session sends on that link.
-fn said(link: &Arc<LinkSender>) -> Vec<SessionFrame> {
+fn frames_on(link: &Arc<LinkSender>) -> Vec<SessionFrame> {
     let mut cx = Context::from_waker(Waker::noop());
     let pulled = std::iter::from_fn(|| match link.poll_pull(&mut cx, Instant::now()) {
         Poll::Ready(frame) => frame,
@@ -296,21 +297,21 @@ async fn an_opening_that_is_refused_leaves_no_acceptor_of_an_older_open() {
             at.on_frame(link, key.clone(), frame.clone(), Instant::now())
         };
         opening.ask(&links[0], None);
-        let older = said(&links[0]).pop().unwrap();
+        let older = frames_on(&links[0]).pop().unwrap();
         opening.ask(&links[1], None);
-        assert!(matches!(said(&links[1])[..], [SessionFrame::Open { epoch: 2, .. }]));
+        assert!(matches!(frames_on(&links[1])[..], [SessionFrame::Open { epoch: 2, .. }]));
         let busy = SessionError::new(ErrorCode::Overloaded, "no room");
         hears(&here, &links[1], &SessionFrame::Refused { epoch: 2, refusal: busy.clone() });
         assert_eq!(opening.answer().await, OpenOutcome::Refused(busy));
         drop(opening);
-        let resume = said(&links[1]).pop().unwrap();
+        let resume = frames_on(&links[1]).pop().unwrap();
         let offer = if late { None } else { hears(&there, &far[0], &older) };
         assert!(late || matches!(offer, Some(Event::Incoming(_))));
         hears(&there, &far[1], &resume);
         if late {
             assert!(hears(&there, &far[0], &older).is_none(), "it must open nothing");
         }
-        let answer = said(&far[1]).pop().unwrap();
+        let answer = frames_on(&far[1]).pop().unwrap();
         let expected = if late { ErrorCode::UnknownSession } else { ErrorCode::Cancelled };
         assert!(
             matches!(&answer, SessionFrame::Reset { epoch: 3, refusal } if refusal.code == expected),
