@@ -13,6 +13,7 @@ pub mod init;
 pub mod invitations;
 pub mod migrate;
 pub mod output_dir;
+pub mod proxy;
 #[cfg(test)]
 mod reference_tests;
 pub mod serve;
@@ -40,6 +41,7 @@ use crate::command::doctor::DoctorArgs;
 use crate::command::init::InitArgs;
 use crate::command::invitations::{InvitationsArgs, InviteArgs, JoinArgs};
 use crate::command::migrate::MigrateArgs;
+use crate::command::proxy::ProxyArgs;
 use crate::command::serve::ServeArgs;
 use crate::command::service::ServiceCommand;
 use crate::command::sessions::SessionsArgs;
@@ -223,6 +225,15 @@ pub enum Command {
         "tunnel ssh-config --server https://tunnel.example.org:2222 node1 node2",
     ]))]
     SshConfig(SshConfigArgs),
+    /// Keep the links of a user, and give them to programs on this machine as an HTTP proxy and SOCKS5, until a signal.
+    ///
+    /// Only nodes are reached through it. While it runs, `tunnel ssh` and `tunnel connect` use its links. It uses
+    /// ~/.config/tunnel/client.toml, which `tunnel join --user` writes.
+    #[command(after_help = examples([
+        "tunnel proxy    # then, for example: curl -x 127.0.0.1:3128 http://node1:9100/metrics",
+        "tunnel proxy --http 8080 --socks5 8081",
+    ]))]
+    Proxy(ProxyArgs),
     /// List the nodes of all servers of the cloud, through the server on this machine.
     #[command(after_help = examples([
         "sudo tunnel nodes",

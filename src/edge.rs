@@ -28,7 +28,7 @@ use crate::config::live::ConfigFile;
 use crate::config::server::Tls;
 use crate::edge::config::EdgeConfig as Settings;
 use crate::listener::access::{AccessPolicyBuilder, ListenerPolicies};
-use crate::listener::admission::destination::EdgeRouting;
+use crate::listener::admission::destination::UplinkRouting;
 use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{ListenerContext, sessions};
 use crate::listener::http_proxy::{self, EdgeProxy};
@@ -145,7 +145,7 @@ impl Edge {
             route: self.route.clone(),
             addresses: Arc::default(),
             direct: None,
-            edge_routing: Some(EdgeRouting { node: settings.uplink.node.clone(), nodes }),
+            uplink: Some(UplinkRouting::Edge { node: settings.uplink.node.clone(), nodes }),
             metrics: self.metrics.clone(),
             drain: self.sessions.clone(),
         }

@@ -7,9 +7,10 @@ use tunnel::command::config::{self, ConfigCommand, ConfigFileArgs};
 use tunnel::command::demo::{self, listeners::DemoListeners};
 use tunnel::command::doctor::{self, DoctorArgs, Findings};
 use tunnel::command::migrate;
+use tunnel::command::proxy::ProxyArgs;
 use tunnel::command::serve::{ServeArgs, Settings};
 use tunnel::command::{
-    self, Args, Command, CommandError, Format, Role, connect, exit_code, init, invitations, is_wrong,
+    self, Args, Command, CommandError, Format, Role, connect, exit_code, init, invitations, is_wrong, proxy,
     service, sessions, ssh, status, token,
 };
 use tunnel::config::live::ConfigFile;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         Command::Connect(command_args) => {
             print_result(in_runtime(connect::connect(&command_args, variable, interrupted(), print_stderr)))
         }
+        Command::Proxy(command_args) => run_proxy(&command_args),
         Command::Ssh(command_args) => print_result(Err(ssh::run(&command_args))),
         Command::SshConfig(command_args) => print_result(ssh::config(&command_args)),
         Command::Nodes { socket, output } => {
@@ -290,6 +292,26 @@ fn approve(command_args: &ApproveArgs) -> ExitCode {
     };
     let done =
         print_result(in_runtime(approve::approve(command_args, &Environment::read(variable), interrupted())));
+    drop(logs);
+    done
+}
+
+/// Runs the proxy of a user, and logs to stderr like a service.
+fn run_proxy(args: &ProxyArgs) -> ExitCode {
+    let json = args.log_format == Format::Json;
+    let logs =
+        LogSettings { name: "tunnel-proxy", json, verbosity: args.verbosity, ..LogSettings::default() };
+    let started = Logs::start(logs).map_err(anyhow::Error::from);
+    let (logs, runtime) = match started.and_then(|logs| Ok((logs, runtime(Role::Edge)?))) {
+        Ok(started) => started,
+        Err(cause) => {
+            print_stderr(&format!("tunnel: {cause}"));
+            return exit(StartupErrorKind::System);
+        }
+    };
+    info!(version = env!("CARGO_PKG_VERSION"), role = "proxy", "starting");
+    info!("{}", fd_limit::raise());
+    let done = print_result(runtime.block_on(proxy::run(args, variable, interrupted())));
     drop(logs);
     done
 }

@@ -144,8 +144,13 @@ impl SessionRouter {
         let SessionRequest { node, target, category, client, listener, permit } = request;
         let until = Instant::now() + self.timeout;
         let mut search = PathSearch::new(&self.paths, &node, None, until, self.chance);
-        if let PathSource::Server(_) = self.paths {
-            search = search.at_most(MOVE_WAIT);
+        match &self.paths {
+            PathSource::Server(_) => search = search.at_most(MOVE_WAIT),
+            // A laptop may just have woken up. Without a link the search fails, with its own reason.
+            PathSource::Edge(uplinks) if *uplinks.node() == NodeName::none() => {
+                let _ = timeout_at(until, uplinks.wait_any()).await;
+            }
+            PathSource::Servers(_) | PathSource::Edge(_) => {}
         }
         if let Err(missing) = search.first().await {
             return Err(RouteError::Offline { node, missing }.into());

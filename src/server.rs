@@ -385,7 +385,7 @@ impl ServerContext {
             route: self.route.clone(),
             addresses: self.cluster.addresses.clone(),
             direct: Some(self.direct.clone()),
-            edge_routing: None,
+            uplink: None,
             metrics: self.link_context.metrics.clone(),
             drain: self.drains.clients.clone(),
         }

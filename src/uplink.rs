@@ -2,4 +2,6 @@
 
 pub mod client;
 pub mod link_dialer;
+pub mod path_report;
+pub mod proxy;
 pub mod reconnect;

@@ -21,7 +21,7 @@ use tracing::{Span, debug, field};
 
 use crate::acceptor::DirectDialer;
 use crate::listener::admission::basis::{AccessBasis, ClientIdentity};
-use crate::listener::admission::destination::{Destination, EdgeRouting, OpenTarget};
+use crate::listener::admission::destination::{Destination, OpenTarget, UplinkRouting};
 use crate::listener::admission::heads::max_pending;
 use crate::listener::auth::{Login, PasswordChecker};
 use crate::listener::denial::{Denial, new_trace};
@@ -96,8 +96,8 @@ pub struct ListenerContext {
     pub addresses: Arc<AddressBook>,
     /// Dialer for targets at no node. `None` means that this process dials no target.
     pub direct: Option<DirectDialer>,
-    /// Routing at an edge, where a server dials targets that are at no node. `None` at a server.
-    pub edge_routing: Option<EdgeRouting>,
+    /// Routing over links to servers. `None` at a server.
+    pub uplink: Option<UplinkRouting>,
     /// Metrics of connections, sessions and bytes.
     pub metrics: Metrics,
     /// Once draining starts, no client is accepted; the drain waits for the connected ones.
@@ -113,22 +113,23 @@ impl ListenerContext {
 
     /// Returns the denial while this process is stopping.
     fn stopping_denial(&self) -> Denial {
-        Denial::Busy(if self.edge_routing.is_some() {
-            "this edge is stopping"
-        } else {
-            "this server is stopping"
+        Denial::Busy(match self.uplink {
+            None => "this server is stopping",
+            Some(UplinkRouting::Edge { .. }) => "this edge is stopping",
+            Some(UplinkRouting::User) => "this proxy is stopping",
         })
     }
 
     /// Returns the denial if no permit for another session is available.
     fn no_permit(&self, why: AcquireError) -> Denial {
-        Denial::Busy(match (why, &self.edge_routing) {
+        Denial::Busy(match (why, &self.uplink) {
             (AcquireError::PerSource, None) => {
                 "per-client session limit reached: [server.session] max_per_client of this server"
             }
             (AcquireError::Total, None) => {
                 "session limit reached: [server.session] max_sessions of this server"
             }
+            (_, Some(UplinkRouting::User)) => "session limit of this proxy reached",
             (AcquireError::PerSource, Some(_)) => "per-client session limit of this edge reached",
             (AcquireError::Total, Some(_)) => "session limit of this edge reached",
         })
@@ -278,7 +279,7 @@ where
     let (refused, refusals) =
         (context.metrics.connections_rejected.clone(), context.metrics.refusals.clone());
     context.metrics.sessions.expose(context.listener, &DENIALS);
-    let permits = max_pending(context.edge_routing.is_some());
+    let permits = max_pending(context.uplink.is_some());
     let limits = AcceptLimits { permits, proxies, refused, refusals, for_operators: false };
     let (drain, context) = (context.drain.clone(), Arc::new(context));
     accept_loop::run(listener, limits, ClientHandler { protocol, context }, drain).await;
@@ -591,8 +592,8 @@ impl Admission {
         target: Target,
         may: impl Fn(&NodeName, u16) -> bool,
     ) -> Result<Destination, Denial> {
-        if let Some(edge_routing) = &self.context.edge_routing {
-            return edge_routing.destination(target);
+        if let Some(uplink) = &self.context.uplink {
+            return uplink.destination(target);
         }
         // kube-apiserver's egress selector sends all targets here, including targets that no edge reaches.
         let all = self.category == Category::Egress && matches!(self.proof, ClientIdentity::Certificate(_));

@@ -11,7 +11,7 @@ use crate::admin::page::BASIC;
 use crate::registry::NodeNotFound;
 use crate::route::RouteError;
 use tunnel_base::addresses::LocateError;
-use tunnel_base::names::{NameError, Target};
+use tunnel_base::names::{NameError, NodeName, Target};
 use tunnel_net::tls::error::HandshakeError;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
@@ -98,6 +98,17 @@ pub enum Denial {
     /// The edge has no link to a server.
     #[error("this edge is not connected to the cloud")]
     EdgeOffline,
+    /// No server has a link of this user's program.
+    #[error("this machine has no link to a server")]
+    UserOffline,
+    /// A server, or the node behind it, refused a user's session.
+    #[error("{}", user_denied_text(.node, .refusal))]
+    UserDenied {
+        /// Requested node.
+        node: NodeName,
+        /// Reason given by the server or the node's edge.
+        refusal: SessionError,
+    },
     /// A server did not dial the target for this edge.
     #[error("{0}")]
     DirectDenied(SessionError),
@@ -110,6 +121,15 @@ pub enum Denial {
 }
 
 impl Denial {
+    /// Returns the denial for a user's session that could not be routed over her link.
+    pub(crate) fn of_user(why: RouteError) -> Self {
+        match why {
+            RouteError::Offline { .. } => Self::UserOffline,
+            RouteError::Refused { node, refusal } => Self::UserDenied { node, refusal },
+            why => why.into(),
+        }
+    }
+
     /// Returns the denial for a certificate without a name that this listener accepts.
     pub(super) fn unknown(names: &[String], table: &str) -> Self {
         let shown: String =
@@ -312,7 +332,9 @@ impl Denial {
             Self::UpstreamTimeout(_) if !trusted => generic_text(ErrorCode::TargetTimeout).to_owned(),
             Self::UpstreamFailed(_) if !trusted => "invalid response from the target".to_owned(),
             Self::TargetTls(_) if !trusted => "TLS with the target failed".to_owned(),
-            Self::Direct(refusal) | Self::DirectDenied(refusal) if !trusted => {
+            Self::Direct(refusal) | Self::DirectDenied(refusal) | Self::UserDenied { refusal, .. }
+                if !trusted =>
+            {
                 generic_text(refusal.code).to_owned()
             }
             Self::NotLocated(LocateError::Ambiguous { ip, .. }) if !trusted => {
@@ -378,6 +400,10 @@ impl Denial {
             Self::EdgeOffline => {
                 node_not_connected("check /readyz of this edge and what it logs about its link")
             }
+            Self::UserOffline => {
+                node_not_connected("check this machine's network, and what tunnel proxy logs about its link")
+            }
+            Self::UserDenied { refusal, .. } => user_denied(refusal),
             Self::NoServerName => node_not_named("connect to the node by its name, not by an address"),
             Self::NoNodeConnected => node_not_connected("check that `tunnel edge` runs on a node"),
             Self::WrongPasswords => (BUSY.0, BUSY.1, "try again in a minute, with the right password"),
@@ -467,6 +493,30 @@ fn refused(refusal: &SessionError) -> (StatusCode, &'static str, &'static str) {
         | ErrorCode::Internal => (StatusCode::BAD_GATEWAY, "search the server's log for the trace"),
     };
     (status, refusal.code.name(), next)
+}
+
+/// Returns status, label and hint for a user's session that was refused at the other end of her link.
+fn user_denied(refusal: &SessionError) -> (StatusCode, &'static str, &'static str) {
+    let (status, name, next) = refused(refusal);
+    let next = match refusal.code {
+        ErrorCode::NotAllowed => {
+            "only nodes that rules of [server.clients] name for you are reached; [edge.allow] there names its targets"
+        }
+        // Also the code for a node that no server has.
+        ErrorCode::TargetUnreachable => {
+            "check that `tunnel edge` runs on that node, and that the node can resolve and reach the target"
+        }
+        _ => next,
+    };
+    (status, name, next)
+}
+
+/// Returns the text of such a refusal. A server that denies access names the node itself.
+fn user_denied_text(node: &NodeName, refusal: &SessionError) -> String {
+    match refusal.code {
+        ErrorCode::NotAllowed => refusal.to_string(),
+        _ => format!("node {node}: {refusal}"),
+    }
 }
 
 /// Returns status, label and hint for a target that cannot be located.
@@ -783,6 +833,7 @@ mod statuses_tests {
             Denial::OffLimits("127.0.0.1:22".parse().unwrap()),
             Denial::OwnNode("node1:22".parse().unwrap()),
             Denial::EdgeOffline,
+            Denial::UserOffline,
             Denial::Busy(""),
             RouteError::Timeout { node: node(), timeout: std::time::Duration::ZERO }.into(),
         ]);

@@ -1,4 +1,4 @@
-//! Default locations of the admin sockets of a machine's programs.
+//! Default locations of the sockets of a machine's programs: admin sockets, and those of users' proxies.
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
@@ -52,6 +52,31 @@ impl SocketDirs {
             }
         }
         Err(reasons)
+    }
+
+    /// Listens at `file` in the first usable directory of this user only. It is never that of another process.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason for each directory, or that another process listens there.
+    pub fn bind_own(&self, file: &str) -> Result<UnixAccept, NoSocket> {
+        let mut reasons = NoSocket::default();
+        for dir in &self.own {
+            let made = self.make_own(dir).map_err(|cause| format!("{}: {cause}", dir.display()));
+            match made.map(|()| UnixAccept::bind(&dir.join(file))) {
+                Ok(Ok(listener)) => return Ok(listener),
+                Ok(Err(taken @ LocalBindError::Taken(_))) => return Err(NoSocket(vec![taken.to_string()])),
+                Ok(Err(cause)) => reasons.0.push(cause.to_string()),
+                Err(reason) => reasons.0.push(reason),
+            }
+        }
+        Err(reasons)
+    }
+
+    /// Returns where a process of this user may listen with [`Self::bind_own`].
+    pub fn own_sockets(&self, file: &str) -> Vec<PathBuf> {
+        let own = self.own.iter().filter(|dir| check_private(dir, self.user).is_ok());
+        own.map(|dir| dir.join(file)).filter(|path| path.exists()).collect()
     }
 
     /// Returns the sockets of programs with these names that this user can trust. Some programs may have ended.

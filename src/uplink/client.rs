@@ -8,15 +8,18 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
-use tracing::info_span;
+use tracing::{info_span, warn};
 
 use crate::admin::readiness::Readiness;
 use crate::config::edge::ServerAddress;
 use crate::config::{RESUME_TIMEOUT, Secret};
 use crate::route::{OpenError, SessionRequest, SessionRouter, Uplinks};
 use crate::uplink::link_dialer::known_addresses::KnownAddresses;
-use crate::uplink::link_dialer::{AddressHint, LinkDialer, ServerEndpoint, UserIdentity};
+use crate::uplink::link_dialer::{
+    AddressHint, ConnectFailure, LinkDialer, NewLink, ServerEndpoint, UserIdentity,
+};
 use crate::uplink::reconnect::{LINK_CONDITION, Reconnector};
+use tunnel_base::backoff::MAX_PAUSE;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{DeviceName, Host, Instance, NodeName, Target, UserName};
@@ -26,7 +29,7 @@ use tunnel_link::table::stream::Session;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::http_proxy::HttpProxyClient;
 use tunnel_net::pool::BufferPool;
-use tunnel_net::reload::Reload;
+use tunnel_net::reload::{Reload, fingerprint};
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::{Identity, TlsClientConfig, Trust};
 use tunnel_proto::frame::{Category, ErrorCode, SessionError};
@@ -51,6 +54,19 @@ pub struct ClientLinkConfig {
     pub no_proxy: Option<String>,
 }
 
+impl ClientLinkConfig {
+    /// Returns a number that differs for other servers, another user or another device. It contains no secret.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let proof = match &self.proof {
+            UserCredentials::Token(user, _) => user.to_string(),
+            UserCredentials::Certificate(identity) => identity.cert.display().to_string(),
+        };
+        let servers: Vec<_> = self.servers.iter().map(ToString::to_string).collect();
+        let texts = [servers.join(","), self.device.to_string(), proof, format!("{:?}", self.ca)];
+        fingerprint(&texts.map(String::into_bytes))
+    }
+}
+
 /// How a user is proved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UserCredentials {
@@ -63,10 +79,32 @@ pub enum UserCredentials {
 /// The links of a user's program, of which one is used for new sessions. Sessions continue over the next one.
 #[derive(Debug)]
 pub struct ClientLinks {
-    route: SessionRouter,
+    pub(crate) route: SessionRouter,
     uplinks: Arc<Uplinks>,
     table: Arc<SessionTable>,
+    pub(crate) pool: BufferPool,
+    pub(crate) metrics: Metrics,
     links: Drain,
+}
+
+/// Why no server linked with a user's program. The text is for the user.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientLinkError {
+    /// A file or a setting is wrong.
+    #[error("{0}")]
+    Config(String),
+    /// A server refused the user's proof, or permits her no link.
+    #[error("{0}")]
+    Denied(String),
+    /// No server gave a link.
+    #[error("{0}")]
+    Unreachable(String),
+}
+
+impl From<ConnectFailure> for ClientLinkError {
+    fn from(ConnectFailure { text, is_denied, .. }: ConnectFailure) -> Self {
+        if is_denied { Self::Denied(text) } else { Self::Unreachable(text) }
+    }
 }
 
 impl ClientLinks {
@@ -74,8 +112,35 @@ impl ClientLinks {
     ///
     /// # Errors
     ///
-    /// Returns the errors of all servers, or of a file. The text is for the user.
-    pub async fn connect(config: ClientLinkConfig) -> Result<Self, String> {
+    /// Returns the errors of all servers, or of a file.
+    pub async fn connect(config: ClientLinkConfig) -> Result<Self, ClientLinkError> {
+        let (links, keeper) = Self::prepare(config)?;
+        let first = keeper.dialer.connect(0, AddressHint::default()).await?;
+        links.keep(keeper, Some(first));
+        Ok(links)
+    }
+
+    /// Like [`Self::connect`], but keeps dialling if no server is reached now, which is logged.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a server denies the link, or of a file.
+    pub async fn start(config: ClientLinkConfig) -> Result<Self, ClientLinkError> {
+        let (links, keeper) = Self::prepare(config)?;
+        let first = match keeper.dialer.connect(0, AddressHint::default()).await {
+            Ok(first) => Some(first),
+            Err(denied @ ConnectFailure { is_denied: true, .. }) => return Err(denied.into()),
+            Err(ConnectFailure { text, .. }) => {
+                warn!(error = %text, max_backoff = ?MAX_PAUSE, "cannot connect to server, retrying");
+                None
+            }
+        };
+        links.keep(keeper, first);
+        Ok(links)
+    }
+
+    /// Reads the files.
+    fn prepare(config: ClientLinkConfig) -> Result<(Self, Arc<Reconnector>), ClientLinkError> {
         let (metrics, links) = (Metrics::edge(), Drain::new());
         let limits = SessionLimits {
             windows: WINDOWS,
@@ -86,13 +151,13 @@ impl ClientLinks {
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let link_context = LinkContext {
             table: table.clone(),
-            metrics,
+            metrics: metrics.clone(),
             drain: links.clone(),
             congestion: None,
             plain_idle_timeout: PLAIN_IDLE_TIMEOUT,
         };
         let (uplinks, pool) = (Uplinks::new(NodeName::none()), BufferPool::new());
-        let dialer = dialer(config, &link_context, pool.clone())?;
+        let dialer = dialer(config, &link_context, pool.clone()).map_err(ClientLinkError::Config)?;
         let keeper = Arc::new(Reconnector {
             dialer,
             link_context,
@@ -103,13 +168,17 @@ impl ClientLinks {
             redial: Notify::new(),
             sent_until_closed: Mutex::default(),
         });
-        let first = keeper.dialer.connect(0, AddressHint::default()).await.map_err(|failure| failure.text)?;
         let route = SessionRouter::from_edge(uplinks.clone(), table.clone(), OPEN_TIMEOUT, RESUME_TIMEOUT);
-        links.spawn(info_span!("upkeep"), table.clone().upkeep(pool, links.clone()));
+        Ok((Self { route, uplinks, table, pool, metrics, links }, keeper))
+    }
+
+    /// Starts the tasks that keep the link, which is `first` or yet to be dialled.
+    fn keep(&self, keeper: Arc<Reconnector>, first: Option<NewLink>) {
+        let Self { route, table, pool, links, .. } = self;
+        links.spawn(info_span!("upkeep"), table.clone().upkeep(pool.clone(), links.clone()));
         links.spawn(info_span!("resume_parked"), route.clone().resume_parked(links.clone()));
         links.spawn(info_span!("network"), keeper.clone().follow_network());
-        links.spawn(info_span!("link"), keeper.run(Some(first)));
-        Ok(Self { route, uplinks, table, links })
+        links.spawn(info_span!("link"), keeper.run(first));
     }
 
     /// Opens a session to a target, as servers know it. Waits for a link if there is none now. Cancel safe.
@@ -118,8 +187,6 @@ impl ClientLinks {
     ///
     /// Returns why no session was opened. The text is for the user.
     pub async fn open(&self, target: &Target) -> Result<Session, OpenError> {
-        // Opening fails without a link, with its own reason.
-        let _ = timeout(OPEN_TIMEOUT, self.uplinks.wait_any()).await;
         let request = SessionRequest {
             // The server finds the node by the target.
             node: target.host.node().unwrap_or_else(NodeName::direct),
@@ -137,11 +204,16 @@ impl ClientLinks {
         self.uplinks.all().len()
     }
 
+    /// Resets the sessions that are open.
+    pub(crate) fn reset_sessions(&self) {
+        self.table.reset_all(&SessionError::new(ErrorCode::Cancelled, "the user's program has ended"));
+    }
+
     /// Delivers the last bytes of sessions, resets those that are open, and closes the links.
     pub async fn close(self) {
         // Bounded by the time for which a session without a path is kept.
         let _ = timeout(RESUME_TIMEOUT, self.table.wait_delivered()).await;
-        self.table.reset_all(&SessionError::new(ErrorCode::Cancelled, "the user's program has ended"));
+        self.reset_sessions();
         self.links.start();
         sleep(FLUSH_TIMEOUT).await;
         self.uplinks.close_all();
@@ -192,7 +264,7 @@ const WINDOWS: WindowLimits = WindowLimits { start: 64 * 1024, max: 4 << 20 };
 /// Default maximum of bytes that sessions may reserve.
 const MEMORY: usize = 64 << 20;
 /// Maximum number of concurrent sessions.
-const MAX_SESSIONS: usize = 10_000;
+pub(crate) const MAX_SESSIONS: usize = 10_000;
 /// Time for the last resets to be sent before the links are closed.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
 /// Time for connections to end on their own.

@@ -108,6 +108,8 @@ pub(crate) struct ConnectFailure {
     pub(crate) text: String,
     /// Whether a server was reached and would also refuse the next attempt.
     pub(crate) is_refused: bool,
+    /// Whether a server refused the token or certificate, or what it proves.
+    pub(crate) is_denied: bool,
     /// Whether another live process uses this node's name.
     pub(crate) is_name_taken: bool,
 }
@@ -173,6 +175,7 @@ impl LinkDialer {
                 Err(why) => why.context(format!("{}", self.servers[server].at)),
             };
             failed.is_refused |= self.is_refused(&why);
+            failed.is_denied |= why.downcast_ref().is_some_and(LinkDialError::is_denied);
             failed.is_name_taken = why.downcast_ref().is_some_and(LinkDialError::is_name_taken);
             if failed.is_name_taken {
                 failed.text = self.no_link(&why);

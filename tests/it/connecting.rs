@@ -37,7 +37,10 @@ impl Local {
     }
 
     /// Like [`Self::start`], with these environment variables.
-    async fn start_with(args: &[&str], variable: impl Fn(&str) -> Option<String> + Send + 'static) -> Self {
+    pub(crate) async fn start_with(
+        args: &[&str],
+        variable: impl Fn(&str) -> Option<String> + Send + 'static,
+    ) -> Self {
         let args = [&["connect", "--listen=0"], args].concat();
         let connect_args = CommandLine::try_parse_from(args).unwrap().connect;
         let (print, mut messages) = mpsc::channel(9);
@@ -75,21 +78,39 @@ async fn a_local_port_reaches_the_target_and_each_half_close_is_forwarded() {
     local.wait_for_end().await;
 }
 
+/// Writes `client.toml` of alice's laptop with that server. Returns the environment in which it is found.
+pub(crate) fn home_of_alice(
+    place: &TestDir,
+    server: SocketAddr,
+) -> impl Fn(&str) -> Option<String> + Clone + Send + 'static {
+    let private = |dir: &str| {
+        let dir = place.path().join(dir);
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::set_permissions(&dir, Permissions::from_mode(0o700)).unwrap();
+        dir.display().to_string()
+    };
+    private("tunnel");
+    let (ca, token) = (&place.files.ca, user_links::USER_TOKEN);
+    let client = format!(
+        "servers = [\"{server}\"]\nca = {ca:?}\nuser = \"alice\"\ndevice = \"laptop\"\ntoken = \"{token}\"\n"
+    );
+    let file = place.file("tunnel/client.toml", &client);
+    std::fs::set_permissions(file, Permissions::from_mode(0o600)).unwrap();
+    let (home, runtime) = (place.path().display().to_string(), private("run"));
+    move |name: &str| match name {
+        "XDG_CONFIG_HOME" => Some(home.clone()),
+        "XDG_RUNTIME_DIR" => Some(runtime.clone()),
+        _ => None,
+    }
+}
+
 #[tokio::test]
 async fn tunnel_connect_links_to_the_servers_of_the_client_file_and_half_closes_are_forwarded() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::with(&place, &user_links::tables(&place, ""));
     server.server.enrolment.as_ref().unwrap().refresh().await;
     let _edges = [edge(&place, &server, "node1").await, edge(&place, &server, "other1").await];
-    std::fs::create_dir(place.path().join("tunnel")).unwrap();
-    let (grpc, ca, token) = (server.server.bound.grpc, &place.files.ca, user_links::USER_TOKEN);
-    let client = format!(
-        "servers = [\"{grpc}\"]\nca = {ca:?}\nuser = \"alice\"\ndevice = \"laptop\"\ntoken = \"{token}\"\n"
-    );
-    let file = place.file("tunnel/client.toml", &client);
-    std::fs::set_permissions(file, Permissions::from_mode(0o600)).unwrap();
-    let home = place.path().display().to_string();
-    let variable = move |name: &str| (name == "XDG_CONFIG_HOME").then(|| home.clone());
+    let variable = home_of_alice(&place, server.server.bound.grpc);
     let local = Local::start_with(&[&at("node1", echo)], variable.clone()).await;
     let mut client = local.client().await;
     assert_echo(&mut client, "hello").await;

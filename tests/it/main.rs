@@ -45,6 +45,7 @@ mod peers;
 mod places;
 mod plain;
 mod plain_g4;
+mod proxy;
 mod publish;
 mod refusals;
 mod relay;

@@ -35,7 +35,7 @@ async fn reply<const N: usize>(client: &mut TcpStream) -> [u8; N] {
 }
 
 /// Returns a CONNECT request for a name.
-fn by_name(name: &str, port: u16) -> Vec<u8> {
+pub(crate) fn by_name(name: &str, port: u16) -> Vec<u8> {
     let length = name.len().try_into().unwrap();
     [&[5, 1, 0, 3, length], name.as_bytes(), &port.to_be_bytes()].concat()
 }
@@ -56,7 +56,7 @@ fn login(name: &str, password: &str) -> Vec<u8> {
 }
 
 /// Sends a request without a password, and returns the connection and the reply code.
-async fn request_session(port: SocketAddr, request: &[u8]) -> (TcpStream, u8) {
+pub(crate) async fn request_session(port: SocketAddr, request: &[u8]) -> (TcpStream, u8) {
     let (mut client, method) = greeted(port, &[0]).await;
     assert_eq!(method, 0);
     client.write_all(request).await.unwrap();

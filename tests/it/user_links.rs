@@ -13,7 +13,7 @@ use tunnel::invitations::store::SecretHash;
 use tunnel::route::RouteError;
 use tunnel::server::Server;
 use tunnel::server::config::ServerConfig;
-use tunnel::uplink::client::{ClientLinkConfig, ClientLinks, UserCredentials};
+use tunnel::uplink::client::{ClientLinkConfig, ClientLinkError, ClientLinks, UserCredentials};
 use tunnel_base::names::{ClientName, Instance, NodeName, SessionId, Target};
 use tunnel_link::table::stream::Session;
 use tunnel_net::reload::reload_now;
@@ -50,7 +50,7 @@ pub(crate) fn tables(place: &TestDir, clients: &str) -> String {
     )
 }
 
-async fn server(place: &TestDir, more: &str) -> TestServer {
+pub(crate) async fn server(place: &TestDir, more: &str) -> TestServer {
     let server = TestServer::with(place, &tables(place, more));
     server.server.enrolment.as_ref().unwrap().refresh().await;
     server
@@ -462,7 +462,8 @@ async fn a_server_that_takes_no_links_of_users_says_so_and_an_older_one_is_named
     let (lines, _guard) = LogLines::start();
     let place = TestDir::new();
     let server = TestServer::start(&place);
-    let refused = async |at| ClientLinks::connect(config(&place, "alice/laptop", &[at])).await.unwrap_err();
+    let refused =
+        async |at| ClientLinks::connect(config(&place, "alice/laptop", &[at])).await.unwrap_err().to_string();
     let why = refused(server.server.bound.grpc).await;
     assert!(why.contains("accepts no links of users; they require a table [server.clients]"), "{why}");
     assert_eq!(lines.count("user refused user=alice device=laptop"), 1);
@@ -486,5 +487,7 @@ async fn a_server_that_takes_no_links_of_users_says_so_and_an_older_one_is_named
         ClientLinks::connect(wrong).await.unwrap_err()
     })
     .await;
+    assert!(matches!(why, ClientLinkError::Denied(_)), "{why}");
+    let why = why.to_string();
     assert!(why.contains("invalid token") && why.contains("the access of this device was revoked"), "{why}");
 }

@@ -12,6 +12,7 @@ pub mod listen;
 pub mod path_mtu;
 pub mod pki;
 pub mod pool;
+pub mod records;
 pub mod reload;
 pub mod resolver;
 pub mod socket;

@@ -1,5 +1,7 @@
 use clap::Parser as _;
 
+use crate::command::connect::port::ConnectPort;
+
 use super::*;
 
 #[derive(Debug, clap::Parser)]
@@ -35,13 +37,13 @@ fn connect_takes_a_target_as_one_argument_or_as_host_and_port() {
 
 #[test]
 fn connect_listens_on_loopback_unless_an_address_is_given() {
-    assert_eq!(local("8022").unwrap().to_string(), "127.0.0.1:8022");
-    assert_eq!(local("[::1]:8022").unwrap().to_string(), "[::1]:8022");
-    assert!(local("localhost:8022").unwrap_err().text.contains("expected IP:PORT"));
+    assert_eq!(local("--listen", "8022").unwrap().to_string(), "127.0.0.1:8022");
+    assert_eq!(local("--listen", "[::1]:8022").unwrap().to_string(), "[::1]:8022");
+    assert!(local("--listen", "localhost:8022").unwrap_err().text.contains("expected IP:PORT"));
 }
 
-fn endpoint(args: &[&str]) -> Result<ConnectEndpoint, CommandError> {
-    ConnectEndpoint::new(&ClientSettings::find(&connect_args(args).client, |_| None)?)
+fn endpoint(args: &[&str]) -> Result<ConnectPort, CommandError> {
+    ConnectPort::new(&ClientSettings::find(&connect_args(args).client, |_| None)?)
 }
 
 #[test]
@@ -79,7 +81,7 @@ fn wrong_server_settings_of_connect_are_reported_with_a_remedy() {
 fn a_ca_from_the_environment_does_not_require_tls() {
     let variable = |name: &str| (name == "TUNNEL_CA").then(|| "/nowhere".to_owned());
     let settings = ClientSettings::find(&connect_args(&["n:1"]).client, variable).unwrap();
-    assert!(ConnectEndpoint::new(&settings).is_ok());
+    assert!(ConnectPort::new(&settings).is_ok());
 }
 
 #[tokio::test]
@@ -105,24 +107,4 @@ async fn a_password_crosses_a_network_only_over_tls_or_with_insecure() {
     }
     let without = endpoint(&["n:1", "--server=192.0.2.1:1"]).ok().unwrap();
     assert_eq!(without.check_password_path().await, Ok(()), "no password is sent");
-}
-
-/// Neither direction has bytes that would reveal it.
-#[tokio::test(start_paused = true)]
-async fn connect_ends_when_its_caller_closes_both_pipes() {
-    let (_server, near) = UnixStream::pair().unwrap();
-    let (input, to_input) = std::io::pipe().unwrap();
-    let (from_output, output) = std::io::pipe().unwrap();
-    drop(to_input);
-    let file = |end: std::os::fd::OwnedFd| tokio::fs::File::from_std(end.into());
-    let (input, output) = (file(input.into()), Some(file(output.into())));
-    let stdio = Stdio { input, ended: false, output, failed: None, is_terminal: false, reader: None };
-    let carrier = Carrier::Unix(Socket::new(near, BufferPool::new()));
-    let session = ConnectStream { carrier, server: "cloud".to_owned(), trace: "00".to_owned() };
-    let mut copying = std::pin::pin!(copy(stdio, session));
-    let waited = tokio::time::timeout(Duration::from_secs(1000), &mut copying).await;
-    assert!(waited.is_err(), "the caller only waits for the response");
-    drop(from_output);
-    let ended = copying.await.unwrap_err();
-    assert!(ended.text.contains("cannot write to stdout: broken pipe"), "{}", ended.text);
 }

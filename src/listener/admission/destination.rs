@@ -45,10 +45,10 @@ impl Destination {
         access: &AccessLogEntry,
         permit: &SessionPermit,
     ) -> Option<SessionRequest> {
-        let node = match &context.edge_routing {
+        let node = match &context.uplink {
             None if self.node == NodeName::direct() => return None,
             // An edge serves its own node itself, so in a request its own node's name stands for the cloud.
-            Some(own) if self.node == NodeName::direct() => own.node.clone(),
+            Some(UplinkRouting::Edge { node, .. }) if self.node == NodeName::direct() => node.clone(),
             _ => self.node.clone(),
         };
         let client = match &access.user {
@@ -85,8 +85,10 @@ impl Destination {
         access: &mut AccessLogEntry,
     ) -> Result<OpenTarget, Denial> {
         let Self { node, target, direct, all } = self;
-        if context.edge_routing.is_some() {
-            return Err(not_routed(why, node == NodeName::direct()));
+        match &context.uplink {
+            None => {}
+            Some(UplinkRouting::Edge { .. }) => return Err(not_routed(why, node == NodeName::direct())),
+            Some(UplinkRouting::User) => return Err(Denial::of_user(why)),
         }
         let direct = direct.and_then(|direct| Some((context.direct_dialer(direct.port, all)?, direct)));
         match (why, direct) {
@@ -162,27 +164,35 @@ fn with_remedy(
     SessionError::new(refusal.code, why)
 }
 
-// Locations of targets for clients of an edge: at other nodes, or in the cloud.
+// Locations of targets for clients of a process that has links to servers.
 
-/// How a listener of an edge finds the targets of its clients: at other nodes by name, or in the cloud.
+/// How a listener of a process with links to servers finds the targets of its clients.
 #[derive(Debug, Clone)]
-pub struct EdgeRouting {
-    /// Name of the edge's own node.
-    pub node: NodeName,
-    /// Patterns of hosts that are nodes. `None` means names without a dot.
-    pub nodes: Option<Vec<Glob>>,
+pub enum UplinkRouting {
+    /// At an edge: at other nodes by name, or in the cloud.
+    Edge {
+        /// Name of the edge's own node.
+        node: NodeName,
+        /// Patterns of hosts that are nodes. `None` means names without a dot.
+        nodes: Option<Vec<Glob>>,
+    },
+    /// At a user's program: its server finds the node.
+    User,
 }
 
-impl EdgeRouting {
+impl UplinkRouting {
     /// Returns where a target is: at the node that its host names, or in the cloud.
     pub(crate) fn destination(&self, target: Target) -> Result<Destination, Denial> {
         let node = target.host.node();
-        if node.as_ref() == Some(&self.node) || target.host.is_localhost() {
+        let Self::Edge { node: own, nodes } = self else {
+            return Ok(Destination::at(node.unwrap_or_else(NodeName::direct), target));
+        };
+        if node.as_ref() == Some(own) || target.host.is_localhost() {
             return Err(Denial::OwnNode(target));
         }
         // A server knows the nodes that are named by an address.
         let (Host::Name(name), Some(node)) = (&target.host, node) else { return cloud(target) };
-        let is_node = match &self.nodes {
+        let is_node = match nodes {
             Some(globs) => globs.iter().any(|glob| glob.matches(&node)),
             None => !name.contains('.') && !is_number(name),
         };
@@ -218,7 +228,7 @@ mod tests {
 
     fn located(nodes: Option<&[&str]>, target: &str) -> Result<String, u16> {
         let nodes = nodes.map(|globs| globs.iter().map(|glob| glob.parse().unwrap()).collect());
-        let own_node = EdgeRouting { node: "Edge-1".parse().unwrap(), nodes };
+        let own_node = UplinkRouting::Edge { node: "Edge-1".parse().unwrap(), nodes };
         let found =
             own_node.destination(target.parse().unwrap()).map_err(|denial| denial.status().as_u16())?;
         Ok(format!("{} {}", found.node, found.target))

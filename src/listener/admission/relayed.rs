@@ -50,7 +50,11 @@ impl AuthorizedRequest {
     /// Returns the denial, which is counted and logged.
     pub(crate) fn grant_relay(self, id: SessionId, resumes: bool) -> Result<RelayedAccess, DeniedRequest> {
         if self.destination.node == NodeName::direct() {
-            let denial = Denial::NoNode(self.destination.target);
+            let target = &self.destination.target;
+            let denial = Denial::Forbidden(format!(
+                "{target} is at no node, and users' links lead to nodes only; for targets of [server.direct], use a CONNECT \
+                 port of the server"
+            ));
             return Err(DeniedRequest::new(denial, self.access, &self.context, self.from));
         }
         let (Self { context, from, basis, mut access, .. }, permit) = self.with_permit()?;

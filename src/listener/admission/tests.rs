@@ -88,7 +88,7 @@ pub(crate) fn context(
         route: SessionRouter::from_edge(uplinks, table, time, time),
         addresses: Arc::default(),
         direct: None,
-        edge_routing: None,
+        uplink: None,
         metrics: Metrics::edge(),
         drain,
     }

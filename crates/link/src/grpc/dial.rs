@@ -116,6 +116,11 @@ impl LinkDialError {
         }
     }
 
+    /// Returns true if the server rejected our proof, or does not permit the link that it proves.
+    pub fn is_denied(&self) -> bool {
+        matches!(self, Self::Refused { code: Code::Unauthenticated | Code::PermissionDenied, .. })
+    }
+
     /// Returns true if the server rejected our token.
     pub fn is_token_refused(&self) -> bool {
         matches!(self, Self::Refused { code: Code::Unauthenticated, .. })

@@ -235,7 +235,13 @@ impl LinkSender {
     }
 
     fn is_unresponsive(&self, now: Instant) -> bool {
-        self.signs(now).unresponsive_at().is_some_and(|at| at <= now)
+        self.unresponsive_since(now).is_some()
+    }
+
+    /// Returns when the oldest unanswered ping was sent, if the link counts as unresponsive.
+    pub(crate) fn unresponsive_since(&self, now: Instant) -> Option<Instant> {
+        let signs = self.signs(now);
+        signs.unanswered.filter(|_| signs.unresponsive_at().is_some_and(|at| at <= now))
     }
 
     /// Wakes the read loop for a check.

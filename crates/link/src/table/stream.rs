@@ -52,6 +52,11 @@ impl Session {
         self.shared.read(|state| state.ended().cloned())
     }
 
+    /// Returns a monitor of its path.
+    pub fn path_monitor(&self) -> PathMonitor {
+        PathMonitor(self.shared.clone())
+    }
+
     /// Ends the session at once, with the reason. Bytes that were not delivered are dropped, in both directions.
     pub fn reset(mut self, why: SessionError) {
         self.left = true;
@@ -71,6 +76,39 @@ impl Drop for Session {
         if !self.left {
             self.shared.reset(given_up());
         }
+    }
+}
+
+/// Reports whether the path of a session works, and why the session ended. It does not keep the session open.
+#[derive(Debug, Clone)]
+pub struct PathMonitor(Arc<SessionCore>);
+
+impl PathMonitor {
+    /// Returns the session's id.
+    pub fn id(&self) -> SessionId {
+        self.0.key.id
+    }
+
+    /// Returns since when the session has had no path, or the remote of its link has not answered; `None` if its path
+    /// works.
+    pub fn lost_since(&self) -> Option<Instant> {
+        let (lost, sender) = {
+            let inner = self.0.lock();
+            let lost = inner.lost.filter(|_| inner.state.needs_path()).map(|loss| loss.at);
+            (lost, inner.sender.clone())
+        };
+        lost.or_else(|| sender?.unresponsive_since(Instant::now()))
+    }
+
+    /// Returns true if nothing is sent or received any longer.
+    pub fn is_over(&self) -> bool {
+        let inner = self.0.lock();
+        inner.state.ended().is_some() || matches!(inner.state.phase(), Phase::Closing | Phase::Closed)
+    }
+
+    /// Returns why the session ended, if it did not end cleanly.
+    pub fn ended(&self) -> Option<SessionError> {
+        self.0.lock().state.ended().cloned()
     }
 }
 

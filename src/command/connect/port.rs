@@ -1,0 +1,369 @@
+//! A CONNECT port, of a server or of the user's proxy: how it is reached, logging in there, and its refusals.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http::header::{HOST, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
+use http::{Method, Request, Response, Uri};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper::ext::ReasonPhrase;
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use crate::command::CommandError;
+use crate::command::client::{ClientSettings, Setting};
+use crate::command::connect::opener::{OpenedSession, PrintLine, SessionStream};
+use crate::uplink::proxy::connect_shared;
+use tunnel_base::files;
+use tunnel_base::logging::{one_line, printable};
+use tunnel_base::names::{Host, Target};
+use tunnel_base::policy::canonical_ip;
+use tunnel_net::dial::dial;
+use tunnel_net::pool::BufferPool;
+use tunnel_net::resolver::Resolver;
+use tunnel_net::socket::{Connection, Socket};
+use tunnel_net::tls::error::HandshakeError;
+use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
+
+/// A CONNECT port: how to reach it, and how to log in there.
+pub(crate) struct ConnectPort {
+    /// Where it listens.
+    place: ConnectAddress,
+    /// The TLS connector, and the name that the server's certificate must contain.
+    tls: Option<(TlsConnector, ServerName<'static>)>,
+    /// The value of `Proxy-Authorization`.
+    authorization: Option<HeaderValue>,
+    /// Whether that may be sent only to this machine, because it would cross a network unencrypted.
+    only_loopback: bool,
+    /// What to do if the server requires other credentials.
+    login_hint: String,
+    pool: BufferPool,
+}
+
+/// Where a CONNECT port listens.
+enum ConnectAddress {
+    /// The TCP address of a server.
+    At(Target),
+    /// A server's Unix socket on this machine.
+    Socket(PathBuf),
+    /// The socket of this user's proxy, and how its notices are printed.
+    Proxy(PathBuf, PrintLine),
+}
+
+impl ConnectPort {
+    /// Reads the files that the settings name.
+    pub(super) fn new(settings: &ClientSettings) -> Result<Self, CommandError> {
+        let ClientSettings { server: Setting { value: url, source }, .. } = settings;
+        let wrong = |why: &str| {
+            let expected = "expected HOST:PORT, http://HOST:PORT, https://HOST:PORT or unix:/PATH";
+            CommandError::usage(format!("{source} {url:?}: {why}; {expected}"))
+        };
+        let (place, tls) = if let Some(path) = url.strip_prefix("unix:") {
+            if !path.starts_with('/') {
+                return Err(wrong("the path must begin with /"));
+            }
+            (ConnectAddress::Socket(path.into()), None)
+        } else if url.contains('@') {
+            // The value may contain a password, so the error does not.
+            return Err(CommandError::usage(format!(
+                "{source}: contains @; name the user with --user, and the password's file with --password-file"
+            )));
+        } else {
+            let (secure, at) = match url.split_once("://") {
+                None => (false, url.as_str()),
+                Some(("http", rest)) => (false, rest),
+                Some(("https", rest)) => (true, rest),
+                Some(_) => return Err(wrong("unsupported URL")),
+            };
+            let at =
+                at.trim_end_matches('/').parse::<Target>().map_err(|_| wrong("invalid host and port"))?;
+            let tls = if secure { Some(encryption(settings, &at)?) } else { None };
+            (ConnectAddress::At(at), tls)
+        };
+        let certificate = settings.identity.as_ref().map(|(cert, _)| cert);
+        if tls.is_none()
+            && [&settings.ca.as_ref(), &certificate].iter().any(|file| file.is_some_and(Setting::is_flag))
+        {
+            return Err(CommandError::usage(format!(
+                "--ca and --cert require TLS; use https:// in {source}"
+            )));
+        }
+        let authorization = authorization(settings)?;
+        let login_hint = match settings.user.as_ref().zip(settings.password_file.as_ref()) {
+            None => "set --user and --password-file, or TUNNEL_USER and TUNNEL_PASSWORD_FILE".to_owned(),
+            Some((user, file)) => format!(
+                "check user {} ({}) and the password in {} ({})",
+                printable(&user.value),
+                user.source,
+                file.value.display(),
+                file.source
+            ),
+        };
+        let only_loopback = authorization.is_some() && tls.is_none() && !settings.insecure;
+        Ok(Self { place, tls, authorization, only_loopback, login_hint, pool: BufferPool::new() })
+    }
+
+    /// Returns the shared socket of a user's proxy. `print_line` prints its notices.
+    pub(super) fn of_proxy(path: PathBuf, print_line: PrintLine) -> Self {
+        let (tls, authorization, login_hint) = (None, None, String::new());
+        let place = ConnectAddress::Proxy(path, print_line);
+        Self { place, tls, authorization, only_loopback: false, login_hint, pool: BufferPool::new() }
+    }
+
+    /// Checks early that the password may be sent to the server. A name that cannot be resolved now is no error: each
+    /// session resolves it again.
+    pub(super) async fn check_password_path(&self) -> Result<(), CommandError> {
+        let ConnectAddress::At(at) = &self.place else { return Ok(()) };
+        let Ok(addresses) = resolve(at).await else { return Ok(()) };
+        self.check_password_to(&addresses)
+    }
+
+    /// Returns an error if the password would cross a network unencrypted.
+    fn check_password_to(&self, addresses: &[SocketAddr]) -> Result<(), CommandError> {
+        let is_local = |at: &SocketAddr| canonical_ip(at.ip()).is_loopback();
+        if !self.only_loopback || addresses.iter().all(is_local) {
+            return Ok(());
+        }
+        Err(CommandError::usage(format!(
+            "the password would cross the network to {self} unencrypted\n  hint: use --server=https://HOST:PORT, with a \
+             port that has a cert in its table; or send the password anyway, with --insecure"
+        )))
+    }
+
+    /// Opens a session to a target. Cancel safe.
+    pub(super) async fn open(&self, target: &Target) -> Result<OpenedSession, CommandError> {
+        let failed =
+            |why: &dyn fmt::Display| CommandError::unavailable(format!("cannot connect to {self}: {why}"));
+        let unreached = |why: &dyn fmt::Display| failed(&format_args!("{why}\n  hint: {NO_SERVER}"));
+        let trace = format!("{:08x}", rand::random::<u32>());
+        let request = self.request(target, &trace)?;
+        let opening = async {
+            match &self.place {
+                ConnectAddress::Proxy(path, print_line) => {
+                    let print_line = print_line.clone();
+                    let stream = connect_shared(path, move |line| print_line(line)).await;
+                    let stream = stream.ok_or_else(|| failed(&"it has ended; run the command again"))?;
+                    Ok(SessionStream::Proxy(Box::new(self.ask(stream, request).await?)))
+                }
+                ConnectAddress::Socket(path) => {
+                    let stream = UnixStream::connect(path).await.map_err(|cause| unreached(&cause))?;
+                    Ok(SessionStream::Unix(self.ask(stream, request).await?))
+                }
+                ConnectAddress::At(at) => {
+                    let addresses = resolve(at).await.map_err(|why| unreached(&why))?;
+                    self.check_password_to(&addresses)?;
+                    let stream = dial(&at.host, &addresses, DIAL_TIMEOUT)
+                        .await
+                        .map_err(|why| unreached(&why.after(at)))?;
+                    match &self.tls {
+                        None => Ok(SessionStream::Tcp(self.ask(stream, request).await?)),
+                        Some((tls, name)) => {
+                            let stream = tls.connect(name.clone(), stream).await;
+                            let stream = stream.map_err(|cause| match HandshakeError::of(&cause) {
+                                HandshakeError::Protocol | HandshakeError::NotTls => self.no_connect_port(),
+                                _ => failed(&format_args!(
+                                    "TLS failed: {cause}; check --ca (without it, the CAs of this system are trusted), and that the \
+                                     server's certificate contains {}",
+                                    name.to_str()
+                                )),
+                            })?;
+                            Ok(SessionStream::Tls(Box::new(self.ask(stream, request).await?)))
+                        }
+                    }
+                }
+            }
+        };
+        let opened = timeout(OPEN_TIMEOUT, opening).await;
+        let stream = opened.map_err(|_| failed(&format_args!("no response within {OPEN_TIMEOUT:?}")))??;
+        Ok(OpenedSession { stream, from: self.to_string(), trace })
+    }
+
+    /// Sends CONNECT, and takes the stream back from HTTP once the server has accepted.
+    async fn ask<C: Connection>(
+        &self,
+        stream: C,
+        request: Request<Empty<Bytes>>,
+    ) -> Result<Socket<C>, CommandError> {
+        let broken = |cause: hyper::Error| {
+            if cause.is_parse() {
+                self.no_connect_port()
+            } else {
+                CommandError::unavailable(format!("{self} did not respond: {cause}"))
+            }
+        };
+        let (mut sender, mut connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        let mut answer = std::pin::pin!(async {
+            let answer = sender.send_request(request).await?;
+            Ok::<_, hyper::Error>(if answer.status().is_success() {
+                None
+            } else {
+                Some(refusal(answer, &self.login_hint).await)
+            })
+        });
+        let mut over = false;
+        let refused = loop {
+            tokio::select! {
+                biased;
+                refused = &mut answer => break refused.map_err(broken)?,
+                // Its error reaches the request too.
+                _ = poll_fn(|cx| connection.poll_without_shutdown(cx)), if !over => over = true,
+            }
+        };
+        if let Some(refused) = refused {
+            return Err(refused);
+        }
+        let parts = connection.into_parts();
+        Ok(Socket::with_early(parts.io.into_inner(), self.pool.clone(), parts.read_buf))
+    }
+
+    fn no_connect_port(&self) -> CommandError {
+        let (spoken, other) = if self.tls.is_some() {
+            ("over", "http:// if it has none")
+        } else {
+            ("without", "https:// if it has one")
+        };
+        CommandError::unavailable(format!(
+            "{self} does not speak HTTP {spoken} TLS; check the cert of [server.connect] there and use {other}; use the port \
+             of server.connect.listen, not the one to which nodes link (server.links.listen)"
+        ))
+    }
+
+    fn request(&self, target: &Target, trace: &str) -> Result<Request<Empty<Bytes>>, CommandError> {
+        let text = target.to_string();
+        let wrong = |_| CommandError::usage(format!("{text:?} cannot be requested over HTTP"));
+        let mut request = Request::new(Empty::new());
+        *request.method_mut() = Method::CONNECT;
+        *request.uri_mut() = Uri::try_from(&*text).map_err(wrong)?;
+        for (name, value) in [(HOST, &*text), (TRACE, trace)] {
+            if let Ok(value) = HeaderValue::from_str(value) {
+                request.headers_mut().insert(name, value);
+            }
+        }
+        if let Some(authorization) = &self.authorization {
+            request.headers_mut().insert(PROXY_AUTHORIZATION, authorization.clone());
+        }
+        Ok(request)
+    }
+}
+
+/// What to do if no server is reached.
+const NO_SERVER: &str = "check that a server listens there, at listen of its [server.connect] or [server.egress], or name another with \
+     --server. The config that tunnel init writes opens it for its own machine only";
+
+impl fmt::Display for ConnectPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            ConnectAddress::At(at) => at.fmt(f),
+            ConnectAddress::Socket(path) => path.display().fmt(f),
+            ConnectAddress::Proxy(path, _) => write!(f, "your proxy at {}", path.display()),
+        }
+    }
+}
+
+/// Converts a refusal: the reason and the hints in its body. The reason phrase, which is cut, replaces an empty body. If
+/// the server requires credentials, `login_hint` replaces its hint, which is for other clients.
+async fn refusal(answer: Response<Incoming>, login_hint: &str) -> CommandError {
+    let status = answer.status();
+    let phrase = answer
+        .extensions()
+        .get::<ReasonPhrase>()
+        .map(|reason| String::from_utf8_lossy(reason.as_bytes()).into_owned());
+    let phrase = phrase.unwrap_or_else(|| status.canonical_reason().unwrap_or_default().to_owned());
+    let body = Limited::new(answer.into_body(), MAX_BODY)
+        .collect()
+        .await
+        .map(|body| body.to_bytes())
+        .unwrap_or_default();
+    let body = String::from_utf8_lossy(&body).into_owned();
+    let is_login_missing = status.as_u16() == 407;
+    let mut lines = body.lines().filter(|line| !line.trim().is_empty());
+    let reason = lines.next().map_or_else(|| printable(&phrase), one_line);
+    let lines = lines.filter(|line| !(is_login_missing && line.starts_with("hint:")));
+    let mut text = format!("{} {reason}", status.as_u16());
+    text.extend(lines.map(|line| format!("\n  {}", one_line(line))));
+    if is_login_missing {
+        text += &format!("\n  hint: {login_hint}");
+    }
+    if is_login_missing || status.as_u16() == 403 {
+        CommandError::refused(text)
+    } else {
+        CommandError::unavailable(text)
+    }
+}
+
+fn encryption(
+    settings: &ClientSettings,
+    at: &Target,
+) -> Result<(TlsConnector, ServerName<'static>), CommandError> {
+    let trust = settings.ca.as_ref().map_or(Trust::System, |ca| Trust::Ca(ca.value.clone()));
+    let identity = settings.identity.clone();
+    let identity = identity.map(|(cert, key)| Identity { cert: cert.value, key: key.value });
+    let settings = TlsClientConfig { trust, identity, alpn: vec![b"http/1.1".to_vec()] };
+    let config = settings.load().map_err(|cause| CommandError::unusable(cause.to_string()))?;
+    let name =
+        tls::server_name(&at.host.to_string()).map_err(|cause| CommandError::usage(cause.to_string()))?;
+    Ok((TlsConnector::from(config.load()), name))
+}
+
+fn authorization(settings: &ClientSettings) -> Result<Option<HeaderValue>, CommandError> {
+    let (user, file) = match (&settings.user, &settings.password_file) {
+        (None, None) => return Ok(None),
+        (Some(user), Some(file)) => (&user.value, &file.value),
+        (Some(user), None) => {
+            let text = format!(
+                "{} {:?}: a user requires --password-file, or TUNNEL_PASSWORD_FILE",
+                user.source, user.value
+            );
+            return Err(CommandError::usage(text));
+        }
+        (None, Some(file)) => {
+            return Err(CommandError::usage(format!(
+                "{} requires a user: --user, or TUNNEL_USER",
+                file.source
+            )));
+        }
+    };
+    if user.contains(':') {
+        return Err(CommandError::usage(
+            "--user: contains :, which separates a user from the password; remove it",
+        ));
+    }
+    let password = files::read_text(file)
+        .map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", file.display())))?;
+    let plain = format!("{user}:{}", password.trim_end_matches(['\r', '\n']));
+    let mut value = HeaderValue::from_str(&format!("Basic {}", STANDARD.encode(plain)))
+        .map_err(|cause| CommandError::usage(cause.to_string()))?;
+    value.set_sensitive(true);
+    Ok(Some(value))
+}
+
+async fn resolve(at: &Target) -> Result<Vec<SocketAddr>, String> {
+    let found = match &at.host {
+        Host::Ip(ip) => vec![*ip],
+        Host::Name(name) => {
+            let resolver = Resolver::system().map_err(|cause| cause.to_string())?;
+            resolver.lookup(name).await.map_err(|cause| cause.to_string())?
+        }
+    };
+    Ok(found.into_iter().map(|ip| SocketAddr::new(ip, at.port)).collect())
+}
+
+/// Identifies the request in the server's log.
+const TRACE: HeaderName = HeaderName::from_static("traceid");
+/// Timeout for the connection to the server.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for opening the session; longer than a server waits for a target.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum size of a refusal's text.
+const MAX_BODY: usize = 16 * 1024;

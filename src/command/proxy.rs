@@ -1,0 +1,75 @@
+//! `tunnel proxy`: keeps the links of a user, and gives them to her programs as an HTTP proxy, SOCKS5 and a socket.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use tracing::{info, warn};
+
+use crate::command::connect::local;
+use crate::command::connect::opener::no_link;
+use crate::command::{CommandError, Format, client};
+use crate::startup::SystemdNotifier;
+use crate::uplink::client::ClientLinks;
+use crate::uplink::proxy::{UserProxy, bind_shared};
+use tunnel_net::listen::TcpAccept;
+
+/// Arguments of `tunnel proxy`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ProxyArgs {
+    /// Local address (IP:PORT, or PORT on 127.0.0.1) of the HTTP proxy, for CONNECT and http:// URLs.
+    #[arg(long, value_name = "IP:PORT", default_value = "3128")]
+    pub http: String,
+    /// Local address (IP:PORT, or PORT on 127.0.0.1) of SOCKS5.
+    #[arg(long, value_name = "IP:PORT", default_value = "1080")]
+    pub socks5: String,
+    /// Log level: 0 info, 2 debug, 4 debug of libraries too, 6 trace except frames, 8 frames too.
+    #[arg(short, long, value_name = "LEVEL", default_value_t = 0, allow_negative_numbers = true)]
+    pub verbosity: i32,
+    /// Format of log lines.
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub log_format: Format,
+}
+
+/// Serves until `stop` completes. `variable` returns environment variables by name.
+///
+/// # Errors
+///
+/// Returns an error if `client.toml` names no servers, a port or the socket is taken, or a server denies the link. A
+/// server that is not reached is dialled again.
+pub async fn run(
+    args: &ProxyArgs,
+    variable: impl Fn(&str) -> Option<String>,
+    stop: impl Future<Output = ()>,
+) -> Result<String, CommandError> {
+    let config = client::links(&variable)?.ok_or_else(|| {
+        CommandError::unusable("client.toml names no servers; join them with tunnel join --user")
+    })?;
+    let runtime = variable("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let shared = bind_shared(&config, runtime.as_deref());
+    let shared =
+        shared.map_err(|why| CommandError::unavailable(format!("no socket for this proxy: {why}")))?;
+    let proxy =
+        UserProxy { http: bind("--http", &args.http)?, socks5: bind("--socks5", &args.socks5)?, shared };
+    let mut stop = std::pin::pin!(stop);
+    let links = tokio::select! {
+        links = ClientLinks::start(config) => links.map_err(no_link)?,
+        () = &mut stop => return Ok(String::new()),
+    };
+    let proxy = proxy.start(links);
+    SystemdNotifier.notify_ready();
+    stop.await;
+    info!("stopping");
+    SystemdNotifier.stops();
+    proxy.shutdown().await;
+    Ok(String::new())
+}
+
+fn bind(flag: &'static str, text: &str) -> Result<TcpAccept, CommandError> {
+    let at: SocketAddr = local(flag, text)?;
+    if !at.ip().is_loopback() {
+        let risk = "anyone who reaches this address reaches nodes with your rights";
+        warn!(key = flag, local_addr = %at, risk, "insecure configuration");
+    }
+    TcpAccept::bind(at).map_err(|cause| CommandError::unavailable(format!("{flag}: {cause}")))
+}

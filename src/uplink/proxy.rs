@@ -1,0 +1,163 @@
+//! A user's proxy: listeners on her machine, whose sessions run over her links. Programs that know this proxy's socket
+//! share its links.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+use tracing::{Span, field, info, info_span};
+
+use crate::listener::admission::destination::UplinkRouting;
+use crate::listener::admission::heads::long_heads;
+use crate::listener::admission::{
+    self, Admission, HandshakeOutcome, ListenerContext, ListenerProtocol, sessions,
+};
+use crate::listener::http_proxy::Proxy;
+use crate::listener::socks5::Socks5;
+use crate::listener::{connect, http_proxy, socks5};
+use crate::session_io::TargetStream;
+use crate::session_io::grants::Grants;
+use crate::startup::admin_socket::{NoSocket, SocketDirs};
+use crate::uplink::client::{ClientLinkConfig, ClientLinks, MAX_SESSIONS};
+use crate::uplink::path_report::{interruption, report_path};
+use tunnel_base::drain::Drain;
+use tunnel_base::policy::Networks;
+use tunnel_net::listen::{Accept, TcpAccept, UnixAccept};
+use tunnel_net::records::{RecordAccept, RecordStream};
+use tunnel_proto::frame::Category;
+
+/// The ports and the socket of a user's proxy, bound but not serving yet.
+#[derive(Debug)]
+pub struct UserProxy {
+    /// HTTP proxy: CONNECT and plain requests.
+    pub http: TcpAccept,
+    /// SOCKS5.
+    pub socks5: TcpAccept,
+    /// The socket by which other programs of this user share the links.
+    pub shared: UnixAccept,
+}
+
+/// A user's proxy that serves clients.
+#[derive(Debug)]
+pub struct RunningProxy {
+    /// The links that it shares.
+    pub links: ClientLinks,
+    clients: Drain,
+}
+
+impl UserProxy {
+    /// Starts serving clients over `links`.
+    pub fn start(self, links: ClientLinks) -> RunningProxy {
+        let (Self { http, socks5, shared }, clients) = (self, Drain::new());
+        let context = ListenerContext {
+            listener: "",
+            policy: Arc::default(),
+            grants: Grants::default(),
+            sessions: sessions(MAX_SESSIONS, MAX_SESSIONS),
+            long_heads: long_heads(true),
+            pool: links.pool.clone(),
+            route: links.route.clone(),
+            addresses: Arc::default(),
+            direct: None,
+            uplink: Some(UplinkRouting::User),
+            metrics: links.metrics.clone(),
+            drain: clients.clone(),
+        };
+        spawn(http_proxy::KIND.name, http, Proxy, &context);
+        spawn(socks5::KIND.name, socks5, Socks5, &context);
+        spawn("shared", RecordAccept(shared), SharedLink, &context);
+        RunningProxy { links, clients }
+    }
+}
+
+impl RunningProxy {
+    /// Ends all sessions, and closes the links.
+    pub async fn shutdown(self) {
+        let Self { links, clients } = self;
+        clients.start();
+        links.reset_sessions();
+        clients.finish(CLOSE_TIMEOUT, std::future::pending()).await;
+        links.close().await;
+    }
+}
+
+fn spawn<L, P>(name: &'static str, listener: L, protocol: P, context: &ListenerContext)
+where
+    L: Accept + 'static,
+    P: ListenerProtocol<L::AnyStream>,
+{
+    info!(listener = name, local_addr = %listener.at(), "listening for clients");
+    let context = ListenerContext { listener: name, ..context.clone() };
+    let drain = context.drain.clone();
+    let serving = admission::run(protocol, listener, Networks::default(), context);
+    drain.spawn(info_span!("clients", listener = name), serving);
+}
+
+/// Time for clients to get the reason of their end.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The protocol of the shared socket: CONNECT over records, which also report a lost path to the client.
+struct SharedLink;
+
+impl ListenerProtocol<RecordStream> for SharedLink {
+    type Connection = RecordStream;
+
+    fn category(&self) -> Category {
+        Category::Ssh
+    }
+
+    fn span(&self, _from: SocketAddr) -> Span {
+        info_span!("shared", trace_id = field::Empty, session = field::Empty)
+    }
+
+    async fn handshake(
+        &self,
+        socket: RecordStream,
+        admission: &mut Admission,
+    ) -> HandshakeOutcome<RecordStream> {
+        let mut outcome = connect::handshake(socket, admission).await;
+        if let HandshakeOutcome::Opened { session, socket, .. } = &mut outcome
+            && let (TargetStream::Session(stream), Some(target)) = (&session.session, &session.access.target)
+        {
+            let (path, client) = (stream.path_monitor(), socket.notifier());
+            let report = report_path(path.clone(), target.clone(), move |line| client.notify(line));
+            admission.context().drain.spawn(info_span!("path", session = %path.id()), report);
+            socket.set_break_reason(move || interruption(&path));
+        }
+        outcome
+    }
+}
+
+// The shared socket's file, in a directory that only this user may enter. Its name depends on the links, so that a
+// program with another client.toml never uses them.
+
+/// Listens on the socket of a proxy with these links. `runtime` is `XDG_RUNTIME_DIR`.
+///
+/// # Errors
+///
+/// Another proxy with these links runs, or no directory is usable.
+pub fn bind_shared(links: &ClientLinkConfig, runtime: Option<&Path>) -> Result<UnixAccept, NoSocket> {
+    SocketDirs::of_user(runtime).bind_own(&socket_name(links))
+}
+
+/// Connects to the proxy of this user that keeps these links, if one runs. `on_notice` is called with each text for the
+/// user. `runtime` is `XDG_RUNTIME_DIR`.
+pub async fn connect_shared(
+    path: &Path,
+    on_notice: impl FnMut(&str) + Send + 'static,
+) -> Option<RecordStream> {
+    let stream = UnixStream::connect(path).await.ok()?;
+    let is_own = stream.peer_cred().is_ok_and(|peer| peer.uid() == rustix::process::geteuid().as_raw());
+    is_own.then(|| RecordStream::new(stream, on_notice))
+}
+
+/// Returns where the socket of a proxy with these links may be.
+pub fn shared_sockets(links: &ClientLinkConfig, runtime: Option<&Path>) -> Vec<PathBuf> {
+    SocketDirs::of_user(runtime).own_sockets(&socket_name(links))
+}
+
+fn socket_name(links: &ClientLinkConfig) -> String {
+    format!("proxy-{:016x}.sock", links.fingerprint())
+}

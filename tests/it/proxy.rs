@@ -1,0 +1,210 @@
+//! A user's proxy on her machine: its ports, and the socket by which other programs share its link.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::runtime::{Builder, Runtime};
+use tunnel::command::client;
+use tunnel::uplink::client::{ClientLinkConfig, ClientLinks};
+use tunnel::uplink::proxy::{RunningProxy, UserProxy, bind_shared};
+use tunnel_net::listen::TcpAccept;
+
+use crate::connecting::{Local, home_of_alice};
+use crate::http_proxy::{body, site};
+use crate::socks5::{by_name, request_session};
+use crate::support::clients::{assert_echo, assert_reset, open, rest, send_request};
+use crate::support::line::Line;
+use crate::support::programs::{TestDir, at, edge};
+use crate::support::{assert_eventually, targets, wait_until};
+use crate::user_links::server;
+
+/// A proxy with its own runtime, so that it can be killed.
+struct LocalProxy {
+    http: SocketAddr,
+    socks5: SocketAddr,
+    proxy: Option<RunningProxy>,
+    runtime: Option<Runtime>,
+}
+
+impl LocalProxy {
+    async fn start(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let config = client::links(&variable).unwrap().unwrap();
+        let dir = PathBuf::from(variable("XDG_RUNTIME_DIR").unwrap());
+        tokio::task::spawn_blocking(move || Self::new(config, &dir)).await.unwrap()
+    }
+
+    fn new(config: ClientLinkConfig, dir: &Path) -> Self {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let (http, socks5, proxy) = runtime.block_on(async {
+            let any = || TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+            let (http, socks5, shared) = (any(), any(), bind_shared(&config, Some(dir)).unwrap());
+            assert!(bind_shared(&config, Some(dir)).unwrap_err().to_string().contains("another program"));
+            let (http_at, socks5_at) = (http.at(), socks5.at());
+            let links = ClientLinks::start(config).await.unwrap();
+            (http_at, socks5_at, UserProxy { http, socks5, shared }.start(links))
+        });
+        Self { http, socks5, proxy: Some(proxy), runtime: Some(runtime) }
+    }
+
+    /// Ends it like SIGTERM.
+    async fn stop(mut self) {
+        self.proxy.take().unwrap().shutdown().await;
+    }
+
+    fn links(&self) -> usize {
+        self.proxy.as_ref().unwrap().links.links()
+    }
+}
+
+/// Ends it like SIGKILL.
+impl Drop for LocalProxy {
+    fn drop(&mut self) {
+        self.runtime.take().unwrap().shutdown_background();
+    }
+}
+
+#[tokio::test]
+async fn programs_reach_nodes_by_connect_by_plain_requests_and_by_socks5() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = server(&place, "").await;
+    let _edge = edge(&place, &server, "node1").await;
+    let proxy = LocalProxy::start(home_of_alice(&place, server.server.bound.grpc)).await;
+    let mut connected = open(proxy.http, &at("node1", echo)).await;
+    let (mut socks5, code) = request_session(proxy.socks5, &by_name("Node1", echo.port())).await;
+    assert_eq!(code, 0);
+    for client in [&mut connected, &mut socks5] {
+        assert_echo(client, "there and back").await;
+        client.shutdown().await.unwrap();
+        assert_eq!(rest(client).await, b"");
+    }
+    let target = at("node1", site("site").await);
+    let mut client = TcpStream::connect(proxy.http).await.unwrap();
+    for _ in 0..2 {
+        let request = format!("GET http://{target}/a HTTP/1.1\r\nHost: {target}\r\n\r\n");
+        client.write_all(request.as_bytes()).await.unwrap();
+        let expected = format!("site\nget /a http/1.1\r\nhost: {target}\r\n\r\n");
+        assert_eq!(body(&mut client).await.to_lowercase(), expected);
+    }
+    assert_eq!(proxy.links(), 1);
+}
+
+#[tokio::test]
+async fn what_is_no_node_of_the_user_is_refused_with_the_reason_and_a_hint() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = server(&place, "").await;
+    let _edges = [edge(&place, &server, "node1").await, edge(&place, &server, "other1").await];
+    let proxy = LocalProxy::start(home_of_alice(&place, server.server.bound.grpc)).await;
+    let closed = targets::closed_port().await;
+    for (target, status, part) in [
+        (at("other1", echo), 403, "no rule lets alice reach port"),
+        ("example.org:443".to_owned(), 403, "no rule lets alice reach port 443 of node example.org"),
+        ("node9:22".to_owned(), 502, "node node9: it is not connected"),
+        ("127.0.0.1:22".to_owned(), 403, "never dial loopback"),
+        (at("node1", closed), 502, "refused"),
+    ] {
+        let answer = send_request(proxy.http, &format!("CONNECT {target} HTTP/1.1\r\n\r\n")).await;
+        assert!(
+            answer.status == status && answer.phrase.contains(part),
+            "{target}: {} {}",
+            answer.status,
+            answer.phrase
+        );
+        assert!(answer.body.contains("\nhint: "), "{}", answer.body);
+    }
+    let refused = request_session(proxy.socks5, &by_name("other1", echo.port())).await;
+    assert_eq!(refused.1, 2);
+}
+
+#[tokio::test]
+async fn tunnel_connect_shares_the_link_of_a_proxy_and_falls_back_to_its_own() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = server(&place, "").await;
+    let _edges = [edge(&place, &server, "node1").await, edge(&place, &server, "other1").await];
+    let line = Line::to(server.server.bound.grpc).await;
+    let variable = home_of_alice(&place, line.at);
+    let proxy = LocalProxy::start(variable.clone()).await;
+    let local = Local::start_with(&[&at("node1", echo)], variable.clone()).await;
+    let mut client = local.client().await;
+    assert_echo(&mut client, "hello").await;
+    client.write_all(b"last").await.unwrap();
+    client.shutdown().await.unwrap();
+    assert_eq!(rest(&mut client).await, b"last");
+    local.wait_for_end().await;
+    let mut local = Local::start_with(&[&at("other1", echo)], variable.clone()).await;
+    assert_reset(&mut local.client().await).await;
+    let message = assert_eventually("the refusal", local.messages.recv()).await.unwrap();
+    assert!(message.contains("403 no rule lets alice reach port"), "{message}");
+    assert_eq!(line.connections(), 1, "that of the proxy");
+    drop(proxy);
+    let is_socket = |name: &std::ffi::OsStr| name.to_string_lossy().ends_with(".sock");
+    let sockets = || std::fs::read_dir(place.path().join("run/tunnel")).unwrap();
+    wait_until("its socket is closed", || !sockets().any(|file| is_socket(&file.unwrap().file_name()))).await;
+    let local = Local::start_with(&[&at("node1", echo)], variable).await;
+    assert_echo(&mut local.client().await, "hello").await;
+    assert_eq!(line.connections(), 2);
+    local.wait_for_end().await;
+}
+
+/// Returns a `tunnel connect` through a proxy, and a client of it with an open session.
+async fn through(
+    proxy: &LocalProxy,
+    target: &str,
+    variable: impl Fn(&str) -> Option<String> + Send + 'static,
+) -> (Local, TcpStream) {
+    let local = Local::start_with(&[target], variable).await;
+    let mut client = local.client().await;
+    assert_echo(&mut client, "hello").await;
+    assert_eq!(proxy.links(), 1);
+    (local, client)
+}
+
+#[tokio::test]
+async fn a_proxy_that_ends_interrupts_its_sessions_with_a_message() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = server(&place, "").await;
+    let _edge = edge(&place, &server, "node1").await;
+    let variable = home_of_alice(&place, server.server.bound.grpc);
+    let target = at("node1", echo);
+    for is_killed in [true, false] {
+        let proxy = LocalProxy::start(variable.clone()).await;
+        let (mut local, mut client) = through(&proxy, &target, variable.clone()).await;
+        if is_killed {
+            drop(proxy);
+        } else {
+            proxy.stop().await;
+        }
+        assert_reset(&mut client).await;
+        let message = assert_eventually("the reason", local.messages.recv()).await.unwrap();
+        let expected = if is_killed {
+            "has ended"
+        } else {
+            "the user's program has ended; see the servers' access logs"
+        };
+        assert!(
+            message.starts_with("tunnel: session interrupted: ") && message.contains(expected),
+            "{message}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_client_of_the_proxy_is_told_that_its_path_is_lost_and_works_again() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = server(&place, "").await;
+    let _edge = edge(&place, &server, "node1").await;
+    let line = Line::to(server.server.bound.grpc).await;
+    let variable = home_of_alice(&place, line.at);
+    let proxy = LocalProxy::start(variable.clone()).await;
+    let target = at("node1", echo);
+    let (mut shared, mut client) = through(&proxy, &target, variable.clone()).await;
+    line.freeze(true);
+    let message = assert_eventually("the loss", shared.messages.recv()).await.unwrap();
+    let expected = format!("tunnel: no connection to {target} for 2s; the session waits for up to 60s");
+    assert_eq!(message, expected);
+    line.freeze(false);
+    let message = assert_eventually("the return", shared.messages.recv()).await.unwrap();
+    assert!(message.starts_with(&format!("tunnel: connected to {target} again, after ")), "{message}");
+    assert_echo(&mut client, "nothing lost").await;
+}
