@@ -175,7 +175,7 @@ pub enum Command {
         "sudo tunnel invitations revoke node7",
     ]))]
     Invitations(InvitationsArgs),
-    /// Install the systemd unit of a server or an edge.
+    /// Install the systemd unit of a server or an edge, or of a user's proxy.
     #[command(subcommand, after_help = examples([
         "sudo tunnel service install edge",
         "sudo tunnel service install server -c /etc/tunnel/server.toml",

@@ -22,7 +22,7 @@ use tunnel_base::drain::Drained;
 use tunnel_base::logging::{LogLevel, LogSettings, Logs};
 use tunnel_net::fd_limit;
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -84,7 +84,7 @@ fn main() -> ExitCode {
         Command::Invitations(command_args) => {
             print_result(in_runtime(invitations::manage(command_args, &Environment::read(variable))))
         }
-        Command::Service(command_args) => print_result(service::run(&command_args)),
+        Command::Service(command_args) => print_result(service::run(&command_args, variable)),
         Command::Cert(command_args) => print_result(cert::run(&command_args)),
         Command::Token(command_args) => print_result(token::run(&command_args)),
         Command::Migrate(command_args) => print_result(migrate::run(&command_args, std::io::stdin())),
@@ -397,7 +397,9 @@ fn print_stdout(text: &str) {
 /// Prints a line to stderr for the person at the terminal.
 #[expect(clippy::print_stderr, reason = "messages for people, before logging starts and next to it")]
 fn print_stderr(text: &str) {
-    eprintln!("{text}");
+    // ssh has set the terminal of its ProxyCommand to raw mode.
+    let end = if std::io::stderr().is_terminal() { "\r\n" } else { "\n" };
+    eprint!("{text}{end}");
 }
 
 /// Number of task polls after which a busy thread polls its sockets. With tokio's default of 61 and the long polls of

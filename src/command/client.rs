@@ -317,11 +317,15 @@ fn refuse_readers(path: &Path) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Returns the path of `client.toml`, as the XDG Base Directory Specification defines it.
+/// Returns the path of `client.toml`.
 pub(crate) fn client_file(variable: &impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    config_home(variable).map(|dir| dir.join("tunnel/client.toml"))
+}
+
+/// Returns the directory of the user's config files, as the XDG Base Directory Specification defines it.
+pub(crate) fn config_home(variable: &impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     let absolute = |name: &str| variable(name).map(PathBuf::from).filter(|dir| dir.is_absolute());
-    let config = absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")));
-    config.map(|dir| dir.join("tunnel/client.toml"))
+    absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")))
 }
 
 /// The CONNECT port of a server on this machine, as `tunnel init` configures it.

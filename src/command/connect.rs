@@ -2,6 +2,7 @@
 
 pub(crate) mod opener;
 mod port;
+mod session;
 mod stdio;
 
 use std::net::SocketAddr;
@@ -15,7 +16,8 @@ use tracing::Span;
 
 use crate::command::CommandError;
 use crate::command::client::{ClientArgs, ClientSettings};
-use crate::command::connect::opener::{PrintLine, SessionOpener};
+use crate::command::connect::opener::SessionOpener;
+use crate::command::connect::session::PrintLine;
 use crate::command::connect::stdio::carry;
 use crate::session_io::copy::{CopyEnd, EndKind, Side, close};
 use tunnel_base::drain::Drain;

@@ -1,65 +1,115 @@
-//! `tunnel service`: the systemd unit of a server or an edge, from the units that the package has too.
+//! `tunnel service`: the systemd unit of a server or an edge, from the units that the package has too, or of a user's proxy.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use clap::Subcommand;
+use clap::{Subcommand, ValueEnum};
 
+use crate::command::client::config_home;
 use crate::command::init::folder_on_machine;
 use crate::command::{CommandError, Role, examples};
 
 /// Commands of `tunnel service`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum ServiceCommand {
-    /// Install the systemd unit of a server or an edge. A unit of the package is used unchanged.
+    /// Install the systemd unit of a server or an edge, or of the proxy of this user. A unit of the package is used
+    /// unchanged.
     #[command(after_help = examples([
         "sudo tunnel service install edge",
-        "tunnel service install server --dir units    # to look at it",
+        "tunnel service install proxy",
     ]))]
     Install {
         /// Role of the service.
         #[arg(value_name = "ROLE")]
-        role: Role,
-        /// Config file of the service. [default: the one in /etc/tunnel]
+        role: ServiceRole,
+        /// Config file of a server or an edge. [default: the one in /etc/tunnel]
         #[arg(short, long, value_name = "FILE")]
         config: Option<PathBuf>,
-        /// Folder of the unit.
-        #[arg(long, value_name = "DIR", default_value = UNIT_DIR)]
-        dir: PathBuf,
+        /// Folder of the unit. [default: /etc/systemd/system; of a proxy ~/.config/systemd/user]
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
     },
 }
 
-/// Runs a command of `tunnel service`. Returns lines for the terminal. Blocks on the disk.
+/// The role of a service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ServiceRole {
+    /// A server.
+    Server,
+    /// The edge of a node.
+    Edge,
+    /// The proxy of this user, as a unit of this user.
+    Proxy,
+}
+
+/// Runs a command of `tunnel service`. Returns lines for the terminal. Blocks on the disk. `variable` returns
+/// environment variables by name.
 ///
 /// # Errors
 ///
 /// Returns an error if the unit cannot be written.
-pub fn run(args: &ServiceCommand) -> Result<String, CommandError> {
+pub fn run(args: &ServiceCommand, variable: impl Fn(&str) -> Option<String>) -> Result<String, CommandError> {
     let ServiceCommand::Install { role, config, dir } = args;
-    if let (None, Some(unit)) = (config, packaged(*role)) {
+    let role = match role {
+        ServiceRole::Server => Role::Server,
+        ServiceRole::Edge => Role::Edge,
+        ServiceRole::Proxy if config.is_some() => {
+            return Err(CommandError::usage(
+                "--config: a proxy uses client.toml of its user; remove the flag",
+            ));
+        }
+        ServiceRole::Proxy => return install_proxy(dir.clone(), &variable),
+    };
+    if let (None, Some(unit)) = (config, packaged(role)) {
         let config = role.config();
-        return Ok(format!("the package's unit {} is used\n{}", unit.display(), start(*role, &config)));
+        return Ok(format!("the package's unit {} is used\n{}", unit.display(), start(role, &config)));
     }
     let default = role.config();
     let config = config.as_ref().unwrap_or(&default);
-    let path = dir.join(unit_name(*role));
-    let text = Unit::of_this_machine(*role).text(config)?;
-    let done = match fs::read_to_string(&path) {
-        Ok(before) if before == text => "already there, unchanged:",
+    let path = dir.as_deref().unwrap_or(Path::new(UNIT_DIR)).join(unit_name(role));
+    let text = Unit::of_this_machine(role).text(config)?;
+    let done = write(&path, &text, "run this as root, or set another folder with --dir")?;
+    Ok(format!("{done} {}\n{}", path.display(), start(role, config)))
+}
+
+/// Installs the unit of a user's proxy.
+fn install_proxy(
+    dir: Option<PathBuf>,
+    variable: &impl Fn(&str) -> Option<String>,
+) -> Result<String, CommandError> {
+    let of_user = || config_home(variable).map(|dir| dir.join("systemd/user"));
+    let dir = dir.or_else(of_user).ok_or_else(|| CommandError::usage("HOME is not set; set --dir"))?;
+    let failed =
+        |cause| CommandError::cannot_write(format!("cannot create {}: {cause}; set --dir", dir.display()));
+    fs::create_dir_all(&dir).map_err(failed)?;
+    let path = dir.join(PROXY_UNIT_NAME);
+    let program = std::env::current_exe().unwrap_or_else(|_| PACKAGED_PROGRAM.into());
+    let program = folder_on_machine("the program's path", &program)?;
+    let text = with_start(PROXY_UNIT.lines(), &format!("{program} proxy"));
+    let done = write(&path, &text, "set another folder with --dir")?;
+    Ok(format!(
+        "{done} {}\nnext, as this user:\n  systemctl --user daemon-reload\n  systemctl --user enable --now \
+         {PROXY_UNIT_NAME}\n",
+        path.display()
+    ))
+}
+
+/// Writes a unit, unless it is there already. Returns what was done.
+fn write(path: &Path, text: &str, hint: &str) -> Result<&'static str, CommandError> {
+    match fs::read_to_string(path) {
+        Ok(before) if before == text => Ok("already there, unchanged:"),
         Ok(_) => {
             let hint = "compare it with the new one (--dir /tmp), then remove it and try again";
-            return Err(CommandError::cannot_write(format!("{} is there already; {hint}", path.display())));
+            Err(CommandError::cannot_write(format!("{} is there already; {hint}", path.display())))
         }
         Err(_) => {
-            fs::write(&path, &text).map_err(|cause| {
-                let hint = "run this as root, or set another folder with --dir";
+            fs::write(path, text).map_err(|cause| {
                 CommandError::cannot_write(format!("cannot write {}: {cause}; {hint}", path.display()))
             })?;
-            "created"
+            Ok("created")
         }
-    };
-    Ok(format!("{done} {}\n{}", path.display(), start(*role, config)))
+    }
 }
 
 /// Returns what to type to start the service.
@@ -122,16 +172,17 @@ impl Unit {
             Role::Edge => EDGE_UNIT,
         };
         let kept = |line: &&str| self.has_user || !(line.starts_with("User=") || line.starts_with("Group="));
-        let lines = text.lines().filter(kept).map(|line| {
-            let is_start = line.starts_with("ExecStart=");
-            if is_start {
-                format!("ExecStart={program} {} -c {config}", self.role.name())
-            } else {
-                line.to_owned()
-            }
-        });
-        Ok(lines.collect::<Vec<_>>().join("\n") + "\n")
+        Ok(with_start(text.lines().filter(kept), &format!("{program} {} -c {config}", self.role.name())))
     }
+}
+
+/// Returns the text of a unit that starts this command.
+fn with_start<'a>(lines: impl Iterator<Item = &'a str>, command: &str) -> String {
+    let line = |line: &str| match line.starts_with("ExecStart=") {
+        true => format!("ExecStart={command}\n"),
+        false => format!("{line}\n"),
+    };
+    lines.map(line).collect()
 }
 
 /// Returns true if this machine has the user of the package.
@@ -142,6 +193,8 @@ fn has_user() -> bool {
 
 const SERVER_UNIT: &str = include_str!("../../deploy/systemd/tunnel-server.service");
 const EDGE_UNIT: &str = include_str!("../../deploy/systemd/tunnel-edge.service");
+const PROXY_UNIT: &str = include_str!("../../deploy/systemd/tunnel-proxy.service");
+const PROXY_UNIT_NAME: &str = "tunnel-proxy.service";
 /// The user and the program of the package.
 const USER: &str = "tunnel";
 const PACKAGED_PROGRAM: &str = "/usr/bin/tunnel";
@@ -179,7 +232,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let config = Some(dir.path().join("edge.toml"));
         let install = || {
-            run(&ServiceCommand::Install { role: Role::Edge, config: config.clone(), dir: dir.path().into() })
+            let (role, dir) = (ServiceRole::Edge, Some(dir.path().into()));
+            run(&ServiceCommand::Install { role, config: config.clone(), dir }, |_| None)
         };
         let output = install().unwrap();
         assert!(output.contains("systemctl enable --now tunnel-edge.service"), "{output}");
@@ -188,5 +242,20 @@ mod tests {
         fs::write(dir.path().join("tunnel-edge.service"), "mine").unwrap();
         let refused = install().unwrap_err();
         assert!(refused.code == 73 && refused.text.contains("is there already"), "{refused}");
+    }
+
+    #[test]
+    fn the_proxy_of_a_user_is_a_unit_of_that_user() {
+        let home = tempfile::tempdir().unwrap();
+        let variable = |name: &str| (name == "HOME").then(|| home.path().to_str().unwrap().to_owned());
+        let install =
+            |config| run(&ServiceCommand::Install { role: ServiceRole::Proxy, config, dir: None }, variable);
+        let output = install(None).unwrap();
+        assert!(output.contains("systemctl --user enable --now tunnel-proxy.service"), "{output}");
+        let unit = fs::read_to_string(home.path().join(".config/systemd/user/tunnel-proxy.service")).unwrap();
+        let program = std::env::current_exe().unwrap();
+        let started = format!("ExecStart={} proxy", program.display());
+        assert!(unit.lines().any(|line| line == started) && !unit.contains("User="), "{unit}");
+        assert_eq!(install(Some("x".into())).unwrap_err().code, 64);
     }
 }

@@ -144,6 +144,11 @@ impl Denial {
         self.response_row().0
     }
 
+    /// Returns true if access is denied, and not only the target or a server missing.
+    pub(crate) fn is_forbidden(&self) -> bool {
+        self.status() == StatusCode::FORBIDDEN
+    }
+
     /// Returns a fixed label for metrics and the access log.
     pub fn name(&self) -> &'static str {
         self.response_row().1

@@ -23,7 +23,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::command::CommandError;
 use crate::command::client::{ClientSettings, Setting};
-use crate::command::connect::opener::{OpenedSession, PrintLine, SessionStream};
+use crate::command::connect::session::{OpenedSession, PrintLine, SessionStream};
 use crate::uplink::proxy::connect_shared;
 use tunnel_base::files;
 use tunnel_base::logging::{one_line, printable};

@@ -15,7 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 
 use crate::command::CommandError;
-use crate::command::connect::opener::{OpenedSession, interrupted};
+use crate::command::connect::session::{OpenedSession, interrupted};
 use crate::session_io::copy::{CopyEnd, EndKind, Side};
 use tunnel_net::ByteStream as _;
 use tunnel_net::pool::BufferPool;
@@ -195,7 +195,7 @@ const HANGUP_GRACE: Duration = Duration::from_secs(1);
 mod tests {
     use tokio::net::UnixStream;
 
-    use crate::command::connect::opener::SessionStream;
+    use crate::command::connect::session::SessionStream;
 
     use super::*;
 
