@@ -42,6 +42,7 @@ mod invitations;
 mod kubectl;
 mod kubelets;
 mod kubernetes;
+mod laptop;
 mod measure;
 mod monitoring;
 mod names;

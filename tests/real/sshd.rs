@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::network::Machine;
 use crate::parts::{find, free_port};
 use crate::process::{Running, TIMEOUT, run};
-use crate::wait::wait_until;
 
 /// A running sshd on loopback.
 #[derive(Debug)]
@@ -22,6 +22,16 @@ pub(crate) struct Sshd {
 
 impl Sshd {
     pub(crate) fn start() -> Self {
+        Self::start_as(Command::new)
+    }
+
+    /// Starts one on loopback of a machine.
+    pub(crate) fn start_on(machine: &Machine) -> Self {
+        Self::start_as(|program| machine.command(program))
+    }
+
+    /// Starts one with the command that `run` returns for the program.
+    fn start_as(run_on: impl FnOnce(PathBuf) -> Command) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (host_key, key) = (dir.path().join("hostkey"), dir.path().join("id"));
         for file in [&host_key, &key] {
@@ -44,13 +54,10 @@ impl Sshd {
             dir = dir.path().display(),
         );
         std::fs::write(&config, text).unwrap();
-        let mut command = Command::new(find("sshd").unwrap());
+        let mut command = run_on(find("sshd").unwrap());
         let mut process =
             Running::start("sshd", dir.path(), command.arg("-D").arg("-e").arg("-f").arg(&config));
-        wait_until("sshd listens", TIMEOUT, || {
-            process.assert_running();
-            std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
-        });
+        process.wait_for_log("Server listening on");
         Self { _process: process, dir, port, key, user }
     }
 

@@ -1,0 +1,330 @@
+//! A user's laptop behind NAT: curl, nc and ssh through her proxy, and sessions that outlive her network, her sleep and
+//! her server. `LAPTOP=full` makes the failures as long as in life.
+#![expect(clippy::print_stdout, reason = "the times are worth reading")]
+
+use std::fs::{self, File, Permissions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tunnel::invitations::store::SecretHash;
+
+use crate::network::Machine;
+use crate::parts::{are_installed, env_var, is_root};
+use crate::process::{Running, TIMEOUT, run, run_command};
+use crate::sshd::Sshd;
+use crate::tunnel::{PROGRAM, TestDir, clear_environment};
+use crate::wait::wait_until;
+
+/// Two servers, the node, and the laptop behind a NAT.
+struct World {
+    // Fields drop in order: processes before the files they use.
+    servers: Vec<Running>,
+    _edge: Running,
+    sshd: Sshd,
+    laptop: Machine,
+    nat: Machine,
+    node: Machine,
+    cloud: Machine,
+    place: TestDir,
+}
+
+impl World {
+    fn start() -> Option<Self> {
+        let programs =
+            ["nft", "ip", "nsenter", "unshare", "curl", "busybox", "nc.openbsd", "sshd", "ssh", "scp"];
+        if !are_installed(&programs) || !is_root() {
+            return None;
+        }
+        let place = TestDir::serving(&SERVERS);
+        let [laptop, nat, node, cloud] = std::array::from_fn(|_| Machine::new());
+        let [first, second] = SERVERS;
+        cloud.sh(&format!("ip addr add {first} dev lo; ip addr add {second} dev lo"));
+        cloud.cable(("nat", "10.89.1.1/24"), &nat, ("wan", "10.89.1.2/24"));
+        cloud.cable(("node", "10.89.3.1/24"), &node, ("wan", "10.89.3.2/24"));
+        nat.cable(("home", "10.89.2.1/24"), &laptop, ("wifi", "10.89.2.10/24"));
+        node.sh("ip route add default via 10.89.3.1");
+        laptop.sh("ip route add default via 10.89.2.1");
+        nat.sh("ip route add default via 10.89.1.1
+            echo 1 > /proc/sys/net/ipv4/ip_forward
+            nft add table ip nat
+            nft add chain ip nat out '{ type nat hook postrouting priority srcnat; }'
+            nft add rule ip nat out oifname wan masquerade
+            nft add chain ip nat line '{ type filter hook forward priority 0; }'");
+        prepare_home(&place);
+        let servers = [(first, 9010), (second, 9011)];
+        let servers: Vec<_> = servers.map(|server| start_server(&place, &cloud, server)).into();
+        let config = place.edge_config("node1", &format!("{second}:9000"), 9010);
+        let edge = start_tunnel(&place, &node, ("edge", "edge"), &config, 9010);
+        let sshd = Sshd::start_on(&node);
+        Some(Self { servers, _edge: edge, sshd, laptop, nat, node, cloud, place })
+    }
+
+    fn home(&self) -> PathBuf {
+        self.place.path().join("home")
+    }
+
+    /// Returns a command of the laptop's user. `shares` is false if it must not use her proxy.
+    fn on_laptop(&self, program: &str, shares: bool) -> Command {
+        let mut command = clear_environment(self.laptop.command(program));
+        let runtime = self.home().join(if shares { "run" } else { "other" });
+        command.env("HOME", self.home()).env("XDG_RUNTIME_DIR", runtime).env_remove("XDG_CONFIG_HOME");
+        command
+    }
+
+    fn proxy(&self) -> Running {
+        let mut command = self.on_laptop(PROGRAM, true);
+        let mut proxy = Running::start("proxy", self.place.path(), command.arg("proxy"));
+        proxy.wait_for_log_of("shared", "listening for clients");
+        proxy
+    }
+
+    /// Returns the number of links of the laptop.
+    fn links(&self) -> usize {
+        self.laptop.sh("ss -tnH state established dport = :9000").lines().count()
+    }
+
+    /// Returns `tunnel ssh` to the node.
+    fn ssh(&self, shares: bool) -> Command {
+        let mut command = self.on_laptop(PROGRAM, shares);
+        command.args(["ssh", "node1"]).args(self.sshd.options("false"));
+        command
+    }
+
+    fn assert_login(&self, name: &str, mut ssh: Command) {
+        let output = run_command(name, ssh.arg("echo over $((6 * 7)) bridges; exit 7"), None, TIMEOUT);
+        assert_eq!(
+            (output.stdout.as_str(), output.status.code()),
+            ("over 42 bridges\n", Some(7)),
+            "{output:?}"
+        );
+    }
+}
+
+/// Writes the store with alice's laptop, and its `client.toml`.
+fn prepare_home(place: &TestDir) {
+    let token = "a token of 32 letters and digits";
+    let hash = serde_json::to_string(&SecretHash::of(token)).unwrap();
+    let store = format!("{{\"invitations\":{{}},\"tokens\":{{\"alice/laptop\":{hash}}}}}");
+    fs::write(place.path().join("enrolled"), store).unwrap();
+    let config = place.path().join("home/.config/tunnel");
+    for dir in [&config, &place.path().join("home/run"), &place.path().join("home/other")] {
+        fs::create_dir_all(dir).unwrap();
+        fs::set_permissions(dir, Permissions::from_mode(0o700)).unwrap();
+    }
+    let servers = SERVERS.map(|server| format!("\"{server}:9000\"")).join(", ");
+    let ca = place.files.ca.display();
+    let text = format!(
+        "servers = [{servers}]\nca = \"{ca}\"\nuser = \"alice\"\ndevice = \"laptop\"\ntoken = \"{token}\"\n"
+    );
+    fs::write(config.join("client.toml"), text).unwrap();
+    fs::set_permissions(config.join("client.toml"), Permissions::from_mode(0o600)).unwrap();
+}
+
+fn start_server(place: &TestDir, cloud: &Machine, (ip, admin): (&str, u16)) -> Running {
+    let store = place.path().join("enrolled");
+    let peers = SERVERS.map(|server| format!("{server}:9000"));
+    let config = place.cloud_config(format!("{ip}:9000").parse().unwrap(), admin)
+        + &format!(
+            "[server.peers]\naddresses = {peers:?}\n[server.invitations]\nstore = \"file\"\nfile = {store:?}\n\
+             [server.clients]\nrules = [{{ users = [\"alice\"], nodes = [\"node1\"] }}]\n"
+        );
+    start_tunnel(place, cloud, ("server", ip), &config, admin)
+}
+
+fn start_tunnel(
+    place: &TestDir,
+    machine: &Machine,
+    names: (&str, &str),
+    config: &str,
+    admin: u16,
+) -> Running {
+    let mut running = place.tunnel_as(machine.command(PROGRAM), names, config, &[], &["--verbosity=2"]);
+    wait_until(&format!("{} is ready", names.1), TIMEOUT, || {
+        running.assert_running();
+        let mut curl = machine.command("curl");
+        curl.args(["-sf", "-m", "2", &format!("http://127.0.0.1:{admin}/readyz")]);
+        run_command("curl", &mut curl, None, TIMEOUT).status.success()
+    });
+    running
+}
+
+#[test]
+fn curl_nc_and_ssh_reach_a_node_through_a_users_proxy_and_ssh_does_without() {
+    let Some(world) = World::start() else { return };
+    let site = world.place.path().join("site");
+    fs::create_dir(&site).unwrap();
+    fs::write(site.join("page"), "from the node").unwrap();
+    let mut httpd = world.node.command("busybox");
+    httpd.args(["httpd", "-f", "-p", "127.0.0.1:8080", "-h"]).arg(&site);
+    let _httpd = Running::start("httpd", world.place.path(), &mut httpd);
+    let mut proxy = world.proxy();
+    for flags in [
+        &["-x", "http://127.0.0.1:3128"][..],
+        &["-p", "-x", "http://127.0.0.1:3128"],
+        &["--socks5-hostname", "127.0.0.1:1080"],
+    ] {
+        let mut curl = world.on_laptop("curl", true);
+        curl.args(["-sS", "--retry", "5", "--retry-all-errors"]).args(flags).arg("http://node1:8080/page");
+        let output = run_command("curl", &mut curl, None, TIMEOUT);
+        assert_eq!(output.stdout, "from the node", "{flags:?}: {output:?}");
+    }
+    for helper in ["nc.openbsd -X connect -x 127.0.0.1:3128 %h %p", "nc.openbsd -X 5 -x 127.0.0.1:1080 %h %p"]
+    {
+        let mut ssh = world.on_laptop("ssh", true);
+        ssh.args(world.sshd.options(helper)).arg("node1");
+        world.assert_login(helper, ssh);
+    }
+    world.assert_login("tunnel ssh with the proxy", world.ssh(true));
+    let mut cat = Cat::start(&world, "killed", true);
+    assert_eq!(world.links(), 1, "that of the proxy");
+    proxy.kill();
+    wait_until("ssh ends", TIMEOUT, || cat.ssh.try_wait().unwrap().is_some());
+    let message = fs::read_to_string(&cat.errors).unwrap();
+    assert!(
+        message.contains("session interrupted: your proxy at ") && message.contains(" has ended"),
+        "{message}"
+    );
+    world.assert_login("tunnel ssh without the proxy", world.ssh(true));
+}
+
+/// `cat` on the node, over `tunnel ssh`: each line is a number, which comes back.
+struct Cat {
+    name: &'static str,
+    ssh: Child,
+    errors: PathBuf,
+    sent: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    back: mpsc::Receiver<(u64, Instant)>,
+    last: u64,
+}
+
+impl Cat {
+    fn start(world: &World, name: &'static str, shares: bool) -> Self {
+        let errors = world.place.path().join(format!("{name}.err"));
+        let mut command = world.ssh(shares);
+        command.arg("cat").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut ssh = command.stderr(File::create(&errors).unwrap()).spawn().unwrap();
+        let (mut input, output) = (ssh.stdin.take().unwrap(), BufReader::new(ssh.stdout.take().unwrap()));
+        let (sent, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (count, stopped) = (sent.clone(), stop.clone());
+        thread::spawn(move || {
+            while !stopped.load(SeqCst) && writeln!(input, "{}", count.load(SeqCst) + 1).is_ok() {
+                count.fetch_add(1, SeqCst);
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let (sender, back) = mpsc::channel();
+        thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                let _ = sender.send((line.parse().unwrap(), Instant::now()));
+            }
+        });
+        let mut cat = Self { name, ssh, errors, sent, stop, back, last: 0 };
+        cat.wait_until_back(Instant::now(), "started");
+        cat
+    }
+
+    /// Waits until a line that is sent from now on comes back, and checks that none before it is missing.
+    fn wait_until_back(&mut self, since: Instant, what: &str) {
+        let first = self.sent.load(SeqCst) + 2;
+        while self.last < first {
+            let (number, at) = self.back.recv_timeout(2 * TIMEOUT).unwrap_or_else(|_| {
+                panic!("{}: {what}: no echo: {}", self.name, fs::read_to_string(&self.errors).unwrap())
+            });
+            assert_eq!(number, self.last + 1, "{}: {what}", self.name);
+            self.last = number;
+            if number == first {
+                println!("{}: {what}: {:.2?}", self.name, at - since);
+            }
+        }
+    }
+
+    /// Ends the input, and checks that each line has come back.
+    fn finish(mut self) -> String {
+        self.stop.store(true, SeqCst);
+        wait_until("ssh ends", TIMEOUT, || self.ssh.try_wait().unwrap().is_some());
+        let last = self.back.iter().last().map_or(self.last, |(number, _)| number);
+        assert_eq!(last, self.sent.load(SeqCst), "{}", self.name);
+        fs::read_to_string(&self.errors).unwrap()
+    }
+}
+
+/// Starts a copy of a file to the node. Returns it with the source and the destination.
+fn scp(
+    world: &World,
+    name: &str,
+    (megabytes, rate): (u64, u64),
+    shares: bool,
+) -> (Running, PathBuf, PathBuf) {
+    let [from, to] = ["from", "to"].map(|end| world.place.path().join(format!("{name}.{end}")));
+    let size = format!("head -c {megabytes}M /dev/urandom > {}", from.display());
+    assert!(run("sh", &["-c", &size], None, TIMEOUT).status.success());
+    let mut command = world.on_laptop("scp", shares);
+    command.args(world.sshd.options(&format!("{PROGRAM} connect %h %p"))).arg("-l").arg(rate.to_string());
+    command.arg(&from).arg(format!("node1:{}", to.display()));
+    (Running::start(name, world.place.path(), &mut command), from, to)
+}
+
+fn sha256(file: &Path) -> String {
+    let output = run("sha256sum", &[file], None, TIMEOUT);
+    output.stdout.split_whitespace().next().unwrap().to_owned()
+}
+
+#[test]
+fn logins_and_copies_of_a_laptop_survive_its_network_its_sleep_and_its_server() {
+    let Some(mut world) = World::start() else { return };
+    let full = env_var("LAPTOP").as_deref() == Some("full");
+    let (lost, slept, size) = if full { (30, 40, (500, 160_000)) } else { (4, 3, (100, 100_000)) };
+    let _proxy = world.proxy();
+    let mut cats =
+        [Cat::start(&world, "cat by the proxy", true), Cat::start(&world, "cat by its own link", false)];
+    let mut copies = [scp(&world, "scp-by-proxy", size, true), scp(&world, "scp-by-link", size, false)];
+    let mut check = |world: &World, what: &str| {
+        let since = Instant::now();
+        for cat in &mut cats {
+            cat.wait_until_back(since, what);
+        }
+        for (copy, ..) in &mut copies {
+            copy.assert_running();
+        }
+        assert!(world.links() >= 2);
+        thread::sleep(Duration::from_secs(1));
+    };
+    check(&world, "before");
+    world.laptop.sh("ip addr del 10.89.2.10/24 dev wifi; ip addr add 10.89.2.20/24 dev wifi
+        ip route add default via 10.89.2.1");
+    check(&world, "another address");
+    world.nat.sh("nft add rule ip nat line drop");
+    thread::sleep(Duration::from_secs(lost));
+    world.nat.sh("nft flush chain ip nat line");
+    check(&world, "line lost");
+    let everything = format!(
+        "space=$(readlink /proc/self/ns/net); for p in /proc/[0-9]*; do [ \"$(readlink $p/ns/net)\" != $space ] || \
+         [ ${{p#/proc/}} = $$ ] || kill -SIGNAL ${{p#/proc/}} 2>/dev/null || :; done"
+    );
+    world.laptop.sh(&everything.replace("SIGNAL", "STOP"));
+    thread::sleep(Duration::from_secs(slept));
+    world.laptop.sh(&everything.replace("SIGNAL", "CONT"));
+    check(&world, "stopped");
+    world.servers[0].kill();
+    check(&world, "server killed");
+    for cat in cats {
+        let errors = cat.finish();
+        assert!(errors.contains("tunnel: no connection to node1:"), "{errors}");
+        assert!(errors.contains("tunnel: connected to node1:"), "{errors}");
+    }
+    for (mut copy, from, to) in copies {
+        assert!(copy.wait_for_exit(4 * TIMEOUT).success(), "{}", copy.log());
+        assert_eq!(sha256(&from), sha256(&to));
+    }
+    drop(world.cloud);
+}
+
+/// The addresses of the servers, in the laptop's order of preference.
+const SERVERS: [&str; 2] = ["10.89.0.1", "10.89.0.2"];
