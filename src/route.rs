@@ -125,6 +125,14 @@ impl SessionRouter {
         }
     }
 
+    /// Returns why this process has no link, if it links to servers and its last attempt has failed.
+    pub fn link_failure(&self) -> Option<String> {
+        match &self.paths {
+            PathSource::Edge(uplinks) => uplinks.failure.lock().clone(),
+            PathSource::Server(_) | PathSource::Servers(_) => None,
+        }
+    }
+
     /// Replaces the source of random numbers, for simulations with a seed.
     #[must_use]
     pub fn with_chance(self, chance: RandomFraction) -> Self {
@@ -579,13 +587,16 @@ pub struct Uplinks {
     links: Mutex<Vec<Arc<LinkSender>>>,
     /// Time when a link was closed.
     lost: Mutex<Option<Instant>>,
+    /// Why the last attempt to link has failed, until there is a link.
+    failure: Mutex<Option<String>>,
     came: NodeWaiters,
 }
 
 impl Uplinks {
     /// Creates an empty list of links.
     pub fn new(node: NodeName) -> Arc<Self> {
-        Arc::new(Self { node, links: Mutex::default(), lost: Mutex::default(), came: NodeWaiters::default() })
+        let (links, lost, failure) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Arc::new(Self { node, links, lost, failure, came: NodeWaiters::default() })
     }
 
     /// Returns the node of this edge. A request for that name through the cloud means the cloud itself.
@@ -603,6 +614,7 @@ impl Uplinks {
         if let Some(oldest) = oldest {
             oldest.close();
         }
+        *self.failure.lock() = None;
         self.came.wake(&self.node);
     }
 
@@ -622,6 +634,11 @@ impl Uplinks {
         let lost = self.lost.lock().map(|at| at.elapsed());
         let seen = lost.filter(|lost| *lost < RELINK_WINDOW);
         NodeNotFound { seen, ..NodeNotFound::default() }
+    }
+
+    /// Records why an attempt to link has failed.
+    pub fn note_failure(&self, why: &str) {
+        *self.failure.lock() = Some(why.to_owned());
     }
 
     /// Returns true if there is a link.

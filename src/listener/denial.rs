@@ -9,7 +9,7 @@ use tracing::debug;
 
 use crate::admin::page::BASIC;
 use crate::registry::NodeNotFound;
-use crate::route::RouteError;
+use crate::route::{RouteError, SessionRouter};
 use tunnel_base::addresses::LocateError;
 use tunnel_base::names::{NameError, NodeName, Target};
 use tunnel_net::tls::error::HandshakeError;
@@ -99,8 +99,8 @@ pub enum Denial {
     #[error("this edge is not connected to the cloud")]
     EdgeOffline,
     /// No server has a link of this user's program.
-    #[error("this machine has no link to a server")]
-    UserOffline,
+    #[error("this machine has no link to a server: {0}")]
+    UserOffline(String),
     /// A server, or the node behind it, refused a user's session.
     #[error("{}", user_denied_text(.node, .refusal))]
     UserDenied {
@@ -121,10 +121,12 @@ pub enum Denial {
 }
 
 impl Denial {
-    /// Returns the denial for a user's session that could not be routed over her link.
-    pub(crate) fn of_user(why: RouteError) -> Self {
+    /// Returns the denial for a user's session that `route` could not open over her link.
+    pub(crate) fn of_user(why: RouteError, route: &SessionRouter) -> Self {
         match why {
-            RouteError::Offline { .. } => Self::UserOffline,
+            RouteError::Offline { .. } => {
+                Self::UserOffline(route.link_failure().unwrap_or_else(|| "it is dialled again".to_owned()))
+            }
             RouteError::Refused { node, refusal } => Self::UserDenied { node, refusal },
             why => why.into(),
         }
@@ -405,7 +407,7 @@ impl Denial {
             Self::EdgeOffline => {
                 node_not_connected("check /readyz of this edge and what it logs about its link")
             }
-            Self::UserOffline => {
+            Self::UserOffline(_) => {
                 node_not_connected("check this machine's network, and what tunnel proxy logs about its link")
             }
             Self::UserDenied { refusal, .. } => user_denied(refusal),
@@ -838,7 +840,7 @@ mod statuses_tests {
             Denial::OffLimits("127.0.0.1:22".parse().unwrap()),
             Denial::OwnNode("node1:22".parse().unwrap()),
             Denial::EdgeOffline,
-            Denial::UserOffline,
+            Denial::UserOffline(String::new()),
             Denial::Busy(""),
             RouteError::Timeout { node: node(), timeout: std::time::Duration::ZERO }.into(),
         ]);

@@ -131,6 +131,7 @@ impl ClientLinks {
             Ok(first) => Some(first),
             Err(denied @ ConnectFailure { is_denied: true, .. }) => return Err(denied.into()),
             Err(ConnectFailure { text, .. }) => {
+                links.uplinks.note_failure(&text);
                 warn!(error = %text, max_backoff = ?MAX_PAUSE, "cannot connect to server, retrying");
                 None
             }
@@ -185,7 +186,7 @@ impl ClientLinks {
     ///
     /// # Errors
     ///
-    /// Returns why no session was opened. The text is for the user.
+    /// Returns why no session was opened.
     pub async fn open(&self, target: &Target) -> Result<Session, OpenError> {
         let request = SessionRequest {
             // The server finds the node by the target.

@@ -137,6 +137,7 @@ impl Reconnector {
 
     async fn handle_dial_failure(&self, failure: ConnectFailure, backoff: &mut Backoff) {
         let ConnectFailure { text, is_refused, is_name_taken, .. } = failure;
+        self.uplinks.note_failure(&text);
         // A link to a server that stops has only its earlier sessions: no new one reaches this node.
         let kept = if self.uplinks.is_linked() { "; only earlier sessions continue" } else { "" };
         self.readiness.set(LINK_CONDITION, Err(format!("{text}{kept}")));

@@ -3,22 +3,22 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
 use tunnel::command::client;
 use tunnel::uplink::client::{ClientLinkConfig, ClientLinks};
-use tunnel::uplink::proxy::{RunningProxy, UserProxy, bind_shared};
+use tunnel::uplink::proxy::{RunningProxy, UserProxy, bind_shared, connect_shared, shared_sockets};
 use tunnel_net::listen::TcpAccept;
 
 use crate::connecting::{Local, home_of_alice};
 use crate::http_proxy::{body, site};
 use crate::socks5::{by_name, request_session};
-use crate::support::clients::{assert_echo, assert_reset, open, rest, send_request};
+use crate::support::clients::{ESTABLISHED, assert_echo, assert_reset, open, rest, send_request};
 use crate::support::line::Line;
-use crate::support::programs::{TestDir, at, edge};
+use crate::support::programs::{TestDir, TestServer, at, edge};
 use crate::support::{assert_eventually, targets, wait_until};
-use crate::user_links::server;
+use crate::user_links::{server, tables};
 
 /// A proxy with its own runtime, so that it can be killed.
 struct LocalProxy {
@@ -113,6 +113,58 @@ async fn what_is_no_node_of_the_user_is_refused_with_the_reason_and_a_hint() {
         );
         assert!(answer.body.contains("\nhint: "), "{}", answer.body);
     }
+    server.server.shutdown(std::future::pending()).await;
+    let answer = send_request(proxy.http, "CONNECT node1:22 HTTP/1.1\r\n\r\n").await;
+    let expected = "this machine has no link to a server: ";
+    assert!(
+        answer.status == 502 && answer.phrase.starts_with(expected),
+        "{} {}",
+        answer.status,
+        answer.phrase
+    );
+}
+
+#[tokio::test]
+async fn a_target_of_the_servers_direct_list_is_refused_over_a_users_link() {
+    let place = TestDir::new();
+    let direct = "[server.direct]\ntargets = [\"192.0.2.0/24:*\"]\n";
+    let server = TestServer::with(&place, &tables(&place, direct).replace("\"node*\"", "\"*\""));
+    server.server.enrolment.as_ref().unwrap().refresh().await;
+    let proxy = LocalProxy::start(home_of_alice(&place, server.server.bound.grpc)).await;
+    let answer = send_request(proxy.http, "CONNECT 192.0.2.1:80 HTTP/1.1\r\n\r\n").await;
+    let expected =
+        "192.0.2.1:80 is at no node, and users' links lead to nodes only; for targets of [server.direct]";
+    assert!(answer.status == 403 && answer.body.starts_with(expected), "{}", answer.body);
+}
+
+#[tokio::test]
+async fn a_client_of_the_socket_that_is_killed_does_not_end_its_session_like_a_complete_one() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = server(&place, "").await;
+    let edge = edge(&place, &server, "node1").await;
+    let variable = home_of_alice(&place, server.server.bound.grpc);
+    let config = client::links(&variable).unwrap().unwrap();
+    let _proxy = LocalProxy::start(&variable).await;
+    let [socket] = shared_sockets(&config, Some(&place.path().join("run")))
+        .try_into()
+        .unwrap_or_else(|all| panic!("{all:?}"));
+    let mut client = connect_shared(&socket, |_| {}).await.unwrap();
+    client.write_all(format!("CONNECT {} HTTP/1.1\r\n\r\npart", at("node1", echo)).as_bytes()).await.unwrap();
+    client.flush().await.unwrap();
+    let mut answer = vec![0; ESTABLISHED.len() + 4];
+    assert_eventually("an echo", client.read_exact(&mut answer)).await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&answer), format!("{ESTABLISHED}part"));
+    drop(client);
+    wait_until("the target is reset", || edge.metrics.sessions.closed("acceptor", "client_io_error") == 1)
+        .await;
+}
+
+#[tokio::test]
+async fn the_socks5_port_refuses_with_the_closest_code() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = server(&place, "").await;
+    let _edge = edge(&place, &server, "other1").await;
+    let proxy = LocalProxy::start(home_of_alice(&place, server.server.bound.grpc)).await;
     let refused = request_session(proxy.socks5, &by_name("other1", echo.port())).await;
     assert_eq!(refused.1, 2);
 }

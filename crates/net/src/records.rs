@@ -98,6 +98,9 @@ impl RecordStream {
     /// Reads until there are bytes of the remote's direction, or it has ended.
     fn poll_record(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.ended {
+            if self.remote_reason.is_some() {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
             if self.header_bytes < HEADER {
                 let room = self.header.get_mut(self.header_bytes..).unwrap_or_default();
                 self.header_bytes += ready!(self.outbound.poll_read(cx, room))?;
@@ -117,7 +120,7 @@ impl RecordStream {
                     let text = String::from_utf8_lossy(&std::mem::take(&mut self.text)).into_owned();
                     if kind == Kind::Broken {
                         self.remote_reason = Some(text);
-                        return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+                        continue;
                     }
                     (self.on_notice)(&text);
                 }
@@ -371,6 +374,8 @@ mod tests {
         let mut got = Vec::new();
         let broken = near.read_to_end(&mut got).await.unwrap_err();
         assert_eq!((got.as_slice(), broken.kind()), (&b"part"[..], io::ErrorKind::ConnectionReset));
+        let again = near.read_to_end(&mut got).await.unwrap_err();
+        assert_eq!((again.kind(), got.as_slice()), (io::ErrorKind::ConnectionReset, &b"part"[..]));
         assert_eq!(near.remote_reason(), Some("the node did not return"));
         let (mut near, mut far, _notices) = pair();
         far.write_all(b"part").await.unwrap();

@@ -48,7 +48,8 @@ impl SessionOpener {
             Self::Port(port) => return port.open(target).await,
             Self::Links(links, print_line) => (links, print_line.clone()),
         };
-        let session = links.open(target).await.map_err(|error| denied(&Denial::of_user(error.why)))?;
+        let session = links.open(target).await;
+        let session = session.map_err(|error| denied(&Denial::of_user(error.why, &links.route)))?;
         let (from, trace) = ("the servers".to_owned(), session.id().to_string());
         Ok(OpenedSession { stream: SessionStream::Link(session, target.clone(), print_line), from, trace })
     }

@@ -88,7 +88,7 @@ impl Destination {
         match &context.uplink {
             None => {}
             Some(UplinkRouting::Edge { .. }) => return Err(not_routed(why, node == NodeName::direct())),
-            Some(UplinkRouting::User) => return Err(Denial::of_user(why)),
+            Some(UplinkRouting::User) => return Err(Denial::of_user(why, &context.route)),
         }
         let direct = direct.and_then(|direct| Some((context.direct_dialer(direct.port, all)?, direct)));
         match (why, direct) {
