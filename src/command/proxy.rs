@@ -53,7 +53,7 @@ pub async fn run(
         UserProxy { http: bind("--http", &args.http)?, socks5: bind("--socks5", &args.socks5)?, shared };
     let mut stop = std::pin::pin!(stop);
     let links = tokio::select! {
-        links = ClientLinks::start(config) => links.map_err(no_link)?,
+        links = ClientLinks::start(config) => links.map_err(|why| no_link(&why))?,
         () = &mut stop => return Ok(String::new()),
     };
     let proxy = proxy.start(links);

@@ -10,8 +10,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use tunnel::invitations::store::SecretHash;
 
 use crate::network::Machine;
@@ -95,15 +96,12 @@ impl World {
         command.args(["ssh", "node1"]).args(self.sshd.options("false"));
         command
     }
+}
 
-    fn assert_login(&self, name: &str, mut ssh: Command) {
-        let output = run_command(name, ssh.arg("echo over $((6 * 7)) bridges; exit 7"), None, TIMEOUT);
-        assert_eq!(
-            (output.stdout.as_str(), output.status.code()),
-            ("over 42 bridges\n", Some(7)),
-            "{output:?}"
-        );
-    }
+/// Runs a command on the node.
+fn assert_login(name: &str, mut ssh: Command) {
+    let output = run_command(name, ssh.arg("echo over $((6 * 7)) bridges; exit 7"), None, TIMEOUT);
+    assert_eq!((output.stdout.as_str(), output.status.code()), ("over 42 bridges\n", Some(7)), "{output:?}");
 }
 
 /// Writes the store with alice's laptop, and its `client.toml`.
@@ -178,9 +176,9 @@ fn curl_nc_and_ssh_reach_a_node_through_a_users_proxy_and_ssh_does_without() {
     {
         let mut ssh = world.on_laptop("ssh", true);
         ssh.args(world.sshd.options(helper)).arg("node1");
-        world.assert_login(helper, ssh);
+        assert_login(helper, ssh);
     }
-    world.assert_login("tunnel ssh with the proxy", world.ssh(true));
+    assert_login("tunnel ssh with the proxy", world.ssh(true));
     let mut cat = Cat::start(&world, "killed", true);
     assert_eq!(world.links(), 1, "that of the proxy");
     proxy.kill();
@@ -190,7 +188,7 @@ fn curl_nc_and_ssh_reach_a_node_through_a_users_proxy_and_ssh_does_without() {
         message.contains("session interrupted: your proxy at ") && message.contains(" has ended"),
         "{message}"
     );
-    world.assert_login("tunnel ssh without the proxy", world.ssh(true));
+    assert_login("tunnel ssh without the proxy", world.ssh(true));
 }
 
 /// `cat` on the node, over `tunnel ssh`: each line is a number, which comes back.
@@ -304,10 +302,10 @@ fn logins_and_copies_of_a_laptop_survive_its_network_its_sleep_and_its_server() 
     thread::sleep(Duration::from_secs(lost));
     world.nat.sh("nft flush chain ip nat line");
     check(&world, "line lost");
-    let everything = format!(
-        "space=$(readlink /proc/self/ns/net); for p in /proc/[0-9]*; do [ \"$(readlink $p/ns/net)\" != $space ] || \
-         [ ${{p#/proc/}} = $$ ] || kill -SIGNAL ${{p#/proc/}} 2>/dev/null || :; done"
-    );
+    let everything = "space=$(readlink /proc/self/ns/net)
+        for p in /proc/[0-9]*; do
+            [ \"$(readlink $p/ns/net)\" != $space ] || [ ${p#/proc/} = $$ ] || kill -SIGNAL ${p#/proc/} 2>/dev/null || :
+        done";
     world.laptop.sh(&everything.replace("SIGNAL", "STOP"));
     thread::sleep(Duration::from_secs(slept));
     world.laptop.sh(&everything.replace("SIGNAL", "CONT"));

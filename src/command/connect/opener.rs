@@ -14,7 +14,7 @@ use tunnel_base::names::Target;
 /// Opens sessions: at a CONNECT port, or over links of this process.
 pub(crate) enum SessionOpener {
     Port(ConnectPort),
-    Links(ClientLinks, PrintLine),
+    Links(Box<ClientLinks>, PrintLine),
 }
 
 impl SessionOpener {
@@ -31,7 +31,8 @@ impl SessionOpener {
                 return Ok(Self::Port(ConnectPort::of_proxy(path, print_line)));
             }
         }
-        Ok(Self::Links(ClientLinks::connect(links).await.map_err(no_link)?, print_line))
+        let links = ClientLinks::connect(links).await.map_err(|why| no_link(&why))?;
+        Ok(Self::Links(Box::new(links), print_line))
     }
 
     /// Checks early that sessions may be opened.
@@ -63,7 +64,7 @@ impl SessionOpener {
 }
 
 /// Returns the error of a command that needs links, if there are none.
-pub(crate) fn no_link(why: ClientLinkError) -> CommandError {
+pub(crate) fn no_link(why: &ClientLinkError) -> CommandError {
     let text = format!("cannot link to a server: {why}");
     match why {
         ClientLinkError::Config(_) => CommandError::unusable(text),
