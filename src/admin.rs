@@ -555,16 +555,25 @@ pub struct InvitationResponse {
     pub until: u64,
     /// Host and port of the cloud, as far as its certificate names them.
     pub cloud: String,
+    /// ID of the join key, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
 }
 
 /// The JSON body of a request to create or revoke an invitation, at the admin socket of a server.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 struct InvitationRequest {
     /// Whom to invite, or what to revoke: a [`Subject`].
-    subject: String,
+    subject: Option<String>,
     /// Validity of the invitation.
     seconds: Option<u64>,
+    /// Number of nodes that may use the join key.
+    uses: Option<u32>,
+    /// ID of the join key to revoke, instead of a subject.
+    key: Option<String>,
+    /// Whether to revoke the nodes that came by that key, too.
+    with_nodes: bool,
 }
 
 /// Returns the response to `POST /invitations`. `port` is the port to which edges link.
@@ -574,25 +583,41 @@ pub(crate) async fn invite(
     request: Request<Incoming>,
     requester: &Requester,
 ) -> Response<Full<Bytes>> {
-    let (enrolment, invitee, seconds) = match parse_request(enrolment, request).await {
-        Ok((_, Subject::Device(_), _)) => {
-            return plain_text(StatusCode::BAD_REQUEST, "device: it is named when it joins\n");
-        }
-        Ok((enrolment, invitee, Some(seconds))) if INVITATION_SECONDS.contains(&seconds) => {
-            (enrolment, invitee, seconds)
-        }
-        Ok(_) => return plain_text(StatusCode::BAD_REQUEST, "seconds: expected 60 to 604800\n"),
+    let (enrolment, invitee, wish) = match parse_request(enrolment, request).await {
+        Ok(parsed) => parsed,
         Err(refused) => return refused,
     };
-    match enrolment.invite(&invitee, Duration::from_secs(seconds), &requester.to_string()).await {
+    let (invitee, lasting) = match check_invitation(invitee, &wish) {
+        Ok(checked) => checked,
+        Err(why) => return plain_text(StatusCode::BAD_REQUEST, format!("{why}\n")),
+    };
+    match enrolment.invite(&invitee, wish.uses, lasting, &requester.to_string()).await {
         Ok(made) => {
             let until = made.until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
             let unknown = || format!("CLOUD:{port}");
             let cloud = made.host.map_or_else(unknown, |host| Target { host, port }.to_string());
-            json(&InvitationResponse { code: made.code.to_string(), until, cloud })
+            json(&InvitationResponse { code: made.code.to_string(), until, cloud, key: made.key })
         }
         Err(why) => enrolment_error(&why),
     }
+}
+
+/// Returns whom to invite, and for how long.
+fn check_invitation(
+    invitee: Option<Subject>,
+    wish: &InvitationRequest,
+) -> Result<(Subject, Duration), String> {
+    let invitee = invitee.ok_or("subject: missing")?;
+    let max_seconds = match (&invitee, wish.uses) {
+        (Subject::Device(_), _) => return Err("subject: a device is named when it joins".into()),
+        (Subject::Nodes(_), Some(1..=MAX_USES)) => MAX_KEY_SECONDS,
+        (Subject::Nodes(_), _) => return Err(format!("uses: expected 1 to {MAX_USES}")),
+        (_, Some(_)) => return Err("uses: only a pattern of nodes has a number of uses".into()),
+        (_, None) => MAX_INVITATION_SECONDS,
+    };
+    let seconds = wish.seconds.filter(|seconds| (MIN_INVITATION_SECONDS..=max_seconds).contains(seconds));
+    let expected = || format!("seconds: expected {MIN_INVITATION_SECONDS} to {max_seconds}");
+    Ok((invitee, Duration::from_secs(seconds.ok_or_else(expected)?)))
 }
 
 /// Returns the response to `GET /invitations`: those that have joined or are invited.
@@ -613,19 +638,37 @@ pub(crate) async fn revoke(
     request: Request<Incoming>,
     requester: &Requester,
 ) -> Response<Full<Bytes>> {
-    let (enrolment, subject, _) = match parse_request(enrolment, request).await {
-        Ok(parse_request) => parse_request,
-        Err(refused) => return refused,
-    };
-    match enrolment.revoke(&subject, &requester.to_string()).await {
-        Ok(true) => plain_text(StatusCode::OK, "revoked\n"),
-        Ok(false) => {
-            let why = format!(
-                "{subject} has not joined by an invitation, and has no open one; tunnel invitations list prints those that have. A \
-                 token of the token file is revoked there\n"
+    let (enrolment, subject, InvitationRequest { key, with_nodes, .. }) =
+        match parse_request(enrolment, request).await {
+            Ok(parsed) => parsed,
+            Err(refused) => return refused,
+        };
+    let who = requester.to_string();
+    let (revoked, none) = match (key, subject) {
+        (Some(key), _) => {
+            let none = format!(
+                "no open join key has the ID {key}; tunnel invitations list prints the keys, and --with-nodes revokes \
+                 the nodes that came by a closed one\n"
             );
-            plain_text(StatusCode::NOT_FOUND, why)
+            (enrolment.end_key(&key, with_nodes, &who).await, none)
         }
+        (None, None | Some(Subject::Nodes(_))) => {
+            return plain_text(
+                StatusCode::BAD_REQUEST,
+                "subject: expected a node or a user, or the key's ID\n",
+            );
+        }
+        (None, Some(subject)) => {
+            let none = format!(
+                "{subject} has not joined by an invitation, and has no open one; tunnel invitations list prints those \
+                 that have. A token of the token file is revoked there\n"
+            );
+            (enrolment.revoke(&subject, &who).await, none)
+        }
+    };
+    match revoked {
+        Ok(true) => plain_text(StatusCode::OK, "revoked\n"),
+        Ok(false) => plain_text(StatusCode::NOT_FOUND, none),
         Err(why) => enrolment_error(&why),
     }
 }
@@ -633,12 +676,12 @@ pub(crate) async fn revoke(
 async fn parse_request(
     enrolment: Option<&Arc<SharedEnrolments>>,
     request: Request<Incoming>,
-) -> Result<(&Arc<SharedEnrolments>, Subject, Option<u64>), Response<Full<Bytes>>> {
+) -> Result<(&Arc<SharedEnrolments>, Option<Subject>, InvitationRequest), Response<Full<Bytes>>> {
     let enrolment = enrolment.ok_or_else(no_invitations)?;
-    let InvitationRequest { subject, seconds } = read_json(request).await?;
+    let wish: InvitationRequest = read_json(request).await?;
     let wrong = |why| plain_text(StatusCode::BAD_REQUEST, format!("subject: {why}\n"));
-    let subject = subject.parse::<Subject>().map_err(wrong)?;
-    Ok((enrolment, subject, seconds))
+    let subject = wish.subject.as_deref().map(str::parse).transpose().map_err(wrong)?;
+    Ok((enrolment, subject, wish))
 }
 
 /// Reads the JSON body of a request.
@@ -666,8 +709,15 @@ where
     plain_text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"))
 }
 
-/// Validity of an invitation in seconds: one minute to one week.
-const INVITATION_SECONDS: std::ops::RangeInclusive<u64> = 60..=604_800;
+/// Validity of an invitation in seconds: one minute, enough to carry a line to another machine, to one week.
+pub(crate) const MIN_INVITATION_SECONDS: u64 = 60;
+pub(crate) const MAX_INVITATION_SECONDS: u64 = 7 * 24 * 3600;
+
+/// Longest validity of a join key in seconds, as it is part of an image: a year.
+pub(crate) const MAX_KEY_SECONDS: u64 = 365 * 24 * 3600;
+
+/// Maximum number of nodes that a join key admits, so that its record stays small.
+pub(crate) const MAX_USES: u32 = 10_000;
 
 /// Maximum length of a JSON body in bytes.
 const JSON_BODY_BYTES: usize = 1024;

@@ -156,11 +156,11 @@ pub enum Command {
         "tunnel doctor server -c server.toml -o json",
     ]))]
     Doctor(DoctorArgs),
-    /// Invite a machine to join the cloud as a node, or as a user's device, once and within a time limit, through the
-    /// server on this machine.
+    /// Invite a machine to join the cloud as a node or a user's device, once and within a time limit, or make a join key
+    /// for several nodes, through the server on this machine.
     #[command(after_help = examples([
-        "tunnel invite --node node7 --expires 24h",
         "tunnel invite --user alice --nodes 'edge-*' --ports 22    # also print the rule to add",
+        "tunnel invite --nodes 'shop-*' --uses 500 --expires 30d    # a join key, for many machines",
     ]))]
     Invite(InviteArgs),
     /// Make this machine a node of the cloud that invited it, or a device of a user.

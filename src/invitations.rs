@@ -17,7 +17,7 @@ use aws_lc_rs::digest::{SHA256, digest};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::field::display;
 use tracing::{info, warn};
@@ -28,8 +28,9 @@ use crate::invitations::store::{
 use crate::invitations::subject::Subject;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
-use tunnel_base::names::Host;
+use tunnel_base::names::{Host, NodeName};
 use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
+use tunnel_link::grpc::enrol::JoinParams;
 use tunnel_net::reload::{Reload, ReloadError};
 use tunnel_net::tls::certificate::host_of;
 use tunnel_net::tls::verify::issuer;
@@ -44,6 +45,8 @@ pub struct SharedEnrolments {
     looked: Mutex<Option<LastRead>>,
     /// Held by the caller that reads the store on behalf of all that wait for a read.
     reader: tokio::sync::Mutex<()>,
+    /// Machines with valid invitations that wait for the next write, at most one for each connection.
+    joining: Mutex<Vec<PendingJoin>>,
     authority: Reload<ServerCa>,
 }
 
@@ -54,6 +57,18 @@ struct LastRead {
     is_ok: bool,
 }
 
+/// A join that waits for the next write of the store.
+#[derive(Debug)]
+struct PendingJoin {
+    secret: SecretHash,
+    joiner: Subject,
+    token: SecretHash,
+    /// As of the last attempt to write; true if it is the first use.
+    outcome: Result<bool, InvitationError>,
+    /// Dropped if the store cannot be changed.
+    answer: oneshot::Sender<Result<bool, InvitationError>>,
+}
+
 /// A new invitation, returned to the operator who asked a server for it.
 #[derive(Debug, Clone)]
 pub struct IssuedInvitation {
@@ -61,6 +76,8 @@ pub struct IssuedInvitation {
     pub code: InvitationCode,
     /// Expiration time.
     pub until: SystemTime,
+    /// ID of the join key; `None` for an invitation of one machine.
+    pub key: Option<String>,
     /// A name or address from the server certificate.
     pub host: Option<Host>,
 }
@@ -111,6 +128,7 @@ impl SharedEnrolments {
             changed: watch::Sender::new(()),
             looked: Mutex::default(),
             reader: tokio::sync::Mutex::default(),
+            joining: Mutex::default(),
             authority,
         })
     }
@@ -118,6 +136,11 @@ impl SharedEnrolments {
     /// Returns the state as last read.
     pub fn known(&self) -> Arc<Enrolments> {
         self.known.load_full()
+    }
+
+    /// Returns the ID of the join key that has that secret, if one is known.
+    pub fn key_of(&self, secret: &str) -> Option<String> {
+        self.known().key_of(&SecretHash::of(secret))
     }
 
     /// Returns a receiver that is notified when [`Self::known`] changes.
@@ -168,7 +191,8 @@ impl SharedEnrolments {
         timeout(REFRESH_TIMEOUT, refreshed).await.unwrap_or_default()
     }
 
-    /// Creates an invitation of a node or user that is valid for `lasting`. `who` is the actor in the log.
+    /// Creates an invitation of a node or user that is valid for `lasting`, or a join key for `uses` nodes. `who` is the
+    /// actor in the log.
     ///
     /// # Errors
     ///
@@ -176,18 +200,24 @@ impl SharedEnrolments {
     pub async fn invite(
         &self,
         invitee: &Subject,
+        uses: Option<u32>,
         lasting: Duration,
         who: &str,
     ) -> Result<IssuedInvitation, EnrolError<TooManyInvitations>> {
         let authority = self.authority.load();
         let code = InvitationCode::random(authority.pin, invitee.clone());
         let (now, hash) = (now(), code.hash());
-        let until = now.saturating_add(lasting.as_secs());
-        self.change(|enrolled| enrolled.invite(hash.clone(), invitee, until, now)).await?;
-        let (node, user) = (invitee.node().map(display), invitee.user().map(display));
-        info!(target: AUDIT, actor = who, node, user, ttl_seconds = lasting.as_secs(), "invitation created");
+        let (until, ttl_seconds) = (now.saturating_add(lasting.as_secs()), lasting.as_secs());
+        self.change(|enrolled| enrolled.invite(hash.clone(), invitee, uses, until, now)).await?;
+        let key = uses.map(|_| hash.id());
+        if let Some(key) = &key {
+            info!(target: AUDIT, actor = who, key, nodes = %invitee, uses, ttl_seconds, "join key created");
+        } else {
+            let (node, user) = (invitee.node().map(display), invitee.user().map(display));
+            info!(target: AUDIT, actor = who, node, user, ttl_seconds, "invitation created");
+        }
         let until = SystemTime::UNIX_EPOCH + Duration::from_secs(until);
-        Ok(IssuedInvitation { code, until, host: authority.host.clone() })
+        Ok(IssuedInvitation { code, until, key, host: authority.host.clone() })
     }
 
     /// Reads the store, and returns those that have joined or are invited, sorted by name.
@@ -225,13 +255,39 @@ impl SharedEnrolments {
         revoked
     }
 
+    /// Ends a join key as [`Enrolments::end_key`] does. Returns true if that changed anything.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store cannot be used.
+    pub async fn end_key(&self, key: &str, nodes: bool, who: &str) -> Result<bool, EnrolError<Infallible>> {
+        let now = now();
+        let ended = self.change(|enrolled| Ok(enrolled.end_key(key, nodes, now))).await;
+        match &ended {
+            Ok(true) => info!(target: AUDIT, actor = who, key, with_nodes = nodes, "join key revoked"),
+            Ok(false) => {}
+            Err(error) => {
+                info!(
+                    target: AUDIT, actor = who, key, with_nodes = nodes, %error,
+                    "revocation failed, or its result is unknown"
+                );
+            }
+        }
+        ended
+    }
+
     /// Joins a machine to the cloud, as the node or device of that name. `secret` is its invitation's, `token` the token
-    /// that it will use from now on.
+    /// that it will use from now on. A join key does not admit a node that `has_line` in the token file.
     ///
     /// # Errors
     ///
     /// Fails if the machine has not joined. After a store error it may have joined nevertheless.
-    pub async fn join(&self, from: IpAddr, secret: &str, name: &str, token: &str) -> Result<(), JoinRefusal> {
+    pub async fn join(
+        &self,
+        from: IpAddr,
+        JoinParams { secret, name, token }: &JoinParams,
+        has_line: impl Fn(&NodeName) -> bool,
+    ) -> Result<(), JoinRefusal> {
         let Ok(joiner @ (Subject::Node(_) | Subject::Device(_))) = name.parse::<Subject>() else {
             return Err(JoinRefusal::Malformed("not the name of a node or of a user's device"));
         };
@@ -239,31 +295,57 @@ impl SharedEnrolments {
         if !strong || !token.bytes().all(|b| b.is_ascii_alphanumeric()) {
             return Err(JoinRefusal::Malformed("the token must have 32 to 128 letters and digits"));
         }
-        let (hash, token, now) = (SecretHash::of(secret), SecretHash::of(token), now());
-        let check = || self.known().check(&hash, &joiner, &token, now);
+        let (hash, token) = (SecretHash::of(secret), SecretHash::of(token));
+        let check = || {
+            let known = self.known();
+            let checked = known.check(&hash, &joiner, &token, now());
+            let listed = joiner.node().filter(|node| known.key_of(&hash).is_some() && has_line(node));
+            listed.map_or(checked, |node| Err(InvitationError::NodeTaken(node.to_string())))
+        };
         // Only a valid code may occupy the store. Otherwise guesses would delay or exclude the machines that have one.
-        if check() == Err(InvitationError::Unknown) && !self.refresh().await {
+        if check().is_err() && !self.refresh().await {
             return Err(JoinRefusal::unavailable());
         }
-        let joined = match check() {
-            Ok(true) => self.change(|enrolled| enrolled.join(&hash, &joiner, token.clone(), now)).await,
-            known => known.map_err(EnrolError::Refused),
+        let is_first = match check() {
+            Ok(true) => self.join_with_others(hash.clone(), joiner.clone(), token.clone()).await?,
+            known => known.map_err(JoinRefusal::Uninvited)?,
         };
-        match joined {
-            Ok(true) if joiner.node().is_some() => {
-                info!(target: AUDIT, actor = %joiner, remote_addr = %from, "node joined by invitation");
-            }
-            Ok(true) => {
-                info!(target: AUDIT, actor = %joiner, remote_addr = %from, "device joined by invitation");
-            }
-            Ok(false) => info!(target: AUDIT, actor = %joiner, remote_addr = %from, "join request repeated"),
-            Err(EnrolError::Refused(why)) => return Err(JoinRefusal::Uninvited(why)),
-            Err(why) => {
-                warn!(remote_addr = %from, name = %joiner, error = %why, "join failed");
-                return Err(JoinRefusal::unavailable());
+        let key = self.known().key_of(&hash);
+        let message = match joiner {
+            _ if !is_first => "join request repeated",
+            Subject::Device(_) => "device joined by invitation",
+            _ => "node joined by invitation",
+        };
+        info!(target: AUDIT, actor = %joiner, remote_addr = %from, key, "{message}");
+        Ok(())
+    }
+
+    /// Joins a machine by one write of the store together with all that arrived while it was in use: a write takes long,
+    /// and each may conflict with another server's. Returns true on the first use of the invitation.
+    async fn join_with_others(
+        &self,
+        secret: SecretHash,
+        joiner: Subject,
+        token: SecretHash,
+    ) -> Result<bool, JoinRefusal> {
+        let (answer, answered) = oneshot::channel();
+        self.joining.lock().push(PendingJoin { secret, joiner, token, outcome: Ok(false), answer });
+        {
+            let mut cell = self.cell.lock().await;
+            let mut joining = std::mem::take(&mut *self.joining.lock());
+            if !joining.is_empty() {
+                let now = now();
+                let all = |enrolled: &mut Enrolments| {
+                    joining.iter_mut().for_each(|one| one.apply(enrolled, now));
+                    Ok::<_, Infallible>(())
+                };
+                match self.change_in(&mut cell, all).await {
+                    Ok(()) => joining.into_iter().for_each(PendingJoin::answer),
+                    Err(error) => warn!(joins = joining.len(), %error, "joins failed"),
+                }
             }
         }
-        Ok(())
+        answered.await.map_err(|_| JoinRefusal::unavailable())?.map_err(JoinRefusal::Uninvited)
     }
 
     async fn read_store(&self) -> Result<(), EnrolError<Infallible>> {
@@ -282,9 +364,16 @@ impl SharedEnrolments {
     /// meanwhile. Retries after such a conflict.
     async fn change<T, E>(
         &self,
-        apply: impl Fn(&mut Enrolments) -> Result<T, E>,
+        apply: impl FnMut(&mut Enrolments) -> Result<T, E>,
     ) -> Result<T, EnrolError<E>> {
-        let mut cell = self.cell.lock().await;
+        self.change_in(&mut *self.cell.lock().await, apply).await
+    }
+
+    async fn change_in<T, E>(
+        &self,
+        cell: &mut Box<dyn SharedState>,
+        mut apply: impl FnMut(&mut Enrolments) -> Result<T, E>,
+    ) -> Result<T, EnrolError<E>> {
         // What the last write would have done. It may have been carried out although its response was lost.
         let mut tried = None;
         let mut failed = false;
@@ -325,6 +414,20 @@ impl SharedEnrolments {
             self.known.store(Arc::new(enrolled));
             self.changed.send_replace(());
         }
+    }
+}
+
+impl PendingJoin {
+    /// Joins. A write whose response was lost may have done it before, which is still the first use.
+    fn apply(&mut self, enrolled: &mut Enrolments, now: u64) {
+        let was_tried = self.outcome == Ok(true);
+        let joined = enrolled.join(&self.secret, &self.joiner, self.token.clone(), now);
+        self.outcome = joined.map(|is_first| is_first || was_tried);
+    }
+
+    fn answer(self) {
+        // A machine that no longer waits repeats its request.
+        let _ = self.answer.send(self.outcome);
     }
 }
 
@@ -398,7 +501,7 @@ impl ServerCa {
 
 // Format of an invitation: one word that contains a hash of the cloud's CA, a secret, and whom it is for.
 
-/// An invitation's code. It is a secret; it is displayed in the form that is given to the machine.
+/// The code of an invitation or a join key. It is a secret; it is displayed in the form that is given to the machine.
 #[derive(Clone, PartialEq, Eq)]
 pub struct InvitationCode {
     pin: Pin,
@@ -413,17 +516,17 @@ pub type Pin = [u8; PIN_BYTES];
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "not an invitation; expected what `tunnel invite` printed: {CODE_CHARS} letters, digits, - and _, then a dot and \
-     the node's name, or the user's and a slash"
+     the node's name or pattern, or the user's name and a slash"
 )]
 pub struct CodeError;
 
 impl InvitationCode {
-    /// Returns a new code for that node or user of the cloud with this CA.
+    /// Returns a new code for that node, pattern or user of the cloud with this CA.
     pub fn random(pin: Pin, invitee: Subject) -> Self {
         Self { pin, secret: rand::random(), invitee }
     }
 
-    /// Returns the node that the machine becomes, or the user that it belongs to.
+    /// Returns the node that the machine becomes, the pattern of its name, or the user that it belongs to.
     pub fn invitee(&self) -> &Subject {
         &self.invitee
     }

@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 use clap::Subcommand;
 use http::Method;
 use rand::seq::SliceRandom as _;
+use rustix::system::uname;
 use serde_json::json;
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
@@ -19,7 +20,9 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use crate::admin::InvitationResponse;
+use crate::admin::{
+    InvitationResponse, MAX_INVITATION_SECONDS, MAX_KEY_SECONDS, MAX_USES, MIN_INVITATION_SECONDS,
+};
 use crate::command::init::{
     EdgeConfigText, checked, folder_on_machine, host_of_server, random_token, tls_note,
 };
@@ -48,22 +51,30 @@ use tunnel_net::tls::{TlsClientConfig, Trust, server_name};
 #[derive(Debug, Clone, clap::Args)]
 pub struct InviteArgs {
     /// Name of the node that the machine becomes.
-    #[arg(long, value_name = "NAME", required_unless_present = "user", conflicts_with = "user")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["user", "nodes"])]
+    #[arg(required_unless_present_any = ["user", "nodes"])]
     pub node: Option<NodeName>,
     /// User to whom the machine belongs, which is no node then.
     #[arg(long, value_name = "NAME")]
     pub user: Option<UserName>,
-    /// Nodes that the user should reach, separated by commas; '*' matches any run of characters. Only printed, as a rule
-    /// for the servers' config.
-    #[arg(long, value_name = "NODES", value_delimiter = ',', value_parser = glob, requires = "user")]
-    pub nodes: Vec<String>,
+    /// With --uses: pattern of the nodes for which to make a join key. With --user: nodes that the user should reach,
+    /// separated by commas; only printed, as a rule for the servers' config. '*' matches any run of characters.
+    #[arg(long, value_name = "NODES", value_delimiter = ',')]
+    pub nodes: Vec<Glob>,
+    /// Number of nodes that may join by the key, each under its own name.
+    #[arg(long, value_name = "NUMBER", requires = "nodes", conflicts_with = "user")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_USES)))]
+    pub uses: Option<u32>,
     /// Ports of these nodes, separated by commas.
     #[arg(long, value_name = "PORTS", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
     #[arg(requires = "user")]
     pub ports: Vec<u16>,
-    /// Lifetime of the invitation: a whole number with s, m or h, from 1m to 168h.
+    /// Lifetime of the invitation: a whole number with s, m, h or d, from 1m to 7d, and to 365d for a join key.
     #[arg(long = "expires", alias = "ttl", value_name = "TIME", default_value = "1h", value_parser = lasting)]
     pub lasting: Duration,
+    /// Output format.
+    #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+    pub output: Format,
     /// Admin socket of the server. [default: that of a server of this user; its log contains the path]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
@@ -93,15 +104,15 @@ pub enum InvitationsCommand {
         #[arg(short, long, value_name = "FORMAT", default_value = "text")]
         output: Format,
     },
-    /// Revoke the token and the open invitation of a node, or those of a user. The links close within 10 s, at all
-    /// servers.
+    /// Revoke the token and the open invitation of a node, those of a user, or a join key. The links close within 10 s,
+    /// at all servers.
     #[command(after_help = examples([
         "tunnel invitations revoke node7",
-        "tunnel invitations revoke --user alice --device laptop",
+        "tunnel invitations revoke --key 4f3c0a91d2 --with-nodes",
     ]))]
     Revoke {
         /// Node that has joined, or was invited.
-        #[arg(value_name = "NODE", required_unless_present = "user", conflicts_with = "user")]
+        #[arg(value_name = "NODE", required_unless_present_any = ["user", "key"], conflicts_with_all = ["user", "key"])]
         node: Option<NodeName>,
         /// User, with all devices and open invitations.
         #[arg(long, value_name = "NAME")]
@@ -109,6 +120,12 @@ pub enum InvitationsCommand {
         /// Only this device of the user.
         #[arg(long, value_name = "NAME", requires = "user")]
         device: Option<DeviceName>,
+        /// Join key, by its ID. No further machine joins by it, and its nodes remain.
+        #[arg(long, value_name = "ID", conflicts_with = "user")]
+        key: Option<String>,
+        /// Also revoke the tokens of the nodes that came by the key.
+        #[arg(long, requires = "key")]
+        with_nodes: bool,
     },
 }
 
@@ -118,16 +135,23 @@ pub enum InvitationsCommand {
 ///
 /// Returns an error if no server responds here, or it refuses.
 pub async fn invite(args: InviteArgs, env: &Environment) -> Result<String, CommandError> {
-    let invitee = subject(args.node.as_ref(), args.user.as_ref(), None)?;
-    let body = json!({ "subject": invitee.to_string(), "seconds": args.lasting.as_secs() });
+    let invitee = invitee(&args)?;
+    let mut body = json!({ "subject": invitee.to_string(), "seconds": args.lasting.as_secs() });
+    if let Some(uses) = args.uses {
+        // Otherwise absent, as older servers do not know it.
+        body["uses"] = uses.into();
+    }
     let (answer, socket) =
         request(args.socket.clone(), Method::POST, "/invitations", body.to_string(), env).await?;
-    let InvitationResponse { code, cloud, .. } = parse(&socket.path, &answer)?;
+    let InvitationResponse { code, cloud, key, .. } = parse(&socket.path, &answer)?;
     // They become a part of a command for root, so nothing else passes.
     let code = code.parse::<InvitationCode>().map_err(|cause| incompatible(&socket.path, &cause))?;
     cloud.parse::<Target>().map_err(|cause| incompatible(&socket.path, &cause))?;
     if *code.invitee() != invitee {
         return Err(incompatible(&socket.path, &"its invitation is for another node or user"));
+    }
+    if args.output == Format::Json {
+        return Ok(answer);
     }
     let (choice, cloud, lasting) = (socket.choice(), shell_word(&cloud), format_duration(args.lasting));
     Ok(match &invitee {
@@ -145,7 +169,40 @@ pub async fn invite(args: InviteArgs, env: &Environment) -> Result<String, Comma
              so send it over a private channel.\n{note}",
             note = tls_note(node),
         ),
+        Subject::Nodes(pattern) => format!(
+            "{choice}on each machine, within {lasting}, as root:\n  echo {key_code} | tunnel join {cloud} --invitation -\n\
+             It works for {uses} machines, each named by its host's name, or by --node. Anyone who has it can become any \
+             {pattern} that has not joined, so keep it as secret as a password. To end it:\n  \
+             tunnel invitations revoke --key {key}\n",
+            key_code = shell_word(&code.to_string()),
+            uses = args.uses.unwrap_or_default(),
+            key = logging::printable(&key.unwrap_or_default()),
+        ),
     })
+}
+
+/// Returns whom the arguments invite.
+fn invitee(args: &InviteArgs) -> Result<Subject, CommandError> {
+    let (invitee, max_seconds) = match (&args.nodes[..], args.uses) {
+        ([pattern], Some(_)) if pattern.to_string().contains('*') => {
+            (Subject::Nodes(pattern.clone()), MAX_KEY_SECONDS)
+        }
+        (_, Some(_)) => {
+            return Err(CommandError::usage(
+                "--nodes: expected one pattern with '*'; for one node set --node instead",
+            ));
+        }
+        ([_, ..], None) if args.user.is_none() => {
+            return Err(CommandError::usage("--nodes: set --uses for a join key, or --user for a rule"));
+        }
+        _ => (subject(args.node.as_ref(), args.user.as_ref(), None)?, MAX_INVITATION_SECONDS),
+    };
+    if args.lasting.as_secs() > max_seconds {
+        return Err(CommandError::usage(
+            "--expires: at most 7d, unless it is for a join key (--nodes and --uses)",
+        ));
+    }
+    Ok(invitee)
 }
 
 /// Returns the access rule for a user, in TOML. Without arguments it is an example, which permits nothing real.
@@ -187,16 +244,24 @@ pub async fn manage(args: InvitationsArgs, env: &Environment) -> Result<String, 
             let all: Vec<Enrolled> = parse(&socket.path, &answer)?;
             Ok(if output == Format::Json { answer } else { socket.choice() + &tables(&all) })
         }
-        InvitationsCommand::Revoke { node, user, device } => {
+        InvitationsCommand::Revoke { key: Some(key), with_nodes, .. } => {
+            let body = json!({ "key": key, "with_nodes": with_nodes });
+            let (_, socket) =
+                request(args.socket, Method::POST, "/revocations", body.to_string(), env).await?;
+            let end =
+                if with_nodes { "the links of its nodes close within 10 s" } else { "its nodes remain" };
+            Ok(format!("{}revoked; {end}\n", socket.choice()))
+        }
+        InvitationsCommand::Revoke { node, user, device, .. } => {
             let subject = subject(node.as_ref(), user.as_ref(), device.as_ref())?;
             let body = json!({ "subject": subject.to_string() });
             let (_, socket) =
                 request(args.socket, Method::POST, "/revocations", body.to_string(), env).await?;
             let choice = socket.choice();
             Ok(match &subject {
-                Subject::Node(node) => format!(
-                    "{choice}revoked; the links of {node} close within 10 s\nto add {node} again, here:\n  \
-                     tunnel invite --node {node}\nand there, as root, before the command that invite prints:\n  \
+                Subject::Node(_) | Subject::Nodes(_) => format!(
+                    "{choice}revoked; the links of {subject} close within 10 s\nto add {subject} again, here:\n  \
+                     tunnel invite --node {subject}\nand there, as root, before the command that invite prints:\n  \
                      cd /etc/tunnel && mv -t $(mktemp -d old.XXXX) edge.toml certs token\n"
                 ),
                 Subject::User(user) => format!(
@@ -213,24 +278,32 @@ pub async fn manage(args: InvitationsArgs, env: &Environment) -> Result<String, 
     }
 }
 
-/// Returns a table of nodes, and one of users if there are any.
+/// Returns a table of nodes, and one of users and one of join keys if there are any.
 fn tables(all: &[Enrolled]) -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    let mut nodes = Table::new(&["NODE", "JOINED", "OPEN INVITATION"]);
+    let mut nodes = Table::new(&["NODE", "JOINED", "OPEN INVITATION", "KEY"]);
     let mut users = Table::new(&["USER", "DEVICE", "OPEN INVITATION"]);
-    let mut has_users = false;
-    for Enrolled { node, user, device, joined, invited_until } in all {
-        let left = |until: &u64| format!("{} left", duration(until.saturating_sub(now) as f64));
-        let invited = invited_until.as_ref().map_or("-".to_owned(), left);
+    let mut keys = Table::new(&["KEY", "NODES", "USES", "LEFT", "OPEN"]);
+    let (mut has_users, mut has_keys) = (false, false);
+    for one in all {
+        let left = |until: u64| format!("{} left", duration(until.saturating_sub(now) as f64));
+        let invited = one.invited_until.map_or("-".to_owned(), left);
         let name = |text: &Option<String>| text.as_deref().map_or("-".to_owned(), logging::printable);
-        if user.is_some() {
+        if one.pattern.is_some() {
+            has_keys = true;
+            let (uses, used) = (one.uses.unwrap_or_default(), one.used.unwrap_or_default());
+            let (uses, left) = (uses.to_string(), uses.saturating_sub(used).to_string());
+            keys.row(vec![name(&one.key), name(&one.pattern), uses, left, invited]);
+        } else if one.user.is_some() {
             has_users = true;
-            users.row(vec![name(user), name(device), invited]);
+            users.row(vec![name(&one.user), name(&one.device), invited]);
         } else {
-            nodes.row(vec![name(node), if *joined { "yes" } else { "no" }.to_owned(), invited]);
+            let joined = if one.joined { "yes" } else { "no" }.to_owned();
+            nodes.row(vec![name(&one.node), joined, invited, name(&one.key)]);
         }
     }
-    if has_users { format!("{nodes}\n\n{users}\n") } else { format!("{nodes}\n") }
+    let more = [(has_users, users), (has_keys, keys)].into_iter().filter(|(has_any, _)| *has_any);
+    more.fold(format!("{nodes}\n"), |text, (_, table)| format!("{text}\n{table}\n"))
 }
 
 /// Sends a request to a server. Returns its response, and the socket that was chosen.
@@ -255,30 +328,24 @@ async fn request(
 fn format_duration(lasting: Duration) -> String {
     let seconds = lasting.as_secs();
     match seconds {
+        s if s % (24 * 3600) == 0 => format!("{} d", s / (24 * 3600)),
         s if s % 3600 == 0 => format!("{} h", s / 3600),
         s if s % 60 == 0 => format!("{} min", s / 60),
         s => format!("{s} s"),
     }
 }
 
-fn glob(text: &str) -> Result<String, String> {
-    text.parse::<Glob>().map(|_| text.to_owned()).map_err(|why| why.to_string())
-}
-
 fn lasting(text: &str) -> Result<Duration, String> {
-    let expected = "expected a whole number with s, m or h, from 1m to 168h";
+    let expected = "expected a whole number with s, m, h or d, from 1m to 365d";
     let unit = text.chars().last().and_then(|unit| UNITS.iter().find(|(name, _)| *name == unit));
     let (unit, seconds) = unit.ok_or(expected)?;
     let number: u64 = text.strip_suffix(*unit).unwrap_or_default().parse().map_err(|_| expected)?;
-    let lasting = Duration::from_secs(number.saturating_mul(*seconds));
-    if (MIN_LIFETIME..=MAX_LIFETIME).contains(&lasting) { Ok(lasting) } else { Err(expected.to_owned()) }
+    let seconds = number.saturating_mul(*seconds);
+    let is_valid = (MIN_INVITATION_SECONDS..=MAX_KEY_SECONDS).contains(&seconds);
+    if is_valid { Ok(Duration::from_secs(seconds)) } else { Err(expected.to_owned()) }
 }
 
-const UNITS: [(char, u64); 3] = [('s', 1), ('m', 60), ('h', 3600)];
-/// Enough time to carry a line to another machine.
-const MIN_LIFETIME: Duration = Duration::from_secs(60);
-/// One week.
-const MAX_LIFETIME: Duration = Duration::from_secs(168 * 3600);
+const UNITS: [(char, u64); 4] = [('s', 1), ('m', 60), ('h', 3600), ('d', 24 * 3600)];
 
 // Joining: makes this machine a node of a cloud that has invited it, or a device of a user.
 
@@ -288,8 +355,8 @@ pub struct JoinArgs {
     /// Address of the servers, as edges dial it.
     #[arg(value_name = "SERVER:PORT")]
     pub server: Target,
-    /// File with the invitation that `tunnel invite` printed, or - for stdin. It names the node that this machine
-    /// becomes, or its user.
+    /// File with the invitation or join key that `tunnel invite` printed, or - for stdin. It names the node that this
+    /// machine becomes, a pattern of nodes, or its user.
     #[arg(long, value_name = "FILE")]
     pub invitation: InvitationSource,
     /// The machine becomes a device of the invited user, and is no node. Writes ~/.config/tunnel/client.toml.
@@ -298,6 +365,10 @@ pub struct JoinArgs {
     /// Name of the user's device. Default: the host's name.
     #[arg(long, value_name = "NAME", requires = "user")]
     pub device: Option<DeviceName>,
+    /// Name of the node, if the invitation is a join key for several. Default: NODE_NAME of the environment, or the
+    /// host's name.
+    #[arg(long, value_name = "NAME", conflicts_with = "user")]
+    pub node: Option<NodeName>,
     /// Name in the server's certificate, if it differs from the dialled name.
     #[arg(long, value_name = "NAME", value_parser = host_of_server)]
     pub tls_server_name: Option<Host>,
@@ -370,9 +441,12 @@ pub async fn run(
 ) -> Result<String, CommandError> {
     let code = args.invitation.read(stdin)?;
     match (code.invitee(), args.user) {
-        (Subject::Node(node), false) => join_node(args, &code, node, &Environment::read(variable)).await,
         (Subject::User(user), true) => user::join(args, &code, user, variable).await,
-        (Subject::Node(node), true) => Err(CommandError::usage(format!(
+        (invitee @ (Subject::Node(_) | Subject::Nodes(_)), false) => {
+            let env = Environment::read(variable);
+            join_node(args, &code, &node_of_this_machine(invitee, args.node.as_ref(), &env)?, &env).await
+        }
+        (node @ (Subject::Node(_) | Subject::Nodes(_)), true) => Err(CommandError::usage(format!(
             "--user: the invitation is for node {node}; leave --user out, or ask for `tunnel invite --user`"
         ))),
         (Subject::User(user) | Subject::Device(ClientName { user, .. }), _) => {
@@ -381,6 +455,29 @@ pub async fn run(
             )))
         }
     }
+}
+
+/// Returns the name of the node that this machine becomes.
+fn node_of_this_machine(
+    invitee: &Subject,
+    named: Option<&NodeName>,
+    env: &Environment,
+) -> Result<NodeName, CommandError> {
+    let (from, node) = match (named, invitee, env.node_name.as_deref().filter(|name| !name.is_empty())) {
+        (Some(node), ..) => ("--node", node.clone()),
+        (None, Subject::Node(node), _) => return Ok(node.clone()),
+        (None, _, name) => {
+            let from = if name.is_some() { "NODE_NAME" } else { "the host's name" };
+            let node = name.map_or_else(|| uname().nodename().to_string_lossy().parse(), str::parse);
+            (from, node.map_err(|why| CommandError::usage(format!("{from}: {why}; set --node")))?)
+        }
+    };
+    if invitee.admits(&Subject::Node(node.clone())) {
+        return Ok(node);
+    }
+    Err(CommandError::usage(format!(
+        "{from}: {node} does not match the invitation, which is for {invitee}; set --node, or ask for another invitation"
+    )))
 }
 
 async fn join_node(
@@ -699,13 +796,13 @@ mod tests {
     #[test]
     fn an_invitation_lifetime_needs_a_unit_and_has_limits() {
         assert_eq!(lasting("90s"), Ok(Duration::from_secs(90)));
-        assert_eq!(lasting("168h"), Ok(MAX_LIFETIME));
-        for bad in ["", "1", "h", "59s", "169h", "-1h", "1hh", "1d", "99999999999999999999h"] {
-            assert!(lasting(bad).unwrap_err().contains("from 1m to 168h"), "{bad}");
+        assert_eq!(lasting("365d"), Ok(Duration::from_secs(MAX_KEY_SECONDS)));
+        for bad in ["", "1", "h", "59s", "366d", "-1h", "1hh", "1w", "99999999999999999999h"] {
+            assert!(lasting(bad).unwrap_err().contains("from 1m to 365d"), "{bad}");
         }
         assert_eq!(
-            [3600, 5400, 90].map(|s| format_duration(Duration::from_secs(s))),
-            ["1 h", "90 min", "90 s"]
+            [30 * 86400, 3600, 5400, 90].map(|s| format_duration(Duration::from_secs(s))),
+            ["30 d", "1 h", "90 min", "90 s"]
         );
     }
 }

@@ -34,22 +34,30 @@ pub struct Enrolments {
 #[serde(transparent)]
 pub struct SecretHash(String);
 
-/// An invitation in the [`Enrolments`], stored under the hash of its code.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// An invitation in the [`Enrolments`], stored under the hash of its code. One for several nodes is a join key.
+///
+/// Older servers keep the fields of a key and refuse it, as no node's name is its pattern.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Invitation {
-    /// [`Subject::key`] of the node or user that it is for.
+    /// [`Subject::key`] of the node, pattern or user that it is for.
     node: String,
     /// Expiration time in seconds since 1970.
     until: u64,
     /// Token of the machine that used the invitation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     used_for: Option<SecretHash>,
+    /// Number of nodes that may use it; only a join key has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    uses: Option<u32>,
+    /// The nodes that have used the join key, in lower case. False once the node has another token, or none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    nodes: BTreeMap<String, bool>,
     /// Fields of newer servers, which older ones must not drop.
     #[serde(flatten)]
     unknown: BTreeMap<String, serde_json::Value>,
 }
 
-/// A node or a device that has joined, or a node or user that is invited, or both.
+/// A node or a device that has joined, a node or user that is invited, or both; or a join key.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Enrolled {
@@ -62,6 +70,18 @@ pub struct Enrolled {
     /// The user's device; absent for nodes, and for a user's open invitations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
+    /// ID of the join key, or of the one by which the node has joined.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// Pattern of the nodes that the join key is for; absent for all others, like the next two.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pattern: Option<String>,
+    /// Number of nodes that may use the join key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uses: Option<u32>,
+    /// Number of nodes that have used it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used: Option<u32>,
     /// Whether it has joined.
     pub joined: bool,
     /// Expiration time of its open invitation, in seconds since 1970; of several the last.
@@ -70,7 +90,7 @@ pub struct Enrolled {
 }
 
 /// Why an invitation is not valid for this machine, to which it is sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvitationError {
     /// The invitation never existed or was forgotten.
     #[error("there is no such invitation; it may be too old; ask for a new one")]
@@ -91,6 +111,17 @@ pub enum InvitationError {
     /// Another machine of the user has joined under this name.
     #[error("the user has a device of this name; set another --device, or have that one revoked")]
     DeviceTaken,
+    /// As many nodes as the join key admits have joined.
+    #[error("the join key admits {0} nodes, and as many have joined; ask for another key")]
+    UsedUp(u32),
+    /// The node that requests to join by a key has a token.
+    #[error(
+        "another machine is node {0}; set another --node, or have that one revoked and invited by its name"
+    )]
+    NodeTaken(String),
+    /// The node had joined by this key, and then lost its token.
+    #[error("node {0} has used this join key already and was revoked; ask for an invitation by its name")]
+    NodeRevoked(String),
 }
 
 /// The maximum number of open invitations is reached.
@@ -106,6 +137,57 @@ impl SecretHash {
 
     fn equals(&self, other: &Self) -> bool {
         self.0.as_bytes().ct_eq(other.0.as_bytes()).into()
+    }
+
+    /// Returns the ID of the join key with this hash, which is no secret.
+    pub(crate) fn id(&self) -> String {
+        let bytes = URL_SAFE_NO_PAD.decode(&self.0).unwrap_or_default();
+        bytes.iter().take(KEY_ID_BYTES).map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+impl Invitation {
+    /// Returns true if a machine may still use it, unless it has expired.
+    fn is_open(&self) -> bool {
+        match self.uses {
+            Some(_) => self.left() > 0,
+            None => self.used_for.is_none(),
+        }
+    }
+
+    /// Returns how many nodes may still use the join key.
+    fn left(&self) -> u32 {
+        self.uses.unwrap_or_default().saturating_sub(self.used())
+    }
+
+    /// Returns how many nodes have used the join key.
+    fn used(&self) -> u32 {
+        u32::try_from(self.nodes.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the nodes whose tokens were made by the join key.
+    fn members(&self) -> impl Iterator<Item = &String> {
+        self.nodes.iter().filter_map(|(node, is_current)| is_current.then_some(node))
+    }
+
+    /// Checks a join by a key. `known` is the token that the node has, if any.
+    fn check_key(
+        &self,
+        uses: u32,
+        node: String,
+        known: Option<&SecretHash>,
+        token: &SecretHash,
+        now: u64,
+    ) -> Result<bool, InvitationError> {
+        let used = self.nodes.get(&node);
+        match known {
+            Some(known) if used == Some(&true) && known.equals(token) => Ok(false),
+            Some(_) => Err(InvitationError::NodeTaken(node)),
+            None if used.is_some() => Err(InvitationError::NodeRevoked(node)),
+            None if now >= self.until => Err(InvitationError::Expired),
+            None if self.left() == 0 => Err(InvitationError::UsedUp(uses)),
+            None => Ok(true),
+        }
     }
 }
 
@@ -129,8 +211,9 @@ impl Enrolments {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// Adds an invitation of a node or user. It replaces an open one for the same node, while a user may have several.
-    /// Also removes invitations that expired over a day ago.
+    /// Adds an invitation of a node or user, or a join key for `uses` nodes. It replaces an open one for the same node,
+    /// while a user or a pattern may have several. Also removes invitations that expired over a day ago, but no key while
+    /// a node that came by it remains.
     ///
     /// # Errors
     ///
@@ -139,20 +222,27 @@ impl Enrolments {
         &mut self,
         secret: SecretHash,
         invitee: &Subject,
+        uses: Option<u32>,
         until: u64,
         now: u64,
     ) -> Result<(), TooManyInvitations> {
         let node = invitee.key();
+        let is_recent = |one: &Invitation| one.until.saturating_add(EXPIRED_RETENTION) > now;
         self.invitations.retain(|_, one| {
-            let is_replaced = one.used_for.is_none() && one.node == node && invitee.node().is_some();
-            one.until.saturating_add(EXPIRED_RETENTION) > now && !is_replaced
+            let is_replaced = one.is_open() && one.node == node && invitee.node().is_some();
+            !is_replaced && (is_recent(one) || one.members().next().is_some())
         });
-        let open = self.invitations.values().filter(|one| one.used_for.is_none()).count();
+        let open = self.invitations.values().filter(|one| one.is_open() && is_recent(one)).count();
         if open >= MAX_OPEN {
             return Err(TooManyInvitations);
         }
-        self.invitations.insert(secret, Invitation { node, until, used_for: None, unknown: BTreeMap::new() });
+        self.invitations.insert(secret, Invitation { node, until, uses, ..Invitation::default() });
         Ok(())
+    }
+
+    /// Returns the ID of the join key that has that secret, if it is one.
+    pub(crate) fn key_of(&self, secret: &SecretHash) -> Option<String> {
+        self.invitations.get(secret).filter(|one| one.uses.is_some()).map(|_| secret.id())
     }
 
     /// Returns true if this token may use the invitation, and false if it has used it already.
@@ -169,8 +259,13 @@ impl Enrolments {
     ) -> Result<bool, InvitationError> {
         let known = self.tokens.get(&joiner.key());
         let invitation = self.invitations.get(secret).ok_or(InvitationError::Unknown)?;
+        if !invitation.node.parse::<Subject>().is_ok_and(|invitee| invitee.admits(joiner)) {
+            return Err(InvitationError::OtherSubject);
+        }
+        if let Some(uses) = invitation.uses {
+            return invitation.check_key(uses, joiner.key(), known, token, now);
+        }
         match &invitation.used_for {
-            _ if invitation.node != joiner.invitee().key() => Err(InvitationError::OtherSubject),
             Some(used) if used.equals(token) && known == Some(used) => Ok(false),
             Some(_) => Err(InvitationError::Used),
             None if now >= invitation.until => Err(InvitationError::Expired),
@@ -194,24 +289,62 @@ impl Enrolments {
         now: u64,
     ) -> Result<bool, InvitationError> {
         let is_first = self.check(secret, joiner, &token, now)?;
+        let name = joiner.key();
+        if is_first {
+            self.leave_keys(&name);
+        }
         if let Some(invitation) = self.invitations.get_mut(secret).filter(|_| is_first) {
-            invitation.used_for = Some(token.clone());
-            self.tokens.insert(joiner.key(), token);
+            if invitation.uses.is_some() {
+                invitation.nodes.insert(name.clone(), true);
+            } else {
+                invitation.used_for = Some(token.clone());
+            }
+            self.tokens.insert(name, token);
         }
         Ok(is_first)
     }
 
+    /// Notes that the token of a node is no longer the one that it has made by a join key.
+    fn leave_keys(&mut self, node: &str) {
+        for key in self.invitations.values_mut() {
+            if let Some(is_current) = key.nodes.get_mut(node) {
+                *is_current = false;
+            }
+        }
+    }
+
     /// Revokes a node's or device's token, or those of all devices of a user, and the open invitations of that node or
-    /// user. Returns true if there were any.
+    /// user. Returns true if there were any. A join key is ended by [`Self::end_key`] only.
     pub fn revoke(&mut self, subject: &Subject) -> bool {
         let (key, before) = (subject.key(), self.invitations.len() + self.tokens.len());
         let is_user = subject.user().is_some() && subject.device().is_none();
-        self.invitations.retain(|_, one| one.used_for.is_some() || one.node != key);
+        self.invitations.retain(|_, one| one.uses.is_some() || one.used_for.is_some() || one.node != key);
         self.tokens.retain(|one, _| *one != key && !(is_user && one.starts_with(&key)));
+        self.leave_keys(&key);
         self.invitations.len() + self.tokens.len() < before
     }
 
-    /// Returns the nodes and devices that have joined, and the nodes and users with an open invitation, sorted by name.
+    /// Ends the join key with that ID, so that no further node joins by it, and with `nodes` also revokes the tokens of
+    /// those that came by it. Returns true if that changes anything.
+    pub fn end_key(&mut self, id: &str, nodes: bool, now: u64) -> bool {
+        let mut keys = self.invitations.iter_mut().filter(|(_, one)| one.uses.is_some());
+        let Some((hash, key)) = keys.find(|(hash, _)| hash.id() == id) else { return false };
+        let was_open = key.is_open() && key.until > now;
+        key.until = key.until.min(now);
+        let members: Vec<_> = key.members().cloned().collect();
+        // While there are members, it shows who came by it.
+        if nodes || members.is_empty() {
+            let hash = hash.clone();
+            self.invitations.remove(&hash);
+        }
+        if nodes {
+            members.iter().for_each(|node| drop(self.tokens.remove(node)));
+        }
+        was_open || nodes && !members.is_empty()
+    }
+
+    /// Returns the nodes and devices that have joined, and the nodes and users with an open invitation, sorted by name,
+    /// then the join keys.
     pub fn list(&self, now: u64) -> Vec<Enrolled> {
         let enrolled = |key: &str, joined| {
             let (node, user) = key.split_once('/').map_or((Some(key), None), |both| (None, Some(both)));
@@ -221,17 +354,28 @@ impl Enrolments {
                 user: user.and_then(|(user, _)| owned(user)),
                 device: user.and_then(|(_, device)| owned(device)),
                 joined,
-                invited_until: None,
+                ..Enrolled::default()
             }
         };
         let mut all: BTreeMap<&String, Enrolled> =
             self.tokens.keys().map(|key| (key, enrolled(key, true))).collect();
-        let open = self.invitations.values().filter(|one| one.used_for.is_none() && one.until > now);
-        for Invitation { node, until, .. } in open {
-            let one = all.entry(node).or_insert_with(|| enrolled(node, false));
-            one.invited_until = one.invited_until.max(Some(*until));
+        let mut keys = Vec::new();
+        for (hash, invitation) in &self.invitations {
+            let Invitation { node, until, uses, .. } = invitation;
+            let invited_until = Some(*until).filter(|until| *until > now && invitation.is_open());
+            if uses.is_some() {
+                let (key, pattern, used) = (hash.id(), Some(node.clone()), Some(invitation.used()));
+                for node in invitation.members() {
+                    all.entry(node).and_modify(|one| one.key = Some(key.clone()));
+                }
+                let key = Some(key);
+                keys.push(Enrolled { key, pattern, uses: *uses, used, invited_until, ..Enrolled::default() });
+            } else if invited_until.is_some() {
+                let one = all.entry(node).or_insert_with(|| enrolled(node, false));
+                one.invited_until = one.invited_until.max(invited_until);
+            }
         }
-        all.into_values().collect()
+        all.into_values().chain(keys).collect()
     }
 
     /// Returns whether `token` is the one with which the node joined, or `None` if the node has not joined.
@@ -269,6 +413,9 @@ fn lower_case(node: &NodeName) -> String {
 
 /// Time in seconds after which expired invitations are removed. Until then a late machine learns the reason.
 const EXPIRED_RETENTION: u64 = 24 * 3600;
+
+/// Enough that no two keys of a store have the same ID.
+const KEY_ID_BYTES: usize = 5;
 
 /// Maximum number of open invitations: operators create one for each machine being set up.
 const MAX_OPEN: usize = 1000;
@@ -445,7 +592,7 @@ mod tests {
 
     fn invited() -> Enrolments {
         let mut enrolled = Enrolments::default();
-        enrolled.invite(of("secret"), &subject("edge7"), 1000, 0).unwrap();
+        enrolled.invite(of("secret"), &subject("edge7"), None, 1000, 0).unwrap();
         enrolled
     }
 
@@ -476,7 +623,7 @@ mod tests {
         let mut enrolled = invited();
         let (edge, name) = (subject("edge7"), node("edge7"));
         enrolled.join(&of("secret"), &edge, of("t"), 1).unwrap();
-        enrolled.invite(of("second"), &edge, 1000, 2).unwrap();
+        enrolled.invite(of("second"), &edge, None, 1000, 2).unwrap();
         enrolled.join(&of("second"), &edge, of("u"), 3).unwrap();
         assert_eq!((enrolled.proves(&name, "t"), enrolled.proves(&name, "u")), (Some(false), Some(true)));
         assert_eq!(enrolled.join(&of("secret"), &edge, of("t"), 4), Err(InvitationError::Used));
@@ -493,7 +640,7 @@ mod tests {
     fn a_newer_invitation_replaces_an_open_one_and_revoking_removes_it() {
         let mut enrolled = invited();
         let edge = subject("edge7");
-        enrolled.invite(of("second"), &edge, 1000, 0).unwrap();
+        enrolled.invite(of("second"), &edge, None, 1000, 0).unwrap();
         assert_eq!(enrolled.join(&of("secret"), &edge, of("t"), 1), Err(InvitationError::Unknown));
         assert!(enrolled.revoke(&edge));
         assert_eq!(enrolled.join(&of("second"), &edge, of("t"), 1), Err(InvitationError::Unknown));
@@ -503,7 +650,7 @@ mod tests {
     fn each_invitation_of_a_user_admits_one_device_and_never_a_node() {
         let mut enrolled = invited();
         for secret in ["first", "second", "third"] {
-            enrolled.invite(of(secret), &subject("alice/"), 1000, 0).unwrap();
+            enrolled.invite(of(secret), &subject("alice/"), None, 1000, 0).unwrap();
         }
         let [laptop, desk] = [subject("alice/laptop"), subject("alice/desk")];
         for (secret, other) in
@@ -541,12 +688,12 @@ mod tests {
         let mut enrolled = invited();
         let all = ["alice/laptop", "alice/desk", "alice-2/laptop", "edge7"].map(subject);
         enrolled.join(&of("secret"), &all[3], of("n"), 1).unwrap();
-        for (n, device) in all[..3].iter().enumerate() {
-            enrolled.invite(of(&n.to_string()), &device.invitee(), 1000, 0).unwrap();
+        for (n, (device, user)) in all.iter().zip(["alice/", "alice/", "alice-2/"]).enumerate() {
+            enrolled.invite(of(&n.to_string()), &subject(user), None, 1000, 0).unwrap();
             enrolled.join(&of(&n.to_string()), device, of("t"), 1).unwrap();
         }
-        enrolled.invite(of("early"), &subject("alice/"), 1500, 0).unwrap();
-        enrolled.invite(of("late"), &subject("alice/"), 2000, 0).unwrap();
+        enrolled.invite(of("early"), &subject("alice/"), None, 1500, 0).unwrap();
+        enrolled.invite(of("late"), &subject("alice/"), None, 2000, 0).unwrap();
         let enrolment = |user: &str, device: Option<&str>, invited_until| Enrolled {
             user: Some(user.to_owned()),
             device: device.map(str::to_owned),
@@ -586,11 +733,116 @@ mod tests {
         assert_eq!(other.devices_revoked_since(&enrolled), [lost("alice-2/laptop")]);
     }
 
+    /// A key for two nodes, and the subjects that it admits.
+    fn key() -> (Enrolments, [Subject; 3]) {
+        let mut enrolled = Enrolments::default();
+        enrolled.invite(of("key"), &subject("shop-*"), Some(2), 1000, 0).unwrap();
+        (enrolled, ["shop-1", "shop-2", "shop-3"].map(subject))
+    }
+
+    #[test]
+    fn a_join_key_admits_exactly_its_number_of_matching_nodes_before_it_expires() {
+        let (mut enrolled, [first, second, third]) = key();
+        for (other, now, expected) in [
+            ("web-1", 1, InvitationError::OtherSubject),
+            ("shop-/x", 1, InvitationError::OtherSubject),
+            ("shop-1", 1000, InvitationError::Expired),
+        ] {
+            assert_eq!(enrolled.join(&of("key"), &subject(other), of("t"), now), Err(expected), "{other}");
+        }
+        assert_eq!(enrolled.join(&of("key"), &subject("Shop-1"), of("t"), 1), Ok(true));
+        let repeated = enrolled.join(&of("key"), &first, of("t"), 5000);
+        assert_eq!(repeated, Ok(false), "the same machine, also after expiry");
+        let taken = Err(InvitationError::NodeTaken("shop-1".into()));
+        assert_eq!(enrolled.join(&of("key"), &first, of("u"), 2), taken);
+        assert_eq!(enrolled.join(&of("key"), &second, of("u"), 2), Ok(true));
+        assert_eq!(enrolled.join(&of("key"), &third, of("v"), 2), Err(InvitationError::UsedUp(2)));
+        assert_eq!(enrolled.join(&of("key"), &second, of("u"), 2), Ok(false));
+        assert_eq!(enrolled.joined().len(), 2);
+        assert_eq!(Enrolments::parse(&enrolled.to_text()), Ok(enrolled));
+    }
+
+    #[test]
+    fn a_join_key_replaces_no_token_and_a_revoked_node_needs_an_invitation_by_its_name() {
+        let (mut enrolled, [first, second, third]) = key();
+        enrolled.invite(of("own"), &first, None, 1000, 0).unwrap();
+        enrolled.join(&of("own"), &first, of("t"), 1).unwrap();
+        let taken = Err(InvitationError::NodeTaken("shop-1".into()));
+        assert_eq!(enrolled.join(&of("key"), &first, of("u"), 2), taken);
+        assert_eq!(enrolled.join(&of("key"), &first, of("t"), 2), taken, "its token is not of this key");
+
+        enrolled.join(&of("key"), &second, of("v"), 2).unwrap();
+        assert!(enrolled.revoke(&second));
+        for token in ["v", "w"] {
+            let revoked = Err(InvitationError::NodeRevoked("shop-2".into()));
+            assert_eq!(enrolled.join(&of("key"), &second, of(token), 3), revoked, "{token}");
+        }
+        enrolled.invite(of("again"), &second, None, 1000, 3).unwrap();
+        assert_eq!(enrolled.join(&of("again"), &second, of("w"), 4), Ok(true));
+        assert_eq!(enrolled.join(&of("key"), &third, of("x"), 4), Ok(true), "no use is counted twice");
+        assert!(!enrolled.revoke(&subject("shop-*")), "a key is ended by its ID");
+    }
+
+    #[test]
+    fn an_ended_key_leaves_its_nodes_unless_they_are_revoked_too() {
+        let (mut enrolled, [first, second, third]) = key();
+        let id = of("key").id();
+        enrolled.join(&of("key"), &first, of("t"), 1).unwrap();
+        enrolled.join(&of("key"), &second, of("u"), 1).unwrap();
+        enrolled.invite(of("own"), &second, None, 1000, 1).unwrap();
+        enrolled.join(&of("own"), &second, of("v"), 1).unwrap();
+        enrolled.invite(of("other"), &subject("shop-*"), Some(9), 1000, 1).unwrap();
+        let joined = |node: &str, key: Option<&str>| Enrolled {
+            node: Some(node.to_owned()),
+            key: key.map(str::to_owned),
+            joined: true,
+            ..Enrolled::default()
+        };
+        let key = |used, invited_until| Enrolled {
+            key: Some(id.clone()),
+            pattern: Some("shop-*".to_owned()),
+            uses: Some(2),
+            used: Some(used),
+            invited_until,
+            ..Enrolled::default()
+        };
+        let listed = enrolled.list(2);
+        assert_eq!(listed[..2], [joined("shop-1", Some(&id)), joined("shop-2", None)]);
+        assert!(listed.contains(&key(2, None)), "{listed:?}");
+
+        let (mut with_nodes, before) = (enrolled.clone(), enrolled.clone());
+        assert!(!enrolled.end_key("none", true, 2) && !enrolled.end_key(&id, false, 2), "it is used up");
+        assert_eq!(enrolled.joined(), before.joined());
+        enrolled
+            .invite(of("late"), &subject("late"), None, 2 * EXPIRED_RETENTION, EXPIRED_RETENTION)
+            .unwrap();
+        assert!(enrolled.list(2).contains(&key(2, None)), "it is kept while a node that came by it remains");
+        assert!(with_nodes.end_key(&id, true, 2) && !with_nodes.end_key(&id, true, 2));
+        assert_eq!(with_nodes.joined(), ["shop-2".to_owned()].into());
+
+        let other = of("other").id();
+        assert!(with_nodes.end_key(&other, false, 2) && !with_nodes.end_key(&other, false, 2));
+        assert_eq!(with_nodes.list(2), [joined("shop-2", None)]);
+        assert_eq!(with_nodes.join(&of("other"), &third, of("w"), 2), Err(InvitationError::Unknown));
+    }
+
+    #[test]
+    fn an_ended_key_with_nodes_admits_no_other_one() {
+        let (mut enrolled, [first, second, _]) = key();
+        enrolled.join(&of("key"), &first, of("t"), 1).unwrap();
+        assert!(enrolled.end_key(&of("key").id(), false, 2));
+        assert_eq!(enrolled.join(&of("key"), &second, of("u"), 2), Err(InvitationError::Expired));
+        assert_eq!(enrolled.proves(&node("shop-1"), "t"), Some(true));
+        assert!(enrolled.end_key(&of("key").id(), true, 3), "its nodes can be revoked later");
+        assert_eq!(enrolled, Enrolments::default());
+    }
+
     #[test]
     fn unknown_fields_of_invitations_survive_a_change() {
-        let text = br#"{"invitations":{"h":{"node":"shop-*","until":9000,"uses":500,"nodes":{"shop-1":"k"}}},"tokens":{}}"#;
+        let text =
+            br#"{"invitations":{"h":{"node":"shop-*","until":9000,"note":{"shop-1":"k"}}},"tokens":{}}"#;
         let mut enrolled = Enrolments::parse(text).unwrap();
-        enrolled.invite(of("secret"), &subject("alice/"), 1000, 0).unwrap();
+        enrolled.invite(of("secret"), &subject("alice/"), None, 1000, 0).unwrap();
         let written: serde_json::Value = serde_json::from_slice(&enrolled.to_text()).unwrap();
         let read: serde_json::Value = serde_json::from_slice(text).unwrap();
         assert_eq!(written["invitations"]["h"], read["invitations"]["h"]);
@@ -600,10 +852,10 @@ mod tests {
     fn open_invitations_are_limited_and_expired_ones_are_kept_for_a_day() {
         let mut enrolled = invited();
         for n in 1..MAX_OPEN {
-            enrolled.invite(of(&n.to_string()), &subject(&format!("n{n}")), 1000, 0).unwrap();
+            enrolled.invite(of(&n.to_string()), &subject(&format!("n{n}")), None, 1000, 0).unwrap();
         }
-        assert_eq!(enrolled.invite(of("more"), &subject("more"), 1000, 0), Err(TooManyInvitations));
-        enrolled.invite(of("later"), &subject("later"), 100_000, 1000 + EXPIRED_RETENTION).unwrap();
+        assert_eq!(enrolled.invite(of("more"), &subject("more"), None, 1000, 0), Err(TooManyInvitations));
+        enrolled.invite(of("later"), &subject("later"), None, 100_000, 1000 + EXPIRED_RETENTION).unwrap();
         assert_eq!(enrolled.invitations.len(), 1);
     }
 

@@ -1,15 +1,20 @@
-//! Whom an invitation is for: a node, or a user, each of whose devices takes its name when it joins.
+//! Whom an invitation is for: a node, nodes whose names match a pattern, or a user. Those nodes and the user's devices
+//! take their names when they join.
 
 use std::fmt;
 use std::str::FromStr;
 
 use tunnel_base::names::{ClientName, DeviceName, NameError, NodeName, UserName};
+use tunnel_base::policy::Glob;
 
-/// A node, a user, or a device of a user. As text `edge7`, `alice/` or `alice/laptop`: no node's name has a slash.
+/// A node, a pattern of nodes, a user, or a device of a user. As text `edge7`, `edge*`, `alice/` or `alice/laptop`: no
+/// node's name has a slash or a star.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Subject {
     /// A node.
     Node(NodeName),
+    /// All nodes whose names match, for a join key.
+    Nodes(Glob),
     /// A user with all her devices.
     User(UserName),
     /// One device of a user.
@@ -21,15 +26,17 @@ impl Subject {
     pub(crate) fn key(&self) -> String {
         match self {
             Self::Node(node) => node.as_str().to_ascii_lowercase(),
-            Self::User(_) | Self::Device(_) => self.to_string(),
+            Self::Nodes(_) | Self::User(_) | Self::Device(_) => self.to_string(),
         }
     }
 
-    /// Returns whom the invitation must be for by which it joins.
-    pub(crate) fn invitee(&self) -> Self {
-        match self {
-            Self::Device(client) => Self::User(client.user.clone()),
-            Self::Node(_) | Self::User(_) => self.clone(),
+    /// Returns true if an invitation for it lets that node or device join.
+    pub(crate) fn admits(&self, joiner: &Self) -> bool {
+        match (self, joiner) {
+            (Self::Node(invited), Self::Node(node)) => invited == node,
+            (Self::Nodes(pattern), Self::Node(node)) => pattern.matches(node),
+            (Self::User(user), Self::Device(client)) => *user == client.user,
+            _ => false,
         }
     }
 
@@ -37,15 +44,15 @@ impl Subject {
     pub fn node(&self) -> Option<&NodeName> {
         match self {
             Self::Node(node) => Some(node),
-            Self::User(_) | Self::Device(_) => None,
+            Self::Nodes(_) | Self::User(_) | Self::Device(_) => None,
         }
     }
 
-    /// Returns the user, unless it is a node.
+    /// Returns the user, unless it is about nodes.
     pub fn user(&self) -> Option<&UserName> {
         match self {
             Self::User(user) | Self::Device(ClientName { user, .. }) => Some(user),
-            Self::Node(_) => None,
+            Self::Node(_) | Self::Nodes(_) => None,
         }
     }
 
@@ -53,7 +60,7 @@ impl Subject {
     pub fn device(&self) -> Option<&DeviceName> {
         match self {
             Self::Device(client) => Some(&client.device),
-            Self::Node(_) | Self::User(_) => None,
+            Self::Node(_) | Self::Nodes(_) | Self::User(_) => None,
         }
     }
 }
@@ -63,7 +70,10 @@ impl FromStr for Subject {
 
     fn from_str(text: &str) -> Result<Self, NameError> {
         Ok(match text.split_once('/') {
-            None => Self::Node(text.parse()?),
+            None => match text.parse() {
+                Ok(pattern) if text.contains('*') => Self::Nodes(pattern),
+                _ => Self::Node(text.parse()?),
+            },
             Some((user, "")) => Self::User(user.parse()?),
             Some(_) => Self::Device(text.parse()?),
         })
@@ -74,6 +84,7 @@ impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Node(node) => node.fmt(f),
+            Self::Nodes(pattern) => pattern.fmt(f),
             Self::User(user) => write!(f, "{user}/"),
             Self::Device(client) => client.fmt(f),
         }
@@ -88,18 +99,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_subject_reads_back_as_written_and_only_a_node_has_no_slash(text in "[A-Za-z0-9@._/-]{0,20}") {
+        fn a_subject_reads_back_as_written_and_only_a_node_has_neither_slash_nor_star(
+            text in "[A-Za-z0-9@._*/-]{0,20}"
+        ) {
             if let Ok(subject) = text.parse::<Subject>() {
                 prop_assert_eq!(&subject.to_string().parse::<Subject>().unwrap(), &subject);
                 prop_assert_eq!(&subject.key().parse::<Subject>().unwrap(), &subject);
-                prop_assert_eq!(subject.node().is_some(), !subject.key().contains('/'));
+                prop_assert_eq!(subject.node().is_some(), !subject.key().contains(['/', '*']));
             }
         }
     }
 
     #[test]
     fn texts_that_are_no_subject_are_refused() {
-        for bad in ["", "/", "/laptop", "a/b/c", "alice//", "al ice/", "alice/lap_top"] {
+        for bad in ["", "/", "/laptop", "a/b/c", "alice//", "al ice/", "alice/lap_top", "shop-*/", "shop *"] {
             assert!(bad.parse::<Subject>().is_err(), "{bad}");
         }
     }

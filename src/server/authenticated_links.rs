@@ -144,8 +144,12 @@ impl AuthenticatedLinks {
 
     /// Returns true if the token file has a separate line for the node, or the node has joined by invitation.
     pub(crate) fn has_node(&self, node: &NodeName) -> bool {
+        self.has_line(node) || self.enrolment.as_ref().is_some_and(|all| all.known().names(node))
+    }
+
+    /// Returns true if the token file has a separate line for the node.
+    pub(crate) fn has_line(&self, node: &NodeName) -> bool {
         self.tokens.load().has_line(node)
-            || self.enrolment.as_ref().is_some_and(|all| all.known().names(node))
     }
 
     /// Returns whose certificate a handshake has accepted, if the client presented one.

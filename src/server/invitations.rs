@@ -15,8 +15,8 @@ use crate::server::config::ServerConfig;
 use crate::server::config_files::ServerFiles;
 use crate::server::registry::etcd_access;
 use tunnel_base::drain::Drain;
-use tunnel_base::logging;
-use tunnel_link::grpc::enrol::{EnrolMethod, EnrolRequest, JoinParams};
+use tunnel_base::logging::{self, AUDIT};
+use tunnel_link::grpc::enrol::{EnrolMethod, EnrolRequest};
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
@@ -107,12 +107,18 @@ async fn judge(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
         return enrol_request.refuse(SessionError::new(ErrorCode::Overloaded, "this server is stopping"));
     }
     let from = enrol_request.from.ip();
-    if let EnrolMethod::Join(JoinParams { secret, name, token }) = &enrol_request.wish
-        && let Err(why) = enrolment.join(from, secret, name, token).await
+    if let EnrolMethod::Join(join) = &enrol_request.wish
+        && let Err(why) = enrolment.join(from, join, |node| shared.proven.has_line(node)).await
     {
         refused.count("invitation");
         if shared.link_context.metrics.refusals.may_log("invitation", from) {
-            warn!(remote_addr = %from, name = logging::printable(name), reason = %why, "join rejected");
+            let (name, key) = (logging::printable(&join.name), enrolment.key_of(&join.secret));
+            // A stranger's guesses do not belong into the audit log.
+            if key.is_some() {
+                info!(target: AUDIT, actor = name, remote_addr = %from, key, reason = %why, "join rejected");
+            } else {
+                warn!(remote_addr = %from, name, reason = %why, "join rejected");
+            }
         }
         let code =
             if matches!(why, JoinRefusal::Later(_)) { ErrorCode::Overloaded } else { ErrorCode::NotAllowed };

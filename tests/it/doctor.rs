@@ -10,6 +10,7 @@ use tunnel::command::doctor::{self, DoctorArgs, Findings};
 use tunnel::command::{Format, Role};
 
 use crate::certificates::Authority;
+use crate::enrol::join_at;
 use crate::support::clients::get;
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, edge, start_edge};
 use crate::support::remote::ScriptedServer;
@@ -415,9 +416,9 @@ async fn a_node_at_a_peer_that_does_not_share_its_store_is_reported() {
     };
     let servers = [0, 1].map(|number| TestServer::from_text(&text(number)));
     let (enrolment, node) = (servers[0].server.enrolment.as_ref().unwrap(), "edge7".parse().unwrap());
-    let invited = enrolment.invite(&node, Duration::from_secs(60), "test").await.unwrap();
+    let invited = enrolment.invite(&node, None, Duration::from_secs(60), "test").await.unwrap();
     let token = "a".repeat(64);
-    enrolment.join([127, 0, 0, 1].into(), &invited.code.secret(), "edge7", &token).await.unwrap();
+    join_at(&servers[0], &invited.code.secret(), "edge7", &token).await.unwrap();
     let _edge = start_edge(&place.edge("edge7", all[0], "").replace(TOKEN, &token));
     servers[0].wait_for_node("edge7").await;
     // A session through the other server needs a link between the two.

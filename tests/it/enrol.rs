@@ -11,16 +11,22 @@ use tunnel::command::invitations::{self, InvitationsArgs, InvitationsCommand, Jo
 use tunnel::command::token::{self, TokenCommand};
 use tunnel::command::{Args, Command, CommandError, Format};
 use tunnel::config::Environment;
-use tunnel::invitations::InvitationCode;
+use tunnel::invitations::{InvitationCode, JoinRefusal};
 use tunnel::uplink::client::{ClientLinkConfig, UserCredentials};
 use tunnel_base::names::ClientName;
+use tunnel_link::grpc::enrol::JoinParams;
 
 use crate::support::clients::assert_echo;
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, start_edge};
 use crate::support::{pause_time, servers, targets, wait_within};
 
 /// Starts servers that share a file of invitations. Their token file admits none of the test's nodes.
-fn cloud(place: &TestDir, count: u8) -> Vec<TestServer> {
+pub(crate) fn cloud(place: &TestDir, count: u8) -> Vec<TestServer> {
+    configs(place, count).iter().map(|text| TestServer::from_text(text)).collect()
+}
+
+/// Returns the configs of such servers.
+pub(crate) fn configs(place: &TestDir, count: u8) -> Vec<String> {
     place.file("token", "other:0123456789\n");
     let all = servers::addresses(count);
     let lines = format!(
@@ -28,11 +34,11 @@ fn cloud(place: &TestDir, count: u8) -> Vec<TestServer> {
         servers::peers(&all),
         place.path().join("enrolled")
     );
-    all.iter().map(|at| TestServer::from_text(&servers::config(place, *at, &lines))).collect()
+    all.iter().map(|at| servers::config(place, *at, &lines)).collect()
 }
 
 /// Starts a server with an admin socket. Returns the server, and the path of the socket.
-fn with_socket(place: &TestDir) -> (TestServer, PathBuf) {
+pub(crate) fn with_socket(place: &TestDir) -> (TestServer, PathBuf) {
     place.file("token", "other:0123456789\n");
     let path = place.path().join("server.sock");
     let tables = format!(
@@ -43,15 +49,37 @@ fn with_socket(place: &TestDir) -> (TestServer, PathBuf) {
     (TestServer::with(place, &tables), path)
 }
 
+/// Runs `tunnel invite` or `tunnel invitations` at an admin socket.
+pub(crate) async fn run(socket: &Path, line: &str) -> Result<String, CommandError> {
+    let words = ["tunnel"].into_iter().chain(line.split(' ')).chain(["--socket", socket.to_str().unwrap()]);
+    match Args::parse_from(words).command {
+        Command::Invite(invite_args) => invitations::invite(invite_args, &Environment::default()).await,
+        Command::Invitations(more) => invitations::manage(more, &Environment::default()).await,
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Returns the code of an invitation for `edge7`, created at a server.
-async fn invited(server: &TestServer) -> String {
+pub(crate) async fn invited(server: &TestServer) -> String {
     let enrolment = server.server.enrolment.as_ref().unwrap();
     let node = "edge7".parse().unwrap();
-    enrolment.invite(&node, Duration::from_secs(3600), "test").await.unwrap().code.to_string()
+    enrolment.invite(&node, None, Duration::from_secs(3600), "test").await.unwrap().code.to_string()
+}
+
+/// Joins with the secret of an invitation, as a server does for a machine.
+pub(crate) async fn join_at(
+    server: &TestServer,
+    secret: &str,
+    name: &str,
+    token: &str,
+) -> Result<(), JoinRefusal> {
+    let enrolment = server.server.enrolment.as_ref().unwrap();
+    let params = JoinParams { secret: secret.into(), name: name.into(), token: token.into() };
+    enrolment.join([127, 0, 0, 1].into(), &params, |_| false).await
 }
 
 /// Returns the arguments of a command line.
-fn line(server: impl std::fmt::Display, code: &str, to: &Path) -> JoinArgs {
+pub(crate) fn line(server: impl std::fmt::Display, code: &str, to: &Path) -> JoinArgs {
     let (server, to) = (server.to_string(), to.to_str().unwrap());
     let line =
         ["tunnel", "join", &server, "--invitation", code, "--tls-server-name", NAME, "--install-dir", to];
@@ -86,7 +114,7 @@ pub(crate) async fn join_as_user(
 async fn invited_user(server: &TestServer, user: &str, lasting: Duration) -> String {
     let enrolment = server.server.enrolment.as_ref().unwrap();
     let user = format!("{user}/").parse().unwrap();
-    enrolment.invite(&user, lasting, "test").await.unwrap().code.to_string()
+    enrolment.invite(&user, None, lasting, "test").await.unwrap().code.to_string()
 }
 
 /// Returns true if the server accepts this proof of a user's device.
@@ -98,7 +126,7 @@ fn is_proven(server: &TestServer, client: &str, links: &ClientLinkConfig) -> boo
 }
 
 /// Returns the config that was written, with a free log port.
-fn settings(to: &Path) -> String {
+pub(crate) fn settings(to: &Path) -> String {
     let text = std::fs::read_to_string(to.join("edge.toml")).unwrap();
     text.replace("[edge.uplink]\n", "[edge.uplink]\nadmin_listen = \"127.0.0.1:0\"\n")
 }
@@ -181,7 +209,15 @@ async fn enrolled_nodes_are_listed_and_revoked() {
     join(server.server.bound.grpc, &code, &place.path().join("etc")).await.unwrap();
     let output = run(InvitationsCommand::List { output: Format::Json }).await.unwrap();
     assert_eq!(output.trim(), r#"[{"node":"edge7","joined":true}]"#);
-    let revoke = || run(InvitationsCommand::Revoke { node: "edge7".parse().ok(), user: None, device: None });
+    let revoke = || {
+        run(InvitationsCommand::Revoke {
+            node: "edge7".parse().ok(),
+            user: None,
+            device: None,
+            key: None,
+            with_nodes: false,
+        })
+    };
     let output = revoke().await.unwrap();
     assert!(output.contains("tunnel invite --node edge7"), "{output}");
     let none = revoke().await.unwrap_err();
@@ -197,7 +233,13 @@ async fn a_revoked_node_joins_again_after_the_commands_that_revoke_prints() {
     let (at, to) = (server.server.bound.grpc, place.path().join("etc"));
     for _ in 0..2 {
         join(at, &invited(&server).await, &to).await.unwrap();
-        let command = InvitationsCommand::Revoke { node: "edge7".parse().ok(), user: None, device: None };
+        let command = InvitationsCommand::Revoke {
+            node: "edge7".parse().ok(),
+            user: None,
+            device: None,
+            key: None,
+            with_nodes: false,
+        };
         let command_args = InvitationsArgs { command, socket: Some(path.clone()) };
         let output = invitations::manage(command_args, &Environment::default()).await.unwrap();
         let clean_up = output.lines().find(|line| line.contains("cd /etc/tunnel")).unwrap();
@@ -274,8 +316,7 @@ async fn a_join_without_its_response_is_repeated_with_the_same_token() {
     std::fs::create_dir_all(to.join(".unfinished/token")).unwrap();
     std::fs::write(to.join(".unfinished/token/token"), format!("{token}\n")).unwrap();
     let secret = code.parse::<InvitationCode>().unwrap().secret();
-    let died = servers[0].server.enrolment.as_ref().unwrap();
-    died.join([127, 0, 0, 1].into(), &secret, "edge7", &token).await.unwrap();
+    join_at(&servers[0], &secret, "edge7", &token).await.unwrap();
     join(servers[1].server.bound.grpc, &code, &to).await.unwrap();
     assert_eq!(std::fs::read_to_string(to.join("token/token")).unwrap(), format!("{token}\n"));
     let _edge = start_edge(&settings(&to));
@@ -397,10 +438,8 @@ async fn an_invitation_of_a_user_is_refused_with_its_reason_and_leaves_no_files(
         assert!(!place.path().join("other/tunnel").exists(), "{expected}");
     }
     // A second machine of that name: the invitation stays valid.
-    let taken = servers[1].server.enrolment.as_ref().unwrap();
     let secret = open.parse::<InvitationCode>().unwrap().secret();
-    let refused =
-        taken.join([127, 0, 0, 1].into(), &secret, "alice/laptop", &"b".repeat(64)).await.unwrap_err();
+    let refused = join_at(&servers[1], &secret, "alice/laptop", &"b".repeat(64)).await.unwrap_err();
     assert!(refused.to_string().contains("has a device of this name; set another --device"), "{refused}");
     // The other kind of join.
     let refused = join(second, &open, &place.path().join("etc")).await.unwrap_err();
@@ -432,8 +471,7 @@ async fn a_users_join_without_its_response_is_repeated_with_the_same_token() {
     let token = "a".repeat(64);
     std::fs::write(unfinished.join("client.toml"), format!("token = \"{token}\"\n")).unwrap();
     let secret = code.parse::<InvitationCode>().unwrap().secret();
-    let died = servers[0].server.enrolment.as_ref().unwrap();
-    died.join([127, 0, 0, 1].into(), &secret, "alice/laptop", &token).await.unwrap();
+    join_at(&servers[0], &secret, "alice/laptop", &token).await.unwrap();
     let links = join_as_user(&place, servers[1].server.bound.grpc, &code, "laptop").await.unwrap();
     assert!(is_proven(&servers[1], "alice/laptop", &links));
 }
@@ -442,14 +480,7 @@ async fn a_users_join_without_its_response_is_repeated_with_the_same_token() {
 async fn a_user_is_invited_listed_and_revoked_by_one_command_each() {
     let place = TestDir::new();
     let (server, path) = with_socket(&place);
-    let run = async |line: &str| {
-        let words = ["tunnel"].into_iter().chain(line.split(' ')).chain(["--socket", path.to_str().unwrap()]);
-        match Args::parse_from(words).command {
-            Command::Invite(invite_args) => invitations::invite(invite_args, &Environment::default()).await,
-            Command::Invitations(more) => invitations::manage(more, &Environment::default()).await,
-            other => panic!("{other:?}"),
-        }
-    };
+    let run = async |line| run(&path, line).await;
     let output = run("invite --user alice --nodes edge-*,edge7 --ports 22,443 --expires 2h").await.unwrap();
     assert!(output.contains("on a machine of alice, within 2 h"), "{output}");
     let rule = "[server.clients]\n  rules = [{ users = [\"alice\"], nodes = [\"edge-*\", \"edge7\"], ports = [22, 443] }]\n";

@@ -33,6 +33,7 @@ mod https;
 mod inside;
 mod interactive;
 mod intruders;
+mod join_keys;
 mod limiters;
 mod links;
 mod live;

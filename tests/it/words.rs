@@ -17,7 +17,7 @@ use tunnel_base::names::{Instance, NodeName};
 use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
 use tunnel_proto::hello::Hello;
 
-use crate::enrol::join_as_user;
+use crate::enrol::{join_as_user, join_at};
 use crate::http_proxy::site;
 use crate::support::clients::{assert_reset, get, send_request};
 use crate::support::programs::{TOKEN, TestDir, TestServer, edge};
@@ -43,7 +43,7 @@ impl LogLines {
         (lines, tracing::subscriber::set_default(log))
     }
 
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 
@@ -206,12 +206,12 @@ async fn no_log_level_contains_a_secret() {
     let enrolment = server.server.enrolment.as_ref().unwrap();
     let node: NodeName = "node3".parse().unwrap();
     let hour = Duration::from_secs(3600);
-    let code = enrolment.invite(&Subject::Node(node.clone()), hour, "test").await.unwrap().code;
+    let code = enrolment.invite(&Subject::Node(node.clone()), None, hour, "test").await.unwrap().code;
     let (joined, grpc) = ("JOINEDTOKEN".repeat(3), server.server.bound.grpc);
-    enrolment.join([127, 0, 0, 1].into(), &code.secret(), "node3", &joined).await.unwrap();
+    join_at(&server, &code.secret(), "node3", &joined).await.unwrap();
     let headers = Hello::edge_request(&node, &joined, Instance::random());
     let _node3 = remote::dial(&place, grpc, headers, "node3").await.unwrap();
-    let alice = enrolment.invite(&"alice/".parse().unwrap(), hour, "test").await.unwrap().code;
+    let alice = enrolment.invite(&"alice/".parse().unwrap(), None, hour, "test").await.unwrap().code;
     let UserCredentials::Token(_, token) =
         join_as_user(&place, grpc, &alice.to_string(), "laptop").await.unwrap().proof
     else {

@@ -1,4 +1,5 @@
-//! The play of `docs/how-to/a-hundred-nodes.md`, exactly as it is there, run by Ansible for several machines.
+//! The commands, the user data and the play of `docs/how-to/a-hundred-nodes.md`, exactly as they are there, for several
+//! machines.
 
 use std::path::Path;
 
@@ -9,7 +10,7 @@ use crate::readme::Terminal;
 use crate::tunnel::{PROGRAM, TestDir};
 
 #[test]
-fn the_play_of_the_page_joins_each_machine_once_and_enables_its_edge() {
+fn the_play_and_the_user_data_of_the_page_join_each_machine_once_and_enable_its_edge() {
     if !all()
         || !is_root()
         || !are_installed(&["ansible-playbook", "ip", "unshare", "ssh", "sshd", "ssh-keygen"])
@@ -40,11 +41,11 @@ fn the_play_of_the_page_joins_each_machine_once_and_enables_its_edge() {
     std::fs::write(work.join("join.yml"), block("- hosts: edges")).unwrap();
     // Small, as it is copied to each machine.
     std::fs::write(work.join("tunnel"), format!("#!/bin/sh\nexec {PROGRAM} \"$@\"\n")).unwrap();
-    let inventory = block("server ansible_host=tunnel.example.org");
-    assert!(inventory.contains("[edges]\nshop-[001:100]"), "{inventory}");
+    server.line(&block("umask 077"), "");
+    assert_eq!(block("[edges]"), "[edges]\nshop-[001:100]\n");
     let hosts: String =
-        (1..=NODES).map(|number| format!("shop-{number:03} ansible_host=10.78.{number}.2\n")).collect();
-    let inventory = format!("server ansible_connection=local\n[edges]\n{hosts}");
+        (1..=PLAYED).map(|number| format!("shop-{number:03} ansible_host=10.78.{number}.2\n")).collect();
+    let inventory = format!("[edges]\n{hosts}");
     std::fs::write(work.join("inventory.ini"), inventory).unwrap();
     for (terminal, _) in &nodes {
         terminal.line(SYSTEMCTL, "");
@@ -58,7 +59,9 @@ fn the_play_of_the_page_joins_each_machine_once_and_enables_its_edge() {
         place.path().join("id").display()
     );
     let first = server.line(&play, "");
-    assert!(!first.contains(".shop-001"), "an invitation is printed: {first}");
+    let key = std::fs::read_to_string(work.join("join.key")).unwrap();
+    assert!(key.contains(".shop-*") && !first.contains(key.trim()), "the key is printed: {first}");
+    join_by_user_data(&nodes[PLAYED].0, "shop-004", key.trim());
     let edges: Vec<_> = nodes
         .iter()
         .map(|(terminal, _)| {
@@ -70,12 +73,30 @@ fn the_play_of_the_page_joins_each_machine_once_and_enables_its_edge() {
     let listed = server.line("tunnel nodes", "");
     assert_eq!(listed.lines().filter(|line| line.starts_with("shop-")).count(), edges.len(), "{listed}");
 
+    let joined = server.line("tunnel invitations list", "");
+    assert!(joined.lines().any(|line| line.contains(" shop-* ") && line.contains(" 100 ")), "{joined}");
+    assert!(joined.lines().any(|line| line.contains(" 96 ")), "one use for each: {joined}");
+
     let second = server.line(&play, "");
     let unchanged = second.lines().filter(|line| line.starts_with("shop-") && line.contains(" changed=0 "));
-    assert_eq!(unchanged.count(), edges.len(), "{second}");
+    assert_eq!(unchanged.count(), PLAYED, "{second}");
 }
 
-const NODES: usize = 3;
+/// Does what cloud-init does with the user data, on a machine whose host has that name.
+fn join_by_user_data(terminal: &Terminal, host: &str, key: &str) {
+    let data = block("#cloud-config").replace("KEY", key);
+    let (files, commands) = data.split_once("runcmd:\n  - >-\n").unwrap();
+    let content = files.lines().find_map(|line| line.trim().strip_prefix("content: ")).unwrap();
+    assert!(files.contains("- path: /run/join.key\n") && content == key, "{files}");
+    let commands = commands.replace('\n', " ");
+    terminal.has_program();
+    terminal.line("umask 077; cat > /run/join.key", key);
+    terminal.line(&format!("unshare --uts sh -ec 'hostname {host}; {commands}'"), "");
+}
+
+/// Number of machines, and how many of them the play joins.
+const NODES: usize = 4;
+const PLAYED: usize = 3;
 
 /// Installs a `systemctl` that only enables a unit.
 const SYSTEMCTL: &str = r#"cat >/usr/local/bin/systemctl <<'END'

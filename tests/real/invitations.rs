@@ -92,10 +92,47 @@ fn race(place: &TestDir, store: &str, args: &[&str]) {
         edge.terminate();
         edge.wait_for_exit(TIMEOUT);
     }
+    let key = race_by_key(place, &ports);
     let logs: String = servers.iter().map(|server| server.process.log()).collect();
-    assert_eq!(logs.matches("node joined by invitation").count(), 1, "{logs}");
-    assert!(!logs.contains(&code), "the log must not contain secrets");
+    assert_eq!(logs.matches("node joined by invitation").count(), 1 + USES, "{logs}");
+    assert!(!logs.contains(&code) && !logs.contains(&key), "the log must not contain secrets");
 }
+
+/// More machines than a key admits join by it at once, at the servers with these ports. As many join as it admits.
+fn race_by_key(place: &TestDir, ports: &[u16]) -> String {
+    let socket = format!("--socket={}", socket(place, 0).display());
+    let uses = format!("--uses={USES}");
+    let made = run_tunnel(&["invite", "--nodes=shop-*", &uses, "--expires=1d", "-o=json", &socket]);
+    let made: serde_json::Value = serde_json::from_str(&made.stdout).unwrap();
+    let key = made["code"].as_str().unwrap();
+    let outputs: Vec<_> = thread::scope(|scope| {
+        let racing: Vec<_> = (0..USES + 5)
+            .map(|number| {
+                let cloud = format!("localhost:{}", ports[number % ports.len()]);
+                let to = place.path().join(format!("shop-{number}")).display().to_string();
+                let node = format!("--node=shop-{number}");
+                let line = [
+                    "join".into(),
+                    cloud,
+                    "--invitation".into(),
+                    key.into(),
+                    node,
+                    "--install-dir".into(),
+                    to,
+                ];
+                scope.spawn(move || run_tunnel(&line.each_ref().map(String::as_str)))
+            })
+            .collect();
+        racing.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    let (joined, refused): (Vec<_>, Vec<_>) = outputs.iter().partition(|output| output.status.success());
+    assert_eq!(joined.len(), USES, "{outputs:?}");
+    assert!(refused.iter().all(|output| output.stderr.contains("and as many have joined")), "{refused:?}");
+    key.to_owned()
+}
+
+/// Number of nodes that the key admits.
+const USES: usize = 25;
 
 #[test]
 fn one_of_ten_concurrent_joins_at_three_servers_with_a_file_succeeds() {
