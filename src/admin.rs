@@ -86,7 +86,7 @@ pub enum ProcessView {
 pub enum AdminPortKind {
     /// All paths; private ones only for this machine.
     Log,
-    /// Only `/metrics`, `/livez` and `/readyz`.
+    /// Only `/metrics`, `/metrics/nodes`, `/livez` and `/readyz`.
     Metrics,
     /// All paths, for users who may open the socket's file.
     Local,
@@ -292,6 +292,12 @@ impl Admin {
         {
             return denied.map(Reply::Left);
         }
+        if port == AdminPortKind::Metrics
+            && path == NODE_METRICS
+            && let Err(why) = requester.check_access(request.headers(), false)
+        {
+            return plain_text(StatusCode::FORBIDDEN, format!("{why}\n")).map(Reply::Left);
+        }
         if port != AdminPortKind::Metrics && private {
             return match (path, &self.side) {
                 ("/events", _) => self.events(requester, request.headers(), drain),
@@ -312,19 +318,20 @@ impl Admin {
         port: AdminPortKind,
         requester: &Requester,
     ) -> Response<Full<Bytes>> {
-        if port == AdminPortKind::Metrics && !PUBLIC.contains(&request.uri().path()) {
+        let is_public = |path| PUBLIC.contains(&path) || path == NODE_METRICS;
+        if port == AdminPortKind::Metrics && !is_public(request.uri().path()) {
             return plain_text(StatusCode::NOT_FOUND, NOT_FOUND);
         }
         let read = READS.contains(request.method());
         let get = *request.method() == Method::GET;
         match (request.uri().path(), &self.side) {
-            ("/metrics" | "/livez" | "/readyz" | "/status" | "/nodes" | "/events" | "/", _) if !read => {
-                method_not_allowed("GET, HEAD", READ_ONLY)
-            }
-            ("/metrics", _) => {
-                let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
-                let form = ExpositionFormat::from_accept(accept.unwrap_or_default());
-                text(StatusCode::OK, self.metrics.encode(form), form.content_type())
+            (
+                "/metrics" | NODE_METRICS | "/livez" | "/readyz" | "/status" | "/nodes" | "/events" | "/",
+                _,
+            ) if !read => method_not_allowed("GET, HEAD", READ_ONLY),
+            ("/metrics", _) => metrics(&request, |form| self.metrics.encode(form)),
+            (NODE_METRICS, ProcessView::Cloud(server)) => {
+                metrics(&request, |form| self.node_metrics(server, form))
             }
             ("/livez", _) => plain_text(StatusCode::OK, "ok\n"),
             ("/readyz", _) => ready(&self.readiness),
@@ -404,6 +411,16 @@ pub(crate) fn ready(readiness: &Readiness) -> Response<Full<Bytes>> {
     }
 }
 
+/// Returns metrics in the format that the scraper prefers.
+fn metrics<B>(
+    request: &Request<B>,
+    encode: impl FnOnce(ExpositionFormat) -> String,
+) -> Response<Full<Bytes>> {
+    let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
+    let form = ExpositionFormat::from_accept(accept.unwrap_or_default());
+    text(StatusCode::OK, encode(form), form.content_type())
+}
+
 /// Formats a list of nodes as Go prints a slice, which SuperEdge's watchers parse.
 fn go_list(nodes: &[NodeName]) -> String {
     let names: Vec<_> = nodes.iter().map(NodeName::as_str).collect();
@@ -425,6 +442,9 @@ const READS: [Method; 2] = [Method::GET, Method::HEAD];
 
 /// Paths of the metrics port. They are served for any Host, because they name no node and change nothing.
 const PUBLIC: [&str; 3] = ["/metrics", "/livez", "/readyz"];
+
+/// The path of the metrics of nodes. It is served at the metrics port, but not for any Host, because it names nodes.
+const NODE_METRICS: &str = "/metrics/nodes";
 
 pub(crate) const NOT_FOUND: &str = "not found\n";
 

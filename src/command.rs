@@ -46,6 +46,7 @@ use crate::command::serve::ServeArgs;
 use crate::command::service::ServiceCommand;
 use crate::command::sessions::SessionsArgs;
 use crate::command::ssh::{SshArgs, SshConfigArgs};
+use crate::command::status::NodesFormat;
 use crate::command::token::TokenCommand;
 use crate::parts;
 
@@ -236,8 +237,8 @@ pub enum Command {
     Proxy(ProxyArgs),
     /// List the nodes of all servers of the cloud, through the server on this machine.
     #[command(after_help = examples([
-        "sudo tunnel nodes",
-        "tunnel nodes -o json > nodes.json",
+        "sudo tunnel nodes -o wide",
+        "tunnel nodes --down -o name    # nodes that have lost their links",
     ]))]
     Nodes {
         /// Admin socket of the server. [default: that of a server of this user; its log contains the path]
@@ -245,7 +246,11 @@ pub enum Command {
         socket: Option<PathBuf>,
         /// Output format.
         #[arg(short, long, value_name = "FORMAT", default_value = "text")]
-        output: Format,
+        output: NodesFormat,
+        /// List the nodes that this server has lost within a day and that no server has, the latest first, with the
+        /// reason.
+        #[arg(long)]
+        down: bool,
     },
     /// List the sessions of the server or edge on this machine, or end some.
     ///

@@ -59,8 +59,8 @@ fn main() -> ExitCode {
         Command::Proxy(command_args) => run_proxy(&command_args),
         Command::Ssh(command_args) => print_result(Err(ssh::run(&command_args))),
         Command::SshConfig(command_args) => print_result(ssh::config(&command_args)),
-        Command::Nodes { socket, output } => {
-            print_result(in_runtime(status::nodes(socket, output, &Environment::read(variable))))
+        Command::Nodes { socket, output, down } => {
+            print_result(in_runtime(status::nodes(socket, output, down, &Environment::read(variable))))
         }
         Command::Sessions(command_args) => {
             print_result(in_runtime(sessions::run(command_args, &Environment::read(variable))))

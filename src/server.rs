@@ -440,6 +440,7 @@ impl ServerContext {
             registry: self.registry.clone(),
             table: self.link_context.table.clone(),
             peers: self.peers.clone(),
+            finder: self.finder.clone(),
             publishes: settings.dns.publish.name(),
             enrolment: self.enrolment.clone(),
             port: grpc.port(),

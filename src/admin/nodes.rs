@@ -1,12 +1,17 @@
-//! The nodes of all servers, as JSON.
+//! The nodes of all servers, as JSON, and the metrics of this server's nodes.
+
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::admin::Admin;
-use crate::admin::status::ServerView;
-use crate::registry::links::LinkRole;
+use crate::admin::status::{DisconnectedStatus, ServerView};
+use crate::registry::history::LastError;
 use crate::registry::peers::node_list::{ListEnd, PeerNodes};
+use tunnel_base::metrics::format::ExpositionFormat;
+use tunnel_base::metrics::nodes::{LinkSample, NodeSample, encode_nodes};
+use tunnel_base::names::NodeName;
 
 /// The response to `GET /nodes` of a server. Times are seconds since 1970, by the clock of that server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -17,6 +22,9 @@ pub struct NodesResponse {
     pub servers: Vec<ServerNodes>,
     /// The nodes, sorted by name. A node with links to several servers is listed once, with its newest link.
     pub nodes: Vec<NodeStatus>,
+    /// The nodes that this server has lost within a day and that no server has, the latest first.
+    #[serde(default)]
+    pub down: Vec<DisconnectedStatus>,
 }
 
 /// A server in the list of nodes.
@@ -50,6 +58,15 @@ pub struct NodeStatus {
     /// Address from which it is linked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
+    /// Latest RTT, once measured. Servers of earlier versions do not tell it, nor the next two.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rtt_seconds: Option<f64>,
+    /// Number of current sessions, including relayed ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sessions: Option<u64>,
+    /// Version of the edge's program, as it reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
 }
 
 impl Admin {
@@ -62,14 +79,16 @@ impl Admin {
             None => Vec::new(),
         };
         let own = format!("{:?}", server.table.instance());
-        let linked = server.registry.overview(0).linked;
-        let primary = linked.into_iter().filter(|(_, role, ..)| *role == LinkRole::Primary);
-        let mut nodes: Vec<_> = primary
-            .map(|(node, _, linked, _)| NodeStatus {
-                name: node.to_string(),
+        let views = server.registry.views().into_iter();
+        let mut nodes: Vec<_> = views
+            .map(|view| NodeStatus {
+                name: view.node.to_string(),
                 server: own.clone(),
-                since: self.clock.time(linked.sender.created_at()),
-                address: Some(linked.from.to_string()),
+                since: self.clock.time(view.primary.sender.created_at()),
+                address: Some(view.primary.from.to_string()),
+                rtt_seconds: view.primary.sender.measured_round_trip().map(|trip| trip.as_secs_f64()),
+                sessions: Some(view.sessions() as u64),
+                version: view.version().map(str::to_owned),
             })
             .collect();
         let local = ServerNodes { name: own, nodes: 0, state: "complete".into(), error: None };
@@ -89,21 +108,65 @@ impl Admin {
                 server: name.clone(),
                 since: now - listed.age.as_secs_f64(),
                 address: listed.address.map(|address| address.to_string()),
+                rtt_seconds: listed.round_trip.map(|trip| trip.as_secs_f64()),
+                sessions: listed.sessions,
+                version: listed.version.map(Into::into),
             }));
         }
         let nodes = newest(nodes);
         for server in &mut servers {
             server.nodes = nodes.iter().filter(|node| node.server == server.name).count();
         }
-        NodesResponse { now, servers, nodes }
+        let mut down: Vec<_> =
+            down(server).into_iter().map(|(node, at, error)| self.disconnected(&node, at, error)).collect();
+        // A peer that has just linked may not have announced all its nodes.
+        down.retain(|lost| nodes.binary_search_by_key(&key(&lost.name), |node| key(&node.name)).is_err());
+        NodesResponse { now, servers, nodes, down }
+    }
+
+    /// Returns the response of `/metrics/nodes`.
+    pub(crate) fn node_metrics(&self, server: &ServerView, form: ExpositionFormat) -> String {
+        let now = Instant::now();
+        let here = server.registry.views().into_iter().map(|view| {
+            let [sent_bytes, received_bytes] = view.bytes();
+            let links = LinkSample {
+                round_trip: view.primary.sender.measured_round_trip(),
+                sessions: view.sessions(),
+                sent_bytes,
+                received_bytes,
+                version: view.version().map(str::to_owned),
+            };
+            let last_seen = self.clock.since_epoch(now.checked_sub(view.idle_for()).unwrap_or(now));
+            NodeSample { node: key(view.node.as_str()), last_seen, links: Some(links) }
+        });
+        let lost = down(server).into_iter().map(|(node, at, _)| NodeSample {
+            node: key(node.as_str()),
+            last_seen: self.clock.since_epoch(at),
+            links: None,
+        });
+        encode_nodes(here.chain(lost).collect(), form)
     }
 }
+
+/// Returns the nodes that this server has lost within a day and that no peer is known to have, the latest first.
+fn down(server: &ServerView) -> Vec<(NodeName, Instant, Option<LastError>)> {
+    let mut lost = server.registry.lost(LOST);
+    lost.retain(|(node, ..)| !server.finder.knows(node));
+    lost
+}
+
+/// Returns a node's name in lower case, as an edge may spell it in another way after a restart.
+fn key(name: &str) -> String {
+    name.to_ascii_lowercase()
+}
+
+/// How long a lost node is reported.
+const LOST: Duration = Duration::from_secs(24 * 3600);
 
 /// Returns the newest link of each node, sorted by name. A node that moves has links to two servers for a while, and a
 /// server notices late that a link is dead.
 fn newest(mut nodes: Vec<NodeStatus>) -> Vec<NodeStatus> {
-    let name = |node: &NodeStatus| node.name.to_ascii_lowercase();
-    nodes.sort_by(|one, two| name(one).cmp(&name(two)).then(two.since.total_cmp(&one.since)));
+    nodes.sort_by(|one, two| key(&one.name).cmp(&key(&two.name)).then(two.since.total_cmp(&one.since)));
     nodes.dedup_by(|later, first| later.name.eq_ignore_ascii_case(&first.name));
     nodes
 }
@@ -119,6 +182,9 @@ mod tests {
             server: server.into(),
             since,
             address: None,
+            rtt_seconds: None,
+            sessions: None,
+            version: None,
         };
         let all =
             vec![node("b", "s1", 1.0), node("a", "s1", 2.0), node("A", "s2", 3.0), node("b", "s2", 0.5)];

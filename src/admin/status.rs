@@ -11,13 +11,14 @@ use tokio::time::Instant;
 use crate::admin::readiness::{ConditionStatus, DNS_CONDITION};
 use crate::admin::{Admin, ProcessView};
 use crate::invitations::SharedEnrolments;
-use crate::registry::Registry;
 use crate::registry::history::LastError;
 use crate::registry::links::LinkRole;
 use crate::registry::overview::Overview;
 use crate::registry::peers::{PeerHandle, Peers};
+use crate::registry::{Finder, Registry};
 use crate::route::Uplinks;
 use crate::session_io::grants::{Grants, SessionSubject};
+use tunnel_base::names::NodeName;
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::SessionTable;
 use tunnel_link::table::session::SessionView;
@@ -210,6 +211,8 @@ pub struct ServerView {
     pub table: Arc<SessionTable>,
     /// The peers; `None` if this is the only server.
     pub peers: Option<Arc<Peers>>,
+    /// Knows which nodes peers have.
+    pub finder: Arc<Finder>,
     /// Kind of the record store, as a fixed word; `None` if nothing is published.
     pub publishes: Option<&'static str>,
     /// Enrolment by invitation; `None` if disabled.
@@ -327,14 +330,8 @@ impl Admin {
                 link
             })
             .collect();
-        status.disconnected = disconnected
-            .into_iter()
-            .map(|(node, at, error)| DisconnectedStatus {
-                name: node.to_string(),
-                time: self.clock.time(at),
-                error: error.map(|error| self.error(&error)),
-            })
-            .collect();
+        status.disconnected =
+            disconnected.into_iter().map(|(node, at, error)| self.disconnected(&node, at, error)).collect();
         let peers = server.peers.iter().flat_map(|peers| peers.all());
         status.peers = peers.map(|peer| self.peer(&peer)).collect();
         status.publisher = server.publishes.map(|store| PublisherStatus {
@@ -412,6 +409,17 @@ impl Admin {
             sent_bytes: to_acceptor,
             received_bytes: to_opener,
         })
+    }
+
+    /// Returns the status of a node without a link here since then.
+    pub(crate) fn disconnected(
+        &self,
+        node: &NodeName,
+        at: Instant,
+        error: Option<LastError>,
+    ) -> DisconnectedStatus {
+        let error = error.map(|error| self.error(&error));
+        DisconnectedStatus { name: node.to_string(), time: self.clock.time(at), error }
     }
 
     fn error(&self, error: &LastError) -> ErrorStatus {

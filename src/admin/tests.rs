@@ -12,7 +12,7 @@ use crate::admin::page::UserFuture;
 use crate::admin::readiness::ConditionStatus;
 use crate::admin::status::LinkStatus;
 use crate::admin::status::Status;
-use crate::registry::{LinkedNode, Registry};
+use crate::registry::{Finder, LinkedNode, Registry};
 use crate::route::Uplinks;
 use crate::session_io::grants::Grants;
 use tunnel_base::drain::Drained;
@@ -42,6 +42,7 @@ fn cloud(nodes: &[&str]) -> Admin {
         );
     }
     admin(ProcessView::Cloud(ServerView {
+        finder: Finder::without_peers(registry.clone(), Instance::from_bits(7)),
         registry,
         table: table(),
         peers: None,

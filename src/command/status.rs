@@ -6,6 +6,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use bytes::Bytes;
+use clap::ValueEnum;
 use http::{Method, Request};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
@@ -22,6 +23,19 @@ use crate::command::{CommandError, Format};
 use crate::config::Environment;
 use crate::startup::admin_socket::SocketDirs;
 use tunnel_base::logging::{one_line as clean, plain_text};
+
+/// The format of the list of nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum NodesFormat {
+    /// Text for people.
+    Text,
+    /// Text with more columns.
+    Wide,
+    /// One name on each line, for shells.
+    Name,
+    /// JSON for programs.
+    Json,
+}
 
 /// Queries a server or edge on this machine. Returns its status as a table, or as JSON. The table is preceded by the
 /// sockets of other programs that run here.
@@ -47,7 +61,7 @@ pub async fn status(
         // A node that has moved to a peer is not missing.
         let is_linked = |name: &str| all.nodes.iter().any(|node| node.name.eq_ignore_ascii_case(name));
         status_report.disconnected.retain(|disconnected_node| !is_linked(&disconnected_node.name));
-        let nodes = nodes_text(&all, false);
+        let nodes = nodes_text(&all, false, false);
         if nodes.is_empty() { nodes } else { format!("\n\n{nodes}") }
     };
     Ok(socket.choice() + &text(&status_report) + &others)
@@ -79,22 +93,35 @@ pub async fn watch(
     }
 }
 
-/// Lists the nodes of all servers of the cloud, through the server on this machine, as a table or as JSON.
+/// Lists the nodes of all servers of the cloud, through the server on this machine, as a table, names or JSON. With
+/// `down`, it lists instead the nodes that this server has lost and no server has.
 ///
 /// # Errors
 ///
 /// Returns an error if there is no response.
 pub async fn nodes(
     named: Option<PathBuf>,
-    output: Format,
+    output: NodesFormat,
+    down: bool,
     env: &Environment,
 ) -> Result<String, CommandError> {
     let socket = socket(named, &["server"], env).await?;
     let body = get(&socket.path, "/nodes").await?;
-    if output == Format::Json {
-        return parse(&socket.path, &body).map(|_: IgnoredAny| body);
-    }
-    Ok(socket.choice() + &nodes_text(&parse(&socket.path, &body)?, true))
+    let all: NodesResponse = parse(&socket.path, &body)?;
+    Ok(match output {
+        NodesFormat::Json if down => plain_text(&serde_json::to_string(&all.down).unwrap_or_default()),
+        NodesFormat::Json => body,
+        NodesFormat::Name if down => names(all.down.iter().map(|node| &node.name)),
+        NodesFormat::Name => names(all.nodes.iter().map(|node| &node.name)),
+        NodesFormat::Text | NodesFormat::Wide if down => socket.choice() + &down_text(&all),
+        NodesFormat::Text | NodesFormat::Wide => {
+            socket.choice() + &nodes_text(&all, true, output == NodesFormat::Wide)
+        }
+    })
+}
+
+fn names<'n>(names: impl Iterator<Item = &'n String>) -> String {
+    names.map(|name| clean(name) + "\n").collect()
 }
 
 /// Requests a path. Returns the body of the response.
@@ -117,17 +144,35 @@ pub(crate) fn incompatible(socket: &Path, cause: &dyn fmt::Display) -> CommandEr
     CommandError::unavailable(format!("incompatible version at {}: {cause}", socket.display()))
 }
 
-/// Formats the nodes of all servers, or those of the peers.
-fn nodes_text(all: &NodesResponse, with_own: bool) -> String {
+/// Formats the nodes that are down.
+fn down_text(all: &NodesResponse) -> String {
+    let mut table = Table::new(&["NODE", "LAST SEEN", "REASON"]);
+    for node in &all.down {
+        let reason = node.error.as_ref().map_or("-".to_owned(), |error| clean(&error.text));
+        table.row(vec![clean(&node.name), format!("{} ago", duration(all.now - node.time)), reason]);
+    }
+    table.to_string()
+}
+
+/// Formats the nodes of all servers, or those of the peers. Wide text has their addresses, too.
+fn nodes_text(all: &NodesResponse, with_own: bool, is_wide: bool) -> String {
     let own = all.servers.first().map_or("", |own| own.name.as_str());
-    let mut table = Table::new(&["NODE", "SERVER", "LINKED", "ADDRESS"]);
+    let columns = ["NODE", "SERVER", "LINKED", "RTT", "SESSIONS", "VERSION", "ADDRESS"];
+    let shown = if is_wide { columns.len() } else { columns.len() - 1 };
+    let mut table = Table::new(&columns[..shown]);
     for node in all.nodes.iter().filter(|node| with_own || node.server != own) {
-        table.row(vec![
+        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+        let mut row = vec![
             clean(&node.name),
             if node.server == own { "this server".to_owned() } else { clean(&node.server) },
             duration(all.now - node.since),
-            node.address.as_deref().map_or("-".to_owned(), clean),
-        ]);
+            or_dash(node.rtt_seconds.map(round_trip)),
+            or_dash(node.sessions.map(|sessions| sessions.to_string())),
+            or_dash(node.version.as_deref().map(clean)),
+            or_dash(node.address.as_deref().map(clean)),
+        ];
+        row.truncate(shown);
+        table.row(row);
     }
     let mut lines = Vec::new();
     if with_own || table.rows.len() > 1 {

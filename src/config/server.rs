@@ -42,8 +42,8 @@ pub struct LinkListenerConfig {
     /// How the admin listener differs from one that a key of this schema sets.
     #[serde(skip)]
     pub admin_port: AdminPort,
-    /// Address (ip:port) of metrics, /livez and /readyz only, for Prometheus and probes. Default: none; the admin
-    /// listener serves them too.
+    /// Address (ip:port) of /metrics, /metrics/nodes, /livez and /readyz only, for Prometheus and probes. Default: none;
+    /// the admin listener serves them too.
     ///
     /// Example: `"127.0.0.1:6000"`
     #[serde(deserialize_with = "value::listen_address")]

@@ -95,16 +95,21 @@ impl NodeHistory {
         self.nodes.len()
     }
 
-    /// Returns up to `most` of the nodes without a link, each with the time when it disconnected or, if it was never
-    /// linked, was last refused; the latest first.
-    pub(crate) fn all_disconnected(&self, most: usize) -> Vec<(NodeName, Instant, Option<LastError>)> {
+    /// Returns up to `most` of the nodes that have lost their link, each with the time of that; the latest first.
+    pub(crate) fn lost(&self, most: usize) -> Vec<(NodeName, Instant, Option<LastError>)> {
         let mut disconnected: Vec<_> =
             self.nodes.values().filter_map(|was| Some((was.disconnected?, was))).collect();
         disconnected.sort_unstable_by_key(|(at, _)| Reverse(*at));
         let with_error = |(at, was): (Instant, &HistoryEntry)| {
             Some((text(&self.texts, &was.name).parse().ok()?, at, self.last_error(was)))
         };
-        let disconnected = disconnected.into_iter().take(most).filter_map(with_error);
+        disconnected.into_iter().take(most).filter_map(with_error).collect()
+    }
+
+    /// Returns up to `most` of the nodes without a link, each with the time when it disconnected or, if it was never
+    /// linked, was last refused; the latest first.
+    pub(crate) fn all_disconnected(&self, most: usize) -> Vec<(NodeName, Instant, Option<LastError>)> {
+        let disconnected = self.lost(most).into_iter();
         let refused = self.refused.iter().map(|(node, error)| (node.clone(), error.at, Some(error.clone())));
         let mut all: Vec<_> = disconnected.chain(refused).collect();
         all.sort_by_key(|(_, at, _)| Reverse(*at));

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::registry::LinkedNode;
 use crate::registry::history::NodeHistory;
@@ -57,9 +58,26 @@ pub(crate) struct NodeLinks {
     pub(crate) past: NodeHistory,
 }
 
-/// The links of one node, in no particular order.
+/// The links of one node.
 #[derive(Debug, Default)]
-struct RoleLinks(Vec<(LinkRole, LinkedNode)>);
+struct RoleLinks {
+    /// In no particular order.
+    links: Vec<(LinkRole, LinkedNode)>,
+    /// Bytes sent and received on earlier links. They keep the node's totals from falling while it is linked.
+    earlier_bytes: [u64; 2],
+}
+
+/// A node that is found here, with all its links.
+#[derive(Debug, Clone)]
+pub struct NodeView {
+    /// The node.
+    pub node: NodeName,
+    /// Its primary link.
+    pub primary: LinkedNode,
+    /// All its links.
+    links: Vec<Arc<LinkSender>>,
+    earlier_bytes: [u64; 2],
+}
 
 impl NodeLinks {
     /// Changes the links of a node. Links are compared by their ids, so a link that ends late never removes the newer
@@ -69,7 +87,7 @@ impl NodeLinks {
         let before = links.get(LinkRole::Primary).map(|linked| linked.sender.id);
         let closed = links.replace(reason);
         let after = links.get(LinkRole::Primary).map(|linked| linked.sender.id);
-        if links.0.is_empty() {
+        if links.links.is_empty() {
             self.by_node.remove(node);
         }
         match (before, after) {
@@ -98,18 +116,28 @@ impl NodeLinks {
 
     /// Returns all links, in no particular order.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&NodeName, LinkRole, &LinkedNode)> {
-        self.by_node.iter().flat_map(|(node, links)| links.0.iter().map(move |(role, of)| (node, *role, of)))
+        self.by_node
+            .iter()
+            .flat_map(|(node, links)| links.links.iter().map(move |(role, of)| (node, *role, of)))
     }
 
     /// Returns the links of a node, in no particular order.
     pub(crate) fn of(&self, node: &NodeName) -> impl Iterator<Item = (LinkRole, &LinkedNode)> {
-        let links = self.by_node.get(node).map(|links| links.0.iter());
+        let links = self.by_node.get(node).map(|links| links.links.iter());
         links.into_iter().flatten().map(|(role, linked)| (*role, linked))
     }
 
     /// Returns the nodes that are found here, each with its primary link, in no particular order.
     pub(crate) fn primaries(&self) -> impl Iterator<Item = (&NodeName, &LinkedNode)> {
         self.by_node.iter().filter_map(|(node, links)| Some((node, links.get(LinkRole::Primary)?)))
+    }
+
+    /// Returns a node that is found here, with all its links.
+    pub(crate) fn view(&self, node: &NodeName) -> Option<NodeView> {
+        let (node, RoleLinks { links, earlier_bytes }) = self.by_node.get_key_value(node)?;
+        let primary = self.primary(node)?.clone();
+        let links = links.iter().map(|(_, linked)| linked.sender.clone()).collect();
+        Some(NodeView { node: node.clone(), primary, links, earlier_bytes: *earlier_bytes })
     }
 
     /// Returns the number of nodes that are found here.
@@ -138,37 +166,51 @@ impl RoleLinks {
                 let stays = earlier.as_ref().is_some_and(|earlier| earlier.may_stay_with(&linked));
                 closed.extend(self.put_primary(linked));
                 match earlier {
-                    Some(earlier) if stays => self.0.push((LinkRole::Previous, earlier)),
+                    Some(earlier) if stays => self.links.push((LinkRole::Previous, earlier)),
                     earlier => closed.extend(earlier),
                 }
             }
             Reason::Interactive(linked) => {
                 if self.busy_link(linked.instance).is_some() {
                     closed.extend(self.take(LinkRole::Interactive));
-                    self.0.push((LinkRole::Interactive, linked));
+                    self.links.push((LinkRole::Interactive, linked));
                 } else {
                     closed.push(linked);
                 }
             }
             Reason::Retired(link) => {
-                let retired = self.0.iter().position(|(role, linked)| {
+                let retired = self.links.iter().position(|(role, linked)| {
                     linked.sender.id == link && matches!(role, LinkRole::Primary | LinkRole::Previous)
                 });
                 if let Some(retired) = retired {
-                    let (_, retired) = self.0.remove(retired);
+                    let (_, retired) = self.links.remove(retired);
                     closed.extend(self.take(LinkRole::Retiring));
-                    self.0.push((LinkRole::Retiring, retired));
+                    self.links.push((LinkRole::Retiring, retired));
                 }
             }
-            Reason::Ended(link) => self.0.retain(|(_, linked)| linked.sender.id != link),
+            Reason::Ended(link) => {
+                let ended = self.links.extract_if(.., |(_, linked)| linked.sender.id == link);
+                let ended: Vec<_> = ended.map(|(_, linked)| linked).collect();
+                self.add_bytes(&ended);
+            }
         }
         // The previous link takes the place of a primary link that has ended or retires.
         if self.get(LinkRole::Primary).is_none()
             && let Some(previous) = self.take(LinkRole::Previous)
         {
-            self.0.push((LinkRole::Primary, previous));
+            self.links.push((LinkRole::Primary, previous));
         }
+        self.add_bytes(&closed);
         closed
+    }
+
+    /// Adds the bytes of links that no longer have a role.
+    fn add_bytes(&mut self, links: &[LinkedNode]) {
+        for traffic in links.iter().map(|linked| linked.sender.traffic()) {
+            let [sent, received] = &mut self.earlier_bytes;
+            *sent += traffic.sent_bytes;
+            *received += traffic.received_bytes;
+        }
     }
 
     /// Adds a primary link. Returns the previous link, and the interactive link of another process.
@@ -177,7 +219,7 @@ impl RoleLinks {
         let interactive = self.get(LinkRole::Interactive);
         let is_foreign = interactive.is_some_and(|interactive| interactive.instance != linked.instance);
         let foreign = if is_foreign { self.take(LinkRole::Interactive) } else { None };
-        self.0.push((LinkRole::Primary, linked));
+        self.links.push((LinkRole::Primary, linked));
         previous.into_iter().chain(foreign)
     }
 
@@ -187,12 +229,37 @@ impl RoleLinks {
     }
 
     fn get(&self, role: LinkRole) -> Option<&LinkedNode> {
-        self.0.iter().find(|(has, _)| *has == role).map(|(_, linked)| linked)
+        self.links.iter().find(|(has, _)| *has == role).map(|(_, linked)| linked)
     }
 
     fn take(&mut self, role: LinkRole) -> Option<LinkedNode> {
-        let at = self.0.iter().position(|(has, _)| *has == role)?;
-        Some(self.0.swap_remove(at).1)
+        let at = self.links.iter().position(|(has, _)| *has == role)?;
+        Some(self.links.swap_remove(at).1)
+    }
+}
+
+impl NodeView {
+    /// Returns the number of sessions on all links, including relayed ones.
+    pub fn sessions(&self) -> usize {
+        self.links.iter().map(|link| link.sessions()).sum()
+    }
+
+    /// Returns how many bytes were sent to the node and received from it since it was linked.
+    pub fn bytes(&self) -> [u64; 2] {
+        self.links.iter().fold(self.earlier_bytes, |[sent, received], link| {
+            let traffic = link.traffic();
+            [sent + traffic.sent_bytes, received + traffic.received_bytes]
+        })
+    }
+
+    /// Returns the time since the node last sent anything.
+    pub fn idle_for(&self) -> Duration {
+        self.links.iter().map(|link| link.idle_for()).min().unwrap_or_default()
+    }
+
+    /// Returns the version that the edge reports.
+    pub fn version(&self) -> Option<&str> {
+        self.primary.sender.ends()?.version.as_deref()
     }
 }
 
@@ -257,5 +324,23 @@ mod tests {
                 prop_assert!(has(LinkRole::Primary) || !has(LinkRole::Previous), "it would be primary");
             }
         }
+    }
+
+    /// If the total fell with one of several links, a scraper would count all bytes again.
+    #[test]
+    fn a_node_keeps_the_bytes_of_its_earlier_links_until_it_has_none() {
+        let (node, mut nodes) = ("node1".parse::<NodeName>().unwrap(), NodeLinks::default());
+        let [first, second, third] = [(1, 1), (2, 1), (3, 2)].map(|(n, process)| linked(n, Some(process)));
+        nodes.replace(&node, Reason::Linked(first));
+        nodes.replace(&node, Reason::Interactive(second.clone()));
+        nodes.by_node.get_mut(&node).unwrap().earlier_bytes = [5, 7];
+        for reason in [Reason::Ended(second.sender.id), Reason::Linked(third.clone())] {
+            nodes.replace(&node, reason);
+            assert_eq!(nodes.view(&node).unwrap().bytes(), [5, 7]);
+        }
+        nodes.replace(&node, Reason::Ended(third.sender.id));
+        assert!(nodes.view(&node).is_none());
+        nodes.replace(&node, Reason::Linked(linked(4, None)));
+        assert_eq!(nodes.view(&node).unwrap().bytes(), [0, 0]);
     }
 }

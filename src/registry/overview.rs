@@ -1,9 +1,11 @@
 //! An overview of this server's nodes for operators, including disconnected ones and their errors.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use crate::registry::history::LastError;
-use crate::registry::links::LinkRole;
+use crate::registry::links::{LinkRole, NodeView};
 use crate::registry::{LinkedNode, Registry};
 use tunnel_base::names::NodeName;
 use tunnel_link::sender::LinkSender;
@@ -27,26 +29,48 @@ impl Registry {
         Some((node.clone(), nodes.len() > 1))
     }
 
-    /// Returns up to `most` nodes after `after`, by the bytes of their names, and whether more follow. Their names have
-    /// at most 32 KiB in total.
+    /// Returns up to `most` nodes after `after`, by the bytes of their names, and whether more follow. Their names and
+    /// versions have at most 32 KiB in total.
     pub fn page(&self, after: Option<&NodeName>, most: usize) -> (Vec<ListedNode>, bool) {
         let nodes = self.nodes.lock();
         let later = |node: &NodeName| after.is_none_or(|after| node.as_str() > after.as_str());
         let mut all: Vec<_> = nodes.primaries().filter(|(node, _)| later(node)).collect();
         all.sort_unstable_by_key(|(node, _)| node.as_str());
         let mut bytes = 0;
-        let fits = |(node, _): &&(&NodeName, &LinkedNode)| {
-            bytes += node.as_str().len();
+        let fits = |(node, linked): &&(&NodeName, &LinkedNode)| {
+            let version = linked.sender.ends().and_then(|ends| ends.version.as_deref());
+            bytes += node.as_str().len() + version.map_or(0, str::len);
             bytes <= MAX_PAGE_BYTES
         };
         let page: Vec<_> = all.iter().take(most).take_while(fits).collect();
         let more = page.len() < all.len();
-        let listed = |(node, linked): &&(&NodeName, &LinkedNode)| ListedNode {
-            node: (*node).clone(),
-            age: linked.sender.age(),
-            address: Some(linked.from),
+        let page: Vec<_> = page.into_iter().filter_map(|(node, _)| nodes.view(node)).collect();
+        // Counting sessions takes the lock of each link.
+        drop(nodes);
+        let listed = |view: NodeView| ListedNode {
+            age: view.primary.sender.age(),
+            address: Some(view.primary.from),
+            round_trip: view.primary.sender.measured_round_trip(),
+            sessions: Some(view.sessions() as u64),
+            version: view.version().map(Into::into),
+            node: view.node,
         };
-        (page.iter().map(listed).collect(), more)
+        (page.into_iter().map(listed).collect(), more)
+    }
+
+    /// Returns the nodes that are found here, each with all its links, in no particular order.
+    pub fn views(&self) -> Vec<NodeView> {
+        let nodes = self.nodes.lock();
+        nodes.primaries().filter_map(|(node, _)| nodes.view(node)).collect()
+    }
+
+    /// Returns the nodes that have lost their link here within that time and have none, the latest first.
+    pub fn lost(&self, within: Duration) -> Vec<(NodeName, Instant, Option<LastError>)> {
+        let nodes = self.nodes.lock();
+        let mut lost = nodes.past.lost(usize::MAX);
+        // One that has a link for its earlier sessions has moved.
+        lost.retain(|(node, at, _)| at.elapsed() < within && nodes.of(node).next().is_none());
+        lost
     }
 
     /// Returns all links, and up to `most` of the disconnected nodes.
@@ -87,7 +111,7 @@ fn excerpt(why: &str) -> String {
     why.chars().take(MAX_CHARS).collect()
 }
 
-/// Maximum length of all names in a page, so that its frame takes a short turn on a link.
+/// Maximum length of all names and versions in a page, so that its frame takes a short turn on a link.
 const MAX_PAGE_BYTES: usize = 32 * 1024;
 /// Maximum length of a stored error text.
 const MAX_CHARS: usize = 320;
@@ -141,6 +165,24 @@ mod tests {
         };
         registry.insert(linked, true);
         sender
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_is_lost_for_a_time_after_its_last_link_and_a_refused_one_never() {
+        let registry = Registry::new(Metrics::server("", ""));
+        let links = ["a", "b", "c"].map(|node| link(&registry, u64::from(node.as_bytes()[0]), node));
+        registry.ended(&links[0], "closed by the remote end");
+        registry.refused(&"stranger".parse().unwrap(), "the token differs");
+        tokio::time::advance(Duration::from_secs(60)).await;
+        registry.ended(&links[1], "nothing was received for 15s");
+        let lost = |within| {
+            let lost = registry.lost(Duration::from_secs(within)).into_iter();
+            lost.map(|(node, _, error)| format!("{node}: {}", error.unwrap().why)).collect::<Vec<_>>()
+        };
+        let (a, b) = ("a: closed by the remote end", "b: nothing was received for 15s");
+        assert_eq!((lost(61), lost(60)), (vec![b.into(), a.into()], vec![b.to_owned()]));
+        let _again = link(&registry, 1000, "b");
+        assert_eq!(lost(61), [a]);
     }
 
     #[tokio::test]

@@ -37,6 +37,19 @@ async fn a_servers_pages_show_its_nodes_and_its_sessions() {
         ] {
             assert!(page.body.lines().any(|l| l == line), "{line} is not in\n{}", page.body);
         }
+        let nodes = get(at, "/metrics/nodes").await;
+        for line in ["tunnel_node_up{node=\"node1\"} 1", "tunnel_node_sessions{node=\"node1\"} 1"] {
+            assert!(nodes.body.lines().any(|l| l == line), "{line} is not in\n{}", nodes.body);
+        }
+        for direction in ["to_node", "from_node"] {
+            let name = format!("tunnel_node_bytes_total{{node=\"node1\",direction=\"{direction}\"}} ");
+            let bytes = nodes.body.lines().find_map(|line| line.strip_prefix(&name)).unwrap();
+            // Control messages count, too.
+            assert!(bytes.parse::<u64>().unwrap() >= 5, "{direction}: {bytes}");
+        }
+        // Like all paths with names, against pages whose name resolves to this address.
+        let request = "GET /metrics/nodes HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n";
+        assert_eq!(send_request(at, request).await.status, 403);
         for path in ["/livez", "/readyz"] {
             assert_eq!(get(at, path).await.status, 200, "{path}");
         }

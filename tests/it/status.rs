@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tunnel::admin::nodes::NodesResponse;
 use tunnel::admin::status::Status;
+use tunnel::command::status::NodesFormat;
 use tunnel::command::{Format, status};
 use tunnel::config::Environment;
 
@@ -161,7 +162,10 @@ async fn the_nodes_of_all_servers_are_listed_and_a_silent_server_is_named() {
     let _far = edge_with(&place, &second, "far", "").await;
     // Its script answers no request for nodes.
     let _silent = scripted_server(&place, &first, 77).await;
-    let json = status::nodes(Some(path.clone()), Format::Json, &Environment::default()).await.unwrap();
+    let nodes = async |output, down| {
+        status::nodes(Some(path.clone()), output, down, &Environment::default()).await.unwrap()
+    };
+    let json = nodes(NodesFormat::Json, false).await;
     let report: NodesResponse = serde_json::from_str(&json).unwrap();
     let names: Vec<_> = report.nodes.iter().map(|node| (node.name.as_str(), node.server.as_str())).collect();
     let (own, other) = (format!("{:?}", first.server.table.instance()), all[1].to_string());
@@ -170,10 +174,64 @@ async fn the_nodes_of_all_servers_are_listed_and_a_silent_server_is_named() {
     assert!(report.nodes.iter().all(|node| node.address.as_ref().unwrap().starts_with("127.0.0.")));
     let states: Vec<_> = report.servers.iter().map(|server| (server.nodes, server.state.as_str())).collect();
     assert_eq!(states, [(1, "complete"), (1, "complete"), (0, "does_not_tell")]);
-    let text = status::nodes(Some(path.clone()), Format::Text, &Environment::default()).await.unwrap();
+    let version = env!("CARGO_PKG_VERSION");
+    for node in &report.nodes {
+        assert_eq!(node.version.as_deref(), Some(version), "{node:?}");
+        assert_eq!(node.sessions, Some(0), "{node:?}");
+    }
+    let text = nodes(NodesFormat::Text, false).await;
     assert!(text.contains("this server") && text.contains("does not tell its nodes"), "{text}");
+    assert!(text.contains(version) && !text.contains("ADDRESS"), "{text}");
+    let text = nodes(NodesFormat::Wide, false).await;
+    assert!(text.contains("ADDRESS") && text.contains("127.0.0."), "{text}");
+    assert_eq!(nodes(NodesFormat::Name, false).await, "far\nnear\n");
+    assert_eq!(nodes(NodesFormat::Name, true).await, "");
     let text = status::status(Some(path), Format::Text, &Environment::default()).await.unwrap();
     assert!(text.contains("far") && text.contains(&other), "{text}");
+}
+
+#[tokio::test]
+async fn nodes_at_peers_have_their_rtt_and_sessions_and_lost_ones_are_down() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let all = servers::addresses(2);
+    let (path, table) = socket(&place, "server");
+    let first = TestServer::from_text(&(servers::config(&place, all[0], &servers::peers(&all)) + &table));
+    let second = TestServer::from_text(&servers::config(&place, all[1], &servers::peers(&all)));
+    let nodes = async |output, down| {
+        status::nodes(Some(path.clone()), output, down, &Environment::default()).await.unwrap()
+    };
+    let [near, far] =
+        [edge_with(&place, &first, "near", "").await, edge_with(&place, &second, "far", "").await];
+    let mut client = second.open(&at("far", echo)).await;
+    assert_echo(&mut client, "hello").await;
+    let link = second.link("far").unwrap();
+    assert!(link.sender.ping_within(Duration::from_secs(10)).await);
+    let report: NodesResponse = serde_json::from_str(&nodes(NodesFormat::Json, false).await).unwrap();
+    let listed = report.nodes.iter().find(|node| node.name == "far").unwrap();
+    assert_eq!(listed.sessions, Some(1));
+    let measured = link.sender.measured_round_trip().unwrap().as_secs_f64();
+    assert!(listed.rtt_seconds.is_some_and(|rtt| rtt > 0.0 && rtt < 100.0 * measured + 1.0), "{listed:?}");
+    assert!(report.down.is_empty());
+
+    // It is lost here, and then found at the peer.
+    near.shutdown(std::future::ready(())).await;
+    wait_until("the node is lost", || first.link("near").is_none()).await;
+    assert_eq!(nodes(NodesFormat::Name, true).await, "near\n");
+    let text = nodes(NodesFormat::Text, true).await;
+    assert!(text.starts_with("NODE  LAST SEEN  REASON") && text.contains("near  0s ago"), "{text}");
+    let metrics = async || get(first.server.bound.metrics.unwrap(), "/metrics/nodes").await.body;
+    let series = metrics().await;
+    assert!(series.contains("tunnel_node_up{node=\"near\"} 0\n"), "{series}");
+    assert!(!series.contains("\"far\"") && !series.contains("tunnel_node_sessions{"), "{series}");
+    let _near = edge_with(&place, &second, "near", "").await;
+    let announced = async {
+        while metrics().await.contains("tunnel_node_up{") {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    assert_eventually("the peer announces it", announced).await;
+    assert_eq!(nodes(NodesFormat::Name, true).await, "");
+    drop((client, far));
 }
 
 #[tokio::test]

@@ -61,7 +61,8 @@ fn expressions() -> Vec<String> {
     let panels = dashboard["panels"].as_array().unwrap();
     let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
     let filled = |target: &Value| {
-        target["expr"].as_str().unwrap().replace("$instance", ".*").replace("$__rate_interval", "60s")
+        let expression = target["expr"].as_str().unwrap().replace("$__rate_interval", "60s");
+        expression.replace("$instance", ".*").replace("$node", ".*")
     };
     let all: Vec<_> = targets.map(filled).collect();
     assert!(all.len() > 25 && all.iter().all(|expression| !expression.contains('$')), "{all:?}");
@@ -70,7 +71,10 @@ fn expressions() -> Vec<String> {
 
 /// Fails the test if a name is not one of this program's metrics.
 fn assert_metrics_exist(expression: &str) {
-    let source = include_str!("../../crates/base/src/metrics.rs");
+    let source = concat!(
+        include_str!("../../crates/base/src/metrics.rs"),
+        include_str!("../../crates/base/src/metrics/nodes.rs")
+    );
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let names: BTreeSet<_> = words.filter(|word| word.starts_with("tunnel_")).collect();
     for name in names {
@@ -110,10 +114,12 @@ fn cause_refusals(pair: &mut Pair) -> Vec<Running> {
 /// Starts a Prometheus that scrapes the server each second, and returns its port.
 fn prometheus_port(place: &TestDir, server: u16) -> (u16, Running) {
     let (port, dir) = (free_port(), place.path());
-    let job =
-        json!({"job_name": "tunnel-cloud", "static_configs": [{"targets": [format!("127.0.0.1:{server}")]}]});
-    let config =
-        json!({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [job]});
+    let job = |name: &str, path: &str| {
+        let targets = json!([{"targets": [format!("127.0.0.1:{server}")]}]);
+        json!({"job_name": name, "metrics_path": path, "static_configs": targets})
+    };
+    let jobs = [job("tunnel-cloud", "/metrics"), job("tunnel-nodes", "/metrics/nodes")];
+    let config = json!({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": jobs});
     std::fs::write(dir.join("prometheus.yml"), config.to_string()).unwrap();
     let mut command = std::process::Command::new("prometheus");
     command.arg("--config.file").arg(dir.join("prometheus.yml")).arg("--storage.tsdb.path");

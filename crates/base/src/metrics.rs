@@ -1,13 +1,13 @@
 //! All metrics: names, help texts and labels.
 
 pub mod format;
+pub mod nodes;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric as _};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -16,7 +16,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::access_log::RefusalLog;
-use crate::metrics::format::{ExpositionFormat, to_plain_format};
+use crate::metrics::format::ExpositionFormat;
 use crate::process::ProcessCollector;
 
 /// The metrics of this process, created once at startup and passed to every part that counts. Cheap to clone.
@@ -160,15 +160,7 @@ impl Metrics {
 
     /// Returns all metrics as text in the given format.
     pub fn encode(&self, form: ExpositionFormat) -> String {
-        let mut text = String::with_capacity(TEXT_BYTES);
-        // Writing to a String fails only if a metric's own encoding fails; the text before it is still served.
-        if encode(&mut text, &self.registry).is_err() {
-            tracing::error!("cannot encode all metrics");
-        }
-        match form {
-            ExpositionFormat::Open => text,
-            ExpositionFormat::Plain => to_plain_format(&text),
-        }
+        form.text(&self.registry)
     }
 
     /// Exposes the counters with fixed labels before their first event: an alert on an increase does not see the event
@@ -534,9 +526,6 @@ const CONNECTIONS_REJECTED: [&str; 21] = [
     "tls_timeout",
 ];
 
-/// Initial capacity of the text in bytes, to avoid reallocations.
-const TEXT_BYTES: usize = 8 * 1024;
-
 /// Git revision that this program was built from, if the build knew it.
 const REVISION: &str = match option_env!("TUNNEL_REVISION") {
     Some(revision) => revision,
@@ -875,7 +864,8 @@ mod tests {
 
     #[tokio::test]
     async fn the_metrics_page_lists_exactly_the_exposed_metrics() {
-        let text = all_shown().encode(ExpositionFormat::Plain);
+        let nodes = nodes::encode_nodes(vec![nodes::tests::linked()], ExpositionFormat::Plain);
+        let text = all_shown().encode(ExpositionFormat::Plain) + &nodes;
         let shown = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
         let shown: std::collections::BTreeSet<_> = shown.collect();
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();

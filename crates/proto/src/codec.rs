@@ -11,7 +11,7 @@ use prost::Message as _;
 use crate::codec::proto::{Control, StreamMsg};
 use crate::frame::{
     Category, Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, ListedNode, Load, MAX_NODE_IPS,
-    MAX_PAGE_NODES, NodePage, Opener, Remote, SessionError, SessionFrame,
+    MAX_PAGE_NODES, MAX_VERSION_CHARS, NodePage, Opener, Remote, SessionError, SessionFrame,
 };
 use tunnel_base::logging::printable;
 use tunnel_base::names::{Instance, NodeName, SessionId};
@@ -439,6 +439,9 @@ fn packed_page(NodePage { question, nodes, more }: NodePage) -> Bytes {
         name: listed.node.as_str().to_owned(),
         age: millis(listed.age),
         address: listed.address.map(|address| address.to_string()).unwrap_or_default(),
+        round_trip: listed.round_trip.map_or(0, |time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
+        sessions: listed.sessions,
+        version: listed.version.map(String::from).unwrap_or_default(),
     });
     proto::NodePage { question, nodes: nodes.collect(), more }.encode_to_vec().into()
 }
@@ -447,8 +450,15 @@ fn packed_page(NodePage { question, nodes, more }: NodePage) -> Bytes {
 fn page(message: &StreamMsg) -> Result<NodePage, FrameError> {
     let fields = proto::NodePage::decode(message.data.clone()).map_err(|_| FrameError::BadField)?;
     let nodes = fields.nodes.iter().take(MAX_PAGE_NODES).filter_map(|listed| {
-        let (node, address) = (listed.name.parse().ok()?, listed.address.parse().ok());
-        Some(ListedNode { node, age: Duration::from_millis(listed.age), address })
+        let version: String = printable(&listed.version).chars().take(MAX_VERSION_CHARS).collect();
+        Some(ListedNode {
+            node: listed.name.parse().ok()?,
+            age: Duration::from_millis(listed.age),
+            address: listed.address.parse().ok(),
+            round_trip: (listed.round_trip > 0).then(|| Duration::from_micros(listed.round_trip)),
+            sessions: listed.sessions,
+            version: (!version.is_empty()).then(|| version.into()),
+        })
     });
     Ok(NodePage { question: fields.question, nodes: nodes.collect(), more: fields.more })
 }
@@ -754,6 +764,9 @@ mod extension_tests {
             node: node.clone(),
             age: Duration::from_secs(3),
             address: address.map(|address| address.parse().unwrap()),
+            round_trip: address.map(|_| Duration::from_micros(1500)),
+            sessions: address.map(|_| 0),
+            version: address.map(Into::into),
         };
         let nodes = vec![listed(None), listed(Some("10.0.0.7:1")), listed(Some("[fd00::7]:2"))];
         let page = NodePage { question: 7, nodes, more: true };

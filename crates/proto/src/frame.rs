@@ -78,10 +78,19 @@ pub struct ListedNode {
     pub age: Duration,
     /// Address from which it is linked, if known.
     pub address: Option<SocketAddr>,
+    /// Latest RTT in whole microseconds, once measured.
+    pub round_trip: Option<Duration>,
+    /// Number of its current sessions, including relayed ones; servers of earlier versions do not tell it.
+    pub sessions: Option<u64>,
+    /// The edge's own description of its program, at most [`MAX_VERSION_CHARS`] characters.
+    pub version: Option<Box<str>>,
 }
 
 /// Maximum number of nodes in a [`NodePage`].
 pub const MAX_PAGE_NODES: usize = 500;
+
+/// Maximum length of a program's version in a [`ListedNode`].
+pub const MAX_VERSION_CHARS: usize = 40;
 
 /// The load of a server, as announced to its peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -117,10 +117,23 @@ fn signals() -> Vec<(&'static str, FrameKind, Remote)> {
 /// Returns the frames for lists of nodes, which only servers receive.
 fn node_lists() -> Vec<(&'static str, FrameKind, Remote)> {
     let address = Some(([10, 0, 0, 7], 40_000).into());
-    let listed = vec![
-        ListedNode { node: node(), age: Duration::from_secs(60), address },
-        ListedNode { node: "edge-2".parse().unwrap(), age: Duration::ZERO, address: None },
-    ];
+    let first = ListedNode {
+        node: node(),
+        age: Duration::from_secs(60),
+        address,
+        round_trip: None,
+        sessions: None,
+        version: None,
+    };
+    let second =
+        ListedNode { node: "edge-2".parse().unwrap(), age: Duration::ZERO, address: None, ..first.clone() };
+    let with_figures = ListedNode {
+        round_trip: Some(Duration::from_millis(20)),
+        sessions: Some(0),
+        version: Some("1.2.3".into()),
+        ..first.clone()
+    };
+    let page = |question, nodes, more| FrameKind::NodePage(NodePage { question, nodes, more });
     vec![
         ("list-nodes", FrameKind::ListNodes(ListNodes { question: 7, after: None }), Remote::Peer),
         (
@@ -128,12 +141,9 @@ fn node_lists() -> Vec<(&'static str, FrameKind, Remote)> {
             FrameKind::ListNodes(ListNodes { question: 8, after: Some(node()) }),
             Remote::Peer,
         ),
-        ("node-page", FrameKind::NodePage(NodePage { question: 7, nodes: listed, more: true }), Remote::Peer),
-        (
-            "node-page, last",
-            FrameKind::NodePage(NodePage { question: 8, nodes: vec![], more: false }),
-            Remote::Peer,
-        ),
+        ("node-page", page(7, vec![first, second], true), Remote::Peer),
+        ("node-page, last", page(8, vec![], false), Remote::Peer),
+        ("node-page, figures", page(9, vec![with_figures], false), Remote::Peer),
     ]
 }
 

@@ -216,8 +216,14 @@ async fn an_answer_is_accepted_only_over_the_link_of_its_query() {
 
 /// Returns a page with these nodes.
 fn page(question: u64, names: &[String], more: bool) -> NodePage {
-    let listed =
-        |name: &String| ListedNode { node: name.parse().unwrap(), age: Duration::ZERO, address: None };
+    let listed = |name: &String| ListedNode {
+        node: name.parse().unwrap(),
+        age: Duration::ZERO,
+        address: None,
+        round_trip: None,
+        sessions: None,
+        version: None,
+    };
     NodePage { question, nodes: names.iter().map(listed).collect(), more }
 }
 

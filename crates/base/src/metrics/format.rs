@@ -2,6 +2,9 @@
 
 use std::fmt::Write as _;
 
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+
 /// A text format in which metrics are returned to the scraper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpositionFormat {
@@ -37,11 +40,24 @@ impl ExpositionFormat {
             Self::Plain => "text/plain; version=0.0.4; charset=utf-8",
         }
     }
+
+    /// Returns the text of these metrics.
+    pub(crate) fn text(self, metrics: &Registry) -> String {
+        let mut text = String::with_capacity(TEXT_BYTES);
+        // Writing to a String fails only if a metric's own encoding fails; the text before it is still served.
+        if encode(&mut text, metrics).is_err() {
+            tracing::error!("cannot encode all metrics");
+        }
+        match self {
+            Self::Open => text,
+            Self::Plain => to_plain_format(&text),
+        }
+    }
 }
 
 /// Converts OpenMetrics text to the plain format: counters are named like their samples, and units and the end marker
 /// are omitted.
-pub(crate) fn to_plain_format(open: &str) -> String {
+fn to_plain_format(open: &str) -> String {
     let (mut text, mut help) = (String::with_capacity(open.len()), None);
     for line in open.lines() {
         let mut words = line.splitn(4, ' ');
@@ -64,6 +80,9 @@ pub(crate) fn to_plain_format(open: &str) -> String {
     }
     text
 }
+
+/// Initial capacity of the text in bytes, to avoid reallocations.
+const TEXT_BYTES: usize = 8 * 1024;
 
 #[cfg(test)]
 mod tests {

@@ -83,4 +83,13 @@ pub struct ListedNode {
     /// address and port from which the node is linked
     #[prost(string, tag = "3")]
     pub address: ::prost::alloc::string::String,
+    /// latest RTT in microseconds; 0 if not measured
+    #[prost(uint64, tag = "4")]
+    pub round_trip: u64,
+    /// number of current sessions, including relayed ones
+    #[prost(uint64, optional, tag = "5")]
+    pub sessions: ::core::option::Option<u64>,
+    /// what the edge reports of its program, at most 40 characters
+    #[prost(string, tag = "6")]
+    pub version: ::prost::alloc::string::String,
 }

@@ -1,0 +1,132 @@
+//! The metrics of single nodes. They are a separate scrape, because their series grow with the nodes.
+
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::metrics::format::ExpositionFormat;
+
+/// A node that is linked to this server, or that it has lost.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NodeSample {
+    /// Name of the node.
+    pub node: String,
+    /// When the node last sent anything, since 1970.
+    pub last_seen: Duration,
+    /// Its links; `None` if it has none.
+    pub links: Option<LinkSample>,
+}
+
+/// The links of a node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LinkSample {
+    /// Latest RTT, once measured.
+    pub round_trip: Option<Duration>,
+    /// Number of current sessions.
+    pub sessions: usize,
+    /// Bytes sent since the node was linked.
+    pub sent_bytes: u64,
+    /// Bytes received since then.
+    pub received_bytes: u64,
+    /// Version of the edge's program, as it reports it.
+    pub version: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct NodeLabels {
+    node: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DirectionLabels {
+    node: String,
+    direction: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VersionLabels {
+    node: String,
+    version: String,
+}
+
+type Seconds = Family<NodeLabels, Gauge<f64, AtomicU64>>;
+
+/// Returns the metrics of these nodes as text.
+pub fn encode_nodes(nodes: Vec<NodeSample>, form: ExpositionFormat) -> String {
+    let (up, sessions) = (Family::<NodeLabels, Gauge>::default(), Family::<NodeLabels, Gauge>::default());
+    let (last_seen, round_trip) = (Seconds::default(), Seconds::default());
+    let bytes = Family::<DirectionLabels, Counter>::default();
+    let versions = Family::<VersionLabels, Gauge>::default();
+    for NodeSample { node, last_seen: seen, links } in nodes {
+        let labels = NodeLabels { node: node.clone() };
+        up.get_or_create(&labels).set(links.is_some().into());
+        last_seen.get_or_create(&labels).set(seen.as_secs_f64());
+        let Some(links) = links else { continue };
+        sessions.get_or_create(&labels).set(i64::try_from(links.sessions).unwrap_or(i64::MAX));
+        if let Some(time) = links.round_trip {
+            round_trip.get_or_create(&labels).set(time.as_secs_f64());
+        }
+        for (direction, total) in [("to_node", links.sent_bytes), ("from_node", links.received_bytes)] {
+            bytes.get_or_create(&DirectionLabels { node: node.clone(), direction }).inc_by(total);
+        }
+        if let Some(version) = links.version {
+            versions.get_or_create(&VersionLabels { node, version }).set(1);
+        }
+    }
+    let mut all = Registry::default();
+    let help = "Whether the node is linked to this server; 0 if it was lost within a day and no peer has it";
+    all.register("tunnel_node_up", help, up);
+    let help = "Time when the node last sent anything, since 1970";
+    all.register_with_unit("tunnel_node_last_seen_timestamp", help, Unit::Seconds, last_seen);
+    let help = "Latest time from a ping to its answer";
+    all.register_with_unit("tunnel_node_rtt", help, Unit::Seconds, round_trip);
+    all.register("tunnel_node_sessions", "Number of current sessions, including relayed ones", sessions);
+    let help = "Number of bytes on the node's links since it was linked, by direction";
+    all.register_with_unit("tunnel_node", help, Unit::Bytes, bytes);
+    all.register("tunnel_node_info", "Version of the node's program; always 1", versions);
+    form.text(&all)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Returns a node with all figures.
+    pub(crate) fn linked() -> NodeSample {
+        let links = LinkSample {
+            round_trip: Some(Duration::from_millis(20)),
+            sessions: 3,
+            sent_bytes: 10,
+            received_bytes: 7,
+            version: Some("1.2 \"x\"".to_owned()),
+        };
+        NodeSample { node: "shop-1".into(), last_seen: Duration::from_millis(1500), links: Some(links) }
+    }
+
+    #[test]
+    fn each_node_has_its_series_and_a_lost_one_only_two() {
+        let here = linked();
+        let lost = NodeSample { node: "shop-2".into(), last_seen: Duration::from_secs(7), links: None };
+        let text = encode_nodes(vec![here, lost], ExpositionFormat::Plain);
+        let mut series: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        series.sort_unstable();
+        let expected = [
+            r#"tunnel_node_bytes_total{node="shop-1",direction="from_node"} 7"#,
+            r#"tunnel_node_bytes_total{node="shop-1",direction="to_node"} 10"#,
+            r#"tunnel_node_info{node="shop-1",version="1.2 \"x\""} 1"#,
+            r#"tunnel_node_last_seen_timestamp_seconds{node="shop-1"} 1.5"#,
+            r#"tunnel_node_last_seen_timestamp_seconds{node="shop-2"} 7.0"#,
+            r#"tunnel_node_rtt_seconds{node="shop-1"} 0.02"#,
+            r#"tunnel_node_sessions{node="shop-1"} 3"#,
+            r#"tunnel_node_up{node="shop-1"} 1"#,
+            r#"tunnel_node_up{node="shop-2"} 0"#,
+        ];
+        assert_eq!(series, expected);
+        assert!(encode_nodes(Vec::new(), ExpositionFormat::Open).ends_with("# EOF\n"));
+    }
+}
