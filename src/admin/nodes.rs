@@ -1,5 +1,7 @@
 //! The nodes of all servers, as JSON.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
@@ -59,7 +61,7 @@ impl Admin {
     pub(crate) async fn nodes(&self, server: &ServerView) -> NodesResponse {
         let peers = match &server.peers {
             Some(peers) => peers.list_nodes().await,
-            None => Vec::new(),
+            None => Arc::default(),
         };
         let own = format!("{:?}", server.table.instance());
         let linked = server.registry.overview(0).linked;
@@ -75,16 +77,16 @@ impl Admin {
         let local = ServerNodes { name: own, nodes: 0, state: "complete".into(), error: None };
         let now = self.clock.time(Instant::now());
         let mut servers = vec![local];
-        for PeerNodes { server, nodes: listed, end } in peers {
+        for PeerNodes { server, nodes: listed, end } in peers.iter() {
             let name = server.to_string();
             let (state, error) = match end {
                 ListEnd::Complete => ("complete", None),
                 ListEnd::Truncated => ("truncated", None),
                 ListEnd::Silent => ("does_not_tell", None),
-                ListEnd::NotLinked(why) => ("not_linked", Some(why)),
+                ListEnd::NotLinked(why) => ("not_linked", Some(why.clone())),
             };
             servers.push(ServerNodes { name: name.clone(), nodes: 0, state: state.into(), error });
-            nodes.extend(listed.into_iter().map(|listed| NodeStatus {
+            nodes.extend(listed.iter().map(|listed| NodeStatus {
                 name: listed.node.to_string(),
                 server: name.clone(),
                 since: now - listed.age.as_secs_f64(),
