@@ -2,6 +2,7 @@
 
 pub mod channelz;
 pub mod health;
+pub mod linked;
 pub mod nodes;
 pub mod page;
 pub mod readiness;
@@ -28,6 +29,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tracing::{Span, debug, info, info_span};
 
+use crate::admin::linked::LinkedUser;
 use crate::admin::page::{AdminUsers, EventStreamLimiter, Events, live_page};
 use crate::admin::readiness::Readiness;
 use crate::admin::status::{Clock, EdgeView, ServerView};
@@ -457,6 +459,8 @@ pub enum Requester {
     User(u32),
     /// A user who has proved this name by a certificate or a password.
     Person(String),
+    /// A user's program, over its link.
+    Linked(Arc<LinkedUser>),
 }
 
 /// The reason for a refusal, with a hint.
@@ -476,7 +480,7 @@ impl Requester {
         match self {
             Self::Address(ip, _) => canonical_ip(*ip).is_loopback(),
             Self::User(_) => true,
-            Self::Person(_) => false,
+            Self::Person(_) | Self::Linked(_) => false,
         }
     }
 
@@ -488,7 +492,7 @@ impl Requester {
     /// Returns an error if access is denied.
     pub(crate) fn check_access(&self, head: &HeaderMap, private: bool) -> Result<(), AdminAccessError> {
         match self {
-            Self::User(_) | Self::Person(_) => Ok(()),
+            Self::User(_) | Self::Person(_) | Self::Linked(_) => Ok(()),
             Self::Address(..) if private && !self.is_local() => Err(AdminAccessError::Elsewhere),
             Self::Address(..) if is_plain_host(head) => Ok(()),
             // HTTP/1.0 requests of scripts and load balancers may omit Host; browsers never do.
@@ -504,6 +508,7 @@ impl fmt::Display for Requester {
             Self::Address(ip, _) => ip.fmt(f),
             Self::User(uid) => write!(f, "uid={uid}"),
             Self::Person(name) => f.write_str(name),
+            Self::Linked(user) => user.client.fmt(f),
         }
     }
 }
@@ -574,7 +579,7 @@ pub(crate) async fn invite(
     request: Request<Incoming>,
     requester: &Requester,
 ) -> Response<Full<Bytes>> {
-    let (enrolment, invitee, seconds) = match parse_request(enrolment, request).await {
+    let (enrolment, invitee, seconds) = match parse_request(enrolment, request, requester).await {
         Ok((_, Subject::Device(_), _)) => {
             return plain_text(StatusCode::BAD_REQUEST, "device: it is named when it joins\n");
         }
@@ -613,7 +618,7 @@ pub(crate) async fn revoke(
     request: Request<Incoming>,
     requester: &Requester,
 ) -> Response<Full<Bytes>> {
-    let (enrolment, subject, _) = match parse_request(enrolment, request).await {
+    let (enrolment, subject, _) = match parse_request(enrolment, request, requester).await {
         Ok(parse_request) => parse_request,
         Err(refused) => return refused,
     };
@@ -630,14 +635,16 @@ pub(crate) async fn revoke(
     }
 }
 
-async fn parse_request(
-    enrolment: Option<&Arc<SharedEnrolments>>,
+async fn parse_request<'a>(
+    enrolment: Option<&'a Arc<SharedEnrolments>>,
     request: Request<Incoming>,
-) -> Result<(&Arc<SharedEnrolments>, Subject, Option<u64>), Response<Full<Bytes>>> {
+    requester: &Requester,
+) -> Result<(&'a Arc<SharedEnrolments>, Subject, Option<u64>), Response<Full<Bytes>>> {
     let enrolment = enrolment.ok_or_else(no_invitations)?;
     let InvitationRequest { subject, seconds } = read_json(request).await?;
     let wrong = |why| plain_text(StatusCode::BAD_REQUEST, format!("subject: {why}\n"));
     let subject = subject.parse::<Subject>().map_err(wrong)?;
+    requester.check_user(subject.user())?;
     Ok((enrolment, subject, seconds))
 }
 

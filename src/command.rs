@@ -1,5 +1,6 @@
 //! The command line, shell completions and man pages. Each command has its file.
 
+pub mod admin_api;
 pub mod approve;
 pub mod cert;
 pub mod client;
@@ -45,6 +46,7 @@ use crate::command::service::ServiceCommand;
 use crate::command::sessions::SessionsArgs;
 use crate::command::ssh::{SshArgs, SshConfigArgs};
 use crate::command::token::TokenCommand;
+use crate::command::status::NodesFormat;
 use crate::parts;
 
 /// The error of a command for people.
@@ -154,8 +156,9 @@ pub enum Command {
         "tunnel doctor server -c server.toml -o json",
     ]))]
     Doctor(DoctorArgs),
-    /// Invite a machine to join the cloud as a node, or as a user's device, once and within a time limit, through the
-    /// server on this machine.
+    /// Invite a machine to join the cloud as a node, or as a user's device, once and within a time limit.
+    ///
+    /// Through the server on this machine, otherwise over a link of an admin, as by `tunnel nodes`.
     #[command(after_help = examples([
         "tunnel invite --node node7 --expires 24h",
         "tunnel invite --user alice --nodes 'edge-*' --ports 22    # also print the rule to add",
@@ -167,7 +170,9 @@ pub enum Command {
         "tunnel join --user tunnel.example.org:9000 --invitation - --device laptop",
     ]))]
     Join(JoinArgs),
-    /// List the nodes and users that have joined or are invited, or revoke one, through the server on this machine.
+    /// List the nodes and users that have joined or are invited, or revoke one.
+    ///
+    /// Through the server on this machine, otherwise over a link of an admin, as by `tunnel nodes`.
     #[command(after_help = examples([
         "sudo tunnel invitations list",
         "sudo tunnel invitations revoke node7",
@@ -223,20 +228,25 @@ pub enum Command {
         "tunnel ssh-config --server https://tunnel.example.org:2222 node1 node2",
     ]))]
     SshConfig(SshConfigArgs),
-    /// List the nodes of all servers of the cloud, through the server on this machine.
+    /// List the nodes of all servers of the cloud.
+    ///
+    /// Queries the server on this machine if this user may open its admin socket. Otherwise it uses a link of
+    /// ~/.config/tunnel/client.toml. Over a link, users that are not admins see the nodes that their rules permit.
     #[command(after_help = examples([
         "sudo tunnel nodes",
         "tunnel nodes -o json > nodes.json",
     ]))]
     Nodes {
-        /// Admin socket of the server. [default: that of a server of this user; its log contains the path]
+        /// Admin socket of the server. [default: that of a server of this user, otherwise a link of client.toml; the
+        /// server's log contains the path]
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
         /// Output format.
         #[arg(short, long, value_name = "FORMAT", default_value = "text")]
-        output: Format,
+        output: NodesFormat,
     },
-    /// List the sessions of the server or edge on this machine, or end some.
+    /// List the sessions of the server or edge on this machine, otherwise those of the server of an admin's link; or end
+    /// some.
     ///
     /// At most 1000 sessions are listed. Each server has the sessions of its own clients.
     #[command(after_help = examples([
@@ -244,16 +254,18 @@ pub enum Command {
         "sudo tunnel sessions end --user alice",
     ]))]
     Sessions(SessionsArgs),
-    /// Print the status of a server or edge on this machine: its links, and why it has none.
+    /// Print the status of a server or edge on this machine, otherwise of the server of an admin's link: its links, and why
+    /// it has none.
     ///
-    /// Uses the admin socket.
+    /// The admin socket of a server is used if this user may open it, then that of an edge, then a link of
+    /// ~/.config/tunnel/client.toml.
     #[command(after_help = examples([
         "sudo tunnel status",
         "tunnel status --socket /run/tunnel/edge.sock -o json",
     ]))]
     Status {
         /// Admin socket (`listen` in [server.admin] or [edge.admin]). [default: that of a server of this user,
-        /// otherwise of an edge; its log contains the path]
+        /// otherwise of an edge, otherwise a link of client.toml; the log contains the path]
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
         /// Output format; JSON includes sessions.

@@ -26,6 +26,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ClientConfig, HandshakeKind, RootCertStore, version};
 use tonic::Code;
+use tunnel::command::status::NodesFormat;
 use tunnel::command::{Args, Command, Format, invitations, status};
 use tunnel::config::Environment;
 use tunnel::invitations::InvitationCode;
@@ -376,7 +377,8 @@ async fn output_of_a_forged_admin_socket_has_no_control_characters() {
                 let (at, env) = (Some(socket.clone()), Environment::default());
                 let result = match path {
                     "/status" => status::status(at, output, &env).await,
-                    _ => status::nodes(at, output, &env).await,
+                    _ if output == Format::Json => status::nodes(at, NodesFormat::Json, &env).await,
+                    _ => status::nodes(at, NodesFormat::Name, &env).await,
                 };
                 assert_eq!(result.is_ok(), is_json, "{path}: {result:?}");
                 let text = result.unwrap_or_else(|error| error.text);

@@ -34,6 +34,7 @@ mod inside;
 mod interactive;
 mod intruders;
 mod limiters;
+mod linked_admin;
 mod links;
 mod live;
 mod lost;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tunnel::admin::nodes::NodesResponse;
 use tunnel::admin::status::Status;
+use tunnel::command::status::NodesFormat;
 use tunnel::command::{Format, status};
 use tunnel::config::Environment;
 
@@ -161,7 +162,7 @@ async fn the_nodes_of_all_servers_are_listed_and_a_silent_server_is_named() {
     let _far = edge_with(&place, &second, "far", "").await;
     // Its script answers no request for nodes.
     let _silent = scripted_server(&place, &first, 77).await;
-    let json = status::nodes(Some(path.clone()), Format::Json, &Environment::default()).await.unwrap();
+    let json = status::nodes(Some(path.clone()), NodesFormat::Json, &Environment::default()).await.unwrap();
     let report: NodesResponse = serde_json::from_str(&json).unwrap();
     let names: Vec<_> = report.nodes.iter().map(|node| (node.name.as_str(), node.server.as_str())).collect();
     let (own, other) = (format!("{:?}", first.server.table.instance()), all[1].to_string());
@@ -170,7 +171,7 @@ async fn the_nodes_of_all_servers_are_listed_and_a_silent_server_is_named() {
     assert!(report.nodes.iter().all(|node| node.address.as_ref().unwrap().starts_with("127.0.0.")));
     let states: Vec<_> = report.servers.iter().map(|server| (server.nodes, server.state.as_str())).collect();
     assert_eq!(states, [(1, "complete"), (1, "complete"), (0, "does_not_tell")]);
-    let text = status::nodes(Some(path.clone()), Format::Text, &Environment::default()).await.unwrap();
+    let text = status::nodes(Some(path.clone()), NodesFormat::Text, &Environment::default()).await.unwrap();
     assert!(text.contains("this server") && text.contains("does not tell its nodes"), "{text}");
     let text = status::status(Some(path), Format::Text, &Environment::default()).await.unwrap();
     assert!(text.contains("far") && text.contains(&other), "{text}");

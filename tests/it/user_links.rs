@@ -50,7 +50,7 @@ pub(crate) fn tables(place: &TestDir, clients: &str) -> String {
     )
 }
 
-async fn server(place: &TestDir, more: &str) -> TestServer {
+pub(crate) async fn server(place: &TestDir, more: &str) -> TestServer {
     let server = TestServer::with(place, &tables(place, more));
     server.server.enrolment.as_ref().unwrap().refresh().await;
     server
@@ -82,7 +82,7 @@ fn config(place: &TestDir, client: &str, servers: &[SocketAddr]) -> ClientLinkCo
     }
 }
 
-async fn link(place: &TestDir, client: &str, servers: &[SocketAddr]) -> ClientLinks {
+pub(crate) async fn link(place: &TestDir, client: &str, servers: &[SocketAddr]) -> ClientLinks {
     ClientLinks::connect(config(place, client, servers)).await.unwrap()
 }
 
@@ -102,7 +102,7 @@ async fn open_once_known(links: &ClientLinks, target: &str) -> Session {
 }
 
 /// Polls until the session is reset, and returns the reason.
-async fn reset(session: &mut Session) -> String {
+pub(crate) async fn reset(session: &mut Session) -> String {
     wait_until("the session has ended", || session.ended().is_some()).await;
     session.ended().unwrap().reason
 }
@@ -338,17 +338,17 @@ async fn sessions_of_a_user_are_bounded_over_all_her_devices() {
 }
 
 /// Returns the hello of a user with that proof.
-fn hello(proof: UserProof) -> ClientHello {
+pub(crate) fn hello(proof: UserProof) -> ClientHello {
     let (device, instance) = ("laptop".parse().unwrap(), Instance::from_bits(7));
     ClientHello { proof, device, instance, is_backup: false }
 }
 
-fn token(user: &str, token: &str) -> UserProof {
+pub(crate) fn token(user: &str, token: &str) -> UserProof {
     UserProof::Token { user: user.parse().unwrap(), token: token.to_owned() }
 }
 
 /// Links with this metadata and certificate. Returns the code if the server refuses.
-async fn attempt(
+pub(crate) async fn attempt(
     place: &TestDir,
     server: &TestServer,
     shows: Option<&Identity>,
