@@ -4,6 +4,7 @@ pub mod admin_api;
 pub mod approve;
 pub mod cert;
 pub mod client;
+pub mod completions;
 pub mod config;
 pub mod connect;
 pub mod demo;
@@ -45,8 +46,8 @@ use crate::command::serve::ServeArgs;
 use crate::command::service::ServiceCommand;
 use crate::command::sessions::SessionsArgs;
 use crate::command::ssh::{SshArgs, SshConfigArgs};
-use crate::command::token::TokenCommand;
 use crate::command::status::NodesFormat;
+use crate::command::token::TokenCommand;
 use crate::parts;
 
 /// The error of a command for people.
@@ -439,14 +440,7 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-// Shell completions and man pages, generated from the command line's definition.
-
-/// Returns the completion script for a shell.
-pub fn completions(shell: Shell) -> String {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Args::command(), NAME, &mut script);
-    String::from_utf8_lossy(&script).into_owned()
-}
+// Man pages, generated from the command line's definition.
 
 /// Writes tunnel(1) and a page for each command into `dir`, which is created if it is missing. Existing pages are
 /// overwritten.
@@ -466,16 +460,6 @@ const NAME: &str = "tunnel";
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn completions_of_each_shell_contain_flags_and_commands() {
-        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-            let script = completions(shell);
-            for word in ["log-dir", "demo", "completions"] {
-                assert!(script.contains(word), "{shell}: {word}");
-            }
-        }
-    }
 
     fn translated(line: &str) -> String {
         let args = line.split(' ').map(OsString::from).collect();
