@@ -129,8 +129,8 @@ pub enum Command {
         "tunnel config show /etc/tunnel/server.toml",
     ]))]
     Config(ConfigCommand),
-    /// Run two servers and an edge on loopback. A download survives a killed server and a cut line. Then it prints
-    /// commands to try, until Ctrl-C.
+    /// Run two servers and an edge on loopback. A download over a user's link survives two killed servers and a cut line.
+    /// Then it prints commands to try, until Ctrl-C.
     #[command(after_help = examples([
         "tunnel demo                      # about 20 s, then commands to try",
         "tunnel demo --check --listeners all    # one request to each listener, with times",
