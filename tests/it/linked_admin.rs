@@ -22,6 +22,7 @@ use tunnel_proto::frame::{Category, ErrorCode, Frame, FrameKind, SessionFrame};
 use tunnel_proto::hello::{Caller, Hello};
 
 use crate::support::call::Call;
+use crate::support::clients::assert_echo;
 use crate::support::line::Line;
 use crate::support::programs::{TOKEN, TestDir, TestServer, at, edge, start_edge};
 use crate::support::remote::ScriptedServer;
@@ -347,4 +348,34 @@ async fn an_edge_a_peer_and_a_server_open_no_session_of_operators() {
     }
     assert!(server.server.table.is_empty() && edge.table.is_empty());
     assert_eq!(server.server.table.relayed(), (0, 0));
+}
+
+#[tokio::test]
+async fn endless_opens_of_a_user_leave_room_for_others() {
+    let (place, echo, closed) = (TestDir::new(), targets::echo().await, targets::closed_port().await);
+    let server = server(&place, "[server.session]\nbuffer_memory = \"1MiB\"").await;
+    let _edge = edge(&place, &server, "node1").await;
+    let bad = attempt(&place, &server, None, hello(token("alice", USER_TOKEN)).request()).await.unwrap();
+    let target: Target = at("node1", closed).parse().unwrap();
+    // It does not read the answers meanwhile.
+    for number in 0..10_000 {
+        let category = [Category::Admin, Category::Ssh, Category::Https][number % 3];
+        let (target, opener) = (target.clone(), None);
+        let frame = match number % 2 {
+            0 => SessionFrame::Open { target, limit: 1, epoch: 1, client: "me".into(), opener },
+            _ => SessionFrame::Resume { received: 0, limit: 1, epoch: 1, instance: None, opener, target },
+        };
+        let body = FrameKind::Session(SessionId::random(), category, frame);
+        bad.send(to_message(Frame { node: NodeName::none(), body })).await;
+    }
+    assert_eq!(
+        nodes(send(&link(&place, "bob/laptop", &[server.server.bound.grpc]).await, "GET /nodes", "").await),
+        [""; 0]
+    );
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
+    // Requests of the admin API wait for their heads.
+    wait_until("the others are refused", || server.server.table.relayed() == (0, 0)).await;
+    assert!(server.server.table.len() <= 9, "{}", server.server.table.len());
+    drop(bad);
+    server.assert_idle().await;
 }
