@@ -22,7 +22,7 @@ use crate::relay::{Attempt, AttemptState, BindOutcome, RelayEnd, RelayTable, Rel
 use crate::sender::signals::{UNKNOWN, unknown};
 use crate::sender::{DetachedSessions, LinkSender};
 use crate::table::closed::{ByClient, MAX_ORPHANS, Tombstones, source};
-use crate::table::session::{Origin, Search, SessionCore, SessionView};
+use crate::table::session::{Origin, Search, SessionCore};
 use crate::table::stream::{IncomingSession, Parked, PendingOpen, Session};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
