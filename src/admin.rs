@@ -2,6 +2,7 @@
 
 pub mod channelz;
 pub mod health;
+pub mod linked;
 pub mod nodes;
 pub mod page;
 pub mod readiness;
@@ -28,6 +29,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tracing::{Span, debug, info, info_span};
 
+use crate::admin::linked::LinkedUser;
 use crate::admin::page::{AdminUsers, EventStreamLimiter, Events, live_page};
 use crate::admin::readiness::Readiness;
 use crate::admin::status::{Clock, EdgeView, ServerView};
@@ -477,6 +479,8 @@ pub enum Requester {
     User(u32),
     /// A user who has proved this name by a certificate or a password.
     Person(String),
+    /// A user's program, over its link.
+    Linked(Arc<LinkedUser>),
 }
 
 /// The reason for a refusal, with a hint.
@@ -496,7 +500,7 @@ impl Requester {
         match self {
             Self::Address(ip, _) => canonical_ip(*ip).is_loopback(),
             Self::User(_) => true,
-            Self::Person(_) => false,
+            Self::Person(_) | Self::Linked(_) => false,
         }
     }
 
@@ -508,7 +512,7 @@ impl Requester {
     /// Returns an error if access is denied.
     pub(crate) fn check_access(&self, head: &HeaderMap, private: bool) -> Result<(), AdminAccessError> {
         match self {
-            Self::User(_) | Self::Person(_) => Ok(()),
+            Self::User(_) | Self::Person(_) | Self::Linked(_) => Ok(()),
             Self::Address(..) if private && !self.is_local() => Err(AdminAccessError::Elsewhere),
             Self::Address(..) if is_plain_host(head) => Ok(()),
             // HTTP/1.0 requests of scripts and load balancers may omit Host; browsers never do.
@@ -524,6 +528,7 @@ impl fmt::Display for Requester {
             Self::Address(ip, _) => ip.fmt(f),
             Self::User(uid) => write!(f, "uid={uid}"),
             Self::Person(name) => f.write_str(name),
+            Self::Linked(user) => user.client.fmt(f),
         }
     }
 }
@@ -603,7 +608,7 @@ pub(crate) async fn invite(
     request: Request<Incoming>,
     requester: &Requester,
 ) -> Response<Full<Bytes>> {
-    let (enrolment, invitee, wish) = match parse_request(enrolment, request).await {
+    let (enrolment, invitee, wish) = match parse_request(enrolment, request, requester).await {
         Ok(parsed) => parsed,
         Err(refused) => return refused,
     };
@@ -659,7 +664,7 @@ pub(crate) async fn revoke(
     requester: &Requester,
 ) -> Response<Full<Bytes>> {
     let (enrolment, subject, InvitationRequest { key, with_nodes, .. }) =
-        match parse_request(enrolment, request).await {
+        match parse_request(enrolment, request, requester).await {
             Ok(parsed) => parsed,
             Err(refused) => return refused,
         };
@@ -693,14 +698,16 @@ pub(crate) async fn revoke(
     }
 }
 
-async fn parse_request(
-    enrolment: Option<&Arc<SharedEnrolments>>,
+async fn parse_request<'a>(
+    enrolment: Option<&'a Arc<SharedEnrolments>>,
     request: Request<Incoming>,
-) -> Result<(&Arc<SharedEnrolments>, Option<Subject>, InvitationRequest), Response<Full<Bytes>>> {
+    requester: &Requester,
+) -> Result<(&'a Arc<SharedEnrolments>, Option<Subject>, InvitationRequest), Response<Full<Bytes>>> {
     let enrolment = enrolment.ok_or_else(no_invitations)?;
     let wish: InvitationRequest = read_json(request).await?;
     let wrong = |why| plain_text(StatusCode::BAD_REQUEST, format!("subject: {why}\n"));
-    let subject = wish.subject.as_deref().map(str::parse).transpose().map_err(wrong)?;
+    let subject = wish.subject.as_deref().map(str::parse::<Subject>).transpose().map_err(wrong)?;
+    requester.check_user(subject.as_ref().and_then(Subject::user))?;
     Ok((enrolment, subject, wish))
 }
 

@@ -1,8 +1,10 @@
 //! The command line, shell completions and man pages. Each command has its file.
 
+pub mod admin_api;
 pub mod approve;
 pub mod cert;
 pub mod client;
+pub mod completions;
 pub mod config;
 pub mod connect;
 pub mod demo;
@@ -129,8 +131,8 @@ pub enum Command {
         "tunnel config show /etc/tunnel/server.toml",
     ]))]
     Config(ConfigCommand),
-    /// Run two servers and an edge on loopback. A download survives a killed server and a cut line. Then it prints
-    /// commands to try, until Ctrl-C.
+    /// Run two servers and an edge on loopback. A download over a user's link survives two killed servers and a cut line.
+    /// Then it prints commands to try, until Ctrl-C.
     #[command(after_help = examples([
         "tunnel demo                      # about 20 s, then commands to try",
         "tunnel demo --check --listeners all    # one request to each listener, with times",
@@ -158,7 +160,9 @@ pub enum Command {
     ]))]
     Doctor(DoctorArgs),
     /// Invite a machine to join the cloud as a node or a user's device, once and within a time limit, or make a join key
-    /// for several nodes, through the server on this machine.
+    /// for several nodes.
+    ///
+    /// Through the server on this machine, otherwise over a link of an admin, as by `tunnel nodes`.
     #[command(after_help = examples([
         "tunnel invite --user alice --nodes 'edge-*' --ports 22    # also print the rule to add",
         "tunnel invite --nodes 'shop-*' --uses 500 --expires 30d    # a join key, for many machines",
@@ -170,7 +174,9 @@ pub enum Command {
         "tunnel join --user tunnel.example.org:9000 --invitation - --device laptop",
     ]))]
     Join(JoinArgs),
-    /// List the nodes and users that have joined or are invited, or revoke one, through the server on this machine.
+    /// List the nodes and users that have joined or are invited, or revoke one.
+    ///
+    /// Through the server on this machine, otherwise over a link of an admin, as by `tunnel nodes`.
     #[command(after_help = examples([
         "sudo tunnel invitations list",
         "sudo tunnel invitations revoke node7",
@@ -235,13 +241,17 @@ pub enum Command {
         "tunnel proxy --http 8080 --socks5 8081",
     ]))]
     Proxy(ProxyArgs),
-    /// List the nodes of all servers of the cloud, through the server on this machine.
+    /// List the nodes of all servers of the cloud.
+    ///
+    /// Queries the server on this machine if this user may open its admin socket. Otherwise it uses a link of
+    /// ~/.config/tunnel/client.toml. Over a link, users that are not admins see the nodes that their rules permit.
     #[command(after_help = examples([
         "sudo tunnel nodes -o wide",
         "tunnel nodes --down -o name    # nodes that have lost their links",
     ]))]
     Nodes {
-        /// Admin socket of the server. [default: that of a server of this user; its log contains the path]
+        /// Admin socket of the server. [default: that of a server of this user, otherwise a link of client.toml; the
+        /// server's log contains the path]
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
         /// Output format.
@@ -252,7 +262,8 @@ pub enum Command {
         #[arg(long)]
         down: bool,
     },
-    /// List the sessions of the server or edge on this machine, or end some.
+    /// List the sessions of the server or edge on this machine, otherwise those of the server of an admin's link; or end
+    /// some.
     ///
     /// At most 1000 sessions are listed. Each server has the sessions of its own clients.
     #[command(after_help = examples([
@@ -260,16 +271,18 @@ pub enum Command {
         "sudo tunnel sessions end --user alice",
     ]))]
     Sessions(SessionsArgs),
-    /// Print the status of a server or edge on this machine: its links, and why it has none.
+    /// Print the status of a server or edge on this machine, otherwise of the server of an admin's link: its links, and why
+    /// it has none.
     ///
-    /// Uses the admin socket.
+    /// The admin socket of a server is used if this user may open it, then that of an edge, then a link of
+    /// ~/.config/tunnel/client.toml.
     #[command(after_help = examples([
         "sudo tunnel status",
         "tunnel status --socket /run/tunnel/edge.sock -o json",
     ]))]
     Status {
         /// Admin socket (`listen` in [server.admin] or [edge.admin]). [default: that of a server of this user,
-        /// otherwise of an edge; its log contains the path]
+        /// otherwise of an edge, otherwise a link of client.toml; the log contains the path]
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
         /// Output format; JSON includes sessions.
@@ -443,14 +456,7 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-// Shell completions and man pages, generated from the command line's definition.
-
-/// Returns the completion script for a shell.
-pub fn completions(shell: Shell) -> String {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Args::command(), NAME, &mut script);
-    String::from_utf8_lossy(&script).into_owned()
-}
+// Man pages, generated from the command line's definition.
 
 /// Writes tunnel(1) and a page for each command into `dir`, which is created if it is missing. Existing pages are
 /// overwritten.
@@ -470,16 +476,6 @@ const NAME: &str = "tunnel";
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn completions_of_each_shell_contain_flags_and_commands() {
-        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-            let script = completions(shell);
-            for word in ["log-dir", "demo", "completions"] {
-                assert!(script.contains(word), "{shell}: {word}");
-            }
-        }
-    }
 
     fn translated(line: &str) -> String {
         let args = line.split(' ').map(OsString::from).collect();

@@ -56,6 +56,8 @@ pub struct Environment {
     pub no_proxy: Option<String>,
     /// `XDG_RUNTIME_DIR`: the directory for sockets of this user's programs.
     pub runtime_dir: Option<PathBuf>,
+    /// This user's `client.toml`, below `XDG_CONFIG_HOME` or `HOME`.
+    pub client_file: Option<PathBuf>,
 }
 
 /// A text that must not appear in logs. Displays as `***`.
@@ -139,8 +141,20 @@ impl Environment {
             https_proxy: variable("HTTPS_PROXY").or_else(|| variable("https_proxy")).map(Secret::new),
             no_proxy: variable("NO_PROXY").or_else(|| variable("no_proxy")),
             runtime_dir: variable("XDG_RUNTIME_DIR").map(PathBuf::from),
+            client_file: client_file(&variable),
         }
     }
+}
+
+/// Returns the path of `client.toml`.
+pub(crate) fn client_file(variable: &impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    config_home(variable).map(|dir| dir.join("tunnel/client.toml"))
+}
+
+/// Returns the directory of the user's config files, as the XDG Base Directory Specification defines it.
+pub(crate) fn config_home(variable: &impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    let absolute = |name: &str| variable(name).map(PathBuf::from).filter(|dir| dir.is_absolute());
+    absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")))
 }
 
 impl Secret {

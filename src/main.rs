@@ -10,8 +10,8 @@ use tunnel::command::migrate;
 use tunnel::command::proxy::ProxyArgs;
 use tunnel::command::serve::{ServeArgs, Settings};
 use tunnel::command::{
-    self, Args, Command, CommandError, Format, Role, connect, exit_code, init, invitations, is_wrong, proxy,
-    service, sessions, ssh, status, token,
+    self, Args, Command, CommandError, Format, Role, completions, connect, exit_code, init, invitations,
+    is_wrong, proxy, service, sessions, ssh, status, token,
 };
 use tunnel::config::live::ConfigFile;
 use tunnel::config::{ConfigError, Environment};
@@ -88,7 +88,7 @@ fn main() -> ExitCode {
         Command::Cert(command_args) => print_result(cert::run(&command_args)),
         Command::Token(command_args) => print_result(token::run(&command_args)),
         Command::Migrate(command_args) => print_result(migrate::run(&command_args, std::io::stdin())),
-        Command::Completions { shell } => print_result(Ok(command::completions(shell))),
+        Command::Completions { shell } => print_result(Ok(completions::completions(shell))),
         Command::Man { dir } => print_result(command::man(&dir)),
     }
 }

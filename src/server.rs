@@ -15,7 +15,7 @@ pub(crate) mod user_links;
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -143,6 +143,8 @@ pub(crate) struct ServerContext {
     // Who may do what.
     pub(crate) proven: Arc<AuthenticatedLinks>,
     pub(crate) user_links: UserLinks,
+    /// Answers operators, also over links of users. Set before the first link is accepted.
+    pub(crate) admin: OnceLock<Admin>,
     /// The nodes that join by invitation; `None` if that is not enabled.
     pub(crate) enrolment: Option<Arc<SharedEnrolments>>,
     /// The access rules for what can be reached through this server.
@@ -355,6 +357,7 @@ impl ServerContext {
             pool,
             proven,
             user_links: UserLinks::default(),
+            admin: OnceLock::new(),
             enrolment,
             session_permits: admission::sessions(session.max_sessions, session.max_per_client),
             policies,
@@ -449,6 +452,7 @@ impl ServerContext {
         let (metrics, readiness) = (self.link_context.metrics.clone(), self.readiness.clone());
         let level_at_ports = settings.links.admin_port.sets_level;
         let admin = Admin::new(ProcessView::Cloud(view), viewers, metrics, readiness, level, level_at_ports);
+        let admin = self.admin.get_or_init(|| admin);
         let drain = &self.drains.admin;
         admin.spawn(ports, Some(grpc), &self.watcher, drain);
         admin.follow_files(settings.certificates(), settings.ca_files(), &self.watcher, drain);

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
@@ -76,7 +78,7 @@ impl Admin {
     pub(crate) async fn nodes(&self, server: &ServerView) -> NodesResponse {
         let peers = match &server.peers {
             Some(peers) => peers.list_nodes().await,
-            None => Vec::new(),
+            None => Arc::default(),
         };
         let own = format!("{:?}", server.table.instance());
         let views = server.registry.views().into_iter();
@@ -94,23 +96,23 @@ impl Admin {
         let local = ServerNodes { name: own, nodes: 0, state: "complete".into(), error: None };
         let now = self.clock.time(Instant::now());
         let mut servers = vec![local];
-        for PeerNodes { server, nodes: listed, end } in peers {
+        for PeerNodes { server, nodes: listed, end } in peers.iter() {
             let name = server.to_string();
             let (state, error) = match end {
                 ListEnd::Complete => ("complete", None),
                 ListEnd::Truncated => ("truncated", None),
                 ListEnd::Silent => ("does_not_tell", None),
-                ListEnd::NotLinked(why) => ("not_linked", Some(why)),
+                ListEnd::NotLinked(why) => ("not_linked", Some(why.clone())),
             };
             servers.push(ServerNodes { name: name.clone(), nodes: 0, state: state.into(), error });
-            nodes.extend(listed.into_iter().map(|listed| NodeStatus {
+            nodes.extend(listed.iter().map(|listed| NodeStatus {
                 name: listed.node.to_string(),
                 server: name.clone(),
                 since: now - listed.age.as_secs_f64(),
                 address: listed.address.map(|address| address.to_string()),
                 rtt_seconds: listed.round_trip.map(|trip| trip.as_secs_f64()),
                 sessions: listed.sessions,
-                version: listed.version.map(Into::into),
+                version: listed.version.as_deref().map(Into::into),
             }));
         }
         let nodes = newest(nodes);

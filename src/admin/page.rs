@@ -120,7 +120,9 @@ impl Admin {
     pub(crate) fn events(&self, requester: &Requester, head: &HeaderMap, drain: &Drain) -> Response<Reply> {
         let source = match requester {
             Requester::Address(ip, _) => Source::of(*ip),
-            Requester::User(_) | Requester::Person(_) => Source::of(std::net::Ipv4Addr::LOCALHOST.into()),
+            Requester::User(_) | Requester::Person(_) | Requester::Linked(_) => {
+                Source::of(std::net::Ipv4Addr::LOCALHOST.into())
+            }
         };
         match self.streams.0.try_acquire(&source) {
             Ok(permit) => {

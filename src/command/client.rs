@@ -2,6 +2,7 @@
 //! file also has the links of a user's device.
 
 use std::fmt;
+use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,7 @@ use rustix::system::uname;
 use serde::Deserialize;
 
 use crate::command::CommandError;
-use crate::config::Secret;
+use crate::config::{Environment, Secret, client_file};
 use crate::uplink::client::{ClientLinkConfig, UserCredentials};
 use tunnel_base::files;
 use tunnel_base::names::{DeviceName, Target};
@@ -149,6 +150,18 @@ impl ClientSettings {
 pub fn links(variable: impl Fn(&str) -> Option<String>) -> Result<Option<ClientLinkConfig>, CommandError> {
     let Some(path) = client_file(&variable) else { return Ok(None) };
     ClientFile::read(&path)?.links(&path, &variable)
+}
+
+/// Like [`links`], with the values of the environment. A file that this user may not read is another user's.
+pub(crate) fn links_of(env: &Environment) -> Result<Option<ClientLinkConfig>, CommandError> {
+    let is_denied =
+        |path: &&PathBuf| File::open(path).is_err_and(|cause| cause.kind() == ErrorKind::PermissionDenied);
+    let Some(path) = env.client_file.as_ref().filter(|path| !is_denied(path)) else { return Ok(None) };
+    let variable = |name: &str| match name {
+        "HTTPS_PROXY" => env.https_proxy.as_ref().map(|url| url.reveal().to_owned()),
+        _ => env.no_proxy.clone().filter(|_| name == "NO_PROXY"),
+    };
+    ClientFile::read(path)?.links(path, &variable)
 }
 
 /// The places of one value: its flag, its environment variable, and its key in the file.
@@ -315,17 +328,6 @@ fn refuse_readers(path: &Path) -> Result<(), CommandError> {
         ));
     }
     Ok(())
-}
-
-/// Returns the path of `client.toml`.
-pub(crate) fn client_file(variable: &impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
-    config_home(variable).map(|dir| dir.join("tunnel/client.toml"))
-}
-
-/// Returns the directory of the user's config files, as the XDG Base Directory Specification defines it.
-pub(crate) fn config_home(variable: &impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
-    let absolute = |name: &str| variable(name).map(PathBuf::from).filter(|dir| dir.is_absolute());
-    absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")))
 }
 
 /// The CONNECT port of a server on this machine, as `tunnel init` configures it.

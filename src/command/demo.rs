@@ -1,4 +1,5 @@
-//! `tunnel demo`: two servers and an edge on loopback, each a process, and a download that outlives one of them.
+//! `tunnel demo`: two servers and an edge on loopback, each a process, and a download over a user's link that outlives both
+//! servers.
 
 mod download;
 pub mod listeners;
@@ -24,7 +25,8 @@ use tracing::info_span;
 
 use crate::command::init::folder_on_machine;
 use crate::command::{Role, shell_word};
-use download::{NetworkLine, Screen, download};
+use crate::uplink::client::{ClientLinkConfig, ClientLinks, UserCredentials};
+use download::{Download, NetworkLine, Screen};
 use listeners::{DemoContext, DemoListener, DemoListeners, connect, get, read_head};
 use page::serve;
 use tunnel_base::drain::Drain;
@@ -104,7 +106,7 @@ fn write_certificates(dir: &Path) -> anyhow::Result<()> {
     let authority = CertificateAuthority::new("tunnel demo", CERT_VALIDITY)?;
     issue("server", &authority.server(&["localhost", "127.0.0.1"])?)?;
     issue(NODE, &authority.server(&[NODE])?)?;
-    issue("client", &authority.client("demo")?)?;
+    issue("client", &authority.client(USER)?)?;
     write(&dir.join("ca.crt"), authority.cert())?;
     let token = format!("{:032x}", rand::random::<u128>());
     write(&dir.join("tokens"), &format!("{NODE}:{token}\n"))?;
@@ -268,19 +270,56 @@ impl<'a> Demo<'a> {
         Ok(())
     }
 
-    /// Downloads, kills the server that holds the link, and cuts the line. Afterwards both servers run.
+    /// Downloads over a user's link. Kills the server that has the link of the node, cuts its line, and kills the server that
+    /// has the user's link. Afterwards both servers run.
     async fn interrupt(&mut self, screen: &mut Screen) -> anyhow::Result<()> {
-        let [killed, _] = &mut self.servers;
-        screen.step(&format!("a client downloads from {NODE} through {}", SERVERS[CLIENT_SERVER]));
-        let kill = async || {
-            killed.child.kill().await?;
-            Ok(format!("{} (process {})", killed.name, killed.id))
+        let links = self.link().await?;
+        screen.step(&format!("{USER} downloads from {NODE} over a link to {}", SERVERS[CLIENT_SERVER]));
+        let mut download = Download::start(&links, &self.target().parse()?).await?;
+        download.receive_tenths(2, screen).await?;
+        self.kill(PREFERRED_SERVER, &format!("it held the link of {NODE}"), screen).await?;
+        download.is_interrupted(Duration::ZERO);
+        download.receive_tenths(4, screen).await?;
+        self.restart(PREFERRED_SERVER, screen).await?;
+        download.cut(&self.line, screen).await?;
+        download.receive_tenths(8, screen).await?;
+        self.kill(CLIENT_SERVER, &format!("it held the link of {USER}"), screen).await?;
+        download.is_interrupted(Duration::ZERO);
+        download.finish(screen).await?;
+        links.close().await;
+        self.restart(CLIENT_SERVER, screen).await
+    }
+
+    /// Links to the servers as a user.
+    async fn link(&self) -> anyhow::Result<ClientLinks> {
+        let file = |name: &str| self.context.dir.join(name);
+        let servers = [CLIENT_SERVER, PREFERRED_SERVER];
+        let config = ClientLinkConfig {
+            servers: servers.map(|server| self.at.links[server].into()).to_vec(),
+            tls_server_name: Some("localhost".parse()?),
+            device: "laptop".parse()?,
+            proof: UserCredentials::Certificate(Identity {
+                cert: file("client.crt"),
+                key: file("client.key"),
+            }),
+            ca: Some(file("ca.crt")),
+            https_proxy: None,
+            no_proxy: None,
         };
-        download(self.at.connects[CLIENT_SERVER], self.context.page, kill, &self.line, screen).await?;
-        self.servers[PREFERRED_SERVER] =
-            Process::start(SERVERS[PREFERRED_SERVER], Role::Server, self.context.dir)?;
-        self.servers[PREFERRED_SERVER].is_ready(self.at.admins[PREFERRED_SERVER]).await?;
-        screen.step(&format!("{} runs again", SERVERS[PREFERRED_SERVER]));
+        ClientLinks::connect(config).await.map_err(anyhow::Error::msg)
+    }
+
+    async fn kill(&mut self, server: usize, why: &str, screen: &mut Screen) -> anyhow::Result<()> {
+        let killed = &mut self.servers[server];
+        killed.child.kill().await?;
+        screen.step(&format!("{} (process {}) is killed: {why}", killed.name, killed.id));
+        Ok(())
+    }
+
+    async fn restart(&mut self, server: usize, screen: &mut Screen) -> anyhow::Result<()> {
+        self.servers[server] = Process::start(SERVERS[server], Role::Server, self.context.dir)?;
+        self.servers[server].is_ready(self.at.admins[server]).await?;
+        screen.step(&format!("{} runs again", SERVERS[server]));
         Ok(())
     }
 
@@ -423,6 +462,11 @@ rebalance = false
 [server.connect]
 listen = "{connect}"
 
+[server.clients]
+client_ca = "{dir}/ca.crt"
+names = ["{USER}"]
+rules = [{{ users = ["{USER}"], nodes = ["{NODE}"] }}]
+
 [server.session]
 drain_timeout = "1s"
 
@@ -461,6 +505,8 @@ pub(crate) fn elapsed_text(started: Instant) -> String {
 }
 
 pub(crate) const NODE: &str = "node1";
+/// The user with a link, and with the client certificate.
+pub(crate) const USER: &str = "alice";
 const SERVERS: [&str; 2] = ["server1", "server2"];
 /// The server that the edge prefers.
 const PREFERRED_SERVER: usize = 0;

@@ -24,7 +24,7 @@ use crate::acceptor::{DialerRole, TargetDialer};
 use crate::command::doctor::handshakes::handshakes;
 use crate::command::doctor::service_user::files;
 use crate::command::serve::Settings;
-use crate::command::{Format, Role, status};
+use crate::command::{Format, Role, admin_api};
 use crate::config::Environment;
 use crate::config::edge::ServerAddress;
 use crate::config::listen::{AdminConfig, AdminPort, ListenAddress};
@@ -320,7 +320,7 @@ async fn admin_address(at: SocketAddr, port: AdminPort, admin: &AdminConfig) -> 
         return Ok(ListenAddress::Port(if at.ip().is_unspecified() { local } else { at }));
     }
     let env = Environment { runtime_dir: admin.runtime_dir.clone(), ..Environment::default() };
-    let socket = status::socket(admin.listen.clone(), &[admin.name], &env).await;
+    let socket = admin_api::socket(admin.listen.clone(), &[admin.name], &env).await;
     socket.map(|socket| ListenAddress::Unix(socket.path)).map_err(|error| error.text)
 }
 
@@ -331,10 +331,10 @@ async fn fetch_page(at: &AdminAddress, path: &str) -> Result<(u16, String), Stri
             let failed = |cause: String| format!("{at}: {cause}");
             let socket =
                 dial(&Host::Ip(at.ip()), &[*at], TIMEOUT).await.map_err(|cause| failed(cause.to_string()))?;
-            status::exchange(socket, Method::GET, path, Bytes::new()).await.map_err(failed)
+            admin_api::exchange(socket, Method::GET, path, Bytes::new()).await.map_err(failed)
         }
         ListenAddress::Unix(socket) => {
-            status::ask(socket, Method::GET, path, "").await.map_err(|error| error.text)
+            admin_api::ask(socket, Method::GET, path, "").await.map_err(|error| error.text)
         }
     }
 }

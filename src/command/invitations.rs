@@ -10,7 +10,6 @@ use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
 use clap::Subcommand;
-use http::Method;
 use rand::seq::SliceRandom as _;
 use rustix::system::uname;
 use serde_json::json;
@@ -23,12 +22,13 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use crate::admin::{
     InvitationResponse, MAX_INVITATION_SECONDS, MAX_KEY_SECONDS, MAX_USES, MIN_INVITATION_SECONDS,
 };
+use crate::command::admin_api::{AdminApi, query};
 use crate::command::init::{
     EdgeConfigText, checked, folder_on_machine, host_of_server, random_token, tls_note,
 };
 use crate::command::output_dir::OutputDir;
 use crate::command::service::{self, Unit};
-use crate::command::status::{Socket, Table, ask, duration, incompatible, parse, socket};
+use crate::command::status::{Table, duration};
 use crate::command::{CommandError, Format, Role, examples, shell_word};
 use crate::config::Environment;
 use crate::edge::Edge;
@@ -75,7 +75,8 @@ pub struct InviteArgs {
     /// Output format.
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     pub output: Format,
-    /// Admin socket of the server. [default: that of a server of this user; its log contains the path]
+    /// Admin socket of the server. [default: that of a server of this user, otherwise a link of client.toml; the server's
+    /// log contains the path]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }
@@ -86,7 +87,8 @@ pub struct InvitationsArgs {
     /// What to do.
     #[command(subcommand)]
     pub command: InvitationsCommand,
-    /// Admin socket of the server. [default: that of a server of this user; its log contains the path]
+    /// Admin socket of the server. [default: that of a server of this user, otherwise a link of client.toml; the server's
+    /// log contains the path]
     #[arg(long, value_name = "PATH", global = true)]
     pub socket: Option<PathBuf>,
 }
@@ -135,25 +137,28 @@ pub enum InvitationsCommand {
 ///
 /// Returns an error if no server responds here, or it refuses.
 pub async fn invite(args: InviteArgs, env: &Environment) -> Result<String, CommandError> {
-    let invitee = invitee(&args)?;
+    query(args.socket.clone(), &["server"], env, async |api| invite_by(api, &args).await).await
+}
+
+async fn invite_by(api: &AdminApi, args: &InviteArgs) -> Result<String, CommandError> {
+    let invitee = invitee(args)?;
     let mut body = json!({ "subject": invitee.to_string(), "seconds": args.lasting.as_secs() });
     if let Some(uses) = args.uses {
         // Otherwise absent, as older servers do not know it.
         body["uses"] = uses.into();
     }
-    let (answer, socket) =
-        request(args.socket.clone(), Method::POST, "/invitations", body.to_string(), env).await?;
-    let InvitationResponse { code, cloud, key, .. } = parse(&socket.path, &answer)?;
+    let answer = api.post("/invitations", body.to_string()).await?;
+    let InvitationResponse { code, cloud, key, .. } = api.parse(&answer)?;
     // They become a part of a command for root, so nothing else passes.
-    let code = code.parse::<InvitationCode>().map_err(|cause| incompatible(&socket.path, &cause))?;
-    cloud.parse::<Target>().map_err(|cause| incompatible(&socket.path, &cause))?;
+    let code = code.parse::<InvitationCode>().map_err(|cause| api.incompatible(&cause))?;
+    cloud.parse::<Target>().map_err(|cause| api.incompatible(&cause))?;
     if *code.invitee() != invitee {
-        return Err(incompatible(&socket.path, &"its invitation is for another node or user"));
+        return Err(api.incompatible(&"its invitation is for another node or user"));
     }
     if args.output == Format::Json {
         return Ok(answer);
     }
-    let (choice, cloud, lasting) = (socket.choice(), shell_word(&cloud), format_duration(args.lasting));
+    let (choice, cloud, lasting) = (api.choice(), shell_word(&cloud), format_duration(args.lasting));
     Ok(match &invitee {
         Subject::User(user) | Subject::Device(ClientName { user, .. }) => format!(
             "{choice}on a machine of {user}, within {lasting}, as that person:\n  \
@@ -161,7 +166,7 @@ pub async fn invite(args: InviteArgs, env: &Environment) -> Result<String, Comma
              It works once, for one device. Anyone who has it can be {user}, so send it over a private channel.\n\
              {user} reaches only what a rule permits, in the config of each server:\n  \
              [server.clients]\n  rules = [{rule}]\n",
-            rule = rule(user, &args),
+            rule = rule(user, args),
         ),
         Subject::Node(node) => format!(
             "{choice}on {node}, within {lasting}, as root:\n  echo {code} | tunnel join {cloud} --invitation -\n\
@@ -237,27 +242,28 @@ fn subject(
 ///
 /// Returns an error if no server responds here, or there is nothing to revoke.
 pub async fn manage(args: InvitationsArgs, env: &Environment) -> Result<String, CommandError> {
-    match args.command {
+    query(args.socket, &["server"], env, async |api| manage_by(api, args.command).await).await
+}
+
+async fn manage_by(api: &AdminApi, command: InvitationsCommand) -> Result<String, CommandError> {
+    match command {
         InvitationsCommand::List { output } => {
-            let (answer, socket) =
-                request(args.socket, Method::GET, "/invitations", String::new(), env).await?;
-            let all: Vec<Enrolled> = parse(&socket.path, &answer)?;
-            Ok(if output == Format::Json { answer } else { socket.choice() + &tables(&all) })
+            let answer = api.get("/invitations").await?;
+            let all: Vec<Enrolled> = api.parse(&answer)?;
+            Ok(if output == Format::Json { answer } else { api.choice().to_owned() + &tables(&all) })
         }
         InvitationsCommand::Revoke { key: Some(key), with_nodes, .. } => {
             let body = json!({ "key": key, "with_nodes": with_nodes });
-            let (_, socket) =
-                request(args.socket, Method::POST, "/revocations", body.to_string(), env).await?;
+            api.post("/revocations", body.to_string()).await?;
             let end =
                 if with_nodes { "the links of its nodes close within 10 s" } else { "its nodes remain" };
-            Ok(format!("{}revoked; {end}\n", socket.choice()))
+            Ok(format!("{}revoked; {end}\n", api.choice()))
         }
         InvitationsCommand::Revoke { node, user, device, .. } => {
             let subject = subject(node.as_ref(), user.as_ref(), device.as_ref())?;
             let body = json!({ "subject": subject.to_string() });
-            let (_, socket) =
-                request(args.socket, Method::POST, "/revocations", body.to_string(), env).await?;
-            let choice = socket.choice();
+            api.post("/revocations", body.to_string()).await?;
+            let choice = api.choice();
             Ok(match &subject {
                 Subject::Node(_) | Subject::Nodes(_) => format!(
                     "{choice}revoked; the links of {subject} close within 10 s\nto add {subject} again, here:\n  \
@@ -304,24 +310,6 @@ fn tables(all: &[Enrolled]) -> String {
     }
     let more = [(has_users, users), (has_keys, keys)].into_iter().filter(|(has_any, _)| *has_any);
     more.fold(format!("{nodes}\n"), |text, (_, table)| format!("{text}\n{table}\n"))
-}
-
-/// Sends a request to a server. Returns its response, and the socket that was chosen.
-async fn request(
-    named: Option<PathBuf>,
-    method: Method,
-    path: &str,
-    body: String,
-    env: &Environment,
-) -> Result<(String, Socket), CommandError> {
-    let socket = socket(named, &["server"], env).await?;
-    let (code, answer) = ask(&socket.path, method, path, body).await?;
-    if code == 200 {
-        return Ok((answer, socket));
-    }
-    let text = logging::printable(answer.trim_end());
-    // Below 500 the server has refused the request; a retry would get the same response.
-    Err(if code < 500 { CommandError::refused(text) } else { CommandError::unavailable(text) })
 }
 
 /// Formats a duration in words.

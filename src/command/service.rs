@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{Subcommand, ValueEnum};
 
-use crate::command::client::config_home;
 use crate::command::init::folder_on_machine;
 use crate::command::{CommandError, Role, examples};
+use crate::config::config_home;
 
 /// Commands of `tunnel service`.
 #[derive(Debug, Clone, Subcommand)]

@@ -1,14 +1,14 @@
-//! `tunnel sessions`: the sessions of a server or edge on this machine, and their end by an operator.
+//! `tunnel sessions`: the sessions of a server or edge, and their end by an operator.
 
 use std::path::PathBuf;
 
 use clap::Subcommand;
-use http::Method;
 use serde_json::json;
 
 use crate::admin::sessions::{EndedSessions, SessionSelection};
 use crate::admin::status::Status;
-use crate::command::status::{Table, ask, bytes, duration, get, parse, socket};
+use crate::command::admin_api::{AdminApi, query};
+use crate::command::status::{Table, bytes, duration};
 use crate::command::{CommandError, Format, examples};
 use crate::config::Environment;
 use tunnel_base::logging::one_line as clean;
@@ -21,7 +21,7 @@ pub struct SessionsArgs {
     #[command(subcommand)]
     pub command: Option<SessionsCommand>,
     /// Admin socket (`listen` in [server.admin] or [edge.admin]). [default: that of a server of this user, otherwise of
-    /// an edge; its log contains the path]
+    /// an edge, otherwise a link of client.toml; the log contains the path]
     #[arg(long, value_name = "PATH", global = true)]
     pub socket: Option<PathBuf>,
     /// Output format.
@@ -63,21 +63,19 @@ pub struct EndArgs {
 ///
 /// Returns an error if there is no response, or no such session.
 pub async fn run(args: SessionsArgs, env: &Environment) -> Result<String, CommandError> {
-    let socket = socket(args.socket, &["server", "edge"], env).await?;
-    let Some(SessionsCommand::End(EndArgs { id, user, node })) = args.command else {
-        let status: Status = parse(&socket.path, &get(&socket.path, "/status").await?)?;
-        return Ok(match args.output {
-            Format::Json => json!({ "now": status.now, "sessions": status.sessions }).to_string(),
-            Format::Text => socket.choice() + &text(&status),
-        });
+    let work = async |api: &AdminApi| {
+        let Some(SessionsCommand::End(EndArgs { id, user, node })) = args.command else {
+            let status: Status = api.parse(&api.get("/status").await?)?;
+            return Ok(match args.output {
+                Format::Json => json!({ "now": status.now, "sessions": status.sessions }).to_string(),
+                Format::Text => api.choice().to_owned() + &text(&status),
+            });
+        };
+        let selection = json!(SessionSelection { id, user, node }).to_string();
+        let EndedSessions { ended } = api.parse(&api.post("/sessions/end", selection).await?)?;
+        Ok(format!("{}{ended} session{} ended", api.choice(), if ended == 1 { "" } else { "s" }))
     };
-    let selection = json!(SessionSelection { id, user, node }).to_string();
-    let (code, body) = ask(&socket.path, Method::POST, "/sessions/end", selection).await?;
-    if code != 200 {
-        return Err(CommandError::unavailable(format!("{}: {}", socket.path.display(), clean(&body))));
-    }
-    let EndedSessions { ended } = parse(&socket.path, &body)?;
-    Ok(format!("{}{ended} session{} ended", socket.choice(), if ended == 1 { "" } else { "s" }))
+    query(args.socket, &["server", "edge"], env, work).await
 }
 
 /// Formats the sessions as a table.

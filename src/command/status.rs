@@ -1,27 +1,20 @@
 //! `tunnel status`: the current state of a server or edge on this machine, as a table for people.
 
 use std::cmp::Reverse;
-use std::path::{Path, PathBuf};
+use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
-use std::{fmt, io};
 
-use bytes::Bytes;
 use clap::ValueEnum;
-use http::{Method, Request};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use serde::de::{DeserializeOwned, IgnoredAny};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::UnixStream;
-use tokio::time::{sleep, timeout};
+use serde::de::IgnoredAny;
+use tokio::time::sleep;
 
 use crate::admin::nodes::NodesResponse;
 use crate::admin::readiness::ConditionStatus;
 use crate::admin::status::{LinkStatus, Status};
+use crate::command::admin_api::{AdminApi, query};
 use crate::command::{CommandError, Format};
 use crate::config::Environment;
-use crate::startup::admin_socket::SocketDirs;
 use tunnel_base::logging::{one_line as clean, plain_text};
 
 /// The format of the list of nodes.
@@ -37,8 +30,8 @@ pub enum NodesFormat {
     Json,
 }
 
-/// Queries a server or edge on this machine. Returns its status as a table, or as JSON. The table is preceded by the
-/// sockets of other programs that run here.
+/// Queries a server or edge on this machine, or the server of a link. Returns its status as a table, or as JSON. The table
+/// is preceded by the sockets of other programs that run here.
 ///
 /// # Errors
 ///
@@ -48,23 +41,26 @@ pub async fn status(
     output: Format,
     env: &Environment,
 ) -> Result<String, CommandError> {
-    let socket = socket(named, &["server", "edge"], env).await?;
-    let body = get(&socket.path, "/status").await?;
+    query(named, &["server", "edge"], env, async |api| report(api, output).await).await
+}
+
+async fn report(api: &AdminApi, output: Format) -> Result<String, CommandError> {
+    let body = api.get("/status").await?;
     if output == Format::Json {
-        return parse(&socket.path, &body).map(|_: IgnoredAny| body);
+        return api.parse(&body).map(|_: IgnoredAny| body);
     }
-    let mut status_report: Status = parse(&socket.path, &body)?;
+    let mut status_report: Status = api.parse(&body)?;
     let others = if status_report.peers.is_empty() {
         String::new()
     } else {
-        let all: NodesResponse = parse(&socket.path, &get(&socket.path, "/nodes").await?)?;
+        let all: NodesResponse = api.parse(&api.get("/nodes").await?)?;
         // A node that has moved to a peer is not missing.
         let is_linked = |name: &str| all.nodes.iter().any(|node| node.name.eq_ignore_ascii_case(name));
         status_report.disconnected.retain(|disconnected_node| !is_linked(&disconnected_node.name));
         let nodes = nodes_text(&all, false, false);
         if nodes.is_empty() { nodes } else { format!("\n\n{nodes}") }
     };
-    Ok(socket.choice() + &text(&status_report) + &others)
+    Ok(api.choice().to_owned() + &text(&status_report) + &others)
 }
 
 /// Shows the status like [`status`] again and again, until `until` ends. Each `show` replaces the terminal's content.
@@ -79,22 +75,25 @@ pub async fn watch(
     show: impl Fn(&str),
 ) -> Result<String, CommandError> {
     let mut until = std::pin::pin!(until);
-    let mut output = Some(status(named.clone(), Format::Text, env).await?);
-    loop {
-        show(&format!("{CLEAR}{}", output.take().unwrap_or_default()));
-        tokio::select! {
-            () = &mut until => return Ok(String::new()),
-            () = sleep(WATCH_INTERVAL) => {}
+    let watch = async |api: &AdminApi| {
+        let mut output = Some(report(api, Format::Text).await?);
+        loop {
+            show(&format!("{CLEAR}{}", output.take().unwrap_or_default()));
+            tokio::select! {
+                () = &mut until => return Ok(String::new()),
+                () = sleep(WATCH_INTERVAL) => {}
+            }
+            output = tokio::select! {
+                () = &mut until => return Ok(String::new()),
+                output = report(api, Format::Text) => Some(output.unwrap_or_else(|error| error.text)),
+            };
         }
-        output = tokio::select! {
-            () = &mut until => return Ok(String::new()),
-            output = status(named.clone(), Format::Text, env) => Some(output.unwrap_or_else(|error| error.text)),
-        };
-    }
+    };
+    query(named, &["server", "edge"], env, watch).await
 }
 
-/// Lists the nodes of all servers of the cloud, through the server on this machine, as a table, names or JSON. With
-/// `down`, it lists instead the nodes that this server has lost and no server has.
+/// Lists the nodes of all servers of the cloud, through the server on this machine or the server of a link: as a table,
+/// names or JSON. With `down`, it lists instead the nodes that this server has lost and no server has.
 ///
 /// # Errors
 ///
@@ -105,43 +104,25 @@ pub async fn nodes(
     down: bool,
     env: &Environment,
 ) -> Result<String, CommandError> {
-    let socket = socket(named, &["server"], env).await?;
-    let body = get(&socket.path, "/nodes").await?;
-    let all: NodesResponse = parse(&socket.path, &body)?;
-    Ok(match output {
-        NodesFormat::Json if down => plain_text(&serde_json::to_string(&all.down).unwrap_or_default()),
-        NodesFormat::Json => body,
-        NodesFormat::Name if down => names(all.down.iter().map(|node| &node.name)),
-        NodesFormat::Name => names(all.nodes.iter().map(|node| &node.name)),
-        NodesFormat::Text | NodesFormat::Wide if down => socket.choice() + &down_text(&all),
-        NodesFormat::Text | NodesFormat::Wide => {
-            socket.choice() + &nodes_text(&all, true, output == NodesFormat::Wide)
-        }
-    })
+    let list = async |api: &AdminApi| {
+        let body = api.get("/nodes").await?;
+        let all: NodesResponse = api.parse(&body)?;
+        Ok(match output {
+            NodesFormat::Json if down => plain_text(&serde_json::to_string(&all.down).unwrap_or_default()),
+            NodesFormat::Json => body,
+            NodesFormat::Name if down => names(all.down.iter().map(|node| &node.name)),
+            NodesFormat::Name => names(all.nodes.iter().map(|node| &node.name)),
+            NodesFormat::Text | NodesFormat::Wide if down => api.choice().to_owned() + &down_text(&all),
+            NodesFormat::Text | NodesFormat::Wide => {
+                api.choice().to_owned() + &nodes_text(&all, true, output == NodesFormat::Wide)
+            }
+        })
+    };
+    query(named, &["server"], env, list).await
 }
 
 fn names<'n>(names: impl Iterator<Item = &'n String>) -> String {
     names.map(|name| clean(name) + "\n").collect()
-}
-
-/// Requests a path. Returns the body of the response.
-pub(crate) async fn get(socket: &Path, path: &str) -> Result<String, CommandError> {
-    let (code, body) = ask(socket, Method::GET, path, "").await?;
-    if code == 200 {
-        return Ok(body);
-    }
-    Err(CommandError::unavailable(format!("{} responded with {code}: {}", socket.display(), clean(&body))))
-}
-
-/// Parses a response. Its texts are cleaned where they are printed, as JSON can escape any character.
-pub(crate) fn parse<T: DeserializeOwned>(socket: &Path, body: &str) -> Result<T, CommandError> {
-    serde_json::from_str(body).map_err(|cause| incompatible(socket, &cause))
-}
-
-/// Returns the error of a response that this version does not understand.
-pub(crate) fn incompatible(socket: &Path, cause: &dyn fmt::Display) -> CommandError {
-    let cause = clean(&cause.to_string());
-    CommandError::unavailable(format!("incompatible version at {}: {cause}", socket.display()))
 }
 
 /// Formats the nodes that are down.
@@ -369,146 +350,6 @@ pub(crate) fn bytes(count: u64) -> String {
     }
     format!("{value:.1} TiB")
 }
-
-// Requests to programs on this machine: to a server or an edge over its admin socket, to others at their port.
-
-/// The admin socket of a process on this machine that a command queries.
-pub(crate) struct Socket {
-    pub(crate) path: PathBuf,
-    /// The sockets of other programs that run on this machine.
-    others: Vec<PathBuf>,
-}
-
-impl Socket {
-    /// Names the socket that was chosen among several, and the others. Empty if there is only one.
-    pub(crate) fn choice(&self) -> String {
-        if self.others.is_empty() {
-            return String::new();
-        }
-        let others: Vec<_> = self.others.iter().map(|path| format!("--socket={}", path.display())).collect();
-        format!("queried {}; others on this machine: {}\n", self.path.display(), others.join(" "))
-    }
-}
-
-/// Chooses the socket to query: the named one, otherwise the first default socket of a program with one of these names.
-/// Programs that respond come first, then programs that this user may not query, then programs that have ended.
-///
-/// # Errors
-///
-/// Returns an error if no socket is named, and none is found.
-pub(crate) async fn socket(
-    named: Option<PathBuf>,
-    names: &[&str],
-    env: &Environment,
-) -> Result<Socket, CommandError> {
-    if let Some(path) = named {
-        return Ok(Socket { path, others: Vec::new() });
-    }
-    let mut found = Vec::new();
-    for path in SocketDirs::of_user(env.runtime_dir.as_deref()).sockets(names) {
-        let state = match UnixStream::connect(&path).await.map_err(|cause| cause.kind()) {
-            Ok(_) => SocketState::Answers,
-            Err(io::ErrorKind::PermissionDenied) => SocketState::Denied,
-            Err(_) => SocketState::Ended,
-        };
-        found.push((state, path));
-    }
-    found.sort_by_key(|(state, _)| *state);
-    let mut running = found.iter().filter(|(state, _)| *state != SocketState::Ended);
-    let first = running.next().or(found.first()).map(|(_, path)| path.clone());
-    let others = running.map(|(_, path)| path.clone()).collect();
-    first.map(|path| Socket { path, others }).ok_or_else(|| {
-        let text = format!(
-            "no admin socket of {} found at the default paths; check that one of this user is running on this machine. Its log at \
-             the start contains the socket's path; set it with --socket=PATH, or run this as the user of the program",
-            if names.contains(&"edge") { "a server or edge" } else { "a server" },
-        );
-        CommandError::unavailable(text)
-    })
-}
-
-/// Whether the process at an admin socket answers. The best state comes first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum SocketState {
-    /// A process accepts the connection.
-    Answers,
-    /// This user may not connect.
-    Denied,
-    /// No process listens there.
-    Ended,
-}
-
-/// Sends one request with a body, which may be empty, and returns HTTP status and body of the response.
-///
-/// # Cancel safety
-///
-/// Not cancel safe: the request may have been executed.
-///
-/// # Errors
-///
-/// Returns an error if there is no response, or this user has no permission.
-pub(crate) async fn ask(
-    socket: &Path,
-    method: Method,
-    path: &str,
-    body: impl Into<Bytes>,
-) -> Result<(u16, String), CommandError> {
-    let failed = |cause: &dyn std::fmt::Display| {
-        CommandError::unavailable(format!("{} does not respond: {cause}", socket.display()))
-    };
-    let stream = UnixStream::connect(socket).await.map_err(|cause| match cause.kind() {
-        io::ErrorKind::PermissionDenied => CommandError::refused(format!(
-            "permission denied for {}; only the user that runs its program and root (sudo) may open it",
-            socket.display()
-        )),
-        io::ErrorKind::ConnectionRefused => {
-            failed(&"its program has ended; start it, or set another --socket")
-        }
-        io::ErrorKind::NotFound => failed(&"no such socket; start its program, or set another --socket"),
-        _ => failed(&cause),
-    })?;
-    exchange(stream, method, path, body.into()).await.map_err(|cause| failed(&cause))
-}
-
-/// Sends one request over a stream, like [`ask`]. Returns the response, or the reason why there is none. The other end
-/// may be any program, so its text cannot control a terminal.
-pub(crate) async fn exchange(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send,
-    method: Method,
-    path: &str,
-    body: Bytes,
-) -> Result<(u16, String), String> {
-    let exchange = async {
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        let mut request = Request::new(Full::new(body));
-        *request.method_mut() = method;
-        *request.uri_mut() = http::Uri::try_from(path).unwrap_or_default();
-        request.headers_mut().insert(http::header::HOST, http::HeaderValue::from_static("localhost"));
-        // Owns the sender, so that the connection ends with the response.
-        let answer = async move {
-            let answer = sender.send_request(request).await?;
-            let (head, body) = answer.into_parts();
-            let body = Limited::new(body, MAX_BYTES).collect().await;
-            Ok::<_, hyper::Error>((head.status.as_u16(), body.map(|body| body.to_bytes())))
-        };
-        // The connection is driven at the same time. If it ends first, the sender returns the error.
-        let (answer, _) = tokio::join!(answer, connection);
-        answer
-    };
-    match timeout(TIMEOUT, exchange).await {
-        Ok(Ok((status, Ok(body)))) => Ok((status, plain_text(&String::from_utf8_lossy(&body)))),
-        Ok(Ok((_, Err(cause)))) => Err(cause.to_string()),
-        Ok(Err(cause)) => Err(cause.to_string()),
-        Err(_) => Err(format!(
-            "no response within {TIMEOUT:?}; the process is stopped or overloaded: check its state and its log"
-        )),
-    }
-}
-
-/// Timeout for a complete response. A server with 20,000 nodes needs some time to list them.
-const TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum size of a response, for some 100,000 nodes.
-const MAX_BYTES: usize = 64 << 20;
 
 #[cfg(test)]
 mod tests;

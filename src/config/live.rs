@@ -85,13 +85,14 @@ fn plain(value: &DeValue<'_>) -> String {
     }
 }
 
-/// Returns true if the key takes effect without a restart: `allow_from`, `names` and `rules` of a listener, and allowed
-/// targets and nodes.
+/// Returns true if the key takes effect without a restart: `allow_from`, `names` and `rules` of a listener, allowed targets
+/// and nodes, and users who are admins.
 fn is_live(key: &[String]) -> bool {
     let key: Vec<&str> = key.iter().map(String::as_str).collect();
     match key.as_slice() {
         ["server", "edge_access", "targets" | "nodes"]
         | ["server", "direct", "targets"]
+        | ["server", "clients", "admins"]
         | ["edge", "allow", "targets"]
         | ["edge", "http_proxy", "allow_from" | "rules"] => true,
         // Not the rules of a listener, but names in certificates and of Nodes.

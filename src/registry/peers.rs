@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
@@ -24,6 +24,7 @@ use tracing::{info_span, warn};
 
 use crate::registry::Registry;
 use crate::registry::peers::announcements::{AnnouncementLinks, UNSOLICITED};
+use crate::registry::peers::node_list::LastList;
 use crate::registry::peers::peer::{DialContext, Peer, PeerDialer, PeerError};
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Instance, NodeName};
@@ -45,8 +46,10 @@ pub struct Peers {
     next_question: AtomicU64,
     /// The pending requests for pages of nodes, like `questions`.
     pages: Mutex<HashMap<(u64, LinkId), oneshot::Sender<NodePage>>>,
-    /// Held while a list of all nodes is made, so that there is one at a time.
-    listing: tokio::sync::Mutex<()>,
+    /// Held while a list of all nodes is made, so that there is one at a time. The last one is kept for callers that wait.
+    listing: tokio::sync::Mutex<Option<LastList>>,
+    /// Number of callers that wait for a list.
+    listing_waiters: AtomicUsize,
     /// The loads that peers have reported, and when.
     loads: Mutex<HashMap<Instance, (Load, Instant)>>,
 }
@@ -85,6 +88,7 @@ impl Peers {
             next_question: AtomicU64::new(UNSOLICITED + 1),
             pages: Mutex::default(),
             listing: tokio::sync::Mutex::default(),
+            listing_waiters: AtomicUsize::new(0),
             loads: Mutex::default(),
         });
         let first = addresses.borrow().clone();

@@ -15,6 +15,7 @@ use crate::config::server::{self, DirectConfig, EdgeAccessConfig, LinkListenerCo
 use crate::config::table::ConfigTable;
 use crate::config::{self, ConfigErrors, Diagnostics, Environment, ParsedConfig, Warning};
 use crate::listener::{FileKind, LISTENERS, ListenerConfig, ListenerKind, ListenerTables, http, https};
+use tunnel_base::names::UserName;
 use tunnel_base::policy::ports::PortTarget;
 
 /// The validated config of a server: the tables below `[server]`, and values of the environment.
@@ -130,6 +131,11 @@ impl ServerConfig {
         let clients = self.clients.iter().map(|clients| (clients::TABLE, &clients.access));
         let listeners = self.listeners.iter().flat_map(|listener| listener.access());
         listeners.chain(clients).chain([(ADMIN, &self.admin.access)]).collect()
+    }
+
+    /// Returns the users who may send requests of operators over their links.
+    pub(crate) fn admins(&self) -> &[UserName] {
+        self.clients.as_ref().map_or(&[], |clients| &clients.admins)
     }
 
     /// Returns the files of this kind that listeners read, each with its key.

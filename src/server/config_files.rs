@@ -14,6 +14,7 @@ use crate::listener::egress;
 use crate::server::authenticated_links;
 use crate::server::config::ServerConfig;
 use crate::startup::{NotPrepared, Startup, StartupErrorKind};
+use tunnel_base::names::UserName;
 use tunnel_base::policy::Glob;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::tokens::NodeTokens;
@@ -225,6 +226,8 @@ pub(crate) struct LivePolicies {
     pub(crate) for_clients: Arc<ArcSwap<Targets>>,
     /// The nodes that edges may reach through this server.
     pub(crate) nodes: Arc<ArcSwap<Vec<Glob>>>,
+    /// The users who may send requests of operators over their links.
+    pub(crate) admins: Arc<ArcSwap<Vec<UserName>>>,
 }
 
 impl LivePolicies {
@@ -233,6 +236,7 @@ impl LivePolicies {
             for_edges: Arc::new(ArcSwap::from_pointee(settings.edge_access.targets.clone())),
             for_clients: Arc::new(ArcSwap::from_pointee(settings.direct.targets.clone())),
             nodes: Arc::new(ArcSwap::from_pointee(settings.edge_access.nodes.clone())),
+            admins: Arc::new(ArcSwap::from_pointee(settings.admins().to_vec())),
         }
     }
 
@@ -241,6 +245,7 @@ impl LivePolicies {
         self.for_edges.store(Arc::new(settings.edge_access.targets.clone()));
         self.for_clients.store(Arc::new(settings.direct.targets.clone()));
         self.nodes.store(Arc::new(settings.edge_access.nodes.clone()));
+        self.admins.store(Arc::new(settings.admins().to_vec()));
         listener_policies.apply(&settings.access());
     }
 }

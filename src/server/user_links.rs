@@ -31,6 +31,8 @@ pub(crate) struct UserLinks {
     proves: Box<ProvesDevice>,
     links: Mutex<HashMap<LinkId, UserLink>>,
     permits: FairLimiter<UserName>,
+    /// Permits for requests of the admin API.
+    pub(crate) requests: FairLimiter<UserName>,
 }
 
 /// Returns true if the token is the one of that device of that user.
@@ -150,7 +152,8 @@ impl Default for UserLinks {
     /// Accepts no links.
     fn default() -> Self {
         let proves = Box::new(|_: &ClientName, _: &str| false);
-        Self { context: None, proves, links: Mutex::default(), permits: FairLimiter::new(LINK_LIMITS) }
+        let (permits, requests) = (FairLimiter::new(LINK_LIMITS), FairLimiter::new(REQUEST_LIMITS));
+        Self { context: None, proves, links: Mutex::default(), permits, requests }
     }
 }
 
@@ -183,6 +186,10 @@ const LINK_LIMITS: Limits =
     Limits { permits: 20_000, per_source: MAX_USER_LINKS, waiting: 0, idle_timeout: None };
 /// Maximum number of concurrent links of a user.
 pub(crate) const MAX_USER_LINKS: usize = 256;
+
+/// Number of requests of the admin API that users' programs have sent and not received the answer to, in total and for one
+/// user: as many as an admin port has.
+const REQUEST_LIMITS: Limits = Limits { permits: 64, per_source: 8, waiting: 0, idle_timeout: None };
 
 // The admission of a link.
 

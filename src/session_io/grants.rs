@@ -137,16 +137,14 @@ impl Grants {
 
     /// Ends the selected sessions for this reason. Returns their number.
     pub fn end(&self, why: &str, is_selected: impl Fn(&SessionSubject) -> bool) -> usize {
-        let open: Vec<_> = self.0.open.lock().values().cloned().collect();
-        let selected = open.iter().filter_map(Weak::upgrade).filter(|one| is_selected(&one.subject));
+        let selected = self.all().filter(|one| is_selected(&one.subject));
         let ended = selected.filter(|one| one.revoked.set(why.to_owned()).is_ok());
         ended.inspect(|one| one.owner.wake()).count()
     }
 
     /// Returns up to `most` sessions that this process only relays, the longest first.
     pub fn relayed(&self, most: usize) -> Vec<SessionSubject> {
-        let open: Vec<_> = self.0.open.lock().values().cloned().collect();
-        let relayed = open.iter().filter_map(Weak::upgrade).filter(|one| one.subject.relayed.is_some());
+        let relayed = self.all().filter(|one| one.subject.relayed.is_some());
         relayed.take(most).map(|one| one.subject.clone()).collect()
     }
 
@@ -186,15 +184,9 @@ impl Grants {
 
     async fn judge_all(&self) {
         self.0.due.store(UNTIL_CHANGED, SeqCst);
-        let (mut next, mut revoked) = (0, 0_u64);
-        loop {
-            let batch: Vec<_> = {
-                let open = self.0.open.lock();
-                open.range(next..).take(BATCH).map(|(number, one)| (*number, one.clone())).collect()
-            };
-            let Some((last, _)) = batch.last() else { break };
-            next = last + 1;
-            for inner in batch.iter().filter_map(|(_, one)| one.upgrade()) {
+        let mut revoked = 0_u64;
+        for batch in self.batches() {
+            for inner in batch.iter().filter_map(Weak::upgrade) {
                 match (inner.judge)() {
                     Ok(until) => {
                         self.judge_after(until);
@@ -214,6 +206,22 @@ impl Grants {
                 "sessions ended: access revoked"
             );
         }
+    }
+
+    /// Returns the grants in the order in which they were given. The lock is held only while a batch is copied.
+    fn batches(&self) -> impl Iterator<Item = Vec<Weak<Inner>>> {
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            let open = self.0.open.lock();
+            let (numbers, batch): (Vec<_>, Vec<_>) =
+                open.range(next..).take(BATCH).map(|(number, one)| (*number, one.clone())).unzip();
+            next = numbers.last()? + 1;
+            Some(batch)
+        })
+    }
+
+    fn all(&self) -> impl Iterator<Item = Arc<Inner>> {
+        self.batches().flatten().filter_map(|one| one.upgrade())
     }
 
     /// Makes sure that sessions are judged after this second. Returns the earlier value of `due`.
@@ -260,7 +268,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Number of sessions that are judged before other tasks may run. The most expensive ones cost about 0.1 ms each, to
+/// Number of sessions that are copied under the lock, and judged before other tasks may run. The most expensive ones cost about 0.1 ms each, to
 /// verify a certificate that was not verified yet.
 const BATCH: usize = 64;
 /// How often the time is compared, while sessions end with a certificate.

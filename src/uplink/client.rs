@@ -1,5 +1,6 @@
 //! The links of a user's program: it opens sessions over a link to one of several servers, and accepts none.
 
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -188,11 +189,26 @@ impl ClientLinks {
     ///
     /// Returns why no session was opened.
     pub async fn open(&self, target: &Target) -> Result<Session, OpenError> {
+        self.request(target.clone(), Category::Ssh).await
+    }
+
+    /// Opens a session to the admin API of a server, for one request. It ends with its link. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// Like [`Self::open`].
+    pub async fn open_admin(&self) -> Result<Session, OpenError> {
+        // The server of the link is the target, whatever the frame names.
+        let target = Target { host: Host::Ip(Ipv4Addr::LOCALHOST.into()), port: 80 };
+        self.request(target, Category::Admin).await
+    }
+
+    async fn request(&self, target: Target, category: Category) -> Result<Session, OpenError> {
         let request = SessionRequest {
             // The server finds the node by the target.
             node: target.host.node().unwrap_or_else(NodeName::direct),
-            target: target.clone(),
-            category: Category::Ssh,
+            target,
+            category,
             client: String::new(),
             listener: "client",
             permit: None,

@@ -35,6 +35,7 @@ mod interactive;
 mod intruders;
 mod join_keys;
 mod limiters;
+mod linked_admin;
 mod links;
 mod live;
 mod lost;

@@ -10,6 +10,7 @@ use tunnel::admin::status::Status;
 use tunnel::command::status::NodesFormat;
 use tunnel::command::{Format, status};
 use tunnel::config::Environment;
+use tunnel_link::liveness::Suspicion;
 
 use crate::support::clients::{assert_echo, get};
 use crate::support::peer::scripted_server;
@@ -205,7 +206,7 @@ async fn nodes_at_peers_have_their_rtt_and_sessions_and_lost_ones_are_down() {
     let mut client = second.open(&at("far", echo)).await;
     assert_echo(&mut client, "hello").await;
     let link = second.link("far").unwrap();
-    assert!(link.sender.ping_within(Duration::from_secs(10)).await);
+    assert!(link.sender.is_alive(Suspicion::New).await);
     let report: NodesResponse = serde_json::from_str(&nodes(NodesFormat::Json, false).await).unwrap();
     let listed = report.nodes.iter().find(|node| node.name == "far").unwrap();
     assert_eq!(listed.sessions, Some(1));

@@ -82,7 +82,7 @@ fn config(place: &TestDir, client: &str, servers: &[SocketAddr]) -> ClientLinkCo
     }
 }
 
-async fn link(place: &TestDir, client: &str, servers: &[SocketAddr]) -> ClientLinks {
+pub(crate) async fn link(place: &TestDir, client: &str, servers: &[SocketAddr]) -> ClientLinks {
     ClientLinks::connect(config(place, client, servers)).await.unwrap()
 }
 
@@ -102,7 +102,7 @@ async fn open_once_known(links: &ClientLinks, target: &str) -> Session {
 }
 
 /// Polls until the session is reset, and returns the reason.
-async fn reset(session: &mut Session) -> String {
+pub(crate) async fn reset(session: &mut Session) -> String {
     wait_until("the session has ended", || session.ended().is_some()).await;
     session.ended().unwrap().reason
 }
@@ -317,6 +317,40 @@ async fn a_revoked_device_loses_its_links_and_sessions_and_other_devices_keep_th
     assert_eq!(reset(&mut stays).await, "the access of user alice was revoked");
 }
 
+/// The store is read as each server reads it every few seconds: `enrol` has the test of that time.
+#[tokio::test]
+async fn a_revocation_at_one_server_ends_the_links_and_sessions_at_another_one() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    place.authority.write(place.path(), &["cloud.test", "127.0.0.1", "127.0.0.2", "127.0.0.3"]);
+    let (all, tables) = (servers::addresses(2), tables(&place, ""));
+    let text = |at| servers::config(&place, at, &format!("{}\n{tables}", servers::peers(&all)));
+    let [one, two] = [all[0], all[1]].map(|at| TestServer::from_text(&text(at)));
+    let [store, other] = [&one, &two].map(|server| server.server.enrolment.as_ref().unwrap());
+    assert!(store.refresh().await && other.refresh().await);
+    let _edge = edge(&place, &one, "node1").await;
+    let (laptop, phone) =
+        (link(&place, "alice/laptop", &all[..1]).await, link(&place, "alice/phone", &all[1..]).await);
+    let target = at("node1", echo);
+    let mut at_one = open_once_known(&laptop, &target).await;
+    let mut at_two = open_once_known(&phone, &target).await;
+    assert!(store.revoke(&"alice/phone".parse().unwrap(), "test").await.unwrap());
+    assert!(other.refresh().await);
+    assert_eq!(reset(&mut at_two).await, "the access of user alice was revoked");
+    wait_until("the link has ended", || phone.links() == 0).await;
+    assert_session_echo(&mut at_one, "another device").await;
+    assert_eq!(two.server.close_user(&"alice".parse().unwrap(), None), 0, "none is left there");
+    assert!(other.revoke(&"alice/".parse().unwrap(), "test").await.unwrap());
+    assert!(store.refresh().await);
+    assert_eq!(reset(&mut at_one).await, "the access of user alice was revoked");
+    wait_until("the link has ended", || laptop.links() == 0).await;
+    for server in [&one, &two] {
+        server.assert_idle().await;
+        assert_eq!(server.server.metrics.sessions.now("clients"), 0);
+    }
+    let again = ClientLinks::connect(config(&place, "alice/laptop", &all)).await.unwrap_err().to_string();
+    assert!(again.contains("the access of this device was revoked"), "{again}");
+}
+
 #[tokio::test]
 async fn sessions_of_a_user_are_bounded_over_all_her_devices() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
@@ -338,17 +372,17 @@ async fn sessions_of_a_user_are_bounded_over_all_her_devices() {
 }
 
 /// Returns the hello of a user with that proof.
-fn hello(proof: UserProof) -> ClientHello {
+pub(crate) fn hello(proof: UserProof) -> ClientHello {
     let (device, instance) = ("laptop".parse().unwrap(), Instance::from_bits(7));
     ClientHello { proof, device, instance, is_backup: false }
 }
 
-fn token(user: &str, token: &str) -> UserProof {
+pub(crate) fn token(user: &str, token: &str) -> UserProof {
     UserProof::Token { user: user.parse().unwrap(), token: token.to_owned() }
 }
 
 /// Links with this metadata and certificate. Returns the code if the server refuses.
-async fn attempt(
+pub(crate) async fn attempt(
     place: &TestDir,
     server: &TestServer,
     shows: Option<&Identity>,

@@ -69,4 +69,5 @@ mod traces;
 mod tunnel;
 mod vanished;
 mod web;
+mod workstation;
 mod yurttunnel;

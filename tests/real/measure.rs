@@ -1,13 +1,19 @@
-//! The overhead of the tunnel for kubectl, compared with a kube-apiserver that dials the kubelet directly. Printed by
-//! `scripts/kubernetes.sh --measure`.
+//! Figures that are printed on request. The overhead of the tunnel for kubectl, compared with a kube-apiserver that dials
+//! the kubelet directly, by `scripts/kubernetes.sh --measure`. The memory of links of users, by
+//! `cargo test --release --test real -- --ignored --nocapture a_thousand_users`.
 
 use std::io::Write;
 
 use serde_json::json;
+use tunnel::config::Secret;
+use tunnel::invitations::store::SecretHash;
+use tunnel::uplink::client::{ClientLinkConfig, ClientLinks, UserCredentials};
+use tunnel_base::names::Target;
 
 use crate::cluster::{Cluster, Way, node};
 use crate::network::{SERVER, address};
 use crate::process::TIMEOUT;
+use crate::tunnel::{Edge, ServerProcess, TestDir};
 use crate::wait::wait_until;
 
 #[test]
@@ -43,6 +49,58 @@ fn kubectl() {
         row("curl of that log, rate against curl to the kubelet directly", "MB/s", tunnel.curl, direct.curl),
     ];
     let _ = write!(std::io::stderr(), "\n{}", rows.concat());
+}
+
+/// The memory of a server for each of a thousand people's links, and with a session on each.
+#[test]
+#[ignore = "not a test: prints the memory of a server"]
+fn a_thousand_users() {
+    const USERS: usize = 1000;
+    let (place, token) = (TestDir::new(), "a token of 32 letters and digits");
+    let hash = serde_json::to_value(SecretHash::of(token)).unwrap();
+    let devices: serde_json::Map<_, _> =
+        (0..USERS).map(|user| (format!("user{user}/laptop"), hash.clone())).collect();
+    let store = place.path().join("enrolled");
+    std::fs::write(&store, json!({ "invitations": {}, "tokens": devices }).to_string()).unwrap();
+    let more = format!(
+        "[server.invitations]\nstore = \"file\"\nfile = {store:?}\n[server.clients]\nrules = [{{ nodes = [\"node1\"] }}]\n"
+    );
+    let mut server = ServerProcess::start_with(&place, &more, &[]);
+    let _edge = Edge::start(&place, &format!("localhost:{}", server.grpc));
+    server.wait_for_node("node1");
+    let echo = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let target: Target = format!("node1:{}", echo.local_addr().unwrap().port()).parse().unwrap();
+    let _held = std::thread::spawn(move || echo.incoming().map(Result::unwrap).collect::<Vec<_>>());
+    let config = |user: usize| ClientLinkConfig {
+        servers: vec![format!("localhost:{}", server.grpc).parse().unwrap()],
+        tls_server_name: None,
+        device: "laptop".parse().unwrap(),
+        proof: UserCredentials::Token(format!("user{user}").parse().unwrap(), Secret::new(token)),
+        ca: Some(place.files.ca.clone()),
+        https_proxy: None,
+        no_proxy: None,
+    };
+    let memory = |what: &str, before: u64| {
+        // The allocator returns memory some seconds after it was freed.
+        std::thread::sleep(2 * TIMEOUT / 3);
+        let status = std::fs::read_to_string(format!("/proc/{}/status", server.process.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+        let each = kib.saturating_sub(before) as f64 / USERS as f64;
+        let _ = writeln!(std::io::stderr(), "{what}: {kib} KiB, {each:.1} KiB more for each");
+        kib
+    };
+    let _ = tunnel_net::fd_limit::raise();
+    let idle = memory("server without users", 0);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let links: Vec<_> =
+        (0..USERS).map(|user| runtime.block_on(ClientLinks::connect(config(user))).unwrap()).collect();
+    let linked = memory("with a link of each of 1000 users", idle);
+    let sessions: Vec<_> = links.iter().map(|links| runtime.block_on(links.open(&target)).unwrap()).collect();
+    memory("with an idle session on each link", linked);
+    drop((sessions, links));
+    drop(runtime);
+    memory("afterwards", idle);
 }
 
 /// The results of one way to the kubelet; each is a median.

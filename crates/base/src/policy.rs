@@ -152,6 +152,11 @@ impl Rules {
         self.0.is_empty() || self.0.iter().any(|rule| rule.allows(user, from, node, port))
     }
 
+    /// Returns true if such a client may reach some port of this node.
+    pub fn allow_node(&self, user: Option<&str>, from: IpAddr, node: &NodeName) -> bool {
+        self.0.is_empty() || self.0.iter().any(|rule| rule.applies(user, from, node))
+    }
+
     /// Returns true if a rule names users.
     pub fn has_users(&self) -> bool {
         self.0.iter().any(|rule| rule.users.is_some())
@@ -172,11 +177,15 @@ impl Rules {
 
 impl Rule {
     fn allows(&self, user: Option<&str>, from: IpAddr, node: &NodeName, port: u16) -> bool {
+        self.applies(user, from, node) && self.ports.as_ref().is_none_or(|ports| ports.contains(&Port(port)))
+    }
+
+    /// Returns true if all parts but the ports match.
+    fn applies(&self, user: Option<&str>, from: IpAddr, node: &NodeName) -> bool {
         let named = |users: &Vec<String>| user.is_some_and(|user| users.iter().any(|u| u == user));
         self.users.as_ref().is_none_or(named)
             && self.from.as_ref().is_none_or(|nets| nets.contains(from))
             && self.nodes.as_ref().is_none_or(|globs| globs.iter().any(|glob| glob.matches(node)))
-            && self.ports.as_ref().is_none_or(|ports| ports.contains(&Port(port)))
     }
 }
 

@@ -23,7 +23,7 @@ use crate::sender::LinkSender;
 use crate::sender::sessions::DetachedSessions;
 use crate::sender::signals::{UNKNOWN, unknown};
 use crate::table::closed::{ByClient, MAX_ORPHANS, Tombstones, source};
-use crate::table::session::{Origin, Search, SessionCore, SessionView};
+use crate::table::session::{Origin, Search, SessionCore};
 use crate::table::stream::{IncomingSession, Parked, PendingOpen, Session};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
@@ -282,6 +282,13 @@ impl SessionTable {
         // A server's requests to an edge are meant for that edge; a link to it carries nothing else.
         let elsewhere = !matches!(sender.peer, Remote::Server(_));
         match &mut frame {
+            SessionFrame::Open { .. } | SessionFrame::Resume { .. }
+                if key.category == Category::Admin && !matches!(sender.peer, Remote::Client(_)) =>
+            {
+                let why = "only the program of a user opens sessions of the category admin";
+                sender.reply(&key, refused(&frame, SessionError::new(ErrorCode::NotAllowed, why)));
+                None
+            }
             SessionFrame::Open { client, target, .. } if elsewhere => {
                 // An edge must never get the rights of another listener, nor another edge's name, and a user's program
                 // neither.
@@ -293,7 +300,10 @@ impl SessionTable {
                     Remote::Client(name) => {
                         let at = sender.ends().and_then(|ends| ends.remote);
                         let at = at.map(|at| at.to_string()).unwrap_or_default();
-                        (key.category, *client) = (Category::Ssh, format!("{name}@{at}"));
+                        *client = format!("{name}@{at}");
+                        if key.category != Category::Admin {
+                            key.category = Category::Ssh;
+                        }
                     }
                     Remote::Server(_) | Remote::Peer => {}
                 }
@@ -597,26 +607,6 @@ impl SessionTable {
     }
 }
 
-// The sessions of this process, for operators.
-
-impl SessionTable {
-    /// Returns at most `most` sessions with an end here, in a stable order, so that two calls return the same ones
-    /// while they live. Each of the table's locks is held only for a copy.
-    pub fn overview(&self, most: usize) -> Vec<SessionView> {
-        let mut shown: Vec<SessionView> = Vec::new();
-        for shard in &self.shards {
-            let left = most - shown.len();
-            if left == 0 {
-                break;
-            }
-            let mut sessions: Vec<_> = shard.lock().values().cloned().collect();
-            sessions.sort_unstable_by_key(|session| session.key.id);
-            shown.extend(sessions.iter().take(left).map(|session| session.view()));
-        }
-        shown
-    }
-}
-
 // An Open or a Resume that reached a server and names a node connected to it.
 
 /// A request to reach a node through this server: pass it on, accept it as its end, or refuse it.
@@ -644,6 +634,11 @@ impl RelayRequest {
     /// Returns the node.
     pub fn node(&self) -> &NodeName {
         &self.attempt.key.node
+    }
+
+    /// Returns the kind of the opener's listener. Of a Resume it is what the opener claims.
+    pub fn category(&self) -> Category {
+        self.attempt.key.category
     }
 
     /// Names another node and target, which this server knows by the requested name.

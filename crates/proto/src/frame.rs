@@ -199,6 +199,9 @@ pub enum Category {
     Tcp,
     /// An HTTPS listener; the acceptor uses TLS to the target.
     Https,
+    /// A user's program that sends requests of the admin API to the server of its link. It concerns no node, and ends
+    /// with its link.
+    Admin,
 }
 
 impl Found {
@@ -359,12 +362,13 @@ impl Category {
             Self::HttpProxy => "httpProxy",
             Self::Tcp => "tcp",
             Self::Https => "https",
+            Self::Admin => "admin",
         }
     }
 
     /// Returns the category of a text from the wire.
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Ssh, Self::Egress, Self::HttpProxy, Self::Tcp, Self::Https]
+        [Self::Ssh, Self::Egress, Self::HttpProxy, Self::Tcp, Self::Https, Self::Admin]
             .into_iter()
             .find(|c| c.name() == name)
     }

@@ -1,4 +1,4 @@
-//! A download through the tunnel, during which a server is killed and the line is cut.
+//! A download over a user's link, during which servers are killed and the line is cut.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::net::SocketAddr;
@@ -12,11 +12,15 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tracing::info_span;
 
-use super::listeners::{connect, read_head};
+use super::listeners::read_head;
 use super::page::{DOWNLOAD, LENGTH, MIB, PIECE, expected_digest};
 use super::{NODE, elapsed_text};
+use crate::uplink::client::ClientLinks;
 use tunnel_base::drain::Drain;
+use tunnel_base::names::Target;
+use tunnel_link::table::stream::Session;
 use tunnel_net::listen::TcpAccept;
+use tunnel_net::socket::ByteStreamIo;
 
 /// The lines of the demo, and under them a progress bar if stderr is a terminal.
 #[derive(Debug)]
@@ -99,66 +103,62 @@ impl NetworkLine {
     }
 }
 
-/// Downloads through the CONNECT port. Calls `kill` after a fifth of it, which returns the name of the killed server,
-/// and cuts the line after half of it.
-///
-/// # Errors
-///
-/// Returns an error if the download fails, or its bytes differ from those that were sent.
-pub(crate) async fn download<K>(
-    proxy: SocketAddr,
-    page: SocketAddr,
-    kill: K,
-    line: &NetworkLine,
-    screen: &mut Screen,
-) -> anyhow::Result<()>
-where
-    K: AsyncFnOnce() -> anyhow::Result<String>,
-{
-    let mut download = Download::start(proxy, page).await?;
-    download.receive(LENGTH / 5, screen).await?;
-    let killed = kill().await?;
-    screen.step(&format!("{killed} is killed: it held the link of {NODE}"));
-    download.pauses.watch(Duration::ZERO);
-
-    download.receive(LENGTH / 2, screen).await?;
-    line.0.send_replace(true);
-    screen.step(&format!("the line of {NODE} is cut for {} s", CUT_DURATION.as_secs()));
-    download.pauses.watch(CUT_DURATION);
-    if let Ok(received) = timeout(CUT_DURATION, download.receive(LENGTH, screen)).await {
-        received?;
-    }
-    line.0.send_replace(false);
-    screen.step("the line is back");
-
-    download.receive(LENGTH, screen).await?;
-    let (sent, received) = (expected_digest(), download.digest.finish());
-    if sent.as_ref() != received.as_ref() {
-        bail!("the bytes received differ from the bytes sent");
-    }
-    let hash: String = received.as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    screen.step(&format!("{} MiB received, none lost: SHA-256 {hash}… as sent", LENGTH / MIB));
-    Ok(())
-}
-
 /// A running download.
-struct Download {
-    client: TcpStream,
+pub(crate) struct Download {
+    session: ByteStreamIo<Session>,
     digest: Digest,
     done: usize,
     pauses: Pauses,
 }
 
 impl Download {
-    async fn start(proxy: SocketAddr, page: SocketAddr) -> anyhow::Result<Self> {
-        let target = format!("{NODE}:{}", page.port());
-        let mut client = TcpStream::connect(proxy).await?;
-        connect(&mut client, &target).await?;
+    /// Starts the download from a target.
+    pub(crate) async fn start(links: &ClientLinks, target: &Target) -> anyhow::Result<Self> {
+        let mut session = ByteStreamIo::new(links.open(target).await?);
         let request = format!("GET {DOWNLOAD} HTTP/1.1\r\nHost: {target}\r\n\r\n");
-        client.write_all(request.as_bytes()).await?;
-        read_head(&mut client).await?;
+        session.write_all(request.as_bytes()).await?;
+        read_head(&mut session).await?;
         let pauses = Pauses { last: Instant::now(), longest: Duration::ZERO, report_at: None };
-        Ok(Self { client, digest: Digest::new(&SHA256), done: 0, pauses })
+        Ok(Self { session, digest: Digest::new(&SHA256), done: 0, pauses })
+    }
+
+    /// Reads until `tenths` of it have arrived.
+    pub(crate) async fn receive_tenths(&mut self, tenths: usize, screen: &mut Screen) -> anyhow::Result<()> {
+        self.receive(LENGTH * tenths / 10, screen).await
+    }
+
+    /// Reports the pause in the download once it is over, after an interruption of that length.
+    pub(crate) fn is_interrupted(&mut self, length: Duration) {
+        self.pauses.watch(length);
+    }
+
+    /// Cuts the line for a while.
+    pub(crate) async fn cut(&mut self, line: &NetworkLine, screen: &mut Screen) -> anyhow::Result<()> {
+        line.0.send_replace(true);
+        screen.step(&format!("the line of {NODE} is cut for {} s", CUT_DURATION.as_secs()));
+        self.is_interrupted(CUT_DURATION);
+        if let Ok(received) = timeout(CUT_DURATION, self.receive(LENGTH, screen)).await {
+            received?;
+        }
+        line.0.send_replace(false);
+        screen.step("the line is back");
+        Ok(())
+    }
+
+    /// Reads the rest.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the download fails, or its bytes differ from those that were sent.
+    pub(crate) async fn finish(mut self, screen: &mut Screen) -> anyhow::Result<()> {
+        self.receive(LENGTH, screen).await?;
+        let (sent, received) = (expected_digest(), self.digest.finish());
+        if sent.as_ref() != received.as_ref() {
+            bail!("the bytes received differ from the bytes sent");
+        }
+        let hash: String = received.as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        screen.step(&format!("{} MiB received, none lost: SHA-256 {hash}… as sent", LENGTH / MIB));
+        Ok(())
     }
 
     /// Reads until `goal` bytes have arrived.
@@ -169,7 +169,7 @@ impl Download {
     async fn receive(&mut self, goal: usize, screen: &mut Screen) -> anyhow::Result<()> {
         let mut piece = vec![0; PIECE];
         while self.done < goal {
-            let read = timeout(RESUME_TIMEOUT, self.client.read(&mut piece)).await;
+            let read = timeout(RESUME_TIMEOUT, self.session.read(&mut piece)).await;
             let read =
                 read.context("nothing received for a minute")?.context("the session was interrupted")?;
             if read == 0 {

@@ -15,7 +15,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::page::PAGE;
-use super::{NODE, TIMEOUT};
+use super::{NODE, TIMEOUT, USER};
 use crate::command::shell_word;
 use tunnel_net::tls::{Identity, TlsClientConfig, Trust, server_name};
 
@@ -88,11 +88,11 @@ impl DemoListener {
             Self::Https => format!(
                 "[server.https]\nlisten_ip = \"127.0.0.1\"\nports = {{ \"{port}\" = \"{tls_page}\" }}\n\
                  cert = \"{dir}/{NODE}.crt\"\nkey = \"{dir}/{NODE}.key\"\nclient_ca = \"{dir}/ca.crt\"\n\
-                 names = [\"demo\"]\n"
+                 names = [\"{USER}\"]\n"
             ),
             Self::Egress => format!(
                 "[server.egress]\nlisten = \"{at}\"\ncert = \"{dir}/server.crt\"\nkey = \"{dir}/server.key\"\n\
-                 client_ca = \"{dir}/ca.crt\"\nnames = [\"demo\"]\n"
+                 client_ca = \"{dir}/ca.crt\"\nnames = [\"{USER}\"]\n"
             ),
             Self::Proxy => format!("[server.edge_access]\ntargets = [\"{page}\"]\n"),
         }

@@ -5,11 +5,11 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
 use crate::command::CommandError;
-use crate::command::client::{client_file, device_of_this_machine, token_in};
+use crate::command::client::{device_of_this_machine, token_in};
 use crate::command::init::random_token;
 use crate::command::invitations::{JoinArgs, JoinClient};
 use crate::command::output_dir::OutputDir;
-use crate::config::Environment;
+use crate::config::{Environment, client_file};
 use crate::invitations::InvitationCode;
 use tunnel_base::names::{ClientName, DeviceName, UserName};
 

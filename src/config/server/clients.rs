@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::listen::{self, AccessConfig};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, value};
+use tunnel_base::names::UserName;
 use tunnel_base::policy::{CertificateGlob, Network, Networks, Rules};
 use tunnel_base::serde_forms::non_empty;
 
@@ -27,6 +28,12 @@ struct ClientKeys {
     ///
     /// Example: `[{ users = ["alice"], nodes = ["edge-*"], ports = [22] }]`
     rules: Option<Rules>,
+    /// Users who may send requests of operators over their links: `tunnel nodes` with all nodes, `status`, `sessions`,
+    /// `invite` and `invitations`. They may invite anyone but the users in this list. A change applies at once. Default:
+    /// none.
+    ///
+    /// Example: `["alice"]`
+    admins: Vec<UserName>,
     /// File (PEM) of the CA that signs users' certificates, for users without a token. Re-read when it changes. The names
     /// that servers' certificates contain, and the subject of edges, are never accepted. Default: none.
     ///
@@ -46,6 +53,8 @@ struct ClientKeys {
 pub struct ClientLinksConfig {
     /// What users may reach, from where, and which names of certificates are users.
     pub access: AccessConfig,
+    /// Users who may send requests of operators.
+    pub admins: Vec<UserName>,
     /// The file of CAs that sign users' certificates.
     pub client_ca: Option<PathBuf>,
 }
@@ -67,10 +76,10 @@ pub(crate) fn read(server: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Op
     }
     let is_present = table.is_present();
     table.close_optional(&keys, report);
-    let ClientKeys { allow_from, rules, client_ca, names } = keys;
+    let ClientKeys { allow_from, rules, admins, client_ca, names } = keys;
     // Without rules, other listeners allow everything.
     let rules = rules.filter(|rules| !rules.is_empty()).unwrap_or_else(Rules::none);
     let access =
         AccessConfig { allow_from, rules, names: names.unwrap_or_default(), ..AccessConfig::default() };
-    is_present.then_some(ClientLinksConfig { access, client_ca })
+    is_present.then_some(ClientLinksConfig { access, admins, client_ca })
 }

@@ -1,10 +1,13 @@
 //! The nodes of all servers, listed for operators. Peers are asked only while somebody waits for the list.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::registry::peers::{PeerHandle, Peers};
 use tunnel_base::names::NodeName;
@@ -38,12 +41,26 @@ pub enum ListEnd {
 
 impl Peers {
     /// Returns the nodes of every peer, at most [`MAX_LISTED`] in total with equal shares. Takes at most 11 s. Only one
-    /// list at a time is made; other callers wait for it. Cancel safe.
-    pub async fn list_nodes(&self) -> Vec<PeerNodes> {
-        let _turn = self.listing.lock().await;
-        let peers = self.all();
-        let share = MAX_LISTED / peers.len().max(1);
-        join_all(peers.into_iter().map(|server| self.list_nodes_of(server, share))).await
+    /// list at a time is made. All callers that wait for it share the next one, so none delays the others by many
+    /// requests. Cancel safe.
+    pub async fn list_nodes(&self) -> Arc<[PeerNodes]> {
+        let called = Instant::now();
+        let waiter = WaiterCount::new(&self.listing_waiters);
+        let mut last = self.listing.lock().await;
+        drop(waiter);
+        let known = last.take().filter(|last| last.began >= called);
+        let list = match known {
+            Some(known) => known,
+            None => {
+                let (began, peers) = (Instant::now(), self.all());
+                let share = MAX_LISTED / peers.len().max(1);
+                let nodes = join_all(peers.into_iter().map(|server| self.list_nodes_of(server, share))).await;
+                LastList { began, nodes: nodes.into() }
+            }
+        };
+        let nodes = list.nodes.clone();
+        *last = Some(list).filter(|_| self.listing_waiters.load(SeqCst) > 0);
+        nodes
     }
 
     async fn list_nodes_of(&self, server: PeerHandle, share: usize) -> PeerNodes {
@@ -106,6 +123,29 @@ impl Peers {
             // This fails only if the waiter has just left.
             let _ = request.send(page);
         }
+    }
+}
+
+/// The last list of all nodes.
+#[derive(Debug)]
+pub(crate) struct LastList {
+    began: Instant,
+    nodes: Arc<[PeerNodes]>,
+}
+
+/// A guard that counts a caller as waiting.
+struct WaiterCount<'a>(&'a AtomicUsize);
+
+impl<'a> WaiterCount<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for WaiterCount<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
     }
 }
 

@@ -264,6 +264,23 @@ async fn nodes_of_all_peers_are_listed_and_a_silent_peer_is_reported() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn callers_that_wait_for_a_list_share_the_next_one() {
+    let (peers, _tell, _made) = peers(&[]);
+    let silent = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)));
+    peers.add_incoming(&silent, false);
+    let started = tokio::time::Instant::now();
+    let later = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        futures_util::future::join_all((0..50).map(|_| peers.list_nodes())).await
+    };
+    let (first, lists) = tokio::join!(peers.list_nodes(), later);
+    // The first list takes 2 s, and the others another one.
+    assert_eq!(started.elapsed().as_secs(), 4);
+    assert!(lists.iter().all(|list| Arc::ptr_eq(list, &lists[0]) && !Arc::ptr_eq(list, &first)));
+    assert!(peers.listing.lock().await.is_none(), "it is not kept");
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_node_list_of_a_peer_is_truncated_at_its_limit() {
     let (peers, _tell, _made) = peers(&[]);
     let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)));

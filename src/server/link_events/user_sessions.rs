@@ -1,11 +1,13 @@
 //! The sessions that users' programs open: each request is authorized by `[server.clients]`, also the Resume of a session
-//! that another server has relayed until then. They are relayed like those of edges.
+//! that another server has relayed until then. They are relayed like those of edges, but for requests of the admin API,
+//! which this server answers.
 
 use std::sync::Arc;
 
 use http::HeaderMap;
 use tracing::info_span;
 
+use crate::admin::linked::LinkedUser;
 use crate::listener::admission::{Admission, ListenerContext, OpenRequest};
 use crate::listener::denial::Denial;
 use crate::server::ServerContext;
@@ -13,7 +15,7 @@ use crate::server::link_events::{BridgeAccess, SearchPermits, bridge_for_plain};
 use crate::server::user_links::User;
 use tunnel_link::relay::RelayEnd;
 use tunnel_link::table::RelayRequest;
-use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::frame::{Category, ErrorCode, SessionError};
 
 /// Relays a request of a user's program if it is allowed, in its own task, because the search for a path may take
 /// seconds.
@@ -23,10 +25,35 @@ pub(crate) fn spawn_request(request: RelayRequest, shared: &Arc<ServerContext>, 
         return request
             .refuse(SessionError::new(ErrorCode::NotAllowed, "the access of this user was revoked"));
     };
+    let drain = shared.link_context.drain.clone();
+    if request.category() == Category::Admin {
+        let span = info_span!("admin", user = %user.client.user, device = %user.client.device);
+        return drain.spawn(span, answer(request, user, context, shared.clone()));
+    }
     let span =
         info_span!("relay", user = %user.client.user, device = %user.client.device, session = %request.id());
     let (room, shared) = (room.clone(), shared.clone());
-    shared.link_context.drain.clone().spawn(span, relay(request, user, context, room, shared));
+    drain.spawn(span, relay(request, user, context, room, shared));
+}
+
+/// Answers a request of the admin API, as the end of its session.
+async fn answer(
+    request: RelayRequest,
+    user: User,
+    context: Arc<ListenerContext>,
+    shared: Arc<ServerContext>,
+) {
+    let User { client, from, .. } = user;
+    let Ok(_permit) = shared.user_links.requests.try_acquire(&client.user) else {
+        let why =
+            format!("user {} waits for too many answers, or all users together do; try again", client.user);
+        return request.refuse(SessionError::new(ErrorCode::Overloaded, why));
+    };
+    let (rules, admins) = (context.policy.load().rules.clone(), shared.policies.admins.load().to_vec());
+    // A session that should be resumed gets no offer.
+    if let (Some(offer), Some(admin)) = (request.offer(), shared.admin.get()) {
+        admin.serve_linked(offer.accept(), LinkedUser { client, from, rules, admins }).await;
+    }
 }
 
 async fn relay(

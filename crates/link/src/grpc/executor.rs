@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Wake, Waker};
 
 use futures_util::task::AtomicWaker;
+use hyper_util::rt::TokioExecutor;
 use pin_project_lite::pin_project;
 
 /// Spawns hyper's tasks. A task that wakes itself is polled again at once.
@@ -22,7 +23,7 @@ where
     F: Future<Output: Send> + Send + 'static,
 {
     fn execute(&self, task: F) {
-        tokio::spawn(SelfWaking::new(task));
+        TokioExecutor::new().execute(SelfWaking::new(task));
     }
 }
 
@@ -137,13 +138,14 @@ mod tests {
     #[test]
     fn a_wake_from_elsewhere_reaches_the_runtime() {
         let (runtime, mut waker) = (Arc::<Runtime>::default(), None);
-        let mut task = pin!(SelfWaking::new(poll_fn(|cx| {
-            waker.get_or_insert_with(|| cx.waker().clone());
-            Poll::<()>::Pending
-        })));
-        assert!(task.as_mut().poll(&mut Context::from_waker(noop_waker_ref())).is_pending());
-        assert!(task.as_mut().poll(&mut Context::from_waker(&runtime.clone().into())).is_pending());
-        drop(task);
+        {
+            let mut task = pin!(SelfWaking::new(poll_fn(|cx| {
+                waker.get_or_insert_with(|| cx.waker().clone());
+                Poll::<()>::Pending
+            })));
+            assert!(task.as_mut().poll(&mut Context::from_waker(noop_waker_ref())).is_pending());
+            assert!(task.as_mut().poll(&mut Context::from_waker(&runtime.clone().into())).is_pending());
+        }
         waker.unwrap().wake();
         assert_eq!(runtime.0.load(SeqCst), 1);
     }

@@ -15,7 +15,7 @@ use crate::schedule::{FrameSource, QueuePlaces, SendRequest, Sent, Turn};
 use crate::sender::LinkSender;
 use crate::table::SessionTable;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
-use tunnel_proto::frame::{ErrorCode, Opener, Remote, SessionError, SessionFrame, SessionKey};
+use tunnel_proto::frame::{Category, ErrorCode, Opener, Remote, SessionError, SessionFrame, SessionKey};
 use tunnel_proto::state::{Actions, LinkId, Phase, SessionState};
 use tunnel_proto::window::LinkRtt;
 
@@ -148,9 +148,16 @@ impl SessionCore {
         })
     }
 
-    /// Returns false if the frame is an Open or Resume of another opener than the session's, or to another target.
+    /// Returns true if the session ends with its link.
+    fn ends_with_link(&self) -> bool {
+        self.key.category == Category::Admin
+    }
+
+    /// Returns false if the frame is an Open or Resume of another opener than the session's, or to another target, or the
+    /// Resume of a session that ends with its link.
     pub(crate) fn is_of_origin(&self, frame: &SessionFrame) -> bool {
         match (&self.origin, frame) {
+            (Some(_), SessionFrame::Resume { .. }) if self.ends_with_link() => false,
             (
                 Some(origin),
                 SessionFrame::Open { opener, target, .. } | SessionFrame::Resume { opener, target, .. },
@@ -478,11 +485,11 @@ impl SessionCore {
 
     /// Leaves the path over the link of `sender`, which may still work, to continue on another one; only for the
     /// opener. Sends PathLost to the remote end. Returns false if the session stays: another thread has moved it
-    /// meanwhile, or only its last frame waits for its turn.
+    /// meanwhile, only its last frame waits for its turn, or it ends with the link.
     pub(crate) fn leave(self: &Arc<Self>, sender: &Arc<LinkSender>) -> bool {
         let left = self.with_state(|inner| {
             let state = &mut inner.state;
-            let stays = !state.is_opener() || state.phase() == Phase::Closing;
+            let stays = !state.is_opener() || state.phase() == Phase::Closing || self.ends_with_link();
             if stays || state.path() != Some(sender.id) {
                 return (None, Actions::default());
             }
@@ -496,6 +503,8 @@ impl SessionCore {
 
     /// Handles the end of a link; `why` is set if its remote cannot resume.
     pub(crate) fn link_ended(self: &Arc<Self>, link: LinkId, why: Option<SessionError>, now: Instant) {
+        let lost = || SessionError::new(ErrorCode::Cancelled, "its link has closed, and it is never resumed");
+        let why = why.or_else(|| self.ends_with_link().then(lost));
         self.with_state(|inner| ((), inner.state.handle_link_ended(link, why, now)));
     }
 
@@ -659,6 +668,24 @@ pub struct SessionView {
     pub sent_bytes: u64,
     /// Bytes received here.
     pub received_bytes: u64,
+}
+
+impl SessionTable {
+    /// Returns at most `most` sessions with an end here, in a stable order, so that two calls return the same ones
+    /// while they live. Each of the table's locks is held only for a copy.
+    pub fn overview(&self, most: usize) -> Vec<SessionView> {
+        let mut shown: Vec<SessionView> = Vec::new();
+        for shard in &self.shards {
+            let left = most - shown.len();
+            if left == 0 {
+                break;
+            }
+            let mut sessions: Vec<_> = shard.lock().values().cloned().collect();
+            sessions.sort_unstable_by_key(|session| session.key.id);
+            shown.extend(sessions.iter().take(left).map(|session| session.view()));
+        }
+        shown
+    }
 }
 
 impl SessionCore {

@@ -1,0 +1,203 @@
+//! Requests that a user's program sends over its link, to the server of that link: who may send which, and their bounds.
+//!
+//! The API is that of the admin socket. Users named in `admins` of `[server.clients]` may send the requests below. Each
+//! user may list the nodes that the rules permit her.
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Collected, Full};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::time::timeout;
+use tracing::info;
+
+use crate::admin::nodes::NodesResponse;
+use crate::admin::{
+    Admin, AdminPortKind, HEAD_BYTES, HEAD_TIME, NOT_FOUND, ProcessView, Requester, json, plain_text,
+};
+use tunnel_base::logging::{AUDIT, printable};
+use tunnel_base::names::{ClientName, NodeName, UserName};
+use tunnel_base::policy::Rules;
+use tunnel_link::table::stream::Session;
+use tunnel_net::socket::ByteStreamIo;
+use tunnel_proto::frame::{ErrorCode, SessionError};
+
+/// The user whose program has sent a request over its link, with her rights at that moment.
+#[derive(Debug, Clone)]
+pub struct LinkedUser {
+    /// The user and her device, as the link has proved them.
+    pub client: ClientName,
+    /// Address of the device.
+    pub from: SocketAddr,
+    /// What users may reach.
+    pub rules: Rules,
+    /// Users who may send requests of operators.
+    pub admins: Vec<UserName>,
+}
+
+impl LinkedUser {
+    fn is_admin(&self) -> bool {
+        self.admins.contains(&self.client.user)
+    }
+
+    /// Returns why she may not send a request of operators.
+    fn refusal(&self) -> String {
+        format!(
+            "user {} is not in admins of [server.clients] of this server, and may only list nodes\n",
+            self.client.user
+        )
+    }
+
+    /// Returns true if a rule lets her reach the node at some port.
+    fn may_reach(&self, node: &NodeName) -> bool {
+        self.rules.allow_node(Some(self.client.user.as_str()), self.from.ip(), node)
+    }
+
+    /// Returns the part of a list of nodes that she may see. It reveals nothing about other nodes.
+    fn visible(&self, mut all: NodesResponse) -> NodesResponse {
+        let may_see = |name: &str| name.parse().is_ok_and(|node| self.may_reach(&node));
+        all.nodes.retain(|node| may_see(&node.name));
+        all.down.retain(|node| may_see(&node.name));
+        for server in &mut all.servers {
+            (server.nodes, server.error) = (0, None);
+        }
+        for node in &all.nodes {
+            let server = all.servers.iter_mut().find(|server| server.name == node.server);
+            server.into_iter().for_each(|server| server.nodes += 1);
+        }
+        all
+    }
+}
+
+impl Requester {
+    /// Checks whether the requester may invite or revoke that user. The config makes admins, not the API: over a link, no
+    /// user gets or loses a device of an admin.
+    ///
+    /// # Errors
+    ///
+    /// Returns the response that denies the request.
+    pub(crate) fn check_user(&self, user: Option<&UserName>) -> Result<(), Response<Full<Bytes>>> {
+        match (self, user) {
+            (Self::Linked(linked), Some(user)) if linked.admins.contains(user) => {
+                let why = format!(
+                    "user {user} is in admins of [server.clients]; invite or revoke her on a server's machine, where no link is \
+                     used\n"
+                );
+                Err(plain_text(StatusCode::FORBIDDEN, why))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Admin {
+    /// Answers one request over the link of a user's program. Returns once the answer is sent, the session has ended, or
+    /// [`REQUEST_TIME`] is over.
+    pub(crate) async fn serve_linked(&self, session: Session, user: LinkedUser) {
+        let user = Arc::new(user);
+        let answer = |request| {
+            let answered = self.answer_linked(request, user.clone());
+            Box::pin(async { Ok::<_, Infallible>(answered.await) })
+        };
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME).max_buf_size(HEAD_BYTES);
+        http.keep_alive(false).half_close(true);
+        let io = TokioIo::new(ByteStreamIo::new(session));
+        let mut connection = http.serve_connection(io, service_fn(answer));
+        let served = timeout(REQUEST_TIME, poll_fn(|cx| connection.poll_without_shutdown(cx))).await;
+        let why = match served {
+            Ok(Ok(())) => SessionError::new(ErrorCode::NoError, "the request is answered"),
+            Ok(Err(error)) => SessionError::new(ErrorCode::ProtocolError, error),
+            Err(_) => SessionError::new(ErrorCode::Cancelled, "the request took too long"),
+        };
+        // What is written is still delivered, in the background.
+        connection.into_parts().io.into_inner().into_inner().break_off(why);
+    }
+
+    /// Returns the response to a request, and logs both.
+    async fn answer_linked(
+        &self,
+        request: Request<Incoming>,
+        user: Arc<LinkedUser>,
+    ) -> Response<Full<Bytes>> {
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let answer = match (path.as_str(), &self.side) {
+            ("/nodes", ProcessView::Cloud(server)) if method == Method::GET => {
+                let all = self.nodes(server).await;
+                json(&if user.is_admin() { all } else { user.visible(all) })
+            }
+            (path, _) if !OFFERED.contains(&(&method, path)) => plain_text(StatusCode::NOT_FOUND, NOT_FOUND),
+            _ if !user.is_admin() => plain_text(StatusCode::FORBIDDEN, user.refusal()),
+            ("/status", _) => json(&self.status()),
+            _ => self.answer_at_once(request, AdminPortKind::Local, &Requester::Linked(user.clone())).await,
+        };
+        let answer = bounded(answer, MAX_ANSWER).await;
+        let (status, why) = (answer.status().as_u16(), refusal_text(&answer));
+        let LinkedUser { client, from, .. } = &*user;
+        info!(
+            target: AUDIT, actor = %client, user = %client.user, device = %client.device, remote_addr = %from, %method,
+            path = printable(&path), status, reason = why, "admin request over a link"
+        );
+        answer.map(Full::new)
+    }
+}
+
+/// Returns a response whose body is complete, and has at most `most` bytes.
+async fn bounded(answer: Response<Full<Bytes>>, most: usize) -> Response<Bytes> {
+    let (head, body) = answer.into_parts();
+    let Ok(body) = body.collect().await.map(Collected::to_bytes);
+    if body.len() <= most {
+        return Response::from_parts(head, body);
+    }
+    let why = format!(
+        "the answer has {} bytes, over a link at most {most}; ask at the server's admin socket\n",
+        body.len()
+    );
+    let mut refused = Response::new(why.into());
+    *refused.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    refused
+}
+
+/// Returns the reason in a response that grants nothing.
+fn refusal_text(answer: &Response<Bytes>) -> Option<String> {
+    let text = || printable(String::from_utf8_lossy(answer.body()).trim_end());
+    (!answer.status().is_success()).then(text)
+}
+
+/// The requests of admins, in addition to the list of nodes.
+const OFFERED: [(&Method, &str); 5] = [
+    (&Method::GET, "/status"),
+    (&Method::GET, "/invitations"),
+    (&Method::POST, "/invitations"),
+    (&Method::POST, "/revocations"),
+    (&Method::POST, "/sessions/end"),
+];
+/// Maximum time for a request and its answer.
+const REQUEST_TIME: Duration = Duration::from_secs(30);
+/// Maximum size of an answer in bytes: the nodes of a large cloud.
+const MAX_ANSWER: usize = 16 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_answer_that_is_too_large_becomes_an_error_that_says_so() {
+        let answer = |most| bounded(plain_text(StatusCode::OK, "12345"), most);
+        assert_eq!(answer(5).await.body(), "12345");
+        let refused = answer(4).await;
+        assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(
+            refusal_text(&refused).unwrap(),
+            "the answer has 5 bytes, over a link at most 4; ask at the server's admin socket"
+        );
+    }
+}

@@ -1,0 +1,381 @@
+//! Requests of the admin API over the links of users: who may send which, and that they never leave their link.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::sleep;
+use tunnel::config::Environment;
+use tunnel::config::live::ConfigFile;
+use tunnel::route::RouteError;
+use tunnel::server::Server;
+use tunnel::server::config::ServerConfig;
+use tunnel::uplink::client::ClientLinks;
+use tunnel_base::names::{Instance, NodeName, SessionId, Target};
+use tunnel_link::table::stream::Session;
+use tunnel_net::reload::reload_now;
+use tunnel_net::socket::ByteStreamIo;
+use tunnel_net::tls::Identity;
+use tunnel_proto::codec::to_message;
+use tunnel_proto::frame::{Category, ErrorCode, Frame, FrameKind, SessionFrame};
+use tunnel_proto::hello::{Caller, Hello};
+
+use crate::support::call::Call;
+use crate::support::clients::assert_echo;
+use crate::support::line::Line;
+use crate::support::programs::{TOKEN, TestDir, TestServer, at, edge, start_edge};
+use crate::support::remote::ScriptedServer;
+use crate::support::sessions::assert_session_echo;
+use crate::support::{assert_eventually, pause_time, targets, wait_until};
+use crate::user_links::{USER_TOKEN, attempt, hello, link, reset, server, tables, token};
+use crate::words::LogLines;
+
+/// The status and the body of a response.
+type Answer = (u16, String);
+
+/// Sends a request, `METHOD PATH`, in a session of its own. Returns the response.
+async fn send(links: &ClientLinks, request: &str, body: &str) -> Answer {
+    let mut session = ByteStreamIo::new(links.open_admin().await.unwrap());
+    let head =
+        format!("{request} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    session.write_all(head.as_bytes()).await.unwrap();
+    session.flush().await.unwrap();
+    let (mut text, mut piece) = (Vec::new(), [0; 4096]);
+    let read = async {
+        // The session is reset once the response is complete.
+        while let Ok(read @ 1..) = session.read(&mut piece).await {
+            text.extend_from_slice(&piece[..read]);
+        }
+    };
+    assert_eventually("a response", read).await;
+    let text = String::from_utf8(text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no head: {text:?}"));
+    let is_whole = head.contains(&format!("content-length: {}\r\n", body.len()));
+    assert!(is_whole || request.starts_with("HEAD "), "{text}");
+    (head[9..12].parse().unwrap(), body.to_owned())
+}
+
+fn json(answer: Answer) -> Value {
+    assert_eq!(answer.0, 200, "{answer:?}");
+    serde_json::from_str(&answer.1).unwrap()
+}
+
+fn nodes(answer: Answer) -> Vec<String> {
+    let listed = json(answer);
+    let counted =
+        listed["servers"].as_array().unwrap().iter().map(|server| server["nodes"].as_u64().unwrap());
+    let nodes = listed["nodes"].as_array().unwrap();
+    assert_eq!(counted.sum::<u64>(), nodes.len() as u64, "the counts reveal no other nodes: {listed}");
+    nodes.iter().map(|node| node["name"].as_str().unwrap().to_owned()).collect()
+}
+
+fn subject(subject: &str) -> String {
+    json!({ "subject": subject, "seconds": 60 }).to_string()
+}
+
+#[tokio::test]
+async fn an_admin_queries_and_changes_the_cloud_over_her_link() {
+    let (lines, _guard) = LogLines::start();
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = server(&place, "admins = [\"alice\"]").await;
+    let _edges = [edge(&place, &server, "node1").await, edge(&place, &server, "other1").await];
+    let at_server = [server.server.bound.grpc];
+    let alice = link(&place, "alice/laptop", &at_server).await;
+    let mut session = alice.open(&at("node1", echo).parse().unwrap()).await.unwrap();
+    assert_session_echo(&mut session, "hello").await;
+    // Her rules permit node1 alone.
+    assert_eq!(nodes(send(&alice, "GET /nodes", "").await), ["node1", "other1"]);
+    let status = json(send(&alice, "GET /status", "").await);
+    assert_eq!((&status["role"], status["links"].as_array().unwrap().len()), (&"server".into(), 2));
+    assert!(status["sessions"].as_array().unwrap().iter().any(|one| one["user"] == "alice"), "{status}");
+    let invited = json(send(&alice, "POST /invitations", &subject("dora/")).await);
+    assert!(invited["code"].as_str().unwrap().ends_with(".dora/"), "{invited}");
+    json(send(&alice, "POST /invitations", &subject("edge9")).await);
+    let all = json(send(&alice, "GET /invitations", "").await).to_string();
+    assert!(all.contains("dora") && all.contains("edge9") && all.contains("bob"), "{all}");
+    let mut bob = link(&place, "bob/laptop", &at_server).await.open_admin().await.unwrap();
+    assert_eq!(send(&alice, "POST /revocations", r#"{"subject":"bob/"}"#).await.0, 200);
+    assert_eq!(reset(&mut bob).await, "the access of user bob was revoked");
+    let ended = send(&alice, "POST /sessions/end", r#"{"user":"alice"}"#).await;
+    assert_eq!(json(ended), json!({ "ended": 1 }));
+    assert_eq!(reset(&mut session).await, "ended by operator alice/laptop");
+    for (part, count) in [
+        ("admin request over a link actor=alice/laptop user=alice device=laptop remote_addr=127.0.0.1:", 7),
+        ("path=\"/revocations\" status=200", 1),
+        ("invitation created actor=\"alice/laptop\" user=dora", 1),
+        ("sessions ended actor=alice/laptop user=\"alice\"", 1),
+    ] {
+        assert_eq!(lines.count(part), count, "{part}");
+    }
+    alice.close().await;
+    server.assert_idle().await;
+}
+
+#[tokio::test]
+async fn an_admin_makes_no_admin() {
+    let place = TestDir::new();
+    let server = server(&place, "admins = [\"alice\", \"bob\"]").await;
+    let alice = link(&place, "alice/laptop", &[server.server.bound.grpc]).await;
+    for (path, subject) in [
+        ("/invitations", "bob/"),
+        ("/invitations", "alice/"),
+        ("/revocations", "bob/"),
+        ("/revocations", "bob/laptop"),
+        ("/revocations", "alice/phone"),
+    ] {
+        let (status, why) = send(&alice, &format!("POST {path}"), &self::subject(subject)).await;
+        let user = subject.split('/').next().unwrap();
+        assert!(
+            status == 403 && why.starts_with(&format!("user {user} is in admins of")),
+            "{subject}: {why}"
+        );
+    }
+    // A node of that name is another matter.
+    json(send(&alice, "POST /invitations", &self::subject("bob")).await);
+    let known = server.server.enrolment.as_ref().unwrap().known();
+    assert!(known.proves_device(&"bob".parse().unwrap(), &"laptop".parse().unwrap(), USER_TOKEN));
+}
+
+#[tokio::test]
+async fn other_users_only_list_the_nodes_that_their_rules_permit() {
+    let (lines, _guard) = LogLines::start();
+    let place = TestDir::new();
+    let server = server(&place, "admins = [\"bob\"]").await;
+    let _edges = [edge(&place, &server, "node1").await, edge(&place, &server, "other1").await];
+    let at_server = [server.server.bound.grpc];
+    let alice = link(&place, "alice/laptop", &at_server).await;
+    assert_eq!(nodes(send(&alice, "GET /nodes", "").await), ["node1"]);
+    for (request, body) in [
+        ("GET /status", ""),
+        ("GET /invitations", ""),
+        ("POST /invitations", &*subject("carol/")),
+        ("POST /revocations", &*subject("bob/")),
+        ("POST /sessions/end", r#"{"user":"bob"}"#),
+    ] {
+        let (status, why) = send(&alice, request, body).await;
+        assert!(status == 403 && why.starts_with("user alice is not in admins of"), "{request}: {why}");
+    }
+    assert_eq!(lines.count("actor=alice/laptop user=alice device=laptop"), 6);
+    assert_eq!(lines.count("status=403 reason=\"user alice is not in admins of"), 5);
+    for link in [alice, link(&place, "bob/laptop", &at_server).await] {
+        for request in [
+            "GET /metrics",
+            "GET /events",
+            "GET /",
+            "GET /cloud/healthz",
+            "HEAD /nodes",
+            "POST /nodes",
+            "GET /sessions/end",
+            "PUT /debug/flags/v",
+            "GET /nodes/",
+        ] {
+            assert_eq!(send(&link, request, "").await.0, 404, "{request}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_user_is_an_admin_as_long_as_the_config_names_her() {
+    let place = TestDir::new();
+    let with = |admins: &str| place.cloud(&tables(&place, &format!("admins = [{admins}]")));
+    let (path, first): (PathBuf, _) = (place.path().join("server.toml"), with("\"alice\""));
+    std::fs::write(&path, &first).unwrap();
+    let server = Server::start(ServerConfig::read(&first, &Environment::default()).unwrap().0, None).unwrap();
+    server.watch_config(ConfigFile { path: path.clone(), text: first, environment: Environment::default() });
+    let server = TestServer::from(server);
+    let alice = link(&place, "alice/laptop", &[server.server.bound.grpc]).await;
+    json(send(&alice, "GET /status", "").await);
+    std::fs::write(&path, with("\"bob\"")).unwrap();
+    let refused = async {
+        while send(&alice, "GET /status", "").await.0 != 403 {
+            reload_now();
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    assert_eventually("the refusal", refused).await;
+}
+
+#[tokio::test]
+async fn requests_of_a_user_are_bounded_and_end_in_time() {
+    let place = TestDir::new();
+    let server = server(&place, "").await;
+    let at_server = [server.server.bound.grpc];
+    let (laptop, phone) =
+        (link(&place, "alice/laptop", &at_server).await, link(&place, "alice/phone", &at_server).await);
+    let mut open = Vec::new();
+    for number in 0..8 {
+        open.push(
+            if number % 2 == 0 { laptop.open_admin().await } else { phone.open_admin().await }.unwrap(),
+        );
+    }
+    let error = phone.open_admin().await.unwrap_err();
+    let RouteError::Refused { refusal, .. } = error.why else { panic!("{error}") };
+    assert_eq!(refusal.code, ErrorCode::Overloaded);
+    assert!(refusal.reason.contains("user alice waits for too many answers"), "{refusal}");
+    assert_eq!(nodes(send(&link(&place, "bob/laptop", &at_server).await, "GET /nodes", "").await), [""; 0]);
+    open.truncate(7);
+    wait_until("one is over", || server.server.table.len() == 7).await;
+    assert_eq!(send(&phone, &format!("GET /{}", "x".repeat(17_000)), "").await.0, 431);
+    // No request is sent over the others.
+    pause_time();
+    for mut session in open {
+        reset(&mut session).await;
+    }
+    wait_until("the server keeps none", || server.server.table.is_empty()).await;
+    assert_eq!(nodes(send(&laptop, "GET /nodes", "").await), [""; 0]);
+}
+
+/// Sends the first half of a request.
+async fn half_a_request(links: &ClientLinks) -> ByteStreamIo<Session> {
+    let mut session = ByteStreamIo::new(links.open_admin().await.unwrap());
+    session.write_all(b"GET /nodes HTTP/1.1\r\nHost").await.unwrap();
+    session.flush().await.unwrap();
+    session
+}
+
+#[tokio::test]
+async fn a_request_ends_with_its_link_while_other_sessions_resume() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = server(&place, "").await;
+    let _edge = edge(&place, &server, "node1").await;
+    let line = Line::to(server.server.bound.grpc).await;
+    let links = link(&place, "alice/laptop", &[line.at]).await;
+    let mut other = links.open(&at("node1", echo).parse().unwrap()).await.unwrap();
+    let mut session = half_a_request(&links).await;
+    wait_until("the server has it", || server.server.table.len() == 1).await;
+    line.reset();
+    let error = assert_eventually("its end", session.read_u8()).await.unwrap_err();
+    assert!(error.to_string().contains("it is never resumed"), "{error}");
+    wait_until("the server keeps nothing of it", || server.server.table.is_empty()).await;
+    assert_session_echo(&mut other, "resumed").await;
+    assert_eq!((other.resumed(), session.get_ref().resumed()), (1, 0));
+    assert_eq!(nodes(send(&links, "GET /nodes", "").await), ["node1"]);
+    // While the server asks for another link, the request stays where it is.
+    let mut session = half_a_request(&links).await;
+    wait_until("the server has it", || server.server.table.len() == 1).await;
+    let stopping = server.server.shutdown(std::future::pending());
+    let answered = async {
+        session.write_all(b": localhost\r\n\r\n").await.unwrap();
+        let mut head = [0; 12];
+        assert_eventually("the answer", session.read_exact(&mut head)).await.unwrap();
+        assert_eq!(&head, b"HTTP/1.1 200");
+        drop((session, other));
+    };
+    tokio::join!(stopping, answered);
+}
+
+/// Sends a frame of a session of the category `admin` about `node`.
+async fn send_frame(call: &Call, node: &NodeName, id: SessionId, frame: SessionFrame) {
+    let body = FrameKind::Session(id, Category::Admin, frame);
+    call.send(to_message(Frame { node: node.clone(), body })).await;
+}
+
+fn open(epoch: u64) -> SessionFrame {
+    let target: Target = "node1:22".parse().unwrap();
+    SessionFrame::Open { target, limit: 1 << 16, epoch, client: "me".into(), opener: None }
+}
+
+fn resume(epoch: u64) -> SessionFrame {
+    let target: Target = "node1:22".parse().unwrap();
+    SessionFrame::Resume { received: 0, limit: 1 << 16, epoch, instance: None, opener: None, target }
+}
+
+/// Returns the code with which the session is refused or reset.
+async fn refused(call: &mut Call, id: SessionId) -> (ErrorCode, String) {
+    match call.next_session_frame().await {
+        (of, SessionFrame::Refused { refusal, .. } | SessionFrame::Reset { refusal, .. }) if of == id => {
+            (refusal.code, refusal.reason)
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_request_is_not_resumed_over_another_link_of_its_device() {
+    let place = TestDir::new();
+    let server = server(&place, "").await;
+    let backup = || {
+        let mut headers = hello(token("alice", USER_TOKEN)).request();
+        headers.insert("tunnel-link", "backup".parse().unwrap());
+        headers
+    };
+    let mut first =
+        attempt(&place, &server, None, hello(token("alice", USER_TOKEN)).request()).await.unwrap();
+    let mut second = attempt(&place, &server, None, backup()).await.unwrap();
+    let (id, none) = (SessionId::random(), NodeName::none());
+    send_frame(&first, &none, id, open(1)).await;
+    let SessionFrame::Opened { instance, .. } = first.next_session_frame().await.1 else { panic!() };
+    assert_eq!(instance, Some(server.server.table.instance()));
+    for category in [Category::Admin, Category::Ssh] {
+        let body = FrameKind::Session(id, category, resume(9));
+        second.send(to_message(Frame { node: none.clone(), body })).await;
+        assert_eq!(refused(&mut second, id).await.0, ErrorCode::UnknownSession, "{category:?}");
+    }
+    // Nor is one that this server does not know.
+    let unknown = SessionId::random();
+    send_frame(&second, &none, unknown, resume(9)).await;
+    assert_eq!(refused(&mut second, unknown).await.0, ErrorCode::UnknownSession);
+    assert_eq!(server.server.table.len(), 1, "it is still there");
+    drop(first);
+    wait_until("it ends with its link", || server.server.table.is_empty()).await;
+}
+
+#[tokio::test]
+async fn an_edge_a_peer_and_a_server_open_no_session_of_operators() {
+    let place = TestDir::new();
+    let server = server(&place, "admins = [\"alice\"]").await;
+    let node: NodeName = "node1".parse().unwrap();
+    let edge = Hello::edge_request(&node, TOKEN, Instance::from_bits(8));
+    let peer = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
+    let mut calls = [
+        attempt(&place, &server, None, edge).await.unwrap(),
+        attempt(&place, &server, Some(&peer), Caller::peer_request(Instance::from_bits(9))).await.unwrap(),
+    ];
+    let mut scripted = ScriptedServer::start(&place).await;
+    let edge = start_edge(&place.edge("node2", scripted.at, ""));
+    let mut to_edge = scripted.call().await;
+    to_edge.answer(Some(Instance::from_bits(7)));
+    calls[0].node = node;
+    for call in calls.iter_mut().chain([&mut to_edge]) {
+        for frame in [open(1), resume(2)] {
+            let id = SessionId::random();
+            send_frame(call, &call.node.clone(), id, frame).await;
+            let (code, why) = refused(call, id).await;
+            assert_eq!(code, ErrorCode::NotAllowed);
+            assert!(why.starts_with("only the program of a user opens sessions"), "{why}");
+        }
+    }
+    assert!(server.server.table.is_empty() && edge.table.is_empty());
+    assert_eq!(server.server.table.relayed(), (0, 0));
+}
+
+#[tokio::test]
+async fn endless_opens_of_a_user_leave_room_for_others() {
+    let (place, echo, closed) = (TestDir::new(), targets::echo().await, targets::closed_port().await);
+    let server = server(&place, "[server.session]\nbuffer_memory = \"1MiB\"").await;
+    let _edge = edge(&place, &server, "node1").await;
+    let bad = attempt(&place, &server, None, hello(token("alice", USER_TOKEN)).request()).await.unwrap();
+    let target: Target = at("node1", closed).parse().unwrap();
+    // It does not read the answers meanwhile.
+    for number in 0..10_000 {
+        let category = [Category::Admin, Category::Ssh, Category::Https][number % 3];
+        let (target, opener) = (target.clone(), None);
+        let frame = match number % 2 {
+            0 => SessionFrame::Open { target, limit: 1, epoch: 1, client: "me".into(), opener },
+            _ => SessionFrame::Resume { received: 0, limit: 1, epoch: 1, instance: None, opener, target },
+        };
+        let body = FrameKind::Session(SessionId::random(), category, frame);
+        bad.send(to_message(Frame { node: NodeName::none(), body })).await;
+    }
+    assert_eq!(
+        nodes(send(&link(&place, "bob/laptop", &[server.server.bound.grpc]).await, "GET /nodes", "").await),
+        [""; 0]
+    );
+    assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
+    // Requests of the admin API wait for their heads.
+    wait_until("the others are refused", || server.server.table.relayed() == (0, 0)).await;
+    assert!(server.server.table.len() <= 9, "{}", server.server.table.len());
+    drop(bad);
+    server.assert_idle().await;
+}
