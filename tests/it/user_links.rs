@@ -147,6 +147,24 @@ async fn a_users_session_resumes_through_another_server_when_its_server_is_kille
 }
 
 #[tokio::test]
+async fn a_users_session_waits_for_the_last_server_to_return() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let (mut servers, all) = fleet(&place, 1).await;
+    let _edge = edge(&place, &servers[0].server, "node1").await;
+    let links = link(&place, "alice/laptop", &all).await;
+    let mut session = open(&links, &at("node1", echo)).await.unwrap();
+    assert_session_echo(&mut session, "before").await;
+    servers[0].kill();
+    wait_until("the port is free", || std::net::TcpListener::bind(all[0]).is_ok()).await;
+    let text = servers::config(&place, all[0], &tables(&place, ""));
+    servers[0] = KillableServer::start(text).await;
+    assert_session_echo(&mut session, "through a new process").await;
+    assert_eq!(session.resumed(), 1);
+    drop(session);
+    links.close().await;
+}
+
+#[tokio::test]
 async fn an_operator_lists_the_sessions_of_a_users_link_and_ends_them() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let socket = place.path().join("admin.sock");
