@@ -142,8 +142,8 @@ pub fn bind_shared(links: &ClientLinkConfig, runtime: Option<&Path>) -> Result<U
     SocketDirs::of_user(runtime).bind_own(&socket_name(links))
 }
 
-/// Connects to the proxy of this user that keeps these links, if one runs. `on_notice` is called with each text for the
-/// user. `runtime` is `XDG_RUNTIME_DIR`.
+/// Connects to a proxy's socket, if a process of this user listens there. `on_notice` is called with each text for the
+/// user.
 pub async fn connect_shared(
     path: &Path,
     on_notice: impl FnMut(&str) + Send + 'static,
@@ -153,7 +153,7 @@ pub async fn connect_shared(
     is_own.then(|| RecordStream::new(stream, on_notice))
 }
 
-/// Returns where the socket of a proxy with these links may be.
+/// Returns where the socket of a proxy with these links may be. `runtime` is `XDG_RUNTIME_DIR`.
 pub fn shared_sockets(links: &ClientLinkConfig, runtime: Option<&Path>) -> Vec<PathBuf> {
     SocketDirs::of_user(runtime).own_sockets(&socket_name(links))
 }
