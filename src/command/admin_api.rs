@@ -16,6 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
+use crate::command::connect::opener::no_link;
 use crate::command::{CommandError, client};
 use crate::config::Environment;
 use crate::route::RouteError;
