@@ -707,7 +707,8 @@ async fn parse_request<'a>(
     let wish: InvitationRequest = read_json(request).await?;
     let wrong = |why| plain_text(StatusCode::BAD_REQUEST, format!("subject: {why}\n"));
     let subject = wish.subject.as_deref().map(str::parse::<Subject>).transpose().map_err(wrong)?;
-    requester.check_user(subject.as_ref().and_then(Subject::user))?;
+    let checked = requester.check_user(subject.as_ref().and_then(Subject::user));
+    checked.map_err(|why| plain_text(StatusCode::FORBIDDEN, why))?;
     Ok((enrolment, subject, wish))
 }
 

@@ -83,16 +83,12 @@ impl Requester {
     ///
     /// # Errors
     ///
-    /// Returns the response that denies the request.
-    pub(crate) fn check_user(&self, user: Option<&UserName>) -> Result<(), Response<Full<Bytes>>> {
+    /// Returns the reason for the refusal.
+    pub(crate) fn check_user(&self, user: Option<&UserName>) -> Result<(), String> {
         match (self, user) {
-            (Self::Linked(linked), Some(user)) if linked.admins.contains(user) => {
-                let why = format!(
-                    "user {user} is in admins of [server.clients]; invite or revoke her on a server's machine, where no link is \
-                     used\n"
-                );
-                Err(plain_text(StatusCode::FORBIDDEN, why))
-            }
+            (Self::Linked(linked), Some(user)) if linked.admins.contains(user) => Err(format!(
+                "user {user} is in admins of [server.clients]; invite or revoke her on a server's machine, where no link is used\n"
+            )),
             _ => Ok(()),
         }
     }

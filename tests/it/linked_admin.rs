@@ -56,9 +56,9 @@ async fn send(links: &ClientLinks, request: &str, body: &str) -> Answer {
     (head[9..12].parse().unwrap(), body.to_owned())
 }
 
-fn json(answer: Answer) -> Value {
-    assert_eq!(answer.0, 200, "{answer:?}");
-    serde_json::from_str(&answer.1).unwrap()
+fn json((status, body): Answer) -> Value {
+    assert_eq!(status, 200, "{body}");
+    serde_json::from_str(&body).unwrap()
 }
 
 fn nodes(answer: Answer) -> Vec<String> {
