@@ -35,7 +35,7 @@ enum ApiEndpoint {
     /// The admin socket of a process on this machine.
     Socket(PathBuf),
     /// The server of a link of `client.toml`.
-    Link(ClientLinks),
+    Link(Box<ClientLinks>),
 }
 
 /// Runs `work` with the API of the process that a command queries: that of the `named` socket, otherwise of a program on
@@ -67,7 +67,7 @@ impl AdminApi {
         {
             let links = ClientLinks::connect(links).await.map_err(|why| no_link(&why))?;
             let running: Vec<_> = socket.iter().flat_map(Socket::running).collect();
-            return Ok(Self { choice: choice(LINK, &running), at: ApiEndpoint::Link(links) });
+            return Ok(Self { choice: choice(LINK, &running), at: ApiEndpoint::Link(Box::new(links)) });
         }
         let socket = socket?;
         let others: Vec<_> = socket.others.iter().collect();

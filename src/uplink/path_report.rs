@@ -68,6 +68,7 @@ mod tests {
     use std::sync::Arc;
 
     use parking_lot::Mutex;
+    use tokio::task::JoinSet;
     use tokio::time::sleep;
 
     use super::*;
@@ -77,7 +78,8 @@ mod tests {
         let (lost, lines) = (Arc::new(Mutex::new(None)), Arc::new(Mutex::new(Vec::new())));
         let (shown, read) = (lines.clone(), lost.clone());
         let print = move |line: &str| shown.lock().push(line.to_owned());
-        tokio::spawn(async move { report(|| *read.lock(), || false, "node1:22", print).await });
+        let mut reporting = JoinSet::new();
+        reporting.spawn(async move { report(|| *read.lock(), || false, "node1:22", print).await });
         let lose = |for_seconds: f64| {
             let lost = lost.clone();
             async move {
