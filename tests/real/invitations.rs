@@ -155,7 +155,7 @@ fn one_of_ten_concurrent_joins_at_three_servers_with_a_secret_succeeds() {
     let Some(kubectl) = cached_program("kubernetes-1.36.3/kubectl") else { return };
     let Some(kubernetes) = crate::kubernetes::Kubernetes::start() else { return };
     let place = TestDir::new();
-    let documented = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/how-to/tokens-and-invitations.md");
+    let documented = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/rbac.md");
     let documented = std::fs::read_to_string(documented).unwrap();
     let role =
         documented.split("```yaml\n").find(|block| block.contains("{ name: tunnel-invitations,")).unwrap();

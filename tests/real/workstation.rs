@@ -80,7 +80,7 @@ fn commands_of_operators_use_a_link_where_no_server_runs() {
     let revoked = at_workstation(&alice, "tunnel invitations revoke --user bob");
     assert!(revoked.status.success(), "{revoked:?}");
     let refused = at_workstation(&bob, "tunnel nodes");
-    assert!(refused.status.code() == Some(69) && refused.stderr.contains("was revoked"), "{refused:?}");
+    assert!(refused.status.code() == Some(77) && refused.stderr.contains("was revoked"), "{refused:?}");
     // A socket that is named wins.
     assert!(at_workstation(&bob, &format!("tunnel nodes {socket}")).stdout.contains("node1"));
     let line = server.process.wait_for_log_of("tunnel::audit", "path=\"/revocations\" status=200");
