@@ -298,9 +298,12 @@ impl SharedEnrolments {
         let (hash, token) = (SecretHash::of(secret), SecretHash::of(token));
         let check = || {
             let known = self.known();
-            let checked = known.check(&hash, &joiner, &token, now());
-            let listed = joiner.node().filter(|node| known.key_of(&hash).is_some() && has_line(node));
-            listed.map_or(checked, |node| Err(InvitationError::NodeTaken(node.to_string())))
+            // First, so that a key does not reveal which other names have a line.
+            let is_first = known.check(&hash, &joiner, &token, now())?;
+            match joiner.node().filter(|node| known.key_of(&hash).is_some() && has_line(node)) {
+                Some(node) => Err(InvitationError::NodeTaken(node.to_string())),
+                None => Ok(is_first),
+            }
         };
         // Only a valid code may occupy the store. Otherwise guesses would delay or exclude the machines that have one.
         if check().is_err() && !self.refresh().await {

@@ -66,13 +66,8 @@ impl LinkedUser {
         let may_see = |name: &str| name.parse().is_ok_and(|node| self.may_reach(&node));
         all.nodes.retain(|node| may_see(&node.name));
         all.down.retain(|node| may_see(&node.name));
-        for server in &mut all.servers {
-            (server.nodes, server.error) = (0, None);
-        }
-        for node in &all.nodes {
-            let server = all.servers.iter_mut().find(|server| server.name == node.server);
-            server.into_iter().for_each(|server| server.nodes += 1);
-        }
+        all.servers.iter_mut().for_each(|server| server.error = None);
+        all.count();
         all
     }
 }

@@ -1,8 +1,7 @@
 //! The nodes of all servers, as JSON, and the metrics of this server's nodes.
 
-use std::time::Duration;
-
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -71,6 +70,15 @@ pub struct NodeStatus {
     pub version: Option<String>,
 }
 
+impl NodesResponse {
+    /// Counts the nodes of each server.
+    pub(crate) fn count(&mut self) {
+        for server in &mut self.servers {
+            server.nodes = self.nodes.iter().filter(|node| node.server == server.name).count();
+        }
+    }
+}
+
 impl Admin {
     /// Returns the nodes of a server and of its peers. Takes at most as long as [`Peers::list_nodes`].
     ///
@@ -116,14 +124,13 @@ impl Admin {
             }));
         }
         let nodes = newest(nodes);
-        for server in &mut servers {
-            server.nodes = nodes.iter().filter(|node| node.server == server.name).count();
-        }
         let mut down: Vec<_> =
             down(server).into_iter().map(|(node, at, error)| self.disconnected(&node, at, error)).collect();
         // A peer that has just linked may not have announced all its nodes.
         down.retain(|lost| nodes.binary_search_by_key(&key(&lost.name), |node| key(&node.name)).is_err());
-        NodesResponse { now, servers, nodes, down }
+        let mut all = NodesResponse { now, servers, nodes, down };
+        all.count();
+        all
     }
 
     /// Returns the response of `/metrics/nodes`.

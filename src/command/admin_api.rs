@@ -24,6 +24,7 @@ use crate::startup::admin_socket::SocketDirs;
 use crate::uplink::client::ClientLinks;
 use tunnel_base::logging::{one_line as clean, plain_text};
 use tunnel_net::socket::ByteStreamIo;
+use tunnel_proto::frame::ErrorCode;
 
 /// Where a command sends its requests.
 pub(crate) struct AdminApi {
@@ -69,7 +70,11 @@ impl AdminApi {
             let running: Vec<_> = socket.iter().flat_map(Socket::running).collect();
             return Ok(Self { choice: choice(LINK, &running), at: ApiEndpoint::Link(Box::new(links)) });
         }
-        let socket = socket?;
+        let or_link = |error: CommandError| CommandError {
+            text: format!("{}; or link as a user: tunnel join --user", error.text),
+            ..error
+        };
+        let socket = socket.map_err(or_link)?;
         let others: Vec<_> = socket.others.iter().collect();
         let choice = choice(&socket.path.display().to_string(), &others);
         Ok(Self { choice, at: ApiEndpoint::Socket(socket.path) })
@@ -113,7 +118,10 @@ impl AdminApi {
         let failed =
             |cause: &dyn fmt::Display| CommandError::unavailable(format!("{self} does not respond: {cause}"));
         let session = links.open_admin().await.map_err(|error| match error.why {
-            RouteError::Refused { refusal, .. } => failed(&refusal),
+            RouteError::Refused { refusal, .. } if refusal.code == ErrorCode::NotAllowed => {
+                CommandError::refused(format!("{self}: {refusal}"))
+            }
+            RouteError::Refused { refusal, .. } => CommandError::unavailable(format!("{self}: {refusal}")),
             why => failed(&why),
         })?;
         let answer = exchange(ByteStreamIo::new(session), method, path, body.into()).await;

@@ -114,7 +114,7 @@ impl ClientSettings {
             keys(["--server", "TUNNEL_SERVER", "server"]).first(flags.server.clone(), file.server.clone());
         let default = || Setting { value: DEFAULT_SERVER.to_owned(), source: Source::Default };
         let is_named = server.as_ref().is_some_and(|server| !matches!(server.source, Source::File(..)));
-        let links = if is_named { None } else { file.links(&path, &variable)? };
+        let links = if is_named { None } else { file.links(&path, &Environment::read(&variable))? };
         let cert = keys(["--cert", "TUNNEL_CERT", "cert"]).first(flags.cert.clone(), file.cert);
         let key = keys(["--key", "TUNNEL_KEY", "key"]).first(flags.key.clone(), file.key);
         let password_file = keys(["--password-file", "TUNNEL_PASSWORD_FILE", "password_file"])
@@ -149,7 +149,7 @@ impl ClientSettings {
 /// Returns an error if the file cannot be read or has an error, or if other users may read a secret.
 pub fn links(variable: impl Fn(&str) -> Option<String>) -> Result<Option<ClientLinkConfig>, CommandError> {
     let Some(path) = client_file(&variable) else { return Ok(None) };
-    ClientFile::read(&path)?.links(&path, &variable)
+    ClientFile::read(&path)?.links(&path, &Environment::read(&variable))
 }
 
 /// Like [`links`], with the values of the environment. A file that this user may not read is another user's.
@@ -157,11 +157,7 @@ pub(crate) fn links_of(env: &Environment) -> Result<Option<ClientLinkConfig>, Co
     let is_denied =
         |path: &&PathBuf| File::open(path).is_err_and(|cause| cause.kind() == ErrorKind::PermissionDenied);
     let Some(path) = env.client_file.as_ref().filter(|path| !is_denied(path)) else { return Ok(None) };
-    let variable = |name: &str| match name {
-        "HTTPS_PROXY" => env.https_proxy.as_ref().map(|url| url.reveal().to_owned()),
-        _ => env.no_proxy.clone().filter(|_| name == "NO_PROXY"),
-    };
-    ClientFile::read(path)?.links(path, &variable)
+    ClientFile::read(path)?.links(path, env)
 }
 
 /// The places of one value: its flag, its environment variable, and its key in the file.
@@ -225,11 +221,7 @@ impl ClientFile {
     }
 
     /// Returns the links, or `None` if there are none.
-    fn links(
-        &self,
-        path: &Path,
-        variable: &impl Fn(&str) -> Option<String>,
-    ) -> Result<Option<ClientLinkConfig>, CommandError> {
+    fn links(&self, path: &Path, env: &Environment) -> Result<Option<ClientLinkConfig>, CommandError> {
         let Some(servers) = &self.servers else {
             let fields = [("device", self.device.is_some()), ("token", self.token.is_some())];
             let more = [
@@ -258,8 +250,8 @@ impl ClientFile {
             device,
             proof: self.credentials(path)?,
             ca: self.ca.clone(),
-            https_proxy: variable("HTTPS_PROXY").filter(|url| !url.is_empty()).map(Secret::new),
-            no_proxy: variable("NO_PROXY"),
+            https_proxy: env.https_proxy.clone().filter(|url| !url.reveal().is_empty()),
+            no_proxy: env.no_proxy.clone(),
         }))
     }
 

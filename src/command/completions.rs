@@ -39,7 +39,7 @@ _tunnel_with_nodes() {
     local end=
     case "${COMP_WORDS[1]} $3 $2" in
         connect\ connect\ *) end=: ;;
-        *\ -*) [[ $3 == --node && $2 != -* ]] || return 0 ;;
+        *\ -*) [[ ${COMP_WORDS[1]} == sessions && $3 == --node && $2 != -* ]] || return 0 ;;
         ssh\ * | ssh-config\ * | invitations\ revoke\ *) ;;
         *) return 0 ;;
     esac

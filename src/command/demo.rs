@@ -278,13 +278,13 @@ impl<'a> Demo<'a> {
         let mut download = Download::start(&links, &self.target().parse()?).await?;
         download.receive_tenths(2, screen).await?;
         self.kill(PREFERRED_SERVER, &format!("it held the link of {NODE}"), screen).await?;
-        download.is_interrupted(Duration::ZERO);
+        download.report_pause(Duration::ZERO);
         download.receive_tenths(4, screen).await?;
         self.restart(PREFERRED_SERVER, screen).await?;
         download.cut(&self.line, screen).await?;
         download.receive_tenths(8, screen).await?;
         self.kill(CLIENT_SERVER, &format!("it held the link of {USER}"), screen).await?;
-        download.is_interrupted(Duration::ZERO);
+        download.report_pause(Duration::ZERO);
         download.finish(screen).await?;
         links.close().await;
         self.restart(CLIENT_SERVER, screen).await

@@ -96,7 +96,7 @@ pub struct InvitationsArgs {
 /// Commands of `tunnel invitations`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum InvitationsCommand {
-    /// List the nodes and users' devices that have joined, and who has an open invitation.
+    /// List the nodes and users' devices that have joined, who has an open invitation, and the join keys.
     #[command(after_help = examples([
         "tunnel invitations list",
         "tunnel invitations list -o json",
@@ -135,7 +135,7 @@ pub enum InvitationsCommand {
 ///
 /// # Errors
 ///
-/// Returns an error if no server responds here, or it refuses.
+/// Returns an error if no server responds, or it refuses.
 pub async fn invite(args: InviteArgs, env: &Environment) -> Result<String, CommandError> {
     query(args.socket.clone(), &["server"], env, async |api| invite_by(api, &args).await).await
 }
@@ -240,7 +240,7 @@ fn subject(
 ///
 /// # Errors
 ///
-/// Returns an error if no server responds here, or there is nothing to revoke.
+/// Returns an error if no server responds, or there is nothing to revoke.
 pub async fn manage(args: InvitationsArgs, env: &Environment) -> Result<String, CommandError> {
     query(args.socket, &["server"], env, async |api| manage_by(api, args.command).await).await
 }

@@ -84,7 +84,7 @@ fn install_proxy(
         |cause| CommandError::cannot_write(format!("cannot create {}: {cause}; set --dir", dir.display()));
     fs::create_dir_all(&dir).map_err(failed)?;
     let path = dir.join(PROXY_UNIT_NAME);
-    let program = std::env::current_exe().unwrap_or_else(|_| PACKAGED_PROGRAM.into());
+    let program = program();
     let program = folder_on_machine("the program's path", &program)?;
     let text = with_start(PROXY_UNIT.lines(), &format!("{program} proxy"));
     let done = write(&path, &text, "set another folder with --dir")?;
@@ -140,6 +140,11 @@ pub(crate) const fn unit_name(role: Role) -> &'static str {
     }
 }
 
+/// Returns the path of this program, otherwise the package's.
+fn program() -> PathBuf {
+    std::env::current_exe().unwrap_or_else(|_| PACKAGED_PROGRAM.into())
+}
+
 /// The text of a unit. It differs from the package's in the paths, and in the user if there is no such user.
 pub(crate) struct Unit {
     role: Role,
@@ -151,7 +156,7 @@ impl Unit {
     /// Returns the unit for this program, and for the user of the package if this machine has that user. Otherwise the
     /// service runs as root, without the rights of root.
     pub(crate) fn of_this_machine(role: Role) -> Self {
-        let program = std::env::current_exe().unwrap_or_else(|_| PACKAGED_PROGRAM.into());
+        let program = program();
         Self { role, program, has_user: has_user() }
     }
 

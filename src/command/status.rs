@@ -1,4 +1,4 @@
-//! `tunnel status`: the current state of a server or edge on this machine, as a table for people.
+//! `tunnel status`: the current state of a server or edge, as a table for people.
 
 use std::cmp::Reverse;
 use std::fmt;

@@ -116,7 +116,8 @@ pub enum InvitationError {
     UsedUp(u32),
     /// The node that requests to join by a key has a token.
     #[error(
-        "another machine is node {0}; set another --node, or have that one revoked and invited by its name"
+        "another machine is node {0}; set another --node, or have its token revoked or removed from the token file, and \
+         ask for an invitation by its name"
     )]
     NodeTaken(String),
     /// The node had joined by this key, and then lost its token.

@@ -134,10 +134,13 @@ impl NodeLinks {
 
     /// Returns a node that is found here, with all its links.
     pub(crate) fn view(&self, node: &NodeName) -> Option<NodeView> {
-        let (node, RoleLinks { links, earlier_bytes }) = self.by_node.get_key_value(node)?;
-        let primary = self.primary(node)?.clone();
-        let links = links.iter().map(|(_, linked)| linked.sender.clone()).collect();
-        Some(NodeView { node: node.clone(), primary, links, earlier_bytes: *earlier_bytes })
+        let (node, links) = self.by_node.get_key_value(node)?;
+        links.view(node)
+    }
+
+    /// Returns the nodes that are found here, each with all its links, in no particular order.
+    pub(crate) fn views(&self) -> impl Iterator<Item = NodeView> {
+        self.by_node.iter().filter_map(|(node, links)| links.view(node))
     }
 
     /// Returns the number of nodes that are found here.
@@ -153,6 +156,13 @@ impl NodeLinks {
 }
 
 impl RoleLinks {
+    /// Returns the node with all its links, if it is found here.
+    fn view(&self, node: &NodeName) -> Option<NodeView> {
+        let primary = self.get(LinkRole::Primary)?.clone();
+        let links = self.links.iter().map(|(_, linked)| linked.sender.clone()).collect();
+        Some(NodeView { node: node.clone(), primary, links, earlier_bytes: self.earlier_bytes })
+    }
+
     /// Changes the roles for that reason. Returns the links that have none any more, which are to be closed.
     fn replace(&mut self, reason: Reason) -> Vec<LinkedNode> {
         let mut closed = Vec::new();

@@ -60,8 +60,7 @@ impl Registry {
 
     /// Returns the nodes that are found here, each with all its links, in no particular order.
     pub fn views(&self) -> Vec<NodeView> {
-        let nodes = self.nodes.lock();
-        nodes.primaries().filter_map(|(node, _)| nodes.view(node)).collect()
+        self.nodes.lock().views().collect()
     }
 
     /// Returns the nodes that have lost their link here within that time and have none, the latest first.

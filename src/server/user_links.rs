@@ -298,7 +298,7 @@ async fn prove(client: &ClientName, token: &str, shared: &Arc<ServerContext>) ->
 }
 
 /// Checks whether a user may be linked now. Returns the last second (Unix time) for which that holds.
-fn judge(user: &User, context: &ListenerContext) -> Result<u64, Denial> {
+pub(crate) fn judge(user: &User, context: &ListenerContext) -> Result<u64, Denial> {
     let policy = context.policy.load();
     policy.check_source(user.from.ip())?;
     let (name, until) = user.identity.judge(&policy, LISTENER)?;

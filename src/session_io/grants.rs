@@ -268,8 +268,8 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Number of sessions that are copied under the lock, and judged before other tasks may run. The most expensive ones cost about 0.1 ms each, to
-/// verify a certificate that was not verified yet.
+/// Number of grants that are copied while the lock is held, and then judged before other tasks may run. Judging one
+/// costs at most about 0.1 ms, to verify a certificate that was not verified yet.
 const BATCH: usize = 64;
 /// How often the time is compared, while sessions end with a certificate.
 const TICK: Duration = Duration::from_secs(1);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
-use tracing::{info_span, warn};
+use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
 use crate::config::edge::ServerAddress;
@@ -20,7 +20,6 @@ use crate::uplink::link_dialer::{
     AddressHint, ConnectFailure, LinkDialer, NewLink, ServerEndpoint, UserIdentity,
 };
 use crate::uplink::reconnect::{LINK_CONDITION, Reconnector};
-use tunnel_base::backoff::MAX_PAUSE;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{DeviceName, Host, Instance, NodeName, Target, UserName};
@@ -56,14 +55,16 @@ pub struct ClientLinkConfig {
 }
 
 impl ClientLinkConfig {
-    /// Returns a number that differs for other servers, another user or another device. It contains no secret.
+    /// Returns a number that differs for other servers, another name or CA of theirs, another user or another device. It
+    /// contains no secret.
     pub(crate) fn fingerprint(&self) -> u64 {
         let proof = match &self.proof {
             UserCredentials::Token(user, _) => user.to_string(),
             UserCredentials::Certificate(identity) => identity.cert.display().to_string(),
         };
         let servers: Vec<_> = self.servers.iter().map(ToString::to_string).collect();
-        let texts = [servers.join(","), self.device.to_string(), proof, format!("{:?}", self.ca)];
+        let authority = format!("{:?} {:?}", self.tls_server_name, self.ca);
+        let texts = [servers.join(","), self.device.to_string(), proof, authority];
         fingerprint(&texts.map(String::into_bytes))
     }
 }
@@ -131,11 +132,8 @@ impl ClientLinks {
         let first = match keeper.dialer.connect(0, AddressHint::default()).await {
             Ok(first) => Some(first),
             Err(denied @ ConnectFailure { is_denied: true, .. }) => return Err(denied.into()),
-            Err(ConnectFailure { text, .. }) => {
-                links.uplinks.note_failure(&text);
-                warn!(error = %text, max_backoff = ?MAX_PAUSE, "cannot connect to server, retrying");
-                None
-            }
+            // Dialled again at once, which is logged.
+            Err(_) => None,
         };
         links.keep(keeper, first);
         Ok(links)

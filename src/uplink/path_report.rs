@@ -24,8 +24,11 @@ async fn report(
     let (mut lost, mut reported) = (None, false);
     let mut checks = interval(CHECK_INTERVAL);
     checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    while !is_over() {
+    loop {
         checks.tick().await;
+        if is_over() {
+            return;
+        }
         match (lost_since(), lost) {
             // A process that was suspended reads what arrived meanwhile before the next check.
             (Some(since), None) => lost = Some(since),
@@ -66,6 +69,8 @@ const REPORT_AFTER: Duration = Duration::from_secs(2);
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::Ordering::Relaxed;
 
     use parking_lot::Mutex;
     use tokio::task::JoinSet;
@@ -76,10 +81,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_lost_path_is_reported_after_two_seconds_and_its_return_too() {
         let (lost, lines) = (Arc::new(Mutex::new(None)), Arc::new(Mutex::new(Vec::new())));
-        let (shown, read) = (lines.clone(), lost.clone());
+        let over = Arc::new(AtomicBool::new(false));
+        let (shown, read, ended) = (lines.clone(), lost.clone(), over.clone());
         let print = move |line: &str| shown.lock().push(line.to_owned());
         let mut reporting = JoinSet::new();
-        reporting.spawn(async move { report(|| *read.lock(), || false, "node1:22", print).await });
+        reporting
+            .spawn(async move { report(|| *read.lock(), || ended.load(Relaxed), "node1:22", print).await });
         let lose = |for_seconds: f64| {
             let lost = lost.clone();
             async move {
@@ -102,5 +109,11 @@ mod tests {
         // The loss before has not ended in between.
         let again = "connected to node1:22 again, after 9s";
         assert_eq!(*lines.lock(), [first, again]);
+        *lost.lock() = Some(Instant::now());
+        sleep(Duration::from_secs(3)).await;
+        over.store(true, Relaxed);
+        *lost.lock() = None;
+        assert!(reporting.join_next().await.unwrap().is_ok());
+        assert_eq!(*lines.lock(), [first, again, first], "a session that has ended is not connected again");
     }
 }

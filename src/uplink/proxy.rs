@@ -131,7 +131,7 @@ impl ListenerProtocol<RecordStream> for SharedLink {
 }
 
 // The shared socket's file, in a directory that only this user may enter. Its name depends on the links, so that a
-// program with another client.toml never uses them.
+// program never uses links to other servers or of another user.
 
 /// Listens on the socket of a proxy with these links. `runtime` is `XDG_RUNTIME_DIR`.
 ///

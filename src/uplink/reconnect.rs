@@ -17,7 +17,7 @@ use crate::route::Uplinks;
 use crate::uplink::link_dialer::{AddressHint, ConnectFailure, LinkDialer, NewLink};
 use tunnel_base::backoff::{Backoff, MAX_PAUSE};
 use tunnel_base::drain::Drain;
-use tunnel_link::backup::BackupLink;
+use tunnel_link::backup::BackupDialer;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::link::{Link, LinkEnd};
 use tunnel_link::liveness::{self, Suspicion};
@@ -91,7 +91,7 @@ struct Next {
 impl Reconnector {
     /// Keeps a link until the edge or program stops: dials one, unless it is `made` already, serves it, and replaces it.
     pub(crate) async fn run(self: Arc<Self>, made: Option<NewLink>) {
-        let mut backup = BackupLink::new(self.link_context.metrics.clone());
+        let mut backup = BackupDialer::new(self.link_context.metrics.clone());
         let mut redial = Redial {
             backoff: Backoff::new(),
             tokens: self.dialer.tokens.changes(),
@@ -170,7 +170,7 @@ impl Reconnector {
     }
 
     /// Serves a link until it is closed or must be replaced, and replaces it.
-    async fn serve(self: &Arc<Self>, mut link: Link, current: &Current, backup: &mut BackupLink) -> Next {
+    async fn serve(self: &Arc<Self>, mut link: Link, current: &Current, backup: &mut BackupDialer) -> Next {
         let Current { sender, server, .. } = current;
         self.dialer.on_linked(*server, sender.instance);
         info!(link = %sender.id, server = self.dialer.display_name(*server), instance = sender.instance.map(field::debug), dialect = sender.dialect_name(), "linked");
@@ -193,7 +193,7 @@ impl Reconnector {
     }
 
     /// Dials a link that replaces a live one, for the first reason that there is.
-    async fn replacement(&self, current: &Current, backup: &mut BackupLink) -> Reason {
+    async fn replacement(&self, current: &Current, backup: &mut BackupDialer) -> Reason {
         let outrun = backup.race(&current.sender, || self.dial_same_server(current, LinkPurpose::Backup));
         tokio::select! {
             made = self.fail_back(current) => Reason::FailedBack(Box::new(made)),

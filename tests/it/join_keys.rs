@@ -163,7 +163,7 @@ async fn a_key_is_used_up_exactly_and_admits_one_of_two_machines_of_a_name() {
 async fn other_names_expired_keys_and_nodes_of_the_token_file_are_refused() {
     let place = TestDir::new();
     let config = configs(&place, 1).remove(0);
-    place.file("token", "shop-9:0123456789\n");
+    place.file("token", "shop-9:0123456789\nweb-1:0123456789\n");
     let server = TestServer::from_text(&config);
     let [open, expired] = [key(&server, 9, HOUR).await, key(&server, 9, Duration::ZERO).await];
     let (tls, at) = (tls(&place), server.server.bound.grpc);
@@ -173,6 +173,8 @@ async fn other_names_expired_keys_and_nodes_of_the_token_file_are_refused() {
         (&open, "shop-*", "not the name of a node"),
         (&open, "Shop-9", "another machine is node Shop-9"),
         (&expired, "shop-1", "has expired"),
+        // Only a key that admits the name tells that the name has a line.
+        (&expired, "shop-9", "has expired"),
     ] {
         let refused = Machine::new(&tls, key, name, &token(1)).join(at).await.unwrap_err();
         assert!(matches!(&refused, EnrolCallError::Refused(why) if why.contains(expected)), "{refused}");

@@ -11,7 +11,7 @@ use tunnel_base::metrics::Metrics;
 
 /// Decides when a backup link may be dialled to one place. There is at most one at a time.
 #[derive(Debug)]
-pub struct BackupLink {
+pub struct BackupDialer {
     metrics: Metrics,
     /// Number of dials in a row that failed, or only replaced a link that never answered.
     failures: u32,
@@ -19,7 +19,7 @@ pub struct BackupLink {
     next: Instant,
 }
 
-impl BackupLink {
+impl BackupDialer {
     /// Creates the state without any backup link so far.
     pub fn new(metrics: Metrics) -> Self {
         Self { metrics, failures: 0, next: Instant::now() }
@@ -127,7 +127,7 @@ mod tests {
     async fn false_alarms_make_a_link_patient_and_a_real_death_is_still_noticed() {
         let (link, first) = pinged();
         link.handle_pong(first, Instant::now());
-        let (dials, mut second) = (AtomicU32::new(0), BackupLink::new(Metrics::edge()));
+        let (dials, mut backup) = (AtomicU32::new(0), BackupDialer::new(Metrics::edge()));
         let dial = || async {
             dials.fetch_add(1, Relaxed);
             std::future::pending::<Result<(), &str>>().await
@@ -152,7 +152,7 @@ mod tests {
             silences
         };
         let silences = tokio::select! {
-            () = second.race(&link, dial) => panic!("the link answered each time"),
+            () = backup.race(&link, dial) => panic!("the link answered each time"),
             silences = pings => silences,
         };
         assert!(silences[0] < 1600, "{silences:?}");
@@ -165,7 +165,7 @@ mod tests {
     async fn dialled(after: Option<Duration>) -> u32 {
         let (link, ping) = pinged();
         let dials = AtomicU32::new(0);
-        let mut second = BackupLink::new(Metrics::edge());
+        let mut backup = BackupDialer::new(Metrics::edge());
         let dial = || async {
             dials.fetch_add(1, Relaxed);
             std::future::pending::<Result<(), &str>>().await
@@ -180,14 +180,14 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(1)).await;
         };
         tokio::select! {
-            () = second.race(&link, dial) => {}
+            () = backup.race(&link, dial) => {}
             () = reader => {}
         }
         dials.load(Relaxed)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_process_that_stood_still_reads_what_came_before_it_dials_a_second_link() {
+    async fn a_process_that_stood_still_reads_what_came_before_it_dials_a_backup_link() {
         assert_eq!(dialled(Some(Duration::from_millis(1))).await, 0);
         assert_eq!(dialled(None).await, 1);
     }

@@ -233,7 +233,7 @@ impl PlainReader {
         let (sender, dialect) = (&self.remote.sender, generation.dialect());
         self.count_link();
         self.generation = known;
-        sender.set_generation(dialect);
+        sender.set_dialect(dialect);
         self.metrics.plain_links.opened(dialect);
         if before.is_none() {
             info!(link = %sender.id, dialect, "remote is a program of SuperEdge");

@@ -70,8 +70,6 @@ pub(crate) struct LinkState {
     pub(crate) sessions: LinkSessions,
     /// The link for interactive sessions next to this one.
     pub(crate) interactive: Option<Box<InteractiveLink>>,
-    /// Dialect of a remote that is another program, once known.
-    generation: Option<&'static str>,
 }
 
 impl LinkSender {
@@ -89,7 +87,6 @@ impl LinkSender {
                 queue: SendQueue::new(instance.is_some()),
                 sessions: LinkSessions::default(),
                 interactive: None,
-                generation: None,
             }),
             room: OnceLock::new(),
             unread: OnceLock::new(),
@@ -162,8 +159,8 @@ impl LinkSender {
         self.closed.cancelled().await;
     }
 
-    /// Returns true if the remote does not read its replies. Then it gets no new sessions, because each needs a reply.
-    pub(crate) fn is_reply_queue_full(&self) -> bool {
+    /// Returns true if the remote does not take the answers to its sessions. Then it gets no new ones.
+    pub(crate) fn is_answer_queue_full(&self) -> bool {
         self.lock().queue.waiting.answers.len() >= MAX_QUEUED_REPLIES
     }
 

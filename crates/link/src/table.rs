@@ -334,7 +334,7 @@ impl SessionTable {
     fn on_request(self: &Arc<Self>, attempt: Attempt, frame: SessionFrame) -> Option<Event> {
         let from = &attempt.from;
         let most = self.limits.sessions;
-        let too_many = if from.is_reply_queue_full() || from.sessions() >= most {
+        let too_many = if from.is_answer_queue_full() || from.sessions() >= most {
             Some("too many sessions on this link")
         } else if self.exceeds_fair_share(&from.peer) && !self.relays.knows(attempt.key.id) {
             Some("too many sessions of this edge or user, and half of all sessions of this server are in use")
@@ -395,7 +395,7 @@ impl SessionTable {
         let ended = self.ended.lock().refusal(key.id);
         let halves = if let Some(refusal) = ended {
             Err(refusal)
-        } else if sender.is_reply_queue_full() {
+        } else if sender.is_answer_queue_full() {
             Err(SessionError::new(ErrorCode::Overloaded, "too many unread replies on this link"))
         } else {
             self.halves_for(&source).ok_or_else(|| self.out_of_memory(&sender.peer))

@@ -472,13 +472,17 @@ fn is_announced_here(at: SocketAddr) -> bool {
     };
     let mut listening = [at.ip(), Ipv6Addr::UNSPECIFIED.into()].into_iter().chain(of_ipv4.iter().copied());
     // A socket whose connection was refused can connect again, which costs less than a new one for each name.
-    let Ok(socket) = socket() else { return true };
+    let Ok(mut free) = socket() else { return true };
     listening.any(|ip| {
         let at = SocketAddr::new(ip, at.port());
-        match announcer(&socket, at) {
+        match announcer(&free, at) {
             Ok(None) => false,
-            // If the kernel's list cannot be read, every announcement is trusted.
-            Ok(Some(user)) => !listener(at).is_ok_and(|listener| listener != Some(user)),
+            Ok(Some(user)) => {
+                let Ok(next) = socket() else { return true };
+                free = next;
+                // If the kernel's list cannot be read, every announcement is trusted.
+                !listener(at).is_ok_and(|listener| listener != Some(user))
+            }
             // The queue of the announcement is full: many clients request the port at the same time.
             Err(_) => true,
         }
@@ -741,6 +745,15 @@ mod announcement_tests {
         let connect = async |at: SocketAddr| TcpStream::connect(at).await.unwrap();
         assert!(is_announced(&connect(announced.at()).await, &[]));
         assert!(!is_announced(&connect(public.at()).await, &[]));
+    }
+
+    #[tokio::test]
+    async fn several_announcements_without_a_listener_are_not_trusted() {
+        let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+        let names = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
+        let names = names.map(|ip: IpAddr| SocketAddr::new(ip, port));
+        let _announced = names.map(|name| Announcement::new(name).unwrap());
+        assert!(!is_announced_here(names[0]));
     }
 
     #[tokio::test]

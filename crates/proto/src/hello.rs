@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 
-use crate::frame::MAX_NODE_IPS;
+use crate::frame::{MAX_NODE_IPS, MAX_VERSION_CHARS};
 use tunnel_base::names::{DeviceName, Instance, NameError, NodeName, UserName};
 
 /// The hello that an edge sends with the call for a link.
@@ -326,7 +326,7 @@ fn local_headers(instance: Instance) -> HeaderMap {
 pub fn user_agent(headers: &HeaderMap) -> Option<Box<str>> {
     let program = headers.get(&PROGRAM).or_else(|| headers.get(http::header::USER_AGENT))?;
     let text: String =
-        program.to_str().ok()?.chars().filter(char::is_ascii_graphic).take(PROGRAM_CHARS).collect();
+        program.to_str().ok()?.chars().filter(char::is_ascii_graphic).take(MAX_VERSION_CHARS).collect();
     (!text.is_empty()).then(|| text.into())
 }
 
@@ -359,8 +359,6 @@ const IPS: HeaderName = HeaderName::from_static("tunnel-node-ips");
 const PADDING: HeaderName = HeaderName::from_static("tunnel-padding");
 /// Header with the version of the program, for people.
 const PROGRAM: HeaderName = HeaderName::from_static("tunnel-version");
-/// Maximum number of characters kept of the program's version.
-const PROGRAM_CHARS: usize = 40;
 /// Header with the machine of a user who proves herself by a certificate.
 const DEVICE: HeaderName = HeaderName::from_static("tunnel-device");
 /// Role of a server. Without a role, or with another known one, the caller is an edge.
@@ -444,7 +442,7 @@ mod tests {
             user_agent(&HeaderMap::from_iter([(http::header::USER_AGENT, value)]))
         };
         assert_eq!(go(b"grpc-go/1.38.0").as_deref(), Some("grpc-go/1.38.0"));
-        assert_eq!(go(&[b'a'; 100]).unwrap().len(), PROGRAM_CHARS);
+        assert_eq!(go(&[b'a'; 100]).unwrap().len(), MAX_VERSION_CHARS);
         assert_eq!((go(b"\xff"), go(b"\t"), user_agent(&HeaderMap::new())), (None, None, None));
     }
 

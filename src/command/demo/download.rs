@@ -128,7 +128,7 @@ impl Download {
     }
 
     /// Reports the pause in the download once it is over, after an interruption of that length.
-    pub(crate) fn is_interrupted(&mut self, length: Duration) {
+    pub(crate) fn report_pause(&mut self, length: Duration) {
         self.pauses.watch(length);
     }
 
@@ -136,7 +136,7 @@ impl Download {
     pub(crate) async fn cut(&mut self, line: &NetworkLine, screen: &mut Screen) -> anyhow::Result<()> {
         line.0.send_replace(true);
         screen.step(&format!("the line of {NODE} is cut for {} s", CUT_DURATION.as_secs()));
-        self.is_interrupted(CUT_DURATION);
+        self.report_pause(CUT_DURATION);
         if let Ok(received) = timeout(CUT_DURATION, self.receive(LENGTH, screen)).await {
             received?;
         }

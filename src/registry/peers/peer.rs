@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use crate::registry::Registry;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Host, Instance};
-use tunnel_link::backup::BackupLink;
+use tunnel_link::backup::BackupDialer;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::{LinkDialError, dial_peer};
 use tunnel_link::link::Link;
@@ -157,7 +157,7 @@ impl Peer {
     async fn keep_linked(&self, context: &DialContext) {
         let drain = context.drain.clone();
         let mut failures = 0;
-        let mut second = BackupLink::new(context.registry.metrics.clone());
+        let mut second = BackupDialer::new(context.registry.metrics.clone());
         loop {
             tokio::select! {
                 biased;
@@ -251,7 +251,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Peer {
     /// Serves a link until it ends. An unresponsive link is replaced by a new one.
-    async fn serve(&self, mut link: Arc<LinkSender>, second: &mut BackupLink, context: &DialContext) {
+    async fn serve(&self, mut link: Arc<LinkSender>, second: &mut BackupDialer, context: &DialContext) {
         while let Some(next) = self.serve_one(&link, second, context).await {
             self.set_state(PeerState::Linked(next.clone()));
             link.close();
@@ -264,7 +264,7 @@ impl Peer {
     async fn serve_one(
         &self,
         link: &Arc<LinkSender>,
-        second: &mut BackupLink,
+        second: &mut BackupDialer,
         context: &DialContext,
     ) -> Option<Arc<LinkSender>> {
         let server = link.instance.map(tracing::field::debug);

@@ -12,7 +12,7 @@ use crate::listener::admission::{Admission, ListenerContext, OpenRequest};
 use crate::listener::denial::Denial;
 use crate::server::ServerContext;
 use crate::server::link_events::{BridgeAccess, SearchPermits, bridge_for_plain};
-use crate::server::user_links::User;
+use crate::server::user_links::{User, judge};
 use tunnel_link::relay::RelayEnd;
 use tunnel_link::table::RelayRequest;
 use tunnel_proto::frame::{Category, ErrorCode, SessionError};
@@ -43,6 +43,10 @@ async fn answer(
     context: Arc<ListenerContext>,
     shared: Arc<ServerContext>,
 ) {
+    // Checked again, because the config may have changed.
+    if let Err(denial) = judge(&user, &context) {
+        return request.refuse(refusal(&denial, &context));
+    }
     let User { client, from, .. } = user;
     let Ok(_permit) = shared.user_links.requests.try_acquire(&client.user) else {
         let why =

@@ -177,7 +177,7 @@ impl LinkSender {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub async fn wait_responsive(&self) {
+    pub(crate) async fn wait_responsive(&self) {
         loop {
             let mut answered = std::pin::pin!(self.health.answered.notified());
             answered.as_mut().enable();

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::lock::Mutex;
 use crate::sender::LinkSender;
 use tunnel_net::path_mtu::{self, PacketLoss};
 
@@ -34,10 +35,12 @@ pub struct Traffic {
     pub received_bytes: u64,
 }
 
-/// Counters of a running link, read as [`Traffic`].
+/// Endpoints, dialect and counters of a running link.
 #[derive(Debug, Default)]
 pub(crate) struct LinkStats {
     ends: OnceLock<LinkEndpoints>,
+    /// Dialect of a remote that is another program, once known.
+    dialect: Mutex<Option<&'static str>>,
     sent_messages: AtomicU64,
     sent_bytes: AtomicU64,
     received_messages: AtomicU64,
@@ -62,14 +65,14 @@ impl LinkSender {
     }
 
     /// Records the dialect of a plain remote.
-    pub(crate) fn set_generation(&self, dialect: &'static str) {
-        self.lock().generation = Some(dialect);
+    pub(crate) fn set_dialect(&self, dialect: &'static str) {
+        *self.stats.dialect.lock() = Some(dialect);
     }
 
     /// Returns the name of the dialect for the status.
     pub fn dialect_name(&self) -> &'static str {
-        let generation = self.lock().generation;
-        generation.unwrap_or(if self.is_plain() { "plain" } else { "extended" })
+        let dialect = *self.stats.dialect.lock();
+        dialect.unwrap_or(if self.is_plain() { "plain" } else { "extended" })
     }
 
     /// Counts a sent message with `bytes` of data.

@@ -108,7 +108,7 @@ impl PathMonitor {
 
     /// Returns why the session ended, if it did not end cleanly.
     pub fn ended(&self) -> Option<SessionError> {
-        self.0.lock().state.ended().cloned()
+        self.0.read(|state| state.ended().cloned())
     }
 }
 

@@ -138,12 +138,10 @@ impl SessionTable {
         classifier.end_sample(busy);
         // Between the end of the busy link and the next one, only the interactive link is left, so nothing is moved.
         let Some(interactive) = interactive.filter(|_| !busy.is_closed()) else { return result };
-        for (session, link) in misplaced.into_iter().take(MAX_MOVES_PER_SAMPLE) {
-            let to = if link.id == busy.id { &interactive } else { busy };
-            if !may_enter(to, before) {
-                continue;
-            }
-            busy.set_link_for(session.id, to.id == interactive.id);
+        let leads_to = |link: &LinkSender| if link.id == busy.id { &interactive } else { busy };
+        let movable = misplaced.into_iter().filter(|(_, link)| may_enter(leads_to(link), before));
+        for (session, link) in movable.take(MAX_MOVES_PER_SAMPLE) {
+            busy.set_link_for(session.id, link.id == busy.id);
             match session.end {
                 Some(end) if end.leave(&link) => result.moved.push(session.id),
                 Some(_) => {}
