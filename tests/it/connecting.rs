@@ -58,6 +58,22 @@ impl Local {
         TcpStream::connect(self.at).await.unwrap()
     }
 
+    /// Expects an echo, also of bytes before a half-close, and ends the command.
+    pub(crate) async fn assert_half_close(self) {
+        let mut client = self.client().await;
+        assert_echo(&mut client, "hello").await;
+        client.write_all(b"last").await.unwrap();
+        client.shutdown().await.unwrap();
+        assert_eq!(rest(&mut client).await, b"last");
+        self.wait_for_end().await;
+    }
+
+    /// Opens a connection that is reset. Returns the message about it.
+    pub(crate) async fn refusal(&mut self) -> String {
+        assert_reset(&mut self.client().await).await;
+        assert_eventually("the refusal", self.messages.recv()).await.unwrap()
+    }
+
     pub(crate) async fn wait_for_end(self) {
         self.stop.send(()).unwrap();
         assert_eq!(assert_eventually("the end of the command", self.ended).await.unwrap(), Ok(String::new()));
@@ -70,12 +86,7 @@ async fn a_local_port_reaches_the_target_and_each_half_close_is_forwarded() {
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
     let local = Local::start(&[&format!("--server=http://{}", server.connect), &at("node1", echo)]).await;
-    let mut client = local.client().await;
-    assert_echo(&mut client, "hello").await;
-    client.write_all(b"last").await.unwrap();
-    client.shutdown().await.unwrap();
-    assert_eq!(rest(&mut client).await, b"last");
-    local.wait_for_end().await;
+    local.assert_half_close().await;
 }
 
 /// Writes `client.toml` of alice's laptop with that server. Returns the environment in which it is found.
@@ -112,22 +123,15 @@ async fn tunnel_connect_links_to_the_servers_of_the_client_file_and_half_closes_
     let _edges = [edge(&place, &server, "node1").await, edge(&place, &server, "other1").await];
     let variable = home_of_alice(&place, server.server.bound.grpc);
     let local = Local::start_with(&[&at("node1", echo)], variable.clone()).await;
-    let mut client = local.client().await;
-    assert_echo(&mut client, "hello").await;
-    client.write_all(b"last").await.unwrap();
-    client.shutdown().await.unwrap();
-    assert_eq!(rest(&mut client).await, b"last");
-    local.wait_for_end().await;
+    local.assert_half_close().await;
     let mut local = Local::start_with(&["node9:22"], variable.clone()).await;
-    assert_reset(&mut local.client().await).await;
-    let message = assert_eventually("the refusal", local.messages.recv()).await.unwrap();
+    let message = local.refusal().await;
     assert!(
         message.contains("not connected\n  hint: check that `tunnel edge` runs on that node"),
         "{message}"
     );
     let mut local = Local::start_with(&[&at("other1", echo)], variable).await;
-    assert_reset(&mut local.client().await).await;
-    let message = assert_eventually("the refusal", local.messages.recv()).await.unwrap();
+    let message = local.refusal().await;
     assert!(message.starts_with("tunnel: no rule lets alice reach port"), "{message}");
 }
 
@@ -139,8 +143,7 @@ async fn tunnel_connect_prints_the_servers_refusal() {
     let missing_node = "n".repeat(120);
     let target = format!("{missing_node}:22");
     let mut local = Local::start(&[&format!("--server=http://{}", server.connect), &target]).await;
-    assert_reset(&mut local.client().await).await;
-    let message = assert_eventually("the refusal", local.messages.recv()).await.unwrap();
+    let message = local.refusal().await;
     assert!(message.starts_with(&format!("tunnel: 502 node {missing_node} is not connected")), "{message}");
     local.wait_for_end().await;
 }

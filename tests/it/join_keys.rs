@@ -72,7 +72,7 @@ fn token(number: usize) -> String {
     format!("{number:032x}")
 }
 
-/// Returns the names of the nodes in the store.
+/// Returns the number of nodes in the store.
 fn joined(server: &TestServer) -> usize {
     server.server.enrolment.as_ref().unwrap().known().joined().len()
 }

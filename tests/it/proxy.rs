@@ -7,6 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
 use tunnel::command::client;
+use tunnel::edge::Edge;
 use tunnel::uplink::client::{ClientLinkConfig, ClientLinks};
 use tunnel::uplink::proxy::{RunningProxy, UserProxy, bind_shared, connect_shared, shared_sockets};
 use tunnel_net::listen::TcpAccept;
@@ -65,12 +66,21 @@ impl Drop for LocalProxy {
     }
 }
 
+/// Starts a server, edges of these nodes, and a proxy of alice.
+async fn proxy_to(nodes: &[&str]) -> ((TestServer, Vec<Edge>, TestDir), LocalProxy) {
+    let place = TestDir::new();
+    let server = server(&place, "").await;
+    let mut edges = Vec::new();
+    for node in nodes {
+        edges.push(edge(&place, &server, node).await);
+    }
+    let proxy = LocalProxy::start(home_of_alice(&place, server.server.bound.grpc)).await;
+    ((server, edges, place), proxy)
+}
+
 #[tokio::test]
 async fn programs_reach_nodes_by_connect_by_plain_requests_and_by_socks5() {
-    let (place, echo) = (TestDir::new(), targets::echo().await);
-    let server = server(&place, "").await;
-    let _edge = edge(&place, &server, "node1").await;
-    let proxy = LocalProxy::start(home_of_alice(&place, server.server.bound.grpc)).await;
+    let (echo, (_cloud, proxy)) = (targets::echo().await, proxy_to(&["node1"]).await);
     let mut connected = open(proxy.http, &at("node1", echo)).await;
     let (mut socks5, code) = request_session(proxy.socks5, &by_name("Node1", echo.port())).await;
     assert_eq!(code, 0);
@@ -92,10 +102,8 @@ async fn programs_reach_nodes_by_connect_by_plain_requests_and_by_socks5() {
 
 #[tokio::test]
 async fn what_is_no_node_of_the_user_is_refused_with_the_reason_and_a_hint() {
-    let (place, echo) = (TestDir::new(), targets::echo().await);
-    let server = server(&place, "").await;
-    let _edges = [edge(&place, &server, "node1").await, edge(&place, &server, "other1").await];
-    let proxy = LocalProxy::start(home_of_alice(&place, server.server.bound.grpc)).await;
+    let (echo, ((server, _edges, _place), proxy)) =
+        (targets::echo().await, proxy_to(&["node1", "other1"]).await);
     let closed = targets::closed_port().await;
     for (target, status, part) in [
         (at("other1", echo), 403, "no rule lets alice reach port"),
@@ -161,10 +169,7 @@ async fn a_client_of_the_socket_that_is_killed_does_not_end_its_session_like_a_c
 
 #[tokio::test]
 async fn the_socks5_port_refuses_with_the_closest_code() {
-    let (place, echo) = (TestDir::new(), targets::echo().await);
-    let server = server(&place, "").await;
-    let _edge = edge(&place, &server, "other1").await;
-    let proxy = LocalProxy::start(home_of_alice(&place, server.server.bound.grpc)).await;
+    let (echo, (_cloud, proxy)) = (targets::echo().await, proxy_to(&["other1"]).await);
     let refused = request_session(proxy.socks5, &by_name("other1", echo.port())).await;
     assert_eq!(refused.1, 2);
 }
@@ -178,15 +183,9 @@ async fn tunnel_connect_shares_the_link_of_a_proxy_and_falls_back_to_its_own() {
     let variable = home_of_alice(&place, line.at);
     let proxy = LocalProxy::start(variable.clone()).await;
     let local = Local::start_with(&[&at("node1", echo)], variable.clone()).await;
-    let mut client = local.client().await;
-    assert_echo(&mut client, "hello").await;
-    client.write_all(b"last").await.unwrap();
-    client.shutdown().await.unwrap();
-    assert_eq!(rest(&mut client).await, b"last");
-    local.wait_for_end().await;
+    local.assert_half_close().await;
     let mut local = Local::start_with(&[&at("other1", echo)], variable.clone()).await;
-    assert_reset(&mut local.client().await).await;
-    let message = assert_eventually("the refusal", local.messages.recv()).await.unwrap();
+    let message = local.refusal().await;
     assert!(message.contains("403 no rule lets alice reach port"), "{message}");
     assert_eq!(line.connections(), 1, "that of the proxy");
     drop(proxy);

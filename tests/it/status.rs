@@ -211,7 +211,10 @@ async fn nodes_at_peers_have_their_rtt_and_sessions_and_lost_ones_are_down() {
     let listed = report.nodes.iter().find(|node| node.name == "far").unwrap();
     assert_eq!(listed.sessions, Some(1));
     let measured = link.sender.measured_round_trip().unwrap().as_secs_f64();
-    assert!(listed.rtt_seconds.is_some_and(|rtt| rtt > 0.0 && rtt < 100.0 * measured + 1.0), "{listed:?}");
+    assert!(
+        listed.rtt_seconds.is_some_and(|rtt| rtt > 0.0 && rtt <= (100.0 * measured).max(0.1)),
+        "{listed:?}"
+    );
     assert!(report.down.is_empty());
 
     // It is lost here, and then found at the peer.
@@ -219,7 +222,10 @@ async fn nodes_at_peers_have_their_rtt_and_sessions_and_lost_ones_are_down() {
     wait_until("the node is lost", || first.link("near").is_none()).await;
     assert_eq!(nodes(NodesFormat::Name, true).await, "near\n");
     let text = nodes(NodesFormat::Text, true).await;
-    assert!(text.starts_with("NODE  LAST SEEN  REASON") && text.contains("near  0s ago"), "{text}");
+    assert!(
+        text.starts_with("NODE  LAST SEEN  REASON") && text.contains("near  ") && text.contains("s ago"),
+        "{text}"
+    );
     let metrics = async || get(first.server.bound.metrics.unwrap(), "/metrics/nodes").await.body;
     let series = metrics().await;
     assert!(series.contains("tunnel_node_up{node=\"near\"} 0\n"), "{series}");

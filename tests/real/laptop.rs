@@ -292,6 +292,7 @@ fn logins_and_copies_of_a_laptop_survive_its_network_its_sleep_and_its_server() 
             copy.assert_running();
         }
         assert!(world.links() >= 2);
+        // The next failure meets sessions that carry bytes again, not their resumption.
         thread::sleep(Duration::from_secs(1));
     };
     check(&world, "before");
