@@ -14,7 +14,7 @@ ln -s "$(realpath "$program")" "$dir/tunnel"
 # The demo runs until Ctrl-C. The last line makes the end of the picture last as long as one needs to read it.
 cat > "$dir/session" <<'SESSION'
 printf '$ tunnel demo\n'
-timeout --foreground -s INT 24 tunnel demo
+timeout --foreground -s INT 12 tunnel demo
 printf '\n'
 SESSION
 PATH="$dir:$PATH" TMPDIR=/tmp "$dir/python/bin/asciinema" rec -q --cols 100 --rows 36 \

@@ -312,7 +312,7 @@ impl<'a> Demo<'a> {
     async fn kill(&mut self, server: usize, why: &str, screen: &mut Screen) -> anyhow::Result<()> {
         let killed = &mut self.servers[server];
         killed.child.kill().await?;
-        screen.step(&format!("{} (process {}) is killed: {why}", killed.name, killed.id));
+        screen.interruption(&format!("{} (process {}) is killed: {why}", killed.name, killed.id));
         Ok(())
     }
 

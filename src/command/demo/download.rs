@@ -28,11 +28,15 @@ pub(crate) struct Screen {
     started: Instant,
     has_bar: bool,
     is_terminal: bool,
+    has_colours: bool,
 }
 
 impl Screen {
     pub(crate) fn new() -> Self {
-        Self { started: Instant::now(), has_bar: false, is_terminal: std::io::stderr().is_terminal() }
+        let is_terminal = std::io::stderr().is_terminal();
+        // https://no-color.org
+        let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Self { started: Instant::now(), has_bar: false, is_terminal, has_colours: is_terminal && !no_color }
     }
 
     /// Prints a line.
@@ -46,6 +50,24 @@ impl Screen {
     pub(crate) fn step(&mut self, text: &str) {
         let time = elapsed_text(self.started);
         self.line(&format!("{time:>7} {text}"));
+    }
+
+    /// Like [`Screen::step`], for an interruption: in red, on a terminal.
+    pub(crate) fn interruption(&mut self, text: &str) {
+        self.coloured_step(RED, text);
+    }
+
+    /// Like [`Screen::step`], for the end of an interruption: in green, on a terminal.
+    fn recovery(&mut self, text: &str) {
+        self.coloured_step(GREEN, text);
+    }
+
+    fn coloured_step(&mut self, colour: &str, text: &str) {
+        if self.has_colours {
+            self.step(&format!("{colour}{text}{NO_COLOUR}"));
+        } else {
+            self.step(text);
+        }
     }
 
     /// Draws the progress of the download. Without a terminal it prints a line for each tenth of it.
@@ -135,7 +157,7 @@ impl Download {
     /// Cuts the line for a while.
     pub(crate) async fn cut(&mut self, line: &NetworkLine, screen: &mut Screen) -> anyhow::Result<()> {
         line.0.send_replace(true);
-        screen.step(&format!("the line of {NODE} is cut for {} s", CUT_DURATION.as_secs()));
+        screen.interruption(&format!("the line of {NODE} is cut for {} s", CUT_DURATION.as_secs()));
         self.report_pause(CUT_DURATION);
         if let Ok(received) = timeout(CUT_DURATION, self.receive(LENGTH, screen)).await {
             received?;
@@ -205,16 +227,20 @@ impl Pauses {
         self.longest = self.longest.max(now - self.last);
         self.last = now;
         if self.report_at.take_if(|at| *at <= now).is_some() {
-            screen.step(&format!("the download continues; its longest pause was {:.1?}", self.longest));
+            screen.recovery(&format!("the download continues; its longest pause was {:.1?}", self.longest));
         }
     }
 }
 
 /// How long the line is cut.
-const CUT_DURATION: Duration = Duration::from_secs(3);
+const CUT_DURATION: Duration = Duration::from_secs(2);
 /// After an interruption, the time in which a session is expected to continue.
-const RESUME_EXPECTED_WITHIN: Duration = Duration::from_secs(2);
+const RESUME_EXPECTED_WITHIN: Duration = Duration::from_secs(1);
 /// The resume timeout of a session.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
+/// Colours of a terminal's text (ECMA-48, SGR).
+const RED: &str = "\x1b[31m";
+const GREEN: &str = "\x1b[32m";
+const NO_COLOUR: &str = "\x1b[0m";
 /// Width of the progress bar.
 const BAR_WIDTH: usize = 40;

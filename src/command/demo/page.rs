@@ -89,6 +89,6 @@ pub(crate) const DOWNLOAD: &str = "/download";
 pub(crate) const MIB: usize = 1024 * 1024;
 /// Number of bytes that are sent at once.
 pub(crate) const PIECE: usize = 64 * 1024;
-/// Length of the download in bytes, and the time for each piece: 16 s for all, so that one can follow it.
+/// Length of the download in bytes, and the time for each piece: 10 s for all, so that one can follow it.
 pub(crate) const LENGTH: usize = 64 * MIB;
-const PACE: Duration = Duration::from_micros(15_625);
+const PACE: Duration = Duration::from_micros(9_765);
