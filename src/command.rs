@@ -38,7 +38,7 @@ use crate::command::approve::ApproveArgs;
 use crate::command::cert::CertCommand;
 use crate::command::config::ConfigCommand;
 use crate::command::connect::ConnectArgs;
-use crate::command::demo::listeners::DemoListeners;
+use crate::command::demo::listeners::DemoListenerSet;
 use crate::command::doctor::DoctorArgs;
 use crate::command::init::InitArgs;
 use crate::command::invitations::{InvitationsArgs, InviteArgs, JoinArgs};
@@ -143,7 +143,7 @@ pub enum Command {
         check: bool,
         /// Additional listeners besides CONNECT: all, or some of tcp, http, https, egress, proxy, separated by commas.
         #[arg(long, value_name = "LIST")]
-        listeners: Option<DemoListeners>,
+        listeners: Option<DemoListenerSet>,
     },
     /// Create certificates, tokens and config files for a new cloud: everything its servers and edges need.
     #[command(after_help = examples([

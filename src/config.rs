@@ -7,6 +7,7 @@
 pub mod cluster;
 mod de;
 pub mod edge;
+pub mod kubernetes;
 pub mod listen;
 pub mod live;
 pub mod server;

@@ -4,7 +4,7 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use tunnel::command::approve::{self, ApproveArgs};
 use tunnel::command::cert;
 use tunnel::command::config::{self, ConfigCommand, ConfigFileArgs};
-use tunnel::command::demo::{self, listeners::DemoListeners};
+use tunnel::command::demo::{self, listeners::DemoListenerSet};
 use tunnel::command::doctor::{self, DoctorArgs, Findings};
 use tunnel::command::migrate;
 use tunnel::command::proxy::ProxyArgs;
@@ -256,7 +256,7 @@ async fn wait_stop(signals: &mut Signals) {
     }
 }
 
-fn run_demo(check: bool, with: &DemoListeners) -> ExitCode {
+fn run_demo(check: bool, with: &DemoListenerSet) -> ExitCode {
     let logs = LogSettings { name: "tunnel-demo", verbosity: -1, ..LogSettings::default() };
     let result = Logs::start(logs).map_err(anyhow::Error::from).and_then(|logs| {
         let done = runtime(Role::Server)?.block_on(async {

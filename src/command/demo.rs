@@ -27,7 +27,7 @@ use crate::command::init::folder_on_machine;
 use crate::command::{Role, shell_word};
 use crate::uplink::client::{ClientLinkConfig, ClientLinks, UserCredentials};
 use download::{Download, NetworkLine, Screen};
-use listeners::{DemoContext, DemoListener, DemoListeners, connect, get, read_head};
+use listeners::{DemoContext, DemoListener, DemoListenerSet, connect, get, read_head};
 use page::serve;
 use tunnel_base::drain::Drain;
 use tunnel_net::listen::TcpAccept;
@@ -40,7 +40,7 @@ use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
 /// # Errors
 ///
 /// Returns an error with the step that failed.
-pub async fn run(check: bool, with: &DemoListeners, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+pub async fn run(check: bool, with: &DemoListenerSet, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
     let (mut screen, drain, mut stop) = (Screen::new(), Drain::new(), pin!(stop));
     let dir = TempDir::new()?;
     let shown = tokio::select! {
@@ -66,7 +66,7 @@ pub async fn run(check: bool, with: &DemoListeners, stop: impl Future<Output = (
 /// Starts everything, and then makes the requests of `--check`, or the download.
 async fn show<'a>(
     check: bool,
-    with: &'a DemoListeners,
+    with: &'a DemoListenerSet,
     dir: &'a Path,
     drain: &Drain,
     screen: &mut Screen,
@@ -162,7 +162,7 @@ struct Addresses {
 }
 
 impl Addresses {
-    fn choose(with: &DemoListeners, line: &NetworkLine, drain: &Drain) -> anyhow::Result<Self> {
+    fn choose(with: &DemoListenerSet, line: &NetworkLine, drain: &Drain) -> anyhow::Result<Self> {
         // All are open at the same time, so that they differ.
         let listeners: Vec<_> = (0..7 + with.0.len())
             .map(|_| std::net::TcpListener::bind(ephemeral_address()))
@@ -192,7 +192,7 @@ struct Demo<'a> {
 
 impl<'a> Demo<'a> {
     async fn start(
-        with: &DemoListeners,
+        with: &DemoListenerSet,
         context: DemoContext<'a>,
         at: Addresses,
         line: NetworkLine,

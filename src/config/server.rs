@@ -3,7 +3,6 @@
 pub mod addresses;
 pub mod clients;
 pub mod invitations;
-pub mod kubernetes;
 pub mod peers;
 pub mod registry;
 

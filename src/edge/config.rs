@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use crate::config::edge::{self, AllowConfig, EdgeSessions, TargetTlsConfig, UplinkConfig};
+use crate::config::kubernetes::{self, EdgeCsrConfig};
 use crate::config::listen::{self, AdminConfig, AuthConfig};
-use crate::config::server::kubernetes::{self, EdgeCsrConfig};
 use crate::config::table::ConfigTable;
 use crate::config::{self, ConfigErrors, Diagnostics, Environment, ParsedConfig, Warning};
 use crate::listener::http_proxy::{self, EdgeProxyConfig};

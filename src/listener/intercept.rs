@@ -226,7 +226,7 @@ impl ListenerConfig for InterceptConfig {
             }
         };
         dial::set(self.mark.mark);
-        let intercepted = Arc::new(InterceptTable::default());
+        let intercepted = Arc::new(NodesByAddress::default());
         let mut prepared =
             Some(PreparedIntercept { table, intercepted: intercepted.clone(), settings: self.clone() });
         let all = [Some(listeners.v4), listeners.v6, listeners.forwarded].into_iter().flatten();
@@ -324,16 +324,16 @@ const KEY: &str = "server.intercept";
 #[derive(Debug)]
 pub struct Intercept {
     /// The nodes with intercepted addresses.
-    pub intercepted: Arc<InterceptTable>,
+    pub intercepted: Arc<NodesByAddress>,
     /// The ports that are served on the nodes' loopback.
     pub ports: watch::Receiver<ConfigMapPorts>,
 }
 
 /// The currently intercepted addresses and their nodes.
 #[derive(Debug, Default)]
-pub struct InterceptTable(ArcSwap<HashMap<IpAddr, InterceptedNode>>);
+pub struct NodesByAddress(ArcSwap<HashMap<IpAddr, InterceptedNode>>);
 
-/// The node that an intercepted address belongs to, in an [`InterceptTable`].
+/// The node that an intercepted address belongs to, in an [`NodesByAddress`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterceptedNode {
     /// The node.
@@ -342,7 +342,7 @@ pub struct InterceptedNode {
     pub left: Option<Instant>,
 }
 
-impl InterceptTable {
+impl NodesByAddress {
     /// Replaces the intercepted addresses.
     pub fn set(&self, nodes: HashMap<IpAddr, InterceptedNode>) {
         self.0.store(Arc::new(nodes));
@@ -446,7 +446,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_intercepted_node_that_disconnected_is_denied_with_its_last_seen_time() {
-        let intercepted = InterceptTable::default();
+        let intercepted = NodesByAddress::default();
         let ip = IpAddr::from([10, 0, 0, 7]);
         intercepted
             .set(HashMap::from([(ip, InterceptedNode { node: node("edge7"), left: Some(Instant::now()) })]));

@@ -27,7 +27,7 @@ pub struct LastError {
 #[derive(Debug, Default)]
 pub(crate) struct NodeHistory {
     /// By the hash of the name. Of two nodes with the same hash only the newer is remembered.
-    nodes: HashMap<u64, HistoryEntry>,
+    nodes: HashMap<u64, RememberedNode>,
     texts: String,
     hashes: RandomState,
     /// The nodes that were refused and never linked here, the latest last. They are separate, because invented names must
@@ -35,9 +35,9 @@ pub(crate) struct NodeHistory {
     refused: VecDeque<(NodeName, LastError)>,
 }
 
-/// The entry of one node. The ranges are positions in the text.
+/// What is remembered of one node. The ranges are positions in the text.
 #[derive(Debug, Default)]
-struct HistoryEntry {
+struct RememberedNode {
     name: Range<usize>,
     disconnected: Option<Instant>,
     error: Option<(Instant, Range<usize>)>,
@@ -100,7 +100,7 @@ impl NodeHistory {
         let mut disconnected: Vec<_> =
             self.nodes.values().filter_map(|was| Some((was.disconnected?, was))).collect();
         disconnected.sort_unstable_by_key(|(at, _)| Reverse(*at));
-        let with_error = |(at, was): (Instant, &HistoryEntry)| {
+        let with_error = |(at, was): (Instant, &RememberedNode)| {
             Some((text(&self.texts, &was.name).parse().ok()?, at, self.last_error(was)))
         };
         disconnected.into_iter().take(most).filter_map(with_error).collect()
@@ -117,17 +117,17 @@ impl NodeHistory {
         all
     }
 
-    fn last_error(&self, was: &HistoryEntry) -> Option<LastError> {
+    fn last_error(&self, was: &RememberedNode) -> Option<LastError> {
         let (at, why) = was.error.as_ref()?;
         Some(LastError { at: *at, why: text(&self.texts, why).into() })
     }
 
-    fn get(&self, node: &NodeName) -> Option<&HistoryEntry> {
+    fn get(&self, node: &NodeName) -> Option<&RememberedNode> {
         self.nodes.get(&self.hashes.hash_one(node)).filter(|was| was.is(&self.texts, node))
     }
 
     /// Returns the node's entry, and reserves `more` bytes in the text.
-    fn enter(&mut self, node: &NodeName, more: usize) -> &mut HistoryEntry {
+    fn enter(&mut self, node: &NodeName, more: usize) -> &mut RememberedNode {
         let name = node.as_str();
         if self.get(node).is_some() {
             self.make_room(more);
@@ -139,14 +139,14 @@ impl NodeHistory {
         }
         let was = self.nodes.entry(self.hashes.hash_one(node)).or_default();
         if !was.is(&self.texts, node) {
-            *was = HistoryEntry { name: put(&mut self.texts, name), ..HistoryEntry::default() };
+            *was = RememberedNode { name: put(&mut self.texts, name), ..RememberedNode::default() };
         }
         was
     }
 
     /// Removes the half of the entries that have not changed for longest.
     fn forget_half(&mut self) {
-        let mut times: Vec<_> = self.nodes.values().map(HistoryEntry::last).collect();
+        let mut times: Vec<_> = self.nodes.values().map(RememberedNode::last).collect();
         let middle = times.len() / 2;
         let (_, middle, _) = times.select_nth_unstable(middle);
         self.nodes.retain(|_, was| was.last() > *middle);
@@ -157,15 +157,15 @@ impl NodeHistory {
         if self.texts.len() + more <= self.texts.capacity() {
             return;
         }
-        let used: usize = self.nodes.values().flat_map(HistoryEntry::ranges).map(Range::len).sum();
+        let used: usize = self.nodes.values().flat_map(RememberedNode::ranges).map(Range::len).sum();
         let before = std::mem::replace(&mut self.texts, String::with_capacity(2 * (used + more)));
-        for range in self.nodes.values_mut().flat_map(HistoryEntry::ranges_mut) {
+        for range in self.nodes.values_mut().flat_map(RememberedNode::ranges_mut) {
             *range = put(&mut self.texts, text(&before, range));
         }
     }
 }
 
-impl HistoryEntry {
+impl RememberedNode {
     fn is(&self, texts: &str, node: &NodeName) -> bool {
         text(texts, &self.name).eq_ignore_ascii_case(node.as_str())
     }

@@ -4,11 +4,11 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::config::kubernetes::{self, NodeNameSettings, NodePortsConfig, ServerCsrConfig};
 use crate::config::listen::{self, AccessConfig, AdminConfig, AuthConfig, ListenerTlsConfig};
 use crate::config::server::addresses::{self, AddressSettings};
 use crate::config::server::clients::{self, ClientLinksConfig};
 use crate::config::server::invitations::{self, InvitationConfig, InvitationStore};
-use crate::config::server::kubernetes::{self, NodeNameSettings, NodePortsConfig, ServerCsrConfig};
 use crate::config::server::peers::{self, PeerConfig};
 use crate::config::server::registry::{DnsConfig, EtcdSettings, PublishTo};
 use crate::config::server::{self, DirectConfig, EdgeAccessConfig, LinkListenerConfig, SessionConfig, Tls};

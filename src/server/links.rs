@@ -335,14 +335,14 @@ pub(crate) struct HandshakeFailures(Arc<Mutex<FailureWindow>>);
 #[derive(Debug, Default)]
 struct FailureWindow {
     /// By address and reason; the others are only counted.
-    known: HashMap<(IpAddr, &'static str), FailureCount>,
+    known: HashMap<(IpAddr, &'static str), SourceFailures>,
     /// Number of failures of other addresses, once `known` is full.
     others: u64,
 }
 
 /// The failures of one address for one reason in the current minute.
 #[derive(Debug)]
-struct FailureCount {
+struct SourceFailures {
     /// Text of the first error.
     why: String,
     /// Number of failures not logged yet.
@@ -369,7 +369,7 @@ impl HandshakeFailures {
                 }
                 minute
                     .known
-                    .insert((from, error.name()), FailureCount { why, unlogged: u64::from(!at_once) });
+                    .insert((from, error.name()), SourceFailures { why, unlogged: u64::from(!at_once) });
             }
         }
     }

@@ -54,12 +54,12 @@ pub struct SessionSubject {
     /// Its authenticated user.
     pub user: Option<Box<str>>,
     /// Set if this process only relays it, so that the table of sessions does not list it.
-    pub relayed: Option<Box<RelayedSubject>>,
+    pub relayed: Option<Box<RelayedSession>>,
 }
 
 /// What operators see of a relayed session.
 #[derive(Debug, Clone)]
-pub struct RelayedSubject {
+pub struct RelayedSession {
     /// Its target.
     pub target: Option<Target>,
     /// Address of the client.

@@ -25,7 +25,7 @@ use crate::uplink::path_report::{interruption, report_path};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::Networks;
 use tunnel_net::listen::{Accept, TcpAccept, UnixAccept};
-use tunnel_net::records::{RecordAccept, RecordStream};
+use tunnel_net::records::{RecordListener, RecordStream};
 use tunnel_proto::frame::Category;
 
 /// The ports and the socket of a user's proxy, bound but not serving yet.
@@ -67,7 +67,7 @@ impl UserProxy {
         };
         spawn(http_proxy::KIND.name, http, Proxy, &context);
         spawn(socks5::KIND.name, socks5, Socks5, &context);
-        spawn("shared", RecordAccept(shared), SharedLink, &context);
+        spawn("shared", RecordListener(shared), SharedLink, &context);
         RunningProxy { links, clients }
     }
 }

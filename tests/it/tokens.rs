@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tunnel::config::Environment;
 use tunnel::config::cluster::ClusterSettings;
-use tunnel::config::server::kubernetes::EdgeCsrConfig;
+use tunnel::config::kubernetes::EdgeCsrConfig;
 use tunnel::edge::Edge;
 use tunnel::edge::config::EdgeConfig;
 use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};

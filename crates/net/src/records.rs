@@ -303,9 +303,9 @@ impl fmt::Debug for RecordStream {
 
 /// A listening Unix socket for [`RecordStream`]s.
 #[derive(Debug)]
-pub struct RecordAccept(pub UnixAccept);
+pub struct RecordListener(pub UnixAccept);
 
-impl Accept for RecordAccept {
+impl Accept for RecordListener {
     type AnyStream = RecordStream;
 
     fn at(&self) -> impl fmt::Display {

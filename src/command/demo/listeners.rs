@@ -36,10 +36,10 @@ pub enum DemoListener {
 
 /// The modules of `--listeners`, each once.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct DemoListeners(pub BTreeSet<DemoListener>);
+pub struct DemoListenerSet(pub BTreeSet<DemoListener>);
 
 /// Parses names separated by commas, or `all`.
-impl std::str::FromStr for DemoListeners {
+impl std::str::FromStr for DemoListenerSet {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {

@@ -7,7 +7,7 @@ use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
 use crate::config::cluster::ClusterSettings;
-use crate::config::server::kubernetes::{EdgeCsrConfig, ProfileKind, ServerCsrConfig};
+use crate::config::kubernetes::{EdgeCsrConfig, ProfileKind, ServerCsrConfig};
 use crate::kubernetes::api::cluster::access;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::NodeName;

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
-use crate::config::server::kubernetes::{NodeNameSettings, NodePortsConfig};
+use crate::config::kubernetes::{NodeNameSettings, NodePortsConfig};
 use crate::kubernetes::api::cluster::access;
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ConfigMapPorts;

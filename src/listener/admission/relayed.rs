@@ -11,7 +11,7 @@ use crate::listener::admission::{
 };
 use crate::listener::denial::Denial;
 use crate::session_io::REVOKED;
-use crate::session_io::grants::{Grant, RelayedSubject, SessionSubject};
+use crate::session_io::grants::{Grant, RelayedSession, SessionSubject};
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::metrics::ActiveSession;
 use tunnel_base::names::{DeviceName, NodeName, SessionId};
@@ -60,7 +60,7 @@ impl AuthorizedRequest {
         let (Self { context, from, basis, mut access, .. }, permit) = self.with_permit()?;
         access.set_pending(false);
         (access.id, access.resumed) = (Some(id), resumes.into());
-        let relayed = RelayedSubject {
+        let relayed = RelayedSession {
             target: access.target.clone(),
             client: access.client.clone(),
             listener: access.listener,

@@ -12,7 +12,7 @@ use tracing::{debug, error, info, info_span, warn};
 
 use crate::intercept::{InterceptError, InterceptSets, NftTable};
 use crate::listener::ListenerDeps;
-use crate::listener::intercept::{InterceptConfig, InterceptTable, InterceptedNode};
+use crate::listener::intercept::{InterceptConfig, InterceptedNode, NodesByAddress};
 use tunnel_base::addresses::{AddressClaim, ClaimRejectReason, ClaimSource, RejectedClaim};
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::targets::is_off_limits;
@@ -22,7 +22,7 @@ use tunnel_net::interfaces::LocalAddresses;
 #[derive(Debug)]
 pub(super) struct PreparedIntercept {
     pub(super) table: NftTable,
-    pub(super) intercepted: Arc<InterceptTable>,
+    pub(super) intercepted: Arc<NodesByAddress>,
     pub(super) settings: InterceptConfig,
 }
 
@@ -51,7 +51,7 @@ impl PreparedIntercept {
 /// The only task that writes the table.
 pub(super) struct Reconciler {
     table: NftTable,
-    intercepted: Arc<InterceptTable>,
+    intercepted: Arc<NodesByAddress>,
     settings: InterceptConfig,
     /// The addresses of this host.
     own: LocalAddresses,
@@ -68,7 +68,7 @@ pub(super) struct Reconciler {
 impl Reconciler {
     pub(super) fn new(
         table: NftTable,
-        intercepted: Arc<InterceptTable>,
+        intercepted: Arc<NodesByAddress>,
         settings: InterceptConfig,
         own: LocalAddresses,
         deps: ListenerDeps,

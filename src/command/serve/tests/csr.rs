@@ -3,7 +3,7 @@
 use crate::listener::https::{HttpsConfig, HttpsMode, TargetIdentity};
 
 use super::*;
-use crate::config::server::kubernetes::ProfileKind;
+use crate::config::kubernetes::ProfileKind;
 
 const CLOSED: &str =
     "[server.connect]\nlisten = \"127.0.0.1:22\"\n[server.https]\nports = { \"1\" = \"127.0.0.1:2\" }\n";
