@@ -59,7 +59,7 @@ fn a_download_survives_two_killed_servers_and_a_cut_line() {
     }
     for step in [
         ") is killed: it held the link of node1",
-        "is cut for 3 s",
+        "is cut for 2 s",
         "the line is back",
         ") is killed: it held the link of alice",
         "64 MiB received, none lost",

@@ -174,6 +174,8 @@ impl Download {
     /// Returns an error if the download fails, or its bytes differ from those that were sent.
     pub(crate) async fn finish(mut self, screen: &mut Screen) -> anyhow::Result<()> {
         self.receive(LENGTH, screen).await?;
+        // A download that was late catches up, and may be complete first.
+        self.pauses.report(screen);
         let (sent, received) = (expected_digest(), self.digest.finish());
         if sent.as_ref() != received.as_ref() {
             bail!("the bytes received differ from the bytes sent");
@@ -226,7 +228,14 @@ impl Pauses {
         let now = Instant::now();
         self.longest = self.longest.max(now - self.last);
         self.last = now;
-        if self.report_at.take_if(|at| *at <= now).is_some() {
+        if self.report_at.is_some_and(|at| at <= now) {
+            self.report(screen);
+        }
+    }
+
+    /// Reports the pause, unless that was done.
+    fn report(&mut self, screen: &mut Screen) {
+        if self.report_at.take().is_some() {
             screen.recovery(&format!("the download continues; its longest pause was {:.1?}", self.longest));
         }
     }
