@@ -2,7 +2,7 @@
 
 pub mod config;
 
-use std::future::Future;
+use std::future::{Future, ready};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tracing::{info, info_span, warn};
 
 use crate::acceptor::{DialerRole, SessionAcceptor, TargetDialer, TargetTls};
 use crate::admin::page::AdminUsers;
-use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
+use crate::admin::readiness::{CertificateFiles, DRAINING_CONDITION, Readiness};
 use crate::admin::status::EdgeView;
 use crate::admin::{self, Admin, ProcessView};
 use crate::config::Secret;
@@ -103,7 +103,7 @@ impl Edge {
     pub fn start(settings: Settings, level: Option<LogLevel>) -> Result<Self, StartupErrors> {
         let mut startup = Startup::default();
         let prepared = prepare(&settings, &mut startup);
-        let Prepared { files, admin: ports, proxy, policies, viewers } = startup.finish(prepared)?;
+        let Prepared { files, admin: ports, proxy, mut policies, viewers } = startup.finish(prepared)?;
         let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(EdgeProxy::at));
         policies.watch(&edge.files);
         let level_at_ports = settings.uplink.admin_port.sets_level;
@@ -127,7 +127,9 @@ impl Edge {
         let (metrics, readiness) = (edge.metrics.clone(), edge.readiness.clone());
         let admin = Admin::new(ProcessView::Edge(view), viewers, metrics, readiness, level, level_at_ports);
         admin.spawn(ports, None, &edge.files, &edge.admin);
-        admin.follow_files(shown, authorities, &edge.files, &edge.admin);
+        let certificates = CertificateFiles::default();
+        certificates.set(shown, authorities);
+        admin.follow_files(certificates, &edge.files, &edge.admin);
         info!(admin_addr = edge.bound.log.map(tracing::field::display), "edge started");
         Ok(edge)
     }
@@ -155,12 +157,13 @@ impl Edge {
     pub fn watch_config(&self, config: ConfigFile) {
         let (targets, listener_policies) = (self.targets.clone(), self.listener_policies.clone());
         let grants = self.grants.clone();
-        let apply = move |settings: &Settings| {
+        let apply = move |settings: Arc<Settings>| {
             targets.store(Arc::new(settings.allow.targets.clone()));
             if let Some(proxy) = &settings.http_proxy {
                 listener_policies.apply(&[(http_proxy::EDGE_KEY, &proxy.access)]);
             }
             grants.rights_changed();
+            ready(Ok(())).boxed()
         };
         config.follow(Settings::examine, &self.files, &self.links, apply);
     }

@@ -27,7 +27,8 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, info_span};
+use tokio_util::task::TaskTracker;
+use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
 use crate::config::listen::AccessConfig;
@@ -69,8 +70,17 @@ pub struct ListenerKind {
     pub name: &'static str,
     /// Whether clients may name a target by its address. Then addresses are watched in Kubernetes by default.
     pub by_address: bool,
-    /// Reads the table. Returns `None` if it is absent or unusable, which is recorded.
-    pub(crate) read: fn(&mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>>,
+    /// Whether its listeners open and close when the config changes. Otherwise a change waits for a restart.
+    pub is_live: bool,
+    /// Reads the table. Returns nothing if it is absent or unusable, which is recorded.
+    pub(crate) read: fn(&mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>>,
+}
+
+impl ListenerKind {
+    /// Returns true if listeners of the kind with this name open and close when the config changes.
+    pub(crate) fn is_live(name: &str) -> bool {
+        LISTENERS.iter().any(|kind| kind.name == name && kind.is_live)
+    }
 }
 
 /// The tables of listeners while they are read.
@@ -84,7 +94,12 @@ pub(crate) struct ListenerTables<'a, 't> {
     pub(crate) report: &'a mut Diagnostics,
 }
 
-/// The settings of a configured listener.
+/// Returns the only listener of a table, if it has one.
+pub(crate) fn single<T: ListenerConfig>(listener: Option<T>) -> Vec<Arc<dyn ListenerConfig>> {
+    listener.into_iter().map(|listener| Arc::new(listener) as Arc<dyn ListenerConfig>).collect()
+}
+
+/// The settings of a configured listener: those of one table.
 pub(crate) trait ListenerConfig: Any + fmt::Debug + Send + Sync {
     /// Returns the name of its kind.
     fn name(&self) -> &'static str;
@@ -94,8 +109,8 @@ pub(crate) trait ListenerConfig: Any + fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Returns the access rules of each of its tables, by the table's key.
-    fn access(&self) -> Vec<(&str, &AccessConfig)>;
+    /// Returns the key of its table, and its access rules.
+    fn access(&self) -> (&str, &AccessConfig);
 
     /// Returns its ports that stand for a port of every node.
     fn node_ports(&self) -> &[NodePortConfig] {
@@ -157,6 +172,8 @@ pub(crate) struct ListenerDeps {
     pub(crate) readiness: Readiness,
     /// Cancelled when the server begins to stop.
     pub(crate) stopping: CancellationToken,
+    /// The accept loops of a listener. They end once the drain of `context` starts, and with them its ports close.
+    pub(crate) accepting: TaskTracker,
     /// Ends once no session needs a link any more.
     pub(crate) links: Drain,
     /// Reloads files when they change.
@@ -173,6 +190,8 @@ pub(crate) struct BoundListener {
     pub(crate) name: &'static str,
     /// Its address; `None` for a Unix socket.
     pub(crate) at: Option<SocketAddr>,
+    /// Its address or path, for messages.
+    pub(crate) shown: String,
     /// Starts serving. Returns a receiver if the server must wait for it before it closes the port.
     pub(crate) spawn: Spawn,
 }
@@ -224,16 +243,16 @@ impl BoundListener {
         L: Accept + 'static,
         P: ListenerProtocol<L::AnyStream>,
     {
+        let shown = listener.at().to_string();
         let spawn: Spawn = Box::new(move |deps| {
-            info!(listener = name, local_addr = %listener.at(), "listening for clients");
             let (proxies, protocol) = (access.proxies(), protocol(deps));
             let policy = access.policy(Some(deps.zone.clone()));
             let context = ListenerContext { listener: name, policy, ..deps.context.clone() };
-            let serving = admission::run(protocol, listener, proxies, context);
+            let serving = deps.accepting.track_future(admission::run(protocol, listener, proxies, context));
             deps.context.drain.spawn(info_span!("clients", listener = name), serving);
             None
         });
-        Self { name, at: None, spawn }
+        Self { name, at: None, shown, spawn }
     }
 
     /// Also starts `more`, and the server waits for its receiver before it closes the port.
@@ -241,18 +260,27 @@ impl BoundListener {
         self,
         more: impl FnOnce(&ListenerDeps) -> oneshot::Receiver<()> + Send + 'static,
     ) -> Self {
-        let Self { name, at, spawn } = self;
+        let Self { name, at, shown, spawn } = self;
         let spawn: Spawn = Box::new(move |deps| {
             spawn(deps);
             Some(more(deps))
         });
-        Self { name, at, spawn }
+        Self { name, at, shown, spawn }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+    use crate::config::live::LIVE_LISTENERS;
+
+    #[test]
+    fn the_listeners_that_follow_the_config_are_those_of_its_diff() {
+        let live: BTreeSet<_> = LISTENERS.iter().filter(|kind| kind.is_live).map(|kind| kind.name).collect();
+        assert_eq!(live, BTreeSet::from(LIVE_LISTENERS));
+    }
 
     #[test]
     fn each_kind_of_listener_has_its_row_in_the_docs() {

@@ -8,6 +8,7 @@ pub mod invitations;
 pub mod link_events;
 pub mod link_rates;
 pub mod links;
+pub(crate) mod listeners;
 pub mod peers;
 pub mod registry;
 pub(crate) mod user_links;
@@ -21,23 +22,25 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tracing::{info, info_span, warn};
 
 use crate::acceptor::{DialerRole, DirectDialer, SessionAcceptor, TargetDialer};
 use crate::admin::page::AdminUsers;
-use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
+use crate::admin::readiness::{CertificateFiles, DRAINING_CONDITION, Readiness};
 use crate::admin::status::ServerView;
 use crate::admin::{self, Admin, ProcessView};
+use crate::config::ConfigError;
 use crate::config::live::ConfigFile;
 use crate::config::server::{MEMORY, clients};
 use crate::invitations::SharedEnrolments;
 use crate::listener::access::{AccessPolicyBuilder, ListenerAccess, ListenerPolicies};
 use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{self, ClientKey, ListenerContext};
-use crate::listener::{BoundListener, ListenerDeps, ListenerSetup, connect};
+use crate::listener::{BoundListener, ListenerDeps, connect};
 use crate::parts::with_kubernetes;
 use crate::registry::peers::Peers;
 use crate::registry::search::Dns;
@@ -48,6 +51,7 @@ use crate::server::cluster::ClusterView;
 use crate::server::config::ServerConfig;
 use crate::server::config_files::{LivePolicies, ServerFiles};
 use crate::server::link_rates::LinkRates;
+use crate::server::listeners::{OpenListeners, PreparedListener};
 use crate::server::user_links::UserLinks;
 use crate::session_io::grants::Grants;
 use crate::startup::{NotPrepared, Startup, StartupErrors};
@@ -104,7 +108,10 @@ pub struct Server {
     pub table: Arc<SessionTable>,
     /// The nodes that join by invitation; `None` if that is not enabled.
     pub enrolment: Option<Arc<SharedEnrolments>>,
+    /// The config at the start.
+    settings: Arc<ServerConfig>,
     context: Arc<ServerContext>,
+    listeners: Arc<Mutex<OpenListeners>>,
     listener_policies: ListenerPolicies,
     /// Each completes once no more clients are redirected to a listener.
     redirects: Vec<oneshot::Receiver<()>>,
@@ -117,8 +124,10 @@ struct Prepared {
     /// For edges and peers.
     grpc: TcpAccept,
     admin: admin::Listeners,
+    /// The ports of both, each with its key.
+    other_ports: Vec<(String, SocketAddr)>,
     /// For clients.
-    listeners: Vec<BoundListener>,
+    listeners: Vec<PreparedListener>,
     policies: AccessPolicyBuilder,
     /// Access of users' programs; `None` accepts none.
     users: Option<ListenerAccess>,
@@ -167,6 +176,8 @@ pub(crate) struct ServerContext {
     pub(crate) readiness: Readiness,
     /// Reloads files when they change.
     pub(crate) watcher: FileWatcher,
+    /// The files of certificates, for their expiry.
+    pub(crate) certificates: CertificateFiles,
     /// Cancelled when the server begins to stop; no call is accepted from then on.
     pub(crate) stopping: CancellationToken,
     pub(crate) drains: Drains,
@@ -195,17 +206,20 @@ impl Server {
         let (context, dialled_links) = ServerContext::new(&settings, &prepared);
         let context = Arc::new(context);
         context.spawn_upkeep(&prepared.files);
-        let Prepared { files, grpc, admin: admin_ports, listeners, policies, viewers, .. } = prepared;
+        let Prepared { files, grpc, admin: admin_ports, other_ports, listeners, policies, viewers, .. } =
+            prepared;
         let admin_addr = admin_ports.log.as_ref().map(TcpAccept::at);
-        let listener_policies = policies.watch(&context.watcher);
+        let listener_policies = policies.policies();
         let deps = context.listener_deps(&settings);
-        let redirects = listeners.into_iter().filter_map(|listener| (listener.spawn)(&deps)).collect();
+        let mut open = OpenListeners::new(deps, policies, settings.tls.clone(), other_ports);
+        let redirects = open.serve(listeners);
         registry::spawn_publisher(&settings, &files, &context, bound.grpc.port());
         context.spawn_admin(&settings, admin_ports, viewers, level, bound.grpc);
         registry::spawn_balance(&context, &settings);
         let admin_addr = admin_addr.map(tracing::field::display);
         let connect_addr = bound.connect().map(tracing::field::display);
-        links::spawn(grpc, settings.links.proxy_protocol, files.tls, dialled_links, context.clone());
+        let proxies = settings.links.proxy_protocol.clone();
+        links::spawn(grpc, proxies, files.tls, dialled_links, context.clone());
         info!(links_addr = %bound.grpc, connect_addr, admin_addr, "server started");
         Ok(Self {
             bound,
@@ -214,18 +228,30 @@ impl Server {
             table: context.link_context.table.clone(),
             enrolment: context.enrolment.clone(),
             context,
+            listeners: Arc::new(Mutex::new(open)),
             listener_policies,
             redirects,
             drain_timeout: settings.session.drain_timeout,
+            settings: Arc::new(settings),
         })
     }
 
-    /// Reloads the access rules when the config changes, and ends the sessions that they no longer allow.
+    /// Follows the config when it changes: opens and closes listeners, reloads the access rules, and ends the sessions
+    /// that they no longer allow.
     pub fn watch_config(&self, config: ConfigFile) {
-        let (context, listener_policies) = (self.context.clone(), self.listener_policies.clone());
-        let apply = move |settings: &ServerConfig| {
-            context.policies.apply(settings, &listener_policies);
-            context.grants.rights_changed();
+        let (context, listeners) = (self.context.clone(), self.listeners.clone());
+        let (policies, started) = (self.listener_policies.clone(), self.settings.clone());
+        let apply = move |settings: Arc<ServerConfig>| {
+            let (context, listeners) = (context.clone(), listeners.clone());
+            let (policies, started) = (policies.clone(), started.clone());
+            let apply = async move {
+                context.reload(&settings, &listeners, &policies).await?;
+                for key in started.dependent_changes(&settings) {
+                    warn!(keys = key, "config changed; restart to apply");
+                }
+                Ok(())
+            };
+            apply.boxed()
         };
         config.follow(ServerConfig::examine, &self.context.watcher, &self.context.drains.links, apply);
     }
@@ -261,19 +287,18 @@ impl Prepared {
         let files = ServerFiles::read(settings, startup);
         let grpc = startup.bind("server.links.listen", settings.links.listen);
         let admin = admin_listeners(settings, startup);
+        let other_ports = startup.ports().to_vec();
         let mut policies = AccessPolicyBuilder::default();
         let viewers = policies.viewers(config::ADMIN, &settings.admin, startup);
         let users = settings.clients.as_ref();
         let users = users.map(|users| policies.prepare(clients::TABLE, &users.access, startup)).transpose();
-        let mut setup = ListenerSetup { policies: &mut policies, tls: &settings.tls, startup };
-        // All of them, so that each error is noted.
-        let bound: Vec<_> = settings.listeners.iter().map(|listener| listener.bind(&mut setup)).collect();
-        let listeners = bound.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+        let listeners = listeners::prepare(&settings.listeners, &settings.tls, &mut policies, startup);
         Ok(Self {
             files: files?,
             grpc: grpc?,
             admin: admin?,
-            listeners,
+            other_ports,
+            listeners: listeners?,
             policies,
             users: users?,
             viewers: viewers?,
@@ -284,15 +309,20 @@ impl Prepared {
     fn own_ports(&self) -> BTreeSet<u16> {
         let admin::Listeners { log, metrics, channelz, .. } = &self.admin;
         let ports = [log, metrics, channelz].into_iter().flatten().map(TcpAccept::at);
-        let clients = self.listeners.iter().filter_map(|listener| listener.at);
+        let clients = self.clients().filter_map(|port| port.at);
         ports.chain(clients).chain([self.grpc.at()]).map(|at| at.port()).collect()
+    }
+
+    /// Returns the ports and sockets for clients.
+    fn clients(&self) -> impl Iterator<Item = &BoundListener> {
+        self.listeners.iter().flat_map(|listener| &listener.ports)
     }
 
     fn addresses(&self, settings: &ServerConfig) -> ServerListenAddresses {
         let admin = &self.admin;
         ServerListenAddresses {
             grpc: self.grpc.at(),
-            clients: self.listeners.iter().filter_map(|port| Some((port.name, port.at?))).collect(),
+            clients: self.clients().filter_map(|port| Some((port.name, port.at?))).collect(),
             log: admin.log.as_ref().map_or(settings.links.admin_listen, TcpAccept::at),
             metrics: admin.metrics.as_ref().map(TcpAccept::at),
             channelz: admin.channelz.as_ref().map(TcpAccept::at),
@@ -369,6 +399,7 @@ impl ServerContext {
             cluster,
             readiness,
             watcher: FileWatcher::new(&drains.links),
+            certificates: CertificateFiles::default(),
             stopping: CancellationToken::new(),
             drains,
         };
@@ -394,6 +425,27 @@ impl ServerContext {
         }
     }
 
+    /// Applies a changed config.
+    ///
+    /// # Errors
+    ///
+    /// A listener cannot be opened. The previous config then stays in force.
+    async fn reload(
+        &self,
+        settings: &ServerConfig,
+        listeners: &Mutex<OpenListeners>,
+        policies: &ListenerPolicies,
+    ) -> Result<(), Vec<ConfigError>> {
+        let opened = listeners.lock().await.apply(&settings.listeners).await;
+        let trouble = opened.as_ref().copied().map_err(|errors| errors.to_string().replace('\n', "; "));
+        self.readiness.set_degraded(LISTENERS_CONDITION, trouble);
+        opened.map_err(|errors| errors.iter().map(|found| found.error.clone()).collect::<Vec<_>>())?;
+        self.policies.apply(settings, policies);
+        self.grants.rights_changed();
+        self.certificates.set(settings.certificates(), settings.ca_files());
+        Ok(())
+    }
+
     /// Returns what the listeners share.
     fn listener_deps(&self, settings: &ServerConfig) -> ListenerDeps {
         let proven = self.proven.clone();
@@ -407,6 +459,7 @@ impl ServerContext {
             claims: Arc::new(move || proven.address_claims()),
             readiness: self.readiness.clone(),
             stopping: self.stopping.clone(),
+            accepting: TaskTracker::new(),
             links: self.drains.links.clone(),
             files: self.watcher.clone(),
             resume_timeout: settings.session.resume_timeout,
@@ -455,7 +508,8 @@ impl ServerContext {
         let admin = self.admin.get_or_init(|| admin);
         let drain = &self.drains.admin;
         admin.spawn(ports, Some(grpc), &self.watcher, drain);
-        admin.follow_files(settings.certificates(), settings.ca_files(), &self.watcher, drain);
+        self.certificates.set(settings.certificates(), settings.ca_files());
+        admin.follow_files(self.certificates.clone(), &self.watcher, drain);
     }
 }
 
@@ -513,6 +567,9 @@ fn zone(settings: &ServerConfig, proven: Arc<AuthenticatedLinks>) -> Arc<Zone> {
     let patterns = settings.dns.publish_names.clone();
     Arc::new(Zone::new(settings.dns.zone.clone(), patterns, move |node: &_| proven.has_node(node)))
 }
+
+/// The condition in `/readyz`: the listeners of the changed config are open.
+const LISTENERS_CONDITION: &str = "listeners";
 
 /// Receive windows of a server's sessions, in bytes.
 const WINDOWS: WindowLimits = WindowLimits { start: 64 * 1024, max: 4 << 20 };

@@ -17,7 +17,7 @@ use crate::config::listen::AdminConfig;
 use crate::config::{ConfigError, ConfigErrors, ParsedConfig, Spelling, Warning};
 use crate::startup::admin_socket::SocketDirs;
 use tunnel_base::files;
-use tunnel_net::listen::{Accept as _, BindError, TcpAccept, UnixAccept, try_congestion};
+use tunnel_net::listen::{Accept as _, BindError, TcpAccept, UnixAccept, share_port, try_congestion};
 use tunnel_net::reload;
 use tunnel_net::tls;
 use tunnel_net::tls::certificate::{self, CertWarningKind};
@@ -229,6 +229,11 @@ impl Startup {
         &self.requested_addresses
     }
 
+    /// Notes ports that are open already, each with its key, so that no other key can request them.
+    pub fn reserve_ports<'a>(&mut self, open: impl IntoIterator<Item = &'a (String, SocketAddr)>) {
+        self.requested_addresses.extend(open.into_iter().cloned());
+    }
+
     /// Returns what startup prepared, if there are no errors.
     ///
     /// # Errors
@@ -257,11 +262,7 @@ impl Startup {
 
     /// Returns true if no other key uses that port; otherwise records an error.
     fn is_free(&mut self, key: &str, at: SocketAddr) -> bool {
-        let one = |of: SocketAddr| of.ip() == at.ip() || of.ip().is_unspecified() || at.ip().is_unspecified();
-        let other = self
-            .requested_addresses
-            .iter()
-            .find(|(_, of)| at.port() != 0 && of.port() == at.port() && one(*of));
+        let other = self.requested_addresses.iter().find(|(_, of)| share_port(*of, at));
         if let Some(other) = other.map(|(other, _)| other.clone()) {
             let text = format!("{at}: {other} uses the same port; set a different port for each");
             self.error(StartupErrorKind::Config, key, text);
@@ -340,7 +341,7 @@ impl Signals {
                 _ = OptionFuture::from(self.hangup.as_mut().map(Signal::recv)), if self.hangup.is_some() => {
                     info!(
                         hint = "other config changes need a restart",
-                        "SIGHUP: reloading certificates, tokens, users and access rules"
+                        "SIGHUP: reloading certificates, tokens, users, access rules and listeners"
                     );
                     reload::reload_now();
                 }

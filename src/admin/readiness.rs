@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
@@ -131,6 +132,10 @@ impl Readiness {
 
 // Expiry of certificates: served as metrics, and reported with the readiness starting 30 days before.
 
+/// The files of certificates that the config names. Cheap to clone; clones share the list.
+#[derive(Debug, Clone, Default)]
+pub struct CertificateFiles(Arc<ArcSwap<Vec<CertificateFile>>>);
+
 /// A file of certificates that the config names. It is read at intervals, to warn before they expire.
 #[derive(Debug, Clone)]
 struct CertificateFile {
@@ -142,18 +147,19 @@ struct CertificateFile {
     authorities: bool,
 }
 
-impl Admin {
-    /// Reports files that cannot be reloaded, and the expiry of certificates, until `drain` starts. `shown` are the
-    /// certificates that a program presents, and `believed` the CAs that it trusts, each with its config key.
-    pub fn follow_files(
-        &self,
-        shown: Vec<(String, PathBuf)>,
-        believed: Vec<(String, PathBuf)>,
-        watcher: &FileWatcher,
-        drain: &Drain,
-    ) {
+impl CertificateFiles {
+    /// Replaces the list: `shown` are the certificates that a program presents, and `believed` the CAs that it trusts,
+    /// each with its config key. This is noticed within a minute.
+    pub fn set(&self, shown: Vec<(String, PathBuf)>, believed: Vec<(String, PathBuf)>) {
         let file = |authorities| move |(key, path)| CertificateFile { key, path, authorities };
         let files = shown.into_iter().map(file(false)).chain(believed.into_iter().map(file(true))).collect();
+        self.0.store(Arc::new(files));
+    }
+}
+
+impl Admin {
+    /// Reports files that cannot be reloaded, and the expiry of certificates, until `drain` starts.
+    pub fn follow_files(&self, files: CertificateFiles, watcher: &FileWatcher, drain: &Drain) {
         let followed =
             follow(files, watcher.clone(), self.metrics.clone(), self.readiness.clone(), drain.clone());
         drain.spawn(info_span!("files"), followed);
@@ -162,7 +168,7 @@ impl Admin {
 
 /// Checks the certificates every minute and after each reload, until draining starts.
 async fn follow(
-    files: Vec<CertificateFile>,
+    certificates: CertificateFiles,
     watcher: FileWatcher,
     metrics: Metrics,
     readiness: Readiness,
@@ -171,8 +177,9 @@ async fn follow(
     let mut changes = watcher.changes();
     loop {
         readiness.set_degraded(FILES_CONDITION, watcher.check());
-        let mut soon = Vec::new();
-        for file in &files {
+        let (mut soon, files) = (Vec::new(), certificates.0.load_full());
+        metrics.certificates.retain(&files.iter().map(|file| file.key.as_str()).collect());
+        for file in files.iter() {
             let Ok(pem) = tokio::fs::read(&file.path).await.and_then(files::decode) else { continue };
             let Some(ends) = NotAfter::of(&pem) else { continue };
             let end = if file.authorities { ends.last } else { ends.first };
@@ -252,7 +259,14 @@ mod tests {
             drain.start();
             let watcher = FileWatcher::new(&drain);
             let file = file(path.clone(), authorities);
-            follow(vec![file], watcher, metrics.clone(), readiness.clone(), drain).await;
+            follow(
+                CertificateFiles(Arc::new(ArcSwap::from_pointee(vec![file]))),
+                watcher,
+                metrics.clone(),
+                readiness.clone(),
+                drain,
+            )
+            .await;
             let report = readiness.check().unwrap();
             match expected {
                 Some(expected) => assert!(report.contains(expected) && report.contains("a.crt"), "{report}"),

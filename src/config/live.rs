@@ -2,22 +2,27 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use toml::de::{DeTable, DeValue};
 use tracing::{error, info, info_span, warn};
 
 use crate::config::{
-    ConfigErrors, Diagnostics, Environment, ParsedConfig, Warning, WarningKind, superedge, value,
+    ConfigError, ConfigErrors, Diagnostics, Environment, ParsedConfig, Spelling, Warning, WarningKind,
+    superedge, value,
 };
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
-use tunnel_net::reload::{FileWatcher, Reload};
+use tunnel_net::reload::{FileWatcher, Reload, requests};
 
 /// The keys that differ between two texts of a config, as written there; never their values.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ConfigDiff {
     /// Access rules.
     pub live: Vec<String>,
+    /// Other keys of listeners that open and close with the config.
+    pub listeners: Vec<String>,
     /// All other keys: they take effect at the next start.
     pub at_start: Vec<String>,
 }
@@ -34,10 +39,24 @@ impl ConfigDiff {
         for key in all.filter(differs) {
             let shown =
                 new.get(key).or_else(|| old.get(key)).map(|leaf| leaf.shown.clone()).unwrap_or_default();
-            if is_live(key) { changed.live.push(shown) } else { changed.at_start.push(shown) }
+            match effect(key) {
+                Effect::Live => changed.live.push(shown),
+                Effect::Listener => changed.listeners.push(shown),
+                Effect::AtStart => changed.at_start.push(shown),
+            }
         }
         changed
     }
+}
+
+/// When a changed key takes effect.
+enum Effect {
+    /// At once, also for open listeners and sessions.
+    Live,
+    /// At once: its listener opens, closes, or both.
+    Listener,
+    /// At the next start.
+    AtStart,
 }
 
 /// A value, with its key as written.
@@ -85,25 +104,32 @@ fn plain(value: &DeValue<'_>) -> String {
     }
 }
 
-/// Returns true if the key takes effect without a restart: `allow_from`, `names` and `rules` of a listener, allowed targets
-/// and nodes, and users who are admins.
-fn is_live(key: &[String]) -> bool {
+/// Returns when a key takes effect. At once do: keys of listeners, allowed targets and nodes, and users who are admins.
+fn effect(key: &[String]) -> Effect {
     let key: Vec<&str> = key.iter().map(String::as_str).collect();
     match key.as_slice() {
         ["server", "edge_access", "targets" | "nodes"]
         | ["server", "direct", "targets"]
         | ["server", "clients", "admins"]
         | ["edge", "allow", "targets"]
-        | ["edge", "http_proxy", "allow_from" | "rules"] => true,
+        | ["edge", "http_proxy", "allow_from" | "rules"] => Effect::Live,
         // Not the rules of a listener, but names in certificates and of Nodes.
-        ["server", "csr" | "node_names", "names"] => false,
-        ["server", "tcp", _, last] | ["server", _, last] => matches!(*last, "allow_from" | "names" | "rules"),
-        _ => false,
+        ["server", "csr" | "node_names", "names"] => Effect::AtStart,
+        ["server", "tcp", _, last] | ["server", _, last] if LIVE_ACCESS_KEYS.contains(last) => Effect::Live,
+        ["server", table, _, ..] if LIVE_LISTENERS.contains(table) => Effect::Listener,
+        _ => Effect::AtStart,
     }
 }
 
-// Watches the config file while the program runs. Access rules apply at once; other changed keys are logged as waiting
-// for a restart.
+/// The keys of a listener's table that change while it is open.
+pub(crate) const LIVE_ACCESS_KEYS: [&str; 3] = ["allow_from", "names", "rules"];
+
+/// The tables of listeners that open and close with the config.
+pub(crate) const LIVE_LISTENERS: [&str; 7] =
+    ["connect", "egress", "http", "http_proxy", "https", "socks5", "tcp"];
+
+// Watches the config file while the program runs. Access rules and listeners follow it at once; other changed keys are
+// logged as waiting for a restart.
 
 /// The config that the program was started with.
 #[derive(Debug, Clone)]
@@ -120,48 +146,61 @@ pub struct ConfigFile {
 #[derive(Debug)]
 struct LoadedConfig<T> {
     text: String,
-    settings: T,
+    settings: Arc<T>,
     warnings: Vec<Warning>,
+    spelling: Spelling,
 }
+
+/// Applies a config. If that fails, the previous config is still in force.
+pub type Applying = BoxFuture<'static, Result<(), Vec<ConfigError>>>;
 
 impl ConfigFile {
     /// Re-reads the file when it changes, until draining starts, and passes the config to `apply`. A file with errors
-    /// changes nothing.
+    /// changes nothing. A config that cannot be applied is tried again when the file changes, or a reload is requested.
     pub fn follow<T: Send + Sync + 'static>(
         self,
         examine: fn(&str, &Environment) -> ParsedConfig<T>,
         files: &FileWatcher,
         drain: &Drain,
-        apply: impl Fn(&T) + Send + 'static,
+        apply: impl Fn(Arc<T>) -> Applying + Send + 'static,
     ) {
-        let Self { path, text, environment } = self;
+        let Self { path, text: started, environment } = self;
         let (parsed_with, at) = (environment.clone(), path.clone());
         let parse = move |content: &[u8]| {
             let text = String::from_utf8_lossy(content).into_owned();
             let in_one_line = |errors: ConfigErrors| errors.to_string().replace('\n', "; ");
-            let (settings, warnings) = examine(&text, &parsed_with)
-                .whole()
-                .map_err(|errors| format!("{}: {}", at.display(), in_one_line(errors)))?;
-            Ok(LoadedConfig { text, settings, warnings })
+            let parsed = examine(&text, &parsed_with);
+            let spelling = parsed.spelling.clone();
+            let (settings, warnings) =
+                parsed.whole().map_err(|errors| format!("{}: {}", at.display(), in_one_line(errors)))?;
+            Ok(LoadedConfig { text, settings: Arc::new(settings), warnings, spelling })
         };
         let config = match Reload::file(path, parse) {
             Ok(config) => config,
             Err(cause) => return error!(error = %cause, "cannot watch the config file"),
         };
-        let (mut changes, mut text) = (config.changes(), text);
         files.watch("config", &config);
         let draining = drain.clone();
         drain.spawn(info_span!("config"), async move {
+            let (mut changes, mut requests) = (config.changes(), requests());
+            // The text in force, and the text that was tried last, unless that must be tried again.
+            let (mut applied, mut tried) = (started.clone(), Some(started.clone()));
             loop {
                 let read = config.load();
-                if read.text != text {
-                    tell(&text, &read, &environment);
-                    apply(&read.settings);
-                    text.clone_from(&read.text);
+                if tried.as_ref() != Some(&read.text) {
+                    match apply(read.settings.clone()).await {
+                        Ok(()) => {
+                            tell(&started, &applied, &read, &environment);
+                            applied.clone_from(&read.text);
+                        }
+                        Err(errors) => tell_rejected(errors, &read.spelling),
+                    }
+                    tried = Some(read.text.clone());
                 }
                 tokio::select! {
                     () = draining.draining() => return,
                     changed = changes.changed() => if changed.is_err() { return },
+                    _ = requests.changed(), if tried.as_ref() != Some(&applied) => tried = None,
                 }
             }
         });
@@ -178,19 +217,28 @@ pub fn tell_warnings(warnings: &[Warning]) {
     }
 }
 
-fn tell<T>(old: &str, new: &LoadedConfig<T>, environment: &Environment) {
-    let ConfigDiff { live, at_start } = ConfigDiff::between(old, &new.text, environment);
-    if !live.is_empty() {
-        info!(
-            target: AUDIT,
-            actor = "the config",
-            keys = shown(&live),
-            "access rules reloaded"
-        );
+/// Logs what a config has changed, and which keys differ from those at the start.
+fn tell<T>(started: &str, old: &str, new: &LoadedConfig<T>, environment: &Environment) {
+    let ConfigDiff { live, listeners, at_start } = ConfigDiff::between(old, &new.text, environment);
+    for (keys, message) in [(&live, "access rules reloaded"), (&listeners, "listeners reloaded")] {
+        if !keys.is_empty() {
+            info!(target: AUDIT, actor = "the config", keys = shown(keys), "{message}");
+        }
+    }
+    if !(live.is_empty() && listeners.is_empty()) {
         tell_warnings(&new.warnings);
     }
-    if !at_start.is_empty() {
-        warn!(keys = shown(&at_start), "config changed; restart to apply");
+    let waiting = ConfigDiff::between(started, &new.text, environment).at_start;
+    if !at_start.is_empty() && !waiting.is_empty() {
+        warn!(keys = shown(&waiting), "config changed; restart to apply");
+    }
+}
+
+/// Logs why a config cannot be applied.
+fn tell_rejected(errors: Vec<ConfigError>, spelling: &Spelling) {
+    for ConfigError { key, text, .. } in errors {
+        let hint = "the previous config stays in force; correct this, then reload";
+        error!(key = %spelling.of(&key), error = %text, hint, "config change rejected");
     }
 }
 
@@ -228,7 +276,9 @@ mod tests {
         assert_eq!(changed.at_start, ["server.session.max_sessions", "server.session.resume_timeout"]);
         let removed = between(OLD, "[server.session]\nmax_sessions = 7\n");
         assert_eq!(removed.live, ["server.connect.allow_from"]);
-        assert_eq!(removed.at_start, ["server.connect.listen", "server.tcp.\"0.0.0.0:1\".target"]);
+        assert_eq!(removed.listeners, ["server.connect.listen", "server.tcp.\"0.0.0.0:1\".target"]);
+        let intercepts = format!("{OLD}[server.intercept]\nnetworks = [\"10.0.0.0/8\"]\n");
+        assert_eq!(between(OLD, &intercepts).at_start, ["server.intercept.networks"]);
     }
 
     #[test]
@@ -238,7 +288,7 @@ mod tests {
         assert_eq!(between(OLD, new), ConfigDiff::default());
         let (old, new) = ("[mode.cloud.ssh]\nport = 22\n", "[Mode.Cloud.SSH]\nPort = \"22\"\n");
         assert_eq!(between(old, new), ConfigDiff::default());
-        assert_eq!(between(old, "[mode.cloud.ssh]\nport = 23\n").at_start, ["mode.cloud.ssh.port"]);
+        assert_eq!(between(old, "[mode.cloud.ssh]\nport = 23\n").listeners, ["mode.cloud.ssh.port"]);
     }
 
     /// Tables that are no listeners have keys of the same names.

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
 use http::HeaderMap;
 use http::header::{AUTHORIZATION, PROXY_AUTHORIZATION};
+use parking_lot::Mutex;
 use tracing::info;
 
 use crate::admin::page::{AdminUsers, UserFuture};
@@ -20,30 +21,30 @@ use tunnel_base::policy::zone::Zone;
 use tunnel_net::reload::{FileWatcher, Reload};
 use tunnel_net::tls::verify::ClientCertificate;
 
-/// Builds the access policies of listeners. A user file named by several tables is read once, and failed logins at any
-/// of their ports count together.
+/// Builds the access policies of listeners. Tables that name the same user file share its checker, and failed logins at
+/// any of their ports count together.
 #[derive(Debug, Default)]
 pub struct AccessPolicyBuilder {
-    files: BTreeMap<PathBuf, Result<UserFile, NotPrepared>>,
+    /// The checker of each file that an access policy uses.
+    files: BTreeMap<PathBuf, Weak<PasswordChecker>>,
+    /// Files that were read since the last [`Self::watch`].
+    unwatched: Vec<Reload<Users>>,
     policies: ListenerPolicies,
 }
 
-/// The reloadable access policies of listeners, each with the key of its table. Cheap to clone.
+/// The reloadable access policies in use, each with the key of its table. A closed listener's policy is in use while it
+/// has sessions, so there may be several for one table. Cheap to clone; clones share the list.
 #[derive(Debug, Clone, Default)]
-pub struct ListenerPolicies(Vec<(String, Arc<ArcSwap<AccessPolicy>>)>);
+pub struct ListenerPolicies(Arc<Mutex<Vec<TablePolicy>>>);
+
+/// The key of a table, and an access policy that follows it.
+type TablePolicy = (String, Weak<ArcSwap<AccessPolicy>>);
 
 /// Access to one port, with the lists and files that decide it.
 #[derive(Debug, Clone)]
 pub struct ListenerAccess {
     proxies: Networks,
     policy: Arc<ArcSwap<AccessPolicy>>,
-}
-
-/// A file of users, reloaded when it changes, and the checker that all ports with this file share.
-#[derive(Debug)]
-struct UserFile {
-    users: Reload<Users>,
-    logins: Arc<PasswordChecker>,
 }
 
 impl AccessPolicyBuilder {
@@ -56,17 +57,37 @@ impl AccessPolicyBuilder {
     ) -> Result<ListenerAccess, NotPrepared> {
         let logins = match &access.auth {
             AuthConfig::None => None,
-            AuthConfig::Basic { users, key } => {
-                let read = || UserFile::read(users, key, startup);
-                let file = self.files.entry(users.clone()).or_insert_with(read);
-                Some(file.as_ref().map_err(|missing| *missing)?.logins.clone())
-            }
+            AuthConfig::Basic { users, key } => Some(self.logins(users, key, startup)?),
         };
         let AccessConfig { proxy_protocol, allow_from, rules, names, .. } = access.clone();
         let policy =
             Arc::new(ArcSwap::from_pointee(AccessPolicy { allow_from, logins, names, rules, zone: None }));
-        self.policies.0.push((table.to_owned(), policy.clone()));
+        let mut policies = self.policies.0.lock();
+        policies.retain(|(_, policy)| policy.strong_count() > 0);
+        policies.push((table.to_owned(), Arc::downgrade(&policy)));
         Ok(ListenerAccess { proxies: proxy_protocol, policy })
+    }
+
+    /// Returns the checker of a user file, which is read unless an access policy uses it already.
+    fn logins(
+        &mut self,
+        path: &Path,
+        key: &str,
+        startup: &mut Startup,
+    ) -> Result<Arc<PasswordChecker>, NotPrepared> {
+        if let Some(logins) = self.files.get(path).and_then(Weak::upgrade) {
+            return Ok(logins);
+        }
+        let shown = path.display().to_string();
+        let parse = move |text: &[u8]| {
+            Users::parse(&String::from_utf8_lossy(text)).map_err(|cause| format!("{shown}: {cause}"))
+        };
+        let users = startup.collect(StartupErrorKind::Config, &[key], Reload::file(path, parse))?;
+        let logins = Arc::new(PasswordChecker::new(users.clone()));
+        self.unwatched.push(users);
+        self.files.retain(|_, logins| logins.strong_count() > 0);
+        self.files.insert(path.to_owned(), Arc::downgrade(&logins));
+        Ok(logins)
     }
 
     /// Returns the people that may open the private pages of the admin listener from other machines: users with a
@@ -99,11 +120,15 @@ impl AccessPolicyBuilder {
     }
 
     /// Reloads the users' files when they change.
-    pub fn watch(self, files: &FileWatcher) -> ListenerPolicies {
-        for file in self.files.values().flatten() {
-            files.watch("users", &file.users);
+    pub fn watch(&mut self, files: &FileWatcher) {
+        for users in self.unwatched.drain(..) {
+            files.watch("users", &users);
         }
-        self.policies
+    }
+
+    /// Returns the access policies, also those that are built later.
+    pub fn policies(&self) -> ListenerPolicies {
+        self.policies.clone()
     }
 }
 
@@ -111,8 +136,9 @@ impl ListenerPolicies {
     /// Updates each access policy from the settings of its table: `allow_from`, `names` and `rules`. If the table was
     /// removed the policy stays unchanged.
     pub fn apply(&self, settings: &[(&str, &AccessConfig)]) {
-        for (table, policy) in &self.0 {
+        for (table, policy) in self.0.lock().iter() {
             let Some((_, access)) = settings.iter().find(|(key, _)| key == table) else { continue };
+            let Some(policy) = policy.upgrade() else { continue };
             let (old, AccessConfig { allow_from, names, rules, .. }) = (policy.load_full(), access);
             if (&old.allow_from, &old.names, &old.rules) != (allow_from, names, rules) {
                 let (allow_from, names, rules) = (allow_from.clone(), names.clone(), rules.clone());
@@ -140,17 +166,5 @@ impl ListenerAccess {
         let policy = AccessPolicy { zone, ..AccessPolicy::clone(&self.policy.load()) };
         self.policy.store(Arc::new(policy));
         self.policy
-    }
-}
-
-impl UserFile {
-    fn read(path: &Path, key: &str, startup: &mut Startup) -> Result<Self, NotPrepared> {
-        let shown = path.display().to_string();
-        let parse = move |text: &[u8]| {
-            Users::parse(&String::from_utf8_lossy(text)).map_err(|cause| format!("{shown}: {cause}"))
-        };
-        let users = startup.collect(StartupErrorKind::Config, &[key], Reload::file(path, parse))?;
-        let logins = Arc::new(PasswordChecker::new(users.clone()));
-        Ok(Self { users, logins })
     }
 }

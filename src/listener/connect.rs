@@ -31,7 +31,7 @@ use crate::listener::denial::{
     trace_of, written,
 };
 use crate::listener::{
-    BoundListener, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, ListenerTables,
+    BoundListener, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, ListenerTables, single,
 };
 use crate::startup::NotPrepared;
 use tunnel_base::names::{NameError, Target};
@@ -77,10 +77,11 @@ impl Default for ConnectConfig {
     }
 }
 
-pub(crate) const KIND: ListenerKind = ListenerKind { name: "connect", by_address: false, read };
+pub(crate) const KIND: ListenerKind =
+    ListenerKind { name: "connect", by_address: false, is_live: true, read };
 
 /// Reads the table, and warns if the port is open to all clients.
-fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> {
+fn read(tables: &mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
     let mut table = tables.server.table(KIND.name, report);
     let mut connect: ConnectConfig = table.fields(report);
@@ -104,7 +105,7 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> 
     connect.is_default = report.implied.contains(&table.key("listen"));
     tables.inherited = connect.access.clone();
     table.close_optional(&connect, report);
-    is_set.then(|| Arc::new(connect) as Arc<dyn ListenerConfig>)
+    single(is_set.then_some(connect))
 }
 
 impl ListenerConfig for ConnectConfig {
@@ -116,8 +117,8 @@ impl ListenerConfig for ConnectConfig {
         self.tls.iter().flat_map(ListenerTlsConfig::files).collect()
     }
 
-    fn access(&self) -> Vec<(&str, &AccessConfig)> {
-        vec![("server.connect", &self.access)]
+    fn access(&self) -> (&str, &AccessConfig) {
+        ("server.connect", &self.access)
     }
 
     fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {

@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +10,7 @@ use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, value};
 use crate::listener::authenticated::UnixListenerProtocol;
 use crate::listener::connect::Connect;
-use crate::listener::{BoundListener, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup};
+use crate::listener::{BoundListener, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, single};
 use crate::startup::NotPrepared;
 use tunnel_base::policy::Networks;
 use tunnel_proto::frame::Category;
@@ -74,7 +73,8 @@ pub enum EgressConfig {
 pub(crate) const KIND: ListenerKind = ListenerKind {
     name: "egress",
     by_address: true,
-    read: |tables| Some(Arc::new(read(tables.server, &tables.inherited, tables.report)?)),
+    is_live: true,
+    read: |tables| single(read(tables.server, &tables.inherited, tables.report)),
 };
 
 impl ListenerConfig for EgressConfig {
@@ -89,9 +89,9 @@ impl ListenerConfig for EgressConfig {
         }
     }
 
-    fn access(&self) -> Vec<(&str, &AccessConfig)> {
+    fn access(&self) -> (&str, &AccessConfig) {
         let (Self::Port { access, .. } | Self::Unix { access, .. }) = self;
-        vec![("server.egress", access)]
+        ("server.egress", access)
     }
 
     fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {

@@ -26,7 +26,7 @@ use crate::listener::forward::forward;
 use crate::listener::http::routing::RoutingContext;
 use crate::listener::requests::credentials;
 use crate::listener::{
-    BoundListener, ListenerConfig, ListenerDeps, ListenerKind, ListenerSetup, ListenerTables,
+    BoundListener, ListenerConfig, ListenerDeps, ListenerKind, ListenerSetup, ListenerTables, single,
 };
 use crate::registry::Finder;
 use crate::startup::{NotPrepared, Startup};
@@ -90,10 +90,10 @@ pub struct NodePortConfig {
     pub stands_for: PortTarget,
 }
 
-pub(crate) const KIND: ListenerKind = ListenerKind { name: "http", by_address: false, read };
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "http", by_address: false, is_live: true, read };
 
 /// Reads the table.
-fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> {
+fn read(tables: &mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
     let mut table = tables.server.table(KIND.name, report);
     let methods = AuthMethods { password: false, tls: PortTls::Unsupported };
@@ -102,7 +102,7 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> 
     let access = AccessConfig::read(&mut table, methods, &tables.inherited, report);
     warn_if_open(&table, &ports, &access, methods, report);
     table.close_optional(&keys, report);
-    if ports.is_empty() { None } else { Some(Arc::new(HttpConfig { ports, access })) }
+    single((!ports.is_empty()).then_some(HttpConfig { ports, access }))
 }
 
 /// Returns the ports of a table, each with the full key of its entry.
@@ -136,8 +136,8 @@ impl ListenerConfig for HttpConfig {
         KIND.name
     }
 
-    fn access(&self) -> Vec<(&str, &AccessConfig)> {
-        vec![("server.http", &self.access)]
+    fn access(&self) -> (&str, &AccessConfig) {
+        ("server.http", &self.access)
     }
 
     fn node_ports(&self) -> &[NodePortConfig] {

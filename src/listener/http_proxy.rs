@@ -3,7 +3,6 @@
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -23,7 +22,9 @@ use crate::listener::admission::{
 use crate::listener::denial::Denial;
 use crate::listener::forward::forward;
 use crate::listener::requests::credentials;
-use crate::listener::{BoundListener, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, connect};
+use crate::listener::{
+    BoundListener, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, connect, single,
+};
 use crate::startup::{NotPrepared, Startup};
 use tunnel_base::names::{NameError, Target};
 use tunnel_base::policy::Glob;
@@ -59,7 +60,8 @@ impl Default for HttpProxyConfig {
 pub(crate) const KIND: ListenerKind = ListenerKind {
     name: "http_proxy",
     by_address: true,
-    read: |tables| Some(Arc::new(read(tables.server, &tables.inherited, tables.env, tables.report)?)),
+    is_live: true,
+    read: |tables| single(read(tables.server, &tables.inherited, tables.env, tables.report)),
 };
 
 /// Reads the table. Returns `None` if it is absent, or has no address to listen on, which is an error.
@@ -107,8 +109,8 @@ impl ListenerConfig for HttpProxyConfig {
         self.tls.iter().flat_map(ListenerTlsConfig::files).collect()
     }
 
-    fn access(&self) -> Vec<(&str, &AccessConfig)> {
-        vec![("server.http_proxy", &self.access)]
+    fn access(&self) -> (&str, &AccessConfig) {
+        ("server.http_proxy", &self.access)
     }
 
     fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
@@ -183,14 +185,14 @@ impl EdgeProxy {
 
     /// Starts serving clients until the drain of `context` begins. Returns the access policy, which can be reloaded.
     pub(crate) fn spawn(self, context: ListenerContext, files: &FileWatcher) -> ListenerPolicies {
-        let Self { listener, access, policies } = self;
+        let Self { listener, access, mut policies } = self;
         let proxies = access.proxies();
         info!(local_addr = %listener.at(), "HTTP proxy started");
-        let policies = policies.watch(files);
+        policies.watch(files);
         let context = ListenerContext { listener: KIND.name, policy: access.policy(None), ..context };
         let drain = context.drain.clone();
         drain.spawn(info_span!("clients"), admission::run(Proxy, listener, proxies, context));
-        policies
+        policies.policies()
     }
 }
 

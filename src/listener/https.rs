@@ -21,6 +21,7 @@ use crate::listener::denial::Denial;
 use crate::listener::http::{NodePort, NodePortConfig, NodePorts, bind, by_text, node_ports, warn_if_open};
 use crate::listener::{
     BoundListener, FileKind, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, ListenerTables,
+    single,
 };
 use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_base::names::{Host, NodeName, Target};
@@ -160,10 +161,10 @@ pub struct TargetIdentity {
     pub ca: Option<PathBuf>,
 }
 
-pub(crate) const KIND: ListenerKind = ListenerKind { name: "https", by_address: true, read };
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "https", by_address: true, is_live: true, read };
 
 /// Reads the table.
-fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> {
+fn read(tables: &mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
     let mut table = tables.server.table(KIND.name, report);
     let keys: HttpsKeys = table.fields(report);
@@ -202,7 +203,7 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> 
     let mode = if passthrough { HttpsMode::Passthrough } else { HttpsMode::Terminate(certificates, targets) };
     warn_if_open(&table, &ports, &access, proofs, report);
     table.close_optional(&keys, report);
-    if ports.is_empty() { None } else { Some(Arc::new(HttpsConfig { mode, ports, access })) }
+    single((!ports.is_empty()).then_some(HttpsConfig { mode, ports, access }))
 }
 
 /// Checks the keys for TLS to targets. Returns `None` if edges speak TLS with targets, or after an error, which is
@@ -265,8 +266,8 @@ impl ListenerConfig for HttpsConfig {
         certificates.files().into_iter().chain(shown).collect()
     }
 
-    fn access(&self) -> Vec<(&str, &AccessConfig)> {
-        vec![("server.https", &self.access)]
+    fn access(&self) -> (&str, &AccessConfig) {
+        ("server.https", &self.access)
     }
 
     fn node_ports(&self) -> &[NodePortConfig] {

@@ -24,7 +24,7 @@ use crate::intercept::{InterceptError, InterceptRules, NftTable, original_destin
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
 use crate::listener::intercept::reconciler::PreparedIntercept;
-use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup};
+use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, single};
 use crate::registry::NodeNotFound;
 use crate::route::RouteError;
 use crate::startup::{NotPrepared, Startup, StartupErrorKind};
@@ -113,7 +113,9 @@ pub struct MarkBits {
 pub(crate) const KIND: ListenerKind = ListenerKind {
     name: "intercept",
     by_address: true,
-    read: |tables| Some(Arc::new(read(tables.server, &tables.inherited, tables.env, tables.report)?)),
+    // The table of nftables and the mark are the process's.
+    is_live: false,
+    read: |tables| single(read(tables.server, &tables.inherited, tables.env, tables.report)),
 };
 
 /// Reads the table. Returns `None` if it is absent, or unusable, which is recorded.
@@ -207,8 +209,8 @@ impl ListenerConfig for InterceptConfig {
         KIND.name
     }
 
-    fn access(&self) -> Vec<(&str, &AccessConfig)> {
-        vec![(KEY, &self.access)]
+    fn access(&self) -> (&str, &AccessConfig) {
+        (KEY, &self.access)
     }
 
     /// Also claims the table, and marks all sockets of this process from now on.

@@ -19,7 +19,7 @@ use crate::listener::admission::{
     Admission, GrantedSession, HandshakeOutcome, ListenerProtocol, OpenRequest,
 };
 use crate::listener::denial::{Denial, new_trace};
-use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, ListenerTables};
+use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, ListenerTables, single};
 use crate::startup::NotPrepared;
 use tunnel_base::names::Target;
 use tunnel_net::socket::Connection;
@@ -46,10 +46,11 @@ impl Default for Socks5Config {
     }
 }
 
-pub(crate) const KIND: ListenerKind = ListenerKind { name: "socks5", by_address: true, read: settings };
+pub(crate) const KIND: ListenerKind =
+    ListenerKind { name: "socks5", by_address: true, is_live: true, read: settings };
 
 /// Reads the table. Returns `None` if it is absent, or has no address to listen on, which is an error.
-fn settings(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> {
+fn settings(tables: &mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
     let mut table = tables.server.table(KIND.name, report);
     let mut socks5: Socks5Config = table.fields(report);
@@ -59,7 +60,7 @@ fn settings(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfi
         socks5.access.warn_if_open(table.key("listen"), socks5.listen, PASSWORD, "every node", report);
     }
     table.close_optional(&socks5, report);
-    is_set.then(|| Arc::new(socks5) as Arc<dyn ListenerConfig>)
+    single(is_set.then_some(socks5))
 }
 
 /// Clients may send a password, and are asked for no certificate.
@@ -70,8 +71,8 @@ impl ListenerConfig for Socks5Config {
         KIND.name
     }
 
-    fn access(&self) -> Vec<(&str, &AccessConfig)> {
-        vec![("server.socks5", &self.access)]
+    fn access(&self) -> (&str, &AccessConfig) {
+        ("server.socks5", &self.access)
     }
 
     fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {

@@ -17,7 +17,7 @@ use crate::config::listen::{AccessConfig, AuthMethods, PortTls};
 use crate::config::table::ConfigTable;
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
-use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, ListenerTables};
+use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, ListenerTables, single};
 use crate::registry::Finder;
 use crate::startup::NotPrepared;
 use tunnel_base::names::{NameError, NodeName, Target};
@@ -25,10 +25,6 @@ use tunnel_base::policy::canonical_ip;
 use tunnel_net::accept_loop;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Category;
-
-/// TCP ports. The keys of `[server.tcp]` are addresses, as in SuperEdge.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TcpConfig(pub Vec<TcpListenerConfig>);
 
 /// `[server.tcp."[::]:6443"]`: TCP ports of this server, each for one target at a node. Each key is an address
 /// (ip:port) to listen on. The short form is a line in `[server.tcp]`: "127.0.0.1:6443" = "node1/127.0.0.1:6443".
@@ -72,15 +68,14 @@ pub struct ForwardTarget {
     pub target: Target,
 }
 
-pub(crate) const KIND: ListenerKind = ListenerKind { name: "tcp", by_address: false, read };
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "tcp", by_address: false, is_live: true, read };
 
-/// Reads the table.
-fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> {
+/// Reads the table. Its keys are addresses, as in SuperEdge.
+fn read(tables: &mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
     let (report, inherited) = (&mut *tables.report, &tables.inherited);
     let mut table = tables.server.table(KIND.name, report);
     let entries = table.named(TARGET, report).into_iter();
-    let ports: Vec<_> = entries.filter_map(|(name, entry)| port(&name, entry, inherited, report)).collect();
-    if ports.is_empty() { None } else { Some(Arc::new(TcpConfig(ports))) }
+    entries.flat_map(|(name, entry)| single(port(&name, entry, inherited, report))).collect()
 }
 
 /// Reads one port. Returns `None` if the entry is unusable, which is recorded.
@@ -165,27 +160,23 @@ const AUTH_METHODS: AuthMethods = AuthMethods { password: false, tls: PortTls::U
 /// The key that a plain text value stands for.
 const TARGET: &str = "target";
 
-impl ListenerConfig for TcpConfig {
+impl ListenerConfig for TcpListenerConfig {
     fn name(&self) -> &'static str {
         KIND.name
     }
 
-    fn access(&self) -> Vec<(&str, &AccessConfig)> {
-        self.0.iter().map(|port| (port.key.as_str(), &port.access)).collect()
+    fn access(&self) -> (&str, &AccessConfig) {
+        (&self.key, &self.access)
     }
 
     fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
-        let ports = self.0.iter().map(|port| {
-            let access = setup.policies.prepare(&port.key, &port.access, setup.startup);
-            let listener = setup.startup.bind(&port.key, port.at);
-            let TcpListenerConfig { to: ForwardTarget { node, target }, send_proxy, .. } = port.clone();
-            Ok(BoundListener::tcp(KIND.name, listener?, access?, move |deps| {
-                let finder = deps.finder.clone();
-                Tcp { node, target, send_proxy, finder, warned: AtomicBool::new(false) }
-            }))
-        });
-        // All ports first, so that each error is noted.
-        ports.collect::<Vec<_>>().into_iter().collect()
+        let access = setup.policies.prepare(&self.key, &self.access, setup.startup);
+        let listener = setup.startup.bind(&self.key, self.at);
+        let Self { to: ForwardTarget { node, target }, send_proxy, .. } = self.clone();
+        Ok(vec![BoundListener::tcp(KIND.name, listener?, access?, move |deps| {
+            let finder = deps.finder.clone();
+            Tcp { node, target, send_proxy, finder, warned: AtomicBool::new(false) }
+        })])
     }
 }
 

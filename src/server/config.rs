@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::config::kubernetes::{self, NodeNameSettings, NodePortsConfig, ServerCsrConfig};
 use crate::config::listen::{self, AccessConfig, AdminConfig, AuthConfig, ListenerTlsConfig};
+use crate::config::live::LIVE_ACCESS_KEYS;
 use crate::config::server::addresses::{self, AddressSettings};
 use crate::config::server::clients::{self, ClientLinksConfig};
 use crate::config::server::invitations::{self, InvitationConfig, InvitationStore};
@@ -28,7 +29,7 @@ pub struct ServerConfig {
     /// The access of users' programs that link to this server; `None` accepts none.
     pub clients: Option<ClientLinksConfig>,
     /// The configured listeners for clients.
-    pub(crate) listeners: Vec<Arc<dyn ListenerConfig>>,
+    pub(crate) listeners: Vec<ListenerTable>,
     /// The ConfigMap of named node ports; `None` disables it.
     pub ports: Option<NodePortsConfig>,
     /// The ConfigMap from which DNS reads the addresses of all nodes; `None` disables it.
@@ -59,6 +60,36 @@ pub struct ServerConfig {
     pub pod_ip: Option<IpAddr>,
 }
 
+/// The table of a listener for clients. Equal tables differ at most in keys that change while the listener is open.
+#[derive(Debug, Clone)]
+pub(crate) struct ListenerTable {
+    pub(crate) config: Arc<dyn ListenerConfig>,
+    /// Its values in effect, except of keys that change while the listener is open.
+    pub(crate) values: toml::Table,
+}
+
+impl ListenerTable {
+    /// Reads the values of a table that was just read.
+    fn new(config: Arc<dyn ListenerConfig>, report: &Diagnostics) -> Self {
+        let mut values = report.effective.get(config.access().0).cloned().unwrap_or_default();
+        for key in LIVE_ACCESS_KEYS {
+            values.remove(key);
+        }
+        Self { config, values }
+    }
+
+    /// Returns the full key of the table.
+    pub(crate) fn key(&self) -> &str {
+        self.config.access().0
+    }
+}
+
+impl PartialEq for ListenerTable {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key() && self.values == other.values
+    }
+}
+
 impl ServerConfig {
     /// Reads a server's config.
     ///
@@ -84,12 +115,14 @@ impl ServerConfig {
         let clients = clients::read(&mut table, report);
         let mut tables =
             ListenerTables { server: &mut table, inherited: AccessConfig::default(), env, report };
-        let listeners: Vec<_> = LISTENERS.iter().filter_map(|kind| (kind.read)(&mut tables)).collect();
+        let listeners: Vec<_> = LISTENERS.iter().flat_map(|kind| (kind.read)(&mut tables)).collect();
+        let listeners: Vec<_> =
+            listeners.into_iter().map(|listener| ListenerTable::new(listener, report)).collect();
         let (dns, peers) = peers::read(&mut table, env, report);
         // A port that forwards to the port of a request's Host.
         let by_host = |kind: &str| {
-            let listener = listeners.iter().find(|listener| listener.name() == kind)?;
-            let port = listener.node_ports().iter().find(|port| port.stands_for == PortTarget::Host);
+            let listener = listeners.iter().find(|listener| listener.config.name() == kind)?;
+            let port = listener.config.node_ports().iter().find(|port| port.stands_for == PortTarget::Host);
             port.map(|port| port.at.port())
         };
         let (http, https) = (by_host(http::KIND.name), by_host(https::KIND.name));
@@ -123,13 +156,22 @@ impl ServerConfig {
 
     /// Returns true if a listener of this kind is configured.
     pub(crate) fn has_listener(&self, kind: &ListenerKind) -> bool {
-        self.listeners.iter().any(|listener| listener.name() == kind.name)
+        self.listeners.iter().any(|listener| listener.config.name() == kind.name)
+    }
+
+    /// Returns the keys of parts that depend on listeners and differ in another config: they are made at the start.
+    pub(crate) fn dependent_changes(&self, other: &Self) -> Vec<&'static str> {
+        let differ = [
+            (self.addresses.kubernetes != other.addresses.kubernetes, "server.addresses.kubernetes"),
+            (self.ports != other.ports, "server.node_ports"),
+        ];
+        differ.into_iter().filter(|(differs, _)| *differs).map(|(_, key)| key).collect()
     }
 
     /// Returns the access rules of each listener and of users' links, by the key of the table.
     pub(crate) fn access(&self) -> Vec<(&str, &AccessConfig)> {
         let clients = self.clients.iter().map(|clients| (clients::TABLE, &clients.access));
-        let listeners = self.listeners.iter().flat_map(|listener| listener.access());
+        let listeners = self.listeners.iter().map(|listener| listener.config.access());
         listeners.chain(clients).chain([(ADMIN, &self.admin.access)]).collect()
     }
 
@@ -141,7 +183,7 @@ impl ServerConfig {
     /// Returns the files of this kind that listeners read, each with its key.
     fn listener_files(&self, kind: FileKind) -> impl Iterator<Item = (String, PathBuf)> {
         let admin = self.admin.tls.iter().flat_map(ListenerTlsConfig::files);
-        let files = self.listeners.iter().flat_map(|listener| listener.files()).chain(admin);
+        let files = self.listeners.iter().flat_map(|listener| listener.config.files()).chain(admin);
         files.filter(move |file| file.kind == kind).map(|file| (file.key, file.path))
     }
 
@@ -199,13 +241,20 @@ impl ServerConfig {
         [links].into_iter().chain(users).chain(self.listener_files(FileKind::Ca)).collect()
     }
 
-    /// Returns the settings of the listener with this type.
+    /// Returns the settings of the first listener with this type.
     #[cfg(test)]
     pub(crate) fn listener<T: ListenerConfig>(&self) -> Option<&T> {
-        self.listeners.iter().find_map(|listener| {
-            let listener: &dyn std::any::Any = listener.as_ref();
+        self.listeners_of().into_iter().next()
+    }
+
+    /// Returns the settings of the listeners with this type.
+    #[cfg(test)]
+    pub(crate) fn listeners_of<T: ListenerConfig>(&self) -> Vec<&T> {
+        let listeners = self.listeners.iter().filter_map(|listener| {
+            let listener: &dyn std::any::Any = listener.config.as_ref();
             listener.downcast_ref()
-        })
+        });
+        listeners.collect()
     }
 }
 

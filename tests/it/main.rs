@@ -51,6 +51,7 @@ mod proxy;
 mod publish;
 mod refusals;
 mod relay;
+mod reload;
 mod renewed;
 mod resume;
 mod revoked;

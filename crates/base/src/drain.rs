@@ -63,6 +63,12 @@ impl Drain {
         Self::default()
     }
 
+    /// Returns a handle for a part of the work, which may start draining before the rest. It also drains with this
+    /// handle, which waits for its tasks, and is the one to finish.
+    pub fn child(&self) -> Self {
+        Self { draining: self.draining.child_token(), ..self.clone() }
+    }
+
     /// Spawns a task that [`Self::finish`] waits for. The task is dropped at its current await point if it is aborted.
     pub fn spawn<F>(&self, span: Span, task: F)
     where
@@ -229,6 +235,21 @@ mod tests {
         assert_eq!(drain.finish(Duration::ZERO, pending()).await, Drained::Aborted(1));
         drain.spawn(Span::none(), pending());
         drain.tasks.wait().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_child_drains_alone_or_with_its_parent_which_waits_for_its_tasks() {
+        let drain = Drain::new();
+        let [early, late] = [(); 2].map(|()| drain.child());
+        for child in [&early, &late] {
+            let seen = child.clone();
+            child.spawn(Span::none(), async move { seen.draining().await });
+        }
+        early.start();
+        assert!(early.is_draining() && !late.is_draining() && !drain.is_draining());
+        late.spawn(Span::none(), pending());
+        assert_eq!(drain.finish(Duration::from_secs(4), pending()).await, Drained::Aborted(1));
+        assert!(late.is_draining());
     }
 
     #[tokio::test(start_paused = true)]

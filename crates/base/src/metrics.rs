@@ -3,7 +3,7 @@
 pub mod format;
 pub mod nodes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -551,6 +551,17 @@ impl Certificates {
     pub fn set(&self, key: &str, end: u64) {
         self.0.get_or_create(&KeyLabels { key: key.to_owned() }).set(i64::try_from(end).unwrap_or(i64::MAX));
         self.1.lock().insert(key.to_owned(), end);
+    }
+
+    /// Removes the certificates of all other config keys.
+    pub fn retain(&self, keys: &BTreeSet<&str>) {
+        self.1.lock().retain(|key, _| {
+            let is_kept = keys.contains(key.as_str());
+            if !is_kept {
+                self.0.remove(&KeyLabels { key: key.clone() });
+            }
+            is_kept
+        });
     }
 
     /// Returns the expiration times by config key, in seconds since 1970.

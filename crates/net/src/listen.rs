@@ -177,6 +177,12 @@ where
     }
 }
 
+/// Returns true if two sockets cannot listen on these addresses at once. The unspecified address of IPv6 includes IPv4.
+pub fn share_port(one: SocketAddr, other: SocketAddr) -> bool {
+    let is_any = one.ip().is_unspecified() || other.ip().is_unspecified();
+    one.port() != 0 && one.port() == other.port() && (one.ip() == other.ip() || is_any)
+}
+
 impl Accept for TcpAccept {
     type AnyStream = TcpStream;
 

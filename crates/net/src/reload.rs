@@ -1,10 +1,10 @@
 //! Values reloaded when their files change, secrets among them. Holders of an old value keep it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -88,8 +88,9 @@ impl<T: Send + Sync + 'static> Reload<T> {
         self.0.changed.subscribe()
     }
 
-    async fn follow(self, mut seen: FileState, status: FileStatus) {
-        let mut look_now = RELOAD_NOW.subscribe();
+    /// Checks the files until draining begins, or until no other clone of the value is left.
+    async fn follow(watched: Weak<Shared<T>>, mut seen: FileState, status: FileStatus) {
+        let mut look_now = requests();
         loop {
             let pause = if seen.unsettled.is_some() { DEBOUNCE } else { CHECK_INTERVAL };
             tokio::select! {
@@ -99,8 +100,12 @@ impl<T: Send + Sync + 'static> Reload<T> {
                 _ = look_now.changed() => {}
                 () = tokio::time::sleep(pause) => {}
             }
-            let next = self.check_files(&seen).await;
-            seen = self.report(seen, next, &status);
+            let Some(value) = watched.upgrade().map(Self) else {
+                status.set_readable();
+                return;
+            };
+            let next = value.check_files(&seen).await;
+            seen = value.report(seen, next, &status);
         }
     }
 
@@ -243,8 +248,15 @@ pub fn fingerprint(contents: &[Vec<u8>]) -> u64 {
 #[derive(Debug, Clone)]
 pub struct FileWatcher {
     drain: Drain,
-    /// The current error of each watched value.
-    errors: watch::Sender<Vec<Option<String>>>,
+    errors: watch::Sender<FileErrors>,
+}
+
+/// The current errors of watched values.
+#[derive(Debug, Default)]
+pub struct FileErrors {
+    /// The number of the next value.
+    next: u64,
+    by_value: BTreeMap<u64, String>,
 }
 
 impl FileWatcher {
@@ -253,21 +265,22 @@ impl FileWatcher {
         Self { drain: drain.clone(), errors: watch::Sender::default() }
     }
 
-    /// Polls the files of a value every few seconds and after [`reload_now`]. A change takes effect within 6 s.
+    /// Polls the files of a value every few seconds and after [`reload_now`], while another clone of the value is in use.
+    /// A change takes effect within 6 s.
     ///
     /// If reading or parsing fails, the old value remains, and each new error is logged once. `what` names the task.
     pub fn watch<T: Send + Sync + 'static>(&self, what: &'static str, value: &Reload<T>) {
         if value.0.paths.is_empty() {
             return;
         }
-        let mut index = 0;
+        let mut number = 0;
         self.errors.send_modify(|errors| {
-            index = errors.len();
-            errors.push(None);
+            number = errors.next;
+            errors.next += 1;
         });
-        let status = FileStatus { files: self.clone(), index };
-        self.drain
-            .spawn(info_span!("files", value = what), value.clone().follow(value.first_state(), status));
+        let status = FileStatus { files: self.clone(), number };
+        let following = Reload::follow(Arc::downgrade(&value.0), value.first_state(), status);
+        self.drain.spawn(info_span!("files", value = what), following);
     }
 
     /// Returns the errors that keep files from being reloaded, each once.
@@ -278,7 +291,7 @@ impl FileWatcher {
     pub fn check(&self) -> Result<(), String> {
         let errors = self.errors.borrow();
         // Values that share a file have the same error.
-        let distinct: BTreeSet<_> = errors.iter().flatten().map(String::as_str).collect();
+        let distinct: BTreeSet<_> = errors.by_value.values().map(String::as_str).collect();
         if distinct.is_empty() {
             return Ok(());
         }
@@ -287,7 +300,7 @@ impl FileWatcher {
     }
 
     /// Returns a channel that changes when files were reloaded, or when [`Self::check`] may have another result.
-    pub fn changes(&self) -> watch::Receiver<Vec<Option<String>>> {
+    pub fn changes(&self) -> watch::Receiver<FileErrors> {
         self.errors.subscribe()
     }
 }
@@ -295,45 +308,40 @@ impl FileWatcher {
 /// One watched value's place among the errors of a [`FileWatcher`].
 struct FileStatus {
     files: FileWatcher,
-    index: usize,
+    number: u64,
 }
 
 impl FileStatus {
     fn set_reloaded(&self) {
-        self.files.errors.send_modify(|errors| self.replace(errors, None));
+        self.files.errors.send_modify(|errors| _ = errors.by_value.remove(&self.number));
     }
 
     /// Clears the error. Returns true if there was one.
     fn set_readable(&self) -> bool {
-        self.files.errors.send_if_modified(|errors| {
-            let had_error = errors.get(self.index).is_some_and(Option::is_some);
-            self.replace(errors, None);
-            had_error
-        })
+        self.files.errors.send_if_modified(|errors| errors.by_value.remove(&self.number).is_some())
     }
 
     /// Sets the error. Returns true if no watched value had the same one.
     fn set_error(&self, error: String) -> bool {
-        let (error, mut is_new) = (Some(error), false);
+        let mut is_new = false;
         self.files.errors.send_if_modified(|errors| {
-            is_new = !errors.contains(&error);
-            let changed = errors.get(self.index) != Some(&error);
-            self.replace(errors, error);
+            is_new = !errors.by_value.values().any(|known| *known == error);
+            let changed = errors.by_value.get(&self.number) != Some(&error);
+            errors.by_value.insert(self.number, error);
             changed
         });
         is_new
-    }
-
-    fn replace(&self, errors: &mut [Option<String>], error: Option<String>) {
-        if let Some(own) = errors.get_mut(self.index) {
-            *own = error;
-        }
     }
 }
 
 /// Makes all watchers in this process check their files now.
 pub fn reload_now() {
     RELOAD_NOW.send_replace(());
+}
+
+/// Returns a receiver that is notified by each later [`reload_now`].
+pub fn requests() -> watch::Receiver<()> {
+    RELOAD_NOW.subscribe()
 }
 
 /// Global, because SIGHUP concerns the whole process.
@@ -392,9 +400,8 @@ mod tests {
 
     /// Returns the places of that number of values.
     fn watched<const N: usize>() -> [FileStatus; N] {
-        let files = FileWatcher::new(&Drain::new());
-        files.errors.send_replace(vec![None; N]);
-        std::array::from_fn(|index| FileStatus { files: files.clone(), index })
+        let (files, mut number) = (FileWatcher::new(&Drain::new()), 0..);
+        std::array::from_fn(|_| FileStatus { files: files.clone(), number: number.next().unwrap() })
     }
 
     #[tokio::test]
@@ -485,6 +492,26 @@ mod tests {
         }
         let ended = drain.finish(Duration::from_secs(1), std::future::pending()).await;
         assert_eq!(ended, Drained::Finished);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_and_its_error_end_with_the_last_use_of_the_value() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("n");
+        std::fs::write(&path, "1").unwrap();
+        let reload = Reload::file(&path, number).unwrap();
+        let drain = Drain::new();
+        let files = FileWatcher::new(&drain);
+        files.watch("number", &reload);
+        std::fs::remove_file(&path).unwrap();
+        while files.check().is_ok() {
+            tokio::time::sleep(CHECK_INTERVAL).await;
+        }
+        drop(reload);
+        while drain.tasks() > 0 {
+            tokio::time::sleep(CHECK_INTERVAL).await;
+        }
+        assert_eq!(files.check(), Ok(()));
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,7 +2,7 @@ use crate::config::Environment;
 use crate::edge::config::EdgeConfig;
 use crate::listener::http::HttpConfig;
 use crate::listener::https::HttpsConfig;
-use crate::listener::tcp::TcpConfig;
+use crate::listener::tcp::TcpListenerConfig;
 use crate::server::config::ServerConfig;
 use tunnel_base::policy::ports::PortTarget;
 
@@ -171,7 +171,7 @@ fn a_malformed_namespace_is_not_copied_into_migrated_settings() {
         let old = OLD.replace("name: yurt-tunnel-server-cfg, namespace: kube-system", &place);
         let text = migrated(&old, Role::Server).unwrap();
         let (settings, _) = ServerConfig::read(&text, &in_a_cluster()).unwrap();
-        assert!(settings.listener::<TcpConfig>().is_none(), "{text}");
+        assert!(settings.listener::<TcpListenerConfig>().is_none(), "{text}");
         assert_eq!(settings.ports.unwrap().namespace, "kube-system");
         assert_eq!(settings.node_names.unwrap().namespace, "kube-system");
         assert!(remarks(&text).iter().any(|line| line.contains("not a valid namespace")), "{text}");
@@ -267,7 +267,7 @@ fn a_superedge_file_is_migrated_with_the_same_meaning() {
     let (settings, _) = ServerConfig::read(&text, &in_a_cluster()).unwrap();
     assert_eq!(
         (
-            settings.listener::<TcpConfig>().unwrap().0.len(),
+            settings.listeners_of::<TcpListenerConfig>().len(),
             settings.listener::<HttpsConfig>().unwrap().ports.len()
         ),
         (1, 1)

@@ -3,7 +3,7 @@
 use crate::config::server::invitations::InvitationStore;
 use crate::listener::http::NodePortConfig;
 use crate::listener::https::{HttpsConfig, HttpsMode};
-use crate::listener::tcp::{TcpConfig, TcpListenerConfig};
+use crate::listener::tcp::TcpListenerConfig;
 
 use super::*;
 
@@ -35,8 +35,8 @@ fn a_tcp_listener_has_an_address_and_a_target_with_an_optional_node() {
     ];
     let want =
         want.map(|(at, node, target, proxy)| (at.to_owned(), node.to_owned(), target.to_owned(), proxy));
-    let TcpConfig(tcp) = settings.listener().unwrap();
-    assert_eq!(tcp.iter().map(shown).collect::<Vec<_>>(), want);
+    let tcp: Vec<&TcpListenerConfig> = settings.listeners_of();
+    assert_eq!(tcp.iter().copied().map(shown).collect::<Vec<_>>(), want);
     assert!(tcp[2].access.allow_from.is_some() && tcp[0].access.allow_from.is_none());
 }
 

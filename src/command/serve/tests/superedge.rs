@@ -2,7 +2,7 @@
 
 use crate::listener::egress::EgressConfig;
 use crate::listener::https::HttpsConfig;
-use crate::listener::tcp::TcpConfig;
+use crate::listener::tcp::TcpListenerConfig;
 use crate::server::Server;
 
 use super::*;
@@ -208,7 +208,7 @@ fn a_superedge_cloud_file_with_an_empty_https_table_loads() {
     assert_eq!(cloud.links.admin_listen.port(), 51000);
     assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
     assert!(cloud.listener::<HttpsConfig>().is_none());
-    let [port] = &cloud.listener::<TcpConfig>().unwrap().0[..] else { panic!("one port") };
+    let [port] = cloud.listeners_of::<TcpListenerConfig>()[..] else { panic!("one port") };
     assert_eq!((port.at, port.to.node.clone()), ("0.0.0.0:6443".parse().unwrap(), None));
     assert_eq!(port.to.target, "127.0.0.1:6443".parse().unwrap());
 }

@@ -1,0 +1,186 @@
+//! The open listeners of a server. They follow its config: a reload opens and closes them.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use tokio::sync::oneshot;
+use tokio_util::task::TaskTracker;
+use tracing::info;
+
+use crate::config::server::Tls;
+use crate::listener::access::AccessPolicyBuilder;
+use crate::listener::admission::ListenerContext;
+use crate::listener::{BoundListener, ListenerDeps, ListenerKind, ListenerSetup};
+use crate::server::config::ListenerTable;
+use crate::startup::{NotPrepared, Startup, StartupErrors};
+use tunnel_base::drain::Drain;
+use tunnel_net::listen::share_port;
+
+/// The open listeners for clients.
+pub(crate) struct OpenListeners {
+    /// What they share.
+    deps: ListenerDeps,
+    policies: AccessPolicyBuilder,
+    tls: Tls,
+    /// The other ports of the server, each with its key.
+    other_ports: Vec<(String, SocketAddr)>,
+    open: Vec<OpenListener>,
+}
+
+/// A listener with bound ports, which serves no client yet.
+pub(crate) struct PreparedListener {
+    table: ListenerTable,
+    /// The addresses that it requested, each with its key.
+    requested: Vec<(String, SocketAddr)>,
+    pub(crate) ports: Vec<BoundListener>,
+}
+
+struct OpenListener {
+    table: ListenerTable,
+    /// The addresses that it requested, each with its key.
+    requested: Vec<(String, SocketAddr)>,
+    /// Accepts no client once this drain starts. Its sessions continue.
+    drain: Drain,
+    /// Its accept loops, which own its ports.
+    accepting: TaskTracker,
+}
+
+/// Reads the files of listeners and binds their ports. Notes all errors.
+pub(crate) fn prepare(
+    tables: &[ListenerTable],
+    tls: &Tls,
+    policies: &mut AccessPolicyBuilder,
+    startup: &mut Startup,
+) -> Result<Vec<PreparedListener>, NotPrepared> {
+    let prepared = tables.iter().map(|table| {
+        let before = startup.ports().len();
+        let ports = table.config.bind(&mut ListenerSetup { policies, tls, startup });
+        let requested = startup.ports().iter().skip(before).cloned().collect();
+        Ok(PreparedListener { table: table.clone(), requested, ports: ports? })
+    });
+    // All of them, so that each error is noted.
+    prepared.collect::<Vec<_>>().into_iter().collect()
+}
+
+impl OpenListeners {
+    /// Creates the list, without listeners. `other_ports` are the other ports of the server, each with its key.
+    pub(crate) fn new(
+        deps: ListenerDeps,
+        policies: AccessPolicyBuilder,
+        tls: Tls,
+        other_ports: Vec<(String, SocketAddr)>,
+    ) -> Self {
+        Self { deps, policies, tls, other_ports, open: Vec::new() }
+    }
+
+    /// Serves clients. Each receiver is notified once no more clients are redirected to a listener.
+    pub(crate) fn serve(&mut self, prepared: Vec<PreparedListener>) -> Vec<oneshot::Receiver<()>> {
+        self.policies.watch(&self.deps.files);
+        let mut redirects = Vec::new();
+        for PreparedListener { table, requested, ports } in prepared {
+            let (drain, accepting) = (self.deps.context.drain.child(), TaskTracker::new());
+            let context = ListenerContext { drain: drain.clone(), ..self.deps.context.clone() };
+            let deps = ListenerDeps { context, accepting: accepting.clone(), ..self.deps.clone() };
+            for port in ports {
+                info!(listener = port.name, local_addr = %port.shown, "listening for clients");
+                redirects.extend((port.spawn)(&deps));
+            }
+            self.open.push(OpenListener { table, requested, drain, accepting });
+        }
+        redirects
+    }
+
+    /// Opens the listeners that these tables add, and closes those that they no longer have. A listener with other
+    /// settings closes and opens again. Not cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// A file cannot be used, or an address cannot be bound. All listeners then are as before, except that one may fail
+    /// to open again if it had to close first for its port; this is in the errors.
+    pub(crate) async fn apply(&mut self, tables: &[ListenerTable]) -> Result<(), StartupErrors> {
+        let is_new =
+            |table: &&ListenerTable| is_live(table) && !self.open.iter().any(|open| open.table == **table);
+        let opening: Vec<_> = tables.iter().filter(is_new).cloned().collect();
+        let is_kept = |open: &OpenListener| !is_live(&open.table) || tables.contains(&open.table);
+        let (kept, closing): (Vec<_>, Vec<_>) = std::mem::take(&mut self.open).into_iter().partition(is_kept);
+        self.open = kept;
+        let requested = match self.check(&opening) {
+            Ok(requested) => requested,
+            Err(errors) => {
+                self.open.extend(closing);
+                return Err(errors);
+            }
+        };
+        let is_in_the_way = |open: &OpenListener| open.is_in_the_way(&opening, &requested);
+        let (first, others): (Vec<_>, Vec<_>) = closing.into_iter().partition(is_in_the_way);
+        close(&first).await;
+        let prepared = self.prepare(&opening);
+        let (result, next) = match prepared {
+            Ok(prepared) => {
+                close(&others).await;
+                (Ok(()), prepared)
+            }
+            Err(mut errors) => {
+                self.open.extend(others);
+                let tables: Vec<_> = first.into_iter().map(|closed| closed.table).collect();
+                let again = self.prepare(&tables).unwrap_or_else(|more| {
+                    errors = errors.iter().chain(&more).cloned().collect();
+                    Vec::new()
+                });
+                (Err(errors), again)
+            }
+        };
+        // Only a listener that is not live has redirects.
+        self.serve(next);
+        result
+    }
+
+    /// Checks all of these tables that can be checked while others have their ports. Returns the requested addresses.
+    fn check(&self, tables: &[ListenerTable]) -> Result<Vec<SocketAddr>, StartupErrors> {
+        let kept = self.open.iter().flat_map(|open| &open.requested);
+        let mut startup = Startup::checking();
+        startup.reserve_ports(self.other_ports.iter().chain(kept));
+        let before = startup.ports().len();
+        // The errors are in `startup`, and nothing is bound.
+        let _ = prepare(tables, &self.tls, &mut AccessPolicyBuilder::default(), &mut startup);
+        let requested = startup.ports().iter().skip(before).map(|(_, at)| *at).collect();
+        if startup.is_clear() { Ok(requested) } else { Err(startup.into_errors()) }
+    }
+
+    fn prepare(&mut self, tables: &[ListenerTable]) -> Result<Vec<PreparedListener>, StartupErrors> {
+        let mut startup = Startup::default();
+        let prepared = prepare(tables, &self.tls, &mut self.policies, &mut startup);
+        startup.finish(prepared)
+    }
+}
+
+/// Returns true if the listener opens and closes with the config.
+fn is_live(table: &ListenerTable) -> bool {
+    ListenerKind::is_live(table.config.name())
+}
+
+/// Closes the ports of listeners. Their sessions continue.
+async fn close(listeners: &[OpenListener]) {
+    for OpenListener { table, drain, accepting, .. } in listeners {
+        drain.start();
+        accepting.close();
+        accepting.wait().await;
+        info!(listener = table.config.name(), key = table.key(), "listener closed");
+    }
+}
+
+impl OpenListener {
+    /// Returns true if it must close before one of these tables can open, which request these addresses.
+    fn is_in_the_way(&self, opening: &[ListenerTable], requested: &[SocketAddr]) -> bool {
+        let shares = |at: SocketAddr| requested.iter().any(|other| share_port(at, *other));
+        opening.iter().any(|table| table.key() == self.table.key())
+            || self.requested.iter().any(|(_, at)| shares(*at))
+    }
+}
+
+impl fmt::Debug for OpenListeners {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let keys: Vec<_> = self.open.iter().map(|open| open.table.key()).collect();
+        f.debug_struct("OpenListeners").field("open", &keys).finish_non_exhaustive()
+    }
+}

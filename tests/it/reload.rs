@@ -1,0 +1,253 @@
+//! Listeners follow the config while a server runs.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tunnel::config::Environment;
+use tunnel::config::live::ConfigFile;
+use tunnel::server::Server;
+use tunnel::server::config::ServerConfig;
+use tunnel_base::drain::Drained;
+use tunnel_net::reload::reload_now;
+
+use crate::support::clients::{assert_echo, assert_reset, get, open};
+use crate::support::programs::{TestDir, TestServer, at, edge};
+use crate::support::{assert_eventually, servers, targets, wait_until};
+use crate::words::LogLines;
+
+/// A server that follows its config.
+struct Followed<'p> {
+    place: &'p TestDir,
+    file: PathBuf,
+    server: TestServer,
+}
+
+impl<'p> Followed<'p> {
+    fn start(place: &'p TestDir, more: &str) -> Self {
+        let text = place.cloud(more);
+        let file = place.file("cloud.toml", &text);
+        let server =
+            Server::start(ServerConfig::read(&text, &Environment::default()).unwrap().0, None).unwrap();
+        server.watch_config(ConfigFile { path: file.clone(), text, environment: Environment::default() });
+        Self { place, file, server: TestServer::from(server) }
+    }
+
+    /// Writes the config with `more`, and waits until a line with `outcome` is logged once more.
+    async fn reload(&self, lines: &LogLines, more: &str, outcome: &str) {
+        let before = lines.count(outcome);
+        std::fs::write(&self.file, self.place.cloud(more)).unwrap();
+        self.retry(lines, outcome, before).await;
+    }
+
+    async fn retry(&self, lines: &LogLines, outcome: &str, before: usize) {
+        let is_logged = || {
+            reload_now();
+            lines.count(outcome) > before
+        };
+        wait_until(outcome, is_logged).await;
+    }
+}
+
+/// The outcome of a reload that opened or closed a listener.
+const RELOADED: &str = "listeners reloaded";
+/// The outcome of a reload that changed nothing.
+const REJECTED: &str = "config change rejected";
+
+fn free_address() -> SocketAddr {
+    servers::addresses(1)[0]
+}
+
+fn tcp(at: SocketAddr, target: SocketAddr, more: &str) -> String {
+    format!("[server.tcp.\"{at}\"]\ntarget = \"node1/{target}\"\n{more}\n")
+}
+
+async fn connect(at: SocketAddr) -> TcpStream {
+    TcpStream::connect(at).await.unwrap()
+}
+
+async fn is_closed(at: SocketAddr) -> bool {
+    TcpStream::connect(at).await.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
+}
+
+#[tokio::test]
+async fn a_reload_opens_a_listener_and_closes_it_without_ending_its_sessions() {
+    let (place, echo, port) = (TestDir::new(), targets::echo().await, free_address());
+    let (lines, _guard) = LogLines::start();
+    let followed = Followed::start(&place, "");
+    let _edge = edge(&place, &followed.server, "node1").await;
+    let mut stays = followed.server.open(&at("node1", echo)).await;
+    assert!(is_closed(port).await);
+
+    followed.reload(&lines, &tcp(port, echo, ""), RELOADED).await;
+    let mut client = connect(port).await;
+    assert_echo(&mut client, "through the new port").await;
+    assert_eq!(lines.count(&format!("keys=\"server.tcp.\\\"{port}\\\".target\"")), 1, "{}", lines.text());
+
+    followed.reload(&lines, "", RELOADED).await;
+    assert!(is_closed(port).await);
+    assert_eq!(lines.count("listener closed"), 1);
+    assert_echo(&mut client, "its session goes on").await;
+    assert_echo(&mut stays, "so does that of an unchanged listener").await;
+    assert_eq!(lines.count("restart to apply"), 0);
+
+    // The stop still waits for the session.
+    let TestServer { server, .. } = followed.server;
+    let echoed = async {
+        assert_echo(&mut client, "while the server drains").await;
+        drop((client, stays));
+    };
+    let (drained, ()) = tokio::join!(server.shutdown(std::future::pending()), echoed);
+    assert_eq!(drained, Drained::Finished);
+}
+
+#[tokio::test]
+async fn sessions_of_a_closed_listener_lose_the_rights_that_its_table_takes_away() {
+    let (place, echo, port) = (TestDir::new(), targets::echo().await, free_address());
+    let (lines, _guard) = LogLines::start();
+    let followed = Followed::start(&place, &tcp(port, echo, "rules = [{ nodes = [\"node1\"] }]"));
+    let _edge = edge(&place, &followed.server, "node1").await;
+    let mut client = connect(port).await;
+    assert_echo(&mut client, "allowed").await;
+    // Closed and opened again, with other rules.
+    followed.reload(&lines, &tcp(port, echo, "send_proxy = true\nrules = [{ ports = [1] }]"), RELOADED).await;
+    assert_reset(&mut client).await;
+    assert_reset(&mut connect(port).await).await;
+    assert_eq!(followed.server.server.metrics.sessions.closed("tcp", "forbidden"), 1);
+}
+
+#[tokio::test]
+async fn a_listener_with_another_target_or_address_opens_again_at_the_same_port() {
+    let (place, echo, source) = (TestDir::new(), targets::echo().await, targets::source(7).await);
+    let port = free_address();
+    let (lines, _guard) = LogLines::start();
+    let followed = Followed::start(&place, &tcp(port, echo, ""));
+    let _edge = edge(&place, &followed.server, "node1").await;
+    let mut client = connect(port).await;
+    assert_echo(&mut client, "before").await;
+
+    followed.reload(&lines, &tcp(port, source, ""), RELOADED).await;
+    let mut bytes = Vec::new();
+    assert_eventually("the bytes", connect(port).await.read_to_end(&mut bytes)).await.unwrap();
+    assert_eq!(bytes, targets::pattern(7));
+    // The old address has to close before this one can open.
+    let everywhere = SocketAddr::from(([0, 0, 0, 0], port.port()));
+    followed.reload(&lines, &tcp(everywhere, echo, ""), RELOADED).await;
+    assert_echo(&mut connect(([127, 0, 0, 9], port.port()).into()).await, "at another address").await;
+    assert_echo(&mut client, "its target stays").await;
+}
+
+#[tokio::test]
+async fn an_address_in_use_rejects_the_whole_config_until_a_reload_finds_it_free() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let [old, taken, other] = [(); 3].map(|()| free_address());
+    let holder = std::net::TcpListener::bind(taken).unwrap();
+    let (lines, _guard) = LogLines::start();
+    let followed = Followed::start(&place, &tcp(old, echo, ""));
+    let _edge = edge(&place, &followed.server, "node1").await;
+    let mut client = connect(old).await;
+    assert_echo(&mut client, "before").await;
+
+    let everywhere = SocketAddr::from(([0, 0, 0, 0], old.port()));
+    let more: String =
+        [everywhere, taken, other].map(|port| tcp(port, echo, "allow_from = [\"127.0.0.0/8\"]")).concat();
+    let fenced = format!("allow_from = [\"10.0.0.0/8\"]\n{more}");
+    followed.reload(&lines, &fenced, REJECTED).await;
+    let line = lines.text().lines().find(|line| line.contains(REJECTED)).unwrap().to_owned();
+    for part in [
+        format!("key=server.tcp.\"{taken}\""),
+        format!("cannot listen on {taken}"),
+        "stop the program".into(),
+    ] {
+        assert!(line.contains(&part), "{part}: {line}");
+    }
+    assert!(is_closed(other).await, "no part of the config applies");
+    assert_echo(&mut followed.server.open(&at("node1", echo)).await, "not even its rules").await;
+    // Other tests request reloads as well, and each closes it for a moment.
+    wait_until("the port that had to close is open again", || std::net::TcpStream::connect(old).is_ok())
+        .await;
+    assert_echo(&mut client, "and its session goes on").await;
+    let log = followed.server.server.bound.log;
+    let page = get(log, "/readyz").await;
+    assert!(
+        page.status == 200 && page.body.contains(&format!("listeners: server.tcp.\"{taken}\"")),
+        "{page:?}"
+    );
+
+    drop(holder);
+    followed.retry(&lines, RELOADED, 0).await;
+    for port in [old, taken, other] {
+        assert_echo(&mut connect(port).await, "open now").await;
+    }
+    assert_eq!(get(log, "/readyz").await.body, "ok\n");
+    let denied = followed.server.request_connect(&at("node1", echo)).await;
+    assert_eq!(denied.phrase, "your address 127.0.0.1 is not allowed here", "its rules apply too");
+}
+
+#[tokio::test]
+async fn a_port_that_the_server_itself_uses_is_an_error_with_both_keys() {
+    let (place, echo, port) = (TestDir::new(), targets::echo().await, free_address());
+    let (lines, _guard) = LogLines::start();
+    let followed = Followed::start(&place, &tcp(port, echo, ""));
+    let socks = format!("[server.socks5]\nlisten = \"0.0.0.0:{}\"\n", port.port());
+    followed.reload(&lines, &(tcp(port, echo, "") + &socks), REJECTED).await;
+    let error = format!("0.0.0.0:{}: server.tcp.\"{port}\" uses the same port", port.port());
+    assert!(lines.count(&format!("key=server.socks5.listen error={error}")) > 0, "{}", lines.text());
+    // Back to the old config, of which nothing has changed.
+    std::fs::write(&followed.file, place.cloud(&tcp(port, echo, ""))).unwrap();
+    let log = followed.server.server.bound.log;
+    let cleared = async {
+        while get(log, "/readyz").await.body != "ok\n" {
+            reload_now();
+        }
+    };
+    assert_eventually("the error is gone", cleared).await;
+    assert_eq!((lines.count(RELOADED), lines.count("listener closed")), (0, 0));
+}
+
+#[tokio::test]
+async fn listeners_of_each_kind_open_and_close_with_the_config() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let (lines, _guard) = LogLines::start();
+    let followed = Followed::start(&place, "");
+    let _edge = edge(&place, &followed.server, "node1").await;
+    let (dir, port) = (place.path().display().to_string(), free_address());
+    let tls = format!("cert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"");
+    let node_port = format!(
+        "ports = {{ \"{}\" = \"127.0.0.1:{}\" }}\nlisten_ip = \"{}\"",
+        port.port(),
+        echo.port(),
+        port.ip()
+    );
+    for table in [
+        format!("[server.http_proxy]\nlisten = \"{port}\""),
+        format!("[server.http_proxy]\nlisten = \"{port}\"\n{tls}"),
+        format!("[server.socks5]\nlisten = \"{port}\""),
+        format!("[server.egress]\nlisten = \"{port}\"\n{tls}"),
+        format!("[server.http]\n{node_port}"),
+        format!("[server.https]\n{node_port}\n{tls}"),
+        format!("[server.egress]\nlisten = \"unix:{dir}/egress.sock\""),
+    ] {
+        let is_open = async || {
+            if table.contains("unix:") {
+                place.path().join("egress.sock").exists()
+            } else {
+                !is_closed(port).await
+            }
+        };
+        followed.reload(&lines, &table, RELOADED).await;
+        assert!(is_open().await, "{table}");
+        followed.reload(&lines, "", RELOADED).await;
+        assert!(!is_open().await, "{table}");
+    }
+    // The CONNECT listener is one of them.
+    let moved = place.cloud("").replace(
+        "[server.connect]\nlisten = \"127.0.0.1:0\"",
+        &format!("[server.connect]\nlisten = \"{port}\""),
+    );
+    std::fs::write(&followed.file, moved).unwrap();
+    followed.retry(&lines, RELOADED, lines.count(RELOADED)).await;
+    assert_echo(&mut open(port, &at("node1", echo)).await, "at the new address").await;
+    assert!(is_closed(followed.server.connect).await);
+}
