@@ -1,7 +1,10 @@
-//! The TCP listener: a port for one fixed target. Its clients send no request, so each gets a session at once.
+//! The TCP listener: a port for one fixed target, or a range of ports. Its clients send no request, so each gets a
+//! session at once.
+
+pub mod range;
 
 use std::fmt;
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,6 +20,7 @@ use crate::config::listen::{AccessConfig, AuthMethods, PortTls};
 use crate::config::table::ConfigTable;
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
+use crate::listener::tcp::range::ListenPorts;
 use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, ListenerTables, single};
 use crate::registry::Finder;
 use crate::startup::NotPrepared;
@@ -28,6 +32,9 @@ use tunnel_proto::frame::Category;
 
 /// `[server.tcp."[::]:6443"]`: TCP ports of this server, each for one target at a node. Each key is an address
 /// (ip:port) to listen on. The short form is a line in `[server.tcp]`: "127.0.0.1:6443" = "node1/127.0.0.1:6443".
+/// A key "ip:first-last" is a range of ports, and the target is that of the first. The next port reaches the next port
+/// of the target, and so on: port 7010 of "0.0.0.0:7000-7099" = "node1/127.0.0.1:8000" reaches 8010. All entries
+/// together may have 1000 ports.
 /// Connections from outside allow_from are closed. Connections to a node that does not exist, or that rules deny, are reset.
 /// The access log contains the reason. Default: none. These clients cannot send a password: if auth is "basic" in
 /// `[server.connect]`, set auth = "none" here, preferably with allow_from.
@@ -44,14 +51,14 @@ struct TcpKeys {
     send_proxy: bool,
 }
 
-/// One entry of `[server.tcp]`: a TCP port of a server that stands for one target.
+/// One entry of `[server.tcp]`: TCP ports of a server that each stand for one target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpListenerConfig {
-    /// Address where clients connect.
-    pub at: SocketAddr,
+    /// The ports where clients connect.
+    pub ports: ListenPorts,
     /// The full key of the entry.
     pub key: String,
-    /// The target.
+    /// The target of the first port.
     pub to: ForwardTarget,
     /// Whether the target receives a PROXY header (v2) with the client's address.
     pub send_proxy: bool,
@@ -74,50 +81,81 @@ pub(crate) const KIND: ListenerKind = ListenerKind { name: "tcp", by_address: fa
 fn read(tables: &mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
     let (report, inherited) = (&mut *tables.report, &tables.inherited);
     let mut table = tables.server.table(KIND.name, report);
-    let entries = table.named(TARGET, report).into_iter();
-    entries.flat_map(|(name, entry)| single(port(&name, entry, inherited, report))).collect()
+    let mut listeners: Vec<TcpListenerConfig> = Vec::new();
+    for (name, entry) in table.named(TARGET, report) {
+        listeners.extend(listener(&name, entry, inherited, &listeners, report));
+    }
+    listeners.into_iter().flat_map(|listener| single(Some(listener))).collect()
 }
 
-/// Reads one port. Returns `None` if the entry is unusable, which is recorded.
-fn port(
+/// Reads one entry; `earlier` are those before it. Returns `None` if it is unusable, which is recorded.
+fn listener(
     name: &str,
     mut table: ConfigTable<'_>,
     inherited: &AccessConfig,
+    earlier: &[TcpListenerConfig],
     report: &mut Diagnostics,
 ) -> Option<TcpListenerConfig> {
-    let at = listen(name);
-    if at.is_none() {
-        let expected =
-            "expected an address to listen on as the key: \"ip:port\", for example \"127.0.0.1:6443\"";
+    let ports = ports(name, earlier);
+    if let Err(expected) = &ports {
         table.name_error(name, expected, report);
     }
     let keys: TcpKeys = table.fields(report);
     if !table.has(TARGET) {
         table.error(TARGET, None, "set the target, as in target = \"node1/127.0.0.1:6443\"", report);
     }
+    if let (Ok(ports), Some(to)) = (&ports, &keys.target)
+        && ports.last_target(&to.target).is_none()
+    {
+        let expected = format!(
+            "this is the target of the first of {} ports, and that of the last would exceed port 65535; choose a lower \
+             target port, or a shorter range",
+            ports.count()
+        );
+        table.error(TARGET, Some(format!("port {}", to.target.port)), expected, report);
+    }
     let access = AccessConfig::read(&mut table, AUTH_METHODS, inherited, report);
     table.record(&keys, report);
-    let port = at.zip(keys.target).map(|(at, to)| TcpListenerConfig {
-        at,
+    let listener = ports.ok().zip(keys.target).map(|(ports, to)| TcpListenerConfig {
+        ports,
         key: table.path().to_owned(),
         to,
         send_proxy: keys.send_proxy,
         access,
     });
-    if let Some(TcpListenerConfig { at, key, to, access, .. }) = &port {
-        access.warn_if_open(key.clone(), *at, AUTH_METHODS, &to.to_string(), report);
+    if let Some(TcpListenerConfig { ports, key, to, access, .. }) = &listener {
+        let reached = match ports.count() {
+            1 => to.to_string(),
+            count => format!("{to} (other ports of this range: {})", count - 1),
+        };
+        access.warn_if_open(key.clone(), ports.first(), AUTH_METHODS, &reached, report);
     }
     table.finish(report);
-    port
+    listener
 }
 
-/// Parses an address to listen on. As in Go, SuperEdge's language, the IP may be absent, which means all addresses.
-fn listen(name: &str) -> Option<SocketAddr> {
-    match name.strip_prefix(':') {
-        Some(port) => Some((Ipv6Addr::UNSPECIFIED, port.parse().ok()?).into()),
-        None => name.parse().ok(),
+/// Parses the ports of an entry. Returns what is expected if they are invalid, too many, or a range that another entry
+/// overlaps.
+fn ports(name: &str, earlier: &[TcpListenerConfig]) -> Result<ListenPorts, String> {
+    let ports = ListenPorts::parse(name)?;
+    let is_range = |ports: &ListenPorts| ports.count() > 1;
+    // A port that is no range is compared with those of all listeners, when they are bound.
+    let mut ranges = earlier.iter().filter(|other| is_range(&ports) || is_range(&other.ports));
+    if let Some(other) = ranges.find(|other| other.ports.overlaps(ports)) {
+        return Err(format!("{} has some of these ports; list each port once", other.key));
     }
+    let total = earlier.iter().map(|other| other.ports.count()).sum::<usize>() + ports.count();
+    if total > MAX_PORTS {
+        return Err(format!(
+            "up to here [server.tcp] has {total} ports, and at most {MAX_PORTS} are supported; name fewer, or use a \
+             listener at which clients name the target, such as [server.connect]"
+        ));
+    }
+    Ok(ports)
 }
+
+/// Maximum number of ports in `[server.tcp]`. Each has two open files and a task.
+const MAX_PORTS: usize = 1000;
 
 impl<'de> Deserialize<'de> for ForwardTarget {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -171,12 +209,17 @@ impl ListenerConfig for TcpListenerConfig {
 
     fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
         let access = setup.policies.prepare(&self.key, &self.access, setup.startup);
-        let listener = setup.startup.bind(&self.key, self.at);
-        let Self { to: ForwardTarget { node, target }, send_proxy, .. } = self.clone();
-        Ok(vec![BoundListener::tcp(KIND.name, listener?, access?, move |deps| {
-            let finder = deps.finder.clone();
-            Tcp { node, target, send_proxy, finder, warned: AtomicBool::new(false) }
-        })])
+        let Self { ports, to: ForwardTarget { node, target }, send_proxy, .. } = self;
+        let bound = ports.with_targets(target).map(|(at, target)| {
+            let (listener, node, send_proxy) =
+                (setup.startup.bind(&self.key, at)?, node.clone(), *send_proxy);
+            Ok(BoundListener::tcp(KIND.name, listener, access.clone()?, move |deps| {
+                let finder = deps.finder.clone();
+                Tcp { node, target, send_proxy, finder, warned: AtomicBool::new(false) }
+            }))
+        });
+        // All ports first, so that each error is noted.
+        bound.collect::<Vec<_>>().into_iter().collect()
     }
 }
 

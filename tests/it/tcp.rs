@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 
 use crate::inside::inside;
 use crate::support::clients::{assert_echo, assert_reset, reset, rest};
-use crate::support::programs::{TestDir, TestServer, assert_edge_idle, edge};
+use crate::support::programs::{TestDir, TestServer, assert_edge_idle, edge, edge_with};
 use crate::support::{assert_eventually, remote, servers, targets, wait_until};
 use crate::words::LogLines;
 
@@ -42,6 +42,32 @@ async fn a_port_reaches_its_target_in_both_directions_and_half_closed() {
     assert_edge_idle(&two).await;
     assert_eq!(server.server.metrics.sessions.closed("tcp", "ok"), 1);
     assert_eq!(server.server.metrics.sessions.closed("connect", "ok"), 0);
+}
+
+#[tokio::test]
+async fn each_port_of_a_range_reaches_the_target_port_at_the_same_distance() {
+    let place = TestDir::new();
+    // Other tests take no port of this range at these two addresses.
+    let ranges = std::iter::repeat_with(|| [(); 3].map(|()| servers::addresses(2)));
+    let is_range =
+        |all: &[Vec<SocketAddr>; 3]| all.windows(2).all(|two| two[1][0].port() == two[0][0].port() + 1);
+    let [range, ..] = ranges.into_iter().find(is_range).unwrap();
+    let (listen, targets) = (range[0], range[1]);
+    let target = |offset: u16| SocketAddr::new(targets.ip(), targets.port() + offset);
+    let first = targets::serve_at(&target(0).to_string(), targets::echo_one).await;
+    let greet = async |mut socket: TcpStream| socket.write_all(b"third").await.unwrap();
+    let third = targets::serve_at(&target(2).to_string(), greet).await;
+    let last = listen.port() + 2;
+    assert_eq!((first, third), (target(0), target(2)));
+    let lines = format!("[edge.allow]\ntargets = [\"{}:*\"]", targets.ip());
+    let server =
+        TestServer::with(&place, &format!("[server.tcp]\n\"{listen}-{last}\" = \"node1/{first}\"\n"));
+    let _edge = edge_with(&place, &server, "node1", &lines).await;
+    assert_echo(&mut TcpStream::connect(listen).await.unwrap(), "first").await;
+    let port = |offset: u16| SocketAddr::new(listen.ip(), listen.port() + offset);
+    assert_eq!(until_closed(TcpStream::connect(port(2)).await.unwrap()).await, b"third");
+    assert_reset(&mut TcpStream::connect(port(1)).await.unwrap()).await;
+    assert!(TcpStream::connect(port(3)).await.is_err());
 }
 
 #[tokio::test]

@@ -26,7 +26,7 @@ fn a_tcp_listener_has_an_address_and_a_target_with_an_optional_node() {
     assert_eq!(warnings, []);
     let shown = |port: &TcpListenerConfig| {
         let node = port.to.node.as_ref().map(ToString::to_string).unwrap_or_default();
-        (port.at.to_string(), node, port.to.target.to_string(), port.send_proxy)
+        (port.ports.first().to_string(), node, port.to.target.to_string(), port.send_proxy)
     };
     let want = [
         ("127.0.0.1:1", "", "127.0.0.1:6443", false),
@@ -62,6 +62,37 @@ fn an_invalid_tcp_listener_is_reported_with_its_key() {
     for (reported, want) in reported.iter().zip(want) {
         assert!(reported.starts_with(want), "{reported}\n{want}");
     }
+}
+
+#[test]
+fn a_wrong_range_of_tcp_ports_is_reported_with_its_key_value_and_remedy() {
+    let range = |key: &str, target: &str| format!("\"127.0.0.1:{key}\" = \"node1/127.0.0.1:{target}\"\n");
+    let first = range("7000-7099", "7000");
+    for (lines, want) in [
+        (
+            range("7099-7000", "1"),
+            "\"127.0.0.1:7099-7000\": the last port of a range is not less than the first",
+        ),
+        (range("0-7", "1"), "a range begins with port 1"),
+        (range("7000-7099", "65437"), ".target: port 65437: this is the target of the first of 100 ports"),
+        (
+            format!("{first}{}", range("7099", "1")),
+            "server.tcp.\"127.0.0.1:7000-7099\" has some of these ports",
+        ),
+        (format!("{first}\"[::]:7050-7060\" = \"a:1\""), "list each port once"),
+        (
+            format!("{first}{}", range("8000-8900", "1")),
+            "up to here [server.tcp] has 1001 ports, and at most 1000",
+        ),
+    ] {
+        let reported = errors(&format!("{CLOSED}[server.tcp]\n{lines}\n"));
+        assert!(reported.len() == 1 && reported[0].contains(want), "{lines}: {reported:?}");
+    }
+    let most = format!("{CLOSED}[server.tcp]\n{first}{}", range("8000-8899", "64636"));
+    assert_eq!(cloud(&most).1, []);
+    let open = format!("{CLOSED}[server.tcp]\n\"0.0.0.0:7000-7099\" = \"node1/127.0.0.1:1\"\n");
+    let text = "can reach 127.0.0.1:1 at node node1 (other ports of this range: 99) without authentication";
+    assert!(cloud(&open).1[0].text.contains(text));
 }
 
 #[test]

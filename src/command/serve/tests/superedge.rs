@@ -209,7 +209,7 @@ fn a_superedge_cloud_file_with_an_empty_https_table_loads() {
     assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
     assert!(cloud.listener::<HttpsConfig>().is_none());
     let [port] = cloud.listeners_of::<TcpListenerConfig>()[..] else { panic!("one port") };
-    assert_eq!((port.at, port.to.node.clone()), ("0.0.0.0:6443".parse().unwrap(), None));
+    assert_eq!((port.ports.first(), port.to.node.clone()), ("0.0.0.0:6443".parse().unwrap(), None));
     assert_eq!(port.to.target, "127.0.0.1:6443".parse().unwrap());
 }
 
