@@ -76,13 +76,6 @@ pub struct ListenerKind {
     pub(crate) read: fn(&mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>>,
 }
 
-impl ListenerKind {
-    /// Returns true if listeners of the kind with this name open and close when the config changes.
-    pub(crate) fn is_live(name: &str) -> bool {
-        LISTENERS.iter().any(|kind| kind.name == name && kind.is_live)
-    }
-}
-
 /// The tables of listeners while they are read.
 #[derive(Debug)]
 pub(crate) struct ListenerTables<'a, 't> {

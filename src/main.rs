@@ -23,7 +23,7 @@ use tunnel_base::logging::{LogLevel, LogSettings, Logs};
 use tunnel_net::fd_limit;
 
 use std::io::{IsTerminal as _, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use tikv_jemallocator::Jemalloc;
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     match args.command {
         Command::Server(command_args) => run(Role::Server, &command_args),
         Command::Edge(command_args) => run(Role::Edge, &command_args),
-        Command::Config(ConfigCommand::Check { config, output }) => check(&config, output),
+        Command::Config(ConfigCommand::Check { config, output, diff }) => check(&config, output, diff),
         Command::Config(ConfigCommand::Show(command_args)) => {
             print_result(config::show(&command_args, Environment::read(variable)))
         }
@@ -154,7 +154,7 @@ fn logs(role: Role, args: &ServeArgs, startup: &mut Startup) -> Result<Logs, Not
 }
 
 /// Checks a config file, and logs what a start would log.
-fn check(command_args: &ConfigFileArgs, output: Format) -> ExitCode {
+fn check(command_args: &ConfigFileArgs, output: Format, diff: Option<Option<PathBuf>>) -> ExitCode {
     let file = match command_args.read() {
         Ok(file) => file,
         Err(error) => return print_result(Err(error)),
@@ -176,7 +176,9 @@ fn check(command_args: &ConfigFileArgs, output: Format) -> ExitCode {
     let errors = startup.into_errors();
     let Some(most_severe_kind) = errors.most_severe() else {
         print_stdout(&format!("{}: ok", file.path.display()));
-        return ExitCode::SUCCESS;
+        let Some(old) = diff else { return ExitCode::SUCCESS };
+        let old = ConfigFileArgs { file: old, ..command_args.clone() };
+        return print_result(config::diff(&file, &old, &Environment::read(variable), output));
     };
     report(&errors, &file.path, "config has errors");
     drop(logs);

@@ -3,13 +3,15 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
 use toml::Table;
 use toml::de::{DeTable, DeValue};
 
 use crate::command::{CONFIG_DIR, CommandError, Format, Role, examples};
-use crate::config::{ConfigErrors, Environment};
+use crate::config::live::ConfigDiff;
+use crate::config::{ConfigErrors, Environment, ParsedConfig};
 use crate::edge::config::EdgeConfig;
-use crate::server::config::ServerConfig;
+use crate::server::config::{ListenerChange, ServerConfig};
 use tunnel_base::files;
 
 /// A command about config files.
@@ -18,15 +20,19 @@ pub enum ConfigCommand {
     /// Check a config and the files that it names, and report all errors. Opens no port.
     #[command(after_help = examples([
         "tunnel config check                  # the file in /etc/tunnel",
-        "tunnel config check server.toml -o json",
+        "tunnel config check new.toml --diff  # and what it changes if it replaces that file",
     ]))]
     Check {
         /// The file.
         #[command(flatten)]
         config: ConfigFileArgs,
-        /// Output format of errors and warnings: log lines, or one JSON object per line.
+        /// Output format of errors, warnings and changes: text lines, or one JSON object per line.
         #[arg(short, long, value_name = "FORMAT", default_value = "text")]
         output: Format,
+        /// Also compare with another file, and list what changes at a reload and what only after a restart. [default:
+        /// the one in /etc/tunnel]
+        #[arg(long, value_name = "OLD", num_args = 0..=1, require_equals = true)]
+        diff: Option<Option<PathBuf>>,
     },
     /// Print the values in effect as TOML, including defaults. Secrets are masked.
     #[command(after_help = examples([
@@ -115,6 +121,67 @@ pub fn show(args: &ConfigFileArgs, env: Environment) -> Result<String, CommandEr
         }
     }
     Ok(format!("# Values in effect of {}. Secrets are masked.\n\n{values}", file.path.display()))
+}
+
+/// A difference between two config files.
+#[derive(Debug, Serialize)]
+struct Change {
+    /// When it takes effect: at a `reload`, or after a `restart`.
+    at: &'static str,
+    /// What it does.
+    change: &'static str,
+    /// The full key, or that of the listener's table.
+    key: String,
+}
+
+/// Returns what changes if a program with the config of the file `old` gets that of `new`, which has no errors: one line
+/// each. Values are never shown.
+///
+/// # Errors
+///
+/// Returns an error if the old file cannot be read, or has errors.
+pub fn diff(
+    new: &RoleFile,
+    old: &ConfigFileArgs,
+    env: &Environment,
+    output: Format,
+) -> Result<String, CommandError> {
+    let env = Environment { kubeconfig: old.kubeconfig.clone(), ..env.clone() };
+    let old = old.read()?;
+    let ConfigDiff { live, at_start, .. } = ConfigDiff::between(&old.text, &new.text, &env);
+    let reload = |change, key| Change { at: "reload", change, key };
+    let restart = |key| Change { at: "restart", change: "changes", key };
+    let mut changes: Vec<_> = live.into_iter().map(|key| reload("changes", key)).collect();
+    if old.roles.contains(&Role::Server) && new.roles.contains(&Role::Server) {
+        let ParsedConfig { settings: before, errors, .. } = ServerConfig::examine(&old.text, &env);
+        if !errors.is_empty() {
+            let errors: ConfigErrors = errors.into_iter().collect();
+            return Err(CommandError::unusable(format!("{} has errors:\n{errors}", old.path.display())));
+        }
+        let ParsedConfig { settings, spelling, .. } = ServerConfig::examine(&new.text, &env);
+        for (change, key) in before.listener_changes(&settings) {
+            changes.push(match change {
+                ListenerChange::Opens => reload("opens", spelling.of(key)),
+                ListenerChange::Closes => reload("closes", spelling.of(key)),
+                ListenerChange::Reopens => reload("closes and opens again", spelling.of(key)),
+            });
+        }
+        let dependent = before.dependent_changes(&settings).into_iter();
+        let dependent = dependent.filter(|key| !at_start.iter().any(|changed| changed.starts_with(key)));
+        changes.extend(dependent.map(|key| restart(spelling.of(key))));
+    }
+    changes.extend(at_start.into_iter().map(restart));
+    Ok(match output {
+        Format::Json => lines(changes.iter().map(|change| serde_json::json!(change).to_string())),
+        Format::Text if changes.is_empty() => format!("no change compared with {}\n", old.path.display()),
+        Format::Text => {
+            lines(changes.iter().map(|Change { at, change, key }| format!("{at}: {change} {key}")))
+        }
+    })
+}
+
+fn lines(all: impl Iterator<Item = String>) -> String {
+    all.map(|line| line + "\n").collect()
 }
 
 /// Inserts a table at a path, and creates the tables above it.
@@ -222,6 +289,52 @@ mod tests {
             result.code == 64 && result.text.contains("server.toml") && result.text.contains("edge.toml"),
             "{result}"
         );
+    }
+
+    #[test]
+    fn a_diff_tells_what_a_reload_changes_and_what_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = |name: &str, text: &str| {
+            let file = dir.path().join(name);
+            std::fs::write(&file, text).unwrap();
+            ConfigFileArgs { file: Some(file), kubeconfig: None }
+        };
+        let old = "[server.connect]\nlisten = \"127.0.0.1:1\"\nallow_from = [\"10.0.0.0/8\"]\n\
+            [server.socks5]\nlisten = \"127.0.0.1:2\"\n[server.session]\nmax_sessions = 7\n\
+            [server.tcp]\n\"127.0.0.1:3\" = \"a/b:1\"\n\"127.0.0.1:4\" = \"a/b:1\"\n";
+        // Defaults that are written out change nothing, and the inherited proxies concern all listeners.
+        let new = "[server.connect]\nlisten = \"127.0.0.1:1\"\nallow_from = [\"10.0.0.0/9\"]\nauth = \"none\"\n\
+            [server.session]\nmax_sessions = 8\n[server.intercept]\nnetworks = [\"10.0.0.0/8\"]\n\
+            [server.tcp]\n\"127.0.0.1:3\" = { target = \"a/b:1\", send_proxy = false }\n\
+            \"127.0.0.1:4\" = \"a/b:2\"\n\"127.0.0.1:7000-7099\" = \"a/b:1\"\n";
+        let env = Environment { kubernetes_service_host: Some("10.0.0.1".into()), ..Environment::default() };
+        let compare = |old: &str, new: &str, output| {
+            let new = args("new.toml", new).read().unwrap();
+            diff(&new, &args("old.toml", old), &env, output)
+        };
+        let expected = [
+            "reload: changes server.connect.allow_from",
+            "reload: closes and opens again server.tcp.\"127.0.0.1:4\"",
+            "reload: opens server.tcp.\"127.0.0.1:7000-7099\"",
+            "reload: closes server.socks5",
+            "restart: changes server.session.max_sessions",
+            "restart: changes server.intercept.networks",
+        ];
+        assert_eq!(compare(old, new, Format::Text).unwrap().lines().collect::<Vec<_>>(), expected);
+        let socks =
+            compare(new, &format!("{new}[server.egress]\nlisten = \"unix:/a\"\n"), Format::Json).unwrap();
+        assert_eq!(socks, "{\"at\":\"reload\",\"change\":\"opens\",\"key\":\"server.egress\"}\n");
+        assert!(compare(old, old, Format::Text).unwrap().starts_with("no change compared with "));
+        let proxies = new.replace("[server.session]", "proxy_protocol = [\"10.0.0.5\"]\n[server.session]");
+        assert_eq!(compare(new, &proxies, Format::Text).unwrap().matches("opens again").count(), 4);
+        // The first listener that needs addresses starts their watch, which is made at the start.
+        let plain = "[server.connect]\nlisten = \"127.0.0.1:1\"\n";
+        let in_cluster =
+            compare(plain, &format!("{plain}[server.socks5]\nlisten = \"127.0.0.1:2\"\n"), Format::Text);
+        let expected = "reload: opens server.socks5\nrestart: changes server.addresses.kubernetes\n";
+        assert_eq!(in_cluster.unwrap(), expected);
+        let error = compare("[server.connect]\nlisten = 7", plain, Format::Text).unwrap_err();
+        assert!(error.code == 78 && error.text.contains("old.toml has errors"), "{error}");
     }
 
     #[test]

@@ -60,6 +60,15 @@ pub struct ServerConfig {
     pub pod_ip: Option<IpAddr>,
 }
 
+/// What a reload does to a listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ListenerChange {
+    Opens,
+    Closes,
+    /// It closes, and opens again with other settings.
+    Reopens,
+}
+
 /// The table of a listener for clients. Equal tables differ at most in keys that change while the listener is open.
 #[derive(Debug, Clone)]
 pub(crate) struct ListenerTable {
@@ -81,6 +90,11 @@ impl ListenerTable {
     /// Returns the full key of the table.
     pub(crate) fn key(&self) -> &str {
         self.config.access().0
+    }
+
+    /// Returns true if the listener opens and closes when the config changes. Otherwise a change waits for a restart.
+    pub(crate) fn is_live(&self) -> bool {
+        LISTENERS.iter().any(|kind| kind.name == self.config.name() && kind.is_live)
     }
 }
 
@@ -157,6 +171,19 @@ impl ServerConfig {
     /// Returns true if a listener of this kind is configured.
     pub(crate) fn has_listener(&self, kind: &ListenerKind) -> bool {
         self.listeners.iter().any(|listener| listener.config.name() == kind.name)
+    }
+
+    /// Returns what a reload of another config does to listeners, each with the key of its table.
+    pub(crate) fn listener_changes<'c>(&'c self, new: &'c Self) -> Vec<(ListenerChange, &'c str)> {
+        let live = |listeners: &'c [ListenerTable]| listeners.iter().filter(|listener| listener.is_live());
+        let has = |all: &Self, key: &str| all.listeners.iter().any(|listener| listener.key() == key);
+        let closes = live(&self.listeners).filter(|old| !has(new, old.key()));
+        let closes = closes.map(|old| (ListenerChange::Closes, old.key()));
+        let opens = live(&new.listeners).filter(|new| !self.listeners.contains(new)).map(|new| {
+            let change = if has(self, new.key()) { ListenerChange::Reopens } else { ListenerChange::Opens };
+            (change, new.key())
+        });
+        opens.chain(closes).collect()
     }
 
     /// Returns the keys of parts that depend on listeners and differ in another config: they are made at the start.

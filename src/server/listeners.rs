@@ -10,7 +10,7 @@ use tracing::info;
 use crate::config::server::Tls;
 use crate::listener::access::AccessPolicyBuilder;
 use crate::listener::admission::ListenerContext;
-use crate::listener::{BoundListener, ListenerDeps, ListenerKind, ListenerSetup};
+use crate::listener::{BoundListener, ListenerDeps, ListenerSetup};
 use crate::server::config::ListenerTable;
 use crate::startup::{NotPrepared, Startup, StartupErrors};
 use tunnel_base::drain::Drain;
@@ -81,10 +81,8 @@ impl OpenListeners {
             let (drain, accepting) = (self.deps.context.drain.child(), TaskTracker::new());
             let context = ListenerContext { drain: drain.clone(), ..self.deps.context.clone() };
             let deps = ListenerDeps { context, accepting: accepting.clone(), ..self.deps.clone() };
-            for port in ports {
-                info!(listener = port.name, local_addr = %port.shown, "listening for clients");
-                redirects.extend((port.spawn)(&deps));
-            }
+            log_open(&ports);
+            redirects.extend(ports.into_iter().filter_map(|port| (port.spawn)(&deps)));
             self.open.push(OpenListener { table, requested, drain, accepting });
         }
         redirects
@@ -99,9 +97,9 @@ impl OpenListeners {
     /// to open again if it had to close first for its port; this is in the errors.
     pub(crate) async fn apply(&mut self, tables: &[ListenerTable]) -> Result<(), StartupErrors> {
         let is_new =
-            |table: &&ListenerTable| is_live(table) && !self.open.iter().any(|open| open.table == **table);
+            |table: &&ListenerTable| table.is_live() && !self.open.iter().any(|open| open.table == **table);
         let opening: Vec<_> = tables.iter().filter(is_new).cloned().collect();
-        let is_kept = |open: &OpenListener| !is_live(&open.table) || tables.contains(&open.table);
+        let is_kept = |open: &OpenListener| !open.table.is_live() || tables.contains(&open.table);
         let (kept, closing): (Vec<_>, Vec<_>) = std::mem::take(&mut self.open).into_iter().partition(is_kept);
         self.open = kept;
         let requested = match self.check(&opening) {
@@ -154,10 +152,18 @@ impl OpenListeners {
     }
 }
 
-/// Returns true if the listener opens and closes with the config.
-fn is_live(table: &ListenerTable) -> bool {
-    ListenerKind::is_live(table.config.name())
+/// Logs the ports of a listener. A long range is one line.
+fn log_open(ports: &[BoundListener]) {
+    let more = ports.len().checked_sub(MAX_LOGGED).filter(|more| *more > 0);
+    let shown = if more.is_some() { 1 } else { ports.len() };
+    for port in ports.iter().take(shown) {
+        let ports = more.map(|_| ports.len());
+        info!(listener = port.name, local_addr = %port.shown, ports, "listening for clients");
+    }
 }
+
+/// Maximum number of ports of a listener that are logged one by one.
+const MAX_LOGGED: usize = 8;
 
 /// Closes the ports of listeners. Their sessions continue.
 async fn close(listeners: &[OpenListener]) {
