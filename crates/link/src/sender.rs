@@ -166,7 +166,7 @@ impl LinkSender {
 
     /// Returns true if the link was closed.
     pub fn is_closed(&self) -> bool {
-        self.lock().queue.closed
+        self.closed.is_cancelled()
     }
 
     /// Returns the number of entries that wait to be sent: replies, and sessions with control frames or data, including

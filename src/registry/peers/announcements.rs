@@ -34,7 +34,8 @@ struct AnnouncementLink {
 impl Peers {
     /// Announces to all peers whether a node is linked here.
     pub fn announce(&self, node: &NodeName) {
-        for link in self.announcement_links.0.lock().values() {
+        let links: Vec<_> = self.announcement_links.0.lock().values().cloned().collect();
+        for link in links {
             link.add(node);
         }
     }
