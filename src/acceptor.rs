@@ -154,7 +154,7 @@ fn address(client: &str) -> IpAddr {
 }
 
 /// The acceptor's label in metrics and the access log.
-const LISTENER: &str = "acceptor";
+pub(crate) const LISTENER: &str = "acceptor";
 
 // TLS to targets, for clients with TLS that ends at the server.
 

@@ -1,6 +1,6 @@
 //! Transfers an open session: copies its bytes until both ends are done, then records result, access line and metrics.
 //!
-//! Used by all listeners, the acceptor and the bridge to plain nodes.
+//! Used by all listeners, the acceptor, and bridges between two sessions of one server.
 
 pub mod copy;
 pub mod grants;
@@ -18,13 +18,12 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tracing::debug;
 
-use crate::session_io::copy::{
-    ByteCounter, CopyDirection, CopyEnd, EndKind, Side, close, copy, copy_bidirectional,
-};
+use crate::session_io::copy::{ByteCounter, CopyDirection, CopyEnd, EndKind, Side, close, copy};
 use crate::session_io::grants::Grant;
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::metrics::{ActiveSession, Metrics};
 use tunnel_base::names::SessionId;
+use tunnel_link::relay::RelayEnd;
 use tunnel_link::table::stream::Session;
 use tunnel_net::ByteStream;
 use tunnel_net::pool::BufferPool;
@@ -188,30 +187,41 @@ pub async fn run_session<C: Connection, P>(
 /// Copies bytes between two sessions until both are done. This process is an end of each.
 ///
 /// If one session fails, the remote of the other receives the error. Once `revoked` completes, both remotes receive its
-/// error.
+/// error. Returns why they ended, and the bytes that passed.
 pub async fn bridge_sessions(
-    mut one: Session,
-    mut other: Session,
+    mut opener: Session,
+    mut acceptor: Session,
     alive: ActiveSession,
     revoked: impl Future<Output = SessionError>,
-) {
+) -> RelayEnd {
+    let (mut up, mut down) = (CopyDirection::new(Side::A), CopyDirection::new(Side::B));
     let ended = tokio::select! {
         biased;
-        why = revoked => {
-            alive.end(REVOKED);
-            one.reset(why.clone());
-            return other.reset(why);
-        }
-        ended = copy_bidirectional(&mut one, &mut other) => ended,
+        why = revoked => Err(why),
+        ended = copy(&mut opener, &mut acceptor, &mut up, &mut down) => Ok(ended),
     };
-    if ended.how == EndKind::Finished {
-        return alive.end("ok");
+    let end = |why| RelayEnd { why: Some(why), to_acceptor: up.given, to_opener: down.given };
+    match ended {
+        Err(why) => {
+            alive.end(REVOKED);
+            opener.reset(why.clone());
+            acceptor.reset(why.clone());
+            end(why)
+        }
+        Ok(CopyEnd { how: EndKind::Finished, .. }) => {
+            alive.end("ok");
+            end(SessionError::new(ErrorCode::NoError, ""))
+        }
+        Ok(ended) => {
+            let (broken, left) = if ended.by == Side::A { (opener, acceptor) } else { (acceptor, opener) };
+            let failed = || SessionError::new(ErrorCode::Cancelled, "the session failed");
+            let why = broken.ended().unwrap_or_else(failed);
+            debug!(error = %why, "bridged session failed");
+            alive.end(why.code.name());
+            left.break_off(why.clone());
+            end(why)
+        }
     }
-    let (broken, left) = if ended.by == Side::A { (one, other) } else { (other, one) };
-    let why = broken.ended().unwrap_or_else(|| SessionError::new(ErrorCode::Cancelled, "the session failed"));
-    debug!(error = %why, "session with a plain node ended");
-    alive.end(why.code.name());
-    left.break_off(why);
 }
 
 /// Returns which side ended a session and why, as a word and a text. Side A is the connection of `local`.

@@ -13,6 +13,7 @@ use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, timeout};
 use tracing::{field, info, info_span};
 
+use crate::acceptor::LISTENER;
 use crate::registry::NodeNotFound;
 use crate::route::{MOVE_WAIT, PathSearch, RouteError, SessionRequest, SessionRouter};
 use crate::server::ServerContext;
@@ -24,7 +25,7 @@ use tunnel_base::addresses::Location;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Host, Instance, NodeName, SessionId, Target};
 use tunnel_link::link::{Link, LinkEnd};
-use tunnel_link::relay::RelayedSession;
+use tunnel_link::relay::{RelayEnd, RelayedSession};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::stream::{IncomingSession, OpenOutcome, Session};
 use tunnel_link::table::{Event, RelayRequest, TableFull};
@@ -58,11 +59,8 @@ pub(crate) fn handle_event(
     shared: &Arc<ServerContext>,
 ) {
     match event {
-        Event::Incoming(offer) => {
-            // Never happens: a server receives its requests as `Event::RelayRequest` first.
-            let why = format!("edges may not reach {} through this server", offer.target());
-            offer.refuse(SessionError::new(ErrorCode::NotAllowed, why));
-        }
+        // Never happens: a server receives its requests as `Event::RelayRequest`. Dropping an offer refuses it.
+        Event::Incoming(_) => {}
         Event::RelayRequest(request) => handle_request(request, shared, room),
         Event::Signal(frame) => handle_signal(frame, sender, shared),
     }
@@ -268,7 +266,7 @@ async fn bridge_to_node(
         () = offer.withdrawn() => return,
     };
     match opened.map_err(|error| error.why) {
-        Ok(session) => bridge(offer, session, BridgeAccess::Edge(access), shared).await,
+        Ok(session) => drop(bridge(offer, session, BridgeAccess::Edge(access), shared).await),
         Err(RouteError::Offline { missing, .. }) if missing.is_unknown_node() => {
             shared.backend.serve_incoming(offer);
         }
@@ -296,7 +294,12 @@ pub(crate) enum BridgeAccess {
 }
 
 /// Copies between the two ends of a session that this server bridges, while `access` allows it.
-async fn bridge(offer: IncomingSession, session: Session, access: BridgeAccess, shared: Arc<ServerContext>) {
+async fn bridge(
+    offer: IncomingSession,
+    session: Session,
+    access: BridgeAccess,
+    shared: Arc<ServerContext>,
+) -> RelayEnd {
     let (grant, edge) = match access {
         BridgeAccess::Peer => (None, None),
         BridgeAccess::User(grant) => (Some(grant), None),
@@ -311,7 +314,7 @@ async fn bridge(offer: IncomingSession, session: Session, access: BridgeAccess, 
             };
             match shared.grants.add(subject, judge) {
                 Ok(grant) => (Some(grant), Some(access)),
-                Err(why) => return offer.refuse(SessionError::new(ErrorCode::NodeNotAllowed, why)),
+                Err(why) => return refuse_offer(offer, SessionError::new(ErrorCode::NodeNotAllowed, why)),
             }
         }
     };
@@ -326,11 +329,14 @@ async fn bridge(offer: IncomingSession, session: Session, access: BridgeAccess, 
         why
     };
     let alive = shared.link_context.metrics.sessions.start(BRIDGE_LISTENER);
-    bridge_sessions(offer.accept(), session, alive, revoked).await;
+    bridge_sessions(offer.accept(), session, alive, revoked).await
 }
 
-/// The name of edges' requests to a server in metrics and the access log.
-const LISTENER: &str = "acceptor";
+fn refuse_offer(offer: IncomingSession, why: SessionError) -> RelayEnd {
+    offer.refuse(why.clone());
+    RelayEnd { why: Some(why), to_acceptor: 0, to_opener: 0 }
+}
+
 /// Maximum number of concurrent searches for nodes and servers for all edges; each takes at most a few seconds.
 pub(crate) const MAX_SEARCHES: usize = 1000;
 /// Maximum number of concurrent searches for one edge.
@@ -560,7 +566,7 @@ fn refusal(missing: &NodeNotFound, own: bool, resumes: bool) -> SessionError {
 /// take up to 5 s to refresh.
 const PATH_SEARCH_TIME: Duration = Duration::from_secs(6);
 
-// Joins a peer's session with a session to a node that is linked here with the plain dialect. A plain link cannot
+// Joins a session of a peer, an edge or a user with a session to a node that is linked here with the plain dialect. A plain link cannot
 // resume, so this server is an end of both sessions.
 
 /// Accepts the request as the end of the session, and opens a plain session to the node.
@@ -568,62 +574,60 @@ pub(crate) fn accept_for_plain(request: RelayRequest, plain: Arc<LinkSender>, sh
     let of_edge = matches!(request.from().peer, Remote::Edge(_));
     let access = if of_edge { BridgeAccess::Edge(EdgeAccess::of(&request)) } else { BridgeAccess::Peer };
     let span = info_span!("bridge", session = %request.id(), node = %request.node());
-    let bridged = bridge_for_plain(request, plain, access, shared.clone());
-    shared.link_context.drain.spawn(span, bridged);
+    let bridged = bridge_to_plain(request, plain, access, shared.clone());
+    shared.link_context.drain.spawn(span, async move { drop(bridged.await) });
 }
 
 /// Like [`accept_for_plain`], with access that the caller has judged. Returns when the session is over.
-pub(crate) async fn bridge_for_plain(
+pub(crate) async fn bridge_to_plain(
     request: RelayRequest,
     plain: Arc<LinkSender>,
     access: BridgeAccess,
     shared: Arc<ServerContext>,
-) {
+) -> RelayEnd {
     let node = request.node().clone();
-    if let Some(offer) = request.offer() {
-        bridge_to_plain(offer, node, plain, access, shared).await;
+    let Some(offer) = request.offer() else {
+        let why = SessionError::new(ErrorCode::Overloaded, "this server cannot be the session's end");
+        return RelayEnd { why: Some(why), to_acceptor: 0, to_opener: 0 };
+    };
+    match open_plain(&offer, &node, &plain, &shared).await {
+        Ok(session) => bridge(offer, session, access, shared).await,
+        Err(why) => refuse_offer(offer, why),
     }
 }
 
-/// Opens a plain session for a peer's offer, and copies between the two until both are done.
-async fn bridge_to_plain(
-    offer: IncomingSession,
-    node: NodeName,
-    plain: Arc<LinkSender>,
-    access: BridgeAccess,
-    shared: Arc<ServerContext>,
-) {
+/// Opens a plain session to a node for an offer.
+async fn open_plain(
+    offer: &IncomingSession,
+    node: &NodeName,
+    plain: &Arc<LinkSender>,
+    shared: &ServerContext,
+) -> Result<Session, SessionError> {
     let (client, table) = (offer.client().to_owned(), &shared.link_context.table);
-    let opening = match table.open(node.clone(), offer.target().clone(), offer.category(), client, LISTENER) {
-        Ok(opening) => opening,
-        Err(TableFull) => {
-            return offer.refuse(SessionError::new(
-                ErrorCode::Overloaded,
-                "too many concurrent sessions on that server",
-            ));
-        }
-    };
-    opening.ask(&plain, None);
+    let opening = table.open(node.clone(), offer.target().clone(), offer.category(), client, LISTENER);
+    let opening = opening.map_err(|TableFull| {
+        SessionError::new(ErrorCode::Overloaded, "too many concurrent sessions on that server")
+    })?;
+    opening.ask(plain, None);
     let answer = tokio::select! {
         answer = timeout(offer.patience(), opening.answer()) => answer,
         // Dropping the opening withdraws the request.
-        () = offer.withdrawn() => return,
+        () = offer.withdrawn() => {
+            return Err(SessionError::new(ErrorCode::Cancelled, "the client has given up"));
+        }
     };
     match answer {
-        Ok(OpenOutcome::Open) => {}
-        Ok(OpenOutcome::Refused(refusal)) => return offer.refuse(refusal),
+        Ok(OpenOutcome::Open) => Ok(opening.into_session()),
+        Ok(OpenOutcome::Refused(refusal)) => Err(refusal),
         Ok(OpenOutcome::NoPath) => {
-            return offer.refuse(SessionError::new(
-                ErrorCode::NodeNotConnected,
-                format!("the link of node {node} has closed"),
-            ));
+            let why = format!("the link of node {node} has closed");
+            Err(SessionError::new(ErrorCode::NodeNotConnected, why))
         }
         Err(_) => {
             let why = format!("node {node} did not answer within {:?}", offer.patience());
-            return offer.refuse(SessionError::new(ErrorCode::TargetTimeout, why));
+            Err(SessionError::new(ErrorCode::TargetTimeout, why))
         }
     }
-    bridge(offer, opening.into_session(), access, shared).await;
 }
 
 /// The listener label of these sessions in metrics.

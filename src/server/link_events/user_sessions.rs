@@ -11,9 +11,8 @@ use crate::admin::linked::LinkedUser;
 use crate::listener::admission::{Admission, ListenerContext, OpenRequest};
 use crate::listener::denial::Denial;
 use crate::server::ServerContext;
-use crate::server::link_events::{BridgeAccess, SearchPermits, bridge_for_plain};
+use crate::server::link_events::{BridgeAccess, SearchPermits, bridge_to_plain};
 use crate::server::user_links::{User, judge};
-use tunnel_link::relay::RelayEnd;
 use tunnel_link::table::RelayRequest;
 use tunnel_proto::frame::{Category, ErrorCode, SessionError};
 
@@ -84,9 +83,7 @@ async fn relay(
     let mut end = request.watch_end();
     if let Some((request, plain)) = Box::pin(shared.route.relay(request, &room)).await {
         let access = BridgeAccess::User(granted.grant.clone());
-        bridge_for_plain(request, plain, access, shared).await;
-        let why = Some(SessionError::new(ErrorCode::NoError, ""));
-        return granted.end(RelayEnd { why, to_acceptor: 0, to_opener: 0 });
+        return granted.end(bridge_to_plain(request, plain, access, shared).await);
     }
     let ended = tokio::select! {
         biased;
