@@ -19,7 +19,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+
 
 use crate::registry::links::{LinkRole, NodeLinks, Reason, Replaced};
 use crate::registry::nodes_at_peers::{NodeAtPeer, NodesAtPeers};
@@ -38,12 +38,11 @@ use tunnel_proto::frame::{Found, Remote};
 /// The nodes that are linked to this server. The newest link of a node wins.
 ///
 /// Each link has its own task, so two threads may change one node's entry at the same time. One lock holds all entries.
-/// It is released before a link is closed, a waiter is woken or a metric changes, because each of these takes another
-/// lock. Three rules make this safe:
+/// It is released before a link is closed or a waiter is woken, because each of these takes another lock. Three rules make this safe:
 ///
 /// - `NodeLinks::replace` compares links by their ids under the lock, so a link that ends late never removes the newer
 ///   link that replaced it.
-/// - A waiter registers first and checks second ([`Registry::wait`]), so a link that is inserted in between wakes it.
+/// - A waiter registers first and checks second ([`Finder::find_path`]), so a link that is inserted in between wakes it.
 /// - A link that was read from here may have ended since. It then accepts no more data, and no caller relies on it
 ///   being alive.
 #[derive(Debug)]
@@ -115,24 +114,6 @@ impl Registry {
     /// Wakes all waiters: a new peer link may lead to any node.
     pub fn wake_all_waiters(&self) {
         self.awaited.wake_all();
-    }
-
-    /// Waits until a node has a link other than `not`, at most until `until`. Cancel safe.
-    pub async fn wait(
-        &self,
-        node: &NodeName,
-        not: Option<&LinkSender>,
-        until: Instant,
-    ) -> Option<LinkedNode> {
-        loop {
-            // The waiter is registered before the check, so a link that is inserted in between wakes it. The other way
-            // round the link would be missed until the deadline.
-            let arrival = self.arrival(node);
-            match self.link_of(node) {
-                Some(linked) if not.is_none_or(|not| not.id != linked.sender.id) => return Some(linked),
-                _ => timeout_at(until, arrival.wait()).await.ok()?,
-            }
-        }
     }
 
     /// Checks whether a process may link as `node` from that address. Takes up to 2 s.

@@ -165,12 +165,9 @@ impl SessionRouter {
         }
         let opening = self.table.open(node.clone(), target, category, client, listener);
         let opening = opening.map_err(|TableFull| {
-            RouteError::Busy(match self.paths {
-                PathSource::Server(_) | PathSource::Servers(_) => {
-                    "session or memory limit of this server reached: [server.session] max_sessions or buffer_memory"
-                }
-                PathSource::Edge(_) => "memory limit of this edge reached: [edge.session] buffer_memory",
-            })
+            let why = "this process has reached its limit of sessions or of memory for them: [server.session] or \
+                       [edge.session] max_sessions, buffer_memory";
+            RouteError::Busy(why)
         })?;
         if let Some(permit) = permit {
             opening.keep(permit);
@@ -263,10 +260,10 @@ pub(crate) struct PathSearch<'a> {
     until: Instant,
     /// Time for which it searches for a node that no server has; `None`: until the end of the search.
     timeout: Option<Duration>,
-    /// Path to ask over next, or that was asked.
-    path: Option<Path>,
-    /// Whether the path was asked; the next lookup then searches for another one.
-    tried: bool,
+    /// Path to ask over next.
+    found: Option<Path>,
+    /// Path that was asked last; the next lookup searches for another one.
+    asked: Option<Path>,
     /// Time to wait for a reply before searching for another path.
     wait: Duration,
     backoff: Backoff,
@@ -290,8 +287,8 @@ impl<'a> PathSearch<'a> {
             instance,
             until,
             timeout: None,
-            path: None,
-            tried: false,
+            found: None,
+            asked: None,
             wait: ANSWER_TIMEOUT,
             backoff: Backoff::new(),
             another: None,
@@ -317,7 +314,7 @@ impl<'a> PathSearch<'a> {
 
     /// Returns the link to ask over next, if it is a plain one.
     pub(crate) fn plain(&self) -> Option<Arc<LinkSender>> {
-        self.path.as_ref().map(|path| path.sender.clone()).filter(|link| link.is_plain())
+        self.found.as_ref().map(|path| path.sender.clone()).filter(|link| link.is_plain())
     }
 
     /// Searches for the first path. Cancel safe.
@@ -330,7 +327,7 @@ impl<'a> PathSearch<'a> {
     pub(crate) async fn first(&mut self) -> Result<(), NodeNotFound> {
         match timeout_at(self.until, self.paths.find(self.node, self.instance, None)).await {
             Ok(Ok(path)) => {
-                (self.path, self.tried) = (Some(path), false);
+                self.found = Some(path);
                 Ok(())
             }
             Ok(Err(missing)) if !missing.is_moving() && self.instance.is_none() => Err(missing),
@@ -347,7 +344,7 @@ impl<'a> PathSearch<'a> {
     /// Returns an error if the search has timed out, or the process that is searched for has been replaced.
     pub(crate) async fn next(&mut self) -> Result<(), NodeNotFound> {
         let until = self.timeout.map_or(self.until, |patience| self.until.min(Instant::now() + patience));
-        let before = self.path.take().filter(|_| self.tried);
+        let before = self.asked.take();
         if let Some(before) = &before {
             self.paths.invalidate(self.node, before);
         }
@@ -364,7 +361,7 @@ impl<'a> PathSearch<'a> {
                 LookupOutcome::Found(path) => {
                     let repeats = before.as_ref().is_some_and(|before| before.sender.id == path.sender.id);
                     if may_repeat || !repeats {
-                        (self.path, self.tried, self.another) = (Some(path), false, None);
+                        (self.found, self.another) = (Some(path), None);
                         return Ok(());
                     }
                 }
@@ -415,9 +412,9 @@ impl<'a> PathSearch<'a> {
     pub(crate) async fn ask<A>(&mut self, ask: impl Fn(&Path), answer: impl Future<Output = A>) -> A {
         let mut answer = pin!(answer);
         loop {
-            if let Some(path) = self.path.as_ref().filter(|_| !self.tried) {
-                ask(path);
-                self.tried = true;
+            if let Some(path) = self.found.take() {
+                ask(&path);
+                self.asked = Some(path);
             }
             let other = tokio::select! {
                 biased;
@@ -425,7 +422,7 @@ impl<'a> PathSearch<'a> {
                 other = self.other() => other,
             };
             tracing::debug!(node = %self.node, wait = ?self.wait, "no answer, trying another path");
-            (self.path, self.tried) = (Some(other), false);
+            self.found = Some(other);
             self.wait = (self.wait * 2).min(MAX_ANSWER_TIMEOUT);
         }
     }
@@ -435,7 +432,7 @@ impl<'a> PathSearch<'a> {
         sleep(self.wait).await;
         let mut backoff = Backoff::new();
         loop {
-            let not = self.path.as_ref().map(|path| path.sender.as_ref());
+            let not = self.asked.as_ref().map(|path| path.sender.as_ref());
             let arrival = self.paths.arrival(self.node);
             if let Ok(path) = self.paths.find(self.node, self.instance, not).await {
                 return path;
@@ -626,7 +623,7 @@ impl Uplinks {
 
     /// Returns the newest link, for new sessions and searches.
     pub fn newest(&self, not: Option<LinkId>) -> Option<Arc<LinkSender>> {
-        self.links().into_iter().rev().find(|link| !link.is_closed() && not != Some(link.id))
+        self.all().into_iter().rev().find(|link| !link.is_closed() && not != Some(link.id))
     }
 
     /// Returns the reason why there is no link. A link that was closed recently is about to be replaced.
@@ -677,7 +674,7 @@ impl Uplinks {
 
     /// Pings the server of every link, also over interactive links, because the network path may have changed.
     pub fn probe(&self) {
-        for link in self.links() {
+        for link in self.all() {
             link.interactive().inspect(|interactive_link| interactive_link.probe());
             link.probe();
         }
@@ -685,18 +682,13 @@ impl Uplinks {
 
     /// Closes every link.
     pub fn close_all(&self) {
-        for link in self.links() {
+        for link in self.all() {
             link.close();
         }
     }
 
-    /// Returns every link, the newest last.
+    /// Returns every link, the newest last: a copy, so that no link's own lock is taken while this lock is held.
     pub fn all(&self) -> Vec<Arc<LinkSender>> {
-        self.links()
-    }
-
-    /// Returns a copy of the list, so that no link's own lock is taken while this lock is held.
-    fn links(&self) -> Vec<Arc<LinkSender>> {
         self.links.lock().clone()
     }
 }
