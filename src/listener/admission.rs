@@ -53,7 +53,7 @@ pub trait ListenerProtocol<S>: Send + Sync + 'static {
     /// Returns the category in the Open frame.
     fn category(&self) -> Category;
 
-    /// Returns the span for log messages about a client. Its fields `trace` and `session` are recorded once known.
+    /// Returns the span for log messages about a client. Its fields `trace_id` and `session` are recorded once known.
     fn span(&self, from: SocketAddr) -> Span;
 
     /// Returns a short response to a client that is rejected before its head is read. Empty by default.
@@ -583,7 +583,7 @@ impl Admission {
         Ok((destination, basis))
     }
 
-    /// Returns where the target is. No other function decides this. `node` is the node if the listener knows it. An address that
+    /// Returns where the target of a client is. `node` is the node if the listener knows it. An address that
     /// belongs to no known node may be a node's name, if the client `may` reach that node.
     fn destination(
         &self,

@@ -165,7 +165,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Connect {
 ///
 /// The response is a single write, which over TLS is a single record: kube-apiserver treats a byte that it reads
 /// together with the 200 as an error. It fits into any socket's empty buffer, so it needs no timeout. A client that
-/// closes its write half early, as `nc` does, is still served. The opening is dropped when [`Connection::gone`] reports
+/// closes its write half early, as `nc` does, is still served. The opening is dropped when [`Connection::remote_reset`] reports
 /// that the client disconnected. Not cancel safe.
 pub(crate) async fn handshake<C: Connection>(socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
     let ConnectHead { version, trace, request, mut socket, buffered } = match read_head(socket).await {

@@ -124,7 +124,7 @@ async fn close_unless_answered(link: &LinkSender, node: &NodeName, found: &Found
 }
 
 impl Finder {
-    /// Resolves where a node stays after the server with process `at`, or a location replica, has announced it there.
+    /// Resolves where a node stays after the server with process `at` has announced it there.
     ///
     /// Pings each link of the node here, including the interactive one. Closes those that do not answer within 1 s, or
     /// 2 s if the two processes differ. A link of the same process gets less time if nothing was received on it for

@@ -1,5 +1,5 @@
 //! Links of edges that have proved their name by a token or a certificate. A link ends when the token file loses that
-//! token, or the cluster loses that Node or its edge label.
+//! token, its invitation is revoked, or the cluster loses that Node or its edge label.
 
 use std::collections::HashMap;
 use std::path::Path;

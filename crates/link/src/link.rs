@@ -202,6 +202,7 @@ impl Link {
         };
         log_frame("frame received", self.sender.id, &frame);
         match frame.body {
+            // A Pong without a number is the same message as a Ping: answering that would never end.
             FrameKind::Ping(None) if !self.answers => {}
             FrameKind::Ping(number) => self.sender.pong(number),
             FrameKind::Pong(Some(number)) => {

@@ -152,6 +152,7 @@ pub(crate) struct Signs {
 impl Signs {
     /// Returns true if frames of sessions were sent or received within the last 2 s.
     pub(crate) fn is_active(&self) -> bool {
+        // A link is watched for `WATCHED` after each frame, so this much of it has passed since the last one.
         self.watched_for + ACTIVE > WATCHED
     }
 

@@ -73,7 +73,7 @@ pub struct SessionTable {
     pub(crate) relays: RelayTable,
 }
 
-/// What a frame, or the end of a link, requires the caller to do.
+/// What a frame requires the caller to do.
 #[derive(Debug)]
 pub enum Event {
     /// The remote end requests a session here.
@@ -607,7 +607,7 @@ impl SessionTable {
     }
 }
 
-// An Open or a Resume that reached a server and names a node connected to it.
+// An Open or a Resume that reached a server.
 
 /// A request to reach a node through this server: pass it on, accept it as its end, or refuse it.
 ///

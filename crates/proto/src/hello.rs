@@ -361,8 +361,9 @@ const PADDING: HeaderName = HeaderName::from_static("tunnel-padding");
 const PROGRAM: HeaderName = HeaderName::from_static("tunnel-version");
 /// Header with the machine of a user who proves herself by a certificate.
 const DEVICE: HeaderName = HeaderName::from_static("tunnel-device");
-/// Role of a server. Without a role, or with another known one, the caller is an edge.
+/// Role of a server.
 const PEER: &[u8] = b"peer";
+/// Role of an edge. A caller without a role is an edge, too.
 const EDGE: &[u8] = b"edge";
 /// Role of a user's program.
 const CLIENT: &[u8] = b"client";

@@ -44,7 +44,8 @@ pub struct SessionState {
     phase: Phase,
     epoch: u64,
     path: Option<LinkId>,
-    /// Opener: the process that holds the acceptor; while opening, the process that the Open is expected to reach.
+    /// Opener: the process that holds the acceptor; while opening, the process that the Open is expected to reach,
+    /// which a cancelled Open must reach, too.
     instance: Option<Instance>,
     /// Opener: an Open was sent and its reply can no longer arrive, so there may be an acceptor.
     open_unanswered: bool,

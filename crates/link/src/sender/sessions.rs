@@ -12,7 +12,7 @@ use tunnel_proto::budget::{Budget, Reservation};
 use tunnel_proto::frame::SessionKey;
 
 /// The sessions that run on a link: those with an end here and relayed ones. Each has a number for the order in which
-/// it joined; in that order they are notified of the link's end.
+/// it joined; in that order they are notified of the link's end, so that a simulation repeats from its seed.
 ///
 /// [`LinkSender::detach_all`] takes the whole list out, and afterwards joining fails. A session that comes too late
 /// sees that and handles the link's end itself. So every session handles the end exactly once.

@@ -226,8 +226,8 @@ impl SessionCore {
         self.with_link(None, step)
     }
 
-    /// Runs `step`, which may move the session to `link`, under the lock. Takes the pending actions out of the session,
-    /// releases its lock, and applies them: logging, waking tasks, leaving and joining links, requesting turns, removal
+    /// Runs `step`, which may move the session to `link`, under the lock. Then it releases the lock, and
+    /// applies the actions that the step returned: logging, waking tasks, leaving and joining links, requesting turns, removal
     /// from the table, and the search for a path. Returns the step's result.
     ///
     /// Each action takes another lock or runs a waker, and two locks are never held at once. Another thread may change
