@@ -793,3 +793,6 @@ pub(crate) fn refused(frame: &SessionFrame, refusal: SessionError) -> SessionFra
         _ => SessionFrame::Reset { epoch, refusal },
     }
 }
+
+#[cfg(test)]
+mod simulation_tests;
