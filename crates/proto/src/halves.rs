@@ -14,6 +14,23 @@ pub struct WindowLimits {
     pub max: u64,
 }
 
+/// A violation of a session's flow control by the remote.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum FlowControlError {
+    /// The remote sent data beyond the limit.
+    #[error("protocol error: remote sent data up to offset {0}, but the limit is {1}")]
+    PastLimit(u64, u64),
+    /// The remote sent data after its end of stream.
+    #[error("protocol error: remote sent data after its end of stream")]
+    PastEnd,
+    /// The offset of the end of stream is not the end of the data.
+    #[error("protocol error: remote ended its direction at {0}, but {1} were received")]
+    WrongEnd(u64, u64),
+    /// The remote acknowledged an offset outside the bytes that were sent and may still be acknowledged.
+    #[error("protocol error: remote acknowledged offset {0}, but the bytes sent are {1} to {2}")]
+    WrongAck(u64, u64, u64),
+}
+
 /// Returns `last` followed by `more`.
 ///
 /// Capacity grows by doubling, so that joining byte by byte copies each about twice. If `last` is shared, it is copied.

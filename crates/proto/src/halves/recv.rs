@@ -14,7 +14,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::budget::{LinkReservation, Reservation};
-use crate::halves::{PIECE, WindowLimits, as_u64, joined};
+use crate::halves::{FlowControlError, PIECE, WindowLimits, as_u64, joined};
 use crate::window::{LinkRtt, PathRttEstimator, ReadRate};
 
 /// The receiving half. See the formula at the top of this module.
@@ -37,20 +37,6 @@ pub struct RecvHalf {
     /// Limit before the last credit.
     old_limit: u64,
     rtts: PathRttEstimator,
-}
-
-/// A violation of a session's flow control by the remote.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum FlowControlError {
-    /// The remote sent data beyond the limit.
-    #[error("protocol error: remote sent data up to offset {0}, but the limit is {1}")]
-    PastLimit(u64, u64),
-    /// The remote sent data after its end of stream.
-    #[error("protocol error: remote sent data after its end of stream")]
-    PastEnd,
-    /// The offset of the end of stream is not the end of the data.
-    #[error("protocol error: remote ended its direction at {0}, but {1} were received")]
-    WrongEnd(u64, u64),
 }
 
 impl RecvHalf {

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use bytes::{Buf, Bytes, BytesMut};
 
 use crate::budget::Reservation;
-use crate::halves::{PIECE, as_u64, joined};
+use crate::halves::{FlowControlError, PIECE, as_u64, joined};
 
 /// The sending half. See the diagram at the top of this module.
 #[derive(Debug)]
@@ -34,15 +34,6 @@ pub struct SendHalf {
     finished: bool,
     finish_sent: bool,
     finish_received: bool,
-}
-
-/// The remote acknowledged bytes that were never sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("protocol error: remote acknowledged offset {received}, but the bytes sent are {base} to {reached}")]
-pub(crate) struct AckError {
-    received: u64,
-    base: u64,
-    reached: u64,
 }
 
 impl SendHalf {
@@ -159,9 +150,9 @@ impl SendHalf {
 
     /// Handles an acknowledgement: the remote has everything before `received`, and accepts bytes below `limit`.
     /// Neither value ever decreases.
-    pub(crate) fn acknowledge(&mut self, received: u64, limit: u64) -> Result<(), AckError> {
+    pub(crate) fn acknowledge(&mut self, received: u64, limit: u64) -> Result<(), FlowControlError> {
         if received > self.reached {
-            return Err(AckError { received, base: self.base, reached: self.reached });
+            return Err(FlowControlError::WrongAck(received, self.base, self.reached));
         }
         self.limit = self.limit.max(limit);
         self.drop_before(received);
@@ -169,9 +160,9 @@ impl SendHalf {
     }
 
     /// Continues on a new path from the offset that the remote has received, and retransmits everything after it.
-    pub(crate) fn rewind(&mut self, received: u64, limit: u64) -> Result<(), AckError> {
+    pub(crate) fn rewind(&mut self, received: u64, limit: u64) -> Result<(), FlowControlError> {
         if received < self.base || received > self.reached {
-            return Err(AckError { received, base: self.base, reached: self.reached });
+            return Err(FlowControlError::WrongAck(received, self.base, self.reached));
         }
         self.acknowledge(received, limit)?;
         self.next = self.base;

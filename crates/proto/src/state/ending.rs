@@ -3,7 +3,7 @@
 use tokio::time::Instant;
 
 use crate::frame::{ErrorCode, SessionError, SessionFrame};
-use crate::halves::send::AckError;
+use crate::halves::FlowControlError;
 use crate::state::{Actions, PendingFrame, Phase, SessionState};
 
 /// The state of a session whose owner has left before its end.
@@ -240,14 +240,14 @@ impl SessionState {
     }
 
     /// Resumes on another path and retransmits unacknowledged bytes.
-    pub(crate) fn resume_sending(&mut self, received: u64, limit: u64) -> Result<(), AckError> {
+    pub(crate) fn resume_sending(&mut self, received: u64, limit: u64) -> Result<(), FlowControlError> {
         if let Some(departed) = &mut self.departed {
             departed.due = departed.left != Departure::Finished;
         }
         if self.is_empty() { Ok(()) } else { self.send.rewind(received, limit) }
     }
 
-    pub(crate) fn handle_protocol_error(&mut self, bad: impl std::error::Error) -> Actions {
+    pub(crate) fn handle_protocol_error(&mut self, bad: FlowControlError) -> Actions {
         let why = SessionError::new(ErrorCode::ProtocolError, bad);
         self.answer = Some(PendingFrame::Reset(why.clone()));
         self.start_closing(why)
