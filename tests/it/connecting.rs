@@ -14,8 +14,7 @@ use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
 
 use crate::support::clients::{self, ESTABLISHED, assert_echo, assert_reset, reset, rest};
 use crate::support::programs::{TestDir, TestServer, at, edge};
-use crate::support::{assert_eventually, spawn, targets};
-use crate::user_links;
+use crate::support::{assert_eventually, spawn, targets, users};
 
 #[derive(Debug, Parser)]
 struct CommandLine {
@@ -101,7 +100,7 @@ pub(crate) fn home_of_alice(
         dir.display().to_string()
     };
     private("tunnel");
-    let (ca, token) = (&place.files.ca, user_links::USER_TOKEN);
+    let (ca, token) = (&place.files.ca, users::USER_TOKEN);
     let client = format!(
         "servers = [\"{server}\"]\nca = {ca:?}\nuser = \"alice\"\ndevice = \"laptop\"\ntoken = \"{token}\"\n"
     );
@@ -118,8 +117,7 @@ pub(crate) fn home_of_alice(
 #[tokio::test]
 async fn tunnel_connect_links_to_the_servers_of_the_client_file_and_half_closes_are_forwarded() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let server = TestServer::with(&place, &user_links::tables(&place, ""));
-    server.server.enrolment.as_ref().unwrap().refresh().await;
+    let server = users::server(&place, "").await;
     let _edges = [edge(&place, &server, "node1").await, edge(&place, &server, "other1").await];
     let variable = home_of_alice(&place, server.server.bound.grpc);
     let local = Local::start_with(&[&at("node1", echo)], variable.clone()).await;

@@ -111,7 +111,7 @@ pub(crate) async fn join_as_user(
 }
 
 /// Returns a user's code, created at a server.
-async fn invited_user(server: &TestServer, user: &str, lasting: Duration) -> String {
+pub(crate) async fn invited_user(server: &TestServer, user: &str, lasting: Duration) -> String {
     let enrolment = server.server.enrolment.as_ref().unwrap();
     let user = format!("{user}/").parse().unwrap();
     enrolment.invite(&user, None, lasting, "test").await.unwrap().code.to_string()

@@ -4,6 +4,7 @@
 mod calls;
 mod spellings;
 mod tls;
+mod users;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,20 +1,11 @@
 //! Requests of the admin API over the links of users: who may send which, and that they never leave their link.
 
-use std::path::PathBuf;
-use std::time::Duration;
-
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::time::sleep;
-use tunnel::config::Environment;
-use tunnel::config::live::ConfigFile;
 use tunnel::route::RouteError;
-use tunnel::server::Server;
-use tunnel::server::config::ServerConfig;
 use tunnel::uplink::client::ClientLinks;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_link::table::stream::Session;
-use tunnel_net::reload::reload_now;
 use tunnel_net::socket::ByteStreamIo;
 use tunnel_net::tls::Identity;
 use tunnel_proto::codec::to_message;
@@ -24,11 +15,12 @@ use tunnel_proto::hello::{Caller, Hello};
 use crate::support::call::Call;
 use crate::support::clients::assert_echo;
 use crate::support::line::Line;
-use crate::support::programs::{TOKEN, TestDir, TestServer, at, edge, start_edge};
+use crate::support::live::{self, reloaded};
+use crate::support::programs::{TOKEN, TestDir, at, edge, start_edge};
 use crate::support::remote::ScriptedServer;
 use crate::support::sessions::assert_session_echo;
+use crate::support::users::{USER_TOKEN, attempt, hello, link, reset, scripted, server, tables, token};
 use crate::support::{assert_eventually, pause_time, targets, wait_until};
-use crate::user_links::{USER_TOKEN, attempt, hello, link, reset, server, tables, token};
 use crate::words::LogLines;
 
 /// The status and the body of a response.
@@ -179,21 +171,12 @@ async fn other_users_only_list_the_nodes_that_their_rules_permit() {
 async fn a_user_is_an_admin_as_long_as_the_config_names_her() {
     let place = TestDir::new();
     let with = |admins: &str| place.cloud(&tables(&place, &format!("admins = [{admins}]")));
-    let (path, first): (PathBuf, _) = (place.path().join("server.toml"), with("\"alice\""));
-    std::fs::write(&path, &first).unwrap();
-    let server = Server::start(ServerConfig::read(&first, &Environment::default()).unwrap().0, None).unwrap();
-    server.watch_config(ConfigFile { path: path.clone(), text: first, environment: Environment::default() });
-    let server = TestServer::from(server);
+    let (server, config) = live::server(&place, &with("\"alice\""));
     let alice = link(&place, "alice/laptop", &[server.server.bound.grpc]).await;
     json(send(&alice, "GET /status", "").await);
-    std::fs::write(&path, with("\"bob\"")).unwrap();
-    let refused = async {
-        while send(&alice, "GET /status", "").await.0 != 403 {
-            reload_now();
-            sleep(Duration::from_millis(50)).await;
-        }
-    };
-    assert_eventually("the refusal", refused).await;
+    std::fs::write(&config, with("\"bob\"")).unwrap();
+    let refused = async { while send(&alice, "GET /status", "").await.0 != 403 {} };
+    assert_eventually("the refusal", reloaded(refused)).await;
 }
 
 #[tokio::test]
@@ -281,16 +264,6 @@ fn resume(epoch: u64) -> SessionFrame {
     SessionFrame::Resume { received: 0, limit: 1 << 16, epoch, instance: None, opener: None, target }
 }
 
-/// Returns the code with which the session is refused or reset.
-async fn refused(call: &mut Call, id: SessionId) -> (ErrorCode, String) {
-    match call.next_session_frame().await {
-        (of, SessionFrame::Refused { refusal, .. } | SessionFrame::Reset { refusal, .. }) if of == id => {
-            (refusal.code, refusal.reason)
-        }
-        other => panic!("{other:?}"),
-    }
-}
-
 #[tokio::test]
 async fn a_request_is_not_resumed_over_another_link_of_its_device() {
     let place = TestDir::new();
@@ -300,8 +273,7 @@ async fn a_request_is_not_resumed_over_another_link_of_its_device() {
         headers.insert("tunnel-link", "backup".parse().unwrap());
         headers
     };
-    let mut first =
-        attempt(&place, &server, None, hello(token("alice", USER_TOKEN)).request()).await.unwrap();
+    let mut first = scripted(&place, &server).await;
     let mut second = attempt(&place, &server, None, backup()).await.unwrap();
     let (id, none) = (SessionId::random(), NodeName::none());
     send_frame(&first, &none, id, open(1)).await;
@@ -310,12 +282,12 @@ async fn a_request_is_not_resumed_over_another_link_of_its_device() {
     for category in [Category::Admin, Category::Ssh] {
         let body = FrameKind::Session(id, category, resume(9));
         second.send(to_message(Frame { node: none.clone(), body })).await;
-        assert_eq!(refused(&mut second, id).await.0, ErrorCode::UnknownSession, "{category:?}");
+        assert_eq!(second.refusal(id).await.code, ErrorCode::UnknownSession, "{category:?}");
     }
     // Nor is one that this server does not know.
     let unknown = SessionId::random();
     send_frame(&second, &none, unknown, resume(9)).await;
-    assert_eq!(refused(&mut second, unknown).await.0, ErrorCode::UnknownSession);
+    assert_eq!(second.refusal(unknown).await.code, ErrorCode::UnknownSession);
     assert_eq!(server.server.table.len(), 1, "it is still there");
     drop(first);
     wait_until("it ends with its link", || server.server.table.is_empty()).await;
@@ -341,9 +313,9 @@ async fn an_edge_a_peer_and_a_server_open_no_session_of_operators() {
         for frame in [open(1), resume(2)] {
             let id = SessionId::random();
             send_frame(call, &call.node.clone(), id, frame).await;
-            let (code, why) = refused(call, id).await;
-            assert_eq!(code, ErrorCode::NotAllowed);
-            assert!(why.starts_with("only the program of a user opens sessions"), "{why}");
+            let why = call.refusal(id).await;
+            assert_eq!(why.code, ErrorCode::NotAllowed);
+            assert!(why.reason.starts_with("only the program of a user opens sessions"), "{why}");
         }
     }
     assert!(server.server.table.is_empty() && edge.table.is_empty());
@@ -355,7 +327,7 @@ async fn endless_opens_of_a_user_leave_room_for_others() {
     let (place, echo, closed) = (TestDir::new(), targets::echo().await, targets::closed_port().await);
     let server = server(&place, "[server.session]\nbuffer_memory = \"1MiB\"").await;
     let _edge = edge(&place, &server, "node1").await;
-    let bad = attempt(&place, &server, None, hello(token("alice", USER_TOKEN)).request()).await.unwrap();
+    let bad = scripted(&place, &server).await;
     let target: Target = at("node1", closed).parse().unwrap();
     // It does not read the answers meanwhile.
     for number in 0..10_000 {

@@ -5,23 +5,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use tunnel::config::Environment;
-use tunnel::config::live::ConfigFile;
-use tunnel::edge::Edge;
-use tunnel::edge::config::EdgeConfig;
-use tunnel::server::Server;
-use tunnel::server::config::ServerConfig;
 use tunnel_net::pki::CertificateAuthority;
 use tunnel_net::reload::reload_now;
 
 use crate::support::TIMEOUT;
 use crate::support::clients::{assert_echo, assert_reset, get};
 use crate::support::programs::{TOKEN, TestDir, TestServer, at, edge, start_edge};
-use crate::support::targets;
-
-fn file(path: &Path, text: &str) -> ConfigFile {
-    ConfigFile { path: path.into(), text: text.to_owned(), environment: Environment::default() }
-}
+use crate::support::{live, targets};
 
 /// Writes this to the file, and waits until new requests get that response.
 async fn wait_for_phrase(path: &Path, text: &str, server: &TestServer, target: &str, phrase: &str) {
@@ -43,14 +33,9 @@ async fn access_rules_follow_the_config_and_end_no_allowed_session() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let nothing = targets::closed_port().await;
     let text = place.cloud("");
-    let cloud = place.file("cloud.toml", &text);
-    let server = Server::start(ServerConfig::read(&text, &Environment::default()).unwrap().0, None).unwrap();
-    server.watch_config(file(&cloud, &text));
-    let server = TestServer::from(server);
+    let (server, cloud) = live::server(&place, &text);
     let edge_text = place.edge("node1", server.server.bound.grpc, "");
-    let edge_file = place.file("edge.toml", &edge_text);
-    let edge = Edge::start(EdgeConfig::read(&edge_text, &Environment::default()).unwrap().0, None).unwrap();
-    edge.watch_config(file(&edge_file, &edge_text));
+    let (_edge, edge_file) = live::edge(&place, &edge_text);
     server.wait_for_node("node1").await;
     let mut stays = server.open(&at("node1", echo)).await;
     let refusing = at("node1", nothing);
@@ -79,15 +64,11 @@ async fn access_rules_follow_the_config_and_end_no_allowed_session() {
 async fn an_edit_with_an_error_is_a_condition_until_it_is_fixed() {
     let place = TestDir::new();
     let text = place.cloud("");
-    let cloud = place.file("cloud.toml", &text);
-    let server = Server::start(ServerConfig::read(&text, &Environment::default()).unwrap().0, None).unwrap();
-    server.watch_config(file(&cloud, &text));
-    let edge_text = place.edge("node1", server.bound.grpc, "");
-    let edge_file = place.file("edge.toml", &edge_text);
-    let edge = Edge::start(EdgeConfig::read(&edge_text, &Environment::default()).unwrap().0, None).unwrap();
-    edge.watch_config(file(&edge_file, &edge_text));
+    let (server, cloud) = live::server(&place, &text);
+    let edge_text = place.edge("node1", server.server.bound.grpc, "");
+    let (edge, edge_file) = live::edge(&place, &edge_text);
     for (path, good, at) in
-        [(&cloud, &text, server.bound.log), (&edge_file, &edge_text, edge.bound.log.unwrap())]
+        [(&cloud, &text, server.server.bound.log), (&edge_file, &edge_text, edge.bound.log.unwrap())]
     {
         std::fs::write(path, format!("{good}\n[unknown]\n")).unwrap();
         wait_for_report(at, &format!("files: {}: line ", path.display())).await;
@@ -177,11 +158,7 @@ async fn the_access_policies_of_all_listeners_follow_the_config() {
             "{proxy}[server.tcp.\"127.0.0.1:0\"]\ntarget = \"node1/127.0.0.1:1\"\n{limiter}\n"
         ))
     };
-    let open = with("");
-    let cloud = place.file("cloud.toml", &open);
-    let server = Server::start(ServerConfig::read(&open, &Environment::default()).unwrap().0, None).unwrap();
-    server.watch_config(file(&cloud, &open));
-    let server = TestServer::from(server);
+    let (server, cloud) = live::server(&place, &with(""));
     let request_phrase = async |front: &str| {
         let request = format!("CONNECT node1:{} HTTP/1.1\r\n\r\n", echo.port());
         crate::support::clients::send_request(server.port(front), &request).await.phrase

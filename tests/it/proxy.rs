@@ -18,8 +18,8 @@ use crate::socks5::{by_name, request_session};
 use crate::support::clients::{ESTABLISHED, assert_echo, assert_reset, open, rest, send_request};
 use crate::support::line::Line;
 use crate::support::programs::{TestDir, TestServer, at, edge};
+use crate::support::users::{server, tables};
 use crate::support::{assert_eventually, targets, wait_until};
-use crate::user_links::{server, tables};
 
 /// A proxy with its own runtime, so that it can be killed.
 struct LocalProxy {

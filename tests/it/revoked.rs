@@ -1,7 +1,6 @@
 //! Rights that are taken away end the sessions that they gave, and no others.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
@@ -12,49 +11,18 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tunnel::config::Environment;
-use tunnel::config::live::ConfigFile;
 use tunnel::edge::Edge;
-use tunnel::edge::config::EdgeConfig;
-use tunnel::server::Server;
-use tunnel::server::config::ServerConfig;
 use tunnel_base::names::{Instance, SessionId};
 use tunnel_net::pki::CertificateAuthority;
-use tunnel_net::reload::reload_now;
 use tunnel_net::tls::{Identity, TlsClientConfig, Trust, server_name};
 use tunnel_proto::frame::{ErrorCode, SessionFrame};
 
 use crate::http_proxy::{body, site};
 use crate::support::clients::{ESTABLISHED, assert_echo, assert_reset, head, open, send_request};
 use crate::support::line::Line;
+use crate::support::live::{self, reloaded};
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, edge, start_edge};
 use crate::support::{assert_eventually, remote, servers, targets, wait_until};
-
-/// Starts a server that follows its config file.
-fn server(place: &TestDir, text: &str) -> (TestServer, PathBuf) {
-    let path = place.file("server.toml", text);
-    let server = Server::start(ServerConfig::read(text, &Environment::default()).unwrap().0, None).unwrap();
-    server.watch_config(file(&path, text));
-    (TestServer::from(server), path)
-}
-
-fn file(path: &Path, text: &str) -> ConfigFile {
-    ConfigFile { path: path.into(), text: text.to_owned(), environment: Environment::default() }
-}
-
-/// Has the files read until this completes.
-async fn reloaded<F: Future>(ended: F) -> F::Output {
-    let reloading = async {
-        loop {
-            reload_now();
-            sleep(Duration::from_millis(50)).await;
-        }
-    };
-    tokio::select! {
-        ended = ended => ended,
-        () = reloading => unreachable!(),
-    }
-}
 
 /// Sends a request from an address of this machine, and returns the connection once it is accepted.
 async fn open_from(ip: [u8; 4], at: SocketAddr, request: &str) -> TcpStream {
@@ -86,7 +54,7 @@ async fn sessions_end_with_their_users_addresses_and_rules() {
         ))
     };
     let everyone = "\"127.0.0.0/8\"";
-    let (server, config) = server(&place, &limits(everyone, "{}"));
+    let (server, config) = live::server(&place, &limits(everyone, "{}"));
     let edge = edge(&place, &server, "node1").await;
     let open = async |user: &str, ip, target| {
         let request = format!("CONNECT {} HTTP/1.1\r\n{}\r\n", at("node1", target), login(user, "pw"));
@@ -136,7 +104,7 @@ async fn requests_in_flight_and_kept_connections_end_with_their_user() {
     let users = place.file("users", &(hashed("ops", "pw") + &hashed("dev", "pw")));
     let proxy =
         format!("[server.http_proxy]\nlisten = \"127.0.0.1:0\"\nauth = \"basic\"\nusers = {users:?}\n");
-    let (server, _) = server(&place, &place.cloud(&proxy));
+    let (server, _) = live::server(&place, &place.cloud(&proxy));
     let _edge = edge(&place, &server, "node1").await;
     let send = async |client: &mut TcpStream, target, user| {
         let login = login(user, "pw");
@@ -215,7 +183,7 @@ async fn sessions_end_with_the_certificate_its_name_and_its_ca() {
              client_ca = {cas:?}\nnames = [{names}]\n"
         ))
     };
-    let (server, config) = server(&place, &text("\"stays\", \"renamed\", \"foreign\", \"brief\""));
+    let (server, config) = live::server(&place, &text("\"stays\", \"renamed\", \"foreign\", \"brief\""));
     let _edge = edge(&place, &server, "node1").await;
     let target = at("node1", echo);
     let open = async |shows: &Identity| by_certificate(&place, &server, shows, &target).await.unwrap();
@@ -258,9 +226,7 @@ async fn sessions_end_with_the_targets_of_their_edge() {
     let (place, echo, other) = (TestDir::new(), targets::echo().await, targets::echo().await);
     let server = TestServer::start(&place);
     let text = place.edge("node1", server.server.bound.grpc, "");
-    let path = place.file("edge.toml", &text);
-    let edge = Edge::start(EdgeConfig::read(&text, &Environment::default()).unwrap().0, None).unwrap();
-    edge.watch_config(file(&path, &text));
+    let (edge, path) = live::edge(&place, &text);
     server.wait_for_node("node1").await;
     let mut ends = server.open(&at("node1", other)).await;
     let mut stays = server.open(&at("node1", echo)).await;
@@ -298,7 +264,7 @@ fn in_cloud(target: SocketAddr) -> String {
 async fn sessions_of_edges_end_with_the_edge_access() {
     let (place, echo, other) = (TestDir::new(), targets::echo().await, targets::echo().await);
     let (e, o) = (echo.port(), other.port());
-    let (server, config) = server(&place, &place.cloud(&edge_access("\"node1\", \"node2\"", &[e, o])));
+    let (server, config) = live::server(&place, &place.cloud(&edge_access("\"node1\", \"node2\"", &[e, o])));
     let _edges = [edge(&place, &server, "node1").await, edge(&place, &server, "node2").await];
     let (edge, proxy) = asker(&place, server.server.bound.grpc);
     server.wait_for_node("asker").await;
@@ -327,7 +293,7 @@ async fn a_session_that_moves_to_another_server_needs_its_permission_there() {
         servers::config(&place, all[n], &format!("{}\n{access}", servers::peers(&all)))
     };
     let first = TestServer::from_text(&text(0, &edge_access("", &[e, o])));
-    let (second, config) = server(&place, &text(1, &edge_access("", &[e])));
+    let (second, config) = live::server(&place, &text(1, &edge_access("", &[e])));
     let line = Line::to(all[0]).await;
     let (edge, proxy) = asker(&place, line.at);
     first.wait_for_node("asker").await;

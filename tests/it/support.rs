@@ -4,6 +4,7 @@ pub(crate) mod apiserver;
 pub(crate) mod call;
 pub(crate) mod clients;
 pub(crate) mod line;
+pub(crate) mod live;
 pub(crate) mod peer;
 pub(crate) mod process;
 pub(crate) mod programs;
@@ -13,6 +14,7 @@ pub(crate) mod servers;
 pub(crate) mod sessions;
 pub(crate) mod talk;
 pub(crate) mod targets;
+pub(crate) mod users;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};

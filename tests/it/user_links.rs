@@ -1,60 +1,28 @@
-//! Links of users' programs: sessions through one server and another, who may open what, and what such a link never is.
+//! Links of users' programs: sessions through one server and another, who may open what, and until when.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderValue};
-use tokio::time::sleep;
-use tonic::{Code, Status};
-use tunnel::config::live::ConfigFile;
-use tunnel::config::{Environment, Secret};
-use tunnel::invitations::store::SecretHash;
+use tonic::Status;
+use tunnel::config::Secret;
 use tunnel::route::RouteError;
-use tunnel::server::Server;
-use tunnel::server::config::ServerConfig;
 use tunnel::uplink::client::{ClientLinkConfig, ClientLinkError, ClientLinks, UserCredentials};
-use tunnel_base::names::{ClientName, Instance, NodeName, SessionId, Target};
+use tunnel_base::names::ClientName;
 use tunnel_link::table::stream::Session;
-use tunnel_net::reload::reload_now;
-use tunnel_net::tls::Identity;
-use tunnel_proto::codec::to_message;
-use tunnel_proto::frame::{
-    Category, Conflict, ErrorCode, Found, Frame, FrameKind, Load, Opener, SessionFrame,
-};
-use tunnel_proto::hello::{Caller, ClientHello, Hello, UserProof};
+use tunnel_proto::frame::ErrorCode;
+use tunnel_proto::hello::Hello;
 
 use crate::admin::tunnel_sessions;
-use crate::certificates::Authority;
-use crate::support::call::Call;
+use crate::enrol::{invited_user, join_as_user};
 use crate::support::line::Line;
-use crate::support::programs::{TOKEN, TestDir, TestServer, at, edge};
-use crate::support::remote::{self, ScriptedServer};
+use crate::support::live::{self, reloaded};
+use crate::support::programs::{TestDir, TestServer, at, edge};
+use crate::support::remote::ScriptedServer;
 use crate::support::servers::{self, KillableServer};
 use crate::support::sessions::assert_session_echo;
+use crate::support::users::{self, config, link, open, reset, server, tables};
 use crate::support::{assert_eventually, targets, wait_until};
 use crate::words::LogLines;
-
-/// The token of each of the test's devices.
-pub(crate) const USER_TOKEN: &str = "a token of 32 letters and digits";
-
-/// Writes the store with the devices that have joined, and returns the tables of a server that accepts their links.
-pub(crate) fn tables(place: &TestDir, clients: &str) -> String {
-    let hash = serde_json::to_string(&SecretHash::of(USER_TOKEN)).unwrap();
-    let devices = ["alice/laptop", "alice/phone", "bob/laptop"].map(|device| format!("\"{device}\":{hash}"));
-    let store =
-        place.file("enrolled", &format!("{{\"invitations\":{{}},\"tokens\":{{{}}}}}", devices.join(",")));
-    format!(
-        "[server.invitations]\nstore = \"file\"\nfile = {store:?}\n[server.clients]\nrules = [{{ users = [\"alice\"], nodes = [\
-         \"node*\"] }}]\n{clients}\n"
-    )
-}
-
-pub(crate) async fn server(place: &TestDir, more: &str) -> TestServer {
-    let server = TestServer::with(place, &tables(place, more));
-    server.server.enrolment.as_ref().unwrap().refresh().await;
-    server
-}
 
 /// Starts servers that know each other and accept users, each in its own runtime.
 async fn fleet(place: &TestDir, count: u8) -> (Vec<KillableServer>, Vec<SocketAddr>) {
@@ -68,29 +36,6 @@ async fn fleet(place: &TestDir, count: u8) -> (Vec<KillableServer>, Vec<SocketAd
     (started, all)
 }
 
-fn config(place: &TestDir, client: &str, servers: &[SocketAddr]) -> ClientLinkConfig {
-    let ClientName { user, device } = client.parse().unwrap();
-    let token = Secret::new(USER_TOKEN);
-    ClientLinkConfig {
-        tls_server_name: None,
-        servers: servers.iter().map(|at| Target::from(*at)).collect(),
-        device,
-        proof: UserCredentials::Token(user, token),
-        ca: Some(place.files.ca.clone()),
-        https_proxy: None,
-        no_proxy: None,
-    }
-}
-
-pub(crate) async fn link(place: &TestDir, client: &str, servers: &[SocketAddr]) -> ClientLinks {
-    ClientLinks::connect(config(place, client, servers)).await.unwrap()
-}
-
-/// Opens a session. Returns the error text if it is refused.
-async fn open(links: &ClientLinks, target: &str) -> Result<Session, String> {
-    links.open(&target.parse().unwrap()).await.map_err(|error| error.to_string())
-}
-
 /// Opens a session to a node that another server has, once the user's server knows that server.
 async fn open_once_known(links: &ClientLinks, target: &str) -> Session {
     loop {
@@ -99,12 +44,6 @@ async fn open_once_known(links: &ClientLinks, target: &str) -> Session {
             Err(why) => assert!(why.contains("not connected"), "{why}"),
         }
     }
-}
-
-/// Polls until the session is reset, and returns the reason.
-pub(crate) async fn reset(session: &mut Session) -> String {
-    wait_until("the session has ended", || session.ended().is_some()).await;
-    session.ended().unwrap().reason
 }
 
 #[tokio::test]
@@ -283,34 +222,18 @@ async fn open_sessions_and_links_end_when_the_rules_no_longer_allow_them() {
             .replace("rules = [{ users = [\"alice\"], nodes = [\"node*\"] }]", &rules)
     };
     let (both, one) = (format!("{}, {}", echo.port(), other.port()), other.port().to_string());
-    let first = text(&both, "127.0.0.0/8");
-    let path: PathBuf = place.file("server.toml", &first);
-    let settings = ServerConfig::read(&first, &Environment::default()).unwrap().0;
-    let server = Server::start(settings, None).unwrap();
-    server.watch_config(ConfigFile { path: path.clone(), text: first, environment: Environment::default() });
-    let server = TestServer::from(server);
+    let (server, config) = live::server(&place, &text(&both, "127.0.0.0/8"));
     let _edge = edge(&place, &server, "node1").await;
     let links = link(&place, "bob/laptop", &[server.server.bound.grpc]).await;
     let mut ends = open(&links, &at("node1", echo)).await.unwrap();
     let mut stays = open(&links, &at("node1", other)).await.unwrap();
     assert_session_echo(&mut ends, "allowed").await;
-    let reloaded = async |text: String| {
-        std::fs::write(&path, text).unwrap();
-        loop {
-            reload_now();
-            sleep(Duration::from_millis(50)).await;
-        }
-    };
-    let why = tokio::select! {
-        why = reset(&mut ends) => why,
-        () = reloaded(text(&one, "127.0.0.0/8")) => unreachable!(),
-    };
+    std::fs::write(&config, text(&one, "127.0.0.0/8")).unwrap();
+    let why = reloaded(reset(&mut ends)).await;
     assert!(why.starts_with("no rule lets bob reach port"), "{why}");
     assert_session_echo(&mut stays, "still allowed").await;
-    let why = tokio::select! {
-        why = reset(&mut stays) => why,
-        () = reloaded(text(&one, "192.0.2.0/24")) => unreachable!(),
-    };
+    std::fs::write(&config, text(&one, "192.0.2.0/24")).unwrap();
+    let why = reloaded(reset(&mut stays)).await;
     assert!(why.contains("your address 127.0.0.1 is not allowed here"), "{why}");
     assert_eq!(server.server.metrics.sessions.closed("clients", "revoked"), 2);
     wait_until("the link has ended", || links.links() == 0).await;
@@ -389,124 +312,73 @@ async fn sessions_of_a_user_are_bounded_over_all_her_devices() {
     open(&phone, &target).await.unwrap();
 }
 
-/// Returns the hello of a user with that proof.
-pub(crate) fn hello(proof: UserProof) -> ClientHello {
-    let (device, instance) = ("laptop".parse().unwrap(), Instance::from_bits(7));
-    ClientHello { proof, device, instance, is_backup: false }
-}
-
-pub(crate) fn token(user: &str, token: &str) -> UserProof {
-    UserProof::Token { user: user.parse().unwrap(), token: token.to_owned() }
-}
-
-/// Links with this metadata and certificate. Returns the code if the server refuses.
-pub(crate) async fn attempt(
-    place: &TestDir,
-    server: &TestServer,
-    shows: Option<&Identity>,
-    headers: HeaderMap,
-) -> Result<Call, Code> {
-    let server = server.server.bound.grpc;
-    let call = remote::link_as_peer(place, server, shows.cloned(), headers, "pod").await;
-    call.map_err(|status| status.code())
-}
-
+/// The old link is still there when its sessions resume.
 #[tokio::test]
-async fn what_proves_a_user_never_proves_an_edge_or_a_server_nor_the_other_way_round() {
-    let place = TestDir::new();
-    // The CA of users signs for others too, here even the name of servers.
-    let (foreign, dir) = (Authority::new(), place.path().join("foreign"));
-    std::fs::create_dir(&dir).unwrap();
-    let forged = foreign.write(&dir, &["cloud.test"]);
-    let forged = Identity { cert: forged.cert, key: forged.key };
-    let authorities =
-        [std::fs::read_to_string(&place.files.ca).unwrap(), foreign.0.cert().to_owned()].concat();
-    let users = place.file("users-ca.crt", &authorities);
-    let users = format!("client_ca = {users:?}\nnames = [\"alice\", \"cloud.test\"]");
-    let server = server(&place, &users).await;
-    let alice = place.client("alice");
-    let peer = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
-    let certificate = || hello(UserProof::Certificate).request();
-    assert!(attempt(&place, &server, Some(&alice), certificate()).await.is_ok());
-    assert!(attempt(&place, &server, None, hello(token("alice", USER_TOKEN)).request()).await.is_ok());
-    let as_role = |mut headers: HeaderMap, role: &'static str| {
-        headers.insert("tunnel-role", HeaderValue::from_static(role));
-        headers
-    };
-    let edge = |token: &str| Hello::edge_request(&"alice".parse().unwrap(), token, Instance::from_bits(8));
-    let peer_request = || Caller::peer_request(Instance::from_bits(9));
-    let user_token = || hello(token("alice", USER_TOKEN)).request();
-    for (what, shows, headers, code) in [
-        ("no proof", None, certificate(), Code::PermissionDenied),
-        ("a server's certificate", Some(&peer), certificate(), Code::PermissionDenied),
-        ("the servers' name by the users' CA", Some(&forged), certificate(), Code::Unavailable),
-        ("the same as a server", Some(&forged), peer_request(), Code::Unavailable),
-        ("an edge's token", None, hello(token("alice", TOKEN)).request(), Code::Unauthenticated),
-        ("another user's token", None, hello(token("carol", USER_TOKEN)).request(), Code::Unauthenticated),
-        ("an edge's hello as a client", None, as_role(edge(TOKEN), "client"), Code::Unknown),
-        ("a user's hello as an edge", None, as_role(user_token(), "edge"), Code::Unknown),
-        ("a user's token as an edge", None, edge(USER_TOKEN), Code::Unauthenticated),
-        ("a user's certificate as an edge", Some(&alice), edge(USER_TOKEN), Code::Unauthenticated),
-        ("a user's certificate as a server", Some(&alice), peer_request(), Code::Unauthenticated),
-        ("a user's token as a server", None, as_role(user_token(), "peer"), Code::Unauthenticated),
-        ("both", Some(&alice), as_role(user_token(), "peer"), Code::Unauthenticated),
-    ] {
-        let refused = attempt(&place, &server, shows, headers).await.map(drop);
-        assert_eq!(refused, Err(code), "{what}");
-    }
-    assert_eq!(server.server.registry.nodes().len(), 0, "no attempt is a node");
-}
-
-#[tokio::test]
-async fn a_users_link_answers_nothing_announces_nothing_and_is_never_a_node() {
+async fn all_sessions_that_a_user_may_have_resume_over_a_new_link() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let server = server(&place, "").await;
-    let _edge = edge(&place, &server, "node1").await;
-    let victim = link(&place, "alice/phone", &[server.server.bound.grpc]).await;
-    let mut session = open(&victim, &at("node1", echo)).await.unwrap();
-    assert_session_echo(&mut session, "before").await;
-    let mut call = attempt(&place, &server, None, hello(token("alice", USER_TOKEN)).request()).await.unwrap();
-    let node: NodeName = "node1".parse().unwrap();
-    let refused = || tunnel_proto::frame::SessionError::new(ErrorCode::NotAllowed, "forged");
-    let foreign = [
-        SessionFrame::Opened { limit: 9, epoch: 1, instance: Some(Instance::from_bits(7)) },
-        SessionFrame::Resumed { received: 0, limit: 9, epoch: 9 },
-        SessionFrame::Refused { epoch: 9, refusal: refused() },
-        SessionFrame::Reset { epoch: 9, refusal: refused() },
-        SessionFrame::PathLost { epoch: 9 },
-        SessionFrame::Data("forged".into()),
-    ];
-    // The id of another's session is known to the attacker here; usually it is not.
-    for id in [session.id(), SessionId::random()] {
-        for frame in foreign.clone() {
-            call.send_session(id, frame).await;
-        }
+    let tables = tables(&place, "[server.session]\nmax_per_client = 2");
+    let killable = KillableServer::start(place.cloud(&tables)).await;
+    let server = &killable.server;
+    server.server.enrolment.as_ref().unwrap().refresh().await;
+    let _edge = edge(&place, server, "node1").await;
+    let line = Line::to(server.server.bound.grpc).await;
+    let links = link(&place, "alice/laptop", &[line.at]).await;
+    let target = at("node1", echo);
+    let mut sessions = [open(&links, &target).await.unwrap(), open(&links, &target).await.unwrap()];
+    line.become_unresponsive();
+    for session in &mut sessions {
+        assert_session_echo(session, "over another link").await;
     }
-    let found = Found { here: true, instance: Some(Instance::from_bits(7)), ..Found::not_here(0) };
-    let conflict = Conflict { instance: None, reason: "forged".into() };
-    for body in [
-        FrameKind::Found(found),
-        FrameKind::Find(1),
-        FrameKind::Load(Load { nodes: 0, stopping: true }),
-        FrameKind::Conflict(conflict),
-    ] {
-        call.send(to_message(Frame { node: node.clone(), body })).await;
-    }
-    let dropped = |reason| server.server.metrics.frames_dropped.counted(reason);
-    wait_until("all signals are dropped", || dropped("unknown_type") == 4).await;
-    wait_until("all frames of sessions are dropped", || dropped("unknown_session") == 12).await;
-    // Neither the id nor a forged opener takes over the session of another device.
-    let forged = Some(Opener::Client("alice/phone".parse().unwrap()));
-    let target: Target = at("node1", echo).parse().unwrap();
-    let resume =
-        SessionFrame::Resume { received: 0, limit: 9, epoch: 50, instance: None, opener: forged, target };
-    let body = FrameKind::Session(session.id(), Category::Ssh, resume);
-    call.send(to_message(Frame { node: node.clone(), body })).await;
-    let (_, answer) = call.next_session_frame().await;
-    let SessionFrame::Reset { refusal, .. } = answer else { panic!("{answer:?}") };
-    assert_eq!(refusal.code, ErrorCode::UnknownSession);
-    assert_session_echo(&mut session, "undisturbed").await;
-    assert!(server.link("alice").is_none() && server.link("node1").is_some());
+    let why = open(&links, &target).await.unwrap_err();
+    assert!(why.contains("per-client session limit reached"), "{why}");
+    drop(sessions);
+    links.close().await;
+}
+
+#[tokio::test]
+async fn each_refusal_of_a_user_is_logged_with_the_reason_and_her_name() {
+    let (lines, _guard) = LogLines::start();
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let text = place.cloud(&tables(&place, ""));
+    let (server, config) = live::server(&place, &text);
+    let at_server = server.server.bound.grpc;
+    let _edges = [edge(&place, &server, "node1").await, edge(&place, &server, "other1").await];
+    let logged = |parts: &[&str]| {
+        let text = lines.text();
+        let found = text.lines().filter(|line| parts.iter().all(|part| line.contains(part))).count();
+        assert_eq!(found, 1, "{parts:?}: {text}");
+    };
+
+    let proof = UserCredentials::Token("alice".parse().unwrap(), Secret::new("wrong"));
+    let wrong = ClientLinkConfig { proof, ..users::config(&place, "alice/laptop", &[at_server]) };
+    ClientLinks::connect(wrong).await.unwrap_err();
+    let why = "reason=\"the device has not joined for this user, was revoked, or has another token\"";
+    logged(&["user refused user=alice device=laptop remote_addr=127.0.0.1:", why]);
+
+    let invitation = invited_user(&server, "alice", Duration::from_secs(60)).await;
+    join_as_user(&place, at_server, &invitation, "desk").await.unwrap();
+    join_as_user(&place, at_server, &invitation, "other").await.unwrap_err();
+    logged(&["join rejected remote_addr=127.0.0.1 name=\"alice/other\" reason=", "has been used already"]);
+
+    let alice = link(&place, "alice/laptop", &[at_server]).await;
+    open(&alice, &at("other1", echo)).await.unwrap_err();
+    let why = format!("reason=\"no rule lets alice reach port {} of node other1\"", echo.port());
+    logged(&["listener=\"clients\"", "user=\"alice\" device=laptop", "result=\"forbidden\"", &why]);
+
+    let mut session = open(&alice, &at("node1", echo)).await.unwrap();
+    assert_session_echo(&mut session, "allowed").await;
+    std::fs::write(&config, text.replace("node*", "other*")).unwrap();
+    reloaded(reset(&mut session)).await;
+    wait_until("the end is logged", || lines.count("result=\"revoked\"") == 1).await;
+    let why = format!("reason=\"no rule lets alice reach port {} of node node1\"", echo.port());
+    logged(&["listener=\"clients\"", "user=\"alice\" device=laptop", "result=\"revoked\"", &why]);
+
+    assert!(
+        server.server.enrolment.as_ref().unwrap().revoke(&"alice/".parse().unwrap(), "test").await.unwrap()
+    );
+    wait_until("the link has ended", || alice.links() == 0).await;
+    logged(&["token of a user's device revoked user=alice device=laptop"]);
+    logged(&["links ended: user revoked user=alice device=laptop links=1"]);
 }
 
 #[tokio::test]
@@ -532,7 +404,7 @@ async fn a_server_that_takes_no_links_of_users_says_so_and_an_older_one_is_named
         why.contains("this server is too old for links of users; ask its operator to upgrade it"),
         "{why}"
     );
-    let wrong = self::server(&place, "").await;
+    let wrong = users::server(&place, "").await;
     let why = assert_eventually("the refusal", async {
         let proof = UserCredentials::Token("alice".parse().unwrap(), Secret::new("wrong"));
         let wrong = ClientLinkConfig { proof, ..config(&place, "alice/laptop", &[wrong.server.bound.grpc]) };

@@ -13,7 +13,7 @@ use tonic::Status;
 use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::codec::{Decoder, encode, from_message, to_message};
-use tunnel_proto::frame::{Category, Frame, FrameKind, Remote, SessionFrame};
+use tunnel_proto::frame::{Category, Frame, FrameKind, Remote, SessionError, SessionFrame};
 use tunnel_proto::hello::Hello;
 
 use super::assert_eventually;
@@ -164,6 +164,16 @@ impl Call {
                 FrameKind::Session(id, _, frame) => return (id, frame),
                 other => panic!("{other:?}"),
             }
+        }
+    }
+
+    /// Waits for the answer to an Open or a Resume of that session, which must refuse it, and returns why.
+    pub(crate) async fn refusal(&mut self, id: SessionId) -> SessionError {
+        match self.next_session_frame().await {
+            (of, SessionFrame::Refused { refusal, .. } | SessionFrame::Reset { refusal, .. }) if of == id => {
+                refusal
+            }
+            other => panic!("{other:?}"),
         }
     }
 
