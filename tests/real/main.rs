@@ -67,6 +67,7 @@ mod sshd;
 mod stores;
 mod traces;
 mod tunnel;
+mod users;
 mod vanished;
 mod web;
 mod workstation;

@@ -5,15 +5,14 @@
 use std::io::Write;
 
 use serde_json::json;
-use tunnel::config::Secret;
-use tunnel::invitations::store::SecretHash;
-use tunnel::uplink::client::{ClientLinkConfig, ClientLinks, UserCredentials};
+use tunnel::uplink::client::ClientLinks;
 use tunnel_base::names::Target;
 
 use crate::cluster::{Cluster, Way, node};
 use crate::network::{SERVER, address};
 use crate::process::TIMEOUT;
 use crate::tunnel::{Edge, ServerProcess, TestDir};
+use crate::users;
 use crate::wait::wait_until;
 
 #[test]
@@ -53,34 +52,15 @@ fn kubectl() {
 
 /// The memory of a server for each of a thousand people's links, and with a session on each.
 #[test]
-#[ignore = "not a test: prints the memory of a server"]
+#[ignore = "takes three minutes, and is for a release build"]
 fn a_thousand_users() {
-    const USERS: usize = 1000;
-    let (place, token) = (TestDir::new(), "a token of 32 letters and digits");
-    let hash = serde_json::to_value(SecretHash::of(token)).unwrap();
-    let devices: serde_json::Map<_, _> =
-        (0..USERS).map(|user| (format!("user{user}/laptop"), hash.clone())).collect();
-    let store = place.path().join("enrolled");
-    std::fs::write(&store, json!({ "invitations": {}, "tokens": devices }).to_string()).unwrap();
-    let more = format!(
-        "[server.invitations]\nstore = \"file\"\nfile = {store:?}\n[server.clients]\nrules = [{{ nodes = [\"node1\"] }}]\n"
-    );
+    let (place, user) = (TestDir::new(), |number: usize| format!("user{number}/laptop"));
+    let more = users::tables(&place, (0..USERS).map(user), "rules = [{ nodes = [\"node1\"] }]");
     let mut server = ServerProcess::start_with(&place, &more, &[]);
     let _edge = Edge::start(&place, &format!("localhost:{}", server.grpc));
     server.wait_for_node("node1");
-    let echo = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let target: Target = format!("node1:{}", echo.local_addr().unwrap().port()).parse().unwrap();
-    let _held = std::thread::spawn(move || echo.incoming().map(Result::unwrap).collect::<Vec<_>>());
-    let config = |user: usize| ClientLinkConfig {
-        servers: vec![format!("localhost:{}", server.grpc).parse().unwrap()],
-        tls_server_name: None,
-        device: "laptop".parse().unwrap(),
-        proof: UserCredentials::Token(format!("user{user}").parse().unwrap(), Secret::new(token)),
-        ca: Some(place.files.ca.clone()),
-        https_proxy: None,
-        no_proxy: None,
-    };
-    let memory = |what: &str, before: u64| {
+    let target: Target = format!("node1:{}", users::holding_target()).parse().unwrap();
+    let memory = |what: &str, before: u64, most: f64| {
         // The allocator returns memory some seconds after it was freed.
         std::thread::sleep(2 * TIMEOUT / 3);
         let status = std::fs::read_to_string(format!("/proc/{}/status", server.process.id())).unwrap();
@@ -88,19 +68,20 @@ fn a_thousand_users() {
         let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
         let each = kib.saturating_sub(before) as f64 / USERS as f64;
         let _ = writeln!(std::io::stderr(), "{what}: {kib} KiB, {each:.1} KiB more for each");
+        assert!(each <= most, "{what}: {each:.1} KiB more for each, at most {most}");
         kib
     };
     let _ = tunnel_net::fd_limit::raise();
-    let idle = memory("server without users", 0);
+    let idle = memory("server without users", 0, f64::INFINITY);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let links: Vec<_> =
-        (0..USERS).map(|user| runtime.block_on(ClientLinks::connect(config(user))).unwrap()).collect();
-    let linked = memory("with a link of each of 1000 users", idle);
+    let link = |number| ClientLinks::connect(users::link_config(&place, &user(number), server.grpc));
+    let links: Vec<_> = (0..USERS).map(|number| runtime.block_on(link(number)).unwrap()).collect();
+    let linked = memory("with a link of each of 1000 users", idle, LINK_KIB);
     let sessions: Vec<_> = links.iter().map(|links| runtime.block_on(links.open(&target)).unwrap()).collect();
-    memory("with an idle session on each link", linked);
+    memory("with an idle session on each link", linked, SESSION_KIB);
     drop((sessions, links));
     drop(runtime);
-    memory("afterwards", idle);
+    memory("afterwards", idle, LEFT_KIB);
 }
 
 /// The results of one way to the kubelet; each is a median.
@@ -163,5 +144,13 @@ fn row(figure: &str, unit: &str, tunnel: f64, direct: f64) -> String {
     format!("| {figure} | {tunnel:.0} {unit} | {direct:.0} {unit} |  | {ratio:.2} |  |  |  |\n")
 }
 
+/// Number of users, each with one link.
+const USERS: usize = 1000;
+/// Maximum of KiB that a server needs for an idle link of a user: as much as for an idle edge.
+const LINK_KIB: f64 = 60.0;
+/// Maximum of KiB more for an idle session that it relays.
+const SESSION_KIB: f64 = 16.0;
+/// Maximum of KiB for each link that a server keeps once all links have ended.
+const LEFT_KIB: f64 = 10.0;
 /// Size of the log in bytes.
 const LOG: u32 = 100_000_000;
