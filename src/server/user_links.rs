@@ -16,7 +16,7 @@ use crate::server::ServerContext;
 use crate::server::authenticated_links::close_links;
 use crate::session_io::grants::SessionSubject;
 use tunnel_base::metrics::DENIALS;
-use tunnel_base::names::{ClientName, DeviceName, UserName};
+use tunnel_base::names::{ClientName, DeviceName, NameError, UserName};
 use tunnel_base::policy::zone::Zone;
 use tunnel_link::grpc::accept::{Call, CallRejection, Certificate};
 use tunnel_link::sender::LinkSender;
@@ -95,15 +95,11 @@ impl UserLinks {
 
     /// Adds a link. Unless it is a backup link, closes the older ones of its process.
     pub(crate) fn add(&self, sender: &Arc<LinkSender>, user: &User, hello: &ClientHello) {
-        let is_older =
-            |known: &&UserLink| known.sender.instance == sender.instance && known.user.client == user.client;
+        let is_replaced = |known: &&UserLink| {
+            !hello.is_backup && known.sender.instance == sender.instance && known.user.client == user.client
+        };
         let mut links = self.lock();
-        let older: Vec<_> = links
-            .values()
-            .filter(|_| !hello.is_backup)
-            .filter(is_older)
-            .map(|known| known.sender.clone())
-            .collect();
+        let older: Vec<_> = links.values().filter(is_replaced).map(|known| known.sender.clone()).collect();
         links.insert(sender.id, UserLink { sender: sender.clone(), user: user.clone() });
         drop(links);
         for older in older {
@@ -202,6 +198,17 @@ struct LinkDenial {
     answer: CallRejection,
 }
 
+impl LinkDenial {
+    /// Returns a denial of which the log has the text of the answer.
+    fn new(reason: &'static str, answer: CallRejection) -> Self {
+        Self { reason, why: answer.to_string(), answer }
+    }
+
+    fn forbidden(why: impl fmt::Display) -> Self {
+        Self::new("forbidden", CallRejection::Forbidden(why.to_string()))
+    }
+}
+
 /// Checks whether a user's program may link. Counts and logs a refusal.
 pub(crate) async fn check(
     call: &Call,
@@ -225,14 +232,12 @@ async fn authenticate(
     hello: &ClientHello,
     shared: &Arc<ServerContext>,
 ) -> Result<(User, Permit<UserName>), LinkDenial> {
-    let forbidden =
-        |reason, why: String| LinkDenial { reason, why: why.clone(), answer: CallRejection::Forbidden(why) };
     let Some(context) = &shared.user_links.context else {
-        return Err(forbidden("no_users", NO_USERS.to_owned()));
+        return Err(LinkDenial::new("no_users", CallRejection::Forbidden(NO_USERS.to_owned())));
     };
     let policy = context.policy.load_full();
-    policy.check_source(call.from.ip()).map_err(|denial| forbidden("forbidden", denial.to_string()))?;
-    let (name, identity) = match (&hello.proof, &call.certificate) {
+    policy.check_source(call.from.ip()).map_err(LinkDenial::forbidden)?;
+    let (user, identity) = match (&hello.proof, &call.certificate) {
         (UserProof::Token { user, token }, _) => {
             let client = ClientName { user: user.clone(), device: hello.device.clone() };
             prove(&client, token, shared).await?;
@@ -240,29 +245,24 @@ async fn authenticate(
         }
         (UserProof::Certificate, Certificate::User(certificate)) => {
             let identity = ClientIdentity::Certificate(certificate.clone());
-            let judged = identity.judge(&policy, LISTENER);
-            let (name, _) = judged.map_err(|denial| forbidden("forbidden", denial.to_string()))?;
-            let name = name.unwrap_or_default().parse();
-            (
-                name.map_err(|wrong| forbidden("forbidden", format!("the certificate's name: {wrong}")))?,
-                identity,
-            )
+            let (name, _) = identity.judge(&policy, LISTENER).map_err(LinkDenial::forbidden)?;
+            let user = name.unwrap_or_default().parse();
+            let wrong = |why: NameError| LinkDenial::forbidden(format!("the certificate's name: {why}"));
+            (user.map_err(wrong)?, identity)
         }
         (UserProof::Certificate, _) => {
             let why = "neither a token nor a client certificate of a user was presented";
-            return Err(forbidden("forbidden", why.to_owned()));
+            return Err(LinkDenial::forbidden(why));
         }
     };
     if shared.stopping.is_cancelled() {
-        let (reason, answer) = ("stopping", CallRejection::Stopping);
-        return Err(LinkDenial { reason, why: answer.to_string(), answer });
+        return Err(LinkDenial::new("stopping", CallRejection::Stopping));
     }
-    let permit = shared.user_links.permits.try_acquire(&name).map_err(|_| {
-        let links = format!("has {MAX_USER_LINKS} links to this server, or all users together have too many");
-        let answer = CallRejection::TooManyUserLinks { user: name.clone(), links };
-        LinkDenial { reason: "too_many_links", why: answer.to_string(), answer }
+    let permit = shared.user_links.permits.try_acquire(&user).map_err(|_| {
+        let answer = CallRejection::TooManyUserLinks { user: user.clone(), links: MAX_USER_LINKS };
+        LinkDenial::new("too_many_links", answer)
     })?;
-    let client = ClientName { user: name, device: hello.device.clone() };
+    let client = ClientName { user, device: hello.device.clone() };
     Ok((User { client, identity, from: call.from }, permit))
 }
 

@@ -102,13 +102,16 @@ pub enum CallRejection {
     /// Another live process of that name has a link.
     #[error("{0}")]
     NameTaken(String),
-    /// The user has too many links, or has opened too many recently.
-    #[error("user {user} {links}; another program may use this user's token")]
+    /// The user has as many links as one user may have, or all users together have too many.
+    #[error(
+        "user {user} has {links} links to this server, or all users together have too many; another program may use this \
+         user's token"
+    )]
     TooManyUserLinks {
         /// The user.
         user: UserName,
-        /// How many, as a verb phrase.
-        links: String,
+        /// The number of links that one user may have.
+        links: usize,
     },
     /// This server accepts no such caller.
     #[error("{0}")]
