@@ -629,6 +629,10 @@ mod extension_tests {
 
     use super::*;
 
+    fn client() -> Remote {
+        Remote::Client("alice/laptop".parse().unwrap())
+    }
+
     fn any_session_frame() -> impl Strategy<Value = SessionFrame> {
         let refusal = || {
             (0u32..11, "[ -~]{0,100}")
@@ -687,12 +691,14 @@ mod extension_tests {
             for peer in [Remote::Edge(node.clone()), Remote::Server(node), Remote::Peer] {
                 prop_assert_eq!(from_message(to_message(frame.clone()), &peer), Ok(frame.clone()));
             }
+            let of_user = Frame { node: NodeName::none(), ..frame };
+            prop_assert_eq!(from_message(to_message(of_user.clone()), &client()), Ok(of_user));
         }
 
         #[test]
         fn parsing_a_message_never_panics(kind in "[a-z-]{0,15}", topic in ".{0,40}", addr in ".{0,40}", data in prop::collection::vec(any::<u8>(), 0..80)) {
             let message = StreamMsg { node: "n".into(), category: "ssh".into(), r#type: kind, topic, data: data.into(), addr };
-            for peer in [Remote::Edge("n".parse().unwrap()), Remote::Peer] {
+            for peer in [Remote::Edge("n".parse().unwrap()), client(), Remote::Peer] {
                 let _ = from_message(message.clone(), &peer);
             }
         }
@@ -722,7 +728,7 @@ mod extension_tests {
 
     #[test]
     fn a_users_program_speaks_for_no_node_but_opens_to_any_node() {
-        let client = Remote::Client("alice/laptop".parse().unwrap());
+        let client = client();
         let frame = |node: &NodeName, body| Frame { node: node.clone(), body };
         let session = |frame| FrameKind::Session(SessionId::random(), Category::Ssh, frame);
         let (none, node) = (NodeName::none(), "edge-1".parse().unwrap());

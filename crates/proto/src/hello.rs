@@ -407,7 +407,37 @@ impl Members {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn a_caller_has_only_the_role_that_its_metadata_names(
+            role in "client|peer|edge|interactive|[a-z]{0,3}",
+            names in prop::collection::vec("[ -~]{0,12}|alice|laptop", 4),
+            has_proof: bool,
+            certified: bool,
+            dialect in "4|[ -~]{0,3}",
+        ) {
+            let mut headers = local_headers(Instance::from_bits(1));
+            headers.insert(DIALECT, HeaderValue::from_str(&dialect).unwrap());
+            headers.insert(ROLE, HeaderValue::from_str(&role).unwrap());
+            headers.insert(DEVICE, HeaderValue::from_str(&names[1]).unwrap());
+            if has_proof {
+                let [user, device, node, token] = &names[..] else { unreachable!() };
+                let members = serde_json::json!({ "user": user, "device": device, "nodename": node, "token": token });
+                insert_bearer(&mut headers, &members);
+            }
+            let is_possible = match Caller::from_request(&headers, certified) {
+                Ok(Caller::Client(_)) => role == "client",
+                Ok(Caller::Peer { .. }) => role == "peer" && certified && !has_proof,
+                Ok(Caller::Edge(_)) => has_proof && matches!(&*role, "edge" | "interactive"),
+                Err(_) => true,
+            };
+            prop_assert!(is_possible);
+        }
+    }
 
     fn request(authorization: &str) -> HeaderMap {
         let mut headers = HeaderMap::new();
