@@ -165,7 +165,9 @@ async fn invite_by(api: &AdminApi, args: &InviteArgs) -> Result<String, CommandE
              echo {code} | tunnel join --user {cloud} --invitation -\n\
              It works once, for one device. Anyone who has it can be {user}, so send it over a private channel.\n\
              {user} reaches only what a rule permits, in the config of each server:\n  \
-             [server.clients]\n  rules = [{rule}]\n",
+             [server.clients]\n  rules = [{rule}]\n\
+             Add it to the rules that are there: this applies without a restart. If there is no such table yet, add both \
+             lines, and restart the server.\n",
             rule = rule(user, args),
         ),
         Subject::Node(node) => format!(

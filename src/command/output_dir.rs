@@ -49,8 +49,14 @@ impl OutputDir {
         let taken: Vec<String> = taken.map(|path| path.display().to_string()).collect();
         if !taken.is_empty() {
             return Err(CommandError::cannot_write(format!(
-                "{} there already, and nothing is overwritten; choose another folder, or move it away",
-                if let [one] = taken.as_slice() { format!("{one} is") } else { taken.join(", ") + " are" }
+                "{} away, or choose another folder",
+                match taken.as_slice() {
+                    [one] => format!("{one} is there already, and nothing is overwritten; move it"),
+                    more => format!(
+                        "{} are there already, and nothing is overwritten; move them",
+                        more.join(", ")
+                    ),
+                }
             )));
         }
         let is_new = made_now(dir).map_err(|cause| failed(dir, &cause))?;

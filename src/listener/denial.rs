@@ -507,7 +507,8 @@ fn user_denied(refusal: &SessionError) -> (StatusCode, &'static str, &'static st
     let (status, name, next) = refused(refusal);
     let next = match refusal.code {
         ErrorCode::NotAllowed => {
-            "only nodes that rules of [server.clients] name for you are reached; [edge.allow] there names its targets"
+            "ask an operator of the servers: a rule of [server.clients] must name you, the node and the port, and [edge.allow] \
+             of the node its target; a revoked device needs a new invitation"
         }
         // Also the code for a node that no server has.
         ErrorCode::TargetUnreachable => {

@@ -65,7 +65,11 @@ impl SocketDirs {
             let made = self.make_own(dir).map_err(|cause| format!("{}: {cause}", dir.display()));
             match made.map(|()| UnixAccept::bind(&dir.join(file))) {
                 Ok(Ok(listener)) => return Ok(listener),
-                Ok(Err(taken @ LocalBindError::Taken(_))) => return Err(NoSocket(vec![taken.to_string()])),
+                Ok(Err(LocalBindError::Taken(path))) => {
+                    let why =
+                        format!("another process listens on {}; use that one, or stop it", path.display());
+                    return Err(NoSocket(vec![why]));
+                }
                 Ok(Err(cause)) => reasons.0.push(cause.to_string()),
                 Err(reason) => reasons.0.push(reason),
             }

@@ -484,7 +484,7 @@ async fn a_user_is_invited_listed_and_revoked_by_one_command_each() {
     let output = run("invite --user alice --nodes edge-*,edge7 --ports 22,443 --expires 2h").await.unwrap();
     assert!(output.contains("on a machine of alice, within 2 h"), "{output}");
     let rule = "[server.clients]\n  rules = [{ users = [\"alice\"], nodes = [\"edge-*\", \"edge7\"], ports = [22, 443] }]\n";
-    assert!(output.contains(rule), "{output}");
+    assert!(output.contains(rule) && output.contains("without a restart"), "{output}");
     let command = output.lines().find(|line| line.contains("echo ")).unwrap();
     let (code, join) = command.trim().strip_prefix("echo ").unwrap().split_once(" | ").unwrap();
     assert!(join.starts_with("tunnel join --user ") && join.ends_with(" --invitation -"), "{join}");

@@ -25,7 +25,7 @@ fn join(home: &Path, at: &str, invited: &ProcessOutput) {
     std::fs::create_dir(home).unwrap();
     let line = format!("echo {code} | tunnel join --user {at} --invitation -");
     let joined = at_workstation(home, &line);
-    assert!(joined.status.success(), "{joined:?}");
+    assert!(joined.status.success() && joined.stdout.contains("\n  tunnel ssh "), "{joined:?}");
 }
 
 #[test]

@@ -43,7 +43,8 @@ pub(super) async fn join(
     JoinClient::new(args, code, name, &token, folder, CA_FILE, &env)?.join(|_| Ok(())).await?;
     Ok(format!(
         "this machine has joined as {user}'s device {device}; in {}, for this user only: {CLIENT_FILE}, {CA_FILE}\n\
-         What {user} reaches is set by the rules of [server.clients] in the servers' config.\n",
+         next, once a rule of [server.clients] in the servers' config names {user}:\n  \
+         tunnel nodes\n  tunnel ssh USER@NODE\n",
         dir.display()
     ))
 }
