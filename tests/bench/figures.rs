@@ -17,6 +17,7 @@ mod restart;
 mod resume;
 mod sessions;
 mod slow;
+mod user;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -87,6 +88,7 @@ impl Bench {
             Figure::Idle => self.idle_line(table),
             Figure::Cut => self.cut(table),
             Figure::Relayed => self.relayed(table),
+            Figure::User => self.user(table),
             Figure::Resume => self.resume(table),
             Figure::Edges => self.idle_edges(table),
             Figure::Shrink => self.shrink(table),

@@ -122,6 +122,8 @@ pub(crate) enum Figure {
     Cut,
     /// Client and edge at different servers.
     Relayed,
+    /// One download over a user's link, against plain CONNECT.
+    User,
     /// Bulk against a program that cannot resume; requires --against.
     Resume,
     /// Ten thousand idle edges at one server, and half of them reconnecting.
