@@ -176,7 +176,7 @@ async fn a_user_is_an_admin_as_long_as_the_config_names_her() {
     json(send(&alice, "GET /status", "").await);
     std::fs::write(&config, with("\"bob\"")).unwrap();
     let refused = async { while send(&alice, "GET /status", "").await.0 != 403 {} };
-    assert_eventually("the refusal", reloaded(refused)).await;
+    assert_eventually("the refusal", Box::pin(reloaded(refused))).await;
 }
 
 #[tokio::test]
