@@ -20,7 +20,6 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-
 use crate::registry::links::{LinkRole, NodeLinks, Reason, Replaced};
 use crate::registry::nodes_at_peers::{NodeAtPeer, NodesAtPeers};
 use crate::registry::peers::Peers;

@@ -70,6 +70,39 @@ async fn a_users_session_runs_through_one_server_and_is_logged_with_user_and_dev
 }
 
 #[tokio::test]
+async fn a_users_session_to_a_plain_node_is_logged_with_its_result() {
+    let (lines, _guard) = LogLines::start();
+    let place = TestDir::new();
+    let server = server(&place, "").await;
+    let mut plain = remote::link(&place, &server, "node1", None).await;
+    let links = link(&place, "alice/laptop", &[server.server.bound.grpc]).await;
+    let refuse = async {
+        let open = plain.next_session_message().await;
+        plain.send_plain("connect-failed", &open.topic, "dial tcp 127.0.0.1:22: connect: connection refused").await;
+    };
+    let (refused, ()) = tokio::join!(open(&links, "node1:22"), refuse);
+    assert!(refused.is_err());
+    wait_until("the session is logged", || lines.count("listener=\"clients\"") == 1).await;
+    assert_eq!(lines.count("both ends finished"), 0, "{}", lines.text());
+    assert!(lines.text().contains("connection refused"), "{}", lines.text());
+
+    let accept = async {
+        let open = plain.next_session_message().await;
+        plain.send_plain("connected", &open.topic, "").await;
+        plain.send_plain("tcp-forward", &open.topic, "hello").await;
+        plain.send_plain("closed", &open.topic, "EOF").await;
+    };
+    let (session, ()) = tokio::join!(open(&links, "node1:22"), accept);
+    let mut session = ByteStreamIo::new(session.unwrap());
+    let mut received = Vec::new();
+    session.read_to_end(&mut received).await.unwrap();
+    assert_eq!(received, b"hello");
+    session.shutdown().await.unwrap();
+    wait_until("the bytes are logged", || lines.count("bytes_to_client=5") == 1).await;
+    links.close().await;
+}
+
+#[tokio::test]
 async fn a_users_session_resumes_through_another_server_when_its_server_is_killed() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let (mut servers, all) = fleet(&place, 3).await;
