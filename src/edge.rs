@@ -235,6 +235,7 @@ impl Edge {
         };
         let link_context = LinkContext {
             table: self.table.clone(),
+            server_name: None,
             metrics: self.metrics.clone(),
             drain: self.links.clone(),
             congestion: uplink.congestion.as_deref().map(Arc::from),

@@ -22,6 +22,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
+use rustix::system::uname;
 use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
@@ -556,6 +557,12 @@ fn link_context(settings: &ServerConfig, links: &Drain) -> LinkContext {
     };
     LinkContext {
         table: SessionTable::new(Instance::random(), limits, metrics.clone()),
+        // A host with a name that no server may have has none.
+        server_name: settings
+            .links
+            .name
+            .clone()
+            .or_else(|| uname().nodename().to_string_lossy().parse().ok()),
         metrics,
         drain: links.clone(),
         congestion: settings.links.congestion.as_deref().map(Arc::from),

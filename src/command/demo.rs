@@ -445,6 +445,7 @@ fn server_config(dir: &Path, at: &Addresses, number: usize, tables: &str) -> Str
     let peer = at.links[1 - number];
     format!(
         r#"[server.links]
+name = "{name}"
 listen = "{link}"
 admin_listen = "{admin}"
 cert = "{dir}/server.crt"

@@ -16,6 +16,7 @@ use crate::config::listen::{self, AdminPort};
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, Bytes, Count, Millis};
 use crate::config::{self, DAY, Diagnostics, Environment, MIN_MEMORY, WarningKind};
+use tunnel_base::names::ServerName;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::{Glob, Networks};
 use tunnel_link::grpc::PLAIN_IDLE_TIMEOUT;
@@ -25,6 +26,11 @@ use tunnel_link::grpc::PLAIN_IDLE_TIMEOUT;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct LinkListenerConfig {
+    /// Name of this server on the live page, in `tunnel nodes` and `tunnel status`, here and at its peers. It is sent to
+    /// peers, edges and users that link, and identifies no one. Default: the host's name.
+    ///
+    /// Example: `"eu-1"`
+    pub name: Option<ServerName>,
     /// Address (ip:port) that edges link to: gRPC, always over TLS.
     #[serde(deserialize_with = "value::listen_address")]
     pub listen: SocketAddr,
@@ -87,6 +93,7 @@ impl Default for LinkListenerConfig {
     /// SuperEdge's port, and the paths of `tunnel init`.
     fn default() -> Self {
         Self {
+            name: None,
             listen: (Ipv6Addr::UNSPECIFIED, 9000).into(),
             proxy_protocol: Networks::default(),
             admin_listen: listen::ADMIN_LISTEN,

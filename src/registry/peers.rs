@@ -27,7 +27,7 @@ use crate::registry::peers::announcements::{AnnouncementLinks, UNSOLICITED};
 use crate::registry::peers::node_list::LastList;
 use crate::registry::peers::peer::{DialContext, Peer, PeerDialer, PeerError};
 use tunnel_base::drain::Drain;
-use tunnel_base::names::{Instance, NodeName};
+use tunnel_base::names::{Instance, NodeName, ServerName};
 use tunnel_link::liveness::Suspicion;
 use tunnel_link::sender::LinkSender;
 use tunnel_net::path_mtu::REMEDY;
@@ -491,6 +491,14 @@ impl PeerHandle {
         match &self.0 {
             HandleKind::Known(peer) => peer.last_error(),
             HandleKind::Incoming(_) => None,
+        }
+    }
+
+    /// Returns the name that the peer announces, or announced when it was last linked.
+    pub fn name(&self) -> Option<ServerName> {
+        match &self.0 {
+            HandleKind::Known(peer) => peer.name(),
+            HandleKind::Incoming(sender) => sender.ends()?.server_name.clone(),
         }
     }
 

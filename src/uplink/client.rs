@@ -151,6 +151,7 @@ impl ClientLinks {
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let link_context = LinkContext {
             table: table.clone(),
+            server_name: None,
             metrics: metrics.clone(),
             drain: links.clone(),
             congestion: None,

@@ -118,6 +118,7 @@ impl Edges {
                 pool: pool.clone(),
                 link_context: LinkContext {
                     table,
+                    server_name: None,
                     metrics,
                     drain: drain.clone(),
                     congestion: None,

@@ -439,8 +439,8 @@ fn link_context() -> LinkContext {
     let windows = WindowLimits { start: 1000, max: 1000 };
     let limits = SessionLimits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
     let table = SessionTable::new(Instance::random(), limits, metrics.clone());
-    let (drain, congestion) = (Drain::new(), None);
-    LinkContext { table, metrics, drain, congestion, plain_idle_timeout: PLAIN_IDLE_TIMEOUT }
+    let (drain, congestion, server_name) = (Drain::new(), None, None);
+    LinkContext { table, server_name, metrics, drain, congestion, plain_idle_timeout: PLAIN_IDLE_TIMEOUT }
 }
 
 #[tokio::test]

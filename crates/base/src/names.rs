@@ -31,6 +31,11 @@ pub struct ClientName {
     pub device: DeviceName,
 }
 
+/// A server's name for operators: 1 to 64 letters, digits, `-`, `_` or `.`, like the name of a host. Several servers may
+/// have the same. Cheap to clone.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServerName(Arc<str>);
+
 /// A session's ID: 16 random bytes, a version 4 UUID on the wire.
 ///
 /// A process that knows the ID can resume the session, so logs and pages only show the first 8 digits
@@ -76,6 +81,9 @@ pub enum NameError {
         "{0:?} is not a device; expected 1 to 63 letters, digits or '-', the first and last a letter or digit"
     )]
     Device(String),
+    /// Not a server's name.
+    #[error("{0:?} is not a server; expected 1 to 64 letters, digits, '-', '_' or '.'")]
+    Server(String),
     /// A name that no node may have, because it has another meaning in token files, rules or frames.
     #[error("no node can have the name {0:?}, which has a meaning of its own; choose another name")]
     Reserved(String),
@@ -148,6 +156,13 @@ impl UserName {
 }
 
 impl DeviceName {
+    /// Returns the name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl ServerName {
     /// Returns the name.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -263,6 +278,19 @@ impl FromStr for DeviceName {
             Ok(Self(text.to_ascii_lowercase().into()))
         } else {
             Err(NameError::Device(excerpt(text)))
+        }
+    }
+}
+
+impl FromStr for ServerName {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+        if matches!(text.len(), 1..=MAX_HOST_NAME) && text.bytes().all(plain) {
+            Ok(Self(text.into()))
+        } else {
+            Err(NameError::Server(excerpt(text)))
         }
     }
 }
@@ -388,6 +416,18 @@ impl fmt::Debug for DeviceName {
     }
 }
 
+impl fmt::Display for ServerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for ServerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 impl fmt::Display for ClientName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.user, self.device)
@@ -469,6 +509,8 @@ fn is_name(text: &str) -> bool {
 
 /// Maximum length in bytes of a label of DNS, and of a user's name.
 const MAX_LABEL: usize = 63;
+/// The longest host name that Linux allows.
+const MAX_HOST_NAME: usize = 64;
 
 /// The name that means the dialling machine everywhere.
 const LOCALHOST: &str = "localhost";

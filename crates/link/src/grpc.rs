@@ -30,7 +30,7 @@ use crate::sender::stats::LinkEndpoints;
 use crate::table::SessionTable;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::Instance;
+use tunnel_base::names::{Instance, ServerName};
 use tunnel_net::socket::Connection;
 use tunnel_proto::codec::EncodedMessage;
 use tunnel_proto::frame::Remote;
@@ -41,6 +41,8 @@ use tunnel_proto::state::LinkId;
 pub struct LinkContext {
     /// The session table.
     pub table: Arc<SessionTable>,
+    /// Name of this server, announced to each remote that is not refused; `None` at an edge or a user's program.
+    pub server_name: Option<ServerName>,
     /// The metrics.
     pub metrics: Metrics,
     /// Spawns the connection tasks.
@@ -68,6 +70,7 @@ fn ends(io: &impl Connection) -> LinkEndpoints {
         remote: tcp.and_then(|tcp| tcp.peer_addr().ok()),
         dialled: false,
         version: None,
+        server_name: None,
     }
 }
 

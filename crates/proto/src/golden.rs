@@ -224,6 +224,9 @@ async fn every_frame_and_header_is_byte_for_byte_as_recorded() {
     now.push(("header of a server", headers(&Caller::peer_request(instance()))));
     now.push(("header of a server, backup", headers(&Caller::peer_backup_request(instance()))));
     now.push(("header of a response", headers(&Hello::response(instance()))));
+    let mut named = Hello::response(instance());
+    Hello::with_server_name(&mut named, &"eu-1".parse().unwrap());
+    now.push(("header of a response, with the server's name", headers(&named)));
     for (name, body, _) in node_lists() {
         now.push((name, hex(to_message(Frame { node: node(), body }))));
     }

@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 
 use crate::frame::{MAX_NODE_IPS, MAX_VERSION_CHARS};
-use tunnel_base::names::{DeviceName, Instance, NameError, NodeName, UserName};
+use tunnel_base::names::{DeviceName, Instance, NameError, NodeName, ServerName, UserName};
 
 /// The hello that an edge sends with the call for a link.
 #[derive(Clone, PartialEq, Eq)]
@@ -250,6 +250,16 @@ impl Hello {
         headers.extend(value.map(|value| (IPS, value)));
     }
 
+    /// Adds the name of a server to the metadata of its request or response.
+    pub fn with_server_name(headers: &mut HeaderMap, name: &ServerName) {
+        headers.extend(HeaderValue::from_str(name.as_str()).ok().map(|name| (SERVER_NAME, name)));
+    }
+
+    /// Returns the name in the metadata of a server, or `None` if it sends none, like an older version, or no valid one.
+    pub fn server_name(headers: &HeaderMap) -> Option<ServerName> {
+        headers.get(&SERVER_NAME)?.to_str().ok()?.parse().ok()
+    }
+
     /// Returns the metadata of a server's response.
     pub fn response(instance: Instance) -> HeaderMap {
         local_headers(instance)
@@ -355,6 +365,8 @@ const LINK: HeaderName = HeaderName::from_static("tunnel-link");
 const BACKUP: HeaderValue = HeaderValue::from_static("backup");
 /// Header with the addresses of an edge's node.
 const IPS: HeaderName = HeaderName::from_static("tunnel-node-ips");
+/// Header with the name of a server, for people.
+const SERVER_NAME: HeaderName = HeaderName::from_static("tunnel-server-name");
 /// Header without meaning, as long as a full segment.
 const PADDING: HeaderName = HeaderName::from_static("tunnel-padding");
 /// Header with the version of the program, for people.
@@ -599,6 +611,21 @@ mod tests {
         let mut both = ours;
         both.extend(request(r#"{"nodename":"n1","token":"secret"}"#));
         assert_eq!(Caller::from_request(&both, true), Err(HelloError::BadRole("peer".into())));
+    }
+
+    #[test]
+    fn a_server_announces_its_name_and_one_that_sends_none_or_a_bad_one_has_none() {
+        for mut headers in
+            [Caller::peer_request(Instance::from_bits(5)), Hello::response(Instance::from_bits(5))]
+        {
+            assert_eq!(Hello::server_name(&headers), None);
+            Hello::with_server_name(&mut headers, &"eu-1.example".parse().unwrap());
+            assert_eq!(Hello::server_name(&headers).unwrap().as_str(), "eu-1.example");
+            for bad in ["", "a b", "<b>", &"x".repeat(65)] {
+                headers.insert("tunnel-server-name", HeaderValue::from_str(bad).unwrap());
+                assert_eq!(Hello::server_name(&headers), None, "{bad}");
+            }
+        }
     }
 
     #[test]

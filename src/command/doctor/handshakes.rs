@@ -152,6 +152,7 @@ async fn call(
     let table = SessionTable::new(Instance::random(), limits, metrics.clone());
     let link_context = LinkContext {
         table,
+        server_name: None,
         metrics,
         drain: Drain::new(),
         congestion: None,

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::registry::Registry;
 use tunnel_base::drain::Drain;
-use tunnel_base::names::{Host, Instance};
+use tunnel_base::names::{self, Host, Instance};
 use tunnel_link::backup::BackupDialer;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::{LinkDialError, dial_peer};
@@ -58,6 +58,8 @@ pub(crate) struct Peer {
     link: AtomicU64,
     /// Why the last attempt to link failed; `None` once one succeeds.
     trouble: Mutex<Option<PeerError>>,
+    /// The name that it announced when it was last linked.
+    name: Mutex<Option<names::ServerName>>,
 }
 
 impl Peer {
@@ -72,6 +74,7 @@ impl Peer {
             state: watch::Sender::new(PeerState::Unlinked),
             link: AtomicU64::new(NO_LINK_ID),
             trouble: Mutex::default(),
+            name: Mutex::default(),
         })
     }
 
@@ -87,6 +90,11 @@ impl Peer {
     /// Returns why the last attempt to link failed; `None` once one succeeds.
     pub(crate) fn last_error(&self) -> Option<PeerError> {
         self.trouble.lock().clone()
+    }
+
+    /// Returns the name that it announced when it was last linked.
+    pub(crate) fn name(&self) -> Option<names::ServerName> {
+        self.name.lock().clone()
     }
 
     /// Returns true if its task has ended for good.
@@ -269,6 +277,7 @@ impl Peer {
     ) -> Option<Arc<LinkSender>> {
         let server = link.instance.map(tracing::field::debug);
         tracing::info!(link = %link.id, server_addr = %self.at, server, "linked to peer");
+        *self.name.lock() = link.ends().and_then(|ends| ends.server_name.clone());
         self.set_state(PeerState::Linked(link.clone()));
         self.note(None, context);
         context.changed.send_replace(());

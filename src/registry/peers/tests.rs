@@ -32,6 +32,7 @@ pub(crate) fn peers(list: &[&str]) -> (Arc<Peers>, watch::Sender<Vec<SocketAddr>
     let table = SessionTable::new(Instance::from_bits(1), limits, metrics.clone());
     let link_context = LinkContext {
         table,
+        server_name: None,
         metrics: metrics.clone(),
         drain: Drain::new(),
         congestion: None,

@@ -212,6 +212,9 @@ impl Call {
         outbound.sender.set_endpoints(self.ends);
         let mut response = Response::new(CallBody::Stream { outbound: outbound.clone(), trailers: true });
         *response.headers_mut() = Hello::response(link_context.table.instance());
+        if let Some(name) = &link_context.server_name {
+            Hello::with_server_name(response.headers_mut(), name);
+        }
         response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
         accepted.cancel();
         // Fails only if the connection is closed; then the link's first read fails too.
@@ -318,13 +321,15 @@ impl CallHandler {
             return self.refuse(Status::unimplemented(why), "plain_dialect");
         }
         let (answer, answered) = oneshot::channel();
+        let is_server = matches!(caller, Caller::Peer { .. });
+        let server_name = is_server.then(|| Hello::server_name(&parts.headers)).flatten();
         let call = Call {
             from: self.from,
             caller,
             certificate: self.certificate.clone(),
             incoming,
             answer,
-            ends: LinkEndpoints { version: user_agent(&parts.headers), ..self.ends.clone() },
+            ends: LinkEndpoints { version: user_agent(&parts.headers), server_name, ..self.ends.clone() },
             shared: self.shared.clone(),
         };
         if self.arrivals.try_send(IncomingCall::Call(Box::new(call))).is_err() {

@@ -161,7 +161,10 @@ where
     IO: Connection + 'static,
 {
     let own = link_context.table.instance();
-    let metadata = if is_backup { Caller::peer_backup_request(own) } else { Caller::peer_request(own) };
+    let mut metadata = if is_backup { Caller::peer_backup_request(own) } else { Caller::peer_request(own) };
+    if let Some(name) = &link_context.server_name {
+        Hello::with_server_name(&mut metadata, name);
+    }
     let answered = call(io, authority, metadata, &NodeName::none(), link_context).await?;
     match (answered.instance, answered.refusal()) {
         (Some(instance), _) if instance == own => Err(LinkDialError::Itself),
@@ -259,7 +262,8 @@ where
         .map_err(broken)?;
     let (headers, incoming) = response.into_parts();
     let instance = Hello::from_response(&headers.headers)?;
-    let ends = LinkEndpoints { version: user_agent(&headers.headers), dialled: true, ..ends };
+    let (version, server_name) = (user_agent(&headers.headers), Hello::server_name(&headers.headers));
+    let ends = LinkEndpoints { version, server_name, dialled: true, ..ends };
     Ok(CallResponse { headers, incoming, ahead, tcp_info, ends, instance, agree, connection })
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::lock::Mutex;
 use crate::sender::LinkSender;
+use tunnel_base::names::ServerName;
 use tunnel_net::path_mtu::{self, PacketLoss};
 
 /// The connection under a link, and the program at its remote end.
@@ -20,6 +21,8 @@ pub struct LinkEndpoints {
     pub dialled: bool,
     /// The remote program's own description, at most 40 printable characters.
     pub version: Option<Box<str>>,
+    /// Name that the remote announces, if it is a server.
+    pub server_name: Option<ServerName>,
 }
 
 /// A snapshot of the messages and bytes that a link has moved since its start.
