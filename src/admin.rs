@@ -6,6 +6,7 @@ pub mod linked;
 pub mod nodes;
 pub mod page;
 pub mod readiness;
+pub mod server_names;
 pub mod sessions;
 pub mod status;
 

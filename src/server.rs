@@ -496,6 +496,7 @@ impl ServerContext {
         let view = ServerView {
             registry: self.registry.clone(),
             table: self.link_context.table.clone(),
+            name: self.link_context.server_name.clone(),
             peers: self.peers.clone(),
             finder: self.finder.clone(),
             publishes: settings.dns.publish.name(),

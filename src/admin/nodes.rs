@@ -8,11 +8,10 @@ use tokio::time::Instant;
 
 use crate::admin::Admin;
 use crate::admin::status::{DisconnectedStatus, ServerView};
-use crate::registry::history::LastError;
+use crate::registry::history::UnlinkedNode;
 use crate::registry::peers::node_list::{ListEnd, PeerNodes};
 use tunnel_base::metrics::format::ExpositionFormat;
 use tunnel_base::metrics::nodes::{LinkSample, NodeSample, encode_nodes};
-use tunnel_base::names::NodeName;
 
 /// The response to `GET /nodes` of a server. Times are seconds since 1970, by the clock of that server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -31,7 +30,7 @@ pub struct NodesResponse {
 /// A server in the list of nodes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ServerNodes {
-    /// Address of the server, or the id of its process. The id if it is this server.
+    /// Name of the server, as in its status.
     pub name: String,
     /// Number of its nodes in the list.
     pub nodes: usize,
@@ -88,7 +87,9 @@ impl Admin {
             Some(peers) => peers.list_nodes().await,
             None => Arc::default(),
         };
-        let own = format!("{:?}", server.table.instance());
+        let handles: Vec<_> = peers.iter().map(|peer| peer.server.clone()).collect();
+        let mut names = server.names(&handles).into_iter();
+        let own = names.next().unwrap_or_default();
         let views = server.registry.views().into_iter();
         let mut nodes: Vec<_> = views
             .map(|view| NodeStatus {
@@ -104,8 +105,7 @@ impl Admin {
         let local = ServerNodes { name: own, nodes: 0, state: "complete".into(), error: None };
         let now = self.clock.time(Instant::now());
         let mut servers = vec![local];
-        for PeerNodes { server, nodes: listed, end } in peers.iter() {
-            let name = server.to_string();
+        for (PeerNodes { nodes: listed, end, .. }, name) in peers.iter().zip(names) {
             let (state, error) = match end {
                 ListEnd::Complete => ("complete", None),
                 ListEnd::Truncated => ("truncated", None),
@@ -125,7 +125,7 @@ impl Admin {
         }
         let nodes = newest(nodes);
         let mut down: Vec<_> =
-            down(server).into_iter().map(|(node, at, error)| self.disconnected(&node, at, error)).collect();
+            down(server).into_iter().map(|unlinked| self.disconnected(server, unlinked)).collect();
         // A peer that has just linked may not have announced all its nodes.
         down.retain(|lost| nodes.binary_search_by_key(&key(&lost.name), |node| key(&node.name)).is_err());
         let mut all = NodesResponse { now, servers, nodes, down };
@@ -148,9 +148,9 @@ impl Admin {
             let last_seen = self.clock.since_epoch(now.checked_sub(view.idle_for()).unwrap_or(now));
             NodeSample { node: key(view.node.as_str()), last_seen, links: Some(links) }
         });
-        let lost = down(server).into_iter().map(|(node, at, _)| NodeSample {
-            node: key(node.as_str()),
-            last_seen: self.clock.since_epoch(at),
+        let lost = down(server).into_iter().map(|lost| NodeSample {
+            node: key(lost.node.as_str()),
+            last_seen: self.clock.since_epoch(lost.at),
             links: None,
         });
         encode_nodes(here.chain(lost).collect(), form)
@@ -158,9 +158,9 @@ impl Admin {
 }
 
 /// Returns the nodes that this server has lost within a day and that no peer is known to have, the latest first.
-fn down(server: &ServerView) -> Vec<(NodeName, Instant, Option<LastError>)> {
+fn down(server: &ServerView) -> Vec<UnlinkedNode> {
     let mut lost = server.registry.lost(LOST);
-    lost.retain(|(node, ..)| !server.finder.knows(node));
+    lost.retain(|lost| !server.finder.knows(&lost.node));
     lost
 }
 

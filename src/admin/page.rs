@@ -199,6 +199,7 @@ struct Update {
     version: String,
     instance: String,
     host: String,
+    name: Option<String>,
     node: Option<String>,
     started_at: f64,
     now: f64,
@@ -216,6 +217,7 @@ struct Update {
     sessions: ListDelta,
     peers: ListDelta,
     disconnected: ListDelta,
+    drops: ListDelta,
 }
 
 /// The changes of one list: new and changed items with their keys, and the keys of removed items.
@@ -234,6 +236,7 @@ struct SentState {
     sessions: HashMap<String, u64>,
     peers: HashMap<String, u64>,
     disconnected: HashMap<String, u64>,
+    drops: HashMap<String, u64>,
 }
 
 impl Events {
@@ -300,11 +303,13 @@ impl SentState {
             }),
             peers: list_delta(&mut self.peers, status.peers, by_link),
             disconnected: list_delta(&mut self.disconnected, status.disconnected, |one| one.name.clone()),
+            drops: list_delta(&mut self.drops, status.drops, |one| format!("{} {}", one.name, one.time)),
             links_total,
             role: status.role,
             version: status.version,
             instance: status.instance,
             host: status.host,
+            name: status.name,
             node: status.node,
             started_at: status.started_at,
             now: status.now,

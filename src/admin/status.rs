@@ -11,14 +11,14 @@ use tokio::time::Instant;
 use crate::admin::readiness::{ConditionStatus, DNS_CONDITION};
 use crate::admin::{Admin, ProcessView};
 use crate::invitations::SharedEnrolments;
-use crate::registry::history::LastError;
+use crate::registry::history::{LastError, UnlinkedNode};
 use crate::registry::links::LinkRole;
 use crate::registry::overview::Overview;
 use crate::registry::peers::{PeerHandle, Peers};
 use crate::registry::{Finder, Registry};
 use crate::route::Uplinks;
 use crate::session_io::grants::{Grants, SessionSubject};
-use tunnel_base::names::NodeName;
+use tunnel_base::names::{NodeName, ServerName};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::SessionTable;
 use tunnel_link::table::session::SessionView;
@@ -35,6 +35,9 @@ pub struct Status {
     /// Name of the machine.
     #[serde(default)]
     pub host: String,
+    /// Name of the server, on a server, as its peers show it, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// Name of the node, on an edge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
@@ -54,6 +57,9 @@ pub struct Status {
     /// 100.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disconnected: Vec<DisconnectedStatus>,
+    /// The last ends of links of nodes, the latest last; at most 200, and 10 of one node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drops: Vec<DropStatus>,
     /// Peers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<LinkStatus>,
@@ -86,7 +92,7 @@ pub struct Totals {
 /// A link, or a peer without a link.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LinkStatus {
-    /// Node or peer at the remote end; on an edge, `cloud`.
+    /// Node or server at the remote end; on an edge `server` if the server announces no name.
     pub name: String,
     /// State of the link:
     ///
@@ -146,9 +152,27 @@ pub struct DisconnectedStatus {
     pub name: String,
     /// Time of the disconnection, or of the last refusal.
     pub time: f64,
+    /// Where the node is:
+    ///
+    /// - `down`: it was linked here, and no server is known to have it
+    /// - `moved`: a peer has it
+    /// - `refused`: it was never linked here
+    #[serde(default)]
+    pub state: String,
     /// Reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorStatus>,
+}
+
+/// The end of a link of a node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DropStatus {
+    /// Name of the node.
+    pub name: String,
+    /// Time of the end.
+    pub time: f64,
+    /// Reason.
+    pub reason: String,
 }
 
 /// The state of the publication in DNS.
@@ -209,6 +233,8 @@ pub struct ServerView {
     pub registry: Arc<Registry>,
     /// Table of sessions.
     pub table: Arc<SessionTable>,
+    /// The name that this server announces; see [`ServerView::names`].
+    pub name: Option<ServerName>,
     /// The peers; `None` if this is the only server.
     pub peers: Option<Arc<Peers>>,
     /// Knows which nodes peers have.
@@ -272,6 +298,7 @@ impl Admin {
             version: env!("CARGO_PKG_VERSION").into(),
             instance: format!("{:?}", table.instance()),
             host: uname().nodename().to_string_lossy().into_owned(),
+            name: None,
             node: None,
             started_at: self.clock.time(self.clock.at),
             now: self.clock.time(Instant::now()),
@@ -285,6 +312,7 @@ impl Admin {
             },
             links: Vec::new(),
             disconnected: Vec::new(),
+            drops: Vec::new(),
             peers: Vec::new(),
             publisher: None,
             refusals: self.metrics.refusals.last_hour().into_iter().map(|(why, n)| (why.into(), n)).collect(),
@@ -296,10 +324,11 @@ impl Admin {
             ProcessView::Edge(EdgeView { uplinks, .. }) => {
                 status.node = Some(uplinks.node().to_string());
                 for link in uplinks.all().into_iter().rev() {
-                    status.links.push(self.link("server".into(), &link));
-                    let interactive_link = link
-                        .interactive()
-                        .map(|interactive_link| self.link("server".into(), &interactive_link));
+                    let server = link.ends().and_then(|ends| ends.server_name.as_ref());
+                    let server = server.map_or_else(|| "server".to_owned(), ToString::to_string);
+                    status.links.push(self.link(server.clone(), &link));
+                    let interactive_link =
+                        link.interactive().map(|interactive_link| self.link(server, &interactive_link));
                     let interactive =
                         |interactive_link| LinkStatus { state: "interactive".into(), ..interactive_link };
                     status.links.extend(interactive_link.map(interactive));
@@ -314,7 +343,7 @@ impl Admin {
         let relayed = server.grants.relayed(MAX_SESSIONS.saturating_sub(status.sessions.len()));
         let relayed = relayed.into_iter().filter_map(|one| self.relayed_session(&server.table, one));
         status.sessions.extend(relayed);
-        let Overview { linked, disconnected } = server.registry.overview(MAX_DISCONNECTED);
+        let Overview { linked, disconnected, drops } = server.registry.overview(MAX_DISCONNECTED);
         status.links = linked
             .into_iter()
             .map(|(node, role, linked, error)| {
@@ -331,9 +360,17 @@ impl Admin {
             })
             .collect();
         status.disconnected =
-            disconnected.into_iter().map(|(node, at, error)| self.disconnected(&node, at, error)).collect();
-        let peers = server.peers.iter().flat_map(|peers| peers.all());
-        status.peers = peers.map(|peer| self.peer(&peer)).collect();
+            disconnected.into_iter().map(|unlinked| self.disconnected(server, unlinked)).collect();
+        let drop = |(node, error): (NodeName, LastError)| DropStatus {
+            name: node.to_string(),
+            time: self.clock.time(error.at),
+            reason: error.why.to_string(),
+        };
+        status.drops = drops.into_iter().map(drop).collect();
+        let peers: Vec<_> = server.peers.iter().flat_map(|peers| peers.all()).collect();
+        let mut names = server.names(&peers).into_iter();
+        status.name = names.next();
+        status.peers = names.zip(&peers).map(|(name, peer)| self.peer(name, peer)).collect();
         status.publisher = server.publishes.map(|store| PublisherStatus {
             store: store.into(),
             records: self.metrics.dns_records.get(),
@@ -342,11 +379,11 @@ impl Admin {
         });
     }
 
-    fn peer(&self, server: &PeerHandle) -> LinkStatus {
+    fn peer(&self, name: String, server: &PeerHandle) -> LinkStatus {
         let error = server.last_error().map(|why| ErrorStatus { time: None, text: why.to_string() });
         match server.up() {
-            Some(link) => LinkStatus { error, ..self.link(server.to_string(), &link) },
-            None => LinkStatus { error, ..LinkStatus::not_linked(server.to_string()) },
+            Some(link) => LinkStatus { error, ..self.link(name, &link) },
+            None => LinkStatus { error, ..LinkStatus::not_linked(name) },
         }
     }
 
@@ -411,15 +448,20 @@ impl Admin {
         })
     }
 
-    /// Returns the status of a node without a link here since then.
-    pub(crate) fn disconnected(
-        &self,
-        node: &NodeName,
-        at: Instant,
-        error: Option<LastError>,
-    ) -> DisconnectedStatus {
-        let error = error.map(|error| self.error(&error));
-        DisconnectedStatus { name: node.to_string(), time: self.clock.time(at), error }
+    /// Returns the status of a node without a link here.
+    pub(crate) fn disconnected(&self, server: &ServerView, unlinked: UnlinkedNode) -> DisconnectedStatus {
+        let UnlinkedNode { node, at, error, was_linked } = unlinked;
+        let state = match was_linked {
+            _ if server.finder.knows(&node) => "moved",
+            true => "down",
+            false => "refused",
+        };
+        DisconnectedStatus {
+            name: node.to_string(),
+            time: self.clock.time(at),
+            state: state.into(),
+            error: error.map(|error| self.error(&error)),
+        }
     }
 
     fn error(&self, error: &LastError) -> ErrorStatus {

@@ -45,6 +45,7 @@ fn cloud(nodes: &[&str]) -> Admin {
         finder: Finder::without_peers(registry.clone(), Instance::from_bits(7)),
         registry,
         table: table(),
+        name: "eu-1".parse().ok(),
         peers: None,
         publishes: Some("hosts"),
         enrolment: None,

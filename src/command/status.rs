@@ -145,7 +145,7 @@ fn nodes_text(all: &NodesResponse, with_own: bool, is_wide: bool) -> String {
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
         let mut row = vec![
             clean(&node.name),
-            if node.server == own { "this server".to_owned() } else { clean(&node.server) },
+            clean(&node.server),
             duration(all.now - node.since),
             or_dash(node.rtt_seconds.map(round_trip)),
             or_dash(node.sessions.map(|sessions| sessions.to_string())),
@@ -191,10 +191,11 @@ fn text(status_report: &Status) -> String {
         .node
         .as_ref()
         .map_or_else(|| "server".to_owned(), |node| format!("edge of {}", clean(node)));
+    let name = status_report.name.as_ref().map(|name| format!(" {}", clean(name))).unwrap_or_default();
     let state = if status_report.ready { "ready" } else { "not ready" };
     let up = duration(status_report.now - status_report.started_at);
     let mut lines = vec![format!(
-        "{what} {}, version {}, up {up}, {state}",
+        "{what}{name} {}, version {}, up {up}, {state}",
         clean(&status_report.instance),
         clean(&status_report.version)
     )];

@@ -19,6 +19,19 @@ pub struct LastError {
     pub why: Arc<str>,
 }
 
+/// A node without a link here.
+#[derive(Debug, Clone)]
+pub struct UnlinkedNode {
+    /// The node.
+    pub node: NodeName,
+    /// When it disconnected or, if it was never linked here, was last refused.
+    pub at: Instant,
+    /// Its last error.
+    pub error: Option<LastError>,
+    /// Whether it was linked here.
+    pub was_linked: bool,
+}
+
 /// The history of up to [`MAX_NODES`] nodes that were linked here.
 ///
 /// Names and errors are stored in one text. A separate allocation for each, made when a link has just started or ended,
@@ -33,6 +46,8 @@ pub(crate) struct NodeHistory {
     /// The nodes that were refused and never linked here, the latest last. They are separate, because invented names must
     /// not displace the others.
     refused: VecDeque<(NodeName, LastError)>,
+    /// The last ends of links, with a share for each node, the latest last.
+    drops: VecDeque<(NodeName, LastError)>,
 }
 
 /// What is remembered of one node. The ranges are positions in the text.
@@ -79,6 +94,21 @@ impl NodeHistory {
         }
     }
 
+    /// Records that a link of the node has just ended.
+    pub(crate) fn dropped(&mut self, node: &NodeName, why: &str) {
+        let own = || self.drops.iter().enumerate().filter(|(_, (dropped, _))| dropped == node);
+        let oldest = (own().count() >= MAX_DROPS_PER_NODE).then(|| own().next()).flatten().map(|(at, _)| at);
+        if let Some(at) = oldest.or((self.drops.len() >= MAX_DROPS).then_some(0)) {
+            self.drops.remove(at);
+        }
+        self.drops.push_back((node.clone(), LastError { at: Instant::now(), why: why.into() }));
+    }
+
+    /// Returns the last ends of links, the latest last.
+    pub(crate) fn drops(&self) -> Vec<(NodeName, LastError)> {
+        self.drops.iter().cloned().collect()
+    }
+
     /// Returns when the node lost its link, if it is not linked again.
     pub(crate) fn disconnected(&self, node: &NodeName) -> Option<Instant> {
         self.get(node)?.disconnected
@@ -95,24 +125,28 @@ impl NodeHistory {
         self.nodes.len()
     }
 
-    /// Returns up to `most` of the nodes that have lost their link, each with the time of that; the latest first.
-    pub(crate) fn lost(&self, most: usize) -> Vec<(NodeName, Instant, Option<LastError>)> {
+    /// Returns up to `most` of the nodes that have lost their link, the latest first.
+    pub(crate) fn lost(&self, most: usize) -> Vec<UnlinkedNode> {
         let mut disconnected: Vec<_> =
             self.nodes.values().filter_map(|was| Some((was.disconnected?, was))).collect();
         disconnected.sort_unstable_by_key(|(at, _)| Reverse(*at));
         let with_error = |(at, was): (Instant, &RememberedNode)| {
-            Some((text(&self.texts, &was.name).parse().ok()?, at, self.last_error(was)))
+            let node = text(&self.texts, &was.name).parse().ok()?;
+            Some(UnlinkedNode { node, at, error: self.last_error(was), was_linked: true })
         };
         disconnected.into_iter().take(most).filter_map(with_error).collect()
     }
 
-    /// Returns up to `most` of the nodes without a link, each with the time when it disconnected or, if it was never
-    /// linked, was last refused; the latest first.
-    pub(crate) fn all_disconnected(&self, most: usize) -> Vec<(NodeName, Instant, Option<LastError>)> {
-        let disconnected = self.lost(most).into_iter();
-        let refused = self.refused.iter().map(|(node, error)| (node.clone(), error.at, Some(error.clone())));
-        let mut all: Vec<_> = disconnected.chain(refused).collect();
-        all.sort_by_key(|(_, at, _)| Reverse(*at));
+    /// Returns up to `most` of the nodes without a link, the latest first.
+    pub(crate) fn all_disconnected(&self, most: usize) -> Vec<UnlinkedNode> {
+        let refused = self.refused.iter().map(|(node, error)| UnlinkedNode {
+            node: node.clone(),
+            at: error.at,
+            error: Some(error.clone()),
+            was_linked: false,
+        });
+        let mut all: Vec<_> = self.lost(most).into_iter().chain(refused).collect();
+        all.sort_by_key(|unlinked| Reverse(unlinked.at));
         all.truncate(most);
         all
     }
@@ -199,6 +233,10 @@ const MAX_NODES: usize = 20_000;
 /// Maximum number of remembered nodes that were refused and never linked.
 pub(crate) const MAX_REFUSED: usize = 50;
 
+/// Maximum number of remembered ends of links, of all nodes and of one.
+const MAX_DROPS: usize = 200;
+const MAX_DROPS_PER_NODE: usize = 10;
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -251,6 +289,26 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_node_that_loses_its_link_often_leaves_room_for_the_drops_of_others() {
+        let mut past = NodeHistory::default();
+        let node = |n: usize| format!("node{n}").parse::<NodeName>().unwrap();
+        past.dropped(&node(1), "first");
+        for n in 0..100 {
+            past.dropped(&node(0), &n.to_string());
+        }
+        let seen: Vec<_> = past.drops().iter().map(|(node, drop)| format!("{node}: {}", drop.why)).collect();
+        assert_eq!((seen.len(), &*seen[0], &*seen[1]), (11, "node1: first", "node0: 90"));
+        for n in 2..2 + MAX_DROPS {
+            past.dropped(&node(n), "closed");
+        }
+        let seen = past.drops();
+        assert_eq!(
+            (seen.len(), &seen[0].0, &seen[MAX_DROPS - 1].0),
+            (MAX_DROPS, &node(2), &node(1 + MAX_DROPS))
+        );
+    }
+
     #[tokio::test(start_paused = true)]
     async fn excess_nodes_evict_those_that_disconnected_first() {
         let mut past = NodeHistory::default();
@@ -262,8 +320,8 @@ mod tests {
         }
         let newest = past.all_disconnected(MAX_NODES / 2);
         assert!(past.nodes.len() <= MAX_NODES && newest.len() == MAX_NODES / 2);
-        for (nth, (name, ..)) in newest.iter().enumerate() {
-            assert_eq!(*name, node(3 * MAX_NODES - 1 - nth));
+        for (nth, unlinked) in newest.iter().enumerate() {
+            assert_eq!(unlinked.node, node(3 * MAX_NODES - 1 - nth));
         }
         assert!(past.texts.capacity() < 200 * MAX_NODES, "{}", past.texts.capacity());
         // Once all have linked again without an error, only errors are left.

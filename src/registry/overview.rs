@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
-use crate::registry::history::LastError;
+use crate::registry::history::{LastError, UnlinkedNode};
 use crate::registry::links::{LinkRole, NodeView};
 use crate::registry::{LinkedNode, Registry};
 use tunnel_base::names::NodeName;
@@ -16,8 +14,10 @@ use tunnel_proto::frame::ListedNode;
 pub struct Overview {
     /// The links by node name, the primary link of a node first.
     pub linked: Vec<(NodeName, LinkRole, LinkedNode, Option<LastError>)>,
-    /// The nodes without a link here, each with the time when it disconnected or was refused, the latest first.
-    pub disconnected: Vec<(NodeName, Instant, Option<LastError>)>,
+    /// The nodes without a link here, the latest first.
+    pub disconnected: Vec<UnlinkedNode>,
+    /// The last ends of links that nodes were found by or had been found by, the latest last.
+    pub drops: Vec<(NodeName, LastError)>,
 }
 
 impl Registry {
@@ -64,11 +64,11 @@ impl Registry {
     }
 
     /// Returns the nodes that have lost their link here within that time and have none, the latest first.
-    pub fn lost(&self, within: Duration) -> Vec<(NodeName, Instant, Option<LastError>)> {
+    pub fn lost(&self, within: Duration) -> Vec<UnlinkedNode> {
         let nodes = self.nodes.lock();
         let mut lost = nodes.past.lost(usize::MAX);
         // One that has a link for its earlier sessions has moved.
-        lost.retain(|(node, at, _)| at.elapsed() < within && nodes.of(node).next().is_none());
+        lost.retain(|lost| lost.at.elapsed() < within && nodes.of(&lost.node).next().is_none());
         lost
     }
 
@@ -81,16 +81,22 @@ impl Registry {
         let mut linked: Vec<_> = nodes.all().map(entry).collect();
         let mut disconnected = nodes.past.all_disconnected(most);
         // A node that has moved to a peer may have a link here for its earlier sessions.
-        disconnected.retain(|(node, ..)| nodes.of(node).next().is_none());
+        disconnected.retain(|unlinked| nodes.of(&unlinked.node).next().is_none());
+        let drops = nodes.past.drops();
         drop(nodes);
         linked.sort_by(|(one, at, ..), (two, other, ..)| (one.as_str(), at).cmp(&(two.as_str(), other)));
-        Overview { linked, disconnected }
+        Overview { linked, disconnected, drops }
     }
 
     /// Records why a link of a node has ended, then removes it like [`Self::remove`].
     pub fn ended(&self, sender: &LinkSender, why: &str) {
         if let Some(node) = sender.peer.node() {
-            self.nodes.lock().past.failed(node, &excerpt(why));
+            let (mut nodes, why) = (self.nodes.lock(), excerpt(why));
+            nodes.past.failed(node, &why);
+            // A link for interactive sessions comes and goes with the load of the other.
+            if nodes.get(node, LinkRole::Interactive).is_none_or(|linked| linked.sender.id != sender.id) {
+                nodes.past.dropped(node, &why);
+            }
         }
         self.remove(sender);
     }
@@ -176,7 +182,7 @@ mod tests {
         registry.ended(&links[1], "nothing was received for 15s");
         let lost = |within| {
             let lost = registry.lost(Duration::from_secs(within)).into_iter();
-            lost.map(|(node, _, error)| format!("{node}: {}", error.unwrap().why)).collect::<Vec<_>>()
+            lost.map(|lost| format!("{}: {}", lost.node, lost.error.unwrap().why)).collect::<Vec<_>>()
         };
         let (a, b) = ("a: closed by the remote end", "b: nothing was received for 15s");
         assert_eq!((lost(61), lost(60)), (vec![b.into(), a.into()], vec![b.to_owned()]));
@@ -193,7 +199,7 @@ mod tests {
         let second = link(&registry, 4, "c");
         registry.ended(&second, "nothing was received for 15s");
         registry.ended(&first, &"é".repeat(500));
-        let Overview { linked, disconnected } = registry.overview(10);
+        let Overview { linked, disconnected, drops } = registry.overview(10);
         let with_error: Vec<_> = linked
             .iter()
             .map(|(node, role, _, error)| (node.as_str(), *role, error.as_ref().map(|e| &*e.why)))
@@ -202,9 +208,12 @@ mod tests {
             with_error,
             [("a", LinkRole::Primary, None), ("b", LinkRole::Primary, Some("the token differs"))]
         );
-        let names: Vec<_> = disconnected.iter().map(|(node, ..)| node.as_str()).collect();
-        assert_eq!(names, ["c", "stranger"]);
-        assert_eq!(disconnected[0].2.as_ref().unwrap().why.chars().count(), MAX_CHARS);
+        let names: Vec<_> = disconnected.iter().map(|one| (one.node.as_str(), one.was_linked)).collect();
+        assert_eq!(names, [("c", true), ("stranger", false)]);
+        let drops: Vec<_> =
+            drops.iter().map(|(node, drop)| (node.as_str(), drop.why.chars().count())).collect();
+        assert_eq!(drops, [("c", 28), ("c", MAX_CHARS)]);
+        assert_eq!(disconnected[0].error.as_ref().unwrap().why.chars().count(), MAX_CHARS);
         assert!(registry.overview(0).disconnected.is_empty());
         assert_eq!(registry.nodes.lock().past.len(), 2, "unknown nodes do not displace the others");
         for n in 0..1000 {

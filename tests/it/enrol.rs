@@ -166,9 +166,9 @@ async fn a_server_without_the_shared_store_reports_the_node_that_it_refuses_and_
     let stranger = start_edge(&place.edge("edge7", at, ""));
     let refused = || servers[0].server.registry.overview(10).disconnected;
     wait_within(Duration::from_secs(20), "it is refused", || !refused().is_empty()).await;
-    let (node, _, error) = refused().pop().unwrap();
-    let why = error.unwrap().why;
-    assert_eq!(node.as_str(), "edge7");
+    let one = refused().pop().unwrap();
+    let why = one.error.unwrap().why;
+    assert_eq!((one.node.as_str(), one.was_linked), ("edge7", false));
     assert!(why.contains("has not joined here") && why.contains("one store (server.invitations)"), "{why}");
     drop(stranger);
 }

@@ -4,12 +4,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::system::uname;
 use tokio::net::TcpListener;
 use tunnel::admin::nodes::NodesResponse;
 use tunnel::admin::status::Status;
 use tunnel::command::status::NodesFormat;
 use tunnel::command::{Format, status};
 use tunnel::config::Environment;
+use tunnel_base::names::Instance;
 use tunnel_link::liveness::Suspicion;
 
 use crate::support::clients::{assert_echo, get};
@@ -89,7 +91,12 @@ async fn a_server_reports_its_nodes_their_sessions_and_disconnect_reasons() {
     wait_until("the node is disconnected", || server.link("node1").is_none()).await;
     let report = status(&path).await;
     assert!(report.links.is_empty());
-    assert_eq!(report.disconnected[0].name, "node1");
+    assert_eq!(
+        (report.disconnected[0].name.as_str(), report.disconnected[0].state.as_str()),
+        ("node1", "down")
+    );
+    assert_eq!((report.drops.len(), report.drops[0].name.as_str()), (1, "node1"));
+    assert_eq!(report.drops[0].reason, report.disconnected[0].error.as_ref().unwrap().text);
     assert!(!report.disconnected[0].error.as_ref().unwrap().text.is_empty());
     let table = status::status(Some(path.clone()), Format::Text, &Environment::default()).await.unwrap();
     assert!(table.contains("no node is connected") && table.contains("NOT LINKED"), "{table}");
@@ -132,13 +139,18 @@ async fn an_edge_names_a_server_that_accepts_connections_and_sends_nothing() {
     status_with(&path, "the server's address and what it did", is_expected).await;
 }
 
+/// Returns a server's config with a name.
+fn named(text: &str, name: &str) -> String {
+    text.replacen("[server.links]\n", &format!("[server.links]\nname = \"{name}\"\n"), 1)
+}
+
 #[tokio::test]
 async fn peers_are_listed_with_their_link_or_its_error() {
     let place = TestDir::new();
     let all = servers::addresses(2);
     let (path, table) = socket(&place, "server");
     let text = servers::config(&place, all[0], &servers::peers(&all)) + &table;
-    let _first = TestServer::from_text(&text);
+    let first = TestServer::from_text(&named(&text, "eu-1"));
     // The list contains the server's own address until it has been dialled.
     let has_error = |report: &Status| report.peers.len() == 1 && report.peers[0].error.is_some();
     let report = status_with(&path, "the reason for the missing link", has_error).await;
@@ -148,7 +160,18 @@ async fn peers_are_listed_with_their_link_or_its_error() {
     let linked = |report: &Status| report.peers[0].state == "linked";
     let report = status_with(&path, "the link", linked).await;
     assert_eq!(report.peers[0].error, None);
-    assert_eq!(report.peers[0].instance, Some(format!("{:?}", second.server.table.instance())));
+    let process = |server: &TestServer| format!("{:?}", server.server.table.instance());
+    assert_eq!(report.peers[0].instance, Some(process(&second)));
+    // The default is the name of this host.
+    let host = uname().nodename().to_string_lossy().into_owned();
+    assert_eq!((report.name.as_deref(), report.peers[0].name.as_str()), (Some("eu-1"), host.as_str()));
+    // The name stays while there is no link, and an edge shows it, too.
+    let (edge_path, table) = socket(&place, "edge");
+    let _edge = edge_with(&place, &first, "node1", &table).await;
+    assert_eq!(status(&edge_path).await.links[0].name, "eu-1");
+    second.server.shutdown(std::future::ready(())).await;
+    let lost = |report: &Status| report.peers.first().is_some_and(|peer| peer.state == "not_linked");
+    assert_eq!(status_with(&path, "the loss", lost).await.peers[0].name, host);
 }
 
 #[tokio::test]
@@ -156,9 +179,10 @@ async fn the_nodes_of_all_servers_are_listed_and_a_silent_server_is_named() {
     let place = TestDir::new();
     let all = servers::addresses(2);
     let (path, table) = socket(&place, "server");
-    let text = servers::config(&place, all[0], &servers::peers(&all)) + &table;
+    let text = named(&servers::config(&place, all[0], &servers::peers(&all)), "eu-1") + &table;
     let first = TestServer::from_text(&text);
-    let second = TestServer::from_text(&servers::config(&place, all[1], &servers::peers(&all)));
+    let text = named(&servers::config(&place, all[1], &servers::peers(&all)), "us-1");
+    let second = TestServer::from_text(&text);
     let _near = edge_with(&place, &first, "near", "").await;
     let _far = edge_with(&place, &second, "far", "").await;
     // Its script answers no request for nodes.
@@ -169,26 +193,32 @@ async fn the_nodes_of_all_servers_are_listed_and_a_silent_server_is_named() {
     let json = nodes(NodesFormat::Json, false).await;
     let report: NodesResponse = serde_json::from_str(&json).unwrap();
     let names: Vec<_> = report.nodes.iter().map(|node| (node.name.as_str(), node.server.as_str())).collect();
-    let (own, other) = (format!("{:?}", first.server.table.instance()), all[1].to_string());
-    assert_eq!(names, [("far", other.as_str()), ("near", own.as_str())]);
+    assert_eq!(names, [("far", "us-1"), ("near", "eu-1")]);
     assert!(report.nodes.iter().all(|node| node.since <= report.now));
     assert!(report.nodes.iter().all(|node| node.address.as_ref().unwrap().starts_with("127.0.0.")));
     let states: Vec<_> = report.servers.iter().map(|server| (server.nodes, server.state.as_str())).collect();
     assert_eq!(states, [(1, "complete"), (1, "complete"), (0, "does_not_tell")]);
+    // The scripted server announces no name, like one of an older version.
+    let scripted = format!("{:?}", Instance::from_bits(77));
+    let servers: Vec<_> = report.servers.iter().map(|server| server.name.as_str()).collect();
+    assert_eq!(servers, ["eu-1", "us-1", &scripted]);
+    let status = status(&path).await;
+    let peers: Vec<_> = status.peers.iter().map(|peer| peer.name.as_str()).collect();
+    assert_eq!((status.name.as_deref(), peers), (Some("eu-1"), vec!["us-1", &scripted]));
     let version = env!("CARGO_PKG_VERSION");
     for node in &report.nodes {
         assert_eq!(node.version.as_deref(), Some(version), "{node:?}");
         assert_eq!(node.sessions, Some(0), "{node:?}");
     }
     let text = nodes(NodesFormat::Text, false).await;
-    assert!(text.contains("this server") && text.contains("does not tell its nodes"), "{text}");
+    assert!(text.contains("eu-1") && text.contains("does not tell its nodes"), "{text}");
     assert!(text.contains(version) && !text.contains("ADDRESS"), "{text}");
     let text = nodes(NodesFormat::Wide, false).await;
     assert!(text.contains("ADDRESS") && text.contains("127.0.0."), "{text}");
     assert_eq!(nodes(NodesFormat::Name, false).await, "far\nnear\n");
     assert_eq!(nodes(NodesFormat::Name, true).await, "");
     let text = status::status(Some(path), Format::Text, &Environment::default()).await.unwrap();
-    assert!(text.contains("far") && text.contains(&other), "{text}");
+    assert!(text.starts_with("server eu-1 ") && text.contains("far") && text.contains("us-1"), "{text}");
 }
 
 #[tokio::test]

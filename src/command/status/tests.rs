@@ -25,6 +25,7 @@ fn sample_status() -> Status {
         version: "0.1.0".into(),
         instance: "3f2a1b9c".into(),
         host: "host1".into(),
+        name: Some("eu-1".into()),
         node: None,
         started_at: 900_000.0,
         now: 1_011_520.0,
@@ -35,8 +36,10 @@ fn sample_status() -> Status {
         disconnected: vec![DisconnectedStatus {
             name: "edge9".into(),
             time: 1_011_500.0,
+            state: "down".into(),
             error: link.error.clone(),
         }],
+        drops: Vec::new(),
         peers: vec![LinkStatus {
             name: "10.0.0.7:9000".into(),
             state: "not_linked".into(),
@@ -63,7 +66,7 @@ fn condition(name: &str, message: &str) -> ConditionStatus {
 fn a_servers_status_is_printed_in_columns_without_control_characters() {
     let text = text(&sample_status());
     let expected = "\
-server 3f2a1b9c, version 0.1.0, up 1d6h, ready
+server eu-1 3f2a1b9c, version 0.1.0, up 1d6h, ready
 4 sessions, 2 relayed; 5 B to targets, 3.0 GiB from targets
 ! dns: the disk is full
 published: 1 records (hosts), 2 failures; failing: the disk is full
@@ -86,6 +89,7 @@ fn the_status_text_of_an_edge_without_a_link_says_why() {
     let reason = format!("{}; the cloud refused our token", "nothing listens there".repeat(20));
     let edge = Status {
         role: "edge".into(),
+        name: None,
         node: Some("edge7".into()),
         ready: false,
         conditions: vec![condition("link", &reason)],
