@@ -1,6 +1,7 @@
 #!/bin/sh
-# Records `tunnel demo` in a terminal and writes it as the README's picture, an animated SVG.
-# Usage: scripts/record.sh [PROGRAM]. Requires python3 with venv, node, and for the first run a network.
+# Records `tunnel demo` in a terminal and writes it as the README's picture, an animated SVG. Then writes a still of the live
+# page.
+# Usage: scripts/record.sh [PROGRAM]. Requires python3 with venv, node, chromium, and for the first run a network.
 set -eu
 cd "$(dirname "$0")/.."
 program=${1:-target/release/tunnel}
@@ -22,3 +23,4 @@ PATH="$dir:$PATH" TMPDIR=/tmp "$dir/python/bin/asciinema" rec -q --cols 100 --ro
 mkdir -p "$(dirname "$out")"
 npx -y svg-term-cli@2.1.1 --in "$dir/demo.cast" --out "$out" --window --no-cursor --width 100 --height 36
 echo "$out: $(wc -c < "$out") bytes" >&2
+cargo test --quiet --test real -- --ignored --exact page::the_still_of_the_live_page
