@@ -11,12 +11,12 @@ use crate::process::{Running, TIMEOUT, set_level};
 use crate::tunnel::{Edge, ServerProcess, TOKEN, TestDir};
 use crate::wait::wait_until;
 
-/// Returns the audit lines of a log of JSON lines, each without its time.
+/// Returns the audit lines of a log of JSON lines.
 fn audited(program: &Running) -> Vec<Value> {
     let log = program.log();
     // The last line may still be incomplete.
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    lines.filter(|line| line["target"] == "tunnel::audit").map(|line| line["fields"].clone()).collect()
+    lines.filter(|line| line["target"] == "tunnel::audit").collect()
 }
 
 /// Waits until exactly one more line is logged.

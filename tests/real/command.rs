@@ -293,9 +293,9 @@ fn startup_errors_go_to_stderr_even_if_logs_go_to_files() {
 fn errors(log: &str) -> Vec<(String, String)> {
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
     let lines = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-    let errors = lines
-        .filter(|line| line["level"] == "ERROR" && !line["fields"]["message"].to_string().contains("secure"));
-    let errors = errors.map(|line| (text(&line["fields"]["key"]), text(&line["fields"]["message"])));
+    let errors =
+        lines.filter(|line| line["level"] == "ERROR" && !line["message"].to_string().contains("secure"));
+    let errors = errors.map(|line| (text(&line["key"]), text(&line["message"])));
     errors.filter(|(key, _)| !key.is_empty()).collect()
 }
 

@@ -1,6 +1,7 @@
 //! Log output: destination, format and level, and escaping of untrusted text.
 
 pub mod files;
+mod json;
 mod libraries;
 
 use std::fmt;
@@ -15,7 +16,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::{Event, Subscriber};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::Targets;
-use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::format::{JsonFields, Writer};
 use tracing_subscriber::fmt::writer::{BoxMakeWriter, MakeWriterExt as _};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::layer::{Layered, SubscriberExt};
@@ -24,6 +25,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, fmt as lines, reload};
 
 use crate::logging::files::LogFiles;
+use crate::logging::json::FlatJson;
 use crate::logging::libraries::LibraryLimit;
 
 // Log lines: destination, format and level.
@@ -205,7 +207,7 @@ where
 {
     let layer = lines::layer().with_writer(to).with_ansi(false);
     if json {
-        layer.json().map_event_format(|form| Clean { form, json }).boxed()
+        layer.fmt_fields(JsonFields::new()).event_format(Clean { form: FlatJson, json }).boxed()
     } else {
         layer.map_event_format(|form| Clean { form, json }).boxed()
     }
@@ -410,7 +412,7 @@ pub(crate) mod tests {
             assert!(lines.matches("b \u{e9}").count() >= 5, "{lines}");
             if json {
                 let read: serde_json::Value = serde_json::from_str(&lines).unwrap();
-                assert_eq!(read["fields"]["message"], wild);
+                assert_eq!(read["message"], wild);
             }
         }
     }
