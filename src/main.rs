@@ -19,7 +19,7 @@ use tunnel::edge::Edge;
 use tunnel::server::Server;
 use tunnel::startup::{NotPrepared, Signals, Startup, StartupErrorKind, StartupErrors, SystemdNotifier};
 use tunnel_base::drain::Drained;
-use tunnel_base::logging::{LogLevel, LogSettings, Logs};
+use tunnel_base::logging::{LogError, LogLevel, LogSettings, Logs};
 use tunnel_net::fd_limit;
 
 use std::io::{IsTerminal as _, Write as _};
@@ -131,24 +131,35 @@ fn run(role: Role, args: &ServeArgs) -> ExitCode {
 /// Starts logging. Falls back to stderr if the log directory cannot be used: with a warning for SuperEdge's command line,
 /// whose manifests mount a directory of root, otherwise to report the error.
 fn logs(role: Role, args: &ServeArgs, startup: &mut Startup) -> Result<Logs, NotPrepared> {
-    let dir = args.log_dir.clone().filter(|_| !args.logtostderr);
-    let name = if role == Role::Server { "tunnel-cloud" } else { "tunnel-edge" };
-    let stderr = LogSettings {
+    let mut settings = LogSettings {
         json: args.log_format == Format::Json,
-        dir: None,
-        name,
+        dir: args.log_dir.clone().filter(|_| !args.logtostderr),
+        name: if role == Role::Server { "tunnel-cloud" } else { "tunnel-edge" },
         also_stderr: args.alsologtostderr,
+        audit_file: args.audit_file.clone(),
         verbosity: args.verbosity,
     };
-    let cause = match Logs::start(LogSettings { dir, ..stderr.clone() }) {
-        Ok(logs) => return Ok(logs),
-        Err(cause) => cause,
+    let mut unusable = Vec::new();
+    let logs = loop {
+        match Logs::start(settings.clone()) {
+            Ok(logs) => break logs,
+            Err(cause @ LogError::Dir { .. }) => {
+                settings.dir = None;
+                unusable.push(("--log-dir", cause));
+            }
+            Err(cause @ LogError::AuditFile { .. }) => {
+                settings.audit_file = None;
+                unusable.push(("--audit-file", cause));
+            }
+            Err(LogError::Twice) => return Err(NotPrepared),
+        }
     };
-    let logs = Logs::start(stderr).map_err(|_| NotPrepared)?;
-    if args.is_superedge {
-        warn!(key = "--log-dir", error = %cause, hint = "make it writable for this user", "logging to stderr only");
-    } else {
-        startup.error(StartupErrorKind::LogFiles, "--log-dir", cause.to_string());
+    for (key, cause) in unusable {
+        if args.is_superedge && key == "--log-dir" {
+            warn!(key, error = %cause, hint = "make it writable for this user", "logging to stderr only");
+        } else {
+            startup.error(StartupErrorKind::LogFiles, key, cause.to_string());
+        }
     }
     Ok(logs)
 }

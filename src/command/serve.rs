@@ -37,6 +37,10 @@ pub struct ServeArgs {
     /// again.
     #[arg(long, value_name = "DIR")]
     pub log_dir: Option<PathBuf>,
+    /// File that audit lines are appended to, in addition to the log. It is not rotated here. A moved or deleted file is
+    /// opened again.
+    #[arg(long, value_name = "FILE")]
+    pub audit_file: Option<PathBuf>,
     /// Log to stderr in addition to --log-dir.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set)]
     pub alsologtostderr: bool,

@@ -2,6 +2,8 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 
 use serde_json::Value;
 
@@ -108,18 +110,29 @@ fn each_privileged_action_at_a_server_logs_one_line_with_user_and_address() {
 }
 
 #[test]
-fn each_privileged_action_at_an_edge_logs_one_line() {
+fn each_privileged_action_at_an_edge_logs_one_line_and_one_in_the_audit_file() {
     let (place, log) = (TestDir::new(), free_port());
     let (socket, admin) = place.admin_socket("edge");
     let allow = "[edge.allow]\ntargets = [\"127.0.0.0/8:22\"]\n";
     let config = place.edge_config("node1", "127.0.0.1:1", log) + allow + &admin;
-    let mut edge = place.tunnel(("edge", "edge"), &config, &[], &["--log-format=json"]);
+    let (file, moved) = (place.path().join("audit.log"), place.path().join("audit.log.1"));
+    let audit_file = format!("--audit-file={}", file.display());
+    let mut edge = place.tunnel(("edge", "edge"), &config, &[], &["--log-format=json", &audit_file]);
     edge.wait_for_answer(log, "/livez", "");
     let mut seen = 0;
     assert!(set_level(&socket, "2").contains("200 OK"));
     one_more(&edge, &mut seen, "log level set", &[]);
+    let lines = |file: &Path| {
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>()
+    };
+    wait_until("its line in the file", TIMEOUT, || lines(&file) == audited(&edge));
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    std::fs::rename(&file, &moved).unwrap();
     std::fs::write(place.path().join("edge.toml"), config.replace(":22\"", ":23\"")).unwrap();
     edge.hang_up();
     let by_config = [("actor", "the config"), ("keys", "edge.allow.targets")];
     one_more(&edge, &mut seen, "access rules reloaded", &by_config);
+    wait_until("its line in a new file", TIMEOUT, || lines(&file) == audited(&edge)[1..]);
+    assert_eq!(lines(&moved), audited(&edge)[..1]);
 }

@@ -284,9 +284,12 @@ fn startup_errors_go_to_stderr_even_if_logs_go_to_files() {
     }
     std::fs::write(place.path().join("file"), "").unwrap();
     let no_dir = format!("--log-dir={}", place.path().join("file").display());
-    let output = started(&["server", &no_dir, "--config=/nowhere/cloud.toml"]);
+    let no_file = format!("--audit-file={}", place.path().display());
+    let output = started(&["server", &no_dir, &no_file, "--config=/nowhere/cloud.toml"]);
     assert_eq!(output.status.code(), Some(78), "{output:?}");
-    assert!(output.stderr.contains("key=--log-dir") && output.stderr.contains("key=--config"), "{output:?}");
+    for key in ["--log-dir", "--audit-file", "--config"] {
+        assert!(output.stderr.contains(&format!("key={key}")), "{key}: {output:?}");
+    }
 }
 
 /// Returns keys and texts of the errors in a log of JSON lines.

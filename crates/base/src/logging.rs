@@ -4,6 +4,7 @@ pub mod files;
 mod json;
 mod libraries;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use std::sync::{Arc, LazyLock};
 
 use parking_lot::Mutex;
 use tracing::level_filters::LevelFilter;
-use tracing::{Event, Subscriber};
+use tracing::{Event, Subscriber, warn};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::{JsonFields, Writer};
@@ -24,7 +25,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, fmt as lines, reload};
 
-use crate::logging::files::LogFiles;
+use crate::logging::files::{AuditFile, LogFiles};
 use crate::logging::json::FlatJson;
 use crate::logging::libraries::LibraryLimit;
 
@@ -42,6 +43,8 @@ pub struct LogSettings {
     pub name: &'static str,
     /// Whether lines also go to stderr if there is a directory. Without a directory they always go to stderr.
     pub also_stderr: bool,
+    /// File that audit lines go to, in addition to those places. It is not rotated here.
+    pub audit_file: Option<PathBuf>,
     /// Verbosity, as in `--verbosity`; see [`LogLevel::set`].
     pub verbosity: i32,
 }
@@ -70,6 +73,15 @@ pub enum LogError {
         #[source]
         cause: io::Error,
     },
+    /// The audit log cannot be opened or written to. Grant the permission, or set another `--audit-file`.
+    #[error("cannot write the audit log {}: {cause}", .path.display())]
+    AuditFile {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        cause: io::Error,
+    },
     /// Logging was already started in this process.
     #[error("cannot start logging: already started in this process")]
     Twice,
@@ -85,7 +97,7 @@ impl Logs {
     ///
     /// # Errors
     ///
-    /// Fails if the directory cannot be used, or if logging was already started.
+    /// Fails if the directory or the audit file cannot be used, or if logging was already started.
     pub fn start(settings: LogSettings) -> Result<Self, LogError> {
         let mut writers = Vec::new();
         let in_files_only = settings.dir.is_some() && !settings.also_stderr;
@@ -102,6 +114,11 @@ impl Logs {
             let (writer, guard) = in_background(files);
             writers.push(guard);
             to = BoxMakeWriter::new(to.and(writer));
+        }
+        if let Some(path) = settings.audit_file {
+            let (writer, guard) = in_background(AuditFile::open(path, OF_PROCESS.clone())?);
+            writers.push(guard);
+            to = BoxMakeWriter::new(to.and(writer.with_filter(|line| line.target() == AUDIT)));
         }
         let (filter, level) = LogLevel::new(settings.verbosity);
         let all = tracing_subscriber::registry()
@@ -261,7 +278,7 @@ where
 // Log lines that were not written to a file: how many, and why.
 
 /// Counts the log lines that were dropped, and holds the reason while lines are being dropped, for the metric and
-/// `/readyz`. Of one set of log files, or of the whole process; clones share it.
+/// `/readyz`. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DroppedLines(Arc<Shared>);
 
@@ -270,8 +287,8 @@ pub(crate) struct DroppedLines(Arc<Shared>);
 struct Shared {
     /// Number of lines that could not be written.
     unwritten: AtomicU64,
-    /// Reason why the last line was not written; `None` if it was written.
-    trouble: Mutex<Option<String>>,
+    /// Reason why the last line was not written, by the path of the file or directory that it was for.
+    trouble: Mutex<BTreeMap<PathBuf, String>>,
     /// Counters of lines dropped because a writer's queue was full.
     queues: Mutex<Vec<ErrorCounter>>,
 }
@@ -282,22 +299,26 @@ impl DroppedLines {
         self.0.queues.lock().push(queue);
     }
 
-    /// Records a line that could not be written. The first of several in a row is reported to stderr, as no log can
-    /// hold it.
-    pub(crate) fn record_dropped(&self, dir: &Path, cause: &io::Error) {
-        self.0.unwritten.fetch_add(1, Relaxed);
+    /// Records whether a line was written to this path. The first error of several in a row is reported to stderr, as no
+    /// log can hold it.
+    pub(crate) fn record(&self, path: &Path, written: Result<(), LogError>) {
         let mut trouble = self.0.trouble.lock();
-        if trouble.is_none() {
-            let why = format!("cannot write log files in {}: {cause}", dir.display());
-            // If stderr is closed too, the metric and /readyz still report it.
-            let _ = writeln!(io::stderr(), "tunnel: {why}; log lines are dropped until this is fixed");
-            *trouble = Some(why);
+        match written {
+            Ok(()) => {
+                let Some(error) = trouble.remove(path) else { return };
+                drop(trouble);
+                warn!(dropped = self.count(), error, "log files are writable again, lines were dropped");
+            }
+            Err(error) => {
+                self.0.unwritten.fetch_add(1, Relaxed);
+                trouble.entry(path.to_owned()).or_insert_with(|| {
+                    // If stderr is closed too, the metric and /readyz still report it.
+                    let _ =
+                        writeln!(io::stderr(), "tunnel: {error}; log lines are dropped until this is fixed");
+                    error.to_string()
+                });
+            }
         }
-    }
-
-    /// Records a written line. Returns why the lines before it were not written, if any were lost.
-    pub(crate) fn record_written(&self) -> Option<String> {
-        self.0.trouble.lock().take()
     }
 
     /// Returns the number of all dropped lines.
@@ -309,7 +330,8 @@ impl DroppedLines {
 
     /// Returns why lines are being dropped now, or `None` if they are not.
     pub(crate) fn trouble(&self) -> Option<String> {
-        self.0.trouble.lock().clone()
+        let trouble = self.0.trouble.lock();
+        (!trouble.is_empty()).then(|| trouble.values().cloned().collect::<Vec<_>>().join("; "))
     }
 }
 

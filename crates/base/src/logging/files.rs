@@ -1,4 +1,4 @@
-//! Daily log files, limited in days and bytes.
+//! Log files: daily ones, limited in days and bytes, and one at a path of its own.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Write};
@@ -6,9 +6,8 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use time::{Date, OffsetDateTime};
-use tracing::warn;
 
-use crate::logging::DroppedLines;
+use crate::logging::{DroppedLines, LogError};
 
 /// How many days and bytes of log files are kept.
 #[derive(Debug, Clone, Copy)]
@@ -25,12 +24,59 @@ pub(crate) struct LogFiles {
     dir: PathBuf,
     name: &'static str,
     kept: LogRetention,
-    current: File,
-    /// Device and inode of the current file.
-    id: (u64, u64),
-    /// Whether the current file ends in the middle of a line.
-    torn: bool,
+    current: LineFile,
     dropped: DroppedLines,
+}
+
+/// A file that lines are appended to.
+#[derive(Debug)]
+struct LineFile {
+    file: File,
+    /// Its device and inode.
+    id: (u64, u64),
+    /// Whether it ends in the middle of a line.
+    torn: bool,
+}
+
+impl LineFile {
+    /// Opens a file for appending. Only its owner may read it: log lines name clients, nodes and targets.
+    fn open(path: &Path) -> io::Result<Self> {
+        path.parent().map_or(Ok(()), fs::create_dir_all)?;
+        let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+        let id = id_of(&file.metadata()?);
+        Ok(Self { file, id, torn: false })
+    }
+
+    /// Writes a whole line, after ending a partially written one.
+    fn write_line(&mut self, line: &[u8]) -> io::Result<()> {
+        let end = if self.torn { &b"\n"[..] } else { b"" };
+        for piece in [end, line] {
+            let mut rest = piece;
+            while !rest.is_empty() {
+                match self.file.write(rest) {
+                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                    Ok(taken) => {
+                        rest = rest.get(taken..).unwrap_or_default();
+                        self.torn = !rest.is_empty();
+                    }
+                    Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+                    Err(cause) => return Err(cause),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a line after an attempt to open the next file. Its error loses no line while this file still has a name.
+    fn write_despite(&mut self, opened: io::Result<()>, line: &[u8]) -> io::Result<()> {
+        match opened {
+            Ok(()) => self.write_line(line),
+            Err(cause) if self.file.metadata().is_ok_and(|found| found.nlink() == 0) => Err(cause),
+            Err(cause) => self
+                .write_line(line)
+                .and_then(|()| self.write_line(format!("cannot rotate log files: {cause}\n").as_bytes())),
+        }
+    }
 }
 
 impl LogFiles {
@@ -41,8 +87,8 @@ impl LogFiles {
         kept: LogRetention,
         dropped: DroppedLines,
     ) -> io::Result<Self> {
-        let (current, id) = open(&file_of(dir, name, today()))?;
-        let files = Self { dir: dir.to_owned(), name, kept, current, id, torn: false, dropped };
+        let current = LineFile::open(&file_of(dir, name, today()))?;
+        let files = Self { dir: dir.to_owned(), name, kept, current, dropped };
         files.remove_oldest()?;
         Ok(files)
     }
@@ -55,32 +101,11 @@ impl LogFiles {
         // The name decides, not the open file: log rotation and people move and delete files at any time.
         match fs::metadata(&path) {
             Ok(found) if found.len() >= self.kept.bytes / PARTS => self.rename_full(&path, day)?,
-            Ok(found) if id_of(&found) == self.id => return Ok(()),
+            Ok(found) if id_of(&found) == self.current.id => return Ok(()),
             _ => {}
         }
-        (self.current, self.id) = open(&path)?;
-        self.torn = false;
+        self.current = LineFile::open(&path)?;
         self.remove_oldest()
-    }
-
-    /// Writes a whole line, after ending a partially written one.
-    fn write_line(&mut self, line: &[u8]) -> io::Result<()> {
-        let end = if self.torn { &b"\n"[..] } else { b"" };
-        for piece in [end, line] {
-            let mut rest = piece;
-            while !rest.is_empty() {
-                match self.current.write(rest) {
-                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                    Ok(taken) => {
-                        rest = rest.get(taken..).unwrap_or_default();
-                        self.torn = !rest.is_empty();
-                    }
-                    Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
-                    Err(cause) => return Err(cause),
-                }
-            }
-        }
-        Ok(())
     }
 
     fn rename_full(&self, current: &Path, day: Date) -> io::Result<()> {
@@ -128,33 +153,57 @@ impl LogFiles {
 
 impl Write for LogFiles {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let written = match self.rotate() {
-            Ok(()) => self.write_line(line),
-            // Lines in a deleted file are lost.
-            Err(cause) if self.current.metadata().is_ok_and(|found| found.nlink() == 0) => Err(cause),
-            // A file that cannot be rotated or removed must not cost log lines.
-            Err(cause) => self
-                .write_line(line)
-                .and_then(|()| self.write_line(format!("cannot rotate log files: {cause}\n").as_bytes())),
-        };
+        let rotated = self.rotate();
+        let written = self.current.write_despite(rotated, line);
         // Returning an error here would have no effect: nothing reads it.
-        match written {
-            Err(cause) => self.dropped.record_dropped(&self.dir, &cause),
-            Ok(()) => {
-                if let Some(why) = self.dropped.record_written() {
-                    warn!(
-                        dropped = self.dropped.count(),
-                        error = why,
-                        "log files are writable again, lines were dropped"
-                    );
-                }
-            }
-        }
+        let written = written.map_err(|cause| LogError::Dir { dir: self.dir.clone(), cause });
+        self.dropped.record(&self.dir, written);
         Ok(line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.current.flush()
+        self.current.file.flush()
+    }
+}
+
+/// A writer of the file of audit lines, which grows until it is moved.
+#[derive(Debug)]
+pub(crate) struct AuditFile {
+    path: PathBuf,
+    current: LineFile,
+    dropped: DroppedLines,
+}
+
+impl AuditFile {
+    /// Opens the file for appending.
+    pub(crate) fn open(path: PathBuf, dropped: DroppedLines) -> Result<Self, LogError> {
+        match LineFile::open(&path) {
+            Ok(current) => Ok(Self { path, current, dropped }),
+            Err(cause) => Err(LogError::AuditFile { path, cause }),
+        }
+    }
+
+    /// Opens the file again if it was moved or deleted.
+    fn reopen(&mut self) -> io::Result<()> {
+        if fs::metadata(&self.path).is_ok_and(|found| id_of(&found) == self.current.id) {
+            return Ok(());
+        }
+        self.current = LineFile::open(&self.path)?;
+        Ok(())
+    }
+}
+
+impl Write for AuditFile {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let reopened = self.reopen();
+        let written = self.current.write_despite(reopened, line);
+        let written = written.map_err(|cause| LogError::AuditFile { path: self.path.clone(), cause });
+        self.dropped.record(&self.path, written);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.current.file.flush()
     }
 }
 
@@ -180,15 +229,6 @@ fn parse<'a>(file: &'a str, name: &str) -> Option<(&'a str, u32)> {
 
 fn file_of(dir: &Path, name: &str, day: Date) -> PathBuf {
     dir.join(format!("{name}.{day}.log"))
-}
-
-/// Opens a log file for appending, and returns its id. Only its owner may read it: log lines name clients, nodes and
-/// targets.
-fn open(path: &Path) -> io::Result<(File, (u64, u64))> {
-    path.parent().map_or(Ok(()), fs::create_dir_all)?;
-    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
-    let id = id_of(&file.metadata()?);
-    Ok((file, id))
 }
 
 fn id_of(found: &Metadata) -> (u64, u64) {
@@ -275,7 +315,7 @@ mod tests {
         fs::remove_file(&path).unwrap();
         files.write_all(b"three\n").unwrap();
         assert_eq!((dropped.trouble(), dropped.count()), (None, 2));
-        files.torn = true;
+        files.current.torn = true;
         files.write_all(b"four\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "three\n\nfour\n", "a partial line is ended first");
     }
@@ -317,6 +357,51 @@ mod tests {
         }
         let mode = |file: &LogFile| fs::metadata(&file.path).unwrap().permissions().mode() & 0o777;
         assert_eq!(files.list().unwrap().iter().map(mode).collect::<Vec<_>>(), [0o600; 3]);
+    }
+
+    #[test]
+    fn the_audit_file_is_private_and_appended_to_and_opened_again_after_it_was_moved() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, moved) = (dir.path().join("new/audit.log"), dir.path().join("audit.log.1"));
+        let text = |path: &Path| fs::read_to_string(path).unwrap_or_default();
+        let dropped = DroppedLines::default();
+        let open = || AuditFile::open(path.clone(), dropped.clone()).unwrap();
+        open().write_all(b"one\n").unwrap();
+        let mut file = open();
+        file.write_all(b"two\n").unwrap();
+        assert_eq!(text(&path), "one\ntwo\n");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::rename(&path, &moved).unwrap();
+        file.write_all(b"three\n").unwrap();
+        assert_eq!((text(&moved), text(&path)), ("one\ntwo\n".into(), "three\n".into()));
+        // While the path cannot be opened, lines go to the file that was moved.
+        fs::rename(&path, &moved).unwrap();
+        fs::create_dir(&path).unwrap();
+        file.write_all(b"four\n").unwrap();
+        assert!(text(&moved).starts_with("three\nfour\ncannot rotate log files: "), "{}", text(&moved));
+        fs::remove_file(&moved).unwrap();
+        file.write_all(b"five\n").unwrap();
+        let trouble = dropped.trouble().unwrap();
+        assert!(
+            trouble.starts_with(&format!("cannot write the audit log {}: ", path.display())),
+            "{trouble}"
+        );
+        fs::remove_dir(&path).unwrap();
+        file.write_all(b"six\n").unwrap();
+        assert_eq!((text(&path), dropped.trouble(), dropped.count()), ("six\n".into(), None, 1));
+    }
+
+    #[test]
+    fn a_writable_log_does_not_hide_that_another_one_is_not() {
+        let dropped = DroppedLines::default();
+        let why =
+            |path: &str| LogError::AuditFile { path: path.into(), cause: io::ErrorKind::NotFound.into() };
+        dropped.record(Path::new("/b"), Err(why("/b")));
+        dropped.record(Path::new("/a"), Ok(()));
+        dropped.record(Path::new("/b"), Err(why("/b")));
+        assert!(dropped.trouble().is_some_and(|trouble| trouble.contains("/b")));
+        dropped.record(Path::new("/b"), Ok(()));
+        assert_eq!((dropped.trouble(), dropped.count()), (None, 2));
     }
 
     #[test]
