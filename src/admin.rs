@@ -579,7 +579,7 @@ pub struct InvitationResponse {
     pub code: String,
     /// End of validity in seconds since 1970.
     pub until: u64,
-    /// Host and port of the cloud, as far as its certificate names them.
+    /// Host and port of the cloud, by its certificate.
     pub cloud: String,
     /// ID of the join key, if it is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]

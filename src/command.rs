@@ -8,6 +8,8 @@ pub mod completions;
 pub mod config;
 pub mod connect;
 pub mod demo;
+#[cfg(test)]
+mod doc_comments;
 pub mod doctor;
 pub mod exit_code;
 pub mod file_edit;
@@ -33,6 +35,7 @@ use std::sync::LazyLock;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use serde::Serialize;
 
 use crate::command::approve::ApproveArgs;
 use crate::command::cert::CertCommand;
@@ -87,6 +90,12 @@ impl CommandError {
     fn unavailable(text: impl Into<String>) -> Self {
         Self { code: exit_code::UNAVAILABLE, text: text.into() }
     }
+}
+
+/// Returns a command's output as JSON for programs.
+pub(crate) fn json(output: &impl Serialize) -> String {
+    // None of the types has a value that JSON lacks.
+    serde_json::to_string_pretty(output).unwrap_or_default()
 }
 
 /// Returns a text as one word of a shell.

@@ -47,8 +47,8 @@ fn main() -> ExitCode {
         Command::Server(command_args) => run(Role::Server, &command_args),
         Command::Edge(command_args) => run(Role::Edge, &command_args),
         Command::Config(ConfigCommand::Check { config, output, diff }) => check(&config, output, diff),
-        Command::Config(ConfigCommand::Show(command_args)) => {
-            print_result(config::show(&command_args, Environment::read(variable)))
+        Command::Config(ConfigCommand::Show { config, output }) => {
+            print_result(config::show(&config, output, Environment::read(variable)))
         }
         Command::Demo { check, listeners } => run_demo(check, &listeners.unwrap_or_default()),
         Command::Doctor(command_args) => diagnose(&command_args),
@@ -186,7 +186,10 @@ fn check(command_args: &ConfigFileArgs, output: Format, diff: Option<Option<Path
     }
     let errors = startup.into_errors();
     let Some(most_severe_kind) = errors.most_severe() else {
-        print_stdout(&format!("{}: ok", file.path.display()));
+        match output {
+            Format::Text => print_stdout(&format!("{}: ok", file.path.display())),
+            Format::Json => info!(config = %file.path.display(), errors = 0, "config has no errors"),
+        }
         let Some(old) = diff else { return ExitCode::SUCCESS };
         let old = ConfigFileArgs { file: old, ..command_args.clone() };
         return print_result(config::diff(&file, &old, &Environment::read(variable), output));

@@ -69,7 +69,7 @@ pub struct Status {
     /// Refusals in the last hour by reason, a fixed word.
     #[serde(default)]
     pub refusals: BTreeMap<String, u64>,
-    /// Expiry of the certificates that the config names, by key.
+    /// Expiry time of the certificates that the config names, by key.
     #[serde(default)]
     pub certificates: BTreeMap<String, u64>,
     /// Sessions with an end here; at most 1000.
@@ -208,8 +208,7 @@ pub struct SessionStatus {
     /// Listener that accepted the client; only where the session was opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listener: Option<String>,
-    /// `opening`, `open`, `parked` (its link has closed), `resuming` or `closing`; `relayed` for one of a user's program,
-    /// whose end is there.
+    /// `opening`, `open`, `parked` (its link has closed), `resuming` or `closing`; `relayed` if it ends at a user's program.
     pub state: String,
     /// Link that carries the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]

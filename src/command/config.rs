@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use clap::ValueEnum;
 use serde::Serialize;
 use toml::Table;
 use toml::de::{DeTable, DeValue};
 
-use crate::command::{CONFIG_DIR, CommandError, Format, Role, examples};
+use crate::command::{CONFIG_DIR, CommandError, Format, Role, examples, json};
 use crate::config::live::ConfigDiff;
 use crate::config::{ConfigErrors, Environment, ParsedConfig};
 use crate::edge::config::EdgeConfig;
@@ -34,12 +35,28 @@ pub enum ConfigCommand {
         #[arg(long, value_name = "OLD", num_args = 0..=1, require_equals = true)]
         diff: Option<Option<PathBuf>>,
     },
-    /// Print the values in effect as TOML, including defaults. Secrets are masked.
+    /// Print the values in effect, including defaults. Secrets are masked.
     #[command(after_help = examples([
         "tunnel config show                   # the file in /etc/tunnel",
-        "tunnel config show edge.toml",
+        "tunnel config show edge.toml -o json",
     ]))]
-    Show(ConfigFileArgs),
+    Show {
+        /// The file.
+        #[command(flatten)]
+        config: ConfigFileArgs,
+        /// Output format: TOML, or JSON with the same tables and keys.
+        #[arg(short, long, value_name = "FORMAT", default_value = "toml")]
+        output: ShowFormat,
+    },
+}
+
+/// The format of the values in effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ShowFormat {
+    /// TOML, as in a config file.
+    Toml,
+    /// JSON for programs.
+    Json,
 }
 
 /// The config file of a command.
@@ -87,12 +104,12 @@ impl ConfigFileArgs {
     }
 }
 
-/// Returns the values in effect of all roles in a file as TOML.
+/// Returns the values in effect of all roles in a file.
 ///
 /// # Errors
 ///
 /// Returns an error if the file cannot be read, or has errors.
-pub fn show(args: &ConfigFileArgs, env: Environment) -> Result<String, CommandError> {
+pub fn show(args: &ConfigFileArgs, output: ShowFormat, env: Environment) -> Result<String, CommandError> {
     let file = args.read()?;
     let env = Environment { kubeconfig: args.kubeconfig.clone(), ..env };
     let mut values = Table::new();
@@ -120,7 +137,12 @@ pub fn show(args: &ConfigFileArgs, env: Environment) -> Result<String, CommandEr
             insert(&mut values, tables.split('.').chain(name), table);
         }
     }
-    Ok(format!("# Values in effect of {}. Secrets are masked.\n\n{values}", file.path.display()))
+    Ok(match output {
+        ShowFormat::Toml => {
+            format!("# Values in effect of {}. Secrets are masked.\n\n{values}", file.path.display())
+        }
+        ShowFormat::Json => json(&values),
+    })
 }
 
 /// A difference between two config files.
@@ -128,7 +150,7 @@ pub fn show(args: &ConfigFileArgs, env: Environment) -> Result<String, CommandEr
 struct Change {
     /// When it takes effect: at a `reload`, or after a `restart`.
     at: &'static str,
-    /// What it does.
+    /// What happens to it: `changes`; of a listener also `opens`, `closes` or `closes and opens again`.
     change: &'static str,
     /// The full key, or that of the listener's table.
     key: String,
@@ -344,13 +366,15 @@ mod tests {
         let text = "[edge.uplink]\nnode = \"n\"\nservers = [\"a:1\"]\ntoken = \"secret-1\"\nca = \"/c\"\n";
         std::fs::write(&file, text).unwrap();
         let args = ConfigFileArgs { file: Some(file.clone()), kubeconfig: None };
-        let shown = show(&args, Environment::default()).unwrap();
+        let shown = show(&args, ShowFormat::Toml, Environment::default()).unwrap();
         let values: Table = toml::from_str(&shown).unwrap();
         assert_eq!(values["edge"]["uplink"]["node"].as_str(), Some("n"));
         assert_eq!(values["edge"]["uplink"]["token"].as_str(), Some("***"));
         assert!(values["edge"]["session"].is_table() && !shown.contains("secret-1"), "{shown}");
+        let as_json = show(&args, ShowFormat::Json, Environment::default()).unwrap();
+        assert_eq!(serde_json::from_str::<Table>(&as_json).unwrap(), values);
         std::fs::write(&file, format!("{text}port = 1\n")).unwrap();
-        let result = show(&args, Environment::default()).unwrap_err();
+        let result = show(&args, ShowFormat::Toml, Environment::default()).unwrap_err();
         assert!(result.code == 78 && result.text.contains("line 6: edge.uplink.port"), "{result}");
     }
 
@@ -369,7 +393,7 @@ mod tests {
         std::fs::write(&file, text).unwrap();
         let show_file = || {
             let args = ConfigFileArgs { file: Some(file.clone()), kubeconfig: None };
-            show(&args, Environment::default()).unwrap()
+            show(&args, ShowFormat::Toml, Environment::default()).unwrap()
         };
         let shown = show_file();
         for line in [

@@ -24,7 +24,7 @@ use crate::acceptor::{DialerRole, TargetDialer};
 use crate::command::doctor::handshakes::handshakes;
 use crate::command::doctor::service_user::files;
 use crate::command::serve::Settings;
-use crate::command::{Format, Role, admin_api};
+use crate::command::{Format, Role, admin_api, json};
 use crate::config::Environment;
 use crate::config::edge::ServerAddress;
 use crate::config::listen::{AdminConfig, AdminPort, ListenAddress};
@@ -78,6 +78,7 @@ pub struct Findings(Vec<Finding>);
 struct Finding {
     /// Name of the check; one or two fixed words.
     check: &'static str,
+    /// Outcome; a warning is about what works, but perhaps not as intended, or not for long.
     status: CheckStatus,
     /// What was found.
     found: String,
@@ -191,7 +192,7 @@ impl Findings {
 
     /// Returns all results as JSON: a list of objects with `check`, `status`, `found`, `expected`, `hint`.
     pub fn json(&self) -> String {
-        serde_json::to_string_pretty(self).unwrap_or_default()
+        json(self)
     }
 
     fn add_ok(&mut self, check: &'static str, found: impl Into<String>) {

@@ -1,5 +1,7 @@
 //! The reference of commands is generated from the definition of the command line. `UPDATE_REFERENCE=1` rewrites it.
 
+mod json;
+
 use std::fmt::Write as _;
 
 use clap::{Arg, ArgAction, Command};
@@ -76,10 +78,15 @@ fn the_commands_reference_matches_the_help() {
     let start = "# Commands\n\nThis page is generated from the program's help. `tunnel help COMMAND` prints the same. All commands have \
                  the\nsame [exit codes](exit-codes";
     let expected = format!("{start}.md).\n") + &section(&mut command, NAME);
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/commands.md");
+    check_page("docs/reference/commands.md", &expected);
+}
+
+/// Compares a generated page with the file, or writes it if `UPDATE_REFERENCE` is set.
+fn check_page(page: &str, expected: &str) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
     if std::env::var_os("UPDATE_REFERENCE").is_some() {
-        std::fs::write(&file, &expected).unwrap();
+        std::fs::write(&file, expected).unwrap();
     }
     let found = std::fs::read_to_string(&file).unwrap_or_default();
-    assert!(found == expected, "docs/reference/commands.md is old; run this test with UPDATE_REFERENCE=1");
+    assert!(found == expected, "{page} is old; run this test with UPDATE_REFERENCE=1");
 }

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
-use serde_json::json;
+use serde::Serialize;
 
 use crate::admin::sessions::{EndedSessions, SessionSelection};
-use crate::admin::status::Status;
+use crate::admin::status::{SessionStatus, Status};
 use crate::command::admin_api::{AdminApi, query};
 use crate::command::status::{Table, bytes, duration};
-use crate::command::{CommandError, Format, examples};
+use crate::command::{CommandError, Format, examples, json};
 use crate::config::Environment;
 use tunnel_base::logging::one_line as clean;
 
@@ -57,6 +57,15 @@ pub struct EndArgs {
     pub node: Option<String>,
 }
 
+/// The sessions of a process. Times are seconds since 1970, by the clock of that process.
+#[derive(Debug, Serialize)]
+struct SessionList {
+    /// Time of this list.
+    now: f64,
+    /// Sessions with an end there; at most 1000.
+    sessions: Vec<SessionStatus>,
+}
+
 /// Lists sessions, or ends some.
 ///
 /// # Errors
@@ -67,11 +76,11 @@ pub async fn run(args: SessionsArgs, env: &Environment) -> Result<String, Comman
         let Some(SessionsCommand::End(EndArgs { id, user, node })) = args.command else {
             let status: Status = api.parse(&api.get("/status").await?)?;
             return Ok(match args.output {
-                Format::Json => json!({ "now": status.now, "sessions": status.sessions }).to_string(),
+                Format::Json => json(&SessionList { now: status.now, sessions: status.sessions }),
                 Format::Text => api.choice().to_owned() + &text(&status),
             });
         };
-        let selection = json!(SessionSelection { id, user, node }).to_string();
+        let selection = json(&SessionSelection { id, user, node });
         let EndedSessions { ended } = api.parse(&api.post("/sessions/end", selection).await?)?;
         Ok(format!("{}{ended} session{} ended", api.choice(), if ended == 1 { "" } else { "s" }))
     };

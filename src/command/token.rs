@@ -6,11 +6,12 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
+use serde::Serialize;
 
 use crate::command::file_edit::FileEdit;
 use crate::command::init::{random_token, tls_note};
 use crate::command::status::Table;
-use crate::command::{CommandError, Role, examples};
+use crate::command::{CommandError, Format, Role, examples, json};
 use crate::config::Environment;
 use crate::server::config::ServerConfig;
 use tunnel_base::files;
@@ -21,11 +22,14 @@ use tunnel_base::policy::tokens::{NodeTokens, RotateError, TokenEntry, finish_ro
 #[derive(Debug, Clone, Subcommand)]
 pub enum TokenCommand {
     /// List the nodes of a token file. No token is printed.
-    #[command(after_help = examples(["tunnel token list", "tunnel token list /etc/tunnel/token/token"]))]
+    #[command(after_help = examples(["tunnel token list", "tunnel token list /etc/tunnel/token/token -o json"]))]
     List {
         /// Token file, or the server's config, which names it. [default: the server's config in /etc/tunnel]
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
+        /// Output format.
+        #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+        output: Format,
     },
     /// Give a node a new token. The previous one remains valid until `--finish`, so that no session is cut.
     #[command(after_help = examples([
@@ -59,7 +63,10 @@ pub struct RotateArgs {
 /// Returns an error if a file cannot be read or written, or the node's token cannot be changed.
 pub fn run(args_of: &TokenCommand) -> Result<String, CommandError> {
     match args_of {
-        TokenCommand::List { file } => list(&token_file(file.as_deref())?),
+        TokenCommand::List { file, output } => {
+            let listed = TokenList::read(&token_file(file.as_deref())?)?;
+            Ok(if *output == Format::Json { json(&listed) } else { listed.text() })
+        }
         TokenCommand::Rotate(RotateArgs { node, file, out, finish }) => {
             let file = token_file(file.as_deref())?;
             if *finish { finish_rotation_of(&file, node) } else { start(&file, node, out.as_deref()) }
@@ -67,22 +74,66 @@ pub fn run(args_of: &TokenCommand) -> Result<String, CommandError> {
     }
 }
 
-fn list(file: &Path) -> Result<String, CommandError> {
-    let tokens = NodeTokens::parse(&read(file)?);
-    let mut table = Table::new(&["NODE", "TOKEN"]);
-    for (node, entry) in tokens.entries() {
-        let state = match entry {
-            TokenEntry::Token => "set",
-            TokenEntry::Rotating => "set, and the previous one is still valid",
-            TokenEntry::Blocked => "none: the node is blocked",
-        };
-        table.row(vec![node.to_owned(), state.to_owned()]);
+/// The nodes of a token file, without their tokens.
+#[derive(Debug, Serialize)]
+struct TokenList {
+    /// Nodes, sorted by name.
+    nodes: Vec<TokenNode>,
+    /// Lines that are ignored in whole or in part, or that block their node.
+    warnings: Vec<TokenWarning>,
+}
+
+/// A node of a token file.
+#[derive(Debug, Serialize)]
+struct TokenNode {
+    /// Name of the node, or `default`.
+    node: String,
+    /// `set`; `rotating`, if the previous token is still valid; or `blocked`, if the node has none.
+    token: &'static str,
+}
+
+/// A warning about a line of a token file.
+#[derive(Debug, Serialize)]
+struct TokenWarning {
+    /// Number of the line, counted from 1.
+    line: usize,
+    /// What is wrong, and what to do.
+    text: &'static str,
+}
+
+impl TokenList {
+    fn read(file: &Path) -> Result<Self, CommandError> {
+        let tokens = NodeTokens::parse(&read(file)?);
+        let nodes = tokens.entries().into_iter().map(|(node, entry)| {
+            let token = match entry {
+                TokenEntry::Token => "set",
+                TokenEntry::Rotating => "rotating",
+                TokenEntry::Blocked => "blocked",
+            };
+            TokenNode { node: node.to_owned(), token }
+        });
+        let warnings = tokens.errors().iter().map(|(line, text)| TokenWarning { line: *line, text });
+        Ok(Self { nodes: nodes.collect(), warnings: warnings.collect() })
     }
-    let errors = tokens.errors().iter();
-    let errors: String = errors.map(|(line, error)| format!("\nline {line}: {error}")).collect();
-    let nodes = tokens.entries().into_iter().filter_map(|(node, _)| node.parse().ok());
-    let notes: String = nodes.map(|node| tls_note(&node)).collect();
-    Ok(format!("{table}{errors}\n{notes}"))
+
+    /// Formats the list as a table, with warnings and hints.
+    fn text(&self) -> String {
+        let mut table = Table::new(&["NODE", "TOKEN"]);
+        for TokenNode { node, token } in &self.nodes {
+            let state = match *token {
+                "rotating" => "set, and the previous one is still valid",
+                "blocked" => "none: the node is blocked",
+                other => other,
+            };
+            table.row(vec![node.clone(), state.to_owned()]);
+        }
+        let warnings = self.warnings.iter();
+        let warnings: String =
+            warnings.map(|TokenWarning { line, text }| format!("\nline {line}: {text}")).collect();
+        let nodes = self.nodes.iter().filter_map(|one| one.node.parse().ok());
+        let notes: String = nodes.map(|node| tls_note(&node)).collect();
+        format!("{table}{warnings}\n{notes}")
+    }
 }
 
 fn start(file: &Path, node: &NodeName, out: Option<&Path>) -> Result<String, CommandError> {
@@ -186,7 +237,7 @@ mod tests {
         assert_eq!(fs::metadata(&out).unwrap().permissions().mode() & 0o777, 0o600);
         let text = fs::read_to_string(&file).unwrap();
         assert_eq!(text, format!("node7:{token} previous=old\nnode8:other\n"));
-        let listed = run(&TokenCommand::List { file: Some(file.clone()) }).unwrap();
+        let listed = run(&TokenCommand::List { file: Some(file.clone()), output: Format::Text }).unwrap();
         assert!(listed.contains("node7") && listed.contains("the previous one is still valid"), "{listed}");
         assert!(!listed.contains("old") && !listed.contains("other") && !listed.contains(&token), "{listed}");
 
@@ -201,6 +252,22 @@ mod tests {
     }
 
     #[test]
+    fn a_token_list_as_json_has_states_and_warnings_but_no_token() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("token");
+        fs::write(&file, "node7:s3cret\nnode8:s3cret2 previous=s3cret3\nnode9:\nwithout a colon\n").unwrap();
+        let listed = run(&TokenCommand::List { file: Some(file), output: Format::Json }).unwrap();
+        assert!(!listed.contains("s3cret"), "{listed}");
+        let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+        let nodes = serde_json::json!([
+            { "node": "node7", "token": "set" },
+            { "node": "node8", "token": "rotating" },
+            { "node": "node9", "token": "blocked" },
+        ]);
+        assert_eq!((&listed["nodes"], &listed["warnings"][1]["line"]), (&nodes, &4.into()));
+    }
+
+    #[test]
     fn a_failed_token_rotation_changes_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let (file, out) = (dir.path().join("token"), dir.path().join("there"));
@@ -210,7 +277,9 @@ mod tests {
         assert_eq!(refused.code, 73);
         assert_eq!(fs::read_to_string(&file).unwrap(), "node7:old\n");
         assert_eq!(fs::read_to_string(&out).unwrap(), "mine");
-        let refused = run(&TokenCommand::List { file: Some(dir.path().join("none.toml")) }).unwrap_err();
+        let refused =
+            run(&TokenCommand::List { file: Some(dir.path().join("none.toml")), output: Format::Json })
+                .unwrap_err();
         assert!(refused.code == 78 && refused.text.contains("cannot read"), "{refused}");
     }
 }

@@ -279,7 +279,7 @@ async fn each_command_that_creates_a_node_reports_a_name_that_tls_rejects() {
         let code = invited.split_once("echo ").unwrap().1.split(' ').next().unwrap();
         let joined = join(server.server.bound.grpc, code, &place.path().join(node)).await.unwrap();
         let file = Some(place.file("tokens", &format!("{node}:{TOKEN}\n")));
-        let listed = token::run(&TokenCommand::List { file }).unwrap();
+        let listed = token::run(&TokenCommand::List { file, output: Format::Text }).unwrap();
         for output in [invited, joined, listed] {
             let note = format!("note: {node} is no valid server name for TLS");
             assert_eq!(output.contains(&note), is_rejected, "{output}");

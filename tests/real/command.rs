@@ -235,6 +235,11 @@ fn a_check_reads_the_files_of_the_config_and_opens_no_port() {
     let output = started(&["config", "check", &file]);
     assert!(output.status.success() && output.stdout.ends_with("right.toml: ok\n"), "{output:?}");
 
+    let output = started(&["config", "check", "-o", "json", &file]);
+    let last: serde_json::Value = serde_json::from_str(output.stderr.lines().last().unwrap()).unwrap();
+    assert_eq!((&last["errors"], &last["config"]), (&0.into(), &file.as_str().into()), "{output:?}");
+    assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
+
     let needs_kubernetes = place.config("asks", &format!("{config}[server.addresses]\nkubernetes = true\n"));
     let output = started(&["config", "check", "--kubeconfig=/nowhere/k", needs_kubernetes.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(78), "{output:?}");
