@@ -15,6 +15,7 @@ programs=(
   containerd:containerd runc:runc busybox:busybox-static nft:nftables iptables:iptables ptp:containernetworking-plugins
   prometheus:prometheus h2load:nghttp2-client setcap:libcap2-bin setpriv:util-linux nginx:nginx systemd-analyze:systemd chromium:chromium
   npm:npm ansible-playbook:ansible-core lintian:lintian minisign:minisign
+  jsonschema:python3-jsonschema
 )
 
 PATH=$PATH:/usr/sbin:/sbin:/usr/lib/cni

@@ -19,9 +19,9 @@ install -D -m 755 "$program" "$tree/usr/bin/tunnel"
 for side in server edge; do
   install -D -m 644 "$root/deploy/systemd/tunnel-$side.service" "$tree/lib/systemd/system/tunnel-$side.service"
 done
-# The book, and examples of /etc/tunnel/server.toml and edge.toml.
+# The book, examples of /etc/tunnel/server.toml and edge.toml, and schemas of them for editors.
 doc=$tree/usr/share/doc/tunnel
-install -D -m 644 -t "$doc" "$root"/{README,CHANGELOG,SECURITY}.md "$root"/conf/{server,edge}.toml
+install -D -m 644 -t "$doc" "$root"/{README,CHANGELOG,SECURITY}.md "$root"/conf/*
 # The licence itself is on every Debian.
 seconds=${SOURCE_DATE_EPOCH:-$(date +%s)}
 cat >"$doc/copyright" <<END

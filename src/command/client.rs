@@ -78,21 +78,35 @@ pub(crate) enum Source {
     Default,
 }
 
-/// The contents of `client.toml`. Paths are relative to its directory.
+/// `client.toml`: the servers of a user, and how she proves who she is. It is ~/.config/tunnel/client.toml, which
+/// `tunnel join --user` writes, or tunnel/client.toml in $XDG_CONFIG_HOME. Paths are relative to its directory. A secret in
+/// it that every user of the machine may read is refused.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ClientFile {
+    /// Server's CONNECT port for `tunnel connect` and `tunnel ssh`, unless servers is set: HOST:PORT without TLS,
+    /// https://HOST:PORT with TLS, or unix:/PATH. Default: "127.0.0.1:2222".
     server: Option<String>,
+    /// User at the server. With cert and key, the certificate names the user.
     user: Option<String>,
+    /// File that contains only the user's password, for server.
     password_file: Option<PathBuf>,
+    /// File (PEM) of the CAs that may sign the servers' certificates. Default: the system's CAs.
     ca: Option<PathBuf>,
+    /// File (PEM) of a client certificate, for users without a token. Requires key.
     cert: Option<PathBuf>,
+    /// File (PEM) of its private key.
     key: Option<PathBuf>,
-    // Only for links.
+    /// Servers (host:port) to link to, tried in turn. Sessions of links survive a new address, a broken line and the end of a
+    /// server.
     servers: Option<Vec<String>>,
+    /// Name in the certificates of servers. Default: the host of each entry.
     tls_server_name: Option<String>,
+    /// Name of this machine at the servers. Default: the host's name, up to the first dot.
     device: Option<String>,
+    /// Token of the device. Requires user. Set one of token, token_file, and cert with key.
     token: Option<Secret>,
+    /// File that contains only the token.
     token_file: Option<PathBuf>,
 }
 

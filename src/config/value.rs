@@ -283,10 +283,10 @@ const DURATION: &str =
 const SIZE: &str = "expected a whole number with its unit (KiB, MiB or GiB) in quotes, for example \"4MiB\"";
 
 /// Units of time, in milliseconds. No timeout needs a smaller unit.
-const DURATIONS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
+pub(crate) const DURATIONS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
 
 /// Units of size, in bytes. Powers of two only: "MB" is ambiguous.
-const SIZES: [(&str, u64); 4] = [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
+pub(crate) const SIZES: [(&str, u64); 4] = [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
 
 /// Maximum number of characters of a wrong value in a message.
 const MAX_EXCERPT: usize = 60;

@@ -60,6 +60,7 @@ mod readme;
 mod refusals;
 mod release;
 mod servers;
+mod settings;
 mod silent;
 mod socks5;
 mod ssh;

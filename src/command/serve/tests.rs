@@ -6,6 +6,7 @@ mod nodes;
 mod parts;
 mod reference;
 mod registry;
+mod schema;
 mod superedge;
 
 use std::fmt::Write;

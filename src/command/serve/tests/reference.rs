@@ -2,21 +2,22 @@
 //!
 //! A table is a struct with serde's `default`, and its documentation begins with the table's name. The documentation of a
 //! field may end with `Example:` or `Required:` and a value to show, for a key without a default. `UPDATE_REFERENCE=1`
-//! rewrites the files.
+//! rewrites the files. The schemas of `schema` are made of the same tables.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use syn::{Attribute, Expr, ExprLit, Fields, Item, Lit, Meta};
+use syn::{Attribute, Fields, GenericArgument, Item, PathArguments, Type};
 use toml::Value;
 
+use crate::command::doc_comments::{doc_comment, items, words_of};
 use crate::config::ConfigError;
 
 use super::*;
 
 /// The value to show for a key that has no default.
 #[derive(Clone)]
-enum Example {
+pub(super) enum Example {
     Optional(String),
     Required(String),
 }
@@ -32,38 +33,32 @@ struct Field {
     key: String,
     about: String,
     example: Option<Example>,
+    kind: Type,
 }
 
 /// A table of the reference.
-struct TableReference {
-    name: String,
+pub(super) struct TableReference {
+    pub(super) name: String,
     about: String,
     /// Whether a config without the table lacks what it sets.
     is_optional: bool,
     /// Whether it has the access rules of `[server.connect]`, too.
-    inherits: bool,
-    keys: Vec<Key>,
+    pub(super) inherits: bool,
+    pub(super) keys: Vec<Key>,
 }
 
-struct Key {
-    name: String,
-    about: String,
+pub(super) struct Key {
+    pub(super) name: String,
+    pub(super) about: String,
     /// The values that are allowed.
-    allowed: String,
+    pub(super) allowed: String,
     example: Option<Example>,
-    default: Option<Value>,
+    pub(super) default: Option<Value>,
 }
 
 /// Returns the documentation of an item: its text, and the example.
 fn documentation(attributes: &[Attribute]) -> (String, Option<Example>) {
-    let lines = attributes.iter().filter_map(|attribute| match &attribute.meta {
-        Meta::NameValue(doc) if doc.path.is_ident("doc") => match &doc.value {
-            Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => Some(text.value().trim().to_owned()),
-            _ => None,
-        },
-        _ => None,
-    });
-    let text = lines.collect::<Vec<_>>().join("\n");
+    let text = doc_comment(attributes);
     let (about, example) = text.split_once("\n\n").unwrap_or((text.as_str(), ""));
     let value = |mark| Some(example.strip_prefix(mark)?.trim().trim_matches('`').to_owned());
     let required = value("Required: ").map(Example::Required);
@@ -71,47 +66,70 @@ fn documentation(attributes: &[Attribute]) -> (String, Option<Example>) {
     (about.replace('\n', " ").replace('`', ""), example)
 }
 
-/// Returns true if serde's attribute on an item is exactly this one.
-fn has_serde(attributes: &[Attribute], word: &str) -> bool {
-    attributes.iter().any(|attribute| match &attribute.meta {
-        Meta::List(list) if list.path.is_ident("serde") => list.tokens.to_string() == word,
-        _ => false,
-    })
-}
-
-/// Returns the structs of a source file that are tables.
-fn structs(source: &str) -> Vec<Struct> {
-    let items = syn::parse_file(source).unwrap().items;
-    let tables = items.into_iter().filter_map(|item| {
+/// Returns the structs that are tables.
+fn structs() -> Vec<Struct> {
+    let tables = items().into_iter().filter_map(|item| {
         let Item::Struct(item) = item else { return None };
-        if !has_serde(&item.attrs, "default") {
+        if words_of(&item.attrs, "serde") != "default" {
             return None;
         }
         let (text, _) = documentation(&item.attrs);
         let (names, about) = text.split_once(": ")?;
         let names = names.split(" and ").map(|name| name.strip_prefix('[')?.strip_suffix(']'));
         let tables = names.map(|name| name.map(str::to_owned)).collect::<Option<Vec<_>>>()?;
-        let Fields::Named(fields) = item.fields else { return None };
-        let fields = fields.named.into_iter().filter(|field| !has_serde(&field.attrs, "skip")).map(|field| {
-            let (about, example) = documentation(&field.attrs);
-            Field { key: field.ident.unwrap().to_string(), about, example }
-        });
-        Some(Struct { tables, about: about.to_owned(), fields: fields.collect() })
+        Some(Struct { tables, about: about.to_owned(), fields: fields(item.fields) })
     });
     tables.collect()
 }
 
-/// Returns the sources below a directory.
-fn sources(directory: &Path) -> Vec<String> {
-    let mut entries: Vec<_> =
-        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
-    entries.sort();
-    let read = |path: PathBuf| match path.extension() {
-        None => sources(&path),
-        Some(kind) if kind == "rs" => vec![std::fs::read_to_string(path).unwrap()],
-        Some(_) => Vec::new(),
+/// Returns the fields of a struct that are keys.
+fn fields(fields: Fields) -> Vec<Field> {
+    let fields = fields.into_iter().filter(|field| words_of(&field.attrs, "serde") != "skip").map(|field| {
+        let (about, example) = documentation(&field.attrs);
+        Field { key: field.ident.unwrap().to_string(), about, example, kind: field.ty }
+    });
+    fields.collect()
+}
+
+/// Returns the keys of `client.toml`, which has no tables.
+pub(super) fn client() -> TableReference {
+    let file = items().into_iter().find_map(|item| match item {
+        Item::Struct(item) if item.ident == "ClientFile" => Some(item),
+        _ => None,
+    });
+    let file = file.unwrap();
+    let key = |Field { key, about, example, kind }| {
+        let allowed = match &*names(&kind).join(" ") {
+            "Option Vec String" => "a list of texts",
+            "Option PathBuf" => "a file name",
+            "Option String" | "Option Secret" => "a text",
+            other => panic!("{key}: {other}"),
+        };
+        Key { name: key, about, allowed: allowed.to_owned(), example, default: None }
     };
-    entries.into_iter().flat_map(read).collect()
+    let (about, _) = documentation(&file.attrs);
+    TableReference {
+        name: CLIENT.to_owned(),
+        about: about.split_once(": ").unwrap().1.to_owned(),
+        is_optional: false,
+        inherits: false,
+        keys: fields(file.fields).into_iter().map(key).collect(),
+    }
+}
+
+/// Returns the names in a type, from the outside.
+fn names(kind: &Type) -> Vec<String> {
+    let Type::Path(path) = kind else { return Vec::new() };
+    let last = path.path.segments.last().unwrap();
+    let mut found = vec![last.ident.to_string()];
+    if let PathArguments::AngleBracketed(parts) = &last.arguments {
+        for part in &parts.args {
+            if let GenericArgument::Type(part) = part {
+                found.extend(names(part));
+            }
+        }
+    }
+    found
 }
 
 /// Returns the errors and the tables in effect of a text.
@@ -126,41 +144,106 @@ fn parse(text: &str, role: &str) -> (Vec<ConfigError>, BTreeMap<String, toml::Ta
     }
 }
 
-/// Returns what the errors of wrong values say about the values that are allowed.
-fn allowed(table: &str, key: &str) -> String {
-    let role = table.split('.').next().unwrap();
-    let hint = |value: &str| {
-        let (errors, _) = parse(&format!("[{table}]\n{key} = {value}\n"), role);
-        let names = [format!("{table}.{key}"), format!("{table}.{key}[0]")];
-        let error = errors.into_iter().find(|error| names.contains(&error.key))?;
+/// A place for a value in a config: a key of a table, or a part of its value.
+pub(super) struct Place {
+    table: String,
+    /// The text between the table's header and the value, and after the value.
+    around: (String, String),
+    /// The full key.
+    key: String,
+}
+
+impl Place {
+    /// Returns the place of a key's value.
+    pub(super) fn of(table: &str, key: &str) -> Self {
+        let around = (format!("{key} = "), String::new());
+        Self { table: table.to_owned(), around, key: format!("{table}.{key}") }
+    }
+
+    /// Returns the full key.
+    pub(super) fn key(&self) -> &str {
+        &self.key
+    }
+
+    fn within(&self, before: &str, after: &str, key: &str) -> Self {
+        let around = (self.around.0.clone() + before, after.to_owned() + &self.around.1);
+        Self { table: self.table.clone(), around, key: self.key.clone() + key }
+    }
+
+    /// Returns the place of the first item of a list.
+    pub(super) fn item(&self) -> Self {
+        self.within("[", "]", "[0]")
+    }
+
+    /// Returns the place of a key of an inline table.
+    pub(super) fn field(&self, name: &str) -> Self {
+        self.within(&format!("{{ {name} = "), " }", &format!(".{name}"))
+    }
+
+    /// Like [`Self::field`], but for a name that the user chooses.
+    pub(super) fn named(&self, name: &str) -> Self {
+        self.within(&format!("{{ \"{name}\" = "), " }", &format!(".\"{name}\""))
+    }
+
+    /// Returns the errors about this value, or parts of it.
+    fn errors(&self, value: &str) -> Vec<ConfigError> {
+        let Self { table, around: (before, after), key } = self;
+        let role = table.split('.').next().unwrap();
+        let (mut errors, _) = parse(&format!("[{table}]\n{before}{value}{after}\n"), role);
+        let is_here = |rest: &str| rest.is_empty() || rest.starts_with(['.', '[']);
+        errors.retain(|error| error.key.strip_prefix(key.as_str()).is_some_and(is_here));
+        errors
+    }
+
+    /// Returns true if the value has no error.
+    pub(super) fn accepts(&self, value: &str) -> bool {
+        self.errors(value).is_empty()
+    }
+
+    /// Returns the keys of an inline table; none if the user chooses them.
+    pub(super) fn known_keys(&self) -> Vec<String> {
+        let unknown = self.field("zzzzzzzzzzzzzzzzzzzzzzzz");
+        let errors = unknown.errors("1");
+        let known = errors.iter().find_map(|error| error.text.strip_prefix("unknown key: known here are "));
+        assert!(known.is_none_or(|known| !known.contains("others")), "{}: {known:?}", self.key);
+        known.map(|known| known.split(", ").map(str::to_owned).collect()).unwrap_or_default()
+    }
+
+    /// Returns what the error of a wrong value says about the values that are allowed.
+    fn hint(&self, value: &str) -> Option<String> {
+        let names = [self.key.clone(), format!("{}[0]", self.key)];
+        let error = self.errors(value).into_iter().find(|error| names.contains(&error.key))?;
         let (_, hint) = error.text.split_once("expected ")?;
         Some(hint.split(", for example").next()?.to_owned())
-    };
-    match hint("\"876000h\"") {
-        None => hint("\"\\u0000\"").unwrap_or_else(|| "a text".to_owned()),
-        Some(list) if list.starts_with("a list") => match hint("[\"876000h\"]") {
-            None => "a list of texts".to_owned(),
-            Some(item) => format!("a list; each item is {item}"),
-        },
-        Some(size) if size.contains("KiB") => format!("a size of {}", hint("\"0B\"").unwrap()),
-        Some(hint) => hint,
+    }
+
+    /// Returns what the errors of wrong values say about the values that are allowed.
+    pub(super) fn allowed(&self) -> String {
+        match self.hint("\"876000h\"") {
+            None => self.hint("\"\\u0000\"").unwrap_or_else(|| "a text".to_owned()),
+            Some(list) if list.starts_with("a list") => match self.hint("[\"876000h\"]") {
+                None => "a list of texts".to_owned(),
+                Some(item) => format!("a list; each item is {item}"),
+            },
+            Some(size) if size.contains("KiB") => format!("a size of {}", self.hint("\"0B\"").unwrap()),
+            Some(hint) => hint,
+        }
     }
 }
 
 /// Returns the tables of a role, in the order of the sources. Several structs may be parts of one table: the last one
 /// describes it, and has its first keys.
-fn tables(role: &str) -> Vec<TableReference> {
+pub(super) fn tables(role: &str) -> Vec<TableReference> {
     let (_, always) = parse("", role);
-    let all = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
     let mut tables: Vec<TableReference> = Vec::new();
-    for Struct { tables: names, about, fields } in all.iter().flat_map(|source| structs(source)) {
+    for Struct { tables: names, about, fields } in structs() {
         for name in names.into_iter().filter(|name| name.split('.').next() == Some(role)) {
             let present = parse(&format!("[{name}]\n"), role).1;
             let defaults = present.get(&name).unwrap_or_else(|| panic!("[{name}] is not recorded"));
             let key = |field: &Field| Key {
                 name: field.key.clone(),
                 about: field.about.clone(),
-                allowed: allowed(&name, &field.key),
+                allowed: Place::of(&name, &field.key).allowed(),
                 example: field.example.clone(),
                 default: defaults.get(&field.key).cloned(),
             };
@@ -190,7 +273,7 @@ fn is_empty(value: &Value) -> bool {
 
 impl Key {
     /// Returns the description with the default, and with limits if they are not in the description.
-    fn description(&self) -> String {
+    pub(super) fn description(&self) -> String {
         let mut text = self.about.clone();
         let is_limit = ["a duration", "a size", "a whole number", "true or false"];
         if is_limit.iter().any(|kind| self.allowed.starts_with(kind)) {
@@ -204,11 +287,22 @@ impl Key {
     }
 
     /// Returns the default as a text, unless the description contains it.
-    fn default(&self) -> Option<String> {
+    pub(super) fn default(&self) -> Option<String> {
         let is_described =
             ["Default: ", "No default", "Required."].iter().any(|part| self.about.contains(part));
         let default = self.default.as_ref().filter(|value| !is_empty(value));
         (!is_described).then(|| default.map_or("none".to_owned(), Value::to_string))
+    }
+
+    /// Returns a value of the key: its example, otherwise its default.
+    pub(super) fn sample(&self) -> Value {
+        match (&self.example, &self.default) {
+            (Some(Example::Required(value) | Example::Optional(value)), _) => {
+                toml::from_str::<toml::Table>(&format!("sample = {value}")).unwrap()["sample"].clone()
+            }
+            (None, Some(default)) => default.clone(),
+            (None, None) => panic!("{} has no default: its documentation needs an example", self.name),
+        }
     }
 
     /// Returns the line that sets the key, commented out if it shows an example of an optional key.
@@ -248,11 +342,32 @@ fn comment(text: &str) -> String {
     wrapped("# ", text)
 }
 
+/// The name of the file of users.
+const CLIENT: &str = "client.toml";
+
 /// The description of the keys that a listener's table shares with `[server.connect]`.
-const INHERITED: &str =
+pub(super) const INHERITED: &str =
     "allow_from, auth, proxy_protocol, rules, users: as in [server.connect], which has the defaults.";
 
 impl TableReference {
+    /// Returns the description.
+    pub(super) fn about(&self) -> String {
+        let mut about = self.about.clone();
+        about[..1].make_ascii_uppercase();
+        about
+    }
+
+    /// Returns the heading in the reference.
+    fn title(&self) -> String {
+        if self.name == CLIENT { self.name.clone() } else { format!("[{}]", self.name) }
+    }
+
+    /// Returns the heading of a key in the reference.
+    fn title_of(&self, key: &Key) -> String {
+        let between = if self.name == CLIENT { ": " } else { "." };
+        format!("{}{between}{}", self.name, key.name)
+    }
+
     /// Returns the start of each line in an example file that is not a comment.
     fn mark(&self) -> &'static str {
         if self.is_optional { "# " } else { "" }
@@ -271,10 +386,8 @@ fn example(table: &TableReference) -> String {
         let line = if line.starts_with("# ") { line } else { table.mark().to_owned() + &line };
         comment(&key.description()) + &line + "\n"
     });
-    let mut about = table.about.clone();
-    about[..1].make_ascii_uppercase();
     let inherited = if table.inherits { comment(INHERITED) } else { String::new() };
-    comment(&about) + &table.header() + &keys.collect::<String>() + &inherited
+    comment(&table.about()) + &table.header() + &keys.collect::<String>() + &inherited
 }
 
 /// Replaces the generated tables in an example file. Tables are separated by empty lines.
@@ -308,30 +421,33 @@ fn document(server: &str, edge: &str) -> String {
     });
     let escape = |text: &str| text.replace('*', "\\*");
     let (mut contents, mut body) = (String::new(), String::new());
-    for TableReference { name, about, keys, inherits, .. } in tables {
-        let mut about = escape(&about);
-        about[..1].make_ascii_uppercase();
+    for table in tables.chain([client()]) {
+        let (title, about) = (table.title(), escape(&table.about()));
         let purpose = about.split_once(". ").map_or(about.trim_end_matches('.'), |(first, _)| first);
-        contents += &format!("| [\\[{name}\\]](#{}) | {purpose} |\n", anchor(&name));
-        body += &format!("\n## [{name}]\n\n{}", wrapped("", &about));
-        for key in keys {
+        let shown = if table.name == CLIENT { title.clone() } else { format!("\\[{}\\]", table.name) };
+        contents += &format!("| [{shown}](#{}) | {purpose} |\n", anchor(&title));
+        body += &format!("\n## {title}\n\n{}", wrapped("", &about));
+        for key in &table.keys {
             let default = match key.default() {
                 Some(default) if default == "none" => " Default: none.".to_owned(),
                 Some(default) => format!(" Default: `{default}`."),
                 None => String::new(),
             };
             let value = wrapped("", &format!("Value: {}.{default}", escape(&key.allowed)));
-            body += &format!("\n### {name}.{}\n\n{value}\n{}", key.name, wrapped("", &escape(&key.about)));
+            body +=
+                &format!("\n### {}\n\n{value}\n{}", table.title_of(key), wrapped("", &escape(&key.about)));
         }
-        if inherits {
+        if table.inherits {
             body += &format!("\n{}", wrapped("", INHERITED));
         }
     }
     let start = wrapped(
         "",
-        "This page lists the tables of the config files of servers and edges with all keys. It is generated from the \
-         sources. The examples [for servers](server.toml) and [for edges](edge.toml) contain the same texts.",
+        "This page lists the tables of the config files of servers and edges with all keys, and the keys of users' \
+         client.toml. It is generated from the sources. The examples [for servers](server.toml) and [for edges](edge.toml) \
+         contain the same texts. Editors check files by [JSON Schemas](docs/how-to/on-a-machine.md#check-and-complete-in-an-editor).",
     );
+    let start = start.replace("](docs/", "](../");
     format!("# Reference of settings\n\n{start}\n| table | purpose |\n| --- | --- |\n{contents}{body}")
 }
 
