@@ -19,6 +19,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
 
 use crate::registry::links::{LinkRole, NodeLinks, Reason, Replaced};
 use crate::registry::nodes_at_peers::{NodeAtPeer, NodesAtPeers};
@@ -113,6 +114,24 @@ impl Registry {
     /// Wakes all waiters: a new peer link may lead to any node.
     pub fn wake_all_waiters(&self) {
         self.awaited.wake_all();
+    }
+
+    /// Waits until a node has a link other than `not`, at most until `until`. Cancel safe.
+    pub async fn wait(
+        &self,
+        node: &NodeName,
+        not: Option<&LinkSender>,
+        until: Instant,
+    ) -> Option<LinkedNode> {
+        loop {
+            // The waiter is registered before the check, so a link that is inserted in between wakes it. The other way
+            // round the link would be missed until the deadline.
+            let arrival = self.arrival(node);
+            match self.link_of(node) {
+                Some(linked) if not.is_none_or(|not| not.id != linked.sender.id) => return Some(linked),
+                _ => timeout_at(until, arrival.wait()).await.ok()?,
+            }
+        }
     }
 
     /// Checks whether a process may link as `node` from that address. Takes up to 2 s.

@@ -3,12 +3,14 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::Status;
 use tunnel::config::Secret;
 use tunnel::route::RouteError;
 use tunnel::uplink::client::{ClientLinkConfig, ClientLinkError, ClientLinks, UserCredentials};
 use tunnel_base::names::ClientName;
 use tunnel_link::table::stream::Session;
+use tunnel_net::socket::ByteStreamIo;
 use tunnel_proto::frame::ErrorCode;
 use tunnel_proto::hello::Hello;
 
@@ -21,7 +23,7 @@ use crate::support::remote::ScriptedServer;
 use crate::support::servers::{self, KillableServer};
 use crate::support::sessions::assert_session_echo;
 use crate::support::users::{self, config, link, open, reset, server, tables};
-use crate::support::{assert_eventually, targets, wait_until};
+use crate::support::{assert_eventually, remote, targets, wait_until};
 use crate::words::LogLines;
 
 /// Starts servers that know each other and accept users, each in its own runtime.
@@ -78,7 +80,9 @@ async fn a_users_session_to_a_plain_node_is_logged_with_its_result() {
     let links = link(&place, "alice/laptop", &[server.server.bound.grpc]).await;
     let refuse = async {
         let open = plain.next_session_message().await;
-        plain.send_plain("connect-failed", &open.topic, "dial tcp 127.0.0.1:22: connect: connection refused").await;
+        plain
+            .send_plain("connect-failed", &open.topic, "dial tcp 127.0.0.1:22: connect: connection refused")
+            .await;
     };
     let (refused, ()) = tokio::join!(open(&links, "node1:22"), refuse);
     assert!(refused.is_err());

@@ -8,7 +8,6 @@
 //! `SIM_SEED=n` runs one seed, `SIM_STEPS=n` sets the steps of each. `tests/sim` runs the same sessions with the
 //! program's tasks, codec, registry and router.
 #![expect(clippy::disallowed_methods, reason = "tests read environment variables set by the developer")]
-#![expect(clippy::print_stdout, reason = "the developer compares the steps per second")]
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -49,14 +48,13 @@ const PIECE: usize = 96;
 /// Maximum number of bytes that a session keeps although the budget is spent, and one write more.
 const MAX_FAIR: usize = 128 * 1024 + LONGEST_WRITE;
 const LONGEST_WRITE: usize = 64 * 1024;
-/// Maximum number of unacknowledged bytes of a session, and one write more.
-const MAX_UNACKED: u64 = (4 << 20) + LONGEST_WRITE as u64;
 
 #[test]
 fn every_byte_of_a_hundred_sessions_arrives_once_and_in_order_over_ten_failing_links() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let steps = number("SIM_STEPS").unwrap_or(STEPS);
     let seeds = number("SIM_SEED").map_or(0..SEEDS, |seed| seed..seed + 1);
+    #[expect(clippy::disallowed_types, reason = "the rate of steps is one of real time, and is only printed")]
     let (began, mut counts) = (std::time::Instant::now(), Counts::default());
     for seed in seeds.clone() {
         let run = std::panic::catch_unwind(|| run(seed, steps));
@@ -513,7 +511,7 @@ impl<'a> World<'a> {
                     pair.check_read(at, side, &bytes);
                 }
                 Poll::Ready(Err(_)) => {
-                    pair.check_broken(side, session.ended());
+                    pair.check_broken(side, session.ended().as_ref());
                     self.counts.resumed += u64::from(session.resumed());
                     return;
                 }
@@ -527,7 +525,7 @@ impl<'a> World<'a> {
         }
         // After its end of stream only the loss of the session wakes an owner that still writes.
         if me.ended && !moved && session.poll_lost(&mut cx).is_ready() {
-            pair.check_broken(side, session.ended());
+            pair.check_broken(side, session.ended().as_ref());
             return;
         }
         if moved {
@@ -604,7 +602,7 @@ impl<'a> World<'a> {
             opening.ask(&link, None);
         } else if let Some(session) = self.tables[process].session(id) {
             let sender = session.lock().sender.clone();
-            sender.is_some_and(|sender| session.leave(&sender));
+            let _ = sender.is_some_and(|sender| session.leave(&sender));
         }
         self.check_session(process, id);
         true
@@ -714,7 +712,7 @@ impl<'a> World<'a> {
             unsent: 0,
             written,
         };
-        (at % 2 == 0).then_some(info)
+        at.is_multiple_of(2).then_some(info)
     }
 }
 
@@ -813,8 +811,8 @@ impl Pair {
 
     /// Checks an error of an owner: somebody has abandoned the session, or a limit. What was written before its end was
     /// broken off has arrived.
-    fn check_broken(&mut self, side: usize, why: Option<SessionError>) {
-        let code = why.as_ref().map(|why| why.code);
+    fn check_broken(&mut self, side: usize, why: Option<&SessionError>) {
+        let code = why.map(|why| why.code);
         let excused = self.excused || code == Some(ErrorCode::Overloaded);
         assert!(excused && code != Some(ErrorCode::ProtocolError), "{}: {why:?}", self.describe());
         let [me, other] = [&self.sides[side], &self.sides[1 - side]];
