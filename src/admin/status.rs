@@ -232,7 +232,7 @@ pub struct ServerView {
     pub registry: Arc<Registry>,
     /// Table of sessions.
     pub table: Arc<SessionTable>,
-    /// The name that this server announces; see [`ServerView::names`].
+    /// The name that this server announces, or its process if another server announces the same name.
     pub name: Option<ServerName>,
     /// The peers; `None` if this is the only server.
     pub peers: Option<Arc<Peers>>,
