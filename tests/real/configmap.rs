@@ -11,7 +11,7 @@ use serde_json::json;
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_kube::cluster::Cluster;
 use tunnel_kube::configmap::{ConfigMap, ConfigMapParams, LivenessProbe};
-use tunnel_kube::members::EndpointWatch;
+use tunnel_kube::endpoint_watch::EndpointWatch;
 
 use crate::kubernetes::{Kubernetes, NAMESPACE, SERVICE};
 use crate::parts::free_port;

@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::{Node, Service};
 use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
 use serde_json::{Value, json};
-use tunnel_kube::csr::Profile;
+use tunnel_kube::csr::profile::Profile;
 use tunnel_net::pki::CertificateRequest;
 
 use crate::certificates::Files;

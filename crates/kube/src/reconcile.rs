@@ -1,5 +1,8 @@
 //! Objects of the cluster that the holder of the Lease reconciles.
 
+pub(crate) mod hosts_text;
 pub mod lease;
 pub mod node_names;
+pub(crate) mod node_store;
 pub mod ports;
+pub(crate) mod service_ports;

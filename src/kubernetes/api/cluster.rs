@@ -13,7 +13,8 @@ use crate::publish::{PublishError, RecordStore};
 use tunnel_base::drain::Drain;
 use tunnel_kube::cluster::Cluster;
 use tunnel_kube::configmap::{ConfigMap, ConfigMapParams, DEBOUNCE, LivenessProbe};
-use tunnel_kube::members::{EndpointWatch, NodeWatch};
+use tunnel_kube::endpoint_watch::EndpointWatch;
+use tunnel_kube::node_watch::NodeWatch;
 
 /// Converts the config of a cluster.
 pub(crate) fn access(cluster: &ClusterSettings) -> Cluster {

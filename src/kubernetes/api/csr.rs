@@ -12,9 +12,9 @@ use crate::kubernetes::api::cluster::access;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::NodeName;
 use tunnel_kube::cluster::Cluster;
-use tunnel_kube::csr::Profile;
 use tunnel_kube::csr::approver::Approver;
-use tunnel_kube::csr::names::NameLookup;
+use tunnel_kube::csr::name_lookup::NameLookup;
+use tunnel_kube::csr::profile::Profile;
 use tunnel_kube::csr::renewer::{CertificateNames, CertificateRenewer};
 
 /// Waits until there is a certificate of each kind that the config requires; a server that presents them cannot start

@@ -1,12 +1,13 @@
 use std::collections::HashMap;
+use std::net::IpAddr;
 
 use serde_json::{Value, json};
 
-use tunnel_base::addresses::cluster_state::{
-    EndpointSliceInfo, ReadyEndpoint, ServiceInfo, ServicePort, ServiceSide,
-};
-
 use super::*;
+use crate::address_watch::partial_objects::addresses;
+use tunnel_base::addresses::cluster_state::{
+    EndpointSliceInfo, NodeInfo, PodInfo, ReadyEndpoint, ServiceInfo, ServicePort, ServiceSide,
+};
 
 fn read<K: PartialObject>(object: Value) -> Option<K::Facts> {
     serde_json::from_value::<K>(object).unwrap().facts()

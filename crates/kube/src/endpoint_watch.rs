@@ -3,11 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
-use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
-use kube::core::PartialObjectMeta;
+use kube::Api;
 use kube::runtime::watcher::{self, Event};
-use kube::{Api, ResourceExt as _};
 use tokio::sync::watch;
 use tracing::debug;
 
@@ -162,103 +160,6 @@ fn endpoints(slice: EndpointSlice) -> (String, Endpoints) {
 /// The label of a slice that names its Service.
 pub(crate) const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
-// The Nodes of a cluster, and whether each is an edge.
-
-/// Names of all Nodes, each with whether it has an edge label; `None` until they are known.
-pub type KnownNodes = Option<BTreeMap<String, bool>>;
-
-/// A watch of names and labels of Nodes. The last known ones apply while kube-apiserver does not answer.
-#[derive(Debug)]
-pub struct NodeWatch {
-    cluster: Cluster,
-    labels: Vec<(String, String)>,
-    known: watch::Sender<KnownNodes>,
-}
-
-impl NodeWatch {
-    /// Creates a watch; sends no request. `own` is the edge label from the config, with its value.
-    pub fn new(cluster: Cluster, own: Option<(String, String)>) -> Self {
-        Self { cluster, labels: edge_labels(own), known: watch::Sender::new(None) }
-    }
-
-    /// Returns a receiver of the known Nodes.
-    pub fn known(&self) -> watch::Receiver<KnownNodes> {
-        self.known.subscribe()
-    }
-
-    /// Runs the watch until draining starts.
-    pub async fn follow(self, drain: Drain) {
-        let followed = ObjectWatcher {
-            cluster: &self.cluster,
-            what: "names and labels of Nodes",
-            which: watcher::Config::default(),
-        };
-        let taker =
-            NodeSet { known: &self.known, labels: &self.labels, listed: BTreeMap::new(), listing: false };
-        tokio::select! {
-            never = followed.run(|client, _| Api::all(client), taker) => match never {},
-            () = drain.draining() => {}
-        }
-    }
-}
-
-/// The metadata of a Node.
-type NodeMeta = PartialObjectMeta<Node>;
-
-/// A handler of the Node watch that publishes which Nodes exist and which of them are edges.
-struct NodeSet<'a> {
-    /// The published Nodes, and whether each is an edge.
-    known: &'a watch::Sender<KnownNodes>,
-    /// Labels with values that mark edges.
-    labels: &'a [(String, String)],
-    /// Nodes received so far of a list in progress.
-    listed: BTreeMap<String, bool>,
-    listing: bool,
-}
-
-impl WatchHandler<NodeMeta> for NodeSet<'_> {
-    fn on_event(&mut self, event: Event<NodeMeta>) -> bool {
-        match event {
-            Event::Init => (self.listed, self.listing) = (BTreeMap::new(), true),
-            Event::InitApply(node) => {
-                self.listed.insert(node.name_any(), is_edge(&node, self.labels));
-            }
-            Event::InitDone => {
-                self.listing = false;
-                let listed = std::mem::take(&mut self.listed);
-                self.known.send_if_modified(|known| {
-                    let news = known.as_ref() != Some(&listed);
-                    *known = Some(listed);
-                    news
-                });
-            }
-            Event::Apply(node) => {
-                let is_edge = is_edge(&node, self.labels);
-                self.change(|known| known.insert(node.name_any(), is_edge) != Some(is_edge));
-            }
-            Event::Delete(node) => self.change(|known| known.remove(&node.name_any()).is_some()),
-        }
-        !self.listing
-    }
-}
-
-impl NodeSet<'_> {
-    fn change(&self, change: impl FnOnce(&mut BTreeMap<String, bool>) -> bool) {
-        self.known.send_if_modified(|known| change(known.get_or_insert_default()));
-    }
-}
-
-/// Returns true if the Node has one of these labels.
-fn is_edge(node: &NodeMeta, labels: &[(String, String)]) -> bool {
-    labels.iter().any(|(label, value)| node.labels().get(label) == Some(value))
-}
-
-/// Returns the edge labels of the manifests, SuperEdge's and OpenYurt's, and the label from the config.
-fn edge_labels(own: Option<(String, String)>) -> Vec<(String, String)> {
-    let known = [("superedge.io/node-edge", "enable"), ("openyurt.io/is-edge-worker", "true")];
-    known.map(|(label, value)| (label.to_owned(), value.to_owned())).into_iter().chain(own).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::discovery::v1::EndpointConditions;
@@ -321,65 +222,5 @@ mod tests {
         assert_eq!(*endpoints.borrow(), Some(pods(&["10.0.0.1", "10.0.0.2"], &["fd00::1"])));
         watch.set(pods(&["fd00::1"], &["10.0.0.1", "10.0.0.2"]));
         assert!(!peers.has_changed().unwrap(), "unready peers may still have nodes");
-    }
-}
-
-#[cfg(test)]
-mod nodes_tests {
-    use super::*;
-
-    fn node(name: &str, labels: &[(&str, &str)]) -> NodeMeta {
-        let labels: BTreeMap<_, _> = labels.iter().copied().collect();
-        serde_json::from_value(serde_json::json!({"metadata": {"name": name, "labels": labels}})).unwrap()
-    }
-
-    #[test]
-    fn nodes_are_known_once_their_list_is_complete_and_follow_each_change() {
-        let known = watch::Sender::new(None);
-        let mut seen = known.subscribe();
-        let labels = edge_labels(None);
-        let mut names = NodeSet { known: &known, labels: &labels, listed: BTreeMap::new(), listing: false };
-        let is = |expected: &[(&str, bool)]| {
-            let expected = expected.iter().map(|(name, is_edge)| ((*name).to_owned(), *is_edge)).collect();
-            assert_eq!(*known.borrow(), Some(expected));
-        };
-        let superedge = [("superedge.io/node-edge", "enable")];
-        for event in [Event::Init, Event::InitApply(node("a", &superedge)), Event::InitApply(node("b", &[]))]
-        {
-            assert!(!names.on_event(event) && known.borrow().is_none());
-        }
-        assert!(names.on_event(Event::InitDone));
-        is(&[("a", true), ("b", false)]);
-        seen.mark_unchanged();
-        names.on_event(Event::Apply(node("a", &superedge)));
-        assert!(!seen.has_changed().unwrap(), "a status update changes nothing");
-        names.on_event(Event::Delete(node("b", &[])));
-        names.on_event(Event::Apply(node("c", &[])));
-        is(&[("a", true), ("c", false)]);
-        seen.mark_unchanged();
-        names.on_event(Event::Apply(node("a", &[])));
-        assert!(seen.has_changed().unwrap(), "the label was removed");
-        is(&[("a", false), ("c", false)]);
-        names.on_event(Event::Init);
-        is(&[("a", false), ("c", false)]);
-        names.on_event(Event::InitDone);
-        is(&[]);
-    }
-
-    #[test]
-    fn edges_are_recognised_by_the_known_labels_and_the_configured_one() {
-        let own = ("example.org/edge".to_owned(), "yes".to_owned());
-        for (label, value, is_one, with_own) in [
-            ("superedge.io/node-edge", "enable", true, true),
-            ("superedge.io/node-edge", "disable", false, false),
-            ("openyurt.io/is-edge-worker", "true", true, true),
-            ("openyurt.io/is-edge-worker", "false", false, false),
-            ("example.org/edge", "yes", false, true),
-            ("node-role.kubernetes.io/control-plane", "", false, false),
-        ] {
-            let node = node("a", &[(label, value)]);
-            assert_eq!(is_edge(&node, &edge_labels(None)), is_one, "{label}={value}");
-            assert_eq!(is_edge(&node, &edge_labels(Some(own.clone()))), with_own, "{label}={value}");
-        }
     }
 }

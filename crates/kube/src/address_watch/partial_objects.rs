@@ -1,0 +1,331 @@
+//! Partial types of Kubernetes objects. Other fields are skipped and never held in memory as values.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Debug;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1 as whole;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::Resource;
+use kube::api::ObjectMeta;
+use serde::{Deserialize, Deserializer};
+
+use crate::endpoint_watch::SERVICE_LABEL;
+use crate::partial::{NodeStatus, part_of};
+use tunnel_base::addresses::cluster_state::{
+    ClusterState, EndpointSliceInfo, IndexKeys, NodeInfo, ObjectIndex, PodInfo, ReadyEndpoint, ServiceInfo,
+    ServicePort, ServiceSide,
+};
+
+/// An object of which facts are kept.
+pub(crate) trait PartialObject:
+    Resource + Clone + for<'de> Deserialize<'de> + Debug + Send + 'static
+{
+    /// The facts that are kept.
+    type Facts: IndexKeys;
+
+    /// Returns the table of these facts.
+    fn table(facts: &mut ClusterState) -> &mut ObjectIndex<Self::Facts>;
+
+    /// Returns the facts of this object, or `None` if it is ignored.
+    fn facts(self) -> Option<Self::Facts>;
+}
+
+part_of!(PartialNode, whole::Node);
+part_of!(PartialPod, whole::Pod);
+
+/// The metadata that is read. Of all labels only the one that names a slice's Service is kept.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Meta {
+    name: Option<String>,
+    namespace: Option<String>,
+    resource_version: Option<String>,
+    #[serde(default)]
+    labels: Labels,
+}
+
+/// The only label that is read: in an EndpointSlice it names the Service.
+#[derive(Deserialize, Default)]
+struct Labels {
+    #[serde(rename = "kubernetes.io/service-name")]
+    service: Option<String>,
+}
+
+fn meta<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
+    let Meta { name, namespace, resource_version, labels } = Meta::deserialize(from)?;
+    let labels = labels.service.map(|service| BTreeMap::from([(SERVICE_LABEL.to_owned(), service)]));
+    Ok(ObjectMeta { name, namespace, resource_version, labels, ..ObjectMeta::default() })
+}
+
+/// The fields of a Node that the address book uses; read instead of the whole object.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct PartialNode {
+    #[serde(deserialize_with = "meta")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: NodeSpec,
+    #[serde(default)]
+    status: NodeStatus,
+}
+
+/// The part of a Node's spec that is read: the networks of its pods.
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default)]
+struct NodeSpec {
+    #[serde(rename = "podCIDRs")]
+    pod_cidrs: Vec<String>,
+}
+
+impl PartialObject for PartialNode {
+    type Facts = NodeInfo;
+
+    fn table(facts: &mut ClusterState) -> &mut ObjectIndex<NodeInfo> {
+        &mut facts.nodes
+    }
+
+    fn facts(self) -> Option<NodeInfo> {
+        Some(NodeInfo {
+            ips: self.status.ips("InternalIP"),
+            outside: self.status.ips("ExternalIP"),
+            pods: self.spec.pod_cidrs.iter().filter_map(|net| net.parse().ok()).collect(),
+        })
+    }
+}
+
+/// The fields of a pod that the address book uses; read instead of the whole object.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct PartialPod {
+    #[serde(deserialize_with = "meta")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: PodSpec,
+    #[serde(default)]
+    status: PodStatus,
+}
+
+/// The part of a pod's spec that is read: its node, and whether it uses the node's network.
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct PodSpec {
+    node_name: Option<String>,
+    host_network: bool,
+}
+
+/// The part of a pod's status that is read: its phase and its addresses.
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default)]
+struct PodStatus {
+    phase: String,
+    #[serde(rename = "podIPs")]
+    pod_ips: Vec<PodIp>,
+}
+
+/// An address of a pod.
+#[derive(Debug, Clone, Deserialize)]
+struct PodIp {
+    ip: String,
+}
+
+impl PartialObject for PartialPod {
+    type Facts = PodInfo;
+
+    fn table(facts: &mut ClusterState) -> &mut ObjectIndex<PodInfo> {
+        &mut facts.pods
+    }
+
+    fn facts(self) -> Option<PodInfo> {
+        let node = self.spec.node_name?.parse().ok()?;
+        let over = matches!(self.status.phase.as_str(), "Succeeded" | "Failed");
+        let own = self.status.pod_ips.iter().filter(|_| !over && !self.spec.host_network);
+        Some(PodInfo { node, ips: addresses(own.map(|own| own.ip.as_str())) })
+    }
+}
+
+pub(super) fn addresses<'a>(texts: impl Iterator<Item = &'a str>) -> Box<[IpAddr]> {
+    texts.filter_map(|text| text.parse().ok()).collect()
+}
+
+part_of!(PartialService, whole::Service);
+part_of!(PartialEndpointSlice, EndpointSlice);
+part_of!(PartialTunnelCache, whole::ConfigMap);
+
+/// The fields of a Service that the address book uses; read instead of the whole object.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct PartialService {
+    #[serde(deserialize_with = "meta")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: ServiceSpec,
+    #[serde(default)]
+    status: ServiceStatus,
+}
+
+/// The part of a Service's spec that is read: its type, addresses and ports.
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct ServiceSpec {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(rename = "clusterIPs")]
+    cluster_ips: Vec<String>,
+    #[serde(rename = "externalIPs")]
+    external_ips: Vec<String>,
+    external_name: Option<String>,
+    ports: Vec<PortSpec>,
+}
+
+/// The part of a Service's status that is read: the addresses of its load balancer.
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct ServiceStatus {
+    load_balancer: LoadBalancer,
+}
+
+/// The load balancer in a Service's status.
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default)]
+struct LoadBalancer {
+    ingress: Vec<Ingress>,
+}
+
+/// An ingress point of a load balancer.
+#[derive(Debug, Clone, Deserialize)]
+struct Ingress {
+    /// An ingress may have only a host name.
+    ip: Option<String>,
+}
+
+/// A port of a Service or of an EndpointSlice.
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default)]
+struct PortSpec {
+    name: Option<String>,
+    /// In a slice this may be any number, because Kubernetes does not check it. One invalid object must not hide all
+    /// others.
+    port: Option<i64>,
+    protocol: Option<String>,
+}
+
+impl PartialObject for PartialService {
+    type Facts = ServiceInfo;
+
+    fn table(facts: &mut ClusterState) -> &mut ObjectIndex<ServiceInfo> {
+        &mut facts.services
+    }
+
+    fn facts(self) -> Option<ServiceInfo> {
+        let ServiceSpec { kind, cluster_ips, external_ips, external_name, ports } = self.spec;
+        let external = match (kind.as_str(), external_name) {
+            ("ExternalName", name) => Some(name?.parse().ok()?),
+            _ => None,
+        };
+        // A headless Service has "None" there.
+        let ips = addresses(cluster_ips.iter().map(String::as_str));
+        let balanced = self.status.load_balancer.ingress.iter().filter_map(|ingress| ingress.ip.as_deref());
+        let outside = addresses(external_ips.iter().map(String::as_str).chain(balanced));
+        Some(ServiceInfo { ips, outside, ports: tcp(ports), external })
+    }
+}
+
+/// The fields of an EndpointSlice that the address book uses; read instead of the whole object.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PartialEndpointSlice {
+    #[serde(deserialize_with = "meta")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    address_type: String,
+    // Both may be null.
+    endpoints: Option<Vec<SliceEndpoint>>,
+    ports: Option<Vec<PortSpec>>,
+}
+
+/// An endpoint in an EndpointSlice: its addresses, whether it is ready, and its node.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SliceEndpoint {
+    addresses: Vec<String>,
+    #[serde(default)]
+    conditions: Conditions,
+    node_name: Option<String>,
+}
+
+/// The condition of an endpoint that is read.
+#[derive(Debug, Clone, Deserialize, Default)]
+struct Conditions {
+    ready: Option<bool>,
+}
+
+impl PartialObject for PartialEndpointSlice {
+    type Facts = EndpointSliceInfo;
+
+    fn table(facts: &mut ClusterState) -> &mut ObjectIndex<EndpointSliceInfo> {
+        &mut facts.slices
+    }
+
+    fn facts(self) -> Option<EndpointSliceInfo> {
+        // Kubernetes does not check what these names are, and a name that parses as 127.0.0.1 would be the edge itself.
+        if self.address_type == "FQDN" {
+            return None;
+        }
+        let service = self.metadata.labels.as_ref()?.get(SERVICE_LABEL)?;
+        let service = format!("{}/{service}", self.metadata.namespace.as_deref()?).into();
+        // An unknown readiness means ready, as Kubernetes specifies. The first of several addresses represents the
+        // endpoint.
+        let ready = self.endpoints.into_iter().flatten().filter(|one| one.conditions.ready.unwrap_or(true));
+        let ready = ready.filter_map(|one| {
+            let node = one.node_name.and_then(|name| name.parse().ok());
+            Some(ReadyEndpoint { ip: one.addresses.first()?.parse().ok()?, node })
+        });
+        Some(EndpointSliceInfo {
+            service,
+            ports: tcp(self.ports.unwrap_or_default()),
+            ready: ready.collect(),
+        })
+    }
+}
+
+/// The part of SuperEdge's ConfigMap `tunnel-cache` that operators write: the Services that they list.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct PartialTunnelCache {
+    #[serde(deserialize_with = "meta")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    data: CacheData,
+}
+
+/// The key of ConfigMap `tunnel-cache` that is read: one Service per line, with its side.
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default)]
+struct CacheData {
+    user_services: String,
+}
+
+impl PartialTunnelCache {
+    /// Returns the side of each Service, keyed by `namespace/name`. Invalid lines are ignored.
+    pub(crate) fn sides(&self) -> HashMap<String, ServiceSide> {
+        let lines = self.data.user_services.lines();
+        let sides = lines.filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let (service, namespace) = words.next()?.split_once('.')?;
+            let side = match words.next()? {
+                "edge" => ServiceSide::Edge,
+                "cloud" => ServiceSide::Cloud,
+                _ => return None,
+            };
+            Some((format!("{namespace}/{service}"), side))
+        });
+        sides.collect()
+    }
+}
+
+fn tcp(ports: Vec<PortSpec>) -> Box<[ServicePort]> {
+    let tcp = ports.into_iter().filter(|port| port.protocol.as_deref().is_none_or(|name| name == "TCP"));
+    tcp.filter_map(|port| {
+        let number = u16::try_from(port.port?).ok().filter(|number| *number > 0)?;
+        Some(ServicePort { name: port.name.unwrap_or_default().into(), number })
+    })
+    .collect()
+}

@@ -1,0 +1,114 @@
+//! The decision whether a certificate may be issued. Pure.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use crate::csr::apiserver_names::ApiserverNames;
+
+use crate::csr::content::Content;
+use crate::csr::csr_info::CsrInfo;
+use crate::csr::profile::Profile;
+use tunnel_base::logging::printable;
+
+/// The approver's decision on a CertificateSigningRequest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    /// The request matches none of the three profiles and is left untouched.
+    NotOurs,
+    /// The certificate may be issued.
+    Approve,
+    /// The certificate must not be issued, for this reason: one printable line of at most 200 bytes.
+    Deny(String),
+}
+
+/// The state of the cluster that a decision depends on.
+#[derive(Debug, Clone, Default)]
+pub struct DecisionFacts {
+    /// Addresses of the requester's Node. `None` means that there is no such Node.
+    pub addresses: Option<BTreeSet<IpAddr>>,
+    /// Names and addresses of the servers' listeners, in the form used in certificates.
+    pub reachable_names: BTreeSet<String>,
+}
+
+/// Decides on a request. `pods` is the servers' user (their service account).
+pub fn decide(request: &CsrInfo, pods: &str, apiserver: &ApiserverNames, facts: &DecisionFacts) -> Decision {
+    let Some(profile) = request.profile() else { return Decision::NotOurs };
+    let permitted = check_common(request, profile).and_then(|()| match profile {
+        Profile::Server => check_requester(request, pods)
+            .and_then(|()| check_server(&request.content, apiserver, &facts.reachable_names)),
+        Profile::ProxyClient => {
+            check_requester(request, pods).and_then(|()| check_proxy_client(&request.content))
+        }
+        Profile::Edge => check_edge(request, facts.addresses.as_ref()),
+    });
+    permitted.map_or_else(|why| Decision::Deny(printable(&why)), |()| Decision::Approve)
+}
+
+/// Checks the rules common to all profiles.
+fn check_common(request: &CsrInfo, profile: Profile) -> Result<(), String> {
+    if let Some(odd) = request.content.odd {
+        return Err(format!("{odd}, which this approver does not accept"));
+    }
+    let usages: BTreeSet<&str> = request.usages.iter().map(String::as_str).collect();
+    let expected = profile.usages();
+    if request.usages.len() != expected.len() || usages != BTreeSet::from(expected) {
+        return Err(format!("expected exactly the usages {expected:?}, found {:?}", request.usages));
+    }
+    Ok(())
+}
+
+fn check_requester(request: &CsrInfo, pods: &str) -> Result<(), String> {
+    if request.requester == pods {
+        return Ok(());
+    }
+    Err(format!("only {pods} may request this certificate, not {:?}", request.requester))
+}
+
+fn check_server(
+    content: &Content,
+    apiserver: &ApiserverNames,
+    reachable_names: &BTreeSet<String>,
+) -> Result<(), String> {
+    if content.dns.is_empty() && content.ips.is_empty() {
+        return Err("it has no alternative name, so no client would accept it".to_owned());
+    }
+    for name in content.dns.iter().cloned().chain(content.ips.iter().map(IpAddr::to_string)) {
+        if apiserver.is_at(&name) {
+            return Err(format!("{name:?} is a name of kube-apiserver"));
+        }
+        if !reachable_names.contains(&name) {
+            return Err(format!(
+                "no known Service (--service) is reachable at {name:?}, and it is not listed with --san"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn check_proxy_client(content: &Content) -> Result<(), String> {
+    if content.dns.is_empty() && content.ips.is_empty() {
+        return Ok(());
+    }
+    Err("it has alternative names, but a proxy client must have none".to_owned())
+}
+
+fn check_edge(request: &CsrInfo, addresses: Option<&BTreeSet<IpAddr>>) -> Result<(), String> {
+    let Some(node) = request.node() else {
+        return Err(format!(
+            "only a node may request this certificate, for itself (user system:node:NAME in group system:nodes), not {:?}",
+            request.requester
+        ));
+    };
+    let Content { dns, ips, .. } = &request.content;
+    if *dns != [node] {
+        return Err(format!("expected exactly {node:?}, the requesting node, as DNS name, found {dns:?}"));
+    }
+    let Some(addresses) = addresses else { return Err(format!("there is no Node {node}")) };
+    match ips.iter().find(|ip| !addresses.contains(ip)) {
+        Some(ip) => Err(format!("{ip} is no address of Node {node}")),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

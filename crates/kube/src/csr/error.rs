@@ -1,0 +1,107 @@
+//! Errors of issuing, and requests to kube-apiserver with a timeout.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::cluster::ClusterError;
+use tunnel_net::pki::PkiError;
+
+/// The reason why no new certificate was issued.
+#[derive(Debug, thiserror::Error)]
+pub enum CsrError {
+    /// A request to kube-apiserver failed.
+    #[error("{0}")]
+    Cluster(ClusterError),
+    /// A role lacks a verb.
+    #[error("{0}; see deploy/kustomize/csr for the roles that requesters and approvers need")]
+    Forbidden(String),
+    /// The object does not exist, or was changed meanwhile.
+    #[error("the object was changed or deleted meanwhile")]
+    ChangedOrDeleted,
+    /// The Service does not exist.
+    #[error(
+        "Service {0} does not exist in namespace {1}; create it, or remove it from services in [server.csr]"
+    )]
+    NoService(String, String),
+    /// The watch of requests failed.
+    #[error("kube-apiserver: {0}")]
+    Watch(String),
+    /// The request was denied.
+    #[error("CertificateSigningRequest {name} was denied: {why}")]
+    Denied {
+        /// Name of the request.
+        name: String,
+        /// Reason given by the approver.
+        why: String,
+    },
+    /// The signer failed.
+    #[error("CertificateSigningRequest {name} was approved, but its signer failed: {why}")]
+    Failed {
+        /// Name of the request.
+        name: String,
+        /// Message of the signer.
+        why: String,
+    },
+    /// The request was not approved or signed in time.
+    #[error(
+        "CertificateSigningRequest {name} was not signed within {SIGNING_TIMEOUT:?}: it is {state}; check that `tunnel \
+         approve` runs, and that kube-controller-manager signs for {signer}"
+    )]
+    Unsigned {
+        /// Name of the request.
+        name: String,
+        /// State of the request.
+        state: &'static str,
+        /// Signer that should have signed it.
+        signer: &'static str,
+    },
+    /// The signed certificate has already expired according to the local clock.
+    #[error(
+        "the signed certificate expired on {until}, and the local time is {now}; set the clock, or if it is right, \
+         make the signer sign for longer"
+    )]
+    Expired {
+        /// End of validity.
+        until: String,
+        /// Local time.
+        now: String,
+    },
+    /// A key, request or file could not be created.
+    #[error(transparent)]
+    Pki(#[from] PkiError),
+    /// The directory is not writable.
+    #[error("cannot write to {}: {cause}; create the directory and make it writable for this user", .dir.display())]
+    Directory {
+        /// The directory.
+        dir: PathBuf,
+        /// Error of the operating system.
+        cause: std::io::Error,
+    },
+}
+
+impl From<ClusterError> for CsrError {
+    fn from(cause: ClusterError) -> Self {
+        match cause {
+            ClusterError::Forbidden(what) => Self::Forbidden(what),
+            cause => Self::Cluster(cause),
+        }
+    }
+}
+
+/// Runs one operation at kube-apiserver with a timeout. It normally takes milliseconds.
+pub(crate) async fn with_timeout<T>(work: impl Future<Output = kube::Result<T>>) -> Result<T, CsrError> {
+    match timeout(OPERATION_TIMEOUT, work).await {
+        Err(_) => Err(ClusterError::Silent.into()),
+        Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {
+            Err(CsrError::ChangedOrDeleted)
+        }
+        Ok(done) => done.map_err(|cause| ClusterError::from(cause).into()),
+    }
+}
+
+/// Timeout for one operation at kube-apiserver.
+const OPERATION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout from the request to the certificate. Kubernetes deletes decided requests after an hour.
+pub(crate) const SIGNING_TIMEOUT: Duration = Duration::from_secs(15 * 60);

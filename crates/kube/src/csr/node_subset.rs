@@ -1,0 +1,182 @@
+//! Nodes at which a Service's port is reachable. Other fields of Nodes are skipped.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{ListParams, ObjectMeta};
+use kube::{Api, Client, Resource};
+use serde::{Deserialize, Deserializer};
+
+use crate::csr::apiserver_names::ApiserverNames;
+use crate::csr::error::{CsrError, with_timeout};
+use crate::partial::{MAX_NODE_ADDRESSES, NodeStatus, part_of};
+
+/// The fields that are read of a Node.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct NodeSubset {
+    #[serde(deserialize_with = "labelled")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    status: NodeStatus,
+}
+
+/// The metadata that is read of a Node: its labels.
+#[derive(Deserialize)]
+struct Labelled {
+    #[serde(default)]
+    labels: Option<BTreeMap<String, String>>,
+}
+
+part_of!(NodeSubset, Node);
+
+fn labelled<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
+    let Labelled { labels } = Labelled::deserialize(from)?;
+    Ok(ObjectMeta { labels, ..ObjectMeta::default() })
+}
+
+/// Returns the names and addresses of all Nodes that are neither edges nor part of the control plane. Lists them in
+/// pages.
+///
+/// # Errors
+///
+/// Fails if kube-apiserver does not answer or does not authorize the request.
+pub(crate) async fn reachable_names(
+    client: Client,
+    apiserver: &ApiserverNames,
+) -> Result<BTreeSet<String>, CsrError> {
+    let api: Api<NodeSubset> = Api::all(client);
+    let (mut names, mut page) = (BTreeSet::new(), ListParams::default().limit(PAGE));
+    loop {
+        let nodes = with_timeout(api.list(&page)).await?;
+        nodes.items.iter().for_each(|node| node.reachable_names(apiserver, &mut names));
+        page = match nodes.metadata.continue_.filter(|next| !next.is_empty()) {
+            Some(next) => page.continue_token(&next),
+            None => return Ok(names),
+        };
+    }
+}
+
+impl NodeSubset {
+    /// Adds the names and addresses of this Node, unless it is an edge or part of the control plane. Its kubelet
+    /// reports them, so invalid names and those of kube-apiserver are skipped: one would make the whole request be
+    /// denied.
+    pub(crate) fn reachable_names(&self, apiserver: &ApiserverNames, names: &mut BTreeSet<String>) {
+        if self.is_edge() || self.is_control_plane() {
+            return;
+        }
+        let own = self.status.of_kinds(["InternalIP", "Hostname"]).take(MAX_NODE_ADDRESSES);
+        let own = own.map(str::to_ascii_lowercase);
+        names.extend(own.filter(|at| (is_address(at) || is_dns_name(at)) && !apiserver.is_at(at)));
+    }
+
+    fn is_control_plane(&self) -> bool {
+        let labels = self.metadata.labels.as_ref();
+        CONTROL_PLANE.iter().any(|key| labels.is_some_and(|labels| labels.contains_key(*key)))
+    }
+
+    fn is_edge(&self) -> bool {
+        let labels = self.metadata.labels.as_ref();
+        let is = |(key, value): &(&str, &str)| {
+            labels.and_then(|labels| labels.get(*key)).is_some_and(|of| of == value)
+        };
+        EDGES.iter().any(is)
+    }
+}
+
+fn is_address(text: &str) -> bool {
+    text.parse::<IpAddr>().is_ok()
+}
+
+/// Returns true if this is a DNS name in lower case without wildcard and trailing dot.
+fn is_dns_name(text: &str) -> bool {
+    let is_label = |label: &str| {
+        let sound = label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+        (1..=63).contains(&label.len()) && sound && !label.starts_with('-') && !label.ends_with('-')
+    };
+    text.len() <= 253 && text.split('.').all(is_label)
+}
+
+/// Labels of nodes behind NAT: OpenYurt's and SuperEdge's.
+const EDGES: [(&str, &str); 2] =
+    [("openyurt.io/is-edge-worker", "true"), ("superedge.io/node-edge", "enable")];
+
+/// Labels of control plane Nodes, current and former.
+const CONTROL_PLANE: [&str; 2] = ["node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"];
+
+/// Nodes per page of a list.
+const PAGE: u32 = 100;
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn node(labels: &Value, name: &str, ips: &[&str]) -> Value {
+        let mut addresses = vec![json!({"type": "ExternalIP", "address": "203.0.113.1"})];
+        addresses.push(json!({"type": "Hostname", "address": name}));
+        addresses.extend(ips.iter().map(|ip| json!({"type": "InternalIP", "address": ip})));
+        json!({"metadata": {"name": name, "labels": labels}, "status": {"addresses": addresses}})
+    }
+
+    fn names(nodes: &[Value]) -> Vec<String> {
+        let (mut names, apiserver) = (BTreeSet::new(), ApiserverNames::new(["10.96.0.1".to_owned()]));
+        for node in nodes {
+            let node: NodeSubset = serde_json::from_value(node.clone()).unwrap();
+            node.reachable_names(&apiserver, &mut names);
+        }
+        names.into_iter().collect()
+    }
+
+    #[test]
+    fn only_nodes_other_than_edges_and_control_planes_are_reachable() {
+        let nodes = [
+            node(&json!({"openyurt.io/is-edge-worker": "false"}), "cloud1", &["10.0.0.1"]),
+            node(&json!({"openyurt.io/is-edge-worker": "true"}), "edge1", &["10.9.0.1"]),
+            node(&json!({"superedge.io/node-edge": "enable"}), "edge2", &["10.9.0.2"]),
+            node(&json!({"node-role.kubernetes.io/control-plane": ""}), "plane1", &["10.0.0.8"]),
+            node(&json!({"node-role.kubernetes.io/master": "true"}), "plane2", &["10.0.0.9"]),
+            node(&json!({}), "Cloud2.example.org", &["10.0.0.2", "fd00::2"]),
+        ];
+        assert_eq!(names(&nodes), ["10.0.0.1", "10.0.0.2", "cloud1", "cloud2.example.org", "fd00::2"]);
+        assert!(names(&[json!({"metadata": {"name": "new"}})]).is_empty());
+    }
+
+    #[test]
+    fn names_and_addresses_of_a_node_that_would_be_denied_are_skipped() {
+        let long = "a".repeat(64);
+        for odd in ["*.example.org", "kubernetes", "kubernetes.default.svc", "10.96.0.1", "::ffff:10.96.0.1"]
+        {
+            assert_eq!(names(&[node(&json!({}), odd, &[odd, "10.0.0.1"])]), ["10.0.0.1"], "{odd}");
+        }
+        for odd in ["", "a b", "a..b", "a.", "-a", "a-", "a:1", "a/b", "ü", "a@b", long.as_str()] {
+            assert_eq!(names(&[node(&json!({}), odd, &[odd, "10.0.0.1"])]), ["10.0.0.1"], "{odd}");
+        }
+        let many: Vec<_> = (0..100).map(|n| format!("10.0.0.{n}")).collect();
+        let many: Vec<_> = many.iter().map(String::as_str).collect();
+        assert_eq!(names(&[node(&json!({}), "a", &many)]).len(), MAX_NODE_ADDRESSES);
+    }
+
+    #[tokio::test]
+    async fn all_pages_of_the_node_list_are_read() {
+        let answer = async |request: Request<Body>| {
+            let query = request.uri().query().unwrap_or_default();
+            assert!(query.contains("limit=100"), "{query}");
+            let (name, next) = if query.contains("continue=more") { ("b", "") } else { ("a", "more") };
+            let page = json!({
+                "kind": "NodeList", "apiVersion": "v1", "metadata": {"continue": next},
+                "items": [node(&json!({}), name, &[])],
+            });
+            Ok::<_, Infallible>(Response::new(Body::from(page.to_string().into_bytes())))
+        };
+        let client = Client::new(tower::service_fn(answer), "n");
+        let names = reachable_names(client, &ApiserverNames::default()).await.unwrap();
+        assert_eq!(names, ["a", "b"].map(str::to_owned).into());
+    }
+}
