@@ -86,6 +86,9 @@ where
     Ok(())
 }
 
+/// Pause after an error that may last, such as too many open files.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
 async fn serve_for_ever<F, R>(listener: TcpListener, handle: F) -> std::io::Result<()>
 where
     F: Fn(tokio::net::TcpStream) -> R,
@@ -93,9 +96,18 @@ where
 {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     loop {
-        let (client, _) = listener.accept().await?;
-        client.set_nodelay(true)?;
-        tokio::spawn(handle(client));
+        // A target that ended would count as a fault of each program after it.
+        let client = match listener.accept().await {
+            Ok((client, _)) => client,
+            Err(cause) => {
+                eprintln!("a target cannot accept a connection: {cause}");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        if client.set_nodelay(true).is_ok() {
+            tokio::spawn(handle(client));
+        }
     }
 }
 
