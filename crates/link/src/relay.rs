@@ -566,14 +566,14 @@ pub(crate) struct RelayLeg {
 
 impl RelayLeg {
     pub(crate) fn push(&self, frame: SessionFrame) -> Result<(), QueueFull> {
-        let intent = self.queue.push(frame)?;
-        self.link.enter(&self.queue, &intent);
+        let request = self.queue.push(frame)?;
+        self.link.enter(&self.queue, &request);
         Ok(())
     }
 
     pub(crate) fn cut(&self, frame: SessionFrame) {
-        let intent = self.queue.cut(frame);
-        self.link.enter(&self.queue, &intent);
+        let request = self.queue.cut(frame);
+        self.link.enter(&self.queue, &request);
     }
 
     pub(crate) fn close(&self) {

@@ -130,12 +130,12 @@ impl LinkSender {
     }
 
     /// Queues a source for its turn if it has anything to send.
-    pub(crate) fn enter<S: FrameSource + 'static>(&self, source: &Arc<S>, intent: &SendRequest) {
-        if intent.is_empty() {
+    pub(crate) fn enter<S: FrameSource + 'static>(&self, source: &Arc<S>, request: &SendRequest) {
+        if request.is_empty() {
             return;
         }
-        let entry = Entry { source: source.clone(), stay: intent.stay };
-        let _stale = self.with_state(|state| state.queue.handle_request(entry, intent));
+        let entry = Entry { source: source.clone(), stay: request.stay };
+        let _stale = self.with_state(|state| state.queue.handle_request(entry, request));
     }
 
     /// Returns since when the remote has taken nothing although something waits for it.

@@ -155,7 +155,7 @@ impl SessionTable {
         client: String,
         listener: &'static str,
     ) -> Result<PendingOpen, TableFull> {
-        let halves = if self.has_place(|| false) { self.halves() } else { None };
+        let halves = if self.make_place(|| false) { self.halves() } else { None };
         let (send, recv) = halves.ok_or(TableFull)?;
         let source = source(&client);
         let end = SessionState::opener(target, client, send, recv);
@@ -192,9 +192,10 @@ impl SessionTable {
         self.shards.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>()).collect()
     }
 
-    /// Returns true if there may be another session. An orphan is evicted for it, or with `evict` another session. Its
-    /// last frame may have to wait on a slow link, so the number of such sessions is limited.
-    fn has_place(&self, evict: impl Fn() -> bool) -> bool {
+    /// Makes place for another session. If there is none, evicts an orphan, or with `evict` another session. Returns
+    /// false if there is no place. The last frame of an evicted session may have to wait on a slow link, so the number of
+    /// such sessions is limited.
+    fn make_place(&self, evict: impl Fn() -> bool) -> bool {
         let most = self.limits.sessions;
         let slack = most.div_ceil(CLOSE_FRAME_DIVISOR);
         let fits = || self.len() < most + slack;
@@ -446,7 +447,7 @@ impl SessionTable {
         // reset.
         let evict = || self.evict_idle_session(source);
         let given = || (0..MAX_EVICTIONS).take_while(|_| evict()).find_map(|_| self.halves());
-        self.has_place(evict).then(|| self.halves().or_else(given)).flatten()
+        self.make_place(evict).then(|| self.halves().or_else(given)).flatten()
     }
 
     /// Returns the refusal for lack of room, and names the key that raises the limit. A server's requests arrive at an

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::frame::{ErrorCode, SessionError, SessionFrame};
 use crate::halves::recv::RecvHalf;
 use crate::halves::send::SendHalf;
-use crate::state::ending::Orphan;
+use crate::state::ending::Departed;
 use tunnel_base::names::{Instance, Target};
 
 /// The id of a link of this process.
@@ -55,7 +55,7 @@ pub struct SessionState {
     ended: Option<SessionError>,
     /// Whether bytes that the owner has not read may have been dropped.
     truncated: bool,
-    departed: Option<Orphan>,
+    departed: Option<Departed>,
     /// Since when it has waited for something that only the remote can provide.
     waiting_since: Option<Instant>,
     resumed: u32,
@@ -502,7 +502,7 @@ impl SessionState {
         if self.is_opener() || epoch <= self.epoch {
             return DROPPED;
         }
-        let is_new = self.recv.is_untouched() && (self.is_empty() || self.send.is_untouched());
+        let is_new = self.recv.is_untouched() && (self.drops_bytes() || self.send.is_untouched());
         match self.phase {
             Phase::Closing => self.close_on(from, epoch),
             Phase::Accepting => self.continue_on(from, epoch, 0, limit, None),

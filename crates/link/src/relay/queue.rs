@@ -103,7 +103,7 @@ impl RelayQueue {
                 queue.ordered.push_back(frame);
             }
         }
-        Ok(queue.intent())
+        Ok(queue.take_request())
     }
 
     /// Returns the bytes of data received so far.
@@ -122,7 +122,7 @@ impl RelayQueue {
         queue.answer = answer;
         queue.sealed = true;
         queue.ordered.push_back(frame);
-        queue.intent()
+        queue.take_request()
     }
 
     /// Closes the queue: it sends nothing more.
@@ -265,7 +265,8 @@ impl Queue {
         self.answer.as_ref().map(|_| ControlPriority::Answer).or(credit)
     }
 
-    fn intent(&mut self) -> SendRequest {
+    /// Takes the request for the turns that it needs and has not requested yet.
+    fn take_request(&mut self) -> SendRequest {
         self.places.request(self.control(), self.backlog())
     }
 }

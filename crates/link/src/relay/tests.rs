@@ -542,7 +542,7 @@ async fn a_late_attempt_does_not_take_a_newer_ones_lane() {
     assert!(edge.attach_relay(&newer, 2));
     assert!(edge.attach_relay(&late, 1));
     assert!(late.is_stale(0) && !newer.is_stale(0));
-    assert!(newer.push(resume(2)).is_ok_and(|intent| intent.answer), "the newer queue still sends");
+    assert!(newer.push(resume(2)).is_ok_and(|request| request.answer), "the newer queue still sends");
     edge.detach_relay(&*late);
     assert_eq!(edge.sessions(), 1);
 }

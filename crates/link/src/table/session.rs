@@ -249,13 +249,12 @@ impl SessionCore {
         let reader = if actions.read { inner.reader.take() } else { None };
         let writer = if actions.write { inner.writer.take() } else { None };
         let watcher = if actions.state || actions.forget { inner.watcher.take() } else { None };
-        let intent = inner.intent();
+        let request = inner.take_request();
         let ended = inner.state.ended().map(|why| why.code);
-        let change = inner.change();
+        let change = inner.take_change();
         let permit = if actions.forget { inner.permit.take() } else { None };
         let is_opener = inner.state.is_opener();
-        let table = if inner.needs_search() { self.table.upgrade() } else { None };
-        let search = table.map(|table| (table, inner.search()));
+        let search = inner.take_search();
         drop(inner);
         if let Some(change) = change {
             change.log(self);
@@ -266,18 +265,20 @@ impl SessionCore {
         if let Some(moved) = moved {
             self.follow(moved);
         }
-        if let Some((sender, intent)) = intent {
-            sender.enter(self, &intent);
+        if let Some((sender, request)) = request {
+            sender.enter(self, &request);
         }
-        if actions.forget
-            && let Some(table) = self.table.upgrade()
-        {
-            table.forget(self, is_opener, ended);
+        let table = if actions.forget || search.is_some() { self.table.upgrade() } else { None };
+        if let Some(table) = table {
+            if actions.forget {
+                table.forget(self, is_opener, ended);
+            }
+            if let Some(search) = search {
+                table.add_parked(self, search);
+            }
         }
+        // After the session was forgotten, so that a client that gets the permit finds a place in the table.
         drop(permit);
-        if let Some((table, search)) = search {
-            table.add_parked(self, search);
-        }
         result
     }
 
@@ -310,22 +311,20 @@ impl SessionCore {
 }
 
 impl Inner {
-    /// Returns true if the session needs a path, has none, and no task searches one for it.
-    fn needs_search(&self) -> bool {
+    /// Takes the right to search for a path if the session needs one, has none, and no task searches. The caller holds
+    /// the session's lock, so that of two threads that notice the same loss only one takes it.
+    fn take_search(&mut self) -> Option<Search> {
         let needs = self.state.is_opener() && self.state.needs_path() && self.state.path().is_none();
-        needs && self.seeker.is_none()
-    }
-
-    /// Takes the right to search for a path, which no task has. The caller holds the session's lock, so that of two
-    /// threads that notice the same loss only one takes it.
-    fn search(&mut self) -> Search {
+        if !needs || self.seeker.is_some() {
+            return None;
+        }
         self.seekers += 1;
         self.seeker = Some(self.seekers);
         let (at, moved) = (Instant::now(), self.state.bytes_transferred());
         let repeats = |last: &PathLoss| at - last.at < RECENT_LOSS && last.moved == moved;
         let consecutive = self.lost.filter(repeats).map_or(0, |last| last.consecutive + 1);
         self.lost = Some(PathLoss { consecutive, at, moved });
-        Search { seeker: self.seekers, consecutive_losses: consecutive }
+        Some(Search { seeker: self.seekers, consecutive_losses: consecutive })
     }
 
     /// Makes what is derived from the state's path follow it: the link, and the session's place there. A step moves a
@@ -428,8 +427,8 @@ impl SessionCore {
 }
 
 impl Inner {
-    /// Returns the entries that it needs on its link and does not have yet.
-    pub(crate) fn intent(&mut self) -> Option<(Arc<LinkSender>, SendRequest)> {
+    /// Takes the request for the entries that it needs on its link and has not requested yet.
+    pub(crate) fn take_request(&mut self) -> Option<(Arc<LinkSender>, SendRequest)> {
         let sender = self.sender.as_ref()?;
         let request = self.places.request(self.state.control(), self.state.backlog());
         let is_new = !request.is_empty();
@@ -519,7 +518,7 @@ impl SessionCore {
     /// Ends a session that has waited for its remote for `grace`.
     pub(crate) fn expire(self: &Arc<Self>, now: Instant, grace: Duration, why: &SessionError) -> Expiry {
         self.with_state(|inner| {
-            let Some(since) = inner.state.waiting_since(now) else {
+            let Some(since) = inner.state.mark_waiting(now) else {
                 return (Expiry::None, Actions::default());
             };
             let waited = now.saturating_duration_since(since);
@@ -620,8 +619,8 @@ impl LoggedState {
 }
 
 impl Inner {
-    /// Returns the change by the last step, if it must be logged.
-    pub(crate) fn change(&mut self) -> Option<Change> {
+    /// Takes the change by the last step, if it must be logged.
+    fn take_change(&mut self) -> Option<Change> {
         let now = LoggedState::of(&self.state);
         if now == self.logged {
             return None;

@@ -6,9 +6,9 @@ use crate::frame::{ErrorCode, SessionError, SessionFrame};
 use crate::halves::FlowControlError;
 use crate::state::{Actions, PendingFrame, Phase, SessionState};
 
-/// The state of a session whose owner has left before its end.
+/// The departure of a session's owner before the session's end, and what is due since.
 #[derive(Debug)]
-pub(crate) struct Orphan {
+pub(crate) struct Departed {
     why: SessionError,
     /// When the owner left, or the remote last acknowledged bytes.
     since: Instant,
@@ -30,7 +30,7 @@ enum Departure {
     Dropped,
 }
 
-impl Orphan {
+impl Departed {
     pub(crate) fn handle_acknowledged(&mut self, bytes: u64, now: Instant) {
         if bytes > self.acknowledged {
             (self.acknowledged, self.since) = (bytes, now);
@@ -46,7 +46,7 @@ impl SessionState {
             Phase::LastAck | Phase::Closing | Phase::Closed => return Actions::default(),
             Phase::Open | Phase::Parked | Phase::Resuming if self.is_complete() => {
                 if self.departed.is_none() {
-                    self.departed = Some(self.departure(why, now, Departure::Finished));
+                    self.depart(why, now, Departure::Finished);
                 }
                 return Actions::default();
             }
@@ -101,12 +101,13 @@ impl SessionState {
         let (why, since) = self.departed.take().map_or((why, now), |before| (before.why, before.since));
         self.drop_unread(&why);
         self.recv.close();
-        self.departed = Some(Orphan { due: true, ..self.departure(why, since, left) });
+        self.depart(why, since, left);
         Actions { read: true, write: true, state: true, ..Actions::default() }
     }
 
-    fn departure(&self, why: SessionError, since: Instant, left: Departure) -> Orphan {
-        Orphan { why, since, acknowledged: self.send.acknowledged(), left, due: false }
+    fn depart(&mut self, why: SessionError, since: Instant, left: Departure) {
+        let (acknowledged, due) = (self.send.acknowledged(), left != Departure::Finished);
+        self.departed = Some(Departed { why, since, acknowledged, left, due });
     }
 
     /// Drops the bytes that the owner has not read, and records `why` for it. Valid in any phase.
@@ -131,9 +132,9 @@ impl SessionState {
     }
 
     /// Returns since when the session has waited for its remote, which alone can end or continue it. Returns `None` if
-    /// it waits for its owner, or for the task that searches its path. Call it regularly: only the first call notices
-    /// that nothing but a last frame is missing.
-    pub fn waiting_since(&mut self, now: Instant) -> Option<Instant> {
+    /// it waits for its owner, or for the task that searches its path. Call it regularly: if nothing but a last frame is
+    /// missing, the first call marks the start of the wait.
+    pub fn mark_waiting(&mut self, now: Instant) -> Option<Instant> {
         match (&self.departed, self.phase) {
             (Some(departed), _) => Some(departed.since),
             (None, Phase::LastAck | Phase::Closing) => Some(*self.waiting_since.get_or_insert(now)),
@@ -156,11 +157,11 @@ impl SessionState {
                 (Some(false), self.close(SessionError::new(ErrorCode::NoError, "")))
             }
             (_, None) => (None, Actions::default()),
-            (Phase::Open | Phase::Resuming, Some(Orphan { why, .. })) => {
+            (Phase::Open | Phase::Resuming, Some(Departed { why, .. })) => {
                 self.answer = Some(PendingFrame::Reset(why.clone()));
                 (Some(true), self.start_closing(why))
             }
-            (Phase::Parked, Some(Orphan { why, .. })) => (Some(true), self.close(why)),
+            (Phase::Parked, Some(Departed { why, .. })) => (Some(true), self.close(why)),
             (_, Some(_)) => (Some(true), Actions::default()),
         }
     }
@@ -235,7 +236,7 @@ impl SessionState {
     }
 
     /// Returns true if the owner has left and its bytes are dropped.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub(crate) fn drops_bytes(&self) -> bool {
         self.departed.as_ref().is_some_and(|departed| departed.left == Departure::Dropped)
     }
 
@@ -244,7 +245,7 @@ impl SessionState {
         if let Some(departed) = &mut self.departed {
             departed.due = departed.left != Departure::Finished;
         }
-        if self.is_empty() { Ok(()) } else { self.send.rewind(received, limit) }
+        if self.drops_bytes() { Ok(()) } else { self.send.rewind(received, limit) }
     }
 
     pub(crate) fn handle_protocol_error(&mut self, bad: FlowControlError) -> Actions {

@@ -360,11 +360,11 @@ async fn acceptor_while_parked_handles_each_frame() {
     ] {
         assert_dropped(acceptor(Phase::Parked), A, frame);
     }
-    assert!(acceptor(Phase::Parked).waiting_since(now()).is_some());
+    assert!(acceptor(Phase::Parked).mark_waiting(now()).is_some());
     for frame in [open(2), resume(2)] {
         let mut end = acceptor(Phase::Parked);
         let _ = end.handle_frame(B, frame, now());
-        assert_eq!((end.phase(), end.waiting_since(now())), (Phase::Open, None));
+        assert_eq!((end.phase(), end.mark_waiting(now())), (Phase::Open, None));
         assert!(end.poll_frame(B, 0).0.is_some());
     }
     for request in [open(2), resume(2)] {
@@ -407,7 +407,7 @@ async fn acceptor_in_last_ack_handles_each_frame() {
     assert_eq!(end.phase(), Phase::LastAck);
     let mut end = acceptor(Phase::LastAck);
     let _ = end.handle_link_ended(A, None, now());
-    assert!(end.phase() == Phase::LastAck && end.waiting_since(now()).is_some());
+    assert!(end.phase() == Phase::LastAck && end.mark_waiting(now()).is_some());
     let mut end = acceptor(Phase::LastAck);
     assert!(end.handle_frame(A, reset(1, ErrorCode::NoError), now()).forget);
     assert!(end.ended().is_none());

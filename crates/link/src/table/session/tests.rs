@@ -363,14 +363,14 @@ async fn who_waits_with_a_credit_asks_again_once_it_is_needed() {
     assert!(session.on_frame(&link, opened, Instant::now()));
     let mut inner = session.lock();
     inner.places = QueuePlaces::default();
-    let intent = |inner: &mut Inner| inner.intent().map(|(_, intent)| (intent.credit, intent.needed));
-    assert_eq!(intent(&mut inner), None);
+    let taken = |inner: &mut Inner| inner.take_request().map(|(_, request)| (request.credit, request.needed));
+    assert_eq!(taken(&mut inner), None);
     inner.state.recv.data(vec![0; 500].into(), Instant::now()).unwrap();
     // Bytes that are not read need no credit.
     inner.state.recv.discard();
-    assert_eq!(intent(&mut inner), Some((true, false)));
-    assert_eq!(intent(&mut inner), None);
+    assert_eq!(taken(&mut inner), Some((true, false)));
+    assert_eq!(taken(&mut inner), None);
     inner.state.recv.finish(501).unwrap();
-    assert_eq!(intent(&mut inner), Some((false, true)));
-    assert_eq!(intent(&mut inner), None);
+    assert_eq!(taken(&mut inner), Some((false, true)));
+    assert_eq!(taken(&mut inner), None);
 }
