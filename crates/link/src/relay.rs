@@ -365,16 +365,15 @@ pub(crate) enum AttemptState {
 pub(crate) struct SearchGuard(pub(crate) Arc<Notify>);
 
 impl Attempt {
-    /// Creates an attempt for an Open or Resume.
-    pub(crate) fn new(
-        from: &Arc<LinkSender>,
-        key: SessionKey,
-        target: Target,
-        frame: &mut SessionFrame,
-    ) -> Self {
-        let opener = frame.opener().and_then(|opener| opener.clone());
-        let epoch = frame.epoch().unwrap_or(0);
-        Self { key, epoch, from: from.clone(), opener, target, changed: Arc::default() }
+    /// Creates an attempt for an Open or Resume. Returns `None` for any other frame.
+    pub(crate) fn new(from: Arc<LinkSender>, key: SessionKey, frame: &SessionFrame) -> Option<Self> {
+        let (SessionFrame::Open { epoch, opener, target, .. }
+        | SessionFrame::Resume { epoch, opener, target, .. }) = frame
+        else {
+            return None;
+        };
+        let (opener, target) = (opener.clone(), target.clone());
+        Some(Self { key, epoch: *epoch, from, opener, target, changed: Arc::default() })
     }
 }
 

@@ -290,7 +290,7 @@ impl SessionTable {
                 sender.reply(&key, refused(&frame, SessionError::new(ErrorCode::NotAllowed, why)));
                 None
             }
-            SessionFrame::Open { client, target, .. } if elsewhere => {
+            SessionFrame::Open { client, .. } if elsewhere => {
                 // An edge must never get the rights of another listener, nor another edge's name, and a user's program
                 // neither.
                 match &sender.peer {
@@ -308,15 +308,11 @@ impl SessionTable {
                     }
                     Remote::Server(_) | Remote::Peer => {}
                 }
-                let target = target.clone();
-                self.on_request(Attempt::new(sender, key, target, &mut frame), frame)
+                self.on_request(sender, key, frame)
             }
             // Only an edge that gives up a pending open does not know the process.
-            SessionFrame::Resume { instance, target, .. }
-                if elsewhere && *instance != Some(self.instance) =>
-            {
-                let target = target.clone();
-                self.on_request(Attempt::new(sender, key, target, &mut frame), frame)
+            SessionFrame::Resume { instance, .. } if elsewhere && *instance != Some(self.instance) => {
+                self.on_request(sender, key, frame)
             }
             SessionFrame::Open { .. } => self.on_open(sender, key, frame).map(Event::Incoming),
             SessionFrame::Resume { epoch, opener, .. } => {
@@ -332,8 +328,13 @@ impl SessionTable {
         }
     }
 
-    fn on_request(self: &Arc<Self>, attempt: Attempt, frame: SessionFrame) -> Option<Event> {
-        let from = &attempt.from;
+    fn on_request(
+        self: &Arc<Self>,
+        from: &Arc<LinkSender>,
+        key: SessionKey,
+        frame: SessionFrame,
+    ) -> Option<Event> {
+        let attempt = Attempt::new(from.clone(), key, &frame)?;
         let most = self.limits.sessions;
         let too_many = if from.is_answer_queue_full() || from.sessions() >= most {
             Some("too many sessions on this link")
