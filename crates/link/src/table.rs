@@ -291,23 +291,7 @@ impl SessionTable {
                 None
             }
             SessionFrame::Open { client, .. } if elsewhere => {
-                // An edge must never get the rights of another listener, nor another edge's name, and a user's program
-                // neither.
-                match &sender.peer {
-                    Remote::Edge(_) => {
-                        let edge = sender.peer.requester().unwrap_or_default();
-                        (key.category, *client) = (Category::HttpProxy, edge);
-                    }
-                    Remote::Client(name) => {
-                        let at = sender.ends().and_then(|ends| ends.remote);
-                        let at = at.map(|at| at.to_string()).unwrap_or_default();
-                        *client = format!("{name}@{at}");
-                        if key.category != Category::Admin {
-                            key.category = Category::Ssh;
-                        }
-                    }
-                    Remote::Server(_) | Remote::Peer => {}
-                }
+                attribute(sender, &mut key, client);
                 self.on_request(sender, key, frame)
             }
             // Only an edge that gives up a pending open does not know the process.
@@ -784,6 +768,24 @@ impl RelayRequest {
 impl Drop for RelayRequest {
     fn drop(&mut self) {
         self.answer(SessionError::new(ErrorCode::Overloaded, "server is shutting down"));
+    }
+}
+
+/// Attributes an Open to the edge or user that has proved its name on the link, whatever the frame claims: none gets the
+/// rights of another listener, nor another's name. A peer has attributed it already.
+fn attribute(sender: &LinkSender, key: &mut SessionKey, client: &mut String) {
+    match &sender.peer {
+        Remote::Edge(_) => {
+            (key.category, *client) = (Category::HttpProxy, sender.peer.requester().unwrap_or_default());
+        }
+        Remote::Client(name) => {
+            let at = sender.ends().and_then(|ends| ends.remote).map(|at| at.to_string());
+            *client = format!("{name}@{}", at.unwrap_or_default());
+            if key.category != Category::Admin {
+                key.category = Category::Ssh;
+            }
+        }
+        Remote::Server(_) | Remote::Peer => {}
     }
 }
 
