@@ -62,7 +62,7 @@ pub struct SessionTable {
     shards: Vec<Mutex<HashMap<SessionId, Arc<SessionCore>>>>,
     count: AtomicUsize,
     ended: Mutex<Tombstones>,
-    /// The sessions that were opened from elsewhere.
+    /// The sessions that another process has opened here.
     clients: Mutex<ByClient>,
     /// The orphaned sessions that may be evicted.
     orphans: Mutex<ByClient>,
@@ -281,7 +281,7 @@ impl SessionTable {
         mut frame: SessionFrame,
     ) -> Option<Event> {
         // A server's requests to an edge are meant for that edge; a link to it carries nothing else.
-        let elsewhere = !matches!(sender.peer, Remote::Server(_));
+        let at_server = !matches!(sender.peer, Remote::Server(_));
         match &mut frame {
             SessionFrame::Open { .. } | SessionFrame::Resume { .. }
                 if key.category == Category::Admin && !matches!(sender.peer, Remote::Client(_)) =>
@@ -290,12 +290,12 @@ impl SessionTable {
                 sender.reply(&key, refused(&frame, SessionError::new(ErrorCode::NotAllowed, why)));
                 None
             }
-            SessionFrame::Open { client, .. } if elsewhere => {
+            SessionFrame::Open { client, .. } if at_server => {
                 attribute(sender, &mut key, client);
                 self.on_request(sender, key, frame)
             }
             // Only an edge that gives up a pending open does not know the process.
-            SessionFrame::Resume { instance, .. } if elsewhere && *instance != Some(self.instance) => {
+            SessionFrame::Resume { instance, .. } if at_server && *instance != Some(self.instance) => {
                 self.on_request(sender, key, frame)
             }
             SessionFrame::Open { .. } => self.on_open(sender, key, frame).map(Event::Incoming),
@@ -671,7 +671,7 @@ impl RelayRequest {
     ///
     /// Cancel safe.
     pub async fn wait_cancelled(&self) {
-        self.wait_attempt_state(|stand| stand == AttemptState::Done).await;
+        self.wait_attempt_state(|state| state == AttemptState::Done).await;
     }
 
     /// Tries a path: passes the request on, and takes it back if the acceptor is not there.
@@ -698,15 +698,15 @@ impl RelayRequest {
     ///
     /// Cancel safe.
     pub async fn path_failed(&self) -> bool {
-        self.wait_attempt_state(|stand| stand != AttemptState::Pending).await == AttemptState::Searching
+        self.wait_attempt_state(|state| state != AttemptState::Pending).await == AttemptState::Searching
     }
 
     async fn wait_attempt_state(&self, is: impl Fn(AttemptState) -> bool) -> AttemptState {
         loop {
             let changed = self.attempt.changed.notified();
-            let stand = self.table.relays.attempt_state(&self.attempt);
-            if is(stand) {
-                return stand;
+            let state = self.table.relays.attempt_state(&self.attempt);
+            if is(state) {
+                return state;
             }
             changed.await;
         }
