@@ -25,7 +25,7 @@ use tunnel_base::addresses::Location;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Host, Instance, NodeName, SessionId, Target};
 use tunnel_link::link::{Link, LinkEnd};
-use tunnel_link::relay::{RelayEnd, RelayedSession};
+use tunnel_link::relay::{EdgeRelay, RelayEnd};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::stream::{IncomingSession, OpenOutcome, Session};
 use tunnel_link::table::{Event, RelayRequest, TableFull};
@@ -420,8 +420,8 @@ pub(crate) async fn judge_relays(shared: Arc<ServerContext>, drain: Drain) {
     }
 }
 
-async fn judge_relay(session: RelayedSession, shared: &Arc<ServerContext>) {
-    let RelayedSession { key, from, target } = session;
+async fn judge_relay(session: EdgeRelay, shared: &Arc<ServerContext>) {
+    let EdgeRelay { key, from, target } = session;
     let access = EdgeAccess { session: key.id, from, node: key.node, target };
     match access.judge(shared).await {
         Err(why) if why.code != ErrorCode::NodeNotConnected => {

@@ -106,10 +106,10 @@ impl RelayTable {
     }
 
     /// Returns the sessions that edges with a link here have opened.
-    pub(crate) fn of_edges(&self) -> Vec<RelayedSession> {
+    pub(crate) fn of_edges(&self) -> Vec<EdgeRelay> {
         let bindings = self.bindings.lock();
         let of_edge = |binding: &&Binding| matches!(binding.opener_leg.link.peer, Remote::Edge(_));
-        let view = |binding: &Binding| RelayedSession {
+        let view = |binding: &Binding| EdgeRelay {
             key: binding.opener_leg.queue.key().clone(),
             from: binding.opener_leg.link.clone(),
             target: binding.target.clone(),
@@ -314,7 +314,7 @@ impl RelayTable {
 
 /// A session that this process relays for an edge.
 #[derive(Debug, Clone)]
-pub struct RelayedSession {
+pub struct EdgeRelay {
     /// Its id, category and node.
     pub key: SessionKey,
     /// The link of the edge that has opened it.

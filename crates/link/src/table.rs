@@ -18,7 +18,7 @@ use tokio::task::coop::consume_budget;
 use tokio::time::Instant;
 
 use crate::lock::{Mutex, MutexGuard};
-use crate::relay::{Attempt, AttemptState, BindOutcome, RelayEnd, RelayTable, RelayedSession};
+use crate::relay::{Attempt, AttemptState, BindOutcome, EdgeRelay, RelayEnd, RelayTable};
 use crate::sender::LinkSender;
 use crate::sender::sessions::DetachedSessions;
 use crate::sender::signals::{UNKNOWN, unknown};
@@ -537,7 +537,7 @@ impl SessionTable {
     }
 
     /// Returns the sessions that are relayed for edges with a link here.
-    pub fn relayed_for_edges(&self) -> Vec<RelayedSession> {
+    pub fn relayed_for_edges(&self) -> Vec<EdgeRelay> {
         self.relays.of_edges()
     }
 
