@@ -430,7 +430,7 @@ impl Admin {
     /// Returns the status of a session that this server relays for a user, or `None` if it has no path now.
     fn relayed_session(&self, table: &SessionTable, subject: SessionSubject) -> Option<SessionStatus> {
         let (id, relayed) = (subject.id?, subject.relayed?);
-        let (to_acceptor, to_opener) = table.relayed_bytes(id)?;
+        let (to_acceptor, to_opener) = table.relays.traffic(id)?;
         Some(SessionStatus {
             id: id.to_string(),
             node: subject.node?.to_string(),

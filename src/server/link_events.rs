@@ -415,7 +415,7 @@ pub(crate) async fn judge_relays(shared: Arc<ServerContext>, drain: Drain) {
             () = drain.draining() => return,
             _ = changes.changed() => {}
         }
-        let relayed = stream::iter(shared.link_context.table.relayed_for_edges());
+        let relayed = stream::iter(shared.link_context.table.relays.of_edges());
         relayed.for_each_concurrent(MAX_SEARCHES, |session| judge_relay(session, &shared)).await;
     }
 }
@@ -425,7 +425,7 @@ async fn judge_relay(session: EdgeRelay, shared: &Arc<ServerContext>) {
     let access = EdgeAccess { session: key.id, from, node: key.node, target };
     match access.judge(shared).await {
         Err(why) if why.code != ErrorCode::NodeNotConnected => {
-            shared.link_context.table.reset_relayed(key.id, &why);
+            shared.link_context.table.relays.reset(key.id, &why);
             access.log_revoked(&why, shared);
         }
         Ok(()) | Err(_) => {}

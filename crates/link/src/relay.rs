@@ -27,7 +27,7 @@ use tunnel_proto::state::LinkId;
 
 /// The bindings of all sessions that this process relays between two links.
 #[derive(Debug)]
-pub(crate) struct RelayTable {
+pub struct RelayTable {
     bindings: Mutex<Bindings>,
     /// Maximum number of bytes that wait for one session and direction.
     most: usize,
@@ -86,7 +86,7 @@ impl RelayTable {
 
     /// Returns the bytes relayed so far to the acceptor and to the opener, without those over earlier paths. Returns
     /// `None` for a session without a path.
-    pub(crate) fn traffic(&self, id: SessionId) -> Option<(u64, u64)> {
+    pub fn traffic(&self, id: SessionId) -> Option<(u64, u64)> {
         let (up, down) = {
             let bindings = self.bindings.lock();
             let binding = bindings.all.get(&id)?;
@@ -105,8 +105,8 @@ impl RelayTable {
         &self.queued
     }
 
-    /// Returns the sessions that edges with a link here have opened.
-    pub(crate) fn of_edges(&self) -> Vec<EdgeRelay> {
+    /// Returns the sessions that are relayed for edges with a link here.
+    pub fn of_edges(&self) -> Vec<EdgeRelay> {
         let bindings = self.bindings.lock();
         let of_edge = |binding: &&Binding| matches!(binding.opener_leg.link.peer, Remote::Edge(_));
         let view = |binding: &Binding| EdgeRelay {
@@ -275,8 +275,8 @@ impl RelayTable {
         self.cut(id, epoch, |epoch| SessionFrame::PathLost { epoch });
     }
 
-    /// Ends a session for good: both of its ends get a Reset with the reason.
-    pub(crate) fn reset(&self, id: SessionId, why: &SessionError) {
+    /// Resets a session: both of its ends get the reason.
+    pub fn reset(&self, id: SessionId, why: &SessionError) {
         self.cut(id, None, |epoch| SessionFrame::Reset { epoch, refusal: why.clone() });
     }
 

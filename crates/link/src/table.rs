@@ -18,7 +18,7 @@ use tokio::task::coop::consume_budget;
 use tokio::time::Instant;
 
 use crate::lock::{Mutex, MutexGuard};
-use crate::relay::{Attempt, AttemptState, BindOutcome, EdgeRelay, RelayEnd, RelayTable};
+use crate::relay::{Attempt, AttemptState, BindOutcome, RelayEnd, RelayTable};
 use crate::sender::LinkSender;
 use crate::sender::sessions::DetachedSessions;
 use crate::sender::signals::{UNKNOWN, unknown};
@@ -70,7 +70,8 @@ pub struct SessionTable {
     parked: Mutex<VecDeque<Parked>>,
     /// Notified when a session is added to `parked`.
     came: Notify,
-    pub(crate) relays: RelayTable,
+    /// The sessions that this process relays.
+    pub relays: RelayTable,
 }
 
 /// What a frame requires the caller to do.
@@ -170,11 +171,6 @@ impl SessionTable {
     /// them.
     pub fn relayed(&self) -> (usize, usize) {
         (self.relays.len(), self.relays.queued())
-    }
-
-    /// Returns the bytes that were relayed to the acceptor and to the opener of a session over its present path.
-    pub fn relayed_bytes(&self, id: SessionId) -> Option<(u64, u64)> {
-        self.relays.traffic(id)
     }
 
     /// Resets every session and sends the reason to all remote ends.
@@ -534,16 +530,6 @@ impl SessionTable {
         for id in sender.relayed(of) {
             self.relays.path_lost(id, None);
         }
-    }
-
-    /// Returns the sessions that are relayed for edges with a link here.
-    pub fn relayed_for_edges(&self) -> Vec<EdgeRelay> {
-        self.relays.of_edges()
-    }
-
-    /// Resets a relayed session, and sends the reason to both ends.
-    pub fn reset_relayed(&self, id: SessionId, why: &SessionError) {
-        self.relays.reset(id, why);
     }
 
     /// Resets every session that runs on that link or is relayed over it, and sends the reason to all their ends.

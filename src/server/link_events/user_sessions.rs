@@ -89,7 +89,7 @@ async fn relay(
         biased;
         ended = &mut end => ended,
         () = granted.grant.revoked() => {
-            granted.revocation().inspect(|why| shared.link_context.table.reset_relayed(id, why));
+            granted.revocation().inspect(|why| shared.link_context.table.relays.reset(id, why));
             end.await
         }
     };
