@@ -78,8 +78,8 @@ impl RelayTable {
         let queues = {
             let bindings = self.bindings.lock();
             let binding = bindings.all.get(&id).filter(|binding| binding.seeker.is_none())?;
-            let acceptor = binding.acceptor.as_ref().filter(|acceptor| acceptor.link.id == link)?;
-            [binding.opener_leg.queue.clone(), acceptor.queue.clone()]
+            let acceptor_leg = binding.acceptor_leg.as_ref().filter(|leg| leg.link.id == link)?;
+            [binding.opener_leg.queue.clone(), acceptor_leg.queue.clone()]
         };
         Some(queues.iter().map(|queue| queue.passed()).sum())
     }
@@ -90,7 +90,7 @@ impl RelayTable {
         let (up, down) = {
             let bindings = self.bindings.lock();
             let binding = bindings.all.get(&id)?;
-            (binding.acceptor.as_ref()?.queue.clone(), binding.opener_leg.queue.clone())
+            (binding.acceptor_leg.as_ref()?.queue.clone(), binding.opener_leg.queue.clone())
         };
         Some((up.passed(), down.passed()))
     }
@@ -120,7 +120,7 @@ impl RelayTable {
     /// Registers an Open or Resume: it gets the binding if its epoch is the newest and it comes from the session's
     /// opener.
     pub(crate) fn on_request(&self, attempt: &Attempt) -> BindOutcome {
-        let opener_leg = self.hop(attempt, &attempt.from);
+        let opener_leg = self.new_leg(attempt, &attempt.from);
         let mut bindings = self.bindings.lock();
         let known = bindings.all.get(&attempt.key.id);
         if known.is_some_and(|known| known.opener != attempt.opener) {
@@ -137,43 +137,43 @@ impl RelayTable {
             opener,
             target,
             opener_leg: opener_leg.clone(),
-            acceptor: None,
+            acceptor_leg: None,
             seeker,
             watch: None,
         };
-        let bound = binding.bound();
+        let logged = binding.logged();
         let before = bindings.insert(attempt.key.id, binding);
         drop(bindings);
-        log(bound, "searching path for relayed session", None);
+        log(logged, "searching path for relayed session", None);
         if let Some(before) = before {
             before.opener_leg.close();
             // The new attempt may lead elsewhere. The acceptor reached by the previous attempt would then wait forever.
-            if let Some(acceptor) = before.acceptor {
-                acceptor.cut(SessionFrame::PathLost { epoch: before.epoch });
+            if let Some(acceptor_leg) = before.acceptor_leg {
+                acceptor_leg.cut(SessionFrame::PathLost { epoch: before.epoch });
             }
         }
-        self.admit(attempt, &opener_leg);
+        self.attach(attempt, &opener_leg);
         BindOutcome::Newest
     }
 
     /// Binds the session to the link towards its acceptor and sends the frame there. With `sought`, the answer *not
     /// here* makes the seeker search for another path; otherwise it goes to the opener.
     pub(crate) fn pass(&self, attempt: &Attempt, to: &Arc<LinkSender>, frame: SessionFrame, sought: bool) {
-        let acceptor = self.hop(attempt, to);
+        let acceptor_leg = self.new_leg(attempt, to);
         let mut bindings = self.bindings.lock();
-        let waits = |binding: &&mut Binding| binding.is_of(attempt) && binding.acceptor.is_none();
+        let waits = |binding: &&mut Binding| binding.is_of(attempt) && binding.acceptor_leg.is_none();
         let Some(binding) = bindings.all.get_mut(&attempt.key.id).filter(waits) else { return };
-        binding.acceptor = Some(acceptor.clone());
+        binding.acceptor_leg = Some(acceptor_leg.clone());
         if let Some(watch) = &mut binding.watch {
-            watch.up = Some(acceptor.queue.clone());
+            watch.up = Some(acceptor_leg.queue.clone());
         }
-        let (seeker, bound) = (binding.seeker.take_if(|_| !sought), binding.bound());
+        let (seeker, logged) = (binding.seeker.take_if(|_| !sought), binding.logged());
         drop(bindings);
         drop(seeker);
-        log(bound, "relaying session", Some(&frame));
-        if self.admit(attempt, &acceptor) {
+        log(logged, "relaying session", Some(&frame));
+        if self.attach(attempt, &acceptor_leg) {
             // Cannot be full: an Open or Resume empties the queue first.
-            let _ = acceptor.push(frame);
+            let _ = acceptor_leg.push(frame);
         }
     }
 
@@ -186,12 +186,12 @@ impl RelayTable {
             return;
         };
         let seeker = known.seeker.take();
-        let binding = if known.acceptor.is_none() { bindings.remove(&attempt.key.id) } else { None };
+        let binding = if known.acceptor_leg.is_none() { bindings.remove(&attempt.key.id) } else { None };
         drop(bindings);
         drop(seeker);
         let Some(mut binding) = binding else { return };
         binding.note_end(frame.as_ref());
-        log(binding.bound(), "relay released, no path found", frame.as_ref());
+        log(binding.logged(), "relay released, no path found", frame.as_ref());
         // The queue to the opener is empty, as no acceptor was reached: the answer need not go through it.
         binding.opener_leg.close();
         if let Some(frame) = frame {
@@ -202,7 +202,7 @@ impl RelayTable {
     /// Returns the state of the attempt.
     pub(crate) fn attempt_state(&self, attempt: &Attempt) -> AttemptState {
         match self.bindings.lock().all.get(&attempt.key.id).filter(|binding| binding.is_of(attempt)) {
-            Some(Binding { acceptor: None, .. }) => AttemptState::Searching,
+            Some(Binding { acceptor_leg: None, .. }) => AttemptState::Searching,
             Some(Binding { seeker: Some(_), .. }) => AttemptState::Pending,
             _ => AttemptState::Done,
         }
@@ -215,22 +215,22 @@ impl RelayTable {
         drop(bindings);
         let (to, epoch) = match step {
             RelayStep::Ignore => return false,
-            RelayStep::SearchAgain { back, changed, bound } => {
-                log(bound, "acceptor not found, searching another path", Some(&frame));
+            RelayStep::SearchAgain { back, changed, logged } => {
+                log(logged, "acceptor not found, searching another path", Some(&frame));
                 back.close();
                 changed.notify_one();
                 return true;
             }
             RelayStep::Pass { to, epoch } => (Some(to), epoch),
-            RelayStep::Answer { to, epoch, search, bound } => {
+            RelayStep::Answer { to, epoch, search, logged } => {
                 drop(search);
-                log(bound, "relayed session answered by acceptor", Some(&frame));
+                log(logged, "relayed session answered by acceptor", Some(&frame));
                 (Some(to), epoch)
             }
             RelayStep::End { to, back, binding } => {
-                let (epoch, bound) = (binding.epoch, binding.bound());
+                let (epoch, logged) = (binding.epoch, binding.logged());
                 drop(binding);
-                log(bound, "relay released", Some(&frame));
+                log(logged, "relay released", Some(&frame));
                 back.close();
                 (to, epoch)
             }
@@ -248,22 +248,22 @@ impl RelayTable {
     pub(crate) fn link_ended(&self, link: LinkId, passing: impl IntoIterator<Item = SessionId>) {
         for id in passing {
             let mut bindings = self.bindings.lock();
-            let uses = |hop: &RelayLeg| hop.link.id == link;
+            let uses = |leg: &RelayLeg| leg.link.id == link;
             let affected = bindings
                 .all
                 .get(&id)
-                .is_some_and(|b| uses(&b.opener_leg) || b.acceptor.as_ref().is_some_and(uses));
+                .is_some_and(|b| uses(&b.opener_leg) || b.acceptor_leg.as_ref().is_some_and(uses));
             let binding = if affected { bindings.remove(&id) } else { None };
             drop(bindings);
             let Some(binding) = binding else { continue };
-            log(binding.bound(), "relay released, link ended", None);
-            for hop in [Some(binding.opener_leg), binding.acceptor].into_iter().flatten() {
-                if uses(&hop) {
-                    hop.close();
+            log(binding.logged(), "relay released, link ended", None);
+            for leg in [Some(binding.opener_leg), binding.acceptor_leg].into_iter().flatten() {
+                if uses(&leg) {
+                    leg.close();
                 } else {
                     // Queued after what waits, as those bytes are still valid. It always fits: a PathLost costs no
                     // budget.
-                    let _ = hop.push(SessionFrame::PathLost { epoch: binding.epoch });
+                    let _ = leg.push(SessionFrame::PathLost { epoch: binding.epoch });
                 }
             }
         }
@@ -288,13 +288,13 @@ impl RelayTable {
         let Some(mut binding) = binding else { return };
         let frame = frame(binding.epoch);
         binding.note_end(Some(&frame));
-        log(binding.bound(), "relay released by this server", Some(&frame));
-        for hop in [Some(binding.opener_leg), binding.acceptor].into_iter().flatten() {
-            hop.cut(frame.clone());
+        log(binding.logged(), "relay released by this server", Some(&frame));
+        for leg in [Some(binding.opener_leg), binding.acceptor_leg].into_iter().flatten() {
+            leg.cut(frame.clone());
         }
     }
 
-    fn hop(&self, attempt: &Attempt, link: &Arc<LinkSender>) -> RelayLeg {
+    fn new_leg(&self, attempt: &Attempt, link: &Arc<LinkSender>) -> RelayLeg {
         let (all, of_link) = (self.queued.reservation(), link.relay_reservation(self.most_on_link));
         let taken = LinkReservation { all, of_link };
         let queue = RelayQueue::new(attempt.key.clone(), self.most, taken);
@@ -303,10 +303,10 @@ impl RelayTable {
 
     /// Adds the session to the link's list. Returns false if the link has ended meanwhile. The other side then gets
     /// PathLost from here, because the link's end did not find the session in the list.
-    fn admit(&self, attempt: &Attempt, hop: &RelayLeg) -> bool {
-        let alive = hop.link.attach_relay(&hop.queue, attempt.epoch);
+    fn attach(&self, attempt: &Attempt, leg: &RelayLeg) -> bool {
+        let alive = leg.link.attach_relay(&leg.queue, attempt.epoch);
         if !alive {
-            self.link_ended(hop.link.id, [attempt.key.id]);
+            self.link_ended(leg.link.id, [attempt.key.id]);
         }
         alive
     }
@@ -431,11 +431,11 @@ enum RelayStep {
     /// Nothing: it concerns no binding, or an older attempt, or this side may not send it.
     Ignore,
     /// The attempt has not reached the acceptor: the search for its path continues.
-    SearchAgain { back: RelayLeg, changed: Arc<Notify>, bound: Option<LoggedBinding> },
+    SearchAgain { back: RelayLeg, changed: Arc<Notify>, logged: Option<LoggedBinding> },
     /// The frame goes to the other side.
     Pass { to: RelayLeg, epoch: u64 },
     /// It is the acceptor's answer, which goes to the opener and ends the search.
-    Answer { to: RelayLeg, epoch: u64, search: Option<SearchGuard>, bound: Option<LoggedBinding> },
+    Answer { to: RelayLeg, epoch: u64, search: Option<SearchGuard>, logged: Option<LoggedBinding> },
     /// It is the last one. It goes to the other side if there is one.
     End { to: Option<RelayLeg>, back: RelayLeg, binding: Binding },
 }
@@ -454,7 +454,7 @@ impl Bindings {
             let Some(to) = to else { return RelayStep::Ignore };
             if is_answer {
                 let search = binding.seeker.take();
-                return RelayStep::Answer { to, epoch, search, bound: binding.bound() };
+                return RelayStep::Answer { to, epoch, search, logged: binding.logged() };
             }
             return RelayStep::Pass { to, epoch };
         }
@@ -467,8 +467,8 @@ impl Bindings {
             && is_not_here(frame)
             && let Some(SearchGuard(changed)) = &binding.seeker
         {
-            binding.acceptor = None;
-            return RelayStep::SearchAgain { back, changed: changed.clone(), bound: binding.bound() };
+            binding.acceptor_leg = None;
+            return RelayStep::SearchAgain { back, changed: changed.clone(), logged: binding.logged() };
         }
         binding.note_end(Some(frame));
         self.remove(&id).map_or(RelayStep::Ignore, |binding| RelayStep::End { to, back, binding })
@@ -485,7 +485,7 @@ pub(crate) struct Binding {
     pub(crate) target: Target,
     pub(crate) opener_leg: RelayLeg,
     /// `None` while a path to the acceptor is searched.
-    pub(crate) acceptor: Option<RelayLeg>,
+    pub(crate) acceptor_leg: Option<RelayLeg>,
     /// The search for that path, until the attempt is answered; `None` if there is none.
     pub(crate) seeker: Option<SearchGuard>,
     /// Reports the end of the binding; `None` if it is not watched.
@@ -514,10 +514,10 @@ impl Binding {
     /// Returns the leg on that link, and the other one if there is one. Returns `None` if no leg is on that link.
     pub(crate) fn legs(&self, link: LinkId) -> Option<(RelayLeg, Option<RelayLeg>)> {
         if self.opener_leg.link.id == link {
-            return Some((self.opener_leg.clone(), self.acceptor.clone()));
+            return Some((self.opener_leg.clone(), self.acceptor_leg.clone()));
         }
-        let acceptor = self.acceptor.clone().filter(|acceptor| acceptor.link.id == link)?;
-        Some((acceptor, Some(self.opener_leg.clone())))
+        let acceptor_leg = self.acceptor_leg.clone().filter(|leg| leg.link.id == link)?;
+        Some((acceptor_leg, Some(self.opener_leg.clone())))
     }
 }
 
@@ -594,19 +594,19 @@ pub(crate) struct LoggedBinding {
 
 impl Binding {
     /// Returns the fields of its log line, or `None` if such lines are not logged.
-    pub(crate) fn bound(&self) -> Option<LoggedBinding> {
+    fn logged(&self) -> Option<LoggedBinding> {
         enabled!(Level::DEBUG).then(|| LoggedBinding {
             session: self.opener_leg.queue.key().clone(),
             epoch: self.epoch,
             link: self.opener_leg.link.id,
-            acceptor_link: self.acceptor.as_ref().map(|leg| leg.link.id),
+            acceptor_link: self.acceptor_leg.as_ref().map(|leg| leg.link.id),
         })
     }
 }
 
 /// Logs what has become of a relayed session; `frame` is the frame that caused it, if any.
-pub(crate) fn log(bound: Option<LoggedBinding>, what: &str, frame: Option<&SessionFrame>) {
-    let Some(LoggedBinding { session, epoch, link, acceptor_link }) = bound else { return };
+pub(crate) fn log(logged: Option<LoggedBinding>, what: &str, frame: Option<&SessionFrame>) {
+    let Some(LoggedBinding { session, epoch, link, acceptor_link }) = logged else { return };
     let SessionKey { id: session, node, .. } = session;
     let acceptor_link = acceptor_link.map(tracing::field::display);
     let why = match frame {
