@@ -51,15 +51,11 @@ pub(crate) fn log_session_frame(what: &str, link: LinkId, session: SessionId, wo
         | SessionFrame::Resumed { received, limit, .. } => (Some(*received), Some(*limit)),
         _ => (None, None),
     };
-    let (total, code) = match word {
-        SessionFrame::Fin { total } => (Some(*total), None),
-        SessionFrame::ResetAt { total, refusal } => (Some(*total), Some(refusal.code.name())),
-        SessionFrame::Refused { refusal, .. } | SessionFrame::Reset { refusal, .. } => {
-            (None, Some(refusal.code.name()))
-        }
-        _ => (None, None),
+    let total = match word {
+        SessionFrame::Fin { total } | SessionFrame::ResetAt { total, .. } => Some(*total),
+        _ => None,
     };
-    let epoch = word.epoch();
+    let (epoch, code) = (word.epoch(), word.refusal().map(|refusal| refusal.code.name()));
     trace!(target: FRAMES, %link, %session, kind, bytes, epoch, received, limit, total, code, "{what}");
 }
 

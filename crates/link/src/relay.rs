@@ -190,7 +190,9 @@ impl RelayTable {
         drop(bindings);
         drop(seeker);
         let Some(mut binding) = binding else { return };
-        binding.note_end(frame.as_ref());
+        if let Some(frame) = &frame {
+            binding.note_end(frame);
+        }
         log(binding.logged(), "relay released, no path found", frame.as_ref());
         // The queue to the opener is empty, as no acceptor was reached: the answer need not go through it.
         binding.opener_leg.close();
@@ -287,7 +289,7 @@ impl RelayTable {
         drop(bindings);
         let Some(mut binding) = binding else { return };
         let frame = frame(binding.epoch);
-        binding.note_end(Some(&frame));
+        binding.note_end(&frame);
         log(binding.logged(), "relay released by this server", Some(&frame));
         for leg in [Some(binding.opener_leg), binding.acceptor_leg].into_iter().flatten() {
             leg.cut(frame.clone());
@@ -383,16 +385,6 @@ impl Drop for SearchGuard {
     }
 }
 
-/// Returns true if no frame of the attempt follows this one.
-pub(crate) fn is_last(frame: &SessionFrame) -> bool {
-    matches!(frame, SessionFrame::Refused { .. } | SessionFrame::Reset { .. } | SessionFrame::PathLost { .. })
-}
-
-/// Returns true if the frame means that the acceptor is not there.
-pub(crate) fn is_not_here(frame: &SessionFrame) -> bool {
-    matches!(frame, SessionFrame::Refused { refusal, .. } | SessionFrame::Reset { refusal, .. } if refusal.code == ErrorCode::NodeNotConnected)
-}
-
 // The two links of a relayed session, and its opener.
 
 /// All bindings, and how many of them each edge or user has requested.
@@ -449,8 +441,12 @@ impl Bindings {
         if of_opener && (is_answer || matches!(frame, SessionFrame::Refused { .. })) {
             return RelayStep::Ignore;
         }
-        if !is_last(frame) {
-            binding.note_end(Some(frame));
+        let is_last = matches!(
+            frame,
+            SessionFrame::Refused { .. } | SessionFrame::Reset { .. } | SessionFrame::PathLost { .. }
+        );
+        if !is_last {
+            binding.note_end(frame);
             let Some(to) = to else { return RelayStep::Ignore };
             if is_answer {
                 let search = binding.seeker.take();
@@ -463,14 +459,15 @@ impl Bindings {
         if frame.epoch().is_some_and(|of| of < epoch) {
             return RelayStep::Ignore;
         }
+        let is_not_here = frame.refusal().is_some_and(|why| why.code == ErrorCode::NodeNotConnected);
         if !of_opener
-            && is_not_here(frame)
+            && is_not_here
             && let Some(SearchGuard(changed)) = &binding.seeker
         {
             binding.acceptor_leg = None;
             return RelayStep::SearchAgain { back, changed: changed.clone(), logged: binding.logged() };
         }
-        binding.note_end(Some(frame));
+        binding.note_end(frame);
         self.remove(&id).map_or(RelayStep::Ignore, |binding| RelayStep::End { to, back, binding })
     }
 }
@@ -499,15 +496,9 @@ impl Binding {
     }
 
     /// Records why the session ends, if this frame ends it. The first reason is the cause of the others.
-    fn note_end(&mut self, frame: Option<&SessionFrame>) {
-        if let Some(watch) = &mut self.watch
-            && let Some(
-                SessionFrame::Refused { refusal, .. }
-                | SessionFrame::Reset { refusal, .. }
-                | SessionFrame::ResetAt { refusal, .. },
-            ) = frame
-        {
-            watch.why.get_or_insert_with(|| refusal.clone());
+    fn note_end(&mut self, frame: &SessionFrame) {
+        if let (Some(watch), Some(why)) = (&mut self.watch, frame.refusal()) {
+            watch.why.get_or_insert_with(|| why.clone());
         }
     }
 
@@ -609,14 +600,7 @@ pub(crate) fn log(logged: Option<LoggedBinding>, what: &str, frame: Option<&Sess
     let Some(LoggedBinding { session, epoch, link, acceptor_link }) = logged else { return };
     let SessionKey { id: session, node, .. } = session;
     let acceptor_link = acceptor_link.map(tracing::field::display);
-    let why = match frame {
-        Some(
-            SessionFrame::Refused { refusal, .. }
-            | SessionFrame::Reset { refusal, .. }
-            | SessionFrame::ResetAt { refusal, .. },
-        ) => Some(tracing::field::display(refusal)),
-        _ => None,
-    };
+    let why = frame.and_then(SessionFrame::refusal).map(tracing::field::display);
     debug!(%session, epoch, %link, acceptor_link, %node, error = why, "{what}");
 }
 

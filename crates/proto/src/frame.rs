@@ -257,6 +257,16 @@ impl SessionFrame {
             Self::Data(_) | Self::Fin { .. } | Self::ResetAt { .. } | Self::Credit { .. } => None,
         }
     }
+
+    /// Returns the reason of frames that end a session.
+    pub fn refusal(&self) -> Option<&SessionError> {
+        match self {
+            Self::Refused { refusal, .. } | Self::Reset { refusal, .. } | Self::ResetAt { refusal, .. } => {
+                Some(refusal)
+            }
+            _ => None,
+        }
+    }
 }
 
 /// Reason why a session was refused or reset: a code for programs, a text for people.
