@@ -75,24 +75,18 @@ impl RelayTable {
     /// Returns the bytes relayed in both directions since a session was bound to that link towards its acceptor.
     /// Returns `None` if it is not bound to it, or not answered yet.
     pub(crate) fn passed(&self, id: SessionId, link: LinkId) -> Option<u64> {
-        let queues = {
-            let bindings = self.bindings.lock();
-            let binding = bindings.all.get(&id).filter(|binding| binding.seeker.is_none())?;
-            let acceptor_leg = binding.acceptor_leg.as_ref().filter(|leg| leg.link.id == link)?;
-            [binding.opener_leg.queue.clone(), acceptor_leg.queue.clone()]
-        };
-        Some(queues.iter().map(|queue| queue.passed()).sum())
+        let bindings = self.bindings.lock();
+        let binding = bindings.all.get(&id).filter(|binding| binding.seeker.is_none())?;
+        let acceptor_leg = binding.acceptor_leg.as_ref().filter(|leg| leg.link.id == link)?;
+        Some(acceptor_leg.queue.passed() + binding.opener_leg.queue.passed())
     }
 
     /// Returns the bytes relayed so far to the acceptor and to the opener, without those over earlier paths. Returns
     /// `None` for a session without a path.
     pub fn traffic(&self, id: SessionId) -> Option<(u64, u64)> {
-        let (up, down) = {
-            let bindings = self.bindings.lock();
-            let binding = bindings.all.get(&id)?;
-            (binding.acceptor_leg.as_ref()?.queue.clone(), binding.opener_leg.queue.clone())
-        };
-        Some((up.passed(), down.passed()))
+        let bindings = self.bindings.lock();
+        let binding = bindings.all.get(&id)?;
+        Some((binding.acceptor_leg.as_ref()?.queue.passed(), binding.opener_leg.queue.passed()))
     }
 
     /// Returns the bytes that wait in all queues, including the overhead of their frames.
@@ -129,16 +123,13 @@ impl RelayTable {
         if known.is_some_and(|known| known.epoch >= attempt.epoch) {
             return BindOutcome::Stale;
         }
-        let opener = attempt.opener.clone();
-        let (epoch, target) = (attempt.epoch, attempt.target.clone());
-        let seeker = Some(SearchGuard(attempt.changed.clone()));
         let binding = Binding {
-            epoch,
-            opener,
-            target,
+            epoch: attempt.epoch,
+            opener: attempt.opener.clone(),
+            target: attempt.target.clone(),
             opener_leg: opener_leg.clone(),
             acceptor_leg: None,
-            seeker,
+            seeker: Some(SearchGuard(attempt.changed.clone())),
             watch: None,
         };
         let logged = binding.logged();
@@ -249,18 +240,10 @@ impl RelayTable {
     /// so each binding is checked again: only one that still uses this link is removed.
     pub(crate) fn link_ended(&self, link: LinkId, passing: impl IntoIterator<Item = SessionId>) {
         for id in passing {
-            let mut bindings = self.bindings.lock();
-            let uses = |leg: &RelayLeg| leg.link.id == link;
-            let affected = bindings
-                .all
-                .get(&id)
-                .is_some_and(|b| uses(&b.opener_leg) || b.acceptor_leg.as_ref().is_some_and(uses));
-            let binding = if affected { bindings.remove(&id) } else { None };
-            drop(bindings);
-            let Some(binding) = binding else { continue };
+            let Some(binding) = self.remove_if(id, |binding| binding.legs(link).is_some()) else { continue };
             log(binding.logged(), "relay released, link ended", None);
             for leg in [Some(binding.opener_leg), binding.acceptor_leg].into_iter().flatten() {
-                if uses(&leg) {
+                if leg.link.id == link {
                     leg.close();
                 } else {
                     // Queued after what waits, as those bytes are still valid. It always fits: a PathLost costs no
@@ -283,17 +266,19 @@ impl RelayTable {
     }
 
     fn cut(&self, id: SessionId, epoch: Option<u64>, frame: impl Fn(u64) -> SessionFrame) {
-        let mut bindings = self.bindings.lock();
-        let meant = bindings.all.get(&id).is_some_and(|b| epoch.is_none_or(|epoch| b.epoch == epoch));
-        let binding = if meant { bindings.remove(&id) } else { None };
-        drop(bindings);
-        let Some(mut binding) = binding else { return };
+        let is_meant = |binding: &Binding| epoch.is_none_or(|epoch| binding.epoch == epoch);
+        let Some(mut binding) = self.remove_if(id, is_meant) else { return };
         let frame = frame(binding.epoch);
         binding.note_end(&frame);
         log(binding.logged(), "relay released by this server", Some(&frame));
         for leg in [Some(binding.opener_leg), binding.acceptor_leg].into_iter().flatten() {
             leg.cut(frame.clone());
         }
+    }
+
+    fn remove_if(&self, id: SessionId, is_meant: impl FnOnce(&Binding) -> bool) -> Option<Binding> {
+        let mut bindings = self.bindings.lock();
+        if bindings.all.get(&id).is_some_and(is_meant) { bindings.remove(&id) } else { None }
     }
 
     fn new_leg(&self, attempt: &Attempt, link: &Arc<LinkSender>) -> RelayLeg {

@@ -7,8 +7,8 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -28,6 +28,8 @@ pub(crate) struct RelayQueue {
     /// Set once it is closed. The link sender reads it without the queue's lock, to drop stale entries. An outdated
     /// read only keeps an entry a little longer.
     closed: AtomicBool,
+    /// Bytes of data received so far.
+    passed: AtomicU64,
 }
 
 /// An error: the [`RelayQueue`] of a session has reached its limit, so the frame was not queued.
@@ -52,8 +54,6 @@ struct Queue {
     most: usize,
     /// Whether further frames are dropped: the last frame waits or was sent.
     sealed: bool,
-    /// Bytes of data received so far.
-    passed: u64,
     places: QueuePlaces,
 }
 
@@ -69,10 +69,14 @@ impl RelayQueue {
             taken,
             most,
             sealed: false,
-            passed: 0,
             places: QueuePlaces::default(),
         };
-        Arc::new(Self { key, queue: Mutex::new(queue), closed: AtomicBool::new(false) })
+        Arc::new(Self {
+            key,
+            queue: Mutex::new(queue),
+            closed: AtomicBool::new(false),
+            passed: AtomicU64::new(0),
+        })
     }
 
     /// Adds a frame. Frames after the last frame are dropped.
@@ -95,7 +99,11 @@ impl RelayQueue {
                 queue.answer = Some(frame);
             }
             SessionFrame::Credit { .. } => queue.credit = Some(frame),
-            SessionFrame::Data(bytes) => queue.data(bytes)?,
+            SessionFrame::Data(bytes) => {
+                let received = bytes.len() as u64;
+                queue.data(bytes)?;
+                self.passed.fetch_add(received, Relaxed);
+            }
             SessionFrame::Fin { .. } | SessionFrame::ResetAt { .. } => queue.finish(frame)?,
             SessionFrame::Reset { .. } | SessionFrame::PathLost { .. } => {
                 queue.credit = None;
@@ -106,9 +114,9 @@ impl RelayQueue {
         Ok(queue.take_request())
     }
 
-    /// Returns the bytes of data received so far.
+    /// Returns the bytes of data received so far. Takes no lock.
     pub(crate) fn passed(&self) -> u64 {
-        self.queue.lock().passed
+        self.passed.load(Relaxed)
     }
 
     /// Replaces everything that waits with this last frame; an answer that waits is still sent before it.
@@ -217,7 +225,6 @@ impl Queue {
         let merged = matches!(self.ordered.back(), Some(SessionFrame::Data(last)) if last.len() + bytes.len() <= MERGE_BELOW);
         self.grow(bytes.len() + if merged { 0 } else { OVERHEAD })?;
         self.bytes += bytes.len();
-        self.passed += bytes.len() as u64;
         if merged && let Some(SessionFrame::Data(last)) = self.ordered.back_mut() {
             *last = joined(std::mem::take(last), &bytes);
         } else {
