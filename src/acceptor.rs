@@ -124,7 +124,7 @@ impl SessionAcceptor {
     }
 
     async fn dial(&self, offer: &IncomingSession) -> Result<(TargetConnection, DialRight), SessionError> {
-        let (target, until) = (offer.target(), Instant::now() + offer.patience());
+        let (target, until) = (offer.target(), Instant::now() + offer.dial_timeout());
         let tls = match (&self.tls, offer.category()) {
             (_, category) if category != Category::Https => None,
             (Some(tls), _) => Some(tls),
@@ -133,7 +133,7 @@ impl SessionAcceptor {
                 return Err(SessionError::new(ErrorCode::NotAllowed, reason));
             }
         };
-        let DialledTarget { socket, right } = self.dialer.dial(target, offer.patience()).await?;
+        let DialledTarget { socket, right } = self.dialer.dial(target, offer.dial_timeout()).await?;
         let Some(tls) = tls else { return Ok((TargetConnection::Tcp(socket), right)) };
         let left = until.saturating_duration_since(Instant::now());
         let stream = tls.connect(socket, target, left, &self.pool).await?;

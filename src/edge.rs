@@ -190,7 +190,7 @@ impl Edge {
             windows: WINDOWS,
             memory: session.buffer_memory.unwrap_or_else(|| third_of_memory(MEMORY)),
             sessions: MAX_SESSIONS,
-            grace: session.resume_timeout,
+            resume_timeout: session.resume_timeout,
         };
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let (uplinks, links) = (Uplinks::new(uplink.node.clone()), Drain::new());

@@ -554,7 +554,7 @@ fn link_context(settings: &ServerConfig, links: &Drain) -> LinkContext {
         windows: WINDOWS,
         memory: settings.session.buffer_memory.unwrap_or_else(|| third_of_memory(MEMORY)),
         sessions: settings.session.max_sessions,
-        grace: settings.session.resume_timeout,
+        resume_timeout: settings.session.resume_timeout,
     };
     LinkContext {
         table: SessionTable::new(Instance::random(), limits, metrics.clone()),

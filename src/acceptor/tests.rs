@@ -37,7 +37,7 @@ impl Pair {
             windows: WindowLimits { start: 64 * 1024, max: 1024 * 1024 },
             memory: 16 << 20,
             sessions: 100,
-            grace: Duration::from_secs(60),
+            resume_timeout: Duration::from_secs(60),
         };
         let metrics = Metrics::edge();
         let drain = Drain::new();

@@ -65,7 +65,7 @@ fn edge(linked: bool) -> Admin {
 
 fn table() -> Arc<SessionTable> {
     let windows = WindowLimits { start: 1024, max: 1024 };
-    let limits = SessionLimits { windows, memory: 1 << 20, sessions: 9, grace: Duration::ZERO };
+    let limits = SessionLimits { windows, memory: 1 << 20, sessions: 9, resume_timeout: Duration::ZERO };
     SessionTable::new(Instance::from_bits(7 << 96), limits, Metrics::edge())
 }
 

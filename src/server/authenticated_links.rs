@@ -487,7 +487,7 @@ mod tests {
     async fn a_node_is_blocked_even_while_links_of_another_are_being_closed() {
         let (metrics, drain) = (Metrics::server("", ""), Drain::new());
         let windows = WindowLimits { start: 1000, max: 1000 };
-        let limits = SessionLimits { windows, memory: 1 << 20, sessions: 1, grace: Duration::ZERO };
+        let limits = SessionLimits { windows, memory: 1 << 20, sessions: 1, resume_timeout: Duration::ZERO };
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let nodes = watch::Sender::new(known([("node1", true), ("node2", true)]));
         let tokens = Reload::fixed(NodeTokens::parse("default:shared\n"));

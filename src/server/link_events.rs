@@ -610,7 +610,7 @@ async fn open_plain(
     })?;
     opening.ask(plain, None);
     let answer = tokio::select! {
-        answer = timeout(offer.patience(), opening.answer()) => answer,
+        answer = timeout(offer.dial_timeout(), opening.answer()) => answer,
         // Dropping the opening withdraws the request.
         () = offer.withdrawn() => {
             return Err(SessionError::new(ErrorCode::Cancelled, "the client has given up"));
@@ -624,7 +624,7 @@ async fn open_plain(
             Err(SessionError::new(ErrorCode::NodeNotConnected, why))
         }
         Err(_) => {
-            let why = format!("node {node} did not answer within {:?}", offer.patience());
+            let why = format!("node {node} did not answer within {:?}", offer.dial_timeout());
             Err(SessionError::new(ErrorCode::TargetTimeout, why))
         }
     }

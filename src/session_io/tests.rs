@@ -29,8 +29,8 @@ const LISTENER: &str = "test";
 /// Returns the opener's table, its link, and a channel of the sessions offered at the link's other end, all in memory.
 pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<LinkSender>, mpsc::Receiver<IncomingSession>) {
     let windows = WindowLimits { start: 64 * 1024, max: 1024 * 1024 };
-    let grace = Duration::from_secs(60);
-    let limits = SessionLimits { windows, memory: 16 << 20, sessions: 9, grace };
+    let resume_timeout = Duration::from_secs(60);
+    let limits = SessionLimits { windows, memory: 16 << 20, sessions: 9, resume_timeout };
     let table = || SessionTable::new(Instance::random(), limits.clone(), Metrics::edge());
     let sender = |n| LinkSender::new(LinkId(n), Remote::Server("node1".parse().unwrap()), None);
     let (near, far, opener, acceptor) = (sender(1), sender(2), table(), table());

@@ -146,7 +146,7 @@ impl ClientLinks {
             windows: WINDOWS,
             memory: third_of_memory(MEMORY),
             sessions: MAX_SESSIONS,
-            grace: RESUME_TIMEOUT,
+            resume_timeout: RESUME_TIMEOUT,
         };
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let link_context = LinkContext {

@@ -283,5 +283,5 @@ const LIMITS: SessionLimits = SessionLimits {
     windows: WindowLimits { start: 32 * 1024, max: 1 << 20 },
     memory: 6 << 20,
     sessions: 100,
-    grace: Duration::from_secs(60),
+    resume_timeout: Duration::from_secs(60),
 };

@@ -437,7 +437,8 @@ async fn a_server_that_links_endlessly_keeps_few_links() {
 fn link_context() -> LinkContext {
     let metrics = Metrics::server("", "");
     let windows = WindowLimits { start: 1000, max: 1000 };
-    let limits = SessionLimits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
+    let limits =
+        SessionLimits { windows, memory: 100_000, sessions: 10, resume_timeout: Duration::from_secs(60) };
     let table = SessionTable::new(Instance::random(), limits, metrics.clone());
     let (drain, congestion, server_name) = (Drain::new(), None, None);
     LinkContext { table, server_name, metrics, drain, congestion, plain_idle_timeout: PLAIN_IDLE_TIMEOUT }

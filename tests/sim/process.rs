@@ -48,8 +48,8 @@ impl Simulation {
         let at = self.processes.len();
         let (plan, kind) = (&self.plan, usize::from(node.is_some()));
         let metrics = || if kind == 0 { Metrics::server("", "") } else { Metrics::edge() };
-        let (windows, memory, grace) = (plan.windows[kind], plan.memory[kind], plan.grace);
-        let limits = SessionLimits { windows, memory, sessions: 1000, grace };
+        let (windows, memory, resume_timeout) = (plan.windows[kind], plan.memory[kind], plan.grace);
+        let limits = SessionLimits { windows, memory, sessions: 1000, resume_timeout };
         let counted = metrics();
         let table = SessionTable::new(Instance::from_bits(at as u128 + 1), limits, counted.clone());
         let registry = Registry::new(metrics());

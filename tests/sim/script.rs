@@ -28,7 +28,7 @@ struct Script {
 impl Script {
     fn new(sessions: usize) -> Self {
         let windows = WindowLimits { start: 1 << 10, max: 64 << 10 };
-        let limits = SessionLimits { windows, memory: 64 << 20, sessions, grace: GRACE };
+        let limits = SessionLimits { windows, memory: 64 << 20, sessions, resume_timeout: GRACE };
         let metrics = Metrics::server("", "");
         Self { table: SessionTable::new(Instance::from_bits(1), limits, metrics.clone()), metrics }
     }

@@ -302,9 +302,9 @@ impl PlainReader {
             }
             self.metrics.read_pauses.inc();
             // Timed out or notified, the next check sees both. Readers on other links do not notify this one.
-            let patience = if matches!(over, OverLimit::Process) { left.min(LOOK_INTERVAL) } else { left };
+            let pause = if matches!(over, OverLimit::Process) { left.min(LOOK_INTERVAL) } else { left };
             let stalled = ahead.stall();
-            let _ = timeout(patience, self.remote.sender.read.notified()).await;
+            let _ = timeout(pause, self.remote.sender.read.notified()).await;
             drop(stalled);
             self.pauses.add(fed, now.elapsed(), Instant::now());
             paused = true;

@@ -46,7 +46,7 @@ pub struct SessionLimits {
     /// Maximum number of concurrent sessions.
     pub sessions: usize,
     /// How long a session without a path, and the id of an ended session, are kept.
-    pub grace: Duration,
+    pub resume_timeout: Duration,
 }
 
 /// All sessions of this process by id; creates new ones.
@@ -410,8 +410,8 @@ impl SessionTable {
         }
         // Inserted here before it joins the link: a link that ends looks up its sessions in the table.
         shared.join_first(sender);
-        let patience = if sender.is_plain() { PLAIN_DIAL_TIMEOUT } else { DIAL_TIMEOUT };
-        Some(IncomingSession { session: Session::new(shared), target, client, patience })
+        let dial_timeout = if sender.is_plain() { PLAIN_DIAL_TIMEOUT } else { DIAL_TIMEOUT };
+        Some(IncomingSession { session: Session::new(shared), target, client, dial_timeout })
     }
 
     /// Returns the answer to a Resume of a session that has no end here, and makes sure that a late Open cannot create

@@ -147,7 +147,7 @@ async fn call(
         windows: WindowLimits { start: 32 * 1024, max: 32 * 1024 },
         memory: 1 << 20,
         sessions: 1,
-        grace: Duration::ZERO,
+        resume_timeout: Duration::ZERO,
     };
     let table = SessionTable::new(Instance::random(), limits, metrics.clone());
     let link_context = LinkContext {

@@ -28,7 +28,8 @@ pub(crate) fn peers(list: &[&str]) -> (Arc<Peers>, watch::Sender<Vec<SocketAddr>
     let tls = Reload::fixed(PeerTls { config: client.load().unwrap().load(), name });
     let metrics = Metrics::server("", "");
     let windows = WindowLimits { start: 1000, max: 1000 };
-    let limits = SessionLimits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
+    let limits =
+        SessionLimits { windows, memory: 100_000, sessions: 10, resume_timeout: Duration::from_secs(60) };
     let table = SessionTable::new(Instance::from_bits(1), limits, metrics.clone());
     let link_context = LinkContext {
         table,

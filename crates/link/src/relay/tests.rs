@@ -48,7 +48,8 @@ impl Relay {
 
     fn with(memory: usize) -> Self {
         let windows = WindowLimits { start: 1000, max: 1000 };
-        let limits = SessionLimits { windows, memory, sessions: 2000, grace: Duration::from_secs(60) };
+        let limits =
+            SessionLimits { windows, memory, sessions: 2000, resume_timeout: Duration::from_secs(60) };
         let table = SessionTable::new(Instance::from_bits(99), limits, Metrics::server("", ""));
         Self { table, client: link(1, Remote::Peer), edge: link(2, Remote::Edge(node())) }
     }

@@ -218,15 +218,15 @@ impl SessionTable {
     pub fn tick(&self, now: Instant) {
         self.metrics.sessions_relayed.set(i64::try_from(self.relays.len()).unwrap_or(i64::MAX));
         self.show_memory();
-        if let Some(long_ago) = now.checked_sub(self.limits.grace.max(LATEST_OPEN)) {
+        if let Some(long_ago) = now.checked_sub(self.limits.resume_timeout.max(LATEST_OPEN)) {
             self.ended.lock().forget_before(long_ago);
         }
-        let grace = self.limits.grace;
-        let why = SessionError::new(ErrorCode::Cancelled, format!("no path for {grace:?}"));
+        let timeout = self.limits.resume_timeout;
+        let why = SessionError::new(ErrorCode::Cancelled, format!("no path for {timeout:?}"));
         for shard in &self.shards {
             let sessions: Vec<_> = shard.lock().values().cloned().collect();
             for session in sessions {
-                let expiry = session.expire(now, grace, &why);
+                let expiry = session.expire(now, timeout, &why);
                 if expiry == Expiry::Truncated {
                     self.metrics.truncated.count("delivery_timeout");
                 }
@@ -315,7 +315,8 @@ mod departed_tests {
 
     fn table(memory: usize) -> (Arc<SessionTable>, Arc<LinkSender>) {
         let windows = WindowLimits { start: 1000, max: 1000 };
-        let limits = SessionLimits { windows, memory, sessions: SESSIONS, grace: Duration::from_secs(60) };
+        let limits =
+            SessionLimits { windows, memory, sessions: SESSIONS, resume_timeout: Duration::from_secs(60) };
         let table = SessionTable::new(Instance::from_bits(1), limits, Metrics::edge());
         (table, LinkSender::new(LinkId(1), Remote::Edge("node1".parse().unwrap()), Some(Instance::random())))
     }
@@ -367,7 +368,7 @@ mod departed_tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_not_delivered_within_the_grace_time_is_forgotten() {
+    async fn a_session_that_is_not_delivered_within_the_resume_timeout_is_forgotten() {
         let (table, link) = table(1 << 20);
         let id = broken(&table, &link, 10).await;
         tokio::time::advance(Duration::from_secs(59)).await;

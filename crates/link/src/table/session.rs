@@ -515,14 +515,14 @@ impl SessionCore {
         runs.then(|| (inner.state.is_opener(), inner.state.bytes_transferred()))
     }
 
-    /// Ends a session that has waited for its remote for `grace`.
-    pub(crate) fn expire(self: &Arc<Self>, now: Instant, grace: Duration, why: &SessionError) -> Expiry {
+    /// Ends a session that has waited for its remote for `timeout`.
+    pub(crate) fn expire(self: &Arc<Self>, now: Instant, timeout: Duration, why: &SessionError) -> Expiry {
         self.with_state(|inner| {
             let Some(since) = inner.state.mark_waiting(now) else {
                 return (Expiry::None, Actions::default());
             };
             let waited = now.saturating_duration_since(since);
-            if waited >= grace {
+            if waited >= timeout {
                 let (cut, actions) = inner.state.expire(why.clone());
                 return (if cut { Expiry::Truncated } else { Expiry::None }, actions);
             }

@@ -191,7 +191,7 @@ impl<'a> World<'a> {
     fn new(seed: u64, runtime: &'a Runtime) -> Self {
         let memory = if seed % 4 == 3 { 1 << 20 } else { 64 << 20 };
         let tables = [0, 1, 2].map(|process: u128| {
-            let limits = SessionLimits { windows: WINDOWS, memory, sessions: 1000, grace: GRACE };
+            let limits = SessionLimits { windows: WINDOWS, memory, sessions: 1000, resume_timeout: GRACE };
             SessionTable::new(Instance::from_bits(process + 1), limits, Metrics::edge())
         });
         let mut world = Self {

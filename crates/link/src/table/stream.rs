@@ -212,8 +212,7 @@ pub struct IncomingSession {
     pub(super) session: Session,
     pub(super) target: Target,
     pub(super) client: String,
-    /// How long the dial may take.
-    pub(super) patience: Duration,
+    pub(super) dial_timeout: Duration,
 }
 
 /// The right to search for a path of an opener's session, from
@@ -308,8 +307,8 @@ impl IncomingSession {
     }
 
     /// Returns how long the dial may take, so that the opener gets the answer in time.
-    pub fn patience(&self) -> Duration {
-        self.patience
+    pub fn dial_timeout(&self) -> Duration {
+        self.dial_timeout
     }
 
     /// Waits until the opener has given up.

@@ -232,7 +232,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_session_is_moved_only_to_a_link_that_has_answered_since_the_last_look() {
         let windows = WindowLimits { start: 1000, max: 1000 };
-        let limits = SessionLimits { windows, memory: 1 << 20, sessions: 10, grace: Duration::from_secs(60) };
+        let limits =
+            SessionLimits { windows, memory: 1 << 20, sessions: 10, resume_timeout: Duration::from_secs(60) };
         let table = SessionTable::new(Instance::from_bits(1), limits, Metrics::server("", ""));
         let node: NodeName = "node1".parse().unwrap();
         let [busy, interactive] = [1, 2].map(|number| {

@@ -27,8 +27,12 @@ use tunnel_proto::state::LinkId;
 use tunnel_proto::state::SessionState;
 
 fn table() -> Arc<SessionTable> {
-    let limits =
-        SessionLimits { windows: WINDOWS, memory: 1 << 20, sessions: 10, grace: Duration::from_secs(60) };
+    let limits = SessionLimits {
+        windows: WINDOWS,
+        memory: 1 << 20,
+        sessions: 10,
+        resume_timeout: Duration::from_secs(60),
+    };
     SessionTable::new(Instance::from_bits(1), limits, Metrics::edge())
 }
 
@@ -325,7 +329,8 @@ async fn an_opening_that_is_refused_leaves_no_acceptor_of_an_older_open() {
 #[tokio::test]
 async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
     let windows = WindowLimits { start: 16, max: 16 };
-    let limits = SessionLimits { windows, memory: 1 << 20, sessions: 2000, grace: Duration::from_secs(60) };
+    let limits =
+        SessionLimits { windows, memory: 1 << 20, sessions: 2000, resume_timeout: Duration::from_secs(60) };
     let (table, now) = (SessionTable::new(Instance::from_bits(1), limits, Metrics::edge()), Instant::now());
     let link = LinkSender::new(LinkId(1), Remote::Server("node1".parse().unwrap()), Some(Instance::random()));
     let on_frame = |id, frame| table.on_frame(&link, key(id), frame, now);
