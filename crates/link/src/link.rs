@@ -148,26 +148,26 @@ impl Link {
                     let now = Instant::now();
                     self.sender.handle_received(now);
                     if self.liveness.handle_received(now) {
-                        self.handle_timeout()?;
+                        self.check()?;
                     }
                     return piece.map_err(LinkEnd::from);
                 }
-                () = self.sender.wait_woken() => {
+                () = self.sender.check_requested() => {
                     if self.sender.is_closed() {
                         return Err(LinkEnd::ClosedLocally);
                     }
                     if self.liveness.is_watched() {
-                        self.handle_timeout()?;
+                        self.check()?;
                     }
                 }
-                () = sleep_until(next) => self.handle_timeout()?,
+                () = sleep_until(next) => self.check()?,
                 () = rescheduled(self.plain.as_ref()) => {}
             }
         }
     }
 
     /// Checks the link, and the sessions of a plain remote.
-    fn handle_timeout(&mut self) -> Result<(), LinkEnd> {
+    fn check(&mut self) -> Result<(), LinkEnd> {
         let now = Instant::now();
         match self.liveness.handle_timeout(self.sender.signs(now), now) {
             Verdict::Alive => {}

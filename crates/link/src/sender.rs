@@ -147,7 +147,7 @@ impl LinkSender {
     pub fn close(&self) {
         let _waiting = self.with_state(|state| state.queue.close());
         self.closed.cancel();
-        self.wake_reader();
+        self.request_check();
     }
 
     /// Waits until the link is closed.

@@ -71,7 +71,7 @@ impl LinkSender {
         let until = self.health.millis(Instant::now()) + millis(PROBED);
         self.health.watched_until.fetch_max(until, Relaxed);
         self.ping();
-        self.wake_reader();
+        self.request_check();
     }
 
     /// Returns true if the remote has answered a ping since then: the link has worked in both directions.
@@ -201,7 +201,7 @@ impl LinkSender {
             self.health.watched_until.store(until, Relaxed);
         }
         if until >= before + millis(PAUSE) {
-            self.wake_reader();
+            self.request_check();
             self.health.active.notify_waiters();
         }
     }
@@ -244,8 +244,8 @@ impl LinkSender {
         signs.unanswered.filter(|_| signs.unresponsive_at().is_some_and(|at| at <= now))
     }
 
-    /// Wakes the read loop for a check.
-    pub(crate) fn wake_reader(&self) {
+    /// Makes the read loop check the link.
+    pub(crate) fn request_check(&self) {
         self.health.check.notify_one();
     }
 
@@ -254,7 +254,7 @@ impl LinkSender {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub(crate) async fn wait_woken(&self) {
+    pub(crate) async fn check_requested(&self) {
         self.health.check.notified().await;
     }
 
