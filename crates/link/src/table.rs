@@ -161,7 +161,7 @@ impl SessionTable {
         let source = source(&client);
         let end = SessionState::opener(target, client, send, recv);
         let key = SessionKey { id: SessionId::random(), category, node };
-        let shared = SessionCore::new(key, self, source, end, None, Some(listener), None);
+        let shared = SessionCore::new(key, self, source, Origin::Here { listener }, end, None);
         // Its id is new.
         let _ = self.insert(&shared);
         Ok(PendingOpen::new(shared))
@@ -372,7 +372,7 @@ impl SessionTable {
             return None;
         };
         let (target, client) = (target.clone(), client.clone());
-        let origin = Origin { opener: opener.clone(), target: target.clone() };
+        let origin = Origin::Remote { opener: opener.clone(), target: target.clone() };
         let source = source(&client);
         let ended = self.ended.lock().refusal(key.id);
         let halves = if let Some(refusal) = ended {
@@ -393,8 +393,7 @@ impl SessionTable {
             recv.lift_limit(self.room_unread(sender));
         }
         let end = SessionState::acceptor(sender.id, epoch, limit, send, recv);
-        let from = Some(sender.clone());
-        let shared = SessionCore::new(key, self, source.clone(), end, from, None, Some(origin));
+        let shared = SessionCore::new(key, self, source.clone(), origin, end, Some(sender.clone()));
         if let Err(first) = self.insert(&shared) {
             // The same Open has just arrived on another link, which another task reads.
             if first.is_of_origin(&open) {

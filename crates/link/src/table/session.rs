@@ -30,21 +30,20 @@ pub(crate) struct SessionCore {
     started: Instant,
     /// The client's user or address, with which the session counts.
     pub client: Arc<str>,
-    /// Opener: the listener that accepted the client.
-    listener: Option<&'static str>,
-    /// Acceptor: the origin of the session.
-    origin: Option<Origin>,
+    origin: Origin,
     /// A copy of [`Inner::stay`] that is read without the lock.
     stay: AtomicU64,
     inner: Mutex<Inner>,
 }
 
-/// The party that opened a session, and the target of its Open. Each later Open or Resume must have the same: only the
-/// opener may resume a session, and a server authorizes a Resume by its target.
+/// How a session began at this end.
 #[derive(Debug)]
-pub(crate) struct Origin {
-    pub(crate) opener: Option<Opener>,
-    pub(crate) target: Target,
+pub(crate) enum Origin {
+    /// Opened here, for a client that this listener accepted.
+    Here { listener: &'static str },
+    /// Opened by another process. Each later Open or Resume must have the same opener and target: only the opener may
+    /// resume a session, and a server authorizes a Resume by its target.
+    Remote { opener: Option<Opener>, target: Target },
 }
 
 /// The part of a [`SessionCore`] that changes, under its lock.
@@ -100,19 +99,18 @@ impl SessionCore {
         key: SessionKey,
         table: &Arc<SessionTable>,
         client: Arc<str>,
+        origin: Origin,
         state: SessionState,
         sender: Option<Arc<LinkSender>>,
-        listener: Option<&'static str>,
-        origin: Option<Origin>,
     ) -> Arc<Self> {
         let logged = LoggedState::of(&state);
-        logged.log_begin(&key);
+        let (session, node, link) = (key.id, &key.node, logged.link.map(tracing::field::display));
+        debug!(%session, epoch = logged.epoch, link, %node, role = logged.role, "session created");
         Arc::new(Self {
             key,
             table: Arc::downgrade(table),
             started: Instant::now(),
             client,
-            listener,
             origin,
             stay: AtomicU64::new(FIRST_STAY),
             inner: Mutex::new(Inner {
@@ -157,11 +155,12 @@ impl SessionCore {
     /// Resume of a session that ends with its link.
     pub(crate) fn is_of_origin(&self, frame: &SessionFrame) -> bool {
         match (&self.origin, frame) {
-            (Some(_), SessionFrame::Resume { .. }) if self.ends_with_link() => false,
+            (Origin::Remote { .. }, SessionFrame::Resume { .. }) if self.ends_with_link() => false,
             (
-                Some(origin),
-                SessionFrame::Open { opener, target, .. } | SessionFrame::Resume { opener, target, .. },
-            ) => origin.opener == *opener && origin.target == *target,
+                Origin::Remote { opener, target },
+                SessionFrame::Open { opener: claimed, target: at, .. }
+                | SessionFrame::Resume { opener: claimed, target: at, .. },
+            ) => opener == claimed && target == at,
             _ => true,
         }
     }
@@ -446,9 +445,9 @@ impl SessionCore {
     /// Returns the link's RTTs for the path to the session's remote end.
     pub(crate) fn path_rtt(&self, inner: &Inner) -> LinkRtt {
         let Some(sender) = &inner.sender else { return LinkRtt::default() };
-        let far = match self.origin.as_ref().and_then(|origin| origin.opener.as_ref()) {
-            Some(Opener::Server(opener)) => Some(*opener),
-            Some(Opener::Node(_) | Opener::Client(_)) | None => inner.state.instance(),
+        let far = match &self.origin {
+            Origin::Remote { opener: Some(Opener::Server(opener)), .. } => Some(*opener),
+            Origin::Remote { .. } | Origin::Here { .. } => inner.state.instance(),
         };
         // An edge relays nothing. A server may, so there the process of the remote end is compared with the link's.
         let ends_there = matches!(sender.peer, Remote::Edge(_)) || (far.is_some() && far == sender.instance);
@@ -594,13 +593,6 @@ impl LoggedState {
         }
     }
 
-    /// Logs a new session.
-    pub(crate) fn log_begin(&self, key: &SessionKey) {
-        let SessionKey { id: session, node, .. } = key;
-        let link = self.link.map(tracing::field::display);
-        debug!(%session, epoch = self.epoch, link, %node, role = self.role, "session created");
-    }
-
     /// Returns the log message for the change.
     fn sentence(&self, before: &Self) -> &'static str {
         match (self.phase, self.link) {
@@ -697,7 +689,7 @@ impl SessionCore {
             id: *id,
             node: node.clone(),
             opened_for: state.opened_for(),
-            listener: self.listener,
+            listener: if let Origin::Here { listener } = self.origin { Some(listener) } else { None },
             phase: word(state.phase()),
             link: state.path(),
             started: self.started,

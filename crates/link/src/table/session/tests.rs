@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::schedule::{ControlQueue, Entry, FrameSource as _, QueuePlaces, Turn};
 use crate::sender::LinkSender;
-use crate::table::session::{Inner, SessionCore};
+use crate::table::session::{Inner, Origin, SessionCore};
 use crate::table::stream::{OpenOutcome, PendingOpen};
 use crate::table::{Event, SessionLimits, SessionTable};
 use tunnel_base::metrics::Metrics;
@@ -46,7 +46,7 @@ fn opener(table: &Arc<SessionTable>) -> Arc<SessionCore> {
         (SendHalf::new(budget.reservation()), RecvHalf::new(WINDOWS, budget.try_reserve(1000).unwrap()));
     let end = SessionState::opener("node1:22".parse().unwrap(), "me".into(), halves.0, halves.1);
     let key = key(SessionId::random());
-    let session = SessionCore::new(key, table, "me".into(), end, None, Some("test"), None);
+    let session = SessionCore::new(key, table, "me".into(), Origin::Here { listener: "test" }, end, None);
     table.insert(&session).unwrap();
     session
 }
