@@ -13,7 +13,7 @@ use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 use tokio_rustls::rustls::ClientConfig;
 use tracing::{info, info_span, warn};
 
@@ -290,12 +290,8 @@ impl Edge {
         info!(sessions = self.table.len(), timeout = ?self.deadline, "draining");
         let (at_once, until) = (at_once.shared(), Instant::now() + self.deadline);
         let why = SessionError::new(ErrorCode::Overloaded, "the edge is stopping");
-        let before_cut = async {
-            self.table.reset_all(&why);
-            sleep(FLUSH_TIMEOUT).await;
-            self.table.wait_closed().await;
-        };
-        let drained = self.sessions.finish_after(self.deadline, at_once.clone(), before_cut).await;
+        let ending = self.table.end_all(&why);
+        let drained = self.sessions.finish_after(self.deadline, at_once.clone(), ending).await;
         if let Drained::Aborted(left) = drained {
             warn!(sessions_remaining = left, "drain timeout, aborting sessions");
         }
@@ -305,10 +301,8 @@ impl Edge {
             () = sleep_until(until) => {}
             () = at_once => {}
         }
-        self.table.reset_all(&why);
         self.links.start();
-        sleep(FLUSH_TIMEOUT).await;
-        self.table.wait_closed().await;
+        self.table.end_all(&why).await;
         self.uplinks.close_all();
         self.links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         self.admin.finish(CLOSE_TIMEOUT, std::future::pending()).await;
@@ -326,8 +320,6 @@ const MAX_SESSIONS: usize = 20_000;
 
 /// Number of clients of the proxy that together may use all sessions.
 const PROXY_CLIENTS: usize = 4;
-/// Time for sessions to end on their own after a reset, and for the last resets to be sent before the link is closed.
-const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
 /// Time for connections to end on their own at the end of the shutdown.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 

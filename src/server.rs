@@ -610,12 +610,7 @@ impl Server {
         }
         let left = until.saturating_duration_since(Instant::now());
         let why = SessionError::new(ErrorCode::Overloaded, "the server is stopping");
-        let before_cut = async {
-            self.table.reset_all(&why);
-            sleep(FLUSH_TIMEOUT).await;
-            self.table.wait_closed().await;
-        };
-        let drained = clients.finish_after(left, at_once.clone(), before_cut).await;
+        let drained = clients.finish_after(left, at_once.clone(), self.table.end_all(&why)).await;
         if let Drained::Aborted(left) = drained {
             warn!(sessions_remaining = left, "drain timeout, aborting sessions");
         }
@@ -624,11 +619,9 @@ impl Server {
             () = sleep_until(until) => warn!("drain timeout, relayed sessions must find another path"),
             () = at_once => {}
         }
-        self.table.reset_all(&why);
-        publisher.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         links.start();
-        sleep(FLUSH_TIMEOUT).await;
-        self.table.wait_closed().await;
+        self.table.end_all(&why).await;
+        publisher.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         registry.close_all();
         user_links.close_all();
         finder.close_links();
@@ -650,7 +643,5 @@ async fn wait_relayed(table: &SessionTable) {
 const LISTEN_GRACE: Duration = Duration::from_secs(2);
 /// Interval between checks whether relayed sessions have found another path.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Time for sessions to end after their reset, and for the last resets to be sent before links are closed.
-const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
 /// Time for connections to end on their own at the very end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);

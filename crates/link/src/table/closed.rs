@@ -89,12 +89,15 @@ impl SessionTable {
         }
     }
 
-    /// Waits until the last frame of each session that is reset has been sent on its path; at most 2 s.
+    /// Resets every session, sends the reason to all remote ends, and waits until the last frame of each session has been
+    /// sent on its path; at most 2.1 s.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub async fn wait_closed(&self) {
+    pub async fn end_all(&self, why: &SessionError) {
+        self.reset_all(why);
+        sleep(FLUSH_TIME).await;
         let until = Instant::now() + LAST_FRAMES_TIMEOUT;
         while Instant::now() < until
             && self.all().iter().any(|session| session.read(SessionState::has_pending_close))
@@ -147,6 +150,8 @@ impl SessionTable {
 
 /// Maximum number of orphans that may be evicted, at about 300 bytes each.
 pub(crate) const MAX_ORPHANS: usize = 20_000;
+/// Time for tasks to notice that their session was reset.
+const FLUSH_TIME: Duration = Duration::from_millis(100);
 /// Timeout of the wait for last frames, and its poll interval.
 const LAST_FRAMES_TIMEOUT: Duration = Duration::from_secs(2);
 const LAST_FRAMES_POLL: Duration = Duration::from_millis(10);
