@@ -13,7 +13,7 @@ use crate::registry::peers::MAX_KNOWN;
 use crate::registry::{Finder, NodeNotFound};
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
-use tunnel_proto::frame::Found;
+use tunnel_proto::frame::{Found, FrameKind};
 use tunnel_proto::state::LinkId;
 
 /// The nodes of all peers, and the searches that have failed.
@@ -172,7 +172,7 @@ impl Finder {
     /// Answers a peer's question whether a node is linked here.
     pub fn handle_find(&self, to: &LinkSender, node: &NodeName, question: u64) {
         // Dropped if too much is queued on that link: a server that does not read its answers gets none.
-        to.found(node, self.registry.found(node, question, self.own));
+        to.signal(node, FrameKind::Found(self.registry.found(node, question, self.own)));
     }
 
     /// Handles a Found of a peer: an answer, or an announcement that a node is there, or no longer there.
@@ -292,7 +292,7 @@ mod announcement_tests {
     use tunnel_base::metrics::Metrics;
     use tunnel_base::policy::zone::Zone;
     use tunnel_net::resolver::Resolver;
-    use tunnel_proto::frame::{FrameKind, Remote};
+    use tunnel_proto::frame::Remote;
     use tunnel_proto::state::LinkId;
 
     use super::*;

@@ -32,7 +32,7 @@ use tunnel_link::liveness::Suspicion;
 use tunnel_link::sender::LinkSender;
 use tunnel_net::path_mtu::REMEDY;
 use tunnel_net::resolver::Lookup;
-use tunnel_proto::frame::{Found, Load, NodePage};
+use tunnel_proto::frame::{Found, FrameKind, Load, NodePage};
 use tunnel_proto::state::LinkId;
 
 /// The links to peers: made from here when needed, or by peers.
@@ -177,11 +177,11 @@ impl Peers {
         let silent = || PeerError::Silent(server.to_string());
         let question = self.question();
         let (answer, answered) = oneshot::channel();
-        // Inserted before sending, because the answer may arrive on another thread before `find` returns. The guard
+        // Inserted before sending, because the answer may arrive on another thread before `signal` returns. The guard
         // below removes it, whether it was answered, timed out or cancelled.
         self.questions.lock().insert((question, sender.id), answer);
         let _pending = PendingQuery { peers: self, key: (question, sender.id) };
-        if !sender.find(node, question) {
+        if !sender.signal(node, FrameKind::Find(question)) {
             return Err(silent());
         }
         let found = tokio::select! {
@@ -583,7 +583,7 @@ impl Peers {
         let mut reported = HashSet::new();
         for link in self.links() {
             if link.instance.is_none_or(|server| reported.insert(server)) {
-                link.load(load);
+                link.signal(&NodeName::none(), FrameKind::Load(load));
             }
         }
     }

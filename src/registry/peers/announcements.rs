@@ -17,6 +17,7 @@ use crate::registry::Registry;
 use crate::registry::peers::Peers;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
+use tunnel_proto::frame::FrameKind;
 
 /// The links over which nodes are announced, one for each peer, by the peer's process.
 #[derive(Debug, Default)]
@@ -107,7 +108,7 @@ impl AnnouncementLink {
     async fn send(&self, nodes: impl IntoIterator<Item = NodeName>, registry: &Registry, own: Instance) {
         for node in nodes {
             while self.link.waiting() >= MAX_QUEUED
-                || !self.link.found(&node, registry.found(&node, UNSOLICITED, own))
+                || !self.link.signal(&node, FrameKind::Found(registry.found(&node, UNSOLICITED, own)))
             {
                 sleep(QUEUE_FULL_PAUSE).await;
             }

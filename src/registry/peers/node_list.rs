@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 use crate::registry::peers::{PeerHandle, Peers};
 use tunnel_base::names::NodeName;
 use tunnel_link::sender::LinkSender;
-use tunnel_proto::frame::{ListNodes, ListedNode, MAX_PAGE_NODES, NodePage};
+use tunnel_proto::frame::{FrameKind, ListNodes, ListedNode, MAX_PAGE_NODES, NodePage};
 use tunnel_proto::state::LinkId;
 
 /// The nodes of one peer.
@@ -101,7 +101,8 @@ impl Peers {
         // Inserted before sending, like a Find; the guard removes it in every case.
         self.pages.lock().insert((question, link.id), answer);
         let _pending = PendingPage { peers: self, key: (question, link.id) };
-        if !link.list_nodes(ListNodes { question, after }) {
+        let request = FrameKind::ListNodes(ListNodes { question, after });
+        if !link.signal(&NodeName::none(), request) {
             return None;
         }
         tokio::select! {

@@ -7,8 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::sender::LinkSender;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_proto::frame::{
-    Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, Load, NodePage, SessionError, SessionFrame,
-    SessionKey,
+    Conflict, ErrorCode, Frame, FrameKind, NodePage, SessionError, SessionFrame, SessionKey,
 };
 
 impl LinkSender {
@@ -26,14 +25,10 @@ impl LinkSender {
         self.with_state(|state| state.queue.push_last(frame));
     }
 
-    /// Asks a peer whether `node` is connected to it. Returns false if too much waits to be sent.
-    pub fn find(&self, node: &NodeName, question: u64) -> bool {
-        self.signal(node, FrameKind::Find(question))
-    }
-
-    /// Sends a peer a Found frame about `node`. Returns false if too much waits to be sent.
-    pub fn found(&self, node: &NodeName, found: Found) -> bool {
-        self.signal(node, FrameKind::Found(found))
+    /// Sends a frame about `node`, but no session. Returns false if too much waits to be sent, or if the remote is plain.
+    pub fn signal(&self, node: &NodeName, body: FrameKind) -> bool {
+        let frame = Frame { node: node.clone(), body };
+        !self.is_plain() && self.with_state(|state| state.queue.push_reply(frame))
     }
 
     /// Sends a Drain frame: a server requests that its edge links to another server, preferably to the one at `to`, or
@@ -49,16 +44,6 @@ impl LinkSender {
     /// Returns true if [`Self::drain`] was sent on this link.
     pub fn is_drained(&self) -> bool {
         self.drained.load(Relaxed)
-    }
-
-    /// Sends a peer the number of nodes that are connected here.
-    pub fn load(&self, load: Load) {
-        self.signal(&NodeName::none(), FrameKind::Load(load));
-    }
-
-    /// Requests a page of a peer's nodes. Returns false if too much waits to be sent.
-    pub fn list_nodes(&self, page: ListNodes) -> bool {
-        self.signal(&NodeName::none(), FrameKind::ListNodes(page))
     }
 
     /// Sends a peer a page of the nodes that are connected here. Returns false if an earlier page still waits to be
@@ -92,11 +77,6 @@ impl LinkSender {
     /// Wakes the puller, for what a dialect itself has to send.
     pub(crate) fn wake_outbound(&self) {
         self.with_state(|state| state.queue.wake());
-    }
-
-    fn signal(&self, node: &NodeName, body: FrameKind) -> bool {
-        let frame = Frame { node: node.clone(), body };
-        !self.is_plain() && self.with_state(|state| state.queue.push_reply(frame))
     }
 }
 

@@ -12,7 +12,7 @@ use crate::registry::peers::peer::{PeerDialer, PeerError};
 use crate::registry::peers::tests::{peers, settled};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_proto::frame::{FrameKind, Remote};
+use tunnel_proto::frame::Remote;
 use tunnel_proto::state::LinkId;
 
 use super::*;
@@ -96,7 +96,7 @@ async fn announcements_leave_room_on_a_link_for_other_signals() {
     peers.add_incoming(&slow, false);
     settled().await;
     assert_eq!(slow.waiting(), MAX_QUEUED);
-    assert!(slow.find(&node(1), 5), "a question has room");
+    assert!(slow.signal(&node(1), FrameKind::Find(5)), "a question has room");
     assert_eq!(count_announced(&slow).await, 5000);
 }
 
