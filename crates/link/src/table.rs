@@ -175,11 +175,8 @@ impl SessionTable {
 
     /// Resets every session and sends the reason to all remote ends.
     pub fn reset_all(&self, why: &SessionError) {
-        for shard in &self.shards {
-            let sessions: Vec<_> = shard.lock().values().cloned().collect();
-            for session in sessions {
-                session.reset(why.clone());
-            }
+        for session in self.all() {
+            session.reset(why.clone());
         }
     }
 

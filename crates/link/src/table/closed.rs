@@ -1,13 +1,11 @@
 //! Eviction when sessions or memory run out, and the ids of ended sessions.
 
-use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use crate::lock::Mutex;
 use crate::table::SessionTable;
 use crate::table::session::{Expiry, SessionCore};
 use tunnel_base::drain::Drain;
@@ -80,11 +78,7 @@ impl SessionTable {
     ///
     /// Cancel safe.
     pub async fn wait_delivered(&self) {
-        let owes = |shard: &Mutex<HashMap<SessionId, Arc<SessionCore>>>| {
-            let sessions: Vec<_> = shard.lock().values().cloned().collect();
-            sessions.iter().any(|session| session.read(SessionState::is_active))
-        };
-        while self.shards.iter().any(owes) {
+        while self.all().iter().any(|session| session.read(SessionState::is_active)) {
             sleep(LOOK_INTERVAL).await;
         }
     }
@@ -228,21 +222,18 @@ impl SessionTable {
         }
         let timeout = self.limits.resume_timeout;
         let why = SessionError::new(ErrorCode::Cancelled, format!("no path for {timeout:?}"));
-        for shard in &self.shards {
-            let sessions: Vec<_> = shard.lock().values().cloned().collect();
-            for session in sessions {
-                let expiry = session.expire(now, timeout, &why);
-                if expiry == Expiry::Truncated {
-                    self.metrics.truncated.count("delivery_timeout");
-                }
-                if expiry == Expiry::Evictable {
-                    self.add_orphan(&session);
-                } else {
-                    self.orphans.lock().remove(&session.key.id);
-                }
-                let last = session.last_frame();
-                self.clients.lock().renew(&session.key.id, last);
+        for session in self.all() {
+            let expiry = session.expire(now, timeout, &why);
+            if expiry == Expiry::Truncated {
+                self.metrics.truncated.count("delivery_timeout");
             }
+            if expiry == Expiry::Evictable {
+                self.add_orphan(&session);
+            } else {
+                self.orphans.lock().remove(&session.key.id);
+            }
+            let last = session.last_frame();
+            self.clients.lock().renew(&session.key.id, last);
         }
     }
 
