@@ -14,9 +14,9 @@ fn generated_code_matches_the_proto_files() {
 
     let made = TempDir::new().unwrap();
     let code = || tonic_prost_build::configure().build_transport(false).out_dir(made.path());
-    let links = code().build_client(false).build_server(false).bytes(".");
-    links.compile_fds(compile(&["tunnel.proto", "extension.proto"])).unwrap();
-    code().compile_fds(compile(&["enrol.proto"])).unwrap();
+    let messages = || code().build_client(false).build_server(false);
+    messages().bytes(".").compile_fds(compile(&["tunnel.proto", "extension.proto"])).unwrap();
+    messages().compile_fds(compile(&["enrol.proto"])).unwrap();
     code().build_server(false).bytes(".").compile_fds(compile(&["etcd.proto"])).unwrap();
     code().build_client(false).compile_fds(channelz.file_descriptor_set()).unwrap();
     std::fs::write(made.path().join("channelz.bin"), channelz.encode_file_descriptor_set()).unwrap();

@@ -3,17 +3,17 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use http::uri::PathAndQuery;
 use http::{Request, Response as HttpResponse};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use tokio::sync::oneshot;
-use tonic::codegen::Service as _;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code as GrpcCode, Response, Status};
+use tonic_prost::ProstCodec;
+use tower::service_fn;
 
 use crate::grpc::CallBody;
-use crate::grpc::enrol::wire::enrol_client::EnrolClient;
-use crate::grpc::enrol::wire::enrol_server::{Enrol, EnrolServer};
 use crate::grpc::enrol::wire::{CaReply, GetCaRequest, JoinRequest};
 use crate::lock::Mutex;
 use tunnel_base::logging::printable;
@@ -21,7 +21,7 @@ use tunnel_net::socket::Connection;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// The messages of `proto/enrol.proto`, compiled.
-#[allow(missing_docs, unreachable_pub, missing_debug_implementations, clippy::all, reason = "generated")]
+#[allow(unreachable_pub, reason = "generated")]
 #[rustfmt::skip]
 pub(crate) mod wire;
 
@@ -103,52 +103,50 @@ pub(crate) async fn answer<F>(
     hand_on: F,
 ) -> HttpResponse<CallBody>
 where
-    F: Fn(EnrolRequest) -> bool + Send + Sync + 'static,
+    F: Fn(EnrolRequest) -> bool + Send + Sync,
 {
-    let mut desk = EnrolServer::new(EnrolHandler { from, hand_on }).max_decoding_message_size(MAX_BYTES);
-    match desk.call(request).await {
-        Ok(answer) => answer.map(CallBody::Full),
-        Err(never) => match never {},
-    }
+    let response = match request.uri().path() {
+        GET_CA => {
+            let get_ca = service_fn(|_: tonic::Request<GetCaRequest>| ask(from, EnrolMethod::Ca, &hand_on));
+            unary_server().unary(get_ca, request).await
+        }
+        JOIN => {
+            let join = service_fn(|request: tonic::Request<JoinRequest>| {
+                let JoinRequest { secret, node: name, token } = request.into_inner();
+                ask(from, EnrolMethod::Join(JoinParams { secret, name, token }), &hand_on)
+            });
+            unary_server().unary(join, request).await
+        }
+        _ => Status::unimplemented("").into_http(),
+    };
+    response.map(CallBody::Full)
 }
 
-/// A gRPC service that passes an enrolment request to its handler and returns the answer.
-struct EnrolHandler<F> {
+fn unary_server<R>() -> tonic::server::Grpc<ProstCodec<CaReply, R>>
+where
+    R: prost::Message + Default + 'static,
+{
+    tonic::server::Grpc::new(ProstCodec::default()).max_decoding_message_size(MAX_BYTES)
+}
+
+/// Passes a request to its handler and returns the answer.
+async fn ask(
     from: SocketAddr,
-    /// Passes a request on; returns false if there is no handler.
-    hand_on: F,
-}
-
-impl<F: Fn(EnrolRequest) -> bool> EnrolHandler<F> {
-    async fn ask(&self, wish: EnrolMethod) -> Result<Response<CaReply>, Status> {
-        let (answer, answered) = oneshot::channel();
-        let enrol_request = EnrolRequest { from: self.from, wish, answer };
-        if !(self.hand_on)(enrol_request) {
-            return Err(Status::unavailable("server is shutting down or has too many pending calls"));
-        }
-        match answered.await {
-            Ok(Ok(certificates)) => Ok(Response::new(CaReply { certificates })),
-            Ok(Err(SessionError { code: ErrorCode::NotAllowed, reason })) => {
-                Err(Status::permission_denied(reason))
-            }
-            Ok(Err(SessionError { code: ErrorCode::NodeNotConnected, reason })) => {
-                Err(Status::unimplemented(reason))
-            }
-            Ok(Err(SessionError { reason, .. })) => Err(Status::unavailable(reason)),
-            Err(_) => Err(Status::unavailable("server is shutting down")),
-        }
+    wish: EnrolMethod,
+    hand_on: &(impl Fn(EnrolRequest) -> bool + Sync),
+) -> Result<Response<CaReply>, Status> {
+    let (answer, answered) = oneshot::channel();
+    if !hand_on(EnrolRequest { from, wish, answer }) {
+        return Err(Status::unavailable("server is shutting down or has too many pending calls"));
     }
-}
-
-#[tonic::async_trait]
-impl<F: Fn(EnrolRequest) -> bool + Send + Sync + 'static> Enrol for EnrolHandler<F> {
-    async fn get_ca(&self, _: tonic::Request<GetCaRequest>) -> Result<Response<CaReply>, Status> {
-        self.ask(EnrolMethod::Ca).await
-    }
-
-    async fn join(&self, request: tonic::Request<JoinRequest>) -> Result<Response<CaReply>, Status> {
-        let JoinRequest { secret, node: name, token } = request.into_inner();
-        self.ask(EnrolMethod::Join(JoinParams { secret, name, token })).await
+    match answered.await {
+        Ok(Ok(certificates)) => Ok(Response::new(CaReply { certificates })),
+        Ok(Err(SessionError { code, reason })) => Err(match code {
+            ErrorCode::NotAllowed => Status::permission_denied(reason),
+            ErrorCode::NodeNotConnected => Status::unimplemented(reason),
+            _ => Status::unavailable(reason),
+        }),
+        Err(_) => Err(Status::unavailable("server is shutting down")),
     }
 }
 
@@ -162,14 +160,13 @@ where
     IO: Connection + 'static,
 {
     let channel = channel(io, authority).await?;
-    let mut client = EnrolClient::new(channel).max_decoding_message_size(MAX_BYTES);
     let answer = match wish {
-        EnrolMethod::Ca => client.get_ca(GetCaRequest {}).await,
+        EnrolMethod::Ca => unary(channel, GET_CA, GetCaRequest {}).await,
         EnrolMethod::Join(JoinParams { secret, name, token }) => {
-            client.join(JoinRequest { secret, node: name, token }).await
+            unary(channel, JOIN, JoinRequest { secret, node: name, token }).await
         }
     };
-    answer.map(|answer| answer.into_inner().certificates).map_err(|status| {
+    answer.map(|reply| reply.certificates).map_err(|status| {
         let message = printable(status.message());
         match status.code() {
             GrpcCode::PermissionDenied => EnrolCallError::Refused(message),
@@ -177,6 +174,17 @@ where
             code => EnrolCallError::Unanswered(format!("{message} ({code:?})")),
         }
     })
+}
+
+/// Calls a method and returns its reply.
+async fn unary<R>(channel: Channel, path: &'static str, request: R) -> Result<CaReply, Status>
+where
+    R: prost::Message + 'static,
+{
+    let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(MAX_BYTES);
+    client.ready().await.map_err(|why| Status::unknown(format!("Service was not ready: {why}")))?;
+    let (path, codec) = (PathAndQuery::from_static(path), ProstCodec::default());
+    Ok(client.unary(tonic::Request::new(request), path, codec).await?.into_inner())
 }
 
 async fn channel<IO>(io: IO, authority: &str) -> Result<Channel, EnrolCallError>
@@ -187,7 +195,7 @@ where
     // "http" because the connection is already encrypted.
     let endpoint = Endpoint::from_shared(format!("http://{authority}")).map_err(|cause| broken(&cause))?;
     let io = Mutex::new(Some(io));
-    let connector = tower::service_fn(move |_: Uri| {
+    let connector = service_fn(move |_: Uri| {
         let io = io.lock().take().map(TokioIo::new);
         std::future::ready(io.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotConnected)))
     });
@@ -195,8 +203,10 @@ where
     connected.map_err(|cause| broken(&cause))
 }
 
-/// Prefix of the paths of its calls.
+/// Prefix of the paths of its calls, and these paths.
 const SERVICE: &str = "/enrol.Enrol/";
+const GET_CA: &str = "/enrol.Enrol/GetCa";
+const JOIN: &str = "/enrol.Enrol/Join";
 
 /// Maximum message size in bytes: a few certificates, or a few short texts.
 const MAX_BYTES: usize = 64 * 1024;
