@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::frame::{ErrorCode, SessionError, SessionFrame};
 use crate::halves::recv::RecvHalf;
 use crate::halves::send::SendHalf;
-use crate::state::ending::Departed;
+use crate::state::ending::{Departed, Departure};
 use tunnel_base::names::{Instance, Target};
 
 /// The id of a link of this process.
@@ -459,10 +459,15 @@ impl SessionState {
             self.path = None;
             return Actions { state: true, ..Actions::default() };
         }
-        if self.open_unanswered && !self.recv.has_no_limit() {
-            return self.handle_refused_elsewhere(refusal, now);
+        if !self.open_unanswered || self.recv.has_no_limit() {
+            return self.close(refusal);
         }
-        self.close(refusal)
+        // An older Open may still reach an acceptor over a previous path. Like a cancelled opening, the session stays
+        // until that acceptor has confirmed the cancellation.
+        self.phase = Phase::Resuming;
+        self.epoch += 1;
+        self.answer = Some(PendingFrame::Resume);
+        self.orphan(refusal, now, Departure::Dropped)
     }
 
     /// Returns true if the reply to the newest Open is pending. After a cancelled opening it is, until its Reset is sent.
@@ -503,14 +508,12 @@ impl SessionState {
             return DROPPED;
         }
         let is_new = self.recv.is_untouched() && (self.drops_bytes() || self.send.is_untouched());
-        match self.phase {
-            Phase::Closing => self.close_on(from, epoch),
-            Phase::Accepting => self.continue_on(from, epoch, 0, limit, None),
-            Phase::Open | Phase::Parked if is_new => {
-                self.continue_on(from, epoch, 0, limit, Some(PendingFrame::Opened))
-            }
-            _ => DROPPED,
-        }
+        let answer = match self.phase {
+            Phase::Accepting | Phase::Closing => None,
+            Phase::Open | Phase::Parked if is_new => Some(PendingFrame::Opened),
+            _ => return DROPPED,
+        };
+        self.continue_on(from, epoch, 0, limit, answer)
     }
 
     /// Handles a Resume at an acceptor.
@@ -519,11 +522,11 @@ impl SessionState {
             return DROPPED;
         }
         match self.phase {
-            Phase::Closing => self.close_on(from, epoch),
+            Phase::Closing => self.continue_on(from, epoch, received, limit, None),
             // A session that was not open yet is resumed only to cancel it.
             Phase::Accepting => {
-                self.set_path(from, epoch);
-                self.handle_open_cancelled()
+                (self.epoch, self.path) = (epoch, Some(from));
+                self.reset(SessionError::new(ErrorCode::Cancelled, "cancelled by its opener"))
             }
             Phase::Open | Phase::Parked | Phase::LastAck => {
                 self.resumed += 1;
@@ -533,18 +536,8 @@ impl SessionState {
         }
     }
 
-    fn set_path(&mut self, link: LinkId, epoch: u64) {
-        self.epoch = epoch;
-        self.path = Some(link);
-    }
-
-    /// Sends the last frame to the opener's current link: the previous link may be dead without notice.
-    fn close_on(&mut self, link: LinkId, epoch: u64) -> Actions {
-        self.set_path(link, epoch);
-        Actions::default()
-    }
-
-    /// Continues on another link: sends `answer`, and then the bytes that the opener has not received.
+    /// Continues on another link: sends `answer`, and then the bytes that the opener has not received. A session that
+    /// closes sends its last frame there, because the previous link may be dead without notice.
     fn continue_on(
         &mut self,
         link: LinkId,
@@ -553,7 +546,10 @@ impl SessionState {
         limit: u64,
         answer: Option<PendingFrame>,
     ) -> Actions {
-        self.set_path(link, epoch);
+        (self.epoch, self.path) = (epoch, Some(link));
+        if self.phase == Phase::Closing {
+            return Actions::default();
+        }
         self.waiting_since = None;
         if let Err(bad) = self.resume_sending(received, limit) {
             return self.handle_protocol_error(bad);

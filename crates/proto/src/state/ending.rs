@@ -21,7 +21,7 @@ pub(crate) struct Departed {
 
 /// How an owner left its session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Departure {
+pub(crate) enum Departure {
     /// After both directions had ended: the accepted bytes are delivered, and their end.
     Finished,
     /// Its connection failed: the accepted bytes are delivered, and then the reason.
@@ -68,22 +68,11 @@ impl SessionState {
     fn cancel_open(&mut self, why: SessionError, now: Instant) -> Actions {
         let sent = self.path.is_some() && self.answer.is_none();
         if !sent && !self.open_unanswered {
-            self.answer = Some(PendingFrame::Reset(why.clone()));
-            return self.start_closing(why);
+            return self.reset(why);
         }
         self.phase = if self.path.is_some() { Phase::Resuming } else { Phase::Parked };
         let due = if sent { PendingFrame::Reset(why.clone()) } else { PendingFrame::Resume };
         self.answer = self.path.map(|_| due);
-        self.orphan(why, now, Departure::Dropped)
-    }
-
-    /// Handles a refusal of the newest Open while an older one may still reach an acceptor over a previous path.
-    ///
-    /// Like a cancelled opening, it stays until that acceptor has confirmed the cancellation.
-    pub(crate) fn handle_refused_elsewhere(&mut self, why: SessionError, now: Instant) -> Actions {
-        self.phase = Phase::Resuming;
-        self.epoch += 1;
-        self.answer = Some(PendingFrame::Resume);
         self.orphan(why, now, Departure::Dropped)
     }
 
@@ -96,7 +85,7 @@ impl SessionState {
         self.orphan(why, now, Departure::Failed)
     }
 
-    fn orphan(&mut self, why: SessionError, now: Instant, left: Departure) -> Actions {
+    pub(crate) fn orphan(&mut self, why: SessionError, now: Instant, left: Departure) -> Actions {
         // Keep a reason that was recorded earlier.
         let (why, since) = self.departed.take().map_or((why, now), |before| (before.why, before.since));
         self.drop_unread(&why);
@@ -157,10 +146,7 @@ impl SessionState {
                 (Some(false), self.close(SessionError::new(ErrorCode::NoError, "")))
             }
             (_, None) => (None, Actions::default()),
-            (Phase::Open | Phase::Resuming, Some(Departed { why, .. })) => {
-                self.answer = Some(PendingFrame::Reset(why.clone()));
-                (Some(true), self.start_closing(why))
-            }
+            (Phase::Open | Phase::Resuming, Some(Departed { why, .. })) => (Some(true), self.reset(why)),
             (Phase::Parked, Some(Departed { why, .. })) => (Some(true), self.close(why)),
             (_, Some(_)) => (Some(true), Actions::default()),
         }
@@ -174,24 +160,13 @@ impl SessionState {
         }
     }
 
-    /// Handles an opener that cancelled while the target was being dialled: replies with a Reset, and sends nothing
-    /// more.
-    pub(crate) fn handle_open_cancelled(&mut self) -> Actions {
-        let why = SessionError::new(ErrorCode::Cancelled, "cancelled by its opener");
-        self.answer = Some(PendingFrame::Reset(why.clone()));
-        self.start_closing(why)
-    }
-
     /// Ends the session after the resume timeout.
     ///
     /// An opener whose Resume is not answered yet sends the reason, because the acceptor may have resumed. If the reply
     /// has just arrived, the session continues.
     pub fn give_up(&mut self, why: SessionError) -> Actions {
         match self.phase {
-            Phase::Resuming => {
-                self.answer = Some(PendingFrame::Reset(why.clone()));
-                self.start_closing(why)
-            }
+            Phase::Resuming => self.reset(why),
             Phase::Parked => self.close(why),
             _ if self.is_opener() => Actions::default(),
             _ => self.close(why),
@@ -249,7 +224,11 @@ impl SessionState {
     }
 
     pub(crate) fn handle_protocol_error(&mut self, bad: FlowControlError) -> Actions {
-        let why = SessionError::new(ErrorCode::ProtocolError, bad);
+        self.reset(SessionError::new(ErrorCode::ProtocolError, bad))
+    }
+
+    /// Sends a Reset as the last frame, if there is a path to send it on.
+    pub(crate) fn reset(&mut self, why: SessionError) -> Actions {
         self.answer = Some(PendingFrame::Reset(why.clone()));
         self.start_closing(why)
     }
