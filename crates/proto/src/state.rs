@@ -140,6 +140,11 @@ impl SessionState {
         self.ended.as_ref()
     }
 
+    /// Returns true if nothing is sent or received any longer, except for a last frame.
+    pub fn is_over(&self) -> bool {
+        self.ended.is_some() || matches!(self.phase, Phase::Closing | Phase::Closed)
+    }
+
     /// Returns true if it is open, with or without a path: then the remote may wait for frames from this end.
     pub fn is_active(&self) -> bool {
         matches!(self.phase, Phase::Open | Phase::Parked | Phase::Resuming)

@@ -102,8 +102,7 @@ impl PathMonitor {
 
     /// Returns true if nothing is sent or received any longer.
     pub fn is_over(&self) -> bool {
-        let inner = self.0.lock();
-        inner.state.ended().is_some() || matches!(inner.state.phase(), Phase::Closing | Phase::Closed)
+        self.0.read(SessionState::is_over)
     }
 
     /// Returns why the session ended, if it did not end cleanly.
@@ -173,13 +172,9 @@ fn write_failure(end: &SessionState) -> io::ErrorKind {
 
 /// Returns the error of an end that is over, for its owner.
 fn over(end: &SessionState, kind: io::ErrorKind) -> Option<io::Error> {
-    let over = matches!(end.phase(), Phase::Closing | Phase::Closed) || end.ended().is_some();
-    over.then(|| {
-        io::Error::new(
-            kind,
-            end.ended().cloned().unwrap_or_else(|| SessionError::new(ErrorCode::NoError, "session is over")),
-        )
-    })
+    let why =
+        || end.ended().cloned().unwrap_or_else(|| SessionError::new(ErrorCode::NoError, "session is over"));
+    end.is_over().then(|| io::Error::new(kind, why()))
 }
 
 // The handles of a session before it is open, and while it searches for a path.
