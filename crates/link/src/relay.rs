@@ -31,8 +31,8 @@ pub struct RelayTable {
     bindings: Mutex<Bindings>,
     /// Maximum number of bytes that wait for one session and direction.
     most: usize,
-    /// Budget for the bytes of all sessions together.
-    queued: Arc<Budget>,
+    /// Budget for the bytes of all sessions together, including the overhead of their frames.
+    pub(crate) queued: Arc<Budget>,
     /// Maximum number of bytes that wait on one link.
     most_on_link: usize,
 }
@@ -87,16 +87,6 @@ impl RelayTable {
         let bindings = self.bindings.lock();
         let binding = bindings.all.get(&id)?;
         Some((binding.acceptor_leg.as_ref()?.queue.passed(), binding.opener_leg.queue.passed()))
-    }
-
-    /// Returns the bytes that wait in all queues, including the overhead of their frames.
-    pub(crate) fn queued(&self) -> usize {
-        self.queued.used()
-    }
-
-    /// Returns the budget for these bytes.
-    pub(crate) fn budget(&self) -> &Budget {
-        &self.queued
     }
 
     /// Returns the sessions that are relayed for edges with a link here.

@@ -170,7 +170,7 @@ impl SessionTable {
     /// Returns the number of sessions that are relayed or for which a path is searched, and the bytes that wait for
     /// them.
     pub fn relayed(&self) -> (usize, usize) {
-        (self.relays.len(), self.relays.queued())
+        (self.relays.len(), self.relays.queued.used())
     }
 
     /// Resets every session and sends the reason to all remote ends.

@@ -100,11 +100,13 @@ impl LinkSender {
     /// meanwhile.
     pub(crate) fn lock_informed(&self, now: Instant) -> MutexGuard<'_, LinkState> {
         let state = self.lock();
-        let Some(reader) = state.queue.reader(now) else { return state };
+        let (queue, sessions_wait) = (&state.queue, state.queue.waiting.turns.len() > 0);
+        let Some(reader) = queue.pacing.reader(queue.acks_wait(), sessions_wait, now) else { return state };
         drop(state);
         let info = reader.read();
         let mut state = self.lock();
-        state.queue.handle_reading(info, now);
+        let sessions_wait = state.queue.waiting.turns.len() > 0;
+        state.queue.pacing.read(info, sessions_wait, now);
         state
     }
 }

@@ -12,7 +12,6 @@ use crate::schedule::{
     ControlQueue, Entry, FlowState, INTERACTIVE_BACKLOG, Scheduler, SendRequest, Sent, Turn,
 };
 use crate::sender::pacing::Pacing;
-use tunnel_net::tcp_info::{TcpInfo, TcpInfoReader};
 use tunnel_proto::frame::{Frame, FrameKind};
 
 /// Everything that waits for one link, under the link sender's lock.
@@ -242,20 +241,8 @@ impl SendQueue {
         }
     }
 
-    /// Returns the reader to call, without the lock, before the next [`Self::poll_next`], if a reading is due. Its result
-    /// goes to [`Self::handle_reading`].
-    pub(crate) fn reader(&self, now: Instant) -> Option<TcpInfoReader> {
-        self.pacing.reader(self.acks_wait(), self.waiting.turns.len() > 0, now)
-    }
-
-    /// Takes a reading of the kernel.
-    pub(crate) fn handle_reading(&mut self, reading: Option<TcpInfo>, now: Instant) {
-        let sessions_wait = self.waiting.turns.len() > 0;
-        self.pacing.read(reading, sessions_wait, now);
-    }
-
     /// Returns true if acknowledgements for the remote wait.
-    fn acks_wait(&self) -> bool {
+    pub(crate) fn acks_wait(&self) -> bool {
         self.pong.is_some() || !self.waiting.credits.is_empty()
     }
 

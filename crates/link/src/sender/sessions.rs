@@ -100,16 +100,6 @@ impl LinkSessions {
         self.joined
     }
 
-    fn len(&self) -> usize {
-        self.own.all.len() + self.relayed.all.len()
-    }
-
-    /// Takes all sessions out; none joins any longer.
-    fn end(&mut self) -> (Members<u64>, Members<Relayed>) {
-        self.ended = true;
-        (std::mem::take(&mut self.own), std::mem::take(&mut self.relayed))
-    }
-
     /// Adds a session with an end here. Does nothing if a later stay of it is known.
     fn handle_attached(&mut self, key: &SessionKey, stay: u64) {
         let number = self.next_number();
@@ -171,7 +161,8 @@ fn in_order(mut numbered: Vec<(u64, SessionId)>) -> Vec<SessionId> {
 impl LinkSender {
     /// Returns the number of sessions that have their path over this link, including relayed ones.
     pub fn sessions(&self) -> usize {
-        self.lock().sessions.len()
+        let sessions = &self.lock().sessions;
+        sessions.own.all.len() + sessions.relayed.all.len()
     }
 
     /// Returns true if a session with that node has its path over this link.
@@ -258,7 +249,11 @@ impl LinkSender {
     /// Closes the link for good and returns all sessions that ran on it.
     pub(crate) fn detach_all(&self) -> DetachedSessions {
         self.close();
-        let (own, relayed) = self.with_state(|state| state.sessions.end());
+        let (own, relayed) = {
+            let sessions = &mut self.lock().sessions;
+            sessions.ended = true;
+            (std::mem::take(&mut sessions.own), std::mem::take(&mut sessions.relayed))
+        };
         DetachedSessions { own: in_order(own.numbered(None)), relayed: in_order(relayed.numbered(None)) }
     }
 

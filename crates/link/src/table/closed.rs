@@ -256,7 +256,7 @@ impl SessionTable {
         let budgets: [(_, &Budget); 4] = [
             ("reserved", &self.reserved),
             ("unacknowledged", &self.unacked),
-            ("relayed", self.relays.budget()),
+            ("relayed", &self.relays.queued),
             ("unreserved", &self.unreserved),
         ];
         for (name, budget) in budgets {

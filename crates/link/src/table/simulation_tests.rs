@@ -305,7 +305,8 @@ impl<'a> World<'a> {
             return false;
         }
         if reading.is_some() {
-            end.sender.lock().queue.handle_reading(reading, self.now);
+            let queue = &mut end.sender.lock().queue;
+            queue.pacing.read(reading, queue.waiting.turns.len() > 0, self.now);
         }
         match end.sender.poll_pull(&mut Context::from_waker(&end.wake.waker), self.now) {
             Poll::Pending => return true,
@@ -774,7 +775,7 @@ impl World<'_> {
             let (promised, kept) = table.memory();
             assert!(promised <= self.memory + pieces * PIECE, "process {process} promised {promised}");
             assert!(kept <= self.memory + table.len() * MAX_FAIR, "process {process} keeps {kept}");
-            let relayed = table.relays.queued();
+            let relayed = table.relays.queued.used();
             assert!(relayed <= self.memory, "process {process} queues {relayed} relayed bytes");
         }
     }
