@@ -222,7 +222,9 @@ async fn every_frame_and_header_is_byte_for_byte_as_recorded() {
         now.push((name, headers(&sent)));
     }
     now.push(("header of a server", headers(&Caller::peer_request(instance()))));
-    now.push(("header of a server, backup", headers(&Caller::peer_backup_request(instance()))));
+    let mut backup = Caller::peer_request(instance());
+    Hello::with_purpose(&mut backup, LinkPurpose::Backup);
+    now.push(("header of a server, backup", headers(&backup)));
     now.push(("header of a response", headers(&Hello::response(instance()))));
     let mut named = Hello::response(instance());
     Hello::with_server_name(&mut named, &"eu-1".parse().unwrap());

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::frame::{MAX_NODE_IPS, MAX_VERSION_CHARS};
 use tunnel_base::names::{DeviceName, Instance, NameError, NodeName, ServerName, UserName};
@@ -137,20 +137,13 @@ impl Caller {
             return Err(HelloError::NoCertificate);
         }
         let instance = remote_instance(headers)?.ok_or(HelloError::PlainPeer)?;
-        Ok(Self::Peer { instance, backup: headers.get(&LINK) == Some(&BACKUP) })
+        Ok(Self::Peer { instance, backup: is_backup(headers) })
     }
 
     /// Returns the metadata of a server's request to a peer.
     pub fn peer_request(instance: Instance) -> HeaderMap {
         let mut headers = local_headers(instance);
         headers.insert(ROLE, HeaderValue::from_static("peer"));
-        headers
-    }
-
-    /// Like [`Self::peer_request`], but for a backup link, which leaves an older link of this process open.
-    pub fn peer_backup_request(instance: Instance) -> HeaderMap {
-        let mut headers = Self::peer_request(instance);
-        headers.insert(LINK, BACKUP);
         headers
     }
 
@@ -169,7 +162,6 @@ impl ClientHello {
     fn from_request(headers: &HeaderMap) -> Result<Self, HelloError> {
         let bad = |why: NameError| HelloError::BadName(why.to_string());
         let instance = remote_instance(headers)?.ok_or(HelloError::PlainClient)?;
-        let is_backup = headers.get(&LINK) == Some(&BACKUP);
         let (proof, device) = match headers.get(http::header::AUTHORIZATION) {
             Some(text) => {
                 let members = Members::read(text)?;
@@ -181,7 +173,8 @@ impl ClientHello {
                 (UserProof::Certificate, device.unwrap_or_default().to_owned())
             }
         };
-        Ok(Self { proof, device: device.parse().map_err(bad)?, instance, is_backup })
+        let device = device.parse().map_err(bad)?;
+        Ok(Self { proof, device, instance, is_backup: is_backup(headers) })
     }
 
     /// Returns the metadata of a user's program.
@@ -210,31 +203,30 @@ impl Hello {
     pub fn from_request(headers: &HeaderMap) -> Result<Self, HelloError> {
         let text = headers.get(http::header::AUTHORIZATION).ok_or(HelloError::NoToken)?;
         let members = Members::read(text)?;
-        let claim = Credentials { nodename: members.text("nodename")?, token: members.text("token")? };
-        let node = claim.nodename.parse().map_err(|e| HelloError::BadName(format!("{e}")))?;
+        let (node, token) = (members.text("nodename")?, members.text("token")?);
+        let node = node.parse().map_err(|e: NameError| HelloError::BadName(e.to_string()))?;
         let instance = remote_instance(headers)?;
-        let is_backup = instance.is_some() && headers.get(&LINK) == Some(&BACKUP);
         let purpose = match headers.get(&ROLE).map(HeaderValue::as_bytes) {
-            None | Some(EDGE) if is_backup => LinkPurpose::Backup,
+            None | Some(EDGE) if instance.is_some() && is_backup(headers) => LinkPurpose::Backup,
             None | Some(EDGE) => LinkPurpose::Primary,
             Some(INTERACTIVE) if instance.is_some() => LinkPurpose::Interactive,
             Some(role) => {
                 return Err(HelloError::BadRole(String::from_utf8_lossy(role).chars().take(20).collect()));
             }
         };
-        Ok(Self { node, token: claim.token, instance, purpose, ips: ips(headers) })
+        Ok(Self { node, token, instance, purpose, ips: ips(headers) })
     }
 
     /// Returns the metadata of an edge's request.
     pub fn edge_request(node: &NodeName, token: &str, instance: Instance) -> HeaderMap {
-        let claim = Credentials { nodename: node.as_str().into(), token: token.into() };
         let mut headers = local_headers(instance);
-        insert_bearer(&mut headers, &claim);
+        insert_bearer(&mut headers, &Credentials { nodename: node.as_str(), token });
         headers.insert(ROLE, HeaderValue::from_static("edge"));
         headers
     }
 
-    /// Adds the purpose of the link to an edge's request. A plain server ignores it, and closes the older link.
+    /// Adds the purpose of the link to the request of an edge or a server. A plain server ignores it, and closes the older
+    /// link.
     pub fn with_purpose(headers: &mut HeaderMap, purpose: LinkPurpose) {
         match purpose {
             LinkPurpose::Primary => None,
@@ -284,6 +276,10 @@ pub fn pad(headers: &mut HeaderMap, bytes: usize) {
 /// Returns true if the remote has padded its metadata, so that it expects the same.
 pub fn is_padded(headers: &HeaderMap) -> bool {
     headers.contains_key(&PADDING)
+}
+
+fn is_backup(headers: &HeaderMap) -> bool {
+    headers.get(&LINK) == Some(&BACKUP)
 }
 
 fn ips(headers: &HeaderMap) -> Box<[IpAddr]> {
@@ -383,10 +379,10 @@ const CLIENT: &[u8] = b"client";
 const INTERACTIVE: &[u8] = b"interactive";
 
 /// The JSON in `authorization` of an edge.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Credentials {
-    pub(crate) nodename: String,
-    pub(crate) token: String,
+#[derive(Serialize)]
+struct Credentials<'a> {
+    nodename: &'a str,
+    token: &'a str,
 }
 
 /// The JSON in `authorization` of a user's program.

@@ -25,7 +25,7 @@ use tunnel_net::tcp_info::TcpInfoReader;
 use tunnel_net::tls::error::HandshakeError;
 use tunnel_proto::codec::{encode, heartbeat};
 use tunnel_proto::frame::Remote;
-use tunnel_proto::hello::{Caller, Hello, OtherVersion, pad, user_agent};
+use tunnel_proto::hello::{Caller, Hello, LinkPurpose, OtherVersion, pad, user_agent};
 
 /// Why a link to a server could not be established.
 #[derive(Debug, thiserror::Error)]
@@ -161,7 +161,10 @@ where
     IO: Connection + 'static,
 {
     let own = link_context.table.instance();
-    let mut metadata = if is_backup { Caller::peer_backup_request(own) } else { Caller::peer_request(own) };
+    let mut metadata = Caller::peer_request(own);
+    if is_backup {
+        Hello::with_purpose(&mut metadata, LinkPurpose::Backup);
+    }
     if let Some(name) = &link_context.server_name {
         Hello::with_server_name(&mut metadata, name);
     }
