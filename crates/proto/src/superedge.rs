@@ -145,9 +145,6 @@ impl PlainCodec {
         now: Instant,
     ) -> Option<Decoded> {
         if let SessionFrame::Open { target, epoch, .. } = frame {
-            if category == Category::Https {
-                return Some(tls_refusal(id, epoch));
-            }
             self.open(id, category, &target, epoch, now);
             return None;
         }
@@ -377,13 +374,6 @@ impl PlainCodec {
     }
 }
 
-/// Returns the refusal of a session of an HTTPS listener, on behalf of the remote: no supported generation of SuperEdge
-/// uses TLS to targets.
-pub(crate) fn tls_refusal(id: SessionId, epoch: u64) -> Decoded {
-    let refusal = SessionError::new(ErrorCode::TargetUnreachable, NO_TLS);
-    Decoded { id, category: Category::Https, frames: vec![SessionFrame::Refused { refusal, epoch }] }
-}
-
 /// Returns the error code for Go's text of a failed dial.
 fn refusal(text: &Bytes) -> SessionError {
     let text = String::from_utf8_lossy(text);
@@ -405,9 +395,6 @@ const MAX_WAITING: usize = 1000;
 const MAX_SESSIONS: usize = 20_000;
 /// SuperEdge's text for a message about a closed session.
 const SESSION_CLOSED_TEXT: &str = "msg cannot be forwarded due to disconnection";
-/// Error text that names both solutions.
-const NO_TLS: &str = "the edge is SuperEdge's and does not use TLS to targets; set mode = \"passthrough\" in \
-                      [server.https], or run this program's edge there";
 
 #[cfg(test)]
 mod tests;

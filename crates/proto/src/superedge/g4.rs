@@ -11,7 +11,6 @@ use tokio::time::Instant;
 
 use super::{
     AFTER_TARGET, Decoded, HALF_OPEN, MAX_SESSIONS, MAX_TOPIC, MAX_WAITING, PlainEvent, SESSION_CLOSED_TEXT,
-    tls_refusal,
 };
 use crate::codec::proto::StreamMsg;
 use crate::frame::{Category, ErrorCode, SessionError, SessionFrame};
@@ -183,9 +182,6 @@ impl G4Codec {
         now: Instant,
     ) -> Option<Decoded> {
         if let SessionFrame::Open { target, epoch, .. } = frame {
-            if category == Category::Https {
-                return Some(tls_refusal(id, epoch));
-            }
             self.open(id, category, &target, epoch, now);
             return None;
         }

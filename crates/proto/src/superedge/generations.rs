@@ -11,10 +11,10 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::g4::G4Codec;
-use super::{Decoded, PlainCodec, PlainEvent, tls_refusal};
+use super::{Decoded, PlainCodec, PlainEvent};
 use crate::codec::STREAM;
 use crate::codec::proto::StreamMsg;
-use crate::frame::{Category, Frame, FrameKind, SessionFrame};
+use crate::frame::{Category, ErrorCode, Frame, FrameKind, SessionError, SessionFrame};
 use tunnel_base::names::{NodeName, SessionId};
 
 /// The sessions of a link to a program of SuperEdge, with the codecs of both generations.
@@ -87,8 +87,10 @@ impl SuperEdgeCodec {
 
     fn open(&mut self, id: SessionId, frame: Frame, now: Instant) -> Option<Decoded> {
         match (self.generation, frame.body) {
-            (_, FrameKind::Session(_, Category::Https, SessionFrame::Open { epoch, .. })) => {
-                Some(tls_refusal(id, epoch))
+            // Refused on behalf of the remote: no supported generation uses TLS to targets.
+            (_, FrameKind::Session(_, category @ Category::Https, SessionFrame::Open { epoch, .. })) => {
+                let refusal = SessionError::new(ErrorCode::TargetUnreachable, NO_TLS);
+                Some(Decoded { id, category, frames: vec![SessionFrame::Refused { refusal, epoch }] })
             }
             (Some(Generation::G4), FrameKind::Session(_, category, open)) => {
                 self.g4.send_frame(id, category, open, now)
@@ -210,6 +212,9 @@ fn probe(node: &NodeName, to_edge: bool) -> StreamMsg {
     }
 }
 
+/// Error text that names both solutions.
+const NO_TLS: &str = "the edge is SuperEdge's and does not use TLS to targets; set mode = \"passthrough\" in \
+                      [server.https], or run this program's edge there";
 /// Time for the answer to the probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 

@@ -89,23 +89,6 @@ fn opened(plain: &mut PlainCodec) -> String {
     message.topic
 }
 
-#[tokio::test]
-async fn a_tls_session_to_a_plain_edge_is_refused() {
-    let mut plain = plain();
-    let open = SessionFrame::Open {
-        target: "edge-1:10250".parse().unwrap(),
-        limit: 9,
-        epoch: 3,
-        client: String::new(),
-        opener: None,
-    };
-    let body = FrameKind::Session(id(), Category::Https, open);
-    let answer = plain.send_frame(Frame { node: "edge-1".parse().unwrap(), body }, Instant::now()).unwrap();
-    let [SessionFrame::Refused { refusal, epoch: 3 }] = &answer.frames[..] else { panic!("{answer:?}") };
-    assert!(refusal.reason.contains("mode = \"passthrough\""), "{refusal}");
-    assert_eq!(plain.next_message(), None);
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_session_that_the_edge_closes_ends_with_fin_and_reset() {
     let mut plain = plain();

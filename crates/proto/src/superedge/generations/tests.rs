@@ -2,8 +2,6 @@
 
 use bytes::Bytes;
 
-use crate::frame::{ErrorCode, SessionError};
-
 use super::*;
 
 fn codec(to_edge: bool) -> SuperEdgeCodec {
@@ -132,5 +130,6 @@ async fn a_request_for_tls_is_refused_without_waiting() {
     let FrameKind::Session(id, _, open) = open(1).body else { panic!() };
     let body = FrameKind::Session(id, Category::Https, open);
     let decoded = codec.send_frame(Frame { node: node(), body }, Instant::now()).unwrap();
-    assert!(matches!(decoded.frames[..], [SessionFrame::Refused { epoch: 3, .. }]));
+    let [SessionFrame::Refused { refusal, epoch: 3 }] = &decoded.frames[..] else { panic!("{decoded:?}") };
+    assert!(refusal.reason.contains("mode = \"passthrough\""), "{refusal}");
 }
