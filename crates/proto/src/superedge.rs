@@ -53,6 +53,22 @@ struct PlainSession {
     last: Instant,
 }
 
+impl PlainSession {
+    fn new(topic: String, category: Category, epoch: u64, accepted: bool, now: Instant) -> Self {
+        Self {
+            topic,
+            category,
+            epoch,
+            sent: 0,
+            received: 0,
+            finished: false,
+            accepted,
+            received_after_fin: false,
+            last: now,
+        }
+    }
+}
+
 /// The frames of one session that result from a plain message.
 #[derive(Debug, PartialEq)]
 pub struct Decoded {
@@ -191,20 +207,7 @@ impl PlainCodec {
     fn open(&mut self, id: SessionId, category: Category, target: &Target, epoch: u64, now: Instant) {
         let topic = id.topic();
         let addr = self.address(target);
-        self.insert(
-            id,
-            PlainSession {
-                topic: topic.clone(),
-                category,
-                epoch,
-                sent: 0,
-                received: 0,
-                finished: false,
-                accepted: false,
-                received_after_fin: false,
-                last: now,
-            },
-        );
+        self.insert(id, PlainSession::new(topic.clone(), category, epoch, false, now));
         let text = format!("CONNECT {addr} HTTP/1.1\r\n\r\n\r\n");
         let message = StreamMsg { addr, ..self.message(category, "connecting", topic, text.into()) };
         self.waiting.push_back(message);
@@ -315,21 +318,7 @@ impl PlainCodec {
             return self.answer("connect-failed", category, topic, text.into());
         };
         let id = SessionId::random();
-        let topic = message.topic;
-        self.insert(
-            id,
-            PlainSession {
-                topic,
-                category,
-                epoch: 1,
-                sent: 0,
-                received: 0,
-                finished: false,
-                accepted: true,
-                received_after_fin: false,
-                last: now,
-            },
-        );
+        self.insert(id, PlainSession::new(message.topic, category, 1, true, now));
         let open = SessionFrame::Open {
             target,
             limit: u64::MAX,

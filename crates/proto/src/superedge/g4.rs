@@ -42,10 +42,6 @@ pub struct G4Codec {
 struct G4Session {
     topic: String,
     category: Category,
-    /// Category of its messages.
-    wire: &'static str,
-    /// Type of the messages with data from here.
-    data: &'static str,
     /// Target, which every message repeats.
     addr: String,
     role: Role,
@@ -107,9 +103,25 @@ impl G4Session {
         self.finished && !self.received_after_fin && matches!(self.role, Role::Target | Role::AccessTarget)
     }
 
+    /// Returns the category of its messages.
+    fn wire_category(&self) -> Category {
+        match (self.role, self.category) {
+            // An edge handles `closed` in these two categories only; they are the same otherwise.
+            (Role::Client, Category::Egress) => Category::Egress,
+            (Role::Client, _) => Category::Ssh,
+            (Role::EdgeClient, _) => Category::HttpProxy,
+            (Role::Target | Role::AccessTarget, category) => category,
+        }
+    }
+
+    /// Returns the type of the messages with data from here.
+    fn data_type(&self) -> &'static str {
+        if self.role == Role::Client { "frontend" } else { "backend" }
+    }
+
     /// Returns true if the remote handles `closed`.
     fn is_closable(&self) -> bool {
-        self.wire != Category::HttpProxy.name()
+        self.wire_category() != Category::HttpProxy
     }
 
     fn early(&self) -> usize {
@@ -226,21 +238,14 @@ impl G4Codec {
     fn open(&mut self, id: SessionId, category: Category, target: &Target, epoch: u64, now: Instant) {
         self.end(id, "opened again");
         let addr = self.address(target);
-        let (role, wire, data, stage) = if self.to_edge {
-            // An edge handles `closed` in these two categories only; they are the same otherwise.
-            let wire = if category == Category::Egress { category } else { Category::Ssh };
-            (Role::Client, wire, "frontend", Stage::Dialling)
+        let (role, stage) = if self.to_edge {
+            (Role::Client, Stage::Dialling)
         } else {
-            let stage = Stage::Requested { head: BytesMut::new() };
-            (Role::EdgeClient, Category::HttpProxy, "backend", stage)
+            (Role::EdgeClient, Stage::Requested { head: BytesMut::new() })
         };
         let request = format!("CONNECT {addr} HTTP/1.1\r\nHost: {addr}\r\n\r\n");
-        let wire = wire.name();
-        let topic = id.topic();
-        self.insert(
-            id,
-            G4Session { epoch, ..G4Session::new(topic, category, wire, data, addr, role, stage, now) },
-        );
+        let session = G4Session::new(id.topic(), category, addr, role, stage, now);
+        self.insert(id, G4Session { epoch, ..session });
         if role == Role::Client {
             // Makes the edge dial at once, so that targets that speak first work.
             self.send_data(id, Bytes::new());
@@ -411,7 +416,7 @@ impl G4Codec {
         let id = SessionId::random();
         let stage = Stage::Accepting { early: VecDeque::new(), bytes: 0 };
         let StreamMsg { topic, addr, data, .. } = message;
-        let session = G4Session::new(topic, category, category.name(), "backend", addr, role, stage, now);
+        let session = G4Session::new(topic, category, addr, role, stage, now);
         self.insert(id, session);
         self.handle_data(id, data, now);
         let client = "a plain remote".into();
@@ -483,7 +488,7 @@ impl G4Codec {
 
     /// Sends data of a session.
     fn send_data(&mut self, id: SessionId, data: Bytes) {
-        let Some(kind) = self.sessions.get(&id).map(|session| session.data) else { return };
+        let Some(kind) = self.sessions.get(&id).map(G4Session::data_type) else { return };
         self.send_message(id, kind, data);
     }
 
@@ -491,7 +496,7 @@ impl G4Codec {
         let Some(session) = self.sessions.get(&id) else { return };
         self.waiting.push_back(StreamMsg {
             node: self.node.as_str().to_owned(),
-            category: session.wire.into(),
+            category: session.wire_category().name().into(),
             r#type: kind.into(),
             topic: session.topic.clone(),
             data,
@@ -559,25 +564,10 @@ impl G4Codec {
 }
 
 impl G4Session {
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "all fields that differ between the three places that create one"
-    )]
-    fn new(
-        topic: String,
-        category: Category,
-        wire: &'static str,
-        data: &'static str,
-        addr: String,
-        role: Role,
-        stage: Stage,
-        now: Instant,
-    ) -> Self {
+    fn new(topic: String, category: Category, addr: String, role: Role, stage: Stage, now: Instant) -> Self {
         Self {
             topic,
             category,
-            wire,
-            data,
             addr,
             role,
             stage,
