@@ -21,8 +21,7 @@ use crate::lock::{Mutex, MutexGuard};
 use crate::relay::{Attempt, AttemptState, BindOutcome, RelayEnd, RelayTable};
 use crate::sender::LinkSender;
 use crate::sender::sessions::DetachedSessions;
-use crate::sender::signals::{UNKNOWN, unknown};
-use crate::table::closed::{ByClient, MAX_ORPHANS, Tombstones, source};
+use crate::table::closed::{ByClient, MAX_ORPHANS, Tombstones, source, unknown_session};
 use crate::table::session::{Origin, Search, SessionCore};
 use crate::table::stream::{IncomingSession, Parked, PendingOpen, Session};
 use tunnel_base::metrics::Metrics;
@@ -293,7 +292,7 @@ impl SessionTable {
             }
             SessionFrame::Open { .. } => self.on_open(sender, key, frame).map(Event::Incoming),
             SessionFrame::Resume { epoch, opener, .. } => {
-                sender.reply(&key, self.failed_resumes(key.id, opener.as_ref(), *epoch));
+                sender.reply(&key, self.failed_resume(key.id, opener.as_ref(), *epoch));
                 None
             }
             _ => {
@@ -329,7 +328,8 @@ impl SessionTable {
         }
         match self.relays.on_request(&attempt) {
             BindOutcome::Newest => {
-                return Some(Event::RelayRequest(RelayRequest::new(self.clone(), attempt, frame)));
+                let (table, frame) = (self.clone(), Some(frame));
+                return Some(Event::RelayRequest(RelayRequest { table, attempt, frame }));
             }
             BindOutcome::Stale => self.metrics.frames_dropped.count("unexpected"),
             BindOutcome::WrongOpener => self.reject_opener(from, &attempt.key, &frame),
@@ -350,7 +350,7 @@ impl SessionTable {
     /// as for an unknown session.
     fn reject_opener(&self, from: &LinkSender, session: &SessionKey, frame: &SessionFrame) {
         self.metrics.frames_dropped.count("wrong_opener");
-        from.reply(session, refused(frame, SessionError::new(ErrorCode::UnknownSession, UNKNOWN)));
+        from.reply(session, refused(frame, unknown_session()));
     }
 }
 
@@ -408,13 +408,6 @@ impl SessionTable {
         shared.join_first(sender);
         let dial_timeout = if sender.is_plain() { PLAIN_DIAL_TIMEOUT } else { DIAL_TIMEOUT };
         Some(IncomingSession { session: Session::new(shared), target, client, dial_timeout })
-    }
-
-    /// Returns the answer to a Resume of a session that has no end here, and makes sure that a late Open cannot create
-    /// one.
-    pub(crate) fn failed_resumes(&self, id: SessionId, opener: Option<&Opener>, epoch: u64) -> SessionFrame {
-        self.add_unknown(id, opener);
-        unknown(epoch)
     }
 
     /// Returns room for another session of a client. If there is none, a client with more sessions gives up some of its
@@ -570,7 +563,7 @@ impl SessionTable {
     }
 
     pub(crate) fn add_parked(&self, session: &Arc<SessionCore>, search: Search) {
-        self.parked.lock().push_back(Parked::new(session.clone(), search));
+        self.parked.lock().push_back(Parked { shared: session.clone(), search });
         self.came.notify_one();
     }
 }
@@ -590,10 +583,6 @@ pub struct RelayRequest {
 }
 
 impl RelayRequest {
-    pub(crate) fn new(table: Arc<SessionTable>, attempt: Attempt, frame: SessionFrame) -> Self {
-        Self { table, attempt, frame: Some(frame) }
-    }
-
     /// Returns the id of the session.
     pub fn id(&self) -> SessionId {
         self.attempt.key.id
@@ -732,7 +721,7 @@ impl RelayRequest {
             return None;
         }
         let Some(open @ SessionFrame::Open { .. }) = frame else {
-            let unknown = self.table.failed_resumes(key.id, self.attempt.opener.as_ref(), epoch);
+            let unknown = self.table.failed_resume(key.id, self.attempt.opener.as_ref(), epoch);
             self.table.relays.end(&self.attempt, Some(unknown));
             return None;
         };

@@ -207,18 +207,15 @@ const MAX_RESERVED: usize = 64 * 1024 + 1024;
 
 /// Reason why a message is not a frame. The message is counted and dropped; the link continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{}", self.reason())]
 pub enum FrameError {
     /// This version does not know the message's type or category.
-    #[error("unknown_type")]
     UnknownType,
     /// The topic is not a session id.
-    #[error("bad_session_id")]
     BadSession,
     /// A field cannot be parsed.
-    #[error("bad_field")]
     BadField,
     /// The message names a node other than the link's.
-    #[error("wrong_node")]
     WrongNode,
 }
 

@@ -79,11 +79,3 @@ impl LinkSender {
         self.with_state(|state| state.queue.wake());
     }
 }
-
-/// Returns the reply for an unknown session.
-pub(crate) fn unknown(epoch: u64) -> SessionFrame {
-    SessionFrame::Reset { epoch, refusal: SessionError::new(ErrorCode::UnknownSession, UNKNOWN) }
-}
-
-/// Why a session cannot be resumed.
-pub(crate) const UNKNOWN: &str = "session unknown to this process";

@@ -13,7 +13,7 @@ use tunnel_base::names::SessionId;
 use tunnel_net::fair_map::FairMap;
 use tunnel_net::pool::BufferPool;
 use tunnel_proto::budget::Budget;
-use tunnel_proto::frame::{ErrorCode, Opener, SessionError};
+use tunnel_proto::frame::{ErrorCode, Opener, SessionError, SessionFrame};
 use tunnel_proto::state::SessionState;
 
 /// Sessions by client, each client's longest idle first.
@@ -194,16 +194,22 @@ impl Tombstones {
 }
 
 impl SessionTable {
-    /// Records an unknown session that another process tried to resume. An Open that is still in flight, over a path
-    /// that its opener has left, must not be served later.
-    pub(crate) fn add_unknown(&self, id: SessionId, opener: Option<&Opener>) {
+    /// Returns the answer to a Resume of a session that has no end here, and records its id: an Open that is still in
+    /// flight, over a path that its opener has left, must not be served later.
+    pub(crate) fn failed_resume(&self, id: SessionId, opener: Option<&Opener>, epoch: u64) -> SessionFrame {
         let mut ended = self.ended.lock();
         if ended.refusal(id).is_none() {
             // The source of the opener's sessions, so that both count as one.
             let client = opener.map(Opener::source).unwrap_or_default();
             ended.add(&client.into(), id, None, Instant::now());
         }
+        SessionFrame::Reset { epoch, refusal: unknown_session() }
     }
+}
+
+/// Returns the refusal of a session that a remote does not find here.
+pub(crate) fn unknown_session() -> SessionError {
+    SessionError::new(ErrorCode::UnknownSession, "session unknown to this process")
 }
 
 /// Maximum number of ids of ended sessions.
@@ -301,7 +307,7 @@ mod departed_tests {
     use tunnel_base::metrics::Metrics;
     use tunnel_base::names::Instance;
     use tunnel_net::ByteStream as _;
-    use tunnel_proto::frame::{Category, ErrorCode, Remote, SessionError, SessionFrame, SessionKey};
+    use tunnel_proto::frame::{Category, Remote, SessionKey};
     use tunnel_proto::halves::WindowLimits;
     use tunnel_proto::state::LinkId;
 

@@ -217,8 +217,8 @@ pub struct IncomingSession {
 /// keeps nothing alive but memory. If it is dropped while the session still needs a path, the table hands out another.
 #[derive(Debug)]
 pub struct Parked {
-    shared: Arc<SessionCore>,
-    search: Search,
+    pub(super) shared: Arc<SessionCore>,
+    pub(super) search: Search,
 }
 
 impl PendingOpen {
@@ -329,10 +329,6 @@ impl IncomingSession {
 }
 
 impl Parked {
-    pub(super) fn new(shared: Arc<SessionCore>, search: Search) -> Self {
-        Self { shared, search }
-    }
-
     /// Returns the number of earlier consecutive losses of its path without a byte moved in between.
     pub fn consecutive_losses(&self) -> u32 {
         self.search.consecutive_losses
