@@ -258,12 +258,6 @@ impl ProxyDelay {
     }
 }
 
-impl Default for CongestionController {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 /// A path with a minimum RTT up to this is between close machines.
 const SHORT_RTT: Duration = Duration::from_millis(1);
 /// Maximum number of unread bytes on such a path: enough that neither end waits for the other in each turn.

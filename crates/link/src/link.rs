@@ -110,7 +110,8 @@ impl Link {
                 self.on_message(message);
                 if self.since_rest >= YIELD_AFTER_BYTES {
                     self.since_rest = 0;
-                    if self.liveness.is_stalled(self.sender.blocked_since(), Instant::now()) {
+                    let now = Instant::now();
+                    if self.liveness.is_stalled(self.sender.signs(now).blocked, now) {
                         return Err(LinkEnd::WriteStalled);
                     }
                     tokio::task::yield_now().await;

@@ -48,6 +48,7 @@ pub struct LinkSender {
     pub instance: Option<Instance>,
     /// Notified when a reader of a session on a plain link has taken bytes.
     pub(crate) read: Notify,
+    /// For those who wait. The queue has a flag of its own, under the lock: nothing is queued after the end.
     closed: CancellationToken,
     /// Whether a Drain frame was sent on this link.
     drained: AtomicBool,
@@ -136,11 +137,6 @@ impl LinkSender {
         }
         let entry = Entry { source: source.clone(), stay: request.stay };
         let _stale = self.with_state(|state| state.queue.handle_request(entry, request));
-    }
-
-    /// Returns since when the remote has taken nothing although something waits for it.
-    pub(crate) fn blocked_since(&self) -> Option<Instant> {
-        self.lock().queue.unpulled
     }
 
     /// Closes the link: nothing more is sent on it.

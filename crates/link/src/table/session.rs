@@ -69,8 +69,6 @@ pub(crate) struct Inner {
     pub(super) watcher: Option<Waker>,
     /// Its client's permit, until the session is over.
     pub(super) permit: Option<Permit>,
-    /// The state that was logged last.
-    logged: LoggedState,
 }
 
 /// A permit of any kind that a session keeps.
@@ -126,7 +124,6 @@ impl SessionCore {
                 writer: None,
                 watcher: None,
                 permit: None,
-                logged,
             }),
         })
     }
@@ -242,15 +239,17 @@ impl SessionCore {
         step: impl FnOnce(&mut Inner) -> (T, Actions),
     ) -> T {
         let mut inner = self.lock();
-        let path = inner.state.path();
+        let before = LoggedState::of(&inner.state);
         let (result, actions) = step(&mut inner);
-        let moved = if inner.state.path() == path { None } else { Some(inner.follow_path(link, &self.stay)) };
+        let now = LoggedState::of(&inner.state);
+        let moved = (now.link != before.link).then(|| inner.follow_path(link, &self.stay));
         let reader = if actions.read { inner.reader.take() } else { None };
         let writer = if actions.write { inner.writer.take() } else { None };
         let watcher = if actions.state || actions.forget { inner.watcher.take() } else { None };
         let request = inner.take_request();
         let ended = inner.state.ended().map(|why| why.code);
-        let change = inner.take_change();
+        let is_logged = now != before && enabled!(Level::DEBUG);
+        let change = is_logged.then(|| Change { before, now, why: inner.state.ended().cloned() });
         let permit = if actions.forget { inner.permit.take() } else { None };
         let is_opener = inner.state.is_opener();
         let search = inner.take_search();
@@ -566,7 +565,7 @@ const STALLED_AFTER: Duration = Duration::from_secs(5);
 
 /// The part of an end's state that is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct LoggedState {
+struct LoggedState {
     phase: Phase,
     epoch: u64,
     link: Option<LinkId>,
@@ -576,14 +575,14 @@ pub(crate) struct LoggedState {
 
 /// A change to be logged once the lock is released.
 #[derive(Debug)]
-pub(crate) struct Change {
+struct Change {
     before: LoggedState,
     now: LoggedState,
     why: Option<SessionError>,
 }
 
 impl LoggedState {
-    pub(crate) fn of(state: &SessionState) -> Self {
+    fn of(state: &SessionState) -> Self {
         Self {
             phase: state.phase(),
             epoch: state.epoch(),
@@ -610,21 +609,9 @@ impl LoggedState {
     }
 }
 
-impl Inner {
-    /// Takes the change by the last step, if it must be logged.
-    fn take_change(&mut self) -> Option<Change> {
-        let now = LoggedState::of(&self.state);
-        if now == self.logged {
-            return None;
-        }
-        let before = std::mem::replace(&mut self.logged, now);
-        enabled!(Level::DEBUG).then(|| Change { before, now, why: self.state.ended().cloned() })
-    }
-}
-
 impl Change {
     /// Logs the change. Another thread's line about a later step may come first; they differ in epoch or link.
-    pub(crate) fn log(self, core: &SessionCore) {
+    fn log(self, core: &SessionCore) {
         let Self { before, now, why } = self;
         // The last line names the link that was left.
         let link = now.link.or(before.link).map(tracing::field::display);
