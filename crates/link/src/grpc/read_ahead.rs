@@ -5,7 +5,7 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, OnceLock};
@@ -13,6 +13,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
+use http::HeaderMap;
 use http_body::Body as _;
 use hyper::body::Incoming;
 use tokio::io::ReadBuf;
@@ -70,23 +71,26 @@ impl ReadAhead {
         self.0.rejection.get()
     }
 
-    /// Returns the next bytes for the link, see [`next_piece`].
+    /// Returns the next bytes for the link, or how the stream ended.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub(crate) async fn next_piece(&self, incoming: Pin<&mut Incoming>) -> Result<Bytes, StreamEnd> {
-        let mut next = pin!(next_piece(incoming));
-        poll_fn(|cx| {
-            let piece = next.as_mut().poll(cx);
-            match &piece {
-                Poll::Ready(Ok(bytes)) => self.took(bytes.len()),
-                Poll::Ready(Err(_)) => {}
-                Poll::Pending => self.on_all_taken(cx),
+    pub(crate) async fn next_piece(&self, mut incoming: Pin<&mut Incoming>) -> Result<Bytes, StreamEnd> {
+        let next = poll_fn(|cx| {
+            let next = incoming.as_mut().poll_frame(cx);
+            if next.is_pending() {
+                self.on_all_taken(cx);
             }
-            piece
-        })
-        .await
+            next
+        });
+        let piece = match next.await {
+            Some(Ok(frame)) => frame.into_data().map_err(|frame| end_of(frame.trailers_ref()))?,
+            Some(Err(e)) => return Err(StreamEnd::Closed(cause(&e))),
+            None => return Err(StreamEnd::Closed(END.into())),
+        };
+        self.took(piece.len());
+        Ok(piece)
     }
 
     /// Records that the link has taken the data of one frame.
@@ -185,25 +189,14 @@ pub enum StreamEnd {
     NameTaken(String),
 }
 
-/// Returns the next bytes, or how the stream ended.
-///
-/// # Cancel safety
-///
-/// Cancel safe.
-pub(crate) async fn next_piece(mut incoming: Pin<&mut Incoming>) -> Result<Bytes, StreamEnd> {
-    match poll_fn(|cx| incoming.as_mut().poll_frame(cx)).await {
-        None => Err(StreamEnd::Closed(END.into())),
-        Some(Err(e)) => Err(StreamEnd::Closed(cause(&e))),
-        Some(Ok(frame)) => frame.into_data().map_err(|frame| {
-            let status = frame.trailers_ref().and_then(Status::from_header_map);
-            match status {
-                Some(status) if status.code() == Code::AlreadyExists => {
-                    StreamEnd::NameTaken(printable(status.message()))
-                }
-                Some(status) if status.code() != Code::Ok => StreamEnd::Closed(printable(status.message())),
-                _ => StreamEnd::Closed(END.into()),
-            }
-        }),
+/// Returns how the stream ended whose last frame has these trailers.
+fn end_of(trailers: Option<&HeaderMap>) -> StreamEnd {
+    match trailers.and_then(Status::from_header_map) {
+        Some(status) if status.code() == Code::AlreadyExists => {
+            StreamEnd::NameTaken(printable(status.message()))
+        }
+        Some(status) if status.code() != Code::Ok => StreamEnd::Closed(printable(status.message())),
+        _ => StreamEnd::Closed(END.into()),
     }
 }
 
