@@ -191,7 +191,11 @@ impl SessionTable {
         let most = self.limits.sessions;
         let slack = most.div_ceil(CLOSE_FRAME_DIVISOR);
         let fits = || self.len() < most + slack;
-        self.len() < most || (self.evict_orphan("sessions") || fits() && evict()) && fits()
+        if self.len() < most {
+            return true;
+        }
+        let evicted = self.evict_orphan("sessions") || fits() && evict();
+        evicted && fits()
     }
 
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
@@ -416,8 +420,17 @@ impl SessionTable {
         // An evicted session frees its memory at once, and its place in the table once the remote end has got the
         // reset.
         let evict = || self.evict_idle_session(source);
-        let given = || (0..MAX_EVICTIONS).take_while(|_| evict()).find_map(|_| self.halves());
-        self.make_place(evict).then(|| self.halves().or_else(given)).flatten()
+        if !self.make_place(evict) {
+            return None;
+        }
+        let mut halves = self.halves();
+        for _ in 0..MAX_EVICTIONS {
+            if halves.is_some() || !evict() {
+                break;
+            }
+            halves = self.halves();
+        }
+        halves
     }
 
     /// Returns the refusal for lack of room, and names the key that raises the limit. A server's requests arrive at an

@@ -256,9 +256,8 @@ pub fn to_message(frame: Frame) -> StreamMsg {
             StreamMsg { addr, ..peer_message(node, LIST_NODES, question, Control::default()) }
         }
         FrameKind::NodePage(page) => {
-            let (topic, data) = (page.question.to_string(), packed_page(page));
-            let (category, kind) = (STREAM.into(), NODE_PAGE.into());
-            StreamMsg { node, category, r#type: kind, topic, data, addr: String::new() }
+            let message = peer_message(node, NODE_PAGE, page.question, Control::default());
+            StreamMsg { data: packed_page(page), ..message }
         }
         FrameKind::Conflict(Conflict { instance, reason }) => {
             let fields = Control { instance: instance_bytes(instance), reason, ..Control::default() };
