@@ -339,7 +339,7 @@ pub(crate) enum AttemptState {
 
 /// Ends the search for a path when dropped.
 #[derive(Debug)]
-pub(crate) struct SearchGuard(pub(crate) Arc<Notify>);
+struct SearchGuard(Arc<Notify>);
 
 impl Attempt {
     /// Creates an attempt for an Open or Resume. Returns `None` for any other frame.
@@ -449,24 +449,24 @@ impl Bindings {
 
 /// The two links of a relayed session, and the search for the second one.
 #[derive(Debug)]
-pub(crate) struct Binding {
-    pub(crate) epoch: u64,
+struct Binding {
+    epoch: u64,
     /// The opener of the session.
-    pub(crate) opener: Option<Opener>,
+    opener: Option<Opener>,
     /// The target of the newest request.
-    pub(crate) target: Target,
-    pub(crate) opener_leg: RelayLeg,
+    target: Target,
+    opener_leg: RelayLeg,
     /// `None` while a path to the acceptor is searched.
-    pub(crate) acceptor_leg: Option<RelayLeg>,
+    acceptor_leg: Option<RelayLeg>,
     /// The search for that path, until the attempt is answered; `None` if there is none.
-    pub(crate) seeker: Option<SearchGuard>,
+    seeker: Option<SearchGuard>,
     /// Reports the end of the binding; `None` if it is not watched.
     watch: Option<EndWatch>,
 }
 
 impl Binding {
     /// Returns true if this attempt created the binding.
-    pub(crate) fn is_of(&self, attempt: &Attempt) -> bool {
+    fn is_of(&self, attempt: &Attempt) -> bool {
         self.epoch == attempt.epoch && self.opener_leg.link.id == attempt.from.id
     }
 
@@ -478,7 +478,7 @@ impl Binding {
     }
 
     /// Returns the leg on that link, and the other one if there is one. Returns `None` if no leg is on that link.
-    pub(crate) fn legs(&self, link: LinkId) -> Option<(RelayLeg, Option<RelayLeg>)> {
+    fn legs(&self, link: LinkId) -> Option<(RelayLeg, Option<RelayLeg>)> {
         if self.opener_leg.link.id == link {
             return Some((self.opener_leg.clone(), self.acceptor_leg.clone()));
         }
@@ -524,24 +524,24 @@ impl Drop for EndWatch {
 
 /// One side of a session: its link, and what waits there.
 #[derive(Debug, Clone)]
-pub(crate) struct RelayLeg {
-    pub(crate) link: Arc<LinkSender>,
-    pub(crate) queue: Arc<RelayQueue>,
+struct RelayLeg {
+    link: Arc<LinkSender>,
+    queue: Arc<RelayQueue>,
 }
 
 impl RelayLeg {
-    pub(crate) fn push(&self, frame: SessionFrame) -> Result<(), QueueFull> {
+    fn push(&self, frame: SessionFrame) -> Result<(), QueueFull> {
         let request = self.queue.push(frame)?;
         self.link.enter(&self.queue, &request);
         Ok(())
     }
 
-    pub(crate) fn cut(&self, frame: SessionFrame) {
+    fn cut(&self, frame: SessionFrame) {
         let request = self.queue.cut(frame);
         self.link.enter(&self.queue, &request);
     }
 
-    pub(crate) fn close(&self) {
+    fn close(&self) {
         self.queue.close();
         self.link.detach_relay(&*self.queue);
     }
@@ -551,7 +551,7 @@ impl RelayLeg {
 
 /// A log line's fields of a binding, taken under the table's lock and logged after its release.
 #[derive(Debug)]
-pub(crate) struct LoggedBinding {
+struct LoggedBinding {
     session: SessionKey,
     epoch: u64,
     link: LinkId,
@@ -571,7 +571,7 @@ impl Binding {
 }
 
 /// Logs what has become of a relayed session; `frame` is the frame that caused it, if any.
-pub(crate) fn log(logged: Option<LoggedBinding>, what: &str, frame: Option<&SessionFrame>) {
+fn log(logged: Option<LoggedBinding>, what: &str, frame: Option<&SessionFrame>) {
     let Some(LoggedBinding { session, epoch, link, acceptor_link }) = logged else { return };
     let SessionKey { id: session, node, .. } = session;
     let acceptor_link = acceptor_link.map(tracing::field::display);

@@ -207,7 +207,7 @@ impl LinkSender {
     }
 
     /// Removes a relay's source, unless another one of the same session has replaced it.
-    pub(crate) fn detach_relay<S: FrameSource + ?Sized>(&self, source: &S) {
+    pub(crate) fn detach_relay(&self, source: &dyn FrameSource) {
         let (id, address) = (source.key().id, ptr::from_ref(source).cast());
         let _removed = self.with_sessions(|sessions| sessions.handle_relay_detached(id, address));
     }
