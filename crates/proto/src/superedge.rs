@@ -206,21 +206,11 @@ impl PlainCodec {
 
     fn open(&mut self, id: SessionId, category: Category, target: &Target, epoch: u64, now: Instant) {
         let topic = id.topic();
-        let addr = self.address(target);
+        let addr = address(&self.node, target);
         self.insert(id, PlainSession::new(topic.clone(), category, epoch, false, now));
         let text = format!("CONNECT {addr} HTTP/1.1\r\n\r\n\r\n");
         let message = StreamMsg { addr, ..self.message(category, "connecting", topic, text.into()) };
         self.waiting.push_back(message);
-    }
-
-    /// Returns the target in a form that a plain edge can dial. The node's own name may not resolve there, so it
-    /// becomes loopback.
-    fn address(&self, target: &Target) -> String {
-        if self.node.matches_host(&target.host) {
-            format!("127.0.0.1:{}", target.port)
-        } else {
-            target.to_string()
-        }
     }
 
     fn end(&mut self, id: SessionId, text: &str) -> Option<PlainSession> {
@@ -265,6 +255,12 @@ fn name(category: Category) -> &'static str {
         Category::Tcp => Category::Ssh.name(),
         category => category.name(),
     }
+}
+
+/// Returns the target in a form that SuperEdge's edge at that node can dial. The node's own name may not resolve there, so
+/// it becomes loopback.
+fn address(node: &NodeName, target: &Target) -> String {
+    if node.matches_host(&target.host) { format!("127.0.0.1:{}", target.port) } else { target.to_string() }
 }
 
 /// Returns the frames for a remote that has closed both directions.

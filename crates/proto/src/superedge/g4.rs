@@ -237,11 +237,10 @@ impl G4Codec {
 
     fn open(&mut self, id: SessionId, category: Category, target: &Target, epoch: u64, now: Instant) {
         self.end(id, "opened again");
-        let addr = self.address(target);
-        let (role, stage) = if self.to_edge {
-            (Role::Client, Stage::Dialling)
+        let (role, stage, addr) = if self.to_edge {
+            (Role::Client, Stage::Dialling, super::address(&self.node, target))
         } else {
-            (Role::EdgeClient, Stage::Requested { head: BytesMut::new() })
+            (Role::EdgeClient, Stage::Requested { head: BytesMut::new() }, target.to_string())
         };
         let request = format!("CONNECT {addr} HTTP/1.1\r\nHost: {addr}\r\n\r\n");
         let session = G4Session::new(id.topic(), category, addr, role, stage, now);
@@ -251,16 +250,6 @@ impl G4Codec {
             self.send_data(id, Bytes::new());
         } else {
             self.send_message(id, "access", request.into());
-        }
-    }
-
-    /// Returns the target in a form that the remote can dial. The node's own name may not resolve there, so it becomes
-    /// loopback.
-    fn address(&self, target: &Target) -> String {
-        if self.to_edge && self.node.matches_host(&target.host) {
-            format!("127.0.0.1:{}", target.port)
-        } else {
-            target.to_string()
         }
     }
 
