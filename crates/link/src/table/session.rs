@@ -406,18 +406,17 @@ impl SessionCore {
             (frame, actions) = (Some(reset), over);
         }
         let process = || self.table.upgrade().map(|table| table.instance());
-        match &frame {
-            Some(SessionFrame::Credit { .. }) => inner.state.recv.credit_sent(now),
-            Some(SessionFrame::Resume { .. } | SessionFrame::Resumed { .. }) => inner.state.recv.reset_rtt(),
-            _ => {}
-        }
+        let to_server = |link: &Arc<LinkSender>| matches!(link.peer, Remote::Server(_));
         match &mut frame {
+            Some(SessionFrame::Credit { .. }) => inner.state.recv.credit_sent(now),
             Some(SessionFrame::Opened { instance, .. }) => *instance = process(),
-            Some(SessionFrame::Open { opener, .. } | SessionFrame::Resume { opener, .. })
-                if !inner.speaks_to_cloud() =>
-            {
-                *opener = process().map(Opener::Server);
+            Some(SessionFrame::Open { opener, .. } | SessionFrame::Resume { opener, .. }) => {
+                inner.state.recv.reset_rtt();
+                if !inner.sender.as_ref().is_some_and(to_server) {
+                    *opener = process().map(Opener::Server);
+                }
             }
+            Some(SessionFrame::Resumed { .. }) => inner.state.recv.reset_rtt(),
             _ => {}
         }
         (frame, actions)
@@ -431,10 +430,6 @@ impl Inner {
         let request = self.places.request(self.state.control(), self.state.backlog());
         let is_new = !request.is_empty();
         is_new.then(|| (sender.clone(), SendRequest { stay: self.stay, ..request }))
-    }
-
-    fn speaks_to_cloud(&self) -> bool {
-        self.sender.as_ref().is_some_and(|sender| matches!(sender.peer, Remote::Server(_)))
     }
 }
 
