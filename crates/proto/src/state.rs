@@ -170,13 +170,6 @@ impl SessionState {
         self.instance.filter(|_| self.phase != Phase::Opening)
     }
 
-    /// Opener: records the process that the next Open is expected to reach.
-    pub fn set_expected_process(&mut self, process: Option<Instance>) {
-        if self.phase == Phase::Opening {
-            self.instance = process.or(self.instance);
-        }
-    }
-
     /// Returns true if this end opened the session.
     pub fn is_opener(&self) -> bool {
         matches!(self.role, Role::Opener { .. })
@@ -190,8 +183,9 @@ impl SessionState {
         }
     }
 
-    /// Opener: queues an Open on `link`, or a Resume if the session was open before. Other ends do not change.
-    pub fn start_attempt(&mut self, link: LinkId) -> Actions {
+    /// Opener: queues an Open on `link`, or a Resume if the session was open before. Other ends do not change. `process` is
+    /// the process that an Open is expected to reach, if known.
+    pub fn start_attempt(&mut self, link: LinkId, process: Option<Instance>) -> Actions {
         let answer = match self.phase {
             Phase::Opening => PendingFrame::Open,
             Phase::Parked | Phase::Resuming if self.is_opener() => PendingFrame::Resume,
@@ -201,6 +195,7 @@ impl SessionState {
         self.phase = if answer == PendingFrame::Open { Phase::Opening } else { Phase::Resuming };
         self.epoch += 1;
         self.path = Some(link);
+        self.instance = process.or(self.instance);
         self.waiting_since = None;
         self.answer = Some(answer);
         Actions { state: true, ..Actions::default() }

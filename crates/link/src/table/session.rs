@@ -460,8 +460,7 @@ impl SessionCore {
                 return (None, Actions::default());
             }
             let (before, epoch) = (inner.sender.clone(), inner.state.epoch());
-            let actions = inner.state.start_attempt(sender.id);
-            inner.state.set_expected_process(process);
+            let actions = inner.state.start_attempt(sender.id, process);
             match room {
                 Some(room) => inner.state.recv.lift_limit(room),
                 None => inner.state.recv.restore_limit(),

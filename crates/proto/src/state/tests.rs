@@ -34,7 +34,7 @@ fn instance() -> Option<Instance> {
 fn opener(phase: Phase) -> SessionState {
     let (send, recv) = halves();
     let mut end = SessionState::opener("node1:22".parse().unwrap(), "me".into(), send, recv);
-    let _ = end.start_attempt(A);
+    let _ = end.start_attempt(A, None);
     assert!(matches!(end.poll_frame(A, 0).0, Some(SessionFrame::Open { epoch: 1, limit: 1000, .. })));
     if phase == Phase::Opening {
         return end;
@@ -50,7 +50,7 @@ fn opener(phase: Phase) -> SessionState {
         let _ = end.handle_link_ended(A, None, now());
     }
     if phase == Phase::Resuming {
-        let _ = end.start_attempt(B);
+        let _ = end.start_attempt(B, None);
         let resume = end.poll_frame(B, 0).0.unwrap();
         let SessionFrame::Resume { epoch: 2, received: 0, target, .. } = resume else { panic!("{resume:?}") };
         assert_eq!(target, "node1:22".parse().unwrap());
@@ -164,7 +164,7 @@ async fn opener_while_opening_handles_each_frame() {
     let mut end = opener(Phase::Opening);
     assert!(end.handle_frame(A, SessionFrame::PathLost { epoch: 1 }, now()).state);
     assert_eq!((end.phase(), end.path()), (Phase::Opening, None));
-    let _ = end.start_attempt(B);
+    let _ = end.start_attempt(B, None);
     assert!(matches!(end.poll_frame(B, 0).0, Some(SessionFrame::Open { epoch: 2, .. })));
     let mut end = opener(Phase::Opening);
     assert!(end.handle_frame(A, reset(1, ErrorCode::Internal), now()).forget);
@@ -221,7 +221,7 @@ async fn opener_while_parked_handles_each_frame() {
     end.send.write(Bytes::from_static(b"forgotten"));
     assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget, "the acceptor is not notified yet");
     assert!(end.needs_path() && end.send.unsent() == 0);
-    let _ = end.start_attempt(B);
+    let _ = end.start_attempt(B, None);
     assert!(matches!(end.poll_frame(B, 99).0, Some(SessionFrame::Resume { epoch: 2, .. })));
     let _ = end.handle_frame(B, SessionFrame::Resumed { received: 0, limit: 900, epoch: 2 }, now());
     assert_eq!(end.poll_frame(B, 99).0, Some(reset_at(0)));
@@ -500,7 +500,7 @@ async fn a_resume_that_a_relay_rejects_is_tried_on_another_path() {
         let mut end = opener(Phase::Resuming);
         assert!(end.handle_frame(B, reset(2, code), now()).state);
         assert_eq!((end.phase(), end.path(), end.ended()), (Phase::Parked, None, None));
-        assert!(end.start_attempt(A).state);
+        assert!(end.start_attempt(A, None).state);
         assert_eq!(end.phase(), Phase::Resuming);
     }
 }
@@ -573,7 +573,7 @@ async fn a_reset_at_is_sent_again_on_the_next_path() {
     assert_eq!(sent_frames(&mut end, A).len(), 2);
     let _ = end.handle_link_ended(A, None, now());
     assert!(end.needs_path());
-    let _ = end.start_attempt(B);
+    let _ = end.start_attempt(B, None);
     assert!(matches!(sent_frames(&mut end, B)[..], [SessionFrame::Resume { epoch: 2, .. }]));
     let _ = end.handle_frame(B, SessionFrame::Resumed { received: 3, limit: 900, epoch: 2 }, now());
     assert_eq!(sent_frames(&mut end, B), [SessionFrame::Data(Bytes::from_static(b"lo")), reset_at(6)]);
@@ -640,11 +640,11 @@ async fn an_orphaned_session_can_be_evicted() {
 #[tokio::test]
 async fn an_open_cancelled_without_a_path_is_revoked_over_the_next_path() {
     let mut end = opener(Phase::Opening);
-    end.set_expected_process(instance());
+    end.instance = instance();
     let _ = end.handle_link_ended(A, None, now());
     assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget);
     assert!(end.needs_path() && end.is_orphaned() && end.instance() == instance());
-    let _ = end.start_attempt(B);
+    let _ = end.start_attempt(B, None);
     let frames = sent_frames(&mut end, B);
     assert!(matches!(frames[..], [SessionFrame::Resume { received: 0, epoch: 2, .. }]), "{frames:?}");
     // An acceptor that is open learns that the opening is cancelled.
@@ -668,7 +668,7 @@ fn cancelled_open() -> SessionState {
     let mut end = opener(Phase::Opening);
     let _ = end.handle_link_ended(A, None, now());
     let _ = end.abandon(refusal(ErrorCode::Cancelled), now());
-    let _ = end.start_attempt(B);
+    let _ = end.start_attempt(B, None);
     assert_eq!(sent_frames(&mut end, B).len(), 1);
     end
 }
@@ -684,7 +684,7 @@ async fn a_cancelled_open_that_reached_no_acceptor_is_forgotten_at_once() {
     assert!(unsent.abandon(refusal(ErrorCode::Cancelled), now()).forget, "the node is not connected there");
     let (send, recv) = halves();
     let mut unsent = SessionState::opener("node1:22".parse().unwrap(), "me".into(), send, recv);
-    let _ = unsent.start_attempt(A);
+    let _ = unsent.start_attempt(A, None);
     let _ = unsent.handle_link_ended(A, None, now());
     assert!(unsent.abandon(refusal(ErrorCode::Cancelled), now()).forget, "its Open was never sent");
 }
@@ -692,7 +692,7 @@ async fn a_cancelled_open_that_reached_no_acceptor_is_forgotten_at_once() {
 #[tokio::test]
 async fn an_open_cancelled_before_its_next_attempt_is_sent_opens_nothing() {
     let mut end = opener(Phase::Opening);
-    let _ = end.start_attempt(B);
+    let _ = end.start_attempt(B, None);
     assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget);
     let frames = sent_frames(&mut end, B);
     assert!(matches!(frames[..], [SessionFrame::Resume { epoch: 2, .. }]), "{frames:?}");
@@ -707,7 +707,7 @@ async fn a_refused_open_revokes_an_earlier_attempt() {
     // The first Open may still reach an acceptor over the previous path.
     let opened_twice = || {
         let mut end = opener(Phase::Opening);
-        let _ = end.start_attempt(B);
+        let _ = end.start_attempt(B, None);
         assert!(matches!(sent_frames(&mut end, B)[..], [SessionFrame::Open { epoch: 2, .. }]));
         end
     };
@@ -771,7 +771,7 @@ async fn an_open_cancelled_on_a_lost_path_is_revoked_over_the_next_path() {
             assert!(end.poll_frame(A, 0).0.is_some());
         }
         assert!(!end.handle_link_ended(A, None, now()).forget && end.needs_path() && end.path().is_none());
-        let _ = end.start_attempt(B);
+        let _ = end.start_attempt(B, None);
         let frames = sent_frames(&mut end, B);
         assert!(matches!(frames[..], [SessionFrame::Resume { .. }]), "{frames:?}");
     }
