@@ -38,24 +38,24 @@ pub(crate) fn log_frame(what: &str, link: LinkId, frame: &Frame) {
 }
 
 /// Logs a frame that belongs to a session.
-pub(crate) fn log_session_frame(what: &str, link: LinkId, session: SessionId, word: &SessionFrame) {
+pub(crate) fn log_session_frame(what: &str, link: LinkId, session: SessionId, frame: &SessionFrame) {
     if !enabled!(target: FRAMES, Level::TRACE) {
         return;
     }
-    let kind = word.name();
-    let bytes = if let SessionFrame::Data(bytes) = word { Some(bytes.len()) } else { None };
-    let (received, limit) = match word {
+    let kind = frame.name();
+    let bytes = if let SessionFrame::Data(bytes) = frame { Some(bytes.len()) } else { None };
+    let (received, limit) = match frame {
         SessionFrame::Open { limit, .. } | SessionFrame::Opened { limit, .. } => (None, Some(*limit)),
         SessionFrame::Credit { received, limit }
         | SessionFrame::Resume { received, limit, .. }
         | SessionFrame::Resumed { received, limit, .. } => (Some(*received), Some(*limit)),
         _ => (None, None),
     };
-    let total = match word {
+    let total = match frame {
         SessionFrame::Fin { total } | SessionFrame::ResetAt { total, .. } => Some(*total),
         _ => None,
     };
-    let (epoch, code) = (word.epoch(), word.refusal().map(|refusal| refusal.code.name()));
+    let (epoch, code) = (frame.epoch(), frame.refusal().map(|refusal| refusal.code.name()));
     trace!(target: FRAMES, %link, %session, kind, bytes, epoch, received, limit, total, code, "{what}");
 }
 
@@ -101,7 +101,7 @@ mod tests {
         String::from_utf8(lines.0.lock().unwrap().clone()).unwrap()
     }
 
-    fn word(frame: SessionFrame) -> FrameKind {
+    fn session(frame: SessionFrame) -> FrameKind {
         FrameKind::Session(SessionId::random(), Category::Ssh, frame)
     }
 
@@ -140,7 +140,7 @@ mod tests {
             let name = format!("{frame:?}");
             let name = name.split([' ', '(']).next().unwrap();
             assert!(protocol.contains(&format!("| {name} |")), "{name} is not in the protocol");
-            let line = sent(8, &[word(frame.clone())]);
+            let line = sent(8, &[session(frame.clone())]);
             assert!(line.contains(&format!(" kind=\"{name}\" ")), "{name}: {line}");
         }
     }
@@ -149,10 +149,10 @@ mod tests {
     fn each_frame_leaves_a_line_with_its_numbers_and_nothing_of_what_it_carries() {
         let refusal = SessionError::new(ErrorCode::TargetRefused, "SECRET");
         let bodies = [
-            word(SessionFrame::Data(Bytes::from_static(b"SECRET"))),
-            word(SessionFrame::Credit { received: 10, limit: 20 }),
-            word(SessionFrame::Fin { total: 7 }),
-            word(SessionFrame::Refused { epoch: 3, refusal }),
+            session(SessionFrame::Data(Bytes::from_static(b"SECRET"))),
+            session(SessionFrame::Credit { received: 10, limit: 20 }),
+            session(SessionFrame::Fin { total: 7 }),
+            session(SessionFrame::Refused { epoch: 3, refusal }),
             FrameKind::Ping(Some(5)),
             FrameKind::Pong(None),
         ];

@@ -139,7 +139,13 @@ impl RelayTable {
 
     /// Binds the session to the link towards its acceptor and sends the frame there. With `sought`, the answer *not
     /// here* makes the seeker search for another path; otherwise it goes to the opener.
-    pub(crate) fn pass(&self, attempt: &Attempt, to: &Arc<LinkSender>, frame: SessionFrame, sought: bool) {
+    pub(crate) fn bind_acceptor(
+        &self,
+        attempt: &Attempt,
+        to: &Arc<LinkSender>,
+        frame: SessionFrame,
+        sought: bool,
+    ) {
         let acceptor_leg = self.new_leg(attempt, to);
         let mut bindings = self.bindings.lock();
         let waits = |binding: &&mut Binding| binding.is_of(attempt) && binding.acceptor_leg.is_none();

@@ -666,7 +666,7 @@ impl RelayRequest {
         let to = &to.link_for(self.attempt.key.id);
         match (self.table.relays.attempt_state(&self.attempt), &self.frame) {
             (AttemptState::Searching, Some(frame)) if self.is_valid_next_hop(to) => {
-                self.table.relays.pass(&self.attempt, to, frame.clone(), true);
+                self.table.relays.bind_acceptor(&self.attempt, to, frame.clone(), true);
             }
             (AttemptState::Pending, _) => {
                 self.table.relays.path_lost(self.attempt.key.id, Some(self.attempt.epoch))
@@ -716,7 +716,7 @@ impl RelayRequest {
             ));
         }
         if let Some(frame) = self.frame.take() {
-            self.table.relays.pass(&self.attempt, to, frame, false);
+            self.table.relays.bind_acceptor(&self.attempt, to, frame, false);
         }
     }
 

@@ -225,7 +225,7 @@ async fn frames_pass_between_the_two_links_and_from_no_third() {
 }
 
 #[tokio::test]
-async fn the_words_that_open_and_resume_empty_what_waits_credits_too() {
+async fn frames_that_open_and_resume_discard_what_waits_and_credits() {
     for answer in [resumed(2), SessionFrame::Opened { limit: 5, epoch: 2, instance: None }] {
         let relay = Relay::bound();
         relay.on_frame(&relay.edge, data("old"));
@@ -425,7 +425,7 @@ async fn a_late_old_attempt_does_not_silence_that_a_newer_one_was_lost() {
 }
 
 #[test]
-fn a_lane_takes_nothing_behind_its_last_word() {
+fn a_queue_takes_nothing_after_its_last_frame() {
     let budget = Budget::new(1000);
     let queue = RelayQueue::new(key(id()), 1000, room(&budget));
     queue.push(lost(1)).unwrap();
@@ -527,7 +527,7 @@ async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask(
 }
 
 #[tokio::test]
-async fn a_lane_that_is_over_before_its_link_knows_it_is_not_kept() {
+async fn a_queue_that_is_over_before_its_link_knows_it_is_not_kept() {
     let edge = link(2, Remote::Edge(node()));
     let queue = RelayQueue::new(key(id()), 1000, room(&Budget::new(1000)));
     queue.close();
@@ -536,7 +536,7 @@ async fn a_lane_that_is_over_before_its_link_knows_it_is_not_kept() {
 }
 
 #[tokio::test]
-async fn a_late_attempt_does_not_take_a_newer_ones_lane() {
+async fn a_late_attempt_does_not_replace_a_newer_queue() {
     let edge = link(2, Remote::Edge(node()));
     let queue = || RelayQueue::new(key(id()), 1000, room(&Budget::new(1000)));
     let (newer, late) = (queue(), queue());
