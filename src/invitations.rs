@@ -28,7 +28,7 @@ use crate::invitations::store::{
 use crate::invitations::subject::Subject;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
-use tunnel_base::names::{Host, NodeName};
+use tunnel_base::names::{ClientName, Host, NodeName};
 use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
 use tunnel_link::grpc::enrol::JoinParams;
 use tunnel_net::reload::{Reload, ReloadError};
@@ -48,6 +48,14 @@ pub struct SharedEnrolments {
     /// Machines with valid invitations that wait for the next write, at most one for each connection.
     joining: Mutex<Vec<PendingJoin>>,
     authority: Reload<ServerCa>,
+}
+
+/// A user's device, with the token that proves it.
+#[derive(Debug, Clone)]
+pub struct JoinedDevice {
+    pub(crate) client: ClientName,
+    token: SecretHash,
+    enrolments: Arc<SharedEnrolments>,
 }
 
 /// The last read of the store.
@@ -141,6 +149,11 @@ impl SharedEnrolments {
     /// Returns the ID of the join key that has that secret, if one is known.
     pub fn key_of(&self, secret: &str) -> Option<String> {
         self.known().key_of(&SecretHash::of(secret))
+    }
+
+    /// Returns the device that this token should prove; see [`JoinedDevice::is_joined`].
+    pub fn device(self: &Arc<Self>, client: ClientName, token: &str) -> JoinedDevice {
+        JoinedDevice { client, token: SecretHash::of(token), enrolments: self.clone() }
     }
 
     /// Returns a receiver that is notified when [`Self::known`] changes.
@@ -417,6 +430,13 @@ impl SharedEnrolments {
             self.known.store(Arc::new(enrolled));
             self.changed.send_replace(());
         }
+    }
+}
+
+impl JoinedDevice {
+    /// Returns true if the device has joined with this token, and was not revoked since.
+    pub fn is_joined(&self) -> bool {
+        self.enrolments.known().proves_device(&self.client, &self.token)
     }
 }
 

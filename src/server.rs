@@ -59,7 +59,7 @@ use crate::startup::{NotPrepared, Startup, StartupErrors};
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_base::logging::LogLevel;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{ClientName, DeviceName, Instance, UserName};
+use tunnel_base::names::Instance;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::zone::Zone;
 use tunnel_base::process::third_of_memory;
@@ -257,11 +257,6 @@ impl Server {
         config.follow(ServerConfig::examine, &self.context.watcher, &self.context.drains.links, apply);
     }
 
-    /// Ends the links of a user, or of one of her devices, with their sessions. Returns their number.
-    pub fn close_user(&self, user: &UserName, device: Option<&DeviceName>) -> usize {
-        self.context.close_user(user, device)
-    }
-
     /// Waits until the cluster's signers have issued the certificates that the config requires. Cancel safe.
     pub async fn wait_for_certificates(settings: &ServerConfig) {
         if let Some(csr) = &settings.csr {
@@ -404,7 +399,8 @@ impl ServerContext {
             stopping: CancellationToken::new(),
             drains,
         };
-        context.user_links = user_links(prepared.users.clone(), &context);
+        let (users, zone) = (prepared.users.clone(), context.zone.clone());
+        context.user_links = UserLinks::new(users, zone, context.listener_context());
         (context, dialled_links)
     }
 
@@ -477,9 +473,9 @@ impl ServerContext {
         drain.spawn(info_span!("upkeep"), table.clone().upkeep(self.pool.clone(), drain.clone()));
         drain.spawn(info_span!("grants"), self.grants.clone().follow(self.watcher.clone(), drain.clone()));
         drain.spawn(info_span!("relays"), link_events::judge_relays(self.clone(), drain.clone()));
-        if let Some(enrolment) = self.enrolment.clone() {
-            let watch = invitations::watch_devices(enrolment, self.clone(), drain.clone());
-            drain.spawn(info_span!("devices"), watch);
+        if let Some(enrolment) = &self.enrolment {
+            let (changes, grants) = (enrolment.changes(), self.grants.clone());
+            drain.spawn(info_span!("devices"), invitations::follow_devices(changes, grants, drain.clone()));
         }
         drain.spawn(info_span!("resume_parked"), self.route.clone().resume_parked(drain.clone()));
     }
@@ -513,16 +509,6 @@ impl ServerContext {
         self.certificates.set(settings.certificates(), settings.ca_files());
         admin.follow_files(self.certificates.clone(), &self.watcher, drain);
     }
-}
-
-/// Returns the links of users, who are proved by the tokens of devices that have joined.
-fn user_links(access: Option<ListenerAccess>, context: &ServerContext) -> UserLinks {
-    let enrolment = context.enrolment.clone();
-    let proves = move |client: &ClientName, token: &str| {
-        let known = enrolment.as_ref().map(|enrolment| enrolment.known());
-        known.is_some_and(|known| known.proves_device(&client.user, &client.device, token))
-    };
-    UserLinks::new(access, context.zone.clone(), context.listener_context(), Box::new(proves))
 }
 
 fn authenticated_links(

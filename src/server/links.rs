@@ -21,7 +21,7 @@ use crate::server::link_rates::{LinkRates, MAX_LINKS, NextLink};
 use crate::server::{ServerContext, invitations, user_links};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::Instance;
+use tunnel_base::names::{ClientName, Instance};
 use tunnel_base::policy::{Networks, canonical_ip};
 use tunnel_link::grpc::accept::{Call, CallRejection, Certificate, IncomingCall, PendingConnection, serve};
 use tunnel_link::link::{Link, LinkEnd};
@@ -162,7 +162,9 @@ async fn admit_user(call: Call, hello: ClientHello, shared: Arc<ServerContext>) 
     let mut running = pin!(run_link(link, false, &shared));
     tokio::select! {
         _ = &mut running => {}
-        why = user_links::revoked(user, &shared) => {
+        why = user_links::revoked(&user, &shared) => {
+            let ClientName { user, device } = &user.client;
+            info!(link = %sender.id, %user, %device, reason = why, "link ended: user revoked");
             // Before the sessions are reset, so that no new one takes their place.
             users.remove(&sender);
             let closing = close_links(vec![(sender.clone(), why)], shared.link_context.table.clone());
