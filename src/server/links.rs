@@ -476,8 +476,6 @@ pub(crate) async fn admit_interactive(
 async fn run(mut link: Link, busy: &Arc<LinkSender>, is_logged: bool, shared: &Arc<ServerContext>) {
     shared.link_context.metrics.links.opened(link.sender.peer.kind());
     let room = search_permits(shared);
-    // The edge watches the link as well, but cannot report its death here: its next attempt may reach another server.
-    link.watch();
     let sender = link.sender.clone();
     let (mut sorting, mut looks) =
         (TrafficClassifier::default(), interval(TrafficClassifier::SAMPLE_INTERVAL));
