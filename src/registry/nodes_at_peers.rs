@@ -330,7 +330,7 @@ mod announcement_tests {
         assert_eq!(sent(&requester), [Found::not_here(5)], "it was never linked");
         let edge = link(7, Remote::Edge(node.clone()));
         let from = ([127, 0, 0, 1], 1).into();
-        let linked = LinkedNode { sender: edge.clone(), instance: None, from, ips: Arc::default() };
+        let linked = LinkedNode { sender: edge.clone(), from, ips: Arc::default() };
         registry.insert(linked, false);
         registry.remove(&edge);
         tokio::time::advance(Duration::from_secs(2)).await;

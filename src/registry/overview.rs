@@ -141,7 +141,7 @@ mod tests {
             let peer = Remote::Edge(name.parse().unwrap());
             let sender = LinkSender::new(LinkId(id), peer, Some(Instance::random()));
             let from = ([10, 0, 0, 1], 1).into();
-            registry.insert(LinkedNode { sender, instance: None, from, ips: Arc::default() }, false);
+            registry.insert(LinkedNode { sender, from, ips: Arc::default() }, false);
         }
         names.sort();
         let (mut after, mut seen) = (None, Vec::new());
@@ -162,12 +162,8 @@ mod tests {
         let instance = Some(Instance::from_bits(1));
         let peer = Remote::Edge(node.parse().unwrap());
         let sender = LinkSender::new(LinkId(id), peer, instance);
-        let linked = LinkedNode {
-            sender: sender.clone(),
-            instance,
-            from: ([10, 0, 0, 1], 1).into(),
-            ips: Arc::default(),
-        };
+        let linked =
+            LinkedNode { sender: sender.clone(), from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() };
         registry.insert(linked, true);
         sender
     }

@@ -111,12 +111,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: Arc<ServerContext>) {
     };
     let from = call.from;
     let ips: Arc<[_]> = hello.ips.iter().copied().collect();
-    let linked = |sender: &Arc<LinkSender>| LinkedNode {
-        sender: sender.clone(),
-        instance: hello.instance,
-        from,
-        ips: ips.clone(),
-    };
+    let linked = |sender: &Arc<LinkSender>| LinkedNode { sender: sender.clone(), from, ips: ips.clone() };
     if hello.purpose == LinkPurpose::Interactive {
         return admit_interactive(call, linked, &evidence, is_logged, &shared).await;
     }

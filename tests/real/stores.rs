@@ -60,10 +60,8 @@ impl PublishingServer {
     fn link(&self, node: usize) {
         let name: NodeName = format!("node-{node:07}").parse().unwrap();
         let sender = LinkSender::new(LinkId(node as u64), Remote::Edge(name), Some(Instance::random()));
-        self.registry.insert(
-            LinkedNode { sender, instance: None, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() },
-            false,
-        );
+        self.registry
+            .insert(LinkedNode { sender, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() }, false);
     }
 
     fn lose(&self, node: usize) {

@@ -86,7 +86,7 @@ impl Cloud {
         self.links += 1;
         let sender = LinkSender::new(LinkId(self.links), Remote::Edge(name.clone()), None);
         let from = (self.servers[server].ip, 1).into();
-        let linked = LinkedNode { sender, instance: None, from, ips: Arc::default() };
+        let linked = LinkedNode { sender, from, ips: Arc::default() };
         self.servers[server].registry.insert(linked, false);
     }
 

@@ -89,12 +89,7 @@ impl SimServer {
     pub(crate) fn links(self: &Arc<Self>, net: &Net, node: &NodeName, process: Instance) {
         let (id, peer) = (LinkId(net.number()), Remote::Edge(node.clone()));
         let sender = LinkSender::new(id, peer, Some(process));
-        let linked = LinkedNode {
-            sender: sender.clone(),
-            instance: Some(process),
-            from: self.at,
-            ips: Arc::default(),
-        };
+        let linked = LinkedNode { sender: sender.clone(), from: self.at, ips: Arc::default() };
         self.registry.insert(linked, false);
         net.publish(node, self.at.ip());
         self.finder.on_linked(node);
