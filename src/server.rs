@@ -1,9 +1,9 @@
 //! Builds, runs and stops a server.
 
-pub mod authenticated_links;
 pub(crate) mod cluster;
 pub mod config;
 pub mod config_files;
+pub(crate) mod edge_links;
 pub mod invitations;
 pub mod link_events;
 pub mod link_rates;
@@ -47,10 +47,10 @@ use crate::registry::peers::Peers;
 use crate::registry::search::Dns;
 use crate::registry::{Finder, Registry};
 use crate::route::SessionRouter;
-use crate::server::authenticated_links::AuthenticatedLinks;
 use crate::server::cluster::ClusterView;
 use crate::server::config::ServerConfig;
 use crate::server::config_files::{LivePolicies, ServerFiles};
+use crate::server::edge_links::EdgeLinks;
 use crate::server::link_rates::LinkRates;
 use crate::server::listeners::{OpenListeners, PreparedListener};
 use crate::server::user_links::UserLinks;
@@ -151,7 +151,7 @@ pub(crate) struct ServerContext {
     /// Dials targets outside of nodes for clients.
     pub(crate) direct: DirectDialer,
     // Who may do what.
-    pub(crate) proven: Arc<AuthenticatedLinks>,
+    pub(crate) edge_links: Arc<EdgeLinks>,
     pub(crate) user_links: UserLinks,
     /// Answers operators, also over links of users. Set before the first link is accepted.
     pub(crate) admin: OnceLock<Admin>,
@@ -355,8 +355,8 @@ impl ServerContext {
         let registry = Registry::new(metrics.clone());
         let cluster = ClusterView::follow(settings, port, prepared.own_ports(), &readiness, &drains.links);
         let enrolment = invitations::start(settings, files, &readiness, &drains.links);
-        let proven = authenticated_links(settings, files, &enrolment, &cluster, &registry, &link_context);
-        let zone = zone(settings, proven.clone());
+        let edge_links = edge_links(settings, files, &enrolment, &cluster, &registry, &link_context);
+        let zone = zone(settings, edge_links.clone());
         let pool = BufferPool::new();
         let grants = Grants::default();
         let policies = LivePolicies::new(settings);
@@ -381,7 +381,7 @@ impl ServerContext {
             direct: DirectDialer::new(for_clients, session.open_timeout),
             link_context,
             pool,
-            proven,
+            edge_links,
             user_links: UserLinks::default(),
             admin: OnceLock::new(),
             enrolment,
@@ -445,7 +445,7 @@ impl ServerContext {
 
     /// Returns what the listeners share.
     fn listener_deps(&self, settings: &ServerConfig) -> ListenerDeps {
-        let proven = self.proven.clone();
+        let edge_links = self.edge_links.clone();
         ListenerDeps {
             context: self.listener_context(),
             zone: self.zone.clone(),
@@ -453,7 +453,7 @@ impl ServerContext {
             finder: self.finder.clone(),
             peers: self.peers.clone(),
             ports: self.cluster.ports.clone(),
-            claims: Arc::new(move || proven.address_claims()),
+            claims: Arc::new(move || edge_links.address_claims()),
             readiness: self.readiness.clone(),
             stopping: self.stopping.clone(),
             accepting: TaskTracker::new(),
@@ -511,17 +511,17 @@ impl ServerContext {
     }
 }
 
-fn authenticated_links(
+fn edge_links(
     settings: &ServerConfig,
     files: &ServerFiles,
     enrolment: &Option<Arc<SharedEnrolments>>,
     cluster: &ClusterView,
     registry: &Arc<Registry>,
     LinkContext { table, drain, .. }: &LinkContext,
-) -> Arc<AuthenticatedLinks> {
+) -> Arc<EdgeLinks> {
     let certificates = config_files::edge_cas(settings).is_some();
     let (tokens, enrolment, nodes) = (files.tokens.clone(), enrolment.clone(), cluster.nodes.clone());
-    AuthenticatedLinks::start(tokens, enrolment, nodes, certificates, registry.clone(), table.clone(), drain)
+    EdgeLinks::start(tokens, enrolment, nodes, certificates, registry.clone(), table.clone(), drain)
 }
 
 fn dialer(
@@ -557,9 +557,9 @@ fn link_context(settings: &ServerConfig, links: &Drain) -> LinkContext {
     }
 }
 
-fn zone(settings: &ServerConfig, proven: Arc<AuthenticatedLinks>) -> Arc<Zone> {
+fn zone(settings: &ServerConfig, edge_links: Arc<EdgeLinks>) -> Arc<Zone> {
     let patterns = settings.dns.publish_names.clone();
-    Arc::new(Zone::new(settings.dns.zone.clone(), patterns, move |node: &_| proven.has_node(node)))
+    Arc::new(Zone::new(settings.dns.zone.clone(), patterns, move |node: &_| edge_links.has_node(node)))
 }
 
 /// The condition in `/readyz`: the listeners of the changed config are open.

@@ -11,8 +11,8 @@ use crate::invitations::ServerCa;
 use crate::listener::access::ListenerPolicies;
 use crate::listener::authenticated::tls_params;
 use crate::listener::egress;
-use crate::server::authenticated_links;
 use crate::server::config::ServerConfig;
+use crate::server::edge_links;
 use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_base::names::UserName;
 use tunnel_base::policy::Glob;
@@ -63,7 +63,7 @@ impl ServerFiles {
         let (certificates, egress) = (edge_cas(settings).is_some(), settings.has_listener(&egress::KIND));
         let invitations = settings.invitations.store != InvitationStore::None;
         let file = &settings.links.token_file;
-        let tokens = authenticated_links::read(file, certificates, invitations, egress, startup);
+        let tokens = edge_links::read(file, certificates, invitations, egress, startup);
         let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
         let dns = match settings.dns.resolvers.as_slice() {
             [] => resolver.clone(),

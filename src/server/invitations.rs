@@ -97,7 +97,7 @@ async fn judge(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
     }
     let from = enrol_request.from.ip();
     if let EnrolMethod::Join(join) = &enrol_request.wish
-        && let Err(why) = enrolment.join(from, join, |node| shared.proven.has_line(node)).await
+        && let Err(why) = enrolment.join(from, join, |node| shared.edge_links.has_line(node)).await
     {
         refused.count("invitation");
         if shared.link_context.metrics.refusals.may_log("invitation", from) {

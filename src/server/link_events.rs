@@ -163,7 +163,7 @@ pub(crate) const MAX_CONCURRENT_MOVES: usize = 10_000;
 /// Handles a request that arrived over a link. `room` limits the concurrent searches of this link.
 pub(crate) fn handle_request(request: RelayRequest, shared: &Arc<ServerContext>, room: &SearchPermits) {
     match &request.from().peer {
-        Remote::Edge(edge) if !shared.proven.is_valid(request.from()) => {
+        Remote::Edge(edge) if !shared.edge_links.is_valid(request.from()) => {
             let why = format!("the credentials of node {edge} were revoked");
             request.refuse(SessionError::new(ErrorCode::NotAllowed, why));
         }

@@ -13,7 +13,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{Instrument as _, Span, debug, debug_span, field, info, info_span, warn};
 
 use crate::registry::LinkedNode;
-use crate::server::authenticated_links::{EdgeCredentials, close_links};
+use crate::server::edge_links::{EdgeCredentials, close_links};
 use crate::server::link_events::{
     handle_event, migrate_sessions, on_link_ended, retire_old_links, run_link, search_permits,
 };
@@ -103,8 +103,8 @@ async fn admit_call(call: Call, shared: Arc<ServerContext>) {
 
 async fn admit_edge(call: Call, hello: Hello, shared: Arc<ServerContext>) {
     let certificate_node = if let Certificate::Edge(node) = &call.certificate { node.clone() } else { None };
-    let evidence = EdgeCredentials { hello: hello.clone(), certificate_node };
-    let is_logged = match check_edge(&evidence, call.from, &shared).await {
+    let credentials = EdgeCredentials { hello: hello.clone(), certificate_node };
+    let is_logged = match check_edge(&credentials, call.from, &shared).await {
         Ok(is_logged) => is_logged,
         Err(CallRejection::Token) => return refuse_token(call, &shared).await,
         Err(why) => return call.refuse(why),
@@ -113,7 +113,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: Arc<ServerContext>) {
     let ips: Arc<[_]> = hello.ips.iter().copied().collect();
     let linked = |sender: &Arc<LinkSender>| LinkedNode { sender: sender.clone(), from, ips: ips.clone() };
     if hello.purpose == LinkPurpose::Interactive {
-        return admit_interactive(call, linked, &evidence, is_logged, &shared).await;
+        return admit_interactive(call, linked, &credentials, is_logged, &shared).await;
     }
     let link = call.accept(Remote::Edge(hello.node.clone()));
     let sender = link.sender.clone();
@@ -128,7 +128,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: Arc<ServerContext>) {
         }
         migrate_sessions(&silent, is_logged, &shared);
     }
-    shared.proven.track(&sender, &evidence);
+    shared.edge_links.track(&sender, &credentials);
     shared.finder.on_linked(&hello.node);
     retire_old_links(shared.link_context.table.instance(), hello.node.clone(), None, &shared);
     if shared.stopping.is_cancelled() {
@@ -137,7 +137,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: Arc<ServerContext>) {
     let why = run_link(link, is_logged, &shared).await;
     shared.registry.ended(&sender, &why.to_string());
     shared.finder.on_unlinked(&hello.node);
-    shared.proven.untrack(&sender);
+    shared.edge_links.untrack(&sender);
 }
 
 async fn admit_user(call: Call, hello: ClientHello, shared: Arc<ServerContext>) {
@@ -171,7 +171,7 @@ async fn admit_user(call: Call, hello: ClientHello, shared: Arc<ServerContext>) 
 
 /// Answers a wrong token late, and few of a source at once, so that guesses take long. A right token never waits here.
 async fn refuse_token(call: Call, shared: &Arc<ServerContext>) {
-    match shared.proven.refusal_permits.try_acquire(&Source::of(call.from.ip())) {
+    match shared.edge_links.refusal_permits.try_acquire(&Source::of(call.from.ip())) {
         Ok(_permit) => {
             // Ends early if the server stops.
             let _ = timeout(REFUSAL_DELAY, shared.stopping.cancelled()).await;
@@ -186,13 +186,13 @@ const REFUSAL_DELAY: Duration = Duration::from_secs(1);
 
 /// Checks whether an edge may link. Returns true if its link is logged. Counts and logs a refusal.
 async fn check_edge(
-    evidence: &EdgeCredentials,
+    credentials: &EdgeCredentials,
     from: SocketAddr,
     shared: &Arc<ServerContext>,
 ) -> Result<bool, CallRejection> {
     let Metrics { links_rejected: refused, refusals, .. } = &shared.link_context.metrics;
-    let hello = &evidence.hello;
-    if let Err(why) = shared.proven.authenticate_fresh(evidence).await {
+    let hello = &credentials.hello;
+    if let Err(why) = shared.edge_links.authenticate_fresh(credentials).await {
         refused.count("token");
         if refusals.may_log("token", from.ip()) {
             warn!(node = %hello.node, remote_addr = %from, reason = %why, "edge refused");
@@ -304,7 +304,7 @@ impl ConnectionHandler for LinkConnectionHandler {
                 return debug!("{failure}");
             }
         };
-        let certificate = self.shared.proven.certificate(self.handshakes.certificate(&accepted));
+        let certificate = self.shared.edge_links.certificate(self.handshakes.certificate(&accepted));
         let TlsAccepted { stream: io, permit: turn, until } = accepted;
         let waiting = PendingConnection { certificate, until, waiting_permit: permit, permit: turn };
         let (arrivals, link_context) = (self.arrivals.clone(), self.shared.link_context.clone());
@@ -444,11 +444,11 @@ const MINUTE: Duration = Duration::from_secs(60);
 pub(crate) async fn admit_interactive(
     call: Call,
     linked: impl Fn(&Arc<LinkSender>) -> LinkedNode,
-    evidence: &EdgeCredentials,
+    credentials: &EdgeCredentials,
     is_logged: bool,
     shared: &Arc<ServerContext>,
 ) {
-    let hello = &evidence.hello;
+    let hello = &credentials.hello;
     if !shared.registry.may_add_interactive(&hello.node, hello.instance) {
         shared.link_context.metrics.links_rejected.count("no_primary_link");
         return call.refuse(CallRejection::NoPrimaryLink);
@@ -456,19 +456,24 @@ pub(crate) async fn admit_interactive(
     let link = call.accept(Remote::Edge(hello.node.clone()));
     let sender = link.sender.clone();
     let Some(busy) = shared.registry.add_interactive(linked(&sender)) else { return };
-    shared.proven.track(&sender, evidence);
+    shared.edge_links.track(&sender, credentials);
     if is_logged {
         info!(link = %sender.id, node = %hello.node, primary = %busy.id, "interactive link accepted");
     }
     if shared.stopping.is_cancelled() {
         sender.drain(None);
     }
-    run(link, &busy, is_logged, shared).await;
+    run_interactive(link, &busy, is_logged, shared).await;
     shared.registry.remove(&sender);
-    shared.proven.untrack(&sender);
+    shared.edge_links.untrack(&sender);
 }
 
-async fn run(mut link: Link, busy: &Arc<LinkSender>, is_logged: bool, shared: &Arc<ServerContext>) {
+async fn run_interactive(
+    mut link: Link,
+    busy: &Arc<LinkSender>,
+    is_logged: bool,
+    shared: &Arc<ServerContext>,
+) {
     shared.link_context.metrics.links.opened(link.sender.peer.kind());
     let room = search_permits(shared);
     let sender = link.sender.clone();
