@@ -5,6 +5,7 @@ pub mod config;
 pub mod config_files;
 pub(crate) mod edge_links;
 pub mod invitations;
+pub(crate) mod link_denial;
 pub mod link_events;
 pub mod link_rates;
 pub mod links;

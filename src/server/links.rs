@@ -9,18 +9,18 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval};
 use tracing::{Instrument as _, Span, debug, debug_span, field, info, info_span, warn};
 
 use crate::registry::LinkedNode;
 use crate::server::edge_links::{EdgeCredentials, close_links};
+use crate::server::link_denial::LinkDenial;
 use crate::server::link_events::{
     handle_event, migrate_sessions, on_link_ended, retire_old_links, run_link, search_permits,
 };
 use crate::server::link_rates::{LinkRates, MAX_LINKS, NextLink};
 use crate::server::{ServerContext, invitations, user_links};
 use tunnel_base::drain::Drain;
-use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{ClientName, Instance};
 use tunnel_base::policy::{Networks, canonical_ip};
 use tunnel_link::grpc::accept::{Call, CallRejection, Certificate, IncomingCall, PendingConnection, serve};
@@ -29,7 +29,6 @@ use tunnel_link::sender::LinkSender;
 use tunnel_link::table::Event;
 use tunnel_link::table::traffic_class::TrafficClassifier;
 use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler, Rejection};
-use tunnel_net::limiter::Source;
 use tunnel_net::listen::{TcpAccept, tune_link};
 use tunnel_net::reload::Reload;
 use tunnel_net::tls::error::HandshakeError;
@@ -106,8 +105,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: Arc<ServerContext>) {
     let credentials = EdgeCredentials { hello: hello.clone(), certificate_node };
     let is_logged = match check_edge(&credentials, call.from, &shared).await {
         Ok(is_logged) => is_logged,
-        Err(CallRejection::Token) => return refuse_token(call, &shared).await,
-        Err(why) => return call.refuse(why),
+        Err(denial) => return denial.send(call, &shared).await,
     };
     let from = call.from;
     let ips: Arc<[_]> = hello.ips.iter().copied().collect();
@@ -141,10 +139,9 @@ async fn admit_edge(call: Call, hello: Hello, shared: Arc<ServerContext>) {
 }
 
 async fn admit_user(call: Call, hello: ClientHello, shared: Arc<ServerContext>) {
-    let (user, _permit) = match user_links::check(&call, &hello, &shared).await {
+    let (user, _permit) = match user_links::authenticate(&call, &hello, &shared).await {
         Ok(admitted) => admitted,
-        Err(CallRejection::Token) => return refuse_token(call, &shared).await,
-        Err(why) => return call.refuse(why),
+        Err(denial) => return denial.send(call, &shared).await,
     };
     let (link, users) = (call.accept(Remote::Client(user.client.clone())), &shared.user_links);
     let sender = link.sender.clone();
@@ -169,56 +166,30 @@ async fn admit_user(call: Call, hello: ClientHello, shared: Arc<ServerContext>) 
     users.remove(&sender);
 }
 
-/// Answers a wrong token late, and few of a source at once, so that guesses take long. A right token never waits here.
-async fn refuse_token(call: Call, shared: &Arc<ServerContext>) {
-    match shared.edge_links.refusal_permits.try_acquire(&Source::of(call.from.ip())) {
-        Ok(_permit) => {
-            // Ends early if the server stops.
-            let _ = timeout(REFUSAL_DELAY, shared.stopping.cancelled()).await;
-            call.refuse(CallRejection::Token);
-        }
-        Err(_) => call.close(),
-    }
-}
-
-/// Delay before a wrong token is answered. A permit is held as long, even if the caller has closed its connection.
-const REFUSAL_DELAY: Duration = Duration::from_secs(1);
-
-/// Checks whether an edge may link. Returns true if its link is logged. Counts and logs a refusal.
+/// Checks whether an edge may link. Returns true if its link is logged.
 async fn check_edge(
     credentials: &EdgeCredentials,
     from: SocketAddr,
     shared: &Arc<ServerContext>,
-) -> Result<bool, CallRejection> {
-    let Metrics { links_rejected: refused, refusals, .. } = &shared.link_context.metrics;
-    let hello = &credentials.hello;
+) -> Result<bool, LinkDenial> {
+    let (Hello { node, instance, .. }, registry) = (&credentials.hello, &shared.registry);
     if let Err(why) = shared.edge_links.authenticate_fresh(credentials).await {
-        refused.count("token");
-        if refusals.may_log("token", from.ip()) {
-            warn!(node = %hello.node, remote_addr = %from, reason = %why, "edge refused");
-        }
-        shared.registry.refused(&hello.node, &why.to_string());
-        return Err(CallRejection::Token);
+        registry.refused(node, &why.to_string());
+        return Err(LinkDenial::token(why));
     }
     if shared.stopping.is_cancelled() {
-        refused.count("stopping");
-        return Err(CallRejection::Stopping);
+        return Err(LinkDenial::new("stopping", CallRejection::Stopping));
     }
-    if let Err(taken) = shared.registry.check_name(&hello.node, hello.instance, from).await {
-        refused.count("name_in_use");
-        if refusals.may_log("name_in_use", from.ip()) {
-            warn!(node = %hello.node, remote_addr = %from, reason = %taken, "edge refused");
-        }
-        let why = format!("another process tried to link as this node from {from}");
-        shared.registry.refused(&hello.node, &why);
-        return Err(CallRejection::NameTaken(taken.to_string()));
+    if let Err(taken) = registry.check_name(node, *instance, from).await {
+        registry.refused(node, &format!("another process tried to link as this node from {from}"));
+        let answer = CallRejection::NameTaken(taken.to_string());
+        return Err(LinkDenial::new("name_in_use", answer).logged());
     }
-    match shared.link_rates.count(&hello.node) {
+    match shared.link_rates.count(node) {
         NextLink::Refused => {
-            refused.count("too_many_links");
-            let why = CallRejection::TooManyLinks { node: hello.node.clone(), links: MAX_LINKS };
-            shared.registry.refused(&hello.node, &why.to_string());
-            Err(why)
+            let answer = CallRejection::TooManyLinks { node: node.clone(), links: MAX_LINKS };
+            registry.refused(node, &answer.to_string());
+            Err(LinkDenial::new("too_many_links", answer))
         }
         next => Ok(next == NextLink::Logged),
     }
@@ -450,8 +421,8 @@ pub(crate) async fn admit_interactive(
 ) {
     let hello = &credentials.hello;
     if !shared.registry.may_add_interactive(&hello.node, hello.instance) {
-        shared.link_context.metrics.links_rejected.count("no_primary_link");
-        return call.refuse(CallRejection::NoPrimaryLink);
+        let denial = LinkDenial::new("no_primary_link", CallRejection::NoPrimaryLink);
+        return denial.send(call, shared).await;
     }
     let link = call.accept(Remote::Edge(hello.node.clone()));
     let sender = link.sender.clone();

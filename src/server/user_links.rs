@@ -1,12 +1,10 @@
 //! Links of users' programs: who may link, and until when.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use tracing::warn;
 
 use crate::invitations::JoinedDevice;
 use crate::listener::access::ListenerAccess;
@@ -14,6 +12,7 @@ use crate::listener::admission::ListenerContext;
 use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::denial::Denial;
 use crate::server::ServerContext;
+use crate::server::link_denial::LinkDenial;
 use crate::session_io::grants::SessionSubject;
 use tunnel_base::metrics::DENIALS;
 use tunnel_base::names::{ClientName, NameError, UserName};
@@ -136,51 +135,15 @@ const REQUEST_LIMITS: Limits = Limits { permits: 64, per_source: 8, waiting: 0, 
 
 // The admission of a link.
 
-/// Why a user's program may not link.
-struct LinkDenial {
-    /// A fixed label for metrics.
-    reason: &'static str,
-    /// The reason for the log.
-    why: String,
-    answer: CallRejection,
-}
-
-impl LinkDenial {
-    /// Returns a denial of which the log has the text of the answer.
-    fn new(reason: &'static str, answer: CallRejection) -> Self {
-        Self { reason, why: answer.to_string(), answer }
-    }
-
-    fn forbidden(why: impl fmt::Display) -> Self {
-        Self::new("forbidden", CallRejection::Forbidden(why.to_string()))
-    }
-}
-
-/// Checks whether a user's program may link. Counts and logs a refusal.
-pub(crate) async fn check(
-    call: &Call,
-    hello: &ClientHello,
-    shared: &Arc<ServerContext>,
-) -> Result<(User, Permit<UserName>), CallRejection> {
-    let metrics = &shared.link_context.metrics;
-    authenticate(call, hello, shared).await.map_err(|LinkDenial { reason, why, answer }| {
-        metrics.links_rejected.count(reason);
-        if metrics.refusals.may_log(reason, call.from.ip()) {
-            let user = if let UserProof::Token { user, .. } = &hello.proof { Some(user) } else { None };
-            let user = user.map(tracing::field::display);
-            warn!(user, device = %hello.device, remote_addr = %call.from, reason = why, "user refused");
-        }
-        answer
-    })
-}
-
-async fn authenticate(
+/// Checks whether a user's program may link.
+pub(crate) async fn authenticate(
     call: &Call,
     hello: &ClientHello,
     shared: &Arc<ServerContext>,
 ) -> Result<(User, Permit<UserName>), LinkDenial> {
     let Some(context) = &shared.user_links.context else {
-        return Err(LinkDenial::new("no_users", CallRejection::Forbidden(NO_USERS.to_owned())));
+        let answer = CallRejection::Forbidden(NO_USERS.to_owned());
+        return Err(LinkDenial::new("no_users", answer).logged());
     };
     let policy = context.policy.load_full();
     policy.check_source(call.from.ip()).map_err(LinkDenial::forbidden)?;
@@ -202,11 +165,11 @@ async fn authenticate(
     let wrong = |why: NameError| LinkDenial::forbidden(format!("the certificate's name: {why}"));
     let user: UserName = user.map_err(wrong)?;
     if shared.stopping.is_cancelled() {
-        return Err(LinkDenial::new("stopping", CallRejection::Stopping));
+        return Err(LinkDenial::new("stopping", CallRejection::Stopping).logged());
     }
     let permit = shared.user_links.permits.try_acquire(&user).map_err(|_| {
         let answer = CallRejection::TooManyUserLinks { user: user.clone(), links: MAX_USER_LINKS };
-        LinkDenial::new("too_many_links", answer)
+        LinkDenial::new("too_many_links", answer).logged()
     })?;
     let client = ClientName { user, device: hello.device.clone() };
     Ok((User { client, identity, from: call.from }, permit))
@@ -240,8 +203,7 @@ async fn prove(client: ClientName, token: &str, shared: &ServerContext) -> Resul
             return Ok(device);
         }
     }
-    let why = "the device has not joined for this user, was revoked, or has another token";
-    Err(LinkDenial { reason: "token", why: why.to_owned(), answer: CallRejection::Token })
+    Err(LinkDenial::token("the device has not joined for this user, was revoked, or has another token"))
 }
 
 /// Checks whether a user may be linked now. Returns the last second (Unix time) for which that holds.
