@@ -40,6 +40,8 @@ pub(crate) struct User {
     pub(crate) client: ClientName,
     pub(crate) identity: ClientIdentity,
     pub(crate) from: SocketAddr,
+    /// The access policy for users, and what it is judged with.
+    pub(crate) context: Arc<ListenerContext>,
 }
 
 /// A link with its user.
@@ -72,11 +74,6 @@ impl UserLinks {
         for link in self.all() {
             link.sender.close();
         }
-    }
-
-    /// Returns the access policy for users, and what it is judged with.
-    pub(crate) fn context(&self) -> Option<&Arc<ListenerContext>> {
-        self.context.as_ref()
     }
 
     /// Returns the user of an open link whose credentials are not revoked.
@@ -172,16 +169,13 @@ pub(crate) async fn authenticate(
         LinkDenial::new("too_many_links", answer).logged()
     })?;
     let client = ClientName { user, device: hello.device.clone() };
-    Ok((User { client, identity, from: call.from }, permit))
+    Ok((User { client, identity, from: call.from, context: context.clone() }, permit))
 }
 
 /// Waits until a user who is linked may no longer be, and returns why.
 pub(crate) async fn revoked(user: &User, shared: &Arc<ServerContext>) -> String {
-    let (user, context) = (user.clone(), shared.user_links.context.clone());
-    let judge = move || {
-        let context = context.as_ref().ok_or_else(|| NO_USERS.to_owned())?;
-        judge(&user, context).map_err(|denial| denial.to_string())
-    };
+    let user = user.clone();
+    let judge = move || user.judge().map_err(|denial| denial.to_string());
     // A link is no session, which operators end by its user.
     match shared.grants.add(SessionSubject::default(), judge) {
         Ok(grant) => {
@@ -206,15 +200,17 @@ async fn prove(client: ClientName, token: &str, shared: &ServerContext) -> Resul
     Err(LinkDenial::token("the device has not joined for this user, was revoked, or has another token"))
 }
 
-/// Checks whether a user may be linked now. Returns the last second (Unix time) for which that holds.
-pub(crate) fn judge(user: &User, context: &ListenerContext) -> Result<u64, Denial> {
-    let policy = context.policy.load();
-    policy.check_source(user.from.ip())?;
-    let (name, until) = user.identity.judge(&policy, LISTENER)?;
-    if name.as_deref() == Some(user.client.user.as_str()) {
-        return Ok(until);
+impl User {
+    /// Checks whether the user may be linked now. Returns the last second (Unix time) for which that holds.
+    pub(crate) fn judge(&self) -> Result<u64, Denial> {
+        let policy = self.context.policy.load();
+        policy.check_source(self.from.ip())?;
+        let (name, until) = self.identity.judge(&policy, LISTENER)?;
+        if name.as_deref() == Some(self.client.user.as_str()) {
+            return Ok(until);
+        }
+        Err(Denial::Forbidden("names of [server.clients] give the certificate another user now".to_owned()))
     }
-    Err(Denial::Forbidden("names of [server.clients] give the certificate another user now".to_owned()))
 }
 
 /// The answer of a server without `[server.clients]`.
