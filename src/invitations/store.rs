@@ -11,9 +11,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
-use tracing::debug;
 
-use crate::etcd::{ErrorKind, EtcdAccess, EtcdEndpoints, EtcdError};
+use crate::etcd::{EtcdAccess, EtcdConnection, EtcdEndpoints};
 use crate::invitations::subject::Subject;
 use crate::publish;
 use tunnel_base::names::{ClientName, NodeName};
@@ -508,54 +507,17 @@ impl EtcdSharedState {
     pub fn new(access: EtcdAccess, key: &str, resolver: Resolver) -> Self {
         Self { members: EtcdEndpoints::of(access, resolver), key: key.as_bytes().to_vec() }
     }
-
-    async fn get(&mut self) -> Result<Revision, EtcdError> {
-        let mut left = self.members.len();
-        loop {
-            let found = match self.members.connected().await {
-                Ok(connection) => connection.get(self.key.clone()).await,
-                Err(cause) => Err(cause),
-            };
-            match found {
-                Ok(None) => return Ok(Revision::default()),
-                Ok(Some((text, changed))) => return Ok(Revision { text, version: changed.to_string() }),
-                Err(cause) => self.failed(cause, &mut left)?,
-            }
-        }
-    }
-
-    async fn swap(&mut self, seen: &Revision, text: &[u8]) -> Result<bool, EtcdError> {
-        let last_changed = seen.version.parse().unwrap_or(0);
-        let mut left = self.members.len();
-        loop {
-            let swapped = match self.members.connected().await {
-                Ok(connection) => connection.swap(self.key.clone(), last_changed, text.to_vec()).await,
-                Err(cause) => Err(cause),
-            };
-            match swapped {
-                // After a retry whose response was lost, this may be false although this process wrote the text.
-                Ok(swapped) => return Ok(swapped),
-                Err(cause) => self.failed(cause, &mut left)?,
-            }
-        }
-    }
-
-    /// Selects the next of the remaining members, or logs in again at the same member if the login has expired.
-    fn failed(&mut self, cause: EtcdError, left: &mut usize) -> Result<(), EtcdError> {
-        debug!(error = %cause, "etcd member failed");
-        if cause.kind() == ErrorKind::LoggedOut {
-            self.members.forget();
-        } else {
-            self.members.next();
-        }
-        *left = left.checked_sub(1).ok_or(cause)?;
-        Ok(())
-    }
 }
 
 impl SharedState for EtcdSharedState {
     fn read(&mut self) -> BoxFuture<'_, Result<Revision, SharedStateError>> {
-        Box::pin(async { Ok(self.get().await?) })
+        Box::pin(async move {
+            let key = &self.key;
+            let get = |member: EtcdConnection| async move { member.get(key.clone()).await };
+            let found = self.members.call(get).await?;
+            let revision = |(text, changed): (_, i64)| Revision { text, version: changed.to_string() };
+            Ok(found.map(revision).unwrap_or_default())
+        })
     }
 
     fn write<'a>(
@@ -563,7 +525,15 @@ impl SharedState for EtcdSharedState {
         seen: &'a Revision,
         text: Vec<u8>,
     ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
-        Box::pin(async move { Ok(self.swap(seen, &text).await?) })
+        Box::pin(async move {
+            let last_changed = seen.version.parse().unwrap_or(0);
+            let (key, text) = (&self.key, &text);
+            let swap = |member: EtcdConnection| async move {
+                member.swap(key.clone(), last_changed, text.clone()).await
+            };
+            // After a retry whose response was lost, this may be false although this process wrote the text.
+            Ok(self.members.call(swap).await?)
+        })
     }
 }
 

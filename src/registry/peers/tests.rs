@@ -18,6 +18,7 @@ use tunnel_net::reload::Reload;
 use tunnel_net::tls::{self, PeerTls, TlsClientConfig, Trust};
 use tunnel_proto::frame::{ListedNode, MAX_PAGE_NODES, Remote};
 use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::state::LinkId;
 
 use super::*;
 
