@@ -7,25 +7,27 @@
 pub mod announcements;
 pub mod node_list;
 pub mod peer;
+mod questions;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use parking_lot::Mutex;
-use tokio::sync::{oneshot, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::{info_span, warn};
 
 use crate::registry::Registry;
 use crate::registry::peers::announcements::{AnnouncementLinks, UNSOLICITED};
 use crate::registry::peers::node_list::LastList;
 use crate::registry::peers::peer::{DialContext, Peer, PeerDialer, PeerError};
+use crate::registry::peers::questions::Questions;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Instance, NodeName, ServerName};
 use tunnel_link::liveness::Suspicion;
@@ -33,7 +35,6 @@ use tunnel_link::sender::LinkSender;
 use tunnel_net::path_mtu::REMEDY;
 use tunnel_net::resolver::Lookup;
 use tunnel_proto::frame::{Found, Load, NodePage};
-use tunnel_proto::state::LinkId;
 
 /// The links to peers: made from here when needed, or by peers.
 #[derive(Debug)]
@@ -41,11 +42,10 @@ pub struct Peers {
     dial_context: DialContext,
     servers: Mutex<PeerList>,
     announcement_links: AnnouncementLinks,
-    /// The pending questions by number and link: an answer is only accepted from the link over which it was requested.
-    questions: Mutex<HashMap<(u64, LinkId), oneshot::Sender<Found>>>,
-    next_question: AtomicU64,
-    /// The pending requests for pages of nodes, like `questions`.
-    pages: Mutex<HashMap<(u64, LinkId), oneshot::Sender<NodePage>>>,
+    /// Whether they have a node.
+    questions: Questions<Found>,
+    /// Requests for pages of their nodes.
+    pages: Questions<NodePage>,
     /// Held while a list of all nodes is made, so that there is one at a time. The last one is kept for callers that wait.
     listing: tokio::sync::Mutex<Option<LastList>>,
     /// Number of callers that wait for a list.
@@ -84,9 +84,8 @@ impl Peers {
             },
             servers: Mutex::default(),
             announcement_links: AnnouncementLinks::default(),
-            questions: Mutex::default(),
-            next_question: AtomicU64::new(UNSOLICITED + 1),
-            pages: Mutex::default(),
+            questions: Questions::default(),
+            pages: Questions::default(),
             listing: tokio::sync::Mutex::default(),
             listing_waiters: AtomicUsize::new(0),
             loads: Mutex::default(),
@@ -174,26 +173,10 @@ impl Peers {
         node: &NodeName,
     ) -> Result<(Arc<LinkSender>, Found), PeerError> {
         let sender = server.link().await?;
-        let silent = || PeerError::Silent(server.to_string());
-        let question = self.question();
-        let (answer, answered) = oneshot::channel();
-        // Inserted before sending, because the answer may arrive on another thread before `find` returns. The guard
-        // below removes it, whether it was answered, timed out or cancelled.
-        self.questions.lock().insert((question, sender.id), answer);
-        let _pending = PendingQuery { peers: self, key: (question, sender.id) };
-        if !sender.find(node, question) {
-            return Err(silent());
-        }
-        let found = tokio::select! {
-            found = timeout(ANSWER_TIMEOUT, answered) => found.ok().and_then(Result::ok).ok_or_else(silent)?,
-            () = sender.closed() => return Err(silent()),
-        };
+        let find = |question| sender.find(node, question);
+        let found = self.questions.ask(&sender, ANSWER_TIMEOUT, find).await;
+        let found = found.ok_or_else(|| PeerError::Silent(server.to_string()))?;
         Ok((sender, found))
-    }
-
-    /// Returns the number of the next question to a peer.
-    fn question(&self) -> u64 {
-        self.next_question.fetch_add(1, Relaxed)
     }
 
     /// Delivers a Found that answers a Find. Returns a Found that is an announcement.
@@ -201,10 +184,7 @@ impl Peers {
         if found.question == UNSOLICITED {
             return Some(found);
         }
-        if let Some(waiter) = self.questions.lock().remove(&(found.question, from.id)) {
-            // This fails only if the waiter has just left.
-            let _ = waiter.send(found);
-        }
+        self.questions.answer(found.question, from, found);
         None
     }
 
@@ -217,18 +197,6 @@ impl Peers {
         let newest = newest.filter(|link| !link.is_closed());
         let newest = newest.filter(|link| link.instance.is_none_or(|server| seen.insert(server)));
         (servers.known.values().cloned().collect(), newest.cloned().collect())
-    }
-}
-
-/// A guard that removes a question when its waiter leaves.
-struct PendingQuery<'a> {
-    peers: &'a Peers,
-    key: (u64, LinkId),
-}
-
-impl Drop for PendingQuery<'_> {
-    fn drop(&mut self) {
-        self.peers.questions.lock().remove(&self.key);
     }
 }
 

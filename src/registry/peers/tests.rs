@@ -202,18 +202,18 @@ async fn an_answer_is_accepted_only_over_the_link_of_its_query() {
     let found = |question| Found { here: true, ..Found::not_here(question) };
     let other = LinkSender::new(LinkId(8), Remote::Peer, Some(Instance::random()));
     let answers = async {
-        while peers.questions.lock().is_empty() {
+        while peers.questions.pending.lock().is_empty() {
             tokio::task::yield_now().await;
         }
         assert!(peers.handle_found(&other, found(1)).is_none(), "not asked over that link");
-        assert_eq!(peers.questions.lock().len(), 1);
+        assert_eq!(peers.questions.pending.lock().len(), 1);
         assert!(peers.handle_found(&link, found(1)).is_none());
     };
     let (queried, ()) = tokio::join!(peers.ask(&server, &node), answers);
     assert_eq!(queried.unwrap().0.id, link.id);
     assert_eq!(peers.handle_found(&link, found(UNSOLICITED)), Some(found(UNSOLICITED)));
     peers.remove(&link);
-    assert!(peers.all().is_empty() && peers.questions.lock().is_empty());
+    assert!(peers.all().is_empty() && peers.questions.pending.lock().is_empty());
 }
 
 /// Returns a page with these nodes.
@@ -232,7 +232,7 @@ fn page(question: u64, names: &[String], more: bool) -> NodePage {
 /// Answers each request that is pending, as `answers` does with its number.
 async fn answer_pages(peers: &Peers, link: &LinkSender, answers: impl Fn(u64) -> NodePage) {
     loop {
-        let pending: Vec<_> = peers.pages.lock().keys().filter(|(_, id)| *id == link.id).copied().collect();
+        let pending: Vec<_> = peers.pages.pending.lock().keys().filter(|(_, id)| *id == link.id).copied().collect();
         for (question, _) in pending {
             peers.handle_node_page(link, answers(question));
         }
@@ -262,7 +262,7 @@ async fn nodes_of_all_peers_are_listed_and_a_silent_peer_is_reported() {
     };
     assert_eq!((of(&answering).nodes.len(), &of(&answering).end), (2, &ListEnd::Complete));
     assert_eq!((of(&silent).nodes.len(), &of(&silent).end), (0, &ListEnd::Silent));
-    assert!(peers.pages.lock().is_empty());
+    assert!(peers.pages.pending.lock().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
