@@ -140,18 +140,14 @@ impl Peers {
         let more = incoming
             .into_iter()
             .filter(|sender| sender.instance.is_none_or(|server| !linked.contains(&server)));
-        known
-            .into_iter()
-            .map(HandleKind::Known)
-            .chain(more.map(HandleKind::Incoming))
-            .map(PeerHandle)
-            .collect()
+        known.into_iter().map(PeerHandle::Known).chain(more.map(PeerHandle::Incoming)).collect()
     }
 
     /// Returns the peer at the remote end of a link.
     pub fn peer_of(&self, sender: &Arc<LinkSender>) -> PeerHandle {
-        let known = self.servers.lock().known.values().find(|peer| peer.has_link(sender.id)).cloned();
-        PeerHandle(known.map_or_else(|| HandleKind::Incoming(sender.clone()), HandleKind::Known))
+        let is_linked = |peer: &Arc<Peer>| peer.up().is_some_and(|up| up.id == sender.id);
+        let known = self.known().into_iter().find(is_linked);
+        known.map_or_else(|| PeerHandle::Incoming(sender.clone()), PeerHandle::Known)
     }
 
     /// Returns the links to peers that are up now: those that this server has made, then those that peers have made, the
@@ -218,7 +214,7 @@ impl Peers {
             found.extend(self.add(SocketAddr::new(ip, port), false));
         }
         found.retain(|peer| !peer.is_self());
-        found.into_iter().map(|peer| PeerHandle(HandleKind::Known(peer))).collect()
+        found.into_iter().map(PeerHandle::Known).collect()
     }
 
     /// Returns the addresses of all known peers.
@@ -425,11 +421,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A peer that can be asked: by its address, or over the link that it has made.
 #[derive(Debug, Clone)]
-pub struct PeerHandle(pub(crate) HandleKind);
-
-/// The way in which a [`PeerHandle`] identifies its peer.
-#[derive(Debug, Clone)]
-pub(crate) enum HandleKind {
+pub enum PeerHandle {
     /// By its address: one of the known peers.
     Known(Arc<Peer>),
     /// By the link that it has made.
@@ -439,42 +431,42 @@ pub(crate) enum HandleKind {
 impl PeerHandle {
     /// Returns a link to the peer, and makes one if necessary. Waits at most 1 s.
     pub async fn link(&self) -> Result<Arc<LinkSender>, PeerError> {
-        match &self.0 {
-            HandleKind::Known(peer) => peer.link().await,
-            HandleKind::Incoming(sender) if sender.is_closed() => Err(PeerError::Silent(self.to_string())),
-            HandleKind::Incoming(sender) => Ok(sender.clone()),
+        match self {
+            Self::Known(peer) => peer.link().await,
+            Self::Incoming(sender) if sender.is_closed() => Err(PeerError::Silent(self.to_string())),
+            Self::Incoming(sender) => Ok(sender.clone()),
         }
     }
 
     /// Returns the current link to the peer, if any.
     pub fn up(&self) -> Option<Arc<LinkSender>> {
-        match &self.0 {
-            HandleKind::Known(peer) => peer.up(),
-            HandleKind::Incoming(sender) => (!sender.is_closed()).then(|| sender.clone()),
+        match self {
+            Self::Known(peer) => peer.up(),
+            Self::Incoming(sender) => (!sender.is_closed()).then(|| sender.clone()),
         }
     }
 
     /// Returns why the last attempt to link failed; `None` once one succeeds.
     pub fn last_error(&self) -> Option<PeerError> {
-        match &self.0 {
-            HandleKind::Known(peer) => peer.last_error(),
-            HandleKind::Incoming(_) => None,
+        match self {
+            Self::Known(peer) => peer.last_error(),
+            Self::Incoming(_) => None,
         }
     }
 
     /// Returns the name that the peer announces, or announced when it was last linked.
     pub fn name(&self) -> Option<ServerName> {
-        match &self.0 {
-            HandleKind::Known(peer) => peer.name(),
-            HandleKind::Incoming(sender) => sender.ends()?.server_name.clone(),
+        match self {
+            Self::Known(peer) => peer.name(),
+            Self::Incoming(sender) => sender.ends()?.server_name.clone(),
         }
     }
 
     /// Returns true if both are the same peer.
     pub fn is(&self, other: &Self) -> bool {
-        match (&self.0, &other.0) {
-            (HandleKind::Known(one), HandleKind::Known(two)) => Arc::ptr_eq(one, two),
-            (HandleKind::Incoming(one), HandleKind::Incoming(two)) => one.id == two.id,
+        match (self, other) {
+            (Self::Known(one), Self::Known(two)) => Arc::ptr_eq(one, two),
+            (Self::Incoming(one), Self::Incoming(two)) => one.id == two.id,
             _ => false,
         }
     }
@@ -482,9 +474,9 @@ impl PeerHandle {
 
 impl fmt::Display for PeerHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            HandleKind::Known(peer) => peer.at.fmt(f),
-            HandleKind::Incoming(sender) => match sender.instance {
+        match self {
+            Self::Known(peer) => peer.at.fmt(f),
+            Self::Incoming(sender) => match sender.instance {
                 Some(instance) => write!(f, "{instance:?}"),
                 None => f.write_str("without a name"),
             },

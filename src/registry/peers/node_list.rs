@@ -78,7 +78,9 @@ impl Peers {
         let mut after: Option<NodeName> = None;
         loop {
             let request = |question| link.list_nodes(ListNodes { question, after: after.take() });
-            let Some(page) = self.pages.ask(link, PAGE_TIMEOUT, request).await else { return ListEnd::Silent };
+            let Some(page) = self.pages.ask(link, PAGE_TIMEOUT, request).await else {
+                return ListEnd::Silent;
+            };
             after = page.nodes.last().map(|last| last.node.clone());
             let room = share.saturating_sub(nodes.len());
             // A peer that announces more after an empty page would keep us asking.
