@@ -1,9 +1,10 @@
 //! The live page: one file that loads only its own events.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::mem::take;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,8 +25,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::info_span;
 
-use crate::admin::readiness::ConditionStatus;
-use crate::admin::status::{LinkStatus, PublisherStatus, Status, Totals};
+use crate::admin::status::{LinkStatus, Status};
 use crate::admin::{Admin, Reply, Requester, plain_text};
 use tunnel_base::drain::Drain;
 use tunnel_net::limiter::{FairLimiter, Limits, Permit, Source};
@@ -191,35 +191,6 @@ const STREAMS_OF_ONE: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Events(mpsc::Receiver<Bytes>);
 
-/// The content of one event of the status page's live stream, as JSON: the process's state, and the changes of its
-/// lists.
-#[derive(Serialize)]
-struct Update {
-    role: String,
-    version: String,
-    instance: String,
-    host: String,
-    name: Option<String>,
-    node: Option<String>,
-    started_at: f64,
-    now: f64,
-    ready: bool,
-    conditions: Vec<ConditionStatus>,
-    totals: Totals,
-    publisher: Option<PublisherStatus>,
-    refusals: BTreeMap<String, u64>,
-    certificates: BTreeMap<String, u64>,
-    /// Whether the reader may end sessions, if it proves a name.
-    may_end: bool,
-    /// Number of all links; at most [`MAX_LINKS`] are in the list.
-    links_total: usize,
-    links: ListDelta,
-    sessions: ListDelta,
-    peers: ListDelta,
-    disconnected: ListDelta,
-    drops: ListDelta,
-}
-
 /// The changes of one list: new and changed items with their keys, and the keys of removed items.
 #[derive(Serialize)]
 struct ListDelta {
@@ -291,38 +262,42 @@ impl Body for Events {
 }
 
 impl SentState {
-    /// Returns the next event, or `None` if it cannot be serialized, which does not happen.
-    fn event(&mut self, status: Status, may_end: bool) -> Option<Bytes> {
+    /// Returns the next event: the status, with the changes of its lists instead of these. Returns `None` if it cannot be
+    /// serialized, which does not happen.
+    fn event(&mut self, mut status: Status, may_end: bool) -> Option<Bytes> {
         let links_total = status.links.len();
+        status.links.truncate(MAX_LINKS);
         let by_link =
             |link: &LinkStatus| link.link.map_or_else(|| link.name.clone(), |number| number.to_string());
-        let update = Update {
-            links: list_delta(&mut self.links, status.links.into_iter().take(MAX_LINKS), by_link),
-            sessions: list_delta(&mut self.sessions, status.sessions, |one| {
-                format!("{} {}", one.id, one.since)
-            }),
-            peers: list_delta(&mut self.peers, status.peers, by_link),
-            disconnected: list_delta(&mut self.disconnected, status.disconnected, |one| one.name.clone()),
-            drops: list_delta(&mut self.drops, status.drops, |one| format!("{} {}", one.name, one.time)),
-            links_total,
-            role: status.role,
-            version: status.version,
-            instance: status.instance,
-            host: status.host,
-            name: status.name,
-            node: status.node,
-            started_at: status.started_at,
-            now: status.now,
-            ready: status.ready,
-            conditions: status.conditions,
-            totals: status.totals,
-            publisher: status.publisher,
-            refusals: status.refusals,
-            certificates: status.certificates,
-            may_end,
-        };
-        let json = serde_json::to_string(&update).ok()?;
-        Some(format!("event: status\ndata: {json}\n\n").into())
+        let deltas = [
+            ("links", list_delta(&mut self.links, take(&mut status.links), by_link)),
+            (
+                "sessions",
+                list_delta(&mut self.sessions, take(&mut status.sessions), |one| {
+                    format!("{} {}", one.id, one.since)
+                }),
+            ),
+            ("peers", list_delta(&mut self.peers, take(&mut status.peers), by_link)),
+            (
+                "disconnected",
+                list_delta(&mut self.disconnected, take(&mut status.disconnected), |one| one.name.clone()),
+            ),
+            (
+                "drops",
+                list_delta(&mut self.drops, take(&mut status.drops), |one| {
+                    format!("{} {}", one.name, one.time)
+                }),
+            ),
+        ];
+        let mut event = serde_json::to_value(&status).ok()?;
+        for (list, delta) in deltas {
+            event[list] = serde_json::to_value(delta).ok()?;
+        }
+        // At most `MAX_LINKS` of them are in the list.
+        event["links_total"] = links_total.into();
+        // Whether the reader may end sessions, if it proves a name.
+        event["may_end"] = may_end.into();
+        Some(format!("event: status\ndata: {event}\n\n").into())
     }
 }
 
