@@ -31,7 +31,7 @@ use tokio::net::UnixStream;
 use tracing::{Span, debug, info, info_span};
 
 use crate::admin::linked::LinkedUser;
-use crate::admin::page::{AdminUsers, EventStreamLimiter, Events, live_page};
+use crate::admin::page::{AdminUsers, Events, STREAMS, live_page};
 use crate::admin::readiness::Readiness;
 use crate::admin::status::{Clock, EdgeView, ServerView};
 use crate::invitations::subject::Subject;
@@ -45,7 +45,7 @@ use tunnel_base::names::{NodeName, Target};
 use tunnel_base::policy::{Networks, canonical_ip};
 use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler};
 use tunnel_net::fd_limit;
-use tunnel_net::limiter::Permit;
+use tunnel_net::limiter::{FairLimiter, Permit};
 use tunnel_net::listen::{Accept, TcpAccept, UnixAccept};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::{FileWatcher, Reload};
@@ -69,7 +69,7 @@ pub struct Admin {
     /// Users who may view pages from other machines.
     pub viewers: AdminUsers,
     /// Limiter of open live pages.
-    pub streams: EventStreamLimiter,
+    pub streams: FairLimiter,
 }
 
 /// The body of a response: a text, or a stream of events.
@@ -196,7 +196,7 @@ impl Admin {
         level: Option<LogLevel>,
         level_at_ports: bool,
     ) -> Self {
-        let (clock, streams) = (Clock::now(), EventStreamLimiter::default());
+        let (clock, streams) = (Clock::now(), FairLimiter::new(STREAMS));
         Self { side, metrics, readiness, level, level_at_ports, clock, viewers, streams }
     }
 

@@ -28,7 +28,7 @@ use tracing::info_span;
 use crate::admin::status::{LinkStatus, Status};
 use crate::admin::{Admin, Reply, Requester, plain_text};
 use tunnel_base::drain::Drain;
-use tunnel_net::limiter::{FairLimiter, Limits, Permit, Source};
+use tunnel_net::limiter::{Limits, Permit, Source};
 use tunnel_net::tls::verify::ClientCertificate;
 
 /// The name of an authenticated user; `None` if there is none.
@@ -48,10 +48,6 @@ struct Viewers {
     has_passwords: bool,
 }
 
-/// A limiter of open live page streams. Clones share it.
-#[derive(Debug, Clone)]
-pub struct EventStreamLimiter(FairLimiter);
-
 impl AdminUsers {
     /// Creates the users that `authenticate` accepts. With `has_passwords`, clients are asked for a password.
     pub(crate) fn new(
@@ -59,12 +55,6 @@ impl AdminUsers {
         authenticate: impl Fn(Option<ClientCertificate>, HeaderMap, IpAddr) -> UserFuture + Send + Sync + 'static,
     ) -> Self {
         Self(Some(Viewers { authenticate: Arc::new(authenticate), has_passwords }))
-    }
-}
-
-impl Default for EventStreamLimiter {
-    fn default() -> Self {
-        Self(FairLimiter::new(Limits { per_source: STREAMS_OF_ONE, ..Limits::permits(STREAMS) }))
     }
 }
 
@@ -124,7 +114,7 @@ impl Admin {
                 Source::of(std::net::Ipv4Addr::LOCALHOST.into())
             }
         };
-        match self.streams.0.try_acquire(&source) {
+        match self.streams.try_acquire(&source) {
             Ok(permit) => {
                 let reader = (requester.clone(), head.clone());
                 let events = Events::start(self.clone(), permit, reader, drain);
@@ -180,10 +170,8 @@ const PERSON_HINT: &str =
 /// The challenge for a name and password (RFC 7617).
 pub(crate) const BASIC: &str = "Basic realm=\"tunnel\", charset=\"UTF-8\"";
 const PAGE: &str = include_str!("page.html");
-/// Maximum number of concurrent streams.
-const STREAMS: usize = 16;
-/// Maximum number of concurrent streams per source.
-const STREAMS_OF_ONE: usize = 8;
+/// Number of open live pages, in total and for one source.
+pub(crate) const STREAMS: Limits = Limits { per_source: 8, ..Limits::permits(16) };
 
 // The stream of the live page: the changes since the last event, once a second.
 
