@@ -438,7 +438,8 @@ impl ServerContext {
         let trouble = opened.as_ref().copied().map_err(|errors| errors.to_string().replace('\n', "; "));
         self.readiness.set_degraded(LISTENERS_CONDITION, trouble);
         opened.map_err(|errors| errors.iter().map(|found| found.error.clone()).collect::<Vec<_>>())?;
-        self.policies.apply(settings, policies);
+        self.policies.apply(settings);
+        policies.apply(&settings.access());
         self.grants.rights_changed();
         self.certificates.set(settings.certificates(), settings.ca_files());
         Ok(())
