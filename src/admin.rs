@@ -731,10 +731,7 @@ fn no_invitations() -> Response<Full<Bytes>> {
     plain_text(StatusCode::NOT_FOUND, why)
 }
 
-fn enrolment_error<E: std::fmt::Display>(why: &EnrolError<E>) -> Response<Full<Bytes>>
-where
-    EnrolError<E>: std::fmt::Display,
-{
+fn enrolment_error(why: &EnrolError) -> Response<Full<Bytes>> {
     plain_text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"))
 }
 

@@ -4,7 +4,6 @@
 pub mod store;
 pub mod subject;
 
-use std::convert::Infallible;
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -90,12 +89,12 @@ pub struct IssuedInvitation {
     pub host: Option<Host>,
 }
 
-/// Error changing the [`Enrolments`] in its store. `E` is the reason to refuse the change.
+/// Error reading or changing the [`Enrolments`] in their store.
 #[derive(Debug, thiserror::Error)]
-pub enum EnrolError<E> {
-    /// The change is not allowed.
+pub enum EnrolError {
+    /// There are too many open invitations for another one.
     #[error(transparent)]
-    Refused(E),
+    TooMany(#[from] TooManyInvitations),
     /// The store is not available now.
     #[error("cannot access the store of invitations: {0}")]
     Store(#[from] SharedStateError),
@@ -216,7 +215,7 @@ impl SharedEnrolments {
         uses: Option<u32>,
         lasting: Duration,
         who: &str,
-    ) -> Result<IssuedInvitation, EnrolError<TooManyInvitations>> {
+    ) -> Result<IssuedInvitation, EnrolError> {
         let authority = self.authority.load();
         let code = InvitationCode::random(authority.pin, invitee.clone());
         let (now, hash) = (now(), code.hash());
@@ -238,7 +237,7 @@ impl SharedEnrolments {
     /// # Errors
     ///
     /// Fails if the store cannot be read.
-    pub async fn list(&self) -> Result<Vec<Enrolled>, EnrolError<Infallible>> {
+    pub async fn list(&self) -> Result<Vec<Enrolled>, EnrolError> {
         self.read_store().await?;
         Ok(self.known().list(now()))
     }
@@ -248,7 +247,7 @@ impl SharedEnrolments {
     /// # Errors
     ///
     /// Fails if the store cannot be used.
-    pub async fn revoke(&self, subject: &Subject, who: &str) -> Result<bool, EnrolError<Infallible>> {
+    pub async fn revoke(&self, subject: &Subject, who: &str) -> Result<bool, EnrolError> {
         let revoked = self.change(|enrolled| Ok(enrolled.revoke(subject))).await;
         let (node, user) = (subject.node().map(display), subject.user().map(display));
         let device = subject.device().map(display);
@@ -273,7 +272,7 @@ impl SharedEnrolments {
     /// # Errors
     ///
     /// Fails if the store cannot be used.
-    pub async fn end_key(&self, key: &str, nodes: bool, who: &str) -> Result<bool, EnrolError<Infallible>> {
+    pub async fn end_key(&self, key: &str, nodes: bool, who: &str) -> Result<bool, EnrolError> {
         let now = now();
         let ended = self.change(|enrolled| Ok(enrolled.end_key(key, nodes, now))).await;
         match &ended {
@@ -353,7 +352,7 @@ impl SharedEnrolments {
                 let now = now();
                 let all = |enrolled: &mut Enrolments| {
                     joining.iter_mut().for_each(|one| one.apply(enrolled, now));
-                    Ok::<_, Infallible>(())
+                    Ok(())
                 };
                 match self.change_in(&mut cell, all).await {
                     Ok(()) => joining.into_iter().for_each(PendingJoin::answer),
@@ -364,7 +363,7 @@ impl SharedEnrolments {
         answered.await.map_err(|_| JoinRefusal::unavailable())?.map_err(JoinRefusal::Uninvited)
     }
 
-    async fn read_store(&self) -> Result<(), EnrolError<Infallible>> {
+    async fn read_store(&self) -> Result<(), EnrolError> {
         let mut cell = self.cell.lock().await;
         let began = Instant::now();
         let seen = cell.read().await;
@@ -378,18 +377,18 @@ impl SharedEnrolments {
 
     /// Changes the shared state: reads it, applies the change, and writes it unless another server changed it
     /// meanwhile. Retries after such a conflict.
-    async fn change<T, E>(
+    async fn change<T>(
         &self,
-        apply: impl FnMut(&mut Enrolments) -> Result<T, E>,
-    ) -> Result<T, EnrolError<E>> {
+        apply: impl FnMut(&mut Enrolments) -> Result<T, TooManyInvitations>,
+    ) -> Result<T, EnrolError> {
         self.change_in(&mut *self.cell.lock().await, apply).await
     }
 
-    async fn change_in<T, E>(
+    async fn change_in<T>(
         &self,
         cell: &mut Box<dyn SharedState>,
-        mut apply: impl FnMut(&mut Enrolments) -> Result<T, E>,
-    ) -> Result<T, EnrolError<E>> {
+        mut apply: impl FnMut(&mut Enrolments) -> Result<T, TooManyInvitations>,
+    ) -> Result<T, EnrolError> {
         // What the last write would have done. It may have been carried out although its response was lost.
         let mut tried = None;
         let mut failed = false;
@@ -397,7 +396,7 @@ impl SharedEnrolments {
             let seen = cell.read().await?;
             let old = self.parse(&seen.text).map_err(EnrolError::Foreign)?;
             let mut new = old.clone();
-            let done = apply(&mut new).map_err(EnrolError::Refused)?;
+            let done = apply(&mut new)?;
             if new == old {
                 self.set_known(new);
                 return Ok(tried.unwrap_or(done));
