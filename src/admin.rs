@@ -123,13 +123,21 @@ pub async fn serve<L>(
     L: Accept,
     AdminConnectionHandler: ConnectionHandler<L::AnyStream>,
 {
-    let permits = fd_limit::at_most(CONNECTIONS, 16);
-    let (refused, refusals) = (admin.metrics.connections_rejected.clone(), admin.metrics.refusals.clone());
-    let proxies = Networks::default();
-    let limits = AcceptLimits { permits, proxies, refused, refusals, for_operators: true };
+    let limits = accept_limits(CONNECTIONS, &admin.metrics);
     let tls = tls.map(|tls| TlsPort::new(tls, BufferPool::new(), CONNECTIONS));
     let handler = AdminConnectionHandler { tls, admin, port, drain: drain.clone() };
     accept_loop::run(listener, limits, handler, drain).await;
+}
+
+/// Returns the limits of a port for operators.
+fn accept_limits(connections: usize, metrics: &Metrics) -> AcceptLimits {
+    AcceptLimits {
+        permits: fd_limit::at_most(connections, 16),
+        proxies: Networks::default(),
+        refused: metrics.connections_rejected.clone(),
+        refusals: metrics.refusals.clone(),
+        for_operators: true,
+    }
 }
 
 /// The handler of connections of one port.

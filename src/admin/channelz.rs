@@ -26,13 +26,12 @@ use crate::admin::channelz::wire::{
     GetSubchannelRequest, GetSubchannelResponse, GetTopChannelsRequest, GetTopChannelsResponse, Security,
     Server, ServerData, ServerRef, Socket, SocketData, SocketRef, address, security,
 };
-use crate::admin::{Admin, ProcessView};
+use crate::admin::{Admin, ProcessView, accept_limits};
 use tunnel_base::drain::Drain;
-use tunnel_base::policy::{Networks, canonical_ip};
+use tunnel_base::policy::canonical_ip;
 use tunnel_link::sender::LinkSender;
 use tunnel_link::sender::stats::Traffic;
-use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler};
-use tunnel_net::fd_limit;
+use tunnel_net::accept_loop::{self, Accepted, ConnectionHandler};
 use tunnel_net::listen::TcpAccept;
 
 /// Generated code of `proto/channelz.proto`.
@@ -42,10 +41,7 @@ pub(crate) mod wire;
 
 /// Serves the port until `drain` starts. `grpc` is the address at which edges link to a server.
 pub(crate) async fn serve(listener: TcpAccept, admin: Admin, grpc: Option<SocketAddr>, drain: Drain) {
-    let permits = fd_limit::at_most(CONNECTIONS, 16);
-    let (refused, refusals) = (admin.metrics.connections_rejected.clone(), admin.metrics.refusals.clone());
-    let proxies = Networks::default();
-    let limits = AcceptLimits { permits, proxies, refused, refusals, for_operators: true };
+    let limits = accept_limits(CONNECTIONS, &admin.metrics);
     let handler = ChannelzHandler { entities: Arc::new(Entities { admin, grpc }), drain: drain.clone() };
     accept_loop::run(listener, limits, handler, drain).await;
 }
