@@ -364,8 +364,8 @@ impl ServerContext {
         let (peers, dialled_links) =
             peers::start(&settings.peers, files, cluster.pods.as_ref(), &registry, &pool, &link_context)
                 .unzip();
-        let dns = Dns::new(Arc::new(files.dns.clone()), zone.clone());
-        let dns = dns.excluding(cluster.service_addresses.clone());
+        let no_servers = cluster.service_addresses.clone();
+        let dns = Dns::new(Arc::new(files.dns.clone()), zone.clone(), no_servers);
         let finder = match &peers {
             None => Finder::without_peers(registry.clone(), table.instance()),
             Some(peers) => Finder::new(registry.clone(), table.instance(), peers.clone(), dns, port),

@@ -361,15 +361,12 @@ impl PeerAddressSource {
 
     /// Waits for a change in the cluster. Cancel safe.
     async fn changed(&mut self) {
-        if let Some(cluster) = &mut self.cluster {
-            if cluster.changed().await.is_ok() {
-                return;
-            }
-            // The watcher has ended: its last list stays.
-            let last = cluster.borrow().clone();
-            self.list.extend(last);
-            self.cluster = None;
+        if let Some(cluster) = &mut self.cluster
+            && cluster.changed().await.is_ok()
+        {
+            return;
         }
+        // There is none, or its watcher has ended and the last list stays.
         std::future::pending().await
     }
 }

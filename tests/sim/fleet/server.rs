@@ -8,6 +8,7 @@ use std::task::{Poll, ready};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::Span;
 use tunnel::registry::peers::{ANNOUNCE_INTERVAL, PeerAddressSource, Peers};
@@ -56,7 +57,7 @@ impl SimServer {
         let wires = Arc::new(Wires::new(net, at, own));
         let peers = Peers::new(addresses, registry.clone(), wires, own, drain.clone());
         let zone = Arc::new(Zone::new(ZONE.to_owned(), Vec::new(), |_| false));
-        let dns = Dns::new(names, zone);
+        let dns = Dns::new(names, zone, watch::Sender::default().subscribe());
         let finder = Finder::new(registry.clone(), own, peers.clone(), dns, at.port());
         let [stopping, cut_off] = [false; 2].map(AtomicBool::new);
         let server = Self { at, own, registry, peers, finder, table, drain, figures, stopping, cut_off };
