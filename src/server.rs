@@ -351,12 +351,12 @@ impl ServerContext {
         let drains = Drains::default();
         let readiness = Readiness::waiting_for(&[]);
         let link_context = link_context(settings, &drains.links);
-        let table = link_context.table.clone();
-        let metrics = link_context.metrics.clone();
+        let (table, metrics) = (link_context.table.clone(), link_context.metrics.clone());
         let registry = Registry::new(metrics.clone());
         let cluster = ClusterView::follow(settings, port, prepared.own_ports(), &readiness, &drains.links);
         let enrolment = invitations::start(settings, files, &readiness, &drains.links);
-        let edge_links = edge_links(settings, files, &enrolment, &cluster, &registry, &link_context);
+        let (tokens, certificates) = (files.tokens.clone(), config_files::edge_cas(settings).is_some());
+        let edge_links = EdgeLinks::new(tokens, enrolment.clone(), cluster.nodes.clone(), certificates);
         let zone = zone(settings, edge_links.clone());
         let pool = BufferPool::new();
         let grants = Grants::default();
@@ -472,6 +472,9 @@ impl ServerContext {
         files.watch(&self.watcher);
         peers::spawn_reports(self);
         drain.spawn(info_span!("refusals"), metrics.refusals.clone().sum_up(drain.clone().started()));
+        let (edge_links, registry) = (self.edge_links.clone(), self.registry.clone());
+        let revocations = edge_links.watch_revocations(registry, table.clone(), drain.clone());
+        drain.spawn(info_span!("tokens"), revocations);
         drain.spawn(info_span!("upkeep"), table.clone().upkeep(self.pool.clone(), drain.clone()));
         drain.spawn(info_span!("grants"), self.grants.clone().follow(self.watcher.clone(), drain.clone()));
         drain.spawn(info_span!("relays"), link_events::judge_relays(self.clone(), drain.clone()));
@@ -511,19 +514,6 @@ impl ServerContext {
         self.certificates.set(settings.certificates(), settings.ca_files());
         admin.follow_files(self.certificates.clone(), &self.watcher, drain);
     }
-}
-
-fn edge_links(
-    settings: &ServerConfig,
-    files: &ServerFiles,
-    enrolment: &Option<Arc<SharedEnrolments>>,
-    cluster: &ClusterView,
-    registry: &Arc<Registry>,
-    LinkContext { table, drain, .. }: &LinkContext,
-) -> Arc<EdgeLinks> {
-    let certificates = config_files::edge_cas(settings).is_some();
-    let (tokens, enrolment, nodes) = (files.tokens.clone(), enrolment.clone(), cluster.nodes.clone());
-    EdgeLinks::start(tokens, enrolment, nodes, certificates, registry.clone(), table.clone(), drain)
 }
 
 fn dialer(

@@ -126,23 +126,15 @@ fn is_empty_intended(tokens: &NodeTokens, is_optional: bool) -> bool {
 }
 
 impl EdgeLinks {
-    /// Starts closing the links whose credentials are revoked.
-    pub(crate) fn start(
+    /// Returns an empty list. [`Self::watch_revocations`] closes links.
+    pub(crate) fn new(
         tokens: Reload<NodeTokens>,
         enrolment: Option<Arc<SharedEnrolments>>,
         nodes: Option<ClusterNodes>,
         certificates: bool,
-        registry: Arc<Registry>,
-        table: Arc<SessionTable>,
-        drain: &Drain,
     ) -> Arc<Self> {
         let (links, refusal_permits) = (Mutex::default(), FairLimiter::new(REFUSAL_LIMITS));
-        let edge_links = Arc::new(Self { tokens, enrolment, nodes, certificates, links, refusal_permits });
-        drain.spawn(
-            info_span!("tokens"),
-            edge_links.clone().watch_revocations(registry, table, drain.clone()),
-        );
-        edge_links
+        Arc::new(Self { tokens, enrolment, nodes, certificates, links, refusal_permits })
     }
 
     /// Returns true if the token file has a separate line for the node, or the node has joined by invitation.
@@ -258,7 +250,7 @@ impl EdgeLinks {
     }
 
     /// Closes each link whose token was revoked, until draining begins.
-    async fn watch_revocations(
+    pub(crate) async fn watch_revocations(
         self: Arc<Self>,
         registry: Arc<Registry>,
         table: Arc<SessionTable>,
@@ -406,10 +398,8 @@ mod tests {
         EdgeCredentials { hello, certificate_node: certificate.map(node) }
     }
 
-    fn edge_links(nodes: Option<ClusterNodes>) -> EdgeLinks {
-        let tokens = Reload::fixed(NodeTokens::parse("node1:right\n"));
-        let (links, refusal_permits) = (Mutex::default(), FairLimiter::new(REFUSAL_LIMITS));
-        EdgeLinks { tokens, enrolment: None, nodes, certificates: true, links, refusal_permits }
+    fn edge_links(tokens: &str, nodes: Option<ClusterNodes>) -> Arc<EdgeLinks> {
+        EdgeLinks::new(Reload::fixed(NodeTokens::parse(tokens)), None, nodes, true)
     }
 
     /// Returns these Nodes, each with whether it has the edge label.
@@ -420,8 +410,7 @@ mod tests {
     #[test]
     fn a_node_without_the_edge_label_is_refused_and_an_unknown_name_passes() {
         let nodes = watch::Sender::new(None);
-        let tokens = Reload::fixed(NodeTokens::parse("default:shared\ncp2:own\n"));
-        let links = EdgeLinks { tokens, ..edge_links(Some(nodes.subscribe())) };
+        let links = edge_links("default:shared\ncp2:own\n", Some(nodes.subscribe()));
         let authenticate_as = |name: &str, token: &str, certificate: Option<&str>| {
             let mut credentials = credentials(token, certificate);
             credentials.hello.node = node(name);
@@ -458,7 +447,7 @@ mod tests {
     #[test]
     fn a_certificate_is_valid_instead_of_a_token_while_its_node_exists() {
         let nodes = watch::Sender::new(None);
-        let links = edge_links(Some(nodes.subscribe()));
+        let links = edge_links("node1:right\n", Some(nodes.subscribe()));
         let authenticate_as =
             |token: &str, certificate: Option<&str>| links.authenticate(&credentials(token, certificate));
         // kube-apiserver has not answered since the start: edges with a certificate wait, and tokens alone are valid.
@@ -489,9 +478,9 @@ mod tests {
         let limits = SessionLimits { windows, memory: 1 << 20, sessions: 1, grace: Duration::ZERO };
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let nodes = watch::Sender::new(known([("node1", true), ("node2", true)]));
-        let tokens = Reload::fixed(NodeTokens::parse("default:shared\n"));
-        let registry = Registry::new(metrics);
-        let links = EdgeLinks::start(tokens, None, Some(nodes.subscribe()), true, registry, table, &drain);
+        let links = edge_links("default:shared\n", Some(nodes.subscribe()));
+        let watching = links.clone().watch_revocations(Registry::new(metrics), table, drain.clone());
+        drain.spawn(info_span!("tokens"), watching);
         let track = |id, name| {
             let sender = LinkSender::new(LinkId(id), Remote::Edge(node(name)), Some(Instance::random()));
             let mut credentials = credentials("shared", None);
@@ -513,7 +502,7 @@ mod tests {
 
     #[test]
     fn tokens_are_checked_if_certificates_are_not_enabled() {
-        let links = edge_links(None);
+        let links = edge_links("node1:right\n", None);
         assert!(links.authenticate(&credentials("right", Some("node1"))).is_ok());
         assert!(links.authenticate(&credentials("wrong", Some("node1"))).is_err());
     }
@@ -523,8 +512,7 @@ mod tests {
     fn a_node_with_an_empty_token_is_blocked_even_with_a_certificate() {
         let nodes = watch::Sender::new(known([("node1", true)]));
         for (text, is_in) in [("node2:a", true), ("default:a", true), ("Node1:\ndefault:a", false)] {
-            let tokens = Reload::fixed(NodeTokens::parse(text));
-            let links = EdgeLinks { tokens, ..edge_links(Some(nodes.subscribe())) };
+            let links = edge_links(text, Some(nodes.subscribe()));
             let judged = links.authenticate(&credentials("a", Some("node1")));
             assert_eq!(judged.is_ok(), is_in, "{text}: {judged:?}");
             assert!(is_in || judged == Err(TokenError::Blocked(node("node1"))), "{judged:?}");
