@@ -8,6 +8,7 @@ use crate::registry::LinkedNode;
 use crate::registry::history::NodeHistory;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
+use tunnel_proto::frame::ListedNode;
 use tunnel_proto::state::LinkId;
 
 /// The role of a link among the links of its node. A node has at most one link of each role.
@@ -266,6 +267,19 @@ impl NodeView {
     /// Returns the time since the node last sent anything.
     pub fn idle_for(&self) -> Duration {
         self.links.iter().map(|link| link.idle_for()).min().unwrap_or_default()
+    }
+
+    /// Returns the node for a list of nodes.
+    pub fn listed(&self) -> ListedNode {
+        let primary = &self.primary.sender;
+        ListedNode {
+            node: self.node.clone(),
+            age: primary.age(),
+            address: Some(self.primary.from),
+            round_trip: primary.measured_round_trip(),
+            sessions: Some(self.sessions() as u64),
+            version: self.version().map(Into::into),
+        }
     }
 
     /// Returns the version that the edge reports.

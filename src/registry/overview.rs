@@ -47,15 +47,7 @@ impl Registry {
         let page: Vec<_> = page.into_iter().filter_map(|(node, _)| nodes.view(node)).collect();
         // Counting sessions takes the lock of each link.
         drop(nodes);
-        let listed = |view: NodeView| ListedNode {
-            age: view.primary.sender.age(),
-            address: Some(view.primary.from),
-            round_trip: view.primary.sender.measured_round_trip(),
-            sessions: Some(view.sessions() as u64),
-            version: view.version().map(Into::into),
-            node: view.node,
-        };
-        (page.into_iter().map(listed).collect(), more)
+        (page.iter().map(NodeView::listed).collect(), more)
     }
 
     /// Returns the nodes that are found here, each with all its links, in no particular order.
