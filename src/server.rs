@@ -4,6 +4,7 @@ pub(crate) mod cluster;
 pub mod config;
 pub mod config_files;
 pub(crate) mod edge_links;
+pub(crate) mod handshake_failures;
 pub mod invitations;
 pub(crate) mod link_denial;
 pub mod link_events;
