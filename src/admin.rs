@@ -31,7 +31,7 @@ use tokio::net::UnixStream;
 use tracing::{Span, debug, info, info_span};
 
 use crate::admin::linked::LinkedUser;
-use crate::admin::page::{AdminUsers, EventStreamLimiter, Events, live_page};
+use crate::admin::page::{AdminUsers, Events, STREAMS, live_page};
 use crate::admin::readiness::Readiness;
 use crate::admin::status::{Clock, EdgeView, ServerView};
 use crate::invitations::subject::Subject;
@@ -45,7 +45,7 @@ use tunnel_base::names::{NodeName, Target};
 use tunnel_base::policy::{Networks, canonical_ip};
 use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler};
 use tunnel_net::fd_limit;
-use tunnel_net::limiter::Permit;
+use tunnel_net::limiter::{FairLimiter, Permit};
 use tunnel_net::listen::{Accept, TcpAccept, UnixAccept};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::{FileWatcher, Reload};
@@ -69,7 +69,7 @@ pub struct Admin {
     /// Users who may view pages from other machines.
     pub viewers: AdminUsers,
     /// Limiter of open live pages.
-    pub streams: EventStreamLimiter,
+    pub streams: FairLimiter,
 }
 
 /// The body of a response: a text, or a stream of events.
@@ -123,13 +123,21 @@ pub async fn serve<L>(
     L: Accept,
     AdminConnectionHandler: ConnectionHandler<L::AnyStream>,
 {
-    let permits = fd_limit::at_most(CONNECTIONS, 16);
-    let (refused, refusals) = (admin.metrics.connections_rejected.clone(), admin.metrics.refusals.clone());
-    let proxies = Networks::default();
-    let limits = AcceptLimits { permits, proxies, refused, refusals, for_operators: true };
+    let limits = accept_limits(CONNECTIONS, &admin.metrics);
     let tls = tls.map(|tls| TlsPort::new(tls, BufferPool::new(), CONNECTIONS));
     let handler = AdminConnectionHandler { tls, admin, port, drain: drain.clone() };
     accept_loop::run(listener, limits, handler, drain).await;
+}
+
+/// Returns the limits of a port for operators.
+fn accept_limits(connections: usize, metrics: &Metrics) -> AcceptLimits {
+    AcceptLimits {
+        permits: fd_limit::at_most(connections, 16),
+        proxies: Networks::default(),
+        refused: metrics.connections_rejected.clone(),
+        refusals: metrics.refusals.clone(),
+        for_operators: true,
+    }
 }
 
 /// The handler of connections of one port.
@@ -196,7 +204,7 @@ impl Admin {
         level: Option<LogLevel>,
         level_at_ports: bool,
     ) -> Self {
-        let (clock, streams) = (Clock::now(), EventStreamLimiter::default());
+        let (clock, streams) = (Clock::now(), FairLimiter::new(STREAMS));
         Self { side, metrics, readiness, level, level_at_ports, clock, viewers, streams }
     }
 
@@ -731,10 +739,7 @@ fn no_invitations() -> Response<Full<Bytes>> {
     plain_text(StatusCode::NOT_FOUND, why)
 }
 
-fn enrolment_error<E: std::fmt::Display>(why: &EnrolError<E>) -> Response<Full<Bytes>>
-where
-    EnrolError<E>: std::fmt::Display,
-{
+fn enrolment_error(why: &EnrolError) -> Response<Full<Bytes>> {
     plain_text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"))
 }
 

@@ -18,6 +18,7 @@ use tonic::transport::{Endpoint, Uri};
 use tonic::{Code, Request, Response, Status};
 use tower::ServiceExt as _;
 use tower::util::BoxCloneSyncService;
+use tracing::debug;
 
 use crate::etcd::wire::auth_client::AuthClient;
 use crate::etcd::wire::kv_client::KvClient;
@@ -65,7 +66,7 @@ impl EtcdEndpoints {
     }
 
     /// Creates the list of the configured members without connecting.
-    pub(crate) fn of(access: EtcdAccess, resolver: Resolver) -> Self {
+    pub fn of(access: EtcdAccess, resolver: Resolver) -> Self {
         let (count, access) = (access.members.len(), Arc::new(access));
         let open = move |member| {
             let (access, resolver) = (access.clone(), resolver.clone());
@@ -85,6 +86,31 @@ impl EtcdEndpoints {
             self.connection = Some((self.open)(self.turn % self.count.max(1)).await?);
         }
         self.connection.as_ref().ok_or(EtcdError::NoMember)
+    }
+
+    /// Calls the members in turn until one succeeds: each once, and one of them again, for an expired login.
+    pub(crate) async fn call<T, F>(&mut self, call: impl Fn(EtcdConnection) -> F) -> Result<T, EtcdError>
+    where
+        F: Future<Output = Result<T, EtcdError>>,
+    {
+        let mut left = self.count;
+        loop {
+            let done = match self.connected().await {
+                Ok(connection) => call(connection.clone()).await,
+                Err(cause) => Err(cause),
+            };
+            let cause = match done {
+                Ok(done) => return Ok(done),
+                Err(cause) => cause,
+            };
+            debug!(error = %cause, "etcd member failed");
+            if cause.kind() == ErrorKind::LoggedOut {
+                self.forget();
+            } else {
+                self.next();
+            }
+            left = left.checked_sub(1).ok_or(cause)?;
+        }
     }
 
     /// Drops the connection: the next call connects and logs in again.
@@ -191,7 +217,8 @@ pub(crate) enum ErrorKind {
 pub type EtcdChannel = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Status>;
 
 /// A connection to one member, logged in if required. Each call takes at most [`CALL_TIMEOUT`]; a call that is dropped
-/// may still be carried out.
+/// may still be carried out. Cheap to clone.
+#[derive(Clone)]
 pub struct EtcdConnection {
     at: Target,
     channel: EtcdChannel,

@@ -4,7 +4,6 @@
 pub mod store;
 pub mod subject;
 
-use std::convert::Infallible;
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -28,7 +27,7 @@ use crate::invitations::store::{
 use crate::invitations::subject::Subject;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
-use tunnel_base::names::{Host, NodeName};
+use tunnel_base::names::{ClientName, Host, NodeName};
 use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
 use tunnel_link::grpc::enrol::JoinParams;
 use tunnel_net::reload::{Reload, ReloadError};
@@ -48,6 +47,14 @@ pub struct SharedEnrolments {
     /// Machines with valid invitations that wait for the next write, at most one for each connection.
     joining: Mutex<Vec<PendingJoin>>,
     authority: Reload<ServerCa>,
+}
+
+/// A user's device, with the token that proves it.
+#[derive(Debug, Clone)]
+pub struct JoinedDevice {
+    pub(crate) client: ClientName,
+    token: SecretHash,
+    enrolments: Arc<SharedEnrolments>,
 }
 
 /// The last read of the store.
@@ -82,12 +89,12 @@ pub struct IssuedInvitation {
     pub host: Option<Host>,
 }
 
-/// Error changing the [`Enrolments`] in its store. `E` is the reason to refuse the change.
+/// Error reading or changing the [`Enrolments`] in their store.
 #[derive(Debug, thiserror::Error)]
-pub enum EnrolError<E> {
-    /// The change is not allowed.
+pub enum EnrolError {
+    /// There are too many open invitations for another one.
     #[error(transparent)]
-    Refused(E),
+    TooMany(#[from] TooManyInvitations),
     /// The store is not available now.
     #[error("cannot access the store of invitations: {0}")]
     Store(#[from] SharedStateError),
@@ -141,6 +148,11 @@ impl SharedEnrolments {
     /// Returns the ID of the join key that has that secret, if one is known.
     pub fn key_of(&self, secret: &str) -> Option<String> {
         self.known().key_of(&SecretHash::of(secret))
+    }
+
+    /// Returns the device that this token should prove; see [`JoinedDevice::is_joined`].
+    pub fn device(self: &Arc<Self>, client: ClientName, token: &str) -> JoinedDevice {
+        JoinedDevice { client, token: SecretHash::of(token), enrolments: self.clone() }
     }
 
     /// Returns a receiver that is notified when [`Self::known`] changes.
@@ -203,7 +215,7 @@ impl SharedEnrolments {
         uses: Option<u32>,
         lasting: Duration,
         who: &str,
-    ) -> Result<IssuedInvitation, EnrolError<TooManyInvitations>> {
+    ) -> Result<IssuedInvitation, EnrolError> {
         let authority = self.authority.load();
         let code = InvitationCode::random(authority.pin, invitee.clone());
         let (now, hash) = (now(), code.hash());
@@ -225,7 +237,7 @@ impl SharedEnrolments {
     /// # Errors
     ///
     /// Fails if the store cannot be read.
-    pub async fn list(&self) -> Result<Vec<Enrolled>, EnrolError<Infallible>> {
+    pub async fn list(&self) -> Result<Vec<Enrolled>, EnrolError> {
         self.read_store().await?;
         Ok(self.known().list(now()))
     }
@@ -235,7 +247,7 @@ impl SharedEnrolments {
     /// # Errors
     ///
     /// Fails if the store cannot be used.
-    pub async fn revoke(&self, subject: &Subject, who: &str) -> Result<bool, EnrolError<Infallible>> {
+    pub async fn revoke(&self, subject: &Subject, who: &str) -> Result<bool, EnrolError> {
         let revoked = self.change(|enrolled| Ok(enrolled.revoke(subject))).await;
         let (node, user) = (subject.node().map(display), subject.user().map(display));
         let device = subject.device().map(display);
@@ -260,7 +272,7 @@ impl SharedEnrolments {
     /// # Errors
     ///
     /// Fails if the store cannot be used.
-    pub async fn end_key(&self, key: &str, nodes: bool, who: &str) -> Result<bool, EnrolError<Infallible>> {
+    pub async fn end_key(&self, key: &str, nodes: bool, who: &str) -> Result<bool, EnrolError> {
         let now = now();
         let ended = self.change(|enrolled| Ok(enrolled.end_key(key, nodes, now))).await;
         match &ended {
@@ -340,7 +352,7 @@ impl SharedEnrolments {
                 let now = now();
                 let all = |enrolled: &mut Enrolments| {
                     joining.iter_mut().for_each(|one| one.apply(enrolled, now));
-                    Ok::<_, Infallible>(())
+                    Ok(())
                 };
                 match self.change_in(&mut cell, all).await {
                     Ok(()) => joining.into_iter().for_each(PendingJoin::answer),
@@ -351,7 +363,7 @@ impl SharedEnrolments {
         answered.await.map_err(|_| JoinRefusal::unavailable())?.map_err(JoinRefusal::Uninvited)
     }
 
-    async fn read_store(&self) -> Result<(), EnrolError<Infallible>> {
+    async fn read_store(&self) -> Result<(), EnrolError> {
         let mut cell = self.cell.lock().await;
         let began = Instant::now();
         let seen = cell.read().await;
@@ -365,18 +377,18 @@ impl SharedEnrolments {
 
     /// Changes the shared state: reads it, applies the change, and writes it unless another server changed it
     /// meanwhile. Retries after such a conflict.
-    async fn change<T, E>(
+    async fn change<T>(
         &self,
-        apply: impl FnMut(&mut Enrolments) -> Result<T, E>,
-    ) -> Result<T, EnrolError<E>> {
+        apply: impl FnMut(&mut Enrolments) -> Result<T, TooManyInvitations>,
+    ) -> Result<T, EnrolError> {
         self.change_in(&mut *self.cell.lock().await, apply).await
     }
 
-    async fn change_in<T, E>(
+    async fn change_in<T>(
         &self,
         cell: &mut Box<dyn SharedState>,
-        mut apply: impl FnMut(&mut Enrolments) -> Result<T, E>,
-    ) -> Result<T, EnrolError<E>> {
+        mut apply: impl FnMut(&mut Enrolments) -> Result<T, TooManyInvitations>,
+    ) -> Result<T, EnrolError> {
         // What the last write would have done. It may have been carried out although its response was lost.
         let mut tried = None;
         let mut failed = false;
@@ -384,7 +396,7 @@ impl SharedEnrolments {
             let seen = cell.read().await?;
             let old = self.parse(&seen.text).map_err(EnrolError::Foreign)?;
             let mut new = old.clone();
-            let done = apply(&mut new).map_err(EnrolError::Refused)?;
+            let done = apply(&mut new)?;
             if new == old {
                 self.set_known(new);
                 return Ok(tried.unwrap_or(done));
@@ -417,6 +429,13 @@ impl SharedEnrolments {
             self.known.store(Arc::new(enrolled));
             self.changed.send_replace(());
         }
+    }
+}
+
+impl JoinedDevice {
+    /// Returns true if the device has joined with this token, and was not revoked since.
+    pub fn is_joined(&self) -> bool {
+        self.enrolments.known().proves_device(&self.client, &self.token)
     }
 }
 

@@ -19,7 +19,6 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
 
 use crate::registry::links::{LinkRole, NodeLinks, Reason, Replaced};
 use crate::registry::nodes_at_peers::{NodeAtPeer, NodesAtPeers};
@@ -116,24 +115,6 @@ impl Registry {
         self.awaited.wake_all();
     }
 
-    /// Waits until a node has a link other than `not`, at most until `until`. Cancel safe.
-    pub async fn wait(
-        &self,
-        node: &NodeName,
-        not: Option<&LinkSender>,
-        until: Instant,
-    ) -> Option<LinkedNode> {
-        loop {
-            // The waiter is registered before the check, so a link that is inserted in between wakes it. The other way
-            // round the link would be missed until the deadline.
-            let arrival = self.arrival(node);
-            match self.link_of(node) {
-                Some(linked) if not.is_none_or(|not| not.id != linked.sender.id) => return Some(linked),
-                _ => timeout_at(until, arrival.wait()).await.ok()?,
-            }
-        }
-    }
-
     /// Checks whether a process may link as `node` from that address. Takes up to 2 s.
     ///
     /// It may not while another process of that name answers a ping; that process is then sent a Conflict. A plain link
@@ -152,7 +133,7 @@ impl Registry {
         from: SocketAddr,
     ) -> Result<(), NameInUse> {
         let Some(old) = self.link_of(node) else { return Ok(()) };
-        if old.instance.is_none() || old.instance == instance {
+        if old.sender.is_plain() || old.sender.instance == instance {
             return Ok(());
         }
         if old.sender.is_alive(Suspicion::NameRequested).await {
@@ -318,8 +299,6 @@ impl Drop for NodeWaiter<'_> {
 pub struct LinkedNode {
     /// The sending side of the link.
     pub sender: Arc<LinkSender>,
-    /// The edge's process; `None` on a plain link, where the edge does not send it.
-    pub instance: Option<Instance>,
     /// The address that the edge connected from.
     pub from: SocketAddr,
     /// The addresses that the edge claims for its node.
@@ -333,7 +312,7 @@ impl LinkedNode {
         Found {
             here: true,
             silence: self.sender.idle_for(),
-            instance: Some(self.instance.unwrap_or(own)),
+            instance: Some(self.sender.instance.unwrap_or(own)),
             age: Some(self.sender.age()),
             ips: self.ips.clone(),
             ..Found::not_here(question)
@@ -483,7 +462,7 @@ impl Finder {
 
     fn known_paths(&self, node: &NodeName) -> impl Iterator<Item = Path> {
         let here = self.registry.link_of(node).filter(|linked| !linked.sender.is_closed());
-        let here = here.map(|linked| Path { sender: linked.sender, instance: linked.instance });
+        let here = here.map(|linked| Path { instance: linked.sender.instance, sender: linked.sender });
         here.into_iter().chain(self.path_by_peer(node))
     }
 

@@ -1,10 +1,12 @@
 //! Builds, runs and stops a server.
 
-pub mod authenticated_links;
 pub(crate) mod cluster;
 pub mod config;
 pub mod config_files;
+pub(crate) mod edge_links;
+pub(crate) mod handshake_failures;
 pub mod invitations;
+pub(crate) mod link_denial;
 pub mod link_events;
 pub mod link_rates;
 pub mod links;
@@ -47,10 +49,10 @@ use crate::registry::peers::Peers;
 use crate::registry::search::Dns;
 use crate::registry::{Finder, Registry};
 use crate::route::SessionRouter;
-use crate::server::authenticated_links::AuthenticatedLinks;
 use crate::server::cluster::ClusterView;
 use crate::server::config::ServerConfig;
 use crate::server::config_files::{LivePolicies, ServerFiles};
+use crate::server::edge_links::EdgeLinks;
 use crate::server::link_rates::LinkRates;
 use crate::server::listeners::{OpenListeners, PreparedListener};
 use crate::server::user_links::UserLinks;
@@ -59,7 +61,7 @@ use crate::startup::{NotPrepared, Startup, StartupErrors};
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_base::logging::LogLevel;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{ClientName, DeviceName, Instance, UserName};
+use tunnel_base::names::Instance;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::zone::Zone;
 use tunnel_base::process::third_of_memory;
@@ -151,7 +153,7 @@ pub(crate) struct ServerContext {
     /// Dials targets outside of nodes for clients.
     pub(crate) direct: DirectDialer,
     // Who may do what.
-    pub(crate) proven: Arc<AuthenticatedLinks>,
+    pub(crate) edge_links: Arc<EdgeLinks>,
     pub(crate) user_links: UserLinks,
     /// Answers operators, also over links of users. Set before the first link is accepted.
     pub(crate) admin: OnceLock<Admin>,
@@ -257,11 +259,6 @@ impl Server {
         config.follow(ServerConfig::examine, &self.context.watcher, &self.context.drains.links, apply);
     }
 
-    /// Ends the links of a user, or of one of her devices, with their sessions. Returns their number.
-    pub fn close_user(&self, user: &UserName, device: Option<&DeviceName>) -> usize {
-        self.context.close_user(user, device)
-    }
-
     /// Waits until the cluster's signers have issued the certificates that the config requires. Cancel safe.
     pub async fn wait_for_certificates(settings: &ServerConfig) {
         if let Some(csr) = &settings.csr {
@@ -355,21 +352,21 @@ impl ServerContext {
         let drains = Drains::default();
         let readiness = Readiness::waiting_for(&[]);
         let link_context = link_context(settings, &drains.links);
-        let table = link_context.table.clone();
-        let metrics = link_context.metrics.clone();
+        let (table, metrics) = (link_context.table.clone(), link_context.metrics.clone());
         let registry = Registry::new(metrics.clone());
         let cluster = ClusterView::follow(settings, port, prepared.own_ports(), &readiness, &drains.links);
         let enrolment = invitations::start(settings, files, &readiness, &drains.links);
-        let proven = authenticated_links(settings, files, &enrolment, &cluster, &registry, &link_context);
-        let zone = zone(settings, proven.clone());
+        let (tokens, certificates) = (files.tokens.clone(), config_files::edge_cas(settings).is_some());
+        let edge_links = EdgeLinks::new(tokens, enrolment.clone(), cluster.nodes.clone(), certificates);
+        let zone = zone(settings, edge_links.clone());
         let pool = BufferPool::new();
         let grants = Grants::default();
         let policies = LivePolicies::new(settings);
         let (peers, dialled_links) =
             peers::start(&settings.peers, files, cluster.pods.as_ref(), &registry, &pool, &link_context)
                 .unzip();
-        let dns = Dns::new(Arc::new(files.dns.clone()), zone.clone());
-        let dns = dns.excluding(cluster.service_addresses.clone());
+        let no_servers = cluster.service_addresses.clone();
+        let dns = Dns::new(Arc::new(files.dns.clone()), zone.clone(), no_servers);
         let finder = match &peers {
             None => Finder::without_peers(registry.clone(), table.instance()),
             Some(peers) => Finder::new(registry.clone(), table.instance(), peers.clone(), dns, port),
@@ -386,7 +383,7 @@ impl ServerContext {
             direct: DirectDialer::new(for_clients, session.open_timeout),
             link_context,
             pool,
-            proven,
+            edge_links,
             user_links: UserLinks::default(),
             admin: OnceLock::new(),
             enrolment,
@@ -404,7 +401,8 @@ impl ServerContext {
             stopping: CancellationToken::new(),
             drains,
         };
-        context.user_links = user_links(prepared.users.clone(), &context);
+        let (users, zone) = (prepared.users.clone(), context.zone.clone());
+        context.user_links = UserLinks::new(users, zone, context.listener_context());
         (context, dialled_links)
     }
 
@@ -441,7 +439,8 @@ impl ServerContext {
         let trouble = opened.as_ref().copied().map_err(|errors| errors.to_string().replace('\n', "; "));
         self.readiness.set_degraded(LISTENERS_CONDITION, trouble);
         opened.map_err(|errors| errors.iter().map(|found| found.error.clone()).collect::<Vec<_>>())?;
-        self.policies.apply(settings, policies);
+        self.policies.apply(settings);
+        policies.apply(&settings.access());
         self.grants.rights_changed();
         self.certificates.set(settings.certificates(), settings.ca_files());
         Ok(())
@@ -449,7 +448,7 @@ impl ServerContext {
 
     /// Returns what the listeners share.
     fn listener_deps(&self, settings: &ServerConfig) -> ListenerDeps {
-        let proven = self.proven.clone();
+        let edge_links = self.edge_links.clone();
         ListenerDeps {
             context: self.listener_context(),
             zone: self.zone.clone(),
@@ -457,7 +456,7 @@ impl ServerContext {
             finder: self.finder.clone(),
             peers: self.peers.clone(),
             ports: self.cluster.ports.clone(),
-            claims: Arc::new(move || proven.address_claims()),
+            claims: Arc::new(move || edge_links.address_claims()),
             readiness: self.readiness.clone(),
             stopping: self.stopping.clone(),
             accepting: TaskTracker::new(),
@@ -474,12 +473,15 @@ impl ServerContext {
         files.watch(&self.watcher);
         peers::spawn_reports(self);
         drain.spawn(info_span!("refusals"), metrics.refusals.clone().sum_up(drain.clone().started()));
+        let (edge_links, registry) = (self.edge_links.clone(), self.registry.clone());
+        let revocations = edge_links.watch_revocations(registry, table.clone(), drain.clone());
+        drain.spawn(info_span!("tokens"), revocations);
         drain.spawn(info_span!("upkeep"), table.clone().upkeep(self.pool.clone(), drain.clone()));
         drain.spawn(info_span!("grants"), self.grants.clone().follow(self.watcher.clone(), drain.clone()));
         drain.spawn(info_span!("relays"), link_events::judge_relays(self.clone(), drain.clone()));
-        if let Some(enrolment) = self.enrolment.clone() {
-            let watch = invitations::watch_devices(enrolment, self.clone(), drain.clone());
-            drain.spawn(info_span!("devices"), watch);
+        if let Some(enrolment) = &self.enrolment {
+            let (changes, grants) = (enrolment.changes(), self.grants.clone());
+            drain.spawn(info_span!("devices"), invitations::follow_devices(changes, grants, drain.clone()));
         }
         drain.spawn(info_span!("resume_parked"), self.route.clone().resume_parked(drain.clone()));
     }
@@ -515,29 +517,6 @@ impl ServerContext {
     }
 }
 
-/// Returns the links of users, who are proved by the tokens of devices that have joined.
-fn user_links(access: Option<ListenerAccess>, context: &ServerContext) -> UserLinks {
-    let enrolment = context.enrolment.clone();
-    let proves = move |client: &ClientName, token: &str| {
-        let known = enrolment.as_ref().map(|enrolment| enrolment.known());
-        known.is_some_and(|known| known.proves_device(&client.user, &client.device, token))
-    };
-    UserLinks::new(access, context.zone.clone(), context.listener_context(), Box::new(proves))
-}
-
-fn authenticated_links(
-    settings: &ServerConfig,
-    files: &ServerFiles,
-    enrolment: &Option<Arc<SharedEnrolments>>,
-    cluster: &ClusterView,
-    registry: &Arc<Registry>,
-    LinkContext { table, drain, .. }: &LinkContext,
-) -> Arc<AuthenticatedLinks> {
-    let certificates = config_files::edge_cas(settings).is_some();
-    let (tokens, enrolment, nodes) = (files.tokens.clone(), enrolment.clone(), cluster.nodes.clone());
-    AuthenticatedLinks::start(tokens, enrolment, nodes, certificates, registry.clone(), table.clone(), drain)
-}
-
 fn dialer(
     settings: &ServerConfig,
     files: &ServerFiles,
@@ -571,9 +550,9 @@ fn link_context(settings: &ServerConfig, links: &Drain) -> LinkContext {
     }
 }
 
-fn zone(settings: &ServerConfig, proven: Arc<AuthenticatedLinks>) -> Arc<Zone> {
+fn zone(settings: &ServerConfig, edge_links: Arc<EdgeLinks>) -> Arc<Zone> {
     let patterns = settings.dns.publish_names.clone();
-    Arc::new(Zone::new(settings.dns.zone.clone(), patterns, move |node: &_| proven.has_node(node)))
+    Arc::new(Zone::new(settings.dns.zone.clone(), patterns, move |node: &_| edge_links.has_node(node)))
 }
 
 /// The condition in `/readyz`: the listeners of the changed config are open.

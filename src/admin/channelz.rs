@@ -1,6 +1,7 @@
 //! gRPC's debugging port, as in SuperEdge. Channelz lists servers, channels and sockets with their counters; reflection
 //! describes the messages to clients. The port changes nothing and needs no authentication.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,13 +26,12 @@ use crate::admin::channelz::wire::{
     GetSubchannelRequest, GetSubchannelResponse, GetTopChannelsRequest, GetTopChannelsResponse, Security,
     Server, ServerData, ServerRef, Socket, SocketData, SocketRef, address, security,
 };
-use crate::admin::{Admin, ProcessView};
+use crate::admin::{Admin, ProcessView, accept_limits};
 use tunnel_base::drain::Drain;
-use tunnel_base::policy::{Networks, canonical_ip};
+use tunnel_base::policy::canonical_ip;
 use tunnel_link::sender::LinkSender;
 use tunnel_link::sender::stats::Traffic;
-use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler};
-use tunnel_net::fd_limit;
+use tunnel_net::accept_loop::{self, Accepted, ConnectionHandler};
 use tunnel_net::listen::TcpAccept;
 
 /// Generated code of `proto/channelz.proto`.
@@ -41,11 +41,8 @@ pub(crate) mod wire;
 
 /// Serves the port until `drain` starts. `grpc` is the address at which edges link to a server.
 pub(crate) async fn serve(listener: TcpAccept, admin: Admin, grpc: Option<SocketAddr>, drain: Drain) {
-    let permits = fd_limit::at_most(CONNECTIONS, 16);
-    let (refused, refusals) = (admin.metrics.connections_rejected.clone(), admin.metrics.refusals.clone());
-    let proxies = Networks::default();
-    let limits = AcceptLimits { permits, proxies, refused, refusals, for_operators: true };
-    let handler = ChannelzHandler { entities: Arc::new(Entities::new(admin, grpc)), drain: drain.clone() };
+    let limits = accept_limits(CONNECTIONS, &admin.metrics);
+    let handler = ChannelzHandler { entities: Arc::new(Entities { admin, grpc }), drain: drain.clone() };
     accept_loop::run(listener, limits, handler, drain).await;
 }
 
@@ -165,18 +162,16 @@ impl Channelz for Entities {
 }
 
 /// Returns at most `most` entities starting with a number, and whether there are no more.
-fn page_of<T: Numbered>(mut all: Vec<T>, start: i64, most: i64) -> (Vec<T>, bool) {
-    all.retain(|one| one.number() >= start);
-    all.sort_by_key(T::number);
+fn page_of<T>(mut all: Numbered<T>, start: i64, most: i64) -> (Vec<T>, bool) {
+    let after = all.split_off(&start);
     let most =
         usize::try_from(most).ok().filter(|most| (1..=MAX_RESULTS).contains(most)).unwrap_or(MAX_RESULTS);
-    let end = all.len() <= most;
-    all.truncate(most);
-    (all, end)
+    let end = after.len() <= most;
+    (after.into_values().take(most).collect(), end)
 }
 
-fn find_by_number<T: Numbered>(all: Vec<T>, number: i64) -> Result<T, Status> {
-    all.into_iter().find(|one| one.number() == number).ok_or_else(|| not_found(number))
+fn find_by_number<T>(mut all: Numbered<T>, number: i64) -> Result<T, Status> {
+    all.remove(&number).ok_or_else(|| not_found(number))
 }
 
 fn not_found(number: i64) -> Status {
@@ -202,28 +197,22 @@ const CLOSE_TIME: Duration = Duration::from_secs(1);
 
 /// The entities: the server that accepts links, a channel for each dialled link, and a socket for each link.
 #[derive(Debug)]
-pub(crate) struct Entities {
+struct Entities {
     admin: Admin,
     grpc: Option<SocketAddr>,
 }
 
-/// An entity with a number that is unique among all entities.
-pub(crate) trait Numbered {
-    fn number(&self) -> i64;
-}
+/// Entities by their numbers, which are unique among all entities.
+type Numbered<T> = BTreeMap<i64, T>;
 
 impl Entities {
-    pub(crate) fn new(admin: Admin, grpc: Option<SocketAddr>) -> Self {
-        Self { admin, grpc }
-    }
-
     /// Returns the one server entity of a server; an edge has none.
-    pub(crate) fn servers(&self) -> Vec<Server> {
-        let Some(at) = self.grpc else { return Vec::new() };
+    fn servers(&self) -> Numbered<Server> {
+        let Some(at) = self.grpc else { return Numbered::new() };
         let metrics = &self.admin.metrics;
         let (ended, refused) = (metrics.links_closed.all(), metrics.links_rejected.all());
         let now = u64::try_from(metrics.links.all()).unwrap_or_default();
-        vec![Server {
+        let server = Server {
             r#ref: Some(ServerRef { server_id: SERVER, name: "links".into() }),
             data: Some(ServerData {
                 calls_started: count(now + ended + refused),
@@ -231,28 +220,32 @@ impl Entities {
                 calls_failed: count(refused),
             }),
             listen_socket: vec![SocketRef { socket_id: LISTENER, name: at.to_string() }],
-        }]
+        };
+        [(SERVER, server)].into()
     }
 
     /// Returns the dialled links.
-    pub(crate) fn channels(&self) -> Vec<Channel> {
-        self.links().iter().filter(|link| is_dialled(link)).map(|link| self.channel(link)).collect()
+    fn channels(&self) -> Numbered<Channel> {
+        let channel = |link: &Arc<LinkSender>| (channel_id(link), self.channel(link));
+        self.links().iter().filter(|link| is_dialled(link)).map(channel).collect()
     }
 
     /// Returns the accepted links.
-    pub(crate) fn server_sockets(&self) -> Vec<SocketRef> {
-        self.links().iter().filter(|link| !is_dialled(link)).map(|link| socket_ref(link)).collect()
+    fn server_sockets(&self) -> Numbered<SocketRef> {
+        let socket = |link: &Arc<LinkSender>| (socket_id(link), socket_ref(link));
+        self.links().iter().filter(|link| !is_dialled(link)).map(socket).collect()
     }
 
     /// Returns all sockets, including the listening one.
-    pub(crate) fn sockets(&self) -> Vec<Socket> {
+    fn sockets(&self) -> Numbered<Socket> {
         let listener = self.grpc.map(|at| Socket {
             r#ref: Some(SocketRef { socket_id: LISTENER, name: at.to_string() }),
             data: Some(SocketData::default()),
             local: Some(address(at)),
             ..Socket::default()
         });
-        self.links().iter().map(|link| self.socket(link)).chain(listener).collect()
+        let socket = |link: &Arc<LinkSender>| (socket_id(link), self.socket(link));
+        self.links().iter().map(socket).chain(listener.map(|listener| (LISTENER, listener))).collect()
     }
 
     fn links(&self) -> Vec<Arc<LinkSender>> {
@@ -315,42 +308,22 @@ impl Entities {
     }
 }
 
-impl Numbered for Server {
-    fn number(&self) -> i64 {
-        self.r#ref.as_ref().map_or(0, |one| one.server_id)
-    }
-}
-
-impl Numbered for Channel {
-    fn number(&self) -> i64 {
-        self.r#ref.as_ref().map_or(0, |one| one.channel_id)
-    }
-}
-
-impl Numbered for Socket {
-    fn number(&self) -> i64 {
-        self.r#ref.as_ref().map_or(0, Numbered::number)
-    }
-}
-
-impl Numbered for SocketRef {
-    fn number(&self) -> i64 {
-        self.socket_id
-    }
-}
-
 fn is_dialled(link: &LinkSender) -> bool {
     link.ends().is_some_and(|ends| ends.dialled)
 }
 
 fn socket_ref(link: &LinkSender) -> SocketRef {
     let name = link.peer.node().map_or_else(|| "a server".to_owned(), ToString::to_string);
-    SocketRef { socket_id: channel_id(link).saturating_add(1), name }
+    SocketRef { socket_id: socket_id(link), name }
 }
 
 /// Channels have even numbers, sockets odd ones. Link numbers start with 1.
 fn channel_id(link: &LinkSender) -> i64 {
     count(link.id.0).saturating_mul(2).saturating_add(2)
+}
+
+fn socket_id(link: &LinkSender) -> i64 {
+    channel_id(link).saturating_add(1)
 }
 
 fn address(at: SocketAddr) -> Address {

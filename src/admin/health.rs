@@ -13,11 +13,10 @@ use tokio::time::Instant;
 use tracing::{Span, info_span};
 
 use crate::admin::readiness::Readiness;
-use crate::admin::{CONNECTIONS, NOT_FOUND, Reply, plain_text, ready, serve_connection};
+use crate::admin::{CONNECTIONS, NOT_FOUND, Reply, accept_limits, plain_text, ready, serve_connection};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::policy::Networks;
-use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler};
+use tunnel_net::accept_loop::{self, Accepted, ConnectionHandler};
 use tunnel_net::listen::TcpAccept;
 
 /// A watchdog that detects whether endless work still makes progress. Cheap to clone; clones share their state.
@@ -49,9 +48,7 @@ impl Default for Watchdog {
 
 /// Serves `/livez` and `/readyz` until draining starts. `/livez` succeeds while `pulse` is kicked.
 pub async fn health(listener: TcpAccept, readiness: Readiness, pulse: Watchdog, drain: Drain) {
-    let Metrics { connections_rejected, refusals, .. } = Metrics::edge();
-    let (proxies, refused) = (Networks::default(), connections_rejected);
-    let limits = AcceptLimits { permits: CONNECTIONS, proxies, refused, refusals, for_operators: true };
+    let limits = accept_limits(CONNECTIONS, &Metrics::edge());
     let handler = HealthHandler { readiness, pulse, drain: drain.clone() };
     accept_loop::run(listener, limits, handler, drain).await;
 }

@@ -9,7 +9,8 @@ use tokio::time::Instant;
 use crate::admin::Admin;
 use crate::admin::status::{DisconnectedStatus, ServerView};
 use crate::registry::history::UnlinkedNode;
-use crate::registry::peers::node_list::{ListEnd, PeerNodes};
+use crate::registry::links::NodeView;
+use crate::registry::peers::node_list::ListEnd;
 use tunnel_base::metrics::format::ExpositionFormat;
 use tunnel_base::metrics::nodes::{LinkSample, NodeSample, encode_nodes};
 
@@ -88,24 +89,12 @@ impl Admin {
             None => Arc::default(),
         };
         let handles: Vec<_> = peers.iter().map(|peer| peer.server.clone()).collect();
-        let mut names = server.names(&handles).into_iter();
-        let own = names.next().unwrap_or_default();
-        let views = server.registry.views().into_iter();
-        let mut nodes: Vec<_> = views
-            .map(|view| NodeStatus {
-                name: view.node.to_string(),
-                server: own.clone(),
-                since: self.clock.time(view.primary.sender.created_at()),
-                address: Some(view.primary.from.to_string()),
-                rtt_seconds: view.primary.sender.measured_round_trip().map(|trip| trip.as_secs_f64()),
-                sessions: Some(view.sessions() as u64),
-                version: view.version().map(str::to_owned),
-            })
-            .collect();
-        let local = ServerNodes { name: own, nodes: 0, state: "complete".into(), error: None };
-        let now = self.clock.time(Instant::now());
-        let mut servers = vec![local];
-        for (PeerNodes { nodes: listed, end, .. }, name) in peers.iter().zip(names) {
+        let own: Vec<_> = server.registry.views().iter().map(NodeView::listed).collect();
+        let lists = peers.iter().map(|peer| (&peer.nodes, &peer.end));
+        let lists = std::iter::once((&own, &ListEnd::Complete)).chain(lists);
+        let now = Instant::now();
+        let (mut servers, mut nodes) = (Vec::new(), Vec::new());
+        for ((listed, end), name) in lists.zip(server.names(&handles)) {
             let (state, error) = match end {
                 ListEnd::Complete => ("complete", None),
                 ListEnd::Truncated => ("truncated", None),
@@ -116,7 +105,7 @@ impl Admin {
             nodes.extend(listed.iter().map(|listed| NodeStatus {
                 name: listed.node.to_string(),
                 server: name.clone(),
-                since: now - listed.age.as_secs_f64(),
+                since: self.clock.time(now.checked_sub(listed.age).unwrap_or(now)),
                 address: listed.address.map(|address| address.to_string()),
                 rtt_seconds: listed.round_trip.map(|trip| trip.as_secs_f64()),
                 sessions: listed.sessions,
@@ -128,7 +117,7 @@ impl Admin {
             down(server).into_iter().map(|unlinked| self.disconnected(server, unlinked)).collect();
         // A peer that has just linked may not have announced all its nodes.
         down.retain(|lost| nodes.binary_search_by_key(&key(&lost.name), |node| key(&node.name)).is_err());
-        let mut all = NodesResponse { now, servers, nodes, down };
+        let mut all = NodesResponse { now: self.clock.time(now), servers, nodes, down };
         all.count();
         all
     }

@@ -1,9 +1,10 @@
 //! The live page: one file that loads only its own events.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::mem::take;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,11 +25,10 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::info_span;
 
-use crate::admin::readiness::ConditionStatus;
-use crate::admin::status::{LinkStatus, PublisherStatus, Status, Totals};
+use crate::admin::status::{LinkStatus, Status};
 use crate::admin::{Admin, Reply, Requester, plain_text};
 use tunnel_base::drain::Drain;
-use tunnel_net::limiter::{FairLimiter, Limits, Permit, Source};
+use tunnel_net::limiter::{Limits, Permit, Source};
 use tunnel_net::tls::verify::ClientCertificate;
 
 /// The name of an authenticated user; `None` if there is none.
@@ -48,10 +48,6 @@ struct Viewers {
     has_passwords: bool,
 }
 
-/// A limiter of open live page streams. Clones share it.
-#[derive(Debug, Clone)]
-pub struct EventStreamLimiter(FairLimiter);
-
 impl AdminUsers {
     /// Creates the users that `authenticate` accepts. With `has_passwords`, clients are asked for a password.
     pub(crate) fn new(
@@ -59,12 +55,6 @@ impl AdminUsers {
         authenticate: impl Fn(Option<ClientCertificate>, HeaderMap, IpAddr) -> UserFuture + Send + Sync + 'static,
     ) -> Self {
         Self(Some(Viewers { authenticate: Arc::new(authenticate), has_passwords }))
-    }
-}
-
-impl Default for EventStreamLimiter {
-    fn default() -> Self {
-        Self(FairLimiter::new(Limits { per_source: STREAMS_OF_ONE, ..Limits::permits(STREAMS) }))
     }
 }
 
@@ -124,7 +114,7 @@ impl Admin {
                 Source::of(std::net::Ipv4Addr::LOCALHOST.into())
             }
         };
-        match self.streams.0.try_acquire(&source) {
+        match self.streams.try_acquire(&source) {
             Ok(permit) => {
                 let reader = (requester.clone(), head.clone());
                 let events = Events::start(self.clone(), permit, reader, drain);
@@ -180,45 +170,14 @@ const PERSON_HINT: &str =
 /// The challenge for a name and password (RFC 7617).
 pub(crate) const BASIC: &str = "Basic realm=\"tunnel\", charset=\"UTF-8\"";
 const PAGE: &str = include_str!("page.html");
-/// Maximum number of concurrent streams.
-const STREAMS: usize = 16;
-/// Maximum number of concurrent streams per source.
-const STREAMS_OF_ONE: usize = 8;
+/// Number of open live pages, in total and for one source.
+pub(crate) const STREAMS: Limits = Limits { per_source: 8, ..Limits::permits(16) };
 
 // The stream of the live page: the changes since the last event, once a second.
 
 /// A stream of server-sent events. It ends when the process drains or another source needs its permit.
 #[derive(Debug)]
 pub(crate) struct Events(mpsc::Receiver<Bytes>);
-
-/// The content of one event of the status page's live stream, as JSON: the process's state, and the changes of its
-/// lists.
-#[derive(Serialize)]
-struct Update {
-    role: String,
-    version: String,
-    instance: String,
-    host: String,
-    name: Option<String>,
-    node: Option<String>,
-    started_at: f64,
-    now: f64,
-    ready: bool,
-    conditions: Vec<ConditionStatus>,
-    totals: Totals,
-    publisher: Option<PublisherStatus>,
-    refusals: BTreeMap<String, u64>,
-    certificates: BTreeMap<String, u64>,
-    /// Whether the reader may end sessions, if it proves a name.
-    may_end: bool,
-    /// Number of all links; at most [`MAX_LINKS`] are in the list.
-    links_total: usize,
-    links: ListDelta,
-    sessions: ListDelta,
-    peers: ListDelta,
-    disconnected: ListDelta,
-    drops: ListDelta,
-}
 
 /// The changes of one list: new and changed items with their keys, and the keys of removed items.
 #[derive(Serialize)]
@@ -291,38 +250,42 @@ impl Body for Events {
 }
 
 impl SentState {
-    /// Returns the next event, or `None` if it cannot be serialized, which does not happen.
-    fn event(&mut self, status: Status, may_end: bool) -> Option<Bytes> {
+    /// Returns the next event: the status, with the changes of its lists instead of these. Returns `None` if it cannot be
+    /// serialized, which does not happen.
+    fn event(&mut self, mut status: Status, may_end: bool) -> Option<Bytes> {
         let links_total = status.links.len();
+        status.links.truncate(MAX_LINKS);
         let by_link =
             |link: &LinkStatus| link.link.map_or_else(|| link.name.clone(), |number| number.to_string());
-        let update = Update {
-            links: list_delta(&mut self.links, status.links.into_iter().take(MAX_LINKS), by_link),
-            sessions: list_delta(&mut self.sessions, status.sessions, |one| {
-                format!("{} {}", one.id, one.since)
-            }),
-            peers: list_delta(&mut self.peers, status.peers, by_link),
-            disconnected: list_delta(&mut self.disconnected, status.disconnected, |one| one.name.clone()),
-            drops: list_delta(&mut self.drops, status.drops, |one| format!("{} {}", one.name, one.time)),
-            links_total,
-            role: status.role,
-            version: status.version,
-            instance: status.instance,
-            host: status.host,
-            name: status.name,
-            node: status.node,
-            started_at: status.started_at,
-            now: status.now,
-            ready: status.ready,
-            conditions: status.conditions,
-            totals: status.totals,
-            publisher: status.publisher,
-            refusals: status.refusals,
-            certificates: status.certificates,
-            may_end,
-        };
-        let json = serde_json::to_string(&update).ok()?;
-        Some(format!("event: status\ndata: {json}\n\n").into())
+        let deltas = [
+            ("links", list_delta(&mut self.links, take(&mut status.links), by_link)),
+            (
+                "sessions",
+                list_delta(&mut self.sessions, take(&mut status.sessions), |one| {
+                    format!("{} {}", one.id, one.since)
+                }),
+            ),
+            ("peers", list_delta(&mut self.peers, take(&mut status.peers), by_link)),
+            (
+                "disconnected",
+                list_delta(&mut self.disconnected, take(&mut status.disconnected), |one| one.name.clone()),
+            ),
+            (
+                "drops",
+                list_delta(&mut self.drops, take(&mut status.drops), |one| {
+                    format!("{} {}", one.name, one.time)
+                }),
+            ),
+        ];
+        let mut event = serde_json::to_value(&status).ok()?;
+        for (list, delta) in deltas {
+            event[list] = serde_json::to_value(delta).ok()?;
+        }
+        // At most `MAX_LINKS` of them are in the list.
+        event["links_total"] = links_total.into();
+        // Whether the reader may end sessions, if it proves a name.
+        event["may_end"] = may_end.into();
+        Some(format!("event: status\ndata: {event}\n\n").into())
     }
 }
 

@@ -24,7 +24,7 @@ use tunnel_link::table::SessionTable;
 use tunnel_link::table::session::SessionView;
 
 /// The response to `GET /status`. Times are seconds since 1970, all by the same clock; durations are seconds.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// `server` or `edge`.
     pub role: String,
@@ -77,7 +77,7 @@ pub struct Status {
 }
 
 /// The session and byte counts of a process, as part of its status.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
     /// Number of sessions with an end here.
     pub sessions: usize,
@@ -90,7 +90,7 @@ pub struct Totals {
 }
 
 /// A link, or a peer without a link.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LinkStatus {
     /// Node or server at the remote end; on an edge `server` if the server announces no name.
     pub name: String,
@@ -297,8 +297,6 @@ impl Admin {
             version: env!("CARGO_PKG_VERSION").into(),
             instance: format!("{:?}", table.instance()),
             host: uname().nodename().to_string_lossy().into_owned(),
-            name: None,
-            node: None,
             started_at: self.clock.time(self.clock.at),
             now: self.clock.time(Instant::now()),
             ready: self.readiness.check().is_ok(),
@@ -309,14 +307,10 @@ impl Admin {
                 bytes_to_target: self.metrics.bytes_to_target.get(),
                 bytes_to_client: self.metrics.bytes_to_client.get(),
             },
-            links: Vec::new(),
-            disconnected: Vec::new(),
-            drops: Vec::new(),
-            peers: Vec::new(),
-            publisher: None,
             refusals: self.metrics.refusals.last_hour().into_iter().map(|(why, n)| (why.into(), n)).collect(),
             certificates: self.metrics.certificates.all(),
             sessions: table.overview(MAX_SESSIONS).into_iter().map(|one| self.session(one)).collect(),
+            ..Status::default()
         };
         match &self.side {
             ProcessView::Cloud(server) => self.add_server(server, &mut status),
@@ -326,11 +320,10 @@ impl Admin {
                     let server = link.ends().and_then(|ends| ends.server_name.as_ref());
                     let server = server.map_or_else(|| "server".to_owned(), ToString::to_string);
                     status.links.push(self.link(server.clone(), &link));
-                    let interactive_link =
-                        link.interactive().map(|interactive_link| self.link(server, &interactive_link));
-                    let interactive =
-                        |interactive_link| LinkStatus { state: "interactive".into(), ..interactive_link };
-                    status.links.extend(interactive_link.map(interactive));
+                    if let Some(interactive) = link.interactive() {
+                        let link = self.link(server, &interactive);
+                        status.links.push(LinkStatus { state: "interactive".into(), ..link });
+                    }
                 }
             }
         }
@@ -382,13 +375,14 @@ impl Admin {
         let error = server.last_error().map(|why| ErrorStatus { time: None, text: why.to_string() });
         match server.up() {
             Some(link) => LinkStatus { error, ..self.link(name, &link) },
-            None => LinkStatus { error, ..LinkStatus::not_linked(name) },
+            None => LinkStatus { name, state: "not_linked".into(), error, ..LinkStatus::default() },
         }
     }
 
     fn link(&self, name: String, link: &LinkSender) -> LinkStatus {
         let (ends, traffic) = (link.ends(), link.traffic());
         LinkStatus {
+            name,
             state: if link.is_drained() { "draining" } else { "linked" }.into(),
             link: Some(link.id.0),
             address: ends.and_then(|ends| ends.remote).map(|at| at.to_string()),
@@ -400,7 +394,7 @@ impl Admin {
             sessions: link.sessions(),
             sent_bytes: traffic.sent_bytes,
             received_bytes: traffic.received_bytes,
-            ..LinkStatus::not_linked(name)
+            error: None,
         }
     }
 
@@ -465,27 +459,6 @@ impl Admin {
 
     fn error(&self, error: &LastError) -> ErrorStatus {
         ErrorStatus { time: Some(self.clock.time(error.at)), text: error.why.to_string() }
-    }
-}
-
-impl LinkStatus {
-    /// Returns the status of a peer without a link.
-    fn not_linked(name: String) -> Self {
-        Self {
-            name,
-            state: "not_linked".into(),
-            link: None,
-            address: None,
-            instance: None,
-            version: None,
-            dialect: None,
-            since: None,
-            rtt_seconds: None,
-            sessions: 0,
-            sent_bytes: 0,
-            received_bytes: 0,
-            error: None,
-        }
     }
 }
 

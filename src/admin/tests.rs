@@ -32,12 +32,7 @@ fn cloud(nodes: &[&str]) -> Admin {
         let peer = Remote::Edge(node.parse().unwrap());
         let sender = LinkSender::new(LinkId(number), peer, None);
         registry.insert(
-            LinkedNode {
-                sender,
-                instance: None,
-                from: ([10, 0, 0, 1], 5).into(),
-                ips: std::sync::Arc::default(),
-            },
+            LinkedNode { sender, from: ([10, 0, 0, 1], 5).into(), ips: std::sync::Arc::default() },
             false,
         );
     }

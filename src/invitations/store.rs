@@ -11,12 +11,11 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
-use tracing::debug;
 
-use crate::etcd::{ErrorKind, EtcdAccess, EtcdEndpoints, EtcdError};
+use crate::etcd::{EtcdAccess, EtcdConnection, EtcdEndpoints};
 use crate::invitations::subject::Subject;
 use crate::publish;
-use tunnel_base::names::{ClientName, DeviceName, NodeName, UserName};
+use tunnel_base::names::{ClientName, NodeName};
 use tunnel_net::resolver::Resolver;
 
 /// Invitations, and the tokens of nodes and devices that have used one. Times are seconds since 1970.
@@ -384,17 +383,9 @@ impl Enrolments {
         self.tokens.get(&lower_case(node)).map(|known| known.equals(&SecretHash::of(token)))
     }
 
-    /// Returns true if `token` is the one with which that device of that user joined.
-    pub fn proves_device(&self, user: &UserName, device: &DeviceName, token: &str) -> bool {
-        let token = SecretHash::of(token);
-        let client = ClientName { user: user.clone(), device: device.clone() };
-        self.tokens.get(&Subject::Device(client).key()).is_some_and(|known| known.equals(&token))
-    }
-
-    /// Returns the devices whose tokens were valid before, and no longer are.
-    pub fn devices_revoked_since(&self, before: &Self) -> Vec<ClientName> {
-        let changed = before.tokens.iter().filter(|(key, token)| self.tokens.get(*key) != Some(token));
-        changed.filter_map(|(key, _)| key.parse().ok()).collect()
+    /// Returns true if `token` is the one with which that device joined.
+    pub fn proves_device(&self, client: &ClientName, token: &SecretHash) -> bool {
+        self.tokens.get(&client.to_string()).is_some_and(|known| known.equals(token))
     }
 
     /// Returns the nodes that have joined, in lower case.
@@ -516,54 +507,17 @@ impl EtcdSharedState {
     pub fn new(access: EtcdAccess, key: &str, resolver: Resolver) -> Self {
         Self { members: EtcdEndpoints::of(access, resolver), key: key.as_bytes().to_vec() }
     }
-
-    async fn get(&mut self) -> Result<Revision, EtcdError> {
-        let mut left = self.members.len();
-        loop {
-            let found = match self.members.connected().await {
-                Ok(connection) => connection.get(self.key.clone()).await,
-                Err(cause) => Err(cause),
-            };
-            match found {
-                Ok(None) => return Ok(Revision::default()),
-                Ok(Some((text, changed))) => return Ok(Revision { text, version: changed.to_string() }),
-                Err(cause) => self.failed(cause, &mut left)?,
-            }
-        }
-    }
-
-    async fn swap(&mut self, seen: &Revision, text: &[u8]) -> Result<bool, EtcdError> {
-        let last_changed = seen.version.parse().unwrap_or(0);
-        let mut left = self.members.len();
-        loop {
-            let swapped = match self.members.connected().await {
-                Ok(connection) => connection.swap(self.key.clone(), last_changed, text.to_vec()).await,
-                Err(cause) => Err(cause),
-            };
-            match swapped {
-                // After a retry whose response was lost, this may be false although this process wrote the text.
-                Ok(swapped) => return Ok(swapped),
-                Err(cause) => self.failed(cause, &mut left)?,
-            }
-        }
-    }
-
-    /// Selects the next of the remaining members, or logs in again at the same member if the login has expired.
-    fn failed(&mut self, cause: EtcdError, left: &mut usize) -> Result<(), EtcdError> {
-        debug!(error = %cause, "etcd member failed");
-        if cause.kind() == ErrorKind::LoggedOut {
-            self.members.forget();
-        } else {
-            self.members.next();
-        }
-        *left = left.checked_sub(1).ok_or(cause)?;
-        Ok(())
-    }
 }
 
 impl SharedState for EtcdSharedState {
     fn read(&mut self) -> BoxFuture<'_, Result<Revision, SharedStateError>> {
-        Box::pin(async { Ok(self.get().await?) })
+        Box::pin(async move {
+            let key = &self.key;
+            let get = |member: EtcdConnection| async move { member.get(key.clone()).await };
+            let found = self.members.call(get).await?;
+            let revision = |(text, changed): (_, i64)| Revision { text, version: changed.to_string() };
+            Ok(found.map(revision).unwrap_or_default())
+        })
     }
 
     fn write<'a>(
@@ -571,7 +525,15 @@ impl SharedState for EtcdSharedState {
         seen: &'a Revision,
         text: Vec<u8>,
     ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
-        Box::pin(async move { Ok(self.swap(seen, &text).await?) })
+        Box::pin(async move {
+            let last_changed = seen.version.parse().unwrap_or(0);
+            let (key, text) = (&self.key, &text);
+            let swap = |member: EtcdConnection| async move {
+                member.swap(key.clone(), last_changed, text.clone()).await
+            };
+            // After a retry whose response was lost, this may be false although this process wrote the text.
+            Ok(self.members.call(swap).await?)
+        })
     }
 }
 
@@ -670,15 +632,12 @@ mod tests {
             Err(InvitationError::Expired)
         );
 
-        let (alice, device) = ("alice".parse().unwrap(), |name: &str| name.parse().unwrap());
-        assert!(enrolled.proves_device(&alice, &device("LAPTOP"), "t"), "devices are DNS labels");
-        for (user, name, token) in [
-            ("alice", "laptop", "u"),
-            ("alice", "none", "t"),
-            ("Alice", "laptop", "t"),
-            ("edge7", "laptop", "t"),
-        ] {
-            assert!(!enrolled.proves_device(&user.parse().unwrap(), &device(name), token), "{user}/{name}");
+        let proves = |client: &str, token| enrolled.proves_device(&client.parse().unwrap(), &of(token));
+        assert!(proves("alice/LAPTOP", "t"), "devices are DNS labels");
+        for (client, token) in
+            [("alice/laptop", "u"), ("alice/none", "t"), ("Alice/laptop", "t"), ("edge7/laptop", "t")]
+        {
+            assert!(!proves(client, token), "{client}");
         }
         assert_eq!(enrolled.proves(&node("alice"), "t"), None);
         assert!(enrolled.joined().is_empty(), "devices are no nodes");
@@ -713,10 +672,7 @@ mod tests {
         ];
         assert_eq!(listed, expected);
 
-        let before = enrolled.clone();
         assert!(enrolled.revoke(&all[0]) && !enrolled.revoke(&all[0]));
-        let lost = |client: &str| client.parse::<ClientName>().unwrap();
-        assert_eq!(enrolled.devices_revoked_since(&before), [lost("alice/laptop")]);
         assert_eq!(enrolled.list(2)[1], expected[1], "the user may join with another device");
         assert_eq!(
             enrolled.join(&of("0"), &all[0], of("t"), 2),
@@ -724,14 +680,8 @@ mod tests {
             "it was revoked"
         );
         assert!(enrolled.revoke(&subject("alice/")) && !enrolled.revoke(&subject("alice/")));
-        assert_eq!(enrolled.devices_revoked_since(&before), [lost("alice/desk"), lost("alice/laptop")]);
         assert_eq!(enrolled.join(&of("late"), &all[0], of("t"), 2), Err(InvitationError::Unknown));
         assert_eq!(enrolled.list(2), [expected[0].clone(), edge7]);
-
-        // Another token under the same name is another device.
-        let other =
-            Enrolments { tokens: [("alice-2/laptop".to_owned(), of("u"))].into(), ..Enrolments::default() };
-        assert_eq!(other.devices_revoked_since(&enrolled), [lost("alice-2/laptop")]);
     }
 
     /// A key for two nodes, and the subjects that it admits.

@@ -8,9 +8,8 @@ use futures_util::future::{BoxFuture, join_all};
 use tokio::time::Instant;
 use tracing::debug;
 
-use crate::etcd::{ErrorKind, EtcdAccess, EtcdEndpoints, EtcdError};
+use crate::etcd::{ErrorKind, EtcdConnection, EtcdEndpoints, EtcdError};
 use crate::publish::{PublishError, RecordStore};
-use tunnel_net::resolver::Resolver;
 
 /// The records of this server's nodes in an etcd cluster, from which DNS reads them.
 #[derive(Debug)]
@@ -26,17 +25,6 @@ pub struct EtcdRecords {
     at_once: usize,
 }
 
-/// An etcd cluster, and what to write there.
-#[derive(Debug, Clone)]
-pub struct EtcdParams {
-    /// How to reach the cluster.
-    pub access: EtcdAccess,
-    /// Prefix of all keys, without a trailing `/`.
-    pub prefix: String,
-    /// The published address.
-    pub address: IpAddr,
-}
-
 /// A lease: etcd deletes our keys unless it is renewed.
 #[derive(Debug)]
 struct EtcdLease {
@@ -50,14 +38,9 @@ struct EtcdLease {
 }
 
 impl EtcdRecords {
-    /// Creates the records; sends no request.
-    pub fn new(settings: EtcdParams, resolver: Resolver) -> Self {
-        let EtcdParams { access, prefix, address } = settings;
-        Self::by(EtcdEndpoints::of(access, resolver), prefix, address)
-    }
-
-    /// Like [`Self::new`], in this cluster.
-    pub fn by(members: EtcdEndpoints, prefix: String, address: IpAddr) -> Self {
+    /// Creates the records of the server with this address; sends no request. `prefix` is that of all keys, without a
+    /// trailing `/`.
+    pub fn new(members: EtcdEndpoints, prefix: String, address: IpAddr) -> Self {
         let server = format!("{:016x}", rand::random::<u64>());
         Self { members, prefix, address, server, lease: None, at_once: INITIAL_AT_ONCE }
     }
@@ -78,30 +61,12 @@ impl EtcdRecords {
         Err(last)
     }
 
-    /// Revokes the lease, and with it all records. Tries each member once, and logs in again if necessary.
+    /// Revokes the lease, and with it all records.
     pub async fn withdraw(&mut self) -> Result<(), EtcdError> {
         let Some(EtcdLease { id, .. }) = self.lease else { return Ok(()) };
-        let mut last = EtcdError::NoMember;
-        for _ in 0..self.members.len() {
-            let mut revoked = self.revoke(id).await;
-            if revoked.as_ref().is_err_and(|cause| cause.kind() == ErrorKind::LoggedOut) {
-                self.members.forget();
-                revoked = self.revoke(id).await;
-            }
-            match revoked {
-                Ok(()) => {
-                    self.lease = None;
-                    return Ok(());
-                }
-                Err(cause) => last = cause,
-            }
-            self.members.next();
-        }
-        Err(last)
-    }
-
-    async fn revoke(&mut self, id: i64) -> Result<(), EtcdError> {
-        self.members.connected().await?.revoke(id).await
+        self.members.call(|member: EtcdConnection| async move { member.revoke(id).await }).await?;
+        self.lease = None;
+        Ok(())
     }
 
     /// Renews an expired login or lease once; any other error is this member's failure.

@@ -8,6 +8,7 @@ use crate::registry::LinkedNode;
 use crate::registry::history::NodeHistory;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
+use tunnel_proto::frame::ListedNode;
 use tunnel_proto::state::LinkId;
 
 /// The role of a link among the links of its node. A node has at most one link of each role.
@@ -181,7 +182,7 @@ impl RoleLinks {
                 }
             }
             Reason::Interactive(linked) => {
-                if self.busy_link(linked.instance).is_some() {
+                if self.busy_link(linked.sender.instance).is_some() {
                     closed.extend(self.take(LinkRole::Interactive));
                     self.links.push((LinkRole::Interactive, linked));
                 } else {
@@ -227,14 +228,15 @@ impl RoleLinks {
     fn put_primary(&mut self, linked: LinkedNode) -> impl Iterator<Item = LinkedNode> {
         let previous = self.take(LinkRole::Previous);
         let interactive = self.get(LinkRole::Interactive);
-        let is_foreign = interactive.is_some_and(|interactive| interactive.instance != linked.instance);
+        let is_foreign =
+            interactive.is_some_and(|interactive| interactive.sender.instance != linked.sender.instance);
         let foreign = if is_foreign { self.take(LinkRole::Interactive) } else { None };
         self.links.push((LinkRole::Primary, linked));
         previous.into_iter().chain(foreign)
     }
 
     fn busy_link(&self, instance: Option<Instance>) -> Option<&LinkedNode> {
-        let primary = self.get(LinkRole::Primary).filter(|primary| primary.instance == instance);
+        let primary = self.get(LinkRole::Primary).filter(|primary| primary.sender.instance == instance);
         primary.filter(|_| instance.is_some() && self.get(LinkRole::Previous).is_none())
     }
 
@@ -267,6 +269,19 @@ impl NodeView {
         self.links.iter().map(|link| link.idle_for()).min().unwrap_or_default()
     }
 
+    /// Returns the node for a list of nodes.
+    pub fn listed(&self) -> ListedNode {
+        let primary = &self.primary.sender;
+        ListedNode {
+            node: self.node.clone(),
+            age: primary.age(),
+            address: Some(self.primary.from),
+            round_trip: primary.measured_round_trip(),
+            sessions: Some(self.sessions() as u64),
+            version: self.version().map(Into::into),
+        }
+    }
+
     /// Returns the version that the edge reports.
     pub fn version(&self) -> Option<&str> {
         self.primary.sender.ends()?.version.as_deref()
@@ -276,7 +291,8 @@ impl NodeView {
 impl LinkedNode {
     /// Returns true if this primary link stays next to a backup link, as the previous one.
     fn may_stay_with(&self, backup: &Self) -> bool {
-        self.instance.is_some() && self.instance == backup.instance && !self.sender.is_closed()
+        let (primary, backup) = (&self.sender, &backup.sender);
+        !primary.is_plain() && primary.instance == backup.instance && !primary.is_closed()
     }
 }
 
@@ -294,7 +310,7 @@ mod tests {
         let peer = Remote::Edge("node1".parse().unwrap());
         let instance = instance.map(|instance| Instance::from_bits(instance.into()));
         let sender = LinkSender::new(LinkId(number), peer, instance);
-        LinkedNode { sender, instance, from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() }
+        LinkedNode { sender, from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() }
     }
 
     proptest! {

@@ -286,6 +286,8 @@ mod tests {
 mod announcement_tests {
     use std::task::{Context, Poll, Waker};
 
+    use tokio::sync::watch;
+
     use crate::registry::peers::tests::{peers, settled};
     use crate::registry::search::Dns;
     use crate::registry::{LinkedNode, Registry};
@@ -312,7 +314,8 @@ mod announcement_tests {
     /// Returns a DNS client that gets no answers.
     fn nowhere() -> Dns {
         let resolver = Arc::new(Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap());
-        Dns::new(resolver, Arc::new(Zone::new(String::new(), Vec::new(), |_| true)))
+        let zone = Arc::new(Zone::new(String::new(), Vec::new(), |_| true));
+        Dns::new(resolver, zone, watch::Sender::default().subscribe())
     }
 
     fn link(id: u64, peer: Remote) -> Arc<LinkSender> {
@@ -330,7 +333,7 @@ mod announcement_tests {
         assert_eq!(sent(&requester), [Found::not_here(5)], "it was never linked");
         let edge = link(7, Remote::Edge(node.clone()));
         let from = ([127, 0, 0, 1], 1).into();
-        let linked = LinkedNode { sender: edge.clone(), instance: None, from, ips: Arc::default() };
+        let linked = LinkedNode { sender: edge.clone(), from, ips: Arc::default() };
         registry.insert(linked, false);
         registry.remove(&edge);
         tokio::time::advance(Duration::from_secs(2)).await;

@@ -47,15 +47,7 @@ impl Registry {
         let page: Vec<_> = page.into_iter().filter_map(|(node, _)| nodes.view(node)).collect();
         // Counting sessions takes the lock of each link.
         drop(nodes);
-        let listed = |view: NodeView| ListedNode {
-            age: view.primary.sender.age(),
-            address: Some(view.primary.from),
-            round_trip: view.primary.sender.measured_round_trip(),
-            sessions: Some(view.sessions() as u64),
-            version: view.version().map(Into::into),
-            node: view.node,
-        };
-        (page.into_iter().map(listed).collect(), more)
+        (page.iter().map(NodeView::listed).collect(), more)
     }
 
     /// Returns the nodes that are found here, each with all its links, in no particular order.
@@ -141,7 +133,7 @@ mod tests {
             let peer = Remote::Edge(name.parse().unwrap());
             let sender = LinkSender::new(LinkId(id), peer, Some(Instance::random()));
             let from = ([10, 0, 0, 1], 1).into();
-            registry.insert(LinkedNode { sender, instance: None, from, ips: Arc::default() }, false);
+            registry.insert(LinkedNode { sender, from, ips: Arc::default() }, false);
         }
         names.sort();
         let (mut after, mut seen) = (None, Vec::new());
@@ -162,12 +154,8 @@ mod tests {
         let instance = Some(Instance::from_bits(1));
         let peer = Remote::Edge(node.parse().unwrap());
         let sender = LinkSender::new(LinkId(id), peer, instance);
-        let linked = LinkedNode {
-            sender: sender.clone(),
-            instance,
-            from: ([10, 0, 0, 1], 1).into(),
-            ips: Arc::default(),
-        };
+        let linked =
+            LinkedNode { sender: sender.clone(), from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() };
         registry.insert(linked, true);
         sender
     }

@@ -7,25 +7,27 @@
 pub mod announcements;
 pub mod node_list;
 pub mod peer;
+mod questions;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use parking_lot::Mutex;
-use tokio::sync::{oneshot, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::{info_span, warn};
 
 use crate::registry::Registry;
 use crate::registry::peers::announcements::{AnnouncementLinks, UNSOLICITED};
 use crate::registry::peers::node_list::LastList;
 use crate::registry::peers::peer::{DialContext, Peer, PeerDialer, PeerError};
+use crate::registry::peers::questions::Questions;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Instance, NodeName, ServerName};
 use tunnel_link::liveness::Suspicion;
@@ -33,7 +35,6 @@ use tunnel_link::sender::LinkSender;
 use tunnel_net::path_mtu::REMEDY;
 use tunnel_net::resolver::Lookup;
 use tunnel_proto::frame::{Found, FrameKind, Load, NodePage};
-use tunnel_proto::state::LinkId;
 
 /// The links to peers: made from here when needed, or by peers.
 #[derive(Debug)]
@@ -41,11 +42,10 @@ pub struct Peers {
     dial_context: DialContext,
     servers: Mutex<PeerList>,
     announcement_links: AnnouncementLinks,
-    /// The pending questions by number and link: an answer is only accepted from the link over which it was requested.
-    questions: Mutex<HashMap<(u64, LinkId), oneshot::Sender<Found>>>,
-    next_question: AtomicU64,
-    /// The pending requests for pages of nodes, like `questions`.
-    pages: Mutex<HashMap<(u64, LinkId), oneshot::Sender<NodePage>>>,
+    /// Whether they have a node.
+    questions: Questions<Found>,
+    /// Requests for pages of their nodes.
+    pages: Questions<NodePage>,
     /// Held while a list of all nodes is made, so that there is one at a time. The last one is kept for callers that wait.
     listing: tokio::sync::Mutex<Option<LastList>>,
     /// Number of callers that wait for a list.
@@ -84,9 +84,8 @@ impl Peers {
             },
             servers: Mutex::default(),
             announcement_links: AnnouncementLinks::default(),
-            questions: Mutex::default(),
-            next_question: AtomicU64::new(UNSOLICITED + 1),
-            pages: Mutex::default(),
+            questions: Questions::default(),
+            pages: Questions::default(),
             listing: tokio::sync::Mutex::default(),
             listing_waiters: AtomicUsize::new(0),
             loads: Mutex::default(),
@@ -141,18 +140,14 @@ impl Peers {
         let more = incoming
             .into_iter()
             .filter(|sender| sender.instance.is_none_or(|server| !linked.contains(&server)));
-        known
-            .into_iter()
-            .map(HandleKind::Known)
-            .chain(more.map(HandleKind::Incoming))
-            .map(PeerHandle)
-            .collect()
+        known.into_iter().map(PeerHandle::Known).chain(more.map(PeerHandle::Incoming)).collect()
     }
 
     /// Returns the peer at the remote end of a link.
     pub fn peer_of(&self, sender: &Arc<LinkSender>) -> PeerHandle {
-        let known = self.servers.lock().known.values().find(|peer| peer.has_link(sender.id)).cloned();
-        PeerHandle(known.map_or_else(|| HandleKind::Incoming(sender.clone()), HandleKind::Known))
+        let is_linked = |peer: &Arc<Peer>| peer.up().is_some_and(|up| up.id == sender.id);
+        let known = self.known().into_iter().find(is_linked);
+        known.map_or_else(|| PeerHandle::Incoming(sender.clone()), PeerHandle::Known)
     }
 
     /// Returns the links to peers that are up now: those that this server has made, then those that peers have made, the
@@ -174,26 +169,10 @@ impl Peers {
         node: &NodeName,
     ) -> Result<(Arc<LinkSender>, Found), PeerError> {
         let sender = server.link().await?;
-        let silent = || PeerError::Silent(server.to_string());
-        let question = self.question();
-        let (answer, answered) = oneshot::channel();
-        // Inserted before sending, because the answer may arrive on another thread before `signal` returns. The guard
-        // below removes it, whether it was answered, timed out or cancelled.
-        self.questions.lock().insert((question, sender.id), answer);
-        let _pending = PendingQuery { peers: self, key: (question, sender.id) };
-        if !sender.signal(node, FrameKind::Find(question)) {
-            return Err(silent());
-        }
-        let found = tokio::select! {
-            found = timeout(ANSWER_TIMEOUT, answered) => found.ok().and_then(Result::ok).ok_or_else(silent)?,
-            () = sender.closed() => return Err(silent()),
-        };
+        let find = |question| sender.signal(node, FrameKind::Find(question));
+        let found = self.questions.ask(&sender, ANSWER_TIMEOUT, find).await;
+        let found = found.ok_or_else(|| PeerError::Silent(server.to_string()))?;
         Ok((sender, found))
-    }
-
-    /// Returns the number of the next question to a peer.
-    fn question(&self) -> u64 {
-        self.next_question.fetch_add(1, Relaxed)
     }
 
     /// Delivers a Found that answers a Find. Returns a Found that is an announcement.
@@ -201,10 +180,7 @@ impl Peers {
         if found.question == UNSOLICITED {
             return Some(found);
         }
-        if let Some(waiter) = self.questions.lock().remove(&(found.question, from.id)) {
-            // This fails only if the waiter has just left.
-            let _ = waiter.send(found);
-        }
+        self.questions.answer(found.question, from, found);
         None
     }
 
@@ -217,18 +193,6 @@ impl Peers {
         let newest = newest.filter(|link| !link.is_closed());
         let newest = newest.filter(|link| link.instance.is_none_or(|server| seen.insert(server)));
         (servers.known.values().cloned().collect(), newest.cloned().collect())
-    }
-}
-
-/// A guard that removes a question when its waiter leaves.
-struct PendingQuery<'a> {
-    peers: &'a Peers,
-    key: (u64, LinkId),
-}
-
-impl Drop for PendingQuery<'_> {
-    fn drop(&mut self) {
-        self.peers.questions.lock().remove(&self.key);
     }
 }
 
@@ -250,7 +214,7 @@ impl Peers {
             found.extend(self.add(SocketAddr::new(ip, port), false));
         }
         found.retain(|peer| !peer.is_self());
-        found.into_iter().map(|peer| PeerHandle(HandleKind::Known(peer))).collect()
+        found.into_iter().map(PeerHandle::Known).collect()
     }
 
     /// Returns the addresses of all known peers.
@@ -397,15 +361,12 @@ impl PeerAddressSource {
 
     /// Waits for a change in the cluster. Cancel safe.
     async fn changed(&mut self) {
-        if let Some(cluster) = &mut self.cluster {
-            if cluster.changed().await.is_ok() {
-                return;
-            }
-            // The watcher has ended: its last list stays.
-            let last = cluster.borrow().clone();
-            self.list.extend(last);
-            self.cluster = None;
+        if let Some(cluster) = &mut self.cluster
+            && cluster.changed().await.is_ok()
+        {
+            return;
         }
+        // There is none, or its watcher has ended and the last list stays.
         std::future::pending().await
     }
 }
@@ -457,11 +418,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A peer that can be asked: by its address, or over the link that it has made.
 #[derive(Debug, Clone)]
-pub struct PeerHandle(pub(crate) HandleKind);
-
-/// The way in which a [`PeerHandle`] identifies its peer.
-#[derive(Debug, Clone)]
-pub(crate) enum HandleKind {
+pub enum PeerHandle {
     /// By its address: one of the known peers.
     Known(Arc<Peer>),
     /// By the link that it has made.
@@ -471,42 +428,42 @@ pub(crate) enum HandleKind {
 impl PeerHandle {
     /// Returns a link to the peer, and makes one if necessary. Waits at most 1 s.
     pub async fn link(&self) -> Result<Arc<LinkSender>, PeerError> {
-        match &self.0 {
-            HandleKind::Known(peer) => peer.link().await,
-            HandleKind::Incoming(sender) if sender.is_closed() => Err(PeerError::Silent(self.to_string())),
-            HandleKind::Incoming(sender) => Ok(sender.clone()),
+        match self {
+            Self::Known(peer) => peer.link().await,
+            Self::Incoming(sender) if sender.is_closed() => Err(PeerError::Silent(self.to_string())),
+            Self::Incoming(sender) => Ok(sender.clone()),
         }
     }
 
     /// Returns the current link to the peer, if any.
     pub fn up(&self) -> Option<Arc<LinkSender>> {
-        match &self.0 {
-            HandleKind::Known(peer) => peer.up(),
-            HandleKind::Incoming(sender) => (!sender.is_closed()).then(|| sender.clone()),
+        match self {
+            Self::Known(peer) => peer.up(),
+            Self::Incoming(sender) => (!sender.is_closed()).then(|| sender.clone()),
         }
     }
 
     /// Returns why the last attempt to link failed; `None` once one succeeds.
     pub fn last_error(&self) -> Option<PeerError> {
-        match &self.0 {
-            HandleKind::Known(peer) => peer.last_error(),
-            HandleKind::Incoming(_) => None,
+        match self {
+            Self::Known(peer) => peer.last_error(),
+            Self::Incoming(_) => None,
         }
     }
 
     /// Returns the name that the peer announces, or announced when it was last linked.
     pub fn name(&self) -> Option<ServerName> {
-        match &self.0 {
-            HandleKind::Known(peer) => peer.name(),
-            HandleKind::Incoming(sender) => sender.ends()?.server_name.clone(),
+        match self {
+            Self::Known(peer) => peer.name(),
+            Self::Incoming(sender) => sender.ends()?.server_name.clone(),
         }
     }
 
     /// Returns true if both are the same peer.
     pub fn is(&self, other: &Self) -> bool {
-        match (&self.0, &other.0) {
-            (HandleKind::Known(one), HandleKind::Known(two)) => Arc::ptr_eq(one, two),
-            (HandleKind::Incoming(one), HandleKind::Incoming(two)) => one.id == two.id,
+        match (self, other) {
+            (Self::Known(one), Self::Known(two)) => Arc::ptr_eq(one, two),
+            (Self::Incoming(one), Self::Incoming(two)) => one.id == two.id,
             _ => false,
         }
     }
@@ -514,9 +471,9 @@ impl PeerHandle {
 
 impl fmt::Display for PeerHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            HandleKind::Known(peer) => peer.at.fmt(f),
-            HandleKind::Incoming(sender) => match sender.instance {
+        match self {
+            Self::Known(peer) => peer.at.fmt(f),
+            Self::Incoming(sender) => match sender.instance {
                 Some(instance) => write!(f, "{instance:?}"),
                 None => f.write_str("without a name"),
             },

@@ -43,14 +43,15 @@ impl Registry {
              machine its own name"
         );
         self.log_conflict(node, &why);
-        linked.sender.conflict(node, linked.instance, why);
+        linked.sender.conflict(node, linked.sender.instance, why);
         NameInUse { node: node.clone(), from: linked.from }
     }
 
     /// Closes all links of a process that is linked here and loses its name to another one, with that reason.
     pub(crate) fn close_loser(&self, node: &NodeName, linked: &LinkedNode, why: String) {
         self.log_conflict(node, &why);
-        for link in self.secondary_links(node).into_iter().filter(|link| link.instance == linked.instance) {
+        let of_loser = |link: &Arc<LinkSender>| link.instance == linked.sender.instance;
+        for link in self.secondary_links(node).into_iter().filter(of_loser) {
             link.close_name_taken(why.clone());
         }
         linked.sender.close_name_taken(why);
@@ -141,10 +142,10 @@ impl Finder {
     async fn contest_current(&self, at: Instance, node: &NodeName, found: &Found) {
         let Some(linked) = self.registry.link_of(node) else { return };
         // A plain link cannot be pinged.
-        if linked.instance.is_none() {
+        if linked.sender.is_plain() {
             return;
         }
-        let same = found.instance == linked.instance;
+        let same = found.instance == linked.sender.instance;
         let older = found.age.is_some_and(|age| age < linked.sender.age());
         if !close_unless_answered(&linked.sender, node, found).await || same || !older {
             return;
@@ -154,7 +155,7 @@ impl Finder {
         let place = format!("at peer {}", others.peers.peer_of(&other));
         let taken = self.registry.reject_newcomer(node, &linked, &place);
         self.registry.conflicts.record_refused(node, found.instance);
-        other.conflict(node, linked.instance, taken);
+        other.conflict(node, linked.sender.instance, taken);
     }
 
     /// Handles a Conflict from a peer: a process there keeps the node's name, because it is alive and its link is
@@ -165,8 +166,9 @@ impl Finder {
     /// number loses the name.
     pub fn handle_conflict(&self, node: &NodeName, conflict: Conflict) {
         let Some(linked) = self.registry.link_of(node) else { return };
-        let Some(keeper) = conflict.instance.filter(|_| conflict.instance != linked.instance) else { return };
-        let smaller = linked.instance.is_some_and(|own| own.to_bytes() < keeper.to_bytes());
+        let own = linked.sender.instance;
+        let Some(keeper) = conflict.instance.filter(|_| conflict.instance != own) else { return };
+        let smaller = own.is_some_and(|own| own.to_bytes() < keeper.to_bytes());
         if smaller && self.registry.conflicts.was_refused(node, keeper) {
             return;
         }
@@ -194,7 +196,7 @@ impl Registry {
     /// any. Returns `None` if [`Self::may_add_interactive`] does not allow it.
     pub fn add_interactive(&self, linked: LinkedNode) -> Option<Arc<LinkSender>> {
         let node = linked.sender.peer.node().cloned()?;
-        let busy = self.nodes.lock().busy_link(&node, linked.instance)?;
+        let busy = self.nodes.lock().busy_link(&node, linked.sender.instance)?;
         self.replace(&node, Reason::Interactive(linked));
         Some(busy)
     }
@@ -269,7 +271,7 @@ mod interactive_tests {
     fn linked(number: u64, instance: u128) -> LinkedNode {
         let (peer, instance) = (Remote::Edge("node1".parse().unwrap()), Some(Instance::from_bits(instance)));
         let sender = LinkSender::new(LinkId(number), peer, instance);
-        LinkedNode { sender, instance, from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() }
+        LinkedNode { sender, from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() }
     }
 
     #[tokio::test]
@@ -301,10 +303,13 @@ mod interactive_tests {
         registry.remove(&first.sender);
         assert_eq!(registry.secondary_links(&node)[0].id, second.sender.id);
         let again = linked(10, 7);
-        assert!(registry.may_add_interactive(&node, busy.instance));
+        assert!(registry.may_add_interactive(&node, busy.sender.instance));
         let backup_link = linked(8, 7);
         registry.insert(backup_link.clone(), true);
-        assert!(!registry.may_add_interactive(&node, busy.instance), "one of the two is about to close");
+        assert!(
+            !registry.may_add_interactive(&node, busy.sender.instance),
+            "one of the two is about to close"
+        );
         registry.remove(&backup_link.sender);
         registry.insert(again.clone(), false);
         assert!(busy.sender.is_closed() && !second.sender.is_closed(), "its process may continue there");
@@ -336,7 +341,7 @@ mod moves_tests {
         let peer = Remote::Edge(format!("node{number}").parse().unwrap());
         let sender = LinkSender::new(LinkId(LINKS.fetch_add(1, Relaxed)), peer, instance);
         let from = ([10, 0, 0, 1], 1).into();
-        registry.insert(LinkedNode { sender: sender.clone(), instance, from, ips: Arc::default() }, false);
+        registry.insert(LinkedNode { sender: sender.clone(), from, ips: Arc::default() }, false);
         sender
     }
 

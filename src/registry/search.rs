@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use futures_util::future::{BoxFuture, FusedFuture as _, Shared, WeakShared};
+use futures_util::future::{BoxFuture, FusedFuture as _, WeakShared};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -95,6 +95,8 @@ impl Searches {
 
     /// Starts a search or joins the running one. Takes about 2 s at most. Cancel safe.
     pub(crate) async fn join(&self, query: NodeQuery) -> Result<Path, NodeNotFound> {
+        // Dropped after the search, so that the last waiter finds no handle of it.
+        let _waiter = SearchWaiter { searches: self, query: query.clone() };
         let search = {
             let mut running = self.running.lock();
             let joined = running.get(&query).and_then(WeakShared::upgrade);
@@ -104,11 +106,7 @@ impl Searches {
                 search
             })
         };
-        let mut waiter = SearchWaiter { searches: self, query, search: Some(search) };
-        match &mut waiter.search {
-            Some(search) => search.await,
-            None => Err(NodeNotFound::default()),
-        }
+        search.await
     }
 }
 
@@ -116,12 +114,10 @@ impl Searches {
 struct SearchWaiter<'a> {
     searches: &'a Searches,
     query: NodeQuery,
-    search: Option<Shared<RunningSearch>>,
 }
 
 impl Drop for SearchWaiter<'_> {
     fn drop(&mut self) {
-        drop(self.search.take());
         let mut running = self.searches.running.lock();
         if running.get(&self.query).is_some_and(|search| search.upgrade().is_none()) {
             running.remove(&self.query);
@@ -244,19 +240,20 @@ pub struct Dns {
     resolver: Arc<dyn Lookup>,
     /// Defines which nodes are looked up, and under which name.
     zone: Arc<Zone>,
-    /// Addresses in the records of nodes that do not belong to any server.
-    no_servers: Option<watch::Receiver<BTreeSet<IpAddr>>>,
+    /// Addresses in the records of nodes that do not belong to any server: records contain them for other clients of the
+    /// same DNS.
+    no_servers: watch::Receiver<BTreeSet<IpAddr>>,
 }
 
 impl Dns {
     /// Returns a client that asks `resolver` only for nodes that have names in `zone`, because the results are dialled.
-    pub fn new(resolver: Arc<dyn Lookup>, zone: Arc<Zone>) -> Self {
-        Self { resolver, zone, no_servers: None }
-    }
-
-    /// Excludes these addresses: nodes' records contain them for other clients of the same DNS.
-    pub fn excluding(self, no_servers: watch::Receiver<BTreeSet<IpAddr>>) -> Self {
-        Self { no_servers: Some(no_servers), ..self }
+    /// `no_servers` are not dialled.
+    pub fn new(
+        resolver: Arc<dyn Lookup>,
+        zone: Arc<Zone>,
+        no_servers: watch::Receiver<BTreeSet<IpAddr>>,
+    ) -> Self {
+        Self { resolver, zone, no_servers }
     }
 
     /// Returns the addresses of the servers that a node is linked to by its records; at least one. Takes at most 1 s.
@@ -274,10 +271,7 @@ impl Dns {
             LookupError::NotFound(_) => "not in DNS".to_owned(),
             cause => cause.to_string(),
         })?;
-        if let Some(no_servers) = &self.no_servers {
-            let no_servers = no_servers.borrow();
-            found.retain(|ip| !no_servers.contains(ip));
-        }
+        found.retain(|ip| !self.no_servers.borrow().contains(ip));
         if found.is_empty() { Err("its DNS records name no server".to_owned()) } else { Ok(found) }
     }
 }
@@ -315,7 +309,8 @@ mod tests {
     fn context(peers: &Arc<Peers>) -> SearchContext {
         let resolver = Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap();
         let zone = Zone::new("nodes.test".into(), Vec::new(), |_| false);
-        let dns = Arc::new(Dns::new(Arc::new(resolver), Arc::new(zone)));
+        let none = watch::Sender::default().subscribe();
+        let dns = Arc::new(Dns::new(Arc::new(resolver), Arc::new(zone), none));
         SearchContext { peers: peers.clone(), nodes: Arc::default(), dns, port: 1 }
     }
 
@@ -389,7 +384,8 @@ mod dns_tests {
 
     fn silent(at: SocketAddr) -> Dns {
         let zone = Zone::new("nodes.test".into(), Vec::new(), |_| false);
-        Dns::new(Arc::new(Resolver::of_servers(&[at]).unwrap()), Arc::new(zone))
+        let none = watch::Sender::default().subscribe();
+        Dns::new(Arc::new(Resolver::of_servers(&[at]).unwrap()), Arc::new(zone), none)
     }
 
     #[tokio::test(start_paused = true)]
@@ -415,7 +411,7 @@ mod dns_tests {
     async fn published_node_addresses_are_never_taken_for_servers() {
         let zone = Arc::new(Zone::new("nodes.test".into(), Vec::new(), |_| false));
         let service = watch::Sender::new(BTreeSet::new());
-        let dns = Dns::new(Arc::new(Both), zone).excluding(service.subscribe());
+        let dns = Dns::new(Arc::new(Both), zone, service.subscribe());
         let node = "edge1".parse().unwrap();
         assert_eq!(dns.lookup(&node).await.unwrap().len(), 2);
         service.send_modify(|all| all.extend([IpAddr::from([10, 96, 0, 20])]));
@@ -427,8 +423,8 @@ mod dns_tests {
     #[tokio::test]
     async fn without_a_zone_dns_is_not_queried_for_dotted_names() {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let resolver = Resolver::of_servers(&[socket.local_addr().unwrap()]).unwrap();
-        let dns = Dns::new(Arc::new(resolver), Arc::new(Zone::new(String::new(), Vec::new(), |_| false)));
+        let zone = Arc::new(Zone::new(String::new(), Vec::new(), |_| false));
+        let dns = Dns { zone, ..silent(socket.local_addr().unwrap()) };
         for node in ["www.example.org", "localhost", "kubernetes.default.svc"] {
             let why = dns.lookup(&node.parse().unwrap()).await.unwrap_err();
             assert!(why.starts_with("DNS was not queried"), "{node}: {why}");

@@ -8,11 +8,10 @@ use tracing::{error, warn};
 use crate::config::server::LinkListenerConfig;
 use crate::config::server::invitations::InvitationStore;
 use crate::invitations::ServerCa;
-use crate::listener::access::ListenerPolicies;
 use crate::listener::authenticated::tls_params;
 use crate::listener::egress;
-use crate::server::authenticated_links;
 use crate::server::config::ServerConfig;
+use crate::server::edge_links;
 use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_base::names::UserName;
 use tunnel_base::policy::Glob;
@@ -63,7 +62,7 @@ impl ServerFiles {
         let (certificates, egress) = (edge_cas(settings).is_some(), settings.has_listener(&egress::KIND));
         let invitations = settings.invitations.store != InvitationStore::None;
         let file = &settings.links.token_file;
-        let tokens = authenticated_links::read(file, certificates, invitations, egress, startup);
+        let tokens = edge_links::read(file, certificates, invitations, egress, startup);
         let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
         let dns = match settings.dns.resolvers.as_slice() {
             [] => resolver.clone(),
@@ -218,7 +217,7 @@ const CA: &str = "server.links.peer_ca";
 // The rules for what can be reached through a server, which can change at run time.
 
 /// The current rules of a server. Cheap to clone.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct LivePolicies {
     /// Targets that edges may have this server dial.
     pub(crate) for_edges: Arc<ArcSwap<Targets>>,
@@ -232,20 +231,16 @@ pub(crate) struct LivePolicies {
 
 impl LivePolicies {
     pub(crate) fn new(settings: &ServerConfig) -> Self {
-        Self {
-            for_edges: Arc::new(ArcSwap::from_pointee(settings.edge_access.targets.clone())),
-            for_clients: Arc::new(ArcSwap::from_pointee(settings.direct.targets.clone())),
-            nodes: Arc::new(ArcSwap::from_pointee(settings.edge_access.nodes.clone())),
-            admins: Arc::new(ArcSwap::from_pointee(settings.admins().to_vec())),
-        }
+        let policies = Self::default();
+        policies.apply(settings);
+        policies
     }
 
-    /// Applies this config, here and at the listeners.
-    pub(crate) fn apply(&self, settings: &ServerConfig, listener_policies: &ListenerPolicies) {
+    /// Applies this config.
+    pub(crate) fn apply(&self, settings: &ServerConfig) {
         self.for_edges.store(Arc::new(settings.edge_access.targets.clone()));
         self.for_clients.store(Arc::new(settings.direct.targets.clone()));
         self.nodes.store(Arc::new(settings.edge_access.nodes.clone()));
         self.admins.store(Arc::new(settings.admins().to_vec()));
-        listener_policies.apply(&settings.access());
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use tokio::sync::watch;
 use tracing::{info, info_span, warn};
 
 use crate::admin::readiness::Readiness;
@@ -14,6 +15,7 @@ use crate::server::ServerContext;
 use crate::server::config::ServerConfig;
 use crate::server::config_files::ServerFiles;
 use crate::server::registry::etcd_access;
+use crate::session_io::grants::Grants;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::{self, AUDIT};
 use tunnel_link::grpc::enrol::{EnrolMethod, EnrolRequest};
@@ -64,27 +66,14 @@ pub(crate) async fn joined(
     Some(read.and_then(|read| Ok(Enrolments::parse(&read.text)?.joined())))
 }
 
-/// Ends the links of each device whose token is revoked at any server, until draining starts.
-pub(crate) async fn watch_devices(
-    enrolment: Arc<SharedEnrolments>,
-    shared: Arc<ServerContext>,
-    drain: Drain,
-) {
-    let mut changes = enrolment.changes();
-    let mut before = enrolment.known();
+/// Judges the links and sessions of users again after each change of the store, until draining starts.
+pub(crate) async fn follow_devices(mut changes: watch::Receiver<()>, grants: Grants, drain: Drain) {
     loop {
         tokio::select! {
             biased;
             () = drain.draining() => return,
-            // The channel never closes: `enrolment` holds its sender.
-            _ = changes.changed() => {}
+            Ok(()) = changes.changed() => grants.rights_changed(),
         }
-        let known = enrolment.known();
-        for client in known.devices_revoked_since(&before) {
-            info!(user = %client.user, device = %client.device, "token of a user's device revoked");
-            shared.close_user(&client.user, Some(&client.device));
-        }
-        before = known;
     }
 }
 
@@ -108,7 +97,7 @@ async fn judge(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
     }
     let from = enrol_request.from.ip();
     if let EnrolMethod::Join(join) = &enrol_request.wish
-        && let Err(why) = enrolment.join(from, join, |node| shared.proven.has_line(node)).await
+        && let Err(why) = enrolment.join(from, join, |node| shared.edge_links.has_line(node)).await
     {
         refused.count("invitation");
         if shared.link_context.metrics.refusals.may_log("invitation", from) {

@@ -163,7 +163,7 @@ pub(crate) const MAX_CONCURRENT_MOVES: usize = 10_000;
 /// Handles a request that arrived over a link. `room` limits the concurrent searches of this link.
 pub(crate) fn handle_request(request: RelayRequest, shared: &Arc<ServerContext>, room: &SearchPermits) {
     match &request.from().peer {
-        Remote::Edge(edge) if !shared.proven.is_valid(request.from()) => {
+        Remote::Edge(edge) if !shared.edge_links.is_valid(request.from()) => {
             let why = format!("the credentials of node {edge} were revoked");
             request.refuse(SessionError::new(ErrorCode::NotAllowed, why));
         }
@@ -203,7 +203,7 @@ fn spawn_relay(request: RelayRequest, shared: &Arc<ServerContext>, room: &Search
 /// Refuses a request of an edge for something that it may not reach; counts and logs that.
 fn refuse(request: RelayRequest, why: SessionError, access: &EdgeAccess, shared: &Arc<ServerContext>) {
     let metrics = &shared.link_context.metrics;
-    let (entry, at) = access.log_entry(shared);
+    let (entry, at) = access.log_entry();
     metrics.sessions.refused(LISTENER, why.code.name());
     entry.refuse(why.code.name(), &why.reason, at, &metrics.refusals);
     request.refuse(why);
@@ -324,7 +324,7 @@ async fn bridge(
         let code = if edge.is_some() { ErrorCode::NodeNotAllowed } else { ErrorCode::NotAllowed };
         let why = SessionError::new(code, grant.revocation().unwrap_or_default());
         if let Some(access) = &edge {
-            access.log_revoked(&why, &shared);
+            access.log_revoked(&why);
         }
         why
     };
@@ -388,20 +388,19 @@ impl EdgeAccess {
     }
 
     /// Returns an access log entry, and the address of the edge.
-    fn log_entry(&self, shared: &Arc<ServerContext>) -> (AccessLogEntry, IpAddr) {
-        let requester = self.from.peer.node();
-        let linked = requester.and_then(|requester| shared.registry.link_of(requester));
-        let at = linked.map_or(Ipv4Addr::UNSPECIFIED.into(), |linked| linked.from.ip());
+    fn log_entry(&self) -> (AccessLogEntry, IpAddr) {
+        let at = self.from.ends().and_then(|ends| ends.remote);
+        let at = at.map_or(Ipv4Addr::UNSPECIFIED.into(), |at| at.ip());
         let mut entry = AccessLogEntry::start(LISTENER, at.to_string());
         entry.id = Some(self.session);
-        entry.user = requester.map(ToString::to_string);
+        entry.user = self.from.peer.node().map(ToString::to_string);
         entry.node = Some(self.node.clone());
         entry.target = Some(self.target.clone());
         (entry, at)
     }
 
-    fn log_revoked(&self, why: &SessionError, shared: &Arc<ServerContext>) {
-        self.log_entry(shared).0.end(REVOKED, &why.reason);
+    fn log_revoked(&self, why: &SessionError) {
+        self.log_entry().0.end(REVOKED, &why.reason);
     }
 }
 
@@ -426,7 +425,7 @@ async fn judge_relay(session: EdgeRelay, shared: &Arc<ServerContext>) {
     match access.judge(shared).await {
         Err(why) if why.code != ErrorCode::NodeNotConnected => {
             shared.link_context.table.relays.reset(key.id, &why);
-            access.log_revoked(&why, shared);
+            access.log_revoked(&why);
         }
         Ok(()) | Err(_) => {}
     }
@@ -513,7 +512,7 @@ impl SessionRouter {
             request.refuse(SessionError::new(ErrorCode::NodeNotConnected, why));
             return None;
         };
-        if request.instance().is_some_and(|required| linked.instance != Some(required)) {
+        if request.instance().is_some_and(|required| linked.sender.instance != Some(required)) {
             let why = format!("node {} is linked by another process", request.node());
             request.refuse(SessionError::new(ErrorCode::UnknownSession, why));
             return None;

@@ -1,38 +1,33 @@
 //! The server's side of links: connections are accepted, calls authorized, and links driven until they end.
 
-use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval, timeout};
-use tracing::{Instrument as _, Span, debug, debug_span, field, info, info_span, warn};
+use tokio::time::{MissedTickBehavior, interval};
+use tracing::{Instrument as _, Span, debug, debug_span, field, info, info_span};
 
 use crate::registry::LinkedNode;
-use crate::server::authenticated_links::{EdgeCredentials, close_links};
+use crate::server::edge_links::{EdgeCredentials, close_links};
+use crate::server::handshake_failures::{HandshakeFailures, run_summaries};
+use crate::server::link_denial::LinkDenial;
 use crate::server::link_events::{
     handle_event, migrate_sessions, on_link_ended, retire_old_links, run_link, search_permits,
 };
-use crate::server::link_rates::{LinkRates, MAX_LINKS, NextLink};
+use crate::server::link_rates::{MAX_LINKS, NextLink};
 use crate::server::{ServerContext, invitations, user_links};
-use tunnel_base::drain::Drain;
-use tunnel_base::metrics::Metrics;
-use tunnel_base::names::Instance;
-use tunnel_base::policy::{Networks, canonical_ip};
+use tunnel_base::names::{ClientName, Instance};
+use tunnel_base::policy::Networks;
 use tunnel_link::grpc::accept::{Call, CallRejection, Certificate, IncomingCall, PendingConnection, serve};
 use tunnel_link::link::{Link, LinkEnd};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::Event;
 use tunnel_link::table::traffic_class::TrafficClassifier;
 use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler, Rejection};
-use tunnel_net::limiter::Source;
 use tunnel_net::listen::{TcpAccept, tune_link};
 use tunnel_net::reload::Reload;
-use tunnel_net::tls::error::HandshakeError;
 use tunnel_net::tls::handshake::{MAX_HANDSHAKES, TlsAccepted, TlsHandshaker};
 use tunnel_net::tls::verify::ServerTls;
 use tunnel_proto::frame::{Frame, FrameKind, Remote};
@@ -103,22 +98,16 @@ async fn admit_call(call: Call, shared: Arc<ServerContext>) {
 
 async fn admit_edge(call: Call, hello: Hello, shared: Arc<ServerContext>) {
     let certificate_node = if let Certificate::Edge(node) = &call.certificate { node.clone() } else { None };
-    let evidence = EdgeCredentials { hello: hello.clone(), certificate_node };
-    let is_logged = match check_edge(&evidence, call.from, &shared).await {
+    let credentials = EdgeCredentials { hello: hello.clone(), certificate_node };
+    let is_logged = match check_edge(&credentials, call.from, &shared).await {
         Ok(is_logged) => is_logged,
-        Err(CallRejection::Token) => return refuse_token(call, &shared).await,
-        Err(why) => return call.refuse(why),
+        Err(denial) => return denial.send(call, &shared).await,
     };
     let from = call.from;
     let ips: Arc<[_]> = hello.ips.iter().copied().collect();
-    let linked = |sender: &Arc<LinkSender>| LinkedNode {
-        sender: sender.clone(),
-        instance: hello.instance,
-        from,
-        ips: ips.clone(),
-    };
+    let linked = |sender: &Arc<LinkSender>| LinkedNode { sender: sender.clone(), from, ips: ips.clone() };
     if hello.purpose == LinkPurpose::Interactive {
-        return admit_interactive(call, linked, &evidence, is_logged, &shared).await;
+        return admit_interactive(call, linked, &credentials, is_logged, &shared).await;
     }
     let link = call.accept(Remote::Edge(hello.node.clone()));
     let sender = link.sender.clone();
@@ -133,7 +122,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: Arc<ServerContext>) {
         }
         migrate_sessions(&silent, is_logged, &shared);
     }
-    shared.proven.track(&sender, &evidence);
+    shared.edge_links.track(&sender, &credentials);
     shared.finder.on_linked(&hello.node);
     retire_old_links(shared.link_context.table.instance(), hello.node.clone(), None, &shared);
     if shared.stopping.is_cancelled() {
@@ -142,14 +131,13 @@ async fn admit_edge(call: Call, hello: Hello, shared: Arc<ServerContext>) {
     let why = run_link(link, is_logged, &shared).await;
     shared.registry.ended(&sender, &why.to_string());
     shared.finder.on_unlinked(&hello.node);
-    shared.proven.untrack(&sender);
+    shared.edge_links.untrack(&sender);
 }
 
 async fn admit_user(call: Call, hello: ClientHello, shared: Arc<ServerContext>) {
-    let (user, _permit) = match user_links::check(&call, &hello, &shared).await {
+    let (user, _permit) = match user_links::authenticate(&call, &hello, &shared).await {
         Ok(admitted) => admitted,
-        Err(CallRejection::Token) => return refuse_token(call, &shared).await,
-        Err(why) => return call.refuse(why),
+        Err(denial) => return denial.send(call, &shared).await,
     };
     let (link, users) = (call.accept(Remote::Client(user.client.clone())), &shared.user_links);
     let sender = link.sender.clone();
@@ -162,7 +150,9 @@ async fn admit_user(call: Call, hello: ClientHello, shared: Arc<ServerContext>) 
     let mut running = pin!(run_link(link, false, &shared));
     tokio::select! {
         _ = &mut running => {}
-        why = user_links::revoked(user, &shared) => {
+        why = user_links::revoked(&user, &shared) => {
+            let ClientName { user, device } = &user.client;
+            info!(link = %sender.id, %user, %device, reason = why, "link ended: user revoked");
             // Before the sessions are reset, so that no new one takes their place.
             users.remove(&sender);
             let closing = close_links(vec![(sender.clone(), why)], shared.link_context.table.clone());
@@ -172,56 +162,30 @@ async fn admit_user(call: Call, hello: ClientHello, shared: Arc<ServerContext>) 
     users.remove(&sender);
 }
 
-/// Answers a wrong token late, and few of a source at once, so that guesses take long. A right token never waits here.
-async fn refuse_token(call: Call, shared: &Arc<ServerContext>) {
-    match shared.proven.refusal_permits.try_acquire(&Source::of(call.from.ip())) {
-        Ok(_permit) => {
-            // Ends early if the server stops.
-            let _ = timeout(REFUSAL_DELAY, shared.stopping.cancelled()).await;
-            call.refuse(CallRejection::Token);
-        }
-        Err(_) => call.close(),
-    }
-}
-
-/// Delay before a wrong token is answered. A permit is held as long, even if the caller has closed its connection.
-const REFUSAL_DELAY: Duration = Duration::from_secs(1);
-
-/// Checks whether an edge may link. Returns true if its link is logged. Counts and logs a refusal.
+/// Checks whether an edge may link. Returns true if its link is logged.
 async fn check_edge(
-    evidence: &EdgeCredentials,
+    credentials: &EdgeCredentials,
     from: SocketAddr,
     shared: &Arc<ServerContext>,
-) -> Result<bool, CallRejection> {
-    let Metrics { links_rejected: refused, refusals, .. } = &shared.link_context.metrics;
-    let hello = &evidence.hello;
-    if let Err(why) = shared.proven.authenticate_fresh(evidence).await {
-        refused.count("token");
-        if refusals.may_log("token", from.ip()) {
-            warn!(node = %hello.node, remote_addr = %from, reason = %why, "edge refused");
-        }
-        shared.registry.refused(&hello.node, &why.to_string());
-        return Err(CallRejection::Token);
+) -> Result<bool, LinkDenial> {
+    let (Hello { node, instance, .. }, registry) = (&credentials.hello, &shared.registry);
+    if let Err(why) = shared.edge_links.authenticate_fresh(credentials).await {
+        registry.refused(node, &why.to_string());
+        return Err(LinkDenial::token(why));
     }
     if shared.stopping.is_cancelled() {
-        refused.count("stopping");
-        return Err(CallRejection::Stopping);
+        return Err(LinkDenial::new("stopping", CallRejection::Stopping));
     }
-    if let Err(taken) = shared.registry.check_name(&hello.node, hello.instance, from).await {
-        refused.count("name_in_use");
-        if refusals.may_log("name_in_use", from.ip()) {
-            warn!(node = %hello.node, remote_addr = %from, reason = %taken, "edge refused");
-        }
-        let why = format!("another process tried to link as this node from {from}");
-        shared.registry.refused(&hello.node, &why);
-        return Err(CallRejection::NameTaken(taken.to_string()));
+    if let Err(taken) = registry.check_name(node, *instance, from).await {
+        registry.refused(node, &format!("another process tried to link as this node from {from}"));
+        let answer = CallRejection::NameTaken(taken.to_string());
+        return Err(LinkDenial::new("name_in_use", answer).logged());
     }
-    match shared.link_rates.count(&hello.node) {
+    match shared.link_rates.count(node) {
         NextLink::Refused => {
-            refused.count("too_many_links");
-            let why = CallRejection::TooManyLinks { node: hello.node.clone(), links: MAX_LINKS };
-            shared.registry.refused(&hello.node, &why.to_string());
-            Err(why)
+            let answer = CallRejection::TooManyLinks { node: node.clone(), links: MAX_LINKS };
+            registry.refused(node, &answer.to_string());
+            Err(LinkDenial::new("too_many_links", answer))
         }
         next => Ok(next == NextLink::Logged),
     }
@@ -307,7 +271,7 @@ impl ConnectionHandler for LinkConnectionHandler {
                 return debug!("{failure}");
             }
         };
-        let certificate = self.shared.proven.certificate(self.handshakes.certificate(&accepted));
+        let certificate = self.shared.edge_links.certificate(self.handshakes.certificate(&accepted));
         let TlsAccepted { stream: io, permit: turn, until } = accepted;
         let waiting = PendingConnection { certificate, until, waiting_permit: permit, permit: turn };
         let (arrivals, link_context) = (self.arrivals.clone(), self.shared.link_context.clone());
@@ -324,122 +288,6 @@ const STOPPING_ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 90];
 /// A rejected caller retries, and the work done for it is repeated, so a crowd of edges must fit in here.
 pub(crate) const CONNECTIONS: usize = 20_000;
 
-// Logs failed TLS handshakes by address and reason; before the handshake no edge is known.
-
-/// Failed handshakes of the last minute. The first ones of a minute are logged at once and the others summarised at its
-/// end, so that no caller can flood the log. Cheap to clone.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct HandshakeFailures(Arc<Mutex<FailureWindow>>);
-
-/// The failed TLS handshakes of the current minute, kept by [`HandshakeFailures`].
-#[derive(Debug, Default)]
-struct FailureWindow {
-    /// By address and reason; the others are only counted.
-    known: HashMap<(IpAddr, &'static str), SourceFailures>,
-    /// Number of failures of other addresses, once `known` is full.
-    others: u64,
-}
-
-/// The failures of one address for one reason in the current minute.
-#[derive(Debug)]
-struct SourceFailures {
-    /// Text of the first error.
-    why: String,
-    /// Number of failures not logged yet.
-    unlogged: u64,
-}
-
-impl HandshakeFailures {
-    /// Records a failed handshake, to be logged now or at the end of the minute. Closed connections are ignored,
-    /// because balancers close theirs after checking that the port is open.
-    pub(crate) fn record(&self, from: IpAddr, error: &HandshakeError) {
-        if *error == HandshakeError::Closed {
-            return;
-        }
-        let (from, mut minute) = (canonical_ip(from), self.0.lock());
-        let room = minute.known.len() < MAX_TRACKED;
-        match minute.known.get_mut(&(from, error.name())) {
-            Some(count) => count.unlogged += 1,
-            None if !room => minute.others += 1,
-            None => {
-                let why = format!("{error}{}", hint(error));
-                let at_once = minute.known.len() < MAX_LOGGED_AT_ONCE;
-                if at_once {
-                    warn!(remote_addr = %from, reason = error.name(), error = %why, "TLS handshake failed");
-                }
-                minute
-                    .known
-                    .insert((from, error.name()), SourceFailures { why, unlogged: u64::from(!at_once) });
-            }
-        }
-    }
-
-    /// Ends the minute: logs a summary of the other failures.
-    fn end_minute(&self) {
-        let FailureWindow { known, others } = std::mem::take(&mut *self.0.lock());
-        let mut unlogged_failures: Vec<_> =
-            known.into_iter().filter(|(_, count)| count.unlogged > 0).collect();
-        let failed = unlogged_failures.iter().map(|(_, count)| count.unlogged).sum::<u64>() + others;
-        if failed == 0 {
-            return;
-        }
-        unlogged_failures
-            .sort_by_key(|((from, reason), count)| (std::cmp::Reverse(count.unlogged), *from, *reason));
-        let shown: Vec<_> = unlogged_failures
-            .iter()
-            .take(MAX_SUMMARISED)
-            .map(|((from, _), count)| format!("{from}, {} times: {}", count.unlogged, count.why))
-            .collect();
-        let addresses = unlogged_failures.len();
-        warn!(failed, addresses, details = %shown.join(" | "), "more TLS handshakes failed within a minute");
-    }
-}
-
-/// Logs what was left out, once a minute, until draining begins. Cancel safe.
-async fn run_summaries(failures: HandshakeFailures, rates: LinkRates, drain: Drain) {
-    let mut is_over = false;
-    while !is_over {
-        tokio::select! {
-            biased;
-            () = drain.draining() => is_over = true,
-            () = tokio::time::sleep(MINUTE) => {}
-        }
-        failures.end_minute();
-        rates.end_minute();
-    }
-}
-
-/// Returns a hint if the reason allows one.
-fn hint(error: &HandshakeError) -> &'static str {
-    use tokio_rustls::rustls::AlertDescription as Alert;
-    match error {
-        HandshakeError::AlertReceived(Alert::UnknownCA) => {
-            "; add the CA that issued our server.links.cert to that edge's edge.uplink.ca"
-        }
-        HandshakeError::AlertReceived(Alert::CertificateExpired) => {
-            "; renew our server.links.cert, or correct that machine's clock"
-        }
-        HandshakeError::AlertReceived(_) => {
-            "; check that our server.links.cert has the name that the edge dials (its dns, or the \
-             host of the address in its servers)"
-        }
-        HandshakeError::NotTls => "; only edges, servers and programs of users can use this port",
-        error if error.is_of_the_certificate() => {
-            "; an edge (its edge.csr) needs a certificate from a CA in edge_ca of our server.csr, and \
-             a server one from server.links.peer_ca"
-        }
-        _ => "",
-    }
-}
-
-/// Maximum number of (address, reason) pairs tracked per minute.
-const MAX_TRACKED: usize = 256;
-/// Maximum number of these that are logged at once.
-const MAX_LOGGED_AT_ONCE: usize = 5;
-/// Maximum number of these in the summary.
-const MAX_SUMMARISED: usize = 5;
-const MINUTE: Duration = Duration::from_secs(60);
-
 // The server's side of an interactive link, which an edge makes in addition to a link that is busy with bulk data.
 
 /// Adds the link to its node's primary link, and distributes the sessions of both until it ends. A node that is not
@@ -447,35 +295,38 @@ const MINUTE: Duration = Duration::from_secs(60);
 pub(crate) async fn admit_interactive(
     call: Call,
     linked: impl Fn(&Arc<LinkSender>) -> LinkedNode,
-    evidence: &EdgeCredentials,
+    credentials: &EdgeCredentials,
     is_logged: bool,
     shared: &Arc<ServerContext>,
 ) {
-    let hello = &evidence.hello;
+    let hello = &credentials.hello;
     if !shared.registry.may_add_interactive(&hello.node, hello.instance) {
-        shared.link_context.metrics.links_rejected.count("no_primary_link");
-        return call.refuse(CallRejection::NoPrimaryLink);
+        let denial = LinkDenial::new("no_primary_link", CallRejection::NoPrimaryLink);
+        return denial.send(call, shared).await;
     }
     let link = call.accept(Remote::Edge(hello.node.clone()));
     let sender = link.sender.clone();
     let Some(busy) = shared.registry.add_interactive(linked(&sender)) else { return };
-    shared.proven.track(&sender, evidence);
+    shared.edge_links.track(&sender, credentials);
     if is_logged {
         info!(link = %sender.id, node = %hello.node, primary = %busy.id, "interactive link accepted");
     }
     if shared.stopping.is_cancelled() {
         sender.drain(None);
     }
-    run(link, &busy, is_logged, shared).await;
+    run_interactive(link, &busy, is_logged, shared).await;
     shared.registry.remove(&sender);
-    shared.proven.untrack(&sender);
+    shared.edge_links.untrack(&sender);
 }
 
-async fn run(mut link: Link, busy: &Arc<LinkSender>, is_logged: bool, shared: &Arc<ServerContext>) {
+async fn run_interactive(
+    mut link: Link,
+    busy: &Arc<LinkSender>,
+    is_logged: bool,
+    shared: &Arc<ServerContext>,
+) {
     shared.link_context.metrics.links.opened(link.sender.peer.kind());
     let room = search_permits(shared);
-    // The edge watches the link as well, but cannot report its death here: its next attempt may reach another server.
-    link.watch();
     let sender = link.sender.clone();
     let (mut sorting, mut looks) =
         (TrafficClassifier::default(), interval(TrafficClassifier::SAMPLE_INTERVAL));
@@ -508,35 +359,4 @@ async fn run(mut link: Link, busy: &Arc<LinkSender>, is_logged: bool, shared: &A
     };
     busy.clear_interactive(&sender);
     on_link_ended(&link, &why, is_logged, shared);
-}
-
-#[cfg(test)]
-mod tests {
-    use tokio_rustls::rustls::AlertDescription;
-
-    use super::*;
-
-    #[test]
-    fn handshake_failures_of_endless_addresses_are_bounded() {
-        let handshake_failures = HandshakeFailures::default();
-        for n in 0..1000_u32 {
-            for _ in 0..2 {
-                handshake_failures.record(n.to_be_bytes().into(), &HandshakeError::NotTls);
-            }
-        }
-        handshake_failures.record([0, 0, 0, 1].into(), &HandshakeError::Closed);
-        let minute = handshake_failures.0.lock();
-        let unlogged_total: u64 = minute.known.values().map(|count| count.unlogged).sum();
-        assert_eq!(
-            (minute.known.len(), unlogged_total + minute.others),
-            (MAX_TRACKED, 2000 - MAX_LOGGED_AT_ONCE as u64)
-        );
-    }
-
-    #[test]
-    fn the_hint_for_a_tls_alert_names_the_key_of_the_side_that_can_change_it() {
-        let hint_for = |alert| hint(&HandshakeError::AlertReceived(alert));
-        assert!(hint_for(AlertDescription::UnknownCA).contains("edge.uplink.ca"));
-        assert!(hint_for(AlertDescription::BadCertificate).contains("the name that the edge dials"));
-    }
 }

@@ -10,9 +10,9 @@ use tracing::info_span;
 
 use crate::admin::readiness::DNS_CONDITION;
 use crate::config::server::registry::{EtcdSettings, PublishTo};
-use crate::etcd::EtcdAccess;
+use crate::etcd::{EtcdAccess, EtcdEndpoints};
 use crate::parts::with_kubernetes;
-use crate::publish::etcd::{EtcdParams, EtcdRecords};
+use crate::publish::etcd::EtcdRecords;
 use crate::publish::hosts::Hosts;
 use crate::publish::record_policy::RecordPolicy;
 use crate::publish::{Publisher, RecordStore};
@@ -80,9 +80,8 @@ fn store(
         PublishTo::None => None,
         PublishTo::Hosts => Some(Box::new(Hosts::new(dns.hosts_file.clone()?, server))),
         PublishTo::Etcd => {
-            let access = etcd_access(dns.etcd.clone());
-            let params = EtcdParams { prefix: dns.etcd.prefix.clone(), access, address: server };
-            Some(Box::new(EtcdRecords::new(params, files.resolver.clone())))
+            let members = EtcdEndpoints::of(etcd_access(dns.etcd.clone()), files.resolver.clone());
+            Some(Box::new(EtcdRecords::new(members, dns.etcd.prefix.clone(), server)))
         }
         PublishTo::ConfigMap => {
             let name = dns.configmap.clone();

@@ -1,22 +1,21 @@
 //! Links of users' programs: who may link, and until when.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use tracing::{info_span, warn};
 
+use crate::invitations::JoinedDevice;
 use crate::listener::access::ListenerAccess;
 use crate::listener::admission::ListenerContext;
 use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::denial::Denial;
 use crate::server::ServerContext;
-use crate::server::authenticated_links::close_links;
+use crate::server::link_denial::LinkDenial;
 use crate::session_io::grants::SessionSubject;
 use tunnel_base::metrics::DENIALS;
-use tunnel_base::names::{ClientName, DeviceName, NameError, UserName};
+use tunnel_base::names::{ClientName, NameError, UserName};
 use tunnel_base::policy::zone::Zone;
 use tunnel_link::grpc::accept::{Call, CallRejection, Certificate};
 use tunnel_link::sender::LinkSender;
@@ -25,18 +24,15 @@ use tunnel_proto::hello::{ClientHello, UserProof};
 use tunnel_proto::state::LinkId;
 
 /// The links of users' programs to this server.
+#[derive(Debug)]
 pub(crate) struct UserLinks {
     /// The access policy and what it is judged with; `None` if this server accepts no such links.
     context: Option<Arc<ListenerContext>>,
-    proves: Box<ProvesDevice>,
     links: Mutex<HashMap<LinkId, UserLink>>,
     permits: FairLimiter<UserName>,
     /// Permits for requests of the admin API.
     pub(crate) requests: FairLimiter<UserName>,
 }
-
-/// Returns true if the token is the one of that device of that user.
-pub(crate) type ProvesDevice = dyn Fn(&ClientName, &str) -> bool + Send + Sync;
 
 /// A user's program, as it has proved to be.
 #[derive(Debug, Clone)]
@@ -44,6 +40,8 @@ pub(crate) struct User {
     pub(crate) client: ClientName,
     pub(crate) identity: ClientIdentity,
     pub(crate) from: SocketAddr,
+    /// The access policy for users, and what it is judged with.
+    pub(crate) context: Arc<ListenerContext>,
 }
 
 /// A link with its user.
@@ -55,18 +53,13 @@ struct UserLink {
 
 impl UserLinks {
     /// Accepts links of users with `access`, or none.
-    pub(crate) fn new(
-        access: Option<ListenerAccess>,
-        zone: Arc<Zone>,
-        context: ListenerContext,
-        proves: Box<ProvesDevice>,
-    ) -> Self {
+    pub(crate) fn new(access: Option<ListenerAccess>, zone: Arc<Zone>, context: ListenerContext) -> Self {
         let context = access.map(|access| {
             let policy = access.policy(Some(zone));
             context.metrics.sessions.expose(LISTENER, &DENIALS);
             Arc::new(ListenerContext { listener: LISTENER, policy, ..context })
         });
-        Self { context, proves, ..Self::default() }
+        Self { context, ..Self::default() }
     }
 
     /// Sends Drain on every link, so that each program links to another server.
@@ -81,11 +74,6 @@ impl UserLinks {
         for link in self.all() {
             link.sender.close();
         }
-    }
-
-    /// Returns the access policy for users, and what it is judged with.
-    pub(crate) fn context(&self) -> Option<&Arc<ListenerContext>> {
-        self.context.as_ref()
     }
 
     /// Returns the user of an open link whose credentials are not revoked.
@@ -105,28 +93,6 @@ impl UserLinks {
         for older in older {
             older.close();
         }
-        // The token may have been revoked since the check.
-        if let UserProof::Token { token, .. } = &hello.proof
-            && !(self.proves)(&user.client, token)
-        {
-            self.remove(sender);
-            sender.close();
-        }
-    }
-
-    /// Removes the links of a user, or of one of her devices.
-    fn remove_user(&self, user: &UserName, device: Option<&DeviceName>) -> Vec<Arc<LinkSender>> {
-        let is_meant = |link: &UserLink| {
-            let client = &link.user.client;
-            client.user == *user && device.is_none_or(|device| client.device == *device)
-        };
-        let mut links = self.lock();
-        let meant: Vec<_> =
-            links.values().filter(|link| is_meant(link)).map(|link| link.sender.clone()).collect();
-        for sender in &meant {
-            links.remove(&sender.id);
-        }
-        meant
     }
 
     /// Removes a link that has ended, or whose user may no longer be linked.
@@ -147,31 +113,8 @@ impl UserLinks {
 impl Default for UserLinks {
     /// Accepts no links.
     fn default() -> Self {
-        let proves = Box::new(|_: &ClientName, _: &str| false);
         let (permits, requests) = (FairLimiter::new(LINK_LIMITS), FairLimiter::new(REQUEST_LIMITS));
-        Self { context: None, proves, links: Mutex::default(), permits, requests }
-    }
-}
-
-impl fmt::Debug for UserLinks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("UserLinks").field("links", &self.lock().len()).finish_non_exhaustive()
-    }
-}
-
-impl ServerContext {
-    /// Ends the links of a user, or of one of her devices, with their sessions. Returns their number.
-    pub(crate) fn close_user(&self, user: &UserName, device: Option<&DeviceName>) -> usize {
-        // Removed before the sessions are reset, so that no new one takes their place.
-        let links = self.user_links.remove_user(user, device);
-        let (count, why) = (links.len(), format!("the access of user {user} was revoked"));
-        if count > 0 {
-            warn!(%user, device = device.map(tracing::field::display), links = count, "links ended: user revoked");
-            let revoked = links.into_iter().map(|sender| (sender, why.clone())).collect();
-            let closing = close_links(revoked, self.link_context.table.clone());
-            self.link_context.drain.spawn(info_span!("revoked", %user), closing);
-        }
-        count
+        Self { context: None, links: Mutex::default(), permits, requests }
     }
 }
 
@@ -189,90 +132,50 @@ const REQUEST_LIMITS: Limits = Limits { permits: 64, per_source: 8, waiting: 0, 
 
 // The admission of a link.
 
-/// Why a user's program may not link.
-struct LinkDenial {
-    /// A fixed label for metrics.
-    reason: &'static str,
-    /// The reason for the log.
-    why: String,
-    answer: CallRejection,
-}
-
-impl LinkDenial {
-    /// Returns a denial of which the log has the text of the answer.
-    fn new(reason: &'static str, answer: CallRejection) -> Self {
-        Self { reason, why: answer.to_string(), answer }
-    }
-
-    fn forbidden(why: impl fmt::Display) -> Self {
-        Self::new("forbidden", CallRejection::Forbidden(why.to_string()))
-    }
-}
-
-/// Checks whether a user's program may link. Counts and logs a refusal.
-pub(crate) async fn check(
-    call: &Call,
-    hello: &ClientHello,
-    shared: &Arc<ServerContext>,
-) -> Result<(User, Permit<UserName>), CallRejection> {
-    let metrics = &shared.link_context.metrics;
-    authenticate(call, hello, shared).await.map_err(|LinkDenial { reason, why, answer }| {
-        metrics.links_rejected.count(reason);
-        if metrics.refusals.may_log(reason, call.from.ip()) {
-            let user = if let UserProof::Token { user, .. } = &hello.proof { Some(user) } else { None };
-            let user = user.map(tracing::field::display);
-            warn!(user, device = %hello.device, remote_addr = %call.from, reason = why, "user refused");
-        }
-        answer
-    })
-}
-
-async fn authenticate(
+/// Checks whether a user's program may link.
+pub(crate) async fn authenticate(
     call: &Call,
     hello: &ClientHello,
     shared: &Arc<ServerContext>,
 ) -> Result<(User, Permit<UserName>), LinkDenial> {
     let Some(context) = &shared.user_links.context else {
-        return Err(LinkDenial::new("no_users", CallRejection::Forbidden(NO_USERS.to_owned())));
+        let answer = CallRejection::Forbidden(NO_USERS.to_owned());
+        return Err(LinkDenial::new("no_users", answer).logged());
     };
     let policy = context.policy.load_full();
     policy.check_source(call.from.ip()).map_err(LinkDenial::forbidden)?;
-    let (user, identity) = match (&hello.proof, &call.certificate) {
+    let identity = match (&hello.proof, &call.certificate) {
         (UserProof::Token { user, token }, _) => {
             let client = ClientName { user: user.clone(), device: hello.device.clone() };
-            prove(&client, token, shared).await?;
-            (user.clone(), ClientIdentity::User(user.to_string()))
+            ClientIdentity::Device(prove(client, token, shared).await?)
         }
         (UserProof::Certificate, Certificate::User(certificate)) => {
-            let identity = ClientIdentity::Certificate(certificate.clone());
-            let (name, _) = identity.judge(&policy, LISTENER).map_err(LinkDenial::forbidden)?;
-            let user = name.unwrap_or_default().parse();
-            let wrong = |why: NameError| LinkDenial::forbidden(format!("the certificate's name: {why}"));
-            (user.map_err(wrong)?, identity)
+            ClientIdentity::Certificate(certificate.clone())
         }
         (UserProof::Certificate, _) => {
             let why = "neither a token nor a client certificate of a user was presented";
             return Err(LinkDenial::forbidden(why));
         }
     };
+    let (name, _) = identity.judge(&policy, LISTENER).map_err(LinkDenial::forbidden)?;
+    let user = name.unwrap_or_default().parse();
+    let wrong = |why: NameError| LinkDenial::forbidden(format!("the certificate's name: {why}"));
+    let user: UserName = user.map_err(wrong)?;
     if shared.stopping.is_cancelled() {
-        return Err(LinkDenial::new("stopping", CallRejection::Stopping));
+        return Err(LinkDenial::new("stopping", CallRejection::Stopping).logged());
     }
     let permit = shared.user_links.permits.try_acquire(&user).map_err(|_| {
         let answer = CallRejection::TooManyUserLinks { user: user.clone(), links: MAX_USER_LINKS };
-        LinkDenial::new("too_many_links", answer)
+        LinkDenial::new("too_many_links", answer).logged()
     })?;
     let client = ClientName { user, device: hello.device.clone() };
-    Ok((User { client, identity, from: call.from }, permit))
+    Ok((User { client, identity, from: call.from, context: context.clone() }, permit))
 }
 
 /// Waits until a user who is linked may no longer be, and returns why.
-pub(crate) async fn revoked(user: User, shared: &Arc<ServerContext>) -> String {
-    let context = shared.user_links.context.clone();
-    let judge = move || {
-        let context = context.as_ref().ok_or_else(|| NO_USERS.to_owned())?;
-        judge(&user, context).map_err(|denial| denial.to_string())
-    };
+pub(crate) async fn revoked(user: &User, shared: &Arc<ServerContext>) -> String {
+    let user = user.clone();
+    let judge = move || user.judge().map_err(|denial| denial.to_string());
     // A link is no session, which operators end by its user.
     match shared.grants.add(SessionSubject::default(), judge) {
         Ok(grant) => {
@@ -284,28 +187,30 @@ pub(crate) async fn revoked(user: User, shared: &Arc<ServerContext>) -> String {
 }
 
 /// Checks a token, also by the current state of the store, because the device may just have joined at a peer.
-async fn prove(client: &ClientName, token: &str, shared: &Arc<ServerContext>) -> Result<(), LinkDenial> {
-    let proves = || (shared.user_links.proves)(client, token);
-    if proves() {
-        return Ok(());
-    }
+async fn prove(client: ClientName, token: &str, shared: &ServerContext) -> Result<JoinedDevice, LinkDenial> {
     if let Some(enrolment) = &shared.enrolment {
-        enrolment.refresh().await;
+        let device = enrolment.device(client, token);
+        if !device.is_joined() {
+            enrolment.refresh().await;
+        }
+        if device.is_joined() {
+            return Ok(device);
+        }
     }
-    let why = "the device has not joined for this user, was revoked, or has another token";
-    let wrong = || LinkDenial { reason: "token", why: why.to_owned(), answer: CallRejection::Token };
-    proves().then_some(()).ok_or_else(wrong)
+    Err(LinkDenial::token("the device has not joined for this user, was revoked, or has another token"))
 }
 
-/// Checks whether a user may be linked now. Returns the last second (Unix time) for which that holds.
-pub(crate) fn judge(user: &User, context: &ListenerContext) -> Result<u64, Denial> {
-    let policy = context.policy.load();
-    policy.check_source(user.from.ip())?;
-    let (name, until) = user.identity.judge(&policy, LISTENER)?;
-    if name.as_deref() == Some(user.client.user.as_str()) {
-        return Ok(until);
+impl User {
+    /// Checks whether the user may be linked now. Returns the last second (Unix time) for which that holds.
+    pub(crate) fn judge(&self) -> Result<u64, Denial> {
+        let policy = self.context.policy.load();
+        policy.check_source(self.from.ip())?;
+        let (name, until) = self.identity.judge(&policy, LISTENER)?;
+        if name.as_deref() == Some(self.client.user.as_str()) {
+            return Ok(until);
+        }
+        Err(Denial::Forbidden("names of [server.clients] give the certificate another user now".to_owned()))
     }
-    Err(Denial::Forbidden("names of [server.clients] give the certificate another user now".to_owned()))
 }
 
 /// The answer of a server without `[server.clients]`.

@@ -58,7 +58,7 @@ struct Current {
 }
 
 /// Why a link is no longer the newest one, with the link that replaces it if there is one already.
-enum Reason {
+enum Replacement {
     /// The link was closed.
     Ended(LinkEnd),
     /// Its server requested a link to another server, if possible to the one at this address.
@@ -176,39 +176,39 @@ impl Reconnector {
         info!(link = %sender.id, server = self.dialer.display_name(*server), instance = sender.instance.map(field::debug), dialect = sender.dialect_name(), "linked");
         self.began(&link);
         let mut interactive = Box::pin(self.run_interactive(current));
-        let mut replacement = Box::pin(self.replacement(current, backup));
-        let reason = loop {
+        let mut replaced = Box::pin(self.replacement(current, backup));
+        let replacement = loop {
             tokio::select! {
                 biased;
                 event = link.next() => match event {
-                    Ok(Event::Signal(Frame { body: FrameKind::Drain(to), .. })) => break Reason::Drained(to),
+                    Ok(Event::Signal(Frame { body: FrameKind::Drain(to), .. })) => break Replacement::Drained(to),
                     Ok(event) => self.handle_event(event),
-                    Err(why) => break Reason::Ended(why),
+                    Err(why) => break Replacement::Ended(why),
                 },
-                reason = &mut replacement => break reason,
+                replacement = &mut replaced => break replacement,
                 () = &mut interactive => {}
             }
         };
-        self.replace(link, current, reason).await
+        self.replace(link, current, replacement).await
     }
 
     /// Dials a link that replaces a live one, for the first reason that there is.
-    async fn replacement(&self, current: &Current, backup: &mut BackupDialer) -> Reason {
+    async fn replacement(&self, current: &Current, backup: &mut BackupDialer) -> Replacement {
         let outrun = backup.race(&current.sender, || self.dial_same_server(current, LinkPurpose::Backup));
         tokio::select! {
-            made = self.fail_back(current) => Reason::FailedBack(Box::new(made)),
-            made = outrun => Reason::Unresponsive(Box::new(made)),
-            made = self.reauthenticate(current) => Reason::Reauthenticated(Box::new(made)),
+            made = self.fail_back(current) => Replacement::FailedBack(Box::new(made)),
+            made = outrun => Replacement::Unresponsive(Box::new(made)),
+            made = self.reauthenticate(current) => Replacement::Reauthenticated(Box::new(made)),
         }
     }
 
-    /// Replaces a link for that reason: decides what becomes of it, and what is served next.
-    async fn replace(self: &Arc<Self>, link: Link, current: &Current, reason: Reason) -> Next {
+    /// Replaces a link: decides what becomes of it, and what is served next.
+    async fn replace(self: &Arc<Self>, link: Link, current: &Current, replacement: Replacement) -> Next {
         let Current { sender, server, at, .. } = current;
         let mut next = Next { server: *server, ..Next::default() };
-        let is_unresponsive = matches!(reason, Reason::Unresponsive(_));
-        match reason {
-            Reason::Ended(why) => {
+        let is_unresponsive = matches!(replacement, Replacement::Unresponsive(_));
+        match replacement {
+            Replacement::Ended(why) => {
                 self.ended(&link, &why);
                 if let LinkEnd::NameTaken(why) = why {
                     warn!(error = %why, "node name in use by another process");
@@ -216,7 +216,7 @@ impl Reconnector {
                 }
                 return next;
             }
-            Reason::Drained(to) => {
+            Replacement::Drained(to) => {
                 info!("server requested a link to another server");
                 // A server that stops names no address. It refuses further links, and may soon be back.
                 if to.is_some() {
@@ -224,15 +224,15 @@ impl Reconnector {
                 }
                 next.hint = AddressHint { to, exclude: *at };
             }
-            Reason::FailedBack(made) => {
+            Replacement::FailedBack(made) => {
                 info!(server = self.dialer.display_name(made.server), "preferred server reachable again");
                 next.made = Some(made);
             }
-            Reason::Reauthenticated(made) => {
+            Replacement::Reauthenticated(made) => {
                 info!(link = %sender.id, "token changed, link replaced");
                 next.made = Some(made);
             }
-            Reason::Unresponsive(made) => next.made = Some(made),
+            Replacement::Unresponsive(made) => next.made = Some(made),
         }
         let keeper = self.clone();
         let span = info_span!("link_retire", instance = sender.instance.map(field::debug));

@@ -13,7 +13,6 @@ use tunnel::command::{Args, Command, CommandError, Format};
 use tunnel::config::Environment;
 use tunnel::invitations::{InvitationCode, JoinRefusal};
 use tunnel::uplink::client::{ClientLinkConfig, UserCredentials};
-use tunnel_base::names::ClientName;
 use tunnel_link::grpc::enrol::JoinParams;
 
 use crate::support::clients::assert_echo;
@@ -120,9 +119,8 @@ pub(crate) async fn invited_user(server: &TestServer, user: &str, lasting: Durat
 /// Returns true if the server accepts this proof of a user's device.
 fn is_proven(server: &TestServer, client: &str, links: &ClientLinkConfig) -> bool {
     let UserCredentials::Token(_, token) = &links.proof else { panic!("{links:?}") };
-    let ClientName { user, device } = client.parse().unwrap();
-    let known = server.server.enrolment.as_ref().unwrap().known();
-    known.proves_device(&user, &device, token.reveal())
+    let enrolment = server.server.enrolment.as_ref().unwrap();
+    enrolment.device(client.parse().unwrap(), token.reveal()).is_joined()
 }
 
 /// Returns the config that was written, with a free log port.

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tunnel::invitations::store::SecretHash;
 use tunnel::route::RouteError;
 use tunnel::uplink::client::ClientLinks;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
@@ -126,7 +127,7 @@ async fn an_admin_makes_no_admin() {
     // A node of that name is another matter.
     json(send(&alice, "POST /invitations", &self::subject("bob")).await);
     let known = server.server.enrolment.as_ref().unwrap().known();
-    assert!(known.proves_device(&"bob".parse().unwrap(), &"laptop".parse().unwrap(), USER_TOKEN));
+    assert!(known.proves_device(&"bob/laptop".parse().unwrap(), &SecretHash::of(USER_TOKEN)));
 }
 
 #[tokio::test]

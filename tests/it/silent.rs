@@ -234,7 +234,7 @@ async fn announcements_that_a_peer_does_not_take_delay_no_backup_link() {
         let sender =
             LinkSender::new(LinkId((1 << 40) + number), Remote::Edge(node), Some(Instance::random()));
         let from = SocketAddr::from(([127, 0, 0, 1], 1));
-        let linked = LinkedNode { sender, instance: Some(Instance::random()), from, ips: Arc::default() };
+        let linked = LinkedNode { sender, from, ips: Arc::default() };
         server.server.registry.insert(linked, false);
     }
     first.answer(Some(Instance::random()));

@@ -218,8 +218,6 @@ async fn no_log_level_contains_a_secret() {
         panic!("a token was made")
     };
     enrolment.revoke(&"alice/laptop".parse().unwrap(), "test").await.unwrap();
-    wait_until("the server ends the device's links", || lines.count("token of a user's device revoked") == 1)
-        .await;
     let text = lines.text();
     assert!(text.contains("TRACE") && text.contains("node3") && text.contains(" h2::"), "{text}");
     let (topic, digits) = (id.topic(), id.topic().replace('-', ""));

@@ -142,7 +142,7 @@ fn link_with_role(server: &Server, number: u64, id: LinkId, is_interactive: bool
     let instance: Option<Instance> = format!("{number:032x}").parse().ok();
     let sender = LinkSender::new(id, peer, instance);
     server.registry.insert(
-        LinkedNode { sender: sender.clone(), instance, from: ([10, 0, 0, 1], 9).into(), ips: Arc::default() },
+        LinkedNode { sender: sender.clone(), from: ([10, 0, 0, 1], 9).into(), ips: Arc::default() },
         is_interactive,
     );
     sender

@@ -12,9 +12,9 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::Span;
-use tunnel::etcd::EtcdAccess;
+use tunnel::etcd::{EtcdAccess, EtcdEndpoints};
 use tunnel::publish::Publisher;
-use tunnel::publish::etcd::{EtcdParams, EtcdRecords};
+use tunnel::publish::etcd::EtcdRecords;
 use tunnel::publish::record_policy::RecordPolicy;
 use tunnel::registry::{LinkedNode, Registry};
 use tunnel_base::drain::Drain;
@@ -44,10 +44,11 @@ impl PublishingServer {
         let resolver = Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap();
         let members = vec![(false, etcd.to_string().parse().unwrap())];
         let access = EtcdAccess { members, ca: None, identity: None, login: None };
-        let params = EtcdParams { access, prefix: "/skydns".into(), address: [10, 0, 0, number].into() };
+        let members = EtcdEndpoints::of(access, resolver.clone());
+        let address = [10, 0, 0, number].into();
         let publisher = Publisher {
             registry: registry.clone(),
-            store: Box::new(EtcdRecords::new(params, resolver.clone())),
+            store: Box::new(EtcdRecords::new(members, "/skydns".into(), address)),
             zone: Arc::new(Zone::new("nodes.test".into(), Vec::new(), |_| false)),
             vet: RecordPolicy::new(resolver, |_| Box::pin(std::future::ready(false))),
             metrics: metrics.clone(),
@@ -60,10 +61,8 @@ impl PublishingServer {
     fn link(&self, node: usize) {
         let name: NodeName = format!("node-{node:07}").parse().unwrap();
         let sender = LinkSender::new(LinkId(node as u64), Remote::Edge(name), Some(Instance::random()));
-        self.registry.insert(
-            LinkedNode { sender, instance: None, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() },
-            false,
-        );
+        self.registry
+            .insert(LinkedNode { sender, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() }, false);
     }
 
     fn lose(&self, node: usize) {

@@ -29,11 +29,9 @@ impl Simulation {
             self.paths.add(at[side], at[1 - side], &outboxes[side]);
         }
         let (server, sender) = (&self.processes[at[0]], outboxes[0].clone());
-        let instance = sender.instance;
         let mut older = None;
         if server.place.route.is_some() {
-            let linked =
-                LinkedNode { sender, instance, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() };
+            let linked = LinkedNode { sender, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() };
             older = server.registry.insert(linked, is_backup);
         }
         older

@@ -1,6 +1,5 @@
 //! Short scripts: one process, links to remotes that the script plays, and single frames in a fixed order.
 
-use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -460,28 +459,26 @@ async fn relayed_sessions_of_one_edge_leave_permits_for_other_edges() {
 // Links that replace one another.
 
 fn linked(sender: &Arc<LinkSender>) -> LinkedNode {
-    let instance = Some(Instance::from_bits(7));
-    LinkedNode { sender: sender.clone(), instance, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() }
+    LinkedNode { sender: sender.clone(), from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() }
 }
 
-/// Checks that a search that waits for another link than the backup link finds the older one once the backup link is
-/// gone.
-async fn assert_search_finds_the_older_link(remove: impl Fn(&Registry, &LinkSender)) {
+/// Checks that a node's waiter is woken, and finds the older link, once the backup link is gone.
+fn assert_waiter_finds_the_older_link(remove: impl Fn(&Registry, &LinkSender)) {
     let registry = Registry::new(Metrics::server("", ""));
-    let (older, backup) =
-        (link(1), LinkSender::new(LinkId(2), link(1).peer.clone(), Some(Instance::random())));
+    let older = link(1);
+    let backup = LinkSender::new(LinkId(2), older.peer.clone(), older.instance);
     registry.insert(linked(&older), false);
     registry.insert(linked(&backup), true);
     let node = node(1);
-    let mut waits = pin!(registry.wait(&node, Some(&backup), Instant::now() + GRACE));
-    assert!(waits.as_mut().now_or_never().is_none());
+    let arrival = registry.arrival(&node);
+    assert!(arrival.wait().now_or_never().is_none());
     remove(&registry, &backup);
-    let found = waits.now_or_never().flatten().map(|linked| linked.sender.id);
-    assert_eq!(found, Some(older.id));
+    assert!(arrival.wait().now_or_never().is_some());
+    assert_eq!(registry.link_of(&node).map(|linked| linked.sender.id), Some(older.id));
 }
 
 #[tokio::test]
-async fn a_waiting_search_finds_an_older_link_that_is_primary_again() {
-    assert_search_finds_the_older_link(Registry::remove).await;
-    assert_search_finds_the_older_link(Registry::retire_link).await;
+async fn a_waiter_finds_an_older_link_that_is_primary_again() {
+    assert_waiter_finds_the_older_link(Registry::remove);
+    assert_waiter_finds_the_older_link(Registry::retire_link);
 }

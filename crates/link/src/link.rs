@@ -48,6 +48,8 @@ pub struct Link {
 pub(crate) struct RemoteInfo {
     /// Whether the remote dialled us.
     pub(crate) answers: bool,
+    /// Whether the remote dialled us for interactive sessions.
+    pub(crate) is_interactive: bool,
     pub(crate) incoming: Incoming,
     pub(crate) ahead: ReadAhead,
     /// Cancelled when the link is dropped, so that the connection closes as well.
@@ -65,6 +67,7 @@ impl Link {
         let OutboundStream { sender, plain } = outbound;
         let role = match (far.answers, sender.is_plain()) {
             (false, false) => Role::Dialled,
+            (true, false) if far.is_interactive => Role::AcceptedInteractive,
             (true, false) => Role::Accepted,
             (true, true) => Role::SuperEdgeEdge,
             (false, true) => Role::SuperEdgeServer,
@@ -121,11 +124,6 @@ impl Link {
             let piece = self.read().await?;
             self.reader.push(piece);
         }
-    }
-
-    /// Makes this end watch the interactive link as well, although the remote dialled it.
-    pub fn watch(&mut self) {
-        self.liveness.set_role(Role::AcceptedInteractive);
     }
 
     /// Takes the link out of service. Returns the number of sessions with an end here that ran on it.

@@ -16,7 +16,8 @@ pub(crate) enum Role {
     Dialled,
     /// Accepted here.
     Accepted,
-    /// Accepted here for interactive sessions: both ends watch it.
+    /// Accepted here for interactive sessions: both ends watch it. The edge cannot report its death here, because its
+    /// next attempt may reach another server.
     AcceptedInteractive,
     /// To an edge of SuperEdge, which sends heartbeats.
     SuperEdgeEdge,
@@ -201,11 +202,6 @@ pub(crate) enum Verdict {
 impl Liveness {
     pub(crate) fn new(role: Role, now: Instant) -> Self {
         Self { times: role.times(), last_received: now, last_ping: now, checked: now, watched_check: None }
-    }
-
-    /// Changes the role.
-    pub(crate) fn set_role(&mut self, role: Role) {
-        self.times = role.times();
     }
 
     /// Returns true if this end watches the link.

@@ -101,7 +101,7 @@ impl Source {
 
 impl Limits {
     /// Returns limits without a queue: a newcomer takes the permit of an idle holder, or is refused.
-    pub fn permits(permits: usize) -> Self {
+    pub const fn permits(permits: usize) -> Self {
         Self { permits, per_source: usize::MAX, waiting: 0, idle_timeout: Some(Duration::ZERO) }
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 
 use crate::acceptor::DialRight;
+use crate::invitations::JoinedDevice;
 use crate::listener::admission::AccessPolicy;
 use crate::listener::auth::Login;
 use crate::listener::denial::Denial;
@@ -23,6 +24,8 @@ pub enum ClientIdentity {
     None,
     /// A local user of this machine.
     User(String),
+    /// A user's device that has joined by invitation.
+    Device(JoinedDevice),
     /// A certificate. The access policy may accept only some names.
     Certificate(ClientCertificate),
     /// A user with a password.
@@ -49,7 +52,8 @@ impl ClientIdentity {
     ///
     /// # Errors
     ///
-    /// Returns [`Denial::Forbidden`] if the policy does not accept the certificate or the login.
+    /// Returns [`Denial::Forbidden`] if the policy does not accept the certificate or the login, or the device was
+    /// revoked.
     pub(crate) fn judge(
         &self,
         policy: &AccessPolicy,
@@ -58,6 +62,13 @@ impl ClientIdentity {
         match self {
             Self::None => Ok((None, UNTIL_CHANGED)),
             Self::User(user) => Ok((Some(user.clone()), UNTIL_CHANGED)),
+            Self::Device(device) if device.is_joined() => {
+                Ok((Some(device.client.user.to_string()), UNTIL_CHANGED))
+            }
+            Self::Device(device) => {
+                let user = &device.client.user;
+                Err(Denial::Forbidden(format!("the access of user {user} was revoked")))
+            }
             Self::Certificate(certificate) => {
                 let until = certificate.verify().map_err(|error| {
                     let error = HandshakeError::of_tls(&error);

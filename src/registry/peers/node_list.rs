@@ -6,14 +6,12 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
 use crate::registry::peers::{PeerHandle, Peers};
 use tunnel_base::names::NodeName;
 use tunnel_link::sender::LinkSender;
 use tunnel_proto::frame::{FrameKind, ListNodes, ListedNode, MAX_PAGE_NODES, NodePage};
-use tunnel_proto::state::LinkId;
 
 /// The nodes of one peer.
 #[derive(Debug, Clone)]
@@ -79,7 +77,13 @@ impl Peers {
     async fn list_pages(&self, link: &LinkSender, share: usize, nodes: &mut Vec<ListedNode>) -> ListEnd {
         let mut after: Option<NodeName> = None;
         loop {
-            let Some(page) = self.ask_page(link, after.take()).await else { return ListEnd::Silent };
+            let request = |question| {
+                let list = ListNodes { question, after: after.take() };
+                link.signal(&NodeName::none(), FrameKind::ListNodes(list))
+            };
+            let Some(page) = self.pages.ask(link, PAGE_TIMEOUT, request).await else {
+                return ListEnd::Silent;
+            };
             after = page.nodes.last().map(|last| last.node.clone());
             let room = share.saturating_sub(nodes.len());
             // A peer that announces more after an empty page would keep us asking.
@@ -94,23 +98,6 @@ impl Peers {
         }
     }
 
-    /// Requests one page. Returns `None` without an answer.
-    async fn ask_page(&self, link: &LinkSender, after: Option<NodeName>) -> Option<NodePage> {
-        let question = self.question();
-        let (answer, answered) = oneshot::channel();
-        // Inserted before sending, like a Find; the guard removes it in every case.
-        self.pages.lock().insert((question, link.id), answer);
-        let _pending = PendingPage { peers: self, key: (question, link.id) };
-        let request = FrameKind::ListNodes(ListNodes { question, after });
-        if !link.signal(&NodeName::none(), request) {
-            return None;
-        }
-        tokio::select! {
-            page = timeout(PAGE_TIMEOUT, answered) => page.ok()?.ok(),
-            () = link.closed() => None,
-        }
-    }
-
     /// Answers a peer's request for a page of the nodes that are linked here.
     pub fn handle_list_nodes(&self, from: &LinkSender, request: &ListNodes) {
         let (nodes, more) = self.dial_context.registry.page(request.after.as_ref(), MAX_PAGE_NODES);
@@ -120,10 +107,7 @@ impl Peers {
 
     /// Delivers a page. A page that was not requested over that link is dropped.
     pub fn handle_node_page(&self, from: &LinkSender, page: NodePage) {
-        if let Some(request) = self.pages.lock().remove(&(page.question, from.id)) {
-            // This fails only if the waiter has just left.
-            let _ = request.send(page);
-        }
+        self.pages.answer(page.question, from, page);
     }
 }
 
@@ -147,18 +131,6 @@ impl<'a> WaiterCount<'a> {
 impl Drop for WaiterCount<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, SeqCst);
-    }
-}
-
-/// A guard that removes a request when its waiter leaves.
-struct PendingPage<'a> {
-    peers: &'a Peers,
-    key: (u64, LinkId),
-}
-
-impl Drop for PendingPage<'_> {
-    fn drop(&mut self) {
-        self.peers.pages.lock().remove(&self.key);
     }
 }
 

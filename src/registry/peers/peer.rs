@@ -5,8 +5,8 @@ use std::future::ready;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -36,14 +36,13 @@ use tunnel_net::reload::Reload;
 use tunnel_net::socket::Buffered;
 use tunnel_net::tls::PeerTls;
 use tunnel_net::tls::error::HandshakeError;
-use tunnel_proto::state::LinkId;
 
 /// A peer. One task runs [`Self::run`] for it.
 ///
 /// Only that task changes the state and dials; others read the state and request a link by `redial`. A waiter for a link
 /// subscribes to the state before checking it, so no change in between is missed.
 #[derive(Debug)]
-pub(crate) struct Peer {
+pub struct Peer {
     /// The address of its gRPC port.
     pub(crate) at: SocketAddr,
     /// Whether it is in the list of peers, to which links are kept; otherwise DNS returned it once.
@@ -54,8 +53,6 @@ pub(crate) struct Peer {
     /// Time of the last use of its link.
     used: Mutex<Instant>,
     state: watch::Sender<PeerState>,
-    /// The number of the current link, so that finding the peer of a link takes no lock of each peer.
-    link: AtomicU64,
     /// Why the last attempt to link failed; `None` once one succeeds.
     trouble: Mutex<Option<PeerError>>,
     /// The name that it announced when it was last linked.
@@ -72,7 +69,6 @@ impl Peer {
             dismissed: CancellationToken::new(),
             used: Mutex::new(Instant::now()),
             state: watch::Sender::new(PeerState::Unlinked),
-            link: AtomicU64::new(NO_LINK_ID),
             trouble: Mutex::default(),
             name: Mutex::default(),
         })
@@ -105,17 +101,6 @@ impl Peer {
     /// Returns true if the address is this server's own.
     pub(crate) fn is_self(&self) -> bool {
         matches!(&*self.state.borrow(), PeerState::Stopped(PeerError::SelfDial(_)))
-    }
-
-    /// Returns true if that link is the current link to this peer.
-    pub(crate) fn has_link(&self, link: LinkId) -> bool {
-        self.link.load(Relaxed) == link.0
-    }
-
-    fn set_state(&self, state: PeerState) {
-        let link = if let PeerState::Linked(link) = &state { link.id.0 } else { NO_LINK_ID };
-        self.link.store(link, Relaxed);
-        self.state.send_replace(state);
     }
 
     /// Records that its link has just been used.
@@ -151,14 +136,14 @@ impl Peer {
                 return;
             }
             let why = "no longer listed as a peer".into();
-            self.set_state(PeerState::Stopped(PeerError::NoLink { at: self.at, cause: why }));
+            self.state.send_replace(PeerState::Stopped(PeerError::NoLink { at: self.at, cause: why }));
             self.note(None, &context);
             // Checked after the state was set, because another thread may have listed the peer again. If that happened
             // before the check, this task continues; otherwise the list finds the stopped state and replaces the peer.
             if drain.is_draining() || self.dismissed.is_cancelled() || !self.listed.load(Relaxed) {
                 return;
             }
-            self.set_state(PeerState::Unlinked);
+            self.state.send_replace(PeerState::Unlinked);
         }
     }
 
@@ -176,7 +161,7 @@ impl Peer {
                 // DNS returned it, and the search no longer waits for it.
                 () = sleep(IDLE_TIMEOUT) => break,
             }
-            self.set_state(PeerState::Dialling(Instant::now()));
+            self.state.send_replace(PeerState::Dialling(Instant::now()));
             let pause = match context.dialer.dial(self.at, false).await {
                 Ok(link) => {
                     failures = 0;
@@ -185,7 +170,7 @@ impl Peer {
                 }
                 Err(why @ PeerError::SelfDial(_)) => {
                     tracing::debug!(server_addr = %self.at, "address belongs to this server");
-                    self.set_state(PeerState::Stopped(why));
+                    self.state.send_replace(PeerState::Stopped(why));
                     self.note(None, context);
                     return;
                 }
@@ -216,7 +201,7 @@ impl Peer {
             tracing::debug!(error = %why, "cannot link to peer");
         }
         let pause = why.pause(failures, listed);
-        self.set_state(PeerState::Failed(Instant::now() + pause, why.clone()));
+        self.state.send_replace(PeerState::Failed(Instant::now() + pause, why.clone()));
         self.note(Some(why), context);
         pause
     }
@@ -234,7 +219,7 @@ impl Peer {
     /// Sets the state as if it had just been linked.
     #[cfg(test)]
     pub(crate) fn set_linked(&self, link: &Arc<LinkSender>) {
-        self.set_state(PeerState::Linked(link.clone()));
+        self.state.send_replace(PeerState::Linked(link.clone()));
     }
 
     /// Returns the earliest time of the next attempt, if the last one failed.
@@ -248,8 +233,6 @@ impl Peer {
     }
 }
 
-/// The link number that means no link.
-const NO_LINK_ID: u64 = u64::MAX;
 /// Number of failures in a row after which one is logged as a warning.
 const WARN_AFTER_FAILURES: u32 = 3;
 /// A link to a peer that DNS returned is closed if it was not used for this long.
@@ -261,11 +244,11 @@ impl Peer {
     /// Serves a link until it ends. An unresponsive link is replaced by a new one.
     async fn serve(&self, mut link: Arc<LinkSender>, second: &mut BackupDialer, context: &DialContext) {
         while let Some(next) = self.serve_one(&link, second, context).await {
-            self.set_state(PeerState::Linked(next.clone()));
+            self.state.send_replace(PeerState::Linked(next.clone()));
             link.close();
             link = next;
         }
-        self.set_state(PeerState::Unlinked);
+        self.state.send_replace(PeerState::Unlinked);
     }
 
     /// Serves a link until it ends. Returns the backup link if it is unresponsive and that has answered first.
@@ -278,7 +261,7 @@ impl Peer {
         let server = link.instance.map(tracing::field::debug);
         tracing::info!(link = %link.id, server_addr = %self.at, server, "linked to peer");
         *self.name.lock() = link.ends().and_then(|ends| ends.server_name.clone());
-        self.set_state(PeerState::Linked(link.clone()));
+        self.state.send_replace(PeerState::Linked(link.clone()));
         self.note(None, context);
         context.changed.send_replace(());
         context.links_changed.notify_one();

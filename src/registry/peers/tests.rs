@@ -5,10 +5,10 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 
+use super::*;
 use crate::registry::peers::MAX_KNOWN;
 use crate::registry::peers::node_list::{ListEnd, MAX_LISTED};
-use crate::registry::peers::peer::REDIAL_DELAY;
-use crate::registry::peers::peer::{PeerDialer, TlsPeerDialer};
+use crate::registry::peers::peer::{PeerDialer, REDIAL_DELAY, TlsPeerDialer};
 use tunnel_base::metrics::Metrics;
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::link::Link;
@@ -18,8 +18,7 @@ use tunnel_net::reload::Reload;
 use tunnel_net::tls::{self, PeerTls, TlsClientConfig, Trust};
 use tunnel_proto::frame::{ListedNode, MAX_PAGE_NODES, Remote};
 use tunnel_proto::halves::WindowLimits;
-
-use super::*;
+use tunnel_proto::state::LinkId;
 
 /// Returns the peers of a server with this list, at addresses where nothing listens.
 pub(crate) fn peers(list: &[&str]) -> (Arc<Peers>, watch::Sender<Vec<SocketAddr>>, mpsc::Receiver<Link>) {
@@ -74,7 +73,7 @@ async fn a_peer_that_is_no_longer_listed_is_not_queried() {
 #[tokio::test(start_paused = true)]
 async fn an_unlisted_peer_remains_until_its_link_closes() {
     let (peers, tell, _made) = peers(&["127.0.0.1:1"]);
-    let PeerHandle(HandleKind::Known(peer)) = peers.all().pop().unwrap() else { panic!("it is on the list") };
+    let PeerHandle::Known(peer) = peers.all().pop().unwrap() else { panic!("it is on the list") };
     // It is dialled at once, unsuccessfully.
     peers.changes().changed().await.unwrap();
     let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)));
@@ -138,7 +137,7 @@ async fn an_address_from_dns_is_not_dialled_for_each_client() {
     for _ in 0..300 {
         let server = peers.at([127, 0, 0, 1].into(), 1).pop().unwrap();
         assert!(server.link().await.is_err());
-        let PeerHandle(HandleKind::Known(dead)) = &server else { panic!("it has an address") };
+        let PeerHandle::Known(dead) = &server else { panic!("it has an address") };
         let until = dead.failed_until();
         if until.is_some() && until != last {
             (dials, last) = (dials + 1, until);
@@ -202,18 +201,18 @@ async fn an_answer_is_accepted_only_over_the_link_of_its_query() {
     let found = |question| Found { here: true, ..Found::not_here(question) };
     let other = LinkSender::new(LinkId(8), Remote::Peer, Some(Instance::random()));
     let answers = async {
-        while peers.questions.lock().is_empty() {
+        while peers.questions.pending.lock().is_empty() {
             tokio::task::yield_now().await;
         }
         assert!(peers.handle_found(&other, found(1)).is_none(), "not asked over that link");
-        assert_eq!(peers.questions.lock().len(), 1);
+        assert_eq!(peers.questions.pending.lock().len(), 1);
         assert!(peers.handle_found(&link, found(1)).is_none());
     };
     let (queried, ()) = tokio::join!(peers.ask(&server, &node), answers);
     assert_eq!(queried.unwrap().0.id, link.id);
     assert_eq!(peers.handle_found(&link, found(UNSOLICITED)), Some(found(UNSOLICITED)));
     peers.remove(&link);
-    assert!(peers.all().is_empty() && peers.questions.lock().is_empty());
+    assert!(peers.all().is_empty() && peers.questions.pending.lock().is_empty());
 }
 
 /// Returns a page with these nodes.
@@ -232,7 +231,8 @@ fn page(question: u64, names: &[String], more: bool) -> NodePage {
 /// Answers each request that is pending, as `answers` does with its number.
 async fn answer_pages(peers: &Peers, link: &LinkSender, answers: impl Fn(u64) -> NodePage) {
     loop {
-        let pending: Vec<_> = peers.pages.lock().keys().filter(|(_, id)| *id == link.id).copied().collect();
+        let pending: Vec<_> =
+            peers.pages.pending.lock().keys().filter(|(_, id)| *id == link.id).copied().collect();
         for (question, _) in pending {
             peers.handle_node_page(link, answers(question));
         }
@@ -262,7 +262,7 @@ async fn nodes_of_all_peers_are_listed_and_a_silent_peer_is_reported() {
     };
     assert_eq!((of(&answering).nodes.len(), &of(&answering).end), (2, &ListEnd::Complete));
     assert_eq!((of(&silent).nodes.len(), &of(&silent).end), (0, &ListEnd::Silent));
-    assert!(peers.pages.lock().is_empty());
+    assert!(peers.pages.pending.lock().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -323,9 +323,7 @@ async fn a_relinked_peer_is_queried_over_the_newer_link_and_the_dead_one_closes(
 #[tokio::test(start_paused = true)]
 async fn a_peer_linked_in_both_directions_is_queried_once() {
     let (peers, _tell, _made) = peers(&["127.0.0.1:1"]);
-    let PeerHandle(HandleKind::Known(known)) = peers.all().pop().unwrap() else {
-        panic!("it is on the list")
-    };
+    let PeerHandle::Known(known) = peers.all().pop().unwrap() else { panic!("it is on the list") };
     // It is dialled at once, unsuccessfully.
     peers.changes().changed().await.unwrap();
     let link = |id| LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(7)));
@@ -338,7 +336,7 @@ async fn a_peer_linked_in_both_directions_is_queried_once() {
 #[tokio::test(start_paused = true)]
 async fn a_refusing_peer_is_redialled_with_backoff() {
     let (peers, _tell, _made) = peers(&["127.0.0.1:1"]);
-    let PeerHandle(HandleKind::Known(dead)) = &peers.all()[0] else { panic!("it is on the list") };
+    let PeerHandle::Known(dead) = &peers.all()[0] else { panic!("it is on the list") };
     let (mut failures, mut last, mut longest) = (0, None, Duration::ZERO);
     for _ in 0..10_000 {
         assert!(dead.link().now_or_never().is_none_or(|link| link.is_err()));
@@ -371,9 +369,7 @@ async fn a_new_peer_link_wakes_waiters_for_a_node() {
 #[tokio::test(start_paused = true)]
 async fn loads_are_valid_while_fresh_and_if_all_peers_report() {
     let (peers, tell, _made) = peers(&["127.0.0.1:1"]);
-    let PeerHandle(HandleKind::Known(listed)) = peers.all().pop().unwrap() else {
-        panic!("it is on the list")
-    };
+    let PeerHandle::Known(listed) = peers.all().pop().unwrap() else { panic!("it is on the list") };
     peers.changes().changed().await.unwrap();
     let link = |id: u64| LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())));
     let load = |nodes| Load { nodes, stopping: false };

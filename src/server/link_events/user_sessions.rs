@@ -12,41 +12,35 @@ use crate::listener::admission::{Admission, ListenerContext, OpenRequest};
 use crate::listener::denial::Denial;
 use crate::server::ServerContext;
 use crate::server::link_events::{BridgeAccess, SearchPermits, bridge_to_plain};
-use crate::server::user_links::{User, judge};
+use crate::server::user_links::User;
 use tunnel_link::table::RelayRequest;
 use tunnel_proto::frame::{Category, ErrorCode, SessionError};
 
 /// Relays a request of a user's program if it is allowed, in its own task, because the search for a path may take
 /// seconds.
 pub(crate) fn spawn_request(request: RelayRequest, shared: &Arc<ServerContext>, room: &SearchPermits) {
-    let user = shared.user_links.user_of(request.from());
-    let (Some(user), Some(context)) = (user, shared.user_links.context().cloned()) else {
+    let Some(user) = shared.user_links.user_of(request.from()) else {
         return request
             .refuse(SessionError::new(ErrorCode::NotAllowed, "the access of this user was revoked"));
     };
     let drain = shared.link_context.drain.clone();
     if request.category() == Category::Admin {
         let span = info_span!("admin", user = %user.client.user, device = %user.client.device);
-        return drain.spawn(span, answer(request, user, context, shared.clone()));
+        return drain.spawn(span, answer(request, user, shared.clone()));
     }
     let span =
         info_span!("relay", user = %user.client.user, device = %user.client.device, session = %request.id());
     let (room, shared) = (room.clone(), shared.clone());
-    drain.spawn(span, relay(request, user, context, room, shared));
+    drain.spawn(span, relay(request, user, room, shared));
 }
 
 /// Answers a request of the admin API, as the end of its session.
-async fn answer(
-    request: RelayRequest,
-    user: User,
-    context: Arc<ListenerContext>,
-    shared: Arc<ServerContext>,
-) {
+async fn answer(request: RelayRequest, user: User, shared: Arc<ServerContext>) {
     // Checked again, because the config may have changed.
-    if let Err(denial) = judge(&user, &context) {
-        return request.refuse(refusal(&denial, &context));
+    if let Err(denial) = user.judge() {
+        return request.refuse(refusal(&denial, &user.context));
     }
-    let User { client, from, .. } = user;
+    let User { client, from, context, .. } = user;
     let Ok(_permit) = shared.user_links.requests.try_acquire(&client.user) else {
         let why =
             format!("user {} waits for too many answers, or all users together do; try again", client.user);
@@ -59,16 +53,10 @@ async fn answer(
     }
 }
 
-async fn relay(
-    mut request: RelayRequest,
-    user: User,
-    context: Arc<ListenerContext>,
-    room: SearchPermits,
-    shared: Arc<ServerContext>,
-) {
+async fn relay(mut request: RelayRequest, user: User, room: SearchPermits, shared: Arc<ServerContext>) {
     let (id, resumes, target) = (request.id(), request.resumes(), request.target().clone());
     let open_request = OpenRequest { node: None, target, credentials: HeaderMap::new() };
-    let User { client, identity, from } = user;
+    let User { client, identity, from, context } = user;
     let mut admission = Admission::of_link(context.clone(), from, identity, client.device);
     let authorized = match admission.authorize(Ok(open_request), String::new()).await {
         Ok(authorized) => authorized,

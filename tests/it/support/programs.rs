@@ -5,14 +5,13 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
-use tokio::time::Instant;
 use tunnel::config::Environment;
 use tunnel::edge::Edge;
 use tunnel::edge::config::EdgeConfig;
 use tunnel::registry::LinkedNode;
 use tunnel::server::Server;
 use tunnel::server::config::ServerConfig;
-use tunnel_base::names::{NodeName, Target};
+use tunnel_base::names::Target;
 use tunnel_net::tls::Identity;
 
 use super::clients::{self, Answer};
@@ -150,9 +149,13 @@ impl TestServer {
 
     /// Waits until a node is linked.
     pub(crate) async fn wait_for_node(&self, node: &str) -> LinkedNode {
-        let node: NodeName = node.parse().unwrap();
-        let until = Instant::now() + super::TIMEOUT;
-        self.server.registry.wait(&node, None, until).await.unwrap_or_else(|| panic!("{node} is not linked"))
+        let mut linked = None;
+        wait_until(&format!("{node} is linked"), || {
+            linked = self.link(node);
+            linked.is_some()
+        })
+        .await;
+        linked.unwrap()
     }
 
     /// Waits until no trace of any session is left: neither in the table, nor in memory, nor in a counter.

@@ -52,7 +52,7 @@ fn ours(etcd: &Arc<SerialEtcd>) -> EtcdRecords {
         std::future::ready(Ok(connection(move |call| etcd.clone().call(call)))).boxed()
     };
     let cluster = EtcdEndpoints::new(1, Box::new(open));
-    EtcdRecords::by(cluster, "/skydns".to_owned(), IpAddr::from([10, 0, 0, 1]))
+    EtcdRecords::new(cluster, "/skydns".to_owned(), IpAddr::from([10, 0, 0, 1]))
 }
 
 /// Adds this many records.

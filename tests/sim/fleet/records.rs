@@ -54,7 +54,7 @@ impl PublishingServer {
         let report_state = reports.clone();
         let publisher = Publisher {
             registry: registry.clone(),
-            store: Box::new(etcd::EtcdRecords::by(cluster, "/skydns".to_owned(), ip)),
+            store: Box::new(etcd::EtcdRecords::new(cluster, "/skydns".to_owned(), ip)),
             zone: Arc::new(Zone::new(ZONE.to_owned(), Vec::new(), |_| false)),
             vet: RecordPolicy::new(resolver, |_| Box::pin(std::future::ready(false))),
             metrics,
@@ -86,7 +86,7 @@ impl Cloud {
         self.links += 1;
         let sender = LinkSender::new(LinkId(self.links), Remote::Edge(name.clone()), None);
         let from = (self.servers[server].ip, 1).into();
-        let linked = LinkedNode { sender, instance: None, from, ips: Arc::default() };
+        let linked = LinkedNode { sender, from, ips: Arc::default() };
         self.servers[server].registry.insert(linked, false);
     }
 

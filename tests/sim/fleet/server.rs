@@ -8,6 +8,7 @@ use std::task::{Poll, ready};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::Span;
 use tunnel::registry::peers::{ANNOUNCE_INTERVAL, PeerAddressSource, Peers};
@@ -57,7 +58,7 @@ impl SimServer {
         let wires = Arc::new(Wires::new(net, at, own));
         let peers = Peers::new(addresses, registry.clone(), wires, own, drain.clone());
         let zone = Arc::new(Zone::new(ZONE.to_owned(), Vec::new(), |_| false));
-        let dns = Dns::new(names, zone);
+        let dns = Dns::new(names, zone, watch::Sender::default().subscribe());
         let finder = Finder::new(registry.clone(), own, peers.clone(), dns, at.port());
         let [stopping, cut_off] = [false; 2].map(AtomicBool::new);
         let server = Self { at, own, registry, peers, finder, table, drain, figures, stopping, cut_off };
@@ -90,12 +91,7 @@ impl SimServer {
     pub(crate) fn links(self: &Arc<Self>, net: &Net, node: &NodeName, process: Instance) {
         let (id, peer) = (LinkId(net.number()), Remote::Edge(node.clone()));
         let sender = LinkSender::new(id, peer, Some(process));
-        let linked = LinkedNode {
-            sender: sender.clone(),
-            instance: Some(process),
-            from: self.at,
-            ips: Arc::default(),
-        };
+        let linked = LinkedNode { sender: sender.clone(), from: self.at, ips: Arc::default() };
         self.registry.insert(linked, false);
         net.publish(node, self.at.ip());
         self.finder.on_linked(node);

@@ -28,7 +28,7 @@ use tunnel_net::socket::Connection;
 use tunnel_net::tcp_info::TcpInfoReader;
 use tunnel_net::tls::verify::ClientCertificate;
 use tunnel_proto::frame::Remote;
-use tunnel_proto::hello::{Caller, Hello, HelloError, is_padded, pad, user_agent};
+use tunnel_proto::hello::{Caller, Hello, HelloError, LinkPurpose, is_padded, pad, user_agent};
 
 /// What arrives at the listener for links.
 #[derive(Debug)]
@@ -203,7 +203,9 @@ impl Call {
     /// Accepts the call and returns its link to `peer`, which is who the caller has proved to be.
     pub fn accept(self, peer: Remote) -> Link {
         let instance = self.caller.instance();
+        let mut is_interactive = false;
         if let Caller::Edge(hello) = &self.caller {
+            is_interactive = hello.purpose == LinkPurpose::Interactive;
             self.shared.ahead.set_purpose(hello.purpose);
         }
         let ConnectionState { link_context, ahead, tcp_info, connection, accepted } = self.shared;
@@ -221,7 +223,7 @@ impl Call {
         let _ = self.answer.send(Some(response));
         Link::new(
             outbound,
-            RemoteInfo { answers: true, incoming: self.incoming, ahead, connection },
+            RemoteInfo { answers: true, is_interactive, incoming: self.incoming, ahead, connection },
             link_context.table,
             link_context.metrics,
         )

@@ -211,7 +211,8 @@ impl CallResponse {
         // Fails only if the body was dropped with its connection; then the link's first read fails too.
         let _ = self.agree.send(outbound.clone());
         let connection = self.connection.disarm();
-        let far = RemoteInfo { answers: false, incoming: self.incoming, ahead: self.ahead, connection };
+        let (incoming, ahead) = (self.incoming, self.ahead);
+        let far = RemoteInfo { answers: false, is_interactive: false, incoming, ahead, connection };
         Link::new(outbound, far, link_context.table.clone(), link_context.metrics.clone())
     }
 }

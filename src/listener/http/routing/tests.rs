@@ -42,12 +42,7 @@ impl Site {
         let edge4 =
             LinkSender::new(LinkId(1), Remote::Edge("edge4".parse().unwrap()), Some(Instance::random()));
         registry.insert(
-            LinkedNode {
-                sender: edge4,
-                instance: None,
-                from: ([10, 0, 0, 4], 1).into(),
-                ips: Arc::default(),
-            },
+            LinkedNode { sender: edge4, from: ([10, 0, 0, 4], 1).into(), ips: Arc::default() },
             false,
         );
         let addresses = AddressBook::new(

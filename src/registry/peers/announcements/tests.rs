@@ -31,12 +31,8 @@ fn link_nodes(peers: &Peers, count: u64) -> Vec<Arc<LinkSender>> {
     let mut links = Vec::new();
     for n in 0..count {
         let sender = LinkSender::new(LinkId(1000 + n), Remote::Edge(node(n)), Some(Instance::random()));
-        let linked = LinkedNode {
-            sender: sender.clone(),
-            instance: None,
-            from: ([127, 0, 0, 1], 1).into(),
-            ips: Arc::default(),
-        };
+        let linked =
+            LinkedNode { sender: sender.clone(), from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() };
         peers.dial_context.registry.insert(linked, false);
         peers.announce(&node(n));
         links.push(sender);

@@ -1,4 +1,4 @@
-//! Links of edges that have proved their name by a token or a certificate. A link ends when the token file loses that
+//! Links of edges, which have proved their name by a token or a certificate. A link ends when the token file loses that
 //! token, its invitation is revoked, or the cluster loses that Node or its edge label.
 
 use std::collections::HashMap;
@@ -34,9 +34,9 @@ use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::hello::Hello;
 use tunnel_proto::state::LinkId;
 
-/// The links that were accepted for a token or a certificate.
+/// The links of edges to this server, each with the credentials for which it was accepted.
 #[derive(Debug)]
-pub(crate) struct AuthenticatedLinks {
+pub(crate) struct EdgeLinks {
     tokens: Reload<NodeTokens>,
     /// The nodes that joined by invitation; `None` if that is not enabled.
     enrolment: Option<Arc<SharedEnrolments>>,
@@ -44,7 +44,7 @@ pub(crate) struct AuthenticatedLinks {
     nodes: Option<ClusterNodes>,
     /// Whether certificates prove the edges of Nodes.
     certificates: bool,
-    links: Mutex<HashMap<LinkId, AuthenticatedLink>>,
+    links: Mutex<HashMap<LinkId, EdgeLink>>,
     /// Permits for waiting for the answer to a wrong token.
     pub(crate) refusal_permits: FairLimiter,
 }
@@ -58,9 +58,9 @@ pub(crate) struct EdgeCredentials {
 
 /// A link with the credentials for which it was accepted.
 #[derive(Debug, Clone)]
-struct AuthenticatedLink {
+struct EdgeLink {
     sender: Arc<LinkSender>,
-    evidence: EdgeCredentials,
+    credentials: EdgeCredentials,
 }
 
 /// Reads the token file. `certificates` allows edges to use certificates as well, `invitations` to join; `egress` means
@@ -125,21 +125,16 @@ fn is_empty_intended(tokens: &NodeTokens, is_optional: bool) -> bool {
     tokens.has_blocked_nodes() || is_optional && tokens.errors().is_empty()
 }
 
-impl AuthenticatedLinks {
-    /// Starts closing the links whose credentials are revoked.
-    pub(crate) fn start(
+impl EdgeLinks {
+    /// Returns an empty list. [`Self::watch_revocations`] closes links.
+    pub(crate) fn new(
         tokens: Reload<NodeTokens>,
         enrolment: Option<Arc<SharedEnrolments>>,
         nodes: Option<ClusterNodes>,
         certificates: bool,
-        registry: Arc<Registry>,
-        table: Arc<SessionTable>,
-        drain: &Drain,
     ) -> Arc<Self> {
         let (links, refusal_permits) = (Mutex::default(), FairLimiter::new(REFUSAL_LIMITS));
-        let proven = Arc::new(Self { tokens, enrolment, nodes, certificates, links, refusal_permits });
-        drain.spawn(info_span!("tokens"), proven.clone().watch_revocations(registry, table, drain.clone()));
-        proven
+        Arc::new(Self { tokens, enrolment, nodes, certificates, links, refusal_permits })
     }
 
     /// Returns true if the token file has a separate line for the node, or the node has joined by invitation.
@@ -153,14 +148,14 @@ impl AuthenticatedLinks {
     }
 
     /// Returns whose certificate a handshake has accepted, if the client presented one.
-    pub(crate) fn certificate(&self, shown: Option<ClientCertificate>) -> Certificate {
-        let Some(shown) = shown else { return Certificate::None };
-        if shown.is_users() {
-            return Certificate::User(shown);
+    pub(crate) fn certificate(&self, presented: Option<ClientCertificate>) -> Certificate {
+        let Some(certificate) = presented else { return Certificate::None };
+        if certificate.is_users() {
+            return Certificate::User(certificate);
         }
         // Besides users and edges only servers have accepted certificates, so any other caller with one may claim to be
         // a server.
-        let edges = || EdgeCerts::names(shown.leaf()?);
+        let edges = || EdgeCerts::names(certificate.leaf()?);
         match self.certificates.then(edges).flatten().as_deref() {
             None => Certificate::Peer,
             Some([node]) => Certificate::Edge(node.parse().ok()),
@@ -175,25 +170,20 @@ impl AuthenticatedLinks {
         let lines =
             lines.map(|(ip, node)| AddressClaim { ip: *ip, node: node.clone(), by: ClaimSource::TokenLine });
         let links = self.lock();
-        let edges = links.values().flat_map(
-            |AuthenticatedLink { evidence: EdgeCredentials { hello, .. }, .. }| {
-                hello.ips.iter().map(|ip| AddressClaim {
-                    ip: *ip,
-                    node: hello.node.clone(),
-                    by: ClaimSource::Edge,
-                })
-            },
-        );
+        let edges = links.values().flat_map(|EdgeLink { credentials, .. }| {
+            let Hello { ips, node, .. } = &credentials.hello;
+            ips.iter().map(|ip| AddressClaim { ip: *ip, node: node.clone(), by: ClaimSource::Edge })
+        });
         lines.chain(edges).collect()
     }
 
     /// Authenticates like [`Self::authenticate`], but first refreshes the invitations if an edge may just have joined
     /// at a peer.
-    pub(crate) async fn authenticate_fresh(&self, evidence: &EdgeCredentials) -> Result<(), TokenError> {
-        match (self.authenticate(evidence), &self.enrolment) {
+    pub(crate) async fn authenticate_fresh(&self, credentials: &EdgeCredentials) -> Result<(), TokenError> {
+        match (self.authenticate(credentials), &self.enrolment) {
             (Err(_), Some(enrolment)) => {
                 enrolment.refresh().await;
-                self.authenticate(evidence)
+                self.authenticate(credentials)
             }
             (judged, _) => judged,
         }
@@ -212,7 +202,7 @@ impl AuthenticatedLinks {
     /// The reason, only for the log.
     pub(crate) fn authenticate(
         &self,
-        EdgeCredentials { hello, certificate_node: agent }: &EdgeCredentials,
+        EdgeCredentials { hello, certificate_node }: &EdgeCredentials,
     ) -> Result<(), TokenError> {
         let (tokens, node) = (self.tokens.load(), &hello.node);
         if tokens.is_blocked(node) {
@@ -223,7 +213,7 @@ impl AuthenticatedLinks {
             let is_edge = nodes.as_ref().map(|nodes| nodes.get(&node.as_str().to_ascii_lowercase()).copied());
             match is_edge {
                 Some(Some(false)) => return Err(TokenError::NoEdge(node.clone())),
-                _ if agent.as_ref() != Some(node) => {}
+                _ if certificate_node.as_ref() != Some(node) => {}
                 Some(Some(true)) => return Ok(()),
                 Some(None) => return Err(TokenError::NoNode(node.clone())),
                 None => return Err(TokenError::NodesUnknown),
@@ -240,11 +230,11 @@ impl AuthenticatedLinks {
     }
 
     /// Records the link of an authenticated edge, so that it ends with the token.
-    pub(crate) fn track(&self, sender: &Arc<LinkSender>, evidence: &EdgeCredentials) {
-        let proof = AuthenticatedLink { sender: sender.clone(), evidence: evidence.clone() };
-        self.lock().insert(sender.id, proof);
+    pub(crate) fn track(&self, sender: &Arc<LinkSender>, credentials: &EdgeCredentials) {
+        let link = EdgeLink { sender: sender.clone(), credentials: credentials.clone() };
+        self.lock().insert(sender.id, link);
         // The file may have changed since the check.
-        if self.authenticate(evidence).is_err() {
+        if self.authenticate(credentials).is_err() {
             sender.close();
         }
     }
@@ -260,7 +250,7 @@ impl AuthenticatedLinks {
     }
 
     /// Closes each link whose token was revoked, until draining begins.
-    async fn watch_revocations(
+    pub(crate) async fn watch_revocations(
         self: Arc<Self>,
         registry: Arc<Registry>,
         table: Arc<SessionTable>,
@@ -284,30 +274,30 @@ impl AuthenticatedLinks {
                 _ = OptionFuture::from(joined.as_mut().map(watch::Receiver::changed)), if joined.is_some() => {}
                 Some(Ok(())) = OptionFuture::from(nodes.as_mut().map(watch::Receiver::changed)) => {}
             }
-            let all: Vec<AuthenticatedLink> = self.lock().values().cloned().collect();
+            let all: Vec<EdgeLink> = self.lock().values().cloned().collect();
             let revoked =
-                all.into_iter().filter_map(|proof| Some((self.authenticate(&proof.evidence).err()?, proof)));
+                all.into_iter().filter_map(|link| Some((self.authenticate(&link.credentials).err()?, link)));
             let revoked: Vec<_> = revoked.collect();
             if revoked.is_empty() {
                 continue;
             }
             // Before the sessions are reset, so that no new one takes their place.
-            for (_, proof) in &revoked {
-                self.untrack(&proof.sender);
-                registry.remove(&proof.sender);
+            for (_, link) in &revoked {
+                self.untrack(&link.sender);
+                registry.remove(&link.sender);
             }
             let names: Vec<&str> = revoked
                 .iter()
                 .take(MAX_NODES_LOGGED)
-                .map(|(_, proof)| proof.evidence.hello.node.as_str())
+                .map(|(_, link)| link.credentials.hello.node.as_str())
                 .collect();
             warn!(
                 links = revoked.len(),
                 nodes = names.join(" "),
                 "links ended: token revoked, Node deleted or edge label removed"
             );
-            let close = |(why, proof): (TokenError, AuthenticatedLink)| {
-                (proof.sender, revocation(&why, &proof.evidence.hello.node))
+            let close = |(why, link): (TokenError, EdgeLink)| {
+                (link.sender, revocation(&why, &link.credentials.hello.node))
             };
             let revoked = revoked.into_iter().map(close).collect();
             // In its own task, because the next node must not keep its links meanwhile.
@@ -315,7 +305,7 @@ impl AuthenticatedLinks {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<LinkId, AuthenticatedLink>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<LinkId, EdgeLink>> {
         self.links.lock()
     }
 }
@@ -396,8 +386,8 @@ mod tests {
         name.parse().unwrap()
     }
 
-    /// Returns the credentials of the edge of node1, with that token and the certificate of the node `agent`.
-    fn evidence(token: &str, agent: Option<&str>) -> EdgeCredentials {
+    /// Returns the credentials of the edge of node1, with that token and the certificate of the node `certificate`.
+    fn credentials(token: &str, certificate: Option<&str>) -> EdgeCredentials {
         let hello = Hello {
             node: node("node1"),
             token: token.to_owned(),
@@ -405,13 +395,11 @@ mod tests {
             purpose: LinkPurpose::Primary,
             ips: Box::default(),
         };
-        EdgeCredentials { hello, certificate_node: agent.map(node) }
+        EdgeCredentials { hello, certificate_node: certificate.map(node) }
     }
 
-    fn proven(nodes: Option<ClusterNodes>) -> AuthenticatedLinks {
-        let tokens = Reload::fixed(NodeTokens::parse("node1:right\n"));
-        let (links, refusal_permits) = (Mutex::default(), FairLimiter::new(REFUSAL_LIMITS));
-        AuthenticatedLinks { tokens, enrolment: None, nodes, certificates: true, links, refusal_permits }
+    fn edge_links(tokens: &str, nodes: Option<ClusterNodes>) -> Arc<EdgeLinks> {
+        EdgeLinks::new(Reload::fixed(NodeTokens::parse(tokens)), None, nodes, true)
     }
 
     /// Returns these Nodes, each with whether it has the edge label.
@@ -422,19 +410,18 @@ mod tests {
     #[test]
     fn a_node_without_the_edge_label_is_refused_and_an_unknown_name_passes() {
         let nodes = watch::Sender::new(None);
-        let tokens = Reload::fixed(NodeTokens::parse("default:shared\ncp2:own\n"));
-        let proven = AuthenticatedLinks { tokens, ..proven(Some(nodes.subscribe())) };
-        let authenticate_as = |name: &str, token: &str, agent: Option<&str>| {
-            let mut evidence = evidence(token, agent);
-            evidence.hello.node = node(name);
-            proven.authenticate(&evidence)
+        let links = edge_links("default:shared\ncp2:own\n", Some(nodes.subscribe()));
+        let authenticate_as = |name: &str, token: &str, certificate: Option<&str>| {
+            let mut credentials = credentials(token, certificate);
+            credentials.hello.node = node(name);
+            links.authenticate(&credentials)
         };
         assert!(authenticate_as("cp1", "shared", None).is_ok(), "kube-apiserver has not answered yet");
         nodes.send_replace(known([("cp1", false), ("cp2", false), ("edge1", true)]));
-        for (name, token, agent) in
+        for (name, token, certificate) in
             [("cp1", "shared", None), ("CP1", "shared", None), ("cp2", "own", None), ("cp1", "", Some("cp1"))]
         {
-            let judged = authenticate_as(name, token, agent);
+            let judged = authenticate_as(name, token, certificate);
             assert_eq!(judged, Err(TokenError::NoEdge(node(name))), "{name}");
             let why = judged.unwrap_err().to_string();
             assert!(
@@ -460,8 +447,9 @@ mod tests {
     #[test]
     fn a_certificate_is_valid_instead_of_a_token_while_its_node_exists() {
         let nodes = watch::Sender::new(None);
-        let proven = proven(Some(nodes.subscribe()));
-        let authenticate_as = |token: &str, agent: Option<&str>| proven.authenticate(&evidence(token, agent));
+        let links = edge_links("node1:right\n", Some(nodes.subscribe()));
+        let authenticate_as =
+            |token: &str, certificate: Option<&str>| links.authenticate(&credentials(token, certificate));
         // kube-apiserver has not answered since the start: edges with a certificate wait, and tokens alone are valid.
         for token in ["right", "wrong"] {
             assert!(
@@ -490,34 +478,33 @@ mod tests {
         let limits = SessionLimits { windows, memory: 1 << 20, sessions: 1, resume_timeout: Duration::ZERO };
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let nodes = watch::Sender::new(known([("node1", true), ("node2", true)]));
-        let tokens = Reload::fixed(NodeTokens::parse("default:shared\n"));
-        let registry = Registry::new(metrics);
-        let proven =
-            AuthenticatedLinks::start(tokens, None, Some(nodes.subscribe()), true, registry, table, &drain);
+        let links = edge_links("default:shared\n", Some(nodes.subscribe()));
+        let watching = links.clone().watch_revocations(Registry::new(metrics), table, drain.clone());
+        drain.spawn(info_span!("tokens"), watching);
         let track = |id, name| {
             let sender = LinkSender::new(LinkId(id), Remote::Edge(node(name)), Some(Instance::random()));
-            let mut evidence = evidence("shared", None);
-            evidence.hello.node = node(name);
-            proven.track(&sender, &evidence);
+            let mut credentials = credentials("shared", None);
+            credentials.hello.node = node(name);
+            links.track(&sender, &credentials);
             sender
         };
-        let links = [track(1, "node1"), track(2, "node2")];
-        for (blocked, is_edge) in [(&links[0], true), (&links[1], false)] {
+        let tracked = [track(1, "node1"), track(2, "node2")];
+        for (blocked, is_edge) in [(&tracked[0], true), (&tracked[1], false)] {
             nodes.send_replace(known([("node1", false), ("node2", is_edge)]));
             for _ in 0..100 {
                 yield_now().await;
             }
-            assert!(!proven.is_valid(blocked) && !blocked.is_closed(), "{:?}", blocked.peer);
+            assert!(!links.is_valid(blocked) && !blocked.is_closed(), "{:?}", blocked.peer);
         }
         drain.finish(Duration::from_secs(3), std::future::pending()).await;
-        assert!(links.iter().all(|link| link.is_closed()));
+        assert!(tracked.iter().all(|link| link.is_closed()));
     }
 
     #[test]
     fn tokens_are_checked_if_certificates_are_not_enabled() {
-        let proven = proven(None);
-        assert!(proven.authenticate(&evidence("right", Some("node1"))).is_ok());
-        assert!(proven.authenticate(&evidence("wrong", Some("node1"))).is_err());
+        let links = edge_links("node1:right\n", None);
+        assert!(links.authenticate(&credentials("right", Some("node1"))).is_ok());
+        assert!(links.authenticate(&credentials("wrong", Some("node1"))).is_err());
     }
 
     /// Kubernetes keeps its Node, and the kubelet's credentials would get it another certificate.
@@ -525,9 +512,8 @@ mod tests {
     fn a_node_with_an_empty_token_is_blocked_even_with_a_certificate() {
         let nodes = watch::Sender::new(known([("node1", true)]));
         for (text, is_in) in [("node2:a", true), ("default:a", true), ("Node1:\ndefault:a", false)] {
-            let tokens = Reload::fixed(NodeTokens::parse(text));
-            let proven = AuthenticatedLinks { tokens, ..proven(Some(nodes.subscribe())) };
-            let judged = proven.authenticate(&evidence("a", Some("node1")));
+            let links = edge_links(text, Some(nodes.subscribe()));
+            let judged = links.authenticate(&credentials("a", Some("node1")));
             assert_eq!(judged.is_ok(), is_in, "{text}: {judged:?}");
             assert!(is_in || judged == Err(TokenError::Blocked(node("node1"))), "{judged:?}");
         }

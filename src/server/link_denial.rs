@@ -1,0 +1,86 @@
+//! Calls that get no link: each refusal is counted, logged and answered here.
+
+use std::fmt;
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tracing::{field, warn};
+
+use crate::server::ServerContext;
+use tunnel_link::grpc::accept::{Call, CallRejection};
+use tunnel_net::limiter::Source;
+use tunnel_proto::hello::{Caller, UserProof};
+
+/// Why a caller gets no link.
+#[derive(Debug)]
+pub(crate) struct LinkDenial {
+    /// A fixed label for metrics.
+    reason: &'static str,
+    /// The reason for the log; `None` is not logged.
+    why: Option<String>,
+    answer: CallRejection,
+}
+
+impl LinkDenial {
+    /// Returns a denial that is not logged.
+    pub(crate) fn new(reason: &'static str, answer: CallRejection) -> Self {
+        Self { reason, why: None, answer }
+    }
+
+    /// Logs the text of the answer.
+    pub(crate) fn logged(self) -> Self {
+        Self { why: Some(self.answer.to_string()), ..self }
+    }
+
+    /// Returns the denial of a token. The caller does not learn why it is not valid.
+    pub(crate) fn token(why: impl fmt::Display) -> Self {
+        Self { reason: "token", why: Some(why.to_string()), answer: CallRejection::Token }
+    }
+
+    pub(crate) fn forbidden(why: impl fmt::Display) -> Self {
+        Self::new("forbidden", CallRejection::Forbidden(why.to_string())).logged()
+    }
+
+    /// Counts and logs the denial, and answers the call.
+    pub(crate) async fn send(self, call: Call, shared: &ServerContext) {
+        let metrics = &shared.link_context.metrics;
+        metrics.links_rejected.count(self.reason);
+        if let Some(why) = self.why
+            && metrics.refusals.may_log(self.reason, call.from.ip())
+        {
+            log(&call, &why);
+        }
+        match self.answer {
+            CallRejection::Token => refuse_token(call, shared).await,
+            answer => call.refuse(answer),
+        }
+    }
+}
+
+fn log(call: &Call, why: &str) {
+    let remote_addr = field::display(call.from);
+    match &call.caller {
+        Caller::Edge(hello) => warn!(node = %hello.node, remote_addr, reason = %why, "edge refused"),
+        Caller::Client(hello) => {
+            let user = if let UserProof::Token { user, .. } = &hello.proof { Some(user) } else { None };
+            let user = user.map(field::display);
+            warn!(user, device = %hello.device, remote_addr, reason = why, "user refused");
+        }
+        Caller::Peer { .. } => warn!(remote_addr, reason = why, "peer refused"),
+    }
+}
+
+/// Answers a wrong token late, and few of a source at once, so that guesses take long. A right token never waits here.
+async fn refuse_token(call: Call, shared: &ServerContext) {
+    match shared.edge_links.refusal_permits.try_acquire(&Source::of(call.from.ip())) {
+        Ok(_permit) => {
+            // Ends early if the server stops.
+            let _ = timeout(REFUSAL_DELAY, shared.stopping.cancelled()).await;
+            call.refuse(CallRejection::Token);
+        }
+        Err(_) => call.close(),
+    }
+}
+
+/// Delay before a wrong token is answered. A permit is held as long, even if the caller has closed its connection.
+const REFUSAL_DELAY: Duration = Duration::from_secs(1);
