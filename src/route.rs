@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tracing::info_span;
 
-use crate::registry::{Finder, LinkedNode, NodeNotFound, NodeWaiter, NodeWaiters, Path, RELINK_WINDOW};
+use crate::registry::{Finder, NodeNotFound, NodeWaiter, NodeWaiters, Path, RELINK_WINDOW};
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Host, Instance, NodeName, SessionId, Target};
@@ -89,13 +89,13 @@ impl From<RouteError> for OpenError {
 /// A router that opens sessions, and finds new paths for sessions that lost theirs. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct SessionRouter {
-    pub(crate) paths: PathSource,
+    paths: PathSource,
     table: Arc<SessionTable>,
     /// Timeout for opening a session, over all paths.
     pub(crate) timeout: Duration,
     /// Timeout for resuming a session.
     grace: Duration,
-    pub(crate) chance: RandomFraction,
+    chance: RandomFraction,
 }
 
 /// A source of random numbers from 0 to 1, for the backoff between attempts.
@@ -104,7 +104,7 @@ pub type RandomFraction = fn() -> f64;
 impl SessionRouter {
     /// Creates the router of a server: `finder` finds the nodes.
     pub fn new(finder: Arc<Finder>, table: Arc<SessionTable>, patience: Duration, grace: Duration) -> Self {
-        Self { paths: PathSource::Server(finder), table, timeout: patience, grace, chance: rand::random }
+        Self { paths: PathSource::Nodes(finder), table, timeout: patience, grace, chance: rand::random }
     }
 
     /// Creates the router of an edge: every path uses one of its links to the cloud.
@@ -114,23 +114,19 @@ impl SessionRouter {
         patience: Duration,
         grace: Duration,
     ) -> Self {
-        Self { paths: PathSource::Edge(uplinks), table, timeout: patience, grace, chance: rand::random }
+        Self { paths: PathSource::Uplinks(uplinks), table, timeout: patience, grace, chance: rand::random }
     }
 
     /// Returns the node that is named by this host's address, if a search may find it.
     pub fn node_named_by_address(&self, host: &Host) -> Option<NodeName> {
-        match &self.paths {
-            PathSource::Server(finder) => finder.node_named_by_address(host),
-            PathSource::Servers(_) | PathSource::Edge(_) => None,
-        }
+        let PathSource::Nodes(finder) = &self.paths else { return None };
+        finder.node_named_by_address(host)
     }
 
     /// Returns why this process has no link, if it links to servers and its last attempt has failed.
     pub fn link_failure(&self) -> Option<String> {
-        match &self.paths {
-            PathSource::Edge(uplinks) => uplinks.failure.lock().clone(),
-            PathSource::Server(_) | PathSource::Servers(_) => None,
-        }
+        let PathSource::Uplinks(uplinks) = &self.paths else { return None };
+        uplinks.failure.lock().clone()
     }
 
     /// Replaces the source of random numbers, for simulations with a seed.
@@ -153,12 +149,12 @@ impl SessionRouter {
         let until = Instant::now() + self.timeout;
         let mut search = PathSearch::new(&self.paths, &node, None, until, self.chance);
         match &self.paths {
-            PathSource::Server(_) => search = search.at_most(MOVE_WAIT),
+            PathSource::Nodes(_) => search = search.at_most(MOVE_WAIT),
             // A laptop may just have woken up. Without a link the search fails, with its own reason.
-            PathSource::Edge(uplinks) if *uplinks.node() == NodeName::none() => {
+            PathSource::Uplinks(uplinks) if *uplinks.node() == NodeName::none() => {
                 let _ = timeout_at(until, uplinks.wait_any()).await;
             }
-            PathSource::Servers(_) | PathSource::Edge(_) => {}
+            PathSource::Peers(_) | PathSource::Uplinks(_) => {}
         }
         if let Err(missing) = search.first().await {
             return Err(RouteError::Offline { node, missing }.into());
@@ -491,11 +487,11 @@ const REPLACED_NODE_WAIT: Duration = Duration::from_secs(3);
 #[derive(Debug, Clone)]
 pub(crate) enum PathSource {
     /// On a server: paths to nodes.
-    Server(Arc<Finder>),
+    Nodes(Arc<Finder>),
     /// On a server: paths to peers, by process, for sessions of an edge with a target that a peer has dialled.
-    Servers(Arc<Finder>),
-    /// On an edge: every path starts with a link to the cloud, which finds the rest.
-    Edge(Arc<Uplinks>),
+    Peers(Arc<Finder>),
+    /// On an edge, and in a user's program: every path starts with a link to a server, which finds the rest.
+    Uplinks(Arc<Uplinks>),
 }
 
 impl PathSource {
@@ -507,9 +503,9 @@ impl PathSource {
         not: Option<&LinkSender>,
     ) -> Result<Path, NodeNotFound> {
         match self {
-            Self::Server(finder) => finder.find_path(node, instance, not).await,
-            Self::Servers(finder) => finder.find_server(instance).await,
-            Self::Edge(uplinks) => {
+            Self::Nodes(finder) => finder.find_path(node, instance, not).await,
+            Self::Peers(finder) => finder.find_server(instance).await,
+            Self::Uplinks(uplinks) => {
                 let newest =
                     uplinks.newest(not.map(|not| not.id)).ok_or_else(|| uplinks.not_linked_reason())?;
                 // On an edge, its own name means the cloud: the server that is asked dials the target.
@@ -519,41 +515,25 @@ impl PathSource {
         }
     }
 
-    /// Returns the same server's paths to peers.
-    pub(crate) fn of_servers(&self) -> Self {
-        match self {
-            Self::Server(finder) | Self::Servers(finder) => Self::Servers(finder.clone()),
-            Self::Edge(uplinks) => Self::Edge(uplinks.clone()),
-        }
-    }
-
-    /// Returns the node's link to this server, if any; an edge has no links of other nodes.
-    pub(crate) fn here(&self, node: &NodeName) -> Option<LinkedNode> {
-        match self {
-            Self::Server(finder) | Self::Servers(finder) => finder.registry().link_of(node),
-            Self::Edge(_) => None,
-        }
-    }
-
     /// Returns a waiter for a new path to the node.
     pub(crate) fn arrival(&self, node: &NodeName) -> NodeWaiter<'_> {
         match self {
-            Self::Server(finder) | Self::Servers(finder) => finder.registry().arrival(node),
-            Self::Edge(uplinks) => uplinks.arrival(),
+            Self::Nodes(finder) | Self::Peers(finder) => finder.registry().arrival(node),
+            Self::Uplinks(uplinks) => uplinks.arrival(),
         }
     }
 
     /// Returns true if the node is known to be connected as another process, here or elsewhere.
     pub(crate) fn is_replaced(&self, node: &NodeName, instance: Option<Instance>) -> bool {
         match self {
-            Self::Server(finder) => instance.is_some_and(|instance| finder.is_replaced(node, instance)),
-            Self::Servers(_) | Self::Edge(_) => false,
+            Self::Nodes(finder) => instance.is_some_and(|instance| finder.is_replaced(node, instance)),
+            Self::Peers(_) | Self::Uplinks(_) => false,
         }
     }
 
     /// Invalidates this path: its server reported that the node is not connected there.
     pub(crate) fn invalidate(&self, node: &NodeName, path: &Path) {
-        if let Self::Server(finder) = self {
+        if let Self::Nodes(finder) = self {
             finder.invalidate(node, path);
         }
     }
@@ -561,7 +541,7 @@ impl PathSource {
     /// Returns a name of the remote end of a session with `node`, for people.
     pub(crate) fn call(&self, node: &NodeName) -> String {
         match self {
-            Self::Edge(uplinks) if uplinks.node() == node => "the server that dialled".to_owned(),
+            Self::Uplinks(uplinks) if uplinks.node() == node => "the server that dialled".to_owned(),
             _ => format!("node {node}"),
         }
     }
@@ -569,8 +549,8 @@ impl PathSource {
     /// Returns true if this process never asks another one.
     pub(crate) fn is_alone(&self) -> bool {
         match self {
-            Self::Server(finder) | Self::Servers(finder) => finder.is_alone(),
-            Self::Edge(_) => false,
+            Self::Nodes(finder) | Self::Peers(finder) => finder.is_alone(),
+            Self::Uplinks(_) => false,
         }
     }
 }
