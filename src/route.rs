@@ -92,9 +92,9 @@ pub struct SessionRouter {
     paths: PathSource,
     table: Arc<SessionTable>,
     /// Timeout for opening a session, over all paths.
-    pub(crate) timeout: Duration,
+    pub(crate) open_timeout: Duration,
     /// Timeout for resuming a session.
-    grace: Duration,
+    resume_timeout: Duration,
     chance: RandomFraction,
 }
 
@@ -103,18 +103,25 @@ pub type RandomFraction = fn() -> f64;
 
 impl SessionRouter {
     /// Creates the router of a server: `finder` finds the nodes.
-    pub fn new(finder: Arc<Finder>, table: Arc<SessionTable>, patience: Duration, grace: Duration) -> Self {
-        Self { paths: PathSource::Nodes(finder), table, timeout: patience, grace, chance: rand::random }
+    pub fn new(
+        finder: Arc<Finder>,
+        table: Arc<SessionTable>,
+        open_timeout: Duration,
+        resume_timeout: Duration,
+    ) -> Self {
+        let (paths, chance) = (PathSource::Nodes(finder), rand::random);
+        Self { paths, table, open_timeout, resume_timeout, chance }
     }
 
     /// Creates the router of an edge: every path uses one of its links to the cloud.
     pub fn from_edge(
         uplinks: Arc<Uplinks>,
         table: Arc<SessionTable>,
-        patience: Duration,
-        grace: Duration,
+        open_timeout: Duration,
+        resume_timeout: Duration,
     ) -> Self {
-        Self { paths: PathSource::Uplinks(uplinks), table, timeout: patience, grace, chance: rand::random }
+        let (paths, chance) = (PathSource::Uplinks(uplinks), rand::random);
+        Self { paths, table, open_timeout, resume_timeout, chance }
     }
 
     /// Returns the node that is named by this host's address, if a search may find it.
@@ -146,7 +153,7 @@ impl SessionRouter {
     /// Returns an error if no session could be opened. Its text may be shown to the client.
     pub async fn open(&self, request: SessionRequest) -> Result<Session, OpenError> {
         let SessionRequest { node, target, category, client, listener, permit } = request;
-        let until = Instant::now() + self.timeout;
+        let until = Instant::now() + self.open_timeout;
         let mut search = PathSearch::new(&self.paths, &node, None, until, self.chance);
         match &self.paths {
             PathSource::Nodes(_) => search = search.at_most(MOVE_WAIT),
@@ -183,7 +190,7 @@ impl SessionRouter {
                 }
             }
         };
-        let late = |_| Err(RouteError::Timeout { node: node.clone(), timeout: self.timeout });
+        let late = |_| Err(RouteError::Timeout { node: node.clone(), timeout: self.open_timeout });
         match timeout_at(until, attempts).await.unwrap_or_else(late) {
             Ok(()) => Ok(opening.into_session()),
             Err(why) => Err(OpenError { session: Some(opening.id()), why }),
@@ -214,7 +221,7 @@ impl SessionRouter {
     /// before this task notices, the loop continues with the same [`Parked`]. [`Parked::needs_path`] releases it only
     /// if, under the session's lock, no path is needed. So no loss remains without a search.
     pub async fn resume(&self, parked: Parked) {
-        let until = Instant::now() + self.grace;
+        let until = Instant::now() + self.resume_timeout;
         let node = parked.node().clone();
         let far = self.paths.call(&node);
         let mut search = PathSearch::new(&self.paths, &node, parked.instance(), until, self.chance);
@@ -224,7 +231,7 @@ impl SessionRouter {
                 let (code, why) = if missing.another {
                     (ErrorCode::UnknownSession, format!("{far} reconnected as another process"))
                 } else {
-                    (ErrorCode::Cancelled, format!("{far} did not reconnect within {:?}", self.grace))
+                    (ErrorCode::Cancelled, format!("{far} did not reconnect within {:?}", self.resume_timeout))
                 };
                 return parked.give_up(SessionError::new(code, why));
             }
@@ -292,8 +299,8 @@ impl<'a> PathSearch<'a> {
     }
 
     /// Limits how long each search continues while no server has the node.
-    pub(crate) fn at_most(self, patience: Duration) -> Self {
-        Self { timeout: Some(patience), ..self }
+    pub(crate) fn at_most(self, timeout: Duration) -> Self {
+        Self { timeout: Some(timeout), ..self }
     }
 
     /// Starts with a delay that grows with `times`: the number of consecutive paths that were lost soon.
@@ -339,7 +346,7 @@ impl<'a> PathSearch<'a> {
     ///
     /// Returns an error if the search has timed out, or the process that is searched for has been replaced.
     pub(crate) async fn next(&mut self) -> Result<(), NodeNotFound> {
-        let until = self.timeout.map_or(self.until, |patience| self.until.min(Instant::now() + patience));
+        let until = self.timeout.map_or(self.until, |timeout| self.until.min(Instant::now() + timeout));
         let before = self.asked.take();
         if let Some(before) = &before {
             self.paths.invalidate(self.node, before);

@@ -468,7 +468,7 @@ impl ServerContext {
         let finder = self.finder.clone();
         let paths = if own { PathSource::Peers(finder) } else { PathSource::Nodes(finder) };
         let resumes = request.resumes();
-        let timeout = if resumes { PATH_SEARCH_TIME } else { self.route.timeout };
+        let timeout = if resumes { PATH_SEARCH_TIME } else { self.route.open_timeout };
         let mut search = PathSearch::new(&paths, &node, instance, Instant::now() + timeout, rand::random);
         if !resumes {
             search = search.at_most(MOVE_WAIT);

@@ -205,8 +205,8 @@ fn not_routed(why: RouteError, in_cloud: bool) -> Denial {
     match why {
         RouteError::Offline { .. } => Denial::EdgeOffline,
         RouteError::Refused { refusal, .. } if in_cloud => Denial::DirectDenied(refusal),
-        RouteError::Timeout { timeout: patience, .. } if in_cloud => {
-            let late = format!("the cloud did not answer within {patience:?}");
+        RouteError::Timeout { timeout, .. } if in_cloud => {
+            let late = format!("the cloud did not answer within {timeout:?}");
             Denial::DirectDenied(SessionError::new(ErrorCode::TargetTimeout, late))
         }
         why => why.into(),
