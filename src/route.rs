@@ -270,8 +270,6 @@ pub(crate) struct PathSearch<'a> {
     /// Time to wait for a reply before searching for another path.
     wait: Duration,
     backoff: Backoff,
-    /// Time since which only another process of the node was found.
-    another: Option<Instant>,
 }
 
 impl<'a> PathSearch<'a> {
@@ -294,7 +292,6 @@ impl<'a> PathSearch<'a> {
             asked: None,
             wait: ANSWER_TIMEOUT,
             backoff: Backoff::new(),
-            another: None,
         }
     }
 
@@ -347,65 +344,57 @@ impl<'a> PathSearch<'a> {
     /// Returns an error if the search has timed out, or the process that is searched for has been replaced.
     pub(crate) async fn next(&mut self) -> Result<(), NodeNotFound> {
         let until = self.timeout.map_or(self.until, |timeout| self.until.min(Instant::now() + timeout));
-        let before = self.asked.take();
-        if let Some(before) = &before {
-            self.paths.invalidate(self.node, before);
-        }
-        // The server that was asked may still claim to have the node, and reply sooner than the server that does. So
-        // the first lookup excludes it.
-        let is_open_peer = |link: &Arc<LinkSender>| link.peer == Remote::Peer && !link.is_closed();
-        let mut excluded = before.as_ref().map(|before| before.sender.clone()).filter(is_open_peer);
-        let mut may_repeat = before.is_none();
+        let end = |replaced: Option<Instant>| {
+            replaced.map_or(until, |since| until.min(since + REPLACED_NODE_WAIT))
+        };
+        let is_open_peer = |link: &&LinkSender| link.peer == Remote::Peer && !link.is_closed();
         let mut missing = NodeNotFound::default();
+        // Time since which only another process of the node was found.
+        let mut replaced: Option<Instant> = None;
+        // The path that failed. The first lookup searches for another one.
+        let mut failed = self.asked.take();
+        if let Some(failed) = &failed {
+            self.paths.invalidate(self.node, failed);
+        }
         loop {
-            // Create the waiter before the lookup: a link that is added in between ends the wait below.
+            // Create the waiter before the lookup: a link that is added in between ends the waits below.
             let arrival = self.paths.arrival(self.node);
-            match self.look_up(excluded.take(), &arrival, until).await {
-                LookupOutcome::Found(path) => {
-                    let repeats = before.as_ref().is_some_and(|before| before.sender.id == path.sender.id);
-                    if may_repeat || !repeats {
-                        (self.found, self.another) = (Some(path), None);
-                        return Ok(());
+            if self.paths.is_replaced(self.node, self.instance) {
+                replaced.get_or_insert_with(Instant::now);
+            }
+            // A peer that failed may still claim to have the node, and reply sooner than the one that does.
+            let excluded = failed.as_ref().map(|failed| failed.sender.as_ref()).filter(is_open_peer);
+            let none = || Err(NodeNotFound { another: replaced.is_some(), ..missing.clone() });
+            let finding = self.paths.find(self.node, self.instance, excluded);
+            let found = tokio::select! {
+                found = timeout_at(end(replaced), finding) => found.unwrap_or_else(|_| none()),
+                // The new path may be by the excluded link.
+                () = arrival.wait(), if excluded.is_some() => none(),
+            };
+            match found {
+                Ok(path) if failed.as_ref().is_none_or(|failed| failed.sender.id != path.sender.id) => {
+                    self.found = Some(path);
+                    return Ok(());
+                }
+                Ok(_) => {}
+                Err(not_found) => {
+                    missing = not_found;
+                    replaced = missing.another.then(|| replaced.unwrap_or_else(Instant::now));
+                    let is_over = |since: Instant| since.elapsed() >= REPLACED_NODE_WAIT;
+                    if replaced.is_some_and(|since| self.paths.is_alone() || is_over(since)) {
+                        return Err(missing);
+                    }
+                    if Instant::now() >= until {
+                        return Err(NodeNotFound { another: false, ..missing });
                     }
                 }
-                LookupOutcome::NotFound(not_found) => {
-                    missing = not_found;
-                    self.check_may_continue(&missing, until)?;
-                }
-                LookupOutcome::TimedOut => {
-                    missing.another = self.another.is_some();
-                    self.check_may_continue(&missing, until)?;
-                }
-                LookupOutcome::NodeLinked => {}
             }
-            may_repeat = true;
+            failed = None;
             let pause = self.pause();
             tokio::select! {
                 () = arrival.wait() => {}
-                () = sleep_until(self.limit(until).min(Instant::now() + pause)) => {}
+                () = sleep_until(end(replaced).min(Instant::now() + pause)) => {}
             }
-        }
-    }
-
-    /// Looks for a path once, not over the link `excluded`.
-    async fn look_up(
-        &mut self,
-        excluded: Option<Arc<LinkSender>>,
-        arrival: &NodeWaiter<'_>,
-        until: Instant,
-    ) -> LookupOutcome {
-        if self.paths.is_replaced(self.node, self.instance) {
-            self.another.get_or_insert_with(Instant::now);
-        }
-        let finding = self.paths.find(self.node, self.instance, excluded.as_deref());
-        tokio::select! {
-            found = timeout_at(self.limit(until), finding) => match found {
-                Ok(Ok(path)) => LookupOutcome::Found(path),
-                Ok(Err(missing)) => LookupOutcome::NotFound(missing),
-                Err(_) => LookupOutcome::TimedOut,
-            },
-            // The new path may be by the excluded link.
-            () = arrival.wait(), if excluded.is_some() => LookupOutcome::NodeLinked,
         }
     }
 
@@ -449,33 +438,6 @@ impl<'a> PathSearch<'a> {
             }
         }
     }
-
-    /// Returns an error if the search must end.
-    fn check_may_continue(&mut self, missing: &NodeNotFound, until: Instant) -> Result<(), NodeNotFound> {
-        let now = Instant::now();
-        if !missing.another {
-            self.another = None;
-        } else if self.paths.is_alone() || now - *self.another.get_or_insert(now) >= REPLACED_NODE_WAIT {
-            return Err(missing.clone());
-        }
-        if now >= until { Err(NodeNotFound { another: false, ..missing.clone() }) } else { Ok(()) }
-    }
-
-    /// Returns the end of the search: `until`, or earlier if only another process of the node was found for too long.
-    fn limit(&self, until: Instant) -> Instant {
-        self.another.map_or(until, |since| until.min(since + REPLACED_NODE_WAIT))
-    }
-}
-
-/// The result of one lookup of a [`PathSearch`].
-enum LookupOutcome {
-    Found(Path),
-    /// No server has the node.
-    NotFound(NodeNotFound),
-    /// The node has linked meanwhile, so the lookup is to be repeated.
-    NodeLinked,
-    /// The search has ended, or only another process of the node was found for too long.
-    TimedOut,
 }
 
 /// Time to wait for the first reply before searching for another path. It doubles each time, because a path may be
