@@ -159,7 +159,7 @@ impl SessionRouter {
             PathSource::Nodes(_) => search = search.at_most(MOVE_WAIT),
             // A laptop may just have woken up. Without a link the search fails, with its own reason.
             PathSource::Uplinks(uplinks) if *uplinks.node() == NodeName::none() => {
-                let _ = timeout_at(until, uplinks.wait_any()).await;
+                let _ = timeout_at(until, uplinks.wait_newer(None)).await;
             }
             PathSource::Peers(_) | PathSource::Uplinks(_) => {}
         }
@@ -597,24 +597,12 @@ impl Uplinks {
         self.came.arrival(&self.node)
     }
 
-    /// Waits until there is a link. Cancel safe.
-    pub async fn wait_any(&self) {
-        loop {
-            // Create the waiter before the check, as in [`Self::newer`].
-            let arrival = self.arrival();
-            if self.newest(None).is_some() {
-                return;
-            }
-            arrival.wait().await;
-        }
-    }
-
-    /// Waits until there is a link newer than `than`. Cancel safe.
-    pub async fn newer(&self, than: LinkId) {
+    /// Waits until there is a link, and one newer than `than` if that is given. Cancel safe.
+    pub async fn wait_newer(&self, than: Option<LinkId>) {
         loop {
             // Create the waiter before the check: a link that is added in between ends the wait.
             let arrival = self.arrival();
-            if self.newest(None).is_some_and(|newest| newest.id > than) {
+            if self.newest(None).is_some_and(|newest| Some(newest.id) > than) {
                 return;
             }
             arrival.wait().await;
