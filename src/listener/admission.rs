@@ -572,15 +572,15 @@ impl Admission {
         let listener = self.context.listener;
         (access.user, _) = identity.judge(&policy, listener)?;
         let user = access.user.clone();
-        let may = |node: &_, port| policy.authorize(user.as_deref(), from, node, port).is_ok();
+        let judge = |node: &_, port| policy.authorize(user.as_deref(), from, node, port);
+        let may = |node: &_, port| judge(node, port).is_ok();
         let mut destination = self.destination(&policy, node, target, may)?;
         let (node, port) = (destination.node.clone(), destination.target.port);
         access.node = Some(node.clone());
-        let policy_now = self.context.policy.clone();
-        let basis = AccessBasis { policy: policy_now, listener, from, identity, node, port, direct: None };
-        basis.judge()?;
+        judge(&node, port)?;
         destination.direct = destination.direct.filter(|direct| may(&NodeName::direct(), direct.port));
-        Ok((destination, basis))
+        let policy = self.context.policy.clone();
+        Ok((destination, AccessBasis { policy, listener, from, identity, node, port, direct: None }))
     }
 
     /// Returns where the target of a client is. `node` is the node if the listener knows it. An address that
