@@ -243,7 +243,7 @@ async fn run_direct(drain: &Drain, metrics: &Metrics) -> (TcpStream, TcpStream) 
     };
     let ((client, socket), (connection, target)) = (pair().await, pair().await);
     let opened = OpenSession {
-        session: TargetStream::direct(connection, BufferPool::new()),
+        session: SessionStream::direct(connection, BufferPool::new()),
         buffered: Bytes::new(),
         access: AccessLogEntry::start(LISTENER, "test".into()),
         alive: metrics.sessions.start(LISTENER),

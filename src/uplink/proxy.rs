@@ -17,7 +17,7 @@ use crate::listener::admission::{
 use crate::listener::http_proxy::Proxy;
 use crate::listener::socks5::Socks5;
 use crate::listener::{connect, http_proxy, socks5};
-use crate::session_io::TargetStream;
+use crate::session_io::SessionStream;
 use crate::session_io::grants::Grants;
 use crate::startup::admin_socket::{NoSocket, SocketDirs};
 use crate::uplink::client::{ClientLinkConfig, ClientLinks, MAX_SESSIONS};
@@ -119,7 +119,7 @@ impl ListenerProtocol<RecordStream> for SharedLink {
     ) -> HandshakeOutcome<RecordStream> {
         let mut outcome = connect::handshake(socket, admission).await;
         if let HandshakeOutcome::Opened { session, socket, .. } = &mut outcome
-            && let (TargetStream::Session(stream), Some(target)) = (&session.session, &session.access.target)
+            && let (SessionStream::Session(stream), Some(target)) = (&session.session, &session.access.target)
         {
             let (path, client) = (stream.path_monitor(), socket.notifier());
             let report = report_path(path.clone(), target.clone(), move |line| client.notify(line));
