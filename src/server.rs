@@ -533,7 +533,7 @@ fn authenticated_links(
     registry: &Arc<Registry>,
     LinkContext { table, drain, .. }: &LinkContext,
 ) -> Arc<AuthenticatedLinks> {
-    let certificates = config_files::edge_cas(settings).is_some();
+    let certificates = config_files::edge_ca(settings).is_some();
     let (tokens, enrolment, nodes) = (files.tokens.clone(), enrolment.clone(), cluster.nodes.clone());
     AuthenticatedLinks::start(tokens, enrolment, nodes, certificates, registry.clone(), table.clone(), drain)
 }
