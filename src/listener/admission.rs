@@ -15,7 +15,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
-use tokio::sync::oneshot;
+use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 use tracing::{Span, debug, field};
 
@@ -327,16 +327,16 @@ where
 
     async fn handle(self: Arc<Self>, accepted: Accepted<S>) {
         let Accepted { socket, from, permit } = accepted;
-        let (head_done, head_is_done) = oneshot::channel();
         let category = self.protocol.category();
-        let mut admission = Admission::new(Arc::clone(&self.context), category, from, permit, head_done);
+        let mut admission = Admission::new(Arc::clone(&self.context), category, from, permit);
+        let head_is_read = admission.head_is_read.clone();
         let head = {
             // Boxed, so that a session does not retain the memory of the handshake.
             let handshake = Box::pin(self.protocol.handshake(socket, &mut admission));
             tokio::select! {
                 biased;
                 head = handshake => head,
-                () = head_timeout(head_is_done) => HandshakeOutcome::Failed { reason: "header_timeout", socket: None },
+                () = head_timeout(&head_is_read) => HandshakeOutcome::Failed { reason: "header_timeout", socket: None },
             }
         };
         let socket = match head {
@@ -361,9 +361,9 @@ where
     }
 }
 
-/// Completes after [`HEAD_TIME`], unless `head_done` is dropped before.
-async fn head_timeout(head_done: oneshot::Receiver<()>) {
-    if timeout(HEAD_TIME, head_done).await.is_ok() {
+/// Completes after [`HEAD_TIME`], unless the head is read before.
+async fn head_timeout(head_is_read: &Notify) {
+    if timeout(HEAD_TIME, head_is_read.notified()).await.is_ok() {
         std::future::pending().await
     }
 }
@@ -415,8 +415,8 @@ pub struct Admission {
     pub proof: ClientIdentity,
     /// The user's device, if it has a link here.
     device: Option<DeviceName>,
-    /// Dropped once the head is read.
-    head_done: Option<oneshot::Sender<()>>,
+    /// Notified once the head is read.
+    head_is_read: Arc<Notify>,
     permit: ClientPermit,
 }
 
@@ -449,7 +449,6 @@ impl Admission {
         category: Category,
         from: SocketAddr,
         permit: Permit,
-        head_done: oneshot::Sender<()>,
     ) -> Self {
         Self {
             context,
@@ -457,7 +456,7 @@ impl Admission {
             from,
             proof: ClientIdentity::None,
             device: None,
-            head_done: Some(head_done),
+            head_is_read: Arc::default(),
             permit: ClientPermit::Connection(permit),
         }
     }
@@ -524,7 +523,7 @@ impl Admission {
         request: Result<OpenRequest, Denial>,
         trace: String,
     ) -> Result<AuthorizedRequest, DeniedRequest> {
-        self.head_done = None;
+        self.head_is_read.notify_one();
         if let Some(permit) = self.connection_permit() {
             permit.mark_active();
         }
