@@ -585,25 +585,24 @@ pub(crate) async fn bridge_to_plain(
     access: BridgeAccess,
     shared: Arc<ServerContext>,
 ) -> RelayEnd {
-    let node = request.node().clone();
     let Some(offer) = request.offer() else {
         let why = SessionError::new(ErrorCode::Overloaded, "this server cannot be the session's end");
         return RelayEnd { why: Some(why), to_acceptor: 0, to_opener: 0 };
     };
-    match open_plain(&offer, &node, &plain, &shared).await {
+    match open_plain(&offer, &plain, &shared).await {
         Ok(session) => bridge(offer, session, access, shared).await,
         Err(why) => refuse_offer(offer, why),
     }
 }
 
-/// Opens a plain session to a node for an offer.
+/// Opens a plain session to the offer's node.
 async fn open_plain(
     offer: &IncomingSession,
-    node: &NodeName,
     plain: &Arc<LinkSender>,
     shared: &ServerContext,
 ) -> Result<Session, SessionError> {
     let (client, table) = (offer.client().to_owned(), &shared.link_context.table);
+    let node = offer.node();
     let opening = table.open(node.clone(), offer.target().clone(), offer.category(), client, LISTENER);
     let opening = opening.map_err(|TableFull| {
         SessionError::new(ErrorCode::Overloaded, "too many concurrent sessions on that server")
