@@ -16,7 +16,8 @@ use crate::listener::admission::{
 };
 use crate::listener::http_proxy::Proxy;
 use crate::listener::socks5::Socks5;
-use crate::listener::{connect, http_proxy, socks5};
+use crate::listener::connect::Connect;
+use crate::listener::{http_proxy, socks5};
 use crate::session_io::SessionStream;
 use crate::session_io::grants::Grants;
 use crate::startup::admin_socket::{NoSocket, SocketDirs};
@@ -117,7 +118,7 @@ impl ListenerProtocol<RecordStream> for SharedLink {
         socket: RecordStream,
         admission: &mut Admission,
     ) -> HandshakeOutcome<RecordStream> {
-        let mut outcome = connect::handshake(socket, admission).await;
+        let mut outcome = Connect(Category::Ssh).handshake(socket, admission).await;
         if let HandshakeOutcome::Opened { session, socket, .. } = &mut outcome
             && let (SessionStream::Session(stream), Some(target)) = (&session.session, &session.access.target)
         {

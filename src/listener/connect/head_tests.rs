@@ -37,7 +37,7 @@ where
         pending::<()>().await;
     };
     tokio::select! {
-        done = Box::pin(handshake(socket, &mut admission)) => done,
+        done = Box::pin(Connect(Category::Ssh).handshake(socket, &mut admission)) => done,
         () = accepts => unreachable!(),
     }
 }
