@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 use tracing::{Span, debug, field};
@@ -496,20 +496,30 @@ impl Admission {
         authorized.open_with(permit).await
     }
 
-    /// Like [`Self::open`], for a listener that knows the node. Returns `None` if the client disconnected meanwhile.
-    pub async fn open_at<C: Connection>(
+    /// Like [`Self::open`]. Returns `None` if `reset` completes first, because the client disconnected.
+    pub async fn open_unless(
         &mut self,
+        reset: impl Future<Output = ()>,
+        request: Result<OpenRequest, Denial>,
+        trace: String,
+    ) -> Option<Result<GrantedSession, DeniedRequest>> {
+        tokio::select! {
+            biased;
+            opened = self.open(request, trace) => Some(opened),
+            () = reset => None,
+        }
+    }
+
+    /// Like [`Self::open_unless`], for a listener that knows the node.
+    pub async fn open_at(
+        &mut self,
+        reset: impl Future<Output = ()>,
         node: Result<NodeName, Denial>,
         target: &Target,
-        client: &C,
     ) -> Option<Result<GrantedSession, DeniedRequest>> {
         let (target, credentials) = (target.clone(), HeaderMap::new());
         let request = node.map(|node| OpenRequest { node: Some(node), target, credentials });
-        tokio::select! {
-            biased;
-            opened = self.open(request, new_trace()) => Some(opened),
-            () = client.remote_reset() => None,
-        }
+        self.open_unless(reset, request, new_trace()).await
     }
 
     /// Checks a request without opening a session; counts and logs a denial. The client's permit is active until
@@ -719,6 +729,11 @@ impl AuthorizedRequest {
 }
 
 impl DeniedRequest {
+    /// Returns the HTTP response.
+    pub(crate) fn answer(&self) -> Response<Bytes> {
+        self.denial.answer(self.trusted, &self.trace)
+    }
+
     /// Creates a denied request; counts and logs it.
     fn new(denial: Denial, mut access: AccessLogEntry, context: &ListenerContext, from: SocketAddr) -> Self {
         let metrics = &context.metrics;

@@ -174,21 +174,19 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Connect {
                     && let Err(denied) =
                         admission.open(Err(bad_head(status, HEAD_BYTES, HEAD_FIELDS)), new_trace()).await
                 {
-                    let answer = written(Version::HTTP_11, &denied.denial.answer(denied.trusted, &denied.trace));
+                    let answer = written(Version::HTTP_11, &denied.answer());
                     // A client that has disconnected gets no reason.
                     let _ = socket.write_all(&answer).await.and(socket.flush().await);
                 }
                 return HandshakeOutcome::Failed { reason, socket: Some(socket) };
             }
         };
-        let opened = tokio::select! {
-            biased;
-            opened = admission.open(request, trace) => opened,
-            () = socket.remote_reset() => return HandshakeOutcome::Failed { reason: "reset_while_opening", socket: Some(socket) },
+        let Some(opened) = admission.open_unless(socket.remote_reset(), request, trace).await else {
+            return HandshakeOutcome::Failed { reason: "reset_while_opening", socket: Some(socket) };
         };
         let answer = match &opened {
             Ok(_) => established(version),
-            Err(denied) => written(version, &denied.denial.answer(denied.trusted, &denied.trace)),
+            Err(denied) => written(version, &denied.answer()),
         };
         if socket.write_all(&answer).await.is_err() || socket.flush().await.is_err() {
             return HandshakeOutcome::Failed { reason: "reset", socket: Some(socket) };
