@@ -604,7 +604,8 @@ mod tests {
     #[test]
     fn the_owned_table_is_created_in_one_transaction() {
         let batch = batch("t-owner");
-        let lengths: Vec<_> = netlink::messages(&batch).map(|(kind, message)| (kind, message.len())).collect();
+        let lengths: Vec<_> =
+            netlink::messages(&batch).map(|(kind, message)| (kind, message.len())).collect();
         assert_eq!(lengths, [(16, 20), (0xa00, 40), (17, 20)]);
         assert_eq!(batch[40..60], *b"\x0c\0\x01\0t-owner\0\x08\0\x02\0\0\0\0\x02");
     }

@@ -231,7 +231,10 @@ impl SessionRouter {
                 let (code, why) = if missing.another {
                     (ErrorCode::UnknownSession, format!("{far} reconnected as another process"))
                 } else {
-                    (ErrorCode::Cancelled, format!("{far} did not reconnect within {:?}", self.resume_timeout))
+                    (
+                        ErrorCode::Cancelled,
+                        format!("{far} did not reconnect within {:?}", self.resume_timeout),
+                    )
                 };
                 return parked.give_up(SessionError::new(code, why));
             }
@@ -344,9 +347,8 @@ impl<'a> PathSearch<'a> {
     /// Returns an error if the search has timed out, or the process that is searched for has been replaced.
     pub(crate) async fn next(&mut self) -> Result<(), NodeNotFound> {
         let until = self.timeout.map_or(self.until, |timeout| self.until.min(Instant::now() + timeout));
-        let end = |replaced: Option<Instant>| {
-            replaced.map_or(until, |since| until.min(since + REPLACED_NODE_WAIT))
-        };
+        let end =
+            |replaced: Option<Instant>| replaced.map_or(until, |since| until.min(since + REPLACED_NODE_WAIT));
         let is_open_peer = |link: &&LinkSender| link.peer == Remote::Peer && !link.is_closed();
         let mut missing = NodeNotFound::default();
         // Time since which only another process of the node was found.

@@ -287,7 +287,8 @@ impl Prepared {
     fn new(settings: &ServerConfig, startup: &mut Startup) -> Result<Self, NotPrepared> {
         let files = ServerFiles::read(settings, startup);
         let grpc = startup.bind("server.links.listen", settings.links.listen);
-        let admin = bind_admin("server", ("links", &settings.links.ports), &settings.admin, &settings.tls, startup);
+        let admin =
+            bind_admin("server", ("links", &settings.links.ports), &settings.admin, &settings.tls, startup);
         let other_ports = startup.ports().to_vec();
         let mut policies = AccessPolicyBuilder::default();
         let viewers = policies.viewers(config::ADMIN, &settings.admin, startup);

@@ -43,8 +43,10 @@ pub fn convert(text: &str) -> ParsedConfig<toml::Table> {
     let mut report = Diagnostics::default();
     let file = report.parse(text);
     let file = translate_for(Purpose::Convert, file, &mut report);
-    let table =
-        file.iter().map(|(name, value)| (name.get_ref().to_string(), value::plain(value.get_ref()))).collect();
+    let table = file
+        .iter()
+        .map(|(name, value)| (name.get_ref().to_string(), value::plain(value.get_ref())))
+        .collect();
     report.finish(text, table)
 }
 

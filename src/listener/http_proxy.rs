@@ -23,9 +23,7 @@ use crate::listener::connect::Connect;
 use crate::listener::denial::Denial;
 use crate::listener::forward::forward;
 use crate::listener::requests::credentials;
-use crate::listener::{
-    BoundListener, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, single,
-};
+use crate::listener::{BoundListener, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, single};
 use crate::startup::{NotPrepared, Startup};
 use tunnel_base::names::{NameError, Target};
 use tunnel_base::policy::Glob;

@@ -508,7 +508,8 @@ impl ServerContext {
     ///
     /// Returns the request like [`Self::relay`].
     fn pass(&self, request: RelayRequest) -> Option<(RelayRequest, Arc<LinkSender>)> {
-        let Some(linked) = self.registry.link_of(request.node()).filter(|linked| !linked.sender.is_closed()) else {
+        let Some(linked) = self.registry.link_of(request.node()).filter(|linked| !linked.sender.is_closed())
+        else {
             let why = format!("node {} is not linked to this server", request.node());
             request.refuse(SessionError::new(ErrorCode::NodeNotConnected, why));
             return None;

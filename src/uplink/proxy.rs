@@ -14,9 +14,9 @@ use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{
     self, Admission, HandshakeOutcome, ListenerContext, ListenerProtocol, sessions,
 };
+use crate::listener::connect::Connect;
 use crate::listener::http_proxy::Proxy;
 use crate::listener::socks5::Socks5;
-use crate::listener::connect::Connect;
 use crate::listener::{http_proxy, socks5};
 use crate::session_io::SessionStream;
 use crate::session_io::grants::Grants;

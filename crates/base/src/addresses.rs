@@ -490,8 +490,10 @@ mod owners_tests {
             claims.extend((by != ClaimSource::Edge).then(|| claim(7, "third", ClaimSource::Edge)));
             assert_eq!(owner(&claims), None);
             let rejected = AddressOwners::of(claims, |_| None).rejected;
-            let reasons: Vec<_> =
-                rejected.iter().map(|rejected| format!("{}: {}", rejected.claim.node, rejected.why)).collect();
+            let reasons: Vec<_> = rejected
+                .iter()
+                .map(|rejected| format!("{}: {}", rejected.claim.node, rejected.why))
+                .collect();
             assert_eq!(reasons, ["a: also claimed for b", "b: also claimed for a"]);
         }
     }

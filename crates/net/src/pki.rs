@@ -89,7 +89,8 @@ impl CertificateAuthority {
     /// The certificate is not a CA's, is not valid now, or does not belong to the key.
     pub fn read(cert: &str, key: &str) -> Result<Self, PkiError> {
         let no = |why: &str| PkiError::NoAuthority(why.to_owned());
-        let der = first(cert).ok_or_else(|| no("holds no certificate; expected a `BEGIN CERTIFICATE` block"))?;
+        let der =
+            first(cert).ok_or_else(|| no("holds no certificate; expected a `BEGIN CERTIFICATE` block"))?;
         let (_, found) =
             X509Certificate::from_der(&der).map_err(|cause| no(&format!("is not a certificate: {cause}")))?;
         if !found.is_ca() {
@@ -210,7 +211,8 @@ impl CertificateRequest {
     ///
     /// Fails with [`PkiError::Foreign`] if the text holds no certificate, or one for another key.
     pub fn signed(self, certificates: &str) -> Result<IssuedCert, PkiError> {
-        let der = first(certificates).ok_or(PkiError::Foreign("cannot be read; expected a `BEGIN CERTIFICATE` block"))?;
+        let der = first(certificates)
+            .ok_or(PkiError::Foreign("cannot be read; expected a `BEGIN CERTIFICATE` block"))?;
         let (_, cert) = X509Certificate::from_der(&der)
             .map_err(|_| PkiError::Foreign("cannot be read: not an X.509 certificate"))?;
         if cert.public_key().subject_public_key.as_ref() != self.key.der_bytes() {

@@ -368,10 +368,7 @@ pub(super) struct ClaimLog {
 impl ClaimLog {
     /// Takes all claims that are rejected now. Returns the new ones, and the number of further ones if their existence
     /// is new.
-    pub(super) fn update(
-        &mut self,
-        mut rejected: Vec<RejectedClaim>,
-    ) -> (Vec<RejectedClaim>, Option<usize>) {
+    pub(super) fn update(&mut self, mut rejected: Vec<RejectedClaim>) -> (Vec<RejectedClaim>, Option<usize>) {
         // They arrive in any order, and the same ones must be selected each time.
         rejected.sort_by_cached_key(|it| (it.claim.ip, it.claim.node.to_string(), it.claim.by));
         let more = rejected.len().saturating_sub(MAX_LOGGED_CLAIMS);
@@ -456,7 +453,13 @@ mod presence_tests {
         let now = Instant::now();
         let mut presence = InterceptedAddresses::default();
         presence.update(&holders(&[(7, "old")]), FREE, |_| true, now, RESUME_TIMEOUT);
-        assert!(presence.update(&holders(&[(7, "new")]), FREE, |node| node.as_str() == "new", now, RESUME_TIMEOUT));
+        assert!(presence.update(
+            &holders(&[(7, "new")]),
+            FREE,
+            |node| node.as_str() == "new",
+            now,
+            RESUME_TIMEOUT
+        ));
         assert_eq!(intercepted(&presence), one("new", false));
         // The other node is not an edge, so traffic is no longer intercepted.
         assert!(presence.update(&holders(&[(7, "cloud")]), FREE, |_| false, now, RESUME_TIMEOUT));

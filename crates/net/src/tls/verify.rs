@@ -283,9 +283,7 @@ impl ClientCertVerifier for LinkVerifier {
         match (&self.edges, &self.users, &self.peers) {
             (Some(edges), ..) if certificate::is_edges(leaf) => edges.verify_client_cert(leaf, above, now),
             (_, Some((rule, users)), _) if rule.is_users(leaf) => users.verify_client_cert(leaf, above, now),
-            (.., Some(peers)) => {
-                peers.verify(leaf, above, now).map(|()| ClientCertVerified::assertion())
-            }
+            (.., Some(peers)) => peers.verify(leaf, above, now).map(|()| ClientCertVerified::assertion()),
             _ => Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)),
         }
     }
