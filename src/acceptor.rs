@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::ClientConfig;
@@ -135,8 +135,7 @@ impl SessionAcceptor {
         };
         let DialledTarget { socket, right } = self.dialer.dial(target, offer.dial_timeout()).await?;
         let Some(tls) = tls else { return Ok((TargetConnection::Tcp(socket), right)) };
-        let left = until.saturating_duration_since(Instant::now());
-        let stream = tls.connect(socket, target, left, &self.pool).await?;
+        let stream = tls.connect(socket, target, until, &self.pool).await?;
         Ok((TargetConnection::Tls(Box::new(stream)), right))
     }
 }
@@ -183,12 +182,12 @@ impl TargetTls {
         &self,
         socket: TcpStream,
         target: &Target,
-        patience: Duration,
+        until: Instant,
         pool: &BufferPool,
     ) -> Result<TlsTargetStream, SessionError> {
         let near = socket.peer_addr().is_ok_and(|at| canonical_ip(at.ip()).is_loopback());
         let shaking = self.tls_handshake(near, &target.host, Buffered::new(socket, pool.clone()));
-        match timeout(patience, shaking).await {
+        match timeout_at(until, shaking).await {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(why)) => {
                 Err(SessionError::new(ErrorCode::TargetUnreachable, format!("TLS with {target}: {why}")))
@@ -337,13 +336,13 @@ impl DialerRole {
 }
 
 impl TargetDialer {
-    /// Connects to a target if it is allowed and responds within `patience`. Cancel safe.
+    /// Connects to a target if it is allowed and responds within `timeout`. Cancel safe.
     ///
     /// # Errors
     ///
     /// The target is not allowed or cannot be reached. The error is for the client.
-    pub async fn dial(&self, target: &Target, patience: Duration) -> Result<DialledTarget, TargetDialError> {
-        let deadline = Instant::now() + patience;
+    pub async fn dial(&self, target: &Target, timeout: Duration) -> Result<DialledTarget, TargetDialError> {
+        let deadline = Instant::now() + timeout;
         let (here, found) = self.resolve(target, deadline).await?;
         let left = deadline.saturating_duration_since(Instant::now());
         let dialled = dial_target(&target.host, &found, left).await;
@@ -366,8 +365,8 @@ impl TargetDialer {
     /// # Errors
     ///
     /// Like [`Self::dial`].
-    pub async fn check(&self, target: &Target, patience: Duration) -> Result<(), TargetDialError> {
-        self.resolve(target, Instant::now() + patience).await.map(drop)
+    pub async fn check(&self, target: &Target, timeout: Duration) -> Result<(), TargetDialError> {
+        self.resolve(target, Instant::now() + timeout).await.map(drop)
     }
 
     /// Returns this machine's addresses, and those of the target that may be dialled.
@@ -520,11 +519,11 @@ pub struct DirectDialer {
 
 impl DirectDialer {
     /// Creates a dialer for the targets of `dialer`, and for some clients all others. Each dial takes at most
-    /// `patience`.
-    pub fn new(dialer: TargetDialer, patience: Duration) -> Self {
+    /// `timeout`.
+    pub fn new(dialer: TargetDialer, timeout: Duration) -> Self {
         let all = Arc::new(ArcSwap::from_pointee(Targets::everything()));
         let all = TargetDialer { targets: all, ..dialer.clone() };
-        Self { listed: Arc::new(dialer), all: Arc::new(all), timeout: patience }
+        Self { listed: Arc::new(dialer), all: Arc::new(all), timeout }
     }
 
     /// Returns true if some target may be dialled at this port, by a client that may reach `all` targets or only the

@@ -4,6 +4,7 @@
 //! never leave a port open. `docs/reference/` documents every key. SuperEdge's files are translated first
 //! ([`superedge`]).
 
+pub mod admin_ports;
 pub mod cluster;
 mod de;
 pub mod edge;

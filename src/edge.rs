@@ -27,7 +27,7 @@ use crate::config::edge::{MEMORY, TargetTlsConfig, UplinkConfig};
 use crate::config::live::ConfigFile;
 use crate::config::server::Tls;
 use crate::edge::config::EdgeConfig as Settings;
-use crate::listener::access::{AccessPolicyBuilder, ListenerPolicies};
+use crate::listener::access::{AccessPolicyBuilder, ListenerPolicies, bind_admin};
 use crate::listener::admission::destination::UplinkRouting;
 use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{ListenerContext, sessions};
@@ -106,7 +106,7 @@ impl Edge {
         let Prepared { files, admin: ports, proxy, mut policies, viewers } = startup.finish(prepared)?;
         let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(EdgeProxy::at));
         policies.watch(&edge.files);
-        let level_at_ports = settings.uplink.admin_port.sets_level;
+        let level_at_ports = settings.uplink.ports.sets_level;
         let pool = BufferPool::new();
         if let Some(proxy) = proxy {
             edge.listener_policies = proxy.spawn(edge.listener_context(&settings, pool.clone()), &edge.files);
@@ -354,7 +354,8 @@ pub(crate) struct Prepared {
 /// Reads all files and binds all ports of the config.
 pub(crate) fn prepare(settings: &Settings, startup: &mut Startup) -> Result<Prepared, NotPrepared> {
     let files = EdgeFiles::read(settings, startup);
-    let admin = admin_listeners(settings, startup);
+    let ports = ("uplink", &settings.uplink.ports);
+    let admin = bind_admin("edge", ports, &settings.admin, &Tls::default(), startup);
     let proxy = settings.http_proxy.as_ref().map(|proxy| EdgeProxy::bind(proxy, startup)).transpose();
     let mut policies = AccessPolicyBuilder::default();
     let viewers = policies.viewers("edge.admin", &settings.admin, startup);
@@ -384,20 +385,6 @@ impl EdgeFiles {
             resolver: resolver?,
         })
     }
-}
-
-/// Binds the admin ports.
-fn admin_listeners(settings: &Settings, startup: &mut Startup) -> Result<admin::Listeners, NotPrepared> {
-    let uplink = &settings.uplink;
-    let log =
-        startup.bind_optional("edge.uplink.admin_listen", uplink.admin_listen, uplink.admin_port.is_default);
-    let metrics = uplink.metrics_listen;
-    let metrics = metrics.map(|at| startup.bind_public(&format!("{TABLE}.metrics_listen"), at)).transpose();
-    let channelz = uplink.channelz_listen;
-    let channelz = channelz.map(|at| startup.bind(&format!("{TABLE}.channelz_listen"), at)).transpose();
-    let local = startup.bind_admin("edge.admin.listen", &settings.admin);
-    let tls = settings.admin.tls.as_ref().map(|tls| tls.load(&Tls::default(), startup)).transpose();
-    Ok(admin::Listeners { log: log?, tls: tls?, metrics: metrics?, channelz: channelz?, local: local? })
 }
 
 /// Reads the tokens from the config, or from a file that contains nothing else and is watched. There are one or two, or

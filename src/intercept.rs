@@ -20,7 +20,7 @@ use tokio::task::yield_now;
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
-use tunnel_net::tcp_info::{self, find, split};
+use tunnel_net::netlink::{self, AF_INET, AF_INET6, attribute, find, split};
 
 /// What is intercepted, and where it is redirected.
 #[derive(Debug, Clone)]
@@ -180,33 +180,15 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 // Netlink messages to the kernel's netfilter.
 
-/// Builds a request: `struct nlmsghdr` with its `number`, `struct nfgenmsg` with the family and resource ID, then
-/// attributes.
-pub(crate) fn message(kind: u16, flags: u16, number: u32, family: u8, of: u16, attributes: &[u8]) -> Vec<u8> {
-    let mut message =
-        u32::try_from(HEADERS_LEN + attributes.len()).unwrap_or_default().to_ne_bytes().to_vec();
-    message.extend(kind.to_ne_bytes());
-    message.extend((NLM_F_REQUEST | flags).to_ne_bytes());
-    message.extend(number.to_ne_bytes());
-    message.extend([0, 0, 0, 0, family, 0]);
-    message.extend(of.to_be_bytes());
-    message.extend(attributes);
-    message
+/// Builds a request with its `number`. Its body is `struct nfgenmsg` with the family and resource ID, then attributes.
+fn message(kind: u16, flags: u16, number: u32, family: u8, of: u16, attributes: &[u8]) -> Vec<u8> {
+    let body = [&[family, 0][..], &of.to_be_bytes(), attributes].concat();
+    netlink::request(kind, flags, number, &body)
 }
 
-/// Builds an attribute with its value and padding.
-pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-    let len = u16::try_from(4 + value.len()).unwrap_or_default();
-    let mut attribute = [&len.to_ne_bytes(), &kind.to_ne_bytes(), value].concat();
-    attribute.resize(attribute.len().next_multiple_of(4), 0);
-    attribute
-}
-
-/// Netlink protocol number.
-pub(crate) const NETLINK_NETFILTER: i32 = 12;
+const NETLINK_NETFILTER: i32 = 12;
 /// Length of both headers of a message in bytes.
-pub(crate) const HEADERS_LEN: usize = 20;
-const NLM_F_REQUEST: u16 = 1;
+const HEADERS_LEN: usize = netlink::HEADER_LEN + 4;
 
 // Runs nft.
 
@@ -275,7 +257,7 @@ impl TableOwner {
     /// Returns [`InterceptError::Owned`], [`InterceptError::Denied`], or another error if the kernel cannot do it.
     pub(crate) fn of(table: &str) -> Result<Self, InterceptError> {
         let failed = |cause: io::Error| InterceptError::Failed(format!("cannot query the kernel: {cause}"));
-        let mut kernel = tcp_info::netlink(NETLINK_NETFILTER).map_err(failed)?;
+        let mut kernel = netlink::open(NETLINK_NETFILTER).map_err(failed)?;
         kernel.send(&batch(&format!("{table}-owner"))).map_err(failed)?;
         let mut room = [0; OWNER_BUFFER_SIZE];
         // The kernel has responded before `send` returns.
@@ -303,7 +285,7 @@ enum OwnershipResult {
 
 /// Parses the kernel's response.
 fn parse_response(answer: &[u8]) -> OwnershipResult {
-    let code = tcp_info::error(answer).raw_os_error();
+    let code = netlink::error(answer).raw_os_error();
     match (code, answer.get(8..12)) {
         (Some(0), _) => OwnershipResult::Made,
         (Some(EPERM), Some(number)) if *number == BEGIN.to_ne_bytes() => OwnershipResult::MayNot,
@@ -501,14 +483,13 @@ pub(crate) const PORTS: &str = "ports";
 /// Fails if the kernel does not track connections, or if this process may not change that.
 pub(crate) async fn delete_pending_connections(of: &InterceptSets) -> io::Result<usize> {
     // Errors about entries that no longer exist are not read.
-    let (mut dump, delete_socket) =
-        (tcp_info::netlink(NETLINK_NETFILTER)?, tcp_info::netlink(NETLINK_NETFILTER)?);
+    let (dump, delete_socket) = (netlink::open(NETLINK_NETFILTER)?, netlink::open(NETLINK_NETFILTER)?);
     let mut forgotten = 0;
     for family in [AF_INET, AF_INET6] {
         if !of.nodes.iter().any(|ip| ip.is_ipv4() == (family == AF_INET)) {
             continue;
         }
-        let pending = pending(&mut dump, family, of).await?;
+        let pending = pending(&dump, family, of).await?;
         for entry in &pending {
             delete_socket.send(&message(CT_DELETE, 0, 0, family, 0, entry))?;
         }
@@ -518,29 +499,22 @@ pub(crate) async fn delete_pending_connections(of: &InterceptSets) -> io::Result
 }
 
 /// Returns the attributes that identify each such connection to the kernel.
-async fn pending(kernel: &mut Socket, family: u8, of: &InterceptSets) -> io::Result<Vec<Vec<u8>>> {
+async fn pending(kernel: &Socket, family: u8, of: &InterceptSets) -> io::Result<Vec<Vec<u8>>> {
     // Requests only connections neither answered nor redirected; older kernels return all.
     let request_filter =
         [attribute(CTA_STATUS, &[0; 4]), attribute(CTA_STATUS_MASK, &REPLIED_OR_DNAT.to_be_bytes())].concat();
-    kernel.send(&message(CT_GET, NLM_F_DUMP, 0, family, 0, &request_filter))?;
-    let (mut room, mut found) = (vec![0; READ_BUFFER_SIZE], Vec::new());
-    loop {
-        let len = kernel.read(&mut room)?;
-        let mut rest = room.get(..len).unwrap_or_default();
-        while let Some((len, kind)) = tcp_info::head(rest) {
-            match kind {
-                NLMSG_DONE => return Ok(found),
-                NLMSG_ERROR => return Err(tcp_info::error(rest)),
-                _ => {}
-            }
-            let entry = rest.get(HEADERS_LEN..len).and_then(ConntrackEntry::read);
-            let entry = entry.filter(|entry| of.nodes.contains(&entry.to) && of.ports.contains(&entry.port));
-            found.extend(entry.filter(ConntrackEntry::is_pending).map(|entry| entry.key));
-            rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
-        }
+    kernel.send(&message(CT_GET, netlink::NLM_F_DUMP, 0, family, 0, &request_filter))?;
+    let (mut room, mut found) = (vec![0; netlink::DUMP_ROOM], Vec::new());
+    let mut each = |message: &[u8]| {
+        let entry = message.get(HEADERS_LEN..).and_then(ConntrackEntry::read);
+        let entry = entry.filter(|entry| of.nodes.contains(&entry.to) && of.ports.contains(&entry.port));
+        found.extend(entry.filter(ConntrackEntry::is_pending).map(|entry| entry.key));
+    };
+    while netlink::read_dump(kernel, &mut room, &mut each)? {
         // There may be many entries, and other tasks wait for this thread.
         yield_now().await;
     }
+    Ok(found)
 }
 
 /// A TCP connection in the kernel's connection tracking.
@@ -577,14 +551,9 @@ impl ConntrackEntry {
     }
 }
 
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
 /// Message types of the connection tracking subsystem: list connections, delete one.
 const CT_GET: u16 = 1 << 8 | 1;
 const CT_DELETE: u16 = 1 << 8 | 2;
-const NLM_F_DUMP: u16 = 0x300;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_IP: u16 = 1;
 const CTA_IP_V4_DST: u16 = 2;
@@ -602,13 +571,9 @@ const CTA_STATUS_MASK: u16 = 26;
 const REPLIED_OR_DNAT: u32 = 1 << 1 | 1 << 5;
 /// State of a connection whose SYN is unanswered.
 const SYN_SENT: u8 = 1;
-/// Maximum bytes that the kernel returns at once.
-const READ_BUFFER_SIZE: usize = 64 * 1024;
 
 #[cfg(test)]
 mod tests {
-    use tunnel_net::tcp_info;
-
     use super::*;
 
     fn answer(number: u32, code: i32) -> Vec<u8> {
@@ -639,13 +604,9 @@ mod tests {
     #[test]
     fn the_owned_table_is_created_in_one_transaction() {
         let batch = batch("t-owner");
-        let mut rest = &batch[..];
-        let mut kinds = Vec::new();
-        while let Some((len, kind)) = tcp_info::head(rest) {
-            kinds.push((kind, len));
-            rest = &rest[len..];
-        }
-        assert_eq!(kinds, [(16, 20), (0xa00, 40), (17, 20)]);
+        let lengths: Vec<_> =
+            netlink::messages(&batch).map(|(kind, message)| (kind, message.len())).collect();
+        assert_eq!(lengths, [(16, 20), (0xa00, 40), (17, 20)]);
         assert_eq!(batch[40..60], *b"\x0c\0\x01\0t-owner\0\x08\0\x02\0\0\0\0\x02");
     }
 }

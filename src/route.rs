@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tracing::info_span;
 
-use crate::registry::{Finder, LinkedNode, NodeNotFound, NodeWaiter, NodeWaiters, Path, RELINK_WINDOW};
+use crate::registry::{Finder, NodeNotFound, NodeWaiter, NodeWaiters, Path, RELINK_WINDOW};
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Host, Instance, NodeName, SessionId, Target};
@@ -89,13 +89,13 @@ impl From<RouteError> for OpenError {
 /// A router that opens sessions, and finds new paths for sessions that lost theirs. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct SessionRouter {
-    pub(crate) paths: PathSource,
+    paths: PathSource,
     table: Arc<SessionTable>,
     /// Timeout for opening a session, over all paths.
-    pub(crate) timeout: Duration,
+    pub(crate) open_timeout: Duration,
     /// Timeout for resuming a session.
-    grace: Duration,
-    pub(crate) chance: RandomFraction,
+    resume_timeout: Duration,
+    chance: RandomFraction,
 }
 
 /// A source of random numbers from 0 to 1, for the backoff between attempts.
@@ -103,34 +103,37 @@ pub type RandomFraction = fn() -> f64;
 
 impl SessionRouter {
     /// Creates the router of a server: `finder` finds the nodes.
-    pub fn new(finder: Arc<Finder>, table: Arc<SessionTable>, patience: Duration, grace: Duration) -> Self {
-        Self { paths: PathSource::Server(finder), table, timeout: patience, grace, chance: rand::random }
+    pub fn new(
+        finder: Arc<Finder>,
+        table: Arc<SessionTable>,
+        open_timeout: Duration,
+        resume_timeout: Duration,
+    ) -> Self {
+        let (paths, chance) = (PathSource::Nodes(finder), rand::random);
+        Self { paths, table, open_timeout, resume_timeout, chance }
     }
 
     /// Creates the router of an edge: every path uses one of its links to the cloud.
     pub fn from_edge(
         uplinks: Arc<Uplinks>,
         table: Arc<SessionTable>,
-        patience: Duration,
-        grace: Duration,
+        open_timeout: Duration,
+        resume_timeout: Duration,
     ) -> Self {
-        Self { paths: PathSource::Edge(uplinks), table, timeout: patience, grace, chance: rand::random }
+        let (paths, chance) = (PathSource::Uplinks(uplinks), rand::random);
+        Self { paths, table, open_timeout, resume_timeout, chance }
     }
 
     /// Returns the node that is named by this host's address, if a search may find it.
     pub fn node_named_by_address(&self, host: &Host) -> Option<NodeName> {
-        match &self.paths {
-            PathSource::Server(finder) => finder.node_named_by_address(host),
-            PathSource::Servers(_) | PathSource::Edge(_) => None,
-        }
+        let PathSource::Nodes(finder) = &self.paths else { return None };
+        finder.node_named_by_address(host)
     }
 
     /// Returns why this process has no link, if it links to servers and its last attempt has failed.
     pub fn link_failure(&self) -> Option<String> {
-        match &self.paths {
-            PathSource::Edge(uplinks) => uplinks.failure.lock().clone(),
-            PathSource::Server(_) | PathSource::Servers(_) => None,
-        }
+        let PathSource::Uplinks(uplinks) = &self.paths else { return None };
+        uplinks.failure.lock().clone()
     }
 
     /// Replaces the source of random numbers, for simulations with a seed.
@@ -150,15 +153,15 @@ impl SessionRouter {
     /// Returns an error if no session could be opened. Its text may be shown to the client.
     pub async fn open(&self, request: SessionRequest) -> Result<Session, OpenError> {
         let SessionRequest { node, target, category, client, listener, permit } = request;
-        let until = Instant::now() + self.timeout;
+        let until = Instant::now() + self.open_timeout;
         let mut search = PathSearch::new(&self.paths, &node, None, until, self.chance);
         match &self.paths {
-            PathSource::Server(_) => search = search.at_most(MOVE_WAIT),
+            PathSource::Nodes(_) => search = search.at_most(MOVE_WAIT),
             // A laptop may just have woken up. Without a link the search fails, with its own reason.
-            PathSource::Edge(uplinks) if *uplinks.node() == NodeName::none() => {
-                let _ = timeout_at(until, uplinks.wait_any()).await;
+            PathSource::Uplinks(uplinks) if *uplinks.node() == NodeName::none() => {
+                let _ = timeout_at(until, uplinks.wait_newer(None)).await;
             }
-            PathSource::Servers(_) | PathSource::Edge(_) => {}
+            PathSource::Peers(_) | PathSource::Uplinks(_) => {}
         }
         if let Err(missing) = search.first().await {
             return Err(RouteError::Offline { node, missing }.into());
@@ -187,7 +190,7 @@ impl SessionRouter {
                 }
             }
         };
-        let late = |_| Err(RouteError::Timeout { node: node.clone(), timeout: self.timeout });
+        let late = |_| Err(RouteError::Timeout { node: node.clone(), timeout: self.open_timeout });
         match timeout_at(until, attempts).await.unwrap_or_else(late) {
             Ok(()) => Ok(opening.into_session()),
             Err(why) => Err(OpenError { session: Some(opening.id()), why }),
@@ -218,7 +221,7 @@ impl SessionRouter {
     /// before this task notices, the loop continues with the same [`Parked`]. [`Parked::needs_path`] releases it only
     /// if, under the session's lock, no path is needed. So no loss remains without a search.
     pub async fn resume(&self, parked: Parked) {
-        let until = Instant::now() + self.grace;
+        let until = Instant::now() + self.resume_timeout;
         let node = parked.node().clone();
         let far = self.paths.call(&node);
         let mut search = PathSearch::new(&self.paths, &node, parked.instance(), until, self.chance);
@@ -228,7 +231,10 @@ impl SessionRouter {
                 let (code, why) = if missing.another {
                     (ErrorCode::UnknownSession, format!("{far} reconnected as another process"))
                 } else {
-                    (ErrorCode::Cancelled, format!("{far} did not reconnect within {:?}", self.grace))
+                    (
+                        ErrorCode::Cancelled,
+                        format!("{far} did not reconnect within {:?}", self.resume_timeout),
+                    )
                 };
                 return parked.give_up(SessionError::new(code, why));
             }
@@ -267,8 +273,6 @@ pub(crate) struct PathSearch<'a> {
     /// Time to wait for a reply before searching for another path.
     wait: Duration,
     backoff: Backoff,
-    /// Time since which only another process of the node was found.
-    another: Option<Instant>,
 }
 
 impl<'a> PathSearch<'a> {
@@ -291,13 +295,12 @@ impl<'a> PathSearch<'a> {
             asked: None,
             wait: ANSWER_TIMEOUT,
             backoff: Backoff::new(),
-            another: None,
         }
     }
 
     /// Limits how long each search continues while no server has the node.
-    pub(crate) fn at_most(self, patience: Duration) -> Self {
-        Self { timeout: Some(patience), ..self }
+    pub(crate) fn at_most(self, timeout: Duration) -> Self {
+        Self { timeout: Some(timeout), ..self }
     }
 
     /// Starts with a delay that grows with `times`: the number of consecutive paths that were lost soon.
@@ -343,66 +346,57 @@ impl<'a> PathSearch<'a> {
     ///
     /// Returns an error if the search has timed out, or the process that is searched for has been replaced.
     pub(crate) async fn next(&mut self) -> Result<(), NodeNotFound> {
-        let until = self.timeout.map_or(self.until, |patience| self.until.min(Instant::now() + patience));
-        let before = self.asked.take();
-        if let Some(before) = &before {
-            self.paths.invalidate(self.node, before);
-        }
-        // The server that was asked may still claim to have the node, and reply sooner than the server that does. So
-        // the first lookup excludes it.
-        let is_open_peer = |link: &Arc<LinkSender>| link.peer == Remote::Peer && !link.is_closed();
-        let mut excluded = before.as_ref().map(|before| before.sender.clone()).filter(is_open_peer);
-        let mut may_repeat = before.is_none();
+        let until = self.timeout.map_or(self.until, |timeout| self.until.min(Instant::now() + timeout));
+        let end =
+            |replaced: Option<Instant>| replaced.map_or(until, |since| until.min(since + REPLACED_NODE_WAIT));
+        let is_open_peer = |link: &&LinkSender| link.peer == Remote::Peer && !link.is_closed();
         let mut missing = NodeNotFound::default();
+        // Time since which only another process of the node was found.
+        let mut replaced: Option<Instant> = None;
+        // The path that failed. The first lookup searches for another one.
+        let mut failed = self.asked.take();
+        if let Some(failed) = &failed {
+            self.paths.invalidate(self.node, failed);
+        }
         loop {
-            // Create the waiter before the lookup: a link that is added in between ends the wait below.
+            // Create the waiter before the lookup: a link that is added in between ends the waits below.
             let arrival = self.paths.arrival(self.node);
-            match self.look_up(excluded.take(), &arrival, until).await {
-                LookupOutcome::Found(path) => {
-                    let repeats = before.as_ref().is_some_and(|before| before.sender.id == path.sender.id);
-                    if may_repeat || !repeats {
-                        (self.found, self.another) = (Some(path), None);
-                        return Ok(());
+            if self.paths.is_replaced(self.node, self.instance) {
+                replaced.get_or_insert_with(Instant::now);
+            }
+            // A peer that failed may still claim to have the node, and reply sooner than the one that does.
+            let excluded = failed.as_ref().map(|failed| failed.sender.as_ref()).filter(is_open_peer);
+            let none = || Err(NodeNotFound { another: replaced.is_some(), ..missing.clone() });
+            let finding = self.paths.find(self.node, self.instance, excluded);
+            let found = tokio::select! {
+                found = timeout_at(end(replaced), finding) => found.unwrap_or_else(|_| none()),
+                // The new path may be by the excluded link.
+                () = arrival.wait(), if excluded.is_some() => none(),
+            };
+            match found {
+                Ok(path) if failed.as_ref().is_none_or(|failed| failed.sender.id != path.sender.id) => {
+                    self.found = Some(path);
+                    return Ok(());
+                }
+                Ok(_) => {}
+                Err(not_found) => {
+                    missing = not_found;
+                    replaced = missing.another.then(|| replaced.unwrap_or_else(Instant::now));
+                    let is_over = |since: Instant| since.elapsed() >= REPLACED_NODE_WAIT;
+                    if replaced.is_some_and(|since| self.paths.is_alone() || is_over(since)) {
+                        return Err(missing);
+                    }
+                    if Instant::now() >= until {
+                        return Err(NodeNotFound { another: false, ..missing });
                     }
                 }
-                LookupOutcome::NotFound(not_found) => {
-                    missing = not_found;
-                    self.check_may_continue(&missing, until)?;
-                }
-                LookupOutcome::TimedOut => {
-                    missing.another = self.another.is_some();
-                    self.check_may_continue(&missing, until)?;
-                }
-                LookupOutcome::NodeLinked => {}
             }
-            may_repeat = true;
+            failed = None;
             let pause = self.pause();
             tokio::select! {
                 () = arrival.wait() => {}
-                () = sleep_until(self.limit(until).min(Instant::now() + pause)) => {}
+                () = sleep_until(end(replaced).min(Instant::now() + pause)) => {}
             }
-        }
-    }
-
-    /// Looks for a path once, not over the link `excluded`.
-    async fn look_up(
-        &mut self,
-        excluded: Option<Arc<LinkSender>>,
-        arrival: &NodeWaiter<'_>,
-        until: Instant,
-    ) -> LookupOutcome {
-        if self.paths.is_replaced(self.node, self.instance) {
-            self.another.get_or_insert_with(Instant::now);
-        }
-        let finding = self.paths.find(self.node, self.instance, excluded.as_deref());
-        tokio::select! {
-            found = timeout_at(self.limit(until), finding) => match found {
-                Ok(Ok(path)) => LookupOutcome::Found(path),
-                Ok(Err(missing)) => LookupOutcome::NotFound(missing),
-                Err(_) => LookupOutcome::TimedOut,
-            },
-            // The new path may be by the excluded link.
-            () = arrival.wait(), if excluded.is_some() => LookupOutcome::NodeLinked,
         }
     }
 
@@ -446,33 +440,6 @@ impl<'a> PathSearch<'a> {
             }
         }
     }
-
-    /// Returns an error if the search must end.
-    fn check_may_continue(&mut self, missing: &NodeNotFound, until: Instant) -> Result<(), NodeNotFound> {
-        let now = Instant::now();
-        if !missing.another {
-            self.another = None;
-        } else if self.paths.is_alone() || now - *self.another.get_or_insert(now) >= REPLACED_NODE_WAIT {
-            return Err(missing.clone());
-        }
-        if now >= until { Err(NodeNotFound { another: false, ..missing.clone() }) } else { Ok(()) }
-    }
-
-    /// Returns the end of the search: `until`, or earlier if only another process of the node was found for too long.
-    fn limit(&self, until: Instant) -> Instant {
-        self.another.map_or(until, |since| until.min(since + REPLACED_NODE_WAIT))
-    }
-}
-
-/// The result of one lookup of a [`PathSearch`].
-enum LookupOutcome {
-    Found(Path),
-    /// No server has the node.
-    NotFound(NodeNotFound),
-    /// The node has linked meanwhile, so the lookup is to be repeated.
-    NodeLinked,
-    /// The search has ended, or only another process of the node was found for too long.
-    TimedOut,
 }
 
 /// Time to wait for the first reply before searching for another path. It doubles each time, because a path may be
@@ -491,11 +458,11 @@ const REPLACED_NODE_WAIT: Duration = Duration::from_secs(3);
 #[derive(Debug, Clone)]
 pub(crate) enum PathSource {
     /// On a server: paths to nodes.
-    Server(Arc<Finder>),
+    Nodes(Arc<Finder>),
     /// On a server: paths to peers, by process, for sessions of an edge with a target that a peer has dialled.
-    Servers(Arc<Finder>),
-    /// On an edge: every path starts with a link to the cloud, which finds the rest.
-    Edge(Arc<Uplinks>),
+    Peers(Arc<Finder>),
+    /// On an edge, and in a user's program: every path starts with a link to a server, which finds the rest.
+    Uplinks(Arc<Uplinks>),
 }
 
 impl PathSource {
@@ -507,9 +474,9 @@ impl PathSource {
         not: Option<&LinkSender>,
     ) -> Result<Path, NodeNotFound> {
         match self {
-            Self::Server(finder) => finder.find_path(node, instance, not).await,
-            Self::Servers(finder) => finder.find_server(instance).await,
-            Self::Edge(uplinks) => {
+            Self::Nodes(finder) => finder.find_path(node, instance, not).await,
+            Self::Peers(finder) => finder.find_server(instance).await,
+            Self::Uplinks(uplinks) => {
                 let newest =
                     uplinks.newest(not.map(|not| not.id)).ok_or_else(|| uplinks.not_linked_reason())?;
                 // On an edge, its own name means the cloud: the server that is asked dials the target.
@@ -519,41 +486,25 @@ impl PathSource {
         }
     }
 
-    /// Returns the same server's paths to peers.
-    pub(crate) fn of_servers(&self) -> Self {
-        match self {
-            Self::Server(finder) | Self::Servers(finder) => Self::Servers(finder.clone()),
-            Self::Edge(uplinks) => Self::Edge(uplinks.clone()),
-        }
-    }
-
-    /// Returns the node's link to this server, if any; an edge has no links of other nodes.
-    pub(crate) fn here(&self, node: &NodeName) -> Option<LinkedNode> {
-        match self {
-            Self::Server(finder) | Self::Servers(finder) => finder.registry().link_of(node),
-            Self::Edge(_) => None,
-        }
-    }
-
     /// Returns a waiter for a new path to the node.
     pub(crate) fn arrival(&self, node: &NodeName) -> NodeWaiter<'_> {
         match self {
-            Self::Server(finder) | Self::Servers(finder) => finder.registry().arrival(node),
-            Self::Edge(uplinks) => uplinks.arrival(),
+            Self::Nodes(finder) | Self::Peers(finder) => finder.registry().arrival(node),
+            Self::Uplinks(uplinks) => uplinks.arrival(),
         }
     }
 
     /// Returns true if the node is known to be connected as another process, here or elsewhere.
     pub(crate) fn is_replaced(&self, node: &NodeName, instance: Option<Instance>) -> bool {
         match self {
-            Self::Server(finder) => instance.is_some_and(|instance| finder.is_replaced(node, instance)),
-            Self::Servers(_) | Self::Edge(_) => false,
+            Self::Nodes(finder) => instance.is_some_and(|instance| finder.is_replaced(node, instance)),
+            Self::Peers(_) | Self::Uplinks(_) => false,
         }
     }
 
     /// Invalidates this path: its server reported that the node is not connected there.
     pub(crate) fn invalidate(&self, node: &NodeName, path: &Path) {
-        if let Self::Server(finder) = self {
+        if let Self::Nodes(finder) = self {
             finder.invalidate(node, path);
         }
     }
@@ -561,7 +512,7 @@ impl PathSource {
     /// Returns a name of the remote end of a session with `node`, for people.
     pub(crate) fn call(&self, node: &NodeName) -> String {
         match self {
-            Self::Edge(uplinks) if uplinks.node() == node => "the server that dialled".to_owned(),
+            Self::Uplinks(uplinks) if uplinks.node() == node => "the server that dialled".to_owned(),
             _ => format!("node {node}"),
         }
     }
@@ -569,8 +520,8 @@ impl PathSource {
     /// Returns true if this process never asks another one.
     pub(crate) fn is_alone(&self) -> bool {
         match self {
-            Self::Server(finder) | Self::Servers(finder) => finder.is_alone(),
-            Self::Edge(_) => false,
+            Self::Nodes(finder) | Self::Peers(finder) => finder.is_alone(),
+            Self::Uplinks(_) => false,
         }
     }
 }
@@ -648,24 +599,12 @@ impl Uplinks {
         self.came.arrival(&self.node)
     }
 
-    /// Waits until there is a link. Cancel safe.
-    pub async fn wait_any(&self) {
-        loop {
-            // Create the waiter before the check, as in [`Self::newer`].
-            let arrival = self.arrival();
-            if self.newest(None).is_some() {
-                return;
-            }
-            arrival.wait().await;
-        }
-    }
-
-    /// Waits until there is a link newer than `than`. Cancel safe.
-    pub async fn newer(&self, than: LinkId) {
+    /// Waits until there is a link, and one newer than `than` if that is given. Cancel safe.
+    pub async fn wait_newer(&self, than: Option<LinkId>) {
         loop {
             // Create the waiter before the check: a link that is added in between ends the wait.
             let arrival = self.arrival();
-            if self.newest(None).is_some_and(|newest| newest.id > than) {
+            if self.newest(None).is_some_and(|newest| Some(newest.id) > than) {
                 return;
             }
             arrival.wait().await;

@@ -40,7 +40,7 @@ use crate::config::ConfigError;
 use crate::config::live::ConfigFile;
 use crate::config::server::{MEMORY, clients};
 use crate::invitations::SharedEnrolments;
-use crate::listener::access::{AccessPolicyBuilder, ListenerAccess, ListenerPolicies};
+use crate::listener::access::{AccessPolicyBuilder, ListenerAccess, ListenerPolicies, bind_admin};
 use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{self, ClientKey, ListenerContext};
 use crate::listener::{BoundListener, ListenerDeps, connect};
@@ -284,7 +284,8 @@ impl Prepared {
     fn new(settings: &ServerConfig, startup: &mut Startup) -> Result<Self, NotPrepared> {
         let files = ServerFiles::read(settings, startup);
         let grpc = startup.bind("server.links.listen", settings.links.listen);
-        let admin = admin_listeners(settings, startup);
+        let admin =
+            bind_admin("server", ("links", &settings.links.ports), &settings.admin, &settings.tls, startup);
         let other_ports = startup.ports().to_vec();
         let mut policies = AccessPolicyBuilder::default();
         let viewers = policies.viewers(config::ADMIN, &settings.admin, startup);
@@ -321,25 +322,11 @@ impl Prepared {
         ServerListenAddresses {
             grpc: self.grpc.at(),
             clients: self.clients().filter_map(|port| Some((port.name, port.at?))).collect(),
-            log: admin.log.as_ref().map_or(settings.links.admin_listen, TcpAccept::at),
+            log: admin.log.as_ref().map_or(settings.links.ports.admin_listen, TcpAccept::at),
             metrics: admin.metrics.as_ref().map(TcpAccept::at),
             channelz: admin.channelz.as_ref().map(TcpAccept::at),
         }
     }
-}
-
-/// Binds the admin ports.
-fn admin_listeners(settings: &ServerConfig, startup: &mut Startup) -> Result<admin::Listeners, NotPrepared> {
-    let links = &settings.links;
-    let log =
-        startup.bind_optional("server.links.admin_listen", links.admin_listen, links.admin_port.is_default);
-    let metrics = links.metrics_listen;
-    let metrics = metrics.map(|at| startup.bind_public("server.links.metrics_listen", at)).transpose();
-    let channelz = links.channelz_listen;
-    let channelz = channelz.map(|at| startup.bind("server.links.channelz_listen", at)).transpose();
-    let local = startup.bind_admin("server.admin.listen", &settings.admin);
-    let tls = settings.admin.tls.as_ref().map(|tls| tls.load(&settings.tls, startup)).transpose();
-    Ok(admin::Listeners { log: log?, tls: tls?, metrics: metrics?, channelz: channelz?, local: local? })
 }
 
 impl ServerContext {
@@ -356,7 +343,7 @@ impl ServerContext {
         let registry = Registry::new(metrics.clone());
         let cluster = ClusterView::follow(settings, port, prepared.own_ports(), &readiness, &drains.links);
         let enrolment = invitations::start(settings, files, &readiness, &drains.links);
-        let (tokens, certificates) = (files.tokens.clone(), config_files::edge_cas(settings).is_some());
+        let (tokens, certificates) = (files.tokens.clone(), config_files::edge_ca(settings).is_some());
         let edge_links = EdgeLinks::new(tokens, enrolment.clone(), cluster.nodes.clone(), certificates);
         let zone = zone(settings, edge_links.clone());
         let pool = BufferPool::new();
@@ -507,7 +494,7 @@ impl ServerContext {
             grants: self.grants.clone(),
         };
         let (metrics, readiness) = (self.link_context.metrics.clone(), self.readiness.clone());
-        let level_at_ports = settings.links.admin_port.sets_level;
+        let level_at_ports = settings.links.ports.sets_level;
         let admin = Admin::new(ProcessView::Cloud(view), viewers, metrics, readiness, level, level_at_ports);
         let admin = self.admin.get_or_init(|| admin);
         let drain = &self.drains.admin;

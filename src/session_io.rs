@@ -33,8 +33,8 @@ use tunnel_proto::frame::{ErrorCode, SessionError};
 /// An open session with its access line, counters and permit.
 #[derive(Debug)]
 pub struct OpenSession<P> {
-    /// This end of the session, or a direct connection instead of one.
-    pub session: TargetStream,
+    /// The stream to the remote.
+    pub session: SessionStream,
     /// Bytes that were read from the session and counted, but not yet given to the client or target at this end.
     pub buffered: Bytes,
     /// The session's access log entry.
@@ -54,11 +54,11 @@ impl<P> OpenSession<P> {
     ///
     /// If that connection failed, resets the session with the error. Otherwise returns the session, which the caller
     /// must drop.
-    pub(crate) fn end(self, ended: CopyEnd, local: LocalPeer) -> Option<TargetStream> {
+    pub(crate) fn end(self, ended: CopyEnd, local: LocalPeer) -> Option<SessionStream> {
         let this = self.unless_revoked()?;
         let (result, why) = match (&this.session, ended) {
             (
-                TargetStream::Direct(_),
+                SessionStream::Direct(_),
                 CopyEnd { by: Side::B, how: EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind) },
             ) => (local.other().failed(), local.other().failure() + &kind.to_string()),
             (session, _) => end_reason(ended, local, session.ended().as_ref()),
@@ -90,7 +90,7 @@ impl<P> OpenSession<P> {
         None
     }
 
-    fn record_end(self, result: &'static str, why: &str) -> TargetStream {
+    fn record_end(self, result: &'static str, why: &str) -> SessionStream {
         let Self { session, mut access, alive, .. } = self;
         access.resumed = session.resumed();
         access.end(result, why);
@@ -239,23 +239,24 @@ fn end_reason(ended: CopyEnd, local: LocalPeer, reset: Option<&SessionError>) ->
     }
 }
 
-// The stream to a target: a session or a direct connection, and TLS over either.
+// The stream of a session: its end here or a direct connection, and TLS over either.
 
-/// The stream to a client's target. Dropping it aborts it, unless both directions have ended.
+/// The stream to the remote of a session: to the client's target or, at the acceptor, to the client. Dropping it aborts
+/// it, unless both directions have ended.
 #[derive(Debug)]
-pub enum TargetStream {
-    /// A session.
+pub enum SessionStream {
+    /// This end of the session.
     Session(Session),
-    /// A connection dialled by this process.
+    /// A connection to the target, dialled by this process, in place of a session.
     Direct(Socket<TcpStream>),
     /// Either of the other two, with TLS between this process and the target.
     Tls(Box<TlsOverTarget>),
 }
 
 /// TLS over a stream to a target.
-type TlsOverTarget = Socket<TlsStream<ByteStreamIo<TargetStream>>>;
+type TlsOverTarget = Socket<TlsStream<ByteStreamIo<SessionStream>>>;
 
-impl TargetStream {
+impl SessionStream {
     /// Wraps a connection dialled by this process. Dropping it resets the connection.
     pub fn direct(connection: TcpStream, pool: BufferPool) -> Self {
         connection.set_reset_on_drop(true);
@@ -333,17 +334,17 @@ impl TargetStream {
 }
 
 /// Returns the transport below TLS.
-fn transport_below_tls(over: &TlsOverTarget) -> &TargetStream {
+fn transport_below_tls(over: &TlsOverTarget) -> &SessionStream {
     over.io().get_ref().0.get_ref()
 }
 
-impl From<Session> for TargetStream {
+impl From<Session> for SessionStream {
     fn from(session: Session) -> Self {
         Self::Session(session)
     }
 }
 
-impl ByteStream for TargetStream {
+impl ByteStream for SessionStream {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         match self {
             Self::Session(session) => session.poll_read_chunk(cx),

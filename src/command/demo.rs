@@ -16,18 +16,20 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
+use bytes::Bytes;
+use http::Method;
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::info_span;
 
+use crate::command::admin_api::exchange;
 use crate::command::init::folder_on_machine;
 use crate::command::{Role, shell_word};
 use crate::uplink::client::{ClientLinkConfig, ClientLinks, UserCredentials};
 use download::{Download, NetworkLine, Screen};
-use listeners::{DemoContext, DemoListener, DemoListenerSet, connect, get, read_head};
+use listeners::{DemoContext, DemoListener, DemoListenerSet, connect, get};
 use page::serve;
 use tunnel_base::drain::Drain;
 use tunnel_net::listen::TcpAccept;
@@ -431,12 +433,8 @@ impl Process {
 }
 
 async fn is_ready(admin: SocketAddr) -> bool {
-    let answer = async {
-        let mut stream = TcpStream::connect(admin).await?;
-        stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n").await?;
-        read_head(&mut stream).await
-    };
-    timeout(TIMEOUT, answer).await.is_ok_and(|head| head.is_ok_and(|head| head.contains(" 200 ")))
+    let Ok(stream) = TcpStream::connect(admin).await else { return false };
+    matches!(exchange(stream, Method::GET, "/readyz", Bytes::new()).await, Ok((200, _)))
 }
 
 fn server_config(dir: &Path, at: &Addresses, number: usize, tables: &str) -> String {

@@ -26,8 +26,9 @@ use crate::command::doctor::service_user::files;
 use crate::command::serve::Settings;
 use crate::command::{Format, Role, admin_api, json};
 use crate::config::Environment;
+use crate::config::admin_ports::AdminPorts;
 use crate::config::edge::ServerAddress;
-use crate::config::listen::{AdminConfig, AdminPort, ListenAddress};
+use crate::config::listen::{AdminConfig, ListenAddress};
 use crate::config::server::registry::PublishTo;
 use crate::edge::config::EdgeConfig;
 use crate::parts::with_kubernetes;
@@ -315,8 +316,9 @@ fn add_conditions(program: &'static str, body: &str, found: &mut Findings) {
 /// another program may have the default port. An error says why there is no socket.
 type AdminAddress = Result<ListenAddress, String>;
 
-async fn admin_address(at: SocketAddr, port: AdminPort, admin: &AdminConfig) -> AdminAddress {
-    if !port.is_default && admin.tls.is_none() {
+async fn admin_address(ports: &AdminPorts, admin: &AdminConfig) -> AdminAddress {
+    let at = ports.admin_listen;
+    if !ports.is_default && admin.tls.is_none() {
         let local = SocketAddr::new([127, 0, 0, 1].into(), at.port());
         return Ok(ListenAddress::Port(if at.ip().is_unspecified() { local } else { at }));
     }
@@ -354,8 +356,7 @@ async fn check_server(
     found: &mut Findings,
 ) {
     certificates(settings, found);
-    let links = &settings.links;
-    let admin = admin_address(links.admin_listen, links.admin_port, &settings.admin).await;
+    let admin = admin_address(&settings.links.ports, &settings.admin).await;
     check_running_server(&admin, ports, found).await;
     check_server_nodes(settings, found).await;
     let resolver = match Resolver::system() {
@@ -552,7 +553,7 @@ async fn check_edge(
     found: &mut Findings,
 ) {
     let client = &settings.uplink;
-    let admin = admin_address(client.admin_listen, client.admin_port, &settings.admin).await;
+    let admin = admin_address(&client.ports, &settings.admin).await;
     let linked = check_running_edge(&admin, client.token_file.as_deref(), ports, found).await;
     let resolver = match Resolver::system() {
         Ok(resolver) => resolver,

@@ -1,6 +1,6 @@
 //! Tables of an edge's config, except those of its listener.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,8 @@ use std::time::Duration;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
-use crate::config::listen::{self, AdminPort};
+use crate::config::admin_ports::AdminPorts;
+use crate::config::listen;
 use crate::config::table::ConfigTable;
 use crate::config::value::{Bytes, Millis};
 use crate::config::{self, DAY, Diagnostics, Environment, MIN_MEMORY, Secret, WarningKind, value};
@@ -56,27 +57,9 @@ pub struct UplinkConfig {
     /// Required: `["tunnel.example.org:9000"]`
     #[serde(deserialize_with = "servers")]
     pub servers: Vec<Target>,
-    /// Address (ip:port) of the admin listener: health, metrics and status page. Requests must use an address or
-    /// localhost as Host; with any other Host only /livez, /readyz and /metrics are served. No edge dials it. If no key
-    /// sets it and another program has the port, the process runs without it.
-    #[serde(deserialize_with = "value::listen_address")]
-    pub admin_listen: SocketAddr,
-    /// How the admin listener differs from one that a key of this schema sets.
+    /// The ports for operators.
     #[serde(skip)]
-    pub admin_port: AdminPort,
-    /// Address (ip:port) of metrics, /livez and /readyz only, read-only, for a Prometheus that connects through the
-    /// tunnel. It is the only port of the edge itself that clients may reach. Default: none; the admin listener serves
-    /// metrics too.
-    ///
-    /// Example: `"127.0.0.1:9011"`
-    #[serde(deserialize_with = "value::listen_address")]
-    pub metrics_listen: Option<SocketAddr>,
-    /// Address (ip:port) of gRPC's debugging services for gRPC's own clients, channelz and reflection. They list links
-    /// with addresses and counts, without TLS or a password.
-    ///
-    /// Example: `"127.0.0.1:5000"`
-    #[serde(deserialize_with = "value::listen_address")]
-    pub channelz_listen: Option<SocketAddr>,
+    pub ports: AdminPorts,
     /// The kernel's congestion control for the link, one of /proc/sys/net/ipv4/tcp_allowed_congestion_control. "bbr"
     /// handles packet loss better than "cubic". But once in ten seconds of bulk transfer it pauses for 0.2 s and one or
     /// two RTTs, for keystrokes too. An edge's interactive link next to a bulk link always uses "cubic", or "reno" if
@@ -103,10 +86,7 @@ impl Default for UplinkConfig {
             ca: config::CA.into(),
             tls_server_name: None,
             servers: Vec::new(),
-            admin_listen: listen::ADMIN_LISTEN,
-            admin_port: AdminPort { is_default: true, sets_level: false },
-            metrics_listen: None,
-            channelz_listen: None,
+            ports: AdminPorts::default(),
             congestion: None,
             https_proxy: None,
             no_proxy: None,
@@ -188,7 +168,7 @@ pub(crate) fn uplink(
     let mut table = edge.table("uplink", report);
     let keys: UplinkConfig = table.fields(report);
     let mut uplink = UplinkConfig {
-        admin_port: AdminPort::of(&table, report),
+        ports: AdminPorts::read(&mut table, report),
         https_proxy: env.https_proxy.clone().filter(|url| !url.reveal().is_empty()),
         no_proxy: env.no_proxy.clone().filter(|hosts| !hosts.is_empty()),
         ..keys
@@ -205,7 +185,6 @@ pub(crate) fn uplink(
     check_token(&table, uplink.token.as_ref(), certified, report);
     warn_template(&table, "servers", uplink.servers.iter().map(|server| &server.host), report);
     warn_template(&table, "tls_server_name", uplink.tls_server_name.iter(), report);
-    listen::warn_channelz(&table, uplink.channelz_listen, report);
     table.close(&uplink, report);
     uplink
 }

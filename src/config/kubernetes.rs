@@ -106,24 +106,21 @@ pub(crate) fn csr(
     }
     let issues_certificates = !csr.profiles.is_empty();
     let key = if issues_certificates { "profiles" } else { "edge_ca" };
-    let cluster = issuing_cluster(&table, key, issues_certificates || csr.edge_ca.is_some(), env, report);
+    let cluster = required_cluster(&table, key, issues_certificates || csr.edge_ca.is_some(), env, report);
     table.close(&csr, report);
     Some(ServerCsrConfig { cluster: cluster?, ..csr })
 }
 
-/// Returns the cluster that issues certificates if one is `expected`; `key` is the key that requires it.
-fn issuing_cluster(
+/// Returns the cluster if a table needs one. `key` is the key that needs it, for the error if there is none.
+fn required_cluster(
     table: &ConfigTable<'_>,
     key: &'static str,
-    expected: bool,
+    is_needed: bool,
     env: &Environment,
     report: &mut Diagnostics,
 ) -> Option<ClusterSettings> {
-    let reached = reached(env);
-    if let (Err(why), true) = (&reached, expected) {
-        table.error(key, Some("requires Kubernetes".to_owned()), *why, report);
-    }
-    reached.ok().filter(|_| expected)
+    let error = |why| table.error(key, Some("requires Kubernetes".to_owned()), why, report);
+    is_needed.then(|| reached(env).map_err(error).ok()).flatten()
 }
 
 /// One of the names in a certificate.
@@ -195,7 +192,7 @@ pub(crate) fn edge_csr(
 ) -> Option<EdgeCsrConfig> {
     let mut table = edge.table("csr", report);
     let csr: EdgeCsrConfig = table.fields(report);
-    let cluster = issuing_cluster(&table, "enabled", csr.enabled, env, report);
+    let cluster = required_cluster(&table, "enabled", csr.enabled, env, report);
     table.close(&csr, report);
     Some(EdgeCsrConfig { cluster: cluster?, node_ip, ..csr })
 }
@@ -265,7 +262,7 @@ pub(crate) fn node_ports(
     if !table.is_present() {
         return None;
     }
-    let cluster = keeping_cluster(&table, env, report);
+    let cluster = required_cluster(&table, "configmap", true, env, report);
     if ports.service.is_some() && http.is_none() && https.is_none() {
         let found = Some("set, but it has no port to route to".to_owned());
         let expected = "route a port of [server.http] or [server.https] by Host: ports = { \
@@ -274,17 +271,6 @@ pub(crate) fn node_ports(
     }
     table.close(&ports, report);
     Some(NodePortsConfig { cluster: cluster?, http, https, ..ports })
-}
-
-/// Returns the cluster of the objects that this table describes, or `None` if there is none, which is recorded.
-fn keeping_cluster(
-    table: &ConfigTable<'_>,
-    env: &Environment,
-    report: &mut Diagnostics,
-) -> Option<ClusterSettings> {
-    let reached = reached(env);
-    let error = |why| table.error("configmap", Some("requires Kubernetes".to_owned()), why, report);
-    reached.map_err(error).ok()
 }
 
 /// The namespace that YurtTunnel uses.
@@ -381,7 +367,7 @@ pub(crate) fn node_names(
     if !table.is_present() {
         return None;
     }
-    let cluster = keeping_cluster(&table, env, report);
+    let cluster = required_cluster(&table, "configmap", true, env, report);
     if published == Some(&names.configmap) {
         let found = Some(format!("{:?}, which publish of [server.dns] writes", names.configmap));
         table.error("configmap", found, "use a separate ConfigMap", report);

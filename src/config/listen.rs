@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
+use crate::config::admin_ports::AdminPorts;
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment, WarningKind, value};
 use tunnel_base::policy::{CertificateGlob, Network, Networks, Rules};
@@ -225,12 +226,12 @@ pub struct AdminConfig {
     pub runtime_dir: Option<PathBuf>,
 }
 
-/// Reads a table `admin`, and warns if other machines can reach the admin listener, which has this key and address.
-/// `name` is the socket's name if there is no `listen = "unix:/path"`.
+/// Reads a table `admin`, and warns if other machines can reach the admin listener, whose address `key` sets in the
+/// parent. `name` is the socket's name if there is no `listen = "unix:/path"`.
 pub(crate) fn admin(
     parent: &mut ConfigTable<'_>,
     name: &'static str,
-    (listener, at, port): (&str, SocketAddr, AdminPort),
+    (key, ports): (&str, &AdminPorts),
     env: &Environment,
     report: &mut Diagnostics,
 ) -> AdminConfig {
@@ -243,31 +244,14 @@ pub(crate) fn admin(
     require_names(&table, report);
     if let Some(users) = admin.users.clone() {
         let key = table.key("users");
-        tls.warn_passwords(key.clone(), at, report);
+        tls.warn_passwords(key.clone(), ports.admin_listen, report);
         admin.access.auth = AuthConfig::Basic { users, key };
     }
     if tls != (PortTls::On { client_certificate: true }) {
-        warn_reachable(parent.key(listener), at, port, report);
+        ports.warn_if_reachable(parent.key(key), report);
     }
     table.close(&admin, report);
     admin
-}
-
-/// Warns if other machines can reach the admin listener.
-fn warn_reachable(key: String, at: SocketAddr, port: AdminPort, report: &mut Diagnostics) {
-    if at.ip().is_loopback() {
-        return;
-    }
-    let local = format!("\"127.0.0.1:{}\"", at.port());
-    let text = if port.sets_level {
-        format!(
-            "anyone who reaches {at} can read health and metrics and change the log level; restrict it with a \
-             firewall, or set admin_listen = {local} in the file that `tunnel migrate superedge` prints"
-        )
-    } else {
-        format!("anyone who reaches {at} can read health and metrics; set admin_listen = {local}")
-    };
-    report.warn(key, WarningKind::Insecure, text);
 }
 
 /// The form `unix:/path` of a socket's path.
@@ -289,41 +273,6 @@ fn unix_path(text: &str) -> Option<PathBuf> {
     let path = text.strip_prefix("unix:")?;
     (path.starts_with('/') && !path.contains('\0')).then(|| path.into())
 }
-
-/// What the admin listener of a process does, besides its address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct AdminPort {
-    /// Whether no key sets its address. The process then starts without it if the port is not available.
-    pub is_default: bool,
-    /// Whether it sets the log level, as SuperEdge's does.
-    pub sets_level: bool,
-}
-
-impl AdminPort {
-    /// Reads it from the table of `admin_listen`.
-    pub(crate) fn of(table: &ConfigTable<'_>, report: &Diagnostics) -> Self {
-        let key = table.key("admin_listen");
-        Self {
-            is_default: !table.has("admin_listen") || report.implied.contains(&key),
-            sets_level: report.spelling.0.contains_key(&key),
-        }
-    }
-}
-
-/// Warns if other machines can reach gRPC's debugging port.
-pub(crate) fn warn_channelz(table: &ConfigTable<'_>, channelz: Option<SocketAddr>, report: &mut Diagnostics) {
-    if let Some(channelz) = channelz.filter(|at| !at.ip().is_loopback()) {
-        let text = format!(
-            "anyone who reaches {channelz} can read the addresses and names of all links; use 127.0.0.1:{}",
-            channelz.port()
-        );
-        report.warn(table.key("channelz_listen"), WarningKind::Insecure, text);
-    }
-}
-
-/// The default address of the admin listener. The kernel gives clients ports from 32768 to 60999, so another program
-/// takes this one only on purpose.
-pub(crate) const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9010);
 
 /// Warns if every client may send a PROXY header.
 pub(crate) fn warn_trusted(table: &ConfigTable<'_>, proxies: &Networks, report: &mut Diagnostics) {

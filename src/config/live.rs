@@ -62,7 +62,7 @@ enum Effect {
 /// A value, with its key as written.
 struct Leaf {
     shown: String,
-    value: String,
+    value: toml::Value,
 }
 
 /// Returns every value that is not a table, by its key.
@@ -81,26 +81,9 @@ fn gather(table: &DeTable<'_>, path: &[String], report: &Diagnostics, all: &mut 
             DeValue::Table(table) => gather(table, &path, report, all),
             value => {
                 let shown = report.spelling.of(&value::path(&path));
-                all.insert(path, Leaf { shown, value: plain(value) });
+                all.insert(path, Leaf { shown, value: value::plain(value) });
             }
         }
-    }
-}
-
-/// Formats a value without its position in the file.
-fn plain(value: &DeValue<'_>) -> String {
-    match value {
-        DeValue::Array(items) => {
-            items.iter().fold("[".to_owned(), |text, item| text + &plain(item.get_ref()) + ",") + "]"
-        }
-        DeValue::Table(table) => {
-            let keys: BTreeMap<_, _> = table
-                .iter()
-                .map(|(key, value)| (key.get_ref().to_string(), plain(value.get_ref())))
-                .collect();
-            format!("{keys:?}")
-        }
-        value => format!("{value:?}"),
     }
 }
 

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::listen::{self, AdminPort};
+use crate::config::admin_ports::AdminPorts;
+use crate::config::listen;
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, Bytes, Count, Millis};
 use crate::config::{self, DAY, Diagnostics, Environment, MIN_MEMORY, WarningKind};
@@ -39,26 +40,9 @@ pub struct LinkListenerConfig {
     ///
     /// Example: `["10.0.0.5", "10.0.0.6"]`
     pub proxy_protocol: Networks,
-    /// Address (ip:port) of the admin listener: health, metrics and status page. Requests must use an address or
-    /// localhost as Host; with any other Host only /livez, /readyz and /metrics are served. No edge dials it. If no key
-    /// sets it and another program has the port, the process runs without it.
-    #[serde(deserialize_with = "value::listen_address")]
-    pub admin_listen: SocketAddr,
-    /// How the admin listener differs from one that a key of this schema sets.
+    /// The ports for operators.
     #[serde(skip)]
-    pub admin_port: AdminPort,
-    /// Address (ip:port) of /metrics, /metrics/nodes, /livez and /readyz only, for Prometheus and probes. Default: none;
-    /// the admin listener serves them too.
-    ///
-    /// Example: `"127.0.0.1:6000"`
-    #[serde(deserialize_with = "value::listen_address")]
-    pub metrics_listen: Option<SocketAddr>,
-    /// Address (ip:port) of gRPC's debugging services for gRPC's own clients, channelz and reflection. They list links
-    /// with addresses and counts, without TLS or a password.
-    ///
-    /// Example: `"127.0.0.1:6001"`
-    #[serde(deserialize_with = "value::listen_address")]
-    pub channelz_listen: Option<SocketAddr>,
+    pub ports: AdminPorts,
     /// The kernel's congestion control for links, one of /proc/sys/net/ipv4/tcp_allowed_congestion_control. "bbr"
     /// handles packet loss better than "cubic". But once in ten seconds of bulk transfer it pauses for 0.2 s and one or
     /// two RTTs, for keystrokes too. An edge's interactive link next to a bulk link always uses "cubic", or "reno" if
@@ -96,10 +80,7 @@ impl Default for LinkListenerConfig {
             name: None,
             listen: (Ipv6Addr::UNSPECIFIED, 9000).into(),
             proxy_protocol: Networks::default(),
-            admin_listen: listen::ADMIN_LISTEN,
-            admin_port: AdminPort { is_default: true, sets_level: false },
-            metrics_listen: None,
-            channelz_listen: None,
+            ports: AdminPorts::default(),
             congestion: None,
             key: "/etc/tunnel/certs/server.key".into(),
             cert: "/etc/tunnel/certs/server.crt".into(),
@@ -208,9 +189,8 @@ pub const MEMORY: usize = 256 << 20;
 pub(crate) fn links(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> LinkListenerConfig {
     let mut table = cloud.table("links", report);
     let mut links: LinkListenerConfig = table.fields(report);
-    links.admin_port = AdminPort::of(&table, report);
+    links.ports = AdminPorts::read(&mut table, report);
     listen::warn_trusted(&table, &links.proxy_protocol, report);
-    listen::warn_channelz(&table, links.channelz_listen, report);
     table.close(&links, report);
     links
 }

@@ -43,8 +43,10 @@ pub fn convert(text: &str) -> ParsedConfig<toml::Table> {
     let mut report = Diagnostics::default();
     let file = report.parse(text);
     let file = translate_for(Purpose::Convert, file, &mut report);
-    let table =
-        file.iter().map(|(name, value)| (name.get_ref().to_string(), plain(value.get_ref()))).collect();
+    let table = file
+        .iter()
+        .map(|(name, value)| (name.get_ref().to_string(), value::plain(value.get_ref())))
+        .collect();
     report.finish(text, table)
 }
 
@@ -67,27 +69,6 @@ fn same(a: &DeValue<'_>, b: &DeValue<'_>) -> bool {
         _ => None,
     };
     scalar(a).is_some() && scalar(a) == scalar(b)
-}
-
-/// Returns a value without its place in the file.
-fn plain(value: &DeValue<'_>) -> toml::Value {
-    match value {
-        DeValue::String(text) => toml::Value::String(text.to_string()),
-        DeValue::Integer(number) => {
-            value::integer(number).map_or_else(|| number.to_string().into(), toml::Value::Integer)
-        }
-        DeValue::Float(number) => {
-            number.to_string().parse().map_or_else(|_| number.to_string().into(), toml::Value::Float)
-        }
-        DeValue::Boolean(flag) => toml::Value::Boolean(*flag),
-        DeValue::Datetime(time) => toml::Value::Datetime(*time),
-        DeValue::Array(items) => items.iter().map(|item| plain(item.get_ref())).collect::<Vec<_>>().into(),
-        DeValue::Table(table) => {
-            let entries =
-                table.iter().map(|(name, value)| (name.get_ref().to_string(), plain(value.get_ref())));
-            toml::Value::Table(entries.collect())
-        }
-    }
 }
 
 fn translate_for<'t>(purpose: Purpose<'_>, mut file: DeTable<'t>, report: &mut Diagnostics) -> DeTable<'t> {

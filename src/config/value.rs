@@ -125,6 +125,27 @@ pub(crate) fn integer(number: &DeInteger<'_>) -> Option<i64> {
     i64::from_str_radix(number.as_str(), number.radix()).ok()
 }
 
+/// Returns a value without its place in the file.
+pub(crate) fn plain(value: &DeValue<'_>) -> toml::Value {
+    match value {
+        DeValue::String(text) => toml::Value::String(text.to_string()),
+        DeValue::Integer(number) => {
+            integer(number).map_or_else(|| number.to_string().into(), toml::Value::Integer)
+        }
+        DeValue::Float(number) => {
+            number.to_string().parse().map_or_else(|_| number.to_string().into(), toml::Value::Float)
+        }
+        DeValue::Boolean(flag) => toml::Value::Boolean(*flag),
+        DeValue::Datetime(time) => toml::Value::Datetime(*time),
+        DeValue::Array(items) => items.iter().map(|item| plain(item.get_ref())).collect::<Vec<_>>().into(),
+        DeValue::Table(table) => {
+            let entries =
+                table.iter().map(|(name, value)| (name.get_ref().to_string(), plain(value.get_ref())));
+            toml::Value::Table(entries.collect())
+        }
+    }
+}
+
 /// Returns the number multiplied by its unit; `None` if the unit is missing or the product overflows.
 fn quantity(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();

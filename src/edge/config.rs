@@ -88,8 +88,8 @@ impl EdgeConfig {
         let node_ip = config::address("NODE_IP", env.node_ip.as_deref(), report);
         let csr = kubernetes::edge_csr(&mut table, node_ip, env, report);
         let uplink = edge::uplink(&mut table, env, node_ip, csr.is_some(), report);
-        let port = ("uplink.admin_listen", uplink.admin_listen, uplink.admin_port);
-        let admin = listen::admin(&mut table, "edge", port, env, report);
+        let ports = ("uplink.admin_listen", &uplink.ports);
+        let admin = listen::admin(&mut table, "edge", ports, env, report);
         let session = edge::session(&mut table, report);
         let allow = edge::allow(&mut table, report);
         let pod_ip = config::address("POD_IP", env.pod_ip.as_deref(), report);

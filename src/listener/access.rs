@@ -10,8 +10,11 @@ use http::header::{AUTHORIZATION, PROXY_AUTHORIZATION};
 use parking_lot::Mutex;
 use tracing::info;
 
+use crate::admin;
 use crate::admin::page::{AdminUsers, UserFuture};
+use crate::config::admin_ports::AdminPorts;
 use crate::config::listen::{AccessConfig, AdminConfig, AuthConfig};
+use crate::config::server::Tls;
 use crate::listener::admission::AccessPolicy;
 use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::auth::{PasswordChecker, Users};
@@ -130,6 +133,23 @@ impl AccessPolicyBuilder {
     pub fn policies(&self) -> ListenerPolicies {
         self.policies.clone()
     }
+}
+
+/// Binds the admin ports of a process with this role. `table` has the keys of `ports`.
+pub fn bind_admin(
+    role: &str,
+    (table, ports): (&str, &AdminPorts),
+    admin: &AdminConfig,
+    tls: &Tls,
+    startup: &mut Startup,
+) -> Result<admin::Listeners, NotPrepared> {
+    let key = |name: &str| format!("{role}.{table}.{name}");
+    let log = startup.bind_optional(&key("admin_listen"), ports.admin_listen, ports.is_default);
+    let metrics = ports.metrics_listen.map(|at| startup.bind_public(&key("metrics_listen"), at)).transpose();
+    let channelz = ports.channelz_listen.map(|at| startup.bind(&key("channelz_listen"), at)).transpose();
+    let local = startup.bind_admin(&format!("{role}.admin.listen"), admin);
+    let tls = admin.tls.as_ref().map(|files| files.load(tls, startup)).transpose();
+    Ok(admin::Listeners { log: log?, tls: tls?, metrics: metrics?, channelz: channelz?, local: local? })
 }
 
 impl ListenerPolicies {

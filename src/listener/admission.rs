@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
-use tokio::sync::oneshot;
+use http::{HeaderMap, Response, StatusCode};
+use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 use tracing::{Span, debug, field};
 
@@ -327,16 +327,16 @@ where
 
     async fn handle(self: Arc<Self>, accepted: Accepted<S>) {
         let Accepted { socket, from, permit } = accepted;
-        let (head_done, head_is_done) = oneshot::channel();
         let category = self.protocol.category();
-        let mut admission = Admission::new(Arc::clone(&self.context), category, from, permit, head_done);
+        let mut admission = Admission::new(Arc::clone(&self.context), category, from, permit);
+        let head_is_read = admission.head_is_read.clone();
         let head = {
             // Boxed, so that a session does not retain the memory of the handshake.
             let handshake = Box::pin(self.protocol.handshake(socket, &mut admission));
             tokio::select! {
                 biased;
                 head = handshake => head,
-                () = head_timeout(head_is_done) => HandshakeOutcome::Failed { reason: "header_timeout", socket: None },
+                () = head_timeout(&head_is_read) => HandshakeOutcome::Failed { reason: "header_timeout", socket: None },
             }
         };
         let socket = match head {
@@ -361,9 +361,9 @@ where
     }
 }
 
-/// Completes after [`HEAD_TIME`], unless `head_done` is dropped before.
-async fn head_timeout(head_done: oneshot::Receiver<()>) {
-    if timeout(HEAD_TIME, head_done).await.is_ok() {
+/// Completes after [`HEAD_TIME`], unless the head is read before.
+async fn head_timeout(head_is_read: &Notify) {
+    if timeout(HEAD_TIME, head_is_read.notified()).await.is_ok() {
         std::future::pending().await
     }
 }
@@ -415,8 +415,8 @@ pub struct Admission {
     pub proof: ClientIdentity,
     /// The user's device, if it has a link here.
     device: Option<DeviceName>,
-    /// Dropped once the head is read.
-    head_done: Option<oneshot::Sender<()>>,
+    /// Notified once the head is read.
+    head_is_read: Arc<Notify>,
     permit: ClientPermit,
 }
 
@@ -449,7 +449,6 @@ impl Admission {
         category: Category,
         from: SocketAddr,
         permit: Permit,
-        head_done: oneshot::Sender<()>,
     ) -> Self {
         Self {
             context,
@@ -457,7 +456,7 @@ impl Admission {
             from,
             proof: ClientIdentity::None,
             device: None,
-            head_done: Some(head_done),
+            head_is_read: Arc::default(),
             permit: ClientPermit::Connection(permit),
         }
     }
@@ -497,20 +496,30 @@ impl Admission {
         authorized.open_with(permit).await
     }
 
-    /// Like [`Self::open`], for a listener that knows the node. Returns `None` if the client disconnected meanwhile.
-    pub async fn open_at<C: Connection>(
+    /// Like [`Self::open`]. Returns `None` if `reset` completes first, because the client disconnected.
+    pub async fn open_unless(
         &mut self,
+        reset: impl Future<Output = ()>,
+        request: Result<OpenRequest, Denial>,
+        trace: String,
+    ) -> Option<Result<GrantedSession, DeniedRequest>> {
+        tokio::select! {
+            biased;
+            opened = self.open(request, trace) => Some(opened),
+            () = reset => None,
+        }
+    }
+
+    /// Like [`Self::open_unless`], for a listener that knows the node.
+    pub async fn open_at(
+        &mut self,
+        reset: impl Future<Output = ()>,
         node: Result<NodeName, Denial>,
         target: &Target,
-        client: &C,
     ) -> Option<Result<GrantedSession, DeniedRequest>> {
         let (target, credentials) = (target.clone(), HeaderMap::new());
         let request = node.map(|node| OpenRequest { node: Some(node), target, credentials });
-        tokio::select! {
-            biased;
-            opened = self.open(request, new_trace()) => Some(opened),
-            () = client.remote_reset() => None,
-        }
+        self.open_unless(reset, request, new_trace()).await
     }
 
     /// Checks a request without opening a session; counts and logs a denial. The client's permit is active until
@@ -524,7 +533,7 @@ impl Admission {
         request: Result<OpenRequest, Denial>,
         trace: String,
     ) -> Result<AuthorizedRequest, DeniedRequest> {
-        self.head_done = None;
+        self.head_is_read.notify_one();
         if let Some(permit) = self.connection_permit() {
             permit.mark_active();
         }
@@ -572,15 +581,15 @@ impl Admission {
         let listener = self.context.listener;
         (access.user, _) = identity.judge(&policy, listener)?;
         let user = access.user.clone();
-        let may = |node: &_, port| policy.authorize(user.as_deref(), from, node, port).is_ok();
+        let judge = |node: &_, port| policy.authorize(user.as_deref(), from, node, port);
+        let may = |node: &_, port| judge(node, port).is_ok();
         let mut destination = self.destination(&policy, node, target, may)?;
         let (node, port) = (destination.node.clone(), destination.target.port);
         access.node = Some(node.clone());
-        let policy_now = self.context.policy.clone();
-        let basis = AccessBasis { policy: policy_now, listener, from, identity, node, port, direct: None };
-        basis.judge()?;
+        judge(&node, port)?;
         destination.direct = destination.direct.filter(|direct| may(&NodeName::direct(), direct.port));
-        Ok((destination, basis))
+        let policy = self.context.policy.clone();
+        Ok((destination, AccessBasis { policy, listener, from, identity, node, port, direct: None }))
     }
 
     /// Returns where the target of a client is. `node` is the node if the listener knows it. An address that
@@ -720,6 +729,11 @@ impl AuthorizedRequest {
 }
 
 impl DeniedRequest {
+    /// Returns the HTTP response.
+    pub(crate) fn answer(&self) -> Response<Bytes> {
+        self.denial.answer(self.trusted, &self.trace)
+    }
+
     /// Creates a denied request; counts and logs it.
     fn new(denial: Denial, mut access: AccessLogEntry, context: &ListenerContext, from: SocketAddr) -> Self {
         let metrics = &context.metrics;

@@ -92,16 +92,6 @@ impl Users {
         }
         Ok(Self { hashes, nobody: format!("$2b${cost:02}${DUMMY_HASH}").into() })
     }
-
-    /// Returns the number of users.
-    pub fn len(&self) -> usize {
-        self.hashes.len()
-    }
-
-    /// Returns true if there are no users, which [`Self::parse`] never returns.
-    pub fn is_empty(&self) -> bool {
-        self.hashes.is_empty()
-    }
 }
 
 impl PasswordChecker {

@@ -156,51 +156,45 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Connect {
         denial.text(trace)
     }
 
+    /// Serves one CONNECT request: reads its head, opens the session and responds.
+    ///
+    /// The response is a single write, which over TLS is a single record: kube-apiserver treats a byte that it reads
+    /// together with the 200 as an error. It fits into any socket's empty buffer, so it needs no timeout. A client that
+    /// closes its write half early, as `nc` does, is still served. The opening is dropped when
+    /// [`Connection::remote_reset`] reports that the client disconnected. Not cancel safe.
     async fn handshake(&self, socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
-        handshake(socket, admission).await
-    }
-}
-
-/// Serves one CONNECT request: reads its head, opens the session and responds.
-///
-/// The response is a single write, which over TLS is a single record: kube-apiserver treats a byte that it reads
-/// together with the 200 as an error. It fits into any socket's empty buffer, so it needs no timeout. A client that
-/// closes its write half early, as `nc` does, is still served. The opening is dropped when [`Connection::remote_reset`] reports
-/// that the client disconnected. Not cancel safe.
-pub(crate) async fn handshake<C: Connection>(socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
-    let ConnectHead { version, trace, request, mut socket, buffered } = match read_head(socket).await {
-        Ok(head) => head,
-        Err(BadHead { reason, mut socket, rejected }) => {
-            let refusals = &admission.context().metrics.refusals;
-            if reason == SSH && refusals.may_log(SSH, admission.from().ip()) {
-                warn!(hint = NO_SSH, "ssh client connected without a proxy command");
+        let ConnectHead { version, trace, request, mut socket, buffered } = match read_head(socket).await {
+            Ok(head) => head,
+            Err(BadHead { reason, mut socket, rejected }) => {
+                let refusals = &admission.context().metrics.refusals;
+                if reason == SSH && refusals.may_log(SSH, admission.from().ip()) {
+                    warn!(hint = NO_SSH, "ssh client connected without a proxy command");
+                }
+                if let Some(status) = rejected
+                    && let Err(denied) =
+                        admission.open(Err(bad_head(status, HEAD_BYTES, HEAD_FIELDS)), new_trace()).await
+                {
+                    let answer = written(Version::HTTP_11, &denied.answer());
+                    // A client that has disconnected gets no reason.
+                    let _ = socket.write_all(&answer).await.and(socket.flush().await);
+                }
+                return HandshakeOutcome::Failed { reason, socket: Some(socket) };
             }
-            if let Some(status) = rejected
-                && let Err(denied) =
-                    admission.open(Err(bad_head(status, HEAD_BYTES, HEAD_FIELDS)), new_trace()).await
-            {
-                let answer = written(Version::HTTP_11, &denied.denial.answer(denied.trusted, &denied.trace));
-                // A client that has disconnected gets no reason.
-                let _ = socket.write_all(&answer).await.and(socket.flush().await);
-            }
-            return HandshakeOutcome::Failed { reason, socket: Some(socket) };
+        };
+        let Some(opened) = admission.open_unless(socket.remote_reset(), request, trace).await else {
+            return HandshakeOutcome::Failed { reason: "reset_while_opening", socket: Some(socket) };
+        };
+        let answer = match &opened {
+            Ok(_) => established(version),
+            Err(denied) => written(version, &denied.answer()),
+        };
+        if socket.write_all(&answer).await.is_err() || socket.flush().await.is_err() {
+            return HandshakeOutcome::Failed { reason: "reset", socket: Some(socket) };
         }
-    };
-    let opened = tokio::select! {
-        biased;
-        opened = admission.open(request, trace) => opened,
-        () = socket.remote_reset() => return HandshakeOutcome::Failed { reason: "reset_while_opening", socket: Some(socket) },
-    };
-    let answer = match &opened {
-        Ok(_) => established(version),
-        Err(denied) => written(version, &denied.denial.answer(denied.trusted, &denied.trace)),
-    };
-    if socket.write_all(&answer).await.is_err() || socket.flush().await.is_err() {
-        return HandshakeOutcome::Failed { reason: "reset", socket: Some(socket) };
-    }
-    match opened {
-        Ok(session) => HandshakeOutcome::Opened { session, socket, buffered },
-        Err(_) => HandshakeOutcome::Closed(Some(socket)),
+        match opened {
+            Ok(session) => HandshakeOutcome::Opened { session, socket, buffered },
+            Err(_) => HandshakeOutcome::Closed(Some(socket)),
+        }
     }
 }
 

@@ -210,9 +210,9 @@ async fn refuse<C: Connection>(
         ServeEnd::Hyper(Err(error)) => header_failure(error),
         _ => "reset",
     };
-    let DeniedRequest { denial, trusted, trace } = exchange.router.lock().await.deny(denial).await;
+    let denied = exchange.router.lock().await.deny(denial).await;
     exchange.end();
-    let answer = written(Version::HTTP_11, &denial.answer(trusted, &trace));
+    let answer = written(Version::HTTP_11, &denied.answer());
     socket.set_reset_on_drop(false);
     let sent = async { socket.write_all(&answer).await.is_ok() && socket.flush().await.is_ok() };
     let socket = if timeout(HEAD_TIME, sent).await == Ok(true) { Some(socket) } else { None };
@@ -314,8 +314,8 @@ impl<'a> Exchange<'a> {
         let request = self.requests.start(head.method.as_str(), head.uri.path());
         let answer = match self.forward(head, body, request).await {
             Ok(answer) => answer,
-            Err(DeniedRequest { denial, trusted, trace }) => {
-                let mut answer = denial.answer(trusted, &trace);
+            Err(denied) => {
+                let mut answer = denied.answer();
                 if !has_body {
                     answer.headers_mut().remove(CONNECTION);
                 }

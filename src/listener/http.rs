@@ -192,77 +192,53 @@ impl NodePort {
     }
 }
 
-impl ListenerProtocol<TcpStream> for NodePort {
-    type Connection = TcpStream;
+/// A client's connection to a node port: without TLS, or over it.
+pub trait NodePortConnection: Connection + 'static {
+    /// Whether the client uses TLS.
+    const IS_TLS: bool;
+
+    /// Returns the server name that the client sent in TLS (SNI).
+    fn server_name(&self) -> Option<String>;
+}
+
+impl NodePortConnection for TcpStream {
+    const IS_TLS: bool = false;
+
+    fn server_name(&self) -> Option<String> {
+        None
+    }
+}
+
+impl NodePortConnection for TlsSocket {
+    const IS_TLS: bool = true;
+
+    fn server_name(&self) -> Option<String> {
+        self.get_ref().1.server_name().map(str::to_owned)
+    }
+}
+
+impl<C: NodePortConnection> ListenerProtocol<C> for NodePort {
+    type Connection = C;
 
     fn category(&self) -> Category {
         self.category
     }
 
     fn span(&self, from: SocketAddr) -> Span {
-        info_span!("http", client = %from, trace_id = field::Empty, session = field::Empty)
+        match C::IS_TLS {
+            false => info_span!("http", client = %from, trace_id = field::Empty, session = field::Empty),
+            true => info_span!("https", client = %from, trace_id = field::Empty, session = field::Empty),
+        }
     }
 
     fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
         denial.text(trace)
     }
 
-    async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> HandshakeOutcome<TcpStream> {
-        self.forward(socket, Transport::Plain, admission).await
-    }
-}
-
-impl ListenerProtocol<TlsSocket> for NodePort {
-    type Connection = TlsSocket;
-
-    fn category(&self) -> Category {
-        self.category
-    }
-
-    fn span(&self, from: SocketAddr) -> Span {
-        info_span!("https", client = %from, trace_id = field::Empty, session = field::Empty)
-    }
-
-    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
-        denial.text(trace)
-    }
-
-    async fn handshake(&self, socket: TlsSocket, admission: &mut Admission) -> HandshakeOutcome<TlsSocket> {
-        let transport = Transport::of(&socket);
-        Box::pin(self.forward(socket, transport, admission)).await
-    }
-}
-
-/// How a client speaks HTTP with a node port.
-enum Transport {
-    Plain,
-    /// Over TLS, with the server name that the client sent.
-    Tls(Option<String>),
-}
-
-impl Transport {
-    fn of(socket: &TlsSocket) -> Self {
-        Self::Tls(socket.get_ref().1.server_name().map(str::to_owned))
-    }
-}
-
-impl NodePort {
-    /// Serves a client.
-    async fn forward<C: Connection>(
-        &self,
-        socket: C,
-        transport: Transport,
-        admission: &mut Admission,
-    ) -> HandshakeOutcome<C> {
-        let tls = self.target_tls.clone();
-        let (server_name, default_port) = match &transport {
-            Transport::Plain => (None, 80),
-            Transport::Tls(name) => (name.as_deref(), 443),
-        };
-        let unnamed = || match transport {
-            Transport::Plain => Denial::NoHost,
-            Transport::Tls(_) => Denial::NoNodeInHost,
-        };
+    async fn handshake(&self, socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
+        let (tls, server_name) = (self.target_tls.clone(), socket.server_name());
+        let default_port = if C::IS_TLS { 443 } else { 80 };
+        let unnamed = || if C::IS_TLS { Denial::NoNodeInHost } else { Denial::NoHost };
         let (context, proof, from) =
             (admission.context().clone(), admission.proof.clone(), admission.from().ip());
         let shown = tls.is_none() || matches!(proof, ClientIdentity::Certificate(_));
@@ -272,7 +248,7 @@ impl NodePort {
             }
             let policy = context.policy.load();
             let requester = RoutingContext {
-                server_name,
+                server_name: server_name.as_deref(),
                 trusted: policy.is_trusted_proxy(&proof, from),
                 default_port,
                 policy: &policy,
@@ -281,6 +257,6 @@ impl NodePort {
             let (node, target) = self.place(head, &requester)?.ok_or_else(unnamed)?;
             Ok(OpenRequest { node: Some(node), target, credentials: credentials(&head.headers) })
         };
-        forward(socket, admission, tls, &parse).await
+        Box::pin(forward(socket, admission, tls, &parse)).await
     }
 }

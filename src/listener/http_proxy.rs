@@ -19,12 +19,11 @@ use crate::listener::access::{AccessPolicyBuilder, ListenerAccess, ListenerPolic
 use crate::listener::admission::{
     self, Admission, HandshakeOutcome, ListenerContext, ListenerProtocol, OpenRequest,
 };
+use crate::listener::connect::Connect;
 use crate::listener::denial::Denial;
 use crate::listener::forward::forward;
 use crate::listener::requests::credentials;
-use crate::listener::{
-    BoundListener, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, connect, single,
-};
+use crate::listener::{BoundListener, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, single};
 use crate::startup::{NotPrepared, Startup};
 use tunnel_base::names::{NameError, Target};
 use tunnel_base::policy::Glob;
@@ -227,7 +226,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Proxy {
         let connects = begin == CONNECT;
         let socket = Hooked { io: socket, hook: ReplayedBytes(begin) };
         let served = if connects {
-            connect::handshake(socket, admission).await
+            Connect(Category::HttpProxy).handshake(socket, admission).await
         } else {
             forward(socket, admission, None, &parse_plain).await
         };

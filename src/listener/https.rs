@@ -28,6 +28,7 @@ use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::CertificateGlob;
 use tunnel_base::policy::ports::PortTarget;
 use tunnel_net::reload::Reload;
+use tunnel_net::socket::Connection as _;
 use tunnel_net::tls::client_hello::{ClientHello, NotTls};
 use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
 use tunnel_proto::frame::Category;
@@ -371,7 +372,7 @@ impl ListenerProtocol<TcpStream> for Passthrough {
                 return HandshakeOutcome::Failed { reason, socket: Some(socket) };
             }
         };
-        let Some(opened) = admission.open_at(node(name), &self.target, &socket).await else {
+        let Some(opened) = admission.open_at(socket.remote_reset(), node(name), &self.target).await else {
             return HandshakeOutcome::Failed { reason: "reset_while_opening", socket: None };
         };
         match opened {

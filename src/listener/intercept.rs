@@ -411,7 +411,7 @@ impl ListenerProtocol<TcpStream> for Intercept {
             Ok(requested) => requested,
             Err(reason) => return HandshakeOutcome::Failed { reason, socket: None },
         };
-        match admission.open_at(node.reachable(), &target, &socket).await {
+        match admission.open_at(socket.remote_reset(), node.reachable(), &target).await {
             None => HandshakeOutcome::Failed { reason: "reset_while_opening", socket: None },
             Some(Err(_)) => HandshakeOutcome::Closed(None),
             Some(Ok(session)) => HandshakeOutcome::Opened { session, socket, buffered: Bytes::new() },

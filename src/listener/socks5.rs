@@ -130,10 +130,8 @@ async fn handshake<C: Connection>(
         Ok(request) => (Ok(request), None),
         Err(SocksRejection { denial, reply }) => (Err(denial), Some(reply)),
     };
-    let opened = tokio::select! {
-        biased;
-        opened = admission.open(request, new_trace()) => opened,
-        () = socket.remote_reset() => return Err("reset_while_opening"),
+    let Some(opened) = admission.open_unless(socket.remote_reset(), request, new_trace()).await else {
+        return Err("reset_while_opening");
     };
     let reply = match (&opened, early) {
         (_, Some(reply)) => reply,

@@ -280,7 +280,7 @@ impl ListenerProtocol<TcpStream> for Tcp {
 
     async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> HandshakeOutcome<TcpStream> {
         let client = admission.from();
-        let Some(opened) = admission.open_at(self.node(), &self.target, &socket).await else {
+        let Some(opened) = admission.open_at(socket.remote_reset(), self.node(), &self.target).await else {
             return HandshakeOutcome::Failed { reason: "reset_while_opening", socket: None };
         };
         match opened {

@@ -141,9 +141,9 @@ impl ServerConfig {
         };
         let (http, https) = (by_host(http::KIND.name), by_host(https::KIND.name));
         let by_address = LISTENERS.iter().any(|kind| kind.by_address && table.has(kind.name));
-        let port = ("links.admin_listen", links.admin_listen, links.admin_port);
+        let ports = ("links.admin_listen", &links.ports);
         let settings = Self {
-            admin: listen::admin(&mut table, "server", port, env, report),
+            admin: listen::admin(&mut table, "server", ports, env, report),
             links,
             clients,
             tls: server::tls(&mut table, report),

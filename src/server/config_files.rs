@@ -1,5 +1,6 @@
 //! The files named by a server's config, read before anything runs, and the policies that can change at run time.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -19,7 +20,7 @@ use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::tokens::NodeTokens;
 use tunnel_net::reload::{FileWatcher, Reload};
 use tunnel_net::resolver::Resolver;
-use tunnel_net::tls::verify::{EdgeCerts, ServerTls};
+use tunnel_net::tls::verify::{LinkAuth, ServerTls};
 use tunnel_net::tls::{self, ClientAuth, Identity, PeerTls, PeerTlsConfig, TlsServerConfig};
 
 /// The contents of the files.
@@ -59,7 +60,7 @@ impl ServerFiles {
         // The errors of the certificate are already noted.
         let peers = tls.as_ref().ok().and_then(|_| peers(settings, startup));
         let authority = tls.as_ref().map_or(Ok(None), |_| invitation_ca(settings, startup));
-        let (certificates, egress) = (edge_cas(settings).is_some(), settings.has_listener(&egress::KIND));
+        let (certificates, egress) = (edge_ca(settings).is_some(), settings.has_listener(&egress::KIND));
         let invitations = settings.invitations.store != InvitationStore::None;
         let file = &settings.links.token_file;
         let tokens = edge_links::read(file, certificates, invitations, egress, startup);
@@ -87,29 +88,21 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Result<Reload<ServerTl
     let key = startup.check_file(KEY, &links.key, |text| tls::private_key(&links.key, text));
     let has_ca = links.peer_ca.exists();
     let ca = !has_ca || startup.check_file(CA, &links.peer_ca, |text| tls::certs(&links.peer_ca, text));
-    // Without the file no peer can link here, so callers need not present a certificate.
-    let clients = if has_ca {
-        let name = settings.peers.certificate_name.as_deref().map(tls::server_name).transpose();
-        let name = startup.collect(StartupErrorKind::Config, &["server.peers.certificate_name"], name)?;
-        ClientAuth::Peers(links.peer_ca.clone(), name)
-    } else {
-        ClientAuth::Anonymous
+    let name = settings.peers.certificate_name.as_deref().filter(|_| has_ca);
+    let name = name.map(tls::server_name).transpose();
+    let clients = LinkAuth {
+        edges: edge_ca(settings).cloned(),
+        users: settings.clients.as_ref().and_then(|clients| clients.client_ca.clone()),
+        // Without the file no peer can link here, so callers need not present a certificate.
+        peers: has_ca.then(|| links.peer_ca.clone()),
+        peer_name: startup.collect(StartupErrorKind::Config, &["server.peers.certificate_name"], name)?,
     };
-    let users = settings.clients.as_ref().and_then(|clients| clients.client_ca.clone());
-    let clients = match users {
-        Some(ca) if startup.check_file(USERS_CA, &ca, |text| tls::certs(&ca, text)) => {
-            ClientAuth::Users(ca, Box::new(clients))
+    for (key, file) in [(USERS_CA, &clients.users), (EDGE_CA, &clients.edges)] {
+        let Some(file) = file else { continue };
+        if !startup.check_file(key, file, |text| tls::certs(file, text)) {
+            return Err(NotPrepared);
         }
-        Some(_) => return Err(NotPrepared),
-        None => clients,
-    };
-    let clients = match edge_cas(settings) {
-        Some(agents) if startup.check_file(AGENT_CA, &agents.ca, |text| tls::certs(&agents.ca, text)) => {
-            ClientAuth::Edges(agents, Box::new(clients))
-        }
-        Some(_) => return Err(NotPrepared),
-        None => clients,
-    };
+    }
     if !(cert && key && ca) {
         return Err(NotPrepared);
     }
@@ -118,6 +111,7 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Result<Reload<ServerTl
         warn!("{warning}");
     }
     let identity = Identity { cert: links.cert.clone(), key: links.key.clone() };
+    let clients = ClientAuth::Links(clients);
     let server = TlsServerConfig { identity, clients, offer, alpn: vec![b"h2".to_vec()] };
     startup.collect(StartupErrorKind::Config, &[CERT, KEY], server.load())
 }
@@ -168,9 +162,9 @@ fn invitation_ca(
     startup.collect(StartupErrorKind::Config, &["server.links.peer_ca"], authority).map(Some)
 }
 
-/// Returns the CAs of certificates that edges may present; `None` if they may present none.
-pub(crate) fn edge_cas(settings: &ServerConfig) -> Option<EdgeCerts> {
-    Some(EdgeCerts { ca: settings.csr.as_ref()?.edge_ca.clone()? })
+/// Returns the file of CAs of certificates that edges may present; `None` if they may present none.
+pub(crate) fn edge_ca(settings: &ServerConfig) -> Option<&PathBuf> {
+    settings.csr.as_ref()?.edge_ca.as_ref()
 }
 
 /// Notes errors that prevent publishing. A start reads these files later, because publishing must not prevent access to
@@ -211,7 +205,7 @@ pub(crate) const REMEDY: &str = "give all servers a cert from one CA, and put th
 const CERT: &str = "server.links.cert";
 const KEY: &str = "server.links.key";
 const USERS_CA: &str = "server.clients.client_ca";
-const AGENT_CA: &str = "server.csr.edge_ca";
+const EDGE_CA: &str = "server.csr.edge_ca";
 const CA: &str = "server.links.peer_ca";
 
 // The rules for what can be reached through a server, which can change at run time.

@@ -29,7 +29,7 @@ use tunnel_link::table::SessionTable;
 use tunnel_net::limiter::{FairLimiter, Limits};
 use tunnel_net::reload::Reload;
 use tunnel_net::tls::handshake::MAX_HANDSHAKES;
-use tunnel_net::tls::verify::{ClientCertificate, EdgeCerts};
+use tunnel_net::tls::verify::{ClientCertificate, edge_names};
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::hello::Hello;
 use tunnel_proto::state::LinkId;
@@ -155,7 +155,7 @@ impl EdgeLinks {
         }
         // Besides users and edges only servers have accepted certificates, so any other caller with one may claim to be
         // a server.
-        let edges = || EdgeCerts::names(certificate.leaf()?);
+        let edges = || edge_names(certificate.leaf()?);
         match self.certificates.then(edges).flatten().as_deref() {
             None => Certificate::Peer,
             Some([node]) => Certificate::Edge(node.parse().ok()),

@@ -15,7 +15,7 @@ use tracing::{field, info, info_span};
 
 use crate::acceptor::LISTENER;
 use crate::registry::NodeNotFound;
-use crate::route::{MOVE_WAIT, PathSearch, RouteError, SessionRequest, SessionRouter};
+use crate::route::{MOVE_WAIT, PathSearch, PathSource, RouteError, SessionRequest};
 use crate::server::ServerContext;
 use crate::server::config_files::LivePolicies;
 use crate::session_io::grants::{Grant, SessionSubject, UNTIL_CHANGED};
@@ -174,7 +174,7 @@ pub(crate) fn handle_request(request: RelayRequest, shared: &Arc<ServerContext>,
         }
         Remote::Edge(_) | Remote::Server(_) => spawn_relay(request, shared, room),
         Remote::Peer => {
-            if let Some((request, plain)) = shared.route.pass(request) {
+            if let Some((request, plain)) = shared.pass(request) {
                 accept_for_plain(request, plain, shared);
             }
         }
@@ -194,7 +194,7 @@ fn spawn_relay(request: RelayRequest, shared: &Arc<ServerContext>, room: &Search
             Err(why) => return refuse(request, why, &access, &shared),
             Ok(()) => {}
         }
-        if let Some((request, plain)) = Box::pin(shared.route.relay(request, &room)).await {
+        if let Some((request, plain)) = Box::pin(shared.relay(request, &room)).await {
             accept_for_plain(request, plain, &shared);
         }
     });
@@ -440,14 +440,14 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 /// The permits for concurrent searches, of one link and in total. A node that is linked here, or cached, needs no
 /// search.
 #[derive(Debug, Clone)]
-pub struct SearchPermits {
+pub(crate) struct SearchPermits {
     /// Permits for this link.
-    pub per_link: Arc<Semaphore>,
+    pub(crate) per_link: Arc<Semaphore>,
     /// Permits for all links.
-    pub all: Arc<Semaphore>,
+    pub(crate) all: Arc<Semaphore>,
 }
 
-impl SessionRouter {
+impl ServerContext {
     /// Relays an edge's request to its node, or to the server that has dialled for the edge. Continues searching while
     /// the answer is *not here*.
     ///
@@ -456,7 +456,7 @@ impl SessionRouter {
     /// next attempt.
     ///
     /// Returns the request with the node's link if that is plain: this server must then be the end of the session.
-    pub async fn relay(
+    pub(crate) async fn relay(
         &self,
         request: RelayRequest,
         room: &SearchPermits,
@@ -464,11 +464,11 @@ impl SessionRouter {
         let (node, instance) = (request.node().clone(), request.instance());
         // An edge serves its own node itself, so with that name it means the cloud.
         let own = matches!(&request.from().peer, Remote::Edge(edge) if *edge == node);
-        let paths = if own { self.paths.of_servers() } else { self.paths.clone() };
+        let finder = self.finder.clone();
+        let paths = if own { PathSource::Peers(finder) } else { PathSource::Nodes(finder) };
         let resumes = request.resumes();
-        let patience = if resumes { PATH_SEARCH_TIME } else { self.timeout };
-        let until = Instant::now() + patience;
-        let mut search = PathSearch::new(&paths, &node, instance, until, self.chance);
+        let timeout = if resumes { PATH_SEARCH_TIME } else { self.route.open_timeout };
+        let mut search = PathSearch::new(&paths, &node, instance, Instant::now() + timeout, rand::random);
         if !resumes {
             search = search.at_most(MOVE_WAIT);
         }
@@ -506,8 +506,9 @@ impl SessionRouter {
     /// used here, so there is at most one hop between servers.
     ///
     /// Returns the request like [`Self::relay`].
-    pub fn pass(&self, request: RelayRequest) -> Option<(RelayRequest, Arc<LinkSender>)> {
-        let Some(linked) = self.paths.here(request.node()).filter(|linked| !linked.sender.is_closed()) else {
+    fn pass(&self, request: RelayRequest) -> Option<(RelayRequest, Arc<LinkSender>)> {
+        let Some(linked) = self.registry.link_of(request.node()).filter(|linked| !linked.sender.is_closed())
+        else {
             let why = format!("node {} is not linked to this server", request.node());
             request.refuse(SessionError::new(ErrorCode::NodeNotConnected, why));
             return None;
@@ -584,25 +585,24 @@ pub(crate) async fn bridge_to_plain(
     access: BridgeAccess,
     shared: Arc<ServerContext>,
 ) -> RelayEnd {
-    let node = request.node().clone();
     let Some(offer) = request.offer() else {
         let why = SessionError::new(ErrorCode::Overloaded, "this server cannot be the session's end");
         return RelayEnd { why: Some(why), to_acceptor: 0, to_opener: 0 };
     };
-    match open_plain(&offer, &node, &plain, &shared).await {
+    match open_plain(&offer, &plain, &shared).await {
         Ok(session) => bridge(offer, session, access, shared).await,
         Err(why) => refuse_offer(offer, why),
     }
 }
 
-/// Opens a plain session to a node for an offer.
+/// Opens a plain session to the offer's node.
 async fn open_plain(
     offer: &IncomingSession,
-    node: &NodeName,
     plain: &Arc<LinkSender>,
     shared: &ServerContext,
 ) -> Result<Session, SessionError> {
     let (client, table) = (offer.client().to_owned(), &shared.link_context.table);
+    let node = offer.node();
     let opening = table.open(node.clone(), offer.target().clone(), offer.category(), client, LISTENER);
     let opening = opening.map_err(|TableFull| {
         SessionError::new(ErrorCode::Overloaded, "too many concurrent sessions on that server")

@@ -40,11 +40,11 @@ pub(crate) async fn copy<A: ByteStream, B: ByteStream>(
     to_a: &mut CopyDirection<'_>,
 ) -> CopyEnd {
     let mut log = EndRecord::default();
-    let mut patience = FlushDeadline { given: None, until: Instant::now() };
+    let mut deadline = FlushDeadline { given: None, until: Instant::now() };
     let mut b_first = false;
     loop {
         let healthy = log.failed.is_none();
-        if !healthy && !patience.should_continue(log.patience(), to_a.given + to_b.given) {
+        if !healthy && !deadline.should_continue(log.flush_timeout(), to_a.given + to_b.given) {
             break;
         }
         let mut room = BYTES_PER_TURN;
@@ -76,7 +76,7 @@ pub(crate) async fn copy<A: ByteStream, B: ByteStream>(
                 });
                 match healthy {
                     true => event.await,
-                    false => drop(timeout_at(patience.until, event).await),
+                    false => drop(timeout_at(deadline.until, event).await),
                 }
             }
         }
@@ -93,10 +93,10 @@ struct FlushDeadline {
 
 impl FlushDeadline {
     /// Returns true if copying should continue, now that both sides have accepted `given` bytes.
-    fn should_continue(&mut self, patience: Duration, given: u64) -> bool {
+    fn should_continue(&mut self, timeout: Duration, given: u64) -> bool {
         let now = Instant::now();
         if self.given != Some(given) {
-            *self = Self { given: Some(given), until: now + patience };
+            *self = Self { given: Some(given), until: now + timeout };
         }
         now < self.until
     }
@@ -443,7 +443,7 @@ impl EndRecord {
     }
 
     /// Returns how long a failure lets the copying wait for the next byte to be accepted.
-    fn patience(&self) -> Duration {
+    fn flush_timeout(&self) -> Duration {
         match self.failed {
             Some(CopyEnd { how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe), .. }) => READER_PAUSE,
             _ => DELIVERY_TIMEOUT,
@@ -506,13 +506,13 @@ pub async fn wait_acknowledged<C: Connection>(socket: &mut Socket<C>) -> bool {
     let (mut pause, mut leaving) =
         (MIN_CHECK_PAUSE, LingeringSocket { socket, flushed: false, ended: false });
     loop {
-        let patience = match leaving.socket.io().tcp().map(unacknowledged) {
+        let limit = match leaving.socket.io().tcp().map(unacknowledged) {
             _ if !leaving.flushed => DELIVERY_TIMEOUT,
             None | Some(Ok(0)) => return true,
             Some(Ok(_)) => DELIVERY_TIMEOUT,
             Some(Err(_)) => LINGER_SILENCE,
         };
-        let left = patience.saturating_sub(started.elapsed());
+        let left = limit.saturating_sub(started.elapsed());
         if left.is_zero() {
             return false;
         }

@@ -67,18 +67,23 @@ async fn carried(drain: &Drain, buffered: &'static [u8], metrics: &Metrics) -> (
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (socket, _) = listener.accept().await.unwrap();
+    let socket = Socket::with_early(socket, BufferPool::new(), Bytes::from_static(buffered));
+    run(drain, metrics, session.into(), socket);
+    (client, far_end)
+}
+
+/// Runs a session with its client's socket, in a task.
+fn run(drain: &Drain, metrics: &Metrics, session: SessionStream, socket: Socket<TcpStream>) {
     let opened = OpenSession {
-        session: session.into(),
+        session,
         buffered: Bytes::new(),
         access: AccessLogEntry::start(LISTENER, "test".into()),
         alive: metrics.sessions.start(LISTENER),
         grant: Grants::default().add(SessionSubject::default(), || Ok(UNTIL_CHANGED)).unwrap(),
         permit: (),
     };
-    let socket = Socket::with_early(socket, BufferPool::new(), Bytes::from_static(buffered));
     let metrics = metrics.clone();
     drain.spawn(Span::none(), async move { run_session(opened, LocalPeer::Client, socket, &metrics).await });
-    (client, far_end)
 }
 
 pub(crate) async fn take(session: &mut impl ByteStream) -> std::io::Result<Bytes> {
@@ -242,16 +247,8 @@ async fn run_direct(drain: &Drain, metrics: &Metrics) -> (TcpStream, TcpStream) 
         (near, listener.accept().await.unwrap().0)
     };
     let ((client, socket), (connection, target)) = (pair().await, pair().await);
-    let opened = OpenSession {
-        session: TargetStream::direct(connection, BufferPool::new()),
-        buffered: Bytes::new(),
-        access: AccessLogEntry::start(LISTENER, "test".into()),
-        alive: metrics.sessions.start(LISTENER),
-        grant: Grants::default().add(SessionSubject::default(), || Ok(UNTIL_CHANGED)).unwrap(),
-        permit: (),
-    };
-    let (socket, metrics) = (Socket::new(socket, BufferPool::new()), metrics.clone());
-    drain.spawn(Span::none(), async move { run_session(opened, LocalPeer::Client, socket, &metrics).await });
+    let session = SessionStream::direct(connection, BufferPool::new());
+    run(drain, metrics, session, Socket::new(socket, BufferPool::new()));
     (client, target)
 }
 
@@ -271,10 +268,7 @@ async fn a_direct_connection_is_copied_and_counted_like_a_session() {
     client.read_to_end(&mut answer).await.unwrap();
     assert_eq!((all.as_str(), answer.len()), ("question", tail.len()));
     drop(client);
-    while metrics.sessions.now(LISTENER) > 0 {
-        tokio::task::yield_now().await;
-    }
-    assert_eq!(metrics.sessions.closed(LISTENER, "ok"), 1);
+    assert_eq!(ended(&metrics, "ok").await, 1);
     assert_eq!((metrics.bytes_to_target.get(), metrics.bytes_to_client.get()), (8, 1 << 20));
 }
 
@@ -290,9 +284,6 @@ async fn a_direct_connections_reset_is_attributed_to_its_side_and_passed_on() {
             assert!(sees.read(&mut [0]).await.is_err(), "it must not look complete");
         }
         drop(sees);
-        while metrics.sessions.now(LISTENER) > 0 {
-            tokio::task::yield_now().await;
-        }
-        assert_eq!(metrics.sessions.closed(LISTENER, word), 1, "{word}");
+        assert_eq!(ended(&metrics, word).await, 1, "{word}");
     }
 }

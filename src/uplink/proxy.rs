@@ -14,10 +14,11 @@ use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{
     self, Admission, HandshakeOutcome, ListenerContext, ListenerProtocol, sessions,
 };
+use crate::listener::connect::Connect;
 use crate::listener::http_proxy::Proxy;
 use crate::listener::socks5::Socks5;
-use crate::listener::{connect, http_proxy, socks5};
-use crate::session_io::TargetStream;
+use crate::listener::{http_proxy, socks5};
+use crate::session_io::SessionStream;
 use crate::session_io::grants::Grants;
 use crate::startup::admin_socket::{NoSocket, SocketDirs};
 use crate::uplink::client::{ClientLinkConfig, ClientLinks, MAX_SESSIONS};
@@ -117,9 +118,9 @@ impl ListenerProtocol<RecordStream> for SharedLink {
         socket: RecordStream,
         admission: &mut Admission,
     ) -> HandshakeOutcome<RecordStream> {
-        let mut outcome = connect::handshake(socket, admission).await;
+        let mut outcome = Connect(Category::Ssh).handshake(socket, admission).await;
         if let HandshakeOutcome::Opened { session, socket, .. } = &mut outcome
-            && let (TargetStream::Session(stream), Some(target)) = (&session.session, &session.access.target)
+            && let (SessionStream::Session(stream), Some(target)) = (&session.session, &session.access.target)
         {
             let (path, client) = (stream.path_monitor(), socket.notifier());
             let report = report_path(path.clone(), target.clone(), move |line| client.notify(line));

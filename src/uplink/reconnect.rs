@@ -237,7 +237,7 @@ impl Reconnector {
         let keeper = self.clone();
         let span = info_span!("link_retire", instance = sender.instance.map(field::debug));
         self.link_context.drain.spawn(span, async move {
-            let newer = keeper.uplinks.newer(link.sender.id);
+            let newer = keeper.uplinks.wait_newer(Some(link.sender.id));
             if is_unresponsive {
                 // All its sessions resume on the newer link.
                 newer.await;
@@ -635,7 +635,7 @@ impl Reconnector {
         busy.clear_interactive(&link.sender);
         match why {
             Some(why) => self.ended(&link, &why),
-            None => self.hand_over(link, self.uplinks.wait_any()).await,
+            None => self.hand_over(link, self.uplinks.wait_newer(None)).await,
         }
     }
 }

@@ -10,6 +10,7 @@ use tunnel::config::cluster::ClusterSettings;
 use tunnel::config::kubernetes::EdgeCsrConfig;
 use tunnel::edge::Edge;
 use tunnel::edge::config::EdgeConfig;
+use tunnel_net::tls::verify::LinkAuth;
 use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
 
 use crate::certificates::Authority;
@@ -200,7 +201,8 @@ async fn an_edge_with_a_rejected_certificate_links_by_its_token() {
 async fn a_rejected_certificate_is_sent_at_every_second_try_and_reported() {
     let place = TestDir::new();
     let identity = Identity { cert: place.path().join("cloud.crt"), key: place.path().join("cloud.key") };
-    let clients = ClientAuth::Peers(place.files.ca.clone(), None);
+    let clients = LinkAuth { peers: Some(place.files.ca.clone()), ..LinkAuth::default() };
+    let clients = ClientAuth::Links(clients);
     let server =
         TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: vec![b"h2".to_vec()] };
     let acceptor = server.load().unwrap().load().acceptor();

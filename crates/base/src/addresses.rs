@@ -198,7 +198,7 @@ impl AddressBook {
         refuses: impl Fn(IpAddr) -> Option<&'static str>,
     ) -> AddressOwners {
         let facts = self.facts();
-        let single = self.fixed.iter().filter(|(net, _)| net.prefix_len() == net.max_prefix_len());
+        let single = self.fixed.iter().filter(|(net, _)| is_single(net));
         let fixed = single.map(|(net, node)| AddressClaim {
             ip: net.addr(),
             node: node.clone(),
@@ -329,7 +329,7 @@ const ELSEWHERE: &str = "assigned to another node by [server.addresses]";
 // Owners of addresses, given claims from sources with different trust. Pure.
 
 /// A claim that an address belongs to a node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AddressClaim {
     /// Claimed address.
     pub ip: IpAddr,
@@ -366,12 +366,8 @@ pub struct AddressOwners {
 /// A claim that only loses to a more trusted source is not reported.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RejectedClaim {
-    /// Claimed address.
-    pub ip: IpAddr,
-    /// Node that would own the address.
-    pub node: NodeName,
-    /// Source of the claim.
-    pub by: ClaimSource,
+    /// The claim.
+    pub claim: AddressClaim,
     /// Reason for the rejection.
     pub why: ClaimRejectReason,
 }
@@ -397,17 +393,11 @@ impl AddressOwners {
         let mut owners = Self::default();
         for claim in claims {
             let claim = AddressClaim { ip: canonical_ip(claim.ip), ..claim };
-            let refused = refuses(&claim);
-            let AddressClaim { ip, node, by } = claim;
-            if let Some(why) = refused {
-                owners.rejected.push(RejectedClaim {
-                    ip,
-                    node,
-                    by,
-                    why: ClaimRejectReason::NotANodeAddress(why),
-                });
+            if let Some(why) = refuses(&claim) {
+                owners.rejected.push(RejectedClaim { claim, why: ClaimRejectReason::NotANodeAddress(why) });
                 continue;
             }
+            let AddressClaim { ip, node, by } = claim;
             match strongest.entry(ip) {
                 Entry::Vacant(entry) => {
                     entry.insert((by, vec![node]));
@@ -431,11 +421,8 @@ impl AddressOwners {
             nodes.sort_by(|a, b| a.as_str().cmp(b.as_str()));
             // Pairs each node with the next one, and the last with the first.
             let others = nodes.iter().cycle().skip(1).cloned();
-            let voids = nodes.iter().zip(others);
-            owners.rejected.extend(voids.map(|(node, other)| RejectedClaim {
-                ip,
-                node: node.clone(),
-                by,
+            owners.rejected.extend(nodes.iter().zip(others).map(|(node, other)| RejectedClaim {
+                claim: AddressClaim { ip, node: node.clone(), by },
                 why: ClaimRejectReason::Disputed(other),
             }));
         }
@@ -443,8 +430,8 @@ impl AddressOwners {
     }
 }
 
-impl std::fmt::Display for ClaimSource {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for ClaimSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Table => "[server.addresses]",
             Self::TokenLine => "the token file",
@@ -454,8 +441,8 @@ impl std::fmt::Display for ClaimSource {
     }
 }
 
-impl std::fmt::Display for ClaimRejectReason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for ClaimRejectReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotANodeAddress(why) => write!(f, "it is {why}"),
             Self::Disputed(other) => write!(f, "also claimed for {other}"),
@@ -503,8 +490,10 @@ mod owners_tests {
             claims.extend((by != ClaimSource::Edge).then(|| claim(7, "third", ClaimSource::Edge)));
             assert_eq!(owner(&claims), None);
             let rejected = AddressOwners::of(claims, |_| None).rejected;
-            let reasons: Vec<_> =
-                rejected.iter().map(|rejected| format!("{}: {}", rejected.node, rejected.why)).collect();
+            let reasons: Vec<_> = rejected
+                .iter()
+                .map(|rejected| format!("{}: {}", rejected.claim.node, rejected.why))
+                .collect();
             assert_eq!(reasons, ["a: also claimed for b", "b: also claimed for a"]);
         }
     }

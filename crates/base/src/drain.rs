@@ -154,7 +154,7 @@ impl Drain {
     ) -> Drained {
         self.start();
         self.tasks.close();
-        let patience = async {
+        let expired = async {
             tokio::select! {
                 () = tokio::time::sleep(deadline) => {}
                 () = abort_now => {}
@@ -163,7 +163,7 @@ impl Drain {
         tokio::select! {
             biased;
             () = self.tasks.wait() => Drained::Finished,
-            () = patience => {
+            () = expired => {
                 let left = self.tasks.len();
                 tokio::select! {
                     biased;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric as _};
+use prometheus_client::encoding::EncodeMetric as _;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -29,8 +29,8 @@ pub struct Metrics {
     pub nodes: Gauge,
     /// Open links, by kind of remote.
     pub links: OpenLinks,
-    /// Open links to programs of SuperEdge.
-    pub plain_links: PlainLinks,
+    /// Open links to programs of SuperEdge, by dialect.
+    pub plain_links: OpenLinks,
     /// Closed links, by reason.
     pub links_closed: ReasonCounter,
     /// Rejected links, by reason.
@@ -42,7 +42,7 @@ pub struct Metrics {
     /// Number of times an edge started to dial its server again.
     pub link_reconnects: Counter,
     /// Backup links next to an unresponsive link, by outcome.
-    pub backup_links: BackupLinks,
+    pub backup_links: ReasonCounter,
     /// Number of edges asked to link to a peer with fewer nodes.
     pub edges_rebalanced: Counter,
     /// Round-trip times of pings in seconds, on every link.
@@ -84,34 +84,37 @@ pub struct Metrics {
     registry: Arc<Registry>,
 }
 
-/// A counter for each reason; reasons are fixed words.
-#[derive(Debug, Clone, Default)]
-pub struct ReasonCounter(Family<ReasonLabels, Counter>, Counter);
+/// One label of a metric, or `N` of them, with their values, which are fixed words.
+type Labels<const N: usize = 1> = [(&'static str, &'static str); N];
 
-/// A metric: the number of backup links, by outcome.
-#[derive(Debug, Clone, Default)]
-pub struct BackupLinks(Family<OutcomeLabels, Counter>);
+/// A counter for each reason, and for all of them together; reasons are fixed words.
+#[derive(Debug, Clone)]
+pub struct ReasonCounter {
+    label: &'static str,
+    each: Family<Labels, Counter>,
+    all: Counter,
+}
 
-/// Open links, by kind of remote, and of all kinds together.
-#[derive(Debug, Clone, Default)]
-pub struct OpenLinks(Family<RemoteLabels, Gauge>, Gauge);
-
-/// Open links to programs of SuperEdge, by dialect.
-#[derive(Debug, Clone, Default)]
-pub struct PlainLinks(Family<DialectLabels, Gauge>);
+/// Open links, by kind, and of all kinds together.
+#[derive(Debug, Clone)]
+pub struct OpenLinks {
+    label: &'static str,
+    each: Family<Labels, Gauge>,
+    all: Gauge,
+}
 
 /// Bytes used of each budget, and its limit.
 #[derive(Debug, Clone, Default)]
 pub struct Buffers {
-    used: Family<BudgetLabels, Gauge>,
-    limit: Family<BudgetLabels, Gauge>,
+    used: Family<Labels, Gauge>,
+    limit: Family<Labels, Gauge>,
 }
 
 /// Open sessions, and closed sessions by result, for each listener.
 #[derive(Debug, Clone, Default)]
 pub struct Sessions {
-    now: Family<ListenerLabels, Gauge>,
-    total: Family<ClosedLabels, Counter>,
+    now: Family<Labels, Gauge>,
+    total: Family<Labels<2>, Counter>,
 }
 
 /// A guard that counts one session as open until dropped.
@@ -134,7 +137,7 @@ impl Metrics {
         let mut registry = Registry::default();
         let labels = [("kubernetes_namespace", namespace), ("kubernetes_pod_name", pod)];
         let known = labels.into_iter().filter(|(_, value)| !value.is_empty());
-        let labels: KubernetesLabels = known.map(|(name, value)| (name, value.to_owned())).collect();
+        let labels: Vec<_> = known.map(|(name, value)| (name, value.to_owned())).collect();
         let (name, help) =
             ("tunnel_cloud_nodes", "Number of nodes linked to this server, as SuperEdge names it");
         let nodes = if labels.is_empty() {
@@ -142,7 +145,7 @@ impl Metrics {
             registry.register(name, help, nodes.clone());
             nodes
         } else {
-            let nodes = Family::<KubernetesLabels, Gauge>::default();
+            let nodes = Family::<Vec<(&'static str, String)>, Gauge>::default();
             registry.register(name, help, nodes.clone());
             nodes.get_or_create_owned(&labels)
         };
@@ -173,9 +176,7 @@ impl Metrics {
         self.truncated.expose(&["memory", "sessions", "delivery_timeout"]);
         self.frames_dropped.expose(&FRAMES_DROPPED);
         self.connections_rejected.expose(&CONNECTIONS_REJECTED);
-        for outcome in ["used", "unneeded", "failed"] {
-            self.backup_links.counted(outcome);
-        }
+        self.backup_links.expose(&["used", "unneeded", "failed"]);
         self.sessions.expose("acceptor", &[]);
     }
 
@@ -184,14 +185,14 @@ impl Metrics {
         let [bytes_to_target, bytes_to_client] = session_bytes(&mut all);
         let mut metrics = Self {
             nodes,
-            links: OpenLinks::default(),
-            plain_links: PlainLinks::default(),
-            links_closed: ReasonCounter::default(),
-            links_rejected: ReasonCounter::default(),
-            link_dial_failures: ReasonCounter::default(),
+            links: OpenLinks::by("remote"),
+            plain_links: OpenLinks::by("dialect"),
+            links_closed: ReasonCounter::by("reason"),
+            links_rejected: ReasonCounter::by("reason"),
+            link_dial_failures: ReasonCounter::by("reason"),
             node_name_conflicts: Counter::default(),
             link_reconnects: Counter::default(),
-            backup_links: BackupLinks::default(),
+            backup_links: ReasonCounter::by("outcome"),
             edges_rebalanced: Counter::default(),
             rtt: LatencyHistogram::new(&RTT_SECONDS),
             read_pauses: Counter::default(),
@@ -200,13 +201,13 @@ impl Metrics {
             requests: InFlightRequests::default(),
             bytes_to_target,
             bytes_to_client,
-            resets: ReasonCounter::default(),
-            truncated: ReasonCounter::default(),
+            resets: ReasonCounter::by("reason"),
+            truncated: ReasonCounter::by("reason"),
             resumed: Counter::default(),
             sessions_relayed: Gauge::default(),
             buffers: Buffers::default(),
-            frames_dropped: ReasonCounter::default(),
-            connections_rejected: ReasonCounter::default(),
+            frames_dropped: ReasonCounter::by("reason"),
+            connections_rejected: ReasonCounter::by("reason"),
             dns_records: Gauge::default(),
             dns_publish_failures: Counter::default(),
             certificates: Certificates::default(),
@@ -220,8 +221,8 @@ impl Metrics {
         metrics.register_links(&mut all);
         metrics.register_sessions(&mut all);
         metrics.register_refused(&mut all);
-        let build = Family::<BuildLabels, Gauge>::default();
-        build.get_or_create(&BuildLabels { version: env!("CARGO_PKG_VERSION"), revision: REVISION }).set(1);
+        let build = Family::<Labels<2>, Gauge>::default();
+        build.get_or_create(&[("version", env!("CARGO_PKG_VERSION")), ("revision", REVISION)]).set(1);
         all.register("tunnel_build_info", "Version and revision of this program; always 1", build);
         all.register_collector(Box::new(ProcessCollector));
         metrics.registry = Arc::new(all);
@@ -232,13 +233,18 @@ impl Metrics {
 /// Registers the counter of bytes and returns its series for bytes to targets and to clients. Sessions use them
 /// directly, because looking a series up for each copied piece would be slow.
 fn session_bytes(to: &mut Registry) -> [Counter; 2] {
-    let bytes = Family::<DirectionLabels, Counter>::default();
+    let bytes = Family::<Labels, Counter>::default();
     let help = "Total number of bytes copied between clients and targets, by direction";
     to.register_with_unit("tunnel_session", help, Unit::Bytes, bytes.clone());
-    ["to_target", "to_client"].map(|direction| bytes.get_or_create_owned(&DirectionLabels { direction }))
+    ["to_target", "to_client"].map(|direction| bytes.get_or_create_owned(&[("direction", direction)]))
 }
 
 impl ReasonCounter {
+    /// Creates a counter for each value of this label.
+    fn by(label: &'static str) -> Self {
+        Self { label, each: Family::default(), all: Counter::default() }
+    }
+
     /// Exposes the counts for these reasons.
     fn expose(&self, reasons: &[&'static str]) {
         for reason in reasons {
@@ -250,68 +256,48 @@ impl ReasonCounter {
     pub fn count(&self, reason: &'static str) {
         // An edge has no reasons to reject links.
         debug_assert!(
-            self.0.is_empty() || self.0.get(&ReasonLabels { reason }).is_some(),
+            self.each.is_empty() || self.each.get(&[(self.label, reason)]).is_some(),
             "{reason} is in no list of reasons, so it is not exposed from the start"
         );
-        self.0.get_or_create(&ReasonLabels { reason }).inc();
-        self.1.inc();
+        self.each.get_or_create(&[(self.label, reason)]).inc();
+        self.all.inc();
     }
 
     /// Returns the count of all reasons together.
     pub fn all(&self) -> u64 {
-        self.1.get()
+        self.all.get()
     }
 
     /// Returns the count for `reason`.
     pub fn counted(&self, reason: &'static str) -> u64 {
-        self.0.get_or_create(&ReasonLabels { reason }).get()
-    }
-}
-
-impl BackupLinks {
-    /// Increments the count for `outcome` (`used`, `unneeded` or `failed`).
-    pub fn count(&self, outcome: &'static str) {
-        self.0.get_or_create(&OutcomeLabels { outcome }).inc();
-    }
-
-    /// Returns the count for `outcome`.
-    pub fn counted(&self, outcome: &'static str) -> u64 {
-        self.0.get_or_create(&OutcomeLabels { outcome }).get()
-    }
-}
-
-impl PlainLinks {
-    /// Counts a link with that dialect as open.
-    pub fn opened(&self, dialect: &'static str) {
-        self.0.get_or_create_owned(&DialectLabels { dialect }).inc();
-    }
-
-    /// Counts such a link as closed.
-    pub fn closed(&self, dialect: &'static str) {
-        self.0.get_or_create_owned(&DialectLabels { dialect }).dec();
+        self.each.get_or_create(&[(self.label, reason)]).get()
     }
 }
 
 impl OpenLinks {
-    /// Counts a link to that kind of remote (`edge`, `peer` or `server`) as open.
-    pub fn opened(&self, remote: &'static str) {
-        self.of(remote).inc();
-        self.1.inc();
+    fn by(label: &'static str) -> Self {
+        Self { label, each: Family::default(), all: Gauge::default() }
+    }
+
+    /// Counts a link of that kind, a fixed word, as open.
+    pub fn opened(&self, kind: &'static str) {
+        self.of(kind).inc();
+        self.all.inc();
     }
 
     /// Counts such a link as closed.
-    pub fn closed(&self, remote: &'static str) {
-        self.of(remote).dec();
-        self.1.dec();
+    pub fn closed(&self, kind: &'static str) {
+        self.of(kind).dec();
+        self.all.dec();
     }
 
-    /// Returns the number of open links to all remotes together.
+    /// Returns the number of open links of all kinds together.
     pub fn all(&self) -> i64 {
-        self.1.get()
+        self.all.get()
     }
 
-    fn of(&self, remote: &'static str) -> Gauge {
-        self.0.get_or_create_owned(&RemoteLabels { remote })
+    fn of(&self, kind: &'static str) -> Gauge {
+        self.each.get_or_create_owned(&[(self.label, kind)])
     }
 }
 
@@ -319,7 +305,7 @@ impl Buffers {
     /// Sets the used bytes of `budget` (a fixed word), and its limit.
     pub fn set(&self, budget: &'static str, used: usize, limit: usize) {
         for (family, bytes) in [(&self.used, used), (&self.limit, limit)] {
-            family.get_or_create(&BudgetLabels { budget }).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+            family.get_or_create(&[("budget", budget)]).set(i64::try_from(bytes).unwrap_or(i64::MAX));
         }
     }
 }
@@ -335,23 +321,23 @@ impl Sessions {
 
     /// Counts a session of `listener` as open until the result is dropped.
     pub fn start(&self, listener: &'static str) -> ActiveSession {
-        self.now.get_or_create(&ListenerLabels { listener }).inc();
+        self.now.get_or_create(&[("listener", listener)]).inc();
         ActiveSession { sessions: self.clone(), listener, result: "aborted", request: None }
     }
 
     /// Counts a session that was refused before it opened.
     pub fn refused(&self, listener: &'static str, result: &'static str) {
-        self.total.get_or_create(&ClosedLabels { listener, result }).inc();
+        self.total.get_or_create(&[("listener", listener), ("result", result)]).inc();
     }
 
     /// Returns the number of open sessions of `listener`.
     pub fn now(&self, listener: &'static str) -> i64 {
-        self.now.get_or_create(&ListenerLabels { listener }).get()
+        self.now.get_or_create(&[("listener", listener)]).get()
     }
 
     /// Returns the number of closed sessions of `listener` with this result.
     pub fn closed(&self, listener: &'static str, result: &'static str) -> u64 {
-        self.total.get_or_create(&ClosedLabels { listener, result }).get()
+        self.total.get_or_create(&[("listener", listener), ("result", result)]).get()
     }
 }
 
@@ -369,7 +355,7 @@ impl ActiveSession {
 
 impl Drop for ActiveSession {
     fn drop(&mut self) {
-        self.sessions.now.get_or_create(&ListenerLabels { listener: self.listener }).dec();
+        self.sessions.now.get_or_create(&[("listener", self.listener)]).dec();
         self.sessions.refused(self.listener, self.result);
     }
 }
@@ -544,12 +530,12 @@ const OPEN_SECONDS: [f64; 15] =
 
 /// The expiration time of each certificate, by the config key of its file.
 #[derive(Debug, Clone, Default)]
-pub struct Certificates(pub(crate) Family<KeyLabels, Gauge>, Arc<Mutex<BTreeMap<String, u64>>>);
+pub struct Certificates(Family<[(&'static str, String); 1], Gauge>, Arc<Mutex<BTreeMap<String, u64>>>);
 
 impl Certificates {
     /// Sets the expiration time in seconds since 1970.
     pub fn set(&self, key: &str, end: u64) {
-        self.0.get_or_create(&KeyLabels { key: key.to_owned() }).set(i64::try_from(end).unwrap_or(i64::MAX));
+        self.0.get_or_create(&[("key", key.to_owned())]).set(i64::try_from(end).unwrap_or(i64::MAX));
         self.1.lock().insert(key.to_owned(), end);
     }
 
@@ -558,7 +544,7 @@ impl Certificates {
         self.1.lock().retain(|key, _| {
             let is_kept = keys.contains(key.as_str());
             if !is_kept {
-                self.0.remove(&KeyLabels { key: key.clone() });
+                self.0.remove(&[("key", key.clone())]);
             }
             is_kept
         });
@@ -570,100 +556,26 @@ impl Certificates {
     }
 }
 
-// Labels of metrics; their values are fixed words.
-
-/// Labels, each present only if its value is known.
-pub(crate) type KubernetesLabels = Vec<(&'static str, String)>;
-
-/// The labels of the metric about this build of the program.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct BuildLabels {
-    pub(crate) version: &'static str,
-    pub(crate) revision: &'static str,
-}
-
-/// The label of a [`ReasonCounter`].
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct ReasonLabels {
-    pub(crate) reason: &'static str,
-}
-
-/// The label of [`BackupLinks`].
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct OutcomeLabels {
-    pub(crate) outcome: &'static str,
-}
-
-/// The label of [`OpenLinks`]: the kind of remote.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct RemoteLabels {
-    pub(crate) remote: &'static str,
-}
-
-/// The label of [`PlainLinks`].
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct DialectLabels {
-    pub(crate) dialect: &'static str,
-}
-
-/// The label of the bytes that sessions move: `to_target` or `to_client`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct DirectionLabels {
-    pub(crate) direction: &'static str,
-}
-
-/// The label of [`Certificates`]: the config key of a certificate file.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct KeyLabels {
-    pub(crate) key: String,
-}
-
-/// The label of [`Buffers`]: the budget that the bytes are taken from.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct BudgetLabels {
-    pub(crate) budget: &'static str,
-}
-
-/// The label of the open sessions in [`Sessions`].
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct ListenerLabels {
-    pub(crate) listener: &'static str,
-}
-
-/// The labels of [`InFlightRequests`].
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct RequestLabels {
-    pub(crate) method: &'static str,
-    pub(crate) path: &'static str,
-}
-
-/// The labels of the closed sessions in [`Sessions`].
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct ClosedLabels {
-    pub(crate) listener: &'static str,
-    pub(crate) result: &'static str,
-}
-
 // Names and help texts of the metrics.
 
 impl Metrics {
     pub(crate) fn register_links(&self, to: &mut Registry) {
-        to.register("tunnel_links_open", "Number of open links, by kind of remote", self.links.0.clone());
+        to.register("tunnel_links_open", "Number of open links, by kind of remote", self.links.each.clone());
         let help = "Number of open links to programs of SuperEdge, by dialect";
-        to.register("tunnel_plain_links_open", help, self.plain_links.0.clone());
+        to.register("tunnel_plain_links_open", help, self.plain_links.each.clone());
         let help = "Total number of links closed, by reason";
-        to.register("tunnel_links_closed", help, self.links_closed.0.clone());
+        to.register("tunnel_links_closed", help, self.links_closed.each.clone());
         let help = "Total number of links rejected, by reason";
-        to.register("tunnel_links_rejected", help, self.links_rejected.0.clone());
+        to.register("tunnel_links_rejected", help, self.links_rejected.each.clone());
         let help = "Total number of failed attempts to dial a link, by reason";
-        to.register("tunnel_link_dial_failures", help, self.link_dial_failures.0.clone());
+        to.register("tunnel_link_dial_failures", help, self.link_dial_failures.each.clone());
         let help = "Total number of times two running processes used the same node name";
         to.register("tunnel_node_name_conflicts", help, self.node_name_conflicts.clone());
         let help = "Total number of times an edge dialled its server again, successfully or not";
         to.register("tunnel_link_reconnects", help, self.link_reconnects.clone());
         let help = "Total number of backup links dialled next to an unresponsive link: used (it answered first), \
                     unneeded (the old link did), failed";
-        to.register("tunnel_backup_links", help, self.backup_links.0.clone());
+        to.register("tunnel_backup_links", help, self.backup_links.each.clone());
         let help = "Total number of edges asked to link to a server with fewer nodes";
         to.register("tunnel_edges_rebalanced", help, self.edges_rebalanced.clone());
         let help = "Round-trip time of a link";
@@ -688,9 +600,9 @@ impl Metrics {
         let help = "Number of HTTP requests in flight, by method and kind of path";
         to.register("tunnel_http_requests_in_flight", help, self.requests.0.clone());
         let help = "Total number of sessions reset before their end, by reason";
-        to.register("tunnel_sessions_reset", help, self.resets.0.clone());
+        to.register("tunnel_sessions_reset", help, self.resets.each.clone());
         let help = "Total number of aborted sessions that were not delivered in full, by reason";
-        to.register("tunnel_sessions_truncated", help, self.truncated.0.clone());
+        to.register("tunnel_sessions_truncated", help, self.truncated.each.clone());
         let help = "Total number of times a session was resumed over another path";
         to.register("tunnel_sessions_resumed", help, self.resumed.clone());
         let help = "Number of sessions relayed by this server";
@@ -706,9 +618,9 @@ impl Metrics {
     /// Registers the metrics of rejections, of published records and of certificates.
     pub(crate) fn register_refused(&self, to: &mut Registry) {
         let help = "Total number of frames dropped, by reason";
-        to.register("tunnel_frames_dropped", help, self.frames_dropped.0.clone());
+        to.register("tunnel_frames_dropped", help, self.frames_dropped.each.clone());
         let help = "Total number of client connections closed without a session, by reason";
-        to.register("tunnel_connections_rejected", help, self.connections_rejected.0.clone());
+        to.register("tunnel_connections_rejected", help, self.connections_rejected.each.clone());
         to.register("tunnel_dns_records", "Number of records published for DNS", self.dns_records.clone());
         let help = "Total number of failed attempts to write records for DNS";
         to.register("tunnel_dns_publish_failures", help, self.dns_publish_failures.clone());
@@ -722,7 +634,7 @@ impl Metrics {
 
 /// HTTP requests in flight, by method and kind of path, both fixed words.
 #[derive(Debug, Clone, Default)]
-pub struct InFlightRequests(pub(crate) Family<RequestLabels, Gauge>);
+pub struct InFlightRequests(Family<Labels<2>, Gauge>);
 
 /// A guard that counts one request as in flight until dropped.
 #[derive(Debug)]
@@ -743,7 +655,7 @@ impl InFlightRequests {
     }
 
     fn gauge(&self, method: &str, path: &str) -> Gauge {
-        let labels = RequestLabels { method: one_of(&METHODS, method), path: one_of(&PATHS, first(path)) };
+        let labels = [("method", one_of(&METHODS, method)), ("path", one_of(&PATHS, first(path)))];
         self.0.get_or_create_owned(&labels)
     }
 }

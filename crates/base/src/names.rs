@@ -104,12 +104,47 @@ pub enum NameError {
     Instance,
 }
 
-impl NodeName {
-    /// Returns the name as it was given.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
+/// Implements `Display` for types that are a text.
+macro_rules! display_text {
+    ($($of:ty),*) => {$(
+        impl fmt::Display for $of {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    )*};
+}
 
+/// Implements `Debug` like `Display`.
+macro_rules! debug_as_display {
+    ($($of:ty),*) => {$(
+        impl fmt::Debug for $of {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+    )*};
+}
+
+/// Implements `as_str`.
+macro_rules! as_str {
+    ($($of:ty),*) => {$(
+        impl $of {
+            /// Returns the name.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+    )*};
+}
+
+pub(crate) use {debug_as_display, display_text};
+
+as_str!(NodeName, UserName, DeviceName, ServerName);
+display_text!(NodeName, UserName, DeviceName, ServerName);
+debug_as_display!(NodeName, UserName, DeviceName, ServerName, ClientName, SessionId, Host, Target);
+
+impl NodeName {
     /// Returns the placeholder for a target at no node: the receiver dials the target itself.
     pub fn direct() -> Self {
         Self("-".into())
@@ -145,27 +180,6 @@ impl NodeName {
     /// Returns true if a host in a target at this node means the node itself: its name, or `localhost`.
     pub fn matches_host(&self, host: &Host) -> bool {
         host.is_localhost() || matches!(host, Host::Name(name) if name.eq_ignore_ascii_case(&self.0))
-    }
-}
-
-impl UserName {
-    /// Returns the name.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl DeviceName {
-    /// Returns the name.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl ServerName {
-    /// Returns the name.
-    pub fn as_str(&self) -> &str {
-        &self.0
     }
 }
 
@@ -380,75 +394,15 @@ impl Hash for NodeName {
     }
 }
 
-impl fmt::Display for NodeName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for NodeName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Display for UserName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for UserName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Display for DeviceName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for DeviceName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Display for ServerName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for ServerName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
 impl fmt::Display for ClientName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.user, self.device)
     }
 }
 
-impl fmt::Debug for ClientName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 impl fmt::Display for SessionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:08x}", self.0 >> 96)
-    }
-}
-
-impl fmt::Debug for SessionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 
@@ -473,12 +427,6 @@ impl fmt::Display for Host {
     }
 }
 
-impl fmt::Debug for Host {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 impl fmt::Display for Target {
     /// Writes the target as in a URL: an IPv6 address in brackets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -486,12 +434,6 @@ impl fmt::Display for Target {
             Host::Ip(ip) => SocketAddr::new(ip, self.port).fmt(f),
             Host::Name(ref name) => write!(f, "{name}:{}", self.port),
         }
-    }
-}
-
-impl fmt::Debug for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 

@@ -19,7 +19,7 @@ use ipnet::IpNet;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::names::NodeName;
+use crate::names::{NodeName, debug_as_display, display_text};
 use crate::serde_forms::{Port, non_empty};
 
 /// A set of networks: `10.0.0.0/8`, `fd00::/8`, or single addresses.
@@ -254,33 +254,12 @@ impl FromStr for CertificateGlob {
     }
 }
 
-impl fmt::Display for CertificateGlob {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for CertificateGlob {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+display_text!(Glob, CertificateGlob);
+debug_as_display!(Glob, CertificateGlob);
 
 impl fmt::Debug for Networks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.0.iter().map(|net| format_args!("{net}").to_string())).finish()
-    }
-}
-
-impl fmt::Display for Glob {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for Glob {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 

@@ -8,7 +8,6 @@ use procfs::WithCurrentSystemInfo as _;
 use procfs::process::{Process as Procfs, Stat};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
@@ -20,58 +19,38 @@ use crate::logging;
 pub(crate) struct ProcessCollector;
 
 impl Collector for ProcessCollector {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         let stat = stat();
-        if let Some(bytes) = stat.as_ref().and_then(resident_bytes) {
-            let help = "Resident memory size";
-            let at = encoder.encode_descriptor(
-                "process_resident_memory",
-                help,
-                Some(&Unit::Bytes),
-                MetricType::Gauge,
-            )?;
-            ConstGauge::new(bytes).encode(at)?;
-        }
-        if let Some(time) = stat.as_ref().map(cpu_time) {
-            let help = "Total user and system CPU time spent";
-            let at =
-                encoder.encode_descriptor("process_cpu", help, Some(&Unit::Seconds), MetricType::Counter)?;
-            ConstCounter::new(time.as_secs_f64()).encode(at)?;
-        }
-        if let Some(start) = stat.as_ref().and_then(start_time) {
-            let help = "Start time of the process since the Unix epoch";
-            let at = encoder.encode_descriptor(
-                "process_start_time",
-                help,
-                Some(&Unit::Seconds),
-                MetricType::Gauge,
-            )?;
-            ConstGauge::new(start).encode(at)?;
-        }
-        if let Some(most) = max_files() {
-            let help = "Maximum number of open file descriptors";
-            let at = encoder.encode_descriptor("process_max_fds", help, None, MetricType::Gauge)?;
-            ConstGauge::new(most).encode(at)?;
-        }
+        let (bytes, seconds) = (Some(&Unit::Bytes), Some(&Unit::Seconds));
+        let memory = stat.as_ref().and_then(resident_bytes).map(ConstGauge::new);
+        encode(&mut to, "process_resident_memory", "Resident memory size", bytes, memory)?;
+        let cpu = stat.as_ref().map(|stat| ConstCounter::new(cpu_time(stat).as_secs_f64()));
+        encode(&mut to, "process_cpu", "Total user and system CPU time spent", seconds, cpu)?;
+        let start = stat.as_ref().and_then(start_time).map(ConstGauge::new);
+        let help = "Start time of the process since the Unix epoch";
+        encode(&mut to, "process_start_time", help, seconds, start)?;
+        let most = max_files().map(ConstGauge::new);
+        encode(&mut to, "process_max_fds", "Maximum number of open file descriptors", None, most)?;
+        let dropped = Some(ConstCounter::new(logging::dropped_lines()));
         let help = "Total number of log lines dropped because a write failed or the queue was full";
-        let at = encoder.encode_descriptor("tunnel_log_lines_dropped", help, None, MetricType::Counter)?;
-        ConstCounter::new(logging::dropped_lines()).encode(at)?;
-        if let Some(files) = open_files() {
-            let help = "Number of open file descriptors";
-            let at = encoder.encode_descriptor("process_open_fds", help, None, MetricType::Gauge)?;
-            ConstGauge::new(files).encode(at)?;
-        }
-        if let Some(tasks) = tasks() {
-            let at = encoder.encode_descriptor(
-                "tunnel_tokio_tasks",
-                "Number of live tasks of the Tokio runtime",
-                None,
-                MetricType::Gauge,
-            )?;
-            ConstGauge::new(tasks).encode(at)?;
-        }
-        Ok(())
+        encode(&mut to, "tunnel_log_lines_dropped", help, None, dropped)?;
+        let files = open_files().map(ConstGauge::new);
+        encode(&mut to, "process_open_fds", "Number of open file descriptors", None, files)?;
+        let tasks = tasks().map(ConstGauge::new);
+        encode(&mut to, "tunnel_tokio_tasks", "Number of live tasks of the Tokio runtime", None, tasks)
     }
+}
+
+/// Encodes a metric, unless its value is unknown.
+fn encode(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    unit: Option<&Unit>,
+    value: Option<impl EncodeMetric>,
+) -> fmt::Result {
+    let Some(value) = value else { return Ok(()) };
+    value.encode(to.encode_descriptor(name, help, unit, value.metric_type())?)
 }
 
 /// Returns a third of this process's memory limit, at most `most` bytes; `most` if there is no limit.

@@ -44,24 +44,24 @@ pub enum Failure {
     Local(SocketAddr, io::Error),
 }
 
-/// Connects to the first of a host's addresses that answers, within `patience` in total.
+/// Connects to the first of a host's addresses that answers, within `timeout` in total.
 ///
 /// They are tried in the order of [`in_order`]. The socket has no delay for small writes, and keep-alive. Cancel safe.
 pub async fn dial(
     host: &Host,
     addresses: &[SocketAddr],
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<TcpStream, ConnectError> {
-    dial_in_order(host, &in_order(host, addresses), patience).await
+    dial_in_order(host, &in_order(host, addresses), timeout).await
 }
 
 /// Like [`dial`], but for a target, which must not use the last file descriptors.
 pub async fn dial_target(
     host: &Host,
     addresses: &[SocketAddr],
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<TcpStream, ConnectError> {
-    dial_with(host, &in_order(host, addresses), patience, fd_limit::ensure_outside_reserve).await
+    dial_with(host, &in_order(host, addresses), timeout, fd_limit::ensure_outside_reserve).await
 }
 
 /// Like [`dial`], in the given order.
@@ -71,21 +71,21 @@ pub async fn dial_target(
 pub async fn dial_in_order(
     host: &Host,
     addresses: &[SocketAddr],
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<TcpStream, ConnectError> {
-    dial_with(host, addresses, patience, |_| Ok(())).await
+    dial_with(host, addresses, timeout, |_| Ok(())).await
 }
 
 /// Like [`dial_in_order`], with a check of each socket before it connects.
 async fn dial_with(
     host: &Host,
     addresses: &[SocketAddr],
-    patience: Duration,
+    timeout: Duration,
     check: impl Fn(&TcpSocket) -> io::Result<()>,
 ) -> Result<TcpStream, ConnectError> {
     let (start, check) = (Instant::now(), &check);
     let addresses = addresses.get(..MAX_ATTEMPTS).unwrap_or(addresses);
-    let delay = ATTEMPT_DELAY.min(patience / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX));
+    let delay = ATTEMPT_DELAY.min(timeout / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX));
     let (mut next, mut left) = (start, addresses.iter());
     let (mut trying, mut failed) = (FuturesUnordered::new(), Vec::new());
     while left.len() > 0 || !trying.is_empty() {
@@ -99,11 +99,11 @@ async fn dial_with(
                     return Ok(socket);
                 }
                 Err(cause) => {
-                    failed.push(failure(at, cause, patience));
+                    failed.push(failure(at, cause, timeout));
                     next = Instant::now();
                 }
             },
-            () = sleep_until(start + patience) => break,
+            () = sleep_until(start + timeout) => break,
             () = sleep_if_before(next), if left.len() > 0 => {
                 next = Instant::now() + delay;
                 trying.extend(left.next().map(|&at| async move { (at, connect(at, check).await) }));
@@ -112,7 +112,7 @@ async fn dial_with(
     }
     let answered: Vec<_> = failed.iter().map(Failure::at).collect();
     let silent = addresses.iter().filter(|at| !answered.contains(at));
-    failed.extend(silent.map(|&at| timed_out(at, patience)));
+    failed.extend(silent.map(|&at| timed_out(at, timeout)));
     Err(ConnectError::new(failed))
 }
 
@@ -221,7 +221,7 @@ impl fmt::Display for Outcome<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Failure::Refused(_) => f.write_str("refused the connection"),
-            Failure::Timeout(_, patience) => write!(f, "did not answer within {patience:?}"),
+            Failure::Timeout(_, timeout) => write!(f, "did not answer within {timeout:?}"),
             Failure::Unreachable(_, cause) | Failure::Local(_, cause) => {
                 write!(f, "cannot be reached: {cause}")
             }
@@ -264,17 +264,17 @@ impl Failure {
 }
 
 /// Creates a timeout failure with the time rounded to hundredths of a second, for messages.
-fn timed_out(at: SocketAddr, patience: Duration) -> Failure {
-    let hundredths = (patience + Duration::from_millis(5)).as_millis() / 10;
+fn timed_out(at: SocketAddr, timeout: Duration) -> Failure {
+    let hundredths = (timeout + Duration::from_millis(5)).as_millis() / 10;
     Failure::Timeout(at, Duration::from_millis(u64::try_from(hundredths * 10).unwrap_or(u64::MAX)))
 }
 
 /// Returns which failure the system's error means.
-fn failure(at: SocketAddr, cause: io::Error, patience: Duration) -> Failure {
+fn failure(at: SocketAddr, cause: io::Error, timeout: Duration) -> Failure {
     use io::ErrorKind as Kind;
     match cause.kind() {
         Kind::ConnectionRefused | Kind::ConnectionReset => Failure::Refused(at),
-        Kind::TimedOut => timed_out(at, patience),
+        Kind::TimedOut => timed_out(at, timeout),
         Kind::HostUnreachable | Kind::NetworkUnreachable | Kind::NetworkDown => {
             Failure::Unreachable(at, cause)
         }
@@ -402,8 +402,8 @@ mod tests {
         let (_listener, mute, _held) = silent().await;
         let refuses = closed().await;
         let brief = Duration::from_millis(100);
-        let error_of = async |addresses: &[SocketAddr], patience| {
-            dial(&named("all.test"), addresses, patience).await.unwrap_err().to_string()
+        let error_of = async |addresses: &[SocketAddr], limit| {
+            dial(&named("all.test"), addresses, limit).await.unwrap_err().to_string()
         };
         assert_eq!(error_of(&[refuses], SOON).await, format!("{refuses} refused the connection"));
         assert_eq!(error_of(&[mute], brief).await, format!("{mute} did not answer within 100ms"));

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use percent_encoding::percent_decode_str;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 
 use crate::dial::{ConnectError, dial};
 use tunnel_base::logging::printable;
@@ -111,20 +111,19 @@ impl HttpProxyClient {
         !self.no_proxy.covers(target)
     }
 
-    /// Connects to `target` within `patience` through the proxy at one of `addresses`. Cancel safe.
+    /// Connects to `target` within `timeout` through the proxy at one of `addresses`. Cancel safe.
     pub async fn connect(
         &self,
         addresses: &[SocketAddr],
         target: &Target,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<TcpStream, ProxyError> {
-        let deadline = Instant::now() + patience;
-        let mut socket = dial(&self.at.host, addresses, patience).await.map_err(ProxyError::Dial)?;
-        let left = deadline.saturating_duration_since(Instant::now());
-        let status = match timeout(left, self.send_connect(&mut socket, target)).await {
+        let deadline = Instant::now() + timeout;
+        let mut socket = dial(&self.at.host, addresses, timeout).await.map_err(ProxyError::Dial)?;
+        let status = match timeout_at(deadline, self.send_connect(&mut socket, target)).await {
             Ok(Ok(status)) => status,
             Ok(Err(cause)) => return Err(ProxyError::Broken { at: self.at.clone(), cause }),
-            Err(_) => return Err(ProxyError::Timeout { at: self.at.clone(), timeout: patience }),
+            Err(_) => return Err(ProxyError::Timeout { at: self.at.clone(), timeout }),
         };
         match status.split_ascii_whitespace().nth(1) {
             Some("200") => Ok(socket),

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::fmt;
-use std::io::{self, Read as _};
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net;
@@ -12,12 +12,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::io::Errno;
 use rustix::net::bind;
 use rustix::net::netlink::SocketAddrNetlink;
 use tokio::net::UnixDatagram;
 use tokio::time::Instant;
 
-use crate::tcp_info::{self, find, split};
+use crate::netlink::{self, AF_INET, AF_INET6, find, split};
 use tunnel_base::policy::canonical_ip;
 
 /// This machine's current addresses. They change with its networks.
@@ -116,22 +117,11 @@ fn dummies() -> io::Result<HashSet<u32>> {
 ///
 /// The kernel does not list them.
 fn list(of: u16, mut each: impl FnMut(&[u8])) -> io::Result<()> {
-    let mut kernel = tcp_info::netlink(NETLINK_ROUTE)?;
+    let kernel = netlink::open(NETLINK_ROUTE)?;
     kernel.send(&question(of))?;
-    let mut room = vec![0; ROOM];
-    loop {
-        // A dump is ready when `send` returns, and each `read` makes the kernel write the next part of it.
-        let len = kernel.read(&mut room)?;
-        let mut rest = room.get(..len).unwrap_or_default();
-        while let Some((len, kind)) = tcp_info::head(rest) {
-            match kind {
-                NLMSG_DONE => return Ok(()),
-                NLMSG_ERROR => return Err(tcp_info::error(rest)),
-                _ => each(rest.get(..len).unwrap_or_default()),
-            }
-            rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
-        }
-    }
+    let mut room = vec![0; netlink::DUMP_ROOM];
+    while netlink::read_dump(&kernel, &mut room, &mut each)? {}
+    Ok(())
 }
 
 /// Returns the index of the interface that a message describes if it is a dummy.
@@ -142,13 +132,9 @@ fn dummy(message: &[u8]) -> Option<u32> {
     (kind.strip_suffix(&[0]).unwrap_or(kind) == DUMMY).then_some(index)
 }
 
-/// Returns the request for a list: `struct nlmsghdr`, then zeros for the longest of the structs that may follow it.
+/// Returns the request for a list. Its body is zeros for the longest of the structs that are allowed there.
 fn question(of: u16) -> Vec<u8> {
-    let mut question = u32::try_from(ATTRIBUTES).unwrap_or_default().to_ne_bytes().to_vec();
-    question.extend(of.to_ne_bytes());
-    question.extend((NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
-    question.resize(ATTRIBUTES, 0);
-    question
+    netlink::request(of, netlink::NLM_F_DUMP, 0, &[0; ATTRIBUTES - netlink::HEADER_LEN])
 }
 
 /// How long the list of interfaces is cached.
@@ -158,18 +144,12 @@ const INTERFACES_CACHE_TTL: Duration = Duration::from_secs(10);
 const DUMMY: &[u8] = b"dummy";
 const NETLINK_ROUTE: i32 = 0;
 const RTM_GETLINK: u16 = 18;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
-const NLM_F_REQUEST: u16 = 1;
-const NLM_F_DUMP: u16 = 0x300;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
 /// Offset of `ifi_index`: after the header, the family and the type.
 const INDEX: usize = 16 + 4;
 /// Offset of the attributes: after the header and `struct ifinfomsg`.
 const ATTRIBUTES: usize = 16 + 16;
-/// Larger than what the kernel writes at once.
-const ROOM: usize = 64 * 1024;
 
 // Changes of addresses and routes.
 
@@ -189,7 +169,7 @@ impl NetworkChanges {
     ///
     /// The system does not report changes, or there are too many open files.
     pub fn watch() -> io::Result<Self> {
-        let kernel = tcp_info::netlink(NETLINK_ROUTE)?;
+        let kernel = netlink::open(NETLINK_ROUTE)?;
         bind(&kernel, &SocketAddrNetlink::new(0, GROUPS))?;
         let kernel = UnixDatagram::from_std(net::UnixDatagram::from(OwnedFd::from(kernel)))?;
         Ok(Self { kernel, room: vec![0; REPORT_ROOM], known: Network::read()? })
@@ -219,7 +199,7 @@ impl NetworkChanges {
                 Ok(len) => is_report(self.room.get(..len).unwrap_or_default()),
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => break,
                 // There were so many reports at once that the kernel dropped some.
-                Err(cause) if cause.raw_os_error() == Some(ENOBUFS) => true,
+                Err(cause) if Errno::from_io_error(&cause) == Some(Errno::NOBUFS) => true,
                 Err(cause) => return Err(cause),
             };
         }
@@ -297,21 +277,13 @@ fn default_route(message: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Returns true if some of the messages report a default route, or an address that may be reachable from other networks.
-fn is_report(mut messages: &[u8]) -> bool {
-    while let Some((len, kind)) = tcp_info::head(messages) {
-        let message = messages.get(..len).unwrap_or_default();
-        let reported = match kind {
-            // Each veth of a Kubernetes node has a link-local address.
-            RTM_NEWADDR | RTM_DELADDR => address(message).is_some_and(|at| !is_link_local(at.ip)),
-            RTM_NEWROUTE | RTM_DELROUTE => default_route(message).is_some(),
-            _ => false,
-        };
-        if reported {
-            return true;
-        }
-        messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
-    }
-    false
+fn is_report(messages: &[u8]) -> bool {
+    netlink::messages(messages).any(|(kind, message)| match kind {
+        // Each veth of a Kubernetes node has a link-local address.
+        RTM_NEWADDR | RTM_DELADDR => address(message).is_some_and(|at| !is_link_local(at.ip)),
+        RTM_NEWROUTE | RTM_DELROUTE => default_route(message).is_some(),
+        _ => false,
+    })
 }
 
 /// Addresses and routes of IPv4 and IPv6.
@@ -322,8 +294,6 @@ const RTM_GETADDR: u16 = 22;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
 const RTM_GETROUTE: u16 = 26;
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const IFA_F_DADFAILED: u8 = 0x08;
@@ -338,12 +308,13 @@ const PREFIX: usize = 16 + 1;
 const ADDRESS_FLAGS: usize = 16 + 2;
 /// Offset of the attributes of a route: after the header and `struct rtmsg`.
 const ROUTE_ATTRIBUTES: usize = 16 + 12;
-const ENOBUFS: i32 = 105;
 /// Larger than any message about one address or route.
 const REPORT_ROOM: usize = 8 * 1024;
 
 #[cfg(test)]
 mod tests {
+    use crate::netlink::attribute;
+
     use super::*;
 
     fn ips(texts: &[&str]) -> Vec<IpAddr> {
@@ -369,13 +340,6 @@ mod tests {
         let Addresses { all, own } = sort(&given, &found, &HashSet::from([3]));
         assert_eq!(own, ips(&["192.0.2.7", "169.254.7.7", "127.0.0.1", "10.0.0.5", "fd00::5"]));
         assert_eq!((all.len(), &all[..2]), (10, &given[..]));
-    }
-
-    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-        let len = u16::try_from(4 + value.len()).unwrap();
-        let mut attribute = [&len.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat();
-        attribute.resize(attribute.len().next_multiple_of(4), 0);
-        attribute
     }
 
     fn message(index: u32, attributes: &[u8]) -> Vec<u8> {
@@ -418,19 +382,16 @@ mod tests {
 mod change_tests {
     use std::process::Command;
 
-    use super::*;
+    use crate::netlink::attribute;
 
-    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-        [&u16::try_from(4 + value.len()).unwrap().to_ne_bytes(), &kind.to_ne_bytes(), value].concat()
-    }
+    use super::*;
 
     /// Returns a message with a struct of `len` bytes that begins with these two, and with attributes.
     fn message(kind: u16, family: u8, prefix: u8, len: usize, attributes: &[&[u8]]) -> Vec<u8> {
         let mut body = vec![family, prefix];
         body.resize(len, 0);
         body.extend(attributes.concat());
-        let total = u32::try_from(16 + body.len()).unwrap();
-        [&total.to_ne_bytes()[..], &kind.to_ne_bytes(), &[0; 10], &body].concat()
+        netlink::request(kind, 0, 0, &body)
     }
 
     fn of_address(kind: u16, ip: &str) -> Vec<u8> {

@@ -9,6 +9,7 @@ pub mod interfaces;
 pub mod keepalive;
 pub mod limiter;
 pub mod listen;
+pub mod netlink;
 pub mod path_mtu;
 pub mod pki;
 pub mod pool;

@@ -239,10 +239,10 @@ impl<K: Clone + Ord + Hash> LimiterState<K> {
         if self.holders.len() < self.limits.permits.min(most) {
             return Ok(None);
         }
-        let patience = self.limits.idle_timeout.ok_or(AcquireError::Total)?;
+        let idle_timeout = self.limits.idle_timeout.ok_or(AcquireError::Total)?;
         let victim = self.holders.victim().ok_or(AcquireError::Total)?;
         let has_more = self.holders.count(who) + 1 < victim.count;
-        let is_idle = !victim.active && now.saturating_duration_since(victim.since) >= patience;
+        let is_idle = !victim.active && now.saturating_duration_since(victim.since) >= idle_timeout;
         let may_evict = has_more || is_idle && has_turn;
         if !may_evict {
             return Err(AcquireError::Total);

@@ -3,7 +3,6 @@
 
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -11,8 +10,10 @@ use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData as _,
 };
+use tokio_rustls::rustls::pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer as _, GeneralName, ParsedExtension, X509Certificate};
 
+use crate::tls::certificate::{self, alternative_names};
 use tunnel_base::files;
 
 /// A CA with its own key. Two CAs never trust each other's certificates.
@@ -88,8 +89,8 @@ impl CertificateAuthority {
     /// The certificate is not a CA's, is not valid now, or does not belong to the key.
     pub fn read(cert: &str, key: &str) -> Result<Self, PkiError> {
         let no = |why: &str| PkiError::NoAuthority(why.to_owned());
-        let der = rustls_pemfile::certs(&mut cert.as_bytes()).next().and_then(Result::ok);
-        let der = der.ok_or_else(|| no("holds no certificate; expected a `BEGIN CERTIFICATE` block"))?;
+        let der =
+            first(cert).ok_or_else(|| no("holds no certificate; expected a `BEGIN CERTIFICATE` block"))?;
         let (_, found) =
             X509Certificate::from_der(&der).map_err(|cause| no(&format!("is not a certificate: {cause}")))?;
         if !found.is_ca() {
@@ -154,21 +155,17 @@ impl CertificateAuthority {
     ///
     /// The certificate cannot be read, or another CA has issued it.
     pub fn renew(&self, cert: &str) -> Result<IssuedCert, PkiError> {
-        let der = rustls_pemfile::certs(&mut cert.as_bytes()).next().and_then(Result::ok);
-        let der = der.ok_or(PkiError::Unrenewable("holds no `BEGIN CERTIFICATE` block"))?;
+        let der = first(cert).ok_or(PkiError::Unrenewable("holds no `BEGIN CERTIFICATE` block"))?;
         let parsed = X509Certificate::from_der(&der);
         let (_, found) = parsed.map_err(|_| PkiError::Unrenewable("is not an X.509 certificate"))?;
-        let ours = rustls_pemfile::certs(&mut self.pem.as_bytes()).next().and_then(Result::ok);
-        let ours = ours.ok_or(PkiError::Unrenewable("cannot be compared with the CA"))?;
+        let ours = first(&self.pem).ok_or(PkiError::Unrenewable("cannot be compared with the CA"))?;
         let parsed = X509Certificate::from_der(&ours);
         let (_, authority) = parsed.map_err(|_| PkiError::Unrenewable("cannot be compared with the CA"))?;
         if !is_issued_by(&found, &authority) {
             return Err(PkiError::Unrenewable("was issued by another CA"));
         }
         let common = found.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
-        let names = found.subject_alternative_name().ok().flatten();
-        let names = names.map_or(&[][..], |names| &names.value.general_names);
-        let names: Option<Vec<String>> = names.iter().map(name_text).collect();
+        let names: Option<Vec<String>> = alternative_names(&found).iter().map(name_text).collect();
         let names = names.ok_or(PkiError::Unrenewable("has a name that is no DNS name or IP address"))?;
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let mut params = params(common.unwrap_or_default(), &names, self.until)?;
@@ -214,8 +211,8 @@ impl CertificateRequest {
     ///
     /// Fails with [`PkiError::Foreign`] if the text holds no certificate, or one for another key.
     pub fn signed(self, certificates: &str) -> Result<IssuedCert, PkiError> {
-        let der = rustls_pemfile::certs(&mut certificates.as_bytes()).next().and_then(Result::ok);
-        let der = der.ok_or(PkiError::Foreign("cannot be read; expected a `BEGIN CERTIFICATE` block"))?;
+        let der = first(certificates)
+            .ok_or(PkiError::Foreign("cannot be read; expected a `BEGIN CERTIFICATE` block"))?;
         let (_, cert) = X509Certificate::from_der(&der)
             .map_err(|_| PkiError::Foreign("cannot be read: not an X.509 certificate"))?;
         if cert.public_key().subject_public_key.as_ref() != self.key.der_bytes() {
@@ -284,14 +281,16 @@ fn is_issued_by(cert: &X509Certificate<'_>, authority: &X509Certificate<'_>) -> 
         && (own.is_none() || issuer.is_none() || issuer == own)
 }
 
+/// Returns the first certificate of a PEM text.
+fn first(pem: &str) -> Option<CertificateDer<'static>> {
+    rustls_pemfile::certs(&mut pem.as_bytes()).next().and_then(Result::ok)
+}
+
 /// Returns a DNS name or an IP address as text; `None` for any other name.
 fn name_text(name: &GeneralName<'_>) -> Option<String> {
     match name {
         GeneralName::DNSName(name) => Some((*name).to_owned()),
-        GeneralName::IPAddress(bytes) => {
-            let v4 = <[u8; 4]>::try_from(*bytes).map(IpAddr::from);
-            v4.or_else(|_| <[u8; 16]>::try_from(*bytes).map(IpAddr::from)).ok().map(|ip| ip.to_string())
-        }
+        GeneralName::IPAddress(bytes) => certificate::ip(bytes).map(|ip| ip.to_string()),
         _ => None,
     }
 }

@@ -255,11 +255,11 @@ impl RuntimeProvider for MarkedRuntime {
         &self,
         server: SocketAddr,
         _from: Option<SocketAddr>,
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
     ) -> Pin<Box<dyn Send + Future<Output = io::Result<Self::Tcp>>>> {
         Box::pin(async move {
-            let patience = patience.unwrap_or(ONE_TRY);
-            let socket = dial(&Host::Ip(server.ip()), &[server], patience).await.map_err(io::Error::other)?;
+            let timeout = timeout.unwrap_or(ONE_TRY);
+            let socket = dial(&Host::Ip(server.ip()), &[server], timeout).await.map_err(io::Error::other)?;
             fd_limit::ensure_outside_half_of_reserve(&socket)?;
             Ok(AsyncIoTokioAsStd(socket))
         })

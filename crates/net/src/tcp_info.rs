@@ -5,8 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use socket2::{Domain, Protocol, Socket, Type};
+use rustix::io::Errno;
+use socket2::Socket;
 use tokio::net::TcpStream;
+
+use crate::netlink::{self, u32_at as number};
 
 /// Reads the kernel's state of one connection. It holds no file, so it may outlive the connection.
 #[derive(Debug, Clone)]
@@ -64,14 +67,14 @@ impl TcpInfoReader {
     /// Queries the kernel, which takes some microseconds. Returns `None` if it does not respond.
     pub fn read(&self) -> Option<TcpInfo> {
         let mut room = [0; ROOM];
-        let answer = query_shared(self.from, self.to, &[TCP_INFO], &mut room).ok()?;
+        let answer = query(self.from, self.to, &[TCP_INFO], &mut room).ok()?;
         tcp_info(attribute(answer, TCP_INFO)?)
     }
 
     /// Like [`Self::read`], about lost segments.
     pub(crate) fn losses(&self) -> Option<LossInfo> {
         let mut room = [0; ROOM];
-        losses(query_shared(self.from, self.to, &[TCP_INFO, MEMORY], &mut room).ok()?)
+        losses(query(self.from, self.to, &[TCP_INFO, MEMORY], &mut room).ok()?)
     }
 }
 
@@ -168,15 +171,19 @@ fn query_open<'a>(
     room: &'a mut [u8; ROOM],
 ) -> io::Result<Option<&'a [u8]>> {
     let Ok(to) = socket.peer_addr() else { return Ok(None) };
-    match query_shared(socket.local_addr()?, to, attributes, room) {
+    match query(socket.local_addr()?, to, attributes, room) {
         Ok(answer) => Ok(Some(answer)),
-        Err(cause) if cause.raw_os_error() == Some(ENOENT) => Ok(None),
+        Err(cause) if Errno::from_io_error(&cause) == Some(Errno::NOENT) => Ok(None),
         Err(cause) => Err(cause),
     }
 }
 
-/// Like [`query`], over the process's socket for queries.
-fn query_shared<'a>(
+/// Queries the socket between two addresses, with these attributes. The response is stored in `room`.
+///
+/// # Errors
+///
+/// There is no such socket, or the system does not report it.
+fn query<'a>(
     from: SocketAddr,
     to: SocketAddr,
     attributes: &[u16],
@@ -185,9 +192,12 @@ fn query_shared<'a>(
     let mut kernel = KERNEL.lock();
     let kernel = match &mut *kernel {
         Some(open) => open,
-        none => none.insert(open()?),
+        none => none.insert(netlink::open(NETLINK_SOCK_DIAG)?),
     };
-    query(kernel, from, to, attributes, room)
+    kernel.send(&question(from, to, attributes))?;
+    let len = kernel.read(room)?;
+    let answer = room.get(..len).unwrap_or_default();
+    if netlink::kind(answer) == Some(SOCK_DIAG_BY_FAMILY) { Ok(answer) } else { Err(netlink::error(answer)) }
 }
 
 /// One socket for the process; `None` before the first query, or if the system does not support it.
@@ -195,83 +205,16 @@ fn query_shared<'a>(
 /// A process that had too many open files tries again with the next query.
 static KERNEL: Mutex<Option<Socket>> = Mutex::new(None);
 
-/// Opens a socket for queries to the kernel.
-///
-/// # Errors
-///
-/// The system does not support it, or there are too many open files.
-pub(crate) fn open() -> io::Result<Socket> {
-    netlink(NETLINK_SOCK_DIAG)
-}
-
-/// Opens a non-blocking socket to the kernel for one netlink protocol.
-///
-/// # Errors
-///
-/// The system does not support it, or there are too many open files.
-pub fn netlink(protocol: i32) -> io::Result<Socket> {
-    let kernel = Socket::new(Domain::from(AF_NETLINK), Type::DGRAM, Some(Protocol::from(protocol)))?;
-    kernel.set_nonblocking(true)?;
-    Ok(kernel)
-}
-
-/// Returns `nlmsg_len` and `nlmsg_type` of the first message, or `None` if there is no further or no valid one.
-pub fn head(messages: &[u8]) -> Option<(usize, u16)> {
-    let len = usize::try_from(number(messages, 0)?).ok()?;
-    (len >= HEAD).then_some((len, kind(messages)?))
-}
-
-/// Queries the socket between two addresses, with these attributes. The response is stored in `room`.
-///
-/// # Errors
-///
-/// There is no such socket, or the system does not report it.
-pub(crate) fn query<'a>(
-    mut kernel: &Socket,
-    from: SocketAddr,
-    to: SocketAddr,
-    attributes: &[u16],
-    room: &'a mut [u8; ROOM],
-) -> io::Result<&'a [u8]> {
-    kernel.send(&question(from, to, attributes))?;
-    let len = kernel.read(room)?;
-    let answer = room.get(..len).unwrap_or_default();
-    if kind(answer) == Some(SOCK_DIAG_BY_FAMILY) { Ok(answer) } else { Err(error(answer)) }
-}
-
 /// Returns the value of one attribute of a response.
-pub(crate) fn attribute(answer: &[u8], expected_kind: u16) -> Option<&[u8]> {
-    find(answer.get(ATTRIBUTES..)?, expected_kind)
+fn attribute(answer: &[u8], expected_kind: u16) -> Option<&[u8]> {
+    netlink::find(answer.get(ATTRIBUTES..)?, expected_kind)
 }
 
-/// Returns the value of one of several attributes.
-pub fn find(attributes: &[u8], expected_kind: u16) -> Option<&[u8]> {
-    split(attributes).find(|(kind, ..)| *kind == expected_kind).map(|(_, value, _)| value)
-}
-
-/// Returns each attribute: its kind, its value, and all its bytes including the padding.
-pub fn split(attributes: &[u8]) -> impl Iterator<Item = (u16, &[u8], &[u8])> {
-    let mut rest = attributes;
-    std::iter::from_fn(move || {
-        let half = |at: usize| Some(u16::from_ne_bytes(rest.get(at..at + 2)?.try_into().ok()?));
-        let (len, kind) = (usize::from(half(0)?), half(2)? & KIND);
-        let value = rest.get(4..len)?;
-        let (whole, left) = rest.split_at_checked(len.next_multiple_of(4)).unwrap_or((rest, &[]));
-        rest = left;
-        Some((kind, value, whole))
-    })
-}
-
-/// Returns the request for the socket between two addresses: `struct nlmsghdr`, then `struct inet_diag_req_v2`.
+/// Returns the request for the socket between two addresses; its body is `struct inet_diag_req_v2`.
 fn question(from: SocketAddr, to: SocketAddr, attributes: &[u16]) -> Vec<u8> {
-    let family = if from.is_ipv4() { AF_INET } else { AF_INET6 };
+    let family = if from.is_ipv4() { netlink::AF_INET } else { netlink::AF_INET6 };
     let requested = attributes.iter().fold(0, |requested, attribute| requested | 1 << (attribute - 1));
-    let mut question = Vec::with_capacity(QUESTION);
-    question.extend(u32::try_from(QUESTION).unwrap_or_default().to_ne_bytes());
-    question.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    question.extend(NLM_F_REQUEST.to_ne_bytes());
-    question.extend([0; 8]);
-    question.extend([family, IPPROTO_TCP, requested, 0]);
+    let mut question = vec![family, IPPROTO_TCP, requested, 0];
     question.extend(u32::MAX.to_ne_bytes());
     question.extend(from.port().to_be_bytes());
     question.extend(to.port().to_be_bytes());
@@ -287,59 +230,28 @@ fn question(from: SocketAddr, to: SocketAddr, attributes: &[u16]) -> Vec<u8> {
     // Any interface, and no cookie.
     question.extend([0; 4]);
     question.extend([u8::MAX; 8]);
-    question
-}
-
-/// Returns the error in a response.
-pub fn error(answer: &[u8]) -> io::Error {
-    match number(answer, 16) {
-        // Errors are reported negated.
-        Some(code) if kind(answer) == Some(NLMSG_ERROR) => {
-            io::Error::from_raw_os_error(code.cast_signed().saturating_neg())
-        }
-        _ => io::ErrorKind::InvalidData.into(),
-    }
-}
-
-/// Returns the `nlmsg_type` of a response.
-fn kind(answer: &[u8]) -> Option<u16> {
-    Some(u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?))
-}
-
-fn number(answer: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(answer.get(at..at + 4)?.try_into().ok()?))
+    netlink::request(SOCK_DIAG_BY_FAMILY, 0, 0, &question)
 }
 
 fn long(answer: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(answer.get(at..at + 8)?.try_into().ok()?))
 }
 
-const AF_NETLINK: i32 = 16;
 const NETLINK_SOCK_DIAG: i32 = 4;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const NLMSG_ERROR: u16 = 2;
-const NLM_F_REQUEST: u16 = 1;
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
 const IPPROTO_TCP: u8 = 6;
-const ENOENT: i32 = 2;
-/// The length of `struct nlmsghdr`.
-const HEAD: usize = 16;
-const QUESTION: usize = 16 + 56;
 /// Offset of `idiag_rqueue`: after the header, family and state, the two addresses, and the timer.
-const RQUEUE: usize = 16 + 4 + 48 + 4;
+const RQUEUE: usize = netlink::HEADER_LEN + 4 + 48 + 4;
 /// Offset of `idiag_wqueue`.
 const WQUEUE: usize = RQUEUE + 4;
 /// Offset of the attributes: after the header and `struct inet_diag_msg`.
-const ATTRIBUTES: usize = 16 + 72;
-/// Mask of an attribute's kind, without flags.
-const KIND: u16 = 0x3fff;
+const ATTRIBUTES: usize = netlink::HEADER_LEN + 72;
 /// The attribute with `struct tcp_info`.
-pub(crate) const TCP_INFO: u16 = 2;
+const TCP_INFO: u16 = 2;
 /// The attribute with the socket's memory (`INET_DIAG_SKMEMINFO`).
 const MEMORY: u16 = 7;
 /// Larger than any response about one socket.
-pub(crate) const ROOM: usize = 1024;
+const ROOM: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -383,6 +295,7 @@ mod tests {
         assert!((0..300).filter_map(|len| tcp_info(&vec![1; len])).count() == 300 - 216);
         assert!((0..300).filter_map(|len| silence_of(&vec![1; len])).count() == 300 - 60);
         assert!((0..300).all(|len| losses(&vec![1; len]).is_none()));
+        assert!((0..200).all(|len| attribute(&vec![20; len], 2).is_none()));
     }
 }
 
@@ -418,17 +331,5 @@ mod diag_tests {
             near.try_read(&mut [0; 9]).unwrap_err();
             assert_eq!(unacknowledged(&near).unwrap(), 0, "{at}, reset");
         }
-    }
-
-    #[test]
-    fn parsing_a_diag_answer_never_panics() {
-        for len in 0..200 {
-            let answer = vec![20; len];
-            assert!(error(&answer).kind() == io::ErrorKind::InvalidData && attribute(&answer, 2).is_none());
-        }
-        let mut error = vec![0; 36];
-        error[4] = 2;
-        error[16..20].copy_from_slice(&(-95i32).to_ne_bytes());
-        assert_eq!(super::error(&error).raw_os_error(), Some(95));
     }
 }

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use tokio_rustls::rustls::crypto::{CryptoProvider, aws_lc_rs};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::server::NoServerSessionStorage;
 use tokio_rustls::rustls::server::danger::ClientCertVerifier;
-use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio_rustls::rustls::{
     self, CipherSuite, ClientConfig, RootCertStore, ServerConfig, SupportedCipherSuite,
@@ -28,9 +28,7 @@ use crate::reload::FileWatcher;
 use crate::reload::{Reload, ReloadError};
 use crate::tls::certificate::SingleCertResolver;
 use crate::tls::tickets::Tickets;
-use crate::tls::verify::{
-    CertKind, CertKindVerifier, ClientVerifier, EdgeCerts, NoVerifier, PeerCertVerifier, ServerTls, UserCerts,
-};
+use crate::tls::verify::{ClientVerifier, LinkAuth, NoVerifier, PeerVerifier, ServerTls};
 use tunnel_base::logging::printable;
 
 /// The TLS config of a server: its files and options, before they are loaded.
@@ -73,17 +71,8 @@ pub enum ClientAuth {
     Anonymous,
     /// Clients must present a certificate from a CA in this file that was not issued for an edge.
     Required(PathBuf),
-    /// For a server's own port: edges present no certificate, a peer must present one.
-    ///
-    /// The peer's certificate must come from a CA in this file, and be valid for a *server* with this name, like this
-    /// server's own. `None` means the first DNS name of this server's certificate. Any other certificate ends the
-    /// handshake.
-    Peers(PathBuf, Option<ServerName<'static>>),
-    /// Edges may present certificates too. Other clients' certificates are handled by the inner value.
-    Edges(EdgeCerts, Box<Self>),
-    /// Users may present certificates from a CA in this file too, except for the servers' name. Certificates for that
-    /// name are handled by the inner value.
-    Users(PathBuf, Box<Self>),
+    /// At the port for links: edges, users and peers may present certificates, each from their own CAs.
+    Links(LinkAuth),
 }
 
 /// The servers that a TLS client trusts.
@@ -138,7 +127,10 @@ impl TlsServerConfig {
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(self.offer.versions())
             .map_err(text)?;
-        let users = self.clients.user_certs(&identity);
+        let users = match &self.clients {
+            ClientAuth::Links(links) => links.user_certs(&identity.cert),
+            ClientAuth::Anonymous | ClientAuth::Required(_) => None,
+        };
         let clients = self.clients.verifier(cas, &identity, provider)?;
         let builder = match clients.clone() {
             Some(verifier) => builder.with_client_cert_verifier(verifier),
@@ -233,73 +225,25 @@ impl ClientAuth {
     fn files(&self) -> Vec<PathBuf> {
         match self {
             Self::Anonymous => Vec::new(),
-            Self::Required(ca) | Self::Peers(ca, _) => vec![ca.clone()],
-            Self::Edges(EdgeCerts { ca }, others) | Self::Users(ca, others) => {
-                [vec![ca.clone()], others.files()].concat()
-            }
+            Self::Required(ca) => vec![ca.clone()],
+            Self::Links(links) => links.files(),
         }
     }
 
-    /// Returns the rule that tells users' certificates from others; `None` if no user may present one.
-    fn user_certs(&self, own: &CertifiedKey) -> Option<UserCerts> {
-        match self {
-            Self::Anonymous | Self::Required(_) | Self::Peers(..) => None,
-            Self::Edges(_, others) => others.user_certs(own),
-            Self::Users(_, others) => {
-                let name = match &**others {
-                    Self::Peers(_, name) => name
-                        .clone()
-                        .or_else(|| own.cert.first().and_then(|leaf| certificate::first_name(leaf))),
-                    _ => None,
-                };
-                Some(UserCerts { servers: name })
-            }
-        }
-    }
-
-    /// Returns the file of CAs that sign servers, and its contents among those of all files.
-    fn server_ca<'a>(&self, cas: &'a [Vec<u8>]) -> Option<(&PathBuf, &'a [u8])> {
-        match self {
-            Self::Anonymous | Self::Required(_) => None,
-            Self::Peers(path, _) => cas.first().map(|pem| (path, &pem[..])),
-            Self::Edges(_, others) | Self::Users(_, others) => others.server_ca(cas.get(1..)?),
-        }
-    }
-
-    /// Returns the verifier of clients' certificates, or `None` if no certificate is requested.
+    /// Returns the verifier of clients' certificates, or `None` if no certificate is requested. `cas` are the contents
+    /// of [`Self::files`].
     fn verifier(
         &self,
         cas: &[Vec<u8>],
         own: &CertifiedKey,
         provider: Arc<CryptoProvider>,
     ) -> Result<Option<Arc<dyn ClientCertVerifier>>, String> {
-        let Some((ca, more)) = cas.split_first() else { return Ok(None) };
-        match self {
-            Self::Anonymous => Ok(None),
-            Self::Edges(agents, others) => {
-                let issuers = roots(&agents.ca, ca)?;
-                if let Some((path, pem)) = others.server_ca(more) {
-                    agents.check_disjoint(&issuers, path, &roots(path, pem)?)?;
-                }
-                let issuers = Arc::new(issuers);
-                let issued = WebPkiClientVerifier::builder_with_provider(issuers, Arc::clone(&provider));
-                let (issued, others) = (issued.build().map_err(text)?, others.verifier(more, own, provider)?);
-                Ok(Some(Arc::new(CertKindVerifier { kind: CertKind::Edge, issued, others })))
+        match (self, cas) {
+            (Self::Required(path), [ca, ..]) => {
+                Ok(Some(Arc::new(ClientVerifier::new(roots(path, ca)?, &provider)?)))
             }
-            Self::Users(path, others) => {
-                let issued = Arc::new(client_verifier(path, ca, &provider)?);
-                let kind = CertKind::User(self.user_certs(own).unwrap_or_default());
-                let others = others.verifier(more, own, provider)?;
-                Ok(Some(Arc::new(CertKindVerifier { kind, issued, others })))
-            }
-            Self::Required(path) => Ok(Some(Arc::new(client_verifier(path, ca, &provider)?))),
-            Self::Peers(path, name) => {
-                let peers = PeerCertVerifier::new(roots(path, ca)?, name.as_ref(), &own.cert, &provider);
-                Ok(peers
-                    .inspect_err(|cause| warn!(error = %cause, "peers cannot link to this server"))
-                    .ok()
-                    .map(|peers| Arc::new(peers) as _))
-            }
+            (Self::Links(links), _) => links.verifier(cas, &own.cert, provider),
+            (Self::Anonymous | Self::Required(_), _) => Ok(None),
         }
     }
 }
@@ -311,17 +255,6 @@ impl Trust {
             Self::System | Self::NoVerify => None,
         }
     }
-}
-
-/// Returns the verifier of clients with certificates from the CAs in a file.
-fn client_verifier(
-    path: &Path,
-    pem: &[u8],
-    provider: &Arc<CryptoProvider>,
-) -> Result<ClientVerifier, String> {
-    let issuers = Arc::new(roots(path, pem)?);
-    let issued = WebPkiClientVerifier::builder_with_provider(issuers, Arc::clone(provider));
-    Ok(ClientVerifier(issued.build().map_err(text)?))
 }
 
 fn roots(path: &Path, pem: &[u8]) -> Result<RootCertStore, String> {
@@ -492,7 +425,7 @@ impl PeerTlsConfig {
             };
             let own = certs(&identity.cert, cert).map_err(text)?;
             let provider = TlsParams::default().provider();
-            let peers = PeerCertVerifier::new(roots(&ca_path, ca)?, name.as_ref(), &own, &provider)?;
+            let peers = PeerVerifier::new(roots(&ca_path, ca)?, name.as_ref(), &own, &provider)?;
             let config = client.config(Some((identity, cert, key)), Some(ca))?;
             Ok(PeerTls { config: Arc::new(config), name: peers.name().clone() })
         })

@@ -23,7 +23,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::command::CommandError;
 use crate::command::client::{ClientSettings, Setting};
-use crate::command::connect::session::{OpenedSession, PrintLine, SessionStream};
+use crate::command::connect::session::{OpenedSession, PrintLine, SessionCarrier};
 use crate::uplink::proxy::connect_shared;
 use tunnel_base::files;
 use tunnel_base::logging::{one_line, printable};
@@ -154,11 +154,11 @@ impl ConnectPort {
                     let print_line = print_line.clone();
                     let stream = connect_shared(path, move |line| print_line(line)).await;
                     let stream = stream.ok_or_else(|| failed(&"it has ended; run the command again"))?;
-                    Ok(SessionStream::Proxy(Box::new(self.ask(stream, request).await?)))
+                    Ok(SessionCarrier::Proxy(Box::new(self.ask(stream, request).await?)))
                 }
                 ConnectAddress::Socket(path) => {
                     let stream = UnixStream::connect(path).await.map_err(|cause| unreached(&cause))?;
-                    Ok(SessionStream::Unix(self.ask(stream, request).await?))
+                    Ok(SessionCarrier::Unix(self.ask(stream, request).await?))
                 }
                 ConnectAddress::At(at) => {
                     let addresses = resolve(at).await.map_err(|why| unreached(&why))?;
@@ -167,7 +167,7 @@ impl ConnectPort {
                         .await
                         .map_err(|why| unreached(&why.after(at)))?;
                     match &self.tls {
-                        None => Ok(SessionStream::Tcp(self.ask(stream, request).await?)),
+                        None => Ok(SessionCarrier::Tcp(self.ask(stream, request).await?)),
                         Some((tls, name)) => {
                             let stream = tls.connect(name.clone(), stream).await;
                             let stream = stream.map_err(|cause| match HandshakeError::of(&cause) {
@@ -178,7 +178,7 @@ impl ConnectPort {
                                     name.to_str()
                                 )),
                             })?;
-                            Ok(SessionStream::Tls(Box::new(self.ask(stream, request).await?)))
+                            Ok(SessionCarrier::Tls(Box::new(self.ask(stream, request).await?)))
                         }
                     }
                 }

@@ -20,7 +20,7 @@ pub(crate) type PrintLine = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// An open session.
 pub(crate) struct OpenedSession {
-    pub(crate) stream: SessionStream,
+    pub(crate) stream: SessionCarrier,
     /// Where it was opened.
     pub(crate) from: String,
     /// Identifies the session in the server's access log.
@@ -28,7 +28,7 @@ pub(crate) struct OpenedSession {
 }
 
 /// What carries a session in this process.
-pub(crate) enum SessionStream {
+pub(crate) enum SessionCarrier {
     Tcp(Socket<TcpStream>),
     Unix(Socket<UnixStream>),
     Tls(Box<Socket<TlsStream<TcpStream>>>),
@@ -43,11 +43,11 @@ impl OpenedSession {
     /// that carries it: gracefully only if all bytes were transferred. A dropped call resets the connection.
     pub(crate) async fn carry(&mut self, here: &mut impl ByteStream) -> CopyEnd {
         match &mut self.stream {
-            SessionStream::Tcp(socket) => copy_between(here, socket).await,
-            SessionStream::Unix(socket) => copy_between(here, socket).await,
-            SessionStream::Tls(socket) => copy_between(here, &mut **socket).await,
-            SessionStream::Proxy(socket) => copy_between(here, &mut **socket).await,
-            SessionStream::Link(session, target, print_line) => {
+            SessionCarrier::Tcp(socket) => copy_between(here, socket).await,
+            SessionCarrier::Unix(socket) => copy_between(here, socket).await,
+            SessionCarrier::Tls(socket) => copy_between(here, &mut **socket).await,
+            SessionCarrier::Proxy(socket) => copy_between(here, &mut **socket).await,
+            SessionCarrier::Link(session, target, print_line) => {
                 let report = report_path(session.path_monitor(), target.clone(), |line| print_line(line));
                 let mut reporting = std::pin::pin!(report);
                 // Dropping the session resets it, unless both directions have ended.
@@ -67,8 +67,8 @@ impl OpenedSession {
     pub(crate) fn interruption_error(&self, kind: ErrorKind) -> CommandError {
         let Self { from, trace, stream } = self;
         let why = match stream {
-            SessionStream::Link(session, ..) => interruption(&session.path_monitor()),
-            SessionStream::Proxy(socket) => {
+            SessionCarrier::Link(session, ..) => interruption(&session.path_monitor()),
+            SessionCarrier::Proxy(socket) => {
                 let reason = socket.io().remote_reason().map(str::to_owned);
                 Some(reason.unwrap_or_else(|| format!("{from} has ended")))
             }

@@ -195,7 +195,7 @@ const HANGUP_GRACE: Duration = Duration::from_secs(1);
 mod tests {
     use tokio::net::UnixStream;
 
-    use crate::command::connect::session::SessionStream;
+    use crate::command::connect::session::SessionCarrier;
 
     use super::*;
 
@@ -209,7 +209,7 @@ mod tests {
         let file = |end: std::os::fd::OwnedFd| tokio::fs::File::from_std(end.into());
         let (input, output) = (file(input.into()), Some(file(output.into())));
         let stdio = Stdio { input, ended: false, output, failed: None, is_terminal: false, reader: None };
-        let stream = SessionStream::Unix(Socket::new(near, BufferPool::new()));
+        let stream = SessionCarrier::Unix(Socket::new(near, BufferPool::new()));
         let session = OpenedSession { stream, from: "cloud".to_owned(), trace: "00".to_owned() };
         let mut copying = std::pin::pin!(copy(stdio, session));
         let waited = tokio::time::timeout(Duration::from_secs(1000), &mut copying).await;

@@ -14,7 +14,8 @@ use std::net::IpAddr;
 
 use proptest::prelude::*;
 
-use crate::config::listen::{AccessConfig, AdminPort, AuthConfig};
+use crate::config::admin_ports::AdminPorts;
+use crate::config::listen::{AccessConfig, AuthConfig};
 use crate::config::server::{LinkListenerConfig, TlsVersion};
 use crate::edge::config::EdgeConfig;
 use crate::server::config::ServerConfig;
@@ -75,8 +76,8 @@ fn an_empty_file_is_a_server_without_listeners() {
     let (cloud, warnings) = cloud("");
     assert_eq!(cloud.links, LinkListenerConfig::default());
     assert_eq!(cloud.links.listen, "[::]:9000".parse().unwrap());
-    assert_eq!(cloud.links.admin_listen, "127.0.0.1:9010".parse().unwrap());
-    assert_eq!(cloud.links.admin_port, AdminPort { is_default: true, sets_level: false });
+    assert_eq!(cloud.links.ports.admin_listen, "127.0.0.1:9010".parse().unwrap());
+    assert!(cloud.links.ports.is_default && !cloud.links.ports.sets_level);
     assert_eq!(cloud.links.token_file.to_str(), Some("/etc/tunnel/token/token"));
     assert!(cloud.listener::<ConnectConfig>().is_none());
     assert_eq!(cloud.session.resume_timeout, Duration::from_secs(60));
@@ -91,8 +92,8 @@ fn an_empty_superedge_table_has_superedges_defaults() {
     let (cloud, warnings) = cloud("[mode.cloud]\n");
     assert_eq!(connect(&cloud).listen, "0.0.0.0:22".parse().unwrap());
     assert!(connect(&cloud).is_default);
-    assert_eq!(cloud.links.admin_listen, "127.0.0.1:51010".parse().unwrap());
-    assert_eq!(cloud.links.admin_port, AdminPort { is_default: true, sets_level: true });
+    assert_eq!(cloud.links.ports.admin_listen, "127.0.0.1:51010".parse().unwrap());
+    assert!(cloud.links.ports.is_default && cloud.links.ports.sets_level);
     assert_eq!(warned(&warnings, WarningKind::Insecure), ["mode.cloud.ssh.auth"]);
     assert_eq!(warnings.len(), 1);
 }
@@ -105,7 +106,8 @@ fn the_documented_server_config_is_secure_and_shows_the_defaults() {
     let (absent, _) = cloud("");
     assert_eq!(documented.session, absent.session);
     assert_eq!(documented.tls, absent.tls);
-    assert_eq!(documented.links, LinkListenerConfig { admin_port: AdminPort::default(), ..absent.links });
+    let ports = AdminPorts { is_default: false, ..AdminPorts::default() };
+    assert_eq!(documented.links, LinkListenerConfig { ports, ..absent.links });
     assert_eq!(connect(&documented).access, AccessConfig::default());
 }
 
@@ -119,7 +121,7 @@ fn the_documented_edge_config_is_secure_and_shows_the_defaults() {
     assert_eq!(documented.allow, least.allow);
     assert_eq!(documented.allow.targets, Targets::default());
     assert_eq!(documented.uplink.ca, least.uplink.ca);
-    assert_eq!(documented.uplink.admin_listen, least.uplink.admin_listen);
+    assert_eq!(documented.uplink.ports.admin_listen, least.uplink.ports.admin_listen);
     assert_eq!(documented.uplink.servers[0].host.to_string(), "tunnel.example.org");
 }
 
@@ -200,7 +202,7 @@ fn a_port_may_be_a_number_a_text_or_an_address() {
 fn a_random_port_is_a_warning() {
     let (cloud, warnings) =
         cloud("[mode.cloud.stream.server]\nmetrics_port = 0\n[mode.cloud.ssh]\nport = 22");
-    assert_eq!(cloud.links.metrics_listen, Some("0.0.0.0:0".parse().unwrap()));
+    assert_eq!(cloud.links.ports.metrics_listen, Some("0.0.0.0:0".parse().unwrap()));
     assert_eq!(warned(&warnings, WarningKind::Unexpected), ["mode.cloud.stream.server.metrics_port"]);
 }
 
@@ -574,7 +576,7 @@ proptest! {
             odd("mode"), odd("cloud"), odd("stream"), odd("server"), odd("grpcport"), odd("metrics_port"));
         let (cloud, _) = cloud(&text);
         prop_assert_eq!(cloud.links.listen.port(), 7);
-        prop_assert_eq!(cloud.links.metrics_listen.map(|at| at.port()), Some(8));
+        prop_assert_eq!(cloud.links.ports.metrics_listen.map(|at| at.port()), Some(8));
     }
 }
 

@@ -5,7 +5,7 @@ use crate::listener::admission::{ListenerContext, SessionPermit};
 use crate::listener::denial::Denial;
 use crate::registry::NodeNotFound;
 use crate::route::{RouteError, SessionRequest};
-use crate::session_io::TargetStream;
+use crate::session_io::SessionStream;
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::Glob;
@@ -14,7 +14,7 @@ use tunnel_proto::frame::{Category, ErrorCode, SessionError};
 
 /// An open stream to a target, and the right to the target if this process has dialled it.
 pub(crate) struct OpenTarget {
-    pub(crate) stream: TargetStream,
+    pub(crate) stream: SessionStream,
     pub(crate) right: Option<DialRight>,
 }
 
@@ -140,7 +140,7 @@ async fn connect(
     context: &ListenerContext,
 ) -> Result<OpenTarget, TargetDialError> {
     let DialledTarget { socket, right } = dialer.dial(target, all).await?;
-    Ok(OpenTarget { stream: TargetStream::direct(socket, context.pool.clone()), right: Some(right) })
+    Ok(OpenTarget { stream: SessionStream::direct(socket, context.pool.clone()), right: Some(right) })
 }
 
 fn not_dialled(why: TargetDialError, target: Target) -> Denial {
@@ -205,8 +205,8 @@ fn not_routed(why: RouteError, in_cloud: bool) -> Denial {
     match why {
         RouteError::Offline { .. } => Denial::EdgeOffline,
         RouteError::Refused { refusal, .. } if in_cloud => Denial::DirectDenied(refusal),
-        RouteError::Timeout { timeout: patience, .. } if in_cloud => {
-            let late = format!("the cloud did not answer within {patience:?}");
+        RouteError::Timeout { timeout, .. } if in_cloud => {
+            let late = format!("the cloud did not answer within {timeout:?}");
             Denial::DirectDenied(SessionError::new(ErrorCode::TargetTimeout, late))
         }
         why => why.into(),

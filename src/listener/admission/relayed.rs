@@ -38,7 +38,8 @@ impl Admission {
         device: DeviceName,
     ) -> Self {
         let (device, permit) = (Some(device), ClientPermit::Link);
-        Self { context, category: Category::Ssh, from, proof, device, head_done: None, permit }
+        let head_is_read = Arc::default();
+        Self { context, category: Category::Ssh, from, proof, device, head_is_read, permit }
     }
 }
 

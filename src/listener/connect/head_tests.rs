@@ -4,7 +4,6 @@ use std::time::Duration;
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWrite, DuplexStream, duplex};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
-use tokio::sync::oneshot;
 
 use crate::listener::admission::AccessPolicy;
 use crate::listener::admission::tests::context;
@@ -32,13 +31,13 @@ where
     let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
     let from = SocketAddr::from(([127, 0, 0, 1], 5));
     let permit = FairLimiter::new(Limits::permits(1)).try_acquire(&Source::of(from.ip())).unwrap();
-    let mut admission = Admission::new(context, Category::Ssh, from, permit, oneshot::channel().0);
+    let mut admission = Admission::new(context, Category::Ssh, from, permit);
     let accepts = async {
         let _far = accept(offered.recv().await.unwrap()).await;
         pending::<()>().await;
     };
     tokio::select! {
-        done = Box::pin(handshake(socket, &mut admission)) => done,
+        done = Box::pin(Connect(Category::Ssh).handshake(socket, &mut admission)) => done,
         () = accepts => unreachable!(),
     }
 }

@@ -158,8 +158,8 @@ impl IdleTimer {
     /// [`FINISHED_TIME`], because a disconnected client looks the same.
     pub(crate) fn finished(&self, reads: bool) {
         if let ClientPhase::Responding(until @ None) = &mut self.0.lock().phase {
-            let patience = if reads { FINISHED_TIME } else { Duration::ZERO };
-            *until = Some(Instant::now() + patience);
+            let timeout = if reads { FINISHED_TIME } else { Duration::ZERO };
+            *until = Some(Instant::now() + timeout);
         }
     }
 

@@ -160,16 +160,16 @@ impl Reconciler {
     }
 
     /// Logs the rejected claims, each once while it is rejected.
-    fn log_rejected_claims(&mut self, void: Vec<RejectedClaim>) {
+    fn log_rejected_claims(&mut self, rejected: Vec<RejectedClaim>) {
         // A cluster has many Nodes that are not edges, some of which run servers. Their claims are not mistakes.
-        let is_usual = |void: &RejectedClaim| {
-            void.by == ClaimSource::Kubernetes
+        let is_usual = |rejected: &RejectedClaim| {
+            rejected.claim.by == ClaimSource::Kubernetes
                 && [REASON_OUTSIDE_NETWORKS, REASON_HOST_ADDRESS, REASON_PEER_ADDRESS]
                     .iter()
-                    .any(|why| void.why == ClaimRejectReason::NotANodeAddress(why))
+                    .any(|why| rejected.why == ClaimRejectReason::NotANodeAddress(why))
         };
-        let (news, more) = self.claim_log.update(void.into_iter().filter(|void| !is_usual(void)).collect());
-        for RejectedClaim { ip, node, by, why } in news {
+        let (news, more) = self.claim_log.update(rejected.into_iter().filter(|it| !is_usual(it)).collect());
+        for RejectedClaim { claim: AddressClaim { ip, node, by }, why } in news {
             warn!(
                 %ip,
                 %node,
@@ -276,7 +276,7 @@ impl InterceptedAddresses {
         refused: impl Fn(IpAddr, &NodeName) -> bool,
         linked: impl Fn(&NodeName) -> bool,
         now: Instant,
-        grace: Duration,
+        resume_timeout: Duration,
     ) -> bool {
         let mut next = HashMap::with_capacity(self.0.len());
         for (ip, node) in holders {
@@ -293,7 +293,7 @@ impl InterceptedAddresses {
             };
             let stays = is_its && !linked(&was.node);
             let left = was.left.unwrap_or(now);
-            if stays && now - left < grace {
+            if stays && now - left < resume_timeout {
                 next.insert(*ip, InterceptedNode { left: Some(left), ..was.clone() });
             }
         }
@@ -368,14 +368,14 @@ pub(super) struct ClaimLog {
 impl ClaimLog {
     /// Takes all claims that are rejected now. Returns the new ones, and the number of further ones if their existence
     /// is new.
-    pub(super) fn update(&mut self, mut void: Vec<RejectedClaim>) -> (Vec<RejectedClaim>, Option<usize>) {
+    pub(super) fn update(&mut self, mut rejected: Vec<RejectedClaim>) -> (Vec<RejectedClaim>, Option<usize>) {
         // They arrive in any order, and the same ones must be selected each time.
-        void.sort_by(|a, b| (a.ip, a.node.as_str(), a.by).cmp(&(b.ip, b.node.as_str(), b.by)));
-        let more = void.len().saturating_sub(MAX_LOGGED_CLAIMS);
-        void.truncate(MAX_LOGGED_CLAIMS);
-        let news = void.iter().filter(|void| !self.each.contains(void)).cloned().collect();
+        rejected.sort_by_cached_key(|it| (it.claim.ip, it.claim.node.to_string(), it.claim.by));
+        let more = rejected.len().saturating_sub(MAX_LOGGED_CLAIMS);
+        rejected.truncate(MAX_LOGGED_CLAIMS);
+        let news = rejected.iter().filter(|it| !self.each.contains(it)).cloned().collect();
         let more_is_news = more > 0 && !self.has_more;
-        (self.each, self.has_more) = (void.into_iter().collect(), more > 0);
+        (self.each, self.has_more) = (rejected.into_iter().collect(), more > 0);
         (news, more_is_news.then_some(more))
     }
 }
@@ -404,7 +404,7 @@ mod tests {
 mod presence_tests {
     use super::*;
 
-    const GRACE: Duration = Duration::from_secs(60);
+    const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
 
     /// Refuses no claim.
     const FREE: fn(IpAddr, &NodeName) -> bool = |_, _| false;
@@ -427,11 +427,11 @@ mod presence_tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_address_is_intercepted_until_the_grace_time_after_its_nodes_last_link() {
+    async fn an_address_is_intercepted_until_the_resume_timeout_after_its_nodes_last_link() {
         let (mut presence, holders, started) =
             (InterceptedAddresses::default(), holders(&[(7, "edge7")]), Instant::now());
         let step = |presence: &mut InterceptedAddresses, linked: bool, at: u64| {
-            presence.update(&holders, FREE, |_| linked, started + Duration::from_secs(at), GRACE)
+            presence.update(&holders, FREE, |_| linked, started + Duration::from_secs(at), RESUME_TIMEOUT)
         };
         assert!(!step(&mut presence, false, 0), "it was never linked");
         assert!(step(&mut presence, true, 1) && !step(&mut presence, true, 2));
@@ -452,11 +452,17 @@ mod presence_tests {
     async fn an_address_of_another_node_now_is_released_at_once() {
         let now = Instant::now();
         let mut presence = InterceptedAddresses::default();
-        presence.update(&holders(&[(7, "old")]), FREE, |_| true, now, GRACE);
-        assert!(presence.update(&holders(&[(7, "new")]), FREE, |node| node.as_str() == "new", now, GRACE));
+        presence.update(&holders(&[(7, "old")]), FREE, |_| true, now, RESUME_TIMEOUT);
+        assert!(presence.update(
+            &holders(&[(7, "new")]),
+            FREE,
+            |node| node.as_str() == "new",
+            now,
+            RESUME_TIMEOUT
+        ));
         assert_eq!(intercepted(&presence), one("new", false));
         // The other node is not an edge, so traffic is no longer intercepted.
-        assert!(presence.update(&holders(&[(7, "cloud")]), FREE, |_| false, now, GRACE));
+        assert!(presence.update(&holders(&[(7, "cloud")]), FREE, |_| false, now, RESUME_TIMEOUT));
         assert!(presence.nodes().is_empty());
     }
 
@@ -464,11 +470,11 @@ mod presence_tests {
     async fn an_edges_own_claim_outlives_its_link_but_not_its_withdrawal() {
         let now = Instant::now();
         let mut presence = InterceptedAddresses::default();
-        presence.update(&holders(&[(7, "edge7")]), FREE, |_| true, now, GRACE);
-        presence.update(&holders(&[]), FREE, |_| false, now, GRACE);
+        presence.update(&holders(&[(7, "edge7")]), FREE, |_| true, now, RESUME_TIMEOUT);
+        presence.update(&holders(&[]), FREE, |_| false, now, RESUME_TIMEOUT);
         assert_eq!(intercepted(&presence), one("edge7", true), "the link has ended, and the claim with it");
-        presence.update(&holders(&[(7, "edge7")]), FREE, |_| true, now, GRACE);
-        presence.update(&holders(&[]), FREE, |_| true, now, GRACE);
+        presence.update(&holders(&[(7, "edge7")]), FREE, |_| true, now, RESUME_TIMEOUT);
+        presence.update(&holders(&[]), FREE, |_| true, now, RESUME_TIMEOUT);
         assert!(presence.nodes().is_empty(), "the node is linked and no longer claims it");
     }
 
@@ -477,39 +483,33 @@ mod presence_tests {
         let now = Instant::now();
         let mut presence = InterceptedAddresses::default();
         let disconnected = |presence: &mut InterceptedAddresses, refused| {
-            presence.update(&holders(&[]), |_, _| refused, |_| false, now, GRACE);
+            presence.update(&holders(&[]), |_, _| refused, |_| false, now, RESUME_TIMEOUT);
             intercepted(presence)
         };
-        presence.update(&holders(&[(7, "edge7")]), FREE, |_| true, now, GRACE);
+        presence.update(&holders(&[(7, "edge7")]), FREE, |_| true, now, RESUME_TIMEOUT);
         assert_eq!(disconnected(&mut presence, false), one("edge7", true));
         assert_eq!(disconnected(&mut presence, true), []);
         // A source with higher priority than the server's node still claims it.
-        presence.update(&holders(&[(7, "edge7")]), FREE, |_| true, now, GRACE);
-        presence.update(&holders(&[(7, "edge7")]), |_, _| true, |_| false, now, GRACE);
+        presence.update(&holders(&[(7, "edge7")]), FREE, |_| true, now, RESUME_TIMEOUT);
+        presence.update(&holders(&[(7, "edge7")]), |_, _| true, |_| false, now, RESUME_TIMEOUT);
         assert_eq!(intercepted(&presence), one("edge7", true));
     }
 }
 
 #[cfg(test)]
 mod claim_log_tests {
-    use tunnel_base::addresses::{ClaimRejectReason, ClaimSource};
-
     use super::*;
 
-    fn void(last: u8) -> RejectedClaim {
+    fn rejected(last: u8) -> RejectedClaim {
+        let (ip, node) = ([10, 0, 0, last].into(), "edge1".parse().unwrap());
         let why = ClaimRejectReason::NotANodeAddress("this host's");
-        RejectedClaim {
-            ip: [10, 0, 0, last].into(),
-            node: "edge1".parse().unwrap(),
-            by: ClaimSource::Edge,
-            why,
-        }
+        RejectedClaim { claim: AddressClaim { ip, node, by: ClaimSource::Edge }, why }
     }
 
     #[test]
     fn rejected_claims_are_logged_once_in_any_order_and_the_rest_summarised_once() {
         let mut claim_log = ClaimLog::default();
-        let mut all: Vec<_> = (0..150).map(void).collect();
+        let mut all: Vec<_> = (0..150).map(rejected).collect();
         let (news, more) = claim_log.update(all.clone());
         assert_eq!((news, more), (all[..100].to_vec(), Some(50)));
         for turn in 1..150 {
@@ -521,8 +521,8 @@ mod claim_log_tests {
     #[test]
     fn a_claim_that_is_rejected_again_is_logged_again() {
         let mut claim_log = ClaimLog::default();
-        assert_eq!(claim_log.update(vec![void(1), void(2)]), (vec![void(1), void(2)], None));
-        assert_eq!(claim_log.update(vec![void(2)]), (vec![], None));
-        assert_eq!(claim_log.update(vec![void(1), void(2)]), (vec![void(1)], None));
+        assert_eq!(claim_log.update(vec![rejected(1), rejected(2)]), (vec![rejected(1), rejected(2)], None));
+        assert_eq!(claim_log.update(vec![rejected(2)]), (vec![], None));
+        assert_eq!(claim_log.update(vec![rejected(1), rejected(2)]), (vec![rejected(1)], None));
     }
 }

@@ -69,7 +69,7 @@ async fn relay(mut request: RelayRequest, user: User, room: SearchPermits, share
     };
     request.redirect(node.clone(), target);
     let mut end = request.watch_end();
-    if let Some((request, plain)) = Box::pin(shared.route.relay(request, &room)).await {
+    if let Some((request, plain)) = Box::pin(shared.relay(request, &room)).await {
         let access = BridgeAccess::User(granted.grant.clone());
         return granted.end(bridge_to_plain(request, plain, access, shared).await);
     }

@@ -293,7 +293,11 @@ fn claim(at: &str, of: &str, by: ClaimSource) -> AddressClaim {
 fn owner(owners: &AddressOwners, at: &str) -> String {
     let of = owners.nodes.get(&ip(at)).map(ToString::to_string);
     let rejected = || {
-        owners.rejected.iter().find(|rejected| rejected.ip == ip(at)).map(|rejected| rejected.why.to_string())
+        owners
+            .rejected
+            .iter()
+            .find(|rejected| rejected.claim.ip == ip(at))
+            .map(|rejected| rejected.why.to_string())
     };
     of.or_else(rejected).unwrap_or_else(|| "no claim".to_owned())
 }

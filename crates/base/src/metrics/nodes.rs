@@ -3,7 +3,6 @@
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -37,33 +36,19 @@ pub struct LinkSample {
     pub version: Option<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct NodeLabels {
-    node: String,
-}
+/// Labels of a metric with their values.
+type Labels<const N: usize = 1> = [(&'static str, String); N];
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DirectionLabels {
-    node: String,
-    direction: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct VersionLabels {
-    node: String,
-    version: String,
-}
-
-type Seconds = Family<NodeLabels, Gauge<f64, AtomicU64>>;
+type Seconds = Family<Labels, Gauge<f64, AtomicU64>>;
 
 /// Returns the metrics of these nodes as text.
 pub fn encode_nodes(nodes: Vec<NodeSample>, form: ExpositionFormat) -> String {
-    let (up, sessions) = (Family::<NodeLabels, Gauge>::default(), Family::<NodeLabels, Gauge>::default());
+    let (up, sessions) = (Family::<Labels, Gauge>::default(), Family::<Labels, Gauge>::default());
     let (last_seen, round_trip) = (Seconds::default(), Seconds::default());
-    let bytes = Family::<DirectionLabels, Counter>::default();
-    let versions = Family::<VersionLabels, Gauge>::default();
+    let bytes = Family::<Labels<2>, Counter>::default();
+    let versions = Family::<Labels<2>, Gauge>::default();
     for NodeSample { node, last_seen: seen, links } in nodes {
-        let labels = NodeLabels { node: node.clone() };
+        let labels = [("node", node.clone())];
         up.get_or_create(&labels).set(links.is_some().into());
         last_seen.get_or_create(&labels).set(seen.as_secs_f64());
         let Some(links) = links else { continue };
@@ -72,10 +57,11 @@ pub fn encode_nodes(nodes: Vec<NodeSample>, form: ExpositionFormat) -> String {
             round_trip.get_or_create(&labels).set(time.as_secs_f64());
         }
         for (direction, total) in [("to_node", links.sent_bytes), ("from_node", links.received_bytes)] {
-            bytes.get_or_create(&DirectionLabels { node: node.clone(), direction }).inc_by(total);
+            let labels = [("node", node.clone()), ("direction", direction.to_owned())];
+            bytes.get_or_create(&labels).inc_by(total);
         }
         if let Some(version) = links.version {
-            versions.get_or_create(&VersionLabels { node, version }).set(1);
+            versions.get_or_create(&[("node", node), ("version", version)]).set(1);
         }
     }
     let mut all = Registry::default();

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
+use crate::names::debug_as_display;
 use crate::policy::{PolicyError, canonical_ip, network, network_text};
 
 /// The addresses and ports that may be dialled; by default loopback and the edge's own addresses, any port.
@@ -138,11 +139,7 @@ impl fmt::Display for TargetEntry {
     }
 }
 
-impl fmt::Debug for TargetEntry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(TargetEntry);
 
 impl fmt::Debug for Targets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,6 +1,7 @@
 //! Certificates: their names, their expiry, and errors that clients would only report as "bad certificate".
 
 use std::fmt;
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,62 +27,73 @@ pub(crate) fn check(der: &[u8]) -> Result<Vec<CertificateWarning>, String> {
     check_at(der, ASN1Time::now())
 }
 
-/// Returns the certificate's first DNS name that is not a wildcard.
-pub(crate) fn first_name(der: &[u8]) -> Option<ServerName<'static>> {
-    let (_, cert) = X509Certificate::from_der(der).ok()?;
-    let names = cert.subject_alternative_name().ok()??;
-    names.value.general_names.iter().find_map(|name| match name {
-        GeneralName::DNSName(name) => ServerName::try_from((*name).to_owned()).ok(),
+/// Parses a certificate.
+fn parse(der: &[u8]) -> Result<X509Certificate<'_>, String> {
+    let parsed = X509Certificate::from_der(der);
+    parsed.map(|(_, cert)| cert).map_err(|cause| format!("is not an X.509 certificate: {cause}"))
+}
+
+/// Returns the common names of the subject.
+fn common_names<'c>(cert: &'c X509Certificate<'_>) -> impl Iterator<Item = &'c str> {
+    cert.subject().iter_common_name().filter_map(|name| name.as_str().ok())
+}
+
+/// Returns the subject alternative names.
+pub(crate) fn alternative_names<'c, 'a>(cert: &'c X509Certificate<'a>) -> &'c [GeneralName<'a>] {
+    let names = cert.subject_alternative_name().ok().flatten();
+    names.map_or(&[], |names| names.value.general_names.as_slice())
+}
+
+/// Returns those of them that are DNS names.
+fn dns<'c>(cert: &'c X509Certificate<'_>) -> impl Iterator<Item = &'c str> {
+    alternative_names(cert).iter().filter_map(|name| match name {
+        GeneralName::DNSName(name) => Some(*name),
         _ => None,
     })
 }
 
+/// Returns the IP address that a name contains.
+pub(crate) fn ip(bytes: &[u8]) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
+}
+
+/// Returns the certificate's first DNS name that is not a wildcard.
+pub(crate) fn first_name(der: &[u8]) -> Option<ServerName<'static>> {
+    let cert = parse(der).ok()?;
+    dns(&cert).find_map(|name| ServerName::try_from(name.to_owned()).ok())
+}
+
 /// Returns the first name or address that a client can dial. Wildcards are skipped.
 pub fn host_of(der: &[u8]) -> Option<Host> {
-    let (_, cert) = X509Certificate::from_der(der).ok()?;
-    let names = cert.subject_alternative_name().ok()??;
-    names.value.general_names.iter().find_map(|name| match name {
+    let cert = parse(der).ok()?;
+    alternative_names(&cert).iter().find_map(|name| match name {
         GeneralName::DNSName(name) => ServerName::try_from(*name).ok()?.to_str().parse().ok(),
-        GeneralName::IPAddress(bytes) => match (<[u8; 4]>::try_from(*bytes), <[u8; 16]>::try_from(*bytes)) {
-            (Ok(v4), _) => Some(Host::Ip(v4.into())),
-            (_, Ok(v6)) => Some(Host::Ip(v6.into())),
-            _ => None,
-        },
+        GeneralName::IPAddress(bytes) => ip(bytes).map(Host::Ip),
         _ => None,
     })
 }
 
 /// Returns the names of the certificate's owner: the common names of the subject, then the other DNS names.
 pub(crate) fn names(der: &[u8]) -> Vec<String> {
-    let Ok((_, cert)) = X509Certificate::from_der(der) else { return Vec::new() };
-    let common: Vec<_> = cert.subject().iter_common_name().filter_map(|name| name.as_str().ok()).collect();
-    let others = cert.subject_alternative_name().ok().flatten().map(|names| &names.value.general_names);
-    let dns = others.into_iter().flatten().filter_map(|name| match name {
-        GeneralName::DNSName(name) if !common.contains(name) => Some(*name),
-        _ => None,
-    });
-    common.iter().copied().chain(dns).map(str::to_owned).collect()
+    let Ok(cert) = parse(der) else { return Vec::new() };
+    let common: Vec<_> = common_names(&cert).collect();
+    let others = dns(&cert).filter(|name| !common.contains(name));
+    common.iter().copied().chain(others).map(str::to_owned).collect()
 }
 
 /// Returns the DNS names.
 pub(crate) fn dns_names(der: &[u8]) -> Vec<String> {
-    let Ok((_, cert)) = X509Certificate::from_der(der) else { return Vec::new() };
-    let names = cert.subject_alternative_name().ok().flatten().map(|names| &names.value.general_names);
-    let dns = names.into_iter().flatten().filter_map(|name| match name {
-        GeneralName::DNSName(name) => Some((*name).to_owned()),
-        _ => None,
-    });
-    dns.collect()
+    parse(der).map(|cert| dns(&cert).map(str::to_owned).collect()).unwrap_or_default()
 }
 
 /// Returns true if the certificate claims to be an edge's: its subject is exactly [`EDGE`].
 pub(crate) fn is_edges(der: &[u8]) -> bool {
-    let Ok((_, cert)) = X509Certificate::from_der(der) else { return false };
+    let Ok(cert) = parse(der) else { return false };
     let (subject, (common_name, organization)) = (cert.subject(), EDGE);
-    let is = |name: Option<&str>, expected| name == Some(expected);
     subject.iter_attributes().count() == 2
-        && is(subject.iter_common_name().next().and_then(|name| name.as_str().ok()), common_name)
-        && is(subject.iter_organization().next().and_then(|name| name.as_str().ok()), organization)
+        && common_names(&cert).next() == Some(common_name)
+        && subject.iter_organization().next().and_then(|name| name.as_str().ok()) == Some(organization)
 }
 
 /// Returns true if the certificate is for this name of a server.
@@ -93,9 +105,8 @@ pub(crate) fn is_for_server(der: &CertificateDer<'_>, name: &ServerName<'_>) -> 
 ///
 /// Common names are compared without case, like `names` in the config.
 pub(crate) fn is_for_edges(der: &[u8]) -> bool {
-    let Ok((_, cert)) = X509Certificate::from_der(der) else { return false };
-    let mut common = cert.subject().iter_common_name().filter_map(|name| name.as_str().ok());
-    common.any(|name| {
+    let Ok(cert) = parse(der) else { return false };
+    common_names(&cert).any(|name| {
         let name = name.to_ascii_lowercase();
         name == EDGE.0 || name.starts_with(KUBELET_CLIENT)
     })
@@ -103,8 +114,7 @@ pub(crate) fn is_for_edges(der: &[u8]) -> bool {
 
 /// Returns the certificate's validity in seconds since 1970.
 pub(crate) fn validity(der: &[u8]) -> Result<RangeInclusive<u64>, String> {
-    let (_, cert) =
-        X509Certificate::from_der(der).map_err(|e| format!("is not an X.509 certificate: {e}"))?;
+    let cert = parse(der)?;
     let seconds = |time: ASN1Time| u64::try_from(time.timestamp()).unwrap_or(0);
     let (from, to) = (seconds(cert.validity().not_before), seconds(cert.validity().not_after));
     Ok(from..=to.max(from))
@@ -162,8 +172,7 @@ impl fmt::Display for CertificateWarning {
 pub fn summary(der: &[u8]) -> Result<Summary, String> {
     let now = ASN1Time::now();
     let oddities = check_at(der, now)?;
-    let (_, cert) =
-        X509Certificate::from_der(der).map_err(|e| format!("is not an X.509 certificate: {e}"))?;
+    let cert = parse(der)?;
     let end = cert.validity().not_after;
     Ok(Summary {
         names: names(der),
@@ -175,8 +184,7 @@ pub fn summary(der: &[u8]) -> Result<Summary, String> {
 }
 
 fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<CertificateWarning>, String> {
-    let (_, cert) =
-        X509Certificate::from_der(der).map_err(|e| format!("is not an X.509 certificate: {e}"))?;
+    let cert = parse(der)?;
     if cert.version() != X509Version::V3 {
         return Err("is not X.509 version 3, which clients require; reissue it with subject \
                     alternative names, for example with `tunnel init`"
@@ -206,7 +214,7 @@ fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<CertificateWarning>, String
             "issue a server certificate with it, for example with `tunnel init`",
         );
     }
-    if !matches!(cert.subject_alternative_name(), Ok(Some(names)) if !names.value.general_names.is_empty()) {
+    if alternative_names(&cert).is_empty() {
         is(
             CertWarningKind::Kind,
             "has no subject alternative names, which clients require",

@@ -57,9 +57,8 @@ pub struct TlsAcceptError {
 impl TlsHandshaker {
     /// Creates a handshaker for a port where at most `waiting` connections wait.
     pub fn new(tls: Reload<ServerTls>, pool: BufferPool, waiting: usize) -> Self {
-        let patience = Some(HANDSHAKE_IDLE_TIMEOUT);
-        let limits =
-            Limits { permits: MAX_HANDSHAKES, per_source: usize::MAX, waiting, idle_timeout: patience };
+        let idle_timeout = Some(HANDSHAKE_IDLE_TIMEOUT);
+        let limits = Limits { permits: MAX_HANDSHAKES, per_source: usize::MAX, waiting, idle_timeout };
         Self { tls, limiter: FairLimiter::new(limits), pool }
     }
 

@@ -146,7 +146,8 @@ fn a_key_of_another_certificate_is_an_error() {
 /// Returns what a server serves with, and what it dials with.
 fn peer_server(ca: &TestCa, identity: Identity, name: Option<&str>) -> (Reload<ServerTls>, PeerTlsConfig) {
     let name = name.map(|name| server_name(name).unwrap());
-    let served = server(identity.clone(), ClientAuth::Peers(ca.ca(), name.clone()));
+    let clients = LinkAuth { peers: Some(ca.ca()), peer_name: name.clone(), ..LinkAuth::default() };
+    let served = server(identity.clone(), ClientAuth::Links(clients));
     (served, PeerTlsConfig { identity, ca: ca.ca(), name })
 }
 

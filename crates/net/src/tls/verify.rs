@@ -13,27 +13,28 @@ use tokio_rustls::rustls::client::WebPkiServerVerifier;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use tokio_rustls::rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig,
     SignatureScheme,
 };
+use tracing::warn;
 
 use crate::reload::Reload;
 use crate::tls::error::HandshakeError;
-use crate::tls::{TlsParams, certificate, text};
+use crate::tls::{TlsParams, certificate, roots, text};
 
 /// Trusts a client with a *server's* certificate for the cloud's name, from the cloud's CA.
 ///
-/// A process that can present itself to edges as a server is a server, so no further certificates are needed. A client
-/// without a certificate is accepted, but not as a peer.
+/// A process that can present itself to edges as a server is a server, so no further certificates are needed.
 #[derive(Debug)]
-pub(crate) struct PeerCertVerifier {
+pub(crate) struct PeerVerifier {
     servers: Arc<WebPkiServerVerifier>,
     name: ServerName<'static>,
 }
 
-impl PeerCertVerifier {
+impl PeerVerifier {
     /// Trusts certificates from `roots` for `name`, or for the first DNS name of this server's chain if `name` is
     /// `None`.
     ///
@@ -58,56 +59,23 @@ impl PeerCertVerifier {
         let valid = certificate::validity(leaf)?;
         let now = UnixTime::now().as_secs().clamp(*valid.start(), *valid.end());
         let at = UnixTime::since_unix_epoch(Duration::from_secs(now));
-        servers.verify_server_cert(leaf, above, &name, &[], at).map_err(|cause| unfit(&cause, &name))?;
-        Ok(Self { servers, name })
+        let peers = Self { servers, name };
+        peers.verify(leaf, above, at).map_err(|cause| unfit(&cause, &peers.name))?;
+        Ok(peers)
     }
 
     /// Returns the name that servers' certificates contain.
     pub(crate) fn name(&self) -> &ServerName<'static> {
         &self.name
     }
-}
 
-impl ClientCertVerifier for PeerCertVerifier {
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        // A server has only one certificate and needs no hint.
-        &[]
-    }
-
-    fn client_auth_mandatory(&self) -> bool {
-        false
-    }
-
-    fn verify_client_cert(
+    fn verify(
         &self,
         leaf: &CertificateDer<'_>,
         above: &[CertificateDer<'_>],
-        now: UnixTime,
-    ) -> Result<ClientCertVerified, Error> {
-        self.servers.verify_server_cert(leaf, above, &self.name, &[], now)?;
-        Ok(ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.servers.verify_tls12_signature(message, cert, signed)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.servers.verify_tls13_signature(message, cert, signed)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.servers.supported_verify_schemes()
+        at: UnixTime,
+    ) -> Result<(), Error> {
+        self.servers.verify_server_cert(leaf, above, &self.name, &[], at).map(drop)
     }
 }
 
@@ -207,75 +175,96 @@ fn unfit(cause: &Error, name: &ServerName<'_>) -> String {
 const NO_NAME: &str = "this server's certificate contains no DNS name for peers to check; reissue it with one, the \
                        same for all servers";
 
-// Certificates of edges: which are trusted at the port for links. Nowhere are they trusted as clients.
+// Certificates at the port for links: of edges, users and peers.
 
-/// The certificates of edges: issued by a CA in this file, with exactly the subject `EDGE`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EdgeCerts {
-    /// The file of CAs.
-    pub ca: PathBuf,
+/// The certificates that a server accepts at its port for links. Any other certificate ends the handshake; a client may
+/// present none.
+#[derive(Debug, Clone, Default)]
+pub struct LinkAuth {
+    /// The file of CAs that sign edges' certificates, which have exactly the subject `EDGE`.
+    pub edges: Option<PathBuf>,
+    /// The file of CAs that sign users' certificates: all but those of edges and those for the servers' name.
+    pub users: Option<PathBuf>,
+    /// The file of CAs that sign servers' certificates.
+    pub peers: Option<PathBuf>,
+    /// The name for which the certificates of peers must be valid for a *server*, like this server's own. `None` means
+    /// the first DNS name of this server's certificate.
+    pub peer_name: Option<ServerName<'static>>,
 }
 
-impl EdgeCerts {
-    /// Returns the DNS names of an edge's certificate, or `None` if it is another one. The handshake has verified the
-    /// certificate.
-    pub fn names(der: &[u8]) -> Option<Vec<String>> {
-        certificate::is_edges(der).then(|| certificate::dns_names(der))
+/// Verifies each certificate by the CAs for its kind alone, so that no CA can issue certificates of another kind.
+#[derive(Debug)]
+struct LinkVerifier {
+    edges: Option<Arc<dyn ClientCertVerifier>>,
+    users: Option<(UserCerts, ClientVerifier)>,
+    peers: Option<PeerVerifier>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl LinkAuth {
+    pub(super) fn files(&self) -> Vec<PathBuf> {
+        [&self.edges, &self.users, &self.peers].into_iter().flatten().cloned().collect()
     }
 
-    /// Fails if a CA for edges' certificates is also in the other file, even with another certificate.
+    /// Returns the rule that tells users' certificates from others; `None` if no user may present one. `own` is this
+    /// server's certificate.
+    pub(super) fn user_certs(&self, own: &[CertificateDer<'_>]) -> Option<UserCerts> {
+        let of_own = || own.first().and_then(|leaf| certificate::first_name(leaf));
+        let servers = self.peers.as_ref().and_then(|_| self.peer_name.clone().or_else(of_own));
+        self.users.as_ref().map(|_| UserCerts { servers })
+    }
+
+    /// Returns the verifier, or `None` if no certificate is accepted. `cas` are the contents of [`Self::files`].
+    pub(super) fn verifier(
+        &self,
+        cas: &[Vec<u8>],
+        own: &[CertificateDer<'_>],
+        provider: Arc<CryptoProvider>,
+    ) -> Result<Option<Arc<dyn ClientCertVerifier>>, String> {
+        let mut cas = cas.iter();
+        let mut next = |file: &Option<PathBuf>| -> Result<Option<RootCertStore>, String> {
+            let with_content = file.as_ref().and_then(|path| Some((path, cas.next()?)));
+            with_content.map(|(path, pem)| roots(path, pem)).transpose()
+        };
+        let (edges, users, peers) = (next(&self.edges)?, next(&self.users)?, next(&self.peers)?);
+        if let (Some(edges), Some(peers)) = (&edges, &peers) {
+            self.check_disjoint(edges, peers)?;
+        }
+        let peers = peers.and_then(|roots| {
+            PeerVerifier::new(roots, self.peer_name.as_ref(), own, &provider)
+                .inspect_err(|cause| warn!(error = %cause, "peers cannot link to this server"))
+                .ok()
+        });
+        let edges = edges.map(|roots| issued_by(roots, &provider)).transpose()?;
+        let users = users.map(|roots| ClientVerifier::new(roots, &provider)).transpose()?;
+        let users = self.user_certs(own).zip(users);
+        if edges.is_none() && users.is_none() && peers.is_none() {
+            return Ok(None);
+        }
+        Ok(Some(Arc::new(LinkVerifier { edges, users, peers, provider })))
+    }
+
+    /// Fails if a CA for edges' certificates also signs servers' certificates, even with another certificate.
     ///
     /// A cluster's CA signs for others as well, and must not be able to create servers.
-    pub(crate) fn check_disjoint(
-        &self,
-        issuers: &RootCertStore,
-        path: &Path,
-        others: &RootCertStore,
-    ) -> Result<(), String> {
+    fn check_disjoint(&self, edges: &RootCertStore, peers: &RootCertStore) -> Result<(), String> {
         let keys = |of: &RootCertStore| -> BTreeSet<Vec<u8>> {
             of.roots.iter().map(|root| root.subject_public_key_info.to_vec()).collect()
         };
-        if keys(issuers).is_disjoint(&keys(others)) {
+        if keys(edges).is_disjoint(&keys(peers)) {
             return Ok(());
         }
+        let shown = |file: &Option<PathBuf>| file.as_deref().unwrap_or(Path::new("")).display().to_string();
         Err(format!(
             "{} (edge_ca) and {} (peer_ca) contain the same CA, which also signs certificates for others, who could then \
              impersonate a server; use a separate CA for servers in ca",
-            self.ca.display(),
-            path.display()
+            shown(&self.edges),
+            shown(&self.peers)
         ))
     }
 }
 
-/// Verifies certificates of one kind by one rule, and all others by another, so that no CA can issue both.
-#[derive(Debug)]
-pub(crate) struct CertKindVerifier {
-    pub(crate) kind: CertKind,
-    /// Trusts the CAs for certificates of this kind.
-    pub(crate) issued: Arc<dyn ClientCertVerifier>,
-    /// `None` if no other client may present a certificate.
-    pub(crate) others: Option<Arc<dyn ClientCertVerifier>>,
-}
-
-/// A kind of certificates, told by what they contain.
-#[derive(Debug)]
-pub(crate) enum CertKind {
-    /// Those with the subject of edges.
-    Edge,
-    /// Those of users.
-    User(UserCerts),
-}
-
-impl CertKind {
-    fn includes(&self, leaf: &CertificateDer<'_>) -> bool {
-        match self {
-            Self::Edge => certificate::is_edges(leaf),
-            Self::User(rule) => rule.is_users(leaf),
-        }
-    }
-}
-
-impl ClientCertVerifier for CertKindVerifier {
+impl ClientCertVerifier for LinkVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         // Clients have only one certificate and need no hint.
         &[]
@@ -291,12 +280,11 @@ impl ClientCertVerifier for CertKindVerifier {
         above: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        if self.kind.includes(leaf) {
-            return self.issued.verify_client_cert(leaf, above, now);
-        }
-        match &self.others {
-            Some(others) => others.verify_client_cert(leaf, above, now),
-            None => Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)),
+        match (&self.edges, &self.users, &self.peers) {
+            (Some(edges), ..) if certificate::is_edges(leaf) => edges.verify_client_cert(leaf, above, now),
+            (_, Some((rule, users)), _) if rule.is_users(leaf) => users.verify_client_cert(leaf, above, now),
+            (.., Some(peers)) => peers.verify(leaf, above, now).map(|()| ClientCertVerified::assertion()),
+            _ => Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)),
         }
     }
 
@@ -306,7 +294,7 @@ impl ClientCertVerifier for CertKindVerifier {
         cert: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.issued.verify_tls12_signature(message, cert, signed)
+        verify_tls12_signature(message, cert, signed, &self.provider.signature_verification_algorithms)
     }
 
     fn verify_tls13_signature(
@@ -315,21 +303,33 @@ impl ClientCertVerifier for CertKindVerifier {
         cert: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.issued.verify_tls13_signature(message, cert, signed)
+        verify_tls13_signature(message, cert, signed, &self.provider.signature_verification_algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.issued.supported_verify_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
 
-// Certificates of users at the port for links: any but those of edges and those for the servers' name.
+/// Returns a verifier of clients with certificates from these CAs.
+fn issued_by(
+    roots: RootCertStore,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, String> {
+    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider)).build().map_err(text)
+}
+
+/// Returns the DNS names of an edge's certificate, or `None` if it is another one. The handshake has verified the
+/// certificate.
+pub fn edge_names(der: &[u8]) -> Option<Vec<String>> {
+    certificate::is_edges(der).then(|| certificate::dns_names(der))
+}
 
 /// The rule that tells users' certificates from those of edges and servers, so that no certificate is of two kinds.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct UserCerts {
     /// The name that servers' certificates contain; `None` if no server can link here.
-    pub(crate) servers: Option<ServerName<'static>>,
+    servers: Option<ServerName<'static>>,
 }
 
 impl UserCerts {
@@ -339,11 +339,17 @@ impl UserCerts {
     }
 }
 
-/// Trusts clients by another rule, but never by a certificate that was issued for an edge.
+/// Trusts clients with certificates from some CAs, but never with one that was issued for an edge.
 ///
 /// Otherwise a node, or a thief of its disk, would be a client of all other nodes.
 #[derive(Debug)]
-pub(crate) struct ClientVerifier(pub(crate) Arc<dyn ClientCertVerifier>);
+pub(crate) struct ClientVerifier(Arc<dyn ClientCertVerifier>);
+
+impl ClientVerifier {
+    pub(crate) fn new(roots: RootCertStore, provider: &Arc<CryptoProvider>) -> Result<Self, String> {
+        issued_by(roots, provider).map(Self)
+    }
+}
 
 impl ClientCertVerifier for ClientVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
@@ -539,13 +545,16 @@ mod tests {
         }
     }
 
+    fn edges_and_peers(edge_ca: PathBuf, servers: &TestCa) -> ClientAuth {
+        let (edges, peers) = (Some(edge_ca), Some(servers.ca()));
+        ClientAuth::Links(LinkAuth { edges, peers, ..LinkAuth::default() })
+    }
+
     #[test]
     fn the_ca_of_edges_must_differ_from_the_ca_of_servers() {
         let (cloud, cluster) = (TestCa::new("cloud"), Cluster::new());
         let load = |ca: PathBuf| {
-            let agents = EdgeCerts { ca };
-            let peers = ClientAuth::Peers(cloud.ca(), None);
-            let clients = ClientAuth::Edges(agents, Box::new(peers));
+            let clients = edges_and_peers(ca, &cloud);
             let offer = TlsParams::default();
             let identity = cloud.issue("pod", "a.b");
             TlsServerConfig { identity, clients, offer, alpn: Vec::new() }.load()
@@ -563,9 +572,8 @@ mod tests {
     #[tokio::test]
     async fn an_edge_with_a_certificate_resumes_its_tls_session() {
         let (cloud, cluster) = (TestCa::new("cloud"), Cluster::new());
-        let agents = EdgeCerts { ca: cluster.dir.path().join("ca.crt") };
-        let peers = ClientAuth::Peers(cloud.ca(), None);
-        let (identity, clients) = (cloud.issue("pod", "a.b"), ClientAuth::Edges(agents, Box::new(peers)));
+        let clients = edges_and_peers(cluster.dir.path().join("ca.crt"), &cloud);
+        let identity = cloud.issue("pod", "a.b");
         let edge = client(Trust::Ca(cloud.ca()), Some(cluster.issue(EDGE.0, &["node1"]))).load();
         let config = server(identity, clients).load().config.clone();
         for expected in [HandshakeKind::Full, HandshakeKind::Resumed] {
@@ -576,10 +584,9 @@ mod tests {
     #[tokio::test]
     async fn edge_certificates_need_the_clusters_ca_and_server_certificates_the_clouds() {
         let (cloud, cluster, other) = (TestCa::new("cloud"), Cluster::new(), Cluster::new());
-        let agents = EdgeCerts { ca: cluster.dir.path().join("ca.crt") };
-        let peers = ClientAuth::Peers(cloud.ca(), None);
         let peer_server = cloud.issue("pod", "a.b");
-        let tls = server(peer_server.clone(), ClientAuth::Edges(agents.clone(), Box::new(peers)));
+        let clients = edges_and_peers(cluster.dir.path().join("ca.crt"), &cloud);
+        let tls = server(peer_server.clone(), clients);
         let shows = async |shown: Option<Identity>| {
             let connector = TlsConnector::from(client(Trust::Ca(cloud.ca()), shown).load());
             let (near, far) = duplex(1 << 16);
@@ -591,7 +598,7 @@ mod tests {
                 let mut stream = tls.load().acceptor().accept(far).await?;
                 stream.write_all(b"x").await?;
                 let leaf = stream.get_ref().1.peer_certificates().map(|shown| shown[0].clone());
-                Ok::<_, std::io::Error>(leaf.and_then(|leaf| EdgeCerts::names(&leaf)))
+                Ok::<_, std::io::Error>(leaf.and_then(|leaf| edge_names(&leaf)))
             };
             let (accepted, _) = tokio::join!(accept, connect);
             accepted.map_err(|cause| cause.to_string())

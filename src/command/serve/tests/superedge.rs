@@ -147,7 +147,7 @@ const EDGE_NEW: &str = "[mode]\n\t[mode.edge]\n\t\t[mode.edge.stream]\n\t\t\t[mo
 fn superedges_oldest_cloud_file_loads() {
     let (cloud, warnings) = cloud(CLOUD_OLD);
     assert_eq!(cloud.links.listen, "0.0.0.0:9000".parse().unwrap());
-    assert_eq!(cloud.links.admin_listen, "0.0.0.0:8000".parse().unwrap());
+    assert_eq!(cloud.links.ports.admin_listen, "0.0.0.0:8000".parse().unwrap());
     assert_eq!(cloud.links.key.to_str(), Some("../../conf/certs/cloud.key"));
     assert_eq!(cloud.links.token_file.to_str(), Some("../../conf/token"));
     assert!(connect(&cloud).is_default);
@@ -205,7 +205,7 @@ fn only_a_superedge_file_has_superedges_default_certificate() {
 #[test]
 fn a_superedge_cloud_file_with_an_empty_https_table_loads() {
     let (cloud, warnings) = cloud(CLOUD_TCP);
-    assert_eq!(cloud.links.admin_listen.port(), 51000);
+    assert_eq!(cloud.links.ports.admin_listen.port(), 51000);
     assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
     assert!(cloud.listener::<HttpsConfig>().is_none());
     let [port] = cloud.listeners_of::<TcpListenerConfig>()[..] else { panic!("one port") };
@@ -216,7 +216,7 @@ fn a_superedge_cloud_file_with_an_empty_https_table_loads() {
 #[test]
 fn a_superedge_cloud_file_with_https_and_egress_loads() {
     let (cloud, warnings) = cloud(CLOUD_HTTPS);
-    assert_eq!(cloud.links.admin_listen.port(), 51010);
+    assert_eq!(cloud.links.ports.admin_listen.port(), 51010);
     assert_eq!(connect(&cloud).listen, "0.0.0.0:22".parse().unwrap());
     assert!(!connect(&cloud).is_default);
     let Some(EgressConfig::Port { listen, certificates, .. }) = cloud.listener() else {
@@ -233,7 +233,7 @@ fn a_superedge_cloud_file_with_https_and_egress_loads() {
 #[test]
 fn superedges_newest_cloud_file_loads() {
     let (cloud, warnings) = cloud(CLOUD_NEW);
-    assert_eq!(cloud.links.metrics_listen, Some("0.0.0.0:6000".parse().unwrap()));
+    assert_eq!(cloud.links.ports.metrics_listen, Some("0.0.0.0:6000".parse().unwrap()));
     assert_eq!(cloud.tls.min_version, TlsVersion::V12);
     assert_eq!(cloud.tls.cipher_suites.len(), 2);
     let Some(EgressConfig::Port { listen, certificates, .. }) = cloud.listener() else {

@@ -48,7 +48,7 @@ impl Site {
         let served = context.clone();
         drain.spawn(Span::none(), async move {
             let context = Arc::new(served.clone());
-            let mut admission = Admission::new(context, Category::Ssh, from, permit, oneshot::channel().0);
+            let mut admission = Admission::new(context, Category::Ssh, from, permit);
             let word = match forward(socket, &mut admission, None, &by_host).await {
                 HandshakeOutcome::Opened { session, socket, buffered } => {
                     let socket = Socket::with_early(socket, served.pool.clone(), buffered);

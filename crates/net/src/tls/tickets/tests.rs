@@ -11,7 +11,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use crate::tls::certificate::EDGE;
 use crate::tls::testing::{TestCa, client, server};
 use crate::tls::tests::{TestClock, server_at};
-use crate::tls::verify::EdgeCerts;
+use crate::tls::verify::LinkAuth;
 use crate::tls::{self, ClientAuth, Identity, Trust, roots};
 
 use super::*;
@@ -19,6 +19,12 @@ use super::*;
 /// Returns a server that has just started with these files.
 fn peer_server(identity: &Identity, clients: ClientAuth) -> Arc<ServerConfig> {
     server(identity.clone(), clients).load().config.clone()
+}
+
+/// Returns the certificates of edges and peers that are accepted.
+fn links(edges: Option<&TestCa>, peers: &TestCa) -> ClientAuth {
+    let (edges, peers) = (edges.map(TestCa::ca), Some(peers.ca()));
+    ClientAuth::Links(LinkAuth { edges, peers, ..LinkAuth::default() })
 }
 
 /// Connects an edge to a server. Returns how they established the session.
@@ -46,7 +52,7 @@ async fn a_session_is_resumed_only_at_the_process_that_issued_the_ticket() {
     for (clients, shown) in [
         (ClientAuth::Anonymous, None),
         (ClientAuth::Required(ca.ca()), Some(ca.issue("c", "client"))),
-        (ClientAuth::Peers(ca.ca(), None), Some(identity.clone())),
+        (links(None, &ca), Some(identity.clone())),
     ] {
         let client = client(Trust::Ca(ca.ca()), shown).load();
         let [one, other] = [(); 2].map(|()| peer_server(&identity, clients.clone()));
@@ -102,12 +108,10 @@ async fn an_expired_certificate_resumes_no_session_by_ticket_or_id() {
         params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
         cluster.issue_as("edge", params, 2020..2030)
     };
-    let peers = || ClientAuth::Peers(ca.ca(), None);
-    let agents = ClientAuth::Edges(EdgeCerts { ca: cluster.ca() }, Box::new(peers()));
     for (port, clients, shows) in [
         ("egress, HTTPS", ClientAuth::Required(ca.ca()), ca.issue_for("c", "client", 2020..2030)),
-        ("links of peers", peers(), ca.issue_for("p", "a.b", 2020..2030)),
-        ("links of edges", agents, edges),
+        ("links of peers", links(None, &ca), ca.issue_for("p", "a.b", 2020..2030)),
+        ("links of edges", links(Some(&cluster), &ca), edges),
     ] {
         for (ways, again) in [
             (Tls12Resumption::SessionIdOnly, HandshakeKind::Full),

@@ -1,0 +1,89 @@
+//! Keys of a process's ports for operators, which servers and edges share.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::table::ConfigTable;
+use crate::config::{Diagnostics, WarningKind, value};
+
+/// `[server.links] and [edge.uplink]`: ports for operators.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
+pub struct AdminPorts {
+    /// Address (ip:port) of the admin listener: health, metrics and status page. Requests must use an address or
+    /// localhost as Host; with any other Host only /livez, /readyz and /metrics are served. No edge dials it. If no key
+    /// sets it and another program has the port, the process runs without it.
+    #[serde(deserialize_with = "value::listen_address")]
+    pub admin_listen: SocketAddr,
+    /// Address (ip:port) of /metrics, /livez and /readyz only, for Prometheus and probes; a server has /metrics/nodes
+    /// there, too. At an edge it is the only port of the edge itself that clients may reach, so that a Prometheus can
+    /// connect through the tunnel. Default: none; the admin listener serves them too.
+    ///
+    /// Example: `"127.0.0.1:9011"`
+    #[serde(deserialize_with = "value::listen_address")]
+    pub metrics_listen: Option<SocketAddr>,
+    /// Address (ip:port) of gRPC's debugging services for gRPC's own clients, channelz and reflection. They list links
+    /// with addresses and counts, without TLS or a password.
+    ///
+    /// Example: `"127.0.0.1:5000"`
+    #[serde(deserialize_with = "value::listen_address")]
+    pub channelz_listen: Option<SocketAddr>,
+    /// Whether no key sets `admin_listen`. The process then starts without it if the port is not available.
+    #[serde(skip)]
+    pub is_default: bool,
+    /// Whether the admin listener sets the log level, as SuperEdge's does.
+    #[serde(skip)]
+    pub sets_level: bool,
+}
+
+impl Default for AdminPorts {
+    /// The kernel gives clients ports from 32768 to 60999, so another program takes 9010 only on purpose.
+    fn default() -> Self {
+        Self {
+            admin_listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9010),
+            metrics_listen: None,
+            channelz_listen: None,
+            is_default: true,
+            sets_level: false,
+        }
+    }
+}
+
+impl AdminPorts {
+    /// Reads the keys of a table, and records the values in effect. Warns if other machines can reach gRPC's debugging
+    /// port.
+    pub(crate) fn read(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Self {
+        let mut ports: Self = table.fields(report);
+        let key = table.key("admin_listen");
+        ports.is_default = !table.has("admin_listen") || report.implied.contains(&key);
+        ports.sets_level = report.spelling.0.contains_key(&key);
+        if let Some(channelz) = ports.channelz_listen.filter(|at| !at.ip().is_loopback()) {
+            let text = format!(
+                "anyone who reaches {channelz} can read the addresses and names of all links; use 127.0.0.1:{}",
+                channelz.port()
+            );
+            report.warn(table.key("channelz_listen"), WarningKind::Insecure, text);
+        }
+        report.record(table.path(), &ports);
+        ports
+    }
+
+    /// Warns if other machines can reach the admin listener, whose address this key sets.
+    pub(crate) fn warn_if_reachable(&self, key: String, report: &mut Diagnostics) {
+        let at = self.admin_listen;
+        if at.ip().is_loopback() {
+            return;
+        }
+        let local = format!("\"127.0.0.1:{}\"", at.port());
+        let text = if self.sets_level {
+            format!(
+                "anyone who reaches {at} can read health and metrics and change the log level; restrict it with a \
+                 firewall, or set admin_listen = {local} in the file that `tunnel migrate superedge` prints"
+            )
+        } else {
+            format!("anyone who reaches {at} can read health and metrics; set admin_listen = {local}")
+        };
+        report.warn(key, WarningKind::Insecure, text);
+    }
+}
