@@ -9,9 +9,11 @@ use tokio::time::Instant;
 use crate::admin::Admin;
 use crate::admin::status::{DisconnectedStatus, ServerView};
 use crate::registry::history::UnlinkedNode;
+use crate::registry::links::NodeView;
 use crate::registry::peers::node_list::{ListEnd, PeerNodes};
 use tunnel_base::metrics::format::ExpositionFormat;
 use tunnel_base::metrics::nodes::{LinkSample, NodeSample, encode_nodes};
+use tunnel_proto::frame::ListedNode;
 
 /// The response to `GET /nodes` of a server. Times are seconds since 1970, by the clock of that server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -58,7 +60,7 @@ pub struct NodeStatus {
     /// Address from which it is linked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Latest RTT, once measured. Servers of earlier versions do not tell it, nor the next two.
+    /// Latest RTT, once measured. Servers of earlier versions do not tell it, nor the next four.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rtt_seconds: Option<f64>,
     /// Number of current sessions, including relayed ones.
@@ -67,6 +69,29 @@ pub struct NodeStatus {
     /// Version of the edge's program, as it reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
+    /// Bytes sent to the node since it was linked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sent_bytes: Option<u64>,
+    /// Bytes received from the node since it was linked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub received_bytes: Option<u64>,
+}
+
+impl NodeStatus {
+    /// Returns a node that the peer of that name has listed.
+    fn at_peer(listed: &ListedNode, peer: &str, now: f64) -> Self {
+        Self {
+            name: listed.node.to_string(),
+            server: peer.to_owned(),
+            since: now - listed.age.as_secs_f64(),
+            address: listed.address.map(|address| address.to_string()),
+            rtt_seconds: listed.round_trip.map(|trip| trip.as_secs_f64()),
+            sessions: listed.sessions,
+            version: listed.version.as_deref().map(Into::into),
+            sent_bytes: listed.bytes.map(|[sent, _]| sent),
+            received_bytes: listed.bytes.map(|[_, received]| received),
+        }
+    }
 }
 
 impl NodesResponse {
@@ -91,17 +116,7 @@ impl Admin {
         let mut names = server.names(&handles).into_iter();
         let own = names.next().unwrap_or_default();
         let views = server.registry.views().into_iter();
-        let mut nodes: Vec<_> = views
-            .map(|view| NodeStatus {
-                name: view.node.to_string(),
-                server: own.clone(),
-                since: self.clock.time(view.primary.sender.created_at()),
-                address: Some(view.primary.from.to_string()),
-                rtt_seconds: view.primary.sender.measured_round_trip().map(|trip| trip.as_secs_f64()),
-                sessions: Some(view.sessions() as u64),
-                version: view.version().map(str::to_owned),
-            })
-            .collect();
+        let mut nodes: Vec<_> = views.map(|view| self.linked_here(&view, &own)).collect();
         let local = ServerNodes { name: own, nodes: 0, state: "complete".into(), error: None };
         let now = self.clock.time(Instant::now());
         let mut servers = vec![local];
@@ -113,15 +128,7 @@ impl Admin {
                 ListEnd::NotLinked(why) => ("not_linked", Some(why.clone())),
             };
             servers.push(ServerNodes { name: name.clone(), nodes: 0, state: state.into(), error });
-            nodes.extend(listed.iter().map(|listed| NodeStatus {
-                name: listed.node.to_string(),
-                server: name.clone(),
-                since: now - listed.age.as_secs_f64(),
-                address: listed.address.map(|address| address.to_string()),
-                rtt_seconds: listed.round_trip.map(|trip| trip.as_secs_f64()),
-                sessions: listed.sessions,
-                version: listed.version.as_deref().map(Into::into),
-            }));
+            nodes.extend(listed.iter().map(|listed| NodeStatus::at_peer(listed, &name, now)));
         }
         let nodes = newest(nodes);
         let mut down: Vec<_> =
@@ -131,6 +138,22 @@ impl Admin {
         let mut all = NodesResponse { now, servers, nodes, down };
         all.count();
         all
+    }
+
+    /// Returns a node that is linked to this server, which has that name.
+    fn linked_here(&self, view: &NodeView, own: &str) -> NodeStatus {
+        let [sent_bytes, received_bytes] = view.bytes().map(Some);
+        NodeStatus {
+            name: view.node.to_string(),
+            server: own.to_owned(),
+            since: self.clock.time(view.primary.sender.created_at()),
+            address: Some(view.primary.from.to_string()),
+            rtt_seconds: view.primary.sender.measured_round_trip().map(|trip| trip.as_secs_f64()),
+            sessions: Some(view.sessions() as u64),
+            version: view.version().map(str::to_owned),
+            sent_bytes,
+            received_bytes,
+        }
     }
 
     /// Returns the response of `/metrics/nodes`.
@@ -194,6 +217,8 @@ mod tests {
             rtt_seconds: None,
             sessions: None,
             version: None,
+            sent_bytes: None,
+            received_bytes: None,
         };
         let all =
             vec![node("b", "s1", 1.0), node("a", "s1", 2.0), node("A", "s2", 3.0), node("b", "s2", 0.5)];

@@ -53,6 +53,7 @@ impl Registry {
             round_trip: view.primary.sender.measured_round_trip(),
             sessions: Some(view.sessions() as u64),
             version: view.version().map(Into::into),
+            bytes: Some(view.bytes()),
             node: view.node,
         };
         (page.into_iter().map(listed).collect(), more)
