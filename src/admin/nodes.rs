@@ -59,7 +59,7 @@ pub struct NodeStatus {
     /// Address from which it is linked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Latest RTT, once measured. Servers of earlier versions do not tell it, nor the next two.
+    /// Latest RTT, once measured. Servers of earlier versions do not tell it, nor the next four.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rtt_seconds: Option<f64>,
     /// Number of current sessions, including relayed ones.
@@ -68,6 +68,12 @@ pub struct NodeStatus {
     /// Version of the edge's program, as it reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
+    /// Bytes sent to the node since it was linked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sent_bytes: Option<u64>,
+    /// Bytes received from the node since it was linked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub received_bytes: Option<u64>,
 }
 
 impl NodesResponse {
@@ -110,6 +116,8 @@ impl Admin {
                 rtt_seconds: listed.round_trip.map(|trip| trip.as_secs_f64()),
                 sessions: listed.sessions,
                 version: listed.version.as_deref().map(Into::into),
+                sent_bytes: listed.bytes.map(|[sent, _]| sent),
+                received_bytes: listed.bytes.map(|[_, received]| received),
             }));
         }
         let nodes = newest(nodes);
@@ -183,6 +191,8 @@ mod tests {
             rtt_seconds: None,
             sessions: None,
             version: None,
+            sent_bytes: None,
+            received_bytes: None,
         };
         let all =
             vec![node("b", "s1", 1.0), node("a", "s1", 2.0), node("A", "s2", 3.0), node("b", "s2", 0.5)];

@@ -320,6 +320,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_page_stays_small_for_slow_lines() {
+        assert!(PAGE.len() <= 40_000, "{} bytes", PAGE.len());
+    }
+
+    #[test]
     fn a_list_delta_contains_only_changed_and_removed_entries() {
         let mut sent = HashMap::new();
         let change = |sent: &mut HashMap<String, u64>, now: &[(&str, u32)]| {

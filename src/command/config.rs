@@ -355,6 +355,10 @@ mod tests {
             compare(plain, &format!("{plain}[server.socks5]\nlisten = \"127.0.0.1:2\"\n"), Format::Text);
         let expected = "reload: opens server.socks5\nrestart: changes server.addresses.kubernetes\n";
         assert_eq!(in_cluster.unwrap(), expected);
+        let edge = "[edge.uplink]\nnode = \"n\"\nservers = [\"a:1\"]\ntoken = \"t\"\nca = \"/c\"\n";
+        let proxy = format!("{edge}[edge.http_proxy]\nlisten = \"127.0.0.1:3128\"\n");
+        let expected = "restart: changes edge.http_proxy.listen\n";
+        assert_eq!(compare(edge, &proxy, Format::Text).unwrap(), expected);
         let error = compare("[server.connect]\nlisten = 7", plain, Format::Text).unwrap_err();
         assert!(error.code == 78 && error.text.contains("old.toml has errors"), "{error}");
     }

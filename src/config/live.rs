@@ -35,11 +35,15 @@ impl ConfigDiff {
             old.get(*key).map(|leaf| &leaf.value) != new.get(*key).map(|leaf| &leaf.value)
         };
         let all = old.keys().chain(new.keys().filter(|key| !old.contains_key(*key)));
+        // The proxy of an edge neither opens nor closes with the config, and its rules apply while it is open.
+        let is_of_proxy = |key: &Vec<String>| key.starts_with(&EDGE_PROXY.map(str::to_owned));
+        let keeps_proxy = old.keys().any(is_of_proxy) == new.keys().any(is_of_proxy);
         let mut changed = Self::default();
         for key in all.filter(differs) {
             let shown =
                 new.get(key).or_else(|| old.get(key)).map(|leaf| leaf.shown.clone()).unwrap_or_default();
             match effect(key) {
+                _ if is_of_proxy(key) && !keeps_proxy => changed.at_start.push(shown),
                 Effect::Live => changed.live.push(shown),
                 Effect::Listener => changed.listeners.push(shown),
                 Effect::AtStart => changed.at_start.push(shown),
@@ -103,6 +107,9 @@ fn effect(key: &[String]) -> Effect {
         _ => Effect::AtStart,
     }
 }
+
+/// The table of an edge's proxy.
+const EDGE_PROXY: [&str; 2] = ["edge", "http_proxy"];
 
 /// The keys of a listener's table that change while it is open.
 pub(crate) const LIVE_ACCESS_KEYS: [&str; 3] = ["allow_from", "names", "rules"];
@@ -280,6 +287,20 @@ mod tests {
         for key in ["server.csr.names", "server.node_names.names"] {
             let text = |name: &str| format!("{key} = [\"{name}\"]\n");
             assert_eq!(between(&text("a"), &text("b")).at_start, [key]);
+        }
+    }
+
+    #[test]
+    fn an_edges_proxy_opens_and_closes_with_its_program() {
+        let text =
+            |port, from| format!("[edge.http_proxy]\nlisten = \"[::1]:{port}\"\nallow_from = [\"{from}\"]\n");
+        let changed = between(&text(1, "::1"), &text(2, "::2"));
+        assert_eq!(changed.live, ["edge.http_proxy.allow_from"]);
+        assert_eq!(changed.at_start, ["edge.http_proxy.listen"]);
+        for (old, new) in [("", &text(1, "::1")[..]), (&text(1, "::1"), "")] {
+            let changed = between(old, new);
+            assert_eq!(changed.at_start, ["edge.http_proxy.allow_from", "edge.http_proxy.listen"]);
+            assert_eq!(changed.live, [""; 0]);
         }
     }
 

@@ -279,6 +279,7 @@ impl NodeView {
             round_trip: primary.measured_round_trip(),
             sessions: Some(self.sessions() as u64),
             version: self.version().map(Into::into),
+            bytes: Some(self.bytes()),
         }
     }
 

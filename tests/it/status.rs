@@ -222,7 +222,7 @@ async fn the_nodes_of_all_servers_are_listed_and_a_silent_server_is_named() {
 }
 
 #[tokio::test]
-async fn nodes_at_peers_have_their_rtt_and_sessions_and_lost_ones_are_down() {
+async fn nodes_at_peers_have_their_figures_and_lost_ones_are_down() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = servers::addresses(2);
     let (path, table) = socket(&place, "server");
@@ -240,6 +240,10 @@ async fn nodes_at_peers_have_their_rtt_and_sessions_and_lost_ones_are_down() {
     let report: NodesResponse = serde_json::from_str(&nodes(NodesFormat::Json, false).await).unwrap();
     let listed = report.nodes.iter().find(|node| node.name == "far").unwrap();
     assert_eq!(listed.sessions, Some(1));
+    // Both directions have carried the echo.
+    assert!(
+        listed.sent_bytes.is_some_and(|sent| sent > 5) && listed.received_bytes.is_some_and(|got| got > 5)
+    );
     let measured = link.sender.measured_round_trip().unwrap().as_secs_f64();
     assert!(
         listed.rtt_seconds.is_some_and(|rtt| rtt > 0.0 && rtt <= (100.0 * measured).max(0.1)),

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::apiserver;
 use crate::certificates::Files;
-use crate::network::{Network, SERVER, address};
+use crate::network::{BEHIND_NAT, Machine, Network, SERVER, address};
 use crate::parts::{are_installed, cached_program};
 use crate::process::{Running, TIMEOUT, run_command};
 use crate::tunnel::{PROGRAM, clear_environment};
@@ -39,7 +39,7 @@ impl Cluster {
     /// says. Returns `None` if a program is missing, or if the test does not run as root.
     pub(crate) fn start(way: Way) -> Option<Self> {
         let mut cluster = Self::without_nodes(way, 1)?;
-        cluster.join(&Settings { number: 1, ip: &address(1), requests_certificate: false })?;
+        cluster.join(&Settings { number: 1, ip: &address(1), is_edge: true, requests_certificate: false })?;
         cluster.comes_up();
         Some(cluster)
     }
@@ -51,13 +51,30 @@ impl Cluster {
         let mut cluster = Self::without_nodes(way, 2)?;
         let ips = [address(1), cluster.network.add_v6(2)];
         for (number, ip) in (1..).zip(&ips) {
-            cluster.join(&Settings { number, ip, requests_certificate: true })?;
+            cluster.join(&Settings { number, ip, is_edge: true, requests_certificate: true })?;
         }
         cluster.comes_up();
         let (place, cloud) = (&cluster.network.place, &cluster.network.cloud);
         let mut command = apiserver::signer(cloud.command(manager), place, 10257, "24h");
         let signer = Running::start("controller-manager", place.path(), &mut command);
         Some(Self { _signer: Some(signer), ..cluster })
+    }
+
+    /// Starts a cluster with three nodes, with kubeadm's flags: `node1` is behind a NAT, kube-apiserver reaches only the
+    /// others. Also returns the machine of the NAT.
+    pub(crate) fn with_nat() -> Option<(Self, Machine)> {
+        let mut cluster = Self::without_nodes(Way::Direct, 3)?;
+        let [behind, near @ ..] = &cluster.network.edges[..] else { panic!("three machines") };
+        behind.sh("ip link delete wan");
+        let nat = cluster.network.cloud.nat(behind);
+        for node in near {
+            node.sh("nft flush chain inet shut input");
+        }
+        for (number, ip) in (1..).zip([BEHIND_NAT, &address(2), &address(3)]) {
+            cluster.join(&Settings { number, ip, is_edge: false, requests_certificate: false })?;
+        }
+        cluster.comes_up();
+        Some((cluster, nat))
     }
 
     fn without_nodes(way: Way, machines: usize) -> Option<Self> {
@@ -205,6 +222,7 @@ fn start_apiserver(network: &Network, program: &Path, way: Way) -> Running {
         ("admin", "admin", "system:masters"),
         ("kubelet1", "system:node:node1", "system:nodes"),
         ("kubelet2", "system:node:node2", "system:nodes"),
+        ("kubelet3", "system:node:node3", "system:nodes"),
     ];
     let at = format!("{SERVER}:6443").parse().unwrap();
     let mut command = apiserver::apiserver(network.cloud.command(program), place, ETCD, at, &users);

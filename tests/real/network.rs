@@ -11,7 +11,7 @@ use crate::parts::{are_installed, cached_program, env_var, is_root};
 use crate::process::{ProcessOutput, Running, TIMEOUT, run_command};
 use crate::tunnel::{PROGRAM, TestDir};
 use crate::wait::wait_until;
-pub(crate) use machine::Machine;
+pub(crate) use machine::{BEHIND_NAT, Machine};
 
 /// An address of the cloud, used by its first server.
 pub(crate) const SERVER: &str = "10.77.0.1";

@@ -409,11 +409,14 @@ fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
     browser.evaluate(&click("Server"));
     let second = "[...document.querySelectorAll('#links tbody tr')].map(row => row.cells[1].textContent)";
     assert_eq!(browser.evaluate(&format!("(s => s.join() === s.toSorted().join())({second})")), true);
-    // Only the nodes of this server have a number of sent bytes. They come first in both directions.
+    // Only one node has an RTT. It comes first in both directions.
+    browser.wait_for_page("its RTT", "[...tables.links.rows.values()].some(row => row.rtt_seconds)");
     for direction in ["ascending", "descending"] {
-        browser.evaluate(&click("Sent"));
-        assert_eq!(browser.evaluate(&format!("{second}.lastIndexOf('s0')")), 167, "{direction}");
+        browser.evaluate(&click("RTT"));
+        assert_eq!(browser.evaluate(first), "edge", "{direction}");
     }
+    let without_bytes = "[...tables.links.rows.values()].filter(row => !('sent_bytes' in row && 'received_bytes' in row)).length";
+    assert_eq!(browser.evaluate(without_bytes), 0);
 
     // A session with a user, which resumes once; a refused one.
     let target = TcpListener::bind("127.0.0.1:0").unwrap();

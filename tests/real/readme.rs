@@ -1,10 +1,12 @@
-//! The commands of the README, exactly as they are there, on machines of their own with a NAT between them.
+//! The commands of the README and of a tutorial, exactly as they are there, on separate machines with a NAT between them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
+use crate::cluster::node::busy_name;
 use crate::cluster::{Cluster, Way};
-use crate::network::{Machine, SERVER};
+use crate::network::{BEHIND_NAT, Machine, SERVER};
 use crate::parts::{are_installed, find, is_root};
 use crate::process::{Running, TIMEOUT, run_command};
 use crate::tunnel::{PROGRAM, TestDir};
@@ -15,17 +17,8 @@ fn the_readmes_commands_reach_a_node_by_ssh_through_a_nat() {
         return;
     }
     let place = TestDir::new();
-    let [server, router, node] = [(); 3].map(|()| Machine::new());
-    server.cable(("wan", "10.78.0.1/24"), &router, ("wan", "10.78.0.2/24"));
-    router.cable(("lan", "192.168.78.1/24"), &node, ("lan", "192.168.78.2/24"));
-    router.sh("echo 1 > /proc/sys/net/ipv4/ip_forward
-        nft add table ip nat
-        nft add chain ip nat post '{ type nat hook postrouting priority 100; }'
-        nft add rule ip nat post oifname wan masquerade
-        nft add table ip shut
-        nft add chain ip shut forward '{ type filter hook forward priority 0; }'
-        nft add rule ip shut forward iifname wan ct state new drop");
-    node.sh("ip route add default via 192.168.78.1");
+    let [server, node] = [(); 2].map(|()| Machine::new());
+    let _router = server.nat(&node);
     let (machine, server) = (&node, Terminal::new(&place, &server, "server", "10.78.0.1"));
     let node = Terminal::new(&place, machine, "node1", "10.78.0.1");
     node.has_program();
@@ -52,33 +45,46 @@ fn the_readmes_commands_reach_a_node_by_ssh_through_a_nat() {
     assert!(output.contains("node1"), "{output}");
     assert_eq!(look[1], "tunnel ssh root@node1");
     let output = server.line(&look[1], "ip -brief address show dev lan\n");
-    assert!(output.contains("192.168.78.2"), "{output}");
+    assert!(output.contains(BEHIND_NAT), "{output}");
     steps.wait_for_exit();
 }
 
+/// A cluster with the flags and files of kubeadm, and a server next to its kube-apiserver.
 #[test]
-fn kubectl_reaches_a_pod_by_the_files_of_init() {
-    let way = Way::Passthrough { verified: false };
-    let Some(mut cluster) = Cluster::start(way) else { return };
+fn kubectl_reaches_a_node_behind_a_nat_by_the_commands_of_the_tutorial() {
+    let Some((mut cluster, _nat)) = Cluster::with_nat() else { return };
     let place = TestDir::new();
     let server = Terminal::new(&place, &cluster.network.cloud, "server", SERVER);
     server.has_program();
     let node = Terminal::new(&place, &cluster.network.edges[0], "node1", SERVER);
     node.has_program();
+    let admin = cluster.network.place.path().join("admin");
+    std::fs::copy(admin, server.dir.join("etc/kubernetes/admin.conf")).unwrap();
+    let without = cluster.network.try_sh("timeout 3 kubectl logs busy");
+    assert!(!without.status.success(), "{without:?}");
 
-    let mut steps = Steps::of("## kubectl");
-    server.run_lines(&steps.next());
-    steps.wait_for_exit();
-    // Both programs are started as for the first node.
-    let mut first = Steps::of("## First node");
-    let start = first.next();
-    let _server = server.follow(&start[2..], "tunnel server", "server started");
+    let section = |name: &str| Steps::on("docs/tutorials/kubectl.md", name);
+    let start = section("## Run the server next to kube-apiserver").next();
+    for line in Steps::of("## kubectl").next() {
+        assert!(start.contains(&line), "the README has {line:?}");
+    }
+    let program = "tunnel server --kubeconfig=/etc/kubernetes/admin.conf";
+    let _server = server.follow(&start, program, "server started");
     cluster.change(Way::Files);
-    let invitation = joined(&server.run_lines(&first.next()));
-    let _edge = node.follow(&[invitation, first.next()[1].clone()], "tunnel edge", "linked");
-    let logs = cluster.sh("kubectl logs busy --tail=3");
-    assert!(logs.contains("line "), "{logs}");
-    assert_eq!(cluster.sh("kubectl exec busy -- hostname"), "busy\n");
+    let [label, invite] =
+        [0, 1].map(|line| section("## Join the node").next()[line].replace("NODE", "node1"));
+    cluster.sh(&label);
+    let invitation = joined(&server.line(&invite, ""));
+    let _edge = node.follow(&[invitation, "tunnel edge".to_owned()], "tunnel edge", "linked");
+    // The other two nodes have no edge.
+    for pod in [1, 2, 3].map(busy_name) {
+        let lines = section("## Try kubectl").next();
+        let [logs, exec] = [0, 1].map(|line| cluster.sh(&lines[line].replace("POD", pod)));
+        assert!(logs.contains("line "), "{pod}: {logs}");
+        assert_eq!(exec, format!("{pod}\n"));
+    }
+    let request = section("## If it fails").next().join("\n").replace("NODE", "node1");
+    assert!(server.line(&request, "").contains("Unauthorized"), "the kubelet answers");
 }
 
 #[test]
@@ -92,8 +98,13 @@ fn the_first_two_commands_of_the_readme_are_run_by_ci_and_the_demo() {
 struct Steps(std::vec::IntoIter<Vec<String>>);
 
 impl Steps {
+    /// Those of the README.
     fn of(section: &str) -> Self {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+        Self::on("README.md", section)
+    }
+
+    fn on(page: &str, section: &str) -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
         let text = std::fs::read_to_string(path).unwrap();
         let (_, section) = text.split_once(&format!("{section}\n")).expect(section);
         let section = section.split("\n## ").next().unwrap();
@@ -157,9 +168,14 @@ impl Terminal {
 
     /// Runs a line with that input, and returns what it prints.
     pub(crate) fn line(&self, line: &str, input: &str) -> String {
+        self.line_within(line, input, 6 * TIMEOUT)
+    }
+
+    /// Like [`Self::line`], but with another timeout.
+    pub(crate) fn line_within(&self, line: &str, input: &str, patience: Duration) -> String {
         let file = self.dir.join("input");
         std::fs::write(&file, input).unwrap();
-        let output = run_command(line, &mut self.command(line), Some(&file), 6 * TIMEOUT);
+        let output = run_command(line, &mut self.command(line), Some(&file), patience);
         assert!(output.status.success(), "{line}: {output:?}");
         output.stdout
     }
@@ -174,7 +190,7 @@ impl Terminal {
         let (line, before) = lines.split_last().expect("a line");
         assert_eq!(line, last);
         self.run_lines(before);
-        let name = last.replace(' ', "-");
+        let name = last.replace([' ', '/'], "-");
         let mut running = Running::start(&name, &self.dir, &mut self.command(&format!("exec {last}")));
         running.wait_for_log(text);
         running

@@ -190,8 +190,8 @@ impl Rule {
 }
 
 /// One of [`Networks`]: a network, or a single address.
-#[derive(Debug)]
-pub struct Network(IpNet);
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Network(pub IpNet);
 
 impl<'de> Deserialize<'de> for Network {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

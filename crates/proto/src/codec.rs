@@ -438,6 +438,8 @@ fn packed_page(NodePage { question, nodes, more }: NodePage) -> Bytes {
         round_trip: listed.round_trip.map_or(0, |time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
         sessions: listed.sessions,
         version: listed.version.map(String::from).unwrap_or_default(),
+        sent: listed.bytes.map(|[sent, _]| sent),
+        received: listed.bytes.map(|[_, received]| received),
     });
     proto::NodePage { question, nodes: nodes.collect(), more }.encode_to_vec().into()
 }
@@ -454,6 +456,7 @@ fn page(message: &StreamMsg) -> Result<NodePage, FrameError> {
             round_trip: (listed.round_trip > 0).then(|| Duration::from_micros(listed.round_trip)),
             sessions: listed.sessions,
             version: (!version.is_empty()).then(|| version.into()),
+            bytes: listed.sent.zip(listed.received).map(<[u64; 2]>::from),
         })
     });
     Ok(NodePage { question: fields.question, nodes: nodes.collect(), more: fields.more })
@@ -769,6 +772,7 @@ mod extension_tests {
             round_trip: address.map(|_| Duration::from_micros(1500)),
             sessions: address.map(|_| 0),
             version: address.map(Into::into),
+            bytes: address.map(|_| [0, u64::MAX]),
         };
         let nodes = vec![listed(None), listed(Some("10.0.0.7:1")), listed(Some("[fd00::7]:2"))];
         let page = NodePage { question: 7, nodes, more: true };

@@ -84,6 +84,8 @@ pub struct ListedNode {
     pub sessions: Option<u64>,
     /// The edge's own description of its program, at most [`MAX_VERSION_CHARS`] characters.
     pub version: Option<Box<str>>,
+    /// Bytes sent to it and received from it since it was linked; servers of earlier versions do not tell them.
+    pub bytes: Option<[u64; 2]>,
 }
 
 /// Maximum number of nodes in a [`NodePage`].

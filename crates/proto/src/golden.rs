@@ -124,6 +124,7 @@ fn node_lists() -> Vec<(&'static str, FrameKind, Remote)> {
         round_trip: None,
         sessions: None,
         version: None,
+        bytes: None,
     };
     let second =
         ListedNode { node: "edge-2".parse().unwrap(), age: Duration::ZERO, address: None, ..first.clone() };
@@ -133,6 +134,7 @@ fn node_lists() -> Vec<(&'static str, FrameKind, Remote)> {
         version: Some("1.2.3".into()),
         ..first.clone()
     };
+    let with_bytes = ListedNode { bytes: Some([0, 1 << 40]), ..with_figures.clone() };
     let page = |question, nodes, more| FrameKind::NodePage(NodePage { question, nodes, more });
     vec![
         ("list-nodes", FrameKind::ListNodes(ListNodes { question: 7, after: None }), Remote::Peer),
@@ -144,6 +146,7 @@ fn node_lists() -> Vec<(&'static str, FrameKind, Remote)> {
         ("node-page", page(7, vec![first, second], true), Remote::Peer),
         ("node-page, last", page(8, vec![], false), Remote::Peer),
         ("node-page, figures", page(9, vec![with_figures], false), Remote::Peer),
+        ("node-page, bytes", page(9, vec![with_bytes], false), Remote::Peer),
     ]
 }
 

@@ -1,13 +1,15 @@
 //! `[server.addresses]`: assignment of addresses to nodes.
 
+use std::collections::BTreeMap;
+
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::config::cluster::{self, ClusterSettings};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment};
 use tunnel_base::names::NodeName;
-use tunnel_base::policy;
+use tunnel_base::policy::Network;
 
 /// `[server.addresses]`: nodes by address, so that clients may request a node, a host next to it, a Kubernetes pod or a
 /// Service by its address.
@@ -30,18 +32,11 @@ pub struct AddressSettings {
     /// dials the address unchanged, so `[edge.allow]` there must contain it. Default: none.
     ///
     /// Example: `{ "10.0.0.7" = "node1", "10.244.1.0/24" = "node1" }`
-    #[serde(skip_deserializing, serialize_with = "by_network")]
+    #[serde(deserialize_with = "networks", serialize_with = "by_network")]
     pub nodes: Vec<(IpNet, NodeName)>,
     /// The cluster that is watched; `None` if Kubernetes is not.
     #[serde(skip)]
     pub cluster: Option<ClusterSettings>,
-}
-
-/// One of `nodes`.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct NodeEntry {
-    node: Option<NodeName>,
 }
 
 /// Reads `[server.addresses]`. `by_address` is true if a listener's clients name targets by address.
@@ -62,29 +57,16 @@ pub(crate) fn read(
         }
     }
     addresses.kubernetes = addresses.cluster.is_some();
-    let entries = table.table("nodes", report).named(NODE, report).into_iter();
-    addresses.nodes = entries.filter_map(|(name, entry)| entry_of(&name, entry, report)).collect();
     table.close(&addresses, report);
     addresses
 }
 
-/// Reads one entry. Returns `None` if it is unusable, which is recorded.
-fn entry_of(name: &str, mut entry: ConfigTable<'_>, report: &mut Diagnostics) -> Option<(IpNet, NodeName)> {
-    let net = policy::network(name);
-    if let Err(why) = &net {
-        entry.name_error(name, why.to_string(), report);
-    }
-    let NodeEntry { node } = entry.fields(report);
-    if !entry.has(NODE) {
-        entry.error(NODE, None, "set the node that has this address, as in \"10.0.0.7\" = \"node1\"", report);
-    }
-    entry.finish(report);
-    Some((net.ok()?, node?))
+/// Reads networks, each with the name of its node.
+fn networks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(IpNet, NodeName)>, D::Error> {
+    let nodes = BTreeMap::<Network, NodeName>::deserialize(deserializer)?;
+    Ok(nodes.into_iter().map(|(Network(net), node)| (net, node)).collect())
 }
 
 fn by_network<S: Serializer>(nodes: &[(IpNet, NodeName)], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(nodes.iter().map(|(net, node)| (net.to_string(), node)))
 }
-
-/// The key that a plain text value stands for.
-const NODE: &str = "node";

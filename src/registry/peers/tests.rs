@@ -224,6 +224,7 @@ fn page(question: u64, names: &[String], more: bool) -> NodePage {
         round_trip: None,
         sessions: None,
         version: None,
+        bytes: None,
     };
     NodePage { question, nodes: names.iter().map(listed).collect(), more }
 }

@@ -15,6 +15,8 @@ pub(crate) struct Settings<'a> {
     pub(crate) number: usize,
     /// Its InternalIP.
     pub(crate) ip: &'a str,
+    /// Whether its Node has the label of edges from the start.
+    pub(crate) is_edge: bool,
     /// Whether its kubelet requests its certificate from the cluster, and has none before.
     pub(crate) requests_certificate: bool,
 }
@@ -63,7 +65,9 @@ impl Node {
         let log = format!("kubelet{}", node.number);
         command.arg("--config").arg(config).arg("--kubeconfig").arg(place.path().join(&log));
         command.args(["--hostname-override", &name, "--node-ip", node.ip]);
-        command.args(["--node-labels", "superedge.io/node-edge=enable"]);
+        if node.is_edge {
+            command.args(["--node-labels", "superedge.io/node-edge=enable"]);
+        }
         command
             .arg("--root-dir")
             .arg(dir.join("kubelet-root"))
@@ -97,7 +101,7 @@ pub(crate) fn busy(number: usize) -> Value {
 
 /// Returns the name of the busy pod of a node.
 pub(crate) fn busy_name(number: usize) -> &'static str {
-    if number == 1 { "busy" } else { "busy-too" }
+    ["busy", "busy-too", "busy-as-well"][number - 1]
 }
 
 /// Returns a pod on `node1` with one container, which has these fields in addition to an image.

@@ -12,11 +12,11 @@ use crate::tunnel::TestDir;
 /// A way in which kube-apiserver is configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// The node's own address, where the kubelet listens: no tunnel.
+    /// The node's own address, where the kubelet listens, with kubeadm's flags: no tunnel.
     Direct,
     /// The egress selector, over mutual TLS.
     Egress,
-    /// The egress selector with the files of `tunnel init`, where the README installs them.
+    /// The egress selector with the files of `tunnel init`, where the tutorial installs them, and kubeadm's flags.
     Files,
     /// The egress selector, over a unix socket.
     Unix,
@@ -45,7 +45,7 @@ impl Way {
         let dir = place.path();
         let authority = || format!("--kubelet-certificate-authority={}", place.files.ca.display());
         let transport = match self {
-            Self::Direct => return vec!["--kubelet-preferred-address-types=InternalIP".to_owned()],
+            Self::Direct => return vec![TYPES.to_owned()],
             Self::Egress => {
                 let (cert, key) = (dir.join("egress-client.crt"), dir.join("egress-client.key"));
                 place.authority.0.client(APISERVER).unwrap().write(&cert, &key).unwrap();
@@ -54,17 +54,14 @@ impl Way {
             }
             Self::Files => {
                 let file = "/etc/kubernetes/tunnel/egress-selector.yaml";
-                return vec![format!("--egress-selector-config-file={file}")];
+                return vec![format!("--egress-selector-config-file={file}"), TYPES.to_owned()];
             }
             Self::Unix => json!({"uds": {"udsName": socket(place)}}),
             Self::Passthrough { verified } | Self::Terminate { verified } => {
                 return if verified { vec![authority()] } else { vec![] };
             }
             Self::Shown => return vec![],
-            Self::Intercepted => {
-                let types = "--kubelet-preferred-address-types=InternalIP,ExternalIP,Hostname";
-                return vec![types.to_owned(), authority()];
-            }
+            Self::Intercepted => return vec![TYPES.to_owned(), authority()],
         };
         let file = dir.join("egress.json");
         std::fs::write(&file, selector(&transport).to_string()).unwrap();
@@ -150,6 +147,9 @@ fn selector(transport: &Value) -> Value {
         ],
     })
 }
+
+/// kubeadm's flag.
+const TYPES: &str = "--kubelet-preferred-address-types=InternalIP,ExternalIP,Hostname";
 
 /// The name of kube-apiserver in its client certificates.
 pub(crate) const APISERVER: &str = "kube-apiserver";

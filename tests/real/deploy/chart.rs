@@ -129,6 +129,8 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
         "helm creates it with --create-namespace"
     );
     let mut chart = objects_of(&cluster, "-f", &rendered("chart.yaml", &[]));
+    let image = &container(&chart["Deployment tunnel-cloud"])["image"];
+    assert_eq!(image, &format!("tunnel:{}", env!("CARGO_PKG_VERSION")), "the tag of a release's image");
     assert!(chart.remove("Pod tunnel-test").is_some(), "only helm runs tests");
     assert_eq!(chart.keys().collect::<Vec<_>>(), base.keys().collect::<Vec<_>>());
     for (name, expected) in base {

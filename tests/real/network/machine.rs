@@ -7,6 +7,9 @@ use std::process::{Child, Command, Stdio};
 
 use crate::process::{TIMEOUT, run_command};
 
+/// The address of a machine behind a NAT.
+pub(crate) const BEHIND_NAT: &str = "192.168.78.2";
+
 /// A network with nothing but loopback, and private mounts.
 #[derive(Debug)]
 pub(crate) struct Machine {
@@ -64,6 +67,24 @@ impl Machine {
             ip link set {device} up"
         ));
         far.sh(&format!("ip addr add {far_address} dev {there}; ip link set {there} up"));
+    }
+
+    /// Connects a machine through a NAT, whose machine is returned: it dials out from [`BEHIND_NAT`], and nothing can dial
+    /// it.
+    pub(crate) fn nat(&self, node: &Self) -> Self {
+        let router = Self::new();
+        self.cable(("nat", "10.78.0.1/24"), &router, ("wan", "10.78.0.2/24"));
+        router.cable(("lan", "192.168.78.1/24"), node, ("lan", &format!("{BEHIND_NAT}/24")));
+        router.sh("ip route add default via 10.78.0.1
+            echo 1 > /proc/sys/net/ipv4/ip_forward
+            nft add table ip nat
+            nft add chain ip nat post '{ type nat hook postrouting priority 100; }'
+            nft add rule ip nat post oifname wan masquerade
+            nft add table ip shut
+            nft add chain ip shut forward '{ type filter hook forward priority 0; }'
+            nft add rule ip shut forward iifname wan ct state new drop");
+        node.sh("ip route add default via 192.168.78.1");
+        router
     }
 
     /// Blocks new connections to this machine on this device; its own connections to others still work.

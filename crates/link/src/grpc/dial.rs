@@ -285,7 +285,8 @@ fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Reques
 }
 
 const TOKEN_HINT: &str = "compare token or token_file here with this node's line, or the default line, in the server's token file; \
-                          where nodes join by invitation, all servers need one store (server.invitations), or invite the node again";
+                          where nodes join by invitation, all servers need one store (server.invitations), or invite the node again; \
+                          the server's log has the reason";
 
 const USER_TOKEN_HINT: &str =
     "the access of this device was revoked, or it is for other servers; ask their operator for an invitation";

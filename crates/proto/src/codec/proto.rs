@@ -92,4 +92,10 @@ pub struct ListedNode {
     /// what the edge reports of its program, at most 40 characters
     #[prost(string, tag = "6")]
     pub version: ::prost::alloc::string::String,
+    /// bytes sent to the node since it was linked
+    #[prost(uint64, optional, tag = "7")]
+    pub sent: ::core::option::Option<u64>,
+    /// bytes received from the node since it was linked
+    #[prost(uint64, optional, tag = "8")]
+    pub received: ::core::option::Option<u64>,
 }

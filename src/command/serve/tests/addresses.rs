@@ -36,11 +36,13 @@ fn node_networks_and_direct_targets_are_read() {
 #[test]
 fn an_invalid_address_entry_is_an_error() {
     let errors = cloud_faults(
-        "[server.addresses.nodes]\n\"10.0.0.7/8\" = \"a node\"\nnode1 = \"node1\"\n\"10.0.0.8\" = {}\n",
+        "[server.addresses.nodes]\n\"10.0.0.7/8\" = \"node1\"\nnode1 = \"node1\"\n\"10.0.0.8\" = \"a node\"\n\
+         \"10.0.0.9\" = { node = \"node1\" }\n",
     );
     let reported: Vec<_> = errors.iter().map(ToString::to_string).collect();
     assert_eq!(reported.len(), 4, "{reported:?}");
-    for expected in ["10.0.0.0/8", "\"10.0.0.8\".node: missing: set the node"] {
+    // A node is a text, as in the JSON Schema.
+    for expected in ["10.0.0.0/8", "\"10.0.0.9\"", "expected a text in quotes"] {
         assert!(reported.iter().any(|error| error.contains(expected)), "{reported:?}");
     }
 }
