@@ -1,6 +1,7 @@
 //! The command line, shell completions and man pages. Each command has its file.
 
 pub mod admin_api;
+pub(crate) mod admin_sockets;
 pub mod approve;
 pub mod cert;
 pub mod client;
@@ -13,8 +14,10 @@ mod doc_comments;
 pub mod doctor;
 pub mod exit_code;
 pub mod file_edit;
+pub(crate) mod format;
 pub mod init;
 pub mod invitations;
+pub mod join;
 pub mod migrate;
 pub mod output_dir;
 pub mod proxy;
@@ -25,6 +28,7 @@ pub mod service;
 pub mod sessions;
 pub mod ssh;
 pub mod status;
+pub(crate) mod table;
 pub mod token;
 
 use std::ffi::{OsStr, OsString};
@@ -44,7 +48,8 @@ use crate::command::connect::ConnectArgs;
 use crate::command::demo::listeners::DemoListenerSet;
 use crate::command::doctor::DoctorArgs;
 use crate::command::init::InitArgs;
-use crate::command::invitations::{InvitationsArgs, InviteArgs, JoinArgs};
+use crate::command::invitations::{InvitationsArgs, InviteArgs};
+use crate::command::join::JoinArgs;
 use crate::command::migrate::MigrateArgs;
 use crate::command::proxy::ProxyArgs;
 use crate::command::serve::ServeArgs;
@@ -103,8 +108,6 @@ pub(crate) fn shell_word(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%,+".contains(c);
     if text.chars().all(is_plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }
-
-// The command line.
 
 /// Reach edge nodes behind NAT by name: run `tunnel server` on a reachable machine, and `tunnel edge` on each node.
 #[derive(Debug, Parser)]
@@ -464,8 +467,6 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
         parts::compiled_in().collect::<Vec<_>>().join(", ")
     )
 });
-
-// Man pages, generated from the command line's definition.
 
 /// Writes tunnel(1) and a page for each command into `dir`, which is created if it is missing. Existing pages are
 /// overwritten.

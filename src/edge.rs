@@ -1,10 +1,10 @@
 //! Builds and runs an edge: its files, ports and tasks.
 
 pub mod config;
+pub(crate) mod edge_files;
 
 use std::future::{Future, ready};
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
@@ -14,47 +14,43 @@ use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
-use tokio_rustls::rustls::ClientConfig;
 use tracing::{info, info_span, warn};
 
-use crate::acceptor::{DialerRole, SessionAcceptor, TargetDialer, TargetTls};
-use crate::admin::page::AdminUsers;
-use crate::admin::readiness::{CertificateFiles, DRAINING_CONDITION, Readiness};
-use crate::admin::status::EdgeView;
+use crate::acceptor::SessionAcceptor;
+use crate::acceptor::target_dialer::{DialerRole, TargetDialer};
+use crate::admin::certificate_expiry::CertificateFiles;
+use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
+use crate::admin::status::collect::EdgeView;
 use crate::admin::{self, Admin, ProcessView};
-use crate::config::Secret;
-use crate::config::edge::{MEMORY, TargetTlsConfig, UplinkConfig};
-use crate::config::live::ConfigFile;
-use crate::config::server::Tls;
+use crate::config::config_watch::ConfigFile;
+use crate::config::edge::MEMORY;
 use crate::edge::config::EdgeConfig as Settings;
-use crate::listener::access::{AccessPolicyBuilder, ListenerPolicies, bind_admin};
-use crate::listener::admission::destination::UplinkRouting;
+use crate::edge::edge_files::{EdgeFiles, Prepared, prepare};
+use crate::listener::access::ListenerPolicies;
+use crate::listener::admission::destination::uplink_routing::UplinkRouting;
 use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{ListenerContext, sessions};
 use crate::listener::http_proxy::{self, EdgeProxy};
 use crate::parts::with_kubernetes;
 use crate::route::{SessionRouter, Uplinks};
 use crate::session_io::grants::Grants;
-use crate::startup::{NotPrepared, Startup, StartupErrorKind, StartupErrors};
+use crate::startup::{Startup, StartupErrors};
+use crate::uplink::link_dialer::LinkDialer;
+use crate::uplink::link_dialer::client_certificate::EdgeCertificate;
 use crate::uplink::link_dialer::known_addresses::KnownAddresses;
-use crate::uplink::link_dialer::{EdgeCertificate, LinkDialer, ServerEndpoint};
 use crate::uplink::reconnect::{LINK_CONDITION, Reconnector};
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_base::logging::LogLevel;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::Instance;
 use tunnel_base::policy::targets::Targets;
-use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
 use tunnel_base::process::third_of_memory;
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
-use tunnel_net::http_proxy::{HttpProxyClient, ProxyError};
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::listen::TcpAccept;
 use tunnel_net::pool::BufferPool;
-use tunnel_net::reload::{FileWatcher, Reload};
-use tunnel_net::resolver::Resolver;
-use tunnel_net::tls::{Identity, TlsClientConfig, Trust};
+use tunnel_net::reload::FileWatcher;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::halves::WindowLimits;
 
@@ -322,130 +318,3 @@ const MAX_SESSIONS: usize = 20_000;
 const PROXY_CLIENTS: usize = 4;
 /// Time for connections to end on their own at the end of the shutdown.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
-
-// The files and ports named in an edge's config, which are read and bound before any task is started.
-
-/// The contents of the files; some are reloaded on change.
-pub(crate) struct EdgeFiles {
-    /// TLS config for servers, with the trusted CAs.
-    pub(crate) tls: Reload<ClientConfig>,
-    /// Servers to dial.
-    pub(crate) servers: Vec<ServerEndpoint>,
-    /// TLS config for targets.
-    pub(crate) targets: TargetTls,
-    /// Tokens that prove the node's name: one or two, or none if a certificate proves it.
-    pub(crate) tokens: Reload<Vec<Secret>>,
-    /// HTTP proxy for connections to servers, if any.
-    pub(crate) proxy: Option<HttpProxyClient>,
-    /// The system's resolver.
-    pub(crate) resolver: Resolver,
-}
-
-/// The files and ports of the config.
-pub(crate) struct Prepared {
-    files: EdgeFiles,
-    admin: admin::Listeners,
-    proxy: Option<EdgeProxy>,
-    policies: AccessPolicyBuilder,
-    /// The users that may view the admin page from other machines.
-    viewers: AdminUsers,
-}
-
-/// Reads all files and binds all ports of the config.
-pub(crate) fn prepare(settings: &Settings, startup: &mut Startup) -> Result<Prepared, NotPrepared> {
-    let files = EdgeFiles::read(settings, startup);
-    let ports = ("uplink", &settings.uplink.ports);
-    let admin = bind_admin("edge", ports, &settings.admin, &Tls::default(), startup);
-    let proxy = settings.http_proxy.as_ref().map(|proxy| EdgeProxy::bind(proxy, startup)).transpose();
-    let mut policies = AccessPolicyBuilder::default();
-    let viewers = policies.viewers("edge.admin", &settings.admin, startup);
-    Ok(Prepared { files: files?, admin: admin?, proxy: proxy?, policies, viewers: viewers? })
-}
-
-impl EdgeFiles {
-    /// Reads all files.
-    pub(crate) fn read(settings: &Settings, startup: &mut Startup) -> Result<Self, NotPrepared> {
-        let uplink = &settings.uplink;
-        let trust = Trust::Ca(uplink.ca.clone());
-        let tls = TlsClientConfig { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
-        let tls = startup.collect(StartupErrorKind::Config, &["edge.uplink.ca"], tls);
-        let servers = uplink.server_addresses().map(|server| ServerEndpoint::new(&server)).collect();
-        let servers = startup.collect(StartupErrorKind::Config, &["edge.uplink.tls_server_name"], servers);
-        let targets = targets(&settings.target_tls, startup);
-        let tokens = tokens(uplink, startup);
-        let proxy = startup.collect(StartupErrorKind::Config, &["HTTPS_PROXY"], proxy(uplink));
-        let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
-        startup.congestion(&format!("{TABLE}.congestion"), uplink.congestion.as_deref())?;
-        Ok(Self {
-            tls: tls?,
-            servers: servers?,
-            targets: targets?,
-            tokens: tokens?,
-            proxy: proxy?,
-            resolver: resolver?,
-        })
-    }
-}
-
-/// Reads the tokens from the config, or from a file that contains nothing else and is watched. There are one or two, or
-/// none if a certificate proves the node's name.
-fn tokens(uplink: &UplinkConfig, startup: &mut Startup) -> Result<Reload<Vec<Secret>>, NotPrepared> {
-    match (&uplink.token, &uplink.token_file) {
-        (None, None) => Ok(Reload::fixed(Vec::new())),
-        (Some(secret), _) => {
-            warn_weak_tokens("edge.uplink.token", std::slice::from_ref(secret));
-            Ok(Reload::fixed(vec![secret.clone()]))
-        }
-        (None, Some(path)) => {
-            let file = path.clone();
-            let parse = move |text: &[u8]| {
-                parse_tokens(&file, text).inspect(|tokens| warn_weak_tokens("edge.uplink.token_file", tokens))
-            };
-            startup.collect(StartupErrorKind::Config, &["edge.uplink.token_file"], Reload::file(path, parse))
-        }
-    }
-}
-
-/// Warns of tokens with which a stranger could be this node.
-fn warn_weak_tokens(key: &str, tokens: &[Secret]) {
-    if tokens.iter().any(|token| (1..MIN_TOKEN_BYTES).contains(&token.reveal().len())) {
-        let risk = format!("a token of less than {MIN_TOKEN_BYTES} characters can be guessed");
-        let hint = "run `tunnel token rotate` at the server, and write the new token here";
-        warn!(key, risk, hint, "insecure configuration");
-    }
-}
-
-/// Loads the TLS configs for targets, which are reloaded when their files change.
-fn targets(tls: &TargetTlsConfig, startup: &mut Startup) -> Result<TargetTls, NotPrepared> {
-    let identity = tls.cert.clone().zip(tls.key.clone()).map(|(cert, key)| Identity { cert, key });
-    let client =
-        |trust| TlsClientConfig { trust, identity: identity.clone(), alpn: vec![b"http/1.1".to_vec()] };
-    let keys = ["edge.target_tls.cert", "edge.target_tls.key"];
-    let loopback = startup.collect(StartupErrorKind::Config, &keys, client(Trust::NoVerify).load());
-    let others = tls.ca.clone().map(|ca| {
-        let others = client(Trust::Ca(ca)).load();
-        startup.collect(StartupErrorKind::Config, &["edge.target_tls.ca"], others)
-    });
-    Ok(TargetTls { loopback: loopback?, others: others.transpose()? })
-}
-
-fn parse_tokens(path: &Path, text: &[u8]) -> Result<Vec<Secret>, String> {
-    let text = String::from_utf8_lossy(text);
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let tokens: Vec<Secret> = lines.map(Secret::new).collect();
-    let path = path.display();
-    match tokens.len() {
-        0 => Err(format!("{path}: the token file is empty; write the token into it")),
-        1 | 2 => Ok(tokens),
-        n => Err(format!(
-            "{path}: the token file has {n} lines; write one or two tokens into it, one per line"
-        )),
-    }
-}
-
-fn proxy(uplink: &UplinkConfig) -> Result<Option<HttpProxyClient>, ProxyError> {
-    let Some(url) = &uplink.https_proxy else { return Ok(None) };
-    HttpProxyClient::new(url.reveal(), uplink.no_proxy.as_deref().unwrap_or_default())
-}
-
-const TABLE: &str = "edge.uplink";

@@ -1,29 +1,28 @@
 //! Machines that become nodes, or devices of users, by invitation: creates and redeems invitations, and knows the tokens
 //! of those that have joined.
 
+pub mod code;
+pub mod shared_text;
 pub mod store;
 pub mod subject;
 
-use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+use tunnel_net::tls::pem;
 
 use arc_swap::ArcSwap;
 use aws_lc_rs::digest::{SHA256, digest};
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::field::display;
 use tracing::{info, warn};
 
-use crate::invitations::store::{
-    Enrolled, Enrolments, InvitationError, SecretHash, SharedState, SharedStateError, TooManyInvitations,
-};
+use crate::invitations::code::{InvitationCode, Pin};
+use crate::invitations::shared_text::{SharedState, SharedStateError};
+use crate::invitations::store::{Enrolled, Enrolments, InvitationError, SecretHash, TooManyInvitations};
 use crate::invitations::subject::Subject;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
@@ -32,8 +31,8 @@ use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
 use tunnel_link::grpc::enrol::JoinParams;
 use tunnel_net::reload::{Reload, ReloadError};
 use tunnel_net::tls::certificate::host_of;
+use tunnel_net::tls::pem::SUPPORTED_KEYS;
 use tunnel_net::tls::verify::issuer;
-use tunnel_net::tls::{self, SUPPORTED_KEYS};
 
 /// The enrolment state shared by all servers of a cloud, as last read, and operations that change it.
 #[derive(Debug)]
@@ -474,8 +473,6 @@ const MAX_RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// Maximum length of a token in bytes, short enough for every place that stores it.
 const MAX_TOKEN_BYTES: usize = 128;
 
-// CA certificates that machines use to verify the servers.
-
 /// What a joining machine learns about the cloud's CA.
 #[derive(Debug, Clone)]
 pub struct ServerCa {
@@ -497,8 +494,8 @@ impl ServerCa {
         let paths = vec![authorities.clone(), certificate.clone()];
         Reload::new(paths, move |contents| {
             let [ca, cert] = contents else { return Err("a file is missing".into()) };
-            let all = tls::certs(&authorities, ca).map_err(|cause| cause.to_string())?;
-            let chain = tls::certs(&certificate, cert).map_err(|cause| cause.to_string())?;
+            let all = pem::certs(&authorities, ca).map_err(|cause| cause.to_string())?;
+            let chain = pem::certs(&certificate, cert).map_err(|cause| cause.to_string())?;
             let signer = issuer(&all, &chain).ok_or_else(|| {
                 format!(
                     "none of the CAs in {} issued {} with a supported signature; set the file of the CA that did, with \
@@ -521,128 +518,5 @@ impl ServerCa {
     }
 }
 
-// Format of an invitation: one word that contains a hash of the cloud's CA, a secret, and whom it is for.
-
-/// The code of an invitation or a join key. It is a secret; it is displayed in the form that is given to the machine.
-#[derive(Clone, PartialEq, Eq)]
-pub struct InvitationCode {
-    pin: Pin,
-    secret: [u8; SECRET_BYTES],
-    invitee: Subject,
-}
-
-/// The first half of the SHA-256 of a CA certificate (DER).
-pub type Pin = [u8; PIN_BYTES];
-
-/// Error parsing an [`InvitationCode`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "not an invitation; expected what `tunnel invite` printed: {CODE_CHARS} letters, digits, - and _, then a dot and \
-     the node's name or pattern, or the user's name and a slash"
-)]
-pub struct CodeError;
-
-impl InvitationCode {
-    /// Returns a new code for that node, pattern or user of the cloud with this CA.
-    pub fn random(pin: Pin, invitee: Subject) -> Self {
-        Self { pin, secret: rand::random(), invitee }
-    }
-
-    /// Returns the node that the machine becomes, the pattern of its name, or the user that it belongs to.
-    pub fn invitee(&self) -> &Subject {
-        &self.invitee
-    }
-
-    /// Returns the pin of the CA that the server must present.
-    pub fn pin(&self) -> Pin {
-        self.pin
-    }
-
-    /// Returns the secret that identifies the invitation. Only the code's holder knows it: servers store its hash.
-    pub fn secret(&self) -> String {
-        URL_SAFE_NO_PAD.encode(self.secret)
-    }
-
-    /// Returns the hash under which servers store the invitation.
-    pub(crate) fn hash(&self) -> SecretHash {
-        SecretHash::of(&self.secret())
-    }
-}
-
-impl FromStr for InvitationCode {
-    type Err = CodeError;
-
-    fn from_str(text: &str) -> Result<Self, CodeError> {
-        let text = text.trim().strip_prefix(CODE_PREFIX).ok_or(CodeError)?;
-        let (text, invitee) = text.split_once('.').ok_or(CodeError)?;
-        let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| CodeError)?;
-        let (pin, secret) = bytes.split_first_chunk().ok_or(CodeError)?;
-        match invitee.parse() {
-            Err(_) | Ok(Subject::Device(_)) => Err(CodeError),
-            Ok(invitee) => Ok(Self { pin: *pin, secret: secret.try_into().map_err(|_| CodeError)?, invitee }),
-        }
-    }
-}
-
-impl fmt::Display for InvitationCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let code = URL_SAFE_NO_PAD.encode([self.pin.as_slice(), &self.secret].concat());
-        write!(f, "{CODE_PREFIX}{code}.{}", self.invitee)
-    }
-}
-
-impl fmt::Debug for InvitationCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
-
-/// 128 bits, so that no second certificate with the same pin can be found.
-const PIN_BYTES: usize = 16;
-
-/// 128 bits, so that the secret cannot be guessed.
-const SECRET_BYTES: usize = 16;
-
-/// First character of a code: the encoded text may start with `-`, which a command line would parse as an option.
-const CODE_PREFIX: char = 'i';
-
-/// The first character and the base64 of 32 bytes.
-const CODE_CHARS: usize = 44;
-
 #[cfg(test)]
 mod tests;
-
-#[cfg(test)]
-mod code_tests {
-    use super::*;
-
-    #[test]
-    fn an_invitation_code_is_one_word_that_reads_back_as_printed() {
-        let node: Subject = "node7.example.org".parse().unwrap();
-        let code = InvitationCode::random([7; PIN_BYTES], node.clone());
-        let text = code.to_string();
-        assert_eq!(text.len(), CODE_CHARS + ".node7.example.org".len());
-        assert_eq!(text.parse::<InvitationCode>().unwrap().invitee(), &node);
-        let user = format!("{}alice@example.org/", &text[..=CODE_CHARS]);
-        assert_eq!(user.parse::<InvitationCode>().unwrap().invitee(), &"alice@example.org/".parse().unwrap());
-        assert_eq!(user.parse::<InvitationCode>().unwrap().to_string(), user);
-        assert!(
-            !InvitationCode::random([0xf8; PIN_BYTES], node).to_string().starts_with('-'),
-            "it would be parsed as an option"
-        );
-        assert_eq!(format!(" {text}\n").parse(), Ok(code.clone()));
-        assert_eq!((code.pin(), format!("{code:?}").as_str()), ([7; PIN_BYTES], "***"));
-        let nameless = &text[..CODE_CHARS];
-        for bad in [
-            "",
-            "abc",
-            &text[1..],
-            nameless,
-            &format!("{nameless}A.n"),
-            &format!("{nameless}.a/b"),
-            &format!("{nameless}./"),
-        ] {
-            assert_eq!(bad.parse::<InvitationCode>(), Err(CodeError), "{bad}");
-        }
-    }
-}

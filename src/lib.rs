@@ -57,7 +57,7 @@
 //! ([`route`]). It queries one path at a time, and the next one after 3 s without an answer or if the node is not
 //! connected there. It ends as soon as the node connects. A node that is connected nowhere is waited for up to 3 s if
 //! it was there a moment ago, and is not searched for again for 1 s. A server between two others only relays frames
-//! ([`tunnel_link::table::RelayRequest`]). Frames from a peer go only to local edges, so there is at most one relay. For an
+//! ([`tunnel_link::table::relay_request::RelayRequest`]). Frames from a peer go only to local edges, so there is at most one relay. For an
 //! edge with a plain link, its server is the session's end.
 //!
 //! **Invariants.** Reading a link never waits for writing it. A read loop does nothing slow. A remote cannot make this

@@ -5,6 +5,7 @@ pub mod access;
 pub mod admission;
 pub mod auth;
 pub mod authenticated;
+pub mod client_handler;
 pub mod connect;
 pub mod denial;
 pub mod egress;
@@ -13,9 +14,11 @@ pub mod http;
 pub mod http_proxy;
 pub mod https;
 pub mod intercept;
+pub mod passthrough;
 pub mod requests;
 pub mod socks5;
 pub mod tcp;
+pub(crate) mod trace_id;
 
 use std::any::Any;
 use std::fmt;
@@ -31,25 +34,27 @@ use tokio_util::task::TaskTracker;
 use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
-use crate::config::listen::AccessConfig;
+use crate::config::Environment;
+use crate::config::access::AccessConfig;
+use crate::config::diagnostics::Diagnostics;
 use crate::config::server::Tls;
 use crate::config::table::ConfigTable;
-use crate::config::{Diagnostics, Environment};
 use crate::listener::access::{AccessPolicyBuilder, ListenerAccess};
 use crate::listener::admission::{ListenerContext, ListenerProtocol};
 use crate::listener::authenticated::TlsListenerProtocol;
 use crate::listener::http::NodePortConfig;
+use crate::registry::Finder;
+use crate::registry::Registry;
 use crate::registry::peers::Peers;
-use crate::registry::{Finder, Registry};
 use crate::startup::{NotPrepared, Startup};
-use tunnel_base::addresses::AddressClaim;
+use tunnel_base::addresses::owners::AddressClaim;
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ConfigMapPorts;
 use tunnel_base::policy::zone::Zone;
 use tunnel_net::listen::{Accept, TcpAccept};
 use tunnel_net::reload::{FileWatcher, Reload};
+use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::tls::handshake::TlsSocket;
-use tunnel_net::tls::verify::ServerTls;
 
 /// The kinds of listeners, in the order in which their tables are read.
 pub const LISTENERS: &[ListenerKind] = &[
@@ -241,7 +246,8 @@ impl BoundListener {
             let (proxies, protocol) = (access.proxies(), protocol(deps));
             let policy = access.policy(Some(deps.zone.clone()));
             let context = ListenerContext { listener: name, policy, ..deps.context.clone() };
-            let serving = deps.accepting.track_future(admission::run(protocol, listener, proxies, context));
+            let serving =
+                deps.accepting.track_future(client_handler::run(protocol, listener, proxies, context));
             deps.context.drain.spawn(info_span!("clients", listener = name), serving);
             None
         });

@@ -11,13 +11,15 @@ use tunnel::command::proxy::ProxyArgs;
 use tunnel::command::serve::{ServeArgs, Settings};
 use tunnel::command::{
     self, Args, Command, CommandError, Format, Role, completions, connect, exit_code, init, invitations,
-    is_wrong, proxy, service, sessions, ssh, status, token,
+    is_wrong, join, proxy, service, sessions, ssh, status, token,
 };
-use tunnel::config::live::ConfigFile;
+use tunnel::config::config_watch::ConfigFile;
 use tunnel::config::{ConfigError, Environment};
 use tunnel::edge::Edge;
 use tunnel::server::Server;
-use tunnel::startup::{NotPrepared, Signals, Startup, StartupErrorKind, StartupErrors, SystemdNotifier};
+use tunnel::startup::signals::Signals;
+use tunnel::startup::systemd::SystemdNotifier;
+use tunnel::startup::{NotPrepared, Startup, StartupErrorKind, StartupErrors};
 use tunnel_base::drain::Drained;
 use tunnel_base::logging::{LogError, LogLevel, LogSettings, Logs};
 use tunnel_net::fd_limit;
@@ -79,7 +81,7 @@ fn main() -> ExitCode {
             print_result(in_runtime(invitations::invite(command_args, &Environment::read(variable))))
         }
         Command::Join(command_args) => {
-            print_result(in_runtime(invitations::run(&command_args, variable, std::io::stdin())))
+            print_result(in_runtime(join::run(&command_args, variable, std::io::stdin())))
         }
         Command::Invitations(command_args) => {
             print_result(in_runtime(invitations::manage(command_args, &Environment::read(variable))))

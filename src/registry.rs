@@ -1,16 +1,18 @@
 //! Where a node is: the links of this server by node name, and the search for nodes at peers.
 
 pub mod balance;
+pub mod dns_search;
 pub mod history;
 pub mod links;
 pub mod nodes_at_peers;
+pub mod not_found_text;
 pub mod overview;
 pub mod peers;
 pub mod replace;
 pub mod search;
+pub mod waiters;
 
-use std::collections::{HashMap, HashSet};
-use std::fmt;
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
@@ -20,13 +22,15 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use crate::registry::dns_search::Dns;
 use crate::registry::links::{LinkRole, NodeLinks, Reason, Replaced};
 use crate::registry::nodes_at_peers::{NodeAtPeer, NodesAtPeers};
+use crate::registry::not_found_text::NodeNotFound;
 use crate::registry::peers::Peers;
-use crate::registry::peers::peer::PeerError;
 use crate::registry::replace::Conflicts;
-use crate::registry::search::{Dns, NodeQuery, Searches};
-use tunnel_base::addresses::{AddressClaim, ClaimSource};
+use crate::registry::search::{NodeQuery, Searches};
+use crate::registry::waiters::{NodeWaiter, NodeWaiters};
+use tunnel_base::addresses::owners::{AddressClaim, ClaimSource};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Host, Instance, NodeName};
 use tunnel_link::liveness::Suspicion;
@@ -214,121 +218,13 @@ impl Registry {
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
-// Waiters of nodes, by node name, so that a node that links wakes only its own waiters.
-//
-// The order is always: create a [`NodeWaiter`], check whether the node is linked, then wait. A waiter notices every
-// link after its creation, so none is lost between the check and the wait. A node's entry is created and removed under
-// one lock together with its count. Waking happens after the lock is released, on a handle taken under it, and at worst
-// wakes a waiter that has just left.
-
-/// The waiters of all nodes that are waited for.
-#[derive(Debug, Default)]
-pub(crate) struct NodeWaiters(Mutex<HashMap<NodeName, Waiters>>);
-
-/// The waiters of one node, woken when it links.
-#[derive(Debug)]
-struct Waiters {
-    wake: Arc<watch::Sender<()>>,
-    /// Number of waiters. It is counted under the lock, not read from the channel: two waiters that leave at the same
-    /// time would each still see the other's receiver, and the entry would stay forever.
-    count: usize,
-}
-
-/// A waiter for one node. It notices each link of the node after its creation.
-#[derive(Debug)]
-pub struct NodeWaiter<'a> {
-    awaited: &'a NodeWaiters,
-    node: NodeName,
-    wake_waiters: watch::Receiver<()>,
-}
-
-impl NodeWaiters {
-    pub(crate) fn arrival(&self, node: &NodeName) -> NodeWaiter<'_> {
-        let mut awaited = self.0.lock();
-        let new = || Waiters { wake: Arc::new(watch::Sender::new(())), count: 0 };
-        let waiting = awaited.entry(node.clone()).or_insert_with(new);
-        waiting.count += 1;
-        let wake_waiters = waiting.wake.subscribe();
-        drop(awaited);
-        NodeWaiter { awaited: self, node: node.clone(), wake_waiters }
-    }
-
-    pub(crate) fn wake(&self, node: &NodeName) {
-        let waiting = self.0.lock().get(node).map(|waiting| waiting.wake.clone());
-        if let Some(waiting) = waiting {
-            waiting.send_replace(());
-        }
-    }
-
-    /// Wakes every waiter, because any of the nodes may have linked.
-    pub(crate) fn wake_all(&self) {
-        let waiting: Vec<_> = self.0.lock().values().map(|waiting| waiting.wake.clone()).collect();
-        for waiting in waiting {
-            waiting.send_replace(());
-        }
-    }
-}
-
-impl NodeWaiter<'_> {
-    /// Waits until the node links; returns at once if it has linked since this waiter was created. Cancel safe.
-    pub async fn wait(&self) {
-        let mut wake_waiters = self.wake_waiters.clone();
-        if wake_waiters.changed().await.is_err() {
-            // Never reached: this waiter is counted, and the sender lives while the count is above 0.
-            std::future::pending::<()>().await;
-        }
-    }
-}
-
-impl Drop for NodeWaiter<'_> {
-    fn drop(&mut self) {
-        let mut awaited = self.awaited.0.lock();
-        if let Some(waiting) = awaited.get_mut(&self.node) {
-            waiting.count -= 1;
-            if waiting.count == 0 {
-                awaited.remove(&self.node);
-            }
-        }
-    }
-}
-
-// A node's link, as stored in the registry.
-
-/// A node that is linked to this server, with its link.
-#[derive(Debug, Clone)]
-pub struct LinkedNode {
-    /// The sending side of the link.
-    pub sender: Arc<LinkSender>,
-    /// The address that the edge connected from.
-    pub from: SocketAddr,
-    /// The addresses that the edge claims for its node.
-    pub ips: Arc<[IpAddr]>,
-}
-
-impl LinkedNode {
-    /// Returns the answer to a peer's `question` about this node. `own` is this server's process. It is reported for a
-    /// plain node, because this server is the end of that node's sessions.
-    fn found(&self, question: u64, own: Instance) -> Found {
-        Found {
-            here: true,
-            silence: self.sender.idle_for(),
-            instance: Some(self.sender.instance.unwrap_or(own)),
-            age: Some(self.sender.age()),
-            ips: self.ips.clone(),
-            ..Found::not_here(question)
-        }
-    }
-}
-
-// Finding a node: linked here, otherwise at a peer that has announced it, otherwise by asking all peers and DNS.
-
 /// A finder of nodes, here and at peers.
 #[derive(Debug)]
 pub struct Finder {
-    registry: Arc<Registry>,
+    pub(crate) registry: Arc<Registry>,
     /// This process.
-    own: Instance,
-    others: Option<FindPeers>,
+    pub(super) own: Instance,
+    pub(crate) others: Option<FindPeers>,
     /// Why servers that should be peers cannot be asked.
     unqueried_reason: Mutex<Option<UnqueriedReason>>,
 }
@@ -346,9 +242,9 @@ pub enum UnqueriedReason {
 
 /// The state that a server with peers needs to find nodes elsewhere.
 #[derive(Debug)]
-struct FindPeers {
-    peers: Arc<Peers>,
-    nodes: Arc<NodesAtPeers>,
+pub(crate) struct FindPeers {
+    pub(crate) peers: Arc<Peers>,
+    pub(super) nodes: Arc<NodesAtPeers>,
     searches: Searches,
 }
 
@@ -579,70 +475,29 @@ impl Finder {
 /// Time in which an edge usually links again after losing its link; its node counts as moving that long.
 pub(crate) const RELINK_WINDOW: Duration = Duration::from_secs(3);
 
-// Why a node was not found, as text.
-
-/// No server has the node: the peers that were asked, and their answers.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NodeNotFound {
-    /// Time since the node was last linked here, or to a peer; `None` if it was never seen, or is linked.
-    pub seen: Option<Duration>,
-    /// Why DNS returned no server, if DNS was queried.
-    pub dns: Option<String>,
-    /// Number of peers that answered that the node is not there.
-    pub queried_peers: usize,
-    /// The peers that could not be reached.
-    pub trouble: Vec<PeerError>,
-    /// Whether it was found, but as another process than the requested one.
-    pub another: bool,
-    /// Why servers that may have it were not asked.
-    pub unqueried_reason: Option<UnqueriedReason>,
+/// A node that is linked to this server, with its link.
+#[derive(Debug, Clone)]
+pub struct LinkedNode {
+    /// The sending side of the link.
+    pub sender: Arc<LinkSender>,
+    /// The address that the edge connected from.
+    pub from: SocketAddr,
+    /// The addresses that the edge claims for its node.
+    pub ips: Arc<[IpAddr]>,
 }
 
-impl NodeNotFound {
-    /// Returns true if no server remembers a link from that node; it may have no edge at all.
-    pub fn is_unknown_node(&self) -> bool {
-        self.seen.is_none() && !self.another
-    }
-
-    /// Returns true if the node was linked a moment ago and may be linking to another server.
-    pub fn is_moving(&self) -> bool {
-        self.seen.is_some_and(|seen| seen < RELINK_WINDOW)
-    }
-
-    /// Returns the complete message, to be placed after the node's name.
-    pub fn sentence(&self) -> String {
-        let seen = self.seen.map(|seen| format!(", last seen {} ago", short(seen))).unwrap_or_default();
-        format!("is not connected{seen}{self}")
-    }
-}
-
-impl fmt::Display for NodeNotFound {
-    /// Continues a message about the node, so each part starts with "; ".
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(dns) = &self.dns {
-            write!(f, "; {dns}")?;
+impl LinkedNode {
+    /// Returns the answer to a peer's `question` about this node. `own` is this server's process. It is reported for a
+    /// plain node, because this server is the end of that node's sessions.
+    pub(super) fn found(&self, question: u64, own: Instance) -> Found {
+        Found {
+            here: true,
+            silence: self.sender.idle_for(),
+            instance: Some(self.sender.instance.unwrap_or(own)),
+            age: Some(self.sender.age()),
+            ips: self.ips.clone(),
+            ..Found::not_here(question)
         }
-        match self.queried_peers {
-            0 => {}
-            1 => f.write_str("; not at 1 peer")?,
-            n => write!(f, "; not at {n} peers")?,
-        }
-        for trouble in &self.trouble {
-            write!(f, "; {trouble}")?;
-        }
-        if let Some(why) = self.unqueried_reason {
-            write!(f, "; this server did not ask the others, because {why}")?;
-        }
-        if self.another { f.write_str("; it is linked by another process") } else { Ok(()) }
-    }
-}
-
-/// A duration in its largest whole unit: `45s`, `3m`, `2h`.
-fn short(d: Duration) -> String {
-    match d.as_secs() {
-        s @ 0..120 => format!("{s}s"),
-        s @ 120..7200 => format!("{}m", s / 60),
-        s => format!("{}h", s / 3600),
     }
 }
 

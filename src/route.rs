@@ -8,13 +8,16 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tracing::info_span;
 
-use crate::registry::{Finder, NodeNotFound, NodeWaiter, NodeWaiters, Path, RELINK_WINDOW};
+use crate::registry::not_found_text::NodeNotFound;
+use crate::registry::waiters::{NodeWaiter, NodeWaiters};
+use crate::registry::{Finder, Path, RELINK_WINDOW};
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Host, Instance, NodeName, SessionId, Target};
 use tunnel_link::sender::LinkSender;
+use tunnel_link::table::pending::{OpenOutcome, Parked};
 use tunnel_link::table::session::Permit;
-use tunnel_link::table::stream::{OpenOutcome, Parked, Session};
+use tunnel_link::table::stream::Session;
 use tunnel_link::table::{SessionTable, TableFull};
 use tunnel_proto::frame::{Category, ErrorCode, Remote, SessionError};
 use tunnel_proto::state::LinkId;

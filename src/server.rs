@@ -5,39 +5,42 @@ pub mod config;
 pub mod config_files;
 pub(crate) mod edge_links;
 pub(crate) mod handshake_failures;
+pub(crate) mod interactive_links;
 pub mod invitations;
 pub(crate) mod link_denial;
 pub mod link_events;
 pub mod link_rates;
 pub mod links;
 pub(crate) mod listeners;
+pub(crate) mod load;
 pub mod peers;
 pub mod registry;
+mod shutdown;
 pub(crate) mod user_links;
 
+use crate::server::link_events::edge_access;
 use std::collections::BTreeSet;
-use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
-use futures_util::future::join_all;
 use rustix::system::uname;
 use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, info_span, warn};
 
-use crate::acceptor::{DialerRole, DirectDialer, SessionAcceptor, TargetDialer};
+use crate::acceptor::SessionAcceptor;
+use crate::acceptor::target_dialer::{DialerRole, DirectDialer, TargetDialer};
+use crate::admin::certificate_expiry::CertificateFiles;
 use crate::admin::page::AdminUsers;
-use crate::admin::readiness::{CertificateFiles, DRAINING_CONDITION, Readiness};
-use crate::admin::status::ServerView;
+use crate::admin::readiness::Readiness;
+use crate::admin::status::collect::ServerView;
 use crate::admin::{self, Admin, ProcessView};
 use crate::config::ConfigError;
-use crate::config::live::ConfigFile;
+use crate::config::config_watch::ConfigFile;
 use crate::config::server::{MEMORY, clients};
 use crate::invitations::SharedEnrolments;
 use crate::listener::access::{AccessPolicyBuilder, ListenerAccess, ListenerPolicies, bind_admin};
@@ -45,9 +48,10 @@ use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{self, ClientKey, ListenerContext};
 use crate::listener::{BoundListener, ListenerDeps, connect};
 use crate::parts::with_kubernetes;
+use crate::registry::Finder;
+use crate::registry::Registry;
+use crate::registry::dns_search::Dns;
 use crate::registry::peers::Peers;
-use crate::registry::search::Dns;
-use crate::registry::{Finder, Registry};
 use crate::route::SessionRouter;
 use crate::server::cluster::ClusterView;
 use crate::server::config::ServerConfig;
@@ -58,7 +62,7 @@ use crate::server::listeners::{OpenListeners, PreparedListener};
 use crate::server::user_links::UserLinks;
 use crate::session_io::grants::Grants;
 use crate::startup::{NotPrepared, Startup, StartupErrors};
-use tunnel_base::drain::{Drain, Drained};
+use tunnel_base::drain::Drain;
 use tunnel_base::logging::LogLevel;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::Instance;
@@ -73,7 +77,6 @@ use tunnel_net::limiter::FairLimiter;
 use tunnel_net::listen::TcpAccept;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::FileWatcher;
-use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::halves::WindowLimits;
 
 /// The addresses at which a server listens.
@@ -123,18 +126,18 @@ pub struct Server {
 
 /// The files and ports named by the config, prepared before anything runs.
 struct Prepared {
-    files: ServerFiles,
+    pub(crate) files: ServerFiles,
     /// For edges and peers.
     grpc: TcpAccept,
-    admin: admin::Listeners,
+    pub(crate) admin: admin::Listeners,
     /// The ports of both, each with its key.
     other_ports: Vec<(String, SocketAddr)>,
     /// For clients.
     listeners: Vec<PreparedListener>,
-    policies: AccessPolicyBuilder,
+    pub(crate) policies: AccessPolicyBuilder,
     /// Access of users' programs; `None` accepts none.
     users: Option<ListenerAccess>,
-    viewers: AdminUsers,
+    pub(crate) viewers: AdminUsers,
 }
 
 /// The state shared by the tasks of a server.
@@ -218,7 +221,7 @@ impl Server {
         let redirects = open.serve(listeners);
         registry::spawn_publisher(&settings, &files, &context, bound.grpc.port());
         context.spawn_admin(&settings, admin_ports, viewers, level, bound.grpc);
-        registry::spawn_balance(&context, &settings);
+        load::spawn_balance(&context, &settings);
         let admin_addr = admin_addr.map(tracing::field::display);
         let connect_addr = bound.connect().map(tracing::field::display);
         let proxies = settings.links.proxy_protocol.clone();
@@ -465,7 +468,7 @@ impl ServerContext {
         drain.spawn(info_span!("tokens"), revocations);
         drain.spawn(info_span!("upkeep"), table.clone().upkeep(self.pool.clone(), drain.clone()));
         drain.spawn(info_span!("grants"), self.grants.clone().follow(self.watcher.clone(), drain.clone()));
-        drain.spawn(info_span!("relays"), link_events::judge_relays(self.clone(), drain.clone()));
+        drain.spawn(info_span!("relays"), edge_access::judge_relays(self.clone(), drain.clone()));
         if let Some(enrolment) = &self.enrolment {
             let (changes, grants) = (enrolment.changes(), self.grants.clone());
             drain.spawn(info_span!("devices"), invitations::follow_devices(changes, grants, drain.clone()));
@@ -547,67 +550,3 @@ const LISTENERS_CONDITION: &str = "listeners";
 
 /// Receive windows of a server's sessions, in bytes.
 const WINDOWS: WindowLimits = WindowLimits { start: 64 * 1024, max: 4 << 20 };
-
-// Shuts a server down without aborting sessions that can resume elsewhere.
-
-impl Server {
-    /// Shuts the server down. It becomes unready and asks its edges to link elsewhere. With peers, it still accepts
-    /// clients for a moment, until balancers notice. Then it closes its listeners, and waits for sessions until the
-    /// deadline or until `at_once` completes.
-    pub async fn shutdown(self, at_once: impl Future<Output = ()>) -> Drained {
-        let ServerContext { registry, user_links, finder, readiness, stopping, drains, .. } = &*self.context;
-        let Drains { clients, publisher, links, admin } = drains;
-        let (at_once, deadline) = (at_once.shared(), self.drain_timeout);
-        let until = Instant::now() + deadline;
-        readiness.set(DRAINING_CONDITION, Err("stopping".into()));
-        info!(sessions = self.table.len(), timeout = ?deadline, "draining");
-        stopping.cancel();
-        // Started first, so that balancers stop sending clients here.
-        publisher.start();
-        registry.drain_all();
-        user_links.drain_all();
-        // From then on, traffic to nodes goes there directly, not to a listener that is about to close.
-        let _ = timeout(CLOSE_TIMEOUT.min(deadline), join_all(self.redirects)).await;
-        if self.context.peers.is_some() {
-            tokio::select! {
-                () = sleep(LISTEN_GRACE.min(deadline / 4)) => {}
-                () = at_once.clone() => {}
-            }
-        }
-        let left = until.saturating_duration_since(Instant::now());
-        let why = SessionError::new(ErrorCode::Overloaded, "the server is stopping");
-        let drained = clients.finish_after(left, at_once.clone(), self.table.end_all(&why)).await;
-        if let Drained::Aborted(left) = drained {
-            warn!(sessions_remaining = left, "drain timeout, aborting sessions");
-        }
-        tokio::select! {
-            () = wait_relayed(&self.table) => {}
-            () = sleep_until(until) => warn!("drain timeout, relayed sessions must find another path"),
-            () = at_once => {}
-        }
-        links.start();
-        self.table.end_all(&why).await;
-        publisher.finish(CLOSE_TIMEOUT, std::future::pending()).await;
-        registry.close_all();
-        user_links.close_all();
-        finder.close_links();
-        links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
-        admin.finish(CLOSE_TIMEOUT, std::future::pending()).await;
-        drained
-    }
-}
-
-/// Waits until the last bytes of clients are delivered, and peers' sessions with plain nodes have ended.
-async fn wait_relayed(table: &SessionTable) {
-    table.wait_delivered().await;
-    while table.relayed().0 > 0 {
-        sleep(POLL_INTERVAL).await;
-    }
-}
-
-/// How long balancers may still send clients to a server that is not ready.
-const LISTEN_GRACE: Duration = Duration::from_secs(2);
-/// Interval between checks whether relayed sessions have found another path.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Time for connections to end on their own at the very end.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);

@@ -1,26 +1,24 @@
 //! Collects everything that prevents a start, so that all errors are found and reported together before anything runs.
 
 pub mod admin_socket;
+pub mod signals;
+pub mod systemd;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
 use std::{fmt, io};
 
-use futures_util::future::OptionFuture;
-use sd_notify::NotifyState;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
-use crate::config::listen::AdminConfig;
+use crate::config::admin_listener::AdminConfig;
 use crate::config::{ConfigError, ConfigErrors, ParsedConfig, Spelling, Warning};
 use crate::startup::admin_socket::SocketDirs;
 use tunnel_base::files;
-use tunnel_net::listen::{Accept as _, BindError, TcpAccept, UnixAccept, share_port, try_congestion};
-use tunnel_net::reload;
-use tunnel_net::tls;
+use tunnel_net::listen::{Accept as _, BindError, TcpAccept, share_port, try_congestion};
 use tunnel_net::tls::certificate::{self, CertWarningKind};
+use tunnel_net::tls::pem;
+use tunnel_net::unix_accept::UnixAccept;
 
 /// A collector of startup errors. Everything that needs a file or a port gets it through here, and startup continues
 /// with the next item after an error.
@@ -215,7 +213,7 @@ impl Startup {
     /// Checks that a file's certificate is valid now; otherwise records an error. A file that cannot be read is
     /// recorded elsewhere.
     pub fn check_dates(&mut self, key: &str, path: &Path) {
-        let read = files::read(path).ok().and_then(|text| tls::certs(path, &text).ok());
+        let read = files::read(path).ok().and_then(|text| pem::certs(path, &text).ok());
         let leaf = read.and_then(|certs| certs.into_iter().next());
         let Some(summary) = leaf.and_then(|leaf| certificate::summary(&leaf).ok()) else { return };
         for odd in summary.oddities.into_iter().filter(|odd| odd.about != CertWarningKind::Kind) {
@@ -300,92 +298,6 @@ impl fmt::Display for StartupError {
         self.error.fmt(f)
     }
 }
-
-// Signals that end the process or reload its files.
-
-/// SIGTERM and SIGINT, which end the process, and SIGHUP, which reloads files.
-#[derive(Debug)]
-pub struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    /// `None` if a closed terminal must end the program.
-    hangup: Option<Signal>,
-}
-
-impl Signals {
-    /// Returns the signals for a program started from a terminal.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the system cannot install the handlers.
-    pub fn new() -> std::io::Result<Self> {
-        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        Ok(Self { terminate, interrupt, hangup: None })
-    }
-
-    /// Like [`Self::new`], but SIGHUP reloads the files.
-    ///
-    /// # Errors
-    ///
-    /// Like [`Self::new`].
-    pub fn of_daemon() -> std::io::Result<Self> {
-        Ok(Self { hangup: Some(signal(SignalKind::hangup())?), ..Self::new()? })
-    }
-
-    /// Waits for a signal that ends the program. Reloads the files on each SIGHUP. Cancel safe.
-    pub async fn next(&mut self) {
-        loop {
-            tokio::select! {
-                _ = self.terminate.recv() => return,
-                _ = self.interrupt.recv() => return,
-                _ = OptionFuture::from(self.hangup.as_mut().map(Signal::recv)), if self.hangup.is_some() => {
-                    info!(
-                        hint = "other config changes need a restart",
-                        "SIGHUP: reloading certificates, tokens, users, access rules and listeners"
-                    );
-                    reload::reload_now();
-                }
-            }
-        }
-    }
-}
-
-// Reports the service's state to systemd: ready, stopping, alive. Has no effect without systemd.
-
-/// A notifier for the systemd service that this process is, if it is one.
-#[derive(Debug, Clone, Copy)]
-pub struct SystemdNotifier;
-
-impl SystemdNotifier {
-    /// Reports that the service is ready, so that dependent units may start.
-    pub fn notify_ready(self) {
-        notify_systemd(&[NotifyState::Ready]);
-    }
-
-    /// Reports that the service is stopping, which may take as long as the drain timeout.
-    pub fn stops(self) {
-        notify_systemd(&[NotifyState::Stopping]);
-    }
-
-    /// Reports regularly that the runtime still runs tasks, if systemd watches that; never completes. Cancel safe.
-    pub async fn run_watchdog(self) {
-        let Some(within) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
-        // Twice within the timeout, so that a delayed notification does not kill the service.
-        let mut beat = tokio::time::interval((within / 2).max(MIN_WATCHDOG_INTERVAL));
-        loop {
-            beat.tick().await;
-            notify_systemd(&[NotifyState::Watchdog]);
-        }
-    }
-}
-
-/// Errors are ignored: systemd then acts on its own, and nothing else depends on it.
-fn notify_systemd(what: &[NotifyState<'_>]) {
-    let _ = sd_notify::notify(what);
-}
-
-/// Minimum interval between watchdog notifications.
-const MIN_WATCHDOG_INTERVAL: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {

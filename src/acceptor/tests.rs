@@ -8,11 +8,12 @@ use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use crate::acceptor::DialerRole;
+use crate::acceptor::target_dialer::DialerRole;
 use tunnel_base::names::{Instance, Target};
 use tunnel_base::policy::targets::Targets;
 use tunnel_link::sender::LinkSender;
-use tunnel_link::table::stream::{OpenOutcome, PendingOpen, Session};
+use tunnel_link::table::pending::{OpenOutcome, PendingOpen};
+use tunnel_link::table::stream::Session;
 use tunnel_link::table::{Event, SessionLimits, SessionTable};
 use tunnel_net::ByteStream;
 use tunnel_net::interfaces::{Addresses, LocalAddresses};

@@ -13,7 +13,9 @@ use tokio::time::Instant;
 use tracing::{Span, info_span};
 
 use crate::admin::readiness::Readiness;
-use crate::admin::{CONNECTIONS, NOT_FOUND, Reply, accept_limits, plain_text, ready, serve_connection};
+use crate::admin::responses::plain_text;
+use crate::admin::{CONNECTIONS, Reply, accept_limits, serve_connection};
+use crate::admin::{NOT_FOUND, ready};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_net::accept_loop::{self, Accepted, ConnectionHandler};

@@ -3,9 +3,9 @@
 //! The API is that of the admin socket. Users named in `admins` of `[server.clients]` may send the requests below. Each
 //! user may list the nodes that the rules permit her.
 
+use crate::admin::requester::LinkedUser;
 use std::convert::Infallible;
 use std::future::poll_fn;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,75 +19,15 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::time::timeout;
 use tracing::info;
 
-use crate::admin::nodes::NodesResponse;
-use crate::admin::{
-    Admin, AdminPortKind, HEAD_BYTES, HEAD_TIME, NOT_FOUND, ProcessView, Requester, json, plain_text,
-};
-use tunnel_base::logging::{AUDIT, printable};
-use tunnel_base::names::{ClientName, NodeName, UserName};
-use tunnel_base::policy::Rules;
+use crate::admin::NOT_FOUND;
+use crate::admin::requester::Requester;
+use crate::admin::responses::{json, plain_text};
+use crate::admin::{Admin, AdminPortKind, HEAD_BYTES, HEAD_TIME, ProcessView};
+use tunnel_base::logging::AUDIT;
+use tunnel_base::logging::printable::printable;
 use tunnel_link::table::stream::Session;
-use tunnel_net::socket::ByteStreamIo;
+use tunnel_net::byte_stream_io::ByteStreamIo;
 use tunnel_proto::frame::{ErrorCode, SessionError};
-
-/// The user whose program has sent a request over its link, with her rights at that moment.
-#[derive(Debug, Clone)]
-pub struct LinkedUser {
-    /// The user and her device, as the link has proved them.
-    pub client: ClientName,
-    /// Address of the device.
-    pub from: SocketAddr,
-    /// What users may reach.
-    pub rules: Rules,
-    /// Users who may send requests of operators.
-    pub admins: Vec<UserName>,
-}
-
-impl LinkedUser {
-    fn is_admin(&self) -> bool {
-        self.admins.contains(&self.client.user)
-    }
-
-    /// Returns why she may not send a request of operators.
-    fn refusal(&self) -> String {
-        format!(
-            "user {} is not in admins of [server.clients] of this server, and may only list nodes\n",
-            self.client.user
-        )
-    }
-
-    /// Returns true if a rule lets her reach the node at some port.
-    fn may_reach(&self, node: &NodeName) -> bool {
-        self.rules.allow_node(Some(self.client.user.as_str()), self.from.ip(), node)
-    }
-
-    /// Returns the part of a list of nodes that she may see. It reveals nothing about other nodes.
-    fn visible(&self, mut all: NodesResponse) -> NodesResponse {
-        let may_see = |name: &str| name.parse().is_ok_and(|node| self.may_reach(&node));
-        all.nodes.retain(|node| may_see(&node.name));
-        all.down.retain(|node| may_see(&node.name));
-        all.servers.iter_mut().for_each(|server| server.error = None);
-        all.count();
-        all
-    }
-}
-
-impl Requester {
-    /// Checks whether the requester may invite or revoke that user. The config makes admins, not the API: over a link, no
-    /// user gets or loses a device of an admin.
-    ///
-    /// # Errors
-    ///
-    /// Returns the reason for the refusal.
-    pub(crate) fn check_user(&self, user: Option<&UserName>) -> Result<(), String> {
-        match (self, user) {
-            (Self::Linked(linked), Some(user)) if linked.admins.contains(user) => Err(format!(
-                "user {user} is in admins of [server.clients]; invite or revoke her on a server's machine, where no link is used\n"
-            )),
-            _ => Ok(()),
-        }
-    }
-}
 
 impl Admin {
     /// Answers one request over the link of a user's program. Returns once the answer is sent, the session has ended, or

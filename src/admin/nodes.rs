@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::admin::Admin;
-use crate::admin::status::{DisconnectedStatus, ServerView};
+use crate::admin::status::DisconnectedStatus;
+use crate::admin::status::collect::ServerView;
 use crate::registry::history::UnlinkedNode;
 use crate::registry::links::NodeView;
 use crate::registry::peers::node_list::ListEnd;

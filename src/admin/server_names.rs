@@ -1,6 +1,6 @@
 //! The names of servers for operators: each server has one, on every page and in every list.
 
-use crate::admin::status::ServerView;
+use crate::admin::status::collect::ServerView;
 use crate::registry::peers::PeerHandle;
 use tunnel_base::names::{Instance, ServerName};
 

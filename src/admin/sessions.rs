@@ -8,9 +8,13 @@ use hyper::body::Incoming;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
-use crate::admin::{Admin, ProcessView, Requester, json, plain_text, read_json};
+use crate::admin::invitations::read_json;
+use crate::admin::requester::Requester;
+use crate::admin::responses::{json, plain_text};
+use crate::admin::{Admin, ProcessView};
 use crate::session_io::grants::{Grants, SessionSubject};
-use tunnel_base::logging::{AUDIT, printable};
+use tunnel_base::logging::AUDIT;
+use tunnel_base::logging::printable::printable;
 
 /// The JSON body of `POST /sessions/end`. Exactly one field is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,12 +7,13 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tracing_subscriber::layer::SubscriberExt;
 
-use crate::admin;
 use crate::admin::page::UserFuture;
 use crate::admin::readiness::ConditionStatus;
 use crate::admin::status::LinkStatus;
 use crate::admin::status::Status;
-use crate::registry::{Finder, LinkedNode, Registry};
+use crate::registry::Finder;
+use crate::registry::LinkedNode;
+use crate::registry::Registry;
 use crate::route::Uplinks;
 use crate::session_io::grants::Grants;
 use tunnel_base::drain::Drained;
@@ -25,6 +26,10 @@ use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::state::LinkId;
 
 use super::*;
+use crate::admin;
+use http::HeaderMap;
+use http::HeaderValue;
+use http::header::HOST;
 
 fn cloud(nodes: &[&str]) -> Admin {
     let registry = Registry::new(Metrics::server("", ""));

@@ -2,28 +2,19 @@
 //! their port.
 
 use std::fmt;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
 
-use bytes::Bytes;
-use http::{Method, Request};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
+use http::Method;
 use serde::de::DeserializeOwned;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::UnixStream;
-use tokio::time::timeout;
 
+use crate::command::admin_sockets::{Socket, ask, exchange, socket};
 use crate::command::connect::opener::no_link;
 use crate::command::{CommandError, client};
 use crate::config::Environment;
 use crate::route::RouteError;
-use crate::startup::admin_socket::SocketDirs;
 use crate::uplink::client::ClientLinks;
-use tunnel_base::logging::{one_line as clean, plain_text};
-use tunnel_net::socket::ByteStreamIo;
+use tunnel_base::logging::printable::one_line as clean;
+use tunnel_net::byte_stream_io::ByteStreamIo;
 use tunnel_proto::frame::ErrorCode;
 
 /// Where a command sends its requests.
@@ -160,149 +151,3 @@ fn choice(chosen: &str, others: &[&PathBuf]) -> String {
 
 /// How texts name the server of a link.
 const LINK: &str = "the server of your link (client.toml)";
-
-// The admin sockets of this machine.
-
-/// The admin socket of a process on this machine.
-pub(crate) struct Socket {
-    pub(crate) path: PathBuf,
-    /// Whether a process accepts this user's connection.
-    is_open: bool,
-    /// Whether a process listens there.
-    is_running: bool,
-    /// The sockets of other programs that run on this machine.
-    others: Vec<PathBuf>,
-}
-
-impl Socket {
-    /// Returns the sockets of all programs that run on this machine.
-    fn running(&self) -> impl Iterator<Item = &PathBuf> {
-        self.is_running.then_some(&self.path).into_iter().chain(&self.others)
-    }
-}
-
-/// Chooses the socket to query: the named one, otherwise the first default socket of a program with one of these names.
-/// Programs that respond come first, then programs that this user may not query, then programs that have ended.
-///
-/// # Errors
-///
-/// Returns an error if no socket is named, and none is found.
-pub(crate) async fn socket(
-    named: Option<PathBuf>,
-    names: &[&str],
-    env: &Environment,
-) -> Result<Socket, CommandError> {
-    if let Some(path) = named {
-        return Ok(Socket { path, is_open: true, is_running: true, others: Vec::new() });
-    }
-    let mut found = Vec::new();
-    for path in SocketDirs::of_user(env.runtime_dir.as_deref()).sockets(names) {
-        let state = match UnixStream::connect(&path).await.map_err(|cause| cause.kind()) {
-            Ok(_) => SocketState::Answers,
-            Err(io::ErrorKind::PermissionDenied) => SocketState::Denied,
-            Err(_) => SocketState::Ended,
-        };
-        found.push((state, path));
-    }
-    found.sort_by_key(|(state, _)| *state);
-    let running = found.iter().filter(|(state, _)| *state != SocketState::Ended);
-    let others = running.skip(1).map(|(_, path)| path.clone()).collect();
-    let first = found.into_iter().next();
-    let first = first.map(|(state, path)| Socket {
-        path,
-        is_open: state == SocketState::Answers,
-        is_running: state != SocketState::Ended,
-        others,
-    });
-    first.ok_or_else(|| {
-        let text = format!(
-            "no admin socket of {} found at the default paths; check that one of this user is running on this machine. Its log at \
-             the start contains the socket's path; set it with --socket=PATH, or run this as the user of the program",
-            if names.contains(&"edge") { "a server or edge" } else { "a server" },
-        );
-        CommandError::unavailable(text)
-    })
-}
-
-/// Whether the process at an admin socket answers. The best state comes first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum SocketState {
-    /// A process accepts the connection.
-    Answers,
-    /// This user may not connect.
-    Denied,
-    /// No process listens there.
-    Ended,
-}
-
-/// Sends one request with a body, which may be empty, and returns HTTP status and body of the response.
-///
-/// # Cancel safety
-///
-/// Not cancel safe: the request may have been executed.
-///
-/// # Errors
-///
-/// Returns an error if there is no response, or this user has no permission.
-pub(crate) async fn ask(
-    socket: &Path,
-    method: Method,
-    path: &str,
-    body: impl Into<Bytes>,
-) -> Result<(u16, String), CommandError> {
-    let failed = |cause: &dyn std::fmt::Display| {
-        CommandError::unavailable(format!("{} does not respond: {cause}", socket.display()))
-    };
-    let stream = UnixStream::connect(socket).await.map_err(|cause| match cause.kind() {
-        io::ErrorKind::PermissionDenied => CommandError::refused(format!(
-            "permission denied for {}; only the user that runs its program and root (sudo) may open it",
-            socket.display()
-        )),
-        io::ErrorKind::ConnectionRefused => {
-            failed(&"its program has ended; start it, or set another --socket")
-        }
-        io::ErrorKind::NotFound => failed(&"no such socket; start its program, or set another --socket"),
-        _ => failed(&cause),
-    })?;
-    exchange(stream, method, path, body.into()).await.map_err(|cause| failed(&cause))
-}
-
-/// Sends one request over a stream, like [`ask`]. Returns the response, or the reason why there is none. The other end
-/// may be any program, so its text cannot control a terminal.
-pub(crate) async fn exchange(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send,
-    method: Method,
-    path: &str,
-    body: Bytes,
-) -> Result<(u16, String), String> {
-    let exchange = async {
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        let mut request = Request::new(Full::new(body));
-        *request.method_mut() = method;
-        *request.uri_mut() = http::Uri::try_from(path).unwrap_or_default();
-        request.headers_mut().insert(http::header::HOST, http::HeaderValue::from_static("localhost"));
-        // Owns the sender, so that the connection ends with the response.
-        let answer = async move {
-            let answer = sender.send_request(request).await?;
-            let (head, body) = answer.into_parts();
-            let body = Limited::new(body, MAX_BYTES).collect().await;
-            Ok::<_, hyper::Error>((head.status.as_u16(), body.map(|body| body.to_bytes())))
-        };
-        // The connection is driven at the same time. If it ends first, the sender returns the error.
-        let (answer, _) = tokio::join!(answer, connection);
-        answer
-    };
-    match timeout(TIMEOUT, exchange).await {
-        Ok(Ok((status, Ok(body)))) => Ok((status, plain_text(&String::from_utf8_lossy(&body)))),
-        Ok(Ok((_, Err(cause)))) => Err(cause.to_string()),
-        Ok(Err(cause)) => Err(cause.to_string()),
-        Err(_) => Err(format!(
-            "no response within {TIMEOUT:?}; the process is stopped or overloaded: check its state and its log"
-        )),
-    }
-}
-
-/// Timeout for a complete response. A server with 20,000 nodes needs some time to list them.
-const TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum size of a response, for some 100,000 nodes.
-const MAX_BYTES: usize = 64 << 20;

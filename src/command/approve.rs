@@ -14,7 +14,7 @@ use tracing::{info, info_span};
 use crate::admin::health::{Watchdog, health};
 use crate::admin::readiness::Readiness;
 use crate::command::CommandError;
-use crate::command::admin_api::exchange;
+use crate::command::admin_sockets::exchange;
 use crate::config::Environment;
 use crate::config::cluster::ClusterSettings;
 use crate::parts::{self, with_kubernetes};

@@ -24,7 +24,7 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::info_span;
 
-use crate::command::admin_api::exchange;
+use crate::command::admin_sockets::exchange;
 use crate::command::init::folder_on_machine;
 use crate::command::{Role, shell_word};
 use crate::uplink::client::{ClientLinkConfig, ClientLinks, UserCredentials};
@@ -34,7 +34,8 @@ use page::serve;
 use tunnel_base::drain::Drain;
 use tunnel_net::listen::TcpAccept;
 use tunnel_net::pki::{CertificateAuthority, IssuedCert, PkiError};
-use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
+use tunnel_net::tls::params::TlsParams;
+use tunnel_net::tls::{ClientAuth, Identity, TlsServerConfig};
 
 /// Runs the demo until `stop` completes. With `check`, requests the page once over CONNECT and each additional module,
 /// and returns.

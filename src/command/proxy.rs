@@ -9,7 +9,7 @@ use tracing::{info, warn};
 use crate::command::connect::local;
 use crate::command::connect::opener::no_link;
 use crate::command::{CommandError, Format, client};
-use crate::startup::SystemdNotifier;
+use crate::startup::systemd::SystemdNotifier;
 use crate::uplink::client::ClientLinks;
 use crate::uplink::proxy::{UserProxy, bind_shared};
 use tunnel_net::listen::TcpAccept;

@@ -7,7 +7,7 @@ use clap::ArgAction;
 use tracing::warn;
 
 use crate::command::{Format, Role};
-use crate::config::live::{ConfigFile, tell_warnings};
+use crate::config::config_watch::{ConfigFile, tell_warnings};
 use crate::config::{Environment, Warning};
 use crate::edge::Edge;
 use crate::edge::config::EdgeConfig;

@@ -8,10 +8,11 @@ use serde::Serialize;
 use crate::admin::sessions::{EndedSessions, SessionSelection};
 use crate::admin::status::{SessionStatus, Status};
 use crate::command::admin_api::{AdminApi, query};
-use crate::command::status::{Table, bytes, duration};
+use crate::command::format::{bytes, duration};
+use crate::command::table::Table;
 use crate::command::{CommandError, Format, examples, json};
 use crate::config::Environment;
-use tunnel_base::logging::one_line as clean;
+use tunnel_base::logging::printable::one_line as clean;
 
 /// Arguments of `tunnel sessions`.
 #[derive(Debug, Clone, clap::Args)]

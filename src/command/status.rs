@@ -1,7 +1,6 @@
 //! `tunnel status`: the current state of a server or edge, as a table for people.
 
 use std::cmp::Reverse;
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,9 +12,11 @@ use crate::admin::nodes::NodesResponse;
 use crate::admin::readiness::ConditionStatus;
 use crate::admin::status::{LinkStatus, Status};
 use crate::command::admin_api::{AdminApi, query};
+use crate::command::format::{bytes, duration, round_trip};
+use crate::command::table::Table;
 use crate::command::{CommandError, Format};
 use crate::config::Environment;
-use tunnel_base::logging::{one_line as clean, plain_text};
+use tunnel_base::logging::printable::{one_line as clean, plain_text};
 
 /// The format of the list of nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -282,74 +283,6 @@ fn links(title: &'static str, links: &[LinkStatus], now: f64) -> String {
         ]);
     }
     table.to_string()
-}
-
-// Tables with aligned columns.
-
-/// A table of text with aligned columns, printed by commands.
-#[derive(Debug)]
-pub(crate) struct Table {
-    rows: Vec<Vec<String>>,
-}
-
-impl Table {
-    pub(crate) fn new(titles: &[&str]) -> Self {
-        Self { rows: vec![titles.iter().map(|title| (*title).to_owned()).collect()] }
-    }
-
-    pub(crate) fn row(&mut self, cells: Vec<String>) {
-        self.rows.push(cells);
-    }
-}
-
-impl fmt::Display for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or_default();
-        let cells = |column: usize| self.rows.iter().filter_map(move |row| row.get(column));
-        let width = |column| cells(column).map(|cell| cell.chars().count()).max().unwrap_or_default();
-        let widths: Vec<usize> = (0..columns).map(width).collect();
-        for (number, row) in self.rows.iter().enumerate() {
-            if number > 0 {
-                f.write_str("\n")?;
-            }
-            let line: String =
-                row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}  ")).collect();
-            f.write_str(line.trim_end())?;
-        }
-        Ok(())
-    }
-}
-
-// Durations, sizes and untrusted texts, formatted for people.
-
-/// Formats seconds in their two largest units: `45s`, `3m20s`, `5h12m`, `12d3h`.
-pub(crate) fn duration(seconds: f64) -> String {
-    let whole = seconds.max(0.0) as u64;
-    let (days, hours, minutes) = (whole / 86_400, whole / 3600 % 24, whole / 60 % 60);
-    match (days, hours, minutes) {
-        (0, 0, 0) => format!("{whole}s"),
-        (0, 0, _) => format!("{minutes}m{}s", whole % 60),
-        (0, ..) => format!("{hours}h{minutes}m"),
-        _ => format!("{days}d{hours}h"),
-    }
-}
-
-/// Formats seconds as milliseconds, with as many digits as are significant.
-pub(crate) fn round_trip(seconds: f64) -> String {
-    let millis = seconds * 1000.0;
-    if millis < 10.0 { format!("{millis:.2} ms") } else { format!("{millis:.0} ms") }
-}
-
-/// Formats bytes in a suitable unit.
-pub(crate) fn bytes(count: u64) -> String {
-    let mut value = count as f64;
-    for unit in ["B", "KiB", "MiB", "GiB"] {
-        if value < 1024.0 {
-            return if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") };
-        }
-        value /= 1024.0;
-    }
-    format!("{value:.1} TiB")
 }
 
 #[cfg(test)]

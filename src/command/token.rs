@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::command::file_edit::FileEdit;
 use crate::command::init::{random_token, tls_note};
-use crate::command::status::Table;
+use crate::command::table::Table;
 use crate::command::{CommandError, Format, Role, examples, json};
 use crate::config::Environment;
 use crate::server::config::ServerConfig;

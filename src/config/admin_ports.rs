@@ -1,11 +1,13 @@
 //! Keys of a process's ports for operators, which servers and edges share.
 
+use crate::config::value::forms;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::WarningKind;
+use crate::config::diagnostics::Diagnostics;
 use crate::config::table::ConfigTable;
-use crate::config::{Diagnostics, WarningKind, value};
 
 /// `[server.links] and [edge.uplink]`: ports for operators.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -14,20 +16,20 @@ pub struct AdminPorts {
     /// Address (ip:port) of the admin listener: health, metrics and status page. Requests must use an address or
     /// localhost as Host; with any other Host only /livez, /readyz and /metrics are served. No edge dials it. If no key
     /// sets it and another program has the port, the process runs without it.
-    #[serde(deserialize_with = "value::listen_address")]
+    #[serde(deserialize_with = "forms::listen_address")]
     pub admin_listen: SocketAddr,
     /// Address (ip:port) of /metrics, /livez and /readyz only, for Prometheus and probes; a server has /metrics/nodes
     /// there, too. At an edge it is the only port of the edge itself that clients may reach, so that a Prometheus can
     /// connect through the tunnel. Default: none; the admin listener serves them too.
     ///
     /// Example: `"127.0.0.1:9011"`
-    #[serde(deserialize_with = "value::listen_address")]
+    #[serde(deserialize_with = "forms::listen_address")]
     pub metrics_listen: Option<SocketAddr>,
     /// Address (ip:port) of gRPC's debugging services for gRPC's own clients, channelz and reflection. They list links
     /// with addresses and counts, without TLS or a password.
     ///
     /// Example: `"127.0.0.1:5000"`
-    #[serde(deserialize_with = "value::listen_address")]
+    #[serde(deserialize_with = "forms::listen_address")]
     pub channelz_listen: Option<SocketAddr>,
     /// Whether no key sets `admin_listen`. The process then starts without it if the port is not available.
     #[serde(skip)]

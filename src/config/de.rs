@@ -15,9 +15,10 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 use toml::de::{DeTable, DeValue};
 
+use crate::config::diagnostics::Diagnostics;
 use crate::config::table::ConfigTable;
+use crate::config::value;
 use crate::config::value::suggestion;
-use crate::config::{Diagnostics, value};
 
 impl ConfigTable<'_> {
     /// Reads the keys that are fields of `T`. A key that is absent or has an error, which is recorded, keeps its
@@ -368,7 +369,7 @@ mod tests {
     use serde::Deserialize;
 
     use super::*;
-    use crate::config::value::{Bytes, Count, Millis};
+    use crate::config::value::forms::{Bytes, Count, Millis};
     use crate::config::{Environment, ParsedConfig, Secret};
 
     #[derive(Debug, Default, PartialEq, Deserialize)]

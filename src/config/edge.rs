@@ -1,5 +1,6 @@
 //! Tables of an edge's config, except those of its listener.
 
+use crate::config::value::forms;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,10 +10,11 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
 use crate::config::admin_ports::AdminPorts;
-use crate::config::listen;
+use crate::config::diagnostics::Diagnostics;
+use crate::config::listen_tls;
 use crate::config::table::ConfigTable;
-use crate::config::value::{Bytes, Millis};
-use crate::config::{self, DAY, Diagnostics, Environment, MIN_MEMORY, Secret, WarningKind, value};
+use crate::config::value::forms::{Bytes, Millis};
+use crate::config::{self, DAY, Environment, MIN_MEMORY, Secret, WarningKind, value};
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::targets::Targets;
 
@@ -39,10 +41,10 @@ pub struct UplinkConfig {
     /// from the old one to the new one. Re-read when it changes. No default.
     ///
     /// Required: `"/etc/tunnel/token/token"`
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     pub token_file: Option<PathBuf>,
     /// File (PEM) of the CAs that may sign the servers' certificate. Re-read when it changes.
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     pub ca: PathBuf,
     /// Name or address that the certificate of every server must contain. Default: the host of each entry of servers.
     ///
@@ -66,7 +68,7 @@ pub struct UplinkConfig {
     /// that is not allowed. Default: the system's, net.ipv4.tcp_congestion_control.
     ///
     /// Example: `"bbr"`
-    #[serde(deserialize_with = "value::filled_text")]
+    #[serde(deserialize_with = "forms::filled_text")]
     pub congestion: Option<String>,
     /// `HTTPS_PROXY`: URL of the proxy to dial through.
     #[serde(skip)]
@@ -235,7 +237,7 @@ impl<'de> Deserialize<'de> for ServerTarget {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected =
             "expected the server's host:port, for example tunnel.example.org:9000 or [fd00::1]:9000";
-        let text: String = value::filled_text(deserializer)?;
+        let text: String = forms::filled_text(deserializer)?;
         let (host, port) = text.rsplit_once(':').ok_or_else(|| D::Error::custom(expected))?;
         if let (Some(host), Ok(port)) = (template(host), port.parse()) {
             return Ok(Self(Target { host, port }));
@@ -291,8 +293,6 @@ pub(crate) fn allow(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> All
     allow
 }
 
-// The table `edge.target_tls`: TLS to targets.
-
 /// `[edge.target_tls]`: TLS to targets, for clients of the servers' HTTPS ports (`[server.https]`, mode = "terminate").
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(default)]
@@ -301,25 +301,25 @@ pub struct TargetTlsConfig {
     /// those ports acts with this certificate: restrict them there with client_ca and names. Re-read when it changes.
     ///
     /// Example: `"/etc/tunnel/certs/apiserver-kubelet-client.crt"`
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     pub cert: Option<PathBuf>,
     /// File (PEM) of its private key. Re-read when it changes.
     ///
     /// Example: `"/etc/tunnel/certs/apiserver-kubelet-client.key"`
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     pub key: Option<PathBuf>,
     /// File (PEM) of the CAs that may sign targets' certificates. Targets on loopback are always trusted, as their
     /// traffic cannot be intercepted; all others require this key. Re-read when it changes. No default.
     ///
     /// Example: `"/etc/tunnel/certs/cluster-ca.crt"`
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     pub ca: Option<PathBuf>,
 }
 
 pub(crate) fn target_tls(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> TargetTlsConfig {
     let mut table = edge.table("target_tls", report);
     let tls: TargetTlsConfig = table.fields(report);
-    listen::require_pair(&table, report);
+    listen_tls::require_pair(&table, report);
     table.close(&tls, report);
     tls
 }

@@ -6,6 +6,8 @@ pub mod invitations;
 pub mod peers;
 pub mod registry;
 
+use crate::config::access;
+use crate::config::value::forms;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,10 +15,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::config::admin_ports::AdminPorts;
-use crate::config::listen;
+use crate::config::diagnostics::Diagnostics;
 use crate::config::table::ConfigTable;
-use crate::config::value::{self, Bytes, Count, Millis};
-use crate::config::{self, DAY, Diagnostics, Environment, MIN_MEMORY, WarningKind};
+use crate::config::value::forms::{Bytes, Count, Millis};
+use crate::config::{self, DAY, Environment, MIN_MEMORY, WarningKind};
 use tunnel_base::names::ServerName;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::{Glob, Networks};
@@ -33,7 +35,7 @@ pub struct LinkListenerConfig {
     /// Example: `"eu-1"`
     pub name: Option<ServerName>,
     /// Address (ip:port) that edges link to: gRPC, always over TLS.
-    #[serde(deserialize_with = "value::listen_address")]
+    #[serde(deserialize_with = "forms::listen_address")]
     pub listen: SocketAddr,
     /// Networks or addresses of load balancers in front of that port. Each of their connections must begin with a PROXY
     /// header (v1 or v2) that contains the client's address; a connection without one is closed.
@@ -49,13 +51,13 @@ pub struct LinkListenerConfig {
     /// that is not allowed. Default: the system's, net.ipv4.tcp_congestion_control.
     ///
     /// Example: `"bbr"`
-    #[serde(deserialize_with = "value::filled_text")]
+    #[serde(deserialize_with = "forms::filled_text")]
     pub congestion: Option<String>,
     /// File (PEM) of the private key for that TLS. Re-read when it changes.
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     pub key: PathBuf,
     /// File (PEM) of its certificate chain, leaf first. Re-read when it changes.
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     pub cert: PathBuf,
     /// File of lines "node:token" that edges must match; "default:token" applies to all other nodes. A line without a
     /// token ("node:") rejects its node, even with a certificate. With "default" any edge can take any other name. That
@@ -64,12 +66,12 @@ pub struct LinkListenerConfig {
     /// Within 10 s of a change, links with tokens that were removed are closed, and their sessions with them. A file
     /// that is missing, empty, or has no token at all changes nothing. To change a token without cutting sessions, run
     /// `tunnel token rotate`: "node:NEW previous=OLD" accepts both tokens until the edge has the new one.
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     pub token_file: PathBuf,
     /// File (PEM) of the CA that signs servers' certificates, with which servers authenticate each other. Re-read when
     /// it changes. Not required while there is only one server. Once it exists, a caller that presents
     /// another certificate than a server's is rejected.
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     pub peer_ca: PathBuf,
 }
 
@@ -190,7 +192,7 @@ pub(crate) fn links(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Li
     let mut table = cloud.table("links", report);
     let mut links: LinkListenerConfig = table.fields(report);
     links.ports = AdminPorts::read(&mut table, report);
-    listen::warn_trusted(&table, &links.proxy_protocol, report);
+    access::warn_trusted(&table, &links.proxy_protocol, report);
     table.close(&links, report);
     links
 }
@@ -233,8 +235,6 @@ const CLIENTS: usize = 4;
 
 /// Upper limit; more than a process can have sockets for.
 const MAX_SESSIONS: usize = 10_000_000;
-
-// The table `server.tls`: versions and cipher suites of TLS at the server's ports.
 
 /// `[server.tls]`: the TLS versions and cipher suites that a server accepts.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]

@@ -14,9 +14,10 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::config::cluster;
+use crate::config::diagnostics::Diagnostics;
 use crate::config::superedge::rows::{Change, EDGE, Row, SERVER};
 use crate::config::value::{ValueError, suggestion};
-use crate::config::{Diagnostics, Environment, ParsedConfig, WarningKind, value};
+use crate::config::{Environment, ParsedConfig, WarningKind, value};
 use crate::parts;
 
 use Change::{Dropped, Filled, List, Port, Split, TlsVersion};

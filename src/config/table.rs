@@ -7,8 +7,9 @@ use serde::Serialize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::config::diagnostics::Diagnostics;
 use crate::config::value;
-use crate::config::{Diagnostics, Environment, superedge};
+use crate::config::{Environment, superedge};
 
 /// A table whose keys are requested one by one. [`ConfigTable::finish`] records an error for each key that was never
 /// requested.

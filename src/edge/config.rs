@@ -1,13 +1,16 @@
 //! Config of an edge, read from the table `edge`.
 
+use crate::config::admin_listener;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use crate::config::access::AuthConfig;
+use crate::config::admin_listener::AdminConfig;
+use crate::config::diagnostics::Diagnostics;
 use crate::config::edge::{self, AllowConfig, EdgeSessions, TargetTlsConfig, UplinkConfig};
 use crate::config::kubernetes::{self, EdgeCsrConfig};
-use crate::config::listen::{self, AdminConfig, AuthConfig};
 use crate::config::table::ConfigTable;
-use crate::config::{self, ConfigErrors, Diagnostics, Environment, ParsedConfig, Warning};
+use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
 use crate::listener::http_proxy::{self, EdgeProxyConfig};
 
 /// The validated config of an edge: the tables below `[edge]`, and values of the environment.
@@ -89,7 +92,7 @@ impl EdgeConfig {
         let csr = kubernetes::edge_csr(&mut table, node_ip, env, report);
         let uplink = edge::uplink(&mut table, env, node_ip, csr.is_some(), report);
         let ports = ("uplink.admin_listen", &uplink.ports);
-        let admin = listen::admin(&mut table, "edge", ports, env, report);
+        let admin = admin_listener::admin(&mut table, "edge", ports, env, report);
         let session = edge::session(&mut table, report);
         let allow = edge::allow(&mut table, report);
         let pod_ip = config::address("POD_IP", env.pod_ip.as_deref(), report);

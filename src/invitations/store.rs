@@ -2,21 +2,15 @@
 //! a Secret.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::path::PathBuf;
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
 
-use crate::etcd::{EtcdAccess, EtcdConnection, EtcdEndpoints};
 use crate::invitations::subject::Subject;
-use crate::publish;
 use tunnel_base::names::{ClientName, NodeName};
-use tunnel_net::resolver::Resolver;
 
 /// Invitations, and the tokens of nodes and devices that have used one. Times are seconds since 1970.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -412,131 +406,6 @@ const KEY_ID_BYTES: usize = 5;
 /// Maximum number of open invitations: operators create one for each machine being set up.
 const MAX_OPEN: usize = 1000;
 
-// A text that all servers of a cloud share and may change: in a file, in etcd, or in a Secret of Kubernetes.
-
-/// The store of the text of the [`Enrolments`], shared by all servers: a file, etcd, or a Secret of Kubernetes.
-pub trait SharedState: fmt::Debug + Send {
-    /// Reads the text.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the store does not respond or denies access.
-    fn read(&mut self) -> BoxFuture<'_, Result<Revision, SharedStateError>>;
-
-    /// Writes the text if it has not changed since `seen`. Returns false, without writing, if another server changed
-    /// it. Not cancel safe: if the call is dropped, the text may or may not be written.
-    ///
-    /// # Errors
-    ///
-    /// Like [`Self::read`]; after an error the text may or may not be written.
-    fn write<'a>(
-        &'a mut self,
-        seen: &'a Revision,
-        text: Vec<u8>,
-    ) -> BoxFuture<'a, Result<bool, SharedStateError>>;
-}
-
-/// Error reading or writing the shared text of invitations and tokens. Only its text is used.
-pub type SharedStateError = Box<dyn std::error::Error + Send + Sync>;
-
-/// The text of the [`Enrolments`] as read from its store. It is given back when writing, to detect another server's
-/// change.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Revision {
-    /// The text; empty if none was written yet.
-    pub text: Vec<u8>,
-    /// Version number in the store; empty if the text does not exist, or if the store compares the text itself.
-    pub version: String,
-}
-
-// A shared text in a file, on a disk that the servers share.
-
-/// The enrolment state in a file, on a disk that all servers share.
-#[derive(Debug, Clone)]
-pub struct FileSharedState(PathBuf);
-
-impl FileSharedState {
-    /// Creates the store without reading. A lock file and a temporary file are created next to the file.
-    pub fn new(file: PathBuf) -> Self {
-        Self(file)
-    }
-}
-
-impl SharedState for FileSharedState {
-    fn read(&mut self) -> BoxFuture<'_, Result<Revision, SharedStateError>> {
-        let file = self.0.clone();
-        Box::pin(async move {
-            let text = publish::in_background(move || publish::content(&file)).await?;
-            Ok(Revision { text: text.unwrap_or_default(), version: String::new() })
-        })
-    }
-
-    fn write<'a>(
-        &'a mut self,
-        seen: &'a Revision,
-        text: Vec<u8>,
-    ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
-        let (file, seen) = (self.0.clone(), seen.clone());
-        let write = move || {
-            publish::make_directory(&file);
-            let _held = publish::lock(&file)?;
-            if publish::content(&file)?.unwrap_or_default() != seen.text {
-                return Ok(false);
-            }
-            publish::replace(&file, OWNER_ONLY, &text).map(|()| true)
-        };
-        Box::pin(async { Ok(publish::in_background(write).await?) })
-    }
-}
-
-/// Mode of a new file.
-const OWNER_ONLY: u32 = 0o600;
-
-// A shared text in one key of etcd.
-
-/// The enrolment state in a key of an etcd cluster.
-#[derive(Debug)]
-pub struct EtcdSharedState {
-    /// The members of the cluster.
-    members: EtcdEndpoints,
-    key: Vec<u8>,
-}
-
-impl EtcdSharedState {
-    /// Creates the store without connecting.
-    pub fn new(access: EtcdAccess, key: &str, resolver: Resolver) -> Self {
-        Self { members: EtcdEndpoints::of(access, resolver), key: key.as_bytes().to_vec() }
-    }
-}
-
-impl SharedState for EtcdSharedState {
-    fn read(&mut self) -> BoxFuture<'_, Result<Revision, SharedStateError>> {
-        Box::pin(async move {
-            let key = &self.key;
-            let get = |member: EtcdConnection| async move { member.get(key.clone()).await };
-            let found = self.members.call(get).await?;
-            let revision = |(text, changed): (_, i64)| Revision { text, version: changed.to_string() };
-            Ok(found.map(revision).unwrap_or_default())
-        })
-    }
-
-    fn write<'a>(
-        &'a mut self,
-        seen: &'a Revision,
-        text: Vec<u8>,
-    ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
-        Box::pin(async move {
-            let last_changed = seen.version.parse().unwrap_or(0);
-            let (key, text) = (&self.key, &text);
-            let swap = |member: EtcdConnection| async move {
-                member.swap(key.clone(), last_changed, text.clone()).await
-            };
-            // After a retry whose response was lost, this may be false although this process wrote the text.
-            Ok(self.members.call(swap).await?)
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -820,43 +689,5 @@ mod tests {
         assert!(!text.contains("\"secret\"") && !text.contains("\"token\""), "{text}");
         assert_eq!(Enrolments::parse(b" \n"), Ok(Enrolments::default()));
         assert!(Enrolments::parse(b"{\"nodes\":[]}").unwrap_err().contains("not written by a server"));
-    }
-}
-
-#[cfg(test)]
-mod file_tests {
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt as _;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn only_one_of_several_concurrent_writers_of_a_revision_succeeds() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("shared");
-        let mut cells: Vec<_> = (0..8).map(|_| FileSharedState::new(path.clone())).collect();
-        let seen = cells[0].read().await.unwrap();
-        assert_eq!(seen, Revision::default());
-        let writes = cells.iter_mut().enumerate().map(|(n, cell)| {
-            let seen = seen.clone();
-            async move { cell.write(&seen, n.to_string().into_bytes()).await.unwrap() }
-        });
-        let written = futures_util::future::join_all(writes).await;
-        assert_eq!(written.iter().filter(|written| **written).count(), 1, "{written:?}");
-        let winner = written.iter().position(|written| *written).unwrap().to_string();
-        assert_eq!(cells[1].read().await.unwrap().text, winner.as_bytes());
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-    }
-
-    #[tokio::test]
-    async fn the_stores_directory_is_created_unless_its_parent_is_missing() {
-        let place = tempfile::tempdir().unwrap();
-        let mut cell = FileSharedState::new(place.path().join("new/shared"));
-        assert!(cell.write(&Revision::default(), b"a".to_vec()).await.unwrap());
-        let mode = fs::metadata(place.path().join("new")).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o700);
-        let mut cell = FileSharedState::new(place.path().join("no/such/shared"));
-        let message = cell.write(&Revision::default(), b"a".to_vec()).await.unwrap_err().to_string();
-        assert!(message.contains("check that its directory exists"), "{message}");
     }
 }

@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use futures_util::future::BoxFuture;
 
-use crate::invitations::store::{FileSharedState, Revision};
+use crate::invitations::shared_text::{FileSharedState, Revision};
 use tunnel_base::names::NodeName;
 use tunnel_net::pki::CertificateAuthority;
 
@@ -254,4 +254,20 @@ async fn an_emptied_store_revokes_no_node_and_accepts_no_invitation() {
     assert!(servers[0].read_store().await.unwrap_err().to_string().contains("the store is empty"));
     assert!(servers[0].invite(&node(), None, HOUR, "test").await.is_err());
     assert_eq!(servers[0].known().proves(&name(), &token(1)), Some(true));
+}
+
+/// A link's judge asks it, so a device that is revoked between the check of its token and the listing of its link gets
+/// no link.
+#[tokio::test]
+async fn a_device_is_joined_with_its_token_until_it_is_revoked() {
+    let place = tempfile::tempdir().unwrap();
+    let server = servers(place.path(), 1).remove(0);
+    let code = server.invite(&"alice/".parse().unwrap(), None, HOUR, "test").await.unwrap().code;
+    let [laptop, other] = [1, 2].map(|n| server.device("alice/laptop".parse().unwrap(), &token(n)));
+    assert!(!laptop.is_joined());
+    join(&server, &code.secret(), "alice/laptop", &token(1)).await.unwrap();
+    assert!(laptop.is_joined() && !other.is_joined());
+    let changes = server.changes();
+    assert!(server.revoke(&"alice/laptop".parse().unwrap(), "test").await.unwrap());
+    assert!(!laptop.is_joined() && changes.has_changed().unwrap(), "and what depends on it is judged again");
 }

@@ -12,8 +12,9 @@ use tracing::info;
 
 use crate::admin;
 use crate::admin::page::{AdminUsers, UserFuture};
+use crate::config::access::{AccessConfig, AuthConfig};
+use crate::config::admin_listener::AdminConfig;
 use crate::config::admin_ports::AdminPorts;
-use crate::config::listen::{AccessConfig, AdminConfig, AuthConfig};
 use crate::config::server::Tls;
 use crate::listener::admission::AccessPolicy;
 use crate::listener::admission::basis::ClientIdentity;
@@ -22,7 +23,7 @@ use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_base::policy::Networks;
 use tunnel_base::policy::zone::Zone;
 use tunnel_net::reload::{FileWatcher, Reload};
-use tunnel_net::tls::verify::ClientCertificate;
+use tunnel_net::tls::client_certificate::ClientCertificate;
 
 /// Builds the access policies of listeners. Tables that name the same user file share its checker, and failed logins at
 /// any of their ports count together.

@@ -1,7 +1,10 @@
 //! Passwords of clients: the users, and the checks, which are limited.
 
+mod failed_logins;
+pub(crate) mod recent_logins;
+
+use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
-use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -15,8 +18,9 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
+use crate::listener::auth::failed_logins::{LoginThrottle, ThrottleKey};
+use crate::listener::auth::recent_logins::LoginCache;
 use crate::listener::denial::{Denial, NAME_CHARS};
-use tunnel_net::fair_map::FairMap;
 use tunnel_net::limiter::{FairLimiter, Limits, Source};
 use tunnel_net::reload::Reload;
 
@@ -235,137 +239,5 @@ const MAX_WAITING_LOGINS: usize = 256;
 /// Timeout for a waiting login, which is then denied as busy.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-// Cache of logins that succeeded within the last minute and need no second check.
-
-/// A cache of fingerprints of successful logins with their times, oldest first.
-#[derive(Debug, Default)]
-pub(crate) struct LoginCache {
-    since: HashMap<u128, Instant>,
-    order: VecDeque<(Instant, u128)>,
-}
-
-impl LoginCache {
-    pub(crate) fn contains(&self, print: u128, now: Instant) -> bool {
-        self.since.get(&print).is_some_and(|since| now.saturating_duration_since(*since) < LOGIN_TTL)
-    }
-
-    pub(crate) fn add(&mut self, print: u128, now: Instant) {
-        while let Some((since, oldest)) = self.order.front().copied() {
-            if self.order.len() < MAX_CACHED_LOGINS && now.saturating_duration_since(since) < LOGIN_TTL {
-                break;
-            }
-            self.order.pop_front();
-            // Keep an entry that has been renewed since.
-            if self.since.get(&oldest) == Some(&since) {
-                self.since.remove(&oldest);
-            }
-        }
-        self.since.insert(print, now);
-        self.order.push_back((now, print));
-    }
-}
-
-/// Lifetime of a cached login. It saves a bcrypt check for each of many short connections.
-pub(crate) const LOGIN_TTL: Duration = Duration::from_secs(60);
-
-/// Maximum number of cached logins, about 100 bytes each.
-const MAX_CACHED_LOGINS: usize = 16 * 1024;
-
-// Counts wrong passwords, and delays sources with too many.
-
-/// Wrong passwords of the last minute, by source and user.
-///
-/// A source that tries many names does not push out the failures of others.
-#[derive(Debug)]
-struct LoginThrottle(FairMap<Source, ThrottleKey, FailureCounter>);
-
-/// A source, and a keyed hash of a user name.
-type ThrottleKey = (Source, u64);
-
-/// The number of recent failures of one source and user.
-#[derive(Debug)]
-struct FailureCounter {
-    failed: u32,
-    since: Instant,
-}
-
-impl LoginThrottle {
-    /// Creates a throttle without failures.
-    fn new() -> Self {
-        Self(FairMap::new(MAX_KEYS))
-    }
-
-    /// Returns true if this source and user failed too often, so that their next password must not be checked yet.
-    fn check(&self, who: &ThrottleKey, now: Instant) -> bool {
-        let recent = |count: &&FailureCounter| now.saturating_duration_since(count.since) < THROTTLE_WINDOW;
-        self.0.get(who).filter(recent).is_some_and(|count| count.failed >= MAX_WRONG_PASSWORDS)
-    }
-
-    /// Records a failure.
-    fn add(&mut self, who: ThrottleKey, now: Instant) {
-        let Some(count) = self.0.renew(&who, now) else {
-            self.0.insert(&who.0.clone(), who, FailureCounter { failed: 1, since: now }, now);
-            return;
-        };
-        if now.saturating_duration_since(count.since) >= THROTTLE_WINDOW {
-            (count.failed, count.since) = (0, now);
-        }
-        count.failed += 1;
-    }
-
-    /// Removes the failures after a correct password.
-    fn forget(&mut self, who: &ThrottleKey) {
-        self.0.remove(who);
-    }
-}
-
-/// Maximum number of entries (source and user); about 300 bytes each.
-const MAX_KEYS: usize = 4096;
-
-/// Wrong passwords within [`THROTTLE_WINDOW`] after which no more are checked until it ends.
-const MAX_WRONG_PASSWORDS: u32 = 10;
-
-const THROTTLE_WINDOW: Duration = Duration::from_secs(60);
-
 #[cfg(test)]
 mod tests;
-
-#[cfg(test)]
-mod recent_tests {
-    use super::*;
-
-    #[test]
-    fn the_login_cache_is_bounded_and_expires() {
-        let (mut recent, now) = (LoginCache::default(), Instant::now());
-        for print in 0..3 * MAX_CACHED_LOGINS as u128 {
-            recent.add(print, now);
-            recent.add(print, now);
-            assert!(recent.contains(print, now));
-        }
-        assert!(recent.since.len() <= MAX_CACHED_LOGINS && recent.order.len() <= MAX_CACHED_LOGINS);
-        assert!(!recent.contains(3 * MAX_CACHED_LOGINS as u128 - 1, now + LOGIN_TTL));
-    }
-}
-
-#[cfg(test)]
-mod failures_tests {
-    use super::*;
-
-    fn source(last: u8) -> Source {
-        Source::of([10, 0, 0, last].into())
-    }
-
-    #[test]
-    fn failures_of_one_source_evict_only_its_own() {
-        let (mut failures, now) = (LoginThrottle::new(), Instant::now());
-        for _ in 0..MAX_WRONG_PASSWORDS {
-            failures.add((source(1), 0), now);
-        }
-        for name in 0..3 * MAX_KEYS as u64 {
-            failures.add((source(2), name), now);
-        }
-        assert!(failures.check(&(source(1), 0), now));
-        failures.forget(&(source(1), 0));
-        assert!(!failures.check(&(source(1), 0), now));
-    }
-}

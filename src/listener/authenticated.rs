@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::net::{TcpStream, UnixStream};
 use tracing::Span;
 
-use crate::config::listen::ListenerTlsConfig;
+use crate::config::listen_tls::ListenerTlsConfig;
 use crate::config::server::{Tls, TlsVersion};
 use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::admission::heads::MAX_PENDING;
@@ -18,9 +18,11 @@ use crate::session_io::tls::TlsPort;
 use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::Reload;
+use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::tls::handshake::TlsSocket;
-use tunnel_net::tls::verify::ServerTls;
-use tunnel_net::tls::{self, ClientAuth, Identity, TlsParams, TlsServerConfig};
+use tunnel_net::tls::params::TlsParams;
+use tunnel_net::tls::pem;
+use tunnel_net::tls::{ClientAuth, Identity, TlsServerConfig};
 use tunnel_proto::frame::Category;
 
 /// A listener over TLS. A client that presents a certificate is identified by its names.
@@ -105,8 +107,6 @@ impl<F: ListenerProtocol<UnixStream>> ListenerProtocol<UnixStream> for UnixListe
     }
 }
 
-// The files of a listener's TLS.
-
 impl ListenerTlsConfig {
     /// Returns the files, with the keys that name them.
     pub(crate) fn files(&self) -> Vec<ListenerFile> {
@@ -124,10 +124,10 @@ impl ListenerTlsConfig {
         let offer = tls_params(tls, startup);
         let keys = ["cert", "key", "client_ca"].map(|file| self.key(file));
         // Each file separately, so that all errors are noted.
-        let has_cert = startup.check_file(&keys[0], cert, |text| tls::certs(cert, text));
-        let has_key = startup.check_file(&keys[1], key, |text| tls::private_key(key, text));
+        let has_cert = startup.check_file(&keys[0], cert, |text| pem::certs(cert, text));
+        let has_key = startup.check_file(&keys[1], key, |text| pem::private_key(key, text));
         let ca = client_ca.as_ref();
-        let has_ca = ca.is_none_or(|ca| startup.check_file(&keys[2], ca, |text| tls::certs(ca, text)));
+        let has_ca = ca.is_none_or(|ca| startup.check_file(&keys[2], ca, |text| pem::certs(ca, text)));
         if !(has_cert && has_key && has_ca) {
             return Err(NotPrepared);
         }

@@ -1,5 +1,6 @@
 //! The CONNECT listener: `CONNECT <node>:<port>`, followed by the session's bytes.
 
+use crate::config::listen_tls;
 use std::convert::Infallible;
 use std::future::{Pending, pending, poll_fn};
 use std::io;
@@ -22,20 +23,23 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf};
 use tracing::{Span, field, info_span, warn};
 
-use crate::config::listen::{self, AccessConfig, AuthMethods, ListenerTlsConfig, PortTls};
-use crate::config::value;
+use crate::config::access::{AccessConfig, AuthMethods};
+use crate::config::listen;
+use crate::config::listen_tls::{ListenerTlsConfig, PortTls};
+use crate::config::value::forms;
 use crate::listener::admission::heads::{HEAD_BYTES, HEAD_FIELDS};
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, OpenRequest};
 use crate::listener::denial::{
-    Denial, NO_SSH, SSH, automatic_response, bad_head, header_failure, new_trace, reject_http2, reject_ssh,
-    trace_of, written,
+    Denial, NO_SSH, SSH, automatic_response, bad_head, header_failure, reject_http2, reject_ssh, written,
 };
+use crate::listener::trace_id::{new_trace, trace_of};
 use crate::listener::{
     BoundListener, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, ListenerTables, single,
 };
 use crate::startup::NotPrepared;
 use tunnel_base::names::{NameError, Target};
-use tunnel_net::socket::{Connection, Hooked, ReadHook};
+use tunnel_net::hooked::{Hooked, ReadHook};
+use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Category;
 
 /// `[server.connect]`: the CONNECT listener for users and their tools, such as ssh. Its access rules are the defaults of
@@ -46,13 +50,13 @@ pub struct ConnectConfig {
     /// Address (ip:port) where clients request node:port with HTTP CONNECT. Required.
     ///
     /// Required: `"127.0.0.1:2222"`
-    #[serde(deserialize_with = "value::listen_address")]
+    #[serde(deserialize_with = "forms::listen_address")]
     pub listen: SocketAddr,
     /// Address (ip:port) of a second port without TLS, for programs that know none, such as nc and corkscrew. Their
     /// passwords cross the network unencrypted. Requires cert. Default: none.
     ///
     /// Example: `"127.0.0.1:2223"`
-    #[serde(deserialize_with = "value::listen_address")]
+    #[serde(deserialize_with = "forms::listen_address")]
     pub plain_listen: Option<SocketAddr>,
     /// TLS of `listen`, if it has any.
     #[serde(skip)]
@@ -89,7 +93,7 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
     connect.tls = ListenerTlsConfig::read(&mut table, report);
     let methods = AuthMethods { password: true, tls: PortTls::of(connect.tls.as_ref()) };
     connect.access = AccessConfig::read(&mut table, methods, &AccessConfig::default(), report);
-    listen::require_names(&table, report);
+    listen_tls::require_names(&table, report);
     if table.has("plain_listen") && !table.has("cert") {
         let expected = "set cert and key, or remove it, because listen is without TLS already";
         table.error("plain_listen", Some("set, but cert is not".to_owned()), expected, report);
@@ -310,8 +314,6 @@ fn server() -> http1::Builder {
 fn established(version: Version) -> Bytes {
     format!("{version:?} 200 Connection established\r\n\r\n").into()
 }
-
-// Converts the head of a CONNECT request into an open request.
 
 /// Returns the open request that a head contains.
 ///

@@ -1,13 +1,17 @@
 //! The egress listener: where kube-apiserver sends CONNECT, over mutual TLS or a Unix socket.
 
+use crate::config::listen_tls;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::listen::{self, AccessConfig, AuthMethods, ListenAddress, ListenerTlsConfig, PortTls};
+use crate::config::access::{AccessConfig, AuthMethods};
+use crate::config::diagnostics::Diagnostics;
+use crate::config::listen::{self, ListenAddress};
+use crate::config::listen_tls::{ListenerTlsConfig, PortTls};
 use crate::config::table::ConfigTable;
-use crate::config::{Diagnostics, value};
+use crate::config::value::forms;
 use crate::listener::authenticated::UnixListenerProtocol;
 use crate::listener::connect::Connect;
 use crate::listener::{BoundListener, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, single};
@@ -27,17 +31,17 @@ struct EgressKeys {
     /// Required: `"[::]:8000"`
     listen: Option<ListenAddress>,
     /// File (PEM) of the certificate chain presented to clients, leaf first. Re-read when it changes.
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     cert: PathBuf,
     /// File (PEM) of its private key.
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     key: PathBuf,
     /// File (PEM) of the CA that signs clients' certificates. Re-read when it changes. Clients without such a
     /// certificate are denied; clients with one need no password, and its name is their user in rules and in the log.
     /// Default: none, no certificate is requested, with a warning as for `[server.connect]`.
     ///
     /// Example: `"/etc/tunnel/certs/egress-ca.crt"`
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     client_ca: Option<PathBuf>,
 }
 
@@ -145,7 +149,7 @@ fn port(
     let certificates = ListenerTlsConfig { table: table.key(""), cert, key, client_ca };
     let proofs = AuthMethods { password: true, tls: PortTls::of(Some(&certificates)) };
     let access = AccessConfig::read(table, proofs, inherited, report);
-    listen::require_names(table, report);
+    listen_tls::require_names(table, report);
     let listen = listen?;
     access.warn_if_open(table.key("listen"), listen, proofs, "every node", report);
     Some(EgressConfig::Port { listen, certificates, access })

@@ -15,9 +15,11 @@ use tokio::sync::watch;
 use tokio_rustls::rustls::ClientConfig;
 use tracing::{Span, field, info_span};
 
-use crate::config::listen::{AccessConfig, AuthMethods, PortTls};
+use crate::config::access::{AccessConfig, AuthMethods};
+use crate::config::diagnostics::Diagnostics;
+use crate::config::listen_tls::PortTls;
 use crate::config::table::ConfigTable;
-use crate::config::{Diagnostics, value};
+use crate::config::value::forms;
 use crate::listener::access::ListenerAccess;
 use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, OpenRequest};
@@ -46,7 +48,7 @@ use tunnel_proto::frame::Category;
 #[serde(default)]
 struct HttpKeys {
     /// Address of the ports.
-    #[serde(deserialize_with = "value::ip")]
+    #[serde(deserialize_with = "forms::ip")]
     listen_ip: IpAddr,
     /// The ports, and the target that a node dials for each: "port" = "host:port", or "host" as in `[server.https]`.
     /// Default: none.

@@ -1,5 +1,8 @@
 //! The HTTP proxy: CONNECT, and plain requests with an absolute URL. Each request is authorized separately.
 
+use crate::config::listen_tls;
+use crate::config::value::forms;
+use crate::listener::client_handler;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -12,12 +15,15 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tracing::{Span, field, info, info_span};
 
-use crate::config::listen::{self, AccessConfig, AuthConfig, AuthMethods, ListenerTlsConfig, PortTls};
+use crate::config::access::{AccessConfig, AuthConfig, AuthMethods};
+use crate::config::diagnostics::Diagnostics;
+use crate::config::listen;
+use crate::config::listen_tls::{ListenerTlsConfig, PortTls};
 use crate::config::table::ConfigTable;
-use crate::config::{Diagnostics, Environment, WarningKind, value};
+use crate::config::{Environment, WarningKind};
 use crate::listener::access::{AccessPolicyBuilder, ListenerAccess, ListenerPolicies};
 use crate::listener::admission::{
-    self, Admission, HandshakeOutcome, ListenerContext, ListenerProtocol, OpenRequest,
+    Admission, HandshakeOutcome, ListenerContext, ListenerProtocol, OpenRequest,
 };
 use crate::listener::connect::Connect;
 use crate::listener::denial::Denial;
@@ -27,9 +33,10 @@ use crate::listener::{BoundListener, ListenerConfig, ListenerFile, ListenerKind,
 use crate::startup::{NotPrepared, Startup};
 use tunnel_base::names::{NameError, Target};
 use tunnel_base::policy::Glob;
+use tunnel_net::hooked::{Hooked, ReadHook};
 use tunnel_net::listen::TcpAccept;
 use tunnel_net::reload::FileWatcher;
-use tunnel_net::socket::{Connection, Hooked, ReadHook};
+use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Category;
 
 /// `[server.http_proxy]`: HTTP proxy: CONNECT as in `[server.connect]`, and plain requests (GET http://node:port/…),
@@ -40,7 +47,7 @@ pub struct HttpProxyConfig {
     /// Address (ip:port) of the proxy. Required.
     ///
     /// Required: `"127.0.0.1:8080"`
-    #[serde(deserialize_with = "value::listen_address")]
+    #[serde(deserialize_with = "forms::listen_address")]
     pub listen: SocketAddr,
     /// TLS of the port, if it has any.
     #[serde(skip)]
@@ -76,7 +83,7 @@ fn read(
     proxy.tls = ListenerTlsConfig::read(&mut table, report);
     let methods = AuthMethods { password: true, tls: PortTls::of(proxy.tls.as_ref()) };
     proxy.access = AccessConfig::read(&mut table, methods, inherited, report);
-    listen::require_names(&table, report);
+    listen_tls::require_names(&table, report);
     if is_set {
         proxy.access.warn_if_open(table.key("listen"), proxy.listen, methods, "every node", report);
         check_superedge_variables(&proxy.access, env, report);
@@ -120,8 +127,6 @@ impl ListenerConfig for HttpProxyConfig {
     }
 }
 
-// The proxy of an edge, for programs at its node.
-
 /// `[edge.http_proxy]`: HTTP proxy for programs on this node: CONNECT host:port, and plain requests.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
@@ -129,7 +134,7 @@ pub struct EdgeProxyConfig {
     /// Address (ip:port) of the proxy. Required.
     ///
     /// Required: `"127.0.0.1:3128"`
-    #[serde(deserialize_with = "value::listen_address")]
+    #[serde(deserialize_with = "forms::listen_address")]
     pub listen: SocketAddr,
     /// The hosts that are nodes.
     ///
@@ -190,15 +195,13 @@ impl EdgeProxy {
         policies.watch(files);
         let context = ListenerContext { listener: KIND.name, policy: access.policy(None), ..context };
         let drain = context.drain.clone();
-        drain.spawn(info_span!("clients"), admission::run(Proxy, listener, proxies, context));
+        drain.spawn(info_span!("clients"), client_handler::run(Proxy, listener, proxies, context));
         policies.policies()
     }
 }
 
 /// The table of an edge's proxy.
 pub(crate) const EDGE_KEY: &str = "edge.http_proxy";
-
-// The protocol.
 
 /// The protocol of an HTTP proxy listener: CONNECT, and plain HTTP requests.
 #[derive(Debug)]

@@ -1,36 +1,32 @@
 //! The HTTPS listener: a port of this server stands for one port of every node. The client's TLS or its request names
 //! the node.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use crate::config::listen_tls;
+use crate::config::value::forms;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio_rustls::rustls::ClientConfig;
-use tracing::{Span, debug, field, info_span};
 
-use crate::config::listen::{self, AccessConfig, AuthMethods, ListenerTlsConfig, PortTls};
+use crate::config::WarningKind;
+use crate::config::access::{AccessConfig, AuthMethods};
+use crate::config::diagnostics::Diagnostics;
+use crate::config::listen_tls::{ListenerTlsConfig, PortTls};
 use crate::config::table::ConfigTable;
-use crate::config::{Diagnostics, WarningKind, value};
-use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
 use crate::listener::authenticated::TlsListenerProtocol;
-use crate::listener::denial::Denial;
 use crate::listener::http::{NodePort, NodePortConfig, NodePorts, bind, by_text, node_ports, warn_if_open};
+use crate::listener::passthrough::Passthrough;
 use crate::listener::{
     BoundListener, FileKind, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, ListenerTables,
     single,
 };
 use crate::startup::{NotPrepared, Startup, StartupErrorKind};
-use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::CertificateGlob;
 use tunnel_base::policy::ports::PortTarget;
 use tunnel_net::reload::Reload;
-use tunnel_net::socket::Connection as _;
-use tunnel_net::tls::client_hello::{ClientHello, NotTls};
-use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
+use tunnel_net::tls::{Identity, TlsClientConfig, Trust, pem};
 use tunnel_proto::frame::Category;
 
 /// `[server.https]`: ports that stand for one port of every node, for TLS: kube-apiserver reaches each kubelet at 10250
@@ -53,7 +49,7 @@ struct HttpsKeys {
     /// cannot be reached. The access log contains the reason.
     mode: Mode,
     /// Address of the ports.
-    #[serde(deserialize_with = "value::ip")]
+    #[serde(deserialize_with = "forms::ip")]
     listen_ip: IpAddr,
     /// The ports, and the target that a node dials for each: "port" = "host:port"; 127.0.0.1 is the node's own. With
     /// "terminate", "host" means the port in each request's Host, on the node itself. At the node's address,
@@ -65,10 +61,10 @@ struct HttpsKeys {
     #[serde(serialize_with = "by_text")]
     ports: NodePorts,
     /// For "terminate": file (PEM) of the certificate chain presented to clients, leaf first. Re-read when it changes.
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     cert: PathBuf,
     /// For "terminate": file (PEM) of its private key.
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     key: PathBuf,
     /// For "terminate": file (PEM) of the CA that signs clients' certificates. Every accepted client acts at every
     /// target with the edge's certificate, and so has exec at every kubelet. Set the CA of kube-apiserver's
@@ -76,7 +72,7 @@ struct HttpsKeys {
     /// client_ca no certificate is requested, with a warning unless allow_from is set. Default: none.
     ///
     /// Example: `"/etc/tunnel/certs/client-ca.crt"`
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     client_ca: Option<PathBuf>,
     /// For "terminate": file (PEM) of a certificate with which this server itself speaks TLS to targets, through the
     /// session. Edges then need no certificate. It can be the proxy-client certificate that `[server.csr]` issues.
@@ -84,18 +80,18 @@ struct HttpsKeys {
     /// address. Re-read when it changes. Default: none, the edge speaks TLS to the target.
     ///
     /// Example: `"/var/lib/tunnel/pki/proxy-client.pem"`
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     target_cert: Option<PathBuf>,
     /// File (PEM) of its private key. Default: the file target_cert.
     ///
     /// Example: `"/var/lib/tunnel/pki/proxy-client.pem"`
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     target_key: Option<PathBuf>,
     /// File (PEM) of the CA that signs the targets' certificates, each of which must contain its node's name. Required
     /// with target_cert, unless target_insecure_skip_verify is true. No default.
     ///
     /// Example: `"/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"`
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     target_ca: Option<PathBuf>,
     /// Whether targets are trusted without verification, such as kubelets with self-signed certificates. Anyone between
     /// an edge and its kubelet can then impersonate the kubelet.
@@ -197,7 +193,7 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
     }
     let access = AccessConfig::read(&mut table, proofs, &tables.inherited, report);
     if requests_certificates {
-        listen::require_names(&table, report);
+        listen_tls::require_names(&table, report);
     }
     let named = !access.names.is_empty() && !access.names.iter().any(CertificateGlob::matches_everything);
     let targets = target_identity(&table, &keys, requests_certificates && named, report);
@@ -321,10 +317,10 @@ fn target_tls_config(
     let TargetIdentity { cert, key, ca } = shown.clone();
     let keys = ["cert", "key", "ca"].map(|file| format!("server.https.target_{file}"));
     let [has_cert, has_key] = [
-        startup.check_file(&keys[0], &cert, |text| tls::certs(&cert, text)),
-        startup.check_file(&keys[1], &key, |text| tls::private_key(&key, text)),
+        startup.check_file(&keys[0], &cert, |text| pem::certs(&cert, text)),
+        startup.check_file(&keys[1], &key, |text| pem::private_key(&key, text)),
     ];
-    let has_ca = ca.as_ref().is_none_or(|ca| startup.check_file(&keys[2], ca, |text| tls::certs(ca, text)));
+    let has_ca = ca.as_ref().is_none_or(|ca| startup.check_file(&keys[2], ca, |text| pem::certs(ca, text)));
     if !(has_cert && has_key && has_ca) {
         return Err(NotPrepared);
     }
@@ -332,151 +328,4 @@ fn target_tls_config(
     let trust = ca.map_or(Trust::NoVerify, Trust::Ca);
     let client = TlsClientConfig { trust, identity, alpn: vec![b"http/1.1".to_vec()] };
     startup.collect(StartupErrorKind::Config, &[&keys[0]], client.load())
-}
-
-// The passthrough listener: TLS for a target at the node that the ClientHello names. Only the ClientHello is read; TLS
-// stays between client and target.
-
-/// A port of `[server.https.ports]` that passes TLS through.
-#[derive(Debug)]
-pub struct Passthrough {
-    /// The target that the named node dials.
-    pub target: Target,
-}
-
-impl ListenerProtocol<TcpStream> for Passthrough {
-    type Connection = TcpStream;
-
-    /// Not `Https`, because the edge would then use TLS to the target itself.
-    fn category(&self) -> Category {
-        Category::Tcp
-    }
-
-    fn span(&self, from: SocketAddr) -> Span {
-        info_span!("passthrough", client = %from, trace_id = field::Empty, session = field::Empty)
-    }
-
-    fn rejection_bytes(&self, denial: &Denial, _trace: &str) -> Bytes {
-        denial.alert()
-    }
-
-    async fn handshake(
-        &self,
-        mut socket: TcpStream,
-        admission: &mut Admission,
-    ) -> HandshakeOutcome<TcpStream> {
-        let Hello { name, bytes } = match read_hello(&mut socket).await {
-            Ok(hello) => hello,
-            Err(reason) => {
-                debug!(reason, "no TLS ClientHello");
-                return HandshakeOutcome::Failed { reason, socket: Some(socket) };
-            }
-        };
-        let Some(opened) = admission.open_at(socket.remote_reset(), node(name), &self.target).await else {
-            return HandshakeOutcome::Failed { reason: "reset_while_opening", socket: None };
-        };
-        match opened {
-            Ok(session) => HandshakeOutcome::Opened { session, socket, buffered: bytes },
-            Err(denied) => match socket.write_all(&denied.denial.alert()).await {
-                Ok(()) => HandshakeOutcome::Closed(Some(socket)),
-                Err(_) => HandshakeOutcome::Failed { reason: "reset", socket: None },
-            },
-        }
-    }
-}
-
-/// The first TLS message of a client of a [`Passthrough`] port.
-#[derive(Debug)]
-struct Hello {
-    /// The name in its SNI.
-    name: Option<String>,
-    /// All bytes read, to be sent to the target.
-    bytes: Bytes,
-}
-
-/// Reads until the ClientHello is complete. The error is a fixed label for metrics.
-async fn read_hello(socket: &mut TcpStream) -> Result<Hello, &'static str> {
-    let mut bytes = BytesMut::with_capacity(FIRST_READ);
-    loop {
-        let room = HELLO_BYTES - bytes.len();
-        match (&mut *socket).take(room as u64).read_buf(&mut bytes).await {
-            Ok(0) if room == 0 => return Err("client_hello_too_large"),
-            Ok(0) => return Err("client_hello_missing"),
-            Ok(_) => {}
-            Err(_) => return Err("reset"),
-        }
-        if let Some(hello) = ClientHello::parse(&bytes).map_err(|NotTls| "not_tls")? {
-            return Ok(Hello { name: hello.server_name, bytes: bytes.freeze() });
-        }
-    }
-}
-
-/// Returns the node that a server name identifies.
-fn node(name: Option<String>) -> Result<NodeName, Denial> {
-    let host: Host = name.ok_or(Denial::NoServerName)?.parse()?;
-    host.node().ok_or(Denial::NoServerName)
-}
-
-/// Maximum length of a ClientHello in bytes. Those of browsers and Go are below 2 KiB; one with many tickets fits too.
-const HELLO_BYTES: usize = 16 * 1024;
-
-/// Size of the first read in bytes, enough for nearly every ClientHello.
-const FIRST_READ: usize = 2048;
-
-#[cfg(test)]
-mod tests {
-    use tokio::net::TcpListener;
-
-    use super::*;
-
-    /// Sends these bytes in pieces, closes the connection, and returns the result of reading the ClientHello.
-    async fn read(bytes: &[u8], piece: usize) -> Result<Hello, &'static str> {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (client, accepted) =
-            tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
-        let (mut client, mut server) = (client.unwrap(), accepted.unwrap().0);
-        client.set_nodelay(true).unwrap();
-        let send = async {
-            for piece in bytes.chunks(piece) {
-                if client.write_all(piece).await.is_err() {
-                    break;
-                }
-            }
-            let _ = client.shutdown().await;
-        };
-        tokio::join!(read_hello(&mut server), send).0
-    }
-
-    #[tokio::test]
-    async fn input_without_a_client_hello_is_rejected_with_its_reason() {
-        // Records of a handshake message of 65,535 bytes, which is never completed.
-        let mut long = Vec::new();
-        for n in 0..20 {
-            let head: &[u8] = if n == 0 { &[1, 0, 0xff, 0xff] } else { &[0; 4] };
-            long.extend([&[22, 3, 1, 4, 0], head, &[0; 1020]].concat());
-        }
-        for (bytes, reason) in [
-            (&b""[..], "client_hello_missing"),
-            (&long[..100], "client_hello_missing"),
-            (b"GET / HTTP/1.1\r\nHost: node1\r\n\r\n", "not_tls"),
-            (b"SSH-2.0-client\r\n", "not_tls"),
-            (&[22, 3, 1, 0, 4, 2, 0, 0, 0], "not_tls"),
-            (&long, "client_hello_too_large"),
-        ] {
-            assert_eq!(read(bytes, 1000).await.unwrap_err(), reason, "{reason}");
-        }
-    }
-
-    #[test]
-    fn a_server_name_is_the_node_of_that_name_in_any_spelling() {
-        for (name, meant) in
-            [("Node1.example.org.", "node1.example.org"), ("7.9", "7.9"), ("192.0.2.1", "192.0.2.1")]
-        {
-            assert_eq!(node(Some(name.to_owned())).unwrap().as_str(), meant);
-        }
-        for (name, status) in [(None, 421), (Some("pod"), 421), (Some("127.0.0.1"), 421), (Some("a b"), 400)]
-        {
-            assert_eq!(node(name.map(str::to_owned)).unwrap_err().status(), status, "{name:?}");
-        }
-    }
 }

@@ -1,6 +1,9 @@
 //! The intercept listener: connections to nodes' addresses that the kernel redirects here. Clients are unaware of it:
 //! they connected to the node, and the kernel reports the original destination.
 
+mod claim_log;
+mod node_searches;
+mod presence;
 mod reconciler;
 
 use std::collections::{BTreeSet, HashMap};
@@ -17,24 +20,26 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{Span, debug, field, info_span};
 
-use crate::config::listen::{AccessConfig, AuthMethods, PortTls};
+use crate::config::access::{AccessConfig, AuthMethods};
+use crate::config::diagnostics::Diagnostics;
+use crate::config::listen_tls::PortTls;
 use crate::config::table::ConfigTable;
-use crate::config::{self, Diagnostics, Environment};
+use crate::config::{self, Environment};
 use crate::intercept::{InterceptError, InterceptRules, NftTable, original_destination};
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
 use crate::listener::intercept::reconciler::PreparedIntercept;
 use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, single};
-use crate::registry::NodeNotFound;
+use crate::registry::not_found_text::NodeNotFound;
 use crate::route::RouteError;
 use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_base::names::{NodeName, Target};
 use tunnel_base::policy::ports::{ConfigMapPorts, KUBELET};
 use tunnel_base::policy::{Networks, canonical_ip};
 use tunnel_base::serde_forms::Port;
-use tunnel_net::dial;
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::listen::TcpAccept;
+use tunnel_net::mark;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Category;
 
@@ -202,8 +207,6 @@ const AUTH_METHODS: AuthMethods = AuthMethods { password: false, tls: PortTls::U
 
 const MAX_NAME: usize = 64;
 
-// Binding.
-
 impl ListenerConfig for InterceptConfig {
     fn name(&self) -> &'static str {
         KIND.name
@@ -227,7 +230,7 @@ impl ListenerConfig for InterceptConfig {
                 return Err(NotPrepared);
             }
         };
-        dial::set(self.mark.mark);
+        mark::set(self.mark.mark);
         let intercepted = Arc::new(NodesByAddress::default());
         let mut prepared =
             Some(PreparedIntercept { table, intercepted: intercepted.clone(), settings: self.clone() });
@@ -319,8 +322,6 @@ fn kind(why: &InterceptError) -> StartupErrorKind {
 }
 
 const KEY: &str = "server.intercept";
-
-// The protocol.
 
 /// A listener to which the kernel redirects connections meant for nodes.
 #[derive(Debug)]

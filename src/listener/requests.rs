@@ -10,7 +10,8 @@ use tokio::time::timeout;
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::listener::admission::{Admission, AuthorizedRequest, DeniedRequest, GrantedSession, OpenRequest};
-use crate::listener::denial::{Denial, new_trace, trace_of};
+use crate::listener::denial::Denial;
+use crate::listener::trace_id::{new_trace, trace_of};
 use crate::session_io::OpenSession;
 use tunnel_base::names::{NodeName, Target};
 use tunnel_net::pool::BufferPool;

@@ -13,12 +13,15 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tracing::{Span, field, info_span, warn};
 
-use crate::config::listen::{self, AccessConfig, AuthMethods, PortTls};
-use crate::config::value;
+use crate::config::access::{AccessConfig, AuthMethods};
+use crate::config::listen;
+use crate::config::listen_tls::PortTls;
+use crate::config::value::forms;
 use crate::listener::admission::{
     Admission, GrantedSession, HandshakeOutcome, ListenerProtocol, OpenRequest,
 };
-use crate::listener::denial::{Denial, new_trace};
+use crate::listener::denial::Denial;
+use crate::listener::trace_id::new_trace;
 use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, ListenerTables, single};
 use crate::startup::NotPrepared;
 use tunnel_base::names::Target;
@@ -33,7 +36,7 @@ pub struct Socks5Config {
     /// Address (ip:port) of the proxy. Required.
     ///
     /// Required: `"127.0.0.1:1080"`
-    #[serde(deserialize_with = "value::listen_address")]
+    #[serde(deserialize_with = "forms::listen_address")]
     pub listen: SocketAddr,
     /// Access rules.
     #[serde(skip)]

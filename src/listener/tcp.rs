@@ -15,8 +15,9 @@ use serde::{Deserialize, Serialize, Serializer};
 use tokio::net::TcpStream;
 use tracing::{Span, field, info_span, warn};
 
-use crate::config::Diagnostics;
-use crate::config::listen::{AccessConfig, AuthMethods, PortTls};
+use crate::config::access::{AccessConfig, AuthMethods};
+use crate::config::diagnostics::Diagnostics;
+use crate::config::listen_tls::PortTls;
 use crate::config::table::ConfigTable;
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
@@ -26,7 +27,7 @@ use crate::registry::Finder;
 use crate::startup::NotPrepared;
 use tunnel_base::names::{NameError, NodeName, Target};
 use tunnel_base::policy::canonical_ip;
-use tunnel_net::accept_loop;
+use tunnel_net::proxy_protocol;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Category;
 
@@ -260,7 +261,7 @@ impl Tcp {
     fn proxy_header(&self, socket: &TcpStream, client: SocketAddr) -> Bytes {
         match socket.local_addr() {
             Ok(at) if self.send_proxy => {
-                accept_loop::header(client, SocketAddr::new(canonical_ip(at.ip()), at.port()))
+                proxy_protocol::header(client, SocketAddr::new(canonical_ip(at.ip()), at.port()))
             }
             _ => Bytes::new(),
         }

@@ -8,7 +8,8 @@ use futures_util::future::{BoxFuture, join_all};
 use tokio::time::Instant;
 use tracing::debug;
 
-use crate::etcd::{ErrorKind, EtcdConnection, EtcdEndpoints, EtcdError};
+use crate::etcd::EtcdEndpoints;
+use crate::etcd::member::{ErrorKind, EtcdConnection, EtcdError};
 use crate::publish::{PublishError, RecordStore};
 
 /// The records of this server's nodes in an etcd cluster, from which DNS reads them.

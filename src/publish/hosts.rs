@@ -11,9 +11,10 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 use tracing::info;
 
-use crate::publish::{PublishError, RecordStore, SharedFileError, content, in_background, lock, replace};
+use crate::publish::shared_file::{SharedFileError, content, in_background, lock, replace};
+use crate::publish::{PublishError, RecordStore};
 use tunnel_base::files::{self, with_suffix};
-use tunnel_base::policy::zone::{merged, servers, without};
+use tunnel_base::policy::hosts_lines::{merged, servers, without};
 
 /// Our lines in a hosts file: `<address>    <name>`. Of other lines, only those of dead servers are removed.
 ///

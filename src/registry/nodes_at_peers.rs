@@ -9,8 +9,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::registry::Finder;
+use crate::registry::not_found_text::NodeNotFound;
 use crate::registry::peers::MAX_KNOWN;
-use crate::registry::{Finder, NodeNotFound};
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
 use tunnel_proto::frame::{Found, FrameKind};
@@ -151,8 +152,6 @@ const MAX_FAILURES: usize = 4096;
 /// How long a failed search answers later requests, unless the node links.
 const FAILURE_TTL: Duration = Duration::from_secs(1);
 
-// What servers say to each other about nodes.
-
 impl Finder {
     /// Announces to all peers that a node is linked here now.
     pub fn on_linked(&self, node: &NodeName) {
@@ -285,16 +284,17 @@ mod tests {
 #[cfg(test)]
 mod announcement_tests {
     use std::task::{Context, Poll, Waker};
+    use tunnel_proto::frame::Remote;
 
     use tokio::sync::watch;
 
+    use crate::registry::LinkedNode;
+    use crate::registry::Registry;
+    use crate::registry::dns_search::Dns;
     use crate::registry::peers::tests::{peers, settled};
-    use crate::registry::search::Dns;
-    use crate::registry::{LinkedNode, Registry};
     use tunnel_base::metrics::Metrics;
     use tunnel_base::policy::zone::Zone;
     use tunnel_net::resolver::Resolver;
-    use tunnel_proto::frame::Remote;
     use tunnel_proto::state::LinkId;
 
     use super::*;

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use crate::registry::LinkedNode;
+use crate::registry::Registry;
 use crate::registry::history::{LastError, UnlinkedNode};
 use crate::registry::links::{LinkRole, NodeView};
-use crate::registry::{LinkedNode, Registry};
 use tunnel_base::names::NodeName;
 use tunnel_link::sender::LinkSender;
 use tunnel_proto::frame::ListedNode;

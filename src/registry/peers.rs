@@ -4,9 +4,12 @@
 //! at once. Each operation therefore copies the list (`servers`) and reads the copy without the lock. A server that is
 //! added or removed meanwhile is noticed by the next check, or by the announcement that every new link makes.
 
+pub mod addresses;
 pub mod announcements;
+pub mod node_counts;
 pub mod node_list;
 pub mod peer;
+pub mod peer_dialer;
 mod questions;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -20,20 +23,20 @@ use std::time::Duration;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval};
-use tracing::{info_span, warn};
+use tokio::time::Instant;
+use tracing::info_span;
 
 use crate::registry::Registry;
 use crate::registry::peers::announcements::{AnnouncementLinks, UNSOLICITED};
 use crate::registry::peers::node_list::LastList;
-use crate::registry::peers::peer::{DialContext, Peer, PeerDialer, PeerError};
+use crate::registry::peers::peer::Peer;
+use crate::registry::peers::peer_dialer::{DialContext, PeerDialer, PeerError};
 use crate::registry::peers::questions::Questions;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Instance, NodeName, ServerName};
 use tunnel_link::liveness::Suspicion;
 use tunnel_link::sender::LinkSender;
 use tunnel_net::path_mtu::REMEDY;
-use tunnel_net::resolver::Lookup;
 use tunnel_proto::frame::{Found, FrameKind, Load, NodePage};
 
 /// The links to peers: made from here when needed, or by peers.
@@ -201,8 +204,6 @@ const MAX_LINKS_PER_PEER: usize = 4;
 /// Time for a peer to answer whether it has a node.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
-// The set of peers: those in the configured list, and those that DNS returned.
-
 impl Peers {
     /// Returns the peers at an address from DNS: listed peers with that address, otherwise the one at `port`. Returns
     /// none if that is this server.
@@ -321,101 +322,6 @@ fn split(known: Vec<Arc<Peer>>) -> (Vec<Arc<Peer>>, Vec<Arc<Peer>>) {
 /// Maximum number of peers with a known address; more than this is no real set of peers.
 pub(crate) const MAX_KNOWN: usize = 1000;
 
-// The addresses of peers: a fixed list, the addresses of a name that is resolved regularly, and those from Kubernetes.
-
-/// The sources of peer addresses, which are all combined.
-#[derive(Debug, Clone, Default)]
-pub struct PeerAddressSource {
-    /// Fixed addresses.
-    pub list: Vec<SocketAddr>,
-    /// A name that resolves to the addresses, and the port.
-    pub service: Option<(String, u16)>,
-    /// The ready pods of the cluster, kept up to date by Kubernetes.
-    pub cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
-}
-
-impl PeerAddressSource {
-    /// Watches all sources until draining begins and returns the combined addresses. If DNS fails, the name keeps its
-    /// addresses.
-    pub fn follow(self, resolver: Arc<dyn Lookup>, drain: &Drain) -> watch::Receiver<Vec<SocketAddr>> {
-        let (sender, receiver) = watch::channel(self.all(&[]));
-        if self.service.is_some() || self.cluster.is_some() {
-            drain.spawn(info_span!("addresses"), look(self, resolver, sender, drain.clone()));
-        }
-        receiver
-    }
-
-    /// Returns all addresses, each once, with `found` as the current addresses of the name.
-    fn all(&self, found: &[IpAddr]) -> Vec<SocketAddr> {
-        let mut all = self.list.clone();
-        if let Some((_, port)) = self.service {
-            all.extend(found.iter().map(|ip| SocketAddr::new(*ip, port)));
-        }
-        if let Some(cluster) = &self.cluster {
-            all.extend(cluster.borrow().iter());
-        }
-        all.sort_unstable();
-        all.dedup();
-        all
-    }
-
-    /// Waits for a change in the cluster. Cancel safe.
-    async fn changed(&mut self) {
-        if let Some(cluster) = &mut self.cluster
-            && cluster.changed().await.is_ok()
-        {
-            return;
-        }
-        // There is none, or its watcher has ended and the last list stays.
-        std::future::pending().await
-    }
-}
-
-async fn look(
-    mut named: PeerAddressSource,
-    resolver: Arc<dyn Lookup>,
-    sender: watch::Sender<Vec<SocketAddr>>,
-    drain: Drain,
-) {
-    let mut ticks = interval(CHECK_INTERVAL);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut found, mut warned) = (Vec::new(), None);
-    loop {
-        tokio::select! {
-            () = drain.draining() => return,
-            () = named.changed() => {}
-            _ = ticks.tick() => if let Some((name, _)) = &named.service {
-                match resolver.addresses(name).await {
-                    Ok(addresses) => (found, warned) = (addresses, None),
-                    Err(cause) => {
-                        let cause = cause.to_string();
-                        if warned.as_ref() != Some(&cause) {
-                            warn!(
-                                key = "server.peers.dns_name",
-                                error = %cause,
-                                "cannot resolve peers, keeping known addresses"
-                            );
-                            warned = Some(cause);
-                        }
-                    }
-                }
-            },
-        }
-        let all = named.all(&found);
-        sender.send_if_modified(|known| {
-            let changed = *known != all;
-            *known = all;
-            changed
-        });
-    }
-}
-
-/// Interval between two lookups. A new peer is found within this time, and until then links here itself to announce its
-/// nodes.
-const CHECK_INTERVAL: Duration = Duration::from_secs(5);
-
-// A peer as seen by a search.
-
 /// A peer that can be asked: by its address, or over the link that it has made.
 #[derive(Debug, Clone)]
 pub enum PeerHandle {
@@ -481,8 +387,6 @@ impl fmt::Display for PeerHandle {
     }
 }
 
-// Finding one specific peer: by its process, or to check that it is alive.
-
 impl Peers {
     /// Returns a link to the peer with this process, and makes one if necessary. Takes 1 s at most. Cancel safe.
     ///
@@ -523,94 +427,5 @@ impl Peers {
     }
 }
 
-// The number of nodes of each server, as reported between servers.
-
-/// A peer and its number of nodes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PeerLoad {
-    /// The peer's gRPC address, as dialled from here; `None` if only the peer dials.
-    pub at: Option<SocketAddr>,
-    /// Number of nodes that are linked to the peer.
-    pub nodes: u64,
-}
-
-impl Peers {
-    /// Reports this server's load to every peer; to be called every [`ANNOUNCE_INTERVAL`].
-    pub fn broadcast_load(&self, load: Load) {
-        let mut reported = HashSet::new();
-        for link in self.links() {
-            if link.instance.is_none_or(|server| reported.insert(server)) {
-                link.signal(&NodeName::none(), FrameKind::Load(load));
-            }
-        }
-    }
-
-    /// Records the load that a peer reports.
-    pub fn handle_load(&self, from: &LinkSender, load: Load) {
-        let Some(server) = from.instance else { return };
-        let (now, mut loads) = (Instant::now(), self.loads.lock());
-        loads.retain(|_, (_, at)| now - *at < LOAD_TTL);
-        if loads.len() < MAX_KNOWN || loads.contains_key(&server) {
-            loads.insert(server, (load, now));
-        }
-    }
-
-    /// Returns the load of every peer. Returns `None` if one of them has not reported recently, is not linked or is
-    /// stopping.
-    pub fn loads(&self) -> Option<Vec<PeerLoad>> {
-        let (known, incoming) = self.servers();
-        let mut servers = Vec::new();
-        for peer in known.iter().filter(|peer| !peer.is_self()) {
-            match peer.up() {
-                Some(up) => servers.push((Some(peer.at), up.instance?)),
-                None if peer.listed.load(Relaxed) => return None,
-                None => {}
-            }
-        }
-        for sender in incoming {
-            servers.push((None, sender.instance?));
-        }
-        servers.sort_by_key(|(at, server)| (server.to_bytes(), at.is_none()));
-        servers.dedup_by_key(|(_, server)| *server);
-        let loads = self.loads.lock();
-        let load = |(at, server): (Option<SocketAddr>, _)| {
-            let (load, received_at) = loads.get(&server)?;
-            (!load.stopping && received_at.elapsed() < LOAD_TTL).then_some(PeerLoad { at, nodes: load.nodes })
-        };
-        servers.into_iter().map(load).collect()
-    }
-}
-
-/// Interval between two load reports to peers.
-pub const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(5);
-/// How long a reported load is valid.
-const LOAD_TTL: Duration = Duration::from_secs(16);
-
 #[cfg(test)]
 pub(crate) mod tests;
-
-#[cfg(test)]
-mod addresses_tests {
-    use tunnel_net::resolver::Resolver;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn peer_addresses_are_merged_from_list_dns_and_cluster() {
-        let drain = Drain::new();
-        let resolver = Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap();
-        let (sender, cluster) = watch::channel(Vec::new());
-        let named = PeerAddressSource {
-            list: vec!["192.0.2.1:9000".parse().unwrap()],
-            service: Some(("localhost".into(), 9001)),
-            cluster: Some(cluster),
-        };
-        let mut receiver = named.follow(Arc::new(resolver), &drain);
-        let all = receiver.wait_for(|all| all.len() > 1).await.unwrap().clone();
-        let expected = ["127.0.0.1:9001", "192.0.2.1:9000", "[::1]:9001"].map(|at| at.parse().unwrap());
-        assert_eq!(all, expected);
-        sender.send_replace(vec!["192.0.2.7:9000".parse().unwrap()]);
-        let all = receiver.wait_for(|all| all.len() > 3).await.unwrap().clone();
-        assert!(all.contains(&"192.0.2.7:9000".parse().unwrap()), "{all:?}");
-    }
-}

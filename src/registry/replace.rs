@@ -11,8 +11,10 @@ use parking_lot::Mutex;
 use tokio::join;
 use tokio::time::Instant;
 
+use crate::registry::Finder;
+use crate::registry::LinkedNode;
 use crate::registry::links::{LinkRole, Reason};
-use crate::registry::{Finder, LinkedNode, NameInUse, Registry};
+use crate::registry::{NameInUse, Registry};
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::liveness::Suspicion;
 use tunnel_link::sender::LinkSender;
@@ -107,8 +109,6 @@ const MAX_TRACKED_NAMES: usize = 1000;
 /// Minimum time between two log lines about one name.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-// A node is linked here and, as a peer announces, there as well: which of the two links stays.
-
 /// Pings a link of a node that was `found` elsewhere. Returns true if it answers, and closes it otherwise.
 async fn close_unless_answered(link: &LinkSender, node: &NodeName, found: &Found) -> bool {
     let suspicion = if found.instance == link.instance {
@@ -176,8 +176,6 @@ impl Finder {
     }
 }
 
-// Links for interactive sessions, which are kept in addition to their node's primary link.
-
 impl Registry {
     /// Returns the node's links here, except its primary link.
     pub(crate) fn secondary_links(&self, node: &NodeName) -> Vec<Arc<LinkSender>> {
@@ -201,8 +199,6 @@ impl Registry {
         Some(busy)
     }
 }
-
-// Edges that link elsewhere while this server continues.
 
 impl Registry {
     /// Returns the number of nodes found here, and how many of them were asked to link elsewhere and have not done so
@@ -325,13 +321,13 @@ mod moves_tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicU64;
     use std::sync::atomic::Ordering::Relaxed;
+    use tunnel_proto::frame::Remote;
+    use tunnel_proto::state::LinkId;
 
     use tokio::time::advance;
 
     use tunnel_base::metrics::Metrics;
     use tunnel_base::names::Instance;
-    use tunnel_proto::frame::Remote;
-    use tunnel_proto::state::LinkId;
 
     use super::*;
 

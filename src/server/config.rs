@@ -1,11 +1,17 @@
 //! Config of a server, read from the table `server`.
 
+use crate::config::admin_listener;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::config::kubernetes::{self, NodeNameSettings, NodePortsConfig, ServerCsrConfig};
-use crate::config::listen::{self, AccessConfig, AdminConfig, AuthConfig, ListenerTlsConfig};
+use crate::config::access::{AccessConfig, AuthConfig};
+use crate::config::admin_listener::AdminConfig;
+use crate::config::diagnostics::Diagnostics;
+use crate::config::kubernetes::node_names::{self, NodeNameSettings};
+use crate::config::kubernetes::ports::{self, NodePortsConfig};
+use crate::config::kubernetes::{self, ServerCsrConfig};
+use crate::config::listen_tls::ListenerTlsConfig;
 use crate::config::live::LIVE_ACCESS_KEYS;
 use crate::config::server::addresses::{self, AddressSettings};
 use crate::config::server::clients::{self, ClientLinksConfig};
@@ -14,7 +20,7 @@ use crate::config::server::peers::{self, PeerConfig};
 use crate::config::server::registry::{DnsConfig, EtcdSettings, PublishTo};
 use crate::config::server::{self, DirectConfig, EdgeAccessConfig, LinkListenerConfig, SessionConfig, Tls};
 use crate::config::table::ConfigTable;
-use crate::config::{self, ConfigErrors, Diagnostics, Environment, ParsedConfig, Warning};
+use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
 use crate::listener::{FileKind, LISTENERS, ListenerConfig, ListenerKind, ListenerTables, http, https};
 use tunnel_base::names::UserName;
 use tunnel_base::policy::ports::PortTarget;
@@ -143,14 +149,14 @@ impl ServerConfig {
         let by_address = LISTENERS.iter().any(|kind| kind.by_address && table.has(kind.name));
         let ports = ("links.admin_listen", &links.ports);
         let settings = Self {
-            admin: listen::admin(&mut table, "server", ports, env, report),
+            admin: admin_listener::admin(&mut table, "server", ports, env, report),
             links,
             clients,
             tls: server::tls(&mut table, report),
-            ports: kubernetes::node_ports(&mut table, http, https, env, report),
+            ports: ports::node_ports(&mut table, http, https, env, report),
             listeners,
             session: server::session(&mut table, report),
-            node_names: kubernetes::node_names(&mut table, dns.published_configmap(), &dns.zone, env, report),
+            node_names: node_names::node_names(&mut table, dns.published_configmap(), &dns.zone, env, report),
             dns,
             peers,
             invitations: invitations::read(&mut table, env, report),

@@ -20,8 +20,11 @@ use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::tokens::NodeTokens;
 use tunnel_net::reload::{FileWatcher, Reload};
 use tunnel_net::resolver::Resolver;
-use tunnel_net::tls::verify::{LinkAuth, ServerTls};
-use tunnel_net::tls::{self, ClientAuth, Identity, PeerTls, PeerTlsConfig, TlsServerConfig};
+use tunnel_net::tls::client_certificate::ServerTls;
+use tunnel_net::tls::link_auth::LinkAuth;
+use tunnel_net::tls::peer::{PeerTls, PeerTlsConfig};
+use tunnel_net::tls::pem;
+use tunnel_net::tls::{self, ClientAuth, Identity, TlsServerConfig};
 
 /// The contents of the files.
 #[derive(Debug)]
@@ -84,10 +87,10 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Result<Reload<ServerTl
     let links = &settings.links;
     let offer = tls_params(&settings.tls, startup);
     // Each file separately, so that all errors are noted.
-    let cert = startup.check_file(CERT, &links.cert, |text| tls::certs(&links.cert, text));
-    let key = startup.check_file(KEY, &links.key, |text| tls::private_key(&links.key, text));
+    let cert = startup.check_file(CERT, &links.cert, |text| pem::certs(&links.cert, text));
+    let key = startup.check_file(KEY, &links.key, |text| pem::private_key(&links.key, text));
     let has_ca = links.peer_ca.exists();
-    let ca = !has_ca || startup.check_file(CA, &links.peer_ca, |text| tls::certs(&links.peer_ca, text));
+    let ca = !has_ca || startup.check_file(CA, &links.peer_ca, |text| pem::certs(&links.peer_ca, text));
     let name = settings.peers.certificate_name.as_deref().filter(|_| has_ca);
     let name = name.map(tls::server_name).transpose();
     let clients = LinkAuth {
@@ -99,7 +102,7 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Result<Reload<ServerTl
     };
     for (key, file) in [(USERS_CA, &clients.users), (EDGE_CA, &clients.edges)] {
         let Some(file) = file else { continue };
-        if !startup.check_file(key, file, |text| tls::certs(file, text)) {
+        if !startup.check_file(key, file, |text| pem::certs(file, text)) {
             return Err(NotPrepared);
         }
     }
@@ -175,13 +178,13 @@ fn publisher(settings: &ServerConfig, startup: &mut Startup) {
     }
     for (table, etcd) in settings.etcds() {
         if let Some(ca) = &etcd.ca {
-            startup.check_file(&format!("{table}.etcd.ca"), ca, |text| tls::certs(ca, text));
+            startup.check_file(&format!("{table}.etcd.ca"), ca, |text| pem::certs(ca, text));
         }
         if let Some(cert) = &etcd.cert {
-            startup.check_file(&format!("{table}.etcd.cert"), cert, |text| tls::certs(cert, text));
+            startup.check_file(&format!("{table}.etcd.cert"), cert, |text| pem::certs(cert, text));
         }
         if let Some(key) = &etcd.key {
-            startup.check_file(&format!("{table}.etcd.key"), key, |text| tls::private_key(key, text));
+            startup.check_file(&format!("{table}.etcd.key"), key, |text| pem::private_key(key, text));
         }
         if let Some(password) = &etcd.password_file {
             startup.check_file(&format!("{table}.etcd.password_file"), password, not_empty);
@@ -207,8 +210,6 @@ const KEY: &str = "server.links.key";
 const USERS_CA: &str = "server.clients.client_ca";
 const EDGE_CA: &str = "server.csr.edge_ca";
 const CA: &str = "server.links.peer_ca";
-
-// The rules for what can be reached through a server, which can change at run time.
 
 /// The current rules of a server. Cheap to clone.
 #[derive(Debug, Clone, Default)]

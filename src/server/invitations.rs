@@ -8,7 +8,8 @@ use tracing::{info, info_span, warn};
 
 use crate::admin::readiness::Readiness;
 use crate::config::server::invitations::InvitationStore;
-use crate::invitations::store::{Enrolments, EtcdSharedState, FileSharedState, SharedState};
+use crate::invitations::shared_text::{EtcdSharedState, FileSharedState, SharedState};
+use crate::invitations::store::Enrolments;
 use crate::invitations::{JoinRefusal, SharedEnrolments};
 use crate::parts::with_kubernetes;
 use crate::server::ServerContext;
@@ -17,7 +18,8 @@ use crate::server::config_files::ServerFiles;
 use crate::server::registry::etcd_access;
 use crate::session_io::grants::Grants;
 use tunnel_base::drain::Drain;
-use tunnel_base::logging::{self, AUDIT};
+use tunnel_base::logging::AUDIT;
+use tunnel_base::logging::printable;
 use tunnel_link::grpc::enrol::{EnrolMethod, EnrolRequest};
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::{ErrorCode, SessionError};
@@ -101,7 +103,7 @@ async fn judge(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
     {
         refused.count("invitation");
         if shared.link_context.metrics.refusals.may_log("invitation", from) {
-            let (name, key) = (logging::printable(&join.name), enrolment.key_of(&join.secret));
+            let (name, key) = (printable::printable(&join.name), enrolment.key_of(&join.secret));
             // A stranger's guesses do not belong into the audit log.
             if key.is_some() {
                 info!(target: AUDIT, actor = name, remote_addr = %from, key, reason = %why, "join rejected");

@@ -1,34 +1,33 @@
 //! Events of links at a server: sessions to relay or to dial, paths, and the bridge to the plain dialect.
 
+pub(crate) mod edge_access;
+pub(crate) mod plain_bridge;
+pub(crate) mod relaying;
 pub(crate) mod user_sessions;
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::{FutureExt as _, StreamExt as _, stream};
 use tokio::sync::Semaphore;
-use tokio::task::coop::consume_budget;
-use tokio::time::{Instant, timeout};
 use tracing::{field, info, info_span};
 
 use crate::acceptor::LISTENER;
-use crate::registry::NodeNotFound;
-use crate::route::{MOVE_WAIT, PathSearch, PathSource, RouteError, SessionRequest};
+use crate::route::{RouteError, SessionRequest};
 use crate::server::ServerContext;
-use crate::server::config_files::LivePolicies;
+use crate::server::link_events::edge_access::EdgeAccess;
+use crate::server::link_events::plain_bridge::{BRIDGE_LISTENER, accept_for_plain};
+use crate::server::link_events::relaying::{SearchPermits, with_permit};
+use crate::session_io::bridge_sessions;
 use crate::session_io::grants::{Grant, SessionSubject, UNTIL_CHANGED};
-use crate::session_io::{REVOKED, bridge_sessions};
-use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::addresses::Location;
-use tunnel_base::drain::Drain;
-use tunnel_base::names::{Host, Instance, NodeName, SessionId, Target};
+use tunnel_base::names::{Host, Instance, NodeName, Target};
 use tunnel_link::link::{Link, LinkEnd};
-use tunnel_link::relay::{EdgeRelay, RelayEnd};
+use tunnel_link::relay::bindings::RelayEnd;
 use tunnel_link::sender::LinkSender;
-use tunnel_link::table::stream::{IncomingSession, OpenOutcome, Session};
-use tunnel_link::table::{Event, RelayRequest, TableFull};
+use tunnel_link::table::Event;
+use tunnel_link::table::pending::IncomingSession;
+use tunnel_link::table::relay_request::RelayRequest;
+use tunnel_link::table::stream::Session;
 use tunnel_proto::frame::{ErrorCode, Found, Frame, FrameKind, Remote, SessionError};
 
 /// Drives a link until it ends. `is_logged` is false for one of many links of its node.
@@ -158,8 +157,6 @@ const LOGGED_LINK_AGE: Duration = Duration::from_secs(60);
 /// endlessly.
 pub(crate) const MAX_CONCURRENT_MOVES: usize = 10_000;
 
-// Requests that arrive over links: which are relayed to a node, dialled by this server or refused.
-
 /// Handles a request that arrived over a link. `room` limits the concurrent searches of this link.
 pub(crate) fn handle_request(request: RelayRequest, shared: &Arc<ServerContext>, room: &SearchPermits) {
     match &request.from().peer {
@@ -229,7 +226,7 @@ fn dial_for_edge(request: RelayRequest, shared: &Arc<ServerContext>) {
 
 /// Returns the other node at which a target of the edge `own` is, and the target there. Returns `None` if the address
 /// book names no such node, or edges may not reach that.
-fn target_at_node(
+pub(super) fn target_at_node(
     requested: &Target,
     own: &NodeName,
     shared: &Arc<ServerContext>,
@@ -294,7 +291,7 @@ pub(crate) enum BridgeAccess {
 }
 
 /// Copies between the two ends of a session that this server bridges, while `access` allows it.
-async fn bridge(
+pub(super) async fn bridge(
     offer: IncomingSession,
     session: Session,
     access: BridgeAccess,
@@ -332,7 +329,7 @@ async fn bridge(
     bridge_sessions(offer.accept(), session, alive, revoked).await
 }
 
-fn refuse_offer(offer: IncomingSession, why: SessionError) -> RelayEnd {
+pub(super) fn refuse_offer(offer: IncomingSession, why: SessionError) -> RelayEnd {
     offer.refuse(why.clone());
     RelayEnd { why: Some(why), to_acceptor: 0, to_opener: 0 }
 }
@@ -341,293 +338,3 @@ fn refuse_offer(offer: IncomingSession, why: SessionError) -> RelayEnd {
 pub(crate) const MAX_SEARCHES: usize = 1000;
 /// Maximum number of concurrent searches for one edge.
 pub(crate) const MAX_SEARCHES_PER_EDGE: usize = 100;
-
-// What edges may reach through this server. It is judged for each request, and again after each change of rights.
-
-/// What an edge reaches through this server: another node or, by its own name, a target in the cloud.
-#[derive(Debug, Clone)]
-pub(crate) struct EdgeAccess {
-    session: SessionId,
-    from: Arc<LinkSender>,
-    node: NodeName,
-    target: Target,
-}
-
-impl EdgeAccess {
-    fn of(request: &RelayRequest) -> Self {
-        let (from, node) = (request.from().clone(), request.node().clone());
-        Self { session: request.id(), from, node, target: request.target().clone() }
-    }
-
-    /// Returns an error if the edge may not reach this now. With [`ErrorCode::NodeNotConnected`] that is not known.
-    async fn judge(&self, shared: &Arc<ServerContext>) -> Result<(), SessionError> {
-        if self.from.peer.node() != Some(&self.node) {
-            return self.judge_node(&shared.policies);
-        }
-        // A session to the cloud that a peer has dialled. This server judges it as if it dialled.
-        if target_at_node(&self.target, &self.node, shared).is_some() {
-            return Ok(());
-        }
-        let checked = shared.backend.dialer().check(&self.target, CHECK_TIMEOUT).await;
-        checked.map_err(|why| match SessionError::from(why) {
-            why @ SessionError { code: ErrorCode::NotAllowed, .. } => why,
-            SessionError { reason, .. } => SessionError::new(ErrorCode::NodeNotConnected, reason),
-        })
-    }
-
-    fn judge_node(&self, policies: &LivePolicies) -> Result<(), SessionError> {
-        if policies.nodes.load().iter().any(|glob| glob.matches(&self.node)) {
-            return Ok(());
-        }
-        // The address at which this server was reached: an operator may have several servers with different rules.
-        let own = self.from.ends().and_then(|ends| ends.local);
-        let own = own.map_or_else(|| "their server".to_owned(), |at| format!("server {at}"));
-        let node = &self.node;
-        let why = format!("edges may not reach node {node}: not in server.edge_access.nodes of {own}");
-        Err(SessionError::new(ErrorCode::NodeNotAllowed, why))
-    }
-
-    /// Returns an access log entry, and the address of the edge.
-    fn log_entry(&self) -> (AccessLogEntry, IpAddr) {
-        let at = self.from.ends().and_then(|ends| ends.remote);
-        let at = at.map_or(Ipv4Addr::UNSPECIFIED.into(), |at| at.ip());
-        let mut entry = AccessLogEntry::start(LISTENER, at.to_string());
-        entry.id = Some(self.session);
-        entry.user = self.from.peer.node().map(ToString::to_string);
-        entry.node = Some(self.node.clone());
-        entry.target = Some(self.target.clone());
-        (entry, at)
-    }
-
-    fn log_revoked(&self, why: &SessionError) {
-        self.log_entry().0.end(REVOKED, &why.reason);
-    }
-}
-
-/// Judges the sessions that this server relays for edges after each change of rights, and resets those that are no
-/// longer allowed. Returns when draining starts.
-pub(crate) async fn judge_relays(shared: Arc<ServerContext>, drain: Drain) {
-    let mut changes = shared.grants.changes();
-    loop {
-        tokio::select! {
-            biased;
-            () = drain.draining() => return,
-            _ = changes.changed() => {}
-        }
-        let relayed = stream::iter(shared.link_context.table.relays.of_edges());
-        relayed.for_each_concurrent(MAX_SEARCHES, |session| judge_relay(session, &shared)).await;
-    }
-}
-
-async fn judge_relay(session: EdgeRelay, shared: &Arc<ServerContext>) {
-    let EdgeRelay { key, from, target } = session;
-    let access = EdgeAccess { session: key.id, from, node: key.node, target };
-    match access.judge(shared).await {
-        Err(why) if why.code != ErrorCode::NodeNotConnected => {
-            shared.link_context.table.relays.reset(key.id, &why);
-            access.log_revoked(&why);
-        }
-        Ok(()) | Err(_) => {}
-    }
-    consume_budget().await;
-}
-
-/// Time to resolve the name of a target that a peer has dialled.
-const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
-
-// Paths for sessions that others request to relay through this server, found by the same search as for its own.
-
-/// The permits for concurrent searches, of one link and in total. A node that is linked here, or cached, needs no
-/// search.
-#[derive(Debug, Clone)]
-pub(crate) struct SearchPermits {
-    /// Permits for this link.
-    pub(crate) per_link: Arc<Semaphore>,
-    /// Permits for all links.
-    pub(crate) all: Arc<Semaphore>,
-}
-
-impl ServerContext {
-    /// Relays an edge's request to its node, or to the server that has dialled for the edge. Continues searching while
-    /// the answer is *not here*.
-    ///
-    /// Only the opener of a session moves it to another path. Once a request may have reached its acceptor, this server
-    /// does not try a second path on its own. It sends PathLost to the opener, and what it has learned serves the opener's
-    /// next attempt.
-    ///
-    /// Returns the request with the node's link if that is plain: this server must then be the end of the session.
-    pub(crate) async fn relay(
-        &self,
-        request: RelayRequest,
-        room: &SearchPermits,
-    ) -> Option<(RelayRequest, Arc<LinkSender>)> {
-        let (node, instance) = (request.node().clone(), request.instance());
-        // An edge serves its own node itself, so with that name it means the cloud.
-        let own = matches!(&request.from().peer, Remote::Edge(edge) if *edge == node);
-        let finder = self.finder.clone();
-        let paths = if own { PathSource::Peers(finder) } else { PathSource::Nodes(finder) };
-        let resumes = request.resumes();
-        let timeout = if resumes { PATH_SEARCH_TIME } else { self.route.open_timeout };
-        let mut search = PathSearch::new(&paths, &node, instance, Instant::now() + timeout, rand::random);
-        if !resumes {
-            search = search.at_most(MOVE_WAIT);
-        }
-        let mut first = true;
-        loop {
-            let looking = async { if first { search.first().await } else { search.next().await } };
-            let found = tokio::select! {
-                biased;
-                () = request.wait_cancelled() => return None,
-                found = with_permit(looking, room) => found,
-            };
-            match found {
-                Ok(Ok(())) => {}
-                Ok(Err(missing)) => {
-                    request.refuse(refusal(&missing, own, resumes));
-                    return None;
-                }
-                Err(why) => {
-                    let code = if resumes { ErrorCode::NodeNotConnected } else { ErrorCode::Overloaded };
-                    request.refuse(SessionError::new(code, why));
-                    return None;
-                }
-            }
-            if let Some(plain) = search.plain() {
-                return Some((request, plain));
-            }
-            if !search.ask(|path| request.try_path(&path.sender), request.path_failed()).await {
-                return None;
-            }
-            first = false;
-        }
-    }
-
-    /// Relays a peer's request to a node that is linked here. That peer has already searched and only local links are
-    /// used here, so there is at most one hop between servers.
-    ///
-    /// Returns the request like [`Self::relay`].
-    fn pass(&self, request: RelayRequest) -> Option<(RelayRequest, Arc<LinkSender>)> {
-        let Some(linked) = self.registry.link_of(request.node()).filter(|linked| !linked.sender.is_closed())
-        else {
-            let why = format!("node {} is not linked to this server", request.node());
-            request.refuse(SessionError::new(ErrorCode::NodeNotConnected, why));
-            return None;
-        };
-        if request.instance().is_some_and(|required| linked.sender.instance != Some(required)) {
-            let why = format!("node {} is linked by another process", request.node());
-            request.refuse(SessionError::new(ErrorCode::UnknownSession, why));
-            return None;
-        }
-        if linked.sender.is_plain() {
-            return Some((request, linked.sender));
-        }
-        request.pass(&linked.sender);
-        None
-    }
-}
-
-/// Runs a search, with a permit unless it is ready at once. The error names the limit that was reached.
-async fn with_permit<T>(looking: impl Future<Output = T>, room: &SearchPermits) -> Result<T, &'static str> {
-    let mut looking = pin!(looking);
-    if let Some(found) = looking.as_mut().now_or_never() {
-        return Ok(found);
-    }
-    let own = room.per_link.try_acquire();
-    let _own = own.map_err(|_| "too many concurrent node searches on this link")?;
-    let all = room.all.try_acquire();
-    let _all = all.map_err(|_| "too many concurrent node searches on this server")?;
-    Ok(looking.await)
-}
-
-/// Returns the error for the opener if no path was found. For an Open it is final, because the search has taken as long
-/// as a client waits. After a Resume the opener may try again.
-fn refusal(missing: &NodeNotFound, own: bool, resumes: bool) -> SessionError {
-    if own && missing.trouble.is_empty() {
-        return SessionError::new(
-            ErrorCode::UnknownSession,
-            "the server that dialled for this session has stopped",
-        );
-    }
-    if own {
-        return SessionError::new(
-            ErrorCode::NodeNotConnected,
-            format!("the server that holds this session was not found{missing}"),
-        );
-    }
-    let code = match (resumes, missing.another) {
-        (false, _) => ErrorCode::TargetUnreachable,
-        (true, false) => ErrorCode::NodeNotConnected,
-        (true, true) => ErrorCode::UnknownSession,
-    };
-    SessionError::new(code, format!("it {}", missing.sentence()))
-}
-
-/// How long a server searches for the remote end of a session before the opener tries again. Names and lists of peers
-/// take up to 5 s to refresh.
-const PATH_SEARCH_TIME: Duration = Duration::from_secs(6);
-
-// Joins a session of a peer, an edge or a user with a session to a node that is linked here with the plain dialect. A plain link cannot
-// resume, so this server is an end of both sessions.
-
-/// Accepts the request as the end of the session, and opens a plain session to the node.
-pub(crate) fn accept_for_plain(request: RelayRequest, plain: Arc<LinkSender>, shared: &Arc<ServerContext>) {
-    let of_edge = matches!(request.from().peer, Remote::Edge(_));
-    let access = if of_edge { BridgeAccess::Edge(EdgeAccess::of(&request)) } else { BridgeAccess::Peer };
-    let span = info_span!("bridge", session = %request.id(), node = %request.node());
-    let bridged = bridge_to_plain(request, plain, access, shared.clone());
-    shared.link_context.drain.spawn(span, async move { drop(bridged.await) });
-}
-
-/// Like [`accept_for_plain`], with access that the caller has judged. Returns when the session is over.
-pub(crate) async fn bridge_to_plain(
-    request: RelayRequest,
-    plain: Arc<LinkSender>,
-    access: BridgeAccess,
-    shared: Arc<ServerContext>,
-) -> RelayEnd {
-    let Some(offer) = request.offer() else {
-        let why = SessionError::new(ErrorCode::Overloaded, "this server cannot be the session's end");
-        return RelayEnd { why: Some(why), to_acceptor: 0, to_opener: 0 };
-    };
-    match open_plain(&offer, &plain, &shared).await {
-        Ok(session) => bridge(offer, session, access, shared).await,
-        Err(why) => refuse_offer(offer, why),
-    }
-}
-
-/// Opens a plain session to the offer's node.
-async fn open_plain(
-    offer: &IncomingSession,
-    plain: &Arc<LinkSender>,
-    shared: &ServerContext,
-) -> Result<Session, SessionError> {
-    let (client, table) = (offer.client().to_owned(), &shared.link_context.table);
-    let node = offer.node();
-    let opening = table.open(node.clone(), offer.target().clone(), offer.category(), client, LISTENER);
-    let opening = opening.map_err(|TableFull| {
-        SessionError::new(ErrorCode::Overloaded, "too many concurrent sessions on that server")
-    })?;
-    opening.ask(plain, None);
-    let answer = tokio::select! {
-        answer = timeout(offer.dial_timeout(), opening.answer()) => answer,
-        // Dropping the opening withdraws the request.
-        () = offer.withdrawn() => {
-            return Err(SessionError::new(ErrorCode::Cancelled, "the client has given up"));
-        }
-    };
-    match answer {
-        Ok(OpenOutcome::Open) => Ok(opening.into_session()),
-        Ok(OpenOutcome::Refused(refusal)) => Err(refusal),
-        Ok(OpenOutcome::NoPath) => {
-            let why = format!("the link of node {node} has closed");
-            Err(SessionError::new(ErrorCode::NodeNotConnected, why))
-        }
-        Err(_) => {
-            let why = format!("node {node} did not answer within {:?}", offer.dial_timeout());
-            Err(SessionError::new(ErrorCode::TargetTimeout, why))
-        }
-    }
-}
-
-/// The listener label of these sessions in metrics.
-const BRIDGE_LISTENER: &str = "bridge";

@@ -6,31 +6,27 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval};
 use tracing::{Instrument as _, Span, debug, debug_span, field, info, info_span};
 
 use crate::registry::LinkedNode;
 use crate::server::edge_links::{EdgeCredentials, close_links};
 use crate::server::handshake_failures::{HandshakeFailures, run_summaries};
+use crate::server::interactive_links::admit_interactive;
 use crate::server::link_denial::LinkDenial;
-use crate::server::link_events::{
-    handle_event, migrate_sessions, on_link_ended, retire_old_links, run_link, search_permits,
-};
+use crate::server::link_events::{migrate_sessions, retire_old_links, run_link};
 use crate::server::link_rates::{MAX_LINKS, NextLink};
 use crate::server::{ServerContext, invitations, user_links};
 use tunnel_base::names::{ClientName, Instance};
 use tunnel_base::policy::Networks;
 use tunnel_link::grpc::accept::{Call, CallRejection, Certificate, IncomingCall, PendingConnection, serve};
-use tunnel_link::link::{Link, LinkEnd};
+use tunnel_link::link::Link;
 use tunnel_link::sender::LinkSender;
-use tunnel_link::table::Event;
-use tunnel_link::table::traffic_class::TrafficClassifier;
 use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler, Rejection};
 use tunnel_net::listen::{TcpAccept, tune_link};
 use tunnel_net::reload::Reload;
+use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::tls::handshake::{MAX_HANDSHAKES, TlsAccepted, TlsHandshaker};
-use tunnel_net::tls::verify::ServerTls;
-use tunnel_proto::frame::{Frame, FrameKind, Remote};
+use tunnel_proto::frame::Remote;
 use tunnel_proto::hello::{Caller, ClientHello, Hello, LinkPurpose};
 
 /// Serves links until the server stops: callers open them at the listener, or they were `made` to peers. Load balancers
@@ -225,8 +221,6 @@ async fn run_dialled_links(mut made: mpsc::Receiver<Link>, shared: Arc<ServerCon
     }
 }
 
-// Connections to the gRPC port: first byte, TLS handshake, then the gRPC layer, each with its own timeout.
-
 /// The handler of connections to the gRPC port.
 #[derive(Debug)]
 pub(crate) struct LinkConnectionHandler {
@@ -287,76 +281,3 @@ const STOPPING_ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 90];
 /// Maximum number of connections without an accepted call. Most cost little, because they wait for a byte or a permit.
 /// A rejected caller retries, and the work done for it is repeated, so a crowd of edges must fit in here.
 pub(crate) const CONNECTIONS: usize = 20_000;
-
-// The server's side of an interactive link, which an edge makes in addition to a link that is busy with bulk data.
-
-/// Adds the link to its node's primary link, and distributes the sessions of both until it ends. A node that is not
-/// linked to this server is refused, which happens with a balancer.
-pub(crate) async fn admit_interactive(
-    call: Call,
-    linked: impl Fn(&Arc<LinkSender>) -> LinkedNode,
-    credentials: &EdgeCredentials,
-    is_logged: bool,
-    shared: &Arc<ServerContext>,
-) {
-    let hello = &credentials.hello;
-    if !shared.registry.may_add_interactive(&hello.node, hello.instance) {
-        let denial = LinkDenial::new("no_primary_link", CallRejection::NoPrimaryLink);
-        return denial.send(call, shared).await;
-    }
-    let link = call.accept(Remote::Edge(hello.node.clone()));
-    let sender = link.sender.clone();
-    let Some(busy) = shared.registry.add_interactive(linked(&sender)) else { return };
-    shared.edge_links.track(&sender, credentials);
-    if is_logged {
-        info!(link = %sender.id, node = %hello.node, primary = %busy.id, "interactive link accepted");
-    }
-    if shared.stopping.is_cancelled() {
-        sender.drain(None);
-    }
-    run_interactive(link, &busy, is_logged, shared).await;
-    shared.registry.remove(&sender);
-    shared.edge_links.untrack(&sender);
-}
-
-async fn run_interactive(
-    mut link: Link,
-    busy: &Arc<LinkSender>,
-    is_logged: bool,
-    shared: &Arc<ServerContext>,
-) {
-    shared.link_context.metrics.links.opened(link.sender.peer.kind());
-    let room = search_permits(shared);
-    let sender = link.sender.clone();
-    let (mut sorting, mut looks) =
-        (TrafficClassifier::default(), interval(TrafficClassifier::SAMPLE_INTERVAL));
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // Nothing is moved there before its edge has sent something: a line may pass the hello and nothing more.
-    let mut is_new = true;
-    let why = loop {
-        tokio::select! {
-            event = link.next() => match event {
-                Ok(Event::Signal(Frame { body: FrameKind::Drain(_), .. })) => {
-                    is_new = false;
-                    busy.clear_interactive(&sender);
-                    migrate_sessions(&sender, is_logged, shared);
-                }
-                Ok(event) => handle_event(event, &sender, &room, shared),
-                Err(why) => break why,
-            },
-            () = sender.wait_unresponsive() => {
-                info!(link = %sender.id, "unresponsive interactive link closed");
-                break LinkEnd::ClosedLocally;
-            }
-            _ = looks.tick() => {
-                if is_new && sender.traffic().received_messages > 0 && !sender.is_closed() {
-                    is_new = false;
-                    busy.set_interactive(Some(sender.clone()));
-                }
-                shared.link_context.table.classify(busy, &mut sorting);
-            }
-        }
-    };
-    busy.clear_interactive(&sender);
-    on_link_ended(&link, &why, is_logged, shared);
-}

@@ -1,11 +1,9 @@
 //! The tasks around the registry: publishing, and rebalancing between servers.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::info_span;
 
 use crate::admin::readiness::DNS_CONDITION;
@@ -16,13 +14,11 @@ use crate::publish::etcd::EtcdRecords;
 use crate::publish::hosts::Hosts;
 use crate::publish::record_policy::RecordPolicy;
 use crate::publish::{Publisher, RecordStore};
-use crate::registry::balance::{Balance, NodeCounts};
-use crate::registry::peers::{ANNOUNCE_INTERVAL, PeerLoad, Peers};
+use crate::registry::peers::Peers;
 use crate::server::ServerContext;
 use crate::server::config::ServerConfig;
 use crate::server::config_files::ServerFiles;
 use tunnel_net::tls::Identity;
-use tunnel_proto::frame::Load;
 
 /// Publishes the nodes of this server if that is configured. `grpc` is the port of all servers.
 pub(crate) fn spawn_publisher(
@@ -118,8 +114,6 @@ fn record_policy(
     vet
 }
 
-// Access to etcd.
-
 /// Converts the config of an etcd.
 pub(crate) fn etcd_access(etcd: EtcdSettings) -> EtcdAccess {
     EtcdAccess {
@@ -129,65 +123,3 @@ pub(crate) fn etcd_access(etcd: EtcdSettings) -> EtcdAccess {
         login: etcd.user.zip(etcd.password_file),
     }
 }
-
-// Reports this server's number of nodes to its peers. Asks edges to link to peers if it has too many.
-
-/// Spawns the task, which runs until the server's links end.
-pub(crate) fn spawn_balance(shared: &Arc<ServerContext>, settings: &ServerConfig) {
-    let moves = settings.peers.rebalance;
-    let Some(peers) = shared.peers.clone() else { return };
-    let (shared, drain) = (shared.clone(), shared.link_context.drain.clone());
-    drain.clone().spawn(info_span!("balance"), async move {
-        let (mut balance, mut last_report) = (Balance::default(), None::<Instant>);
-        let mut ticks = interval(INTERVAL);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut stopping = false;
-        loop {
-            tokio::select! {
-                () = drain.draining() => return,
-                () = shared.stopping.cancelled(), if !stopping => (stopping, last_report) = (true, None),
-                _ = ticks.tick() => {}
-            }
-            let (nodes, moved) = shared.registry.node_counts();
-            if last_report.is_none_or(|last_report| last_report.elapsed() >= ANNOUNCE_INTERVAL) {
-                last_report = Some(Instant::now());
-                peers.broadcast_load(Load { nodes: nodes as u64, stopping });
-            }
-            if moves && !stopping {
-                let moved = rebalance(&mut balance, nodes.saturating_sub(moved), &peers, &shared);
-                shared.link_context.metrics.edges_rebalanced.inc_by(moved as u64);
-            }
-        }
-    });
-}
-
-/// Asks as many edges as are due. Returns how many were asked.
-fn rebalance(balance: &mut Balance, here: usize, peers: &Peers, shared: &ServerContext) -> usize {
-    let loads = peers.loads();
-    let nodes: Option<Vec<u64>> = loads.as_ref().map(|loads| loads.iter().map(|load| load.nodes).collect());
-    let weights = nodes.as_deref().map(|others| NodeCounts { here, others });
-    let most = balance.next_batch(weights, Instant::now());
-    let (Some(weights), Some(loads)) = (weights.filter(|_| most > 0), loads) else { return 0 };
-    let mean = weights.mean();
-    let moved = shared.registry.drain_some(most, || pick_server(&loads, mean, rand::random()));
-    balance.record_requested(moved);
-    moved
-}
-
-/// Returns the address of a server with fewer nodes than the mean, chosen in proportion to what it lacks. `chance` is
-/// from 0 to 1. Returns `None` if no such server's address is known.
-fn pick_server(loads: &[PeerLoad], mean: f64, chance: f64) -> Option<SocketAddr> {
-    #[expect(clippy::cast_precision_loss, reason = "counts of nodes")]
-    let lacks = loads.iter().filter_map(|load| Some((load.at?, (mean - load.nodes as f64).max(0.0))));
-    let mut left = chance * lacks.clone().map(|(_, lack)| lack).sum::<f64>();
-    lacks
-        .filter(|(_, lack)| *lack > 0.0)
-        .find(|(_, lack)| {
-            left -= lack;
-            left <= 0.0
-        })
-        .map(|(at, _)| at)
-}
-
-/// Interval between two checks.
-const INTERVAL: Duration = Duration::from_secs(1);

@@ -14,7 +14,7 @@ use crate::listener::denial::Denial;
 use crate::server::ServerContext;
 use crate::server::link_denial::LinkDenial;
 use crate::session_io::grants::SessionSubject;
-use tunnel_base::metrics::DENIALS;
+use tunnel_base::metrics::label_values::DENIALS;
 use tunnel_base::names::{ClientName, NameError, UserName};
 use tunnel_base::policy::zone::Zone;
 use tunnel_link::grpc::accept::{Call, CallRejection, Certificate};
@@ -129,8 +129,6 @@ pub(crate) const MAX_USER_LINKS: usize = 256;
 /// Number of requests of the admin API that users' programs have sent and not received the answer to, in total and for one
 /// user: as many as an admin port has.
 const REQUEST_LIMITS: Limits = Limits { permits: 64, per_source: 8, waiting: 0, idle_timeout: None };
-
-// The admission of a link.
 
 /// Checks whether a user's program may link.
 pub(crate) async fn authenticate(

@@ -1,5 +1,7 @@
 //! Copies between two byte streams in both directions until both are done.
 
+pub mod close;
+
 use std::future::poll_fn;
 use std::io;
 use std::ops::ControlFlow;
@@ -9,11 +11,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use prometheus_client::metrics::counter::Counter;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
+use crate::session_io::copy::close::{DELIVERY_TIMEOUT, READER_PAUSE};
 use tunnel_net::ByteStream;
-use tunnel_net::socket::{Connection, Socket, in_error};
-use tunnel_net::tcp_info::unacknowledged;
+use tunnel_net::socket::in_error;
 
 /// Copies in both directions until both sides have finished, without copying bytes in memory.
 ///
@@ -107,8 +109,6 @@ impl FlushDeadline {
 /// tokio alone lets one task continue for 128 operations, which is 8 MiB with these buffers. A keystroke next to four
 /// downloads then waits 8 ms instead of 1.2 ms.
 pub const BYTES_PER_TURN: usize = 256 * 1024;
-
-// One direction of a copy.
 
 /// One direction of a copy between two streams: what was read from one and not yet written to the other.
 pub(crate) struct CopyDirection<'a> {
@@ -385,8 +385,6 @@ impl<'a> CopyDirection<'a> {
     }
 }
 
-// How a copy ends.
-
 /// Which side ended a copy, and how: the first failure if there was one, otherwise the side that finished first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyEnd {
@@ -456,118 +454,6 @@ impl EndRecord {
         self.failed.unwrap_or(finished)
     }
 }
-
-// Closes a stream without losing bytes that its remote has not read, or not received, yet.
-
-/// Closes one side of an ended copy that is still set to [reset on drop](Connection::set_reset_on_drop).
-///
-/// Closes it cleanly unless the other side failed. In that case the remote receives the written bytes, and dropping the
-/// socket resets the connection. The kernel still delivers the rest of a finished stream to a remote that reads slowly.
-pub async fn close<C: Connection>(socket: &mut Socket<C>, side: Side, ended: CopyEnd) {
-    if ended.by == side || ended.how == EndKind::Finished {
-        socket.io().set_reset_on_drop(false);
-        close_gracefully(socket).await;
-    } else if !wait_acknowledged(socket).await && socket.is_finished() {
-        socket.io().set_reset_on_drop(false);
-    }
-}
-
-/// Closes a stream without losing bytes that its remote has not read yet. Call it before dropping a socket.
-///
-/// Finishes the sending direction, then reads and discards until the remote finishes too. Closing a socket with unread
-/// bytes makes the kernel send RST, which discards bytes that the remote has not read. Gives up after
-/// [`LINGER_SILENCE`] without a byte, [`LINGER_TIMEOUT`] in total, or [`LINGER_MAX_BYTES`] bytes. Ignores errors.
-pub async fn close_gracefully<D: ByteStream>(stream: &mut D) {
-    let _ = timeout(LINGER_TIMEOUT, async {
-        if poll_fn(|cx| stream.poll_finish(cx)).await.is_err() {
-            return;
-        }
-        let mut discarded = 0;
-        while discarded < LINGER_MAX_BYTES {
-            match timeout(LINGER_SILENCE, poll_fn(|cx| stream.poll_read_chunk(cx))).await {
-                Ok(Ok(bytes)) if !bytes.is_empty() => discarded += bytes.len(),
-                _ => return,
-            }
-        }
-    })
-    .await;
-}
-
-/// Waits until the remote's kernel has all bytes written to a socket, which may then be reset. Returns false if it does
-/// not have them in time.
-///
-/// A reset discards unsent bytes here, in the kernel or in TLS, but not bytes that have arrived at the remote.
-///
-/// Discards incoming bytes, so that a remote that first writes and then reads does not block. Gives up when the remote
-/// resets the connection, or after [`DELIVERY_TIMEOUT`]. If the system does not report acknowledgements, it gives up after
-/// [`LINGER_SILENCE`]. Returns once a stream without TCP is flushed, because its bytes then arrive.
-pub async fn wait_acknowledged<C: Connection>(socket: &mut Socket<C>) -> bool {
-    let started = Instant::now();
-    let (mut pause, mut leaving) =
-        (MIN_CHECK_PAUSE, LingeringSocket { socket, flushed: false, ended: false });
-    loop {
-        let limit = match leaving.socket.io().tcp().map(unacknowledged) {
-            _ if !leaving.flushed => DELIVERY_TIMEOUT,
-            None | Some(Ok(0)) => return true,
-            Some(Ok(_)) => DELIVERY_TIMEOUT,
-            Some(Err(_)) => LINGER_SILENCE,
-        };
-        let left = limit.saturating_sub(started.elapsed());
-        if left.is_zero() {
-            return false;
-        }
-        let look = if leaving.flushed { pause.min(left) } else { left };
-        match timeout(look, poll_fn(|cx| leaving.poll(cx))).await {
-            Ok(Ok(())) => {}
-            Ok(Err(_)) => return true,
-            Err(_) => pause = (pause * 2).min(MAX_CHECK_PAUSE),
-        }
-    }
-}
-
-/// A socket to which nothing more is written.
-struct LingeringSocket<'a, C> {
-    socket: &'a mut Socket<C>,
-    /// Whether the kernel has all bytes.
-    flushed: bool,
-    /// Whether the remote has finished its direction.
-    ended: bool,
-}
-
-impl<C: Connection> LingeringSocket<'_, C> {
-    /// Flushes the socket and discards incoming bytes. Completes once it is flushed, and fails once its remote has
-    /// disconnected.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if !self.flushed && self.socket.poll_flush(cx)?.is_ready() {
-            self.flushed = true;
-            return Poll::Ready(Ok(()));
-        }
-        while !self.ended {
-            self.ended = ready!(self.socket.poll_read_chunk(cx))?.is_empty();
-        }
-        Poll::Pending
-    }
-}
-
-/// Time for a remote to receive the bytes written to it: as long as a session may be without a path by default.
-pub const DELIVERY_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Time for which a reader may pause before the last bytes of a stream whose sender has disconnected. It is long, because
-/// people pause their terminals.
-pub const READER_PAUSE: Duration = Duration::from_secs(600);
-
-/// Minimum and maximum pause between two checks for unacknowledged bytes. The minimum is about one RTT.
-const MIN_CHECK_PAUSE: Duration = Duration::from_millis(1);
-const MAX_CHECK_PAUSE: Duration = Duration::from_millis(100);
-
-/// Idle time after which a remote is assumed to send nothing more. TCP has then repeated a lost segment three times.
-pub const LINGER_SILENCE: Duration = Duration::from_secs(2);
-
-/// Time limit of a graceful close, so that a remote that never stops sending does not block it.
-pub const LINGER_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Maximum number of discarded bytes: several times the kernels' buffers, half a second of a 1 Gbit/s upload.
-pub const LINGER_MAX_BYTES: usize = 64 << 20;
 
 #[cfg(test)]
 mod tests;

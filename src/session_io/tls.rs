@@ -5,14 +5,14 @@ use std::net::SocketAddr;
 use tokio::net::TcpStream;
 use tracing::info;
 
-use crate::session_io::copy::close_gracefully;
-use tunnel_base::access_log::RefusalLog;
+use crate::session_io::copy::close::close_gracefully;
+use tunnel_base::refusal_log::RefusalLog;
 use tunnel_net::limiter::Permit;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::Reload;
 use tunnel_net::socket::Socket;
+use tunnel_net::tls::client_certificate::{ClientCertificate, ServerTls};
 use tunnel_net::tls::handshake::{TlsAccepted, TlsHandshaker, TlsSocket};
-use tunnel_net::tls::verify::{ClientCertificate, ServerTls};
 
 /// Accepts TLS connections of a port.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
-use tunnel_net::listen::{LocalBindError, UnixAccept};
+use tunnel_net::unix_accept::{LocalBindError, UnixAccept};
 
 /// Directories for admin sockets, the preferred one first.
 #[derive(Debug)]

@@ -1,6 +1,7 @@
 //! A user's proxy: listeners on her machine, whose sessions run over her links. Programs that know this proxy's socket
 //! share its links.
 
+use crate::listener::client_handler;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,24 +10,23 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tracing::{Span, field, info, info_span};
 
-use crate::listener::admission::destination::UplinkRouting;
+use crate::listener::admission::destination::uplink_routing::UplinkRouting;
 use crate::listener::admission::heads::long_heads;
-use crate::listener::admission::{
-    self, Admission, HandshakeOutcome, ListenerContext, ListenerProtocol, sessions,
-};
+use crate::listener::admission::{Admission, HandshakeOutcome, ListenerContext, ListenerProtocol, sessions};
 use crate::listener::connect::Connect;
 use crate::listener::http_proxy::Proxy;
 use crate::listener::socks5::Socks5;
 use crate::listener::{http_proxy, socks5};
-use crate::session_io::SessionStream;
 use crate::session_io::grants::Grants;
+use crate::session_io::session_stream::SessionStream;
 use crate::startup::admin_socket::{NoSocket, SocketDirs};
 use crate::uplink::client::{ClientLinkConfig, ClientLinks, MAX_SESSIONS};
 use crate::uplink::path_report::{interruption, report_path};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::Networks;
-use tunnel_net::listen::{Accept, TcpAccept, UnixAccept};
+use tunnel_net::listen::{Accept, TcpAccept};
 use tunnel_net::records::{RecordListener, RecordStream};
+use tunnel_net::unix_accept::UnixAccept;
 use tunnel_proto::frame::Category;
 
 /// The ports and the socket of a user's proxy, bound but not serving yet.
@@ -92,7 +92,7 @@ where
     info!(listener = name, local_addr = %listener.at(), "listening for clients");
     let context = ListenerContext { listener: name, ..context.clone() };
     let drain = context.drain.clone();
-    let serving = admission::run(protocol, listener, Networks::default(), context);
+    let serving = client_handler::run(protocol, listener, Networks::default(), context);
     drain.spawn(info_span!("clients", listener = name), serving);
 }
 
@@ -130,9 +130,6 @@ impl ListenerProtocol<RecordStream> for SharedLink {
         outcome
     }
 }
-
-// The shared socket's file, in a directory that only this user may enter. Its name depends on the links, so that a
-// program never uses links to other servers or of another user.
 
 /// Listens on the socket of a proxy with these links. `runtime` is `XDG_RUNTIME_DIR`.
 ///

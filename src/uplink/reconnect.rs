@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, field, info, info_span, warn};
 
@@ -20,11 +20,9 @@ use tunnel_base::drain::Drain;
 use tunnel_link::backup::BackupDialer;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::link::{Link, LinkEnd};
-use tunnel_link::liveness::{self, Suspicion};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::Event;
-use tunnel_link::table::traffic_class::TrafficClassifier;
-use tunnel_net::interfaces::NetworkChanges;
+use tunnel_net::interfaces::changes::NetworkChanges;
 use tunnel_net::path_mtu::REMEDY;
 use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionError};
 use tunnel_proto::hello::LinkPurpose;
@@ -47,8 +45,8 @@ pub(crate) struct Reconnector {
 }
 
 /// The link that is served, and where it leads.
-struct Current {
-    sender: Arc<LinkSender>,
+pub(super) struct Current {
+    pub(super) sender: Arc<LinkSender>,
     /// Index of its server.
     server: usize,
     /// The dialled address; `None` through a proxy.
@@ -250,7 +248,11 @@ impl Reconnector {
     }
 
     /// Dials another link to the server of the current one, where sessions resume at once.
-    async fn dial_same_server(&self, current: &Current, purpose: LinkPurpose) -> anyhow::Result<NewLink> {
+    pub(super) async fn dial_same_server(
+        &self,
+        current: &Current,
+        purpose: LinkPurpose,
+    ) -> anyhow::Result<NewLink> {
         let hint = AddressHint { to: current.at, exclude: None };
         self.dialer.connect_to(current.server, hint, purpose).await
     }
@@ -329,7 +331,7 @@ impl Reconnector {
     }
 
     /// Handles an event of a link.
-    fn handle_event(&self, event: Event) {
+    pub(super) fn handle_event(&self, event: Event) {
         match event {
             Event::Incoming(offer) if self.sessions.is_draining() => {
                 offer.refuse(SessionError::new(ErrorCode::Overloaded, "the edge is stopping"));
@@ -363,7 +365,7 @@ impl Reconnector {
         self.link_context.metrics.links.opened(link.sender.peer.kind());
     }
 
-    fn ended(&self, link: &Link, why: &LinkEnd) {
+    pub(super) fn ended(&self, link: &Link, why: &LinkEnd) {
         self.uplinks.remove(&link.sender);
         if !self.uplinks.is_linked() {
             self.readiness.set(LINK_CONDITION, Err(format!("{why}; reconnecting")));
@@ -431,8 +433,6 @@ const NAME_CONFLICT_PAUSE: Duration = Duration::from_secs(30);
 /// Time for which a name conflict is reported. The other machine retries within [`NAME_CONFLICT_PAUSE`] if it is still alive.
 const CONFLICT_REPORT_TIME: Duration = Duration::from_secs(90);
 
-// Reaction to changes of the machine's network.
-
 impl Reconnector {
     /// Watches this machine's addresses and default route until draining starts. On a change it probes the links or,
     /// without a link, triggers dialling at once.
@@ -460,12 +460,10 @@ impl Reconnector {
 /// Debounce time: further changes within it are handled together at its end.
 const CHANGE_DEBOUNCE: Duration = Duration::from_secs(1);
 
-// Replaced links: a link to a server that the edge leaves, and an unresponsive link.
-
 impl Reconnector {
     /// Serves a link that will be replaced. Sessions that this edge opened to nodes migrate once the `next` link
     /// exists; other sessions stay until they end or the server shuts down.
-    async fn hand_over(&self, mut link: Link, next: impl Future<Output = ()>) {
+    pub(super) async fn hand_over(&self, mut link: Link, next: impl Future<Output = ()>) {
         let mut next = pin!(next);
         let sender = link.sender.clone();
         let mut moved = false;
@@ -507,149 +505,6 @@ impl Reconnector {
 /// Interval of checks whether a replaced link has no sessions and can be closed.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-// The interactive link, in addition to a link busy with bulk traffic: losses and queues there do not delay interactive
-// sessions.
-
-impl Reconnector {
-    /// Keeps an interactive link in addition to the current one while bulk and interactive sessions share that.
-    ///
-    /// There is none to a plain server, of a user's program, or with a short RTT. Never returns; when the future is dropped,
-    /// the interactive link is handed over.
-    async fn run_interactive(self: &Arc<Self>, current: &Current) {
-        let busy = &current.sender;
-        if busy.is_plain() || self.dialer.user.is_some() {
-            std::future::pending::<()>().await;
-        }
-        let (mut sorting, mut backoff) = (TrafficClassifier::default(), Backoff::new());
-        // After an interactive link has died, dial the next one whatever traffic the busy link has: the server's
-        // sessions wait on the dead link until the server detects it, and the next link notifies it.
-        let mut cooldown_until = Instant::now();
-        loop {
-            while Instant::now() >= cooldown_until && !self.is_shared(busy, &mut sorting).await {}
-            sleep(backoff.pause(rand::random())).await;
-            match self.dial_interactive(current).await {
-                Ok(link) => {
-                    let started = Instant::now();
-                    if self.classify_sessions(busy, link, &mut sorting).await {
-                        cooldown_until = Instant::now() + liveness::DEAD;
-                    }
-                    backoff.on_attempt_end(started.elapsed(), false);
-                }
-                Err(why) => {
-                    debug!(link = %busy.id, error = %format_args!("{why:#}"), "cannot open interactive link");
-                    backoff.refused();
-                }
-            }
-        }
-    }
-
-    /// Dials an interactive link to the server of the busy link. Any other server refuses it.
-    async fn dial_interactive(&self, current: &Current) -> anyhow::Result<Link> {
-        let link = self.dial_same_server(current, LinkPurpose::Interactive).await?.link;
-        anyhow::ensure!(link.sender.instance == current.sender.instance, "connected to another server");
-        Ok(link)
-    }
-
-    /// Waits until the link is active, samples its sessions once, and returns true if interactive and bulk sessions
-    /// share it and its RTT is long.
-    async fn is_shared(&self, busy: &Arc<LinkSender>, sorting: &mut TrafficClassifier) -> bool {
-        busy.wait_active().await;
-        sleep(TrafficClassifier::SAMPLE_INTERVAL).await;
-        if !is_long_rtt(busy.min_rtt()) || busy.sessions() < 2 {
-            return false;
-        }
-        let sorted = self.link_context.table.classify(busy, sorting);
-        sorted.bulk > 0 && sorted.interactive > 0
-    }
-
-    /// Distributes the sessions between both links until the interactive link is closed or no longer useful. Returns
-    /// true if the link has died, which the server may not have detected yet.
-    async fn classify_sessions(
-        self: &Arc<Self>,
-        busy: &Arc<LinkSender>,
-        link: Link,
-        sorting: &mut TrafficClassifier,
-    ) -> bool {
-        let interactive_link = link.sender.clone();
-        info!(link = %interactive_link.id, primary = %busy.id, "interactive link opened");
-        // `keep_open` is also dropped with this future.
-        let (keep_open, cancelled) = oneshot::channel();
-        let (keeper, span) = (self.clone(), info_span!("interactive"));
-        self.link_context.drain.spawn(span, keeper.serve_interactive(link, busy.clone(), cancelled));
-        // No session migrates before the link has answered, and the server waits for this ping.
-        if !interactive_link.is_alive(Suspicion::New).await {
-            info!(link = %interactive_link.id, "interactive link does not answer, no sessions migrated");
-            interactive_link.close();
-            return false;
-        }
-        busy.set_interactive(Some(interactive_link.clone()));
-        if keep_open.is_closed() {
-            busy.clear_interactive(&interactive_link);
-        }
-        let mut shared = Instant::now();
-        let died = loop {
-            tokio::select! {
-                () = interactive_link.closed() => break true,
-                () = interactive_link.wait_unresponsive() => {
-                    info!(link = %interactive_link.id, "interactive link unresponsive, opening another one");
-                    interactive_link.close();
-                    break true;
-                }
-                () = sleep(TrafficClassifier::SAMPLE_INTERVAL) => {
-                    let sorted = self.link_context.table.classify(busy, sorting);
-                    if sorted.bulk > 0 {
-                        shared = Instant::now();
-                    } else if shared.elapsed() >= UNUSED_TIMEOUT {
-                        break false;
-                    }
-                }
-            }
-        };
-        drop(keep_open);
-        died
-    }
-
-    /// Serves an interactive link until it is closed or no longer needed, its server drains, or the busy link is
-    /// retired. Then its sessions migrate to the node's current link.
-    async fn serve_interactive(
-        self: Arc<Self>,
-        mut link: Link,
-        busy: Arc<LinkSender>,
-        mut cancelled: oneshot::Receiver<()>,
-    ) {
-        self.link_context.metrics.links.opened(link.sender.peer.kind());
-        let why = loop {
-            tokio::select! {
-                event = link.next() => match event {
-                    Ok(Event::Signal(Frame { body: FrameKind::Drain(_), .. })) => break None,
-                    Ok(event) => {
-                        self.handle_event(event);
-                    }
-                    Err(why) => break Some(why),
-                },
-                _ = &mut cancelled => break None,
-            }
-        };
-        // Drop this before clearing: `classify_sessions` checks for it after `set_interactive`.
-        drop(cancelled);
-        busy.clear_interactive(&link.sender);
-        match why {
-            Some(why) => self.ended(&link, &why),
-            None => self.hand_over(link, self.uplinks.wait_newer(None)).await,
-        }
-    }
-}
-
-/// Returns true if bulk traffic delays other sessions on a link with this minimum RTT. Returns false if it is unknown.
-fn is_long_rtt(least: Option<Duration>) -> bool {
-    least.is_some_and(|rtt| rtt >= MIN_INTERACTIVE_RTT)
-}
-
-/// Minimum RTT for an interactive link. With a shorter one, bulk traffic delays other sessions only briefly.
-const MIN_INTERACTIVE_RTT: Duration = Duration::from_millis(5);
-/// Time without bulk traffic after which the interactive link is closed.
-const UNUSED_TIMEOUT: Duration = Duration::from_secs(60);
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -667,17 +522,5 @@ mod tests {
             "short links do not count"
         );
         assert_eq!(reported(&[10, 90, 10, 90, 10, 90]), [false; 6]);
-    }
-}
-
-#[cfg(test)]
-mod interactive_tests {
-    use super::*;
-
-    #[test]
-    fn an_interactive_link_needs_a_measured_rtt_of_five_milliseconds() {
-        let rtts = [None, Some(0), Some(4_999), Some(5_000), Some(600_000)];
-        let long = rtts.map(|rtt| is_long_rtt(rtt.map(Duration::from_micros)));
-        assert_eq!(long, [false, false, false, true, true]);
     }
 }

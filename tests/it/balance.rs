@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tunnel::edge::Edge;
 use tunnel_base::names::Instance;
-use tunnel_proto::codec::to_message;
+use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::frame::{Frame, FrameKind};
 
 use crate::support::clients::{assert_echo, rest};

@@ -8,8 +8,8 @@ use tonic::Code as Grpc;
 use tunnel::edge::Edge;
 use tunnel_base::names::Instance;
 use tunnel_net::tls::Identity;
+use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::codec::proto::StreamMsg;
-use tunnel_proto::codec::{from_message, to_message};
 use tunnel_proto::frame::{Conflict, Found, Frame, FrameKind, Remote};
 use tunnel_proto::hello::Caller;
 

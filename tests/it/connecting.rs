@@ -10,7 +10,8 @@ use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tunnel::command::CommandError;
 use tunnel::command::connect::{self, ConnectArgs};
-use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
+use tunnel_net::tls::params::TlsParams;
+use tunnel_net::tls::{ClientAuth, Identity, TlsServerConfig};
 
 use crate::support::clients::{self, ESTABLISHED, assert_echo, assert_reset, reset, rest};
 use crate::support::programs::{TestDir, TestServer, at, edge};

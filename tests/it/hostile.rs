@@ -7,8 +7,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tunnel::edge::Edge;
 use tunnel_base::names::{Instance, SessionId};
+use tunnel_proto::codec::encode;
+use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::codec::proto::StreamMsg;
-use tunnel_proto::codec::{encode, to_message};
 use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionFrame};
 
 use crate::support::call::{Call, message};

@@ -30,10 +30,10 @@ use tonic::Code;
 use tunnel::command::status::NodesFormat;
 use tunnel::command::{Args, Command, Format, invitations, status};
 use tunnel::config::Environment;
-use tunnel::invitations::InvitationCode;
+use tunnel::invitations::code::InvitationCode;
 use tunnel_base::names::Instance;
 use tunnel_net::pki::CertificateAuthority;
-use tunnel_net::tls::certificate::EDGE;
+use tunnel_net::tls::resolver::EDGE;
 use tunnel_net::tls::{Identity, server_name};
 use tunnel_proto::hello::Hello;
 

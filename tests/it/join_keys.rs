@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tunnel::command::CommandError;
-use tunnel::command::invitations;
+use tunnel::command::join;
 use tunnel::invitations::IssuedInvitation;
 use tunnel_link::grpc::enrol::{EnrolCallError, EnrolMethod, JoinParams, call_enrol};
 use tunnel_net::tls::{TlsClientConfig, Trust, server_name};
@@ -193,7 +193,7 @@ async fn join(
     let mut join_args = line(server, code, to);
     join_args.node = flag.map(|node| node.parse().unwrap());
     let variable = |name: &str| node_name.filter(|_| name == "NODE_NAME").map(str::to_owned);
-    invitations::run(&join_args, variable, std::io::empty()).await
+    join::run(&join_args, variable, std::io::empty()).await
 }
 
 #[tokio::test]

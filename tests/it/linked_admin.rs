@@ -7,9 +7,9 @@ use tunnel::route::RouteError;
 use tunnel::uplink::client::ClientLinks;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_link::table::stream::Session;
-use tunnel_net::socket::ByteStreamIo;
+use tunnel_net::byte_stream_io::ByteStreamIo;
 use tunnel_net::tls::Identity;
-use tunnel_proto::codec::to_message;
+use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::frame::{Category, ErrorCode, Frame, FrameKind, SessionFrame};
 use tunnel_proto::hello::{Caller, Hello};
 

@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::Code as Grpc;
 use tunnel::edge::Edge;
 use tunnel_base::names::Instance;
-use tunnel_proto::codec::from_message;
+use tunnel_proto::codec::extended::from_message;
 use tunnel_proto::frame::{FrameKind, Remote};
 use tunnel_proto::hello::{Hello, LinkPurpose};
 

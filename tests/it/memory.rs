@@ -9,8 +9,9 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tunnel_base::metrics::format::ExpositionFormat;
 use tunnel_base::names::{Instance, SessionId};
+use tunnel_proto::codec::extended::from_message;
 use tunnel_proto::codec::proto::StreamMsg;
-use tunnel_proto::codec::{Decoder, encode, from_message};
+use tunnel_proto::codec::{Decoder, encode};
 use tunnel_proto::frame::{FrameKind, Remote, SessionFrame};
 
 use crate::support::call::{message, plain};

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use tokio::io::AsyncReadExt;
 use tunnel_base::names::{Instance, NodeName, SessionId};
-use tunnel_proto::codec::to_message;
+use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::frame::{Category, ErrorCode, Frame, FrameKind, Opener, SessionFrame};
 
 use crate::support::call::Call;

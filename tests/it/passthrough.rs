@@ -8,7 +8,8 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::AlertDescription;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsConnector, rustls};
-use tunnel_net::tls::{ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust};
+use tunnel_net::tls::params::TlsParams;
+use tunnel_net::tls::{ClientAuth, Identity, TlsClientConfig, TlsServerConfig, Trust};
 
 use crate::certificates::{Authority, Files};
 use crate::support::clients::rest;

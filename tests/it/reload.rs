@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tunnel::config::Environment;
-use tunnel::config::live::ConfigFile;
+use tunnel::config::config_watch::ConfigFile;
 use tunnel::server::Server;
 use tunnel::server::config::ServerConfig;
 use tunnel_base::drain::Drained;

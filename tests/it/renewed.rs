@@ -8,9 +8,8 @@ use tokio::time::{Instant, sleep};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tunnel_net::reload::reload_now;
-use tunnel_net::tls::{
-    ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust, server_name,
-};
+use tunnel_net::tls::params::TlsParams;
+use tunnel_net::tls::{ClientAuth, Identity, TlsClientConfig, TlsServerConfig, Trust, server_name};
 
 use crate::certificates::Authority;
 use crate::support::clients::ESTABLISHED;

@@ -10,7 +10,7 @@ use tunnel::edge::Edge;
 use tunnel::registry::LinkedNode;
 use tunnel_base::names::{Instance, SessionId};
 use tunnel_link::sender::LinkSender;
-use tunnel_proto::codec::from_message;
+use tunnel_proto::codec::extended::from_message;
 use tunnel_proto::frame::{FrameKind, Remote, SessionFrame};
 use tunnel_proto::state::LinkId;
 

@@ -7,9 +7,8 @@ use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
-use tunnel_net::tls::{
-    ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust, server_name,
-};
+use tunnel_net::tls::params::TlsParams;
+use tunnel_net::tls::{ClientAuth, Identity, TlsClientConfig, TlsServerConfig, Trust, server_name};
 
 use crate::support::programs::{TestDir, TestServer, edge_with};
 use crate::support::{assert_eventually, targets};

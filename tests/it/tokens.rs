@@ -10,8 +10,9 @@ use tunnel::config::cluster::ClusterSettings;
 use tunnel::config::kubernetes::EdgeCsrConfig;
 use tunnel::edge::Edge;
 use tunnel::edge::config::EdgeConfig;
-use tunnel_net::tls::verify::LinkAuth;
-use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
+use tunnel_net::tls::link_auth::LinkAuth;
+use tunnel_net::tls::params::TlsParams;
+use tunnel_net::tls::{ClientAuth, Identity, TlsServerConfig};
 
 use crate::certificates::Authority;
 use crate::support::clients::{assert_echo, assert_reset, get};

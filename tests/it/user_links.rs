@@ -9,7 +9,7 @@ use tunnel::config::Secret;
 use tunnel::route::RouteError;
 use tunnel::uplink::client::{ClientLinkConfig, ClientLinkError, ClientLinks, UserCredentials};
 use tunnel_link::table::stream::Session;
-use tunnel_net::socket::ByteStreamIo;
+use tunnel_net::byte_stream_io::ByteStreamIo;
 use tunnel_proto::frame::ErrorCode;
 use tunnel_proto::hello::Hello;
 

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
+use tunnel_net::tls::params::TlsParams;
+use tunnel_net::tls::{ClientAuth, Identity, TlsServerConfig};
 
 use crate::parts::are_installed;
 use crate::tunnel::PROGRAM;

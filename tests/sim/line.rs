@@ -9,7 +9,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use tunnel_base::names::SessionId;
 use tunnel_link::sender::LinkSender;
-use tunnel_proto::codec::{Decoder, encode, from_message, to_message};
+use tunnel_proto::codec::extended::{from_message, to_message};
+use tunnel_proto::codec::{Decoder, encode};
 use tunnel_proto::frame::{Frame, FrameKind, SessionFrame};
 
 use super::chance::SeededRng;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 use tunnel_link::sender::LinkSender;
-use tunnel_link::table::RelayRequest;
+use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{ErrorCode, Remote, SessionError};
 
 use super::owner::Place;

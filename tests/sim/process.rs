@@ -5,7 +5,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tunnel::registry::{Finder, Registry};
+use tunnel::registry::Finder;
+use tunnel::registry::Registry;
 use tunnel::route::SessionRouter;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};

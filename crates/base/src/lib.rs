@@ -10,5 +10,6 @@ pub mod metrics;
 pub mod names;
 pub mod policy;
 pub mod process;
+pub mod refusal_log;
 pub mod serde_forms;
 mod serde_text;

@@ -1,35 +1,31 @@
 //! Log output: destination, format and level, and escaping of untrusted text.
 
+pub(crate) mod clean;
+pub mod dropped_lines;
 pub mod files;
 mod json;
 mod libraries;
+pub mod printable;
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, LazyLock};
+use std::io::{self};
+use std::path::PathBuf;
 
-use parking_lot::Mutex;
 use tracing::level_filters::LevelFilter;
-use tracing::{Event, Subscriber, warn};
-use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
+use tracing_appender::non_blocking::{NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::Targets;
-use tracing_subscriber::fmt::format::{JsonFields, Writer};
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::JsonFields;
 use tracing_subscriber::fmt::writer::{BoxMakeWriter, MakeWriterExt as _};
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::layer::{Layered, SubscriberExt};
-use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, fmt as lines, reload};
 
+use crate::logging::clean::Clean;
+use crate::logging::dropped_lines::OF_PROCESS;
 use crate::logging::files::{AuditFile, LogFiles};
 use crate::logging::json::FlatJson;
 use crate::logging::libraries::LibraryLimit;
-
-// Log lines: destination, format and level.
 
 /// Destination, format and initial level of the logs.
 #[derive(Debug, Clone, Default)]
@@ -240,155 +236,9 @@ pub const FRAMES: &str = "tunnel::frames";
 /// Maximum number of lines queued for a slow disk before new lines are dropped. The queue is allocated at startup.
 const WAITING_LINES: usize = 2048;
 
-// Escapes unprintable characters: a log line stays one line and cannot control a terminal.
-
-/// A wrapper around another format that escapes unprintable characters in messages, fields and spans.
-#[derive(Debug)]
-pub(crate) struct Clean<F> {
-    pub(crate) form: F,
-    /// Whether escapes are JSON's; otherwise they are Rust's.
-    pub(crate) json: bool,
-}
-
-impl<S, N, F> FormatEvent<S, N> for Clean<F>
-where
-    S: Subscriber + for<'a> LookupSpan<'a>,
-    N: for<'a> FormatFields<'a> + 'static,
-    F: FormatEvent<S, N>,
-{
-    fn format_event(&self, ctx: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        let mut line = String::new();
-        self.form.format_event(ctx, Writer::new(&mut line), event)?;
-        let line = line.strip_suffix('\n').unwrap_or(&line);
-        let mut rest = line;
-        while let Some((at, c)) = rest.char_indices().find(|(_, c)| !is_printable(*c)) {
-            let (plain, behind) = rest.split_at(at);
-            to.write_str(plain)?;
-            match (self.json, u32::from(c)) {
-                (true, code) => write!(to, "\\u{code:04x}")?,
-                (false, _) => write!(to, "{}", c.escape_debug())?,
-            }
-            rest = behind.get(c.len_utf8()..).unwrap_or_default();
-        }
-        to.write_str(rest)?;
-        to.write_char('\n')
-    }
-}
-
-// Log lines that were not written to a file: how many, and why.
-
-/// Counts the log lines that were dropped, and holds the reason while lines are being dropped, for the metric and
-/// `/readyz`. Clones share it.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct DroppedLines(Arc<Shared>);
-
-/// The counters and the last error that all clones of [`DroppedLines`] share.
-#[derive(Debug, Default)]
-struct Shared {
-    /// Number of lines that could not be written.
-    unwritten: AtomicU64,
-    /// Reason why the last line was not written, by the path of the file or directory that it was for.
-    trouble: Mutex<BTreeMap<PathBuf, String>>,
-    /// Counters of lines dropped because a writer's queue was full.
-    queues: Mutex<Vec<ErrorCounter>>,
-}
-
-impl DroppedLines {
-    /// Includes the lines that this queue drops.
-    pub(crate) fn count_queue(&self, queue: ErrorCounter) {
-        self.0.queues.lock().push(queue);
-    }
-
-    /// Records whether a line was written to this path. The first error of several in a row is reported to stderr, as no
-    /// log can hold it.
-    pub(crate) fn record(&self, path: &Path, written: Result<(), LogError>) {
-        let mut trouble = self.0.trouble.lock();
-        match written {
-            Ok(()) => {
-                let Some(error) = trouble.remove(path) else { return };
-                drop(trouble);
-                warn!(dropped = self.count(), error, "log files are writable again, lines were dropped");
-            }
-            Err(error) => {
-                self.0.unwritten.fetch_add(1, Relaxed);
-                trouble.entry(path.to_owned()).or_insert_with(|| {
-                    // If stderr is closed too, the metric and /readyz still report it.
-                    let _ =
-                        writeln!(io::stderr(), "tunnel: {error}; log lines are dropped until this is fixed");
-                    error.to_string()
-                });
-            }
-        }
-    }
-
-    /// Returns the number of all dropped lines.
-    pub(crate) fn count(&self) -> u64 {
-        let queues = self.0.queues.lock();
-        let dropped: usize = queues.iter().map(ErrorCounter::dropped_lines).sum();
-        self.0.unwritten.load(Relaxed) + dropped as u64
-    }
-
-    /// Returns why lines are being dropped now, or `None` if they are not.
-    pub(crate) fn trouble(&self) -> Option<String> {
-        let trouble = self.0.trouble.lock();
-        (!trouble.is_empty()).then(|| trouble.values().cloned().collect::<Vec<_>>().join("; "))
-    }
-}
-
-/// The dropped lines of the process, where logging is started once.
-pub(crate) static OF_PROCESS: LazyLock<DroppedLines> = LazyLock::new(DroppedLines::default);
-
-/// Returns the number of log lines that this process dropped because a write failed or a queue was full.
-pub fn dropped_lines() -> u64 {
-    OF_PROCESS.count()
-}
-
-/// Returns a line for `/readyz` about why log lines are being dropped now; empty if they are not.
-pub fn log_trouble() -> String {
-    OF_PROCESS.trouble().map(|why| format!("log: {why}\n")).unwrap_or_default()
-}
-
-// Makes text of remotes and clients safe to show in a log, a status line or a page.
-
-/// Returns a remote's text as one printable line of at most `MAX_PRINTED_BYTES` bytes. Replaces each character that
-/// could end a line, move a cursor or change the direction of writing with a space.
-///
-/// Every text of a remote passes through here when it is read, so that later code can use it safely.
-pub fn printable(text: &str) -> String {
-    let mut printed = String::with_capacity(text.len().min(MAX_PRINTED_BYTES));
-    for c in text.chars().map(|c| if is_printable(c) { c } else { ' ' }) {
-        if printed.len() + c.len_utf8() > MAX_PRINTED_BYTES {
-            break;
-        }
-        printed.push(c);
-    }
-    printed
-}
-
-/// Like [`printable`], but of any length: for texts that are bounded where they are read, and that a command prints.
-pub fn one_line(text: &str) -> String {
-    text.chars().map(|c| if is_printable(c) { c } else { ' ' }).collect()
-}
-
-/// Like [`one_line`], but keeps line ends and tabs: for whole texts of another process, before they are printed or
-/// parsed.
-pub fn plain_text(text: &str) -> String {
-    text.chars().map(|c| if is_printable(c) || matches!(c, '\n' | '\t') { c } else { ' ' }).collect()
-}
-
-/// Returns true if a character has no effect but its own glyph.
-pub(crate) fn is_printable(c: char) -> bool {
-    let separates = matches!(c, '\u{2028}' | '\u{2029}');
-    let directs =
-        matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    !(c.is_control() || separates || directs)
-}
-
-/// Maximum length of a remote's text in bytes.
-pub(crate) const MAX_PRINTED_BYTES: usize = 200;
-
 #[cfg(test)]
 pub(crate) mod tests {
+    use crate::logging::printable::is_printable;
     use std::sync::{Arc, Mutex};
 
     use tracing::Level as At;
@@ -480,27 +330,5 @@ pub(crate) mod tests {
             assert!(tracing::enabled!(target: "tunnel::x", At::DEBUG));
         });
         assert!(level.set(4).is_err(), "the subscriber was dropped");
-    }
-}
-
-#[cfg(test)]
-mod printable_tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[test]
-    fn printable_replaces_line_breaks_escapes_and_bidi_controls() {
-        let wild = "a\r\nb\u{1b}[2Jc\u{9b}31md\u{2028}e\u{202e}f\u{7f}\u{e9}";
-        assert_eq!(printable(wild), "a  b [2Jc 31md e f \u{e9}");
-    }
-
-    proptest! {
-        #[test]
-        fn any_text_becomes_a_short_printable_line(text in any::<String>()) {
-            let printed = printable(&text);
-            prop_assert!(printed.len() <= MAX_PRINTED_BYTES && printed.chars().all(is_printable));
-            prop_assert_eq!(printable(&printed), printed);
-        }
     }
 }

@@ -1,13 +1,15 @@
 //! All metrics: names, help texts and labels.
 
+pub mod certificates;
 pub mod format;
+pub mod in_flight_requests;
+pub mod label_values;
 pub mod nodes;
+mod registration;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeMetric as _;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -15,9 +17,15 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::access_log::RefusalLog;
+use crate::metrics::certificates::Certificates;
 use crate::metrics::format::ExpositionFormat;
+use crate::metrics::in_flight_requests::{InFlightGuard, InFlightRequests};
+use crate::metrics::label_values::{
+    CODES, CONNECTIONS_REJECTED, DIAL_FAILURES, ENDS, FRAMES_DROPPED, LINKS_CLOSED, LINKS_REJECTED,
+    OPEN_SECONDS, REVISION, RTT_SECONDS,
+};
 use crate::process::ProcessCollector;
+use crate::refusal_log::RefusalLog;
 
 /// The metrics of this process, created once at startup and passed to every part that counts. Cheap to clone.
 ///
@@ -371,317 +379,10 @@ impl LatencyHistogram {
     }
 }
 
-// The fixed values of labels. Each is exposed from the start.
-
-/// The names of the protocol's error codes: results of sessions, and reasons of resets.
-pub const CODES: [&str; 14] = [
-    "cancelled",
-    "connection_failed",
-    "internal",
-    "node_not_allowed",
-    "node_not_connected",
-    "not_allowed",
-    "ok",
-    "overloaded",
-    "own_port",
-    "protocol_error",
-    "target_refused",
-    "target_timeout",
-    "target_unreachable",
-    "unknown_session",
-];
-
-/// The other results of sessions with an end here.
-const ENDS: [&str; 3] = ["aborted", "client_io_error", "target_io_error"];
-
-/// The results of requests that a listener denies itself, in addition to [`CODES`].
-pub const DENIALS: [&str; 18] = [
-    "address_ambiguous",
-    "address_unknown",
-    "bad_request",
-    "bad_target",
-    "body",
-    "credentials_invalid",
-    "credentials_missing",
-    "forbidden",
-    "method",
-    "no_ready_endpoint",
-    "node_not_named",
-    "service_unknown",
-    "target_forbidden",
-    "target_is_local_node",
-    "target_tls",
-    "timeout",
-    "upstream_no_response",
-    "upstream_timeout",
-];
-
-const LINKS_CLOSED: [&str; 7] = [
-    "closed_by_remote",
-    "closed_locally",
-    "name_in_use",
-    "protocol_error",
-    "replaced_by_backup",
-    "timed_out",
-    "write_stalled",
-];
-
-const LINKS_REJECTED: [&str; 24] = [
-    "bad_metadata",
-    "bad_role",
-    "call_timeout",
-    "evicted",
-    "file_limit",
-    "forbidden",
-    "gone",
-    "invitation",
-    "limit_reached",
-    "name_in_use",
-    "no_invitations",
-    "no_primary_link",
-    "no_users",
-    "overloaded",
-    "plain_dialect",
-    "protocol_version",
-    "proxy_header",
-    "stopping",
-    "timed_out",
-    "tls",
-    "tls_timeout",
-    "token",
-    "too_many_links",
-    "unknown_method",
-];
-
-const DIAL_FAILURES: [&str; 21] = [
-    "address_unknown",
-    "call_timeout",
-    "closed_by_remote",
-    "credentials_missing",
-    "dns",
-    "internal",
-    "local_error",
-    "name_in_use",
-    "no_primary_link",
-    "plain_dialect",
-    "protocol_version",
-    "proxy",
-    "refused",
-    "rejected",
-    "stopping",
-    "timeout",
-    "tls",
-    "tls_timeout",
-    "token",
-    "too_many_links",
-    "unreachable",
-];
-
-const FRAMES_DROPPED: [&str; 8] = [
-    "bad_field",
-    "bad_session_id",
-    "bad_target",
-    "unexpected",
-    "unknown_session",
-    "unknown_type",
-    "wrong_node",
-    "wrong_opener",
-];
-
-const CONNECTIONS_REJECTED: [&str; 21] = [
-    "client_hello_missing",
-    "client_hello_too_large",
-    "evicted",
-    "file_limit",
-    "forbidden",
-    "gone",
-    "header_invalid",
-    "header_missing",
-    "header_timeout",
-    "header_too_large",
-    "limit_reached",
-    "not_redirected",
-    "not_socks5",
-    "not_tls",
-    "proxy_header",
-    "reset",
-    "reset_while_opening",
-    "ssh_without_proxy_command",
-    "timed_out",
-    "tls",
-    "tls_timeout",
-];
-
-/// Git revision that this program was built from, if the build knew it.
-const REVISION: &str = match option_env!("TUNNEL_REVISION") {
-    Some(revision) => revision,
-    None => "unknown",
-};
-
-/// Buckets in seconds, from a link on one machine to a link that is given up.
-const RTT_SECONDS: [f64; 15] =
-    [0.0005, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.4, 0.6, 1.0, 2.0, 3.0, 5.0];
-
-/// Buckets in seconds, from a target on one machine to the longest timeout.
-const OPEN_SECONDS: [f64; 15] =
-    [0.0005, 0.001, 0.0025, 0.01, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0, 3.0, 5.0, 12.0];
-
-// Expiration of certificates.
-
-/// The expiration time of each certificate, by the config key of its file.
-#[derive(Debug, Clone, Default)]
-pub struct Certificates(Family<[(&'static str, String); 1], Gauge>, Arc<Mutex<BTreeMap<String, u64>>>);
-
-impl Certificates {
-    /// Sets the expiration time in seconds since 1970.
-    pub fn set(&self, key: &str, end: u64) {
-        self.0.get_or_create(&[("key", key.to_owned())]).set(i64::try_from(end).unwrap_or(i64::MAX));
-        self.1.lock().insert(key.to_owned(), end);
-    }
-
-    /// Removes the certificates of all other config keys.
-    pub fn retain(&self, keys: &BTreeSet<&str>) {
-        self.1.lock().retain(|key, _| {
-            let is_kept = keys.contains(key.as_str());
-            if !is_kept {
-                self.0.remove(&[("key", key.clone())]);
-            }
-            is_kept
-        });
-    }
-
-    /// Returns the expiration times by config key, in seconds since 1970.
-    pub fn all(&self) -> BTreeMap<String, u64> {
-        self.1.lock().clone()
-    }
-}
-
-// Names and help texts of the metrics.
-
-impl Metrics {
-    pub(crate) fn register_links(&self, to: &mut Registry) {
-        to.register("tunnel_links_open", "Number of open links, by kind of remote", self.links.each.clone());
-        let help = "Number of open links to programs of SuperEdge, by dialect";
-        to.register("tunnel_plain_links_open", help, self.plain_links.each.clone());
-        let help = "Total number of links closed, by reason";
-        to.register("tunnel_links_closed", help, self.links_closed.each.clone());
-        let help = "Total number of links rejected, by reason";
-        to.register("tunnel_links_rejected", help, self.links_rejected.each.clone());
-        let help = "Total number of failed attempts to dial a link, by reason";
-        to.register("tunnel_link_dial_failures", help, self.link_dial_failures.each.clone());
-        let help = "Total number of times two running processes used the same node name";
-        to.register("tunnel_node_name_conflicts", help, self.node_name_conflicts.clone());
-        let help = "Total number of times an edge dialled its server again, successfully or not";
-        to.register("tunnel_link_reconnects", help, self.link_reconnects.clone());
-        let help = "Total number of backup links dialled next to an unresponsive link: used (it answered first), \
-                    unneeded (the old link did), failed";
-        to.register("tunnel_backup_links", help, self.backup_links.each.clone());
-        let help = "Total number of edges asked to link to a server with fewer nodes";
-        to.register("tunnel_edges_rebalanced", help, self.edges_rebalanced.clone());
-        let help = "Round-trip time of a link";
-        to.register_with_unit("tunnel_link_rtt", help, Unit::Seconds, self.rtt.0.clone());
-        let help = "Total number of times reading a plain link paused for a slow reader";
-        to.register("tunnel_link_read_pauses", help, self.read_pauses.clone());
-    }
-
-    pub(crate) fn register_sessions(&self, to: &mut Registry) {
-        let help = "Number of open sessions, by listener";
-        to.register("tunnel_sessions_open", help, self.sessions.now.clone());
-        let help =
-            "Total number of sessions closed, by listener and result; includes requests that never opened";
-        to.register("tunnel_sessions_closed", help, self.sessions.total.clone());
-        let help = "Time from a session's request to its response, successful or not";
-        to.register_with_unit(
-            "tunnel_session_open_duration",
-            help,
-            Unit::Seconds,
-            self.open_duration.0.clone(),
-        );
-        let help = "Number of HTTP requests in flight, by method and kind of path";
-        to.register("tunnel_http_requests_in_flight", help, self.requests.0.clone());
-        let help = "Total number of sessions reset before their end, by reason";
-        to.register("tunnel_sessions_reset", help, self.resets.each.clone());
-        let help = "Total number of aborted sessions that were not delivered in full, by reason";
-        to.register("tunnel_sessions_truncated", help, self.truncated.each.clone());
-        let help = "Total number of times a session was resumed over another path";
-        to.register("tunnel_sessions_resumed", help, self.resumed.clone());
-        let help = "Number of sessions relayed by this server";
-        to.register("tunnel_sessions_relayed", help, self.sessions_relayed.clone());
-        let help = "Bytes used of each budget: reserved (promised to remotes), unacknowledged (not yet received by \
-                    the remote, or a little more), relayed (on the way to another link), unreserved (sent by plain \
-                    remotes, not read yet)";
-        to.register_with_unit("tunnel_buffer", help, Unit::Bytes, self.buffers.used.clone());
-        let help = "Limit of each budget in bytes; see memory in the config";
-        to.register_with_unit("tunnel_buffer_limit", help, Unit::Bytes, self.buffers.limit.clone());
-    }
-
-    /// Registers the metrics of rejections, of published records and of certificates.
-    pub(crate) fn register_refused(&self, to: &mut Registry) {
-        let help = "Total number of frames dropped, by reason";
-        to.register("tunnel_frames_dropped", help, self.frames_dropped.each.clone());
-        let help = "Total number of client connections closed without a session, by reason";
-        to.register("tunnel_connections_rejected", help, self.connections_rejected.each.clone());
-        to.register("tunnel_dns_records", "Number of records published for DNS", self.dns_records.clone());
-        let help = "Total number of failed attempts to write records for DNS";
-        to.register("tunnel_dns_publish_failures", help, self.dns_publish_failures.clone());
-        let help = "Expiration time of the certificate that a config key names, since the Unix epoch";
-        let name = "tunnel_certificate_expiration_timestamp";
-        to.register_with_unit(name, help, Unit::Seconds, self.certificates.0.clone());
-    }
-}
-
-// HTTP requests in flight.
-
-/// HTTP requests in flight, by method and kind of path, both fixed words.
-#[derive(Debug, Clone, Default)]
-pub struct InFlightRequests(Family<Labels<2>, Gauge>);
-
-/// A guard that counts one request as in flight until dropped.
-#[derive(Debug)]
-#[must_use = "the request is in flight until this is dropped"]
-pub struct InFlightGuard(Gauge);
-
-impl InFlightRequests {
-    /// Counts a request with this method and path as in flight until the result is dropped.
-    pub fn start(&self, method: &str, path: &str) -> InFlightGuard {
-        let gauge = self.gauge(method, path);
-        gauge.inc();
-        InFlightGuard(gauge)
-    }
-
-    /// Returns the number of such requests in flight.
-    pub fn now(&self, method: &str, path: &str) -> i64 {
-        self.gauge(method, path).get()
-    }
-
-    fn gauge(&self, method: &str, path: &str) -> Gauge {
-        let labels = [("method", one_of(&METHODS, method)), ("path", one_of(&PATHS, first(path)))];
-        self.0.get_or_create_owned(&labels)
-    }
-}
-
-impl Drop for InFlightGuard {
-    fn drop(&mut self) {
-        self.0.dec();
-    }
-}
-
-fn first(path: &str) -> &str {
-    path.trim_start_matches('/').split('/').next().unwrap_or_default()
-}
-
-fn one_of(words: &[&'static str], word: &str) -> &'static str {
-    words.iter().find(|known| **known == word).copied().unwrap_or("other")
-}
-
-const METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
-
-/// First segments of a kubelet's paths.
-const PATHS: [&str; 6] = ["exec", "attach", "portForward", "containerLogs", "metrics", "stats"];
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::label_values::DENIALS;
 
     #[test]
     fn the_exposition_has_superedges_gauge_our_metrics_and_an_eof_line() {
@@ -848,27 +549,5 @@ mod tests {
             (metrics.sessions.closed("connect", "ok"), metrics.sessions.closed("connect", "aborted")),
             (1, 1)
         );
-    }
-}
-
-#[cfg(test)]
-mod requests_tests {
-    use super::*;
-
-    #[test]
-    fn requests_are_in_flight_until_dropped_and_unknown_ones_share_a_label() {
-        let requests = InFlightRequests::default();
-        let all =
-            [("GET", "/exec/a/b/c"), ("GET", "/metrics"), ("GET", "/metrics/cadvisor"), ("POST", "/exec")];
-        let held = all.map(|(method, path)| requests.start(method, path));
-        assert_eq!(requests.now("GET", "/metrics"), 2);
-        assert_eq!(requests.now("GET", "/exec/x"), 1);
-        assert_eq!(requests.now("POST", "/exec/x"), 1);
-        drop(held);
-        assert_eq!(requests.now("GET", "/metrics"), 0);
-        let _odd =
-            [("BREW", "/pot"), ("brew", "/Exec"), ("BREW", "/exec2")].map(|(m, p)| requests.start(m, p));
-        assert_eq!(requests.now("BREW", "/"), 3);
-        assert_eq!(requests.now("X", "/y"), 3, "all unknown ones share one series");
     }
 }

@@ -6,6 +6,8 @@
 //!
 //! A text that cannot be parsed, or that can never match, is an error: a typo must neither grant nor block access.
 
+pub mod hosts_lines;
+pub mod off_limits;
 pub mod ports;
 pub mod targets;
 pub mod tokens;

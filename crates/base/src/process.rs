@@ -12,7 +12,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 
-use crate::logging;
+use crate::logging::dropped_lines;
 
 /// A collector for memory, CPU time, start time, open files and their limit, and tasks of this process.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl Collector for ProcessCollector {
         encode(&mut to, "process_start_time", help, seconds, start)?;
         let most = max_files().map(ConstGauge::new);
         encode(&mut to, "process_max_fds", "Maximum number of open file descriptors", None, most)?;
-        let dropped = Some(ConstCounter::new(logging::dropped_lines()));
+        let dropped = Some(ConstCounter::new(dropped_lines::count()));
         let help = "Total number of log lines dropped because a write failed or the queue was full";
         encode(&mut to, "tunnel_log_lines_dropped", help, None, dropped)?;
         let files = open_files().map(ConstGauge::new);

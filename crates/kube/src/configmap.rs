@@ -15,7 +15,7 @@ use tracing::{debug, info};
 
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
 use tunnel_base::addresses::cluster_state::KnownEndpoints;
-use tunnel_base::policy::zone;
+use tunnel_base::policy::hosts_lines;
 
 /// Our lines in the key `hosts` of a ConfigMap: `<address>    <name>`. Of other lines, only those of dead servers are
 /// removed.
@@ -141,7 +141,7 @@ impl ConfigMap {
             }
             let text =
                 old.as_ref().and_then(|old| old.data.as_ref()?.get(HOSTS_KEY)).map_or("", String::as_str);
-            self.servers = zone::servers(text.as_bytes());
+            self.servers = hosts_lines::servers(text.as_bytes());
             // The conflicting writer may be one of the servers to check, so later attempts check none; their turn comes
             // again soon. A server that stops has no time to check others either.
             let checks_servers = create && tries == 1;
@@ -190,7 +190,7 @@ impl ConfigMap {
             self.sweeps.clear();
             return BTreeSet::new();
         };
-        let mut absent = zone::servers(text);
+        let mut absent = hosts_lines::servers(text);
         // A line with a loopback address is never a server's.
         absent.retain(|ip| !known.ready.contains(ip) && *ip != server && !ip.is_loopback());
         self.sweeps.retain(|ip, _| absent.contains(ip));
@@ -250,9 +250,9 @@ fn updated_hosts(
     records: &BTreeSet<String>,
     stopped: &BTreeSet<IpAddr>,
 ) -> String {
-    let mut new = zone::merged(text.as_bytes(), server, records);
+    let mut new = hosts_lines::merged(text.as_bytes(), server, records);
     if !stopped.is_empty() {
-        new = zone::without(&new, stopped);
+        new = hosts_lines::without(&new, stopped);
     }
     // Only whole lines are removed and added, so the text remains valid UTF-8.
     String::from_utf8(new).unwrap_or_else(|_| text.to_owned())

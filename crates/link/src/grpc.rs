@@ -4,27 +4,22 @@
 //! call is made and served here, with tonic's statuses and the generated messages. See docs/decisions.md#pull-not-push.
 
 pub mod accept;
+pub(crate) mod call_body;
 pub mod dial;
 pub mod enrol;
 mod executor;
+pub mod inbound;
 pub mod read_ahead;
 
-use std::convert::Infallible;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderValue};
-use http_body::Frame;
-use tokio::sync::oneshot;
-use tonic::Status;
+use http::HeaderValue;
 
 use crate::link::OutboundStream;
 use crate::plain::PlainRemote;
-
 use crate::sender::LinkSender;
 use crate::sender::stats::LinkEndpoints;
 use crate::table::SessionTable;
@@ -32,7 +27,6 @@ use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, ServerName};
 use tunnel_net::socket::Connection;
-use tunnel_proto::codec::EncodedMessage;
 use tunnel_proto::frame::Remote;
 use tunnel_proto::state::LinkId;
 
@@ -96,97 +90,14 @@ const WINDOW: u32 = 32 << 20;
 /// Maximum size of a call's metadata in bytes.
 const METADATA: u32 = 16 * 1024;
 
-// What each end of the call sends, as an HTTP body.
-
-/// The body that one end of the call sends.
-#[derive(Debug, Default)]
-pub(crate) enum CallBody {
-    /// Nothing: the call was rejected.
-    #[default]
-    Refused,
-    /// A heartbeat, until the server has answered and its dialect is known.
-    Greeting {
-        /// The heartbeat, until it is sent.
-        first: Option<EncodedMessage>,
-        /// Receives the stream to continue with.
-        agreed: oneshot::Receiver<OutboundStream>,
-    },
-    /// The link's frames.
-    Stream {
-        /// The link's outbound side.
-        outbound: OutboundStream,
-        /// Whether a status follows once the link is closed: a server sends one, an edge does not.
-        trailers: bool,
-    },
-    /// A complete response.
-    Full(tonic::body::Body),
-}
-
-impl http_body::Body for CallBody {
-    type Data = EncodedMessage;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<EncodedMessage>, Infallible>>> {
-        loop {
-            match &mut *self {
-                Self::Refused => return Poll::Ready(None),
-                Self::Full(answer) => {
-                    let frame = ready!(Pin::new(answer).poll_frame(cx)).and_then(Result::ok);
-                    return Poll::Ready(frame.map(|frame| Ok(frame.map_data(EncodedMessage::from))));
-                }
-                Self::Greeting { first, agreed } => {
-                    if let Some(first) = first.take() {
-                        return Poll::Ready(Some(Ok(Frame::data(first))));
-                    }
-                    *self = match ready!(Pin::new(agreed).poll(cx)) {
-                        Ok(outbound) => Self::Stream { outbound, trailers: false },
-                        Err(_) => Self::Refused,
-                    };
-                }
-                Self::Stream { outbound, trailers } => {
-                    if let Some(chunk) = ready!(outbound.poll_message(cx)) {
-                        return Poll::Ready(Some(Ok(Frame::data(chunk))));
-                    }
-                    let last = trailers.then(|| status(&outbound.sender));
-                    *self = Self::Refused;
-                    if let Some(last) = last {
-                        return Poll::Ready(Some(Ok(Frame::trailers(last))));
-                    }
-                }
-            }
-        }
-    }
-
-    /// Returns true if the body is empty: a rejection's status is then the response's only HEADERS frame. grpc-go
-    /// does not read the status of a response that continues after that frame.
-    fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Refused => true,
-            Self::Full(answer) => answer.is_end_stream(),
-            Self::Greeting { .. } | Self::Stream { .. } => false,
-        }
-    }
-}
-
-/// Returns the status with which a server ends a link: OK, unless another process has the edge's name.
-fn status(link: &LinkSender) -> HeaderMap {
-    let taken = link.close_reason().map(Status::already_exists);
-    let mut trailers = HeaderMap::new();
-    // Fails only if the message cannot be a header. An encoded message always can.
-    let _ = taken.unwrap_or_else(|| Status::ok("")).add_header(&mut trailers);
-    trailers
-}
-
 #[cfg(test)]
 mod tests {
     use bytes::{Buf as _, Bytes};
 
     use crate::congestion::MAX_FRAME;
     use tunnel_base::names::SessionId;
-    use tunnel_proto::codec::{encode, to_message};
+    use tunnel_proto::codec::encode;
+    use tunnel_proto::codec::extended::to_message;
     use tunnel_proto::frame::{Category, Frame, FrameKind, SessionFrame};
 
     use super::*;

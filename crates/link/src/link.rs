@@ -12,14 +12,16 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::frame_log::log_frame;
-use crate::grpc::read_ahead::{ReadAhead, StreamEnd};
+use crate::grpc::inbound::StreamEnd;
+use crate::grpc::read_ahead::ReadAhead;
 use crate::liveness::{Liveness, Role, STALLED, Verdict};
 use crate::plain::{PlainReader, PlainRemote};
 use crate::sender::LinkSender;
 use crate::table::{Event, SessionTable};
 use tunnel_base::metrics::Metrics;
+use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::codec::proto::StreamMsg;
-use tunnel_proto::codec::{DecodeError, Decoder, EncodedMessage, encode, from_message, to_message};
+use tunnel_proto::codec::{DecodeError, Decoder, EncodedMessage, encode};
 use tunnel_proto::frame::{ErrorCode, FrameKind, Remote, SessionError, SessionKey};
 
 /// A running link over one gRPC stream. Its driver calls [`Self::next`] until it ends; dropping it ends the stream.
@@ -232,8 +234,6 @@ const YIELD_AFTER_BYTES: usize = 256 * 1024;
 /// Bytes that each message adds to that count, in addition to its data.
 const YIELD_COST_PER_MESSAGE: usize = 128;
 
-// The outbound side of a link.
-
 /// The outbound side of a link: supplies what the gRPC stream sends next.
 #[derive(Debug, Clone)]
 pub(crate) struct OutboundStream {
@@ -256,8 +256,6 @@ impl OutboundStream {
         }))
     }
 }
-
-// How links end.
 
 /// The reason why a link ended, returned by [`Link::next`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -8,6 +8,7 @@
 //! move to another link, or end. So each entry has the number of the session's stay on the link, and an entry of an
 //! earlier stay yields no frame. Nothing is dropped, logged or woken under the link's lock.
 
+pub(crate) mod ack_pacing;
 pub mod health;
 pub mod interactive;
 pub mod pacing;
@@ -26,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::frame_log::log_frame;
 use crate::lock::{Mutex, MutexGuard};
-use crate::schedule::{Entry, FrameSource, SendRequest, Turn};
+use crate::schedule::frame_source::{Entry, FrameSource, SendRequest, Turn};
 use crate::sender::health::Health;
 use crate::sender::interactive::InteractiveLink;
 use crate::sender::queue::{MAX_QUEUED_REPLIES, Next, SendQueue};

@@ -2,9 +2,14 @@
 //! does.
 
 pub mod closed;
+pub(crate) mod departed;
+pub(crate) mod ended;
+pub mod pending;
+pub mod relay_request;
 pub mod session;
 pub mod stream;
 pub mod traffic_class;
+mod waits;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -13,17 +18,22 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 use tokio::task::coop::consume_budget;
 use tokio::time::Instant;
 
 use crate::lock::{Mutex, MutexGuard};
-use crate::relay::{Attempt, AttemptState, BindOutcome, RelayEnd, RelayTable};
+use crate::relay::RelayTable;
+use crate::relay::request::{Attempt, BindOutcome};
 use crate::sender::LinkSender;
 use crate::sender::sessions::DetachedSessions;
-use crate::table::closed::{ByClient, MAX_ORPHANS, Tombstones, source, unknown_session};
+use crate::table::closed::{ByClient, source};
+use crate::table::departed::MAX_ORPHANS;
+use crate::table::ended::{Tombstones, unknown_session};
+use crate::table::pending::{IncomingSession, Parked, PendingOpen};
+use crate::table::relay_request::{RelayRequest, attribute, refused};
 use crate::table::session::{Origin, Search, SessionCore};
-use crate::table::stream::{IncomingSession, Parked, PendingOpen, Session};
+use crate::table::stream::Session;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_proto::budget::{Budget, LinkReservation};
@@ -233,8 +243,6 @@ const CLOSE_FRAME_DIVISOR: usize = 8;
 /// Number of locks over which the sessions are spread, so that busy sessions seldom contend.
 const SHARDS: usize = 16;
 
-// Handling of frames about sessions: those with an end here, relayed ones, and new ones.
-
 impl SessionTable {
     /// Handles a frame about a session from the link of `sender`. For a request, the key's node is the acceptor's.
     pub fn on_frame(
@@ -358,8 +366,6 @@ impl SessionTable {
     }
 }
 
-// Sessions that a remote requests from this process: whether there is room, and which client makes room.
-
 impl SessionTable {
     /// Returns the offer of a session that an Open requests here. Returns `None` if it was refused, and then the opener
     /// gets Refused.
@@ -464,8 +470,6 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// The same for a plain server, which waits 5 s.
 const PLAIN_DIAL_TIMEOUT: Duration = Duration::from_millis(4500);
 
-// What each session requires from its table.
-
 impl SessionTable {
     /// Returns an empty reservation for the bytes that a plain remote sends over that link.
     ///
@@ -495,8 +499,6 @@ impl SessionTable {
         }
     }
 }
-
-// What happens to sessions when a link ends or is retired.
 
 impl SessionTable {
     /// Handles the end of a link: parks its sessions, or ends them with `why` if the remote cannot resume, and sends
@@ -551,8 +553,6 @@ impl SessionTable {
     }
 }
 
-// Sessions that were opened here and need a new path.
-
 impl SessionTable {
     /// Waits for a session that was opened here, has lost its path, and needs another one. So does a pending open that
     /// was given up while its acceptor still has to get the reset.
@@ -578,207 +578,6 @@ impl SessionTable {
     pub(crate) fn add_parked(&self, session: &Arc<SessionCore>, search: Search) {
         self.parked.lock().push_back(Parked { shared: session.clone(), search });
         self.came.notify_one();
-    }
-}
-
-// An Open or a Resume that reached a server.
-
-/// A request to reach a node through this server: pass it on, accept it as its end, or refuse it.
-///
-/// Dropping it refuses it, so no opener is ever left waiting.
-#[derive(Debug)]
-#[must_use = "dropping a relay request refuses it"]
-pub struct RelayRequest {
-    table: Arc<SessionTable>,
-    attempt: Attempt,
-    /// The Open or Resume itself, until it is passed on.
-    frame: Option<SessionFrame>,
-}
-
-impl RelayRequest {
-    /// Returns the id of the session.
-    pub fn id(&self) -> SessionId {
-        self.attempt.key.id
-    }
-
-    /// Returns the node.
-    pub fn node(&self) -> &NodeName {
-        &self.attempt.key.node
-    }
-
-    /// Returns the kind of the opener's listener. Of a Resume it is what the opener claims.
-    pub fn category(&self) -> Category {
-        self.attempt.key.category
-    }
-
-    /// Names another node and target, which this server knows by the requested name.
-    pub fn redirect(&mut self, at: NodeName, to: Target) {
-        self.attempt.key.node = at;
-        if let Some(SessionFrame::Open { target, .. } | SessionFrame::Resume { target, .. }) = &mut self.frame
-        {
-            *target = to;
-        }
-    }
-
-    /// Returns a receiver of the end of this session's path through this server. Call it before the request is passed
-    /// on or refused.
-    pub fn watch_end(&self) -> oneshot::Receiver<RelayEnd> {
-        self.table.relays.watch_end(&self.attempt)
-    }
-
-    /// Returns the link that it came over.
-    pub fn from(&self) -> &Arc<LinkSender> {
-        &self.attempt.from
-    }
-
-    /// Returns the process that holds the session's remote end, if this is a Resume: no other may be asked.
-    pub fn instance(&self) -> Option<Instance> {
-        match &self.frame {
-            Some(SessionFrame::Resume { instance, .. }) => *instance,
-            _ => None,
-        }
-    }
-
-    /// Returns true if this is a Resume.
-    pub fn resumes(&self) -> bool {
-        matches!(self.frame, Some(SessionFrame::Resume { .. }))
-    }
-
-    /// Returns the target to dial there, which a Resume repeats.
-    pub fn target(&self) -> &Target {
-        &self.attempt.target
-    }
-
-    /// Waits until its opener no longer waits for this attempt.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe.
-    pub async fn wait_cancelled(&self) {
-        self.wait_attempt_state(|state| state == AttemptState::Done).await;
-    }
-
-    /// Tries a path: passes the request on, and takes it back if the acceptor is not there.
-    ///
-    /// If another path is still unanswered, this path can only serve the next attempt. As only the opener moves a
-    /// session, both ends get PathLost.
-    pub fn try_path(&self, to: &Arc<LinkSender>) {
-        let to = &to.link_for(self.attempt.key.id);
-        match (self.table.relays.attempt_state(&self.attempt), &self.frame) {
-            (AttemptState::Searching, Some(frame)) if self.is_valid_next_hop(to) => {
-                self.table.relays.bind_acceptor(&self.attempt, to, frame.clone(), true);
-            }
-            (AttemptState::Pending, _) => {
-                self.table.relays.path_lost(self.attempt.key.id, Some(self.attempt.epoch))
-            }
-            _ => {}
-        }
-    }
-
-    /// Waits until the last path tried is answered. Returns true if the acceptor is not there, so that another path
-    /// should be tried.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe.
-    pub async fn path_failed(&self) -> bool {
-        self.wait_attempt_state(|state| state != AttemptState::Pending).await == AttemptState::Searching
-    }
-
-    async fn wait_attempt_state(&self, is: impl Fn(AttemptState) -> bool) -> AttemptState {
-        loop {
-            let changed = self.attempt.changed.notified();
-            let state = self.table.relays.attempt_state(&self.attempt);
-            if is(state) {
-                return state;
-            }
-            changed.await;
-        }
-    }
-
-    fn is_valid_next_hop(&self, to: &LinkSender) -> bool {
-        let from = &self.attempt.from;
-        let second_hop = from.peer == Remote::Peer && to.peer == Remote::Peer;
-        let back = from.id == to.id || to.instance == from.instance;
-        !second_hop && !back && !to.is_plain()
-    }
-
-    /// Passes the request on: this server relays the session from now on.
-    ///
-    /// A request from a peer goes to no other peer, and no request goes back to the process it came from. Both are
-    /// refused as *not here*.
-    pub fn pass(mut self, to: &Arc<LinkSender>) {
-        let to = &to.link_for(self.attempt.key.id);
-        if !self.is_valid_next_hop(to) {
-            return self.refuse(SessionError::new(
-                ErrorCode::NodeNotConnected,
-                "the node is not connected to this server",
-            ));
-        }
-        if let Some(frame) = self.frame.take() {
-            self.table.relays.bind_acceptor(&self.attempt, to, frame, false);
-        }
-    }
-
-    /// Refuses the request. [`ErrorCode::NodeNotConnected`] makes the opener search elsewhere.
-    pub fn refuse(mut self, why: SessionError) {
-        self.answer(why);
-    }
-
-    /// Accepts the request as the session's acceptor. Returns `None` if that is impossible: a session to resume is not
-    /// here, or a new one exceeds a limit.
-    pub fn offer(mut self) -> Option<IncomingSession> {
-        let Attempt { key, epoch, from, .. } = self.attempt.clone();
-        let frame = self.frame.take();
-        if self.table.relays.attempt_state(&self.attempt) != AttemptState::Searching {
-            return None;
-        }
-        let Some(open @ SessionFrame::Open { .. }) = frame else {
-            let unknown = self.table.failed_resume(key.id, self.attempt.opener.as_ref(), epoch);
-            self.table.relays.end(&self.attempt, Some(unknown));
-            return None;
-        };
-        self.table.relays.end(&self.attempt, None);
-        self.table.on_open(&from, key, open)
-    }
-
-    fn answer(&mut self, refusal: SessionError) {
-        if let Some(frame) = self.frame.take() {
-            self.table.relays.end(&self.attempt, Some(refused(&frame, refusal)));
-        }
-    }
-}
-
-impl Drop for RelayRequest {
-    fn drop(&mut self) {
-        self.answer(SessionError::new(ErrorCode::Overloaded, "server is shutting down"));
-    }
-}
-
-/// Attributes an Open to the edge or user that has proved its name on the link, whatever the frame claims: none gets the
-/// rights of another listener, nor another's name. A peer has attributed it already.
-fn attribute(sender: &LinkSender, key: &mut SessionKey, client: &mut String) {
-    match &sender.peer {
-        Remote::Edge(_) => {
-            (key.category, *client) = (Category::HttpProxy, sender.peer.requester().unwrap_or_default());
-        }
-        Remote::Client(name) => {
-            let at = sender.ends().and_then(|ends| ends.remote).map(|at| at.to_string());
-            *client = format!("{name}@{}", at.unwrap_or_default());
-            if key.category != Category::Admin {
-                key.category = Category::Ssh;
-            }
-        }
-        Remote::Server(_) | Remote::Peer => {}
-    }
-}
-
-/// Returns the answer that refuses an Open or a Resume.
-pub(crate) fn refused(frame: &SessionFrame, refusal: SessionError) -> SessionFrame {
-    let epoch = frame.epoch().unwrap_or(0);
-    match frame {
-        SessionFrame::Open { .. } => SessionFrame::Refused { epoch, refusal },
-        _ => SessionFrame::Reset { epoch, refusal },
     }
 }
 

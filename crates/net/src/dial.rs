@@ -3,8 +3,6 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use std::{fmt, io};
@@ -19,6 +17,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::fd_limit;
 use crate::listen::tune;
+use crate::mark::put_on;
 use crate::path_mtu;
 use tunnel_base::names::{Host, Target};
 
@@ -293,8 +292,6 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// Maximum number of a host's addresses that are tried.
 const MAX_ATTEMPTS: usize = 16;
 
-// The addresses that answered when others did not.
-
 /// Global, so that every dial of a host by this process knows them.
 static LAST_ANSWERS: LazyLock<Mutex<LastAnswers>> = LazyLock::new(Mutex::default);
 
@@ -324,28 +321,6 @@ const MAX_LAST_ANSWERS: usize = 1000;
 
 /// Time for which that address is tried first. Then the usual order shows again whether the others answer.
 const LAST_ANSWER_TTL: Duration = Duration::from_secs(600);
-
-// The mark of sockets of this process, so that nftables rules can recognise them.
-
-/// Global, because the rules that match the mark concern every dial. 0: no mark.
-static MARK: AtomicU32 = AtomicU32::new(0);
-
-/// Sets the mark (`SO_MARK`, requires CAP_NET_ADMIN) of all future connections and DNS queries. 0: no mark.
-pub fn set(mark: u32) {
-    MARK.store(mark, Relaxed);
-}
-
-/// Puts the mark on a socket before it connects or sends.
-///
-/// # Errors
-///
-/// The process may not mark sockets.
-pub(crate) fn put_on(socket: &SockRef<'_>) -> io::Result<()> {
-    match MARK.load(Relaxed) {
-        0 => Ok(()),
-        mark => socket.set_mark(mark),
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -10,7 +10,7 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-use crate::tcp_info::silence;
+use crate::sock_diag::silence;
 
 /// The keepalive settings of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

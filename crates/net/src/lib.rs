@@ -1,24 +1,31 @@
 //! Sockets and byte streams: their common trait, and the code that listens, dials, encrypts and copies.
 
 pub mod accept_loop;
+pub mod byte_stream_io;
 pub mod dial;
 pub mod fair_map;
 pub mod fd_limit;
+pub mod hooked;
 pub mod http_proxy;
 pub mod interfaces;
 pub mod keepalive;
 pub mod limiter;
 pub mod listen;
+pub mod mark;
 pub mod netlink;
+pub(crate) mod no_proxy;
 pub mod path_mtu;
 pub mod pki;
 pub mod pool;
+pub mod proxy_protocol;
 pub mod records;
 pub mod reload;
 pub mod resolver;
+pub mod sock_diag;
 pub mod socket;
 pub mod tcp_info;
 pub mod tls;
+pub mod unix_accept;
 
 use std::io;
 use std::task::{Context, Poll};

@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::fair_map::FairMap;
-use crate::socket::{Hooked, ReadHook};
+use crate::hooked::{Hooked, ReadHook};
 use tunnel_base::policy::canonical_ip;
 
 /// The unit that shares are fair among: an IPv4 address, or the /64 network of an IPv6 address.

@@ -4,19 +4,18 @@
 //! Both ends of a link pad their first message to more than a full segment ([`padding`]). On such a path the handshake
 //! stalls, and no session has to.
 
-use std::collections::HashMap;
+mod known_losses;
+mod stall;
+
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::LazyLock;
-use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use parking_lot::Mutex;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep};
-use tracing::warn;
 
+use crate::path_mtu::known_losses::{Certainty, KNOWN, KnownLoss};
+use crate::path_mtu::stall::Stall;
 use crate::tcp_info::TcpInfoReader;
 
 /// Large packets that are lost between this machine and an address.
@@ -134,126 +133,6 @@ const SEGMENTS: [u32; 2] = [1000, 500];
 /// Maximum padding in bytes. It also has to fit the limit for headers of HTTP/2 proxies, 4 KiB at some.
 const MAX_PADDING: u64 = 2800;
 
-// The addresses to which large packets are lost.
-
-/// Global, because the kernel needs the size before each connection to such an address is made.
-static KNOWN: LazyLock<Mutex<HashMap<IpAddr, KnownLoss>>> = LazyLock::new(Mutex::default);
-
-#[derive(Debug, Clone, Copy)]
-struct KnownLoss {
-    loss: PacketLoss,
-    since: Instant,
-    certainty: Certainty,
-}
-
-/// Whether small segments help at an address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Certainty {
-    /// They are being tried.
-    Tried,
-    /// They helped once, without proof by the kernel. A server that stalled, or another one behind the same address, has
-    /// the same effect. They are not used until it happens again.
-    Suspected,
-    /// They help.
-    Proven,
-}
-
-impl Certainty {
-    fn lasts(self) -> Duration {
-        match self {
-            // A dial that is cancelled and made again needs it.
-            Self::Tried => Duration::from_secs(60),
-            Self::Suspected | Self::Proven => KEPT_FOR,
-        }
-    }
-}
-
-/// Time for which small segments are used without trying larger ones.
-const KEPT_FOR: Duration = Duration::from_secs(3600);
-/// Maximum number of addresses in [`KNOWN`].
-const MAX_KNOWN: usize = 1000;
-
-// A handshake that does not continue, and what the kernel knows of the reason.
-
-/// A stalled handshake.
-#[derive(Debug)]
-struct Stall {
-    at: SocketAddr,
-    /// Whether the kernel has proof: later bytes arrived, and the full segment before them did not.
-    is_certain: bool,
-    /// Whether small segments helped at the dial before, or an earlier attempt had proof.
-    was_suspected: bool,
-    /// Path MTU in bytes, if the kernel reports it.
-    path_mtu: Option<u64>,
-    /// Time from the connection to the stall.
-    lasted: Duration,
-    since: Instant,
-}
-
-impl Stall {
-    /// Waits until the handshake over a new connection seems to stall.
-    async fn detect(at: SocketAddr, reader: Option<TcpInfoReader>) -> Self {
-        let start = Instant::now();
-        // The bytes received in order, and since when there is a gap after them.
-        let mut gap = (0, start);
-        loop {
-            sleep(POLL_INTERVAL).await;
-            let lasted = start.elapsed();
-            let losses = reader.as_ref().and_then(TcpInfoReader::losses);
-            let rtt = losses.map_or(Duration::ZERO, |losses| losses.rtt);
-            let is_certain = losses.is_some_and(|losses| {
-                if !losses.has_gap || losses.received != gap.0 {
-                    gap = (losses.received, Instant::now());
-                }
-                let is_remotes = losses.remote_has_gap && losses.timeouts >= MIN_TIMEOUTS;
-                is_remotes || gap.1.elapsed() >= GAP_TIMEOUT.max(rtt * 2)
-            });
-            if is_certain || lasted >= HANDSHAKE_TIMEOUT.max(rtt * RTTS_PER_HANDSHAKE) {
-                let (was_suspected, path_mtu) = (is_suspected(at.ip()), losses.map(|losses| losses.path_mtu));
-                return Self { at, is_certain, was_suspected, path_mtu, lasted, since: Instant::now() };
-            }
-        }
-    }
-
-    /// Records the maximum segment for the address.
-    fn note(&self, segment: u32, certainty: Certainty) -> PacketLoss {
-        let loss = PacketLoss { to: self.at.ip(), lost: self.path_mtu, segment };
-        let mut known = KNOWN.lock();
-        if known.len() >= MAX_KNOWN {
-            known.retain(|_, known| known.since.elapsed() < known.certainty.lasts());
-        }
-        if known.len() < MAX_KNOWN {
-            known.insert(loss.to, KnownLoss { loss, since: Instant::now(), certainty });
-        }
-        loss
-    }
-
-    /// Records whether small segments helped: `limit` is their size in the attempt that succeeded, if one did.
-    fn settle(self, limit: Option<u32>) {
-        // A busy server may also let a handshake wait, but then the next one waits just as long.
-        let helped = self.is_certain || self.lasted >= self.since.elapsed() * MIN_SPEEDUP;
-        match limit.filter(|_| helped) {
-            Some(segment) if self.is_certain || self.was_suspected => {
-                let loss = self.note(segment, Certainty::Proven);
-                warn!(error = %loss, hint = REMEDY, "path loses large packets, using small ones");
-            }
-            Some(segment) => drop(self.note(segment, Certainty::Suspected)),
-            None => drop(KNOWN.lock().remove(&self.at.ip())),
-        }
-    }
-}
-
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Retransmission timeouts of a segment that is lost because of its size, and not by chance.
-const MIN_TIMEOUTS: u8 = 2;
-/// Time in which a remote retransmits a lost segment several times.
-const GAP_TIMEOUT: Duration = Duration::from_secs(1);
-/// Duration of a slow handshake, and in RTTs. It leaves time for another one within an unresponsive link's 5 s.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_millis(2500);
-const RTTS_PER_HANDSHAKE: u32 = 8;
-/// Without proof by the kernel, small segments helped if their handshake was faster than the stalled one by this factor.
-const MIN_SPEEDUP: u32 = 5;
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU32;
@@ -262,6 +141,10 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
+    use crate::path_mtu::known_losses::KEPT_FOR;
+    use crate::path_mtu::stall::HANDSHAKE_TIMEOUT;
+    use std::time::Duration;
+    use tokio::time::sleep;
 
     /// Makes handshakes with a server at that address: the attempt with this number finishes after that time.
     async fn finished(ip: &str, lasts: [Option<Duration>; 3]) -> (u32, Option<u32>) {

@@ -16,8 +16,9 @@ use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
-use crate::listen::{Accept, UnixAccept};
+use crate::listen::Accept;
 use crate::socket::Connection;
+use crate::unix_accept::UnixAccept;
 
 /// A Unix socket that carries records: bytes, the end of a direction, and texts.
 pub struct RecordStream {

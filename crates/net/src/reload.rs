@@ -353,8 +353,6 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(4);
 /// Time between two checks of changed content: longer than a writer needs.
 const DEBOUNCE: Duration = Duration::from_secs(2);
 
-// Files that hold secrets.
-
 /// Warns if a secret file is world-readable; `key` is its config key. Ignores a missing file. Blocks on the disk: for
 /// startup only.
 pub fn warn_of_readers(key: &str, path: &Path) {

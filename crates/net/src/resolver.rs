@@ -1,11 +1,12 @@
 //! Resolves names to addresses within a bounded time.
 
+pub(crate) mod marked_runtime;
+
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::str::FromStr as _;
 use std::time::Duration;
-use std::{fmt, io};
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
@@ -15,20 +16,15 @@ use hickory_resolver::config::{
 };
 use hickory_resolver::lookup_ip::LookupIp;
 use hickory_resolver::net::NetError;
-use hickory_resolver::net::runtime::iocompat::AsyncIoTokioAsStd;
-use hickory_resolver::net::runtime::{RuntimeProvider, TokioRuntimeProvider};
 use hickory_resolver::proto::op::Query;
 use hickory_resolver::proto::rr::{Name, RecordType};
 use hickory_resolver::system_conf::parse_resolv_conf;
-use socket2::SockRef;
-use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
 use tracing::warn;
 
-use crate::dial::dial;
 use crate::fd_limit;
 use crate::reload::{FileWatcher, Reload, ReloadError};
-use tunnel_base::names::Host;
+use crate::resolver::marked_runtime::MarkedRuntime;
 
 /// A DNS client for addresses: with the system's configuration, or for given servers only. Cheap to clone; clones share
 /// one cache.
@@ -234,51 +230,6 @@ const FAILURE_TTL: Duration = Duration::from_secs(2);
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 const HOSTS: &str = "/etc/hosts";
-
-// DNS queries are sent from sockets with this process's mark.
-
-/// A tokio runtime for the resolver, like its standard one, but with the mark on sockets.
-#[derive(Clone, Default)]
-pub(crate) struct MarkedRuntime(TokioRuntimeProvider);
-
-impl RuntimeProvider for MarkedRuntime {
-    type Handle = <TokioRuntimeProvider as RuntimeProvider>::Handle;
-    type Timer = <TokioRuntimeProvider as RuntimeProvider>::Timer;
-    type Udp = UdpSocket;
-    type Tcp = AsyncIoTokioAsStd<TcpStream>;
-
-    fn create_handle(&self) -> Self::Handle {
-        self.0.create_handle()
-    }
-
-    fn connect_tcp(
-        &self,
-        server: SocketAddr,
-        _from: Option<SocketAddr>,
-        timeout: Option<Duration>,
-    ) -> Pin<Box<dyn Send + Future<Output = io::Result<Self::Tcp>>>> {
-        Box::pin(async move {
-            let timeout = timeout.unwrap_or(ONE_TRY);
-            let socket = dial(&Host::Ip(server.ip()), &[server], timeout).await.map_err(io::Error::other)?;
-            fd_limit::ensure_outside_half_of_reserve(&socket)?;
-            Ok(AsyncIoTokioAsStd(socket))
-        })
-    }
-
-    fn bind_udp(
-        &self,
-        at: SocketAddr,
-        server: SocketAddr,
-    ) -> Pin<Box<dyn Send + Future<Output = io::Result<Self::Udp>>>> {
-        let bound = self.0.bind_udp(at, server);
-        Box::pin(async move {
-            let socket = bound.await?;
-            fd_limit::ensure_outside_half_of_reserve(&socket)?;
-            crate::dial::put_on(&SockRef::from(&socket))?;
-            Ok(socket)
-        })
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -1,15 +1,12 @@
 //! The kernel's state of a TCP connection: RTT, bytes in flight, bytes not sent (`TCP_INFO`, `sock_diag`).
 
-use std::io::{self, Read as _};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use rustix::io::Errno;
-use socket2::Socket;
 use tokio::net::TcpStream;
 
-use crate::netlink::{self, u32_at as number};
+use crate::netlink::u32_at as number;
+use crate::sock_diag::{MEMORY, ROOM, RQUEUE, TCP_INFO, attribute, long, query};
 
 /// Reads the kernel's state of one connection. It holds no file, so it may outlive the connection.
 #[derive(Debug, Clone)]
@@ -114,151 +111,13 @@ fn losses(answer: &[u8]) -> Option<LossInfo> {
     })
 }
 
-// Queries the kernel about a socket (`sock_diag`, as `ss` does). No privilege is needed.
-
-/// Returns how many written bytes the remote's kernel has not acknowledged; 0 once the socket is closed.
-///
-/// # Errors
-///
-/// The system does not report it.
-pub fn unacknowledged(socket: &TcpStream) -> io::Result<u32> {
-    let mut room = [0; ROOM];
-    match query_open(socket, &[], &mut room)? {
-        Some(answer) => number(answer, WQUEUE).ok_or_else(|| io::ErrorKind::UnexpectedEof.into()),
-        None => Ok(0),
-    }
-}
-
-/// How long a remote has sent nothing, although it owes an acknowledgement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Silence {
-    /// Time since its last packet.
-    pub time: Duration,
-    /// Number of retransmissions, or probes of a closed window, that it has not answered.
-    pub attempts: u32,
-}
-
-/// Returns the silence of a remote, or `None` if its kernel has all written bytes or the socket is closed.
-///
-/// A reader that pauses answers each probe of its closed window, so it has answered all attempts.
-///
-/// # Errors
-///
-/// The system does not report it.
-pub fn silence(socket: &TcpStream) -> io::Result<Option<Silence>> {
-    let mut room = [0; ROOM];
-    let Some(answer) = query_open(socket, &[TCP_INFO], &mut room)? else { return Ok(None) };
-    if number(answer, WQUEUE) == Some(0) {
-        return Ok(None);
-    }
-    let silence = attribute(answer, TCP_INFO).and_then(silence_of);
-    silence.map(Some).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
-}
-
-/// Parses a [`Silence`] from `struct tcp_info`.
-fn silence_of(info: &[u8]) -> Option<Silence> {
-    let [retransmissions, probes] = [2, 3].map(|at| info.get(at).copied().map(u32::from));
-    // Milliseconds since the last data and since the last acknowledgement.
-    let [data, acknowledgement] = [52, 56].map(|at| number(info, at));
-    let time = Duration::from_millis(data?.min(acknowledgement?).into());
-    Some(Silence { time, attempts: retransmissions?.max(probes?) })
-}
-
-/// Queries the kernel about a socket. Returns `None` if it is closed.
-fn query_open<'a>(
-    socket: &TcpStream,
-    attributes: &[u16],
-    room: &'a mut [u8; ROOM],
-) -> io::Result<Option<&'a [u8]>> {
-    let Ok(to) = socket.peer_addr() else { return Ok(None) };
-    match query(socket.local_addr()?, to, attributes, room) {
-        Ok(answer) => Ok(Some(answer)),
-        Err(cause) if Errno::from_io_error(&cause) == Some(Errno::NOENT) => Ok(None),
-        Err(cause) => Err(cause),
-    }
-}
-
-/// Queries the socket between two addresses, with these attributes. The response is stored in `room`.
-///
-/// # Errors
-///
-/// There is no such socket, or the system does not report it.
-fn query<'a>(
-    from: SocketAddr,
-    to: SocketAddr,
-    attributes: &[u16],
-    room: &'a mut [u8; ROOM],
-) -> io::Result<&'a [u8]> {
-    let mut kernel = KERNEL.lock();
-    let kernel = match &mut *kernel {
-        Some(open) => open,
-        none => none.insert(netlink::open(NETLINK_SOCK_DIAG)?),
-    };
-    kernel.send(&question(from, to, attributes))?;
-    let len = kernel.read(room)?;
-    let answer = room.get(..len).unwrap_or_default();
-    if netlink::kind(answer) == Some(SOCK_DIAG_BY_FAMILY) { Ok(answer) } else { Err(netlink::error(answer)) }
-}
-
-/// One socket for the process; `None` before the first query, or if the system does not support it.
-///
-/// A process that had too many open files tries again with the next query.
-static KERNEL: Mutex<Option<Socket>> = Mutex::new(None);
-
-/// Returns the value of one attribute of a response.
-fn attribute(answer: &[u8], expected_kind: u16) -> Option<&[u8]> {
-    netlink::find(answer.get(ATTRIBUTES..)?, expected_kind)
-}
-
-/// Returns the request for the socket between two addresses; its body is `struct inet_diag_req_v2`.
-fn question(from: SocketAddr, to: SocketAddr, attributes: &[u16]) -> Vec<u8> {
-    let family = if from.is_ipv4() { netlink::AF_INET } else { netlink::AF_INET6 };
-    let requested = attributes.iter().fold(0, |requested, attribute| requested | 1 << (attribute - 1));
-    let mut question = vec![family, IPPROTO_TCP, requested, 0];
-    question.extend(u32::MAX.to_ne_bytes());
-    question.extend(from.port().to_be_bytes());
-    question.extend(to.port().to_be_bytes());
-    for ip in [from.ip(), to.ip()] {
-        match ip {
-            IpAddr::V4(ip) => {
-                question.extend(ip.octets());
-                question.extend([0; 12]);
-            }
-            IpAddr::V6(ip) => question.extend(ip.octets()),
-        }
-    }
-    // Any interface, and no cookie.
-    question.extend([0; 4]);
-    question.extend([u8::MAX; 8]);
-    netlink::request(SOCK_DIAG_BY_FAMILY, 0, 0, &question)
-}
-
-fn long(answer: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_ne_bytes(answer.get(at..at + 8)?.try_into().ok()?))
-}
-
-const NETLINK_SOCK_DIAG: i32 = 4;
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const IPPROTO_TCP: u8 = 6;
-/// Offset of `idiag_rqueue`: after the header, family and state, the two addresses, and the timer.
-const RQUEUE: usize = netlink::HEADER_LEN + 4 + 48 + 4;
-/// Offset of `idiag_wqueue`.
-const WQUEUE: usize = RQUEUE + 4;
-/// Offset of the attributes: after the header and `struct inet_diag_msg`.
-const ATTRIBUTES: usize = netlink::HEADER_LEN + 72;
-/// The attribute with `struct tcp_info`.
-const TCP_INFO: u16 = 2;
-/// The attribute with the socket's memory (`INET_DIAG_SKMEMINFO`).
-const MEMORY: u16 = 7;
-/// Larger than any response about one socket.
-const ROOM: usize = 1024;
-
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
     use super::*;
+    use crate::sock_diag::silence_of;
 
     #[tokio::test]
     async fn tcp_info_reports_written_and_delivered_bytes() {
@@ -296,40 +155,5 @@ mod tests {
         assert!((0..300).filter_map(|len| silence_of(&vec![1; len])).count() == 300 - 60);
         assert!((0..300).all(|len| losses(&vec![1; len]).is_none()));
         assert!((0..200).all(|len| attribute(&vec![20; len], 2).is_none()));
-    }
-}
-
-#[cfg(test)]
-mod diag_tests {
-    use tokio::io::AsyncReadExt;
-    use tokio::net::TcpListener;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn unacknowledged_counts_the_bytes_that_the_peer_has_not_received() {
-        for (at, to) in [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("[::]:0", "127.0.0.1")] {
-            let listener = TcpListener::bind(at).await.unwrap();
-            let to = SocketAddr::new(to.parse().unwrap(), listener.local_addr().unwrap().port());
-            let (far, near) = tokio::join!(TcpStream::connect(to), listener.accept());
-            let (mut far, (near, _)) = (far.unwrap(), near.unwrap());
-            assert_eq!(unacknowledged(&near).unwrap(), 0, "{at}");
-            let mut written = 0;
-            // As much as the kernels accept while no one reads.
-            while unacknowledged(&near).unwrap() == 0 {
-                near.writable().await.unwrap();
-                written += near.try_write(&[0; 64 << 10]).unwrap_or_default();
-            }
-            let mut read = vec![0; written];
-            far.read_exact(&mut read).await.unwrap();
-            while unacknowledged(&near).unwrap() > 0 {
-                tokio::task::yield_now().await;
-            }
-            near.try_write(b"more").unwrap();
-            drop(far);
-            near.readable().await.unwrap();
-            near.try_read(&mut [0; 9]).unwrap_err();
-            assert_eq!(unacknowledged(&near).unwrap(), 0, "{at}, reset");
-        }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use tunnel_base::logging::printable;
+use tunnel_base::logging::printable::printable;
 use tunnel_base::names::{ClientName, Instance, NodeName, SessionId, Target};
 
 /// A message on a link. See the table in docs/protocol.md#frames.
@@ -520,7 +520,7 @@ mod tests {
     fn each_code_is_exposed_in_metrics_before_its_first_event() {
         let mut names: Vec<_> = (0..14).map(|code| ErrorCode::from_wire(code).name()).collect();
         names.sort_unstable();
-        assert_eq!(names, tunnel_base::metrics::CODES);
+        assert_eq!(names, tunnel_base::metrics::label_values::CODES);
     }
 
     #[test]

@@ -10,8 +10,9 @@ use bytes::Bytes;
 use http::HeaderMap;
 use tokio::time::Instant;
 
+use crate::codec::extended::{from_message, heartbeat, to_message};
 use crate::codec::proto::StreamMsg;
-use crate::codec::{self, Decoder, encode, from_message, to_message};
+use crate::codec::{Decoder, encode};
 use crate::frame::{
     Category, Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, ListedNode, Load, NodePage, Remote,
     SessionError, SessionFrame,
@@ -181,7 +182,7 @@ fn plain_messages() -> Vec<(&'static str, StreamMsg)> {
         "other text",
         SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::TargetRefused) },
     );
-    sent.push(("plain heartbeat", codec::heartbeat(&node())));
+    sent.push(("plain heartbeat", heartbeat(&node())));
     sent
 }
 

@@ -16,8 +16,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use crate::codec::extended::{HEARTBEAT, STREAM, heartbeat};
 use crate::codec::proto::StreamMsg;
-use crate::codec::{HEARTBEAT, STREAM, heartbeat};
 use crate::frame::{Category, ErrorCode, Frame, FrameKind, SessionError, SessionFrame};
 use tunnel_base::names::{NodeName, SessionId, Target};
 

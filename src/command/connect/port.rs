@@ -26,7 +26,7 @@ use crate::command::client::{ClientSettings, Setting};
 use crate::command::connect::session::{OpenedSession, PrintLine, SessionCarrier};
 use crate::uplink::proxy::connect_shared;
 use tunnel_base::files;
-use tunnel_base::logging::{one_line, printable};
+use tunnel_base::logging::printable::{one_line, printable};
 use tunnel_base::names::{Host, Target};
 use tunnel_base::policy::canonical_ip;
 use tunnel_net::dial::dial;

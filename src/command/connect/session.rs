@@ -7,7 +7,8 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::client::TlsStream;
 
 use crate::command::{CommandError, exit_code};
-use crate::session_io::copy::{CopyEnd, Side, close, copy_bidirectional};
+use crate::session_io::copy::close::close;
+use crate::session_io::copy::{CopyEnd, Side, copy_bidirectional};
 use crate::uplink::path_report::{interruption, report_path};
 use tunnel_base::names::Target;
 use tunnel_link::table::stream::Session;

@@ -19,8 +19,8 @@ use crate::uplink::client::ClientLinks;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::Target;
 use tunnel_link::table::stream::Session;
+use tunnel_net::byte_stream_io::ByteStreamIo;
 use tunnel_net::listen::TcpAccept;
-use tunnel_net::socket::ByteStreamIo;
 
 /// The lines of the demo, and under them a progress bar if stderr is a terminal.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use crate::command::doctor::{AdminAddress, Findings, TIMEOUT, fetch_page};
 use crate::server::config::ServerConfig;
 use crate::server::invitations;
 use tunnel_base::files;
-use tunnel_base::logging::one_line;
+use tunnel_base::logging::printable::one_line;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::tokens::{NodeTokens, TokenEntry};
 use tunnel_net::resolver::Resolver;

@@ -14,14 +14,15 @@ use std::net::IpAddr;
 
 use proptest::prelude::*;
 
+use crate::config::access::{AccessConfig, AuthConfig};
 use crate::config::admin_ports::AdminPorts;
-use crate::config::listen::{AccessConfig, AuthConfig};
 use crate::config::server::{LinkListenerConfig, TlsVersion};
 use crate::edge::config::EdgeConfig;
 use crate::server::config::ServerConfig;
 use tunnel_base::policy::targets::Targets;
 
-use crate::config::{ConfigErrors, Diagnostics, Environment, Secret, Warning, WarningKind};
+use crate::config::diagnostics::Diagnostics;
+use crate::config::{ConfigErrors, Environment, Secret, Warning, WarningKind};
 use crate::listener::connect::ConnectConfig;
 use crate::startup::Startup;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 use crate::admin::readiness::ConditionStatus;
 use crate::admin::status::{DisconnectedStatus, ErrorStatus, PublisherStatus, Totals};
-use crate::command::status;
+use crate::command::format;
 
 use super::*;
 
@@ -111,13 +111,13 @@ fn the_status_text_of_an_edge_without_a_link_says_why() {
 fn durations_and_sizes_are_printed_with_fitting_units() {
     for (seconds, text) in [(-1.0, "0s"), (59.9, "59s"), (61.0, "1m1s"), (3600.0, "1h0m"), (90_000.0, "1d1h")]
     {
-        assert_eq!(status::duration(seconds), text);
+        assert_eq!(format::duration(seconds), text);
     }
     for (count, text) in [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (u64::MAX, "16777216.0 TiB")] {
-        assert_eq!(status::bytes(count), text);
+        assert_eq!(format::bytes(count), text);
     }
     assert_eq!(
-        (status::round_trip(0.000_123), status::round_trip(0.25)),
+        (format::round_trip(0.000_123), format::round_trip(0.25)),
         ("0.12 ms".into(), "250 ms".into())
     );
 }

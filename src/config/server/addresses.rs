@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
+use crate::config::diagnostics::Diagnostics;
 use crate::config::table::ConfigTable;
-use crate::config::{Diagnostics, Environment};
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::Network;
 

@@ -1,12 +1,15 @@
 //! `[server.clients]`: links of users' programs.
 
+use crate::config::access;
+use crate::config::listen_tls;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::listen::{self, AccessConfig};
+use crate::config::access::AccessConfig;
+use crate::config::diagnostics::Diagnostics;
 use crate::config::table::ConfigTable;
-use crate::config::{Diagnostics, value};
+use crate::config::value::forms;
 use tunnel_base::names::UserName;
 use tunnel_base::policy::{CertificateGlob, Network, Networks, Rules};
 use tunnel_base::serde_forms::non_empty;
@@ -38,7 +41,7 @@ struct ClientKeys {
     /// that servers' certificates contain, and the subject of edges, are never accepted. Default: none.
     ///
     /// Example: `"/etc/tunnel/certs/users-ca.crt"`
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     client_ca: Option<PathBuf>,
     /// Patterns of the names (CN or DNS name) of accepted certificates; '*' matches any run of characters. The user is
     /// the first accepted name. Required with client_ca. No default.
@@ -66,13 +69,13 @@ pub const TABLE: &str = "server.clients";
 pub(crate) fn read(server: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<ClientLinksConfig> {
     let mut table = server.table("clients", report);
     let keys: ClientKeys = table.fields(report);
-    listen::require_names(&table, report);
+    listen_tls::require_names(&table, report);
     if table.has("names") && !table.has("client_ca") {
         let expected = "no certificate is requested; set client_ca to the CA that signs them";
         table.error("names", Some("set, but client_ca is not".to_owned()), expected, report);
     }
     if let Some(rules) = &keys.rules {
-        listen::check_rule_users(&table, rules, keys.client_ca.is_some(), report);
+        access::check_rule_users(&table, rules, keys.client_ca.is_some(), report);
     }
     let is_present = table.is_present();
     table.close_optional(&keys, report);

@@ -1,13 +1,15 @@
 //! `[server.invitations]`: where servers store invitations and joined nodes.
 
+use crate::config::value::forms;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
+use crate::config::diagnostics::Diagnostics;
 use crate::config::server::registry::{self, EtcdSettings};
 use crate::config::table::ConfigTable;
-use crate::config::{Diagnostics, Environment, value};
 
 /// `[server.invitations]`: the invitations of a cloud (tunnel invite, tunnel join), and the nodes and users' devices that
 /// have joined. A node that has joined must use the token that it made then, or one from a line in the token file; the
@@ -24,7 +26,7 @@ pub struct InvitationConfig {
     /// missing. No default.
     ///
     /// Example: `"/var/lib/tunnel/enrolled"`
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     pub file: Option<PathBuf>,
     /// For "secret": name of the Secret, which is created if it does not exist.
     #[serde(deserialize_with = "cluster::object_name")]

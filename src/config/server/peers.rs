@@ -1,14 +1,16 @@
 //! `[server.peers]`: where the other servers are.
 
+use crate::config::value::forms;
 use std::net::SocketAddr;
 
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
+use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
+use crate::config::diagnostics::Diagnostics;
 use crate::config::server::registry::{self, DnsConfig, PublishTo};
 use crate::config::table::ConfigTable;
-use crate::config::{Diagnostics, Environment, value};
 use tunnel_base::names::{Host, NodeName, Target};
 
 /// `[server.peers]`: where the peers are, the other servers of this cloud. They are queried for a node if DNS has no
@@ -19,7 +21,7 @@ pub struct PeerConfig {
     /// gRPC addresses (ip:port) of peers; our own may be among them.
     ///
     /// Example: `["10.0.0.7:9000", "10.0.0.8:9000"]`
-    #[serde(deserialize_with = "value::remote_addresses")]
+    #[serde(deserialize_with = "forms::remote_addresses")]
     pub addresses: Vec<SocketAddr>,
     /// Name of which all addresses are servers (a headless Service), with their gRPC port. Resolved every 5s.
     ///
@@ -136,7 +138,7 @@ fn dns_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Target>
 }
 
 fn certificate_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
-    let text: String = value::filled_text(deserializer)?;
+    let text: String = forms::filled_text(deserializer)?;
     match text.parse::<Host>() {
         Ok(Host::Name(name)) if text.parse::<NodeName>().is_ok() => Ok(Some(name.to_string())),
         _ => Err(D::Error::custom("expected a DNS name in the certificates of all servers")),

@@ -8,8 +8,9 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::config::cluster;
+use crate::config::diagnostics::Diagnostics;
 use crate::config::table::ConfigTable;
-use crate::config::{Diagnostics, value};
+use crate::config::value::forms;
 use tunnel_base::names::{NodeName, Target};
 use tunnel_base::policy::Glob;
 
@@ -39,7 +40,7 @@ pub struct DnsConfig {
     /// to it, so this user must be allowed to write to its directory. No default.
     ///
     /// Example: `"/var/lib/tunnel/hosts"`
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     pub hosts_file: Option<PathBuf>,
     /// ConfigMap for publish = "configmap", which requires Kubernetes, as kubernetes_service of `[server.peers]` does.
     /// The role must be able to get, create and update it, and to list nodes if zone is empty and Nodes have dots in
@@ -51,7 +52,7 @@ pub struct DnsConfig {
     /// DNS nor peers are queried unless resolvers, zone or publish is set, or `[server.peers]` lists peers.
     ///
     /// Example: `["10.96.0.10:53"]`
-    #[serde(deserialize_with = "value::remote_addresses")]
+    #[serde(deserialize_with = "forms::remote_addresses")]
     pub resolvers: Vec<SocketAddr>,
     /// The table below it.
     #[serde(skip)]
@@ -100,27 +101,27 @@ pub struct EtcdSettings {
     /// File (PEM) of the CA that signed the members' certificates. Required for https. No default.
     ///
     /// Example: `"/etc/tunnel/certs/etcd-ca.crt"`
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     pub ca: Option<PathBuf>,
     /// File (PEM) of the certificate presented to etcd. Re-read when it changes.
     ///
     /// Example: `"/etc/tunnel/certs/etcd-client.crt"`
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     pub cert: Option<PathBuf>,
     /// File (PEM) of its private key.
     ///
     /// Example: `"/etc/tunnel/certs/etcd-client.key"`
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     pub key: Option<PathBuf>,
     /// User of etcd that may write below prefix.
     ///
     /// Example: `"tunnel"`
-    #[serde(deserialize_with = "value::filled_text")]
+    #[serde(deserialize_with = "forms::filled_text")]
     pub user: Option<String>,
     /// File of that user's password. Read at each login.
     ///
     /// Example: `"/etc/tunnel/auth/etcd-password"`
-    #[serde(deserialize_with = "value::file")]
+    #[serde(deserialize_with = "forms::file")]
     pub password_file: Option<PathBuf>,
 }
 
@@ -241,7 +242,7 @@ fn zone<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> 
 }
 
 fn prefix<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    let text: String = value::filled_text(deserializer)?;
+    let text: String = forms::filled_text(deserializer)?;
     let bare = text.trim_end_matches('/');
     if bare.len() > 1 && bare.starts_with('/') && !bare.contains("//") {
         return Ok(bare.to_owned());

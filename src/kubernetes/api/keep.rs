@@ -7,7 +7,8 @@ use tokio::sync::watch;
 use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
-use crate::config::kubernetes::{NodeNameSettings, NodePortsConfig};
+use crate::config::kubernetes::node_names::NodeNameSettings;
+use crate::config::kubernetes::ports::NodePortsConfig;
 use crate::kubernetes::api::cluster::access;
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ConfigMapPorts;

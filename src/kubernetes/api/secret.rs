@@ -3,7 +3,7 @@
 use futures_util::future::BoxFuture;
 
 use crate::config::cluster::ClusterSettings;
-use crate::invitations::store::{Revision, SharedState, SharedStateError};
+use crate::invitations::shared_text::{Revision, SharedState, SharedStateError};
 use crate::kubernetes::api::cluster::access;
 use tunnel_kube::secret::{KubernetesSecret, SecretText};
 

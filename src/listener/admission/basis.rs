@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use crate::acceptor::DialRight;
+use crate::acceptor::target_dialer::DialRight;
 use crate::invitations::JoinedDevice;
 use crate::listener::admission::AccessPolicy;
 use crate::listener::auth::Login;
 use crate::listener::denial::Denial;
 use crate::session_io::grants::UNTIL_CHANGED;
 use tunnel_base::names::NodeName;
+use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_net::tls::error::HandshakeError;
-use tunnel_net::tls::verify::ClientCertificate;
 
 /// The identity of a client.
 #[derive(Debug, Clone, Default)]

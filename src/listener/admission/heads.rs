@@ -34,7 +34,7 @@ fn head_memory(at_edge: bool) -> usize {
 /// Returns the maximum number of pending connections of a listener: without a head, or not yet past the checks.
 ///
 /// Their heads of maximum size must fit into a quarter of the default memory for sessions.
-pub(super) fn max_pending(at_edge: bool) -> usize {
+pub(crate) fn max_pending(at_edge: bool) -> usize {
     fd_limit::at_most(MAX_PENDING.min(head_memory(at_edge) / HEAD_BYTES), 8)
 }
 

@@ -15,7 +15,7 @@ use crate::session_io::grants::{Grant, RelayedSession, SessionSubject};
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::metrics::ActiveSession;
 use tunnel_base::names::{DeviceName, NodeName, SessionId};
-use tunnel_link::relay::RelayEnd;
+use tunnel_link::relay::bindings::RelayEnd;
 use tunnel_proto::frame::{Category, ErrorCode, SessionError};
 
 /// A session that this process relays for a user, with its access line, counter and permit.

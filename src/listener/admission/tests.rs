@@ -1,3 +1,4 @@
+use tunnel_net::accept_loop::ConnectionHandler;
 pub(crate) mod line;
 
 use std::future::poll_fn;
@@ -7,14 +8,14 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
-use crate::acceptor::{DialerRole, TargetDialer};
+use crate::acceptor::target_dialer::{DialerRole, TargetDialer};
 use crate::config::{edge, server};
 use crate::listener::admission;
 use crate::listener::admission::heads::HEAD_BYTES;
 use crate::listener::admission::tests::line::{Line, Lines, Switch};
 use crate::listener::auth::{PasswordChecker, Users};
-use crate::listener::denial::new_trace;
 use crate::listener::requests::RequestRouter;
+use crate::listener::trace_id::new_trace;
 use crate::route::{RouteError, SessionRequest, Uplinks};
 use crate::session_io::tests::{linked, take};
 use tunnel_base::names::{NameError, NodeName, Target};
@@ -22,7 +23,7 @@ use tunnel_base::policy::zone::Zone;
 use tunnel_base::policy::{Rule, network};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::SessionTable;
-use tunnel_link::table::stream::IncomingSession;
+use tunnel_link::table::pending::IncomingSession;
 use tunnel_net::ByteStream;
 use tunnel_net::interfaces::{Addresses, LocalAddresses};
 use tunnel_net::limiter::Source;
@@ -32,6 +33,11 @@ use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::testing::client_certificate;
 
 use super::*;
+use crate::listener::admission::heads::max_pending;
+use crate::listener::client_handler::HEAD_TIME;
+use crate::listener::client_handler::{ClientHandler, run};
+use std::time::Duration;
+use tunnel_net::accept_loop::Accepted;
 
 /// A server's listener for requests of one line, and the sessions offered over its only link.
 struct Served {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::listener::admission::HEAD_TIME;
-use crate::session_io::copy::READER_PAUSE;
+use crate::listener::client_handler::HEAD_TIME;
+use crate::session_io::copy::close::READER_PAUSE;
 
 /// The phase of a client's connection, with its deadline.
 #[derive(Debug)]

@@ -2,10 +2,9 @@
 
 use std::error::Error;
 use std::future::poll_fn;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
@@ -13,7 +12,6 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use prometheus_client::metrics::counter::Counter;
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
 
@@ -22,18 +20,17 @@ use crate::listener::admission::{GrantedSession, ListenerContext};
 use crate::listener::denial::Denial;
 use crate::listener::forward::TOO_MANY_LONG_HEADS;
 use crate::listener::forward::idle_timer::IdleTimer;
-use crate::listener::forward::long_url::extended;
 use crate::listener::forward::message::{BodyNotWanted, RequestBody};
+use crate::listener::forward::session_connection::{HttpIo, HttpSession, concat};
 use crate::listener::requests::RequestRoute;
 use crate::session_io::LocalPeer;
-use crate::session_io::copy::close_gracefully;
-use crate::session_io::copy::{ByteCounter, CopyEnd, EndKind, Side};
+use crate::session_io::copy::close::close_gracefully;
+use crate::session_io::copy::{CopyEnd, EndKind, Side};
 use crate::session_io::grants::Grant;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_net::ByteStream;
+use tunnel_net::byte_stream_io::ByteStreamIo;
 use tunnel_net::limiter::{FairLimiter, Permit, Source};
-use tunnel_net::socket::ByteStreamIo;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// The current session of a client, if any. The task that serves the client polls it together with hyper's server.
@@ -419,7 +416,7 @@ fn stand_in(
     request
 }
 
-fn client() -> Builder {
+pub(super) fn client() -> Builder {
     let mut client = Builder::new();
     client
         .preserve_header_case(true)
@@ -456,129 +453,3 @@ const FINISHED: CopyEnd = CopyEnd { by: Side::A, how: EndKind::Finished };
 /// End of a session with a request in flight, because the client disconnected.
 const ABORTED: CopyEnd =
     CopyEnd { by: Side::A, how: EndKind::ReadFailed(std::io::ErrorKind::ConnectionAborted) };
-
-// A session as hyper's connection: counts the bytes, and notes how the target's end ended.
-
-/// The connection that hyper reads and writes.
-type HttpIo = TokioIo<ByteStreamIo<HttpSession>>;
-
-/// An open session that carries HTTP.
-///
-/// Discards bytes that the target no longer accepts: it may have responded already, and the next read returns the
-/// error.
-#[derive(Debug)]
-pub(crate) struct HttpSession {
-    opened: GrantedSession,
-    up: Counter,
-    down: Counter,
-    /// Set if hyper's writes are dropped, because the request was sent before. Whether hyper has written it again;
-    /// hyper takes nothing as a response before.
-    muted: Option<bool>,
-    /// The end of the first request's URL, which hyper does not write.
-    url_end: Option<Bytes>,
-    ended: Option<CopyEnd>,
-}
-
-impl HttpSession {
-    pub(crate) fn new(opened: GrantedSession, metrics: &Metrics) -> Self {
-        Self {
-            opened,
-            up: metrics.bytes_to_target.clone(),
-            down: metrics.bytes_to_client.clone(),
-            muted: None,
-            url_end: None,
-            ended: None,
-        }
-    }
-
-    /// Returns how the target's end ended, if it did.
-    pub(crate) fn ended(&self) -> Option<CopyEnd> {
-        self.ended
-    }
-
-    /// Records the status of the response that the client gets instead of the session's.
-    pub(crate) fn set_status(&mut self, status: StatusCode) {
-        self.opened.access.status = Some(status.as_u16());
-    }
-
-    /// Returns the session; `unused` are the bytes that hyper has read but not consumed.
-    pub(crate) fn into_opened(self, unused: Bytes) -> GrantedSession {
-        let mut opened = self.opened;
-        opened.buffered = concat(unused, opened.buffered);
-        opened
-    }
-
-    fn note(&mut self, how: EndKind) {
-        self.ended.get_or_insert(CopyEnd { by: Side::B, how });
-    }
-}
-
-impl ByteStream for HttpSession {
-    fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
-        if self.muted == Some(false) {
-            // hyper writes within the same poll.
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        if !self.opened.buffered.is_empty() {
-            return Poll::Ready(Ok(std::mem::take(&mut self.opened.buffered)));
-        }
-        let read = self.opened.session.poll_read_chunk(cx);
-        if read.is_pending()
-            && let Poll::Ready(cause) = self.opened.session.poll_lost(cx)
-        {
-            self.note(EndKind::WriteFailed(cause.kind()));
-            return Poll::Ready(Err(cause));
-        }
-        let read = ready!(read);
-        match &read {
-            Ok(bytes) if bytes.is_empty() => self.note(EndKind::Finished),
-            Ok(bytes) => {
-                ByteCounter { one: &mut self.opened.access.down, all: &self.down }.add(bytes.len());
-            }
-            Err(cause) => self.note(EndKind::ReadFailed(cause.kind())),
-        }
-        Poll::Ready(read)
-    }
-
-    fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
-        if let Some(was_polled) = &mut self.muted {
-            *was_polled = true;
-            bytes.clear();
-            return Poll::Ready(Ok(()));
-        }
-        if let Some(url_end) = self.url_end.take() {
-            *bytes = extended(bytes, &url_end);
-        }
-        let before = bytes.len();
-        let written = ready!(self.opened.session.poll_write_chunk(cx, bytes));
-        ByteCounter { one: &mut self.opened.access.up, all: &self.up }.add(before - bytes.len());
-        if let Err(cause) = written {
-            self.note(EndKind::WriteFailed(cause.kind()));
-            bytes.clear();
-        }
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if let Err(cause) = ready!(self.opened.session.poll_flush(cx)) {
-            self.note(EndKind::WriteFailed(cause.kind()));
-        }
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.opened.session.poll_finish(cx)
-    }
-}
-
-/// Returns bytes, followed by those read after them.
-fn concat(first: Bytes, rest: Bytes) -> Bytes {
-    if first.is_empty() {
-        rest
-    } else if rest.is_empty() {
-        first
-    } else {
-        [first, rest].concat().into()
-    }
-}

@@ -10,13 +10,13 @@ use http::uri::Authority;
 use crate::listener::admission::AccessPolicy;
 use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::denial::Denial;
-use crate::listener::forward::message::{TUNNEL_DEST, TUNNEL_HOST};
+use crate::listener::forward::headers::{TUNNEL_DEST, TUNNEL_HOST};
 use crate::listener::http::NodePort;
 use tunnel_base::addresses::{AddressBook, LocateError};
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::canonical_ip;
+use tunnel_base::policy::off_limits::is_off_limits;
 use tunnel_base::policy::ports::{KUBELET, PortTarget};
-use tunnel_base::policy::targets::is_off_limits;
 
 /// What routing needs besides the request's head, at a node port with or without TLS.
 pub(crate) struct RoutingContext<'a> {

@@ -8,7 +8,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
 
-use crate::registry::peers::{PeerHandle, Peers};
+use crate::registry::peers::PeerHandle;
+use crate::registry::peers::Peers;
 use tunnel_base::names::NodeName;
 use tunnel_link::sender::LinkSender;
 use tunnel_proto::frame::{FrameKind, ListNodes, ListedNode, MAX_PAGE_NODES, NodePage};

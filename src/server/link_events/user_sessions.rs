@@ -7,13 +7,15 @@ use std::sync::Arc;
 use http::HeaderMap;
 use tracing::info_span;
 
-use crate::admin::linked::LinkedUser;
+use crate::admin::requester::LinkedUser;
 use crate::listener::admission::{Admission, ListenerContext, OpenRequest};
 use crate::listener::denial::Denial;
 use crate::server::ServerContext;
-use crate::server::link_events::{BridgeAccess, SearchPermits, bridge_to_plain};
+use crate::server::link_events::BridgeAccess;
+use crate::server::link_events::plain_bridge::bridge_to_plain;
+use crate::server::link_events::relaying::SearchPermits;
 use crate::server::user_links::User;
-use tunnel_link::table::RelayRequest;
+use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{Category, ErrorCode, SessionError};
 
 /// Relays a request of a user's program if it is allowed, in its own task, because the search for a path may take

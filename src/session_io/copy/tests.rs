@@ -16,6 +16,11 @@ use tunnel_net::tls::testing::{self, TestCa, client, server};
 use tunnel_net::tls::{ClientAuth, Trust, server_name};
 
 use super::*;
+use crate::session_io::copy::close::LINGER_MAX_BYTES;
+use crate::session_io::copy::close::LINGER_SILENCE;
+use crate::session_io::copy::close::LINGER_TIMEOUT;
+use crate::session_io::copy::close::close_gracefully;
+use crate::session_io::copy::close::wait_acknowledged;
 
 /// The bytes that each side got, and how the copy ended.
 #[derive(Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use tunnel::config::Environment;
 use tunnel::edge::Edge;
 use tunnel::edge::config::EdgeConfig as Settings;
 use tunnel::route::{SessionRequest, SessionRouter};
-use tunnel::session_io::copy::close_gracefully;
+use tunnel::session_io::copy::close::close_gracefully;
 use tunnel::session_io::copy::{EndKind, Side, copy_bidirectional};
 use tunnel_base::logging::{LogSettings, Logs};
 use tunnel_base::names::{Host, Target};

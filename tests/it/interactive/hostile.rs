@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use http::HeaderMap;
 use tonic::Code as Grpc;
 use tunnel_base::names::{Instance, SessionId};
-use tunnel_proto::codec::to_message;
+use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::frame::{Frame, FrameKind, SessionFrame};
 use tunnel_proto::hello::{Hello, LinkPurpose};
 

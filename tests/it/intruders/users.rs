@@ -6,8 +6,8 @@ use tokio::io::AsyncReadExt as _;
 use tonic::Code;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_net::tls::Identity;
+use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::codec::proto::StreamMsg;
-use tunnel_proto::codec::to_message;
 use tunnel_proto::frame::{
     Category, Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, Load, NodePage, Opener, SessionError,
     SessionFrame,

@@ -11,8 +11,9 @@ use hyper::body::Incoming;
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
 use tunnel_base::names::{Instance, NodeName, SessionId};
+use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::codec::proto::StreamMsg;
-use tunnel_proto::codec::{Decoder, encode, from_message, to_message};
+use tunnel_proto::codec::{Decoder, encode};
 use tunnel_proto::frame::{Category, Frame, FrameKind, Remote, SessionError, SessionFrame};
 use tunnel_proto::hello::Hello;
 

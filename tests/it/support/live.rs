@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 use tunnel::config::Environment;
-use tunnel::config::live::ConfigFile;
+use tunnel::config::config_watch::ConfigFile;
 use tunnel::edge::Edge;
 use tunnel::server::Server;
 use tunnel::server::config::ServerConfig;

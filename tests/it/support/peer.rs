@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_net::tls::Identity;
-use tunnel_proto::codec::{from_message, to_message};
+use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::frame::{Category, Found, Frame, FrameKind, Remote, SessionFrame};
 use tunnel_proto::hello::Caller;
 

@@ -15,7 +15,8 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tonic::Status;
 use tunnel_base::names::{Instance, NodeName};
-use tunnel_net::tls::{ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust};
+use tunnel_net::tls::params::TlsParams;
+use tunnel_net::tls::{ClientAuth, Identity, TlsClientConfig, TlsServerConfig, Trust};
 use tunnel_proto::hello::Hello;
 
 use super::call::{Call, frame_channel};

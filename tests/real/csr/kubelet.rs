@@ -11,7 +11,8 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
-use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
+use tunnel_net::tls::params::TlsParams;
+use tunnel_net::tls::{ClientAuth, Identity, TlsServerConfig};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::tunnel::TestDir;

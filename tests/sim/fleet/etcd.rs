@@ -12,11 +12,12 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tonic::Status;
 use tonic::body::Body;
 use tower::util::BoxCloneSyncService;
+use tunnel::etcd::member::{EtcdConnection, EtcdError};
 use tunnel::etcd::wire::{
     DeleteRangeRequest, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse,
     LeaseRevokeRequest, PutRequest,
 };
-use tunnel::etcd::{CALL_TIMEOUT, EtcdConnection, EtcdEndpoints, EtcdError};
+use tunnel::etcd::{CALL_TIMEOUT, EtcdEndpoints};
 
 use super::figures::Rate;
 

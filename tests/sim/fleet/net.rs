@@ -12,7 +12,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep};
 use tracing::Span;
-use tunnel::registry::peers::peer::{PeerDialer, PeerError};
+use tunnel::registry::peers::peer_dialer::{PeerDialer, PeerError};
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
 use tunnel_net::resolver::{Lookup, LookupError};

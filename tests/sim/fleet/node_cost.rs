@@ -7,7 +7,7 @@ use std::time::Duration;
 use prost::Message as _;
 use tunnel_base::names::NodeName;
 use tunnel_link::sender::LinkSender;
-use tunnel_proto::codec::to_message;
+use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::frame::{Found, Frame, FrameKind, Remote};
 use tunnel_proto::state::LinkId;
 

@@ -1,14 +1,14 @@
 //! Kubernetes objects that determine where a target is, and which of them owns an address that several claim.
 
 use std::collections::{BTreeSet, HashMap};
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::ops::Bound;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use crate::addresses::{AddressClaim, ClaimSource, LocateError};
+use crate::addresses::LocateError;
+use crate::addresses::object_index::{IndexKeys, ObjectIndex};
+use crate::addresses::owners::{AddressClaim, ClaimSource};
 use crate::names::{Host, NodeName, Target};
 
 /// The objects of each kind: nodes by name, all others as `namespace/name`.
@@ -288,7 +288,7 @@ impl IndexKeys for ServiceInfo {
     }
 }
 
-fn at(own: &[IpAddr], outside: &[IpAddr]) -> impl Iterator<Item = ScopedAddress> {
+pub(super) fn at(own: &[IpAddr], outside: &[IpAddr]) -> impl Iterator<Item = ScopedAddress> {
     own.iter()
         .copied()
         .map(ScopedAddress::Internal)
@@ -306,211 +306,6 @@ impl IndexKeys for EndpointSliceInfo {
         std::iter::once(self.service.clone())
     }
 }
-
-// Which object of Kubernetes owns an address, and which objects only claim it.
-
-/// A Kubernetes object that claims an address, to find and name the owners of a disputed one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Object {
-    Node(NodeName),
-    Pod {
-        /// Pod, as `namespace/name`.
-        name: String,
-        node: NodeName,
-    },
-    /// Service, as `namespace/name`.
-    Service(String),
-}
-
-impl ClusterState {
-    /// Returns the node that has this address, or that runs the pod with this address.
-    ///
-    /// A kubelet writes the addresses of its Node and of that Node's pods. So an address that another object claims too
-    /// belongs to neither. A ClusterIP is allocated by kube-apiserver and belongs to the Service alone.
-    pub fn node_at(&self, ip: IpAddr) -> Result<Option<NodeName>, LocateError> {
-        if self.services.is_claimed(ScopedAddress::Internal(ip)) {
-            return Ok(None);
-        }
-        let Some(first) = self.kubelet_claimants(ip).next() else { return Ok(None) };
-        let others = self.nodes_with(ScopedAddress::External(ip)).chain(self.kubelet_claimants(ip));
-        // A load balancer may share the address of a Node, but not of a pod.
-        let is_pod = matches!(first, Object::Pod { .. });
-        let services = self.services_with(ScopedAddress::External(ip)).filter(|_| is_pod);
-        match others.chain(services).find(|other| other.node() != first.node()) {
-            Some(other) => Err(LocateError::ambiguous(ip, &first, &other)),
-            None => Ok(first.node().cloned()),
-        }
-    }
-
-    /// Returns the Service with this ClusterIP, as `namespace/name`.
-    pub fn service_at(&self, ip: IpAddr) -> Result<Option<String>, LocateError> {
-        let mut all = self.services_with(ScopedAddress::Internal(ip));
-        match (all.next(), all.next()) {
-            (Some(one), Some(other)) => Err(LocateError::ambiguous(ip, &one, &other)),
-            (Some(Object::Service(name)), None) => Ok(Some(name)),
-            _ => Ok(None),
-        }
-    }
-
-    /// Returns the objects that claim an address written by a kubelet.
-    pub(crate) fn kubelet_claimants(&self, ip: IpAddr) -> impl Iterator<Item = Object> {
-        let pods = self.pods.claiming(ip);
-        let pods = pods.map(|(name, pod)| Object::Pod { name: name.to_owned(), node: pod.node.clone() });
-        self.nodes_with(ScopedAddress::Internal(ip)).chain(pods)
-    }
-
-    fn nodes_with(&self, at: ScopedAddress) -> impl Iterator<Item = Object> {
-        self.nodes.claiming(at).filter_map(|(name, _)| Some(Object::Node(name.parse().ok()?)))
-    }
-
-    fn services_with(&self, at: ScopedAddress) -> impl Iterator<Item = Object> {
-        self.services.claiming(at).map(|(name, _)| Object::Service(name.to_owned()))
-    }
-}
-
-impl Object {
-    /// Returns the node that the address would resolve to.
-    pub(crate) fn node(&self) -> Option<&NodeName> {
-        match self {
-            Self::Node(node) | Self::Pod { node, .. } => Some(node),
-            Self::Service(_) => None,
-        }
-    }
-}
-
-impl LocateError {
-    fn ambiguous(ip: IpAddr, one: &Object, other: &Object) -> Self {
-        Self::Ambiguous { ip, one: one.to_string(), other: other.to_string() }
-    }
-}
-
-impl fmt::Display for Object {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Node(node) => write!(f, "node {node}"),
-            Self::Pod { name, node } => write!(f, "pod {name} at {node}"),
-            Self::Service(name) => write!(f, "Service {name}"),
-        }
-    }
-}
-
-// Objects of one kind, indexed by name and by claims. A list that starts again removes nothing until it is complete.
-
-/// Index keys of an object besides its name. Several objects may claim the same key.
-pub trait IndexKeys {
-    /// An address, or the name of another object.
-    type Claim: Ord + Clone;
-
-    /// Returns all claims of the object.
-    fn claims(&self) -> impl Iterator<Item = Self::Claim>;
-
-    /// Returns the address of a claim, or `None` if the claim is a name.
-    fn address(claim: &Self::Claim) -> Option<IpAddr>;
-}
-
-/// An index of objects of one kind. Its two maps share the names, to save memory.
-#[derive(Debug)]
-pub struct ObjectIndex<V: IndexKeys> {
-    objects: HashMap<Arc<str>, Entry<V>>,
-    claims: BTreeSet<(V::Claim, Arc<str>)>,
-    /// Number of the latest list.
-    list: u32,
-    listed: bool,
-}
-
-/// An object in an [`ObjectIndex`], with the list that contained it last.
-#[derive(Debug)]
-struct Entry<V> {
-    object: V,
-    /// Number of the list that was current when the object was last seen.
-    list: u32,
-}
-
-impl<V: IndexKeys> ObjectIndex<V> {
-    /// Starts a list of all objects.
-    pub fn start(&mut self) {
-        self.list = self.list.wrapping_add(1);
-    }
-
-    /// Completes the list, and removes all objects that were not in it.
-    pub fn finish(&mut self) {
-        self.listed = true;
-        let list = self.list;
-        let removed: Vec<_> = self.objects.iter().filter(|(_, entry)| entry.list != list).collect();
-        let removed: Vec<_> = removed.into_iter().map(|(name, _)| name.clone()).collect();
-        for name in removed {
-            self.remove(&name);
-        }
-    }
-
-    /// Returns true if any list was completed.
-    pub fn is_listed(&self) -> bool {
-        self.listed
-    }
-
-    /// Inserts or replaces an object. Returns the addresses that it claims now but did not claim before.
-    pub fn put(&mut self, name: &str, object: V) -> Vec<IpAddr> {
-        let name = match self.objects.get_key_value(name) {
-            Some((name, _)) => name.clone(),
-            None => name.into(),
-        };
-        let entry = Entry { object, list: self.list };
-        let claims: Vec<_> = entry.object.claims().collect();
-        let is_new = |claim: &&V::Claim| !self.claims.contains(&((*claim).clone(), name.clone()));
-        let new = claims.iter().filter(is_new).filter_map(V::address).collect();
-        if let Some(old) = self.objects.insert(name.clone(), entry) {
-            for claim in old.object.claims() {
-                self.claims.remove(&(claim, name.clone()));
-            }
-        }
-        self.claims.extend(claims.into_iter().map(|claim| (claim, name.clone())));
-        new
-    }
-
-    /// Returns all claimed addresses.
-    pub fn addresses(&self) -> Vec<IpAddr> {
-        let mut all: Vec<_> = self.claims.iter().filter_map(|(claim, _)| V::address(claim)).collect();
-        all.dedup();
-        all
-    }
-
-    /// Removes an object that was deleted or is no longer relevant.
-    pub fn remove(&mut self, name: &str) {
-        let Some((name, old)) = self.objects.remove_entry(name) else { return };
-        for claim in old.object.claims() {
-            self.claims.remove(&(claim, name.clone()));
-        }
-    }
-
-    pub(crate) fn get(&self, name: &str) -> Option<&V> {
-        self.objects.get(name).map(|entry| &entry.object)
-    }
-
-    /// Returns all objects, in no order.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &V)> {
-        self.objects.iter().map(|(name, entry)| (name.as_ref(), &entry.object))
-    }
-
-    /// Returns true if any object makes this claim.
-    pub(crate) fn is_claimed(&self, claim: V::Claim) -> bool {
-        self.claiming(claim).next().is_some()
-    }
-
-    /// Returns the objects that make this claim, ordered by name.
-    pub(crate) fn claiming(&self, claim: V::Claim) -> impl Iterator<Item = (&str, &V)> + Clone {
-        let first = Bound::Included((claim.clone(), Arc::default()));
-        let all = self.claims.range((first, Bound::Unbounded)).take_while(move |(own, _)| *own == claim);
-        all.filter_map(|(_, name)| Some((name.as_ref(), self.get(name)?)))
-    }
-}
-
-impl<V: IndexKeys> Default for ObjectIndex<V> {
-    fn default() -> Self {
-        Self { objects: HashMap::new(), claims: BTreeSet::new(), list: 0, listed: false }
-    }
-}
-
-// Why a node may not have an address, according to Kubernetes.
 
 impl ClusterState {
     /// Returns true if all Nodes, pods and Services are listed.

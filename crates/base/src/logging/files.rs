@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use time::{Date, OffsetDateTime};
 
-use crate::logging::{DroppedLines, LogError};
+use crate::logging::LogError;
+use crate::logging::dropped_lines::DroppedLines;
 
 /// How many days and bytes of log files are kept.
 #[derive(Debug, Clone, Copy)]

@@ -14,9 +14,9 @@ use serde::{Deserialize, Deserializer};
 use crate::endpoint_watch::SERVICE_LABEL;
 use crate::partial::{NodeStatus, part_of};
 use tunnel_base::addresses::cluster_state::{
-    ClusterState, EndpointSliceInfo, IndexKeys, NodeInfo, ObjectIndex, PodInfo, ReadyEndpoint, ServiceInfo,
-    ServicePort, ServiceSide,
+    ClusterState, EndpointSliceInfo, NodeInfo, PodInfo, ReadyEndpoint, ServiceInfo, ServicePort, ServiceSide,
 };
+use tunnel_base::addresses::object_index::{IndexKeys, ObjectIndex};
 
 /// An object of which facts are kept.
 pub(crate) trait PartialObject:

@@ -27,7 +27,8 @@ use crate::csr::name_lookup::NameLookup;
 use crate::csr::profile::Profile;
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
-use tunnel_base::logging::{AUDIT, printable};
+use tunnel_base::logging::AUDIT;
+use tunnel_base::logging::printable::printable;
 
 /// Decides on each CertificateSigningRequest of the cluster, one after the other.
 #[derive(Debug)]

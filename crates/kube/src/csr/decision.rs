@@ -8,7 +8,7 @@ use crate::csr::apiserver_names::ApiserverNames;
 use crate::csr::content::Content;
 use crate::csr::csr_info::CsrInfo;
 use crate::csr::profile::Profile;
-use tunnel_base::logging::printable;
+use tunnel_base::logging::printable::printable;
 
 /// The approver's decision on a CertificateSigningRequest.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use tunnel_net::tls::certificate::EDGE;
+use tunnel_net::tls::resolver::EDGE;
 
 /// The purpose of a certificate. Signer, subject and usages are YurtTunnel's, so that one cluster's roles serve both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use tokio::fs;
 use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
-use tunnel_net::tls;
+use tunnel_net::tls::pem;
 
 /// The properties of a stored certificate that a renewal depends on.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,8 +30,8 @@ impl StoredCertificate {
     }
 
     fn of(text: &[u8], file: &Path, modified: SystemTime, now: SystemTime) -> Option<Self> {
-        tls::private_key(file, text).ok()?;
-        let leaf = tls::certs(file, text).ok()?.into_iter().next()?;
+        pem::private_key(file, text).ok()?;
+        let leaf = pem::certs(file, text).ok()?.into_iter().next()?;
         let (_, certificate) = X509Certificate::from_der(&leaf).ok()?;
         let seconds = u64::try_from(certificate.validity().not_after.timestamp()).ok()?;
         let until = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);

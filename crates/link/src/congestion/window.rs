@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::congestion::rtt_variation::RttJitter;
 use crate::congestion::{carried, per_second, time_of};
 
 /// The congestion window, and the measurements that it is derived from.
@@ -297,8 +298,6 @@ const QUIET_ROUNDS: u32 = 12;
 /// Number of consecutive growths without a queue after which the window grows by an eighth instead of a little.
 const GROWN_BY_LITTLE: u32 = 3;
 
-// How long a queue must be to count as a standing one, and how long a queue may be.
-
 /// Returns by how much an RTT must exceed the minimum to indicate a standing queue.
 pub(crate) fn standing_queue(least: Duration) -> Duration {
     STANDING.max(least / 8)
@@ -325,8 +324,6 @@ pub(crate) fn target(least: Duration, jitter: Duration) -> Duration {
 const STANDING: Duration = Duration::from_millis(12);
 /// Keeps the line from running dry; on a long line it is a twelfth of the RTT.
 const ALLOWED: Duration = Duration::from_millis(8);
-
-// State of a single round, and of trials that take several rounds.
 
 /// One RTT, or 10 ms if that is longer.
 #[derive(Debug, Clone, Copy, Default)]
@@ -371,71 +368,3 @@ const RENEW_AFTER_TRIPS: u32 = 100;
 /// The window in each round of a renewal, in eighths. Two rounds at half show the minimum RTT; then it grows in steps,
 /// because half a window released at once would itself be a queue.
 pub(crate) const RENEWAL_EIGHTHS: [u64; 5] = [4, 4, 5, 6, 7];
-
-// How much a line's RTT changes without us.
-
-/// Changes of the RTT that are not caused by us: a fall while as much is in flight was no queue of ours.
-#[derive(Debug, Default)]
-pub(crate) struct RttJitter {
-    /// The longest RTT of the current round, and the largest fall after it.
-    longest: Duration,
-    fall: Duration,
-    /// The largest variation while nothing of ours was in flight in this round.
-    alone: Option<Duration>,
-    /// The sum and the number of the RTTs of this round.
-    sum: Duration,
-    samples: u32,
-    /// The mean RTT of the previous rounds, weighted towards the later ones.
-    usual: Option<Duration>,
-    /// The changes of some rounds, latest first.
-    changes: VecDeque<Duration>,
-}
-
-impl RttJitter {
-    /// Records how much the RTT varied while nothing of ours was in flight.
-    ///
-    /// A value that the kernel assumes and has not measured counts up to [`MAX_JITTER`]. It must count at all:
-    /// otherwise bulk on a jittery line would start at half of the rate and stay there.
-    pub(crate) fn on_idle_sample(&mut self, by: Duration, measured: bool) {
-        self.alone = self.alone.max(Some(if measured { by } else { by.min(MAX_JITTER) }));
-    }
-
-    /// Takes an RTT measurement.
-    pub(crate) fn sample(&mut self, rtt: Duration) {
-        self.longest = self.longest.max(rtt);
-        self.fall = self.fall.max(self.longest - rtt);
-        self.sum += rtt;
-        self.samples += 1;
-    }
-
-    /// Ends a round; the next one starts with `rtt`. The fall of the RTT counts if as much was in flight all the time.
-    pub(crate) fn end_round(&mut self, rtt: Duration, counts: bool) {
-        if let Some(change) = self.alone.take().or(counts.then_some(self.fall)) {
-            self.learn(change);
-        }
-        self.usual = Some(self.usual());
-        (self.longest, self.fall, self.sum, self.samples) = (rtt, Duration::ZERO, Duration::ZERO, 0);
-    }
-
-    /// Records the change of a round.
-    pub(crate) fn learn(&mut self, change: Duration) {
-        self.changes.truncate(NOISE_ROUNDS_KEPT - 1);
-        self.changes.push_front(change);
-    }
-
-    /// Returns the recent jitter on a line with that minimum RTT.
-    pub(crate) fn now(&self, least: Duration) -> Duration {
-        self.changes.iter().copied().max().unwrap_or_default().min(MAX_JITTER.max(least / 2))
-    }
-
-    /// Returns the recent mean RTT; the current round contributes half of it.
-    pub(crate) fn usual(&self) -> Duration {
-        let mean = self.sum / self.samples.max(1);
-        self.usual.map_or(mean, |before| (before + mean) / 2)
-    }
-}
-
-/// Number of rounds for which changes are kept: a line may happen to be steady for a second.
-const NOISE_ROUNDS_KEPT: usize = 24;
-/// Larger changes count as a queue, unless half of the minimum RTT is even more.
-const MAX_JITTER: Duration = Duration::from_millis(50);

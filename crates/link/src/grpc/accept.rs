@@ -14,9 +14,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use crate::grpc::call_body::CallBody;
 use crate::grpc::enrol::{self, EnrolRequest};
 use crate::grpc::read_ahead::{Bounded, ReadAhead};
-use crate::grpc::{CallBody, FRAME, GRPC, LinkContext, METADATA, PATH, SEND_BUFFER, WINDOW, ends, outbound};
+use crate::grpc::{FRAME, GRPC, LinkContext, METADATA, PATH, SEND_BUFFER, WINDOW, ends, outbound};
 use crate::link::{Link, RemoteInfo};
 use crate::liveness::{HTTP2_PING_EDGE_AFTER, HTTP2_PING_TIMEOUT};
 use crate::plain;
@@ -26,7 +27,7 @@ use tunnel_net::limiter::Permit;
 use tunnel_net::path_mtu::padding;
 use tunnel_net::socket::Connection;
 use tunnel_net::tcp_info::TcpInfoReader;
-use tunnel_net::tls::verify::ClientCertificate;
+use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_proto::frame::Remote;
 use tunnel_proto::hello::{Caller, Hello, HelloError, LinkPurpose, is_padded, pad, user_agent};
 

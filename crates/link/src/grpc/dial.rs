@@ -11,19 +11,22 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Code, Status};
 use tracing::Span;
 
-use crate::grpc::read_ahead::{Bounded, ReadAhead, cause};
-use crate::grpc::{CallBody, FRAME, GRPC, LinkContext, METADATA, PATH, SEND_BUFFER, WINDOW, ends, outbound};
+use crate::grpc::call_body::CallBody;
+use crate::grpc::inbound::cause;
+use crate::grpc::read_ahead::{Bounded, ReadAhead};
+use crate::grpc::{FRAME, GRPC, LinkContext, METADATA, PATH, SEND_BUFFER, WINDOW, ends, outbound};
 use crate::link::{Link, OutboundStream, RemoteInfo};
 use crate::liveness::{HTTP2_PING_AFTER, HTTP2_PING_TIMEOUT};
 use crate::plain;
 use crate::sender::stats::LinkEndpoints;
-use tunnel_base::logging::printable;
+use tunnel_base::logging::printable::printable;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_net::path_mtu::padding;
 use tunnel_net::socket::Connection;
 use tunnel_net::tcp_info::TcpInfoReader;
 use tunnel_net::tls::error::HandshakeError;
-use tunnel_proto::codec::{encode, heartbeat};
+use tunnel_proto::codec::encode;
+use tunnel_proto::codec::extended::heartbeat;
 use tunnel_proto::frame::Remote;
 use tunnel_proto::hello::{Caller, Hello, LinkPurpose, OtherVersion, pad, user_agent};
 

@@ -13,10 +13,10 @@ use tonic::{Code as GrpcCode, Response, Status};
 use tonic_prost::ProstCodec;
 use tower::service_fn;
 
-use crate::grpc::CallBody;
+use crate::grpc::call_body::CallBody;
 use crate::grpc::enrol::wire::{CaReply, GetCaRequest, JoinRequest};
 use crate::lock::Mutex;
-use tunnel_base::logging::printable;
+use tunnel_base::logging::printable::printable;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 

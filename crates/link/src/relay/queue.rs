@@ -14,7 +14,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::lock::Mutex;
-use crate::schedule::{FrameSource, QueuePlaces, SendRequest, Sent, Turn};
+use crate::schedule::frame_source::{FrameSource, QueuePlaces, SendRequest, Sent, Turn};
 use tunnel_proto::budget::LinkReservation;
 use tunnel_proto::frame::{SessionFrame, SessionKey};
 use tunnel_proto::halves::joined;
@@ -285,7 +285,7 @@ const MERGE_BELOW: usize = 4 * 1024;
 
 #[cfg(test)]
 mod tests {
-    use crate::schedule::{ControlQueue, Entry};
+    use crate::schedule::frame_source::{ControlQueue, Entry};
     use tunnel_base::names::{NodeName, SessionId};
     use tunnel_proto::budget::Budget;
     use tunnel_proto::frame::Category;

@@ -8,8 +8,9 @@ use futures_util::FutureExt as _;
 use proptest::prelude::*;
 use tokio::time::Instant;
 
-use crate::schedule::FrameSource as _;
-use crate::table::{Event, RelayRequest, SessionLimits, SessionTable};
+use crate::schedule::frame_source::FrameSource as _;
+use crate::table::relay_request::RelayRequest;
+use crate::table::{Event, SessionLimits, SessionTable};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_proto::frame::{Category, ErrorCode, FrameKind, Remote, SessionError, SessionKey};

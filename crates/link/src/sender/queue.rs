@@ -8,9 +8,8 @@ use tokio::time::Instant;
 
 use crate::congestion::CongestionController;
 use crate::liveness::RttEstimator;
-use crate::schedule::{
-    ControlQueue, Entry, FlowState, INTERACTIVE_BACKLOG, Scheduler, SendRequest, Sent, Turn,
-};
+use crate::schedule::frame_source::{ControlQueue, Entry, SendRequest, Sent, Turn};
+use crate::schedule::{FlowState, INTERACTIVE_BACKLOG, Scheduler};
 use crate::sender::pacing::Pacing;
 use tunnel_proto::frame::{Frame, FrameKind};
 

@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use crate::relay::queue::RelayQueue;
-use crate::schedule::FrameSource;
+use crate::schedule::frame_source::FrameSource;
 use crate::sender::LinkSender;
 use tunnel_base::names::{NodeName, SessionId};
 use tunnel_proto::budget::{Budget, Reservation};

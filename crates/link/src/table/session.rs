@@ -1,5 +1,8 @@
 //! One end of a session: its lock and wakers, the frames it gives to its link, its paths, and its log lines.
 
+mod trace;
+pub mod view;
+
 use std::any::Any;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,10 +14,11 @@ use tokio::time::Instant;
 use tracing::{Level, debug, enabled};
 
 use crate::lock::{Mutex, MutexGuard};
-use crate::schedule::{FrameSource, QueuePlaces, SendRequest, Sent, Turn};
+use crate::schedule::frame_source::{FrameSource, QueuePlaces, SendRequest, Sent, Turn};
 use crate::sender::LinkSender;
 use crate::table::SessionTable;
-use tunnel_base::names::{Instance, NodeName, SessionId, Target};
+use crate::table::session::trace::{Change, LoggedState};
+use tunnel_base::names::{Instance, Target};
 use tunnel_proto::frame::{Category, ErrorCode, Opener, Remote, SessionError, SessionFrame, SessionKey};
 use tunnel_proto::state::{Actions, LinkId, Phase, SessionState};
 use tunnel_proto::window::LinkRtt;
@@ -27,10 +31,10 @@ pub(crate) struct SessionCore {
     /// The table that it is in. Its locks are never taken under the session's.
     table: Weak<SessionTable>,
     /// When it was created.
-    started: Instant,
+    pub(super) started: Instant,
     /// The client's user or address, with which the session counts.
     pub client: Arc<str>,
-    origin: Origin,
+    pub(super) origin: Origin,
     /// A copy of [`Inner::stay`] that is read without the lock.
     stay: AtomicU64,
     inner: Mutex<Inner>,
@@ -62,7 +66,7 @@ pub(crate) struct Inner {
     /// The last loss of its path.
     pub(super) lost: Option<PathLoss>,
     /// Time of the last received frame.
-    last_frame: Instant,
+    pub(super) last_frame: Instant,
     pub(super) reader: Option<Waker>,
     pub(super) writer: Option<Waker>,
     /// The tasks that wait for an answer, a path or the end.
@@ -350,8 +354,6 @@ struct Moved {
 /// Number of the stay in which a session is created.
 const FIRST_STAY: u64 = 0;
 
-// The frames that a session gives to its link in its turn.
-
 impl FrameSource for SessionCore {
     fn key(&self) -> &SessionKey {
         &self.key
@@ -432,8 +434,6 @@ impl Inner {
         is_new.then(|| (sender.clone(), SendRequest { stay: self.stay, ..request }))
     }
 }
-
-// How an end gets, loses and leaves a path, and how it is given up.
 
 impl SessionCore {
     /// Returns the link's RTTs for the path to the session's remote end.
@@ -552,141 +552,6 @@ pub(crate) enum Expiry {
 /// A session that was finished by its owner may be evicted after this time without progress. Usually the rest takes one
 /// RTT.
 const STALLED_AFTER: Duration = Duration::from_secs(5);
-
-// The log lines that trace a session: one for each change of its phase, its path or its epoch.
-//
-// Nothing is formatted under the session's lock, and a frame that changes none of the three costs one comparison.
-
-/// The part of an end's state that is logged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct LoggedState {
-    phase: Phase,
-    epoch: u64,
-    link: Option<LinkId>,
-    resumed: u32,
-    role: &'static str,
-}
-
-/// A change to be logged once the lock is released.
-#[derive(Debug)]
-struct Change {
-    before: LoggedState,
-    now: LoggedState,
-    why: Option<SessionError>,
-}
-
-impl LoggedState {
-    fn of(state: &SessionState) -> Self {
-        Self {
-            phase: state.phase(),
-            epoch: state.epoch(),
-            link: state.path(),
-            resumed: state.resumed(),
-            role: if state.is_opener() { "opener" } else { "acceptor" },
-        }
-    }
-
-    /// Returns the log message for the change.
-    fn sentence(&self, before: &Self) -> &'static str {
-        match (self.phase, self.link) {
-            (Phase::Opening, Some(_)) => "opening session",
-            (Phase::Opening, None) => "no link to open the session over",
-            (Phase::Accepting, _) => "session moved while its target is dialled",
-            (Phase::Open, _) if self.resumed > before.resumed => "session resumed",
-            (Phase::Open, _) => "session opened",
-            (Phase::Parked, _) => "session lost its path",
-            (Phase::Resuming, _) => "resuming session",
-            (Phase::LastAck, _) => "all session data sent and received",
-            (Phase::Closing, _) => "closing session",
-            (Phase::Closed, _) => "session closed",
-        }
-    }
-}
-
-impl Change {
-    /// Logs the change. Another thread's line about a later step may come first; they differ in epoch or link.
-    fn log(self, core: &SessionCore) {
-        let Self { before, now, why } = self;
-        // The last line names the link that was left.
-        let link = now.link.or(before.link).map(tracing::field::display);
-        let why = why.map(tracing::field::display);
-        let (session, node, what) = (core.key.id, &core.key.node, now.sentence(&before));
-        debug!(%session, epoch = now.epoch, link, %node, role = now.role, error = why, "{what}");
-    }
-}
-
-// What is visible of one end of a session from outside.
-
-/// A snapshot of one end of a session.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SessionView {
-    /// The session's id; people see 8 of its digits.
-    pub id: SessionId,
-    /// The node that it leads to, or that it was opened from.
-    pub node: NodeName,
-    /// The requested target and the client; `None` at the acceptor.
-    pub opened_for: Option<(Target, String)>,
-    /// The listener that accepted the client; `None` at the acceptor.
-    pub listener: Option<&'static str>,
-    /// The phase as a fixed word.
-    pub phase: &'static str,
-    /// The link that it runs on; `None` while it has none.
-    pub link: Option<LinkId>,
-    /// When this end was created.
-    pub started: Instant,
-    /// Number of times it was resumed on another link.
-    pub resumed: u32,
-    /// Bytes written to it here.
-    pub sent_bytes: u64,
-    /// Bytes received here.
-    pub received_bytes: u64,
-}
-
-impl SessionTable {
-    /// Returns at most `most` sessions with an end here, in a stable order, so that two calls return the same ones
-    /// while they live. Each of the table's locks is held only for a copy.
-    pub fn overview(&self, most: usize) -> Vec<SessionView> {
-        let mut sessions = self.all();
-        sessions.sort_unstable_by_key(|session| session.key.id);
-        sessions.iter().take(most).map(|session| session.view()).collect()
-    }
-}
-
-impl SessionCore {
-    /// Returns a snapshot of this end.
-    pub(crate) fn view(&self) -> SessionView {
-        let SessionKey { id, node, .. } = &self.key;
-        let inner = self.lock();
-        let state = &inner.state;
-        SessionView {
-            id: *id,
-            node: node.clone(),
-            opened_for: state.opened_for(),
-            listener: if let Origin::Here { listener } = self.origin { Some(listener) } else { None },
-            phase: word(state.phase()),
-            link: state.path(),
-            started: self.started,
-            resumed: state.resumed(),
-            sent_bytes: state.send.written(),
-            received_bytes: state.recv.taken() + state.recv.queued() as u64,
-        }
-    }
-
-    /// Returns the time of the last received frame, or of the creation if there was none.
-    pub(crate) fn last_frame(&self) -> Instant {
-        self.lock().last_frame
-    }
-}
-
-fn word(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Opening | Phase::Accepting => "opening",
-        Phase::Open => "open",
-        Phase::Parked => "parked",
-        Phase::Resuming => "resuming",
-        Phase::LastAck | Phase::Closing | Phase::Closed => "closing",
-    }
-}
 
 #[cfg(test)]
 mod tests;

@@ -27,7 +27,7 @@ use tunnel_net::tcp_info::TcpInfo;
 use tunnel_proto::frame::FrameKind;
 use tunnel_proto::state::{LinkId, Phase};
 
-use super::stream::OpenOutcome;
+use super::pending::OpenOutcome;
 use super::*;
 use crate::liveness::{DEAD, Liveness, Role, Verdict};
 
@@ -716,8 +716,6 @@ impl<'a> World<'a> {
         at.is_multiple_of(2).then_some(info)
     }
 }
-
-// The invariants.
 
 impl World<'_> {
     /// Checks the session that a step has touched: its path is one of its process's links, and its windows are kept.

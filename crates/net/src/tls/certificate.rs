@@ -3,21 +3,16 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::time::Instant;
 use tokio_rustls::rustls::client::verify_server_name;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
-use tokio_rustls::rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert};
-use tokio_rustls::rustls::sign::CertifiedKey;
-use tracing::warn;
-use tunnel_base::names::Host;
+use tokio_rustls::rustls::server::ParsedCertificate;
 use x509_parser::asn1_rs::Tag;
 use x509_parser::oid_registry::OID_KEY_TYPE_EC_PUBLIC_KEY;
 use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate, X509Version};
+
+use crate::tls::resolver::{EDGE, KUBELET_CLIENT, MAX_CERTIFICATE};
+use tunnel_base::names::Host;
 
 /// Checks the certificate that a server will present.
 ///
@@ -247,8 +242,6 @@ fn day(time: ASN1Time) -> String {
     time.to_datetime().date().to_string()
 }
 
-// The expiry of a file's certificates.
-
 /// The expiry of a file's certificates, in seconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotAfter {
@@ -273,74 +266,6 @@ pub fn date(seconds: u64) -> String {
     let time = i64::try_from(seconds).ok().and_then(|seconds| ASN1Time::from_timestamp(seconds).ok());
     time.map_or_else(|| "an invalid date".to_owned(), |time| time.to_datetime().date().to_string())
 }
-
-// The certificate that a server presents, and a warning about clients that expect another name.
-
-/// A resolver for rustls that presents the same certificate to all clients, whatever name they ask for.
-#[derive(Debug)]
-pub(crate) struct SingleCertResolver {
-    certified: Arc<CertifiedKey>,
-    file: PathBuf,
-    /// When a warning was logged last.
-    warned: Mutex<Option<Instant>>,
-}
-
-impl SingleCertResolver {
-    /// Creates a resolver for the certificate read from `file`.
-    pub(crate) fn new(certified: CertifiedKey, file: PathBuf) -> Self {
-        Self { certified: Arc::new(certified), file, warned: Mutex::default() }
-    }
-
-    /// Returns true if the certificate is valid for that name, or cannot be parsed.
-    fn is_for(&self, name: &str) -> bool {
-        let Some(leaf) = self.certified.cert.first() else { return true };
-        match (ParsedCertificate::try_from(leaf), ServerName::try_from(name)) {
-            (Ok(leaf), Ok(name)) => verify_server_name(&leaf, &name).is_ok(),
-            _ => true,
-        }
-    }
-
-    /// Returns true if another warning is due.
-    fn may_warn(&self) -> bool {
-        let mut warned = self.warned.lock();
-        let may = warned.is_none_or(|at| at.elapsed() >= WARN_INTERVAL);
-        if may {
-            *warned = Some(Instant::now());
-        }
-        may
-    }
-}
-
-impl ResolvesServerCert for SingleCertResolver {
-    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        if let Some(name) = hello.server_name()
-            && !self.is_for(name)
-            && self.may_warn()
-        {
-            warn!(
-                name,
-                file = %self.file.display(),
-                hint = "reissue it with this subject alternative name; clients that verify it disconnect",
-                "certificate lacks the name that a client expects"
-            );
-        }
-        Some(self.certified.clone())
-    }
-}
-
-/// Maximum size of a certificate in bytes that TLS libraries accept; those of kubelets and servers have 1 or 2 KiB.
-const MAX_CERTIFICATE: usize = 0xffff;
-
-/// Minimum time between two such warnings, because clients may send any name.
-const WARN_INTERVAL: Duration = Duration::from_secs(60);
-
-/// Common name and organization of edges' certificates. They are YurtTunnel's.
-pub const EDGE: (&str, &str) = ("tunnel-agent-client", "openyurt:yurttunnel");
-
-/// Prefix of the common name of certificates that edges present to kubelets: `tunnel:NODE`. `tunnel init` creates them.
-///
-/// Used to recognise them, because kubelets' CA may also sign clients' certificates.
-pub const KUBELET_CLIENT: &str = "tunnel:";
 
 #[cfg(test)]
 mod tests {
@@ -429,29 +354,5 @@ mod tests {
         let at = der.windows(5).position(|w| w == [0xa0, 3, 2, 1, 2]).unwrap();
         der[at + 4] = 0;
         assert!(check(&der).unwrap_err().contains("version 3"));
-    }
-}
-
-#[cfg(test)]
-mod resolver_tests {
-    use crate::tls::TlsParams;
-    use crate::tls::testing::TestCa;
-
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn a_name_missing_in_the_certificate_is_warned_about_once_a_minute() {
-        let ca = TestCa::new("ca");
-        let identity = ca.issue("s", "*.edge.example");
-        let read = |file: &PathBuf| std::fs::read(file).unwrap();
-        let (cert, key) = (read(&identity.cert), read(&identity.key));
-        let certified = identity.certified(&cert, &key, &TlsParams::default().provider()).unwrap();
-        let shown = SingleCertResolver::new(certified, identity.cert);
-        assert!(
-            shown.is_for("node1.edge.example") && !shown.is_for("node1") && !shown.is_for("a.b.edge.example")
-        );
-        assert!(shown.may_warn() && !shown.may_warn());
-        tokio::time::advance(WARN_INTERVAL).await;
-        assert!(shown.may_warn());
     }
 }

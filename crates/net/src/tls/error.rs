@@ -5,9 +5,9 @@ use std::{fmt, io};
 use tokio_rustls::rustls::pki_types::UnixTime;
 use tokio_rustls::rustls::{self, AlertDescription, CertificateError, PeerMisbehaved};
 
-use crate::tls::SUPPORTED_KEYS;
 use crate::tls::certificate::date;
-use tunnel_base::logging::printable;
+use crate::tls::pem::SUPPORTED_KEYS;
+use tunnel_base::logging::printable::printable;
 
 /// The error of a TLS handshake.
 ///

@@ -12,8 +12,8 @@ use crate::limiter::{ActivityTracked, FairLimiter, Limits, Permit, Source};
 use crate::pool::BufferPool;
 use crate::reload::Reload;
 use crate::socket::Buffered;
+use crate::tls::client_certificate::{ClientCertificate, ServerTls};
 use crate::tls::error::HandshakeError;
-use crate::tls::verify::{ClientCertificate, ServerTls};
 
 /// Performs the handshakes of a port. Cheap to clone; clones share the permits.
 #[derive(Debug, Clone)]

@@ -13,8 +13,9 @@ use tokio_rustls::{TlsConnector, client, server};
 
 use crate::reload::Reload;
 use crate::socket::Connection;
-use crate::tls::verify::{ClientCertificate, ServerTls};
-use crate::tls::{ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust, server_name};
+use crate::tls::client_certificate::{ClientCertificate, ServerTls};
+use crate::tls::params::TlsParams;
+use crate::tls::{ClientAuth, Identity, TlsClientConfig, TlsServerConfig, Trust, server_name};
 
 impl Connection for DuplexStream {
     fn tcp(&self) -> Option<&TcpStream> {

@@ -16,6 +16,7 @@ use tunnel_base::drain::Drain;
 
 use super::*;
 use crate::reload::FileWatcher;
+use crate::tls::peer::PeerTlsConfig;
 
 /// A clock that a test sets, in seconds since 1970.
 #[derive(Debug, Clone)]

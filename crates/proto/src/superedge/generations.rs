@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::g4::G4Codec;
 use super::{Decoded, PlainCodec, PlainEvent};
-use crate::codec::STREAM;
+use crate::codec::extended::STREAM;
 use crate::codec::proto::StreamMsg;
 use crate::frame::{Category, ErrorCode, Frame, FrameKind, SessionError, SessionFrame};
 use tunnel_base::names::{NodeName, SessionId};

@@ -201,7 +201,9 @@ fn each_flag_of_yurttunnel_is_known_and_others_are_marked_unknown() {
         let all = names.split_whitespace().chain([more]);
         all.map(|name| (name.to_owned(), "1".to_owned())).collect::<Vec<_>>()
     };
-    for remarks in [super::server(&flags(server, "kubeconfig")).1, super::agent(&flags(agent, "node")).1] {
+    for remarks in
+        [super::flags::server(&flags(server, "kubeconfig")).1, super::flags::agent(&flags(agent, "node")).1]
+    {
         let (last, known) = remarks.split_last().unwrap();
         assert_eq!(last.verdict, Mapping::Unknown, "{last:?}");
         for remark in known {
@@ -209,11 +211,11 @@ fn each_flag_of_yurttunnel_is_known_and_others_are_marked_unknown() {
         }
     }
     // Its default has a line too.
-    let (_, remarks) = super::server(&[]);
+    let (_, remarks) = super::flags::server(&[]);
     assert_eq!(remarks.len(), 1);
     assert!(remarks[0].what == "--enable-iptables=true, its default" && remarks[0].why.contains("intercept"));
     // Kubelets probe the server's pods, so metrics cannot stay at --insecure-bind-address.
-    let (server, remarks) = super::server(&flags("enable-iptables", "meta-port"));
+    let (server, remarks) = super::flags::server(&flags("enable-iptables", "meta-port"));
     assert_eq!((server.meta, remarks[1].verdict), (1, Mapping::Changed));
 }
 

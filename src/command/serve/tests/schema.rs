@@ -9,7 +9,7 @@ use std::path::Path;
 use serde_json::{Map, Value as Json, json};
 use toml::Value;
 
-use crate::config::value::{DURATIONS, SIZES};
+use crate::config::value::forms::{DURATIONS, SIZES};
 
 use super::reference::{INHERITED, Key, Place, TableReference, client, tables};
 use super::*;

@@ -3,9 +3,10 @@
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 
-use crate::listener::denial::new_trace;
+use crate::listener::trace_id::new_trace;
 
 use super::*;
+use tunnel_net::listen::Accept;
 
 pub(crate) struct Line;
 

@@ -13,13 +13,15 @@ use crate::listener::admission::{AccessPolicy, OpenRequest};
 use crate::session_io::tests::linked;
 use crate::session_io::{LocalPeer, run_session};
 use tunnel_base::drain::Drain;
-use tunnel_link::table::stream::{IncomingSession, Session};
+use tunnel_link::table::pending::IncomingSession;
+use tunnel_link::table::stream::Session;
 use tunnel_net::ByteStream;
 use tunnel_net::limiter::{FairLimiter, Limits, Source};
 
 use tunnel_proto::frame::Category;
 
 use super::*;
+use http::request::Parts;
 
 pub(crate) struct Site {
     client: DuplexStream,

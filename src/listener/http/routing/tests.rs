@@ -2,7 +2,9 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::registry::{Finder, LinkedNode, Registry};
+use crate::registry::Finder;
+use crate::registry::LinkedNode;
+use crate::registry::Registry;
 use tunnel_base::addresses::cluster_state::{NodeInfo, PodInfo};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::Instance;

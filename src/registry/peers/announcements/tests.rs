@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::registry::LinkedNode;
-use crate::registry::peers::peer::{PeerDialer, PeerError};
+use crate::registry::peers::peer_dialer::{PeerDialer, PeerError};
 use crate::registry::peers::tests::{peers, settled};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;

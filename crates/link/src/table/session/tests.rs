@@ -8,10 +8,10 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
-use crate::schedule::{ControlQueue, Entry, FrameSource as _, QueuePlaces, Turn};
+use crate::schedule::frame_source::{ControlQueue, Entry, FrameSource as _, QueuePlaces, Turn};
 use crate::sender::LinkSender;
+use crate::table::pending::{OpenOutcome, PendingOpen};
 use crate::table::session::{Inner, Origin, SessionCore};
-use crate::table::stream::{OpenOutcome, PendingOpen};
 use crate::table::{Event, SessionLimits, SessionTable};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId};

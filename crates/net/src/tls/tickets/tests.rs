@@ -8,11 +8,12 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, HandshakeKind, ServerConfig, version};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use crate::tls::certificate::EDGE;
+use crate::tls::link_auth::LinkAuth;
+use crate::tls::pem;
+use crate::tls::resolver::EDGE;
 use crate::tls::testing::{TestCa, client, server};
 use crate::tls::tests::{TestClock, server_at};
-use crate::tls::verify::LinkAuth;
-use crate::tls::{self, ClientAuth, Identity, Trust, roots};
+use crate::tls::{ClientAuth, Identity, Trust, roots};
 
 use super::*;
 
@@ -70,8 +71,8 @@ fn client_of_tls12(ca: &TestCa, shows: &Identity, ways: Tls12Resumption) -> Arc<
         .unwrap()
         .with_root_certificates(roots(&ca.ca(), &read(&ca.ca())).unwrap())
         .with_client_auth_cert(
-            tls::certs(&shows.cert, &read(&shows.cert)).unwrap(),
-            tls::private_key(&shows.key, &read(&shows.key)).unwrap(),
+            pem::certs(&shows.cert, &read(&shows.cert)).unwrap(),
+            pem::private_key(&shows.key, &read(&shows.key)).unwrap(),
         );
     let mut config = config.unwrap();
     config.resumption = Resumption::in_memory_sessions(9).tls12_resumption(ways);
@@ -142,7 +143,7 @@ const SESSION: &[u8] = &[1, 3, b'a', b'.', b'b', 3, 4, 9, 9, 2, 8, 8, 1, 0, 7];
 fn no_ticket_outlives_the_certificate() {
     let ca = TestCa::new("ca");
     let file = std::fs::read(ca.issue_for("s", "a.b", 2020..2030).cert).unwrap();
-    let chain = tls::certs(std::path::Path::new("s"), &file).unwrap();
+    let chain = pem::certs(std::path::Path::new("s"), &file).unwrap();
     let end = *certificate::validity(&chain[0]).unwrap().end();
     let clock = TestClock(Arc::new(AtomicU64::new(end - 100)));
     let tickets = Tickets::new(&chain, Arc::new(clock.clone())).unwrap();

@@ -1,5 +1,6 @@
 //! Congestion control with readings of a simulated kernel on a simulated line.
 
+use crate::congestion::MAX_UNREAD;
 use std::collections::VecDeque;
 
 use crate::congestion::CongestionController;

@@ -7,10 +7,11 @@ use std::path::Path;
 use crate::command::CommandError;
 use crate::command::client::{device_of_this_machine, token_in};
 use crate::command::init::random_token;
-use crate::command::invitations::{JoinArgs, JoinClient};
+use crate::command::join::JoinArgs;
+use crate::command::join::requests::JoinClient;
 use crate::command::output_dir::OutputDir;
 use crate::config::{Environment, client_file};
-use crate::invitations::InvitationCode;
+use crate::invitations::code::InvitationCode;
 use tunnel_base::names::{ClientName, DeviceName, UserName};
 
 /// Joins as a device of the user, and writes the user's `client.toml`. Returns lines for the terminal.

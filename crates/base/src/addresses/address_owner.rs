@@ -1,0 +1,93 @@
+//! Which object of Kubernetes owns an address, and which objects only claim it.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use crate::addresses::LocateError;
+use crate::addresses::cluster_state::{ClusterState, ScopedAddress};
+use crate::names::NodeName;
+
+/// A Kubernetes object that claims an address, to find and name the owners of a disputed one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Object {
+    Node(NodeName),
+    Pod {
+        /// Pod, as `namespace/name`.
+        name: String,
+        node: NodeName,
+    },
+    /// Service, as `namespace/name`.
+    Service(String),
+}
+
+impl ClusterState {
+    /// Returns the node that has this address, or that runs the pod with this address.
+    ///
+    /// A kubelet writes the addresses of its Node and of that Node's pods. So an address that another object claims too
+    /// belongs to neither. A ClusterIP is allocated by kube-apiserver and belongs to the Service alone.
+    pub fn node_at(&self, ip: IpAddr) -> Result<Option<NodeName>, LocateError> {
+        if self.services.is_claimed(ScopedAddress::Internal(ip)) {
+            return Ok(None);
+        }
+        let Some(first) = self.kubelet_claimants(ip).next() else { return Ok(None) };
+        let others = self.nodes_with(ScopedAddress::External(ip)).chain(self.kubelet_claimants(ip));
+        // A load balancer may share the address of a Node, but not of a pod.
+        let is_pod = matches!(first, Object::Pod { .. });
+        let services = self.services_with(ScopedAddress::External(ip)).filter(|_| is_pod);
+        match others.chain(services).find(|other| other.node() != first.node()) {
+            Some(other) => Err(LocateError::ambiguous(ip, &first, &other)),
+            None => Ok(first.node().cloned()),
+        }
+    }
+
+    /// Returns the Service with this ClusterIP, as `namespace/name`.
+    pub fn service_at(&self, ip: IpAddr) -> Result<Option<String>, LocateError> {
+        let mut all = self.services_with(ScopedAddress::Internal(ip));
+        match (all.next(), all.next()) {
+            (Some(one), Some(other)) => Err(LocateError::ambiguous(ip, &one, &other)),
+            (Some(Object::Service(name)), None) => Ok(Some(name)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Returns the objects that claim an address written by a kubelet.
+    pub(crate) fn kubelet_claimants(&self, ip: IpAddr) -> impl Iterator<Item = Object> {
+        let pods = self.pods.claiming(ip);
+        let pods = pods.map(|(name, pod)| Object::Pod { name: name.to_owned(), node: pod.node.clone() });
+        self.nodes_with(ScopedAddress::Internal(ip)).chain(pods)
+    }
+
+    fn nodes_with(&self, at: ScopedAddress) -> impl Iterator<Item = Object> {
+        self.nodes.claiming(at).filter_map(|(name, _)| Some(Object::Node(name.parse().ok()?)))
+    }
+
+    fn services_with(&self, at: ScopedAddress) -> impl Iterator<Item = Object> {
+        self.services.claiming(at).map(|(name, _)| Object::Service(name.to_owned()))
+    }
+}
+
+impl Object {
+    /// Returns the node that the address would resolve to.
+    pub(crate) fn node(&self) -> Option<&NodeName> {
+        match self {
+            Self::Node(node) | Self::Pod { node, .. } => Some(node),
+            Self::Service(_) => None,
+        }
+    }
+}
+
+impl LocateError {
+    fn ambiguous(ip: IpAddr, one: &Object, other: &Object) -> Self {
+        Self::Ambiguous { ip, one: one.to_string(), other: other.to_string() }
+    }
+}
+
+impl fmt::Display for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node(node) => write!(f, "node {node}"),
+            Self::Pod { name, node } => write!(f, "pod {name} at {node}"),
+            Self::Service(name) => write!(f, "Service {name}"),
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The trait of frame sources: an end of a session, or a relay queue.
+//!
+//! The link sender knows no sessions, only this trait, so the modules above may depend on it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::schedule::{FlowState, QueuedFlow};
+use tunnel_proto::frame::{SessionFrame, SessionKey};
+use tunnel_proto::state::{ControlPriority, LinkId};
+
+/// An entry of a source in one of a link's queues.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    pub(crate) source: Arc<dyn FrameSource>,
+    /// Number of the source's stay on the link when it entered. A session that leaves a link and returns has another
+    /// number, and the entries that it left behind are stale.
+    pub(crate) stay: u64,
+}
+
+/// A queue of a link for frames that go before data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ControlQueue {
+    Answers,
+    Credits,
+}
+
+/// A source's turn to send a frame. Its entry has just left the queue.
+#[derive(Debug)]
+pub(crate) enum Turn {
+    /// For a frame that goes before data.
+    Control(Entry, ControlQueue),
+    /// For data: at most `longest` bytes, or nothing if the source has more than `most` to send.
+    Data { flow: QueuedFlow, longest: usize, most: usize },
+}
+
+impl Turn {
+    /// Returns the source's entry.
+    pub(crate) fn entry(&self) -> &Entry {
+        match self {
+            Self::Control(entry, _) => entry,
+            Self::Data { flow, .. } => &flow.entry,
+        }
+    }
+}
+
+/// A source of frames that waits to send on a link. It creates each frame when the link can take it, under its own
+/// lock; the link sender calls it without holding its own.
+pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
+    /// Returns the session that its frames are about.
+    fn key(&self) -> &SessionKey;
+
+    /// Returns true if it will certainly send nothing for its entries of that stay. Takes no lock.
+    fn is_stale(&self, stay: u64) -> bool;
+
+    /// Returns what it sends in its turn.
+    fn next_frame(self: Arc<Self>, link: LinkId, turn: &Turn, now: Instant) -> Sent;
+
+    /// Returns true if it is relayed and has sent its last frame, so that the link no longer counts it. A session itself
+    /// leaves its links.
+    fn is_over(&self) -> bool {
+        false
+    }
+}
+
+/// The queues of a link in which a source waits, and what it has sent there. It has at most one entry in each, so they
+/// cannot grow without bound.
+#[derive(Debug, Default)]
+pub(crate) struct QueuePlaces {
+    answers: bool,
+    credits: bool,
+    /// Whether its credit was reported as needed.
+    needed: bool,
+    turns: bool,
+    flow_state: FlowState,
+}
+
+impl QueuePlaces {
+    /// Returns the entries that a source needs for a frame before data, and for its data, and does not have yet.
+    pub(crate) fn request(
+        &mut self,
+        control: Option<ControlPriority>,
+        backlog: Option<usize>,
+    ) -> SendRequest {
+        let is_answer = control == Some(ControlPriority::Answer);
+        let is_needed = control == Some(ControlPriority::Needed);
+        let is_credit = is_needed || control == Some(ControlPriority::Credit);
+        let request = SendRequest {
+            answer: is_answer && !self.answers,
+            credit: is_credit && !self.credits,
+            needed: is_needed && !self.needed,
+            backlog: backlog.filter(|_| !self.turns),
+            flow_state: self.flow_state,
+            stay: 0,
+        };
+        self.answers |= is_answer;
+        self.credits |= is_credit;
+        self.needed |= is_needed;
+        self.turns |= request.backlog.is_some();
+        request
+    }
+
+    /// Records that its entry has left that queue.
+    pub(crate) fn on_control(&mut self, queue: ControlQueue) {
+        match queue {
+            ControlQueue::Answers => self.answers = false,
+            ControlQueue::Credits => (self.credits, self.needed) = (false, false),
+        }
+    }
+
+    /// Records what was sent in a turn for data. The source needs another one for `backlog`.
+    pub(crate) fn on_data(
+        &mut self,
+        flow: &QueuedFlow,
+        frame: Option<SessionFrame>,
+        backlog: Option<usize>,
+    ) -> Sent {
+        let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
+        self.flow_state = if frame.is_some() { flow.flow_state_after(bytes) } else { flow.flow_state };
+        self.turns = backlog.is_some();
+        Sent { frame, bytes, flow_state: self.flow_state, backlog, credit: false }
+    }
+}
+
+/// The entries that a source, such as a session, needs in the queues of a link.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct SendRequest {
+    /// Whether it needs one for an answer.
+    pub(crate) answer: bool,
+    /// Whether it needs one for a credit.
+    pub(crate) credit: bool,
+    /// Whether its credit has become urgent.
+    pub(crate) needed: bool,
+    /// Bytes that it has to send in a turn, if it needs one.
+    pub(crate) backlog: Option<usize>,
+    /// What it has sent on the link so far.
+    pub(crate) flow_state: FlowState,
+    /// Number of the source's stay on the link.
+    pub(crate) stay: u64,
+}
+
+impl SendRequest {
+    /// Returns true if the source needs nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.answer && !self.credit && !self.needed && self.backlog.is_none()
+    }
+}
+
+/// What a source sends in its turn; nothing by default.
+#[derive(Debug, Default)]
+pub(crate) struct Sent {
+    pub(crate) frame: Option<SessionFrame>,
+    /// Bytes of data in `frame`.
+    pub(crate) bytes: usize,
+    /// The source's state after a turn for data.
+    pub(crate) flow_state: FlowState,
+    /// Bytes that it still has to send, if it needs another turn for data.
+    pub(crate) backlog: Option<usize>,
+    /// Whether it needs another turn for a credit.
+    pub(crate) credit: bool,
+}

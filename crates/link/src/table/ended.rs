@@ -1,0 +1,105 @@
+//! Ids of ended sessions, so that a late Open does not dial again but gets the reason.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::table::SessionTable;
+use tunnel_base::names::SessionId;
+use tunnel_net::fair_map::FairMap;
+use tunnel_proto::frame::{ErrorCode, Opener, SessionError, SessionFrame};
+
+/// Ids of ended sessions by client, kept for as long as a late Open could arrive.
+#[derive(Debug)]
+pub(crate) struct Tombstones(FairMap<Arc<str>, SessionId, Ended>);
+
+/// An ended session in [`Tombstones`].
+#[derive(Debug)]
+struct Ended {
+    /// When it ended.
+    at: Instant,
+    /// The code for the answer to a late Open.
+    why: ErrorCode,
+}
+
+impl Default for Tombstones {
+    fn default() -> Self {
+        Self(FairMap::new(MAX_TOMBSTONES))
+    }
+}
+
+impl Tombstones {
+    /// Returns the answer to a request for a recently ended session: the remote may have missed the first answer.
+    pub(crate) fn refusal(&self, id: SessionId) -> Option<SessionError> {
+        self.0.get(&id).map(|ended| SessionError::new(ended.why, "session has ended"))
+    }
+
+    /// Adds an ended session of a client; `why` is set if it did not end cleanly.
+    pub(crate) fn add(&mut self, client: &Arc<str>, id: SessionId, why: Option<ErrorCode>, now: Instant) {
+        // These two would make the opener search elsewhere, or look like success.
+        let why = why
+            .filter(|code| !matches!(code, ErrorCode::NodeNotConnected | ErrorCode::NoError))
+            .unwrap_or(ErrorCode::UnknownSession);
+        self.0.insert(client, id, Ended { at: now, why }, now);
+    }
+
+    pub(crate) fn forget_before(&mut self, before: Instant) {
+        self.0.retain(|ended| ended.at > before);
+    }
+}
+
+impl SessionTable {
+    /// Returns the answer to a Resume of a session that has no end here, and records its id: an Open that is still in
+    /// flight, over a path that its opener has left, must not be served later.
+    pub(crate) fn failed_resume(&self, id: SessionId, opener: Option<&Opener>, epoch: u64) -> SessionFrame {
+        let mut ended = self.ended.lock();
+        if ended.refusal(id).is_none() {
+            // The source of the opener's sessions, so that both count as one.
+            let client = opener.map(Opener::source).unwrap_or_default();
+            ended.add(&client.into(), id, None, Instant::now());
+        }
+        SessionFrame::Reset { epoch, refusal: unknown_session() }
+    }
+}
+
+/// Returns the refusal of a session that a remote does not find here.
+pub(crate) fn unknown_session() -> SessionError {
+    SessionError::new(ErrorCode::UnknownSession, "session unknown to this process")
+}
+
+/// Maximum number of ids of ended sessions.
+const MAX_TOMBSTONES: usize = 8192;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_missed_the_first_refusal_learns_its_code_from_the_next() {
+        let (mut ended, id, now) = (Tombstones::default(), SessionId::from_bits(1), Instant::now());
+        assert_eq!(ended.refusal(id), None);
+        for (why, expected) in [
+            (Some(ErrorCode::Overloaded), ErrorCode::Overloaded),
+            (Some(ErrorCode::TargetRefused), ErrorCode::TargetRefused),
+            (Some(ErrorCode::NodeNotConnected), ErrorCode::UnknownSession),
+            (Some(ErrorCode::NoError), ErrorCode::UnknownSession),
+            (None, ErrorCode::UnknownSession),
+        ] {
+            ended.add(&"ann".into(), id, why, now);
+            assert_eq!(ended.refusal(id).map(|refusal| refusal.code), Some(expected), "{why:?}");
+        }
+        ended.forget_before(now);
+        assert_eq!(ended.refusal(id), None);
+    }
+
+    #[test]
+    fn who_ends_many_sessions_drives_out_none_of_another() {
+        let (mut ended, now) = (Tombstones::default(), Instant::now());
+        ended.add(&"ann".into(), SessionId::from_bits(0), Some(ErrorCode::Overloaded), now);
+        for id in 1..=2 * MAX_TOMBSTONES as u128 {
+            ended.add(&"node mallory".into(), SessionId::from_bits(id), None, now);
+        }
+        assert!(ended.refusal(SessionId::from_bits(0)).is_some());
+        assert!(ended.refusal(SessionId::from_bits(1)).is_none());
+    }
+}

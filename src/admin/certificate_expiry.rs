@@ -1,0 +1,169 @@
+//! Expiry of certificates: served as metrics, and reported with the readiness starting 30 days before.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwap;
+use tokio::time::sleep;
+use tracing::info_span;
+
+use crate::admin::Admin;
+use crate::admin::readiness::Readiness;
+use tunnel_base::drain::Drain;
+use tunnel_base::files;
+use tunnel_base::metrics::Metrics;
+use tunnel_net::reload::FileWatcher;
+use tunnel_net::tls::certificate::{NotAfter, date};
+
+/// The files of certificates that the config names. Cheap to clone; clones share the list.
+#[derive(Debug, Clone, Default)]
+pub struct CertificateFiles(Arc<ArcSwap<Vec<CertificateFile>>>);
+
+/// A file of certificates that the config names. It is read at intervals, to warn before they expire.
+#[derive(Debug, Clone)]
+pub(super) struct CertificateFile {
+    /// Config key that names it.
+    key: String,
+    /// Path of the file.
+    path: PathBuf,
+    /// Whether it contains CAs. Of CAs the last expiry matters; of a certificate chain the first one does.
+    authorities: bool,
+}
+
+impl CertificateFiles {
+    /// Replaces the list: `shown` are the certificates that a program presents, and `believed` the CAs that it trusts,
+    /// each with its config key. This is noticed within a minute.
+    pub fn set(&self, shown: Vec<(String, PathBuf)>, believed: Vec<(String, PathBuf)>) {
+        let file = |authorities| move |(key, path)| CertificateFile { key, path, authorities };
+        let files = shown.into_iter().map(file(false)).chain(believed.into_iter().map(file(true))).collect();
+        self.0.store(Arc::new(files));
+    }
+}
+
+impl Admin {
+    /// Reports files that cannot be reloaded, and the expiry of certificates, until `drain` starts.
+    pub fn follow_files(&self, files: CertificateFiles, watcher: &FileWatcher, drain: &Drain) {
+        let followed =
+            follow(files, watcher.clone(), self.metrics.clone(), self.readiness.clone(), drain.clone());
+        drain.spawn(info_span!("files"), followed);
+    }
+}
+
+/// Checks the certificates every minute and after each reload, until draining starts.
+pub(super) async fn follow(
+    certificates: CertificateFiles,
+    watcher: FileWatcher,
+    metrics: Metrics,
+    readiness: Readiness,
+    drain: Drain,
+) {
+    let mut changes = watcher.changes();
+    loop {
+        readiness.set_degraded(FILES_CONDITION, watcher.check());
+        let (mut soon, files) = (Vec::new(), certificates.0.load_full());
+        metrics.certificates.retain(&files.iter().map(|file| file.key.as_str()).collect());
+        for file in files.iter() {
+            let Ok(pem) = tokio::fs::read(&file.path).await.and_then(files::decode) else { continue };
+            let Some(ends) = NotAfter::of(&pem) else { continue };
+            let end = if file.authorities { ends.last } else { ends.first };
+            metrics.certificates.set(&file.key, end);
+            soon.extend(warning(file, end, SystemTime::now()));
+        }
+        readiness.set_degraded(
+            CERTIFICATES_CONDITION,
+            if soon.is_empty() { Ok(()) } else { Err(soon.join("; ")) },
+        );
+        tokio::select! {
+            biased;
+            () = drain.draining() => return,
+            // The watcher keeps the sender.
+            _ = changes.changed() => {}
+            () = sleep(INTERVAL) => {}
+        }
+    }
+}
+
+pub(super) fn warning(file: &CertificateFile, end: u64, now: SystemTime) -> Option<String> {
+    let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let what = format!("{} ({})", file.key, file.path.display());
+    match end.checked_sub(now) {
+        None => Some(format!(
+            "{what} expired on {}; replace the file, it is reloaded without a restart",
+            date(end)
+        )),
+        Some(left) if left < WARN_BEFORE_EXPIRY => {
+            let days = left / DAY;
+            Some(format!(
+                "{what} expires in {days} days, on {}; replace the file, it is reloaded without a restart",
+                date(end)
+            ))
+        }
+        Some(_) => None,
+    }
+}
+
+/// Condition: changed files can be reloaded.
+const FILES_CONDITION: &str = "files";
+/// Condition: no certificate expires soon.
+const CERTIFICATES_CONDITION: &str = "certificates";
+/// Time between two checks of the files: expiry dates are days away.
+const INTERVAL: Duration = Duration::from_secs(60);
+pub(super) const DAY: u64 = 24 * 3600;
+/// Time before its expiry from which a certificate is reported, in seconds.
+const WARN_BEFORE_EXPIRY: u64 = 30 * DAY;
+
+#[cfg(test)]
+mod tests {
+    use tunnel_base::metrics::format::ExpositionFormat;
+    use tunnel_net::pki::CertificateAuthority;
+
+    use super::*;
+
+    fn file(path: PathBuf, authorities: bool) -> CertificateFile {
+        CertificateFile { key: "server.links.cert".to_owned(), path, authorities }
+    }
+
+    #[tokio::test]
+    async fn expiry_within_30_days_is_reported_unless_another_ca_of_the_file_lasts() {
+        let place = tempfile::tempdir().unwrap();
+        let day = Duration::from_secs(DAY);
+        let [short, long] =
+            [29, 40].map(|days| CertificateAuthority::new("ours", days * day + day / 2).unwrap());
+        let path = place.path().join("a.crt");
+        let readiness = Readiness::waiting_for(&[]);
+        for (text, authorities, expected) in [
+            (short.cert().to_owned(), true, Some("expires in 29 days")),
+            (format!("{}{}", short.cert(), long.cert()), true, None),
+            (format!("{}{}", long.cert(), short.cert()), false, Some("expires in 29 days")),
+            (long.cert().to_owned(), false, None),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let (metrics, drain) = (Metrics::edge(), Drain::new());
+            drain.start();
+            let watcher = FileWatcher::new(&drain);
+            let file = file(path.clone(), authorities);
+            follow(
+                CertificateFiles(Arc::new(ArcSwap::from_pointee(vec![file]))),
+                watcher,
+                metrics.clone(),
+                readiness.clone(),
+                drain,
+            )
+            .await;
+            let report = readiness.check().unwrap();
+            match expected {
+                Some(expected) => assert!(report.contains(expected) && report.contains("a.crt"), "{report}"),
+                None => assert_eq!(report, ""),
+            }
+            assert!(
+                metrics
+                    .encode(ExpositionFormat::Open)
+                    .contains("tunnel_certificate_expiration_timestamp_seconds{key=\"server")
+            );
+        }
+        let later = SystemTime::UNIX_EPOCH + Duration::from_secs(200);
+        let over = warning(&file(path, false), 100, later).unwrap();
+        assert!(over.contains("expired on"), "{over}");
+    }
+}

@@ -1,0 +1,194 @@
+//! Invitations, created and revoked through the admin socket of a server.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::admin::BODY_TIME;
+use crate::admin::requester::Requester;
+use crate::admin::responses::{json, plain_text};
+use crate::invitations::subject::Subject;
+use crate::invitations::{EnrolError, SharedEnrolments};
+use tunnel_base::names::Target;
+
+/// The response to a request for an invitation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InvitationResponse {
+    /// The secret code, for the operator who sets up the machine.
+    pub code: String,
+    /// End of validity in seconds since 1970.
+    pub until: u64,
+    /// Host and port of the cloud, by its certificate.
+    pub cloud: String,
+    /// ID of the join key, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+}
+
+/// The JSON body of a request to create or revoke an invitation, at the admin socket of a server.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct InvitationRequest {
+    /// Whom to invite, or what to revoke: a [`Subject`].
+    subject: Option<String>,
+    /// Validity of the invitation.
+    seconds: Option<u64>,
+    /// Number of nodes that may use the join key.
+    uses: Option<u32>,
+    /// ID of the join key to revoke, instead of a subject.
+    key: Option<String>,
+    /// Whether to revoke the nodes that came by that key, too.
+    with_nodes: bool,
+}
+
+/// Returns the response to `POST /invitations`. `port` is the port to which edges link.
+pub(crate) async fn invite(
+    enrolment: Option<&Arc<SharedEnrolments>>,
+    port: u16,
+    request: Request<Incoming>,
+    requester: &Requester,
+) -> Response<Full<Bytes>> {
+    let (enrolment, invitee, wish) = match parse_request(enrolment, request, requester).await {
+        Ok(parsed) => parsed,
+        Err(refused) => return refused,
+    };
+    let (invitee, lasting) = match check_invitation(invitee, &wish) {
+        Ok(checked) => checked,
+        Err(why) => return plain_text(StatusCode::BAD_REQUEST, format!("{why}\n")),
+    };
+    match enrolment.invite(&invitee, wish.uses, lasting, &requester.to_string()).await {
+        Ok(made) => {
+            let until = made.until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+            let unknown = || format!("CLOUD:{port}");
+            let cloud = made.host.map_or_else(unknown, |host| Target { host, port }.to_string());
+            json(&InvitationResponse { code: made.code.to_string(), until, cloud, key: made.key })
+        }
+        Err(why) => enrolment_error(&why),
+    }
+}
+
+/// Returns whom to invite, and for how long.
+fn check_invitation(
+    invitee: Option<Subject>,
+    wish: &InvitationRequest,
+) -> Result<(Subject, Duration), String> {
+    let invitee = invitee.ok_or("subject: missing")?;
+    let max_seconds = match (&invitee, wish.uses) {
+        (Subject::Device(_), _) => return Err("subject: a device is named when it joins".into()),
+        (Subject::Nodes(_), Some(1..=MAX_USES)) => MAX_KEY_SECONDS,
+        (Subject::Nodes(_), _) => return Err(format!("uses: expected 1 to {MAX_USES}")),
+        (_, Some(_)) => return Err("uses: only a pattern of nodes has a number of uses".into()),
+        (_, None) => MAX_INVITATION_SECONDS,
+    };
+    let seconds = wish.seconds.filter(|seconds| (MIN_INVITATION_SECONDS..=max_seconds).contains(seconds));
+    let expected = || format!("seconds: expected {MIN_INVITATION_SECONDS} to {max_seconds}");
+    Ok((invitee, Duration::from_secs(seconds.ok_or_else(expected)?)))
+}
+
+/// Returns the response to `GET /invitations`: those that have joined or are invited.
+pub(crate) async fn list(enrolment: Option<&Arc<SharedEnrolments>>) -> Response<Full<Bytes>> {
+    let enrolment = match enrolment.ok_or_else(no_invitations) {
+        Ok(enrolment) => enrolment,
+        Err(refused) => return refused,
+    };
+    match enrolment.list().await {
+        Ok(all) => json(&all),
+        Err(why) => enrolment_error(&why),
+    }
+}
+
+/// Returns the response to `POST /revocations`.
+pub(crate) async fn revoke(
+    enrolment: Option<&Arc<SharedEnrolments>>,
+    request: Request<Incoming>,
+    requester: &Requester,
+) -> Response<Full<Bytes>> {
+    let (enrolment, subject, InvitationRequest { key, with_nodes, .. }) =
+        match parse_request(enrolment, request, requester).await {
+            Ok(parsed) => parsed,
+            Err(refused) => return refused,
+        };
+    let who = requester.to_string();
+    let (revoked, none) = match (key, subject) {
+        (Some(key), _) => {
+            let none = format!(
+                "no open join key has the ID {key}; tunnel invitations list prints the keys, and --with-nodes revokes \
+                 the nodes that came by a closed one\n"
+            );
+            (enrolment.end_key(&key, with_nodes, &who).await, none)
+        }
+        (None, None | Some(Subject::Nodes(_))) => {
+            return plain_text(
+                StatusCode::BAD_REQUEST,
+                "subject: expected a node or a user, or the key's ID\n",
+            );
+        }
+        (None, Some(subject)) => {
+            let none = format!(
+                "{subject} has not joined by an invitation, and has no open one; tunnel invitations list prints those \
+                 that have. A token of the token file is revoked there\n"
+            );
+            (enrolment.revoke(&subject, &who).await, none)
+        }
+    };
+    match revoked {
+        Ok(true) => plain_text(StatusCode::OK, "revoked\n"),
+        Ok(false) => plain_text(StatusCode::NOT_FOUND, none),
+        Err(why) => enrolment_error(&why),
+    }
+}
+
+async fn parse_request<'a>(
+    enrolment: Option<&'a Arc<SharedEnrolments>>,
+    request: Request<Incoming>,
+    requester: &Requester,
+) -> Result<(&'a Arc<SharedEnrolments>, Option<Subject>, InvitationRequest), Response<Full<Bytes>>> {
+    let enrolment = enrolment.ok_or_else(no_invitations)?;
+    let wish: InvitationRequest = read_json(request).await?;
+    let wrong = |why| plain_text(StatusCode::BAD_REQUEST, format!("subject: {why}\n"));
+    let subject = wish.subject.as_deref().map(str::parse::<Subject>).transpose().map_err(wrong)?;
+    let checked = requester.check_user(subject.as_ref().and_then(Subject::user));
+    checked.map_err(|why| plain_text(StatusCode::FORBIDDEN, why))?;
+    Ok((enrolment, subject, wish))
+}
+
+/// Reads the JSON body of a request.
+pub(crate) async fn read_json<T: DeserializeOwned>(
+    request: Request<Incoming>,
+) -> Result<T, Response<Full<Bytes>>> {
+    let body = Limited::new(request.into_body(), JSON_BODY_BYTES).collect();
+    let Ok(Ok(body)) = tokio::time::timeout(BODY_TIME, body).await else {
+        return Err(plain_text(StatusCode::BAD_REQUEST, "the body is missing or too long\n"));
+    };
+    serde_json::from_slice(&body.to_bytes())
+        .map_err(|why| plain_text(StatusCode::BAD_REQUEST, format!("{why}\n")))
+}
+
+fn no_invitations() -> Response<Full<Bytes>> {
+    let why =
+        "this server takes no invitations; set store in [server.invitations] of the config of each server\n";
+    plain_text(StatusCode::NOT_FOUND, why)
+}
+
+fn enrolment_error(why: &EnrolError) -> Response<Full<Bytes>> {
+    plain_text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"))
+}
+
+/// Validity of an invitation in seconds: one minute, enough to carry a line to another machine, to one week.
+pub(crate) const MIN_INVITATION_SECONDS: u64 = 60;
+pub(crate) const MAX_INVITATION_SECONDS: u64 = 7 * 24 * 3600;
+
+/// Longest validity of a join key in seconds, as it is part of an image: a year.
+pub(crate) const MAX_KEY_SECONDS: u64 = 365 * 24 * 3600;
+
+/// Maximum number of nodes that a join key admits, so that its record stays small.
+pub(crate) const MAX_USES: u32 = 10_000;
+
+/// Maximum length of a JSON body in bytes.
+const JSON_BODY_BYTES: usize = 1024;

@@ -1,0 +1,185 @@
+//! The requester, and whether it may see private data.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use http::HeaderMap;
+use http::header::HOST;
+
+use crate::admin::nodes::NodesResponse;
+use tunnel_base::names::{ClientName, NodeName, UserName};
+use tunnel_base::policy::{Rules, canonical_ip};
+use tunnel_net::tls::client_certificate::ClientCertificate;
+
+/// The sender of a request at an admin port; decides which paths it may use.
+#[derive(Debug, Clone)]
+pub enum Requester {
+    /// A client at this address, with the certificate that it has presented.
+    Address(IpAddr, Option<ClientCertificate>),
+    /// A user of this machine at the admin socket, by user id.
+    User(u32),
+    /// A user who has proved this name by a certificate or a password.
+    Person(String),
+    /// A user's program, over its link.
+    Linked(Arc<LinkedUser>),
+}
+
+/// The reason for a refusal, with a hint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AdminAccessError {
+    /// The client is not on this machine.
+    #[error("only available on this machine; connect to 127.0.0.1, or run `tunnel status` there")]
+    Elsewhere,
+    /// The name in Host may be one that a malicious page has made resolve to this address (DNS rebinding).
+    #[error("connect by IP address or as localhost, not by another name")]
+    Host,
+}
+
+/// The user whose program has sent a request over its link, with her rights at that moment.
+#[derive(Debug, Clone)]
+pub struct LinkedUser {
+    /// The user and her device, as the link has proved them.
+    pub client: ClientName,
+    /// Address of the device.
+    pub from: SocketAddr,
+    /// What users may reach.
+    pub rules: Rules,
+    /// Users who may send requests of operators.
+    pub admins: Vec<UserName>,
+}
+
+impl LinkedUser {
+    pub(super) fn is_admin(&self) -> bool {
+        self.admins.contains(&self.client.user)
+    }
+
+    /// Returns why she may not send a request of operators.
+    pub(super) fn refusal(&self) -> String {
+        format!(
+            "user {} is not in admins of [server.clients] of this server, and may only list nodes\n",
+            self.client.user
+        )
+    }
+
+    /// Returns true if a rule lets her reach the node at some port.
+    pub(super) fn may_reach(&self, node: &NodeName) -> bool {
+        self.rules.allow_node(Some(self.client.user.as_str()), self.from.ip(), node)
+    }
+
+    /// Returns the part of a list of nodes that she may see. It reveals nothing about other nodes.
+    pub(super) fn visible(&self, mut all: NodesResponse) -> NodesResponse {
+        let may_see = |name: &str| name.parse().is_ok_and(|node| self.may_reach(&node));
+        all.nodes.retain(|node| may_see(&node.name));
+        all.down.retain(|node| may_see(&node.name));
+        all.servers.iter_mut().for_each(|server| server.error = None);
+        all.count();
+        all
+    }
+}
+
+impl Requester {
+    /// Checks whether the requester may invite or revoke that user. The config makes admins, not the API: over a link, no
+    /// user gets or loses a device of an admin.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason for the refusal.
+    pub(crate) fn check_user(&self, user: Option<&UserName>) -> Result<(), String> {
+        match (self, user) {
+            (Self::Linked(linked), Some(user)) if linked.admins.contains(user) => Err(format!(
+                "user {user} is in admins of [server.clients]; invite or revoke her on a server's machine, where no link is used\n"
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns true if the requester is on this machine.
+    pub fn is_local(&self) -> bool {
+        match self {
+            Self::Address(ip, _) => canonical_ip(*ip).is_loopback(),
+            Self::User(_) => true,
+            Self::Person(_) | Self::Linked(_) => false,
+        }
+    }
+
+    /// Checks whether the requester may request paths that name nodes or change something. `private` paths, which show
+    /// nodes, sessions and clients, are only for this machine.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if access is denied.
+    pub(crate) fn check_access(&self, head: &HeaderMap, private: bool) -> Result<(), AdminAccessError> {
+        match self {
+            Self::User(_) | Self::Person(_) | Self::Linked(_) => Ok(()),
+            Self::Address(..) if private && !self.is_local() => Err(AdminAccessError::Elsewhere),
+            Self::Address(..) if is_plain_host(head) => Ok(()),
+            // HTTP/1.0 requests of scripts and load balancers may omit Host; browsers never do.
+            Self::Address(..) if !private && !head.contains_key(HOST) => Ok(()),
+            Self::Address(..) => Err(AdminAccessError::Host),
+        }
+    }
+}
+
+impl fmt::Display for Requester {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(ip, _) => ip.fmt(f),
+            Self::User(uid) => write!(f, "uid={uid}"),
+            Self::Person(name) => f.write_str(name),
+            Self::Linked(user) => user.client.fmt(f),
+        }
+    }
+}
+
+/// Returns true if the only Host is an address or `localhost`. A malicious page whose name resolves to 127.0.0.1 sends
+/// another.
+fn is_plain_host(head: &HeaderMap) -> bool {
+    let mut hosts = head.get_all(HOST).iter();
+    let (Some(Ok(host)), None) = (hosts.next().map(|host| host.to_str()), hosts.next()) else { return false };
+    let Ok(authority) = host.parse::<http::uri::Authority>() else { return false };
+    let name = authority.host().trim_start_matches('[').trim_end_matches(']');
+    !host.contains('@') && (name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(hosts: &[&str]) -> HeaderMap {
+        hosts.iter().map(|host| (HOST, host.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn private_pages_are_for_loopback_and_host_must_be_an_address_or_localhost() {
+        let (near, far) = (
+            Requester::Address("127.0.0.1".parse().unwrap(), None),
+            Requester::Address("10.0.0.1".parse().unwrap(), None),
+        );
+        for host in
+            ["127.0.0.1", "127.0.0.1:9010", "[::1]:9010", "localhost", "LocalHost:8080", "10.0.0.7:9010"]
+        {
+            assert_eq!(near.check_access(&head(&[host]), true), Ok(()), "{host}");
+            assert_eq!(far.check_access(&head(&[host]), true), Err(AdminAccessError::Elsewhere), "{host}");
+            assert_eq!(far.check_access(&head(&[host]), false), Ok(()), "{host}");
+        }
+        for host in [
+            "evil.example",
+            "127.0.0.1.evil.example:9010",
+            "localhost.evil.example",
+            "a@127.0.0.1",
+            "",
+            ":80",
+        ] {
+            assert_eq!(near.check_access(&head(&[host]), true), Err(AdminAccessError::Host), "{host}");
+            assert_eq!(far.check_access(&head(&[host]), false), Err(AdminAccessError::Host), "{host}");
+        }
+        assert_eq!(near.check_access(&head(&[]), true), Err(AdminAccessError::Host));
+        assert_eq!(near.check_access(&head(&[]), false), Ok(()), "HTTP/1.0 needs no Host");
+        assert_eq!(near.check_access(&head(&["localhost", "localhost"]), true), Err(AdminAccessError::Host));
+        assert_eq!(Requester::User(0).check_access(&head(&[]), true), Ok(()));
+        let mapped = Requester::Address("::ffff:127.0.0.1".parse().unwrap(), None);
+        assert!(mapped.is_local() && near.is_local() && !far.is_local());
+        assert_eq!((near.to_string(), Requester::User(7).to_string()), ("127.0.0.1".into(), "uid=7".into()));
+    }
+}

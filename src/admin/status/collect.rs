@@ -1,0 +1,273 @@
+//! Collects the [`Status`] of the process.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rustix::system::uname;
+use tokio::time::Instant;
+
+use crate::admin::readiness::DNS_CONDITION;
+use crate::admin::status::{
+    DisconnectedStatus, DropStatus, ErrorStatus, LinkStatus, PublisherStatus, SessionStatus, Status, Totals,
+};
+use crate::admin::{Admin, ProcessView};
+use crate::invitations::SharedEnrolments;
+use crate::registry::Finder;
+use crate::registry::Registry;
+use crate::registry::history::{LastError, UnlinkedNode};
+use crate::registry::links::LinkRole;
+use crate::registry::overview::Overview;
+use crate::registry::peers::PeerHandle;
+use crate::registry::peers::Peers;
+use crate::route::Uplinks;
+use crate::session_io::grants::{Grants, SessionSubject};
+use tunnel_base::names::{NodeName, ServerName};
+use tunnel_link::sender::LinkSender;
+use tunnel_link::table::SessionTable;
+use tunnel_link::table::session::view::SessionView;
+
+/// The parts of a server whose status is served.
+#[derive(Debug, Clone)]
+pub struct ServerView {
+    /// Registry of connected nodes.
+    pub registry: Arc<Registry>,
+    /// Table of sessions.
+    pub table: Arc<SessionTable>,
+    /// The name that this server announces, or its process if another server announces the same name.
+    pub name: Option<ServerName>,
+    /// The peers; `None` if this is the only server.
+    pub peers: Option<Arc<Peers>>,
+    /// Knows which nodes peers have.
+    pub finder: Arc<Finder>,
+    /// Kind of the record store, as a fixed word; `None` if nothing is published.
+    pub publishes: Option<&'static str>,
+    /// Enrolment by invitation; `None` if disabled.
+    pub enrolment: Option<Arc<SharedEnrolments>>,
+    /// Port to which edges link.
+    pub port: u16,
+    /// Grants of sessions, with which operators end them.
+    pub grants: Grants,
+}
+
+/// The parts of an edge whose status is served.
+#[derive(Debug, Clone)]
+pub struct EdgeView {
+    /// Links to servers.
+    pub uplinks: Arc<Uplinks>,
+    /// Table of sessions.
+    pub table: Arc<SessionTable>,
+    /// Grants of sessions, with which operators end them.
+    pub grants: Grants,
+}
+
+/// Converts times of this process to wall clock times. It is set once, so that a moment always has the same time.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    wall: SystemTime,
+    at: Instant,
+}
+
+impl Clock {
+    /// Creates a clock from the current time.
+    pub fn now() -> Self {
+        Self { wall: SystemTime::now(), at: Instant::now() }
+    }
+
+    /// Returns seconds since 1970, in whole milliseconds.
+    pub(crate) fn time(&self, at: Instant) -> f64 {
+        seconds(self.since_epoch(at))
+    }
+
+    /// Returns the time since 1970.
+    pub(crate) fn since_epoch(&self, at: Instant) -> Duration {
+        let wall = self.wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let after = at.checked_duration_since(self.at).map(|after| wall + after);
+        after.unwrap_or_else(|| wall.saturating_sub(self.at.duration_since(at)))
+    }
+}
+
+impl Admin {
+    /// Returns the current status.
+    pub fn status(&self) -> Status {
+        let table = match &self.side {
+            ProcessView::Cloud(server) => &server.table,
+            ProcessView::Edge(edge) => &edge.table,
+        };
+        let mut status = Status {
+            role: "edge".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            instance: format!("{:?}", table.instance()),
+            host: uname().nodename().to_string_lossy().into_owned(),
+            started_at: self.clock.time(self.clock.at),
+            now: self.clock.time(Instant::now()),
+            ready: self.readiness.check().is_ok(),
+            conditions: self.readiness.conditions(),
+            totals: Totals {
+                sessions: table.len(),
+                sessions_relayed: table.relayed().0,
+                bytes_to_target: self.metrics.bytes_to_target.get(),
+                bytes_to_client: self.metrics.bytes_to_client.get(),
+            },
+            refusals: self.metrics.refusals.last_hour().into_iter().map(|(why, n)| (why.into(), n)).collect(),
+            certificates: self.metrics.certificates.all(),
+            sessions: table.overview(MAX_SESSIONS).into_iter().map(|one| self.session(one)).collect(),
+            ..Status::default()
+        };
+        match &self.side {
+            ProcessView::Cloud(server) => self.add_server(server, &mut status),
+            ProcessView::Edge(EdgeView { uplinks, .. }) => {
+                status.node = Some(uplinks.node().to_string());
+                for link in uplinks.all().into_iter().rev() {
+                    let server = link.ends().and_then(|ends| ends.server_name.as_ref());
+                    let server = server.map_or_else(|| "server".to_owned(), ToString::to_string);
+                    status.links.push(self.link(server.clone(), &link));
+                    if let Some(interactive) = link.interactive() {
+                        let link = self.link(server, &interactive);
+                        status.links.push(LinkStatus { state: "interactive".into(), ..link });
+                    }
+                }
+            }
+        }
+        status
+    }
+
+    fn add_server(&self, server: &ServerView, status: &mut Status) {
+        status.role = "server".into();
+        let relayed = server.grants.relayed(MAX_SESSIONS.saturating_sub(status.sessions.len()));
+        let relayed = relayed.into_iter().filter_map(|one| self.relayed_session(&server.table, one));
+        status.sessions.extend(relayed);
+        let Overview { linked, disconnected, drops } = server.registry.overview(MAX_DISCONNECTED);
+        status.links = linked
+            .into_iter()
+            .map(|(node, role, linked, error)| {
+                let mut link = self.link(node.to_string(), &linked.sender);
+                match role {
+                    LinkRole::Primary => {}
+                    LinkRole::Previous => link.state = "previous".into(),
+                    LinkRole::Interactive => link.state = "interactive".into(),
+                    LinkRole::Retiring => link.state = "retiring".into(),
+                }
+                link.address = Some(linked.from.to_string());
+                link.error = error.map(|error| self.error(&error));
+                link
+            })
+            .collect();
+        status.disconnected =
+            disconnected.into_iter().map(|unlinked| self.disconnected(server, unlinked)).collect();
+        let drop = |(node, error): (NodeName, LastError)| DropStatus {
+            name: node.to_string(),
+            time: self.clock.time(error.at),
+            reason: error.why.to_string(),
+        };
+        status.drops = drops.into_iter().map(drop).collect();
+        let peers: Vec<_> = server.peers.iter().flat_map(|peers| peers.all()).collect();
+        let mut names = server.names(&peers).into_iter();
+        status.name = names.next();
+        status.peers = names.zip(&peers).map(|(name, peer)| self.peer(name, peer)).collect();
+        status.publisher = server.publishes.map(|store| PublisherStatus {
+            store: store.into(),
+            records: self.metrics.dns_records.get(),
+            failures: self.metrics.dns_publish_failures.get(),
+            error: self.readiness.trouble(DNS_CONDITION),
+        });
+    }
+
+    fn peer(&self, name: String, server: &PeerHandle) -> LinkStatus {
+        let error = server.last_error().map(|why| ErrorStatus { time: None, text: why.to_string() });
+        match server.up() {
+            Some(link) => LinkStatus { error, ..self.link(name, &link) },
+            None => LinkStatus { name, state: "not_linked".into(), error, ..LinkStatus::default() },
+        }
+    }
+
+    fn link(&self, name: String, link: &LinkSender) -> LinkStatus {
+        let (ends, traffic) = (link.ends(), link.traffic());
+        LinkStatus {
+            name,
+            state: if link.is_drained() { "draining" } else { "linked" }.into(),
+            link: Some(link.id.0),
+            address: ends.and_then(|ends| ends.remote).map(|at| at.to_string()),
+            instance: link.instance.map(|process| format!("{process:?}")),
+            version: ends.and_then(|ends| ends.version.as_deref()).map(str::to_owned),
+            dialect: Some(link.dialect_name().to_owned()),
+            since: Some(self.clock.time(link.created_at())),
+            rtt_seconds: link.measured_round_trip().map(|trip| trip.as_secs_f64()),
+            sessions: link.sessions(),
+            sent_bytes: traffic.sent_bytes,
+            received_bytes: traffic.received_bytes,
+            error: None,
+        }
+    }
+
+    fn session(&self, view: SessionView) -> SessionStatus {
+        let (target, client) = view.opened_for.unzip();
+        // As in the Open frame: USER@ADDRESS, or the address. An address has no @.
+        let (user, client) = match client.as_deref().map(|text| text.rsplit_once('@')) {
+            Some(Some((user, address))) => (Some(user.to_owned()), Some(address.to_owned())),
+            _ => (None, client),
+        };
+        SessionStatus {
+            id: view.id.to_string(),
+            node: view.node.to_string(),
+            target: target.map(|target| target.to_string()),
+            client,
+            user,
+            listener: view.listener.map(str::to_owned),
+            state: view.phase.into(),
+            link: view.link.map(|link| link.0),
+            since: self.clock.time(view.started),
+            resume_count: view.resumed,
+            sent_bytes: view.sent_bytes,
+            received_bytes: view.received_bytes,
+        }
+    }
+
+    /// Returns the status of a session that this server relays for a user, or `None` if it has no path now.
+    fn relayed_session(&self, table: &SessionTable, subject: SessionSubject) -> Option<SessionStatus> {
+        let (id, relayed) = (subject.id?, subject.relayed?);
+        let (to_acceptor, to_opener) = table.relays.traffic(id)?;
+        Some(SessionStatus {
+            id: id.to_string(),
+            node: subject.node?.to_string(),
+            target: relayed.target.map(|target| target.to_string()),
+            client: Some(relayed.client),
+            user: subject.user.map(Into::into),
+            listener: Some(relayed.listener.to_owned()),
+            state: "relayed".into(),
+            link: None,
+            since: self.clock.time(relayed.started),
+            resume_count: relayed.resumed,
+            sent_bytes: to_acceptor,
+            received_bytes: to_opener,
+        })
+    }
+
+    /// Returns the status of a node without a link here.
+    pub(crate) fn disconnected(&self, server: &ServerView, unlinked: UnlinkedNode) -> DisconnectedStatus {
+        let UnlinkedNode { node, at, error, was_linked } = unlinked;
+        let state = match was_linked {
+            _ if server.finder.knows(&node) => "moved",
+            true => "down",
+            false => "refused",
+        };
+        DisconnectedStatus {
+            name: node.to_string(),
+            time: self.clock.time(at),
+            state: state.into(),
+            error: error.map(|error| self.error(&error)),
+        }
+    }
+
+    fn error(&self, error: &LastError) -> ErrorStatus {
+        ErrorStatus { time: Some(self.clock.time(error.at)), text: error.why.to_string() }
+    }
+}
+
+pub(super) fn seconds(time: Duration) -> f64 {
+    time.as_millis() as f64 / 1000.0
+}
+
+/// Maximum number of sessions in the status.
+const MAX_SESSIONS: usize = 1000;
+/// Maximum number of disconnected nodes in the status.
+const MAX_DISCONNECTED: usize = 100;

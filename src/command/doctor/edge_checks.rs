@@ -1,0 +1,227 @@
+//! Checks of an edge: connection to the servers, mutual authentication, and targets.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::net::TcpStream;
+use tokio::time::sleep;
+
+use crate::acceptor::target_dialer::{DialerRole, TargetDialer};
+use crate::command::doctor::handshakes::handshakes;
+use crate::command::doctor::{
+    AdminAddress, DoctorArgs, Findings, TIMEOUT, add_conditions, admin_address, fetch_page, not_running,
+};
+use crate::config::edge::ServerAddress;
+use crate::edge::config::EdgeConfig;
+use crate::uplink::link_dialer::messages::connection_hint;
+use tunnel_base::names::{Host, Target};
+use tunnel_net::dial::dial;
+use tunnel_net::http_proxy::HttpProxyClient;
+use tunnel_net::interfaces::LocalAddresses;
+use tunnel_net::resolver::Resolver;
+use tunnel_proto::frame::ErrorCode;
+
+pub(super) async fn check_edge(
+    settings: &EdgeConfig,
+    args: &DoctorArgs,
+    ports: &[(String, SocketAddr)],
+    found: &mut Findings,
+) {
+    let client = &settings.uplink;
+    let admin = admin_address(&client.ports, &settings.admin).await;
+    let linked = check_running_edge(&admin, client.token_file.as_deref(), ports, found).await;
+    let resolver = match Resolver::system() {
+        Ok(resolver) => resolver,
+        Err(why) => return found.add_error("dns", why.to_string(), "", "fix /etc/resolv.conf"),
+    };
+    let url = client.https_proxy.as_ref().map(|url| url.reveal()).unwrap_or_default();
+    let proxy = match HttpProxyClient::new(url, client.no_proxy.as_deref().unwrap_or_default()) {
+        Ok(proxy) => proxy,
+        Err(why) => return found.add_error("proxy", why.to_string(), "", "correct HTTPS_PROXY, or unset it"),
+    };
+    for server in &client.server_addresses().collect::<Vec<_>>() {
+        let proxy = proxy.as_ref().filter(|proxy| proxy.applies_to(&server.at));
+        let Some(socket) = reach(server, proxy, &resolver, found).await else { continue };
+        handshakes(settings, server, socket, proxy, linked, found).await;
+    }
+    let dialer = TargetDialer {
+        place: DialerRole::Node(client.node.clone()),
+        own: LocalAddresses::of_interfaces(settings.own.clone()),
+        targets: Arc::new(ArcSwap::from_pointee(settings.allow.targets.clone())),
+        resolver,
+    };
+    for target in &args.target {
+        match dialer.dial(target, TIMEOUT).await {
+            Ok(_) => found.add_ok("target", format!("{target} accepts connections")),
+            Err(why) => {
+                let (expectation, hint) = target_remedy(why.refusal.code);
+                found.add_error("target", why.refusal.reason, expectation, hint);
+            }
+        }
+    }
+}
+
+/// Returns what was expected of a target that was not dialled because of this error, and a hint.
+pub(super) fn target_remedy(code: ErrorCode) -> (&'static str, &'static str) {
+    match code {
+        ErrorCode::NotAllowed => (
+            "a target that the edge may dial",
+            "add it to targets in [edge.allow], and keep the entries of the list",
+        ),
+        ErrorCode::TargetTimeout => {
+            ("a target that answers", "check its address, and that no firewall drops connections to it")
+        }
+        _ => ("a target that accepts connections", "start the service, and check its address and port"),
+    }
+}
+
+/// Checks that the edge on this machine runs. Returns true if it is connected.
+async fn check_running_edge(
+    at: &AdminAddress,
+    token_file: Option<&Path>,
+    ports: &[(String, SocketAddr)],
+    found: &mut Findings,
+) -> bool {
+    let status = match fetch_page(at, "/edge/healthz").await {
+        Ok((status, _)) => status,
+        Err(why) => {
+            not_running("edge", at, &why, ports, found);
+            return false;
+        }
+    };
+    if let (200, Some(file)) = (status, token_file) {
+        wait_until_tried(file).await;
+    }
+    let (ready, body) = fetch_page(at, "/readyz").await.unwrap_or_default();
+    add_conditions("edge", &body, found);
+    // A link to a server that stops has only its earlier sessions.
+    if status == 200 && ready == 200 {
+        found.add_ok("link", "the edge on this machine runs and is connected");
+    }
+    status == 200
+}
+
+/// Waits until a connected edge has tried the tokens of a file that has just changed. Only the edge can try them: for
+/// the servers, this command is another process with the name of its node.
+async fn wait_until_tried(file: &Path) {
+    let changed = std::fs::metadata(file).and_then(|found| found.modified());
+    let age = changed.map_or(TOKEN_TRIED_WITHIN, |at| at.elapsed().unwrap_or_default());
+    sleep(TOKEN_TRIED_WITHIN.saturating_sub(age)).await;
+}
+
+/// Time in which an edge reads a changed token file and dials with it.
+const TOKEN_TRIED_WITHIN: Duration = Duration::from_secs(10);
+
+/// Connects to a server's address.
+async fn reach(
+    server: &ServerAddress,
+    proxy: Option<&HttpProxyClient>,
+    resolver: &Resolver,
+    found: &mut Findings,
+) -> Option<TcpStream> {
+    let Some(proxy) = proxy else {
+        let addresses = resolve(&server.at, "edge.uplink.servers", resolver, found).await?;
+        return match dial(&server.at.host, &addresses, TIMEOUT).await {
+            Ok(socket) => {
+                found.add_ok("port", format!("{} accepts connections", server.at));
+                Some(socket)
+            }
+            Err(why) => {
+                let hint = connection_hint(why.first());
+                found.add_error("port", why.to_string(), "a server that listens there", hint);
+                None
+            }
+        };
+    };
+    let addresses = resolve(proxy.at(), "HTTPS_PROXY", resolver, found).await?;
+    match proxy.connect(&addresses, &server.at, TIMEOUT).await {
+        Ok(socket) => {
+            found.add_ok("proxy", format!("{} is reached through {} (HTTPS_PROXY)", server.at, proxy.at()));
+            Some(socket)
+        }
+        Err(why) => {
+            let hint = "add the server's host to NO_PROXY if it is reachable without the proxy, or correct HTTPS_PROXY";
+            found.add_error("proxy", why.to_string(), "a proxy that connects to the server", hint);
+            None
+        }
+    }
+}
+
+async fn resolve(
+    at: &Target,
+    key: &str,
+    resolver: &Resolver,
+    found: &mut Findings,
+) -> Option<Vec<SocketAddr>> {
+    let addresses = match &at.host {
+        Host::Ip(ip) => vec![*ip],
+        Host::Name(name) => match resolver.lookup(name).await {
+            Ok(addresses) => {
+                let shown: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+                found.add_ok("dns", format!("{name} resolves to {}", shown.join(", ")));
+                addresses
+            }
+            Err(why) => {
+                let hint = format!("check {key}, and the DNS servers of this machine");
+                found.add_error("dns", format!("{name}: {why}"), "an address", &hint);
+                return None;
+            }
+        },
+    };
+    Some(addresses.into_iter().map(|ip| SocketAddr::new(ip, at.port)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doctor_fails_only_for_conditions_that_need_action_now() {
+        let mut found = Findings::default();
+        let key = "edge.uplink.ca (/etc/tunnel/certs/ca.crt)";
+        let body = format!(
+            "ok\ncertificates: {key} expires in 10 days, on 2026-12-06; replace the file\nfiles: token is empty\n"
+        );
+        add_conditions("edge", &body, &mut found);
+        assert!(found.is_well() && found.0.len() == 2, "{found:?}");
+        for (line, check) in [
+            (format!("certificates: {key} expired on 2026-11-01; replace the file"), "certificate dates"),
+            ("token: no link with the changed token".to_owned(), "token"),
+            ("link: no server answers; reconnecting".to_owned(), "edge"),
+            ("node_name: two machines".to_owned(), "name"),
+        ] {
+            let mut found = Findings::default();
+            add_conditions("edge", &line, &mut found);
+            assert!(!found.is_well() && found.0[0].check == check, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn doctor_gives_different_remedies_for_forbidden_refused_and_silent_targets() {
+        let codes = [ErrorCode::NotAllowed, ErrorCode::TargetUnreachable, ErrorCode::TargetTimeout];
+        let [forbidden, refused, silent] = codes.map(|code| target_remedy(code).1);
+        assert!(forbidden.contains("[edge.allow]") && refused.contains("start the service"));
+        assert!(silent.contains("firewall") && !refused.contains("edge.allow"));
+    }
+
+    #[test]
+    fn doctor_prints_findings_with_expectation_and_hint() {
+        let mut found = Findings::default();
+        found.add_ok("config", "fine");
+        assert!(found.is_well());
+        found.add_error("token", "invalid token", "the cloud's", "compare them");
+        assert!(!found.is_well());
+        let text = found.text();
+        for part in
+            ["ok   config", "FAIL token", "expected the cloud's", "hint compare them", "2 checks, 1 failed"]
+        {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let json: serde_json::Value = serde_json::from_str(&found.json()).unwrap();
+        assert_eq!((&json[1]["status"], &json[1]["check"]), (&"error".into(), &"token".into()));
+        assert!(json[0].get("hint").is_none());
+    }
+}

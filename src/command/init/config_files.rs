@@ -1,0 +1,174 @@
+//! The config files, and the closing message.
+
+use std::fmt::Write as _;
+
+use crate::command::init::{APISERVER, EGRESS_PORT, GRPC_PORT, InitArgs, edge_folder, tls_note};
+use crate::command::shell_word;
+use tunnel_base::names::{Host, NodeName, Target};
+
+/// Writes the TOML config of a server for `tunnel init`.
+pub(crate) struct ServerConfigText<'a> {
+    /// The clients of the egress port; without clients there is no such port.
+    pub(crate) clients: &'a [String],
+}
+
+/// Writes the TOML config of an edge.
+pub(crate) struct EdgeConfigText<'a> {
+    pub(crate) node: &'a NodeName,
+    /// Host and port of the server.
+    pub(crate) server: &'a str,
+    /// The name in its certificate, if different.
+    pub(crate) dns: Option<&'a Host>,
+    /// Whether it has a certificate for its kubelet.
+    pub(crate) has_kubelet: bool,
+}
+
+impl ServerConfigText<'_> {
+    /// Returns the config with its files in that folder.
+    pub(crate) fn at(&self, dir: &str) -> String {
+        // A service may not write below /etc.
+        let enrolled = if dir.starts_with("/etc/") { STATE_DIR } else { dir };
+        let mut text = format!(
+            r#"# Config of a server: tunnel server -c {dir}/server.toml
+# Written by `tunnel init`; docs/reference/server.toml describes every key.
+
+[server.links]
+listen = "[::]:{GRPC_PORT}"
+cert = "{dir}/certs/server.crt"
+key = "{dir}/certs/server.key"
+peer_ca = "{dir}/certs/ca.crt"
+token_file = "{dir}/token/token"
+
+# HTTP CONNECT, for this machine only. For other machines, set another address, cert and key, and allow_from or auth.
+[server.connect]
+listen = "127.0.0.1:2222"
+
+# Nodes that join with `tunnel invite` and `tunnel join`. Without an open invitation no machine can join.
+[server.invitations]
+store = "file"
+file = "{enrolled}/enrolled"
+"#
+        );
+        if !self.clients.is_empty() {
+            let names: Vec<_> = self.clients.iter().map(|name| format!("\"{name}\"")).collect();
+            let names = names.join(", ");
+            // Writing to a String cannot fail.
+            let _ = write!(
+                text,
+                r#"
+# HTTP CONNECT over TLS, for these certificates only.
+[server.egress]
+listen = "[::]:{EGRESS_PORT}"
+cert = "{dir}/certs/server.crt"
+key = "{dir}/certs/server.key"
+client_ca = "{dir}/certs/ca.crt"
+names = [{names}]
+"#
+            );
+        }
+        text
+    }
+}
+
+impl EdgeConfigText<'_> {
+    /// Returns the config with its files in that folder.
+    pub(crate) fn at(&self, dir: &str) -> String {
+        let Self { node, server, dns, has_kubelet } = self;
+        let dns = dns.map_or_else(String::new, |dns| format!("tls_server_name = \"{dns}\"\n"));
+        let mut text = format!(
+            r#"# Config of the edge of {node}: tunnel edge -c {dir}/edge.toml
+# Written for this node only; docs/reference/edge.toml describes every key.
+
+[edge.uplink]
+node = "{node}"
+token_file = "{dir}/token/token"
+ca = "{dir}/certs/ca.crt"
+servers = ["{server}"]
+{dns}
+# Clients can reach services of this machine only.
+[edge.allow]
+targets = ["127.0.0.0/8:*", "[::1]:*", "self:*"]
+"#
+        );
+        if *has_kubelet {
+            let _ = write!(
+                text,
+                r#"
+# The client certificate for this node's kubelet.
+[edge.target_tls]
+cert = "{dir}/certs/apiserver-kubelet-client.crt"
+key = "{dir}/certs/apiserver-kubelet-client.key"
+"#
+            );
+        }
+        text
+    }
+}
+
+/// The directory that the packaged units allow the program to write.
+const STATE_DIR: &str = "/var/lib/tunnel";
+
+/// Returns the file for kube-apiserver's --egress-selector-config-file.
+pub(crate) fn egress_selector(server: &Host) -> String {
+    let server = Target { host: server.clone(), port: EGRESS_PORT };
+    format!(
+        r"# For kube-apiserver's --egress-selector-config-file. Paths are those in kube-apiserver's file system.
+apiVersion: apiserver.k8s.io/v1beta1
+kind: EgressSelectorConfiguration
+egressSelections:
+- name: cluster
+  connection:
+    proxyProtocol: HTTPConnect
+    transport:
+      tcp:
+        url: https://{server}
+        tlsConfig:
+          caBundle: /etc/kubernetes/tunnel/ca.crt
+          clientCert: /etc/kubernetes/tunnel/client.crt
+          clientKey: /etc/kubernetes/tunnel/client.key
+"
+    )
+}
+
+/// Returns what was made, where it belongs, and what to do next.
+pub(crate) fn summary(args: &InitArgs, clients: &[String], is_new: bool, to: &str) -> String {
+    let dir = args.dir.display();
+    let mut text = format!("created in {dir}, for this user only:\n");
+    let mut line = |name: &str, what: &str| {
+        let _ = writeln!(text, "  {name:<30}  {what}");
+    };
+    if is_new {
+        line("ca.crt, ca.key", "the CA; ca.key stays here, do not copy it to other machines");
+    }
+    line("server/", &format!("becomes {to} on the machine of each server"));
+    for node in &args.nodes {
+        line(&format!("{}/", edge_folder(node)), &format!("becomes {to} on {node}"));
+    }
+    for (client, folder) in args.clients.iter().zip(clients) {
+        let what = if client == APISERVER {
+            "becomes /etc/kubernetes/tunnel on kube-apiserver's machine".to_owned()
+        } else {
+            format!("for {client}: certificate and key for the egress port")
+        };
+        line(&format!("{folder}/"), &what);
+    }
+    let (from, config) = (shell_word(&format!("{dir}/server")), shell_word(&format!("{to}/server.toml")));
+    let place = shell_word(to);
+    // Writing to a String cannot fail.
+    let _ = write!(
+        text,
+        "next, on the machine of a server:\n  cp -rpT {from} {place}\n  tunnel server -c {config}\n\
+         then, for each node, on the server's machine:\n  \
+         tunnel invite --node NODE    (prints the command that NODE runs, also behind NAT)\n"
+    );
+    if let Some(node) = args.nodes.first() {
+        let _ = write!(
+            text,
+            "or, for {node}, copy edge-{node} by any way to {to} there, and run:\n  tunnel edge -c {}\n",
+            shell_word(&format!("{to}/edge.toml"))
+        );
+    }
+    let node = args.nodes.first().map_or("NODE", NodeName::as_str);
+    let _ = write!(text, "and on the server's machine:\n  tunnel nodes\n  tunnel ssh root@{node}\n");
+    text + &args.nodes.iter().map(tls_note).collect::<String>()
+}

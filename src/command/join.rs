@@ -1,0 +1,220 @@
+//! Joining: makes this machine a node of a cloud that has invited it, or a device of a user.
+
+mod requests;
+mod user;
+
+use std::convert::Infallible;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use rustix::system::uname;
+
+use crate::command::init::config_files::EdgeConfigText;
+use crate::command::init::{checked, folder_on_machine, host_of_server, random_token, tls_note};
+use crate::command::join::requests::JoinClient;
+use crate::command::output_dir::OutputDir;
+use crate::command::service::{self, Unit};
+use crate::command::{CommandError, Role};
+use crate::config::Environment;
+use crate::edge::Edge;
+use crate::edge::config::EdgeConfig;
+use crate::invitations::code::InvitationCode;
+use crate::invitations::subject::Subject;
+use tunnel_base::files;
+use tunnel_base::names::{ClientName, DeviceName, Host, NodeName, Target};
+
+/// Arguments of `tunnel join`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct JoinArgs {
+    /// Address of the servers, as edges dial it.
+    #[arg(value_name = "SERVER:PORT")]
+    pub server: Target,
+    /// File with the invitation or join key that `tunnel invite` printed, or - for stdin. It names the node that this
+    /// machine becomes, a pattern of nodes, or its user.
+    #[arg(long, value_name = "FILE")]
+    pub invitation: InvitationSource,
+    /// The machine becomes a device of the invited user, and is no node. Writes ~/.config/tunnel/client.toml.
+    #[arg(long)]
+    pub user: bool,
+    /// Name of the user's device. Default: the host's name.
+    #[arg(long, value_name = "NAME", requires = "user")]
+    pub device: Option<DeviceName>,
+    /// Name of the node, if the invitation is a join key for several. Default: NODE_NAME of the environment, or the
+    /// host's name.
+    #[arg(long, value_name = "NAME", conflicts_with = "user")]
+    pub node: Option<NodeName>,
+    /// Name in the server's certificate, if it differs from the dialled name.
+    #[arg(long, value_name = "NAME", value_parser = host_of_server)]
+    pub tls_server_name: Option<Host>,
+    /// Folder for config, CA and token; its existing contents are kept.
+    #[arg(long, value_name = "DIR", default_value = "/etc/tunnel", conflicts_with = "user")]
+    pub install_dir: PathBuf,
+}
+
+/// Where `tunnel join` finds the invitation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum InvitationSource {
+    /// In the command line. Not documented, because other users of the machine can read it there.
+    Argument(InvitationCode),
+    /// On stdin.
+    Stdin,
+    /// In a file.
+    File(PathBuf),
+}
+
+impl FromStr for InvitationSource {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(match (text, text.parse()) {
+            ("-", _) => Self::Stdin,
+            (_, Ok(code)) => Self::Argument(code),
+            (_, Err(_)) => Self::File(text.into()),
+        })
+    }
+}
+
+impl InvitationSource {
+    /// Reads the invitation. Blocks on the file or on stdin.
+    fn read(&self, stdin: impl Read) -> Result<InvitationCode, CommandError> {
+        let (name, text) = match self {
+            Self::Argument(code) => return Ok(code.clone()),
+            Self::Stdin => ("stdin".to_owned(), read_text(stdin)),
+            Self::File(path) => (path.display().to_string(), std::fs::File::open(path).and_then(read_text)),
+        };
+        let text = text.map_err(|cause| {
+            CommandError::usage(format!(
+                "--invitation: cannot read {name}: {cause}; name a file with the invitation, or - for stdin"
+            ))
+        })?;
+        text.parse().map_err(|error| CommandError::usage(format!("--invitation: {name}: {error}")))
+    }
+}
+
+/// Reads at most [`MAX_INVITATION`] bytes.
+fn read_text(from: impl Read) -> std::io::Result<String> {
+    let mut content = Vec::new();
+    from.take(MAX_INVITATION).read_to_end(&mut content)?;
+    files::text(content)
+}
+
+/// Longer than any invitation.
+const MAX_INVITATION: u64 = 4096;
+
+/// Joins as a node or as a user's device, and writes the files that it needs. `variable` returns environment variables by
+/// name. Returns what was written and what to do next, as lines for the terminal. An attempt that may have been granted
+/// is continued by running it again.
+///
+/// # Errors
+///
+/// Returns an error if the invitation is not valid, no server is reachable, or a file cannot be written.
+pub async fn run(
+    args: &JoinArgs,
+    variable: impl Fn(&str) -> Option<String>,
+    stdin: impl Read,
+) -> Result<String, CommandError> {
+    let code = args.invitation.read(stdin)?;
+    match (code.invitee(), args.user) {
+        (Subject::User(user), true) => user::join(args, &code, user, variable).await,
+        (invitee @ (Subject::Node(_) | Subject::Nodes(_)), false) => {
+            let env = Environment::read(variable);
+            join_node(args, &code, &node_of_this_machine(invitee, args.node.as_ref(), &env)?, &env).await
+        }
+        (node @ (Subject::Node(_) | Subject::Nodes(_)), true) => Err(CommandError::usage(format!(
+            "--user: the invitation is for node {node}; leave --user out, or ask for `tunnel invite --user`"
+        ))),
+        (Subject::User(user) | Subject::Device(ClientName { user, .. }), _) => {
+            Err(CommandError::usage(format!(
+                "--invitation: it is for user {user}, whose device is no node; set --user, or ask for `tunnel invite --node`"
+            )))
+        }
+    }
+}
+
+/// Returns the name of the node that this machine becomes.
+fn node_of_this_machine(
+    invitee: &Subject,
+    named: Option<&NodeName>,
+    env: &Environment,
+) -> Result<NodeName, CommandError> {
+    let (from, node) = match (named, invitee, env.node_name.as_deref().filter(|name| !name.is_empty())) {
+        (Some(node), ..) => ("--node", node.clone()),
+        (None, Subject::Node(node), _) => return Ok(node.clone()),
+        (None, _, name) => {
+            let from = if name.is_some() { "NODE_NAME" } else { "the host's name" };
+            let node = name.map_or_else(|| uname().nodename().to_string_lossy().parse(), str::parse);
+            (from, node.map_err(|why| CommandError::usage(format!("{from}: {why}; set --node")))?)
+        }
+    };
+    if invitee.admits(&Subject::Node(node.clone())) {
+        return Ok(node);
+    }
+    Err(CommandError::usage(format!(
+        "{from}: {node} does not match the invitation, which is for {invitee}; set --node, or ask for another invitation"
+    )))
+}
+
+async fn join_node(
+    args: &JoinArgs,
+    code: &InvitationCode,
+    node: &NodeName,
+    env: &Environment,
+) -> Result<String, CommandError> {
+    let to = folder_on_machine("--install-dir", &args.install_dir)?;
+    // The package's unit is used where it is installed; another unit would shadow it.
+    let unit = service::packaged(Role::Edge).is_none().then_some(UNIT);
+    let new_unit = unit.map(|_| new_unit(&args.install_dir)).transpose()?.flatten();
+    let entries = ENTRIES.into_iter().chain(new_unit.as_ref().and(unit)).map(str::to_owned);
+    // Local steps that can fail come first, because an invitation can be used only once.
+    let folder = OutputDir::resume(&args.install_dir, entries)?;
+    let token = folder.write_once(TOKEN_FILE, &format!("{}\n", random_token()))?;
+    let (server, dns) = (args.server.to_string(), args.tls_server_name.as_ref());
+    let text = EdgeConfigText { node, server: &server, dns, has_kubelet: false };
+    folder.rewrite("edge.toml", &text.at(to))?;
+    if let Some(text) = new_unit {
+        folder.rewrite(UNIT, &text)?;
+    }
+    let join_client = JoinClient::new(args, code, node.to_string(), token.trim(), folder, CA_FILE, env)?;
+    join_client
+        .join(|folder| {
+            let here = folder.to_string_lossy().into_owned();
+            checked("edge.toml", EdgeConfig::read(&text.at(&here), &Environment::default()), Edge::validate)
+        })
+        .await?;
+    let (more, start) = match unit {
+        // systemctl links no file where `tunnel service install` has written one.
+        Some(unit) if Path::new(service::UNIT_DIR).join(unit).exists() => {
+            (format!(", {unit}"), unit.to_owned())
+        }
+        Some(unit) => (format!(", {unit}"), format!("{to}/{unit}")),
+        None => (String::new(), UNIT.to_owned()),
+    };
+    Ok(format!(
+        "{node} has joined; in {to}, for this user only: edge.toml, certs/ca.crt, token/token{more}\nnext, here:\n  tunnel edge -c {to}/edge.toml\n\
+         or, to let systemd start it now and at every boot:\n{readable}  systemctl enable --now {start}\n{note}",
+        readable = service::make_readable(&args.install_dir),
+        note = tls_note(node),
+    ))
+}
+
+/// Returns the text of the unit, or `None` if it is in the folder since an earlier join. systemd may use that file.
+fn new_unit(dir: &Path) -> Result<Option<String>, CommandError> {
+    let text = Unit::of_this_machine(Role::Edge).text(&dir.join("edge.toml"))?;
+    let path = dir.join(UNIT);
+    match std::fs::read_to_string(&path) {
+        Ok(before) if before == text => Ok(None),
+        Ok(_) => Err(CommandError::cannot_write(format!(
+            "{} is there already and differs from the unit that join would write; move it away and join again",
+            path.display()
+        ))),
+        // The folder reports a file that cannot be read as one that is there already.
+        Err(_) => Ok(Some(text)),
+    }
+}
+
+/// The future contents of the folder.
+const ENTRIES: [&str; 3] = ["edge.toml", "certs", "token"];
+const TOKEN_FILE: &str = "token/token";
+const CA_FILE: &str = "certs/ca.crt";
+const UNIT: &str = service::unit_name(Role::Edge);

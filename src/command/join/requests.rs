@@ -1,0 +1,272 @@
+//! The requests to the servers of a cloud, one server after the other until one responds.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use rand::seq::SliceRandom as _;
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use crate::command::CommandError;
+use crate::command::join::JoinArgs;
+use crate::command::output_dir::OutputDir;
+use crate::config::Environment;
+use crate::invitations::ServerCa;
+use crate::invitations::code::InvitationCode;
+use tunnel_base::names::{Host, Target};
+use tunnel_link::grpc::enrol::{EnrolCallError, EnrolMethod, JoinParams, call_enrol};
+use tunnel_net::dial::dial;
+use tunnel_net::http_proxy::HttpProxyClient;
+use tunnel_net::resolver::Resolver;
+use tunnel_net::tls::error::HandshakeError;
+use tunnel_net::tls::{TlsClientConfig, Trust, server_name};
+
+/// The request to join, and how to reach the servers.
+pub(super) struct JoinClient<'a> {
+    args: &'a JoinArgs,
+    code: &'a InvitationCode,
+    joining: JoinParams,
+    /// The name in the servers' certificate.
+    name: ServerName<'static>,
+    folder: OutputDir,
+    /// The path of the CA's file within the folder.
+    ca_file: &'static str,
+    proxy: Option<HttpProxyClient>,
+    resolver: Resolver,
+}
+
+/// The error if no server granted the request.
+struct JoinError {
+    failure: CommandError,
+    /// Whether it is certain that no server granted it.
+    is_final: bool,
+}
+
+/// The error of an attempt at one server.
+enum JoinAttemptError {
+    /// The server refused.
+    Refused(String),
+    /// The server belongs to another cloud, or its certificate has another name. Nothing was revealed to it.
+    Foreign(String),
+    /// The server did not respond; `sent` is true if the invitation was sent.
+    Unanswered { text: String, sent: bool },
+    /// A local error.
+    Here(CommandError),
+}
+
+impl<'a> JoinClient<'a> {
+    /// `name` is the node's name, or `USER/DEVICE`.
+    pub(crate) fn new(
+        args: &'a JoinArgs,
+        code: &'a InvitationCode,
+        name: String,
+        token: &str,
+        folder: OutputDir,
+        ca_file: &'static str,
+        env: &Environment,
+    ) -> Result<Self, CommandError> {
+        let joining = JoinParams { secret: code.secret(), name, token: token.to_owned() };
+        let name = args.tls_server_name.as_ref().unwrap_or(&args.server.host).to_string();
+        let proxy = env.https_proxy.as_ref().map(|url| {
+            HttpProxyClient::new(url.reveal(), env.no_proxy.as_deref().unwrap_or_default())
+                .map_err(|cause| CommandError::unusable(format!("HTTPS_PROXY: {cause}")))
+        });
+        Ok(Self {
+            args,
+            code,
+            joining,
+            name: server_name(&name).map_err(|cause| CommandError::usage(cause.to_string()))?,
+            folder,
+            ca_file,
+            proxy: proxy.transpose()?.flatten(),
+            resolver: Resolver::system().map_err(|cause| CommandError::unavailable(cause.to_string()))?,
+        })
+    }
+
+    /// Joins, checks the files in the folder that `check` is given, and moves them to their final place. An attempt that
+    /// may have been granted keeps them: the next one uses the same token.
+    pub(crate) async fn join(
+        self,
+        check: impl FnOnce(&Path) -> Result<(), CommandError>,
+    ) -> Result<(), CommandError> {
+        let asked = self.ask().await;
+        let Self { folder, ca_file, .. } = self;
+        let written = asked.and_then(|authority| {
+            let written = folder.rewrite(ca_file, &authority).and_then(|()| check(&folder.unfinished()));
+            written.map_err(|failure| JoinError { failure, is_final: false })
+        });
+        match written {
+            Ok(()) => folder.finish(),
+            Err(JoinError { failure, is_final }) => {
+                if !is_final {
+                    folder.keep();
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    /// Returns the CAs (PEM) to trust the servers with. Tries each address several times.
+    async fn ask(&self) -> Result<String, JoinError> {
+        let (mut foreign, mut last, mut was_sent) = (None, String::new(), false);
+        let mut pause = INITIAL_PAUSE;
+        for round in 0..MAX_ATTEMPTS {
+            if round > 0 {
+                sleep(pause).await;
+                pause *= 2;
+            }
+            let mut may_mend = false;
+            let found = self.addresses().await;
+            let mut left = found.map_err(|failure| JoinError { failure, is_final: !was_sent })?;
+            while !left.is_empty() {
+                match self.ask_first(&mut left).await {
+                    Ok(authority) => return Ok(authority),
+                    Err(JoinAttemptError::Refused(text)) => {
+                        return Err(JoinError { failure: CommandError::refused(text), is_final: true });
+                    }
+                    Err(JoinAttemptError::Here(failure)) => {
+                        return Err(JoinError { failure, is_final: !was_sent });
+                    }
+                    Err(JoinAttemptError::Foreign(text)) => foreign = Some(text),
+                    Err(JoinAttemptError::Unanswered { text, sent }) => {
+                        (was_sent, may_mend) = (was_sent | sent, true);
+                        last = text;
+                    }
+                }
+            }
+            if !may_mend {
+                // All servers belong to other clouds, or have other names; retrying does not change that.
+                break;
+            }
+        }
+        let hint =
+            if was_sent { "; it may have been granted; run the same command again to continue" } else { "" };
+        // An answer is more telling than none.
+        let why = foreign.filter(|_| !was_sent).unwrap_or(last);
+        let text = format!("{}: {why}{hint}", self.args.server);
+        Err(JoinError { failure: CommandError::unavailable(text), is_final: !was_sent })
+    }
+
+    /// Requests to join at the first server that answers, and removes that from the list; all of them if none does.
+    ///
+    /// First fetches its CA and compares it with the hash in the invitation. Sends the invitation only after the server
+    /// has proved its identity with that CA.
+    async fn ask_first(&self, left: &mut Vec<SocketAddr>) -> Result<String, JoinAttemptError> {
+        let authority = self.args.server.to_string();
+        let addresses = std::mem::take(left);
+        let socket = self.connect(&addresses).await?;
+        let at = socket.peer_addr().map_err(|cause| unanswered(cause.to_string()))?;
+        left.extend(addresses.into_iter().filter(|other| *other != at));
+        let anyone = self.encrypted(socket, at, Trust::NoVerify).await?;
+        let shown = call_enrol(anyone, &authority, EnrolMethod::Ca).await.map_err(|why| miss(why, false))?;
+        // If there are several CAs, only this one is trusted.
+        let pin = self.code.pin();
+        let fits = |block: &&str| {
+            let mut block = block.as_bytes();
+            rustls_pemfile::certs(&mut block).any(|der| der.is_ok_and(|der| ServerCa::pin_of(&der) == pin))
+        };
+        let pinned = shown.split_inclusive(CERTIFICATE_END).find(fits);
+        let pinned =
+            pinned.ok_or_else(|| JoinAttemptError::Foreign(format!("{} {WRONG_CLOUD}", self.named(at))))?;
+        self.folder.rewrite(self.ca_file, pinned).map_err(JoinAttemptError::Here)?;
+        let trust = Trust::Ca(self.folder.unfinished().join(self.ca_file));
+        let proved = self.encrypted(self.connect(&[at]).await?, at, trust).await?;
+        let wish = EnrolMethod::Join(self.joining.clone());
+        call_enrol(proved, &authority, wish).await.map_err(|why| miss(why, true))
+    }
+
+    /// Connects to the first of these addresses of the servers, or of the proxy for them, that answers.
+    async fn connect(&self, addresses: &[SocketAddr]) -> Result<TcpStream, JoinAttemptError> {
+        let server = &self.args.server;
+        match self.proxy.as_ref().filter(|proxy| proxy.applies_to(server)) {
+            Some(proxy) => {
+                proxy.connect(addresses, server, TIMEOUT).await.map_err(|e| unanswered(e.to_string()))
+            }
+            None => dial(&server.host, addresses, TIMEOUT).await.map_err(|e| unanswered(e.after(server))),
+        }
+    }
+
+    async fn encrypted(
+        &self,
+        socket: TcpStream,
+        at: SocketAddr,
+        trust: Trust,
+    ) -> Result<TlsStream<TcpStream>, JoinAttemptError> {
+        let tls = TlsClientConfig { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
+        let tls = tls.map_err(|cause| unanswered(cause.to_string()))?;
+        let accepted =
+            timeout(TIMEOUT, TlsConnector::from(tls.load()).connect(self.name.clone(), socket)).await;
+        let at = self.named(at);
+        let accepted =
+            accepted.map_err(|_| unanswered(format!("{at} did not complete the TLS handshake")))?;
+        accepted.map_err(|cause| {
+            let (error, name) = (HandshakeError::of(&cause), self.name.to_str());
+            let text = format!("TLS handshake as {name:?} with {at} failed: {error}{}", hint(&error));
+            let is_named = matches!(error, HandshakeError::Name(_));
+            if is_named { JoinAttemptError::Foreign(text) } else { unanswered(text) }
+        })
+    }
+
+    /// Returns an address for an error, which begins with the server that the user named.
+    fn named(&self, at: SocketAddr) -> String {
+        if Target::from(at) == self.args.server { "it".to_owned() } else { at.to_string() }
+    }
+
+    /// Returns the addresses of the servers, or of the proxy for them.
+    async fn addresses(&self) -> Result<Vec<SocketAddr>, CommandError> {
+        let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&self.args.server));
+        let Target { host, port } = proxy.map_or(&self.args.server, HttpProxyClient::at);
+        let found = match host {
+            Host::Ip(ip) => vec![*ip],
+            Host::Name(name) => self
+                .resolver
+                .lookup(name)
+                .await
+                .map_err(|cause| CommandError::unavailable(cause.to_string()))?,
+        };
+        let mut addresses: Vec<_> = found.into_iter().map(|ip| SocketAddr::new(ip, *port)).collect();
+        addresses.shuffle(&mut rand::rng());
+        Ok(addresses)
+    }
+}
+
+fn unanswered(text: String) -> JoinAttemptError {
+    JoinAttemptError::Unanswered { text, sent: false }
+}
+
+/// Returns the hint for a failed handshake. May be empty.
+fn hint(error: &HandshakeError) -> &'static str {
+    match error {
+        HandshakeError::Name(_) => "; set --tls-server-name to a name in the certificate",
+        HandshakeError::NotTls | HandshakeError::Protocol => {
+            "; name the server's port for links, listen of its [server.links] (default 9000)"
+        }
+        _ => "",
+    }
+}
+
+fn miss(why: EnrolCallError, sent: bool) -> JoinAttemptError {
+    match why {
+        EnrolCallError::Refused(text) => JoinAttemptError::Refused(text),
+        EnrolCallError::Unserved => JoinAttemptError::Refused(why.to_string()),
+        EnrolCallError::Unanswered(text) => JoinAttemptError::Unanswered { text, sent },
+    }
+}
+
+/// The error for a server with another CA.
+const WRONG_CLOUD: &str = "does not belong to the cloud of this invitation, or its CA has changed; nothing \
+                             was revealed to it; check the address, or request a new invitation";
+
+/// The last line of each certificate.
+const CERTIFICATE_END: &str = "-----END CERTIFICATE-----";
+
+/// Number of attempts per address, and the first pause between them, which doubles.
+const MAX_ATTEMPTS: u32 = 5;
+const INITIAL_PAUSE: Duration = Duration::from_millis(500);
+
+/// Timeout for each step.
+const TIMEOUT: Duration = Duration::from_secs(10);

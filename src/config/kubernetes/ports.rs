@@ -1,0 +1,86 @@
+//! Ports of nodes.
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::Environment;
+use crate::config::cluster::{self, ClusterSettings};
+use crate::config::diagnostics::Diagnostics;
+use crate::config::kubernetes::required_cluster;
+use crate::config::table::ConfigTable;
+
+/// `[server.node_ports]`: ports of nodes, listed in a ConfigMap while the servers run, as in YurtTunnel. Keys of the
+/// ConfigMap: http-proxy-ports and https-proxy-ports, such as "9051,9052", for services at nodes that speak HTTP, and HTTP
+/// over TLS. localhost-proxy-ports: ports that are on a node's loopback only (10266,10267 if the key is absent).
+/// dnat-ports-pair: the older form, such as "9051=10264" for HTTP and "9443=10263" for TLS. 10250 and 10255 are always
+/// served, and ports that servers listen on are rejected. Errors are logged and reported by /readyz; the valid entries
+/// apply. Requires Kubernetes, as kubernetes_service of `[server.peers]` does. Requires a role that may get, list and watch
+/// the ConfigMap, and get and update the Service. Without this table no ConfigMap is read.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
+pub struct NodePortsConfig {
+    /// Name of the ConfigMap.
+    #[serde(deserialize_with = "cluster::object_name")]
+    pub configmap: String,
+    /// Its namespace.
+    #[serde(deserialize_with = "cluster::object_name")]
+    pub namespace: String,
+    /// Service in the servers' namespace that gets an entry dnat-PORT for each port. The entry points to the port of
+    /// `[server.http]` or `[server.https]` that is set to "host". The Service is written only if it has the annotation
+    /// tunnel.cloud.io/ports: managed, and only these entries are changed. Default: none is written.
+    ///
+    /// Example: `"x-tunnel-server-internal-svc"`
+    #[serde(deserialize_with = "cluster::optional_name")]
+    pub service: Option<String>,
+    /// The cluster of the objects.
+    #[serde(skip)]
+    pub cluster: ClusterSettings,
+    /// Port of this server that forwards to the node's port in a request's Host: the Service's target for HTTP ports;
+    /// `None` if there is none.
+    #[serde(skip)]
+    pub http: Option<u16>,
+    /// The same port with TLS: the Service's target for HTTPS ports; `None` if there is none.
+    #[serde(skip)]
+    pub https: Option<u16>,
+}
+
+impl Default for NodePortsConfig {
+    /// Names that YurtTunnel uses.
+    fn default() -> Self {
+        Self {
+            configmap: "yurt-tunnel-server-cfg".to_owned(),
+            namespace: NAMESPACE.to_owned(),
+            service: None,
+            cluster: ClusterSettings::default(),
+            http: None,
+            https: None,
+        }
+    }
+}
+
+/// Reads `[server.node_ports]`. `http` and `https` are the ports that forward by Host. Returns `None` if the table is
+/// absent, or unusable, which is recorded.
+pub(crate) fn node_ports(
+    cloud: &mut ConfigTable<'_>,
+    http: Option<u16>,
+    https: Option<u16>,
+    env: &Environment,
+    report: &mut Diagnostics,
+) -> Option<NodePortsConfig> {
+    let mut table = cloud.table("node_ports", report);
+    let ports: NodePortsConfig = table.fields(report);
+    if !table.is_present() {
+        return None;
+    }
+    let cluster = required_cluster(&table, "configmap", true, env, report);
+    if ports.service.is_some() && http.is_none() && https.is_none() {
+        let found = Some("set, but it has no port to route to".to_owned());
+        let expected = "route a port of [server.http] or [server.https] by Host: ports = { \
+                      \"10264\" = \"host\" }";
+        table.error("service", found, expected, report);
+    }
+    table.close(&ports, report);
+    Some(NodePortsConfig { cluster: cluster?, http, https, ..ports })
+}
+
+/// The namespace that YurtTunnel uses.
+pub(super) const NAMESPACE: &str = "kube-system";

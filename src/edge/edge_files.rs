@@ -1,0 +1,151 @@
+//! The files and ports named in an edge's config, which are read and bound before any task is started.
+
+use std::path::Path;
+
+use tokio_rustls::rustls::ClientConfig;
+use tracing::warn;
+
+use crate::acceptor::target_tls::TargetTls;
+use crate::admin::page::AdminUsers;
+use crate::admin::{self};
+use crate::config::Secret;
+use crate::config::edge::{TargetTlsConfig, UplinkConfig};
+use crate::config::server::Tls;
+use crate::edge::config::EdgeConfig as Settings;
+use crate::listener::access::{AccessPolicyBuilder, bind_admin};
+use crate::listener::http_proxy::EdgeProxy;
+use crate::startup::{NotPrepared, Startup, StartupErrorKind};
+use crate::uplink::link_dialer::ServerEndpoint;
+use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
+use tunnel_net::http_proxy::{HttpProxyClient, ProxyError};
+use tunnel_net::reload::Reload;
+use tunnel_net::resolver::Resolver;
+use tunnel_net::tls::{Identity, TlsClientConfig, Trust};
+
+/// The contents of the files; some are reloaded on change.
+pub(crate) struct EdgeFiles {
+    /// TLS config for servers, with the trusted CAs.
+    pub(crate) tls: Reload<ClientConfig>,
+    /// Servers to dial.
+    pub(crate) servers: Vec<ServerEndpoint>,
+    /// TLS config for targets.
+    pub(crate) targets: TargetTls,
+    /// Tokens that prove the node's name: one or two, or none if a certificate proves it.
+    pub(crate) tokens: Reload<Vec<Secret>>,
+    /// HTTP proxy for connections to servers, if any.
+    pub(crate) proxy: Option<HttpProxyClient>,
+    /// The system's resolver.
+    pub(crate) resolver: Resolver,
+}
+
+/// The files and ports of the config.
+pub(crate) struct Prepared {
+    pub(super) files: EdgeFiles,
+    pub(super) admin: admin::Listeners,
+    pub(super) proxy: Option<EdgeProxy>,
+    pub(super) policies: AccessPolicyBuilder,
+    /// The users that may view the admin page from other machines.
+    pub(super) viewers: AdminUsers,
+}
+
+/// Reads all files and binds all ports of the config.
+pub(crate) fn prepare(settings: &Settings, startup: &mut Startup) -> Result<Prepared, NotPrepared> {
+    let files = EdgeFiles::read(settings, startup);
+    let ports = ("uplink", &settings.uplink.ports);
+    let admin = bind_admin("edge", ports, &settings.admin, &Tls::default(), startup);
+    let proxy = settings.http_proxy.as_ref().map(|proxy| EdgeProxy::bind(proxy, startup)).transpose();
+    let mut policies = AccessPolicyBuilder::default();
+    let viewers = policies.viewers("edge.admin", &settings.admin, startup);
+    Ok(Prepared { files: files?, admin: admin?, proxy: proxy?, policies, viewers: viewers? })
+}
+
+impl EdgeFiles {
+    /// Reads all files.
+    pub(crate) fn read(settings: &Settings, startup: &mut Startup) -> Result<Self, NotPrepared> {
+        let uplink = &settings.uplink;
+        let trust = Trust::Ca(uplink.ca.clone());
+        let tls = TlsClientConfig { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
+        let tls = startup.collect(StartupErrorKind::Config, &["edge.uplink.ca"], tls);
+        let servers = uplink.server_addresses().map(|server| ServerEndpoint::new(&server)).collect();
+        let servers = startup.collect(StartupErrorKind::Config, &["edge.uplink.tls_server_name"], servers);
+        let targets = targets(&settings.target_tls, startup);
+        let tokens = tokens(uplink, startup);
+        let proxy = startup.collect(StartupErrorKind::Config, &["HTTPS_PROXY"], proxy(uplink));
+        let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
+        startup.congestion(&format!("{TABLE}.congestion"), uplink.congestion.as_deref())?;
+        Ok(Self {
+            tls: tls?,
+            servers: servers?,
+            targets: targets?,
+            tokens: tokens?,
+            proxy: proxy?,
+            resolver: resolver?,
+        })
+    }
+}
+
+/// Reads the tokens from the config, or from a file that contains nothing else and is watched. There are one or two, or
+/// none if a certificate proves the node's name.
+pub(super) fn tokens(
+    uplink: &UplinkConfig,
+    startup: &mut Startup,
+) -> Result<Reload<Vec<Secret>>, NotPrepared> {
+    match (&uplink.token, &uplink.token_file) {
+        (None, None) => Ok(Reload::fixed(Vec::new())),
+        (Some(secret), _) => {
+            warn_weak_tokens("edge.uplink.token", std::slice::from_ref(secret));
+            Ok(Reload::fixed(vec![secret.clone()]))
+        }
+        (None, Some(path)) => {
+            let file = path.clone();
+            let parse = move |text: &[u8]| {
+                parse_tokens(&file, text).inspect(|tokens| warn_weak_tokens("edge.uplink.token_file", tokens))
+            };
+            startup.collect(StartupErrorKind::Config, &["edge.uplink.token_file"], Reload::file(path, parse))
+        }
+    }
+}
+
+/// Warns of tokens with which a stranger could be this node.
+fn warn_weak_tokens(key: &str, tokens: &[Secret]) {
+    if tokens.iter().any(|token| (1..MIN_TOKEN_BYTES).contains(&token.reveal().len())) {
+        let risk = format!("a token of less than {MIN_TOKEN_BYTES} characters can be guessed");
+        let hint = "run `tunnel token rotate` at the server, and write the new token here";
+        warn!(key, risk, hint, "insecure configuration");
+    }
+}
+
+/// Loads the TLS configs for targets, which are reloaded when their files change.
+pub(super) fn targets(tls: &TargetTlsConfig, startup: &mut Startup) -> Result<TargetTls, NotPrepared> {
+    let identity = tls.cert.clone().zip(tls.key.clone()).map(|(cert, key)| Identity { cert, key });
+    let client =
+        |trust| TlsClientConfig { trust, identity: identity.clone(), alpn: vec![b"http/1.1".to_vec()] };
+    let keys = ["edge.target_tls.cert", "edge.target_tls.key"];
+    let loopback = startup.collect(StartupErrorKind::Config, &keys, client(Trust::NoVerify).load());
+    let others = tls.ca.clone().map(|ca| {
+        let others = client(Trust::Ca(ca)).load();
+        startup.collect(StartupErrorKind::Config, &["edge.target_tls.ca"], others)
+    });
+    Ok(TargetTls { loopback: loopback?, others: others.transpose()? })
+}
+
+fn parse_tokens(path: &Path, text: &[u8]) -> Result<Vec<Secret>, String> {
+    let text = String::from_utf8_lossy(text);
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let tokens: Vec<Secret> = lines.map(Secret::new).collect();
+    let path = path.display();
+    match tokens.len() {
+        0 => Err(format!("{path}: the token file is empty; write the token into it")),
+        1 | 2 => Ok(tokens),
+        n => Err(format!(
+            "{path}: the token file has {n} lines; write one or two tokens into it, one per line"
+        )),
+    }
+}
+
+pub(super) fn proxy(uplink: &UplinkConfig) -> Result<Option<HttpProxyClient>, ProxyError> {
+    let Some(url) = &uplink.https_proxy else { return Ok(None) };
+    HttpProxyClient::new(url.reveal(), uplink.no_proxy.as_deref().unwrap_or_default())
+}
+
+const TABLE: &str = "edge.uplink";

@@ -1,0 +1,281 @@
+//! Calls to one member. Only this section knows etcd's messages.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use std::{fmt, io};
+
+use futures_util::stream;
+use hyper_util::rt::TokioIo;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::ClientConfig;
+use tokio_util::either::Either;
+use tonic::body::Body;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Endpoint, Uri};
+use tonic::{Code, Request, Response, Status};
+use tower::ServiceExt as _;
+use tower::util::BoxCloneSyncService;
+
+use crate::etcd::CALL_TIMEOUT;
+use crate::etcd::wire::auth_client::AuthClient;
+use crate::etcd::wire::kv_client::KvClient;
+use crate::etcd::wire::lease_client::LeaseClient;
+use crate::etcd::wire::{
+    AuthenticateRequest, Compare, DeleteRangeRequest, LeaseGrantRequest, LeaseKeepAliveRequest,
+    LeaseRevokeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
+};
+use tunnel_base::files;
+use tunnel_base::logging::printable::printable;
+use tunnel_base::names::Target;
+use tunnel_net::dial::dial;
+use tunnel_net::resolver::Resolver;
+use tunnel_net::tls::server_name;
+
+/// Error of a call to etcd, of publishing or of the store of invitations.
+#[derive(Debug, thiserror::Error)]
+pub enum EtcdError {
+    /// The list of members is empty.
+    #[error("no etcd member is configured")]
+    NoMember,
+    /// The member cannot be reached. Usual causes: it is down, a firewall, or mismatched TLS settings.
+    #[error("etcd at {at}: {cause}")]
+    Unreachable {
+        /// Address of the member.
+        at: Target,
+        /// Error text.
+        cause: String,
+    },
+    /// The TLS files are not usable.
+    #[error("ca, cert or key of the table etcd: {0}")]
+    Tls(String),
+    /// The password file cannot be read.
+    #[error("password_file {}: {cause}", .path.display())]
+    Password {
+        /// Path of the file.
+        path: PathBuf,
+        /// The system's error.
+        cause: io::Error,
+    },
+    /// The member returned an error.
+    #[error("etcd at {at}: {} ({:?})", printable(.status.message()), .status.code())]
+    Refused {
+        /// Address of the member.
+        at: Target,
+        /// Status that it returned.
+        status: Box<Status>,
+    },
+    /// The lease no longer exists.
+    #[error("the lease no longer exists in etcd")]
+    LeaseLost,
+}
+
+/// The kind of an [`EtcdError`], by what the caller can do about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ErrorKind {
+    /// Log in again.
+    LoggedOut,
+    /// Create a new lease.
+    LeaseLost,
+    /// Try another member.
+    Other,
+}
+
+/// A service that carries calls to a member.
+pub type EtcdChannel = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Status>;
+
+/// A connection to one member, logged in if required. Each call takes at most [`CALL_TIMEOUT`]; a call that is dropped
+/// may still be carried out. Cheap to clone.
+#[derive(Clone)]
+pub struct EtcdConnection {
+    at: Target,
+    channel: EtcdChannel,
+    token: Option<MetadataValue<Ascii>>,
+}
+
+impl EtcdError {
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            Self::LeaseLost => ErrorKind::LeaseLost,
+            Self::Refused { status, .. } => match status.code() {
+                Code::Unauthenticated => ErrorKind::LoggedOut,
+                // The token was issued before users or roles were changed.
+                Code::InvalidArgument if status.message().contains("auth") => ErrorKind::LoggedOut,
+                Code::NotFound => ErrorKind::LeaseLost,
+                _ => ErrorKind::Other,
+            },
+            _ => ErrorKind::Other,
+        }
+    }
+}
+
+impl EtcdConnection {
+    /// Creates a connection over a channel to a member that needs no login.
+    pub fn over(at: Target, channel: EtcdChannel) -> Self {
+        Self { at, channel, token: None }
+    }
+
+    /// Connects, and logs in if there is a user.
+    pub(crate) async fn open(
+        at: &Target,
+        tls: Option<Arc<ClientConfig>>,
+        resolver: Resolver,
+        login: Option<&(String, PathBuf)>,
+    ) -> Result<Self, EtcdError> {
+        let unreachable =
+            |cause: &dyn fmt::Display| EtcdError::Unreachable { at: at.clone(), cause: cause.to_string() };
+        // "http" even with TLS: tonic must leave TLS to this connector.
+        let endpoint =
+            Endpoint::from_shared(format!("http://{at}")).map_err(|e| unreachable(&cause_of(&e)))?;
+        let endpoint = endpoint.timeout(CALL_TIMEOUT);
+        let target = at.clone();
+        let connector = tower::service_fn(move |_: Uri| {
+            let (target, tls, resolver) = (target.clone(), tls.clone(), resolver.clone());
+            async move { connect(&target, tls, &resolver).await.map(TokioIo::new) }
+        });
+        let opened = timeout(CALL_TIMEOUT, endpoint.connect_with_connector(connector)).await;
+        let channel = opened
+            .map_err(|_| unreachable(&format_args!("no response within {CALL_TIMEOUT:?}")))?
+            .map_err(|e| unreachable(&cause_of(&e)))?;
+        let channel = BoxCloneSyncService::new(channel.map_err(|cause| Status::from_error(cause.into())));
+        let mut connection = Self::over(at.clone(), channel);
+        if let Some((user, password_file)) = login {
+            connection.token = Some(connection.authenticate(user, password_file).await?);
+        }
+        Ok(connection)
+    }
+
+    async fn authenticate(&self, user: &str, file: &Path) -> Result<MetadataValue<Ascii>, EtcdError> {
+        let password = tokio::fs::read(file).await.and_then(files::text);
+        let password = password.map_err(|cause| EtcdError::Password { path: file.to_owned(), cause })?;
+        let password = password.trim_end_matches(['\r', '\n']).to_owned();
+        let message = Request::new(AuthenticateRequest { name: user.to_owned(), password });
+        let answer = self.checked(AuthClient::new(self.channel.clone()).authenticate(message).await)?;
+        answer
+            .token
+            .parse()
+            .map_err(|_| self.refused(Status::internal("the login token is not a valid header value")))
+    }
+
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(token) = &self.token {
+            request.metadata_mut().insert("token", token.clone());
+        }
+        request
+    }
+
+    fn checked<T>(&self, answer: Result<Response<T>, Status>) -> Result<T, EtcdError> {
+        answer.map(Response::into_inner).map_err(|status| self.refused(status))
+    }
+
+    fn refused(&self, status: Status) -> EtcdError {
+        EtcdError::Refused { at: self.at.clone(), status: Box::new(status) }
+    }
+
+    /// Creates a lease of this length and returns its ID.
+    pub(crate) async fn grant(&self, length: Duration) -> Result<i64, EtcdError> {
+        let ttl = i64::try_from(length.as_secs()).unwrap_or(i64::MAX);
+        let message = LeaseGrantRequest { ttl, id: 0 };
+        let answer = LeaseClient::new(self.channel.clone()).lease_grant(self.request(message)).await;
+        Ok(self.checked(answer)?.id)
+    }
+
+    /// Renews a lease for its whole length. Returns false if it does not exist.
+    pub(crate) async fn keep_alive(&self, lease: i64) -> Result<bool, EtcdError> {
+        let message = stream::iter([LeaseKeepAliveRequest { id: lease }]);
+        let asking = async {
+            let mut client = LeaseClient::new(self.channel.clone());
+            let answer = client.lease_keep_alive(self.request(message)).await;
+            let answer = self.checked(answer)?.message().await;
+            answer.map_err(|status| self.refused(status))
+        };
+        let answer = timeout(CALL_TIMEOUT, asking).await;
+        let answer = answer.map_err(|_| self.refused(Status::deadline_exceeded("no response in time")))??;
+        Ok(answer.is_some_and(|answer| answer.ttl > 0))
+    }
+
+    /// Revokes a lease and deletes its keys. A lease that no longer exists is no error.
+    pub(crate) async fn revoke(&self, lease: i64) -> Result<(), EtcdError> {
+        let message = self.request(LeaseRevokeRequest { id: lease });
+        match LeaseClient::new(self.channel.clone()).lease_revoke(message).await {
+            Err(status) if status.code() != Code::NotFound => Err(self.refused(status)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes a key, which is deleted with the lease.
+    pub(crate) async fn put(&self, key: Vec<u8>, value: Vec<u8>, lease: i64) -> Result<(), EtcdError> {
+        let message = PutRequest { key: key.into(), value: value.into(), lease };
+        let answer = KvClient::new(self.channel.clone()).put(self.request(message)).await;
+        self.checked(answer).map(drop)
+    }
+
+    /// Deletes a key if it exists.
+    pub(crate) async fn delete(&self, key: Vec<u8>) -> Result<(), EtcdError> {
+        let message = self.request(DeleteRangeRequest { key: key.into() });
+        let answer = KvClient::new(self.channel.clone()).delete_range(message).await;
+        self.checked(answer).map(drop)
+    }
+
+    /// Returns a key's value and modification revision, or `None` if the key does not exist.
+    pub(crate) async fn get(&self, key: Vec<u8>) -> Result<Option<(Vec<u8>, i64)>, EtcdError> {
+        let message = self.request(RangeRequest { key: key.into() });
+        let answer = self.checked(KvClient::new(self.channel.clone()).range(message).await)?;
+        Ok(answer.kvs.into_iter().next().map(|found| (found.value.into(), found.mod_revision)))
+    }
+
+    /// Writes a key if its modification revision is `last_changed` (0 if the key must not exist). Returns true if it
+    /// was.
+    pub(crate) async fn swap(
+        &self,
+        key: Vec<u8>,
+        last_changed: i64,
+        value: Vec<u8>,
+    ) -> Result<bool, EtcdError> {
+        let key = bytes::Bytes::from(key);
+        let compare = Compare {
+            result: COMPARE_EQUAL,
+            target: COMPARE_MOD_REVISION,
+            key: key.clone(),
+            mod_revision: Some(last_changed),
+        };
+        let put = PutRequest { key, value: value.into(), lease: 0 };
+        let success = vec![RequestOp { request_put: Some(put) }];
+        let message = self.request(TxnRequest { compare: vec![compare], success });
+        Ok(self.checked(KvClient::new(self.channel.clone()).txn(message).await)?.succeeded)
+    }
+}
+
+impl fmt::Debug for EtcdConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdConnection").field("at", &self.at).finish_non_exhaustive()
+    }
+}
+
+type EtcdIo = Either<tokio::net::TcpStream, tokio_rustls::client::TlsStream<tokio::net::TcpStream>>;
+
+pub(super) async fn connect(
+    at: &Target,
+    tls: Option<Arc<ClientConfig>>,
+    resolver: &Resolver,
+) -> io::Result<EtcdIo> {
+    let host = at.host.to_string();
+    let addresses = resolver.lookup(&host).await.map_err(io::Error::other)?;
+    let addresses: Vec<_> = addresses.into_iter().map(|ip| (ip, at.port).into()).collect();
+    let socket = dial(&at.host, &addresses, CALL_TIMEOUT).await.map_err(io::Error::other)?;
+    let Some(tls) = tls else { return Ok(Either::Left(socket)) };
+    let name = server_name(&host).map_err(io::Error::other)?;
+    Ok(Either::Right(TlsConnector::from(tls).connect(name, socket).await?))
+}
+
+/// Returns an error's root cause: tonic's own text is just "transport error".
+fn cause_of(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.last().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// etcd's numbers for comparisons.
+const COMPARE_EQUAL: i32 = 0;
+const COMPARE_MOD_REVISION: i32 = 2;

@@ -1,0 +1,168 @@
+//! A text that all servers of a cloud share and may change: in a file, in etcd, or in a Secret of Kubernetes.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use futures_util::future::BoxFuture;
+
+use crate::etcd::member::EtcdConnection;
+use crate::etcd::{EtcdAccess, EtcdEndpoints};
+use crate::publish::shared_file;
+use tunnel_net::resolver::Resolver;
+
+/// The store of the text of the [`Enrolments`], shared by all servers: a file, etcd, or a Secret of Kubernetes.
+pub trait SharedState: fmt::Debug + Send {
+    /// Reads the text.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does not respond or denies access.
+    fn read(&mut self) -> BoxFuture<'_, Result<Revision, SharedStateError>>;
+
+    /// Writes the text if it has not changed since `seen`. Returns false, without writing, if another server changed
+    /// it. Not cancel safe: if the call is dropped, the text may or may not be written.
+    ///
+    /// # Errors
+    ///
+    /// Like [`Self::read`]; after an error the text may or may not be written.
+    fn write<'a>(
+        &'a mut self,
+        seen: &'a Revision,
+        text: Vec<u8>,
+    ) -> BoxFuture<'a, Result<bool, SharedStateError>>;
+}
+
+/// Error reading or writing the shared text of invitations and tokens. Only its text is used.
+pub type SharedStateError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The text of the [`Enrolments`] as read from its store. It is given back when writing, to detect another server's
+/// change.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Revision {
+    /// The text; empty if none was written yet.
+    pub text: Vec<u8>,
+    /// Version number in the store; empty if the text does not exist, or if the store compares the text itself.
+    pub version: String,
+}
+
+/// The enrolment state in a file, on a disk that all servers share.
+#[derive(Debug, Clone)]
+pub struct FileSharedState(PathBuf);
+
+impl FileSharedState {
+    /// Creates the store without reading. A lock file and a temporary file are created next to the file.
+    pub fn new(file: PathBuf) -> Self {
+        Self(file)
+    }
+}
+
+impl SharedState for FileSharedState {
+    fn read(&mut self) -> BoxFuture<'_, Result<Revision, SharedStateError>> {
+        let file = self.0.clone();
+        Box::pin(async move {
+            let text = shared_file::in_background(move || shared_file::content(&file)).await?;
+            Ok(Revision { text: text.unwrap_or_default(), version: String::new() })
+        })
+    }
+
+    fn write<'a>(
+        &'a mut self,
+        seen: &'a Revision,
+        text: Vec<u8>,
+    ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
+        let (file, seen) = (self.0.clone(), seen.clone());
+        let write = move || {
+            shared_file::make_directory(&file);
+            let _held = shared_file::lock(&file)?;
+            if shared_file::content(&file)?.unwrap_or_default() != seen.text {
+                return Ok(false);
+            }
+            shared_file::replace(&file, OWNER_ONLY, &text).map(|()| true)
+        };
+        Box::pin(async { Ok(shared_file::in_background(write).await?) })
+    }
+}
+
+/// Mode of a new file.
+const OWNER_ONLY: u32 = 0o600;
+
+/// The enrolment state in a key of an etcd cluster.
+#[derive(Debug)]
+pub struct EtcdSharedState {
+    /// The members of the cluster.
+    members: EtcdEndpoints,
+    key: Vec<u8>,
+}
+
+impl EtcdSharedState {
+    /// Creates the store without connecting.
+    pub fn new(access: EtcdAccess, key: &str, resolver: Resolver) -> Self {
+        Self { members: EtcdEndpoints::of(access, resolver), key: key.as_bytes().to_vec() }
+    }
+}
+
+impl SharedState for EtcdSharedState {
+    fn read(&mut self) -> BoxFuture<'_, Result<Revision, SharedStateError>> {
+        Box::pin(async move {
+            let key = &self.key;
+            let get = |member: EtcdConnection| async move { member.get(key.clone()).await };
+            let found = self.members.call(get).await?;
+            let revision = |(text, changed): (_, i64)| Revision { text, version: changed.to_string() };
+            Ok(found.map(revision).unwrap_or_default())
+        })
+    }
+
+    fn write<'a>(
+        &'a mut self,
+        seen: &'a Revision,
+        text: Vec<u8>,
+    ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
+        Box::pin(async move {
+            let last_changed = seen.version.parse().unwrap_or(0);
+            let (key, text) = (&self.key, &text);
+            let swap = |member: EtcdConnection| async move {
+                member.swap(key.clone(), last_changed, text.clone()).await
+            };
+            // After a retry whose response was lost, this may be false although this process wrote the text.
+            Ok(self.members.call(swap).await?)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_one_of_several_concurrent_writers_of_a_revision_succeeds() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("shared");
+        let mut cells: Vec<_> = (0..8).map(|_| FileSharedState::new(path.clone())).collect();
+        let seen = cells[0].read().await.unwrap();
+        assert_eq!(seen, Revision::default());
+        let writes = cells.iter_mut().enumerate().map(|(n, cell)| {
+            let seen = seen.clone();
+            async move { cell.write(&seen, n.to_string().into_bytes()).await.unwrap() }
+        });
+        let written = futures_util::future::join_all(writes).await;
+        assert_eq!(written.iter().filter(|written| **written).count(), 1, "{written:?}");
+        let winner = written.iter().position(|written| *written).unwrap().to_string();
+        assert_eq!(cells[1].read().await.unwrap().text, winner.as_bytes());
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[tokio::test]
+    async fn the_stores_directory_is_created_unless_its_parent_is_missing() {
+        let place = tempfile::tempdir().unwrap();
+        let mut cell = FileSharedState::new(place.path().join("new/shared"));
+        assert!(cell.write(&Revision::default(), b"a".to_vec()).await.unwrap());
+        let mode = fs::metadata(place.path().join("new")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+        let mut cell = FileSharedState::new(place.path().join("no/such/shared"));
+        let message = cell.write(&Revision::default(), b"a".to_vec()).await.unwrap_err().to_string();
+        assert!(message.contains("check that its directory exists"), "{message}");
+    }
+}

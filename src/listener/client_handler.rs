@@ -1,0 +1,126 @@
+//! Serves the clients of a listener: permits, the time for a head, and the end of each connection.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+use tokio::time::timeout;
+use tracing::{Span, debug};
+
+use crate::listener::admission::heads::max_pending;
+use crate::listener::admission::{Admission, HandshakeOutcome, ListenerContext, ListenerProtocol};
+use crate::listener::denial::Denial;
+use crate::listener::trace_id::new_trace;
+use crate::session_io::copy::close::close_gracefully;
+use crate::session_io::{LocalPeer, run_session};
+use tunnel_base::access_log::AccessLogEntry;
+use tunnel_base::metrics::label_values::DENIALS;
+use tunnel_base::policy::Networks;
+use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler, Rejection};
+use tunnel_net::fd_limit;
+use tunnel_net::listen::Accept;
+use tunnel_net::socket::{Connection, Socket};
+
+/// Serves clients until draining starts; the drain then waits for the connected ones. A connection from a network in
+/// `proxies` must start with a PROXY header.
+pub async fn run<L, F>(protocol: F, listener: L, proxies: Networks, context: ListenerContext)
+where
+    L: Accept,
+    F: ListenerProtocol<L::AnyStream>,
+{
+    let (refused, refusals) =
+        (context.metrics.connections_rejected.clone(), context.metrics.refusals.clone());
+    context.metrics.sessions.expose(context.listener, &DENIALS);
+    let permits = max_pending(context.uplink.is_some());
+    let limits = AcceptLimits { permits, proxies, refused, refusals, for_operators: false };
+    let (drain, context) = (context.drain.clone(), Arc::new(context));
+    accept_loop::run(listener, limits, ClientHandler { protocol, context }, drain).await;
+}
+
+/// Serves accepted connections with a listener's protocol: checks the source, runs the handshake, then the session.
+pub(super) struct ClientHandler<F> {
+    pub(super) protocol: F,
+    pub(super) context: Arc<ListenerContext>,
+}
+
+impl<S, F> ConnectionHandler<S> for ClientHandler<F>
+where
+    S: Connection + 'static,
+    F: ListenerProtocol<S>,
+{
+    fn span(&self, from: SocketAddr) -> Span {
+        self.protocol.span(from)
+    }
+
+    fn admits(&self, from: SocketAddr) -> Result<(), Rejection> {
+        self.context.policy.load().check_source(from.ip()).map_err(|_| Rejection::Forbidden)
+    }
+
+    fn rejection_bytes(&self, from: SocketAddr, why: Rejection) -> Bytes {
+        let denial = match why {
+            Rejection::Forbidden | Rejection::Stopping => {
+                match self.context.policy.load().check_source(from.ip()) {
+                    Err(denial) => denial,
+                    Ok(()) => return Bytes::new(),
+                }
+            }
+            Rejection::Full => Denial::Busy("too many connections are waiting without a request"),
+            Rejection::OpenFiles => Denial::Busy(fd_limit::REACHED),
+        };
+        let metrics = &self.context.metrics;
+        metrics.sessions.refused(self.context.listener, denial.name());
+        let mut access = AccessLogEntry::start(self.context.listener, from.to_string());
+        access.trace = new_trace();
+        access.status = Some(denial.status().as_u16());
+        let rejection = self.protocol.rejection_bytes(&denial, &access.trace);
+        access.refuse(denial.name(), &denial.to_string(), from.ip(), &metrics.refusals);
+        rejection
+    }
+
+    async fn handle(self: Arc<Self>, accepted: Accepted<S>) {
+        let Accepted { socket, from, permit } = accepted;
+        let category = self.protocol.category();
+        let mut admission = Admission::new(Arc::clone(&self.context), category, from, permit);
+        let head_is_read = admission.head_is_read.clone();
+        let head = {
+            // Boxed, so that a session does not retain the memory of the handshake.
+            let handshake = Box::pin(self.protocol.handshake(socket, &mut admission));
+            tokio::select! {
+                biased;
+                head = handshake => head,
+                () = head_timeout(&head_is_read) => HandshakeOutcome::Failed { reason: "header_timeout", socket: None },
+            }
+        };
+        let socket = match head {
+            HandshakeOutcome::Opened { session, socket, buffered } => {
+                // The session has its own permit. Clients that exhaust the connection limiter must not end it.
+                drop(admission);
+                let client = Socket::with_early(socket, self.context.pool.clone(), buffered);
+                return run_session(session, LocalPeer::Client, client, &self.context.metrics).await;
+            }
+            HandshakeOutcome::Closed(socket) => socket,
+            HandshakeOutcome::Failed { reason, socket } => {
+                debug!(reason, "handshake failed, no session");
+                self.context.metrics.connections_rejected.count(reason);
+                socket
+            }
+        };
+        if let Some(socket) = socket {
+            // Close gracefully, so that the response arrives. The client keeps its permit until then.
+            admission.mark_idle();
+            close_gracefully(&mut Socket::new(socket, self.context.pool.clone())).await;
+        }
+    }
+}
+
+/// Completes after [`HEAD_TIME`], unless the head is read before.
+async fn head_timeout(head_is_read: &Notify) {
+    if timeout(HEAD_TIME, head_is_read.notified()).await.is_ok() {
+        std::future::pending().await
+    }
+}
+
+/// Timeout for receiving a client's head.
+pub const HEAD_TIME: Duration = Duration::from_secs(10);

@@ -1,0 +1,93 @@
+//! A file that several processes change one at a time, and that readers always see complete.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tunnel_base::files::{self, FileLock, with_suffix};
+
+/// An error of reading or writing a file that processes share: a hosts file, or the store of invitations.
+#[derive(Debug, thiserror::Error)]
+pub enum SharedFileError {
+    /// Another process has held the lock for too long. Usual cause: a server that hangs in disk I/O.
+    #[error("{} has been locked by another process for more than {LOCK_TIMEOUT:?}; find it with `fuser`", .0.display())]
+    Locked(PathBuf),
+    /// A system call failed.
+    #[error("{}: {cause}; check that its directory exists, is not full and is writable for this user", .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Error of the operating system.
+        cause: io::Error,
+    },
+    /// The writing task panicked, which is a bug.
+    #[error("the file was not written: {0}")]
+    Broken(String),
+}
+
+/// Runs blocking work on a suitable thread. Not cancel safe: the work continues without its caller.
+pub(crate) async fn in_background<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, SharedFileError> + Send + 'static,
+) -> Result<T, SharedFileError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|cause| Err(SharedFileError::Broken(cause.to_string())))
+}
+
+/// Creates the directory of a new file, accessible for this user only. Ignores errors, because writing the file then
+/// reports them.
+pub(crate) fn make_directory(file: &Path) {
+    if let Some(dir) = file.parent() {
+        let _ = DirBuilder::new().mode(0o700).create(dir);
+    }
+}
+
+/// Locks the file until the result is dropped. For a symbolic link, the lock file is next to the target.
+pub(crate) fn lock(file: &Path) -> Result<FileLock, SharedFileError> {
+    let path = with_suffix(file, ".lock");
+    FileLock::acquire(&path, LOCK_TIMEOUT).map_err(|cause| match cause.kind() {
+        io::ErrorKind::WouldBlock => SharedFileError::Locked(path),
+        _ => failed(&path)(cause),
+    })
+}
+
+/// Returns the content of the file, or `None` if it does not exist.
+pub(crate) fn content(file: &Path) -> Result<Option<Vec<u8>>, SharedFileError> {
+    match files::read(file) {
+        Ok(text) => Ok(Some(text)),
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(cause) => Err(failed(file)(cause)),
+    }
+}
+
+/// Replaces the file atomically, even in case of a power failure. `mode` is the mode of a new file. The caller must
+/// hold the [`lock`].
+pub(crate) fn replace(file: &Path, mode: u32, text: &[u8]) -> Result<(), SharedFileError> {
+    // A fixed name suffices: only the holder of the lock writes this file, and the remains of a dead process are
+    // deleted.
+    let fresh = &with_suffix(file, ".new");
+    let write = || {
+        match fs::remove_file(fresh) {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause),
+            _ => {}
+        }
+        let mut writing = OpenOptions::new().write(true).create_new(true).mode(mode).open(fresh)?;
+        if let Ok(old) = fs::metadata(file) {
+            writing.set_permissions(old.permissions())?;
+        }
+        writing.write_all(text)?;
+        writing.sync_all()?;
+        fs::rename(fresh, file)?;
+        let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(dir)?.sync_all()
+    };
+    write().map_err(failed(fresh))
+}
+
+fn failed(path: &Path) -> impl Fn(io::Error) -> SharedFileError {
+    move |cause| SharedFileError::Io { path: path.to_owned(), cause }
+}
+
+/// Timeout for the lock. Other writers take a few milliseconds each.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,0 +1,72 @@
+//! Why a node was not found, as text.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::registry::peers::peer_dialer::PeerError;
+use crate::registry::{RELINK_WINDOW, UnqueriedReason};
+
+/// No server has the node: the peers that were asked, and their answers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeNotFound {
+    /// Time since the node was last linked here, or to a peer; `None` if it was never seen, or is linked.
+    pub seen: Option<Duration>,
+    /// Why DNS returned no server, if DNS was queried.
+    pub dns: Option<String>,
+    /// Number of peers that answered that the node is not there.
+    pub queried_peers: usize,
+    /// The peers that could not be reached.
+    pub trouble: Vec<PeerError>,
+    /// Whether it was found, but as another process than the requested one.
+    pub another: bool,
+    /// Why servers that may have it were not asked.
+    pub unqueried_reason: Option<UnqueriedReason>,
+}
+
+impl NodeNotFound {
+    /// Returns true if no server remembers a link from that node; it may have no edge at all.
+    pub fn is_unknown_node(&self) -> bool {
+        self.seen.is_none() && !self.another
+    }
+
+    /// Returns true if the node was linked a moment ago and may be linking to another server.
+    pub fn is_moving(&self) -> bool {
+        self.seen.is_some_and(|seen| seen < RELINK_WINDOW)
+    }
+
+    /// Returns the complete message, to be placed after the node's name.
+    pub fn sentence(&self) -> String {
+        let seen = self.seen.map(|seen| format!(", last seen {} ago", short(seen))).unwrap_or_default();
+        format!("is not connected{seen}{self}")
+    }
+}
+
+impl fmt::Display for NodeNotFound {
+    /// Continues a message about the node, so each part starts with "; ".
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(dns) = &self.dns {
+            write!(f, "; {dns}")?;
+        }
+        match self.queried_peers {
+            0 => {}
+            1 => f.write_str("; not at 1 peer")?,
+            n => write!(f, "; not at {n} peers")?,
+        }
+        for trouble in &self.trouble {
+            write!(f, "; {trouble}")?;
+        }
+        if let Some(why) = self.unqueried_reason {
+            write!(f, "; this server did not ask the others, because {why}")?;
+        }
+        if self.another { f.write_str("; it is linked by another process") } else { Ok(()) }
+    }
+}
+
+/// A duration in its largest whole unit: `45s`, `3m`, `2h`.
+fn short(d: Duration) -> String {
+    match d.as_secs() {
+        s @ 0..120 => format!("{s}s"),
+        s @ 120..7200 => format!("{}m", s / 60),
+        s => format!("{}h", s / 3600),
+    }
+}

@@ -1,0 +1,74 @@
+//! The number of nodes of each server, as reported between servers.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::registry::peers::{MAX_KNOWN, Peers};
+use tunnel_base::names::NodeName;
+use tunnel_link::sender::LinkSender;
+use tunnel_proto::frame::{FrameKind, Load};
+
+/// A peer and its number of nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerLoad {
+    /// The peer's gRPC address, as dialled from here; `None` if only the peer dials.
+    pub at: Option<SocketAddr>,
+    /// Number of nodes that are linked to the peer.
+    pub nodes: u64,
+}
+
+impl Peers {
+    /// Reports this server's load to every peer; to be called every [`ANNOUNCE_INTERVAL`].
+    pub fn broadcast_load(&self, load: Load) {
+        let mut reported = HashSet::new();
+        for link in self.links() {
+            if link.instance.is_none_or(|server| reported.insert(server)) {
+                link.signal(&NodeName::none(), FrameKind::Load(load));
+            }
+        }
+    }
+
+    /// Records the load that a peer reports.
+    pub fn handle_load(&self, from: &LinkSender, load: Load) {
+        let Some(server) = from.instance else { return };
+        let (now, mut loads) = (Instant::now(), self.loads.lock());
+        loads.retain(|_, (_, at)| now - *at < LOAD_TTL);
+        if loads.len() < MAX_KNOWN || loads.contains_key(&server) {
+            loads.insert(server, (load, now));
+        }
+    }
+
+    /// Returns the load of every peer. Returns `None` if one of them has not reported recently, is not linked or is
+    /// stopping.
+    pub fn loads(&self) -> Option<Vec<PeerLoad>> {
+        let (known, incoming) = self.servers();
+        let mut servers = Vec::new();
+        for peer in known.iter().filter(|peer| !peer.is_self()) {
+            match peer.up() {
+                Some(up) => servers.push((Some(peer.at), up.instance?)),
+                None if peer.listed.load(Relaxed) => return None,
+                None => {}
+            }
+        }
+        for sender in incoming {
+            servers.push((None, sender.instance?));
+        }
+        servers.sort_by_key(|(at, server)| (server.to_bytes(), at.is_none()));
+        servers.dedup_by_key(|(_, server)| *server);
+        let loads = self.loads.lock();
+        let load = |(at, server): (Option<SocketAddr>, _)| {
+            let (load, received_at) = loads.get(&server)?;
+            (!load.stopping && received_at.elapsed() < LOAD_TTL).then_some(PeerLoad { at, nodes: load.nodes })
+        };
+        servers.into_iter().map(load).collect()
+    }
+}
+
+/// Interval between two load reports to peers.
+pub const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(5);
+/// How long a reported load is valid.
+const LOAD_TTL: Duration = Duration::from_secs(16);

@@ -1,0 +1,77 @@
+//! Shuts a server down without aborting sessions that can resume elsewhere.
+
+use std::future::Future;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::{info, warn};
+
+use crate::admin::readiness::DRAINING_CONDITION;
+use crate::server::{Drains, Server, ServerContext};
+use tunnel_base::drain::Drained;
+use tunnel_link::table::SessionTable;
+use tunnel_proto::frame::{ErrorCode, SessionError};
+
+impl Server {
+    /// Shuts the server down. It becomes unready and asks its edges to link elsewhere. With peers, it still accepts
+    /// clients for a moment, until balancers notice. Then it closes its listeners, and waits for sessions until the
+    /// deadline or until `at_once` completes.
+    pub async fn shutdown(self, at_once: impl Future<Output = ()>) -> Drained {
+        let ServerContext { registry, user_links, finder, readiness, stopping, drains, .. } = &*self.context;
+        let Drains { clients, publisher, links, admin } = drains;
+        let (at_once, deadline) = (at_once.shared(), self.drain_timeout);
+        let until = Instant::now() + deadline;
+        readiness.set(DRAINING_CONDITION, Err("stopping".into()));
+        info!(sessions = self.table.len(), timeout = ?deadline, "draining");
+        stopping.cancel();
+        // Started first, so that balancers stop sending clients here.
+        publisher.start();
+        registry.drain_all();
+        user_links.drain_all();
+        // From then on, traffic to nodes goes there directly, not to a listener that is about to close.
+        let _ = timeout(CLOSE_TIMEOUT.min(deadline), join_all(self.redirects)).await;
+        if self.context.peers.is_some() {
+            tokio::select! {
+                () = sleep(LISTEN_GRACE.min(deadline / 4)) => {}
+                () = at_once.clone() => {}
+            }
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        let why = SessionError::new(ErrorCode::Overloaded, "the server is stopping");
+        let drained = clients.finish_after(left, at_once.clone(), self.table.end_all(&why)).await;
+        if let Drained::Aborted(left) = drained {
+            warn!(sessions_remaining = left, "drain timeout, aborting sessions");
+        }
+        tokio::select! {
+            () = wait_relayed(&self.table) => {}
+            () = sleep_until(until) => warn!("drain timeout, relayed sessions must find another path"),
+            () = at_once => {}
+        }
+        links.start();
+        self.table.end_all(&why).await;
+        publisher.finish(CLOSE_TIMEOUT, std::future::pending()).await;
+        registry.close_all();
+        user_links.close_all();
+        finder.close_links();
+        links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
+        admin.finish(CLOSE_TIMEOUT, std::future::pending()).await;
+        drained
+    }
+}
+
+/// Waits until the last bytes of clients are delivered, and peers' sessions with plain nodes have ended.
+async fn wait_relayed(table: &SessionTable) {
+    table.wait_delivered().await;
+    while table.relayed().0 > 0 {
+        sleep(POLL_INTERVAL).await;
+    }
+}
+
+/// How long balancers may still send clients to a server that is not ready.
+const LISTEN_GRACE: Duration = Duration::from_secs(2);
+/// Interval between checks whether relayed sessions have found another path.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Time for connections to end on their own at the very end.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
