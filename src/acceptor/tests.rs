@@ -14,7 +14,7 @@ use tunnel_base::policy::targets::Targets;
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::pending::{OpenOutcome, PendingOpen};
 use tunnel_link::table::stream::Session;
-use tunnel_link::table::{Event, SessionLimits, SessionTable};
+use tunnel_link::table::{LinkEvent, SessionLimits, SessionTable};
 use tunnel_net::ByteStream;
 use tunnel_net::interfaces::{Addresses, LocalAddresses};
 use tunnel_net::resolver::Resolver;
@@ -90,7 +90,7 @@ fn pump(
         while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {
             let FrameKind::Session(id, category, word) = frame.body else { continue };
             let key = SessionKey { id, category, node: frame.node };
-            if let Some(Event::Incoming(offer)) = to.on_frame(&back, key, word, Instant::now()) {
+            if let Some(LinkEvent::Incoming(offer)) = to.on_frame(&back, key, word, Instant::now()) {
                 backend.as_ref().unwrap().serve_incoming(offer);
             }
         }

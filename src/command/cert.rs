@@ -37,7 +37,7 @@ pub enum CertCommand {
 pub struct IssueArgs {
     /// The kind of certificate.
     #[command(subcommand)]
-    pub kind: IssueKind,
+    pub kind: CertificateKind,
     /// The CA.
     #[command(flatten)]
     pub ca: CaArgs,
@@ -48,7 +48,7 @@ pub struct IssueArgs {
 
 /// The kind of certificate that `tunnel cert issue` makes.
 #[derive(Debug, Clone, Subcommand)]
-pub enum IssueKind {
+pub enum CertificateKind {
     /// A server's certificate, for edges, peers and clients.
     #[command(after_help = examples([
         "tunnel cert issue server --name tunnel.example.org",
@@ -130,37 +130,39 @@ pub fn run(cert_args: &CertCommand) -> Result<String, CommandError> {
 fn issue(cert_args: &IssueArgs) -> Result<String, CommandError> {
     let authority = cert_args.ca.authority()?;
     let (folder, next) = match &cert_args.kind {
-        IssueKind::Server { names } => {
+        CertificateKind::Server { names } => {
             let first = names.first().map(ToString::to_string).unwrap_or_default();
             let next = "copy server.crt and server.key over cert and key of [server.links] at the server";
             (format!("server-{}", first.replace(':', "-")), next.to_owned())
         }
-        IssueKind::Client { name } => (
+        CertificateKind::Client { name } => (
             client_folder(name)?,
             format!("add {name:?} to names of the listener's table in the servers' config"),
         ),
-        IssueKind::EgressClient { name, .. } => {
+        CertificateKind::EgressClient { name, .. } => {
             (client_folder(name)?, format!("add {name:?} to names of [server.egress] in the servers' config"))
         }
     };
     let out = cert_args.out_dir.clone().unwrap_or_else(|| cert_args.ca.dir.join(folder));
     let files: &[&str] = match &cert_args.kind {
-        IssueKind::Server { .. } => &["server.crt", "server.key", "ca.crt"],
-        IssueKind::EgressClient { name, .. } if name == APISERVER => {
+        CertificateKind::Server { .. } => &["server.crt", "server.key", "ca.crt"],
+        CertificateKind::EgressClient { name, .. } if name == APISERVER => {
             &["client.crt", "client.key", "ca.crt", "egress-selector.yaml"]
         }
-        IssueKind::EgressClient { .. } | IssueKind::Client { .. } => &["client.crt", "client.key", "ca.crt"],
+        CertificateKind::EgressClient { .. } | CertificateKind::Client { .. } => {
+            &["client.crt", "client.key", "ca.crt"]
+        }
     };
     let folder = OutputDir::start(&out, files.iter().map(|file| (*file).to_owned()))?;
     match &cert_args.kind {
-        IssueKind::Server { names } => {
+        CertificateKind::Server { names } => {
             let names: Vec<String> = names.iter().map(ToString::to_string).collect();
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             write_issued(&folder, "server", &authority.server(&names).map_err(|cause| refused(&cause))?)?;
             folder.write("ca.crt", authority.cert())?;
         }
-        IssueKind::Client { name } => write_client(name, "", None, &authority, &folder)?,
-        IssueKind::EgressClient { name, server } => {
+        CertificateKind::Client { name } => write_client(name, "", None, &authority, &folder)?,
+        CertificateKind::EgressClient { name, server } => {
             write_client(name, "", server.as_ref(), &authority, &folder)?;
         }
     }

@@ -118,7 +118,7 @@ pub struct ServerAddress {
 /// `[edge.session]`: limits of sessions.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
-pub struct EdgeSessions {
+pub struct EdgeSessionConfig {
     /// Timeout for resuming a session while no server is reachable.
     #[serde(with = "Millis::<0, DAY>")]
     pub resume_timeout: Duration,
@@ -135,7 +135,7 @@ pub struct EdgeSessions {
     pub buffer_memory: Option<usize>,
 }
 
-impl Default for EdgeSessions {
+impl Default for EdgeSessionConfig {
     fn default() -> Self {
         Self {
             resume_timeout: config::RESUME_TIMEOUT,
@@ -279,9 +279,9 @@ fn warn_template<'h>(
     }
 }
 
-pub(crate) fn session(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> EdgeSessions {
+pub(crate) fn session(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> EdgeSessionConfig {
     let mut table = edge.table("session", report);
-    let session: EdgeSessions = table.fields(report);
+    let session: EdgeSessionConfig = table.fields(report);
     table.close(&session, report);
     session
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::config::access::AuthConfig;
 use crate::config::admin_listener::AdminConfig;
 use crate::config::diagnostics::Diagnostics;
-use crate::config::edge::{self, AllowConfig, EdgeSessions, TargetTlsConfig, UplinkConfig};
+use crate::config::edge::{self, AllowConfig, EdgeSessionConfig, TargetTlsConfig, UplinkConfig};
 use crate::config::kubernetes::{self, EdgeCsrConfig};
 use crate::config::table::ConfigTable;
 use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
@@ -21,7 +21,7 @@ pub struct EdgeConfig {
     /// The socket for commands on this machine.
     pub admin: AdminConfig,
     /// Limits of sessions.
-    pub session: EdgeSessions,
+    pub session: EdgeSessionConfig,
     /// The targets that this edge may dial.
     pub allow: AllowConfig,
     /// TLS to targets.

@@ -30,7 +30,7 @@ use crate::registry::Registry;
 use crate::registry::peers::announcements::{AnnouncementLinks, UNSOLICITED};
 use crate::registry::peers::node_list::LastList;
 use crate::registry::peers::peer::Peer;
-use crate::registry::peers::peer_dialer::{DialContext, PeerDialer, PeerError};
+use crate::registry::peers::peer_dialer::{PeerDialContext, PeerDialer, PeerError};
 use crate::registry::peers::questions::Questions;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Instance, NodeName, ServerName};
@@ -42,7 +42,7 @@ use tunnel_proto::frame::{Found, FrameKind, Load, NodePage};
 /// The links to peers: made from here when needed, or by peers.
 #[derive(Debug)]
 pub struct Peers {
-    dial_context: DialContext,
+    dial_context: PeerDialContext,
     servers: Mutex<PeerList>,
     announcement_links: AnnouncementLinks,
     /// Whether they have a node.
@@ -77,7 +77,7 @@ impl Peers {
         drain: Drain,
     ) -> Arc<Self> {
         let peers = Arc::new(Self {
-            dial_context: DialContext {
+            dial_context: PeerDialContext {
                 dialer,
                 own,
                 registry,

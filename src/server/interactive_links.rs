@@ -13,7 +13,7 @@ use crate::server::link_events::{handle_event, migrate_sessions, on_link_ended, 
 use tunnel_link::grpc::accept::{Call, CallRejection};
 use tunnel_link::link::{Link, LinkEnd};
 use tunnel_link::sender::LinkSender;
-use tunnel_link::table::Event;
+use tunnel_link::table::LinkEvent;
 use tunnel_link::table::traffic_class::TrafficClassifier;
 use tunnel_proto::frame::{Frame, FrameKind, Remote};
 
@@ -63,7 +63,7 @@ async fn run_interactive(
     let why = loop {
         tokio::select! {
             event = link.next() => match event {
-                Ok(Event::Signal(Frame { body: FrameKind::Drain(_), .. })) => {
+                Ok(LinkEvent::Signal(Frame { body: FrameKind::Drain(_), .. })) => {
                     is_new = false;
                     busy.clear_interactive(&sender);
                     migrate_sessions(&sender, is_logged, shared);

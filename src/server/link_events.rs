@@ -24,7 +24,7 @@ use tunnel_base::names::{Host, Instance, NodeName, Target};
 use tunnel_link::link::{Link, LinkEnd};
 use tunnel_link::relay::bindings::RelayEnd;
 use tunnel_link::sender::LinkSender;
-use tunnel_link::table::Event;
+use tunnel_link::table::LinkEvent;
 use tunnel_link::table::pending::IncomingSession;
 use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_link::table::stream::Session;
@@ -52,16 +52,16 @@ pub(crate) fn search_permits(shared: &Arc<ServerContext>) -> SearchPermits {
 
 /// Handles an event of the link of `sender`.
 pub(crate) fn handle_event(
-    event: Event,
+    event: LinkEvent,
     sender: &Arc<LinkSender>,
     room: &SearchPermits,
     shared: &Arc<ServerContext>,
 ) {
     match event {
-        // Never happens: a server receives its requests as `Event::RelayRequest`. Dropping an offer refuses it.
-        Event::Incoming(_) => {}
-        Event::RelayRequest(request) => handle_request(request, shared, room),
-        Event::Signal(frame) => handle_signal(frame, sender, shared),
+        // Never happens: a server receives its requests as `LinkEvent::RelayRequest`. Dropping an offer refuses it.
+        LinkEvent::Incoming(_) => {}
+        LinkEvent::RelayRequest(request) => handle_request(request, shared, room),
+        LinkEvent::Signal(frame) => handle_signal(frame, sender, shared),
     }
 }
 

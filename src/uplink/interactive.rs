@@ -13,7 +13,7 @@ use tunnel_base::backoff::Backoff;
 use tunnel_link::link::Link;
 use tunnel_link::liveness::{self, Suspicion};
 use tunnel_link::sender::LinkSender;
-use tunnel_link::table::Event;
+use tunnel_link::table::LinkEvent;
 use tunnel_link::table::traffic_class::TrafficClassifier;
 use tunnel_proto::frame::{Frame, FrameKind};
 use tunnel_proto::hello::LinkPurpose;
@@ -129,7 +129,7 @@ impl Reconnector {
         let why = loop {
             tokio::select! {
                 event = link.next() => match event {
-                    Ok(Event::Signal(Frame { body: FrameKind::Drain(_), .. })) => break None,
+                    Ok(LinkEvent::Signal(Frame { body: FrameKind::Drain(_), .. })) => break None,
                     Ok(event) => {
                         self.handle_event(event);
                     }

@@ -21,7 +21,7 @@ use tunnel_link::backup::BackupDialer;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::link::{Link, LinkEnd};
 use tunnel_link::sender::LinkSender;
-use tunnel_link::table::Event;
+use tunnel_link::table::LinkEvent;
 use tunnel_net::interfaces::changes::NetworkChanges;
 use tunnel_net::path_mtu::REMEDY;
 use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionError};
@@ -179,7 +179,7 @@ impl Reconnector {
             tokio::select! {
                 biased;
                 event = link.next() => match event {
-                    Ok(Event::Signal(Frame { body: FrameKind::Drain(to), .. })) => break Replacement::Drained(to),
+                    Ok(LinkEvent::Signal(Frame { body: FrameKind::Drain(to), .. })) => break Replacement::Drained(to),
                     Ok(event) => self.handle_event(event),
                     Err(why) => break Replacement::Ended(why),
                 },
@@ -331,19 +331,19 @@ impl Reconnector {
     }
 
     /// Handles an event of a link.
-    pub(super) fn handle_event(&self, event: Event) {
+    pub(super) fn handle_event(&self, event: LinkEvent) {
         match event {
-            Event::Incoming(offer) if self.sessions.is_draining() => {
+            LinkEvent::Incoming(offer) if self.sessions.is_draining() => {
                 offer.refuse(SessionError::new(ErrorCode::Overloaded, "the edge is stopping"));
             }
-            Event::Incoming(offer) => match &self.backend {
+            LinkEvent::Incoming(offer) => match &self.backend {
                 Some(backend) => backend.serve_incoming(offer),
                 None => {
                     let why = "a user's program accepts no sessions";
                     offer.refuse(SessionError::new(ErrorCode::NotAllowed, why));
                 }
             },
-            Event::Signal(Frame { body: FrameKind::Conflict(conflict), .. }) => {
+            LinkEvent::Signal(Frame { body: FrameKind::Conflict(conflict), .. }) => {
                 self.readiness.note_until(
                     NODE_NAME_CONDITION,
                     conflict.reason,
@@ -351,7 +351,7 @@ impl Reconnector {
                 );
             }
             // A server sends an edge no others, except Drain: a second one has no effect.
-            Event::RelayRequest(_) | Event::Signal(_) => {}
+            LinkEvent::RelayRequest(_) | LinkEvent::Signal(_) => {}
         }
     }
 

@@ -22,7 +22,7 @@ use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT, dial};
 use tunnel_link::link::Link;
-use tunnel_link::table::{Event, SessionLimits, SessionTable};
+use tunnel_link::table::{LinkEvent, SessionLimits, SessionTable};
 use tunnel_net::listen::tune_link;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::Buffered;
@@ -201,7 +201,7 @@ impl Edge {
         self.counts.at[at].fetch_add(1, Relaxed);
         let why = loop {
             match link.next().await {
-                Ok(Event::Signal(Frame { body: FrameKind::Drain(_), .. })) => break None,
+                Ok(LinkEvent::Signal(Frame { body: FrameKind::Drain(_), .. })) => break None,
                 // These edges receive no other requests.
                 Ok(_event) => {}
                 Err(why) => break Some(why),

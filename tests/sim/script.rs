@@ -14,7 +14,7 @@ use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::pending::{IncomingSession, PendingOpen};
 use tunnel_link::table::stream::Session;
-use tunnel_link::table::{Event, SessionLimits, SessionTable};
+use tunnel_link::table::{LinkEvent, SessionLimits, SessionTable};
 use tunnel_net::ByteStream as _;
 use tunnel_proto::frame::{Category, ErrorCode, FrameKind, Remote, SessionError, SessionFrame, SessionKey};
 use tunnel_proto::halves::WindowLimits;
@@ -58,13 +58,13 @@ impl Script {
     fn accept_session(&self, link: &Arc<LinkSender>) -> Option<Session> {
         let id = SessionId::random();
         match self.receive_frame(link, id, open_frame(1)) {
-            Some(Event::RelayRequest(request)) => request.offer().map(IncomingSession::accept),
+            Some(LinkEvent::RelayRequest(request)) => request.offer().map(IncomingSession::accept),
             _ => None,
         }
     }
 
     /// Handles a frame of a session that arrives over that link.
-    fn receive_frame(&self, link: &Arc<LinkSender>, id: SessionId, frame: SessionFrame) -> Option<Event> {
+    fn receive_frame(&self, link: &Arc<LinkSender>, id: SessionId, frame: SessionFrame) -> Option<LinkEvent> {
         let node = link.peer.node().cloned().unwrap_or_else(|| node(1));
         let key = SessionKey { id, category: Category::Ssh, node };
         self.table.on_frame(link, key, frame, Instant::now())
@@ -444,7 +444,7 @@ async fn relayed_sessions_of_one_edge_leave_permits_for_other_edges() {
             let (id, node) = (SessionId::random(), node(9));
             let key = SessionKey { id, category: Category::Ssh, node };
             match script.table.on_frame(edge, key, open_frame(1), Instant::now()) {
-                Some(Event::RelayRequest(request)) => request.pass(&acceptor),
+                Some(LinkEvent::RelayRequest(request)) => request.pass(&acceptor),
                 _ => return false,
             }
             true

@@ -36,9 +36,9 @@ pub struct Metrics {
     /// Number of nodes linked to this server.
     pub nodes: Gauge,
     /// Open links, by kind of remote.
-    pub links: OpenLinks,
+    pub links: OpenLinksGauge,
     /// Open links to programs of SuperEdge, by dialect.
-    pub plain_links: OpenLinks,
+    pub plain_links: OpenLinksGauge,
     /// Closed links, by reason.
     pub links_closed: ReasonCounter,
     /// Rejected links, by reason.
@@ -105,7 +105,7 @@ pub struct ReasonCounter {
 
 /// Open links, by kind, and of all kinds together.
 #[derive(Debug, Clone)]
-pub struct OpenLinks {
+pub struct OpenLinksGauge {
     label: &'static str,
     each: Family<Labels, Gauge>,
     all: Gauge,
@@ -193,8 +193,8 @@ impl Metrics {
         let [bytes_to_target, bytes_to_client] = session_bytes(&mut all);
         let mut metrics = Self {
             nodes,
-            links: OpenLinks::by("remote"),
-            plain_links: OpenLinks::by("dialect"),
+            links: OpenLinksGauge::by("remote"),
+            plain_links: OpenLinksGauge::by("dialect"),
             links_closed: ReasonCounter::by("reason"),
             links_rejected: ReasonCounter::by("reason"),
             link_dial_failures: ReasonCounter::by("reason"),
@@ -282,7 +282,7 @@ impl ReasonCounter {
     }
 }
 
-impl OpenLinks {
+impl OpenLinksGauge {
     fn by(label: &'static str) -> Self {
         Self { label, each: Family::default(), all: Gauge::default() }
     }

@@ -13,7 +13,7 @@ pub mod decision;
 pub mod error;
 pub mod name_lookup;
 pub mod names;
-pub(crate) mod node_subset;
+pub(crate) mod partial_node;
 pub mod profile;
 pub(crate) mod renewal;
 pub mod renewer;

@@ -17,7 +17,7 @@ use crate::grpc::read_ahead::ReadAhead;
 use crate::liveness::{Liveness, Role, STALLED, Verdict};
 use crate::plain::{PlainReader, PlainRemote};
 use crate::sender::LinkSender;
-use crate::table::{Event, SessionTable};
+use crate::table::{LinkEvent, SessionTable};
 use tunnel_base::metrics::Metrics;
 use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::codec::proto::StreamMsg;
@@ -38,7 +38,7 @@ pub struct Link {
     incoming: Incoming,
     ahead: ReadAhead,
     reader: Decoder,
-    events: VecDeque<Event>,
+    events: VecDeque<LinkEvent>,
     /// Bytes read since the last yield to other tasks.
     since_rest: usize,
     liveness: Liveness,
@@ -98,7 +98,7 @@ impl Link {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub async fn next(&mut self) -> Result<Event, LinkEnd> {
+    pub async fn next(&mut self) -> Result<LinkEvent, LinkEnd> {
         loop {
             // Each event is handled before the next frame is read, because the handling may affect how that frame is
             // read.
@@ -216,7 +216,7 @@ impl Link {
                 let key = SessionKey { id, category, node: frame.node };
                 self.events.extend(self.table.on_frame(&self.sender, key, session_frame, now));
             }
-            _ => self.events.push_back(Event::Signal(frame)),
+            _ => self.events.push_back(LinkEvent::Signal(frame)),
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::grpc::read_ahead::ReadAhead;
 use crate::lock::Mutex;
 use crate::sender::LinkSender;
 use crate::table::session::SessionCore;
-use crate::table::{Event, SessionTable};
+use crate::table::{LinkEvent, SessionTable};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_proto::codec::proto::StreamMsg;
@@ -112,7 +112,7 @@ impl PlainRemote {
     }
 
     /// Passes frames to their session. Returns what they require the link's driver to do.
-    fn deliver(&self, decoded: Decoded, now: Instant) -> Vec<Event> {
+    fn deliver(&self, decoded: Decoded, now: Instant) -> Vec<LinkEvent> {
         let Some(node) = self.sender.peer.node() else { return Vec::new() };
         let Decoded { id, category, frames } = decoded;
         let key = || SessionKey { id, category, node: node.clone() };
@@ -196,7 +196,7 @@ impl PlainReader {
     }
 
     /// Handles a message from the remote.
-    pub(crate) fn on_message(&mut self, message: StreamMsg, now: Instant, events: &mut VecDeque<Event>) {
+    pub(crate) fn on_message(&mut self, message: StreamMsg, now: Instant, events: &mut VecDeque<LinkEvent>) {
         let mut codec = self.remote.codec.lock();
         let meaning = codec.handle_message(message, now);
         let replies = codec.has_messages();
@@ -218,7 +218,7 @@ impl PlainReader {
         }
     }
 
-    fn deliver(&mut self, decoded: Decoded, now: Instant, events: &mut VecDeque<Event>) {
+    fn deliver(&mut self, decoded: Decoded, now: Instant, events: &mut VecDeque<LinkEvent>) {
         self.fed = Some(decoded.id);
         events.extend(self.remote.deliver(decoded, now));
     }
@@ -251,7 +251,7 @@ impl PlainReader {
 
     /// Handles sessions for which a time has come: the target has ended and has received all its data, or the remote does
     /// not report what this end waits for.
-    pub(crate) fn tick(&mut self, now: Instant, events: &mut VecDeque<Event>) {
+    pub(crate) fn tick(&mut self, now: Instant, events: &mut VecDeque<LinkEvent>) {
         let due = self.remote.codec.lock().due(now);
         for id in due {
             let taken = self.remote.unread(id) == 0;

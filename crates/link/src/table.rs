@@ -85,7 +85,7 @@ pub struct SessionTable {
 
 /// What a frame requires the caller to do.
 #[derive(Debug)]
-pub enum Event {
+pub enum LinkEvent {
     /// The remote end requests a session here.
     Incoming(IncomingSession),
     /// A request to reach a node through this server.
@@ -251,7 +251,7 @@ impl SessionTable {
         key: SessionKey,
         mut frame: SessionFrame,
         now: Instant,
-    ) -> Option<Event> {
+    ) -> Option<LinkEvent> {
         if let Some(opener) = frame.opener() {
             *opener = Opener::verified(opener.take(), &sender.peer, sender.instance);
         }
@@ -283,7 +283,7 @@ impl SessionTable {
         sender: &Arc<LinkSender>,
         mut key: SessionKey,
         mut frame: SessionFrame,
-    ) -> Option<Event> {
+    ) -> Option<LinkEvent> {
         // A server's requests to an edge are meant for that edge; a link to it carries nothing else.
         let at_server = !matches!(sender.peer, Remote::Server(_));
         match &mut frame {
@@ -302,7 +302,7 @@ impl SessionTable {
             SessionFrame::Resume { instance, .. } if at_server && *instance != Some(self.instance) => {
                 self.on_request(sender, key, frame)
             }
-            SessionFrame::Open { .. } => self.on_open(sender, key, frame).map(Event::Incoming),
+            SessionFrame::Open { .. } => self.on_open(sender, key, frame).map(LinkEvent::Incoming),
             SessionFrame::Resume { epoch, opener, .. } => {
                 sender.reply(&key, self.failed_resume(key.id, opener.as_ref(), *epoch));
                 None
@@ -321,7 +321,7 @@ impl SessionTable {
         from: &Arc<LinkSender>,
         key: SessionKey,
         frame: SessionFrame,
-    ) -> Option<Event> {
+    ) -> Option<LinkEvent> {
         let attempt = Attempt::new(from.clone(), key, &frame)?;
         let most = self.limits.sessions;
         let too_many = if from.is_answer_queue_full() || from.sessions() >= most {
@@ -341,7 +341,7 @@ impl SessionTable {
         match self.relays.on_request(&attempt) {
             BindOutcome::Newest => {
                 let (table, frame) = (self.clone(), Some(frame));
-                return Some(Event::RelayRequest(RelayRequest { table, attempt, frame }));
+                return Some(LinkEvent::RelayRequest(RelayRequest { table, attempt, frame }));
             }
             BindOutcome::Stale => self.metrics.frames_dropped.count("unexpected"),
             BindOutcome::WrongOpener => self.reject_opener(from, &attempt.key, &frame),

@@ -13,7 +13,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::registry::peers::peer_dialer::{DialContext, PeerError};
+use crate::registry::peers::peer_dialer::{PeerDialContext, PeerError};
 use tunnel_base::names::{self};
 use tunnel_link::backup::BackupDialer;
 use tunnel_link::sender::LinkSender;
@@ -109,7 +109,7 @@ impl Peer {
 
     /// Keeps a link to it until draining begins or the peer is dismissed. For a peer that DNS returned, makes only one, on
     /// request.
-    pub(crate) async fn run(self: Arc<Self>, context: DialContext) {
+    pub(crate) async fn run(self: Arc<Self>, context: PeerDialContext) {
         let drain = context.drain.clone();
         loop {
             self.keep_linked(&context).await;
@@ -128,7 +128,7 @@ impl Peer {
         }
     }
 
-    async fn keep_linked(&self, context: &DialContext) {
+    async fn keep_linked(&self, context: &PeerDialContext) {
         let drain = context.drain.clone();
         let mut failures = 0;
         let mut second = BackupDialer::new(context.registry.metrics.clone());
@@ -173,7 +173,7 @@ impl Peer {
     }
 
     /// Logs the failure and returns the time until the next attempt.
-    fn failed(&self, failures: u32, why: PeerError, context: &DialContext) -> Duration {
+    fn failed(&self, failures: u32, why: PeerError, context: &PeerDialContext) -> Duration {
         let listed = self.listed.load(Relaxed);
         // Servers that start together do not reach each other at first.
         if listed && (failures == WARN_AFTER_FAILURES || failures == 1 && why.is_strange()) {
@@ -187,7 +187,7 @@ impl Peer {
         pause
     }
 
-    fn note(&self, trouble: Option<PeerError>, context: &DialContext) {
+    fn note(&self, trouble: Option<PeerError>, context: &PeerDialContext) {
         let mut known = self.trouble.lock();
         let changed = *known != trouble;
         *known = trouble;
@@ -221,7 +221,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Peer {
     /// Serves a link until it ends. An unresponsive link is replaced by a new one.
-    async fn serve(&self, mut link: Arc<LinkSender>, second: &mut BackupDialer, context: &DialContext) {
+    async fn serve(&self, mut link: Arc<LinkSender>, second: &mut BackupDialer, context: &PeerDialContext) {
         while let Some(next) = self.serve_one(&link, second, context).await {
             self.state.send_replace(PeerState::Linked(next.clone()));
             link.close();
@@ -235,7 +235,7 @@ impl Peer {
         &self,
         link: &Arc<LinkSender>,
         second: &mut BackupDialer,
-        context: &DialContext,
+        context: &PeerDialContext,
     ) -> Option<Arc<LinkSender>> {
         let server = link.instance.map(tracing::field::debug);
         tracing::info!(link = %link.id, server_addr = %self.at, server, "linked to peer");

@@ -98,7 +98,7 @@ pub struct TlsPeerDialer {
 
 /// The state shared by the tasks of all peers.
 #[derive(Debug, Clone)]
-pub(crate) struct DialContext {
+pub(crate) struct PeerDialContext {
     pub(crate) dialer: Arc<dyn PeerDialer>,
     /// This process.
     pub(crate) own: Instance,

@@ -43,12 +43,12 @@ struct Meta {
     namespace: Option<String>,
     resource_version: Option<String>,
     #[serde(default)]
-    labels: Labels,
+    labels: SliceLabels,
 }
 
 /// The only label that is read: in an EndpointSlice it names the Service.
 #[derive(Deserialize, Default)]
-struct Labels {
+struct SliceLabels {
     #[serde(rename = "kubernetes.io/service-name")]
     service: Option<String>,
 }
@@ -187,12 +187,12 @@ struct ServiceStatus {
 #[derive(Debug, Clone, Deserialize, Default)]
 #[serde(default)]
 struct LoadBalancer {
-    ingress: Vec<Ingress>,
+    ingress: Vec<LoadBalancerIngress>,
 }
 
 /// An ingress point of a load balancer.
 #[derive(Debug, Clone, Deserialize)]
-struct Ingress {
+struct LoadBalancerIngress {
     /// An ingress may have only a host name.
     ip: Option<String>,
 }

@@ -9,7 +9,7 @@ use crate::cluster::Cluster;
 use crate::csr::apiserver_names::ApiserverNames;
 use crate::csr::error::{CsrError, with_timeout};
 use crate::csr::names::{LOOPBACK, add_service_names, canonical, is_node_port};
-use crate::csr::node_subset::reachable_names;
+use crate::csr::partial_node::reachable_names;
 
 /// Where to look up the names and addresses by which clients reach the servers.
 ///
@@ -24,7 +24,7 @@ pub struct NameLookup {
 
 /// The names and addresses that a certificate needs, as looked up in the cluster.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct ResolvedNames {
+pub(crate) struct ResolvedCertificateNames {
     /// All names and addresses, including loopback, in the form that certificates use.
     pub(crate) names: BTreeSet<String>,
     /// Name and namespace of the first Service that does not exist.
@@ -37,8 +37,8 @@ impl NameLookup {
     /// # Errors
     ///
     /// Fails if kube-apiserver does not answer or does not authorize the request.
-    pub(crate) async fn look_up(&self, cluster: &Cluster) -> Result<ResolvedNames, CsrError> {
-        let (mut found, mut all) = (ResolvedNames::default(), self.names.clone());
+    pub(crate) async fn look_up(&self, cluster: &Cluster) -> Result<ResolvedCertificateNames, CsrError> {
+        let (mut found, mut all) = (ResolvedCertificateNames::default(), self.names.clone());
         all.extend(LOOPBACK.map(str::to_owned));
         if !self.services.is_empty() {
             let (client, namespace) = cluster.connect().await?;

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use crate::cluster::Cluster;
 use crate::csr::error::CsrError;
-use crate::csr::name_lookup::{NameLookup, ResolvedNames};
+use crate::csr::name_lookup::{NameLookup, ResolvedCertificateNames};
 use crate::csr::names;
 use crate::csr::profile::Profile;
 use crate::csr::renewal::{Issue, Step, due, step};
@@ -135,7 +135,7 @@ impl CertificateRenewer {
             CertificateNames::Fixed(fixed) => return Ok(names::canonical(fixed.clone())),
             CertificateNames::Of(reach) => reach,
         };
-        let ResolvedNames { names, missing } = reach.look_up(&self.cluster).await?;
+        let ResolvedCertificateNames { names, missing } = reach.look_up(&self.cluster).await?;
         missing.map_or(Ok(names), |(name, namespace)| Err(CsrError::NoService(name, namespace)))
     }
 

@@ -11,11 +11,11 @@ use tunnel_proto::frame::{ErrorCode, Opener, SessionError, SessionFrame};
 
 /// Ids of ended sessions by client, kept for as long as a late Open could arrive.
 #[derive(Debug)]
-pub(crate) struct Tombstones(FairMap<Arc<str>, SessionId, Ended>);
+pub(crate) struct Tombstones(FairMap<Arc<str>, SessionId, EndedSession>);
 
 /// An ended session in [`Tombstones`].
 #[derive(Debug)]
-struct Ended {
+struct EndedSession {
     /// When it ended.
     at: Instant,
     /// The code for the answer to a late Open.
@@ -40,7 +40,7 @@ impl Tombstones {
         let why = why
             .filter(|code| !matches!(code, ErrorCode::NodeNotConnected | ErrorCode::NoError))
             .unwrap_or(ErrorCode::UnknownSession);
-        self.0.insert(client, id, Ended { at: now, why }, now);
+        self.0.insert(client, id, EndedSession { at: now, why }, now);
     }
 
     pub(crate) fn forget_before(&mut self, before: Instant) {

@@ -349,9 +349,9 @@ impl<'a> World<'a> {
                 sender.mark_active(now);
                 let key = SessionKey { id, category, node: frame.node };
                 match self.tables[process].on_frame(&sender, key, session_frame, now) {
-                    Some(Event::Incoming(offer)) => self.offer(offer),
-                    Some(Event::RelayRequest(request)) => self.relay(process, request),
-                    Some(Event::Signal(_)) | None => {}
+                    Some(LinkEvent::Incoming(offer)) => self.offer(offer),
+                    Some(LinkEvent::RelayRequest(request)) => self.relay(process, request),
+                    Some(LinkEvent::Signal(_)) | None => {}
                 }
                 self.check_session(process, id);
             }

@@ -12,7 +12,7 @@ use crate::schedule::frame_source::{ControlQueue, Entry, FrameSource as _, Queue
 use crate::sender::LinkSender;
 use crate::table::pending::{OpenOutcome, PendingOpen};
 use crate::table::session::{Inner, Origin, SessionCore};
-use crate::table::{Event, SessionLimits, SessionTable};
+use crate::table::{LinkEvent, SessionLimits, SessionTable};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_net::ByteStream as _;
@@ -310,7 +310,7 @@ async fn an_opening_that_is_refused_leaves_no_acceptor_of_an_older_open() {
         drop(opening);
         let resume = frames_on(&links[1]).pop().unwrap();
         let offer = if late { None } else { hears(&there, &far[0], &older) };
-        assert!(late || matches!(offer, Some(Event::Incoming(_))));
+        assert!(late || matches!(offer, Some(LinkEvent::Incoming(_))));
         hears(&there, &far[1], &resume);
         if late {
             assert!(hears(&there, &far[0], &older).is_none(), "it must open nothing");
@@ -344,7 +344,9 @@ async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
     let mut cx = Context::from_waker(Waker::noop());
     let mut sessions = Vec::new();
     for _ in 0..1001 {
-        let Some(Event::Incoming(offer)) = on_frame(SessionId::random(), open()) else { panic!("refused") };
+        let Some(LinkEvent::Incoming(offer)) = on_frame(SessionId::random(), open()) else {
+            panic!("refused")
+        };
         sessions.push(offer.accept());
         while link.poll_pull(&mut cx, now).is_ready() {}
     }
@@ -354,7 +356,7 @@ async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
     }
     assert!(link.waiting() > 1000);
     let offered = on_frame(SessionId::random(), open());
-    assert!(matches!(offered, Some(Event::Incoming(_))), "{offered:?}");
+    assert!(matches!(offered, Some(LinkEvent::Incoming(_))), "{offered:?}");
 }
 
 const WINDOWS: WindowLimits = WindowLimits { start: 1000, max: 4000 };
