@@ -4,6 +4,7 @@
 //! field may end with `Example:` or `Required:` and a value to show, for a key without a default. `UPDATE_REFERENCE=1`
 //! rewrites the files. The schemas of `schema` are made of the same tables.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -231,12 +232,14 @@ impl Place {
     }
 }
 
-/// Returns the tables of a role, in the order of the sources. Several structs may be parts of one table: the last one
-/// describes it, and has its first keys.
+/// Returns the tables of a role. Several structs may be parts of one table: the one that fewest tables share describes
+/// it, and has its first keys.
 pub(super) fn tables(role: &str) -> Vec<TableReference> {
     let (_, always) = parse("", role);
     let mut tables: Vec<TableReference> = Vec::new();
-    for Struct { tables: names, about, fields } in structs() {
+    let mut structs = structs();
+    structs.sort_by_key(|part| Reverse(part.tables.len()));
+    for Struct { tables: names, about, fields } in structs {
         for name in names.into_iter().filter(|name| name.split('.').next() == Some(role)) {
             let present = parse(&format!("[{name}]\n"), role).1;
             let defaults = present.get(&name).unwrap_or_else(|| panic!("[{name}] is not recorded"));
