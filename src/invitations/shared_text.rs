@@ -10,7 +10,7 @@ use crate::etcd::{EtcdAccess, EtcdEndpoints};
 use crate::publish::shared_file;
 use tunnel_net::resolver::Resolver;
 
-/// The store of the text of the [`Enrolments`], shared by all servers: a file, etcd, or a Secret of Kubernetes.
+/// The store of the text of the `Enrolments`, shared by all servers: a file, etcd, or a Secret of Kubernetes.
 pub trait SharedState: fmt::Debug + Send {
     /// Reads the text.
     ///
@@ -35,7 +35,7 @@ pub trait SharedState: fmt::Debug + Send {
 /// Error reading or writing the shared text of invitations and tokens. Only its text is used.
 pub type SharedStateError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The text of the [`Enrolments`] as read from its store. It is given back when writing, to detect another server's
+/// The text of the `Enrolments` as read from its store. It is given back when writing, to detect another server's
 /// change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Revision {

@@ -60,7 +60,7 @@ pub trait ListenerProtocol<S>: Send + Sync + 'static {
     /// Reads the head, passes the request to [`Admission::open`], and responds to the client. A protocol with many
     /// requests per connection passes each of them to [`Admission::authorize`] instead.
     ///
-    /// The future is dropped at an await point if it calls neither within [`HEAD_TIME`], or at the end of draining. It
+    /// The future is dropped at an await point if it calls neither within `HEAD_TIME`, or at the end of draining. It
     /// is also dropped if the client's permit is revoked in favour of another source.
     fn handshake(
         &self,

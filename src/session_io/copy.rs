@@ -26,7 +26,7 @@ use tunnel_net::socket::in_error;
 ///   [`DELIVERY_TIMEOUT`], or for [`READER_PAUSE`] if the bytes are known to end cleanly.
 /// - A lost side of which nothing is left ends the copying, because the other side may stay idle forever.
 /// - A side that cannot be read ends the copying. All its bytes were given to the other side, which is **not**
-///   finished: [`close_gracefully`] on it delivers the rest with a clean end, dropping it signals a failure.
+///   finished: `close_gracefully` on it delivers the rest with a clean end, dropping it signals a failure.
 ///
 /// Yields to other tasks every [`BYTES_PER_TURN`] bytes. Dropping the future leaves both streams usable, but bytes that
 /// were read from one stream and not yet written to the other are lost.

@@ -18,7 +18,7 @@ use tunnel_base::names::{self};
 use tunnel_link::backup::BackupDialer;
 use tunnel_link::sender::LinkSender;
 
-/// A peer. One task runs [`Self::run`] for it.
+/// A peer. One task runs `run` for it.
 ///
 /// Only that task changes the state and dials; others read the state and request a link by `redial`. A waiter for a link
 /// subscribes to the state before checking it, so no change in between is missed.

@@ -6,8 +6,9 @@
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use tunnel_base::names::NodeName;
+use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::codec::proto::StreamMsg;
-use tunnel_proto::codec::{DecodeError, Decoder, encode, from_message, to_message};
+use tunnel_proto::codec::{DecodeError, Decoder, encode};
 use tunnel_proto::frame::{FrameKind, Remote};
 
 fuzz_target!(|input: (u8, &[u8])| {

@@ -33,7 +33,7 @@ pub struct PeerTls {
 }
 
 impl PeerTlsConfig {
-    /// Reads the files now. Call [`Reload::load`] for each handshake, and watch it with a [`FileWatcher`].
+    /// Reads the files now. Call [`Reload::load`] for each handshake, and watch it with a `FileWatcher`.
     ///
     /// # Errors
     ///
