@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tracing::info_span;
 
-use crate::registry::not_found_text::NodeNotFound;
+use crate::registry::node_not_found::NodeNotFound;
 use crate::registry::waiters::{NodeWaiter, NodeWaiters};
 use crate::registry::{Finder, Path, RELINK_WINDOW};
 use tunnel_base::backoff::Backoff;

@@ -1,4 +1,4 @@
-//! Readiness of this process, and the expiry of certificates.
+//! Readiness of this process.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! `tunnel invite`, `tunnel invitations` and `tunnel join`: authorizing machines and users to join a cloud, and joining it.
+//! `tunnel invite` and `tunnel invitations`: authorizing machines and users to join a cloud.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};

@@ -1,4 +1,4 @@
-//! Keys of listeners: an address (our form) or a port on all interfaces (SuperEdge's form), and access rules.
+//! Keys of listeners: an address (our form) or a port on all interfaces (SuperEdge's form).
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Follows the config file while the program runs: which changed keys take effect at once, and which wait for a restart.
+//! Which changed keys of a config take effect while the program runs, and which wait for a restart.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Calls to one member. Only this section knows etcd's messages.
+//! Calls to one member. Only this file knows etcd's messages.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

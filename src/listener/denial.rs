@@ -318,7 +318,7 @@ const NO_HTTP_2: &str =
 mod tests {
     use std::time::Duration;
 
-    use crate::registry::not_found_text::NodeNotFound;
+    use crate::registry::node_not_found::NodeNotFound;
     use crate::registry::peers::peer_dialer::PeerError;
     use tunnel_proto::frame::ErrorCode;
 

@@ -30,7 +30,7 @@ use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
 use crate::listener::intercept::reconciler::PreparedIntercept;
 use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, single};
-use crate::registry::not_found_text::NodeNotFound;
+use crate::registry::node_not_found::NodeNotFound;
 use crate::route::RouteError;
 use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_base::names::{NodeName, Target};

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::registry::Finder;
-use crate::registry::not_found_text::NodeNotFound;
+use crate::registry::node_not_found::NodeNotFound;
 use crate::registry::peers::MAX_KNOWN;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;

@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::registry::Path;
 use crate::registry::dns_search::Dns;
+use crate::registry::node_not_found::NodeNotFound;
 use crate::registry::nodes_at_peers::NodesAtPeers;
-use crate::registry::not_found_text::NodeNotFound;
 use crate::registry::peers::PeerHandle;
 use crate::registry::peers::Peers;
 use crate::registry::peers::peer_dialer::PeerError;

@@ -1,4 +1,4 @@
-//! Log output: destination, format and level, and escaping of untrusted text.
+//! Log output: destination, format and level.
 
 pub(crate) mod clean;
 pub mod dropped_lines;

@@ -1,4 +1,4 @@
-//! Discovery of servers through the endpoints of a Kubernetes Service, and of the cluster's Nodes.
+//! Discovery of servers through the endpoints of a Kubernetes Service.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};

@@ -6,7 +6,7 @@ use crate::acceptor::target_dialer::{DialRight, DialledTarget, DirectDialer, Tar
 use crate::listener::admission::destination::uplink_routing::{UplinkRouting, not_routed};
 use crate::listener::admission::{ListenerContext, SessionPermit};
 use crate::listener::denial::Denial;
-use crate::registry::not_found_text::NodeNotFound;
+use crate::registry::node_not_found::NodeNotFound;
 use crate::route::{RouteError, SessionRequest};
 use crate::session_io::session_stream::SessionStream;
 use tunnel_base::access_log::AccessLogEntry;

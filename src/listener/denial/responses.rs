@@ -5,7 +5,7 @@ use bytes::Bytes;
 use http::StatusCode;
 
 use crate::listener::denial::Denial;
-use crate::registry::not_found_text::NodeNotFound;
+use crate::registry::node_not_found::NodeNotFound;
 use crate::route::RouteError;
 use tunnel_base::addresses::LocateError;
 use tunnel_base::names::NodeName;

@@ -8,7 +8,7 @@ use futures_util::FutureExt as _;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::registry::not_found_text::NodeNotFound;
+use crate::registry::node_not_found::NodeNotFound;
 use crate::route::{MOVE_WAIT, PathSearch, PathSource};
 use crate::server::ServerContext;
 

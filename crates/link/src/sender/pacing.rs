@@ -1,4 +1,4 @@
-//! When a link sends bulk and acknowledgements: the congestion control, fed with pings and the kernel's readings.
+//! When a link sends bulk: the congestion control, fed with pings and the kernel's readings.
 
 use std::pin::Pin;
 use std::task::Context;

@@ -1,4 +1,4 @@
-//! Eviction when sessions or memory run out, and the ids of ended sessions.
+//! Eviction when sessions or memory run out, and the periodic end of old sessions.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! One end of a session: its lock and wakers, the frames it gives to its link, its paths, and its log lines.
+//! One end of a session: its lock and wakers, the frames it gives to its link, and its paths.
 
 mod trace;
 pub mod view;

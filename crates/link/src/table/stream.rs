@@ -1,5 +1,4 @@
-//! A session as its owner holds it: before it is open, while it searches for a path, and as a byte stream without
-//! copies.
+//! An open session as its owner holds it: a byte stream without copies.
 
 use std::io;
 use std::sync::Arc;
