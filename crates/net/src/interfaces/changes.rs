@@ -244,7 +244,7 @@ mod tests {
         if !rustix::process::geteuid().is_root() || !has_ip {
             return;
         }
-        let test = "interfaces::change_tests::in_own_namespace";
+        let test = "interfaces::changes::tests::in_own_namespace";
         let program = std::env::current_exe().unwrap();
         let mut unshare = Command::new("unshare");
         let output = unshare.arg("--net").arg(program).args(["--exact", test, "--ignored"]).output().unwrap();
