@@ -34,7 +34,7 @@ use tokio::net::UnixStream;
 use tracing::{Span, debug, info, info_span};
 
 use crate::admin::invitations::{invite, list, revoke};
-use crate::admin::page::{AdminUsers, STREAMS, live_page};
+use crate::admin::page::{AdminUsers, live_page};
 use crate::admin::page_events::Events;
 use crate::admin::readiness::Readiness;
 use crate::admin::requester::Requester;
@@ -50,7 +50,7 @@ use tunnel_base::names::NodeName;
 use tunnel_base::policy::Networks;
 use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler};
 use tunnel_net::fd_limit;
-use tunnel_net::limiter::{FairLimiter, Permit};
+use tunnel_net::limiter::{FairLimiter, Limits, Permit};
 use tunnel_net::listen::{Accept, TcpAccept};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::{FileWatcher, Reload};
@@ -480,6 +480,9 @@ pub(super) const BODY_TIME: Duration = Duration::from_secs(5);
 
 /// Maximum length of that body in bytes: any 32-bit number, with some space around it.
 const BODY_BYTES: usize = 64;
+
+/// Number of open live pages, in total and for one source.
+const STREAMS: Limits = Limits { per_source: 8, ..Limits::permits(16) };
 
 #[cfg(test)]
 mod tests;

@@ -381,7 +381,7 @@ impl ServerContext {
             policies,
             grants,
             search_permits: Arc::new(Semaphore::new(link_events::MAX_SEARCHES)),
-            move_permits: Arc::new(Semaphore::new(link_events::MAX_CONCURRENT_MOVES)),
+            move_permits: Arc::new(Semaphore::new(MAX_CONCURRENT_MOVES)),
             link_rates: LinkRates::default(),
             zone,
             cluster,
@@ -550,3 +550,7 @@ const LISTENERS_CONDITION: &str = "listeners";
 
 /// Receive windows of a server's sessions, in bytes.
 const WINDOWS: WindowLimits = WindowLimits { start: 64 * 1024, max: 4 << 20 };
+
+/// Maximum number of nodes whose older links are pinged at once. Limits the effect of a server that announces nodes
+/// endlessly.
+const MAX_CONCURRENT_MOVES: usize = 10_000;

@@ -18,7 +18,7 @@ use crate::admin::requester::Requester;
 use crate::admin::responses::plain_text;
 use crate::admin::{Admin, Reply};
 use tunnel_base::drain::Drain;
-use tunnel_net::limiter::{Limits, Source};
+use tunnel_net::limiter::Source;
 use tunnel_net::tls::client_certificate::ClientCertificate;
 
 /// The name of an authenticated user; `None` if there is none.
@@ -160,8 +160,6 @@ const PERSON_HINT: &str =
 /// The challenge for a name and password (RFC 7617).
 pub(crate) const BASIC: &str = "Basic realm=\"tunnel\", charset=\"UTF-8\"";
 const PAGE: &str = include_str!("page.html");
-/// Number of open live pages, in total and for one source.
-pub(crate) const STREAMS: Limits = Limits { per_source: 8, ..Limits::permits(16) };
 
 #[cfg(test)]
 mod tests {

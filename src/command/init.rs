@@ -21,8 +21,8 @@ use crate::startup::Startup;
 use tunnel_base::files;
 use tunnel_base::names::{Host, NameError, NodeName, Target};
 use tunnel_net::pki::{CertificateAuthority, IssuedCert, PkiError};
+use tunnel_net::tls::certificate::KUBELET_CLIENT_PREFIX;
 use tunnel_net::tls::pem::PemError;
-use tunnel_net::tls::resolver::KUBELET_CLIENT;
 use tunnel_net::tls::{self};
 
 /// Arguments of `tunnel init`.
@@ -175,9 +175,9 @@ pub(crate) fn client_folders(option: &str, clients: &[String]) -> Result<Vec<Str
                 "{option} {name:?}: expected 1 to 64 of A-Z a-z 0-9 : . - _ @"
             )));
         }
-        if name.to_ascii_lowercase().starts_with(KUBELET_CLIENT) {
+        if name.to_ascii_lowercase().starts_with(KUBELET_CLIENT_PREFIX) {
             return Err(CommandError::usage(format!(
-                "{option} {name}: names that begin with {KUBELET_CLIENT} are reserved for edges; choose another"
+                "{option} {name}: names that begin with {KUBELET_CLIENT_PREFIX} are reserved for edges; choose another"
             )));
         }
         if !seen.insert(dir.clone()) {
@@ -247,7 +247,8 @@ fn write_edge(
     folder.write(&format!("{dir}/certs/ca.crt"), signers.ours.cert())?;
     folder.write(&format!("{dir}/token/token"), &format!("{token}\n"))?;
     if let Some(kubelets) = &signers.kubelets {
-        let issued = kubelets.client(&format!("{KUBELET_CLIENT}{node}")).map_err(|cause| refused(&cause))?;
+        let issued =
+            kubelets.client(&format!("{KUBELET_CLIENT_PREFIX}{node}")).map_err(|cause| refused(&cause))?;
         write_issued(folder, &format!("{dir}/certs/apiserver-kubelet-client"), &issued)?;
     }
     let server = args.names.first().map(|host| Target { host: host.clone(), port: GRPC_PORT }.to_string());

@@ -15,7 +15,7 @@ use crate::acceptor::LISTENER;
 use crate::route::{RouteError, SessionRequest};
 use crate::server::ServerContext;
 use crate::server::link_events::edge_access::EdgeAccess;
-use crate::server::link_events::plain_bridge::{BRIDGE_LISTENER, accept_for_plain};
+use crate::server::link_events::plain_bridge::accept_for_plain;
 use crate::server::link_events::relaying::{SearchPermits, with_permit};
 use crate::session_io::bridge_sessions;
 use crate::session_io::grants::{Grant, SessionSubject, UNTIL_CHANGED};
@@ -152,10 +152,6 @@ pub(crate) fn retire_old_links(
 
 /// The end of a link that lasted longer is always logged: it is not one of many within a minute.
 const LOGGED_LINK_AGE: Duration = Duration::from_secs(60);
-
-/// Maximum number of nodes whose older links are pinged at once. Limits the effect of a server that announces nodes
-/// endlessly.
-pub(crate) const MAX_CONCURRENT_MOVES: usize = 10_000;
 
 /// Handles a request that arrived over a link. `room` limits the concurrent searches of this link.
 pub(crate) fn handle_request(request: RelayRequest, shared: &Arc<ServerContext>, room: &SearchPermits) {
@@ -338,3 +334,6 @@ pub(super) fn refuse_offer(offer: IncomingSession, why: SessionError) -> RelayEn
 pub(crate) const MAX_SEARCHES: usize = 1000;
 /// Maximum number of concurrent searches for one edge.
 pub(crate) const MAX_SEARCHES_PER_EDGE: usize = 100;
+
+/// The listener label, in metrics, of sessions between an edge and a plain node.
+const BRIDGE_LISTENER: &str = "bridge";

@@ -33,7 +33,7 @@ use tunnel::config::Environment;
 use tunnel::invitations::code::InvitationCode;
 use tunnel_base::names::Instance;
 use tunnel_net::pki::CertificateAuthority;
-use tunnel_net::tls::resolver::EDGE;
+use tunnel_net::tls::certificate::EDGE_SUBJECT;
 use tunnel_net::tls::{Identity, server_name};
 use tunnel_proto::hello::Hello;
 
@@ -151,7 +151,11 @@ fn issued(place: &TestDir, file: &str, subject: &[(DnType, &str)]) -> Identity {
 async fn an_edges_certificate_is_refused_even_if_every_name_is_allowed() {
     let place = TestDir::new();
     let server = server(&place, "[\"*\"]");
-    let agent = issued(&place, "agent", &[(DnType::CommonName, EDGE.0), (DnType::OrganizationName, EDGE.1)]);
+    let agent = issued(
+        &place,
+        "agent",
+        &[(DnType::CommonName, EDGE_SUBJECT.0), (DnType::OrganizationName, EDGE_SUBJECT.1)],
+    );
     let of_kubelet = issued(&place, "kubelet", &[(DnType::CommonName, "tunnel:node1")]);
     let other = issued(&place, "other", &[(DnType::CommonName, "anybody")]);
     for port in [server.port("egress"), server.port("https")] {

@@ -22,7 +22,7 @@ use crate::metrics::format::ExpositionFormat;
 use crate::metrics::in_flight_requests::{InFlightGuard, InFlightRequests};
 use crate::metrics::label_values::{
     CODES, CONNECTIONS_REJECTED, DIAL_FAILURES, ENDS, FRAMES_DROPPED, LINKS_CLOSED, LINKS_REJECTED,
-    OPEN_SECONDS, REVISION, RTT_SECONDS,
+    OPEN_SECONDS, RTT_SECONDS,
 };
 use crate::process::ProcessCollector;
 use crate::refusal_log::RefusalLog;
@@ -378,6 +378,12 @@ impl LatencyHistogram {
         Self(Histogram::new(buckets.iter().copied()))
     }
 }
+
+/// Git revision that this program was built from, if the build knew it.
+const REVISION: &str = match option_env!("TUNNEL_REVISION") {
+    Some(revision) => revision,
+    None => "unknown",
+};
 
 #[cfg(test)]
 mod tests {

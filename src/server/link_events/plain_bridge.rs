@@ -77,6 +77,3 @@ async fn open_plain(
         }
     }
 }
-
-/// The listener label of these sessions in metrics.
-pub(super) const BRIDGE_LISTENER: &str = "bridge";

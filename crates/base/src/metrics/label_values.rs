@@ -139,12 +139,6 @@ pub(super) const CONNECTIONS_REJECTED: [&str; 21] = [
     "tls_timeout",
 ];
 
-/// Git revision that this program was built from, if the build knew it.
-pub(super) const REVISION: &str = match option_env!("TUNNEL_REVISION") {
-    Some(revision) => revision,
-    None => "unknown",
-};
-
 /// Buckets in seconds, from a link on one machine to a link that is given up.
 pub(super) const RTT_SECONDS: [f64; 15] =
     [0.0005, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.4, 0.6, 1.0, 2.0, 3.0, 5.0];

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use tunnel_net::tls::resolver::EDGE;
+use tunnel_net::tls::certificate::EDGE_SUBJECT;
 
 /// The purpose of a certificate. Signer, subject and usages are YurtTunnel's, so that one cluster's roles serve both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -55,7 +55,7 @@ impl Profile {
         match self {
             Self::Server => "system:node:tunnel-server",
             Self::ProxyClient => "tunnel-proxy-client",
-            Self::Edge => EDGE.0,
+            Self::Edge => EDGE_SUBJECT.0,
         }
     }
 
@@ -63,7 +63,7 @@ impl Profile {
     pub fn organization(self) -> &'static str {
         match self {
             Self::Server => "system:nodes",
-            Self::ProxyClient | Self::Edge => EDGE.1,
+            Self::ProxyClient | Self::Edge => EDGE_SUBJECT.1,
         }
     }
 

@@ -11,7 +11,6 @@ use x509_parser::asn1_rs::Tag;
 use x509_parser::oid_registry::OID_KEY_TYPE_EC_PUBLIC_KEY;
 use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate, X509Version};
 
-use crate::tls::resolver::{EDGE, KUBELET_CLIENT, MAX_CERTIFICATE};
 use tunnel_base::names::Host;
 
 /// Checks the certificate that a server will present.
@@ -82,10 +81,10 @@ pub(crate) fn dns_names(der: &[u8]) -> Vec<String> {
     parse(der).map(|cert| dns(&cert).map(str::to_owned).collect()).unwrap_or_default()
 }
 
-/// Returns true if the certificate claims to be an edge's: its subject is exactly [`EDGE`].
+/// Returns true if the certificate claims to be an edge's: its subject is exactly [`EDGE_SUBJECT`].
 pub(crate) fn is_edges(der: &[u8]) -> bool {
     let Ok(cert) = parse(der) else { return false };
-    let (subject, (common_name, organization)) = (cert.subject(), EDGE);
+    let (subject, (common_name, organization)) = (cert.subject(), EDGE_SUBJECT);
     subject.iter_attributes().count() == 2
         && common_names(&cert).next() == Some(common_name)
         && subject.iter_organization().next().and_then(|name| name.as_str().ok()) == Some(organization)
@@ -103,7 +102,7 @@ pub(crate) fn is_for_edges(der: &[u8]) -> bool {
     let Ok(cert) = parse(der) else { return false };
     common_names(&cert).any(|name| {
         let name = name.to_ascii_lowercase();
-        name == EDGE.0 || name.starts_with(KUBELET_CLIENT)
+        name == EDGE_SUBJECT.0 || name.starts_with(KUBELET_CLIENT_PREFIX)
     })
 }
 
@@ -267,6 +266,17 @@ pub fn date(seconds: u64) -> String {
     time.map_or_else(|| "an invalid date".to_owned(), |time| time.to_datetime().date().to_string())
 }
 
+/// Maximum size of a certificate in bytes that TLS libraries accept; those of kubelets and servers have 1 or 2 KiB.
+const MAX_CERTIFICATE: usize = 0xffff;
+
+/// Common name and organization of edges' certificates. They are YurtTunnel's.
+pub const EDGE_SUBJECT: (&str, &str) = ("tunnel-agent-client", "openyurt:yurttunnel");
+
+/// Prefix of the common name of certificates that edges present to kubelets: `tunnel:NODE`. `tunnel init` creates them.
+///
+/// Used to recognise them, because kubelets' CA may also sign clients' certificates.
+pub const KUBELET_CLIENT_PREFIX: &str = "tunnel:";
+
 #[cfg(test)]
 mod tests {
     use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, date_time_ymd};
@@ -330,10 +340,10 @@ mod tests {
             })
         };
         for (name, organization, is_links) in [
-            (EDGE.0, Some(EDGE.1), true),
-            (EDGE.0, Some("o"), false),
-            (EDGE.0, None, false),
-            ("Tunnel-Agent-Client", Some(EDGE.1), false),
+            (EDGE_SUBJECT.0, Some(EDGE_SUBJECT.1), true),
+            (EDGE_SUBJECT.0, Some("o"), false),
+            (EDGE_SUBJECT.0, None, false),
+            ("Tunnel-Agent-Client", Some(EDGE_SUBJECT.1), false),
             ("tunnel:node1", None, false),
             ("TUNNEL:node1", Some("system:masters"), false),
         ] {
@@ -342,7 +352,7 @@ mod tests {
             assert_eq!(is_edges(&der), is_links, "{name}, {organization:?}");
         }
         for name in ["tunnel-proxy-client", "tunnel", "kube-apiserver", "tunnel-agent-client-2"] {
-            assert!(!is_for_edges(&of(name, Some(EDGE.1))), "{name}");
+            assert!(!is_for_edges(&of(name, Some(EDGE_SUBJECT.1))), "{name}");
         }
         assert!(!is_for_edges(b"junk"));
     }

@@ -21,7 +21,7 @@ use crate::tls::{certificate, roots, text};
 /// present none.
 #[derive(Debug, Clone, Default)]
 pub struct LinkAuth {
-    /// The file of CAs that sign edges' certificates, which have exactly the subject `EDGE`.
+    /// The file of CAs that sign edges' certificates, which have exactly the subject `EDGE_SUBJECT`.
     pub edges: Option<PathBuf>,
     /// The file of CAs that sign users' certificates: all but those of edges and those for the servers' name.
     pub users: Option<PathBuf>,

@@ -64,19 +64,8 @@ impl ResolvesServerCert for SingleCertResolver {
     }
 }
 
-/// Maximum size of a certificate in bytes that TLS libraries accept; those of kubelets and servers have 1 or 2 KiB.
-pub(super) const MAX_CERTIFICATE: usize = 0xffff;
-
 /// Minimum time between two such warnings, because clients may send any name.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
-
-/// Common name and organization of edges' certificates. They are YurtTunnel's.
-pub const EDGE: (&str, &str) = ("tunnel-agent-client", "openyurt:yurttunnel");
-
-/// Prefix of the common name of certificates that edges present to kubelets: `tunnel:NODE`. `tunnel init` creates them.
-///
-/// Used to recognise them, because kubelets' CA may also sign clients' certificates.
-pub const KUBELET_CLIENT: &str = "tunnel:";
 
 #[cfg(test)]
 mod tests {

@@ -165,8 +165,8 @@ const NO_NAME: &str = "this server's certificate contains no DNS name for peers 
 
 #[cfg(test)]
 mod tests {
+    use crate::tls::certificate::EDGE_SUBJECT;
     use crate::tls::link_auth::{LinkAuth, edge_names};
-    use crate::tls::resolver::EDGE;
     use rcgen::{
         BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     };
@@ -200,7 +200,7 @@ mod tests {
             let names: Vec<_> = nodes.iter().map(|node| (*node).to_owned()).collect();
             let mut params = CertificateParams::new(names).unwrap();
             params.distinguished_name.push(DnType::CommonName, common_name);
-            params.distinguished_name.push(DnType::OrganizationName, EDGE.1);
+            params.distinguished_name.push(DnType::OrganizationName, EDGE_SUBJECT.1);
             params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
             let key = KeyPair::generate().unwrap();
             let file = self.dir.path().join(format!("{common_name}-{}.pem", nodes.join("-")));
@@ -239,7 +239,7 @@ mod tests {
         let (cloud, cluster) = (TestCa::new("cloud"), Cluster::new());
         let clients = edges_and_peers(cluster.dir.path().join("ca.crt"), &cloud);
         let identity = cloud.issue("pod", "a.b");
-        let edge = client(Trust::Ca(cloud.ca()), Some(cluster.issue(EDGE.0, &["node1"]))).load();
+        let edge = client(Trust::Ca(cloud.ca()), Some(cluster.issue(EDGE_SUBJECT.0, &["node1"]))).load();
         let config = server(identity, clients).load().config.clone();
         for expected in [HandshakeKind::Full, HandshakeKind::Resumed] {
             assert_eq!(do_handshake(&edge, &config).await, expected);
@@ -272,9 +272,11 @@ mod tests {
         assert_eq!(shows(Some(peer_server)).await, Ok(None), "not an edge's certificate");
         for names in [["node1"].as_slice(), &["node1", "node2"]] {
             let owned = names.iter().map(|name| (*name).to_owned()).collect();
-            assert_eq!(shows(Some(cluster.issue(EDGE.0, names))).await, Ok(Some(owned)));
+            assert_eq!(shows(Some(cluster.issue(EDGE_SUBJECT.0, names))).await, Ok(Some(owned)));
         }
-        for foreign in [other.issue(EDGE.0, &["node1"]), cluster.issue("system:node:node1", &["node1"])] {
+        for foreign in
+            [other.issue(EDGE_SUBJECT.0, &["node1"]), cluster.issue("system:node:node1", &["node1"])]
+        {
             assert!(shows(Some(foreign)).await.is_err());
         }
     }

@@ -8,9 +8,9 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, HandshakeKind, ServerConfig, version};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+use crate::tls::certificate::EDGE_SUBJECT;
 use crate::tls::link_auth::LinkAuth;
 use crate::tls::pem;
-use crate::tls::resolver::EDGE;
 use crate::tls::testing::{TestCa, client, server};
 use crate::tls::tests::{TestClock, server_at};
 use crate::tls::{ClientAuth, Identity, Trust, roots};
@@ -104,8 +104,8 @@ async fn an_expired_certificate_resumes_no_session_by_ticket_or_id() {
     let edges = {
         let mut params = rcgen::CertificateParams::new(["node1".to_owned()]).unwrap();
         params.distinguished_name = rcgen::DistinguishedName::new();
-        params.distinguished_name.push(rcgen::DnType::CommonName, EDGE.0);
-        params.distinguished_name.push(rcgen::DnType::OrganizationName, EDGE.1);
+        params.distinguished_name.push(rcgen::DnType::CommonName, EDGE_SUBJECT.0);
+        params.distinguished_name.push(rcgen::DnType::OrganizationName, EDGE_SUBJECT.1);
         params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
         cluster.issue_as("edge", params, 2020..2030)
     };
