@@ -14,14 +14,14 @@ use tracing::info_span;
 use crate::acceptor::target_dialer::{DialRight, DialledTarget, TargetDialer};
 use crate::acceptor::target_tls::{TargetTls, TlsTargetStream};
 use crate::session_io::grants::{Grant, Grants, UNTIL_CHANGED};
-use crate::session_io::{LocalPeer, OpenSession, run_session};
+use crate::session_io::{LocalParty, OpenSession, run_session};
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_link::table::pending::IncomingSession;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::{Connection, Socket};
-use tunnel_proto::frame::{Category, ErrorCode, SessionError};
+use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 
 /// Accepts sessions and dials their targets: at an edge for servers, at a server for edges. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -106,13 +106,13 @@ impl SessionAcceptor {
     ) {
         let (session, alive) = (offer.accept().into(), self.metrics.sessions.start(LISTENER));
         let opened = OpenSession { session, buffered: Bytes::new(), access, grant, alive, permit: () };
-        run_session(opened, LocalPeer::Target, Socket::new(target, self.pool.clone()), &self.metrics).await;
+        run_session(opened, LocalParty::Target, Socket::new(target, self.pool.clone()), &self.metrics).await;
     }
 
     async fn dial(&self, offer: &IncomingSession) -> Result<(TargetConnection, DialRight), SessionError> {
         let (target, until) = (offer.target(), Instant::now() + offer.dial_timeout());
         let tls = match (&self.tls, offer.category()) {
-            (_, category) if category != Category::Https => None,
+            (_, category) if category != SessionCategory::Https => None,
             (Some(tls), _) => Some(tls),
             (None, _) => {
                 let reason = "this end does not support TLS to targets";

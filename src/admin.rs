@@ -34,60 +34,60 @@ use tokio::net::UnixStream;
 use tracing::{Span, debug, info, info_span};
 
 use crate::admin::invitations::{invite, list, revoke};
-use crate::admin::page::{AdminUsers, live_page};
-use crate::admin::page_events::Events;
+use crate::admin::page::{PageViewers, live_page};
+use crate::admin::page_events::EventStream;
 use crate::admin::readiness::Readiness;
-use crate::admin::requester::Requester;
+use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{json, method_not_allowed, plain_text, text};
-use crate::admin::status::collect::{Clock, EdgeView, ServerView};
+use crate::admin::status::collect::{EdgeStatusSource, ServerStatusSource, WallClock};
 use crate::session_io::tls::TlsPort;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::dropped_lines::log_trouble;
-use tunnel_base::logging::{AUDIT, LogLevel};
+use tunnel_base::logging::{AUDIT, LogLevelHandle};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::metrics::format::ExpositionFormat;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::Networks;
 use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler};
 use tunnel_net::fd_limit;
-use tunnel_net::limiter::{FairLimiter, Limits, Permit};
-use tunnel_net::listen::{Accept, TcpAccept};
+use tunnel_net::limiter::{FairLimiter, Permit, PermitLimits};
+use tunnel_net::listen::{Accept, TcpListenSocket};
 use tunnel_net::pool::BufferPool;
-use tunnel_net::reload::{FileWatcher, Reload};
+use tunnel_net::reload::{FileWatcher, ReloadedValue};
 use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::unix_accept::UnixAccept;
 
 /// The data that the admin ports serve. Cheap to clone.
 #[derive(Clone)]
-pub struct Admin {
+pub struct AdminContext {
     /// Kind of this process.
-    pub side: ProcessView,
+    pub side: AdminProcess,
     /// Metrics, served at `/metrics`.
     pub metrics: Metrics,
     /// Conditions, served at `/readyz`.
     pub readiness: Readiness,
     /// Log level, set by `PUT /debug/flags/v`; `None` if logs have no level.
-    pub level: Option<LogLevel>,
+    pub level: Option<LogLevelHandle>,
     /// Whether ports also set the log level, as in SuperEdge. Otherwise only the socket does.
     pub level_at_ports: bool,
     /// The time, set at the start.
-    pub clock: Clock,
+    pub clock: WallClock,
     /// Users who may view pages from other machines.
-    pub viewers: AdminUsers,
+    pub viewers: PageViewers,
     /// Limiter of open live pages.
     pub streams: FairLimiter,
 }
 
 /// The body of a response: a text, or a stream of events.
-type Reply = Either<Full<Bytes>, Events>;
+type AdminBody = Either<Full<Bytes>, EventStream>;
 
 /// The kind of this process, with the data that it serves.
 #[derive(Debug, Clone)]
-pub enum ProcessView {
+pub enum AdminProcess {
     /// A server, with `/cloud/healthz`.
-    Cloud(ServerView),
+    Cloud(ServerStatusSource),
     /// An edge, with `/edge/healthz`.
-    Edge(EdgeView),
+    Edge(EdgeStatusSource),
 }
 
 /// The kind of an admin port of a process, which decides the paths that it serves and to whom.
@@ -101,19 +101,19 @@ pub enum AdminPortKind {
     Local,
 }
 
-/// The bound admin ports of a process that [`Admin`] serves, each `None` if there is none.
+/// The bound admin ports of a process that [`AdminContext`] serves, each `None` if there is none.
 #[derive(Debug, Default)]
-pub struct Listeners {
+pub struct AdminListeners {
     /// Listener for all paths.
-    pub log: Option<TcpAccept>,
+    pub log: Option<TcpListenSocket>,
     /// TLS of that listener, if it has any.
-    pub tls: Option<Reload<ServerTls>>,
+    pub tls: Option<ReloadedValue<ServerTls>>,
     /// Listener for metrics and health.
-    pub metrics: Option<TcpAccept>,
+    pub metrics: Option<TcpListenSocket>,
     /// Socket for commands on this machine.
     pub local: Option<UnixAccept>,
     /// Listener for gRPC's debugging clients.
-    pub channelz: Option<TcpAccept>,
+    pub channelz: Option<TcpListenSocket>,
 }
 
 /// Serves an admin port until `drain` starts.
@@ -121,8 +121,8 @@ pub struct Listeners {
 /// Pass a separate drain that starts last: then `/readyz` and `/metrics` still respond while sessions drain.
 pub async fn serve<L>(
     listener: L,
-    tls: Option<Reload<ServerTls>>,
-    admin: Admin,
+    tls: Option<ReloadedValue<ServerTls>>,
+    admin: AdminContext,
     port: AdminPortKind,
     drain: Drain,
 ) where
@@ -151,7 +151,7 @@ fn accept_limits(connections: usize, metrics: &Metrics) -> AcceptLimits {
 pub struct AdminConnectionHandler {
     /// TLS of the port, if it has any.
     tls: Option<TlsPort>,
-    admin: Admin,
+    admin: AdminContext,
     port: AdminPortKind,
     drain: Drain,
 }
@@ -163,12 +163,12 @@ impl ConnectionHandler for AdminConnectionHandler {
 
     async fn handle(self: Arc<Self>, Accepted { socket, from, permit }: Accepted) {
         let Some(tls) = &self.tls else {
-            return self.serve(socket, Requester::Address(from.ip(), None), &permit).await;
+            return self.serve(socket, AdminRequester::Address(from.ip(), None), &permit).await;
         };
         let metrics = &self.admin.metrics;
         match tls.accept(socket, from, &permit, &metrics.refusals).await {
             Ok((stream, certificate)) => {
-                self.serve(stream, Requester::Address(from.ip(), certificate), &permit).await;
+                self.serve(stream, AdminRequester::Address(from.ip(), certificate), &permit).await;
             }
             Err(reason) => metrics.connections_rejected.count(reason),
         }
@@ -183,7 +183,7 @@ impl ConnectionHandler<UnixStream> for AdminConnectionHandler {
     async fn handle(self: Arc<Self>, accepted: Accepted<UnixStream>) {
         // The system cannot name a client that has disconnected.
         let Ok(user) = accepted.socket.peer_cred() else { return };
-        self.serve(accepted.socket, Requester::User(user.uid()), &accepted.permit).await;
+        self.serve(accepted.socket, AdminRequester::User(user.uid()), &accepted.permit).await;
     }
 }
 
@@ -192,7 +192,7 @@ impl AdminConnectionHandler {
     async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send>(
         &self,
         socket: S,
-        requester: Requester,
+        requester: AdminRequester,
         permit: &Permit,
     ) {
         let answer = |request| self.admin.answer(request, self.port, &requester, &self.drain);
@@ -200,23 +200,29 @@ impl AdminConnectionHandler {
     }
 }
 
-impl Admin {
+impl AdminContext {
     /// Creates the data of a process that starts now. `level` and `level_at_ports` are as in the fields.
     pub fn new(
-        side: ProcessView,
-        viewers: AdminUsers,
+        side: AdminProcess,
+        viewers: PageViewers,
         metrics: Metrics,
         readiness: Readiness,
-        level: Option<LogLevel>,
+        level: Option<LogLevelHandle>,
         level_at_ports: bool,
     ) -> Self {
-        let (clock, streams) = (Clock::now(), FairLimiter::new(STREAMS));
+        let (clock, streams) = (WallClock::now(), FairLimiter::new(STREAMS));
         Self { side, metrics, readiness, level, level_at_ports, clock, viewers, streams }
     }
 
     /// Serves the configured admin ports until `drain` starts; see [`serve`]. `grpc` is the address at which edges link
     /// to a server. `files` reloads their TLS.
-    pub fn spawn(&self, listeners: Listeners, grpc: Option<SocketAddr>, files: &FileWatcher, drain: &Drain) {
+    pub fn spawn(
+        &self,
+        listeners: AdminListeners,
+        grpc: Option<SocketAddr>,
+        files: &FileWatcher,
+        drain: &Drain,
+    ) {
         if let Some(tls) = &listeners.tls {
             files.watch("admin tls", tls);
         }
@@ -240,9 +246,9 @@ impl Admin {
     }
 }
 
-impl fmt::Debug for Admin {
+impl fmt::Debug for AdminContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Admin")
+        f.debug_struct("AdminContext")
             .field("side", &self.side)
             .field("readiness", &self.readiness)
             .finish_non_exhaustive()
@@ -256,7 +262,7 @@ async fn serve_connection<S, A>(
     permit: &Permit,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send,
-    A: Future<Output = Response<Reply>> + Send,
+    A: Future<Output = Response<AdminBody>> + Send,
 {
     let answer = |request| async {
         permit.mark_active();
@@ -290,48 +296,50 @@ const HEAD_TIME: Duration = Duration::from_secs(10);
 /// Maximum length of a head in bytes, as for the client listeners.
 const HEAD_BYTES: usize = 16 * 1024;
 
-impl Admin {
+impl AdminContext {
     /// Returns the response to one request.
     pub(crate) async fn answer(
         &self,
         request: Request<Incoming>,
         port: AdminPortKind,
-        requester: &Requester,
+        requester: &AdminRequester,
         drain: &Drain,
-    ) -> Response<Reply> {
+    ) -> Response<AdminBody> {
         let path = request.uri().path();
         let private = PRIVATE.contains(&path) && READS.contains(request.method());
         if port != AdminPortKind::Metrics
             && !PUBLIC.contains(&path)
             && let Err(denied) = self.authenticate(requester, request.headers(), private).await
         {
-            return denied.map(Reply::Left);
+            return denied.map(AdminBody::Left);
         }
         if port == AdminPortKind::Metrics
             && path == NODE_METRICS
             && let Err(why) = requester.check_access(request.headers(), false)
         {
-            return plain_text(StatusCode::FORBIDDEN, format!("{why}\n")).map(Reply::Left);
+            return plain_text(StatusCode::FORBIDDEN, format!("{why}\n")).map(AdminBody::Left);
         }
         if port != AdminPortKind::Metrics && private {
             return match (path, &self.side) {
                 ("/events", _) => self.events(requester, request.headers(), drain),
-                ("/status", _) => json(&self.status()).map(Reply::Left),
-                ("/nodes", ProcessView::Cloud(server)) => json(&self.nodes(server).await).map(Reply::Left),
-                ("/nodes", ProcessView::Edge(_)) => {
-                    plain_text(StatusCode::NOT_FOUND, NOT_FOUND).map(Reply::Left)
+                ("/status", _) => json(&self.status()).map(AdminBody::Left),
+                ("/nodes", AdminProcess::Cloud(server)) => {
+                    json(&self.nodes(server).await).map(AdminBody::Left)
                 }
-                _ => live_page().map(Reply::Left),
+                ("/nodes", AdminProcess::Edge(_)) => {
+                    plain_text(StatusCode::NOT_FOUND, NOT_FOUND).map(AdminBody::Left)
+                }
+                _ => live_page().map(AdminBody::Left),
             };
         }
-        self.answer_at_once(request, port, requester).await.map(Reply::Left)
+        self.answer_at_once(request, port, requester).await.map(AdminBody::Left)
     }
 
     pub(super) async fn answer_at_once(
         &self,
         request: Request<Incoming>,
         port: AdminPortKind,
-        requester: &Requester,
+        requester: &AdminRequester,
     ) -> Response<Full<Bytes>> {
         let is_public = |path| PUBLIC.contains(&path) || path == NODE_METRICS;
         if port == AdminPortKind::Metrics && !is_public(request.uri().path()) {
@@ -345,33 +353,35 @@ impl Admin {
                 _,
             ) if !read => method_not_allowed("GET, HEAD", READ_ONLY),
             ("/metrics", _) => metrics(&request, |form| self.metrics.encode(form)),
-            (NODE_METRICS, ProcessView::Cloud(server)) => {
+            (NODE_METRICS, AdminProcess::Cloud(server)) => {
                 metrics(&request, |form| self.node_metrics(server, form))
             }
             ("/livez", _) => plain_text(StatusCode::OK, "ok\n"),
             ("/readyz", _) => ready(&self.readiness),
-            ("/cloud/healthz", ProcessView::Cloud(_)) | ("/edge/healthz", ProcessView::Edge(_)) if !get => {
+            ("/cloud/healthz", AdminProcess::Cloud(_)) | ("/edge/healthz", AdminProcess::Edge(_)) if !get => {
                 method_not_allowed("GET", READ_ONLY)
             }
-            ("/cloud/healthz", ProcessView::Cloud(server)) => {
+            ("/cloud/healthz", AdminProcess::Cloud(server)) => {
                 plain_text(StatusCode::OK, go_list(&server.registry.nodes()))
             }
-            ("/edge/healthz", ProcessView::Edge(edge)) => {
+            ("/edge/healthz", AdminProcess::Edge(edge)) => {
                 let linked = edge.uplinks.is_linked();
                 let status = if linked { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
                 plain_text(status, "")
             }
-            ("/invitations" | "/revocations", ProcessView::Cloud(_)) if port != AdminPortKind::Local => {
+            ("/invitations" | "/revocations", AdminProcess::Cloud(_)) if port != AdminPortKind::Local => {
                 plain_text(StatusCode::NOT_FOUND, NOT_FOUND)
             }
-            ("/invitations", ProcessView::Cloud(server)) if get => list(server.enrolment.as_ref()).await,
-            ("/invitations" | "/revocations", ProcessView::Cloud(_)) if *request.method() != Method::POST => {
+            ("/invitations", AdminProcess::Cloud(server)) if get => list(server.enrolment.as_ref()).await,
+            ("/invitations" | "/revocations", AdminProcess::Cloud(_))
+                if *request.method() != Method::POST =>
+            {
                 method_not_allowed("POST", "only supports POST method\n")
             }
-            ("/invitations", ProcessView::Cloud(server)) => {
+            ("/invitations", AdminProcess::Cloud(server)) => {
                 invite(server.enrolment.as_ref(), server.port, request, requester).await
             }
-            ("/revocations", ProcessView::Cloud(server)) => {
+            ("/revocations", AdminProcess::Cloud(server)) => {
                 revoke(server.enrolment.as_ref(), request, requester).await
             }
             ("/sessions/end", _) if *request.method() != Method::POST => {
@@ -384,11 +394,15 @@ impl Admin {
     }
 
     /// Sets the log level like SuperEdge, with its texts and statuses, including 406.
-    async fn set_level(&self, request: Request<Incoming>, requester: &Requester) -> Response<Full<Bytes>> {
+    async fn set_level(
+        &self,
+        request: Request<Incoming>,
+        requester: &AdminRequester,
+    ) -> Response<Full<Bytes>> {
         if *request.method() != Method::PUT {
             return plain_text(StatusCode::NOT_ACCEPTABLE, "unsupported http method\n");
         }
-        if !self.level_at_ports && matches!(requester, Requester::Address(..)) {
+        if !self.level_at_ports && matches!(requester, AdminRequester::Address(..)) {
             return plain_text(StatusCode::FORBIDDEN, LEVEL_AT_SOCKET);
         }
         let body = tokio::time::timeout(BODY_TIME, Limited::new(request.into_body(), BODY_BYTES).collect());
@@ -482,7 +496,7 @@ pub(super) const BODY_TIME: Duration = Duration::from_secs(5);
 const BODY_BYTES: usize = 64;
 
 /// Number of open live pages, in total and for one source.
-const STREAMS: Limits = Limits { per_source: 8, ..Limits::permits(16) };
+const STREAMS: PermitLimits = PermitLimits { per_source: 8, ..PermitLimits::permits(16) };
 
 #[cfg(test)]
 mod tests;

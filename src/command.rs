@@ -52,7 +52,7 @@ use crate::command::invitations::{InvitationsArgs, InviteArgs};
 use crate::command::join::JoinArgs;
 use crate::command::migrate::MigrateArgs;
 use crate::command::proxy::ProxyArgs;
-use crate::command::serve::ServeArgs;
+use crate::command::serve::DaemonArgs;
 use crate::command::service::ServiceCommand;
 use crate::command::sessions::SessionsArgs;
 use crate::command::ssh::{SshArgs, SshConfigArgs};
@@ -130,21 +130,21 @@ pub enum Command {
         "tunnel server                        # with /etc/tunnel/server.toml",
         "tunnel server -c server.toml -v 2    # log at level debug",
     ]))]
-    Server(ServeArgs),
+    Server(DaemonArgs),
     /// Run the edge of a node, until a signal.
     #[command(after_help = examples([
         "tunnel edge                          # with /etc/tunnel/edge.toml",
         "tunnel edge -c edge.toml --log-format json",
     ]))]
-    Edge(ServeArgs),
+    Edge(DaemonArgs),
     /// Check a config file, or print the values in effect.
     #[command(subcommand, after_help = examples([
         "tunnel config check /etc/tunnel/server.toml",
         "tunnel config show /etc/tunnel/server.toml",
     ]))]
     Config(ConfigCommand),
-    /// Run two servers and an edge on loopback. A download over a user's link survives two killed servers and a cut line.
-    /// Then it prints commands to try, until Ctrl-C.
+    /// Run two servers and an edge on loopback. A download over a user's link survives two killed servers and a cut
+    /// line. Then it prints commands to try, until Ctrl-C.
     #[command(after_help = examples([
         "tunnel demo                      # about 20 s, then commands to try",
         "tunnel demo --check --listeners all    # one request to each listener, with times",
@@ -171,8 +171,8 @@ pub enum Command {
         "tunnel doctor server -c server.toml -o json",
     ]))]
     Doctor(DoctorArgs),
-    /// Invite a machine to join the cloud as a node or a user's device, once and within a time limit, or make a join key
-    /// for several nodes.
+    /// Invite a machine to join the cloud as a node or a user's device, once and within a time limit, or make a join
+    /// key for several nodes.
     ///
     /// Through the server on this machine, otherwise over a link of an admin, as by `tunnel nodes`.
     #[command(after_help = examples([
@@ -274,8 +274,8 @@ pub enum Command {
         #[arg(long)]
         down: bool,
     },
-    /// List the sessions of the server or edge on this machine, otherwise those of the server of an admin's link; or end
-    /// some.
+    /// List the sessions of the server or edge on this machine, otherwise those of the server of an admin's link; or
+    /// end some.
     ///
     /// At most 1000 sessions are listed. Each server has the sessions of its own clients.
     #[command(after_help = examples([
@@ -283,8 +283,8 @@ pub enum Command {
         "sudo tunnel sessions end --user alice",
     ]))]
     Sessions(SessionsArgs),
-    /// Print the status of a server or edge on this machine, otherwise of the server of an admin's link: its links, and why
-    /// it has none.
+    /// Print the status of a server or edge on this machine, otherwise of the server of an admin's link: its links, and
+    /// why it has none.
     ///
     /// The admin socket of a server is used if this user may open it, then that of an edge, then a link of
     /// ~/.config/tunnel/client.toml.

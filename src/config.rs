@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTable;
 
 /// Values from the environment and the command line, unparsed. An empty value means absent. Only `main` reads them.
@@ -58,7 +58,7 @@ pub struct Environment {
     /// `EDGE_NO_PROXY`: SuperEdge's list of targets that edges may not reach through the cloud.
     pub edge_no_proxy: Option<String>,
     /// `HTTPS_PROXY` or `https_proxy`: the HTTP proxy through which an edge dials its servers. May contain a password.
-    pub https_proxy: Option<Secret>,
+    pub https_proxy: Option<SecretString>,
     /// `NO_PROXY` or `no_proxy`: hosts that are dialled without the proxy.
     pub no_proxy: Option<String>,
     /// `XDG_RUNTIME_DIR`: the directory for sockets of this user's programs.
@@ -69,7 +69,7 @@ pub struct Environment {
 
 /// A text that must not appear in logs. Displays as `***`.
 #[derive(Clone, PartialEq, Eq, Default, Deserialize)]
-pub struct Secret(String);
+pub struct SecretString(String);
 
 /// The config read from a file and the environment, complete or not.
 #[derive(Debug)]
@@ -86,12 +86,12 @@ pub struct ParsedConfig<T> {
     /// The tables by their full keys, with the values in effect. Secrets are masked.
     pub effective: BTreeMap<String, toml::Table>,
     /// The file's spelling of keys, if it is one of SuperEdge's.
-    pub spelling: Spelling,
+    pub spelling: KeySpellings,
 }
 
 /// Keys and tables of the schema that a translated file spells otherwise, with the spelling there.
 #[derive(Debug, Clone, Default)]
-pub struct Spelling(pub(crate) BTreeMap<String, String>);
+pub struct KeySpellings(pub(crate) BTreeMap<String, String>);
 
 /// One error in the config: the key, its line and what is wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -145,7 +145,7 @@ impl Environment {
             cloud_proxy: variable("CLOUD_PROXY"),
             edge_no_proxy: variable("EDGE_NO_PROXY"),
             kubeconfig: None,
-            https_proxy: variable("HTTPS_PROXY").or_else(|| variable("https_proxy")).map(Secret::new),
+            https_proxy: variable("HTTPS_PROXY").or_else(|| variable("https_proxy")).map(SecretString::new),
             no_proxy: variable("NO_PROXY").or_else(|| variable("no_proxy")),
             runtime_dir: variable("XDG_RUNTIME_DIR").map(PathBuf::from),
             client_file: client_file(&variable),
@@ -164,7 +164,7 @@ pub(crate) fn config_home(variable: &impl Fn(&str) -> Option<String>) -> Option<
     absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")))
 }
 
-impl Secret {
+impl SecretString {
     /// Wraps a secret text.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
@@ -176,7 +176,7 @@ impl Secret {
     }
 }
 
-impl Spelling {
+impl KeySpellings {
     /// Returns a key as the file spells it.
     pub fn of(&self, key: &str) -> String {
         let ends =
@@ -228,19 +228,19 @@ impl<'a, F> IntoIterator for &'a ConfigErrors<F> {
 
 impl<F: fmt::Debug + fmt::Display> std::error::Error for ConfigErrors<F> {}
 
-impl fmt::Display for Secret {
+impl fmt::Display for SecretString {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for SecretString {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
 }
 
-impl Serialize for Secret {
+impl Serialize for SecretString {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
@@ -281,7 +281,7 @@ pub(crate) fn other_role(
     file: &mut ConfigTable<'_>,
     ours: &ConfigTable<'_>,
     other: &'static str,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) {
     if !file.ignore(other, report) {
         return;
@@ -295,7 +295,7 @@ pub(crate) fn other_role(
 }
 
 /// Parses an address from the environment. An empty value means absent.
-pub(crate) fn address(key: &str, text: Option<&str>, report: &mut Diagnostics) -> Option<IpAddr> {
+pub(crate) fn address(key: &str, text: Option<&str>, report: &mut ConfigDiagnostics) -> Option<IpAddr> {
     let text = text.filter(|text| !text.is_empty())?;
     text.parse().map_err(|_| report.error(key, Some(value::excerpt(text)), "expected an address")).ok()
 }

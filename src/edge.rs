@@ -17,15 +17,15 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{info, info_span, warn};
 
 use crate::acceptor::SessionAcceptor;
-use crate::acceptor::target_dialer::{DialerRole, TargetDialer};
-use crate::admin::certificate_expiry::CertificateFiles;
+use crate::acceptor::target_dialer::{TargetDialer, TargetDialerRole};
+use crate::admin::certificate_expiry::MonitoredCertificates;
 use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
-use crate::admin::status::collect::EdgeView;
-use crate::admin::{self, Admin, ProcessView};
+use crate::admin::status::collect::EdgeStatusSource;
+use crate::admin::{self, AdminContext, AdminProcess};
 use crate::config::config_watch::ConfigFile;
 use crate::config::edge::MEMORY;
 use crate::edge::config::EdgeConfig as Settings;
-use crate::edge::edge_files::{EdgeFiles, Prepared, prepare};
+use crate::edge::edge_files::{LoadedEdgeFiles, PreparedEdge, prepare};
 use crate::listener::access::ListenerPolicies;
 use crate::listener::admission::destination::uplink_routing::UplinkRouting;
 use crate::listener::admission::heads::long_heads;
@@ -34,13 +34,13 @@ use crate::listener::http_proxy::{self, EdgeProxy};
 use crate::parts::with_kubernetes;
 use crate::route::{SessionRouter, Uplinks};
 use crate::session_io::grants::Grants;
-use crate::startup::{Startup, StartupErrors};
+use crate::startup::{StartupErrorCollector, StartupErrors};
 use crate::uplink::link_dialer::LinkDialer;
 use crate::uplink::link_dialer::client_certificate::EdgeCertificate;
-use crate::uplink::link_dialer::known_addresses::KnownAddresses;
+use crate::uplink::link_dialer::known_addresses::CachingResolver;
 use crate::uplink::reconnect::{LINK_CONDITION, Reconnector};
 use tunnel_base::drain::{Drain, Drained};
-use tunnel_base::logging::LogLevel;
+use tunnel_base::logging::LogLevelHandle;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::Instance;
 use tunnel_base::policy::targets::Targets;
@@ -48,7 +48,7 @@ use tunnel_base::process::third_of_memory;
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::interfaces::LocalAddresses;
-use tunnel_net::listen::TcpAccept;
+use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::FileWatcher;
 use tunnel_proto::frame::{ErrorCode, SessionError};
@@ -96,10 +96,10 @@ impl Edge {
     /// # Errors
     ///
     /// Returns an error for each unusable file and each configured port that cannot be bound. Nothing is started then.
-    pub fn start(settings: Settings, level: Option<LogLevel>) -> Result<Self, StartupErrors> {
-        let mut startup = Startup::default();
+    pub fn start(settings: Settings, level: Option<LogLevelHandle>) -> Result<Self, StartupErrors> {
+        let mut startup = StartupErrorCollector::default();
         let prepared = prepare(&settings, &mut startup);
-        let Prepared { files, admin: ports, proxy, mut policies, viewers } = startup.finish(prepared)?;
+        let PreparedEdge { files, admin: ports, proxy, mut policies, viewers } = startup.finish(prepared)?;
         let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(EdgeProxy::at));
         policies.watch(&edge.files);
         let level_at_ports = settings.uplink.ports.sets_level;
@@ -119,11 +119,12 @@ impl Edge {
         edge.links.spawn(info_span!("network"), keeper.clone().follow_network());
         edge.links.spawn(info_span!("link", node = %keeper.dialer.node), keeper.run(None));
         let (uplinks, table, grants) = (edge.uplinks.clone(), edge.table.clone(), edge.grants.clone());
-        let view = EdgeView { uplinks, table, grants };
+        let view = EdgeStatusSource { uplinks, table, grants };
         let (metrics, readiness) = (edge.metrics.clone(), edge.readiness.clone());
-        let admin = Admin::new(ProcessView::Edge(view), viewers, metrics, readiness, level, level_at_ports);
+        let admin =
+            AdminContext::new(AdminProcess::Edge(view), viewers, metrics, readiness, level, level_at_ports);
         admin.spawn(ports, None, &edge.files, &edge.admin);
-        let certificates = CertificateFiles::default();
+        let certificates = MonitoredCertificates::default();
         certificates.set(shown, authorities);
         admin.follow_files(certificates, &edge.files, &edge.admin);
         info!(admin_addr = edge.bound.log.map(tracing::field::display), "edge started");
@@ -165,7 +166,7 @@ impl Edge {
     }
 
     /// Collects all errors that would prevent a start, without starting anything.
-    pub fn validate(settings: &Settings, startup: &mut Startup) {
+    pub fn validate(settings: &Settings, startup: &mut StartupErrorCollector) {
         // The errors are in `startup`.
         let _ = prepare(settings, startup);
         if startup.is_check() {
@@ -178,7 +179,7 @@ impl Edge {
     /// Creates the core, before any task is started.
     fn new(
         Settings { uplink, session, allow, .. }: &Settings,
-        ports: &admin::Listeners,
+        ports: &admin::AdminListeners,
         proxy: Option<SocketAddr>,
     ) -> Self {
         let metrics = Metrics::edge();
@@ -192,9 +193,9 @@ impl Edge {
         let (uplinks, links) = (Uplinks::new(uplink.node.clone()), Drain::new());
         Self {
             bound: EdgeListenAddresses {
-                log: ports.log.as_ref().map(TcpAccept::at),
-                metrics: ports.metrics.as_ref().map(TcpAccept::at),
-                channelz: ports.channelz.as_ref().map(TcpAccept::at),
+                log: ports.log.as_ref().map(TcpListenSocket::at),
+                metrics: ports.metrics.as_ref().map(TcpListenSocket::at),
+                channelz: ports.channelz.as_ref().map(TcpListenSocket::at),
                 proxy,
             },
             route: SessionRouter::from_edge(
@@ -219,12 +220,12 @@ impl Edge {
     }
 
     /// Creates the reconnector, which keeps a link to a server and serves incoming sessions.
-    fn reconnector(&self, settings: Settings, files: EdgeFiles, pool: BufferPool) -> Arc<Reconnector> {
+    fn reconnector(&self, settings: Settings, files: LoadedEdgeFiles, pool: BufferPool) -> Arc<Reconnector> {
         let Settings { uplink, session, own, csr, .. } = settings;
-        let EdgeFiles { tls, servers, targets: target_tls, tokens, proxy, resolver } = files;
+        let LoadedEdgeFiles { tls, servers, targets: target_tls, tokens, proxy, resolver } = files;
         target_tls.watch(&self.files);
         let dialer = TargetDialer {
-            place: DialerRole::Node(uplink.node.clone()),
+            place: TargetDialerRole::Node(uplink.node.clone()),
             own: LocalAddresses::of_interfaces(own),
             targets: self.targets.clone(),
             resolver: resolver.clone(),
@@ -249,7 +250,7 @@ impl Edge {
             tls,
             own: csr.map(|csr| EdgeCertificate::new(csr.file, uplink.ca)),
             proxy,
-            known: KnownAddresses::new(resolver, session.resume_timeout, self.links.clone()),
+            known: CachingResolver::new(resolver, session.resume_timeout, self.links.clone()),
             pool,
             link_context: link_context.clone(),
         };

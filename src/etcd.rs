@@ -18,7 +18,7 @@ use tracing::debug;
 use crate::etcd::member::{ErrorKind, EtcdConnection, EtcdError};
 use tunnel_base::names::Target;
 use tunnel_net::resolver::Resolver;
-use tunnel_net::tls::{Identity, TlsClientConfig, Trust};
+use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust};
 
 /// An etcd cluster and the credentials for it.
 #[derive(Debug, Clone)]
@@ -28,26 +28,27 @@ pub struct EtcdAccess {
     /// PEM file of the CA for the members' certificates; required for members with TLS.
     pub ca: Option<PathBuf>,
     /// Client certificate.
-    pub identity: Option<Identity>,
+    pub identity: Option<IdentityFiles>,
     /// User and password file, which is read at each login.
     pub login: Option<(String, PathBuf)>,
 }
 
-/// Opens a connection to the member of this index (from 0), logged in if required. Takes at most twice [`CALL_TIMEOUT`].
-pub type OpenMember = dyn Fn(usize) -> BoxFuture<'static, Result<EtcdConnection, EtcdError>> + Send + Sync;
+/// Opens a connection to the member of this index (from 0), logged in if required. Takes at most twice
+/// [`CALL_TIMEOUT`].
+pub type EtcdConnector = dyn Fn(usize) -> BoxFuture<'static, Result<EtcdConnection, EtcdError>> + Send + Sync;
 
 /// The members of an etcd cluster, dialled in turn, and the connection to the current one.
-pub struct EtcdEndpoints {
+pub struct EtcdClient {
     count: usize,
-    open: Box<OpenMember>,
+    open: Box<EtcdConnector>,
     /// Counts up with each change of the member; modulo their number, it is the index of the current one.
     turn: usize,
     connection: Option<EtcdConnection>,
 }
 
-impl EtcdEndpoints {
+impl EtcdClient {
     /// Creates a list of this many members without connecting.
-    pub fn new(count: usize, open: Box<OpenMember>) -> Self {
+    pub fn new(count: usize, open: Box<EtcdConnector>) -> Self {
         Self { count, open, turn: 0, connection: None }
     }
 
@@ -111,9 +112,9 @@ impl EtcdEndpoints {
     }
 }
 
-impl fmt::Debug for EtcdEndpoints {
+impl fmt::Debug for EtcdClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EtcdEndpoints").field("turn", &self.turn).finish_non_exhaustive()
+        f.debug_struct("EtcdClient").field("turn", &self.turn).finish_non_exhaustive()
     }
 }
 

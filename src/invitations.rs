@@ -1,5 +1,5 @@
-//! Machines that become nodes, or devices of users, by invitation: creates and redeems invitations, and knows the tokens
-//! of those that have joined.
+//! Machines that become nodes, or devices of users, by invitation: creates and redeems invitations, and knows the
+//! tokens of those that have joined.
 
 pub mod code;
 pub mod shared_text;
@@ -21,15 +21,17 @@ use tracing::field::display;
 use tracing::{info, warn};
 
 use crate::invitations::code::{InvitationCode, Pin};
-use crate::invitations::shared_text::{SharedState, SharedStateError};
-use crate::invitations::store::{Enrolled, Enrolments, InvitationError, SecretHash, TooManyInvitations};
-use crate::invitations::subject::Subject;
+use crate::invitations::shared_text::{EnrolmentStore, SharedStateError};
+use crate::invitations::store::{
+    Enrolments, InvitationError, ListedEnrolment, SecretHash, TooManyInvitations,
+};
+use crate::invitations::subject::Invitee;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
-use tunnel_base::names::{ClientName, Host, NodeName};
+use tunnel_base::names::{Host, NodeName, UserDevice};
 use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
 use tunnel_link::grpc::enrol::JoinParams;
-use tunnel_net::reload::{Reload, ReloadError};
+use tunnel_net::reload::{ReloadError, ReloadedValue};
 use tunnel_net::tls::certificate::host_of;
 use tunnel_net::tls::pem::SUPPORTED_KEYS;
 use tunnel_net::tls::verify::issuer;
@@ -37,28 +39,28 @@ use tunnel_net::tls::verify::issuer;
 /// The enrolment state shared by all servers of a cloud, as last read, and operations that change it.
 #[derive(Debug)]
 pub struct SharedEnrolments {
-    cell: tokio::sync::Mutex<Box<dyn SharedState>>,
+    cell: tokio::sync::Mutex<Box<dyn EnrolmentStore>>,
     known: ArcSwap<Enrolments>,
     changed: watch::Sender<()>,
-    looked: Mutex<Option<LastRead>>,
+    looked: Mutex<Option<LastStoreRead>>,
     /// Held by the caller that reads the store on behalf of all that wait for a read.
     reader: tokio::sync::Mutex<()>,
     /// Machines with valid invitations that wait for the next write, at most one for each connection.
     joining: Mutex<Vec<PendingJoin>>,
-    authority: Reload<ServerCa>,
+    authority: ReloadedValue<AdvertisedCa>,
 }
 
 /// A user's device, with the token that proves it.
 #[derive(Debug, Clone)]
 pub struct JoinedDevice {
-    pub(crate) client: ClientName,
+    pub(crate) client: UserDevice,
     token: SecretHash,
     enrolments: Arc<SharedEnrolments>,
 }
 
 /// The last read of the store.
 #[derive(Debug, Clone, Copy)]
-struct LastRead {
+struct LastStoreRead {
     began: Instant,
     is_ok: bool,
 }
@@ -67,7 +69,7 @@ struct LastRead {
 #[derive(Debug)]
 struct PendingJoin {
     secret: SecretHash,
-    joiner: Subject,
+    joiner: Invitee,
     token: SecretHash,
     /// As of the last attempt to write; true if it is the first use.
     outcome: Result<bool, InvitationError>,
@@ -77,7 +79,7 @@ struct PendingJoin {
 
 /// A new invitation, returned to the operator who asked a server for it.
 #[derive(Debug, Clone)]
-pub struct IssuedInvitation {
+pub struct NewInvitation {
     /// Code for the person who sets the machine up: a secret.
     pub code: InvitationCode,
     /// Expiration time.
@@ -127,7 +129,7 @@ impl JoinRefusal {
 
 impl SharedEnrolments {
     /// Creates an empty state. It is filled by [`Self::follow`] and by reads on demand.
-    pub fn new(cell: Box<dyn SharedState>, authority: Reload<ServerCa>) -> Arc<Self> {
+    pub fn new(cell: Box<dyn EnrolmentStore>, authority: ReloadedValue<AdvertisedCa>) -> Arc<Self> {
         Arc::new(Self {
             cell: tokio::sync::Mutex::new(cell),
             known: ArcSwap::default(),
@@ -150,7 +152,7 @@ impl SharedEnrolments {
     }
 
     /// Returns the device that this token should prove; see [`JoinedDevice::is_joined`].
-    pub fn device(self: &Arc<Self>, client: ClientName, token: &str) -> JoinedDevice {
+    pub fn device(self: &Arc<Self>, client: UserDevice, token: &str) -> JoinedDevice {
         JoinedDevice { client, token: SecretHash::of(token), enrolments: self.clone() }
     }
 
@@ -202,19 +204,19 @@ impl SharedEnrolments {
         timeout(REFRESH_TIMEOUT, refreshed).await.unwrap_or_default()
     }
 
-    /// Creates an invitation of a node or user that is valid for `lasting`, or a join key for `uses` nodes. `who` is the
-    /// actor in the log.
+    /// Creates an invitation of a node or user that is valid for `lasting`, or a join key for `uses` nodes. `who` is
+    /// the actor in the log.
     ///
     /// # Errors
     ///
     /// Fails if the invitation was not created.
     pub async fn invite(
         &self,
-        invitee: &Subject,
+        invitee: &Invitee,
         uses: Option<u32>,
         lasting: Duration,
         who: &str,
-    ) -> Result<IssuedInvitation, EnrolError> {
+    ) -> Result<NewInvitation, EnrolError> {
         let authority = self.authority.load();
         let code = InvitationCode::random(authority.pin, invitee.clone());
         let (now, hash) = (now(), code.hash());
@@ -228,7 +230,7 @@ impl SharedEnrolments {
             info!(target: AUDIT, actor = who, node, user, ttl_seconds, "invitation created");
         }
         let until = SystemTime::UNIX_EPOCH + Duration::from_secs(until);
-        Ok(IssuedInvitation { code, until, key, host: authority.host.clone() })
+        Ok(NewInvitation { code, until, key, host: authority.host.clone() })
     }
 
     /// Reads the store, and returns those that have joined or are invited, sorted by name.
@@ -236,7 +238,7 @@ impl SharedEnrolments {
     /// # Errors
     ///
     /// Fails if the store cannot be read.
-    pub async fn list(&self) -> Result<Vec<Enrolled>, EnrolError> {
+    pub async fn list(&self) -> Result<Vec<ListedEnrolment>, EnrolError> {
         self.read_store().await?;
         Ok(self.known().list(now()))
     }
@@ -246,7 +248,7 @@ impl SharedEnrolments {
     /// # Errors
     ///
     /// Fails if the store cannot be used.
-    pub async fn revoke(&self, subject: &Subject, who: &str) -> Result<bool, EnrolError> {
+    pub async fn revoke(&self, subject: &Invitee, who: &str) -> Result<bool, EnrolError> {
         let revoked = self.change(|enrolled| Ok(enrolled.revoke(subject))).await;
         let (node, user) = (subject.node().map(display), subject.user().map(display));
         let device = subject.device().map(display);
@@ -287,8 +289,8 @@ impl SharedEnrolments {
         ended
     }
 
-    /// Joins a machine to the cloud, as the node or device of that name. `secret` is its invitation's, `token` the token
-    /// that it will use from now on. A join key does not admit a node that `has_line` in the token file.
+    /// Joins a machine to the cloud, as the node or device of that name. `secret` is its invitation's, `token` the
+    /// token that it will use from now on. A join key does not admit a node that `has_line` in the token file.
     ///
     /// # Errors
     ///
@@ -299,7 +301,7 @@ impl SharedEnrolments {
         JoinParams { secret, name, token }: &JoinParams,
         has_line: impl Fn(&NodeName) -> bool,
     ) -> Result<(), JoinRefusal> {
-        let Ok(joiner @ (Subject::Node(_) | Subject::Device(_))) = name.parse::<Subject>() else {
+        let Ok(joiner @ (Invitee::Node(_) | Invitee::Device(_))) = name.parse::<Invitee>() else {
             return Err(JoinRefusal::Malformed("not the name of a node or of a user's device"));
         };
         let strong = (MIN_TOKEN_BYTES..=MAX_TOKEN_BYTES).contains(&token.len());
@@ -327,19 +329,19 @@ impl SharedEnrolments {
         let key = self.known().key_of(&hash);
         let message = match joiner {
             _ if !is_first => "join request repeated",
-            Subject::Device(_) => "device joined by invitation",
+            Invitee::Device(_) => "device joined by invitation",
             _ => "node joined by invitation",
         };
         info!(target: AUDIT, actor = %joiner, remote_addr = %from, key, "{message}");
         Ok(())
     }
 
-    /// Joins a machine by one write of the store together with all that arrived while it was in use: a write takes long,
-    /// and each may conflict with another server's. Returns true on the first use of the invitation.
+    /// Joins a machine by one write of the store together with all that arrived while it was in use: a write takes
+    /// long, and each may conflict with another server's. Returns true on the first use of the invitation.
     async fn join_with_others(
         &self,
         secret: SecretHash,
-        joiner: Subject,
+        joiner: Invitee,
         token: SecretHash,
     ) -> Result<bool, JoinRefusal> {
         let (answer, answered) = oneshot::channel();
@@ -369,7 +371,7 @@ impl SharedEnrolments {
         let read = seen
             .map_err(EnrolError::from)
             .and_then(|seen| self.parse(&seen.text).map_err(EnrolError::Foreign));
-        *self.looked.lock() = Some(LastRead { began, is_ok: read.is_ok() });
+        *self.looked.lock() = Some(LastStoreRead { began, is_ok: read.is_ok() });
         self.set_known(read?);
         Ok(())
     }
@@ -385,7 +387,7 @@ impl SharedEnrolments {
 
     async fn change_in<T>(
         &self,
-        cell: &mut Box<dyn SharedState>,
+        cell: &mut Box<dyn EnrolmentStore>,
         mut apply: impl FnMut(&mut Enrolments) -> Result<T, TooManyInvitations>,
     ) -> Result<T, EnrolError> {
         // What the last write would have done. It may have been carried out although its response was lost.
@@ -475,7 +477,7 @@ const MAX_TOKEN_BYTES: usize = 128;
 
 /// What a joining machine learns about the cloud's CA.
 #[derive(Debug, Clone)]
-pub struct ServerCa {
+pub struct AdvertisedCa {
     /// CA certificates, PEM: one, or several during a CA rotation.
     pub(crate) certificates: String,
     /// Pin of the CA that issued the server certificate.
@@ -484,15 +486,15 @@ pub struct ServerCa {
     pub(crate) host: Option<Host>,
 }
 
-impl ServerCa {
+impl AdvertisedCa {
     /// Loads the CA file and the server certificate, and reloads them when they change.
     ///
     /// # Errors
     ///
     /// Fails if a file cannot be read, or if none of the CAs issued the certificate.
-    pub fn load(authorities: PathBuf, certificate: PathBuf) -> Result<Reload<Self>, ReloadError> {
+    pub fn load(authorities: PathBuf, certificate: PathBuf) -> Result<ReloadedValue<Self>, ReloadError> {
         let paths = vec![authorities.clone(), certificate.clone()];
-        Reload::new(paths, move |contents| {
+        ReloadedValue::new(paths, move |contents| {
             let [ca, cert] = contents else { return Err("a file is missing".into()) };
             let all = pem::certs(&authorities, ca).map_err(|cause| cause.to_string())?;
             let chain = pem::certs(&certificate, cert).map_err(|cause| cause.to_string())?;

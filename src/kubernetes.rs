@@ -3,21 +3,17 @@
 #[cfg(feature = "kubernetes")]
 pub(crate) mod api;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use tokio::sync::watch;
 
-use tunnel_base::addresses::cluster_state::KnownEndpoints;
-
-/// All Nodes of the cluster, each with whether it has the edge label; `None` until they are known.
-pub(crate) type ClusterNodes = watch::Receiver<Option<BTreeMap<String, bool>>>;
+use tunnel_base::addresses::cluster_state::ServiceEndpoints;
 
 /// The pods of the servers, as a Service lists them.
 #[derive(Debug, Clone)]
 pub(crate) struct ServerPods {
     /// All pods.
-    pub(crate) endpoints: watch::Receiver<KnownEndpoints>,
+    pub(crate) endpoints: watch::Receiver<ServiceEndpoints>,
     /// The gRPC addresses of the peers.
     pub(crate) peers: watch::Receiver<Vec<SocketAddr>>,
     /// The reason why the pods are not known; `None` while they are.

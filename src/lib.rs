@@ -5,7 +5,8 @@
 //! listener) requests it, and the **acceptor** (at the edge) dials the **target**. A session is not bound to its link:
 //! if the link is lost, the opener resumes the session over the next one.
 //!
-//! docs/architecture.md explains the design, docs/protocol.md the frames of a link, docs/reference/glossary.md the terms.
+//! docs/architecture.md explains the design, docs/protocol.md the frames of a link, docs/reference/glossary.md the
+//! terms.
 //!
 //! # Modules
 //!
@@ -36,11 +37,11 @@
 //!
 //! Between `listener::connect` and `route`, `listener::admission` takes permits and checks who may reach what.
 //!
-//! Frames are pulled, not pushed. The copy of `session_io` writes bytes into the session's send buffer while it has room
-//! and wakes the link's [`tunnel_link::sender::LinkSender`], which marks the session as ready. When HTTP/2 can take more, the
-//! link sender asks its schedule for the next session and takes one frame from it. Bytes wait in their own session, so
-//! order and fairness are decided at the last moment, and resuming a session only moves its send position back. A slow
-//! reader uses up its own window and stops only its own session.
+//! Frames are pulled, not pushed. The copy of `session_io` writes bytes into the session's send buffer while it has
+//! room and wakes the link's [`tunnel_link::sender::LinkSender`], which marks the session as ready. When HTTP/2 can
+//! take more, the link sender asks its schedule for the next session and takes one frame from it. Bytes wait in their
+//! own session, so order and fairness are decided at the last moment, and resuming a session only moves its send
+//! position back. A slow reader uses up its own window and stops only its own session.
 //!
 //! # Several servers
 //!
@@ -49,21 +50,21 @@
 //! registry: local links      registry::nodes_at_peers   registry::search
 //! ```
 //!
-//! Servers link to each other as edges link to servers, with the server certificate on both sides. A server that gains or
-//! loses a node's link announces that to all its peers at once, so the old server drops its link and sessions follow
+//! Servers link to each other as edges link to servers, with the server certificate on both sides. A server that gains
+//! or loses a node's link announces that to all its peers at once, so the old server drops its link and sessions follow
 //! without waiting for DNS.
 //!
 //! One search serves the sessions that clients open, that edges open, and that are resumed through a server
 //! ([`route`]). It queries one path at a time, and the next one after 3 s without an answer or if the node is not
 //! connected there. It ends as soon as the node connects. A node that is connected nowhere is waited for up to 3 s if
 //! it was there a moment ago, and is not searched for again for 1 s. A server between two others only relays frames
-//! ([`tunnel_link::table::relay_request::RelayRequest`]). Frames from a peer go only to local edges, so there is at most one relay. For an
-//! edge with a plain link, its server is the session's end.
+//! ([`tunnel_link::table::relay_request::RelayRequest`]). Frames from a peer go only to local edges, so there is at
+//! most one relay. For an edge with a plain link, its server is the session's end.
 //!
 //! **Invariants.** Reading a link never waits for writing it. A read loop does nothing slow. A remote cannot make this
 //! process queue more bytes than were reserved for it. No two locks are held at once, and none across an await. The
-//! pure parts ([`tunnel_proto`], and in `link` the schedule and the congestion control) read no clock, never wait, and return
-//! effects.
+//! pure parts ([`tunnel_proto`], and in `link` the schedule and the congestion control) read no clock, never wait, and
+//! return effects.
 
 #![cfg_attr(
     not(feature = "kubernetes"),

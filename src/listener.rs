@@ -36,7 +36,7 @@ use tracing::info_span;
 use crate::admin::readiness::Readiness;
 use crate::config::Environment;
 use crate::config::access::AccessConfig;
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::server::Tls;
 use crate::config::table::ConfigTable;
 use crate::listener::access::{AccessPolicyBuilder, ListenerAccess};
@@ -46,13 +46,13 @@ use crate::listener::http::NodePortConfig;
 use crate::registry::Finder;
 use crate::registry::Registry;
 use crate::registry::peers::Peers;
-use crate::startup::{NotPrepared, Startup};
+use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::addresses::owners::AddressClaim;
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ConfigMapPorts;
-use tunnel_base::policy::zone::Zone;
-use tunnel_net::listen::{Accept, TcpAccept};
-use tunnel_net::reload::{FileWatcher, Reload};
+use tunnel_base::policy::zone::NodeZone;
+use tunnel_net::listen::{Accept, TcpListenSocket};
+use tunnel_net::reload::{FileWatcher, ReloadedValue};
 use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::tls::handshake::TlsSocket;
 
@@ -78,18 +78,18 @@ pub struct ListenerKind {
     /// Whether its listeners open and close when the config changes. Otherwise a change waits for a restart.
     pub is_live: bool,
     /// Reads the table. Returns nothing if it is absent or unusable, which is recorded.
-    pub(crate) read: fn(&mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>>,
+    pub(crate) read: fn(&mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig>>,
 }
 
 /// The tables of listeners while they are read.
 #[derive(Debug)]
-pub(crate) struct ListenerTables<'a, 't> {
+pub(crate) struct ListenerConfigReader<'a, 't> {
     /// The table `server`.
     pub(crate) server: &'a mut ConfigTable<'t>,
     /// The access rules of a listener whose table has none.
     pub(crate) inherited: AccessConfig,
     pub(crate) env: &'a Environment,
-    pub(crate) report: &'a mut Diagnostics,
+    pub(crate) report: &'a mut ConfigDiagnostics,
 }
 
 /// Returns the only listener of a table, if it has one.
@@ -149,7 +149,7 @@ pub(crate) struct ListenerSetup<'a> {
     pub(crate) policies: &'a mut AccessPolicyBuilder,
     /// TLS versions and cipher suites of the server's ports.
     pub(crate) tls: &'a Tls,
-    pub(crate) startup: &'a mut Startup,
+    pub(crate) startup: &'a mut StartupErrorCollector,
 }
 
 /// What the listeners of a server share. Cheap to clone.
@@ -158,7 +158,7 @@ pub(crate) struct ListenerDeps {
     /// The context of a listener, without its access policy.
     pub(crate) context: ListenerContext,
     /// The zone in which nodes have a second name.
-    pub(crate) zone: Arc<Zone>,
+    pub(crate) zone: Arc<NodeZone>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) finder: Arc<Finder>,
     /// The peers; `None` if this server has none.
@@ -191,17 +191,17 @@ pub(crate) struct BoundListener {
     /// Its address or path, for messages.
     pub(crate) shown: String,
     /// Starts serving. Returns a receiver if the server must wait for it before it closes the port.
-    pub(crate) spawn: Spawn,
+    pub(crate) spawn: ListenerStart,
 }
 
 /// Starts serving. The receiver is notified once no more clients are redirected to the port.
-type Spawn = Box<dyn FnOnce(&ListenerDeps) -> Option<oneshot::Receiver<()>> + Send>;
+type ListenerStart = Box<dyn FnOnce(&ListenerDeps) -> Option<oneshot::Receiver<()>> + Send>;
 
 impl BoundListener {
     /// Returns a listener on a TCP port, served by `protocol`.
     pub(crate) fn tcp<P>(
         name: &'static str,
-        listener: TcpAccept,
+        listener: TcpListenSocket,
         access: ListenerAccess,
         protocol: impl FnOnce(&ListenerDeps) -> P + Send + 'static,
     ) -> Self
@@ -215,9 +215,9 @@ impl BoundListener {
     /// Returns a listener on a TCP port, with TLS if that is given, served by `protocol`.
     pub(crate) fn tcp_or_tls<P>(
         name: &'static str,
-        listener: TcpAccept,
+        listener: TcpListenSocket,
         access: ListenerAccess,
-        tls: Option<Reload<ServerTls>>,
+        tls: Option<ReloadedValue<ServerTls>>,
         protocol: P,
     ) -> Self
     where
@@ -242,7 +242,7 @@ impl BoundListener {
         P: ListenerProtocol<L::AnyStream>,
     {
         let shown = listener.at().to_string();
-        let spawn: Spawn = Box::new(move |deps| {
+        let spawn: ListenerStart = Box::new(move |deps| {
             let (proxies, protocol) = (access.proxies(), protocol(deps));
             let policy = access.policy(Some(deps.zone.clone()));
             let context = ListenerContext { listener: name, policy, ..deps.context.clone() };
@@ -260,7 +260,7 @@ impl BoundListener {
         more: impl FnOnce(&ListenerDeps) -> oneshot::Receiver<()> + Send + 'static,
     ) -> Self {
         let Self { name, at, shown, spawn } = self;
-        let spawn: Spawn = Box::new(move |deps| {
+        let spawn: ListenerStart = Box::new(move |deps| {
             spawn(deps);
             Some(more(deps))
         });

@@ -5,10 +5,10 @@ use tunnel::command::approve::{self, ApproveArgs};
 use tunnel::command::cert;
 use tunnel::command::config::{self, ConfigCommand, ConfigFileArgs};
 use tunnel::command::demo::{self, listeners::DemoListenerSet};
-use tunnel::command::doctor::{self, DoctorArgs, Findings};
+use tunnel::command::doctor::{self, DoctorArgs, DoctorFindings};
 use tunnel::command::migrate;
 use tunnel::command::proxy::ProxyArgs;
-use tunnel::command::serve::{ServeArgs, Settings};
+use tunnel::command::serve::{DaemonArgs, Settings};
 use tunnel::command::{
     self, Args, Command, CommandError, Format, Role, completions, connect, exit_code, init, invitations,
     is_wrong, join, proxy, service, sessions, ssh, status, token,
@@ -18,10 +18,10 @@ use tunnel::config::{ConfigError, Environment};
 use tunnel::edge::Edge;
 use tunnel::server::Server;
 use tunnel::startup::signals::Signals;
-use tunnel::startup::systemd::SystemdNotifier;
-use tunnel::startup::{NotPrepared, Startup, StartupErrorKind, StartupErrors};
+use tunnel::startup::systemd;
+use tunnel::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind, StartupErrors};
 use tunnel_base::drain::Drained;
-use tunnel_base::logging::{LogError, LogLevel, LogSettings, Logs};
+use tunnel_base::logging::{LogError, LogLevelHandle, LogSettings, LoggingGuard};
 use tunnel_net::fd_limit;
 
 use std::io::{IsTerminal as _, Write as _};
@@ -96,12 +96,12 @@ fn main() -> ExitCode {
 }
 
 /// Runs a server or an edge.
-fn run(role: Role, args: &ServeArgs) -> ExitCode {
+fn run(role: Role, args: &DaemonArgs) -> ExitCode {
     if args.end_with_parent {
         // Without it the demo's processes outlive a demo that is killed.
         let _ = set_parent_process_death_signal(Some(Signal::KILL));
     }
-    let mut startup = Startup::default();
+    let mut startup = StartupErrorCollector::default();
     let Ok(logs) = logs(role, args, &mut startup) else { return exit(StartupErrorKind::System) };
     let config = args.config(role);
     info!(version = env!("CARGO_PKG_VERSION"), role = role.name(), config = %config.display(), "starting");
@@ -125,14 +125,18 @@ fn run(role: Role, args: &ServeArgs) -> ExitCode {
     report(&refused, &config, "not started");
     if logs.are_in_files_only() {
         // The person who started it reads stderr.
-        Logs::on_stderr(args.log_format == Format::Json, || report(&refused, &config, "not started"));
+        LoggingGuard::on_stderr(args.log_format == Format::Json, || report(&refused, &config, "not started"));
     }
     refused.most_severe().map_or(ExitCode::FAILURE, exit)
 }
 
-/// Starts logging. Falls back to stderr if the log directory cannot be used: with a warning for SuperEdge's command line,
-/// whose manifests mount a directory of root, otherwise to report the error.
-fn logs(role: Role, args: &ServeArgs, startup: &mut Startup) -> Result<Logs, NotPrepared> {
+/// Starts logging. Falls back to stderr if the log directory cannot be used: with a warning for SuperEdge's command
+/// line, whose manifests mount a directory of root, otherwise to report the error.
+fn logs(
+    role: Role,
+    args: &DaemonArgs,
+    startup: &mut StartupErrorCollector,
+) -> Result<LoggingGuard, NotPrepared> {
     let mut settings = LogSettings {
         json: args.log_format == Format::Json,
         dir: args.log_dir.clone().filter(|_| !args.logtostderr),
@@ -143,7 +147,7 @@ fn logs(role: Role, args: &ServeArgs, startup: &mut Startup) -> Result<Logs, Not
     };
     let mut unusable = Vec::new();
     let logs = loop {
-        match Logs::start(settings.clone()) {
+        match LoggingGuard::start(settings.clone()) {
             Ok(logs) => break logs,
             Err(cause @ LogError::Dir { .. }) => {
                 settings.dir = None;
@@ -173,8 +177,8 @@ fn check(command_args: &ConfigFileArgs, output: Format, diff: Option<Option<Path
         Err(error) => return print_result(Err(error)),
     };
     let logs = LogSettings { name: "tunnel-config", json: output == Format::Json, ..LogSettings::default() };
-    let logs = Logs::start(logs);
-    let (mut startup, kubeconfig) = (Startup::checking(), command_args.kubeconfig.as_deref());
+    let logs = LoggingGuard::start(logs);
+    let (mut startup, kubeconfig) = (StartupErrorCollector::checking(), command_args.kubeconfig.as_deref());
     for role in &file.roles {
         let read = Settings::read(*role, &file.path, kubeconfig, variable, &mut startup);
         if let Ok((settings, _)) = read {
@@ -231,8 +235,8 @@ fn code(most_severe_kind: StartupErrorKind) -> u8 {
 /// Serves until a signal arrives. Collects every startup error instead if there are any.
 async fn serve(
     settings: Result<(Settings, ConfigFile), NotPrepared>,
-    mut startup: Startup,
-    level: LogLevel,
+    mut startup: StartupErrorCollector,
+    level: LogLevelHandle,
 ) -> Result<Drained, StartupErrors> {
     let signals = startup.collect(StartupErrorKind::System, &["signals"], Signals::of_daemon());
     let ((settings, config), mut signals) = match (settings, signals) {
@@ -267,16 +271,16 @@ async fn serve(
 
 /// Notifies systemd that the process is up, then waits for a signal.
 async fn wait_stop(signals: &mut Signals) {
-    SystemdNotifier.notify_ready();
+    systemd::notify_ready();
     tokio::select! {
-        () = signals.next() => SystemdNotifier.stops(),
-        () = SystemdNotifier.run_watchdog() => {}
+        () = signals.next() => systemd::notify_stopping(),
+        () = systemd::run_watchdog() => {}
     }
 }
 
 fn run_demo(check: bool, with: &DemoListenerSet) -> ExitCode {
     let logs = LogSettings { name: "tunnel-demo", verbosity: -1, ..LogSettings::default() };
-    let result = Logs::start(logs).map_err(anyhow::Error::from).and_then(|logs| {
+    let result = LoggingGuard::start(logs).map_err(anyhow::Error::from).and_then(|logs| {
         let done = runtime(Role::Server)?.block_on(async {
             let mut signals = Signals::new()?;
             let stop = async {
@@ -301,7 +305,7 @@ fn run_demo(check: bool, with: &DemoListenerSet) -> ExitCode {
 
 /// Approves certificates, and logs to stderr like a service.
 fn approve(command_args: &ApproveArgs) -> ExitCode {
-    let logs = match Logs::start(LogSettings { name: "tunnel-approve", ..LogSettings::default() }) {
+    let logs = match LoggingGuard::start(LogSettings { name: "tunnel-approve", ..LogSettings::default() }) {
         Ok(logs) => logs,
         Err(cause) => {
             print_stderr(&format!("tunnel: {cause}"));
@@ -319,7 +323,7 @@ fn run_proxy(args: &ProxyArgs) -> ExitCode {
     let json = args.log_format == Format::Json;
     let logs =
         LogSettings { name: "tunnel-proxy", json, verbosity: args.verbosity, ..LogSettings::default() };
-    let started = Logs::start(logs).map_err(anyhow::Error::from);
+    let started = LoggingGuard::start(logs).map_err(anyhow::Error::from);
     let (logs, runtime) = match started.and_then(|logs| Ok((logs, runtime(Role::Edge)?))) {
         Ok(started) => started,
         Err(cause) => {
@@ -337,7 +341,7 @@ fn run_proxy(args: &ProxyArgs) -> ExitCode {
 /// Runs `tunnel doctor` and prints its findings.
 fn diagnose(command_args: &DoctorArgs) -> ExitCode {
     let found = in_runtime(async { Ok(doctor::run(command_args, variable).await) });
-    let is_well = found.as_ref().is_ok_and(Findings::is_well);
+    let is_well = found.as_ref().is_ok_and(DoctorFindings::is_well);
     let print_result = print_result(
         found.map(|found| if command_args.output == Format::Json { found.json() } else { found.text() }),
     );

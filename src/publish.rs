@@ -16,12 +16,12 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
-use crate::publish::record_policy::RecordPolicy;
+use crate::publish::record_policy::RecordFilter;
 use crate::registry::Registry;
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::policy::zone::Zone;
+use tunnel_base::policy::zone::NodeZone;
 
 /// The task that publishes which nodes are connected here. It never affects a link or a session.
 pub struct Publisher {
@@ -30,9 +30,9 @@ pub struct Publisher {
     /// Where records are written.
     pub store: Box<dyn RecordStore>,
     /// Which nodes are published, and under which names.
-    pub zone: Arc<Zone>,
+    pub zone: Arc<NodeZone>,
     /// Policy that rejects names which may belong to other hosts.
-    pub vet: RecordPolicy,
+    pub vet: RecordFilter,
     /// Metrics of records and failures.
     pub metrics: Metrics,
     /// Callback after each attempt: whether the records are written, and if not, why.

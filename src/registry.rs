@@ -22,8 +22,8 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::registry::dns_search::Dns;
-use crate::registry::links::{LinkRole, NodeLinks, Reason, Replaced};
+use crate::registry::dns_search::NodeDnsLookup;
+use crate::registry::links::{LinkChange, LinkRole, LinksByNode, ReplaceOutcome};
 use crate::registry::node_not_found::NodeNotFound;
 use crate::registry::nodes_at_peers::{NodeAtPeer, NodesAtPeers};
 use crate::registry::peers::Peers;
@@ -41,16 +41,18 @@ use tunnel_proto::frame::{Found, Remote};
 /// The nodes that are linked to this server. The newest link of a node wins.
 ///
 /// Each link has its own task, so two threads may change one node's entry at the same time. One lock holds all entries.
-/// It is released before a link is closed or a waiter is woken, because each of these takes another lock. Three rules make this safe:
+/// It is released before a link is closed or a waiter is woken, because each of these takes another lock. Three rules
+/// make this safe:
 ///
-/// - `NodeLinks::replace` compares links by their ids under the lock, so a link that ends late never removes the newer
-///   link that replaced it.
-/// - A waiter registers first and checks second ([`Finder::find_path`]), so a link that is inserted in between wakes it.
+/// - `LinksByNode::replace` compares links by their ids under the lock, so a link that ends late never removes the
+///   newer link that replaced it.
+/// - A waiter registers first and checks second ([`Finder::find_path`]), so a link that is inserted in between wakes
+///   it.
 /// - A link that was read from here may have ended since. It then accepts no more data, and no caller relies on it
 ///   being alive.
 #[derive(Debug)]
 pub struct Registry {
-    nodes: Mutex<NodeLinks>,
+    nodes: Mutex<LinksByNode>,
     /// Wakes the waiters of a node when it links.
     awaited: NodeWaiters,
     conflicts: Conflicts,
@@ -154,7 +156,7 @@ impl Registry {
     /// stay, so a third one closes the oldest.
     pub fn insert(&self, linked: LinkedNode, is_backup: bool) -> Option<Arc<LinkSender>> {
         let node = linked.sender.peer.node().cloned()?;
-        let reason = if is_backup { Reason::Backup(linked) } else { Reason::Linked(linked) };
+        let reason = if is_backup { LinkChange::Backup(linked) } else { LinkChange::Linked(linked) };
         self.replace(&node, reason);
         let nodes = self.nodes.lock();
         nodes.get(&node, LinkRole::Previous).map(|previous| previous.sender.clone())
@@ -164,14 +166,14 @@ impl Registry {
     /// a newer link has replaced it: when a link's end is noticed, the node may already be linked again.
     pub fn remove(&self, sender: &LinkSender) {
         if let Some(node) = sender.peer.node() {
-            self.replace(node, Reason::Ended(sender.id));
+            self.replace(node, LinkChange::Ended(sender.id));
         }
     }
 
     /// Changes the links of a node, closes those that have no role any more, and wakes whom that concerns.
-    pub(crate) fn replace(&self, node: &NodeName, reason: Reason) {
+    pub(crate) fn replace(&self, node: &NodeName, reason: LinkChange) {
         let mut nodes = self.nodes.lock();
-        let Replaced { closed, has_new_primary } = nodes.replace(node, reason);
+        let ReplaceOutcome { closed, has_new_primary } = nodes.replace(node, reason);
         self.metrics.nodes.set(i64::try_from(nodes.len()).unwrap_or(i64::MAX));
         // Closing takes the link's own lock, and two locks are never held at once. A link delivers frames until its
         // loop ends.
@@ -224,7 +226,7 @@ pub struct Finder {
     pub(crate) registry: Arc<Registry>,
     /// This process.
     pub(super) own: Instance,
-    pub(crate) others: Option<FindPeers>,
+    pub(crate) others: Option<PeerSearch>,
     /// Why servers that should be peers cannot be asked.
     unqueried_reason: Mutex<Option<UnqueriedReason>>,
 }
@@ -242,7 +244,7 @@ pub enum UnqueriedReason {
 
 /// The state that a server with peers needs to find nodes elsewhere.
 #[derive(Debug)]
-pub(crate) struct FindPeers {
+pub(crate) struct PeerSearch {
     pub(crate) peers: Arc<Peers>,
     pub(super) nodes: Arc<NodesAtPeers>,
     searches: Searches,
@@ -265,10 +267,16 @@ impl Finder {
 
     /// Returns a finder for a server with peers; `own` is this process. A peer that DNS names is asked at `port`,
     /// unless a list gives another port for it.
-    pub fn new(registry: Arc<Registry>, own: Instance, peers: Arc<Peers>, dns: Dns, port: u16) -> Arc<Self> {
+    pub fn new(
+        registry: Arc<Registry>,
+        own: Instance,
+        peers: Arc<Peers>,
+        dns: NodeDnsLookup,
+        port: u16,
+    ) -> Arc<Self> {
         let nodes = Arc::<NodesAtPeers>::default();
         let searches = Searches::new(peers.clone(), nodes.clone(), dns, port);
-        let others = Some(FindPeers { peers, nodes, searches });
+        let others = Some(PeerSearch { peers, nodes, searches });
         Arc::new(Self { registry, own, others, unqueried_reason: Mutex::default() })
     }
 
@@ -362,8 +370,8 @@ impl Finder {
         here.into_iter().chain(self.path_by_peer(node))
     }
 
-    /// Returns the path to a node at a peer. What the peer said over a link that has ended does not count: that the node
-    /// has left may be lost with the link.
+    /// Returns the path to a node at a peer. What the peer said over a link that has ended does not count: that the
+    /// node has left may be lost with the link.
     fn path_by_peer(&self, node: &NodeName) -> Option<Path> {
         let others = self.others.as_ref()?;
         let at = others.nodes.get(node)?;

@@ -15,11 +15,11 @@ use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Host, Instance, NodeName, SessionId, Target};
 use tunnel_link::sender::LinkSender;
-use tunnel_link::table::pending::{OpenOutcome, Parked};
-use tunnel_link::table::session::Permit;
+use tunnel_link::table::pending::{OpenOutcome, ParkedSession};
+use tunnel_link::table::session::AnyPermit;
 use tunnel_link::table::stream::Session;
 use tunnel_link::table::{SessionTable, TableFull};
-use tunnel_proto::frame::{Category, ErrorCode, Remote, SessionError};
+use tunnel_proto::frame::{ErrorCode, Remote, SessionCategory, SessionError};
 use tunnel_proto::state::LinkId;
 
 /// A request of a listener for a session.
@@ -30,14 +30,14 @@ pub struct SessionRequest {
     /// Target to dial there. Its host may be the node itself.
     pub target: Target,
     /// Kind of the listener.
-    pub category: Category,
+    pub category: SessionCategory,
     /// Client (user and address), for the log of the remote.
     pub client: String,
     /// Name of the listener.
     pub listener: &'static str,
     /// The client's permit. The session keeps it until its last bytes are delivered, or the remote knows that it was
     /// cancelled.
-    pub permit: Option<Permit>,
+    pub permit: Option<AnyPermit>,
 }
 
 /// Reason why a target could not be reached. The texts are shown to clients.
@@ -92,7 +92,7 @@ impl From<RouteError> for OpenError {
 /// A router that opens sessions, and finds new paths for sessions that lost theirs. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct SessionRouter {
-    paths: PathSource,
+    paths: PathProvider,
     table: Arc<SessionTable>,
     /// Timeout for opening a session, over all paths.
     pub(crate) open_timeout: Duration,
@@ -112,7 +112,7 @@ impl SessionRouter {
         open_timeout: Duration,
         resume_timeout: Duration,
     ) -> Self {
-        let (paths, chance) = (PathSource::Nodes(finder), rand::random);
+        let (paths, chance) = (PathProvider::Nodes(finder), rand::random);
         Self { paths, table, open_timeout, resume_timeout, chance }
     }
 
@@ -123,19 +123,19 @@ impl SessionRouter {
         open_timeout: Duration,
         resume_timeout: Duration,
     ) -> Self {
-        let (paths, chance) = (PathSource::Uplinks(uplinks), rand::random);
+        let (paths, chance) = (PathProvider::Uplinks(uplinks), rand::random);
         Self { paths, table, open_timeout, resume_timeout, chance }
     }
 
     /// Returns the node that is named by this host's address, if a search may find it.
     pub fn node_named_by_address(&self, host: &Host) -> Option<NodeName> {
-        let PathSource::Nodes(finder) = &self.paths else { return None };
+        let PathProvider::Nodes(finder) = &self.paths else { return None };
         finder.node_named_by_address(host)
     }
 
     /// Returns why this process has no link, if it links to servers and its last attempt has failed.
     pub fn link_failure(&self) -> Option<String> {
-        let PathSource::Uplinks(uplinks) = &self.paths else { return None };
+        let PathProvider::Uplinks(uplinks) = &self.paths else { return None };
         uplinks.failure.lock().clone()
     }
 
@@ -159,12 +159,12 @@ impl SessionRouter {
         let until = Instant::now() + self.open_timeout;
         let mut search = PathSearch::new(&self.paths, &node, None, until, self.chance);
         match &self.paths {
-            PathSource::Nodes(_) => search = search.at_most(MOVE_WAIT),
+            PathProvider::Nodes(_) => search = search.at_most(MOVE_WAIT),
             // A laptop may just have woken up. Without a link the search fails, with its own reason.
-            PathSource::Uplinks(uplinks) if *uplinks.node() == NodeName::none() => {
+            PathProvider::Uplinks(uplinks) if *uplinks.node() == NodeName::none() => {
                 let _ = timeout_at(until, uplinks.wait_newer(None)).await;
             }
-            PathSource::Peers(_) | PathSource::Uplinks(_) => {}
+            PathProvider::Peers(_) | PathProvider::Uplinks(_) => {}
         }
         if let Err(missing) = search.first().await {
             return Err(RouteError::Offline { node, missing }.into());
@@ -220,10 +220,10 @@ impl SessionRouter {
 
     /// Searches for a new path until the session has one or has ended, or the resume timeout has passed.
     ///
-    /// At most one task searches per session, because there is at most one [`Parked`] of it. If the new path is lost
-    /// before this task notices, the loop continues with the same [`Parked`]. [`Parked::needs_path`] releases it only
-    /// if, under the session's lock, no path is needed. So no loss remains without a search.
-    pub async fn resume(&self, parked: Parked) {
+    /// At most one task searches per session, because there is at most one [`ParkedSession`] of it. If the new path is
+    /// lost before this task notices, the loop continues with the same [`ParkedSession`]. [`ParkedSession::needs_path`]
+    /// releases it only if, under the session's lock, no path is needed. So no loss remains without a search.
+    pub async fn resume(&self, parked: ParkedSession) {
         let until = Instant::now() + self.resume_timeout;
         let node = parked.node().clone();
         let far = self.paths.call(&node);
@@ -260,7 +260,7 @@ pub(crate) const MOVE_WAIT: Duration = Duration::from_secs(3);
 /// created before the lookup notices that.
 #[derive(Debug)]
 pub(crate) struct PathSearch<'a> {
-    paths: &'a PathSource,
+    paths: &'a PathProvider,
     chance: RandomFraction,
     node: &'a NodeName,
     /// Process of the node that is searched for; `None` for any process.
@@ -281,7 +281,7 @@ pub(crate) struct PathSearch<'a> {
 impl<'a> PathSearch<'a> {
     /// Creates a search among `paths` for `node`, and for its process `instance` if given.
     pub(crate) fn new(
-        paths: &'a PathSource,
+        paths: &'a PathProvider,
         node: &'a NodeName,
         instance: Option<Instance>,
         until: Instant,
@@ -459,7 +459,7 @@ const REPLACED_NODE_WAIT: Duration = Duration::from_secs(3);
 
 /// The source of paths for a process's sessions: which links may lead to a node.
 #[derive(Debug, Clone)]
-pub(crate) enum PathSource {
+pub(crate) enum PathProvider {
     /// On a server: paths to nodes.
     Nodes(Arc<Finder>),
     /// On a server: paths to peers, by process, for sessions of an edge with a target that a peer has dialled.
@@ -468,7 +468,7 @@ pub(crate) enum PathSource {
     Uplinks(Arc<Uplinks>),
 }
 
-impl PathSource {
+impl PathProvider {
     /// Finds a path to a node: to its process `instance` if given, and not over the link `not`. Cancel safe.
     pub(crate) async fn find(
         &self,

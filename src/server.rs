@@ -33,12 +33,12 @@ use tokio_util::task::TaskTracker;
 use tracing::{info, info_span, warn};
 
 use crate::acceptor::SessionAcceptor;
-use crate::acceptor::target_dialer::{DialerRole, DirectDialer, TargetDialer};
-use crate::admin::certificate_expiry::CertificateFiles;
-use crate::admin::page::AdminUsers;
+use crate::acceptor::target_dialer::{DirectDialer, TargetDialer, TargetDialerRole};
+use crate::admin::certificate_expiry::MonitoredCertificates;
+use crate::admin::page::PageViewers;
 use crate::admin::readiness::Readiness;
-use crate::admin::status::collect::ServerView;
-use crate::admin::{self, Admin, ProcessView};
+use crate::admin::status::collect::ServerStatusSource;
+use crate::admin::{self, AdminContext, AdminProcess};
 use crate::config::ConfigError;
 use crate::config::config_watch::ConfigFile;
 use crate::config::server::{MEMORY, clients};
@@ -50,31 +50,31 @@ use crate::listener::{BoundListener, ListenerDeps, connect};
 use crate::parts::with_kubernetes;
 use crate::registry::Finder;
 use crate::registry::Registry;
-use crate::registry::dns_search::Dns;
+use crate::registry::dns_search::NodeDnsLookup;
 use crate::registry::peers::Peers;
 use crate::route::SessionRouter;
-use crate::server::cluster::ClusterView;
+use crate::server::cluster::KubernetesView;
 use crate::server::config::ServerConfig;
-use crate::server::config_files::{LivePolicies, ServerFiles};
-use crate::server::edge_links::EdgeLinks;
-use crate::server::link_rates::LinkRates;
+use crate::server::config_files::{LivePolicies, LoadedServerFiles};
+use crate::server::edge_links::EdgeLinkTable;
+use crate::server::link_rates::LinkRateLimiter;
 use crate::server::listeners::{OpenListeners, PreparedListener};
 use crate::server::user_links::UserLinks;
 use crate::session_io::grants::Grants;
-use crate::startup::{NotPrepared, Startup, StartupErrors};
+use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrors};
 use tunnel_base::drain::Drain;
-use tunnel_base::logging::LogLevel;
+use tunnel_base::logging::LogLevelHandle;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::Instance;
 use tunnel_base::policy::targets::Targets;
-use tunnel_base::policy::zone::Zone;
+use tunnel_base::policy::zone::NodeZone;
 use tunnel_base::process::third_of_memory;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::link::Link;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::limiter::FairLimiter;
-use tunnel_net::listen::TcpAccept;
+use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::FileWatcher;
 use tunnel_proto::halves::WindowLimits;
@@ -126,10 +126,10 @@ pub struct Server {
 
 /// The files and ports named by the config, prepared before anything runs.
 struct Prepared {
-    pub(crate) files: ServerFiles,
+    pub(crate) files: LoadedServerFiles,
     /// For edges and peers.
-    grpc: TcpAccept,
-    pub(crate) admin: admin::Listeners,
+    grpc: TcpListenSocket,
+    pub(crate) admin: admin::AdminListeners,
     /// The ports of both, each with its key.
     other_ports: Vec<(String, SocketAddr)>,
     /// For clients.
@@ -137,7 +137,7 @@ struct Prepared {
     pub(crate) policies: AccessPolicyBuilder,
     /// Access of users' programs; `None` accepts none.
     users: Option<ListenerAccess>,
-    pub(crate) viewers: AdminUsers,
+    pub(crate) viewers: PageViewers,
 }
 
 /// The state shared by the tasks of a server.
@@ -156,10 +156,10 @@ pub(crate) struct ServerContext {
     /// Dials targets outside of nodes for clients.
     pub(crate) direct: DirectDialer,
     // Who may do what.
-    pub(crate) edge_links: Arc<EdgeLinks>,
+    pub(crate) edge_links: Arc<EdgeLinkTable>,
     pub(crate) user_links: UserLinks,
     /// Answers operators, also over links of users. Set before the first link is accepted.
-    pub(crate) admin: OnceLock<Admin>,
+    pub(crate) admin: OnceLock<AdminContext>,
     /// The nodes that join by invitation; `None` if that is not enabled.
     pub(crate) enrolment: Option<Arc<SharedEnrolments>>,
     /// The access rules for what can be reached through this server.
@@ -173,17 +173,17 @@ pub(crate) struct ServerContext {
     /// Permits for pinging older links of nodes that have linked again.
     pub(crate) move_permits: Arc<Semaphore>,
     /// How many links each node has opened recently.
-    pub(crate) link_rates: LinkRates,
+    pub(crate) link_rates: LinkRateLimiter,
     // The surroundings.
     /// The names of nodes outside of this server.
-    pub(crate) zone: Arc<Zone>,
-    pub(crate) cluster: ClusterView,
+    pub(crate) zone: Arc<NodeZone>,
+    pub(crate) cluster: KubernetesView,
     /// Reported at `/readyz`.
     pub(crate) readiness: Readiness,
     /// Reloads files when they change.
     pub(crate) watcher: FileWatcher,
     /// The files of certificates, for their expiry.
-    pub(crate) certificates: CertificateFiles,
+    pub(crate) certificates: MonitoredCertificates,
     /// Cancelled when the server begins to stop; no call is accepted from then on.
     pub(crate) stopping: CancellationToken,
     pub(crate) drains: Drains,
@@ -204,8 +204,8 @@ impl Server {
     /// # Errors
     ///
     /// Contains every file that cannot be used and every configured port that cannot be bound. Nothing runs then.
-    pub fn start(settings: ServerConfig, level: Option<LogLevel>) -> Result<Self, StartupErrors> {
-        let mut startup = Startup::default();
+    pub fn start(settings: ServerConfig, level: Option<LogLevelHandle>) -> Result<Self, StartupErrors> {
+        let mut startup = StartupErrorCollector::default();
         let prepared = Prepared::new(&settings, &mut startup);
         let prepared = startup.finish(prepared)?;
         let bound = prepared.addresses(&settings);
@@ -214,7 +214,7 @@ impl Server {
         context.spawn_upkeep(&prepared.files);
         let Prepared { files, grpc, admin: admin_ports, other_ports, listeners, policies, viewers, .. } =
             prepared;
-        let admin_addr = admin_ports.log.as_ref().map(TcpAccept::at);
+        let admin_addr = admin_ports.log.as_ref().map(TcpListenSocket::at);
         let listener_policies = policies.policies();
         let deps = context.listener_deps(&settings);
         let mut open = OpenListeners::new(deps, policies, settings.tls.clone(), other_ports);
@@ -271,7 +271,7 @@ impl Server {
 
     /// Finds all errors that would prevent a start, and starts nothing. A check also finds certificates that clients
     /// would reject.
-    pub fn validate(settings: &ServerConfig, startup: &mut Startup) {
+    pub fn validate(settings: &ServerConfig, startup: &mut StartupErrorCollector) {
         // The errors are in `startup`.
         let _ = Prepared::new(settings, startup);
         if startup.is_check() {
@@ -284,8 +284,8 @@ impl Server {
 
 impl Prepared {
     /// Prepares everything.
-    fn new(settings: &ServerConfig, startup: &mut Startup) -> Result<Self, NotPrepared> {
-        let files = ServerFiles::read(settings, startup);
+    fn new(settings: &ServerConfig, startup: &mut StartupErrorCollector) -> Result<Self, NotPrepared> {
+        let files = LoadedServerFiles::read(settings, startup);
         let grpc = startup.bind("server.links.listen", settings.links.listen);
         let admin =
             bind_admin("server", ("links", &settings.links.ports), &settings.admin, &settings.tls, startup);
@@ -309,8 +309,8 @@ impl Prepared {
 
     /// Returns the ports at which this server listens.
     fn own_ports(&self) -> BTreeSet<u16> {
-        let admin::Listeners { log, metrics, channelz, .. } = &self.admin;
-        let ports = [log, metrics, channelz].into_iter().flatten().map(TcpAccept::at);
+        let admin::AdminListeners { log, metrics, channelz, .. } = &self.admin;
+        let ports = [log, metrics, channelz].into_iter().flatten().map(TcpListenSocket::at);
         let clients = self.clients().filter_map(|port| port.at);
         ports.chain(clients).chain([self.grpc.at()]).map(|at| at.port()).collect()
     }
@@ -325,16 +325,16 @@ impl Prepared {
         ServerListenAddresses {
             grpc: self.grpc.at(),
             clients: self.clients().filter_map(|port| Some((port.name, port.at?))).collect(),
-            log: admin.log.as_ref().map_or(settings.links.ports.admin_listen, TcpAccept::at),
-            metrics: admin.metrics.as_ref().map(TcpAccept::at),
-            channelz: admin.channelz.as_ref().map(TcpAccept::at),
+            log: admin.log.as_ref().map_or(settings.links.ports.admin_listen, TcpListenSocket::at),
+            metrics: admin.metrics.as_ref().map(TcpListenSocket::at),
+            channelz: admin.channelz.as_ref().map(TcpListenSocket::at),
         }
     }
 }
 
 impl ServerContext {
-    /// Builds the state, and starts what keeps it up to date. Also returns the links that this server dials to peers, if
-    /// it has any.
+    /// Builds the state, and starts what keeps it up to date. Also returns the links that this server dials to peers,
+    /// if it has any.
     fn new(settings: &ServerConfig, prepared: &Prepared) -> (Self, Option<mpsc::Receiver<Link>>) {
         let files = &prepared.files;
         let port = prepared.grpc.at().port();
@@ -344,10 +344,10 @@ impl ServerContext {
         let link_context = link_context(settings, &drains.links);
         let (table, metrics) = (link_context.table.clone(), link_context.metrics.clone());
         let registry = Registry::new(metrics.clone());
-        let cluster = ClusterView::follow(settings, port, prepared.own_ports(), &readiness, &drains.links);
+        let cluster = KubernetesView::follow(settings, port, prepared.own_ports(), &readiness, &drains.links);
         let enrolment = invitations::start(settings, files, &readiness, &drains.links);
         let (tokens, certificates) = (files.tokens.clone(), config_files::edge_ca(settings).is_some());
-        let edge_links = EdgeLinks::new(tokens, enrolment.clone(), cluster.nodes.clone(), certificates);
+        let edge_links = EdgeLinkTable::new(tokens, enrolment.clone(), cluster.nodes.clone(), certificates);
         let zone = zone(settings, edge_links.clone());
         let pool = BufferPool::new();
         let grants = Grants::default();
@@ -356,13 +356,13 @@ impl ServerContext {
             peers::start(&settings.peers, files, cluster.pods.as_ref(), &registry, &pool, &link_context)
                 .unzip();
         let no_servers = cluster.service_addresses.clone();
-        let dns = Dns::new(Arc::new(files.dns.clone()), zone.clone(), no_servers);
+        let dns = NodeDnsLookup::new(Arc::new(files.dns.clone()), zone.clone(), no_servers);
         let finder = match &peers {
             None => Finder::without_peers(registry.clone(), table.instance()),
             Some(peers) => Finder::new(registry.clone(), table.instance(), peers.clone(), dns, port),
         };
-        let for_edges = dialer(settings, files, DialerRole::ForEdges, &policies.for_edges);
-        let for_clients = dialer(settings, files, DialerRole::ForClients, &policies.for_clients);
+        let for_edges = dialer(settings, files, TargetDialerRole::ForEdges, &policies.for_edges);
+        let for_clients = dialer(settings, files, TargetDialerRole::ForClients, &policies.for_clients);
         let clients = drains.clients.clone();
         let mut context = Self {
             route: SessionRouter::new(finder.clone(), table, session.open_timeout, session.resume_timeout),
@@ -382,12 +382,12 @@ impl ServerContext {
             grants,
             search_permits: Arc::new(Semaphore::new(link_events::MAX_SEARCHES)),
             move_permits: Arc::new(Semaphore::new(MAX_CONCURRENT_MOVES)),
-            link_rates: LinkRates::default(),
+            link_rates: LinkRateLimiter::default(),
             zone,
             cluster,
             readiness,
             watcher: FileWatcher::new(&drains.links),
-            certificates: CertificateFiles::default(),
+            certificates: MonitoredCertificates::default(),
             stopping: CancellationToken::new(),
             drains,
         };
@@ -458,7 +458,7 @@ impl ServerContext {
     }
 
     /// Starts the tasks that watch files, report on peers and remove expired state.
-    fn spawn_upkeep(self: &Arc<Self>, files: &ServerFiles) {
+    fn spawn_upkeep(self: &Arc<Self>, files: &LoadedServerFiles) {
         let (drain, LinkContext { table, metrics, .. }) = (&self.drains.links, &self.link_context);
         files.watch(&self.watcher);
         peers::spawn_reports(self);
@@ -480,12 +480,12 @@ impl ServerContext {
     fn spawn_admin(
         &self,
         settings: &ServerConfig,
-        ports: admin::Listeners,
-        viewers: AdminUsers,
-        level: Option<LogLevel>,
+        ports: admin::AdminListeners,
+        viewers: PageViewers,
+        level: Option<LogLevelHandle>,
         grpc: SocketAddr,
     ) {
-        let view = ServerView {
+        let view = ServerStatusSource {
             registry: self.registry.clone(),
             table: self.link_context.table.clone(),
             name: self.link_context.server_name.clone(),
@@ -498,7 +498,8 @@ impl ServerContext {
         };
         let (metrics, readiness) = (self.link_context.metrics.clone(), self.readiness.clone());
         let level_at_ports = settings.links.ports.sets_level;
-        let admin = Admin::new(ProcessView::Cloud(view), viewers, metrics, readiness, level, level_at_ports);
+        let admin =
+            AdminContext::new(AdminProcess::Cloud(view), viewers, metrics, readiness, level, level_at_ports);
         let admin = self.admin.get_or_init(|| admin);
         let drain = &self.drains.admin;
         admin.spawn(ports, Some(grpc), &self.watcher, drain);
@@ -509,8 +510,8 @@ impl ServerContext {
 
 fn dialer(
     settings: &ServerConfig,
-    files: &ServerFiles,
-    place: DialerRole,
+    files: &LoadedServerFiles,
+    place: TargetDialerRole,
     targets: &Arc<ArcSwap<Targets>>,
 ) -> TargetDialer {
     let own = LocalAddresses::of_interfaces(settings.pod_ip.into_iter().collect());
@@ -540,9 +541,9 @@ fn link_context(settings: &ServerConfig, links: &Drain) -> LinkContext {
     }
 }
 
-fn zone(settings: &ServerConfig, edge_links: Arc<EdgeLinks>) -> Arc<Zone> {
+fn zone(settings: &ServerConfig, edge_links: Arc<EdgeLinkTable>) -> Arc<NodeZone> {
     let patterns = settings.dns.publish_names.clone();
-    Arc::new(Zone::new(settings.dns.zone.clone(), patterns, move |node: &_| edge_links.has_node(node)))
+    Arc::new(NodeZone::new(settings.dns.zone.clone(), patterns, move |node: &_| edge_links.has_node(node)))
 }
 
 /// The condition in `/readyz`: the listeners of the changed config are open.

@@ -15,8 +15,8 @@ use crate::session_io::copy::{ByteCounter, CopyDirection, CopyEnd, EndKind, Side
 use crate::session_io::grants::Grant;
 use crate::session_io::session_stream::SessionStream;
 use tunnel_base::access_log::AccessLogEntry;
-use tunnel_base::metrics::{ActiveSession, Metrics};
-use tunnel_link::relay::bindings::RelayEnd;
+use tunnel_base::metrics::{ActiveSessionGuard, Metrics};
+use tunnel_link::relay::bindings::RelayOutcome;
 use tunnel_link::table::stream::Session;
 use tunnel_net::socket::{Connection, Socket};
 use tunnel_proto::frame::{ErrorCode, SessionError};
@@ -33,7 +33,7 @@ pub struct OpenSession<P> {
     /// The session's grant, without which it is ended.
     pub grant: Grant,
     /// Counts the session as active.
-    pub alive: ActiveSession,
+    pub alive: ActiveSessionGuard,
     /// The session's permit in this process. Released when the session ends, before its connection is closed
     /// gracefully. A client's session shares it, and keeps it until its last bytes are delivered.
     pub permit: P,
@@ -45,7 +45,7 @@ impl<P> OpenSession<P> {
     ///
     /// If that connection failed, resets the session with the error. Otherwise returns the session, which the caller
     /// must drop.
-    pub(crate) fn end(self, ended: CopyEnd, local: LocalPeer) -> Option<SessionStream> {
+    pub(crate) fn end(self, ended: CopyEnd, local: LocalParty) -> Option<SessionStream> {
         let this = self.unless_revoked()?;
         let (result, why) = match (&this.session, ended) {
             (
@@ -95,14 +95,14 @@ pub(crate) const REVOKED: &str = "revoked";
 
 /// The party at this end of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LocalPeer {
+pub enum LocalParty {
     /// A client: this end is a listener.
     Client,
     /// A dialled target: this end is the acceptor.
     Target,
 }
 
-impl LocalPeer {
+impl LocalParty {
     fn name(self) -> &'static str {
         match self {
             Self::Client => "client",
@@ -130,7 +130,8 @@ impl LocalPeer {
         format!("the {}'s connection failed: ", self.name())
     }
 
-    /// Returns the fixed word for a session that the remote reset: the same word as at the remote if a connection failed.
+    /// Returns the fixed word for a session that the remote reset: the same word as at the remote if a connection
+    /// failed.
     fn reset_by_other(self, why: &SessionError) -> &'static str {
         match why.code {
             ErrorCode::ConnectionFailed => self.other().failed(),
@@ -145,7 +146,7 @@ impl LocalPeer {
 /// Not cancel safe: a dropped call aborts the connection, resets the session, and records that in the access line.
 pub async fn run_session<C: Connection, P>(
     mut opened: OpenSession<P>,
-    local: LocalPeer,
+    local: LocalParty,
     mut socket: Socket<C>,
     metrics: &Metrics,
 ) {
@@ -154,8 +155,8 @@ pub async fn run_session<C: Connection, P>(
     let up = ByteCounter { one: &mut access.up, all: &metrics.bytes_to_target };
     let down = ByteCounter { one: &mut access.down, all: &metrics.bytes_to_client };
     let (taken, given) = match local {
-        LocalPeer::Client => (down, up),
-        LocalPeer::Target => (up, down),
+        LocalParty::Client => (down, up),
+        LocalParty::Target => (up, down),
     };
     let mut to_session = CopyDirection::counted(Side::A, Bytes::new(), given);
     let mut from_session = CopyDirection::counted(Side::B, early, taken);
@@ -182,16 +183,16 @@ pub async fn run_session<C: Connection, P>(
 pub async fn bridge_sessions(
     mut opener: Session,
     mut acceptor: Session,
-    alive: ActiveSession,
+    alive: ActiveSessionGuard,
     revoked: impl Future<Output = SessionError>,
-) -> RelayEnd {
+) -> RelayOutcome {
     let (mut up, mut down) = (CopyDirection::new(Side::A), CopyDirection::new(Side::B));
     let ended = tokio::select! {
         biased;
         why = revoked => Err(why),
         ended = copy(&mut opener, &mut acceptor, &mut up, &mut down) => Ok(ended),
     };
-    let end = |why| RelayEnd { why: Some(why), to_acceptor: up.given, to_opener: down.given };
+    let end = |why| RelayOutcome { why: Some(why), to_acceptor: up.given, to_opener: down.given };
     match ended {
         Err(why) => {
             alive.end(REVOKED);
@@ -216,7 +217,7 @@ pub async fn bridge_sessions(
 }
 
 /// Returns which side ended a session and why, as a word and a text. Side A is the connection of `local`.
-fn end_reason(ended: CopyEnd, local: LocalPeer, reset: Option<&SessionError>) -> (&'static str, String) {
+fn end_reason(ended: CopyEnd, local: LocalParty, reset: Option<&SessionError>) -> (&'static str, String) {
     match (ended.by, ended.how) {
         (Side::A, EndKind::Finished) => ("ok", format!("the {} finished first", local.name())),
         (Side::B, EndKind::Finished) => ("ok", format!("the {} finished first", local.other().name())),

@@ -12,10 +12,10 @@ use std::{fmt, io};
 use tracing::{info, warn};
 
 use crate::config::admin_listener::AdminConfig;
-use crate::config::{ConfigError, ConfigErrors, ParsedConfig, Spelling, Warning};
+use crate::config::{ConfigError, ConfigErrors, KeySpellings, ParsedConfig, Warning};
 use crate::startup::admin_socket::SocketDirs;
 use tunnel_base::files;
-use tunnel_net::listen::{Accept as _, BindError, TcpAccept, share_port, try_congestion};
+use tunnel_net::listen::{Accept as _, BindError, TcpListenSocket, share_port, try_congestion};
 use tunnel_net::tls::certificate::{self, CertWarningKind};
 use tunnel_net::tls::pem;
 use tunnel_net::unix_accept::UnixAccept;
@@ -23,13 +23,13 @@ use tunnel_net::unix_accept::UnixAccept;
 /// A collector of startup errors. Everything that needs a file or a port gets it through here, and startup continues
 /// with the next item after an error.
 #[derive(Debug, Default)]
-pub struct Startup {
+pub struct StartupErrorCollector {
     errors: Vec<StartupError>,
     /// Valid keys that the config sets, if it has errors: only these are checked further. `None` checks all keys.
     given: Option<BTreeSet<String>>,
     is_check: bool,
     /// The config's spelling of keys.
-    spelling: Spelling,
+    spelling: KeySpellings,
     /// Requested ports, each with its key.
     requested_addresses: Vec<(String, SocketAddr)>,
 }
@@ -65,7 +65,7 @@ pub enum StartupErrorKind {
 /// All startup errors; displayed as one line each.
 pub type StartupErrors = ConfigErrors<StartupError>;
 
-impl Startup {
+impl StartupErrorCollector {
     /// Returns a collector for a check: it also reads files that a start reads later, and binds no port.
     pub fn checking() -> Self {
         Self { is_check: true, ..Self::default() }
@@ -147,21 +147,21 @@ impl Startup {
     }
 
     /// Binds a port, unless this is a check. `key` is the full key.
-    pub fn bind(&mut self, key: &str, at: SocketAddr) -> Result<TcpAccept, NotPrepared> {
-        self.bind_by(key, at, TcpAccept::bind)
+    pub fn bind(&mut self, key: &str, at: SocketAddr) -> Result<TcpListenSocket, NotPrepared> {
+        self.bind_by(key, at, TcpListenSocket::bind)
     }
 
     /// Like [`Self::bind`], for a port that edges on this machine may dial for their clients.
-    pub fn bind_public(&mut self, key: &str, at: SocketAddr) -> Result<TcpAccept, NotPrepared> {
-        self.bind_by(key, at, TcpAccept::bind_public)
+    pub fn bind_public(&mut self, key: &str, at: SocketAddr) -> Result<TcpListenSocket, NotPrepared> {
+        self.bind_by(key, at, TcpListenSocket::bind_public)
     }
 
     fn bind_by(
         &mut self,
         key: &str,
         at: SocketAddr,
-        bind: fn(SocketAddr) -> Result<TcpAccept, BindError>,
-    ) -> Result<TcpAccept, NotPrepared> {
+        bind: fn(SocketAddr) -> Result<TcpListenSocket, BindError>,
+    ) -> Result<TcpListenSocket, NotPrepared> {
         if !self.is_given(key) || !self.is_free(key, at) || self.is_check {
             return Err(NotPrepared);
         }
@@ -203,11 +203,12 @@ impl Startup {
         key: &str,
         at: SocketAddr,
         is_default: bool,
-    ) -> Result<Option<TcpAccept>, NotPrepared> {
+    ) -> Result<Option<TcpListenSocket>, NotPrepared> {
         if !self.is_given(key) || !is_default && !self.is_free(key, at) || self.is_check {
             return Err(NotPrepared);
         }
-        TcpAccept::optional(TcpAccept::bind(at), is_default).map_err(|error| self.bind_error(key, &error))
+        TcpListenSocket::optional(TcpListenSocket::bind(at), is_default)
+            .map_err(|error| self.bind_error(key, &error))
     }
 
     /// Checks that a file's certificate is valid now; otherwise records an error. A file that cannot be read is
@@ -307,7 +308,7 @@ mod tests {
 
     #[test]
     fn each_startup_error_is_reported_once_and_the_most_severe_decides() {
-        let mut startup = Startup::default();
+        let mut startup = StartupErrorCollector::default();
         startup.error(StartupErrorKind::Port, "", "taken");
         for _ in 0..2 {
             assert_eq!(
@@ -325,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_congestion_control_must_be_available_in_the_kernel() {
-        let mut startup = Startup::default();
+        let mut startup = StartupErrorCollector::default();
         let key = "edge.uplink.congestion";
         assert!(startup.congestion(key, None).is_ok() && startup.congestion(key, Some("reno")).is_ok());
         assert!(startup.congestion(key, Some("slowpoke")).is_err());
@@ -338,7 +339,7 @@ mod tests {
 
     #[tokio::test]
     async fn two_keys_with_the_same_port_are_an_error() {
-        let mut startup = Startup::checking();
+        let mut startup = StartupErrorCollector::checking();
         for (key, at) in [
             ("one", "127.0.0.1:7000"),
             ("other", "127.0.0.2:7000"),
@@ -359,8 +360,8 @@ mod tests {
     #[tokio::test]
     async fn a_config_check_binds_no_port() {
         let at = ANY_PORT.parse().unwrap();
-        assert!(Startup::checking().bind("k", at).is_err());
-        assert!(Startup::default().bind("k", at).is_ok());
+        assert!(StartupErrorCollector::checking().bind("k", at).is_err());
+        assert!(StartupErrorCollector::default().bind("k", at).is_ok());
     }
 
     #[test]
@@ -368,7 +369,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         std::fs::write(&path, "").unwrap();
-        let mut startup = Startup::default();
+        let mut startup = StartupErrorCollector::default();
         assert!(!startup.check_file("k", &path, |_| Err::<(), _>("is empty")));
         assert!(!startup.check_file("l", &path, |_| Err::<(), _>(format!("{} is odd", path.display()))));
         let messages = startup.into_errors().to_string();

@@ -14,20 +14,20 @@ use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::canonical_ip;
 use tunnel_base::policy::off_limits::{is_number, is_off_limits};
 use tunnel_base::policy::targets::Targets;
-use tunnel_net::dial::{ConnectError, Failure, dial_target};
+use tunnel_net::dial::{AddressFailure, ConnectError, dial_target};
 use tunnel_net::fd_limit;
-use tunnel_net::interfaces::{Addresses, LocalAddresses};
+use tunnel_net::interfaces::{InterfaceSnapshot, LocalAddresses};
 use tunnel_net::listen::announcement::is_announced;
-use tunnel_net::resolver::{LookupError, Resolver};
+use tunnel_net::resolver::{DnsLookupError, Resolver};
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// Dials targets if the access rules allow it.
 #[derive(Debug, Clone)]
 pub struct TargetDialer {
     /// Where it runs, and for which clients it dials.
-    pub place: DialerRole,
-    /// The machine's own addresses. For a target with the node's name, the addresses that other machines use are tried after
-    /// loopback.
+    pub place: TargetDialerRole,
+    /// The machine's own addresses. For a target with the node's name, the addresses that other machines use are tried
+    /// after loopback.
     pub own: LocalAddresses,
     /// The allowed targets. Replaced when the config changes.
     pub targets: Arc<ArcSwap<Targets>>,
@@ -37,7 +37,7 @@ pub struct TargetDialer {
 
 /// Where a dialer runs, and for which clients it dials.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum DialerRole {
+pub enum TargetDialerRole {
     /// At the node with this name: a target of that name is on this machine.
     Node(NodeName),
     /// At a server, for edges. Addresses that are off limits are dialled only if they alone are allowed by a rule.
@@ -67,7 +67,7 @@ pub struct DialledTarget {
 /// The right to a dialled target, which ends when the allowed targets change.
 #[derive(Debug, Clone)]
 pub struct DialRight {
-    place: DialerRole,
+    place: TargetDialerRole,
     targets: Arc<ArcSwap<Targets>>,
     target: Target,
     at: SocketAddr,
@@ -96,7 +96,7 @@ impl DialRight {
     }
 }
 
-impl DialerRole {
+impl TargetDialerRole {
     /// Returns true if this address may be dialled, whatever name leads to it.
     fn may_dial(&self, at: SocketAddr, targets: &Targets, own: &[IpAddr]) -> bool {
         let barred = match self {
@@ -169,7 +169,7 @@ impl TargetDialer {
         &self,
         target: &Target,
         deadline: Instant,
-    ) -> Result<(Addresses, Vec<SocketAddr>), TargetDialError> {
+    ) -> Result<(InterfaceSnapshot, Vec<SocketAddr>), TargetDialError> {
         let mut here = self.own.now();
         if self.node().is_none() {
             // At a server, its own log port listens on loopback for users of its machine: a rule for loopback has to
@@ -177,7 +177,7 @@ impl TargetDialer {
             here.own.retain(|ip| !canonical_ip(*ip).is_loopback());
         }
         let ask = async |name: Arc<str>| {
-            fd_limit::check().map_err(|_| LookupError::OpenFiles)?;
+            fd_limit::check().map_err(|_| DnsLookupError::OpenFiles)?;
             self.resolver.lookup(&name).await
         };
         let found = self.addresses(target, &here, ask, deadline).await?;
@@ -188,12 +188,12 @@ impl TargetDialer {
     async fn addresses<L>(
         &self,
         target: &Target,
-        here: &Addresses,
+        here: &InterfaceSnapshot,
         lookup: L,
         deadline: Instant,
     ) -> Result<Vec<SocketAddr>, TargetDialError>
     where
-        L: AsyncFnOnce(Arc<str>) -> Result<Vec<IpAddr>, LookupError>,
+        L: AsyncFnOnce(Arc<str>) -> Result<Vec<IpAddr>, DnsLookupError>,
     {
         let (targets, at_node) = (self.targets.load_full(), self.node().is_some());
         // Does not query the cloud's DNS for an edge that may not dial the result.
@@ -231,24 +231,25 @@ impl TargetDialer {
             }
             _ => self.place.forbidden_error(target, None),
         };
-        let off_limits = self.place == DialerRole::ForClients && all.iter().any(|ip| is_off_limits(*ip));
+        let off_limits =
+            self.place == TargetDialerRole::ForClients && all.iter().any(|ip| is_off_limits(*ip));
         Err(TargetDialError { refusal, off_limits })
     }
 
     /// Returns the node at which the dialer runs, or `None` at a server.
     pub fn node(&self) -> Option<&NodeName> {
         match &self.place {
-            DialerRole::Node(node) => Some(node),
-            DialerRole::ForEdges | DialerRole::ForClients => None,
+            TargetDialerRole::Node(node) => Some(node),
+            TargetDialerRole::ForEdges | TargetDialerRole::ForClients => None,
         }
     }
 
     fn own_port_error(&self, target: &Target) -> SessionError {
         let why = match self.place {
-            DialerRole::Node(_) => {
+            TargetDialerRole::Node(_) => {
                 format!("{target} is a tunnel process's own port; for metrics use its metrics_listen")
             }
-            DialerRole::ForEdges | DialerRole::ForClients => {
+            TargetDialerRole::ForEdges | TargetDialerRole::ForClients => {
                 format!("{target} is a port of a tunnel process on the server's machine")
             }
         };
@@ -275,12 +276,12 @@ impl From<TargetDialError> for SessionError {
 
 async fn resolve(
     target: &Target,
-    lookup: impl Future<Output = Result<Vec<IpAddr>, LookupError>>,
+    lookup: impl Future<Output = Result<Vec<IpAddr>, DnsLookupError>>,
     deadline: Instant,
 ) -> Result<Vec<IpAddr>, SessionError> {
     let unresolved = |why: String| SessionError::new(ErrorCode::TargetUnreachable, why);
     match timeout_at(deadline, lookup).await {
-        Ok(Err(LookupError::OpenFiles)) => Err(too_many_files_error()),
+        Ok(Err(DnsLookupError::OpenFiles)) => Err(too_many_files_error()),
         Ok(found) => found.map_err(|cause| unresolved(format!("cannot resolve {target}: {cause}"))),
         Err(_) => Err(unresolved(format!("{target} was not resolved in time"))),
     }
@@ -293,11 +294,13 @@ fn too_many_files_error() -> SessionError {
 
 fn connect_error(why: &ConnectError) -> SessionError {
     let code = match why.first() {
-        Some(Failure::Local(_, cause)) if fd_limit::is_exceeded(cause) => return too_many_files_error(),
-        Some(Failure::Refused(_)) => ErrorCode::TargetRefused,
-        Some(Failure::Timeout(..)) => ErrorCode::TargetTimeout,
-        Some(Failure::Local(..)) => ErrorCode::Internal,
-        Some(Failure::Unreachable(..)) | None => ErrorCode::TargetUnreachable,
+        Some(AddressFailure::Local(_, cause)) if fd_limit::is_exceeded(cause) => {
+            return too_many_files_error();
+        }
+        Some(AddressFailure::Refused(_)) => ErrorCode::TargetRefused,
+        Some(AddressFailure::Timeout(..)) => ErrorCode::TargetTimeout,
+        Some(AddressFailure::Local(..)) => ErrorCode::Internal,
+        Some(AddressFailure::Unreachable(..)) | None => ErrorCode::TargetUnreachable,
     };
     SessionError::new(code, why)
 }

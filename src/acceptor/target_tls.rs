@@ -12,19 +12,19 @@ use tokio_rustls::rustls::ClientConfig;
 use tunnel_base::names::{Host, Target};
 use tunnel_base::policy::canonical_ip;
 use tunnel_net::pool::BufferPool;
-use tunnel_net::reload::{FileWatcher, Reload};
+use tunnel_net::reload::{FileWatcher, ReloadedValue};
 use tunnel_net::socket::Buffered;
 use tunnel_net::tls;
-use tunnel_net::tls::error::HandshakeError;
+use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// The TLS configurations of an edge for targets.
 #[derive(Debug, Clone)]
 pub struct TargetTls {
     /// For targets on loopback. Their certificate is not verified, because no third party is on the path.
-    pub loopback: Reload<ClientConfig>,
+    pub loopback: ReloadedValue<ClientConfig>,
     /// For all other targets, with verified certificates. `None`: no TLS to other targets.
-    pub others: Option<Reload<ClientConfig>>,
+    pub others: Option<ReloadedValue<ClientConfig>>,
 }
 
 /// A TLS connection to a target.
@@ -76,9 +76,9 @@ impl TargetTls {
 
 /// Returns the error text, with a hint if the cause is in the config.
 fn tls_error_text(cause: &io::Error) -> String {
-    match HandshakeError::of(cause) {
-        HandshakeError::UnknownIssuer => format!("its certificate is from another CA; {REMEDY}"),
-        error @ HandshakeError::Name(_) => format!("{error}; issue one with that name"),
+    match TlsHandshakeError::of(cause) {
+        TlsHandshakeError::UnknownIssuer => format!("its certificate is from another CA; {REMEDY}"),
+        error @ TlsHandshakeError::Name(_) => format!("{error}; issue one with that name"),
         error => error.to_string(),
     }
 }
@@ -95,7 +95,7 @@ mod tests {
 
     use super::*;
 
-    fn client(trust: Trust) -> Reload<ClientConfig> {
+    fn client(trust: Trust) -> ReloadedValue<ClientConfig> {
         TlsClientConfig { trust, identity: None, alpn: vec![b"http/1.1".to_vec()] }.load().unwrap()
     }
 

@@ -8,7 +8,7 @@ use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use crate::acceptor::target_dialer::DialerRole;
+use crate::acceptor::target_dialer::TargetDialerRole;
 use tunnel_base::names::{Instance, Target};
 use tunnel_base::policy::targets::Targets;
 use tunnel_link::sender::LinkSender;
@@ -16,7 +16,7 @@ use tunnel_link::table::pending::{OpenOutcome, PendingOpen};
 use tunnel_link::table::stream::Session;
 use tunnel_link::table::{LinkEvent, SessionLimits, SessionTable};
 use tunnel_net::ByteStream;
-use tunnel_net::interfaces::{Addresses, LocalAddresses};
+use tunnel_net::interfaces::{InterfaceSnapshot, LocalAddresses};
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::{FrameKind, Remote, SessionKey};
 use tunnel_proto::halves::WindowLimits;
@@ -46,8 +46,8 @@ impl Pair {
         let (opener, acceptor) = (table(Metrics::edge()), table(metrics.clone()));
         let node = "edge-1".parse().unwrap();
         let place = TargetDialer {
-            place: DialerRole::Node(node),
-            own: LocalAddresses::new(Addresses::default),
+            place: TargetDialerRole::Node(node),
+            own: LocalAddresses::new(InterfaceSnapshot::default),
             targets: Arc::new(ArcSwap::from_pointee(Targets::default())),
             resolver: Resolver::system().unwrap(),
         };
@@ -60,7 +60,7 @@ impl Pair {
         Self { opener, link: near, metrics, drain }
     }
 
-    async fn ask(&self, target: &str, category: Category) -> (PendingOpen, OpenOutcome) {
+    async fn ask(&self, target: &str, category: SessionCategory) -> (PendingOpen, OpenOutcome) {
         let node = "edge-1".parse().unwrap();
         let target: Target = target.parse().unwrap();
         let opening = self.opener.open(node, target, category, "ops@10.0.0.1:5".into(), "test").unwrap();
@@ -124,7 +124,7 @@ async fn listening() -> (TcpListener, String) {
 async fn an_offered_session_reaches_its_target_and_ends_cleanly_at_both_ends() {
     let pair = Pair::new();
     let (listener, target) = listening().await;
-    let (opening, answer) = pair.ask(&target, Category::Ssh).await;
+    let (opening, answer) = pair.ask(&target, SessionCategory::Ssh).await;
     assert_eq!(answer, OpenOutcome::Open);
     let mut session = opening.into_session();
     let (mut socket, _) = listener.accept().await.unwrap();
@@ -149,14 +149,19 @@ async fn an_unreachable_or_forbidden_target_is_refused_with_its_reason() {
     for (target, category, code, expected) in [
         (
             at.to_string().as_str(),
-            Category::Ssh,
+            SessionCategory::Ssh,
             ErrorCode::TargetRefused,
             format!("{at} refused the connection"),
         ),
-        ("192.0.2.1:22", Category::Ssh, ErrorCode::NotAllowed, "this edge may not dial 192.0.2.1:22".into()),
+        (
+            "192.0.2.1:22",
+            SessionCategory::Ssh,
+            ErrorCode::NotAllowed,
+            "this edge may not dial 192.0.2.1:22".into(),
+        ),
         (
             "edge-1:443",
-            Category::Https,
+            SessionCategory::Https,
             ErrorCode::NotAllowed,
             "this end does not support TLS to targets".into(),
         ),
@@ -171,7 +176,7 @@ async fn an_unreachable_or_forbidden_target_is_refused_with_its_reason() {
 async fn a_target_that_resets_its_connection_resets_the_session_with_that_reason() {
     let pair = Pair::new();
     let (listener, target) = listening().await;
-    let (opening, _) = pair.ask(&target, Category::Ssh).await;
+    let (opening, _) = pair.ask(&target, SessionCategory::Ssh).await;
     let mut session = opening.into_session();
     let (socket, _) = listener.accept().await.unwrap();
     SockRef::from(&socket).set_linger(Some(Duration::ZERO)).unwrap();
@@ -186,7 +191,7 @@ async fn a_target_that_resets_its_connection_resets_the_session_with_that_reason
 async fn a_session_reset_by_the_opener_resets_the_targets_connection() {
     let pair = Pair::new();
     let (listener, target) = listening().await;
-    let (opening, _) = pair.ask(&target, Category::Ssh).await;
+    let (opening, _) = pair.ask(&target, SessionCategory::Ssh).await;
     let (mut socket, _) = listener.accept().await.unwrap();
     opening.into_session().break_off(SessionError::new(ErrorCode::Cancelled, "the client went away"));
     let broken = socket.read_to_end(&mut Vec::new()).await.unwrap_err();
@@ -198,7 +203,7 @@ async fn a_session_reset_by_the_opener_resets_the_targets_connection() {
 async fn a_session_aborted_at_the_drain_deadline_is_counted_with_its_bytes() {
     let pair = Pair::new();
     let (listener, target) = listening().await;
-    let (opening, _) = pair.ask(&target, Category::Ssh).await;
+    let (opening, _) = pair.ask(&target, SessionCategory::Ssh).await;
     let mut session = opening.into_session();
     let (mut socket, _) = listener.accept().await.unwrap();
     give(&mut session, b"half").await;

@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use tokio::time::sleep;
 use tracing::info_span;
 
-use crate::admin::Admin;
+use crate::admin::AdminContext;
 use crate::admin::readiness::Readiness;
 use tunnel_base::drain::Drain;
 use tunnel_base::files;
@@ -18,7 +18,7 @@ use tunnel_net::tls::certificate::{NotAfter, date};
 
 /// The files of certificates that the config names. Cheap to clone; clones share the list.
 #[derive(Debug, Clone, Default)]
-pub struct CertificateFiles(Arc<ArcSwap<Vec<CertificateFile>>>);
+pub struct MonitoredCertificates(Arc<ArcSwap<Vec<CertificateFile>>>);
 
 /// A file of certificates that the config names. It is read at intervals, to warn before they expire.
 #[derive(Debug, Clone)]
@@ -31,7 +31,7 @@ pub(super) struct CertificateFile {
     authorities: bool,
 }
 
-impl CertificateFiles {
+impl MonitoredCertificates {
     /// Replaces the list: `shown` are the certificates that a program presents, and `believed` the CAs that it trusts,
     /// each with its config key. This is noticed within a minute.
     pub fn set(&self, shown: Vec<(String, PathBuf)>, believed: Vec<(String, PathBuf)>) {
@@ -41,9 +41,9 @@ impl CertificateFiles {
     }
 }
 
-impl Admin {
+impl AdminContext {
     /// Reports files that cannot be reloaded, and the expiry of certificates, until `drain` starts.
-    pub fn follow_files(&self, files: CertificateFiles, watcher: &FileWatcher, drain: &Drain) {
+    pub fn follow_files(&self, files: MonitoredCertificates, watcher: &FileWatcher, drain: &Drain) {
         let followed =
             follow(files, watcher.clone(), self.metrics.clone(), self.readiness.clone(), drain.clone());
         drain.spawn(info_span!("files"), followed);
@@ -52,7 +52,7 @@ impl Admin {
 
 /// Checks the certificates every minute and after each reload, until draining starts.
 pub(super) async fn follow(
-    certificates: CertificateFiles,
+    certificates: MonitoredCertificates,
     watcher: FileWatcher,
     metrics: Metrics,
     readiness: Readiness,
@@ -144,7 +144,7 @@ mod tests {
             let watcher = FileWatcher::new(&drain);
             let file = file(path.clone(), authorities);
             follow(
-                CertificateFiles(Arc::new(ArcSwap::from_pointee(vec![file]))),
+                MonitoredCertificates(Arc::new(ArcSwap::from_pointee(vec![file]))),
                 watcher,
                 metrics.clone(),
                 readiness.clone(),

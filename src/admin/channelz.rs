@@ -14,17 +14,17 @@ use tonic_reflection::server as reflection;
 use tower::Service as _;
 use tracing::{Span, debug, error, info_span};
 
-use crate::admin::channelz::entities::{Entities, Numbered};
+use crate::admin::channelz::entities::{Entities, EntitiesById};
 use crate::admin::channelz::wire::channelz_server::{Channelz, ChannelzServer};
 use crate::admin::channelz::wire::{
     GetChannelRequest, GetChannelResponse, GetServerRequest, GetServerResponse, GetServerSocketsRequest,
     GetServerSocketsResponse, GetServersRequest, GetServersResponse, GetSocketRequest, GetSocketResponse,
     GetSubchannelRequest, GetSubchannelResponse, GetTopChannelsRequest, GetTopChannelsResponse,
 };
-use crate::admin::{Admin, accept_limits};
+use crate::admin::{AdminContext, accept_limits};
 use tunnel_base::drain::Drain;
 use tunnel_net::accept_loop::{self, Accepted, ConnectionHandler};
-use tunnel_net::listen::TcpAccept;
+use tunnel_net::listen::TcpListenSocket;
 
 mod entities;
 /// Generated code of `proto/channelz.proto`.
@@ -33,7 +33,12 @@ mod entities;
 pub(crate) mod wire;
 
 /// Serves the port until `drain` starts. `grpc` is the address at which edges link to a server.
-pub(crate) async fn serve(listener: TcpAccept, admin: Admin, grpc: Option<SocketAddr>, drain: Drain) {
+pub(crate) async fn serve(
+    listener: TcpListenSocket,
+    admin: AdminContext,
+    grpc: Option<SocketAddr>,
+    drain: Drain,
+) {
     let limits = accept_limits(CONNECTIONS, &admin.metrics);
     let handler = ChannelzHandler { entities: Arc::new(Entities { admin, grpc }), drain: drain.clone() };
     accept_loop::run(listener, limits, handler, drain).await;
@@ -155,7 +160,7 @@ impl Channelz for Entities {
 }
 
 /// Returns at most `most` entities starting with a number, and whether there are no more.
-fn page_of<T>(mut all: Numbered<T>, start: i64, most: i64) -> (Vec<T>, bool) {
+fn page_of<T>(mut all: EntitiesById<T>, start: i64, most: i64) -> (Vec<T>, bool) {
     let after = all.split_off(&start);
     let most =
         usize::try_from(most).ok().filter(|most| (1..=MAX_RESULTS).contains(most)).unwrap_or(MAX_RESULTS);
@@ -163,7 +168,7 @@ fn page_of<T>(mut all: Numbered<T>, start: i64, most: i64) -> (Vec<T>, bool) {
     (after.into_values().take(most).collect(), end)
 }
 
-fn find_by_number<T>(mut all: Numbered<T>, number: i64) -> Result<T, Status> {
+fn find_by_number<T>(mut all: EntitiesById<T>, number: i64) -> Result<T, Status> {
     all.remove(&number).ok_or_else(|| not_found(number))
 }
 

@@ -14,18 +14,18 @@ use tracing::{Span, info_span};
 
 use crate::admin::readiness::Readiness;
 use crate::admin::responses::plain_text;
-use crate::admin::{CONNECTIONS, Reply, accept_limits, serve_connection};
+use crate::admin::{AdminBody, CONNECTIONS, accept_limits, serve_connection};
 use crate::admin::{NOT_FOUND, ready};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_net::accept_loop::{self, Accepted, ConnectionHandler};
-use tunnel_net::listen::TcpAccept;
+use tunnel_net::listen::TcpListenSocket;
 
 /// A watchdog that detects whether endless work still makes progress. Cheap to clone; clones share their state.
 #[derive(Debug, Clone)]
-pub struct Watchdog(Arc<Mutex<Instant>>);
+pub struct ProgressWatchdog(Arc<Mutex<Instant>>);
 
-impl Watchdog {
+impl ProgressWatchdog {
     /// Creates a watchdog as if [`kick`](Self::kick) had just been called.
     pub fn new() -> Self {
         Self(Arc::new(Mutex::new(Instant::now())))
@@ -42,14 +42,14 @@ impl Watchdog {
     }
 }
 
-impl Default for Watchdog {
+impl Default for ProgressWatchdog {
     fn default() -> Self {
         Self::new()
     }
 }
 
 /// Serves `/livez` and `/readyz` until draining starts. `/livez` succeeds while `pulse` is kicked.
-pub async fn health(listener: TcpAccept, readiness: Readiness, pulse: Watchdog, drain: Drain) {
+pub async fn health(listener: TcpListenSocket, readiness: Readiness, pulse: ProgressWatchdog, drain: Drain) {
     let limits = accept_limits(CONNECTIONS, &Metrics::edge());
     let handler = HealthHandler { readiness, pulse, drain: drain.clone() };
     accept_loop::run(listener, limits, handler, drain).await;
@@ -60,7 +60,7 @@ pub async fn health(listener: TcpAccept, readiness: Readiness, pulse: Watchdog, 
 struct HealthHandler {
     readiness: Readiness,
     /// Watchdog of the process's work: `/livez` fails when it detects no progress.
-    pulse: Watchdog,
+    pulse: ProgressWatchdog,
     drain: Drain,
 }
 
@@ -70,7 +70,8 @@ impl ConnectionHandler for HealthHandler {
     }
 
     async fn handle(self: Arc<Self>, accepted: Accepted) {
-        let answer = async |request: Request<Incoming>| self.answer(request.uri().path()).map(Reply::Left);
+        let answer =
+            async |request: Request<Incoming>| self.answer(request.uri().path()).map(AdminBody::Left);
         serve_connection(accepted.socket, answer, &self.drain, &accepted.permit).await;
     }
 }
@@ -99,7 +100,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_process_is_alive_while_its_watchdog_is_kicked() {
-        let (pulse, readiness) = (Watchdog::new(), Readiness::waiting_for(&["requests"]));
+        let (pulse, readiness) = (ProgressWatchdog::new(), Readiness::waiting_for(&["requests"]));
         let health = HealthHandler { readiness, pulse: pulse.clone(), drain: Drain::new() };
         tokio::time::advance(PROGRESS_TIMEOUT - Duration::from_secs(1)).await;
         assert_eq!(status_of(&health, "/livez"), StatusCode::OK);

@@ -11,9 +11,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::admin::BODY_TIME;
-use crate::admin::requester::Requester;
+use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{json, plain_text};
-use crate::invitations::subject::Subject;
+use crate::invitations::subject::Invitee;
 use crate::invitations::{EnrolError, SharedEnrolments};
 use tunnel_base::names::Target;
 
@@ -35,7 +35,7 @@ pub struct InvitationResponse {
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct InvitationRequest {
-    /// Whom to invite, or what to revoke: a [`Subject`].
+    /// Whom to invite, or what to revoke: an [`Invitee`].
     subject: Option<String>,
     /// Validity of the invitation.
     seconds: Option<u64>,
@@ -52,7 +52,7 @@ pub(crate) async fn invite(
     enrolment: Option<&Arc<SharedEnrolments>>,
     port: u16,
     request: Request<Incoming>,
-    requester: &Requester,
+    requester: &AdminRequester,
 ) -> Response<Full<Bytes>> {
     let (enrolment, invitee, wish) = match parse_request(enrolment, request, requester).await {
         Ok(parsed) => parsed,
@@ -75,14 +75,14 @@ pub(crate) async fn invite(
 
 /// Returns whom to invite, and for how long.
 fn check_invitation(
-    invitee: Option<Subject>,
+    invitee: Option<Invitee>,
     wish: &InvitationRequest,
-) -> Result<(Subject, Duration), String> {
+) -> Result<(Invitee, Duration), String> {
     let invitee = invitee.ok_or("subject: missing")?;
     let max_seconds = match (&invitee, wish.uses) {
-        (Subject::Device(_), _) => return Err("subject: a device is named when it joins".into()),
-        (Subject::Nodes(_), Some(1..=MAX_USES)) => MAX_KEY_SECONDS,
-        (Subject::Nodes(_), _) => return Err(format!("uses: expected 1 to {MAX_USES}")),
+        (Invitee::Device(_), _) => return Err("subject: a device is named when it joins".into()),
+        (Invitee::Nodes(_), Some(1..=MAX_USES)) => MAX_KEY_SECONDS,
+        (Invitee::Nodes(_), _) => return Err(format!("uses: expected 1 to {MAX_USES}")),
         (_, Some(_)) => return Err("uses: only a pattern of nodes has a number of uses".into()),
         (_, None) => MAX_INVITATION_SECONDS,
     };
@@ -107,7 +107,7 @@ pub(crate) async fn list(enrolment: Option<&Arc<SharedEnrolments>>) -> Response<
 pub(crate) async fn revoke(
     enrolment: Option<&Arc<SharedEnrolments>>,
     request: Request<Incoming>,
-    requester: &Requester,
+    requester: &AdminRequester,
 ) -> Response<Full<Bytes>> {
     let (enrolment, subject, InvitationRequest { key, with_nodes, .. }) =
         match parse_request(enrolment, request, requester).await {
@@ -123,7 +123,7 @@ pub(crate) async fn revoke(
             );
             (enrolment.end_key(&key, with_nodes, &who).await, none)
         }
-        (None, None | Some(Subject::Nodes(_))) => {
+        (None, None | Some(Invitee::Nodes(_))) => {
             return plain_text(
                 StatusCode::BAD_REQUEST,
                 "subject: expected a node or a user, or the key's ID\n",
@@ -147,13 +147,13 @@ pub(crate) async fn revoke(
 async fn parse_request<'a>(
     enrolment: Option<&'a Arc<SharedEnrolments>>,
     request: Request<Incoming>,
-    requester: &Requester,
-) -> Result<(&'a Arc<SharedEnrolments>, Option<Subject>, InvitationRequest), Response<Full<Bytes>>> {
+    requester: &AdminRequester,
+) -> Result<(&'a Arc<SharedEnrolments>, Option<Invitee>, InvitationRequest), Response<Full<Bytes>>> {
     let enrolment = enrolment.ok_or_else(no_invitations)?;
     let wish: InvitationRequest = read_json(request).await?;
     let wrong = |why| plain_text(StatusCode::BAD_REQUEST, format!("subject: {why}\n"));
-    let subject = wish.subject.as_deref().map(str::parse::<Subject>).transpose().map_err(wrong)?;
-    let checked = requester.check_user(subject.as_ref().and_then(Subject::user));
+    let subject = wish.subject.as_deref().map(str::parse::<Invitee>).transpose().map_err(wrong)?;
+    let checked = requester.check_user(subject.as_ref().and_then(Invitee::user));
     checked.map_err(|why| plain_text(StatusCode::FORBIDDEN, why))?;
     Ok((enrolment, subject, wish))
 }

@@ -1,4 +1,5 @@
-//! Requests that a user's program sends over its link, to the server of that link: who may send which, and their bounds.
+//! Requests that a user's program sends over its link, to the server of that link: who may send which, and their
+//! bounds.
 //!
 //! The API is that of the admin socket. Users named in `admins` of `[server.clients]` may send the requests below. Each
 //! user may list the nodes that the rules permit her.
@@ -20,18 +21,18 @@ use tokio::time::timeout;
 use tracing::info;
 
 use crate::admin::NOT_FOUND;
-use crate::admin::requester::Requester;
+use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{json, plain_text};
-use crate::admin::{Admin, AdminPortKind, HEAD_BYTES, HEAD_TIME, ProcessView};
+use crate::admin::{AdminContext, AdminPortKind, AdminProcess, HEAD_BYTES, HEAD_TIME};
 use tunnel_base::logging::AUDIT;
 use tunnel_base::logging::printable::printable;
 use tunnel_link::table::stream::Session;
 use tunnel_net::byte_stream_io::ByteStreamIo;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
-impl Admin {
-    /// Answers one request over the link of a user's program. Returns once the answer is sent, the session has ended, or
-    /// [`REQUEST_TIME`] is over.
+impl AdminContext {
+    /// Answers one request over the link of a user's program. Returns once the answer is sent, the session has ended,
+    /// or [`REQUEST_TIME`] is over.
     pub(crate) async fn serve_linked(&self, session: Session, user: LinkedUser) {
         let user = Arc::new(user);
         let answer = |request| {
@@ -61,14 +62,17 @@ impl Admin {
     ) -> Response<Full<Bytes>> {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let answer = match (path.as_str(), &self.side) {
-            ("/nodes", ProcessView::Cloud(server)) if method == Method::GET => {
+            ("/nodes", AdminProcess::Cloud(server)) if method == Method::GET => {
                 let all = self.nodes(server).await;
                 json(&if user.is_admin() { all } else { user.visible(all) })
             }
             (path, _) if !OFFERED.contains(&(&method, path)) => plain_text(StatusCode::NOT_FOUND, NOT_FOUND),
             _ if !user.is_admin() => plain_text(StatusCode::FORBIDDEN, user.refusal()),
             ("/status", _) => json(&self.status()),
-            _ => self.answer_at_once(request, AdminPortKind::Local, &Requester::Linked(user.clone())).await,
+            _ => {
+                self.answer_at_once(request, AdminPortKind::Local, &AdminRequester::Linked(user.clone()))
+                    .await
+            }
         };
         let answer = bounded(answer, MAX_ANSWER).await;
         let (status, why) = (answer.status().as_u16(), refusal_text(&answer));

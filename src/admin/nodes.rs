@@ -6,14 +6,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::admin::Admin;
+use crate::admin::AdminContext;
 use crate::admin::status::DisconnectedStatus;
-use crate::admin::status::collect::ServerView;
+use crate::admin::status::collect::ServerStatusSource;
 use crate::registry::history::UnlinkedNode;
-use crate::registry::links::NodeView;
-use crate::registry::peers::node_list::ListEnd;
+use crate::registry::links::NodeWithLinks;
+use crate::registry::peers::node_list::NodeListEnd;
 use tunnel_base::metrics::format::ExpositionFormat;
-use tunnel_base::metrics::nodes::{LinkSample, NodeSample, encode_nodes};
+use tunnel_base::metrics::nodes::{NodeLinksSample, NodeMetrics, encode_nodes};
 
 /// The response to `GET /nodes` of a server. Times are seconds since 1970, by the clock of that server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -21,7 +21,7 @@ pub struct NodesResponse {
     /// Time of this response.
     pub now: f64,
     /// This server, then its peers.
-    pub servers: Vec<ServerNodes>,
+    pub servers: Vec<ListedServer>,
     /// The nodes, sorted by name. A node with links to several servers is listed once, with its newest link.
     pub nodes: Vec<NodeStatus>,
     /// The nodes that this server has lost within a day and that no server has, the latest first.
@@ -31,7 +31,7 @@ pub struct NodesResponse {
 
 /// A server in the list of nodes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ServerNodes {
+pub struct ListedServer {
     /// Name of the server, as in its status.
     pub name: String,
     /// Number of its nodes in the list.
@@ -86,29 +86,29 @@ impl NodesResponse {
     }
 }
 
-impl Admin {
+impl AdminContext {
     /// Returns the nodes of a server and of its peers. Takes at most as long as [`Peers::list_nodes`].
     ///
     /// [`Peers::list_nodes`]: crate::registry::peers::Peers::list_nodes
-    pub(crate) async fn nodes(&self, server: &ServerView) -> NodesResponse {
+    pub(crate) async fn nodes(&self, server: &ServerStatusSource) -> NodesResponse {
         let peers = match &server.peers {
             Some(peers) => peers.list_nodes().await,
             None => Arc::default(),
         };
         let handles: Vec<_> = peers.iter().map(|peer| peer.server.clone()).collect();
-        let own: Vec<_> = server.registry.views().iter().map(NodeView::listed).collect();
+        let own: Vec<_> = server.registry.views().iter().map(NodeWithLinks::listed).collect();
         let lists = peers.iter().map(|peer| (&peer.nodes, &peer.end));
-        let lists = std::iter::once((&own, &ListEnd::Complete)).chain(lists);
+        let lists = std::iter::once((&own, &NodeListEnd::Complete)).chain(lists);
         let now = Instant::now();
         let (mut servers, mut nodes) = (Vec::new(), Vec::new());
         for ((listed, end), name) in lists.zip(server.names(&handles)) {
             let (state, error) = match end {
-                ListEnd::Complete => ("complete", None),
-                ListEnd::Truncated => ("truncated", None),
-                ListEnd::Silent => ("does_not_tell", None),
-                ListEnd::NotLinked(why) => ("not_linked", Some(why.clone())),
+                NodeListEnd::Complete => ("complete", None),
+                NodeListEnd::Truncated => ("truncated", None),
+                NodeListEnd::Silent => ("does_not_tell", None),
+                NodeListEnd::NotLinked(why) => ("not_linked", Some(why.clone())),
             };
-            servers.push(ServerNodes { name: name.clone(), nodes: 0, state: state.into(), error });
+            servers.push(ListedServer { name: name.clone(), nodes: 0, state: state.into(), error });
             nodes.extend(listed.iter().map(|listed| NodeStatus {
                 name: listed.node.to_string(),
                 server: name.clone(),
@@ -132,11 +132,11 @@ impl Admin {
     }
 
     /// Returns the response of `/metrics/nodes`.
-    pub(crate) fn node_metrics(&self, server: &ServerView, form: ExpositionFormat) -> String {
+    pub(crate) fn node_metrics(&self, server: &ServerStatusSource, form: ExpositionFormat) -> String {
         let now = Instant::now();
         let here = server.registry.views().into_iter().map(|view| {
             let [sent_bytes, received_bytes] = view.bytes();
-            let links = LinkSample {
+            let links = NodeLinksSample {
                 round_trip: view.primary.sender.measured_round_trip(),
                 sessions: view.sessions(),
                 sent_bytes,
@@ -144,9 +144,9 @@ impl Admin {
                 version: view.version().map(str::to_owned),
             };
             let last_seen = self.clock.since_epoch(now.checked_sub(view.idle_for()).unwrap_or(now));
-            NodeSample { node: key(view.node.as_str()), last_seen, links: Some(links) }
+            NodeMetrics { node: key(view.node.as_str()), last_seen, links: Some(links) }
         });
-        let lost = down(server).into_iter().map(|lost| NodeSample {
+        let lost = down(server).into_iter().map(|lost| NodeMetrics {
             node: key(lost.node.as_str()),
             last_seen: self.clock.since_epoch(lost.at),
             links: None,
@@ -156,7 +156,7 @@ impl Admin {
 }
 
 /// Returns the nodes that this server has lost within a day and that no peer is known to have, the latest first.
-fn down(server: &ServerView) -> Vec<UnlinkedNode> {
+fn down(server: &ServerStatusSource) -> Vec<UnlinkedNode> {
     let mut lost = server.registry.lost(LOST);
     lost.retain(|lost| !server.finder.knows(&lost.node));
     lost

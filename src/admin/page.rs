@@ -13,10 +13,10 @@ use http::header::{
 use http::{HeaderMap, Response, StatusCode};
 use http_body_util::Full;
 
-use crate::admin::page_events::Events;
-use crate::admin::requester::Requester;
+use crate::admin::page_events::EventStream;
+use crate::admin::requester::AdminRequester;
 use crate::admin::responses::plain_text;
-use crate::admin::{Admin, Reply};
+use crate::admin::{AdminBody, AdminContext};
 use tunnel_base::drain::Drain;
 use tunnel_net::limiter::Source;
 use tunnel_net::tls::client_certificate::ClientCertificate;
@@ -25,32 +25,32 @@ use tunnel_net::tls::client_certificate::ClientCertificate;
 pub(crate) type UserFuture = BoxFuture<'static, Option<String>>;
 
 /// Authenticates a client by its certificate, or otherwise by the name and password in a request's headers.
-type Authenticate = dyn Fn(Option<ClientCertificate>, HeaderMap, IpAddr) -> UserFuture + Send + Sync;
+type PageAuthenticator = dyn Fn(Option<ClientCertificate>, HeaderMap, IpAddr) -> UserFuture + Send + Sync;
 
 /// Users who may view pages from other machines. By default there are none.
 #[derive(Clone, Default)]
-pub struct AdminUsers(pub(super) Option<Viewers>);
+pub struct PageViewers(pub(super) Option<ViewerAuthenticator>);
 
 #[derive(Clone)]
-pub(super) struct Viewers {
-    authenticate: Arc<Authenticate>,
+pub(super) struct ViewerAuthenticator {
+    authenticate: Arc<PageAuthenticator>,
     /// Whether there are users with passwords.
     has_passwords: bool,
 }
 
-impl AdminUsers {
+impl PageViewers {
     /// Creates the users that `authenticate` accepts. With `has_passwords`, clients are asked for a password.
     pub(crate) fn new(
         has_passwords: bool,
         authenticate: impl Fn(Option<ClientCertificate>, HeaderMap, IpAddr) -> UserFuture + Send + Sync + 'static,
     ) -> Self {
-        Self(Some(Viewers { authenticate: Arc::new(authenticate), has_passwords }))
+        Self(Some(ViewerAuthenticator { authenticate: Arc::new(authenticate), has_passwords }))
     }
 }
 
-impl Admin {
-    /// Returns who has sent a request, if access is allowed: the requester, see [`Requester::check_access`], or a user.
-    /// A user's certificate or password replaces both checks: a browser never sends them to a host name under an
+impl AdminContext {
+    /// Returns who has sent a request, if access is allowed: the requester, see [`AdminRequester::check_access`], or a
+    /// user. A user's certificate or password replaces both checks: a browser never sends them to a host name under an
     /// attacker's control.
     ///
     /// # Errors
@@ -58,10 +58,10 @@ impl Admin {
     /// Returns the response that denies the request.
     pub(crate) async fn authenticate(
         &self,
-        requester: &Requester,
+        requester: &AdminRequester,
         head: &HeaderMap,
         private: bool,
-    ) -> Result<Requester, Response<Full<Bytes>>> {
+    ) -> Result<AdminRequester, Response<Full<Bytes>>> {
         match requester.check_access(head, private) {
             Ok(()) => Ok(requester.clone()),
             Err(why) => self.authenticate_person(requester, head).await.map_err(|denied| {
@@ -78,13 +78,13 @@ impl Admin {
     /// Returns the response that denies the request.
     pub(crate) async fn authenticate_person(
         &self,
-        requester: &Requester,
+        requester: &AdminRequester,
         head: &HeaderMap,
-    ) -> Result<Requester, Response<Full<Bytes>>> {
-        let Requester::Address(ip, certificate) = requester else { return Ok(requester.clone()) };
+    ) -> Result<AdminRequester, Response<Full<Bytes>>> {
+        let AdminRequester::Address(ip, certificate) = requester else { return Ok(requester.clone()) };
         if let Some(viewers) = &self.viewers.0 {
             if let Some(user) = (viewers.authenticate)(certificate.clone(), head.clone(), *ip).await {
-                return Ok(Requester::Person(user));
+                return Ok(AdminRequester::Person(user));
             }
             if viewers.has_passwords && certificate.is_none() {
                 let mut answer = plain_text(StatusCode::UNAUTHORIZED, "name and password required\n");
@@ -97,24 +97,29 @@ impl Admin {
     }
 
     /// Returns a response with the stream of events for the live page.
-    pub(crate) fn events(&self, requester: &Requester, head: &HeaderMap, drain: &Drain) -> Response<Reply> {
+    pub(crate) fn events(
+        &self,
+        requester: &AdminRequester,
+        head: &HeaderMap,
+        drain: &Drain,
+    ) -> Response<AdminBody> {
         let source = match requester {
-            Requester::Address(ip, _) => Source::of(*ip),
-            Requester::User(_) | Requester::Person(_) | Requester::Linked(_) => {
+            AdminRequester::Address(ip, _) => Source::of(*ip),
+            AdminRequester::User(_) | AdminRequester::Person(_) | AdminRequester::Linked(_) => {
                 Source::of(std::net::Ipv4Addr::LOCALHOST.into())
             }
         };
         match self.streams.try_acquire(&source) {
             Ok(permit) => {
                 let reader = (requester.clone(), head.clone());
-                let events = Events::start(self.clone(), permit, reader, drain);
-                let mut answer = Response::new(Reply::Right(events));
+                let events = EventStream::start(self.clone(), permit, reader, drain);
+                let mut answer = Response::new(AdminBody::Right(events));
                 set_security_headers(answer.headers_mut(), "text/event-stream");
                 answer
             }
             Err(_) => {
                 let why = "too many live pages are open; close one\n";
-                plain_text(StatusCode::SERVICE_UNAVAILABLE, why).map(Reply::Left)
+                plain_text(StatusCode::SERVICE_UNAVAILABLE, why).map(AdminBody::Left)
             }
         }
     }
@@ -135,9 +140,9 @@ pub(crate) fn live_page() -> Response<Full<Bytes>> {
     answer
 }
 
-impl fmt::Debug for AdminUsers {
+impl fmt::Debug for PageViewers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "AdminUsers(users)" } else { "AdminUsers(none)" })
+        f.write_str(if self.0.is_some() { "PageViewers(users)" } else { "PageViewers(none)" })
     }
 }
 

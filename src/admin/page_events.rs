@@ -16,19 +16,19 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::info_span;
 
-use crate::admin::Admin;
-use crate::admin::requester::Requester;
-use crate::admin::status::{LinkStatus, Status};
+use crate::admin::AdminContext;
+use crate::admin::requester::AdminRequester;
+use crate::admin::status::{LinkStatus, StatusResponse};
 use tunnel_base::drain::Drain;
 use tunnel_net::limiter::Permit;
 
 /// A stream of server-sent events. It ends when the process drains or another source needs its permit.
 #[derive(Debug)]
-pub(crate) struct Events(mpsc::Receiver<Bytes>);
+pub(crate) struct EventStream(mpsc::Receiver<Bytes>);
 
 /// The changes of one list: new and changed items with their keys, and the keys of removed items.
 #[derive(Serialize)]
-pub(super) struct ListDelta {
+pub(super) struct PageListDelta {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     set: Vec<(String, serde_json::Value)>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -37,7 +37,7 @@ pub(super) struct ListDelta {
 
 /// The items that the reader of one stream has received, as hashes.
 #[derive(Debug, Default)]
-struct SentState {
+struct SentItems {
     links: HashMap<String, u64>,
     sessions: HashMap<String, u64>,
     peers: HashMap<String, u64>,
@@ -45,19 +45,19 @@ struct SentState {
     drops: HashMap<String, u64>,
 }
 
-impl Events {
+impl EventStream {
     /// Starts a stream, and a task that feeds it. The task ends with the stream, or when its reader loses access.
     pub(crate) fn start(
-        admin: Admin,
+        admin: AdminContext,
         permit: Permit,
-        (requester, head): (Requester, HeaderMap),
+        (requester, head): (AdminRequester, HeaderMap),
         drain: &Drain,
     ) -> Self {
         // One event waits for a slow reader; the next is created when it is taken.
         let (send, events) = mpsc::channel(1);
         let (lost, draining) = (permit.revoked(), drain.clone());
         drain.spawn(info_span!("events"), async move {
-            let (mut sent, _slot) = (SentState::default(), permit);
+            let (mut sent, _slot) = (SentItems::default(), permit);
             loop {
                 tokio::select! {
                     biased;
@@ -84,7 +84,7 @@ impl Events {
     }
 }
 
-impl Body for Events {
+impl Body for EventStream {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -96,10 +96,10 @@ impl Body for Events {
     }
 }
 
-impl SentState {
-    /// Returns the next event: the status, with the changes of its lists instead of these. Returns `None` if it cannot be
-    /// serialized, which does not happen.
-    fn event(&mut self, mut status: Status, may_end: bool) -> Option<Bytes> {
+impl SentItems {
+    /// Returns the next event: the status, with the changes of its lists instead of these. Returns `None` if it cannot
+    /// be serialized, which does not happen.
+    fn event(&mut self, mut status: StatusResponse, may_end: bool) -> Option<Bytes> {
         let links_total = status.links.len();
         status.links.truncate(MAX_LINKS);
         let by_link =
@@ -140,7 +140,7 @@ pub(super) fn list_delta<T: Serialize>(
     sent: &mut HashMap<String, u64>,
     now: impl IntoIterator<Item = T>,
     key: impl Fn(&T) -> String,
-) -> ListDelta {
+) -> PageListDelta {
     let (mut seen, mut set) = (HashMap::new(), Vec::new());
     for item in now {
         let (key, value) = (key(&item), serde_json::to_value(&item).unwrap_or_default());
@@ -154,7 +154,7 @@ pub(super) fn list_delta<T: Serialize>(
     }
     let removed = sent.keys().filter(|key| !seen.contains_key(*key)).cloned().collect();
     *sent = seen;
-    ListDelta { set, removed }
+    PageListDelta { set, removed }
 }
 
 /// Time between two events.

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 /// The conditions of this process's readiness. Cheap to clone; clones share their state.
 #[derive(Debug, Clone)]
-pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, ConditionState>>>);
+pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, ReadinessState>>>);
 
 /// Condition: records are published for DNS.
 pub(crate) const DNS_CONDITION: &str = "dns";
@@ -18,7 +18,7 @@ pub(crate) const DRAINING_CONDITION: &str = "draining";
 
 /// One condition of a process's readiness, as JSON in its status.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ConditionStatus {
+pub struct ReadinessCondition {
     /// Name of the condition, as in `/readyz`.
     pub name: String,
     /// `ready`, `not_ready`, or `degraded`: something does not work, but the process stays ready.
@@ -30,7 +30,7 @@ pub struct ConditionStatus {
 
 /// The state of one condition of a process's readiness.
 #[derive(Debug)]
-enum ConditionState {
+enum ReadinessState {
     Ready,
     /// No client should be routed here.
     NotReady(String),
@@ -39,7 +39,7 @@ enum ConditionState {
     Degraded(String, Option<Instant>),
 }
 
-impl ConditionState {
+impl ReadinessState {
     fn trouble(&self) -> Option<&String> {
         match self {
             Self::Ready => None,
@@ -53,13 +53,13 @@ impl Readiness {
     /// Creates conditions that are not ready until each is set to `Ok`.
     pub fn waiting_for(conditions: &[&'static str]) -> Self {
         let all =
-            conditions.iter().map(|name| (*name, ConditionState::NotReady("not yet".to_owned()))).collect();
+            conditions.iter().map(|name| (*name, ReadinessState::NotReady("not yet".to_owned()))).collect();
         Self(Arc::new(Mutex::new(all)))
     }
 
     /// Sets the state of a condition; `/readyz` reports why it is not met.
     pub fn set(&self, condition: &'static str, state: Result<(), String>) {
-        self.insert(condition, state.map_or_else(ConditionState::NotReady, |()| ConditionState::Ready));
+        self.insert(condition, state.map_or_else(ReadinessState::NotReady, |()| ReadinessState::Ready));
     }
 
     /// Sets the state of something that this process can serve without. `/readyz` reports it, but the process stays
@@ -67,13 +67,13 @@ impl Readiness {
     pub fn set_degraded(&self, what: &'static str, state: Result<(), String>) {
         self.insert(
             what,
-            state.map_or_else(|why| ConditionState::Degraded(why, None), |()| ConditionState::Ready),
+            state.map_or_else(|why| ReadinessState::Degraded(why, None), |()| ReadinessState::Ready),
         );
     }
 
     /// Reports a problem like [`Self::set_degraded`], but it expires at `until` unless it is reported again.
     pub fn note_until(&self, what: &'static str, why: String, until: Instant) {
-        self.insert(what, ConditionState::Degraded(why, Some(until)));
+        self.insert(what, ReadinessState::Degraded(why, Some(until)));
     }
 
     /// Returns the reported problems, one line each, if all conditions are met.
@@ -85,7 +85,7 @@ impl Readiness {
         let all = self.0.lock();
         let lines = all.iter().filter_map(|(name, state)| Some(format!("{name}: {}\n", state.trouble()?)));
         let lines: String = lines.collect();
-        if all.values().any(|state| matches!(state, ConditionState::NotReady(_))) {
+        if all.values().any(|state| matches!(state, ReadinessState::NotReady(_))) {
             Err(lines)
         } else {
             Ok(lines)
@@ -93,13 +93,13 @@ impl Readiness {
     }
 
     /// Returns all conditions by name, each with its state and the problem, if there is one.
-    pub fn conditions(&self) -> Vec<ConditionStatus> {
+    pub fn conditions(&self) -> Vec<ReadinessCondition> {
         let all = self.0.lock();
-        let status = |(name, state): (&&'static str, &ConditionState)| ConditionStatus {
+        let status = |(name, state): (&&'static str, &ReadinessState)| ReadinessCondition {
             name: (*name).to_owned(),
             status: match (state, state.trouble()) {
                 (_, None) => "ready",
-                (ConditionState::NotReady(_), _) => "not_ready",
+                (ReadinessState::NotReady(_), _) => "not_ready",
                 _ => "degraded",
             }
             .to_owned(),
@@ -111,10 +111,10 @@ impl Readiness {
     /// Returns the current problem of a condition, if there is one.
     pub fn trouble(&self, condition: &str) -> Option<String> {
         let all = self.0.lock();
-        all.get(condition).and_then(ConditionState::trouble).cloned()
+        all.get(condition).and_then(ReadinessState::trouble).cloned()
     }
 
-    fn insert(&self, condition: &'static str, state: ConditionState) {
+    fn insert(&self, condition: &'static str, state: ReadinessState) {
         self.0.lock().insert(condition, state);
     }
 }

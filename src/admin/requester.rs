@@ -8,13 +8,13 @@ use http::HeaderMap;
 use http::header::HOST;
 
 use crate::admin::nodes::NodesResponse;
-use tunnel_base::names::{ClientName, NodeName, UserName};
+use tunnel_base::names::{NodeName, UserDevice, UserName};
 use tunnel_base::policy::{Rules, canonical_ip};
 use tunnel_net::tls::client_certificate::ClientCertificate;
 
 /// The sender of a request at an admin port; decides which paths it may use.
 #[derive(Debug, Clone)]
-pub enum Requester {
+pub enum AdminRequester {
     /// A client at this address, with the certificate that it has presented.
     Address(IpAddr, Option<ClientCertificate>),
     /// A user of this machine at the admin socket, by user id.
@@ -40,7 +40,7 @@ pub(crate) enum AdminAccessError {
 #[derive(Debug, Clone)]
 pub struct LinkedUser {
     /// The user and her device, as the link has proved them.
-    pub client: ClientName,
+    pub client: UserDevice,
     /// Address of the device.
     pub from: SocketAddr,
     /// What users may reach.
@@ -78,9 +78,9 @@ impl LinkedUser {
     }
 }
 
-impl Requester {
-    /// Checks whether the requester may invite or revoke that user. The config makes admins, not the API: over a link, no
-    /// user gets or loses a device of an admin.
+impl AdminRequester {
+    /// Checks whether the requester may invite or revoke that user. The config makes admins, not the API: over a link,
+    /// no user gets or loses a device of an admin.
     ///
     /// # Errors
     ///
@@ -121,7 +121,7 @@ impl Requester {
     }
 }
 
-impl fmt::Display for Requester {
+impl fmt::Display for AdminRequester {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address(ip, _) => ip.fmt(f),
@@ -153,8 +153,8 @@ mod tests {
     #[test]
     fn private_pages_are_for_loopback_and_host_must_be_an_address_or_localhost() {
         let (near, far) = (
-            Requester::Address("127.0.0.1".parse().unwrap(), None),
-            Requester::Address("10.0.0.1".parse().unwrap(), None),
+            AdminRequester::Address("127.0.0.1".parse().unwrap(), None),
+            AdminRequester::Address("10.0.0.1".parse().unwrap(), None),
         );
         for host in
             ["127.0.0.1", "127.0.0.1:9010", "[::1]:9010", "localhost", "LocalHost:8080", "10.0.0.7:9010"]
@@ -177,9 +177,12 @@ mod tests {
         assert_eq!(near.check_access(&head(&[]), true), Err(AdminAccessError::Host));
         assert_eq!(near.check_access(&head(&[]), false), Ok(()), "HTTP/1.0 needs no Host");
         assert_eq!(near.check_access(&head(&["localhost", "localhost"]), true), Err(AdminAccessError::Host));
-        assert_eq!(Requester::User(0).check_access(&head(&[]), true), Ok(()));
-        let mapped = Requester::Address("::ffff:127.0.0.1".parse().unwrap(), None);
+        assert_eq!(AdminRequester::User(0).check_access(&head(&[]), true), Ok(()));
+        let mapped = AdminRequester::Address("::ffff:127.0.0.1".parse().unwrap(), None);
         assert!(mapped.is_local() && near.is_local() && !far.is_local());
-        assert_eq!((near.to_string(), Requester::User(7).to_string()), ("127.0.0.1".into(), "uid=7".into()));
+        assert_eq!(
+            (near.to_string(), AdminRequester::User(7).to_string()),
+            ("127.0.0.1".into(), "uid=7".into())
+        );
     }
 }

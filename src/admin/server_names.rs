@@ -1,10 +1,10 @@
 //! The names of servers for operators: each server has one, on every page and in every list.
 
-use crate::admin::status::collect::ServerView;
+use crate::admin::status::collect::ServerStatusSource;
 use crate::registry::peers::PeerHandle;
-use tunnel_base::names::{Instance, ServerName};
+use tunnel_base::names::{Instance, ServerDisplayName};
 
-impl ServerView {
+impl ServerStatusSource {
     /// Returns the name of this server, then those of `peers`, in their order.
     ///
     /// A server has the name that it announces. If another server has the same, the id of its process follows, which is
@@ -17,9 +17,10 @@ impl ServerView {
     }
 }
 
-/// Returns the names of servers, each given as the name that it announces, its process if it is linked, and its address.
-fn unique(servers: &[(Option<ServerName>, Option<Instance>, String)]) -> Vec<String> {
-    let name = |(name, process, address): &(Option<ServerName>, Option<Instance>, String)| {
+/// Returns the names of servers, each given as the name that it announces, its process if it is linked, and its
+/// address.
+fn unique(servers: &[(Option<ServerDisplayName>, Option<Instance>, String)]) -> Vec<String> {
+    let name = |(name, process, address): &(Option<ServerDisplayName>, Option<Instance>, String)| {
         let Some(name) = name else {
             let id = process.filter(|_| address.is_empty());
             return id.map_or_else(|| address.clone(), |id| format!("{id:?}"));

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use crate::admin::invitations::read_json;
-use crate::admin::requester::Requester;
+use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{json, plain_text};
-use crate::admin::{Admin, ProcessView};
+use crate::admin::{AdminContext, AdminProcess};
 use crate::session_io::grants::{Grants, SessionSubject};
 use tunnel_base::logging::AUDIT;
 use tunnel_base::logging::printable::printable;
@@ -33,7 +33,7 @@ pub struct SessionSelection {
 
 /// The response: the number of ended sessions, at least one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EndedSessions {
+pub struct EndSessionsReply {
     /// Number of sessions.
     pub ended: usize,
 }
@@ -50,13 +50,13 @@ impl SessionSelection {
     }
 }
 
-impl Admin {
+impl AdminContext {
     /// Returns the response to `POST /sessions/end`. Any user of the machine can reach a port, so only a user who has
     /// proved a name may end sessions there.
     pub(crate) async fn end_sessions(
         &self,
         request: Request<Incoming>,
-        requester: &Requester,
+        requester: &AdminRequester,
     ) -> Response<Full<Bytes>> {
         let actor = match self.authenticate_person(requester, request.headers()).await {
             Ok(actor) => actor,
@@ -64,7 +64,7 @@ impl Admin {
         };
         // A foreign page in a browser cannot send this type: the browser first asks whether it may.
         let is_json = request.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
-        if matches!(requester, Requester::Address(..)) && !is_json {
+        if matches!(requester, AdminRequester::Address(..)) && !is_json {
             let why = "Content-Type: expected application/json\n";
             return plain_text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why);
         }
@@ -82,13 +82,13 @@ impl Admin {
         }
         let [id, user, node] = [id, user, node].map(|text| text.as_deref().map(printable));
         info!(target: AUDIT, %actor, session = id, user, node, sessions = ended, "sessions ended");
-        json(&EndedSessions { ended })
+        json(&EndSessionsReply { ended })
     }
 
     fn grants(&self) -> &Grants {
         match &self.side {
-            ProcessView::Cloud(server) => &server.grants,
-            ProcessView::Edge(edge) => &edge.grants,
+            AdminProcess::Cloud(server) => &server.grants,
+            AdminProcess::Edge(edge) => &edge.grants,
         }
     }
 }

@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::admin::readiness::ConditionStatus;
+use crate::admin::readiness::ReadinessCondition;
 
 /// The response to `GET /status`. Times are seconds since 1970, all by the same clock; durations are seconds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Status {
+pub struct StatusResponse {
     /// `server` or `edge`.
     pub role: String,
     /// Version of this program.
@@ -33,7 +33,7 @@ pub struct Status {
     /// Whether `/readyz` responds with 200.
     pub ready: bool,
     /// What `/readyz` checks, by name.
-    pub conditions: Vec<ConditionStatus>,
+    pub conditions: Vec<ReadinessCondition>,
     /// Totals of all sessions.
     pub totals: Totals,
     /// Links: on a server to nodes, sorted by name; on an edge to servers, newest first.
@@ -44,7 +44,7 @@ pub struct Status {
     pub disconnected: Vec<DisconnectedStatus>,
     /// The last ends of links of nodes, the latest last; at most 200, and 10 of one node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub drops: Vec<DropStatus>,
+    pub drops: Vec<LinkEndStatus>,
     /// Peers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<LinkStatus>,
@@ -117,12 +117,12 @@ pub struct LinkStatus {
     pub received_bytes: u64,
     /// Last error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<ErrorStatus>,
+    pub error: Option<ReportedError>,
 }
 
 /// An error in the status, such as the last one of a link, with its time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ErrorStatus {
+pub struct ReportedError {
     /// Time of the error, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<f64>,
@@ -146,12 +146,12 @@ pub struct DisconnectedStatus {
     pub state: String,
     /// Reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<ErrorStatus>,
+    pub error: Option<ReportedError>,
 }
 
 /// The end of a link of a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct DropStatus {
+pub struct LinkEndStatus {
     /// Name of the node.
     pub name: String,
     /// Time of the end.
@@ -193,7 +193,8 @@ pub struct SessionStatus {
     /// Listener that accepted the client; only where the session was opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listener: Option<String>,
-    /// `opening`, `open`, `parked` (its link has closed), `resuming` or `closing`; `relayed` if it ends at a user's program.
+    /// `opening`, `open`, `parked` (its link has closed), `resuming` or `closing`; `relayed` if it ends at a user's
+    /// program.
     pub state: String,
     /// Link that carries the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -8,9 +8,9 @@ use tokio::time::Instant;
 use tracing_subscriber::layer::SubscriberExt;
 
 use crate::admin::page::UserFuture;
-use crate::admin::readiness::ConditionStatus;
+use crate::admin::readiness::ReadinessCondition;
 use crate::admin::status::LinkStatus;
-use crate::admin::status::Status;
+use crate::admin::status::StatusResponse;
 use crate::registry::Finder;
 use crate::registry::LinkedNode;
 use crate::registry::Registry;
@@ -20,7 +20,7 @@ use tunnel_base::drain::Drained;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::{SessionLimits, SessionTable};
-use tunnel_net::limiter::{FairLimiter, Limits, Source};
+use tunnel_net::limiter::{FairLimiter, PermitLimits, Source};
 use tunnel_proto::frame::Remote;
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::state::LinkId;
@@ -31,7 +31,7 @@ use http::HeaderMap;
 use http::HeaderValue;
 use http::header::HOST;
 
-fn cloud(nodes: &[&str]) -> Admin {
+fn cloud(nodes: &[&str]) -> AdminContext {
     let registry = Registry::new(Metrics::server("", ""));
     for (number, node) in (1..).zip(nodes) {
         let peer = Remote::Edge(node.parse().unwrap());
@@ -41,7 +41,7 @@ fn cloud(nodes: &[&str]) -> Admin {
             false,
         );
     }
-    admin(ProcessView::Cloud(ServerView {
+    admin(AdminProcess::Cloud(ServerStatusSource {
         finder: Finder::without_peers(registry.clone(), Instance::from_bits(7)),
         registry,
         table: table(),
@@ -54,13 +54,13 @@ fn cloud(nodes: &[&str]) -> Admin {
     }))
 }
 
-fn edge(linked: bool) -> Admin {
+fn edge(linked: bool) -> AdminContext {
     let node: NodeName = "node1".parse().unwrap();
     let uplinks = Uplinks::new(node.clone());
     if linked {
         uplinks.add(LinkSender::new(LinkId(1), Remote::Server(node), Some(Instance::random())));
     }
-    admin(ProcessView::Edge(EdgeView { uplinks, table: table(), grants: Grants::default() }))
+    admin(AdminProcess::Edge(EdgeStatusSource { uplinks, table: table(), grants: Grants::default() }))
 }
 
 fn table() -> Arc<SessionTable> {
@@ -69,19 +69,19 @@ fn table() -> Arc<SessionTable> {
     SessionTable::new(Instance::from_bits(7 << 96), limits, Metrics::edge())
 }
 
-fn admin(side: ProcessView) -> Admin {
+fn admin(side: AdminProcess) -> AdminContext {
     let (metrics, readiness) = (Metrics::server("ns", "pod"), Readiness::waiting_for(&["link"]));
-    Admin::new(side, AdminUsers::default(), metrics, readiness, None, true)
+    AdminContext::new(side, PageViewers::default(), metrics, readiness, None, true)
 }
 
 /// Sends a request over a real connection. Returns the status and the body.
-async fn ask(admin: &Admin, port: AdminPortKind, request: &str) -> (u16, String) {
+async fn ask(admin: &AdminContext, port: AdminPortKind, request: &str) -> (u16, String) {
     ask_as(admin, port, "127.0.0.1", request).await
 }
 
 /// Like [`ask`], but with this Host.
-async fn ask_as(admin: &Admin, port: AdminPortKind, host: &str, request: &str) -> (u16, String) {
-    let listener = TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+async fn ask_as(admin: &AdminContext, port: AdminPortKind, host: &str, request: &str) -> (u16, String) {
+    let listener = TcpListenSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let at = listener.at();
     let drain = Drain::new();
     let client = async {
@@ -159,9 +159,9 @@ async fn metrics_are_on_both_ports_and_other_pages_on_the_admin_port_only() {
 
 #[tokio::test]
 async fn the_log_level_is_set_with_superedges_requests_and_responses() {
-    let (filter, level) = LogLevel::new(0);
+    let (filter, level) = LogLevelHandle::new(0);
     let subscriber = tracing_subscriber::registry().with(filter);
-    let admin = Admin { level: Some(level), ..cloud(&[]) };
+    let admin = AdminContext { level: Some(level), ..cloud(&[]) };
     for (body, status, answer) in [
         ("4", 200, "successfully set klog.logging.verbosity to 4\n"),
         ("-1", 200, "successfully set klog.logging.verbosity to -1\n"),
@@ -190,7 +190,7 @@ async fn the_log_level_is_set_with_superedges_requests_and_responses() {
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_closes_the_admin_port_and_idle_connections() {
-    let listener = TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = TcpListenSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let at = listener.at();
     let drain = Drain::new();
     let admin = cloud(&[]);
@@ -209,16 +209,16 @@ async fn a_drain_closes_the_admin_port_and_idle_connections() {
 
 #[tokio::test]
 async fn the_log_level_is_set_over_tcp_only_with_a_superedge_config() {
-    let (filter, level) = LogLevel::new(0);
+    let (filter, level) = LogLevelHandle::new(0);
     let _subscriber = tracing_subscriber::registry().with(filter);
-    let superedge = Admin { level: Some(level), level_at_ports: true, ..cloud(&[]) };
-    let ours = Admin { level_at_ports: false, ..superedge.clone() };
+    let superedge = AdminContext { level: Some(level), level_at_ports: true, ..cloud(&[]) };
+    let ours = AdminContext { level_at_ports: false, ..superedge.clone() };
     for (admin, peer, line) in [
         (&ours, "192.0.2.1", "HTTP/1.1 403"),
         (&ours, "::ffff:127.0.0.1", "HTTP/1.1 403"),
         (&superedge, "192.0.2.1", "HTTP/1.1 200"),
     ] {
-        let listener = TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = TcpListenSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let mut client = TcpStream::connect(listener.at()).await.unwrap();
         let request =
             b"PUT /debug/flags/v HTTP/1.1\r\nHost: 10.0.0.7\r\nConnection: close\r\nContent-Length: 1\r\n\r\n2";
@@ -231,8 +231,8 @@ async fn the_log_level_is_set_over_tcp_only_with_a_superedge_config() {
             drain: Drain::new(),
         };
         let peer = peer.parse().unwrap();
-        let permit = FairLimiter::new(Limits::permits(1)).try_acquire(&Source::of(peer)).unwrap();
-        served.serve(socket, Requester::Address(peer, None), &permit).await;
+        let permit = FairLimiter::new(PermitLimits::permits(1)).try_acquire(&Source::of(peer)).unwrap();
+        served.serve(socket, AdminRequester::Address(peer, None), &permit).await;
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with(line), "{peer}: {answer}");
@@ -249,8 +249,9 @@ async fn a_noted_condition_ends_unless_it_is_renewed() {
     assert_eq!(readiness.check(), Ok(String::new()));
 }
 
-fn problems(status: &Status) -> Vec<String> {
-    let line = |one: &ConditionStatus| Some(format!("{} {} {}", one.name, one.status, one.message.as_ref()?));
+fn problems(status: &StatusResponse) -> Vec<String> {
+    let line =
+        |one: &ReadinessCondition| Some(format!("{} {} {}", one.name, one.status, one.message.as_ref()?));
     status.conditions.iter().filter_map(line).collect()
 }
 
@@ -261,7 +262,7 @@ async fn a_servers_status_lists_its_nodes_by_name_and_its_problems() {
     server.readiness.set_degraded("dns", Err("the disk is full".into()));
     let (status, body) = ask(&server, AdminPortKind::Log, "GET /status").await;
     assert_eq!(status, 200, "{body}");
-    let parsed: Status = serde_json::from_str(&body).unwrap();
+    let parsed: StatusResponse = serde_json::from_str(&body).unwrap();
     assert_eq!((parsed.role.as_str(), parsed.instance.as_str(), parsed.ready), ("server", "00000007", true));
     assert_eq!(problems(&parsed), ["dns degraded the disk is full"]);
     let names: Vec<_> = parsed.links.iter().map(|link| link.name.as_str()).collect();
@@ -281,14 +282,14 @@ async fn a_servers_status_lists_its_nodes_by_name_and_its_problems() {
 async fn an_edges_status_says_why_it_is_not_linked() {
     let lost = edge(false);
     lost.readiness.set("link", Err("the cloud refused our token".into()));
-    let parsed: Status =
+    let parsed: StatusResponse =
         serde_json::from_str(&ask(&lost, AdminPortKind::Log, "GET /status").await.1).unwrap();
     assert_eq!((parsed.role.as_str(), parsed.node.as_deref(), parsed.ready), ("edge", Some("node1"), false));
     assert_eq!(
         (parsed.links.len(), problems(&parsed)),
         (0, vec!["link not_ready the cloud refused our token".to_owned()])
     );
-    let parsed: Status =
+    let parsed: StatusResponse =
         serde_json::from_str(&ask(&edge(true), AdminPortKind::Log, "GET /status").await.1).unwrap();
     assert_eq!(
         (parsed.links[0].name.as_str(), parsed.links[0].dialect.as_deref()),
@@ -315,7 +316,8 @@ async fn the_admin_socket_answers_with_any_host_header() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("server.sock");
     let drain = Drain::new();
-    let listeners = Listeners { local: Some(UnixAccept::bind(&path).unwrap()), ..Listeners::default() };
+    let listeners =
+        AdminListeners { local: Some(UnixAccept::bind(&path).unwrap()), ..AdminListeners::default() };
     cloud(&["a"]).spawn(listeners, None, &FileWatcher::new(&drain), &drain);
     let mut socket = tokio::net::UnixStream::connect(&path).await.unwrap();
     socket.write_all(b"GET /status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
@@ -327,7 +329,7 @@ async fn the_admin_socket_answers_with_any_host_header() {
 
 #[tokio::test]
 async fn the_status_page_loads_nothing_external_and_runs_only_its_own_script() {
-    let listener = TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = TcpListenSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let (at, drain) = (listener.at(), Drain::new());
     let client = async {
         let mut answers = Vec::new();
@@ -371,7 +373,7 @@ async fn the_status_page_loads_nothing_external_and_runs_only_its_own_script() {
 #[tokio::test(start_paused = true)]
 async fn pages_are_for_loopback_clients_or_users_with_a_valid_password() {
     let server = cloud(&[]);
-    let elsewhere = Requester::Address("192.0.2.1".parse().unwrap(), None);
+    let elsewhere = AdminRequester::Address("192.0.2.1".parse().unwrap(), None);
     let head = |password: &str| {
         let mut head = local_head();
         head.insert("authorization", password.parse().unwrap());
@@ -385,7 +387,7 @@ async fn pages_are_for_loopback_clients_or_users_with_a_valid_password() {
         let is_right = is_right.load(Relaxed) && head["authorization"] == "right";
         Box::pin(async move { is_right.then(|| "ops".to_owned()) })
     };
-    let server = Admin { viewers: AdminUsers::new(true, user), ..server };
+    let server = AdminContext { viewers: PageViewers::new(true, user), ..server };
     let user = server.authenticate(&elsewhere, &head("right"), true).await.unwrap();
     assert_eq!(user.to_string(), "ops");
     let refused = server.authenticate(&elsewhere, &head("wrong"), true).await.unwrap_err();
@@ -393,7 +395,7 @@ async fn pages_are_for_loopback_clients_or_users_with_a_valid_password() {
 
     let drain = Drain::new();
     let stream = |requester| server.events(&requester, &head("right"), &drain).into_body();
-    let near = Requester::Address("127.0.0.1".parse().unwrap(), None);
+    let near = AdminRequester::Address("127.0.0.1".parse().unwrap(), None);
     let [mut far, mut near] = [elsewhere, near].map(stream);
     for _ in 0..2 {
         assert!(far.frame().await.is_some());
@@ -413,7 +415,7 @@ fn local_head() -> HeaderMap {
 #[tokio::test]
 async fn an_event_stream_starts_with_full_state_and_streams_per_source_are_limited() {
     let (server, drain) = (cloud(&["a"]), Drain::new());
-    let near = Requester::Address("127.0.0.1".parse().unwrap(), None);
+    let near = AdminRequester::Address("127.0.0.1".parse().unwrap(), None);
     let mut open = Vec::new();
     let refused = loop {
         let answer = server.events(&near, &local_head(), &drain);
@@ -423,7 +425,7 @@ async fn an_event_stream_starts_with_full_state_and_streams_per_source_are_limit
         open.push(answer.into_body());
     };
     assert_eq!((refused.status().as_u16(), open.len()), (503, 8));
-    let near_other = Requester::Address("127.1.2.3".parse().unwrap(), None);
+    let near_other = AdminRequester::Address("127.1.2.3".parse().unwrap(), None);
     let other = server.events(&near_other, &local_head(), &drain);
     assert_eq!(other.status(), 200, "another source has its own limit");
     let mut first = open.swap_remove(0);

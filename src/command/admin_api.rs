@@ -7,32 +7,32 @@ use std::path::PathBuf;
 use http::Method;
 use serde::de::DeserializeOwned;
 
-use crate::command::admin_sockets::{Socket, ask, exchange, socket};
+use crate::command::admin_sockets::{AdminSocket, ask, exchange, socket};
 use crate::command::connect::opener::no_link;
 use crate::command::{CommandError, client};
 use crate::config::Environment;
 use crate::route::RouteError;
-use crate::uplink::client::ClientLinks;
+use crate::uplink::client::ClientUplinks;
 use tunnel_base::logging::printable::one_line as clean;
 use tunnel_net::byte_stream_io::ByteStreamIo;
 use tunnel_proto::frame::ErrorCode;
 
 /// Where a command sends its requests.
-pub(crate) struct AdminApi {
-    at: ApiEndpoint,
+pub(crate) struct AdminClient {
+    at: AdminApiEndpoint,
     choice: String,
 }
 
-enum ApiEndpoint {
+enum AdminApiEndpoint {
     /// The admin socket of a process on this machine.
     Socket(PathBuf),
     /// The server of a link of `client.toml`.
-    Link(Box<ClientLinks>),
+    Link(Box<ClientUplinks>),
 }
 
-/// Runs `work` with the API of the process that a command queries: that of the `named` socket, otherwise of a program on
-/// this machine with one of these names, if this user may open its socket. Otherwise that of the server of a link, if
-/// `client.toml` has links.
+/// Runs `work` with the API of the process that a command queries: that of the `named` socket, otherwise of a program
+/// on this machine with one of these names, if this user may open its socket. Otherwise that of the server of a link,
+/// if `client.toml` has links.
 ///
 /// # Errors
 ///
@@ -41,25 +41,25 @@ pub(crate) async fn query<T>(
     named: Option<PathBuf>,
     names: &[&str],
     env: &Environment,
-    work: impl AsyncFnOnce(&AdminApi) -> Result<T, CommandError>,
+    work: impl AsyncFnOnce(&AdminClient) -> Result<T, CommandError>,
 ) -> Result<T, CommandError> {
-    let api = AdminApi::find(named, names, env).await?;
+    let api = AdminClient::find(named, names, env).await?;
     let done = work(&api).await;
-    if let ApiEndpoint::Link(links) = api.at {
+    if let AdminApiEndpoint::Link(links) = api.at {
         links.close().await;
     }
     done
 }
 
-impl AdminApi {
+impl AdminClient {
     async fn find(named: Option<PathBuf>, names: &[&str], env: &Environment) -> Result<Self, CommandError> {
         let socket = socket(named, names, env).await;
         if !matches!(&socket, Ok(socket) if socket.is_open)
             && let Some(links) = client::links_of(env)?
         {
-            let links = ClientLinks::connect(links).await.map_err(|why| no_link(&why))?;
-            let running: Vec<_> = socket.iter().flat_map(Socket::running).collect();
-            return Ok(Self { choice: choice(LINK, &running), at: ApiEndpoint::Link(Box::new(links)) });
+            let links = ClientUplinks::connect(links).await.map_err(|why| no_link(&why))?;
+            let running: Vec<_> = socket.iter().flat_map(AdminSocket::running).collect();
+            return Ok(Self { choice: choice(LINK, &running), at: AdminApiEndpoint::Link(Box::new(links)) });
         }
         let or_link = |error: CommandError| CommandError {
             text: format!("{}; or link as a user: tunnel join --user", error.text),
@@ -68,7 +68,7 @@ impl AdminApi {
         let socket = socket.map_err(or_link)?;
         let others: Vec<_> = socket.others.iter().collect();
         let choice = choice(&socket.path.display().to_string(), &others);
-        Ok(Self { choice, at: ApiEndpoint::Socket(socket.path) })
+        Ok(Self { choice, at: AdminApiEndpoint::Socket(socket.path) })
     }
 
     /// Names the process that was chosen among several, and the others, on a line. Empty if there is only one.
@@ -103,8 +103,8 @@ impl AdminApi {
 
     async fn ask(&self, method: Method, path: &str, body: String) -> Result<(u16, String), CommandError> {
         let links = match &self.at {
-            ApiEndpoint::Socket(socket) => return ask(socket, method, path, body).await,
-            ApiEndpoint::Link(links) => links,
+            AdminApiEndpoint::Socket(socket) => return ask(socket, method, path, body).await,
+            AdminApiEndpoint::Link(links) => links,
         };
         let failed =
             |cause: &dyn fmt::Display| CommandError::unavailable(format!("{self} does not respond: {cause}"));
@@ -131,11 +131,11 @@ impl AdminApi {
     }
 }
 
-impl fmt::Display for AdminApi {
+impl fmt::Display for AdminClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.at {
-            ApiEndpoint::Socket(path) => path.display().fmt(f),
-            ApiEndpoint::Link(_) => f.write_str(LINK),
+            AdminApiEndpoint::Socket(path) => path.display().fmt(f),
+            AdminApiEndpoint::Link(_) => f.write_str(LINK),
         }
     }
 }

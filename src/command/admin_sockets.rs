@@ -19,7 +19,7 @@ use crate::startup::admin_socket::SocketDirs;
 use tunnel_base::logging::printable::plain_text;
 
 /// The admin socket of a process on this machine.
-pub(crate) struct Socket {
+pub(crate) struct AdminSocket {
     pub(crate) path: PathBuf,
     /// Whether a process accepts this user's connection.
     pub(super) is_open: bool,
@@ -29,7 +29,7 @@ pub(crate) struct Socket {
     pub(super) others: Vec<PathBuf>,
 }
 
-impl Socket {
+impl AdminSocket {
     /// Returns the sockets of all programs that run on this machine.
     pub(super) fn running(&self) -> impl Iterator<Item = &PathBuf> {
         self.is_running.then_some(&self.path).into_iter().chain(&self.others)
@@ -46,27 +46,27 @@ pub(crate) async fn socket(
     named: Option<PathBuf>,
     names: &[&str],
     env: &Environment,
-) -> Result<Socket, CommandError> {
+) -> Result<AdminSocket, CommandError> {
     if let Some(path) = named {
-        return Ok(Socket { path, is_open: true, is_running: true, others: Vec::new() });
+        return Ok(AdminSocket { path, is_open: true, is_running: true, others: Vec::new() });
     }
     let mut found = Vec::new();
     for path in SocketDirs::of_user(env.runtime_dir.as_deref()).sockets(names) {
         let state = match UnixStream::connect(&path).await.map_err(|cause| cause.kind()) {
-            Ok(_) => SocketState::Answers,
-            Err(io::ErrorKind::PermissionDenied) => SocketState::Denied,
-            Err(_) => SocketState::Ended,
+            Ok(_) => AdminSocketState::Answers,
+            Err(io::ErrorKind::PermissionDenied) => AdminSocketState::Denied,
+            Err(_) => AdminSocketState::Ended,
         };
         found.push((state, path));
     }
     found.sort_by_key(|(state, _)| *state);
-    let running = found.iter().filter(|(state, _)| *state != SocketState::Ended);
+    let running = found.iter().filter(|(state, _)| *state != AdminSocketState::Ended);
     let others = running.skip(1).map(|(_, path)| path.clone()).collect();
     let first = found.into_iter().next();
-    let first = first.map(|(state, path)| Socket {
+    let first = first.map(|(state, path)| AdminSocket {
         path,
-        is_open: state == SocketState::Answers,
-        is_running: state != SocketState::Ended,
+        is_open: state == AdminSocketState::Answers,
+        is_running: state != AdminSocketState::Ended,
         others,
     });
     first.ok_or_else(|| {
@@ -81,7 +81,7 @@ pub(crate) async fn socket(
 
 /// Whether the process at an admin socket answers. The best state comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum SocketState {
+enum AdminSocketState {
     /// A process accepts the connection.
     Answers,
     /// This user may not connect.

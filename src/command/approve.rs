@@ -11,7 +11,7 @@ use http::Method;
 use tokio::net::TcpStream;
 use tracing::{info, info_span};
 
-use crate::admin::health::{Watchdog, health};
+use crate::admin::health::{ProgressWatchdog, health};
 use crate::admin::readiness::Readiness;
 use crate::command::CommandError;
 use crate::command::admin_sockets::exchange;
@@ -19,7 +19,7 @@ use crate::config::Environment;
 use crate::config::cluster::ClusterSettings;
 use crate::parts::{self, with_kubernetes};
 use tunnel_base::drain::Drain;
-use tunnel_net::listen::TcpAccept;
+use tunnel_net::listen::TcpListenSocket;
 
 /// Arguments of `tunnel approve`.
 #[derive(Debug, Clone, clap::Args)]
@@ -37,8 +37,8 @@ pub struct ApproveArgs {
     /// Loopback address that serves /livez and /readyz.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9012", value_parser = loopback)]
     pub health_listen: SocketAddr,
-    /// Approve nothing, but query the approver at --health-listen: whether it is alive, or ready too. For container probes,
-    /// because only this machine can reach that address.
+    /// Approve nothing, but query the approver at --health-listen: whether it is alive, or ready too. For container
+    /// probes, because only this machine can reach that address.
     #[arg(long, value_name = "PROBE")]
     pub probe: Option<HealthProbe>,
     /// Kubeconfig file, outside the cluster. [default: the service account of its own pod]
@@ -75,13 +75,14 @@ pub async fn approve(
         let text = "this process runs outside a cluster; set its kubeconfig with --kubeconfig";
         return Err(CommandError::usage(text));
     }
-    let listener =
-        TcpAccept::bind(args.health_listen).map_err(|error| CommandError::unavailable(error.to_string()))?;
+    let listener = TcpListenSocket::bind(args.health_listen)
+        .map_err(|error| CommandError::unavailable(error.to_string()))?;
     let pods = format!("system:serviceaccount:{}", args.service_account);
     let namespace = args.service_account.split_once(':').map(|(namespace, _)| namespace.to_owned());
     let cluster = ClusterSettings { kubeconfig: args.kubeconfig.clone(), namespace, service: None };
     let (services, names) = (args.services.clone(), args.names.iter().map(|name| name.to_ascii_lowercase()));
-    let (readiness, pulse, drain) = (Readiness::waiting_for(&[REQUESTS]), Watchdog::new(), Drain::new());
+    let (readiness, pulse, drain) =
+        (Readiness::waiting_for(&[REQUESTS]), ProgressWatchdog::new(), Drain::new());
     let (shown, felt) = (readiness.clone(), pulse.clone());
     let report = move |state| {
         felt.kick();

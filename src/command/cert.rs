@@ -29,7 +29,7 @@ pub enum CertCommand {
         "tunnel cert renew",
         "tunnel cert renew --dir tunnel-files --days 90",
     ]))]
-    Renew(CaArgs),
+    Renew(SigningCaArgs),
 }
 
 /// Arguments of `tunnel cert issue`.
@@ -40,7 +40,7 @@ pub struct IssueArgs {
     pub kind: CertificateKind,
     /// The CA.
     #[command(flatten)]
-    pub ca: CaArgs,
+    pub ca: SigningCaArgs,
     /// Folder for the files. [default: a new one in --dir]
     #[arg(long, value_name = "DIR", global = true)]
     pub out_dir: Option<PathBuf>,
@@ -91,7 +91,7 @@ pub enum CertificateKind {
 
 /// The CA that signs.
 #[derive(Debug, Clone, clap::Args)]
-pub struct CaArgs {
+pub struct SigningCaArgs {
     /// Folder that `tunnel init` has made.
     #[arg(long, value_name = "DIR", default_value = "tunnel-files", global = true)]
     pub dir: PathBuf,
@@ -106,7 +106,7 @@ pub struct CaArgs {
     pub days: u32,
 }
 
-impl CaArgs {
+impl SigningCaArgs {
     fn authority(&self) -> Result<CertificateAuthority, CommandError> {
         let path = |given: &Option<PathBuf>, name| given.clone().unwrap_or_else(|| self.dir.join(name));
         let authority =
@@ -177,7 +177,7 @@ fn client_folder(name: &str) -> Result<String, CommandError> {
 
 /// Renews each certificate of the folder that the CA has issued. Either file of a pair is replaced at once; a program
 /// that reads them between the two keeps the earlier pair.
-fn renew(cert_args: &CaArgs) -> Result<String, CommandError> {
+fn renew(cert_args: &SigningCaArgs) -> Result<String, CommandError> {
     let authority = cert_args.authority()?;
     let mut text = String::new();
     let mut renewed = 0;

@@ -1,5 +1,5 @@
-//! The server that clients connect to, and how they log in: from flags, otherwise the environment, otherwise a file. The
-//! file also has the links of a user's device.
+//! The server that clients connect to, and how they log in: from flags, otherwise the environment, otherwise a file.
+//! The file also has the links of a user's device.
 
 use std::fmt;
 use std::fs::File;
@@ -10,12 +10,12 @@ use rustix::system::uname;
 use serde::Deserialize;
 
 use crate::command::CommandError;
-use crate::config::{Environment, Secret, client_file};
+use crate::config::{Environment, SecretString, client_file};
 use crate::uplink::client::{ClientLinkConfig, UserCredentials};
 use tunnel_base::files;
 use tunnel_base::names::{DeviceName, Target};
 use tunnel_net::reload::is_world_readable;
-use tunnel_net::tls::Identity;
+use tunnel_net::tls::IdentityFiles;
 
 /// Flags that name a server and the client's credentials.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -47,12 +47,12 @@ pub struct ClientArgs {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ClientSettings {
     /// The CONNECT port.
-    pub(crate) server: Setting<String>,
-    pub(crate) user: Option<Setting<String>>,
-    pub(crate) password_file: Option<Setting<PathBuf>>,
-    pub(crate) ca: Option<Setting<PathBuf>>,
+    pub(crate) server: SourcedValue<String>,
+    pub(crate) user: Option<SourcedValue<String>>,
+    pub(crate) password_file: Option<SourcedValue<PathBuf>>,
+    pub(crate) ca: Option<SourcedValue<PathBuf>>,
     /// Client certificate and its key.
-    pub(crate) identity: Option<(Setting<PathBuf>, Setting<PathBuf>)>,
+    pub(crate) identity: Option<(SourcedValue<PathBuf>, SourcedValue<PathBuf>)>,
     /// Whether the password may cross a network unencrypted.
     pub(crate) insecure: bool,
     /// The servers to link to instead, and how the user is proved there; `None` if one is named to connect to.
@@ -61,14 +61,14 @@ pub(crate) struct ClientSettings {
 
 /// A value, and where it was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Setting<T> {
+pub(crate) struct SourcedValue<T> {
     pub(crate) value: T,
-    pub(crate) source: Source,
+    pub(crate) source: SettingSource,
 }
 
 /// Where a value was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum SettingSource {
     /// The command line, with this flag.
     Flag(&'static str),
     /// This environment variable.
@@ -79,11 +79,11 @@ pub(crate) enum Source {
 }
 
 /// `client.toml`: the servers of a user, and how she proves who she is. It is ~/.config/tunnel/client.toml, which
-/// `tunnel join --user` writes, or tunnel/client.toml in $XDG_CONFIG_HOME. Paths are relative to its directory. A secret in
-/// it that every user of the machine may read is refused.
+/// `tunnel join --user` writes, or tunnel/client.toml in $XDG_CONFIG_HOME. Paths are relative to its directory. A
+/// secret in it that every user of the machine may read is refused.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ClientFile {
+struct ClientConfigFile {
     /// Server's CONNECT port for `tunnel connect` and `tunnel ssh`, unless servers is set: HOST:PORT without TLS,
     /// https://HOST:PORT with TLS, or unix:/PATH. Default: "127.0.0.1:2222".
     server: Option<String>,
@@ -97,15 +97,15 @@ struct ClientFile {
     cert: Option<PathBuf>,
     /// File (PEM) of its private key.
     key: Option<PathBuf>,
-    /// Servers (host:port) to link to, tried in turn. Sessions of links survive a new address, a broken line and the end of a
-    /// server.
+    /// Servers (host:port) to link to, tried in turn. Sessions of links survive a new address, a broken line and the
+    /// end of a server.
     servers: Option<Vec<String>>,
     /// Name in the certificates of servers. Default: the host of each entry.
     tls_server_name: Option<String>,
     /// Name of this machine at the servers. Default: the host's name, up to the first dot.
     device: Option<String>,
     /// Token of the device. Requires user. Set one of token, token_file, and cert with key.
-    token: Option<Secret>,
+    token: Option<SecretString>,
     /// File that contains only the token.
     token_file: Option<PathBuf>,
 }
@@ -121,13 +121,14 @@ impl ClientSettings {
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, CommandError> {
         let path = client_file(&variable);
-        let file = path.as_deref().map(ClientFile::read).transpose()?.unwrap_or_default();
+        let file = path.as_deref().map(ClientConfigFile::read).transpose()?.unwrap_or_default();
         let path = path.unwrap_or_default();
-        let keys = |names| SettingKeys { names, variable: &variable, file: &path };
+        let keys = |names| SettingPlaces { names, variable: &variable, file: &path };
         let server =
             keys(["--server", "TUNNEL_SERVER", "server"]).first(flags.server.clone(), file.server.clone());
-        let default = || Setting { value: DEFAULT_SERVER.to_owned(), source: Source::Default };
-        let is_named = server.as_ref().is_some_and(|server| !matches!(server.source, Source::File(..)));
+        let default = || SourcedValue { value: DEFAULT_SERVER.to_owned(), source: SettingSource::Default };
+        let is_named =
+            server.as_ref().is_some_and(|server| !matches!(server.source, SettingSource::File(..)));
         let links = if is_named { None } else { file.links(&path, &Environment::read(&variable))? };
         let cert = keys(["--cert", "TUNNEL_CERT", "cert"]).first(flags.cert.clone(), file.cert);
         let key = keys(["--key", "TUNNEL_KEY", "key"]).first(flags.key.clone(), file.key);
@@ -163,7 +164,7 @@ impl ClientSettings {
 /// Returns an error if the file cannot be read or has an error, or if other users may read a secret.
 pub fn links(variable: impl Fn(&str) -> Option<String>) -> Result<Option<ClientLinkConfig>, CommandError> {
     let Some(path) = client_file(&variable) else { return Ok(None) };
-    ClientFile::read(&path)?.links(&path, &Environment::read(&variable))
+    ClientConfigFile::read(&path)?.links(&path, &Environment::read(&variable))
 }
 
 /// Like [`links`], with the values of the environment. A file that this user may not read is another user's.
@@ -171,35 +172,37 @@ pub(crate) fn links_of(env: &Environment) -> Result<Option<ClientLinkConfig>, Co
     let is_denied =
         |path: &&PathBuf| File::open(path).is_err_and(|cause| cause.kind() == ErrorKind::PermissionDenied);
     let Some(path) = env.client_file.as_ref().filter(|path| !is_denied(path)) else { return Ok(None) };
-    ClientFile::read(path)?.links(path, env)
+    ClientConfigFile::read(path)?.links(path, env)
 }
 
 /// The places of one value: its flag, its environment variable, and its key in the file.
-struct SettingKeys<'a, V> {
+struct SettingPlaces<'a, V> {
     names: [&'static str; 3],
     variable: &'a V,
     file: &'a Path,
 }
 
-impl<V: Fn(&str) -> Option<String>> SettingKeys<'_, V> {
+impl<V: Fn(&str) -> Option<String>> SettingPlaces<'_, V> {
     /// Returns the value of the first place that has one.
-    fn first<T: From<String>>(&self, flag: Option<T>, in_file: Option<T>) -> Option<Setting<T>> {
+    fn first<T: From<String>>(&self, flag: Option<T>, in_file: Option<T>) -> Option<SourcedValue<T>> {
         let [option, name, key] = self.names;
-        let setting = |value, source| Setting { value, source };
-        flag.map(|value| setting(value, Source::Flag(option)))
-            .or_else(|| (self.variable)(name).map(|value| setting(value.into(), Source::Variable(name))))
-            .or_else(|| in_file.map(|value| setting(value, Source::File(key, self.file.to_owned()))))
+        let setting = |value, source| SourcedValue { value, source };
+        flag.map(|value| setting(value, SettingSource::Flag(option)))
+            .or_else(|| {
+                (self.variable)(name).map(|value| setting(value.into(), SettingSource::Variable(name)))
+            })
+            .or_else(|| in_file.map(|value| setting(value, SettingSource::File(key, self.file.to_owned()))))
     }
 }
 
-impl<T> Setting<T> {
+impl<T> SourcedValue<T> {
     /// Returns true if the value was found on the command line.
     pub(crate) fn is_flag(&self) -> bool {
-        matches!(self.source, Source::Flag(_))
+        matches!(self.source, SettingSource::Flag(_))
     }
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for SettingSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Flag(name) | Self::Variable(name) => f.write_str(name),
@@ -209,7 +212,7 @@ impl fmt::Display for Source {
     }
 }
 
-impl ClientFile {
+impl ClientConfigFile {
     /// Reads a file, which may be missing. Errors do not quote it, because somebody may put a password there.
     fn read(path: &Path) -> Result<Self, CommandError> {
         let text = match files::read_text(path) {
@@ -269,10 +272,10 @@ impl ClientFile {
         }))
     }
 
-    fn identity(&self, path: &Path) -> Result<Option<Identity>, CommandError> {
+    fn identity(&self, path: &Path) -> Result<Option<IdentityFiles>, CommandError> {
         match (&self.cert, &self.key) {
             (None, None) => Ok(None),
-            (Some(cert), Some(key)) => Ok(Some(Identity { cert: cert.clone(), key: key.clone() })),
+            (Some(cert), Some(key)) => Ok(Some(IdentityFiles { cert: cert.clone(), key: key.clone() })),
             (Some(_), None) => Err(wrong(path, &"cert requires key")),
             (None, Some(_)) => Err(wrong(path, &"key requires cert")),
         }
@@ -286,7 +289,7 @@ impl ClientFile {
                 let text = files::read_text(file).map_err(|cause| {
                     wrong(path, &format_args!("token_file: cannot read {}: {cause}", file.display()))
                 })?;
-                Secret::new(text.trim())
+                SecretString::new(text.trim())
             }
             (None, None, Some(identity)) => {
                 refuse_readers(&identity.key)?;
@@ -306,7 +309,7 @@ impl ClientFile {
 
 /// Returns the token in the text of a `client.toml`, if it has one.
 pub(crate) fn token_in(text: &str) -> Option<String> {
-    toml::from_str::<ClientFile>(text).ok()?.token.map(|token| token.reveal().to_owned())
+    toml::from_str::<ClientConfigFile>(text).ok()?.token.map(|token| token.reveal().to_owned())
 }
 
 /// Returns the default name of this machine among a user's devices.
@@ -407,7 +410,7 @@ mod tests {
         assert_eq!(read("server = \"a:1\"\nuser = \"ops\"\n"), None);
         let both = "servers = [\"a.example:9000\", \"[::1]:9\"]\nuser = \"alice\"\ndevice = \"Laptop\"\nca = \"ca.crt\"\n";
         let found = read(&format!("{both}token = \"t1\"\ntls_server_name = \"b\"\n")).unwrap();
-        let token = |text| UserCredentials::Token("alice".parse().unwrap(), Secret::new(text));
+        let token = |text| UserCredentials::Token("alice".parse().unwrap(), SecretString::new(text));
         let expected = ClientLinkConfig {
             servers: vec!["a.example:9000".parse().unwrap(), "[::1]:9".parse().unwrap()],
             tls_server_name: Some("b".parse().unwrap()),
@@ -427,10 +430,10 @@ mod tests {
         assert!(refused.text.contains("every user of this machine may read it"), "{refused}");
         let (found, settings) =
             links(home.path(), "servers = [\"a:1\"]\nca = \"ca\"\ncert = \"c\"\nkey = \"/k\"\n", 0o644);
-        let identity = Identity { cert: dir.join("c"), key: "/k".into() };
+        let identity = IdentityFiles { cert: dir.join("c"), key: "/k".into() };
         assert_eq!(found.unwrap().unwrap().proof, UserCredentials::Certificate(identity.clone()));
         let (cert, key) = settings.unwrap().identity.unwrap();
-        assert_eq!(Identity { cert: cert.value, key: key.value }, identity);
+        assert_eq!(IdentityFiles { cert: cert.value, key: key.value }, identity);
     }
 
     #[test]

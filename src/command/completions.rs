@@ -1,5 +1,5 @@
-//! `tunnel completions`: the scripts of shells, generated from the command line's definition. They complete names of nodes
-//! with the output of `tunnel nodes -o name`.
+//! `tunnel completions`: the scripts of shells, generated from the command line's definition. They complete names of
+//! nodes with the output of `tunnel nodes -o name`.
 
 use clap::{Command, CommandFactory as _, ValueHint};
 use clap_complete::Shell;

@@ -72,7 +72,7 @@ pub struct ConfigFileArgs {
 
 /// A config file, and the roles that it has tables for.
 #[derive(Debug)]
-pub struct RoleFile {
+pub struct RoleConfigFile {
     /// The path.
     pub path: PathBuf,
     /// The roles, at least one.
@@ -86,7 +86,7 @@ impl ConfigFileArgs {
     /// # Errors
     ///
     /// Returns an error if the file cannot be read, has no table of a role, or is not named and not obvious.
-    pub fn read(&self) -> Result<RoleFile, CommandError> {
+    pub fn read(&self) -> Result<RoleConfigFile, CommandError> {
         let path = self.file.clone().map_or_else(|| only_file(Path::new(CONFIG_DIR)), Ok)?;
         let text = files::read_text(&path)
             .map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", path.display())))?;
@@ -100,7 +100,7 @@ impl ConfigFileArgs {
             );
             return Err(CommandError::unusable(format!("{}: {why}", path.display())));
         }
-        Ok(RoleFile { path, roles, text })
+        Ok(RoleConfigFile { path, roles, text })
     }
 }
 
@@ -147,7 +147,7 @@ pub fn show(args: &ConfigFileArgs, output: ShowFormat, env: Environment) -> Resu
 
 /// A difference between two config files.
 #[derive(Debug, Serialize)]
-struct Change {
+struct ConfigChange {
     /// When it takes effect: at a `reload`, or after a `restart`.
     at: &'static str,
     /// What happens to it: `changes`; of a listener also `opens`, `closes` or `closes and opens again`.
@@ -156,14 +156,14 @@ struct Change {
     key: String,
 }
 
-/// Returns what changes if a program with the config of the file `old` gets that of `new`, which has no errors: one line
-/// each. Values are never shown.
+/// Returns what changes if a program with the config of the file `old` gets that of `new`, which has no errors: one
+/// line each. Values are never shown.
 ///
 /// # Errors
 ///
 /// Returns an error if the old file cannot be read, or has errors.
 pub fn diff(
-    new: &RoleFile,
+    new: &RoleConfigFile,
     old: &ConfigFileArgs,
     env: &Environment,
     output: Format,
@@ -171,8 +171,8 @@ pub fn diff(
     let env = Environment { kubeconfig: old.kubeconfig.clone(), ..env.clone() };
     let old = old.read()?;
     let ConfigDiff { live, at_start, .. } = ConfigDiff::between(&old.text, &new.text, &env);
-    let reload = |change, key| Change { at: "reload", change, key };
-    let restart = |key| Change { at: "restart", change: "changes", key };
+    let reload = |change, key| ConfigChange { at: "reload", change, key };
+    let restart = |key| ConfigChange { at: "restart", change: "changes", key };
     let mut changes: Vec<_> = live.into_iter().map(|key| reload("changes", key)).collect();
     if old.roles.contains(&Role::Server) && new.roles.contains(&Role::Server) {
         let ParsedConfig { settings: before, errors, .. } = ServerConfig::examine(&old.text, &env);
@@ -197,7 +197,7 @@ pub fn diff(
         Format::Json => lines(changes.iter().map(|change| serde_json::json!(change).to_string())),
         Format::Text if changes.is_empty() => format!("no change compared with {}\n", old.path.display()),
         Format::Text => {
-            lines(changes.iter().map(|Change { at, change, key }| format!("{at}: {change} {key}")))
+            lines(changes.iter().map(|ConfigChange { at, change, key }| format!("{at}: {change} {key}")))
         }
     })
 }

@@ -23,7 +23,7 @@ use crate::session_io::copy::close::close;
 use crate::session_io::copy::{CopyEnd, EndKind, Side};
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{NameError, Target};
-use tunnel_net::listen::TcpAccept;
+use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::{Connection as _, Socket};
 
@@ -101,7 +101,7 @@ async fn listen(
     stop: impl Future<Output = ()>,
     print_line: impl Fn(&str) + Clone + Send + Sync + 'static,
 ) -> Result<(), CommandError> {
-    let listener = TcpAccept::bind(at).map_err(|cause| CommandError::unavailable(cause.to_string()))?;
+    let listener = TcpListenSocket::bind(at).map_err(|cause| CommandError::unavailable(cause.to_string()))?;
     print_line(&format!("{} forwards to {target}; press Ctrl-C to stop", listener.at()));
     if !at.ip().is_loopback() {
         print_line("anyone who reaches that address can reach the target, with your rights at the server");

@@ -1,5 +1,5 @@
-//! `tunnel demo`: two servers and an edge on loopback, each a process, and a download over a user's link that outlives both
-//! servers.
+//! `tunnel demo`: two servers and an edge on loopback, each a process, and a download over a user's link that outlives
+//! both servers.
 
 mod download;
 pub mod listeners;
@@ -27,15 +27,15 @@ use tracing::info_span;
 use crate::command::admin_sockets::exchange;
 use crate::command::init::folder_on_machine;
 use crate::command::{Role, shell_word};
-use crate::uplink::client::{ClientLinkConfig, ClientLinks, UserCredentials};
-use download::{Download, NetworkLine, Screen};
+use crate::uplink::client::{ClientLinkConfig, ClientUplinks, UserCredentials};
+use download::{DemoScreen, Download, SimulatedNetwork};
 use listeners::{DemoContext, DemoListener, DemoListenerSet, connect, get};
 use page::serve;
 use tunnel_base::drain::Drain;
-use tunnel_net::listen::TcpAccept;
+use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::pki::{CertificateAuthority, IssuedCert, PkiError};
 use tunnel_net::tls::params::TlsParams;
-use tunnel_net::tls::{ClientAuth, Identity, TlsServerConfig};
+use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsServerConfig};
 
 /// Runs the demo until `stop` completes. With `check`, requests the page once over CONNECT and each additional module,
 /// and returns.
@@ -44,7 +44,7 @@ use tunnel_net::tls::{ClientAuth, Identity, TlsServerConfig};
 ///
 /// Returns an error with the step that failed.
 pub async fn run(check: bool, with: &DemoListenerSet, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
-    let (mut screen, drain, mut stop) = (Screen::new(), Drain::new(), pin!(stop));
+    let (mut screen, drain, mut stop) = (DemoScreen::new(), Drain::new(), pin!(stop));
     let dir = TempDir::new()?;
     let shown = tokio::select! {
         () = &mut stop => Ok(None),
@@ -72,12 +72,12 @@ async fn show<'a>(
     with: &'a DemoListenerSet,
     dir: &'a Path,
     drain: &Drain,
-    screen: &mut Screen,
+    screen: &mut DemoScreen,
 ) -> anyhow::Result<Demo<'a>> {
     let context = serve_pages(dir, drain)?;
     screen.step(&format!("certificates, a token and configs made in {}", dir.display()));
-    let line = NetworkLine::new();
-    let addresses = Addresses::choose(with, &line, drain)?;
+    let line = SimulatedNetwork::new();
+    let addresses = DemoAddresses::choose(with, &line, drain)?;
     let mut demo = Demo::start(with, context, addresses, line, screen).await?;
     let shown = if check { demo.request(screen).await } else { demo.interrupt(screen).await };
     match shown {
@@ -89,11 +89,14 @@ async fn show<'a>(
 /// Serves the page without and with TLS, with new certificates.
 fn serve_pages<'a>(dir: &'a Path, drain: &Drain) -> anyhow::Result<DemoContext<'a>> {
     write_certificates(dir).context("cannot make certificates")?;
-    let identity = Identity { cert: dir.join(format!("{NODE}.crt")), key: dir.join(format!("{NODE}.key")) };
+    let identity =
+        IdentityFiles { cert: dir.join(format!("{NODE}.crt")), key: dir.join(format!("{NODE}.key")) };
     let (clients, offer) = (ClientAuth::Anonymous, TlsParams::default());
     let tls = TlsServerConfig { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] }.load()?;
-    let (plain, encrypted) =
-        (TcpAccept::bind_public(ephemeral_address())?, TcpAccept::bind_public(ephemeral_address())?);
+    let (plain, encrypted) = (
+        TcpListenSocket::bind_public(ephemeral_address())?,
+        TcpListenSocket::bind_public(ephemeral_address())?,
+    );
     let context = DemoContext { dir, page: plain.at(), tls_page: encrypted.at() };
     drain.spawn(info_span!("page"), serve(plain, None, drain.clone()));
     let acceptor = tls.load().acceptor();
@@ -154,7 +157,7 @@ impl Drop for TempDir {
 }
 
 /// Addresses of the listeners. The processes need those of one another before they start.
-struct Addresses {
+struct DemoAddresses {
     links: [SocketAddr; 2],
     connects: [SocketAddr; 2],
     admins: [SocketAddr; 2],
@@ -164,8 +167,8 @@ struct Addresses {
     modules: Vec<(DemoListener, SocketAddr)>,
 }
 
-impl Addresses {
-    fn choose(with: &DemoListenerSet, line: &NetworkLine, drain: &Drain) -> anyhow::Result<Self> {
+impl DemoAddresses {
+    fn choose(with: &DemoListenerSet, line: &SimulatedNetwork, drain: &Drain) -> anyhow::Result<Self> {
         // All are open at the same time, so that they differ.
         let listeners: Vec<_> = (0..7 + with.0.len())
             .map(|_| std::net::TcpListener::bind(ephemeral_address()))
@@ -187,8 +190,8 @@ impl Addresses {
 /// The running processes.
 struct Demo<'a> {
     context: DemoContext<'a>,
-    at: Addresses,
-    line: NetworkLine,
+    at: DemoAddresses,
+    line: SimulatedNetwork,
     servers: [Process; 2],
     edge: Process,
 }
@@ -197,9 +200,9 @@ impl<'a> Demo<'a> {
     async fn start(
         with: &DemoListenerSet,
         context: DemoContext<'a>,
-        at: Addresses,
-        line: NetworkLine,
-        screen: &mut Screen,
+        at: DemoAddresses,
+        line: SimulatedNetwork,
+        screen: &mut DemoScreen,
     ) -> anyhow::Result<Self> {
         let dir = context.dir;
         for (number, name) in SERVERS.iter().enumerate() {
@@ -254,7 +257,7 @@ impl<'a> Demo<'a> {
     }
 
     /// Requests the page once in each way, and prints the durations.
-    async fn request(&mut self, screen: &mut Screen) -> anyhow::Result<()> {
+    async fn request(&mut self, screen: &mut DemoScreen) -> anyhow::Result<()> {
         screen.line("        (from here on, times are measured from the start of each request)");
         let (requested_at, target) = (Instant::now(), self.target());
         let mut client = TcpStream::connect(self.at.connects[CLIENT_SERVER]).await?;
@@ -273,9 +276,9 @@ impl<'a> Demo<'a> {
         Ok(())
     }
 
-    /// Downloads over a user's link. Kills the server that has the link of the node, cuts its line, and kills the server that
-    /// has the user's link. Afterwards both servers run.
-    async fn interrupt(&mut self, screen: &mut Screen) -> anyhow::Result<()> {
+    /// Downloads over a user's link. Kills the server that has the link of the node, cuts its line, and kills the
+    /// server that has the user's link. Afterwards both servers run.
+    async fn interrupt(&mut self, screen: &mut DemoScreen) -> anyhow::Result<()> {
         let links = self.link().await?;
         screen.step(&format!("{USER} downloads from {NODE} over a link to {}", SERVERS[CLIENT_SERVER]));
         let mut download = Download::start(&links, &self.target().parse()?).await?;
@@ -294,14 +297,14 @@ impl<'a> Demo<'a> {
     }
 
     /// Links to the servers as a user.
-    async fn link(&self) -> anyhow::Result<ClientLinks> {
+    async fn link(&self) -> anyhow::Result<ClientUplinks> {
         let file = |name: &str| self.context.dir.join(name);
         let servers = [CLIENT_SERVER, PREFERRED_SERVER];
         let config = ClientLinkConfig {
             servers: servers.map(|server| self.at.links[server].into()).to_vec(),
             tls_server_name: Some("localhost".parse()?),
             device: "laptop".parse()?,
-            proof: UserCredentials::Certificate(Identity {
+            proof: UserCredentials::Certificate(IdentityFiles {
                 cert: file("client.crt"),
                 key: file("client.key"),
             }),
@@ -309,17 +312,17 @@ impl<'a> Demo<'a> {
             https_proxy: None,
             no_proxy: None,
         };
-        ClientLinks::connect(config).await.map_err(anyhow::Error::msg)
+        ClientUplinks::connect(config).await.map_err(anyhow::Error::msg)
     }
 
-    async fn kill(&mut self, server: usize, why: &str, screen: &mut Screen) -> anyhow::Result<()> {
+    async fn kill(&mut self, server: usize, why: &str, screen: &mut DemoScreen) -> anyhow::Result<()> {
         let killed = &mut self.servers[server];
         killed.child.kill().await?;
         screen.interruption(&format!("{} (process {}) is killed: {why}", killed.name, killed.id));
         Ok(())
     }
 
-    async fn restart(&mut self, server: usize, screen: &mut Screen) -> anyhow::Result<()> {
+    async fn restart(&mut self, server: usize, screen: &mut DemoScreen) -> anyhow::Result<()> {
         self.servers[server] = Process::start(SERVERS[server], Role::Server, self.context.dir)?;
         self.servers[server].is_ready(self.at.admins[server]).await?;
         screen.step(&format!("{} runs again", SERVERS[server]));
@@ -327,7 +330,7 @@ impl<'a> Demo<'a> {
     }
 
     /// Prints commands to try.
-    async fn print_commands(&self, screen: &mut Screen) {
+    async fn print_commands(&self, screen: &mut DemoScreen) {
         let (connect, dir) =
             (self.at.connects[CLIENT_SERVER], shell_word(&self.context.dir.to_string_lossy()));
         // As it was called, so that the lines work where it is not in PATH.
@@ -438,7 +441,7 @@ async fn is_ready(admin: SocketAddr) -> bool {
     matches!(exchange(stream, Method::GET, "/readyz", Bytes::new()).await, Ok((200, _)))
 }
 
-fn server_config(dir: &Path, at: &Addresses, number: usize, tables: &str) -> String {
+fn server_config(dir: &Path, at: &DemoAddresses, number: usize, tables: &str) -> String {
     let (name, dir) = (SERVERS[number], dir.display());
     let (link, connect, admin) = (at.links[number], at.connects[number], at.admins[number]);
     let peer = at.links[1 - number];
@@ -474,7 +477,7 @@ drain_timeout = "1s"
     )
 }
 
-fn edge_config(dir: &Path, at: &Addresses, tables: &str) -> String {
+fn edge_config(dir: &Path, at: &DemoAddresses, tables: &str) -> String {
     let dir = dir.display();
     let ([one, two], admin) = (at.lines, at.edge_admin);
     format!(

@@ -26,13 +26,13 @@ use crate::config::Environment;
 use crate::config::admin_listener::AdminConfig;
 use crate::config::admin_ports::AdminPorts;
 use crate::config::listen::ListenAddress;
-use crate::startup::{NotPrepared, Startup};
+use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::files;
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_net::dial::dial;
-use tunnel_net::listen::TcpAccept;
+use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::tls::certificate::{self, CertWarningKind, CertificateWarning};
-use tunnel_net::tls::error::HandshakeError;
+use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_net::tls::pem;
 
 /// Arguments of `tunnel doctor`.
@@ -60,7 +60,7 @@ pub struct DoctorArgs {
 
 /// The results, in the order of the checks.
 #[derive(Debug, Default, Serialize)]
-pub struct Findings(Vec<Finding>);
+pub struct DoctorFindings(Vec<Finding>);
 
 /// The result of one check of `tunnel doctor`, printed as a line or as JSON.
 #[derive(Debug, Serialize)]
@@ -90,8 +90,8 @@ enum CheckStatus {
 }
 
 /// Runs all checks. `variable` returns environment variables by name.
-pub async fn run(args: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Findings {
-    let (mut found, mut startup) = (Findings::default(), Startup::checking());
+pub async fn run(args: &DoctorArgs, variable: fn(&str) -> Option<String>) -> DoctorFindings {
+    let (mut found, mut startup) = (DoctorFindings::default(), StartupErrorCollector::checking());
     let path = args.config.clone().unwrap_or_else(|| args.role.config());
     let read = Settings::examine(args.role, &path, args.kubeconfig.as_deref(), variable, &mut startup);
     if let Ok((settings, _, warnings)) = &read {
@@ -130,7 +130,7 @@ fn not_running(
     at: &AdminAddress,
     why: &str,
     ports: &[(String, SocketAddr)],
-    found: &mut Findings,
+    found: &mut DoctorFindings,
 ) {
     if matches!(at, Ok(ListenAddress::Port(at)) if at.port() == 0) {
         found.add_warning(program, "its admin_listen has port 0, so it cannot be asked whether it runs", "");
@@ -142,7 +142,7 @@ fn not_running(
     }
     for (key, at) in ports {
         // The units grant the right to ports below 1024.
-        if let Err(error) = TcpAccept::bind(*at)
+        if let Err(error) = TcpListenSocket::bind(*at)
             && error.cause.kind() != ErrorKind::PermissionDenied
         {
             let hint = "end that program, or set another address";
@@ -151,7 +151,7 @@ fn not_running(
     }
 }
 
-impl Findings {
+impl DoctorFindings {
     /// Returns true if no check failed.
     pub fn is_well(&self) -> bool {
         self.0.iter().all(|finding| finding.status != CheckStatus::Error)
@@ -228,22 +228,24 @@ impl Findings {
 }
 
 /// Returns the check that a TLS error belongs to.
-fn check_of(fault: &HandshakeError) -> &'static str {
+fn check_of(fault: &TlsHandshakeError) -> &'static str {
     match fault {
-        HandshakeError::UnknownIssuer => "ca",
-        HandshakeError::Name(_) => "certificate name",
-        HandshakeError::Expired(..) => "certificate dates",
-        HandshakeError::NotValidYet(..) => "clock",
-        HandshakeError::CaUsedAsEndEntity | HandshakeError::Purpose | HandshakeError::OtherCertificate(_) => {
-            "certificate kind"
+        TlsHandshakeError::UnknownIssuer => "ca",
+        TlsHandshakeError::Name(_) => "certificate name",
+        TlsHandshakeError::Expired(..) => "certificate dates",
+        TlsHandshakeError::NotValidYet(..) => "clock",
+        TlsHandshakeError::CaUsedAsEndEntity
+        | TlsHandshakeError::Purpose
+        | TlsHandshakeError::OtherCertificate(_) => "certificate kind",
+        TlsHandshakeError::NotTls | TlsHandshakeError::Protocol | TlsHandshakeError::Closed => "port",
+        TlsHandshakeError::Stopping | TlsHandshakeError::AlertReceived(_) | TlsHandshakeError::Other(_) => {
+            "tls"
         }
-        HandshakeError::NotTls | HandshakeError::Protocol | HandshakeError::Closed => "port",
-        HandshakeError::Stopping | HandshakeError::AlertReceived(_) | HandshakeError::Other(_) => "tls",
     }
 }
 
 /// Adds the names and the expiry of a file's certificate, and any problems with it.
-fn check_certificate(file: &Path, key: &str, found: &mut Findings) {
+fn check_certificate(file: &Path, key: &str, found: &mut DoctorFindings) {
     let read = files::read(file).ok().and_then(|text| pem::certs(file, &text).ok());
     let Some(leaf) = read.and_then(|certs| certs.into_iter().next()) else { return };
     let summary = match certificate::summary(&leaf) {
@@ -282,7 +284,7 @@ fn check_certificate(file: &Path, key: &str, found: &mut Findings) {
 }
 
 /// Adds the conditions of a running program, which are the lines of its `/readyz`. Most of them are warnings.
-fn add_conditions(program: &'static str, body: &str, found: &mut Findings) {
+fn add_conditions(program: &'static str, body: &str, found: &mut DoctorFindings) {
     for line in body.lines().filter(|line| *line != "ok") {
         match line.split(':').next() {
             Some("link") => {
@@ -300,8 +302,8 @@ fn add_conditions(program: &'static str, body: &str, found: &mut Findings) {
     }
 }
 
-/// Where the program with a config responds: at the port that a key sets, unless it uses TLS. Otherwise at its socket, as
-/// another program may have the default port. An error says why there is no socket.
+/// Where the program with a config responds: at the port that a key sets, unless it uses TLS. Otherwise at its socket,
+/// as another program may have the default port. An error says why there is no socket.
 type AdminAddress = Result<ListenAddress, String>;
 
 async fn admin_address(ports: &AdminPorts, admin: &AdminConfig) -> AdminAddress {

@@ -10,14 +10,14 @@ use tunnel_net::tls::pem;
 use clap::value_parser;
 
 use crate::command::CommandError;
-use crate::command::init::config_files::{EdgeConfigText, ServerConfigText, egress_selector, summary};
+use crate::command::init::config_files::{EdgeConfigText, egress_selector, server_config, summary};
 use crate::command::output_dir::OutputDir;
 use crate::config::{ConfigError, ConfigErrors, Environment, Warning};
 use crate::edge::Edge;
 use crate::edge::config::EdgeConfig;
 use crate::server::Server;
 use crate::server::config::ServerConfig;
-use crate::startup::Startup;
+use crate::startup::StartupErrorCollector;
 use tunnel_base::files;
 use tunnel_base::names::{Host, NameError, NodeName, Target};
 use tunnel_net::pki::{CertificateAuthority, IssuedCert, PkiError};
@@ -74,7 +74,7 @@ pub fn run(args: &InitArgs) -> Result<String, CommandError> {
         return Err(CommandError::usage(format!("--node {} is given twice", twice.1)));
     }
     check_nodes(&args.nodes)?;
-    let signers = Signers::of(args)?;
+    let signers = InitAuthorities::of(args)?;
     let folder = OutputDir::start(&args.dir, entries(args, &signers, &clients))?;
     let unfinished = absolute(&folder.unfinished())?;
     write_cloud(args, &signers, &folder, &unfinished, to)?;
@@ -99,7 +99,7 @@ fn check_nodes(nodes: &[NodeName]) -> Result<(), CommandError> {
 }
 
 /// The CAs with which `tunnel init` signs certificates, and the tokens of the nodes.
-struct Signers {
+struct InitAuthorities {
     /// The CA of the tunnel, new or from `--ca-cert`; signs the certificates of servers and of clients.
     ours: CertificateAuthority,
     /// Whether the CA was made now.
@@ -110,7 +110,7 @@ struct Signers {
     tokens: Vec<String>,
 }
 
-impl Signers {
+impl InitAuthorities {
     fn of(args: &InitArgs) -> Result<Self, CommandError> {
         let valid = DAY * args.days;
         let given = args.ca_cert.as_deref().zip(args.ca_key.as_deref());
@@ -191,7 +191,7 @@ pub(crate) fn client_folders(option: &str, clients: &[String]) -> Result<Vec<Str
 }
 
 /// Returns the names of the future contents of the folder.
-fn entries(args: &InitArgs, signers: &Signers, clients: &[String]) -> BTreeSet<String> {
+fn entries(args: &InitArgs, signers: &InitAuthorities, clients: &[String]) -> BTreeSet<String> {
     let authority = if signers.is_new { &["ca.crt", "ca.key"][..] } else { &[] };
     let fixed = authority.iter().copied().chain(["server"]).map(str::to_owned);
     fixed.chain(args.nodes.iter().map(edge_folder)).chain(clients.iter().cloned()).collect()
@@ -203,7 +203,7 @@ fn edge_folder(node: &NodeName) -> String {
 
 fn write_cloud(
     args: &InitArgs,
-    signers: &Signers,
+    signers: &InitAuthorities,
     folder: &OutputDir,
     now_at: &Path,
     to: &str,
@@ -224,21 +224,20 @@ fn write_cloud(
     let lines = args.nodes.iter().zip(&signers.tokens);
     let lines: String = lines.map(|(node, token)| format!("{node}:{token}\n")).collect();
     folder.write("server/token/token", &format!("{TOKEN_FILE_HEADER}{lines}"))?;
-    let text = ServerConfigText { clients: &args.clients };
     let here = now_at.join("server");
     checked(
         "server.toml",
-        ServerConfig::read(&text.at(&here.to_string_lossy()), &Environment::default()),
+        ServerConfig::read(&server_config(&args.clients, &here.to_string_lossy()), &Environment::default()),
         Server::validate,
     )?;
-    folder.write("server/server.toml", &text.at(to))
+    folder.write("server/server.toml", &server_config(&args.clients, to))
 }
 
 fn write_edge(
     args: &InitArgs,
     node: &NodeName,
     token: &str,
-    signers: &Signers,
+    signers: &InitAuthorities,
     folder: &OutputDir,
     now_at: &Path,
     to: &str,
@@ -292,11 +291,11 @@ pub(crate) fn write_issued(folder: &OutputDir, path: &str, issued: &IssuedCert) 
 pub(crate) fn checked<T>(
     file: &str,
     read: Result<(T, Vec<Warning>), ConfigErrors>,
-    check: impl FnOnce(&T, &mut Startup),
+    check: impl FnOnce(&T, &mut StartupErrorCollector),
 ) -> Result<(), CommandError> {
     let found: Vec<_> = match read {
         Ok((settings, _)) => {
-            let mut startup = Startup::checking();
+            let mut startup = StartupErrorCollector::checking();
             check(&settings, &mut startup);
             startup.into_errors().iter().map(|found| found.error.clone()).collect()
         }

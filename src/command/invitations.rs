@@ -9,17 +9,17 @@ use serde_json::json;
 use crate::admin::invitations::{
     InvitationResponse, MAX_INVITATION_SECONDS, MAX_KEY_SECONDS, MAX_USES, MIN_INVITATION_SECONDS,
 };
-use crate::command::admin_api::{AdminApi, query};
+use crate::command::admin_api::{AdminClient, query};
 use crate::command::format::duration;
 use crate::command::init::tls_note;
 use crate::command::table::Table;
 use crate::command::{CommandError, Format, examples, shell_word};
 use crate::config::Environment;
 use crate::invitations::code::InvitationCode;
-use crate::invitations::store::Enrolled;
-use crate::invitations::subject::Subject;
+use crate::invitations::store::ListedEnrolment;
+use crate::invitations::subject::Invitee;
 use tunnel_base::logging::printable;
-use tunnel_base::names::{ClientName, DeviceName, NodeName, Target, UserName};
+use tunnel_base::names::{DeviceName, NodeName, Target, UserDevice, UserName};
 use tunnel_base::policy::Glob;
 
 /// Arguments of `tunnel invite`.
@@ -50,8 +50,8 @@ pub struct InviteArgs {
     /// Output format.
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     pub output: Format,
-    /// Admin socket of the server. [default: that of a server of this user, otherwise a link of client.toml; the server's
-    /// log contains the path]
+    /// Admin socket of the server. [default: that of a server of this user, otherwise a link of client.toml; the
+    /// server's log contains the path]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }
@@ -62,8 +62,8 @@ pub struct InvitationsArgs {
     /// What to do.
     #[command(subcommand)]
     pub command: InvitationsCommand,
-    /// Admin socket of the server. [default: that of a server of this user, otherwise a link of client.toml; the server's
-    /// log contains the path]
+    /// Admin socket of the server. [default: that of a server of this user, otherwise a link of client.toml; the
+    /// server's log contains the path]
     #[arg(long, value_name = "PATH", global = true)]
     pub socket: Option<PathBuf>,
 }
@@ -115,7 +115,7 @@ pub async fn invite(args: InviteArgs, env: &Environment) -> Result<String, Comma
     query(args.socket.clone(), &["server"], env, async |api| invite_by(api, &args).await).await
 }
 
-async fn invite_by(api: &AdminApi, args: &InviteArgs) -> Result<String, CommandError> {
+async fn invite_by(api: &AdminClient, args: &InviteArgs) -> Result<String, CommandError> {
     let invitee = invitee(args)?;
     let mut body = json!({ "subject": invitee.to_string(), "seconds": args.lasting.as_secs() });
     if let Some(uses) = args.uses {
@@ -135,7 +135,7 @@ async fn invite_by(api: &AdminApi, args: &InviteArgs) -> Result<String, CommandE
     }
     let (choice, cloud, lasting) = (api.choice(), shell_word(&cloud), format_duration(args.lasting));
     Ok(match &invitee {
-        Subject::User(user) | Subject::Device(ClientName { user, .. }) => format!(
+        Invitee::User(user) | Invitee::Device(UserDevice { user, .. }) => format!(
             "{choice}on a machine of {user}, within {lasting}, as that person:\n  \
              echo {code} | tunnel join --user {cloud} --invitation -\n\
              It works once, for one device. Anyone who has it can be {user}, so send it over a private channel.\n\
@@ -145,13 +145,13 @@ async fn invite_by(api: &AdminApi, args: &InviteArgs) -> Result<String, CommandE
              lines, and restart the server.\n",
             rule = rule(user, args),
         ),
-        Subject::Node(node) => format!(
+        Invitee::Node(node) => format!(
             "{choice}on {node}, within {lasting}, as root:\n  echo {code} | tunnel join {cloud} --invitation -\n\
              It works once. If {node} has joined before, its earlier token then ends. Anyone who has it can become {node}, \
              so send it over a private channel.\n{note}",
             note = tls_note(node),
         ),
-        Subject::Nodes(pattern) => format!(
+        Invitee::Nodes(pattern) => format!(
             "{choice}on each machine, within {lasting}, as root:\n  echo {key_code} | tunnel join {cloud} --invitation -\n\
              It works for {uses} machines, each named by its host's name, or by --node. Anyone who has it can become any \
              {pattern} that has not joined, so keep it as secret as a password. To end it:\n  \
@@ -164,10 +164,10 @@ async fn invite_by(api: &AdminApi, args: &InviteArgs) -> Result<String, CommandE
 }
 
 /// Returns whom the arguments invite.
-pub(super) fn invitee(args: &InviteArgs) -> Result<Subject, CommandError> {
+pub(super) fn invitee(args: &InviteArgs) -> Result<Invitee, CommandError> {
     let (invitee, max_seconds) = match (&args.nodes[..], args.uses) {
         ([pattern], Some(_)) if pattern.to_string().contains('*') => {
-            (Subject::Nodes(pattern.clone()), MAX_KEY_SECONDS)
+            (Invitee::Nodes(pattern.clone()), MAX_KEY_SECONDS)
         }
         (_, Some(_)) => {
             return Err(CommandError::usage(
@@ -204,11 +204,11 @@ fn subject(
     node: Option<&NodeName>,
     user: Option<&UserName>,
     device: Option<&DeviceName>,
-) -> Result<Subject, CommandError> {
+) -> Result<Invitee, CommandError> {
     match (node.cloned(), user.cloned(), device.cloned()) {
-        (Some(node), ..) => Ok(Subject::Node(node)),
-        (None, Some(user), Some(device)) => Ok(Subject::Device(ClientName { user, device })),
-        (None, Some(user), None) => Ok(Subject::User(user)),
+        (Some(node), ..) => Ok(Invitee::Node(node)),
+        (None, Some(user), Some(device)) => Ok(Invitee::Device(UserDevice { user, device })),
+        (None, Some(user), None) => Ok(Invitee::User(user)),
         (None, None, _) => Err(CommandError::usage("expected a node, or --user")),
     }
 }
@@ -222,11 +222,11 @@ pub async fn manage(args: InvitationsArgs, env: &Environment) -> Result<String, 
     query(args.socket, &["server"], env, async |api| manage_by(api, args.command).await).await
 }
 
-async fn manage_by(api: &AdminApi, command: InvitationsCommand) -> Result<String, CommandError> {
+async fn manage_by(api: &AdminClient, command: InvitationsCommand) -> Result<String, CommandError> {
     match command {
         InvitationsCommand::List { output } => {
             let answer = api.get("/invitations").await?;
-            let all: Vec<Enrolled> = api.parse(&answer)?;
+            let all: Vec<ListedEnrolment> = api.parse(&answer)?;
             Ok(if output == Format::Json { answer } else { api.choice().to_owned() + &tables(&all) })
         }
         InvitationsCommand::Revoke { key: Some(key), with_nodes, .. } => {
@@ -242,16 +242,16 @@ async fn manage_by(api: &AdminApi, command: InvitationsCommand) -> Result<String
             api.post("/revocations", body.to_string()).await?;
             let choice = api.choice();
             Ok(match &subject {
-                Subject::Node(_) | Subject::Nodes(_) => format!(
+                Invitee::Node(_) | Invitee::Nodes(_) => format!(
                     "{choice}revoked; the links of {subject} close within 10 s\nto add {subject} again, here:\n  \
                      tunnel invite --node {subject}\nand there, as root, before the command that invite prints:\n  \
                      cd /etc/tunnel && mv -t $(mktemp -d old.XXXX) edge.toml certs token\n"
                 ),
-                Subject::User(user) => format!(
+                Invitee::User(user) => format!(
                     "{choice}revoked; the links of {user} close within 10 s\nRules that name {user} remain in the \
                      servers' config. They apply again if somebody joins by another invitation for {user}.\n"
                 ),
-                Subject::Device(ClientName { user, device }) => format!(
+                Invitee::Device(UserDevice { user, device }) => format!(
                     "{choice}revoked; the links of {user}'s {device} close within 10 s\nto add it again, here:\n  \
                      tunnel invite --user {user}\nand there, before the command that invite prints:\n  \
                      cd ~/.config/tunnel && mv -t $(mktemp -d old.XXXX) client.toml ca.crt\n"
@@ -262,7 +262,7 @@ async fn manage_by(api: &AdminApi, command: InvitationsCommand) -> Result<String
 }
 
 /// Returns a table of nodes, and one of users and one of join keys if there are any.
-fn tables(all: &[Enrolled]) -> String {
+fn tables(all: &[ListedEnrolment]) -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let mut nodes = Table::new(&["NODE", "JOINED", "OPEN INVITATION", "KEY"]);
     let mut users = Table::new(&["USER", "DEVICE", "OPEN INVITATION"]);

@@ -14,15 +14,15 @@ use crate::command::init::config_files::EdgeConfigText;
 use crate::command::init::{checked, folder_on_machine, host_of_server, random_token, tls_note};
 use crate::command::join::requests::JoinClient;
 use crate::command::output_dir::OutputDir;
-use crate::command::service::{self, Unit};
+use crate::command::service::{self, SystemdUnit};
 use crate::command::{CommandError, Role};
 use crate::config::Environment;
 use crate::edge::Edge;
 use crate::edge::config::EdgeConfig;
 use crate::invitations::code::InvitationCode;
-use crate::invitations::subject::Subject;
+use crate::invitations::subject::Invitee;
 use tunnel_base::files;
-use tunnel_base::names::{ClientName, DeviceName, Host, NodeName, Target};
+use tunnel_base::names::{DeviceName, Host, NodeName, Target, UserDevice};
 
 /// Arguments of `tunnel join`.
 #[derive(Debug, Clone, clap::Args)]
@@ -102,9 +102,9 @@ fn read_text(from: impl Read) -> std::io::Result<String> {
 /// Longer than any invitation.
 const MAX_INVITATION: u64 = 4096;
 
-/// Joins as a node or as a user's device, and writes the files that it needs. `variable` returns environment variables by
-/// name. Returns what was written and what to do next, as lines for the terminal. An attempt that may have been granted
-/// is continued by running it again.
+/// Joins as a node or as a user's device, and writes the files that it needs. `variable` returns environment variables
+/// by name. Returns what was written and what to do next, as lines for the terminal. An attempt that may have been
+/// granted is continued by running it again.
 ///
 /// # Errors
 ///
@@ -116,15 +116,15 @@ pub async fn run(
 ) -> Result<String, CommandError> {
     let code = args.invitation.read(stdin)?;
     match (code.invitee(), args.user) {
-        (Subject::User(user), true) => user::join(args, &code, user, variable).await,
-        (invitee @ (Subject::Node(_) | Subject::Nodes(_)), false) => {
+        (Invitee::User(user), true) => user::join(args, &code, user, variable).await,
+        (invitee @ (Invitee::Node(_) | Invitee::Nodes(_)), false) => {
             let env = Environment::read(variable);
             join_node(args, &code, &node_of_this_machine(invitee, args.node.as_ref(), &env)?, &env).await
         }
-        (node @ (Subject::Node(_) | Subject::Nodes(_)), true) => Err(CommandError::usage(format!(
+        (node @ (Invitee::Node(_) | Invitee::Nodes(_)), true) => Err(CommandError::usage(format!(
             "--user: the invitation is for node {node}; leave --user out, or ask for `tunnel invite --user`"
         ))),
-        (Subject::User(user) | Subject::Device(ClientName { user, .. }), _) => {
+        (Invitee::User(user) | Invitee::Device(UserDevice { user, .. }), _) => {
             Err(CommandError::usage(format!(
                 "--invitation: it is for user {user}, whose device is no node; set --user, or ask for `tunnel invite --node`"
             )))
@@ -134,20 +134,20 @@ pub async fn run(
 
 /// Returns the name of the node that this machine becomes.
 fn node_of_this_machine(
-    invitee: &Subject,
+    invitee: &Invitee,
     named: Option<&NodeName>,
     env: &Environment,
 ) -> Result<NodeName, CommandError> {
     let (from, node) = match (named, invitee, env.node_name.as_deref().filter(|name| !name.is_empty())) {
         (Some(node), ..) => ("--node", node.clone()),
-        (None, Subject::Node(node), _) => return Ok(node.clone()),
+        (None, Invitee::Node(node), _) => return Ok(node.clone()),
         (None, _, name) => {
             let from = if name.is_some() { "NODE_NAME" } else { "the host's name" };
             let node = name.map_or_else(|| uname().nodename().to_string_lossy().parse(), str::parse);
             (from, node.map_err(|why| CommandError::usage(format!("{from}: {why}; set --node")))?)
         }
     };
-    if invitee.admits(&Subject::Node(node.clone())) {
+    if invitee.admits(&Invitee::Node(node.clone())) {
         return Ok(node);
     }
     Err(CommandError::usage(format!(
@@ -200,7 +200,7 @@ async fn join_node(
 
 /// Returns the text of the unit, or `None` if it is in the folder since an earlier join. systemd may use that file.
 fn new_unit(dir: &Path) -> Result<Option<String>, CommandError> {
-    let text = Unit::of_this_machine(Role::Edge).text(&dir.join("edge.toml"))?;
+    let text = SystemdUnit::of_this_machine(Role::Edge).text(&dir.join("edge.toml"))?;
     let path = dir.join(UNIT);
     match std::fs::read_to_string(&path) {
         Ok(before) if before == text => Ok(None),

@@ -17,7 +17,7 @@ use tunnel_base::files;
 pub struct MigrateArgs {
     /// Tunnel of the deployment.
     #[arg(value_name = "FROM")]
-    pub from: Origin,
+    pub from: MigrationOrigin,
     /// For superedge its config file. For yurttunnel files with its objects, in YAML or JSON as printed by
     /// `kubectl get -o yaml`: Deployments, DaemonSets, ConfigMaps and Services. `-` is stdin.
     #[arg(value_name = "FILE", required = true)]
@@ -29,7 +29,7 @@ pub struct MigrateArgs {
 
 /// The other tunnel software whose deployment `tunnel migrate` reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Origin {
+pub enum MigrationOrigin {
     /// SuperEdge's tunnel.
     Superedge,
     /// OpenYurt's tunnel.
@@ -44,8 +44,8 @@ pub enum Origin {
 /// Returns an error if a file cannot be read, or contains no such deployment.
 pub fn run(args: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError> {
     let part = match args.from {
-        Origin::Superedge => parts::SUPEREDGE,
-        Origin::Yurttunnel => parts::KUBERNETES,
+        MigrationOrigin::Superedge => parts::SUPEREDGE,
+        MigrationOrigin::Yurttunnel => parts::KUBERNETES,
     };
     part.map_err(CommandError::usage)?;
     let mut stdin = Some(stdin);
@@ -60,8 +60,8 @@ pub fn run(args: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError>
         texts.push((text.map_err(|cause| CommandError::unusable(format!("{name}: {cause}")))?, name));
     }
     match args.from {
-        Origin::Superedge => superedge::migrate(&texts),
-        Origin::Yurttunnel => yurttunnel::migrate(&texts, args.role),
+        MigrationOrigin::Superedge => superedge::migrate(&texts),
+        MigrationOrigin::Yurttunnel => yurttunnel::migrate(&texts, args.role),
     }
 }
 

@@ -9,10 +9,10 @@ use tracing::{info, warn};
 use crate::command::connect::local;
 use crate::command::connect::opener::no_link;
 use crate::command::{CommandError, Format, client};
-use crate::startup::systemd::SystemdNotifier;
-use crate::uplink::client::ClientLinks;
+use crate::startup::systemd;
+use crate::uplink::client::ClientUplinks;
 use crate::uplink::proxy::{UserProxy, bind_shared};
-use tunnel_net::listen::TcpAccept;
+use tunnel_net::listen::TcpListenSocket;
 
 /// Arguments of `tunnel proxy`.
 #[derive(Debug, Clone, clap::Args)]
@@ -53,23 +53,23 @@ pub async fn run(
         UserProxy { http: bind("--http", &args.http)?, socks5: bind("--socks5", &args.socks5)?, shared };
     let mut stop = std::pin::pin!(stop);
     let links = tokio::select! {
-        links = ClientLinks::start(config) => links.map_err(|why| no_link(&why))?,
+        links = ClientUplinks::start(config) => links.map_err(|why| no_link(&why))?,
         () = &mut stop => return Ok(String::new()),
     };
     let proxy = proxy.start(links);
-    SystemdNotifier.notify_ready();
+    systemd::notify_ready();
     stop.await;
     info!("stopping");
-    SystemdNotifier.stops();
+    systemd::notify_stopping();
     proxy.shutdown().await;
     Ok(String::new())
 }
 
-fn bind(flag: &'static str, text: &str) -> Result<TcpAccept, CommandError> {
+fn bind(flag: &'static str, text: &str) -> Result<TcpListenSocket, CommandError> {
     let at: SocketAddr = local(flag, text)?;
     if !at.ip().is_loopback() {
         let risk = "anyone who reaches this address reaches nodes with your rights";
         warn!(key = flag, local_addr = %at, risk, "insecure configuration");
     }
-    TcpAccept::bind(at).map_err(|cause| CommandError::unavailable(format!("{flag}: {cause}")))
+    TcpListenSocket::bind(at).map_err(|cause| CommandError::unavailable(format!("{flag}: {cause}")))
 }

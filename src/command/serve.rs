@@ -14,13 +14,13 @@ use crate::edge::config::EdgeConfig;
 use crate::parts;
 use crate::server::Server;
 use crate::server::config::ServerConfig;
-use crate::startup::{NotPrepared, Startup, StartupErrorKind};
+use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_base::files;
 use tunnel_net::reload::warn_of_readers;
 
 /// Arguments of `tunnel server` and `tunnel edge`.
 #[derive(Debug, Clone, clap::Args)]
-pub struct ServeArgs {
+pub struct DaemonArgs {
     /// Config file; docs/reference/config.md describes every key. [default: server.toml or edge.toml in /etc/tunnel]
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -37,8 +37,8 @@ pub struct ServeArgs {
     /// again.
     #[arg(long, value_name = "DIR")]
     pub log_dir: Option<PathBuf>,
-    /// File that audit lines are appended to, in addition to the log. It is not rotated here. A moved or deleted file is
-    /// opened again.
+    /// File that audit lines are appended to, in addition to the log. It is not rotated here. A moved or deleted file
+    /// is opened again.
     #[arg(long, value_name = "FILE")]
     pub audit_file: Option<PathBuf>,
     /// Log to stderr in addition to --log-dir.
@@ -61,7 +61,7 @@ pub struct ServeArgs {
     pub is_superedge: bool,
 }
 
-impl ServeArgs {
+impl DaemonArgs {
     /// Returns the path of the config file.
     pub fn config(&self, role: Role) -> PathBuf {
         self.config.clone().unwrap_or_else(|| role.config())
@@ -92,7 +92,7 @@ impl Settings {
         path: &Path,
         kubeconfig: Option<&Path>,
         variable: fn(&str) -> Option<String>,
-        startup: &mut Startup,
+        startup: &mut StartupErrorCollector,
     ) -> Result<(Self, ConfigFile), NotPrepared> {
         let (settings, file, warnings) = Self::examine(role, path, kubeconfig, variable, startup)?;
         tell_warnings(&warnings);
@@ -114,7 +114,7 @@ impl Settings {
         path: &Path,
         kubeconfig: Option<&Path>,
         variable: fn(&str) -> Option<String>,
-        startup: &mut Startup,
+        startup: &mut StartupErrorCollector,
     ) -> Result<(Self, ConfigFile, Vec<Warning>), NotPrepared> {
         let text = files::read_text(path).map_err(|cause| {
             let first = match (cause.kind(), role) {
@@ -146,7 +146,7 @@ impl Settings {
     }
 
     /// Checks for everything that would prevent a start, without starting anything.
-    pub fn check(&self, startup: &mut Startup) {
+    pub fn check(&self, startup: &mut StartupErrorCollector) {
         match self {
             Self::Cloud(settings) => Server::validate(settings, startup),
             Self::Edge(settings) => Edge::validate(settings, startup),

@@ -1,4 +1,5 @@
-//! `tunnel service`: the systemd unit of a server or an edge, from the units that the package has too, or of a user's proxy.
+//! `tunnel service`: the systemd unit of a server or an edge, from the units that the package has too, or of a user's
+//! proxy.
 
 use std::fs;
 use std::io;
@@ -68,7 +69,7 @@ pub fn run(args: &ServiceCommand, variable: impl Fn(&str) -> Option<String>) -> 
     let default = role.config();
     let config = config.as_ref().unwrap_or(&default);
     let path = dir.as_deref().unwrap_or(Path::new(UNIT_DIR)).join(unit_name(role));
-    let text = Unit::of_this_machine(role).text(config)?;
+    let text = SystemdUnit::of_this_machine(role).text(config)?;
     let done = write(&path, &text, "run this as root, or set another folder with --dir")?;
     Ok(format!("{done} {}\n{}", path.display(), start(role, config)))
 }
@@ -146,13 +147,13 @@ fn program() -> PathBuf {
 }
 
 /// The text of a unit. It differs from the package's in the paths, and in the user if there is no such user.
-pub(crate) struct Unit {
+pub(crate) struct SystemdUnit {
     role: Role,
     program: PathBuf,
     has_user: bool,
 }
 
-impl Unit {
+impl SystemdUnit {
     /// Returns the unit for this program, and for the user of the package if this machine has that user. Otherwise the
     /// service runs as root, without the rights of root.
     pub(crate) fn of_this_machine(role: Role) -> Self {
@@ -214,7 +215,7 @@ mod tests {
     #[test]
     fn a_generated_unit_differs_from_the_packaged_one_in_paths_and_user_only() {
         for (role, packaged) in [(Role::Server, SERVER_UNIT), (Role::Edge, EDGE_UNIT)] {
-            let unit = |program: &str, has_user| Unit { role, program: program.into(), has_user };
+            let unit = |program: &str, has_user| SystemdUnit { role, program: program.into(), has_user };
             let start = packaged.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
             let (_, config) = start.split_once(" -c ").unwrap();
             assert_eq!(unit(PACKAGED_PROGRAM, true).text(Path::new(config)).unwrap(), packaged);

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use serde::Serialize;
 
-use crate::admin::sessions::{EndedSessions, SessionSelection};
-use crate::admin::status::{SessionStatus, Status};
-use crate::command::admin_api::{AdminApi, query};
+use crate::admin::sessions::{EndSessionsReply, SessionSelection};
+use crate::admin::status::{SessionStatus, StatusResponse};
+use crate::command::admin_api::{AdminClient, query};
 use crate::command::format::{bytes, duration};
 use crate::command::table::Table;
 use crate::command::{CommandError, Format, examples, json};
@@ -35,7 +35,8 @@ pub struct SessionsArgs {
 pub enum SessionsCommand {
     /// End a session, or all sessions of a user or a node. Both ends are reset.
     ///
-    /// The user may open new sessions: to prevent that, change rules, users or certificates, which ends sessions as well.
+    /// The user may open new sessions: to prevent that, change rules, users or certificates, which ends sessions as
+    /// well.
     #[command(after_help = examples([
         "sudo tunnel sessions end 1f0c9a2e",
         "sudo tunnel sessions end --user alice",
@@ -73,23 +74,23 @@ struct SessionList {
 ///
 /// Returns an error if there is no response, or no such session.
 pub async fn run(args: SessionsArgs, env: &Environment) -> Result<String, CommandError> {
-    let work = async |api: &AdminApi| {
+    let work = async |api: &AdminClient| {
         let Some(SessionsCommand::End(EndArgs { id, user, node })) = args.command else {
-            let status: Status = api.parse(&api.get("/status").await?)?;
+            let status: StatusResponse = api.parse(&api.get("/status").await?)?;
             return Ok(match args.output {
                 Format::Json => json(&SessionList { now: status.now, sessions: status.sessions }),
                 Format::Text => api.choice().to_owned() + &text(&status),
             });
         };
         let selection = json(&SessionSelection { id, user, node });
-        let EndedSessions { ended } = api.parse(&api.post("/sessions/end", selection).await?)?;
+        let EndSessionsReply { ended } = api.parse(&api.post("/sessions/end", selection).await?)?;
         Ok(format!("{}{ended} session{} ended", api.choice(), if ended == 1 { "" } else { "s" }))
     };
     query(args.socket, &["server", "edge"], env, work).await
 }
 
 /// Formats the sessions as a table.
-fn text(status: &Status) -> String {
+fn text(status: &StatusResponse) -> String {
     let mut table = Table::new(&[
         "ID", "NODE", "TARGET", "USER", "CLIENT", "LISTENER", "AGE", "SENT", "RECEIVED", "STATE", "RESUMES",
     ]);

@@ -9,9 +9,9 @@ use serde::de::IgnoredAny;
 use tokio::time::sleep;
 
 use crate::admin::nodes::NodesResponse;
-use crate::admin::readiness::ConditionStatus;
-use crate::admin::status::{LinkStatus, Status};
-use crate::command::admin_api::{AdminApi, query};
+use crate::admin::readiness::ReadinessCondition;
+use crate::admin::status::{LinkStatus, StatusResponse};
+use crate::command::admin_api::{AdminClient, query};
 use crate::command::format::{bytes, duration, round_trip};
 use crate::command::table::Table;
 use crate::command::{CommandError, Format};
@@ -31,8 +31,8 @@ pub enum NodesFormat {
     Json,
 }
 
-/// Queries a server or edge on this machine, or the server of a link. Returns its status as a table, or as JSON. The table
-/// is preceded by the sockets of other programs that run here.
+/// Queries a server or edge on this machine, or the server of a link. Returns its status as a table, or as JSON. The
+/// table is preceded by the sockets of other programs that run here.
 ///
 /// # Errors
 ///
@@ -45,12 +45,12 @@ pub async fn status(
     query(named, &["server", "edge"], env, async |api| report(api, output).await).await
 }
 
-async fn report(api: &AdminApi, output: Format) -> Result<String, CommandError> {
+async fn report(api: &AdminClient, output: Format) -> Result<String, CommandError> {
     let body = api.get("/status").await?;
     if output == Format::Json {
         return api.parse(&body).map(|_: IgnoredAny| body);
     }
-    let mut status_report: Status = api.parse(&body)?;
+    let mut status_report: StatusResponse = api.parse(&body)?;
     let others = if status_report.peers.is_empty() {
         String::new()
     } else {
@@ -76,7 +76,7 @@ pub async fn watch(
     show: impl Fn(&str),
 ) -> Result<String, CommandError> {
     let mut until = std::pin::pin!(until);
-    let watch = async |api: &AdminApi| {
+    let watch = async |api: &AdminClient| {
         let mut output = Some(report(api, Format::Text).await?);
         loop {
             show(&format!("{CLEAR}{}", output.take().unwrap_or_default()));
@@ -105,7 +105,7 @@ pub async fn nodes(
     down: bool,
     env: &Environment,
 ) -> Result<String, CommandError> {
-    let list = async |api: &AdminApi| {
+    let list = async |api: &AdminClient| {
         let body = api.get("/nodes").await?;
         let all: NodesResponse = api.parse(&body)?;
         Ok(match output {
@@ -182,12 +182,12 @@ const CLEAR: &str = "\x1b[H\x1b[2J";
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Formats a condition that is not ready.
-fn problem(condition: &ConditionStatus) -> Option<String> {
+fn problem(condition: &ReadinessCondition) -> Option<String> {
     Some(format!("! {}: {}", clean(&condition.name), clean(condition.message.as_ref()?)))
 }
 
 /// Formats the status for people.
-fn text(status_report: &Status) -> String {
+fn text(status_report: &StatusResponse) -> String {
     let what = status_report
         .node
         .as_ref()

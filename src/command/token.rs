@@ -16,7 +16,9 @@ use crate::config::Environment;
 use crate::server::config::ServerConfig;
 use tunnel_base::files;
 use tunnel_base::names::NodeName;
-use tunnel_base::policy::tokens::{NodeTokens, RotateError, TokenEntry, finish_rotation, line_name, rotate};
+use tunnel_base::policy::tokens::{
+    NodeTokens, RotateError, TokenLineState, finish_rotation, line_name, rotate,
+};
 
 /// Commands of `tunnel token`.
 #[derive(Debug, Clone, Subcommand)]
@@ -106,9 +108,9 @@ impl TokenList {
         let tokens = NodeTokens::parse(&read(file)?);
         let nodes = tokens.entries().into_iter().map(|(node, entry)| {
             let token = match entry {
-                TokenEntry::Token => "set",
-                TokenEntry::Rotating => "rotating",
-                TokenEntry::Blocked => "blocked",
+                TokenLineState::Token => "set",
+                TokenLineState::Rotating => "rotating",
+                TokenLineState::Blocked => "blocked",
             };
             TokenNode { node: node.to_owned(), token }
         });

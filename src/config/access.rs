@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::diagnostics::Diagnostics;
-use crate::config::listen_tls::PortTls;
+use crate::config::diagnostics::ConfigDiagnostics;
+use crate::config::listen_tls::PortTlsState;
 use crate::config::listen_tls::names;
 use crate::config::table::ConfigTable;
 use crate::config::{WarningKind, value};
@@ -18,7 +18,7 @@ use tunnel_base::serde_forms::non_empty;
 /// `[server.connect] and [edge.http_proxy]`: access rules.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
-struct AccessKeys {
+struct AccessConfigKeys {
     /// Networks or addresses of load balancers in front of that port. Each of their connections must begin with a PROXY
     /// header (v1 or v2). Its address applies to allow_from, rules, shares and the log. A connection without a header
     /// is closed. Default: none.
@@ -65,7 +65,7 @@ pub struct AccessConfig {
     /// Networks that clients may connect from; `None` allows any.
     pub allow_from: Option<Networks>,
     /// How clients authenticate.
-    pub auth: AuthConfig,
+    pub auth: ClientAuthConfig,
     /// What clients may reach; empty allows everything.
     pub rules: Rules,
     /// Names (CN or DNS) of accepted client certificates. Empty at ports that request none.
@@ -74,7 +74,7 @@ pub struct AccessConfig {
 
 /// How clients of a listener authenticate, besides certificates.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum AuthConfig {
+pub enum ClientAuthConfig {
     /// No authentication.
     #[default]
     None,
@@ -93,21 +93,21 @@ pub(crate) struct AuthMethods {
     /// Whether clients can send a user name and password.
     pub(crate) password: bool,
     /// Whether it can use TLS, and thus certificates.
-    pub(crate) tls: PortTls,
+    pub(crate) tls: PortTlsState,
 }
 
 impl AuthMethods {
     /// Returns true if clients must present a certificate, so that they need no password.
     fn certified(self) -> bool {
-        self.tls == PortTls::On { client_certificate: true }
+        self.tls == PortTlsState::On { client_certificate: true }
     }
 
     /// Returns a hint how to restrict the port.
     fn hint(self) -> &'static str {
         match (self.password, self.tls) {
-            (true, PortTls::On { .. }) => "set client_ca, auth = \"basic\" or allow_from",
+            (true, PortTlsState::On { .. }) => "set client_ca, auth = \"basic\" or allow_from",
             (true, _) => "set auth = \"basic\" or allow_from",
-            (false, PortTls::On { .. }) => "set client_ca or allow_from",
+            (false, PortTlsState::On { .. }) => "set client_ca or allow_from",
             (false, _) => "set allow_from",
         }
     }
@@ -119,14 +119,14 @@ impl AccessConfig {
         table: &mut ConfigTable<'_>,
         proofs: AuthMethods,
         default: &Self,
-        report: &mut Diagnostics,
+        report: &mut ConfigDiagnostics,
     ) -> Self {
-        let AccessKeys { proxy_protocol, auth: kind, users, allow_from, rules } = table.fields(report);
+        let AccessConfigKeys { proxy_protocol, auth: kind, users, allow_from, rules } = table.fields(report);
         let auth = auth(table, kind, users, proofs, &default.auth, report);
         if let Some(rules) = &rules {
             check_rule_users(table, rules, proofs.certified(), report);
         }
-        if let (Some(rules), Some(AuthConfig::None)) = (&rules, &auth)
+        if let (Some(rules), Some(ClientAuthConfig::None)) = (&rules, &auth)
             && rules.has_users()
             && !proofs.certified()
         {
@@ -149,12 +149,12 @@ impl AccessConfig {
     }
 
     /// Returns the keys that set these rules.
-    fn keys(&self) -> AccessKeys {
+    fn keys(&self) -> AccessConfigKeys {
         let (auth, users) = match &self.auth {
-            AuthConfig::None => (AuthKind::None, None),
-            AuthConfig::Basic { users, .. } => (AuthKind::Basic, Some(users.clone())),
+            ClientAuthConfig::None => (AuthKind::None, None),
+            ClientAuthConfig::Basic { users, .. } => (AuthKind::Basic, Some(users.clone())),
         };
-        AccessKeys {
+        AccessConfigKeys {
             proxy_protocol: Some(self.proxy_protocol.clone()),
             auth: Some(auth),
             users,
@@ -171,13 +171,13 @@ impl AccessConfig {
         at: SocketAddr,
         proofs: AuthMethods,
         reached: &str,
-        report: &mut Diagnostics,
+        report: &mut ConfigDiagnostics,
     ) {
-        if self.auth != AuthConfig::None && proofs.password {
+        if self.auth != ClientAuthConfig::None && proofs.password {
             return proofs.tls.warn_passwords(key, at, report);
         }
         let fenced = self.allow_from.as_ref().is_some_and(|nets| !nets.contains_all_addresses());
-        if self.auth != AuthConfig::None || proofs.certified() || at.ip().is_loopback() || fenced {
+        if self.auth != ClientAuthConfig::None || proofs.certified() || at.ip().is_loopback() || fenced {
             return;
         }
         let text =
@@ -192,21 +192,21 @@ pub(super) fn auth(
     kind: Option<AuthKind>,
     users: Option<PathBuf>,
     proofs: AuthMethods,
-    default: &AuthConfig,
-    report: &mut Diagnostics,
-) -> Option<AuthConfig> {
+    default: &ClientAuthConfig,
+    report: &mut ConfigDiagnostics,
+) -> Option<ClientAuthConfig> {
     if table.is_wrong("users", report) || table.is_wrong("auth", report) {
         return None;
     }
     let basic = kind.map(|kind| kind == AuthKind::Basic);
     let silent = |found: &str| Some(found.to_owned());
     let auth = match (basic, users, default) {
-        (Some(true), Some(users), _) | (None, Some(users), AuthConfig::Basic { .. }) => {
-            AuthConfig::Basic { users, key: table.key("users") }
+        (Some(true), Some(users), _) | (None, Some(users), ClientAuthConfig::Basic { .. }) => {
+            ClientAuthConfig::Basic { users, key: table.key("users") }
         }
-        (Some(true) | None, None, default @ AuthConfig::Basic { .. }) => default.clone(),
-        (Some(false) | None, None, _) => AuthConfig::None,
-        (Some(true), None, AuthConfig::None) => {
+        (Some(true) | None, None, default @ ClientAuthConfig::Basic { .. }) => default.clone(),
+        (Some(false) | None, None, _) => ClientAuthConfig::None,
+        (Some(true), None, ClientAuthConfig::None) => {
             table.error("users", None, "auth is \"basic\"; set the htpasswd file", report);
             return None;
         }
@@ -214,12 +214,12 @@ pub(super) fn auth(
             table.error("users", silent("set, but auth is \"none\""), "set auth = \"basic\"", report);
             return None;
         }
-        (None, Some(_), AuthConfig::None) => {
+        (None, Some(_), ClientAuthConfig::None) => {
             table.error("users", silent("set, but auth is not"), "set auth = \"basic\"", report);
             return None;
         }
     };
-    if auth != AuthConfig::None && !proofs.password && !proofs.certified() && table.is_present() {
+    if auth != ClientAuthConfig::None && !proofs.password && !proofs.certified() && table.is_present() {
         let found = if basic.is_some() { "\"basic\"" } else { "\"basic\", inherited from [server.connect]" };
         let expected = "clients of this port cannot send a password, so none would be accepted; set auth = \"none\" in this \
                       table, and restrict clients with allow_from";
@@ -229,13 +229,13 @@ pub(super) fn auth(
     Some(auth)
 }
 
-/// Records an error for each user of a rule that no client can be. The user name of a password cannot contain ':', but the
-/// name in a certificate can, if clients are `certified`.
+/// Records an error for each user of a rule that no client can be. The user name of a password cannot contain ':', but
+/// the name in a certificate can, if clients are `certified`.
 pub(crate) fn check_rule_users(
     table: &ConfigTable<'_>,
     rules: &Rules,
     certified: bool,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) {
     for (i, j, user) in rules.users() {
         if user.trim().is_empty() || user.contains('*') || user.contains(':') && !certified {
@@ -247,7 +247,7 @@ pub(crate) fn check_rule_users(
 }
 
 /// Warns if every client may send a PROXY header.
-pub(crate) fn warn_trusted(table: &ConfigTable<'_>, proxies: &Networks, report: &mut Diagnostics) {
+pub(crate) fn warn_trusted(table: &ConfigTable<'_>, proxies: &Networks, report: &mut ConfigDiagnostics) {
     if proxies.contains_all_addresses() {
         let text = "any client can claim any address; list only the networks of your load balancers";
         report.warn(table.key(PROXIES), WarningKind::Insecure, text);

@@ -7,30 +7,30 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::config::Environment;
-use crate::config::access::{AccessConfig, AuthConfig};
+use crate::config::access::{AccessConfig, ClientAuthConfig};
 use crate::config::admin_ports::AdminPorts;
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls::names;
-use crate::config::listen_tls::{ListenerTlsConfig, PortTls, require_names};
+use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState, require_names};
 use crate::config::table::ConfigTable;
 
 /// `[server.admin]` and `[edge.admin]`: operators' access to the process.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct AdminConfig {
-    /// Unix socket ("unix:/path") for commands on this machine, such as tunnel status. Only the user of this program and
-    /// root may open its file, which is created at start and removed at exit. If a path is set and fails, the program
-    /// does not start. Default: server.sock, or edge.sock of an edge, in the first usable directory: /run/tunnel, which
-    /// systemd or root creates; tunnel in $XDG_RUNTIME_DIR; /tmp/tunnel-UID. Only the user may access the last two
-    /// (0700). If another process has the socket, the name is server-2.sock, and so on. The path is logged. If no socket
-    /// can be made, the reason is logged and the program runs without one.
+    /// Unix socket ("unix:/path") for commands on this machine, such as tunnel status. Only the user of this program
+    /// and root may open its file, which is created at start and removed at exit. If a path is set and fails, the
+    /// program does not start. Default: server.sock, or edge.sock of an edge, in the first usable directory:
+    /// /run/tunnel, which systemd or root creates; tunnel in $XDG_RUNTIME_DIR; /tmp/tunnel-UID. Only the user may
+    /// access the last two (0700). If another process has the socket, the name is server-2.sock, and so on. The path is
+    /// logged. If no socket can be made, the reason is logged and the program runs without one.
     ///
     /// Example: `"unix:/run/tunnel/admin.sock"`
-    #[serde(with = "UnixSocket")]
+    #[serde(with = "UnixPathForm")]
     pub listen: Option<PathBuf>,
-    /// File (htpasswd, bcrypt: htpasswd -B) of users who may open the live page and the status at the admin listener from
-    /// other machines, with name and password. Re-read when it changes. Set cert and key, too. Default: none, only this
-    /// machine may, and clients with an accepted certificate.
+    /// File (htpasswd, bcrypt: htpasswd -B) of users who may open the live page and the status at the admin listener
+    /// from other machines, with name and password. Re-read when it changes. Set cert and key, too. Default: none, only
+    /// this machine may, and clients with an accepted certificate.
     ///
     /// Example: `"/etc/tunnel/auth/operators"`
     #[serde(deserialize_with = "forms::file")]
@@ -56,21 +56,21 @@ pub(crate) fn admin(
     name: &'static str,
     (key, ports): (&str, &AdminPorts),
     env: &Environment,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) -> AdminConfig {
     let mut table = parent.table("admin", report);
     let mut admin: AdminConfig = table.fields(report);
     (admin.name, admin.runtime_dir) = (name, env.runtime_dir.clone());
     admin.tls = ListenerTlsConfig::read(&mut table, report);
-    let tls = PortTls::of(admin.tls.as_ref());
+    let tls = PortTlsState::of(admin.tls.as_ref());
     admin.access.names = names(&mut table, tls, report);
     require_names(&table, report);
     if let Some(users) = admin.users.clone() {
         let key = table.key("users");
         tls.warn_passwords(key.clone(), ports.admin_listen, report);
-        admin.access.auth = AuthConfig::Basic { users, key };
+        admin.access.auth = ClientAuthConfig::Basic { users, key };
     }
-    if tls != (PortTls::On { client_certificate: true }) {
+    if tls != (PortTlsState::On { client_certificate: true }) {
         ports.warn_if_reachable(parent.key(key), report);
     }
     table.close(&admin, report);
@@ -78,9 +78,9 @@ pub(crate) fn admin(
 }
 
 /// The form `unix:/path` of a socket's path.
-struct UnixSocket;
+struct UnixPathForm;
 
-impl UnixSocket {
+impl UnixPathForm {
     fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
         let expected = || D::Error::custom("expected unix:/path, for example unix:/run/tunnel/server.sock");
         unix_path(&String::deserialize(deserializer)?).map(Some).ok_or_else(expected)

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 use crate::config::WarningKind;
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTable;
 
 /// `[server.links] and [edge.uplink]`: ports for operators.
@@ -55,7 +55,7 @@ impl Default for AdminPorts {
 impl AdminPorts {
     /// Reads the keys of a table, and records the values in effect. Warns if other machines can reach gRPC's debugging
     /// port.
-    pub(crate) fn read(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Self {
+    pub(crate) fn read(table: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics) -> Self {
         let mut ports: Self = table.fields(report);
         let key = table.key("admin_listen");
         ports.is_default = !table.has("admin_listen") || report.implied.contains(&key);
@@ -72,7 +72,7 @@ impl AdminPorts {
     }
 
     /// Warns if other machines can reach the admin listener, whose address this key sets.
-    pub(crate) fn warn_if_reachable(&self, key: String, report: &mut Diagnostics) {
+    pub(crate) fn warn_if_reachable(&self, key: String, report: &mut ConfigDiagnostics) {
         let at = self.admin_listen;
         if at.ip().is_loopback() {
             return;

@@ -8,10 +8,12 @@ use futures_util::future::BoxFuture;
 use tracing::{error, info, info_span, warn};
 
 use crate::config::live::ConfigDiff;
-use crate::config::{ConfigError, ConfigErrors, Environment, ParsedConfig, Spelling, Warning, WarningKind};
+use crate::config::{
+    ConfigError, ConfigErrors, Environment, KeySpellings, ParsedConfig, Warning, WarningKind,
+};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
-use tunnel_net::reload::{FileWatcher, Reload, requests};
+use tunnel_net::reload::{FileWatcher, ReloadedValue, requests};
 
 /// The config that the program was started with.
 #[derive(Debug, Clone)]
@@ -30,7 +32,7 @@ struct LoadedConfig<T> {
     text: String,
     settings: Arc<T>,
     warnings: Vec<Warning>,
-    spelling: Spelling,
+    spelling: KeySpellings,
 }
 
 /// Applies a config. If that fails, the previous config is still in force.
@@ -57,7 +59,7 @@ impl ConfigFile {
                 parsed.whole().map_err(|errors| format!("{}: {}", at.display(), in_one_line(errors)))?;
             Ok(LoadedConfig { text, settings: Arc::new(settings), warnings, spelling })
         };
-        let config = match Reload::file(path, parse) {
+        let config = match ReloadedValue::file(path, parse) {
             Ok(config) => config,
             Err(cause) => return error!(error = %cause, "cannot watch the config file"),
         };
@@ -117,7 +119,7 @@ fn tell<T>(started: &str, old: &str, new: &LoadedConfig<T>, environment: &Enviro
 }
 
 /// Logs why a config cannot be applied.
-fn tell_rejected(errors: Vec<ConfigError>, spelling: &Spelling) {
+fn tell_rejected(errors: Vec<ConfigError>, spelling: &KeySpellings) {
     for ConfigError { key, text, .. } in errors {
         let hint = "the previous config stays in force; correct this, then reload";
         error!(key = %spelling.of(&key), error = %text, hint, "config change rejected");

@@ -15,7 +15,7 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 use toml::de::{DeTable, DeValue};
 
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTable;
 use crate::config::value;
 use crate::config::value::suggestion;
@@ -23,10 +23,10 @@ use crate::config::value::suggestion;
 impl ConfigTable<'_> {
     /// Reads the keys that are fields of `T`. A key that is absent or has an error, which is recorded, keeps its
     /// default. Several structs may share a table.
-    pub(crate) fn fields<T: DeserializeOwned + Default>(&mut self, report: &mut Diagnostics) -> T {
-        let (mut pass, mut errors, mut unlisted) = (Pass::default(), Vec::new(), None);
+    pub(crate) fn fields<T: DeserializeOwned + Default>(&mut self, report: &mut ConfigDiagnostics) -> T {
+        let (mut pass, mut errors, mut unlisted) = (TableReadState::default(), Vec::new(), None);
         let settings = loop {
-            match T::deserialize(Root { table: self, pass: &pass }) {
+            match T::deserialize(TableDeserializer { table: self, pass: &pass }) {
                 Ok(settings) => break settings,
                 Err(error) if errors.len() < MAX_ERRORS => {
                     pass.skip.insert(error.key.clone());
@@ -38,7 +38,7 @@ impl ConfigTable<'_> {
                 }
             }
         };
-        let Pass { skip, fields, nested } = pass;
+        let TableReadState { skip, fields, nested } = pass;
         // An error of a whole list follows from errors of its items.
         let is_inner =
             |key: &str, of: &str| key.strip_prefix(of).is_some_and(|rest| rest.starts_with(['[', '.']));
@@ -66,7 +66,7 @@ impl ConfigTable<'_> {
 
 /// The state of reading a table once.
 #[derive(Default)]
-struct Pass {
+struct TableReadState {
     /// The values that are skipped, by keys relative to the table, as they have errors.
     skip: BTreeSet<String>,
     /// The fields of the struct.
@@ -76,9 +76,9 @@ struct Pass {
 }
 
 /// The table that a struct is read from.
-struct Root<'r, 't> {
+struct TableDeserializer<'r, 't> {
     table: &'r ConfigTable<'t>,
-    pass: &'r Pass,
+    pass: &'r TableReadState,
 }
 
 /// A value in the table.
@@ -89,17 +89,17 @@ struct Value<'r, 't> {
     place: usize,
     /// Its key, relative to the table.
     key: String,
-    pass: &'r Pass,
+    pass: &'r TableReadState,
 }
 
 /// The fields of a struct, or the entries of a map, that are present and not skipped.
-struct Fields<'r, 't> {
+struct PresentFields<'r, 't> {
     rest: std::vec::IntoIter<(&'r str, Value<'r, 't>)>,
     next: Option<Value<'r, 't>>,
 }
 
 /// The items of a list that are not skipped.
-struct Items<I>(I);
+struct TomlItems<I>(I);
 
 /// The error of a value.
 #[derive(Debug)]
@@ -113,7 +113,7 @@ struct FieldError {
     expected: String,
 }
 
-impl<'de> Deserializer<'de> for Root<'_, '_> {
+impl<'de> Deserializer<'de> for TableDeserializer<'_, '_> {
     type Error = FieldError;
 
     fn deserialize_any<V: Visitor<'de>>(self, _visitor: V) -> Result<V::Value, FieldError> {
@@ -131,7 +131,7 @@ impl<'de> Deserializer<'de> for Root<'_, '_> {
             let (place, value) = self.table.entry(field)?;
             Some((*field, Value { value, place, key: (*field).to_owned(), pass: self.pass }))
         });
-        visitor.visit_map(Fields::new(present))
+        visitor.visit_map(PresentFields::new(present))
     }
 
     forward_to_deserialize_any! {
@@ -175,7 +175,7 @@ impl<'r, 't> Value<'r, 't> {
             let (place, key) = (name.span().start, format!("{}.{field}", self.key));
             Some((*field, Value { value: value.get_ref(), place, key, pass: self.pass }))
         });
-        visitor.visit_map(Fields::new(present))
+        visitor.visit_map(PresentFields::new(present))
     }
 }
 
@@ -222,7 +222,7 @@ impl<'de> Deserializer<'de> for Value<'_, '_> {
         visitor: V,
     ) -> Result<V::Value, FieldError> {
         let result = visitor.visit_newtype_struct(self.clone());
-        if name == "Secret" { self.placed(true, result) } else { result }
+        if name == "SecretString" { self.placed(true, result) } else { result }
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, FieldError> {
@@ -235,7 +235,7 @@ impl<'de> Deserializer<'de> for Value<'_, '_> {
             key: format!("{}[{i}]", self.key),
             pass: self.pass,
         });
-        visitor.visit_seq(Items(items.filter(Value::is_read)))
+        visitor.visit_seq(TomlItems(items.filter(Value::is_read)))
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -259,7 +259,7 @@ impl<'de> Deserializer<'de> for Value<'_, '_> {
             let entry = Value { value: value.get_ref(), place: name.span().start, key, pass: self.pass };
             (name.get_ref().as_ref(), entry)
         });
-        visitor.visit_map(Fields::new(entries))
+        visitor.visit_map(PresentFields::new(entries))
     }
 
     fn deserialize_enum<V: Visitor<'de>>(
@@ -280,7 +280,7 @@ impl<'de> Deserializer<'de> for Value<'_, '_> {
     }
 }
 
-impl<'r, 't> Fields<'r, 't> {
+impl<'r, 't> PresentFields<'r, 't> {
     fn new(present: impl Iterator<Item = (&'r str, Value<'r, 't>)>) -> Self {
         Self {
             rest: present.filter(|(_, value)| value.is_read()).collect::<Vec<_>>().into_iter(),
@@ -289,7 +289,7 @@ impl<'r, 't> Fields<'r, 't> {
     }
 }
 
-impl<'de> MapAccess<'de> for Fields<'_, '_> {
+impl<'de> MapAccess<'de> for PresentFields<'_, '_> {
     type Error = FieldError;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, FieldError> {
@@ -312,7 +312,7 @@ impl<'de> MapAccess<'de> for Fields<'_, '_> {
     }
 }
 
-impl<'de, 'r, 't: 'r, I: Iterator<Item = Value<'r, 't>>> SeqAccess<'de> for Items<I> {
+impl<'de, 'r, 't: 'r, I: Iterator<Item = Value<'r, 't>>> SeqAccess<'de> for TomlItems<I> {
     type Error = FieldError;
 
     fn next_element_seed<S: DeserializeSeed<'de>>(
@@ -369,23 +369,23 @@ mod tests {
     use serde::Deserialize;
 
     use super::*;
-    use crate::config::value::forms::{Bytes, Count, Millis};
-    use crate::config::{Environment, ParsedConfig, Secret};
+    use crate::config::value::forms::{BoundedCount, ByteSize, Millis};
+    use crate::config::{Environment, ParsedConfig, SecretString};
 
     #[derive(Debug, Default, PartialEq, Deserialize)]
     #[serde(default)]
     struct Sample {
         name: String,
-        password: Secret,
+        password: SecretString,
         is_on: bool,
         kind: Option<Kind>,
         list: Vec<tunnel_base::policy::Glob>,
         rules: Vec<Inner>,
         #[serde(with = "Millis::<100, 60_000>")]
         wait: Option<std::time::Duration>,
-        #[serde(with = "Count::<1, 9>")]
+        #[serde(with = "BoundedCount::<1, 9>")]
         count: usize,
-        #[serde(with = "Bytes::<1024>")]
+        #[serde(with = "ByteSize::<1024>")]
         size: Option<usize>,
     }
 
@@ -405,7 +405,7 @@ mod tests {
     }
 
     fn read(text: &str) -> ParsedConfig<Sample> {
-        let mut report = Diagnostics::default();
+        let mut report = ConfigDiagnostics::default();
         let mut file = ConfigTable::parse(text, &Environment::default(), &mut report);
         let mut table = file.table("t", &mut report);
         let sample = table.fields(&mut report);

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 use toml::de::DeTable;
 
-use crate::config::{ConfigError, ParsedConfig, Spelling, Warning, WarningKind};
+use crate::config::{ConfigError, KeySpellings, ParsedConfig, Warning, WarningKind};
 
 /// The errors, warnings and keys collected while reading.
 #[derive(Debug, Default)]
-pub(crate) struct Diagnostics {
+pub(crate) struct ConfigDiagnostics {
     errors: Vec<PlacedError>,
     warnings: Vec<Warning>,
     /// Full names of all keys that were requested, which is all known keys. Tests compare them with the documentation.
@@ -17,7 +17,7 @@ pub(crate) struct Diagnostics {
     /// The known keys that were present in the file and valid.
     pub(crate) given: BTreeSet<String>,
     /// The file's spelling of keys.
-    pub(crate) spelling: Spelling,
+    pub(crate) spelling: KeySpellings,
     /// Keys that a translation sets although the file does not have them. What they ask for is not required.
     pub(crate) implied: BTreeSet<String>,
     /// Keys that a translated file has, with a value that is wrong.
@@ -26,19 +26,19 @@ pub(crate) struct Diagnostics {
     pub(crate) effective: BTreeMap<String, toml::Table>,
 }
 
-/// An error with an unknown line. [`Diagnostics::finish`] derives the line from the position.
+/// An error with an unknown line. [`ConfigDiagnostics::finish`] derives the line from the position.
 #[derive(Debug)]
 struct PlacedError {
     /// Byte offset from the start of the file, or [`NOWHERE`].
     place: usize,
     /// Whether a line that is not TOML could have caused this error.
-    doubt: Certainty,
+    doubt: SyntaxCause,
     error: ConfigError,
 }
 
 /// Whether a line that is not TOML could be the cause of an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Certainty {
+enum SyntaxCause {
     /// No: the value is present and wrong.
     None,
     /// The key is missing, but that line may contain it.
@@ -47,7 +47,7 @@ enum Certainty {
     Unknown,
 }
 
-impl Diagnostics {
+impl ConfigDiagnostics {
     /// Adds values in effect to those of a table.
     pub(crate) fn record<T: Serialize>(&mut self, table: &str, settings: &T) {
         let values = toml::Table::try_from(settings);
@@ -60,7 +60,7 @@ impl Diagnostics {
         let found = Some("unknown key".to_owned());
         self.place_error(Some(place), key, found, expected);
         if let Some(error) = self.errors.last_mut() {
-            error.doubt = Certainty::Unknown;
+            error.doubt = SyntaxCause::Unknown;
         }
     }
 
@@ -114,9 +114,9 @@ impl Diagnostics {
         for PlacedError { place, doubt, error } in self.errors {
             let line = (place != NOWHERE).then(|| line(place));
             let unread = first.is_some_and(|first| match doubt {
-                Certainty::None => false,
-                Certainty::Missing => true,
-                Certainty::Unknown => place > first,
+                SyntaxCause::None => false,
+                SyntaxCause::Missing => true,
+                SyntaxCause::Unknown => place > first,
             });
             if !error.key.is_empty() && !unread && !broken.contains(&line) {
                 errors.push(ConfigError { line, ..error });
@@ -136,7 +136,7 @@ impl Diagnostics {
         found: Option<String>,
         expected: impl Into<String>,
     ) {
-        let doubt = if found.is_none() { Certainty::Missing } else { Certainty::None };
+        let doubt = if found.is_none() { SyntaxCause::Missing } else { SyntaxCause::None };
         let text = format!("{}: {}", found.unwrap_or_else(|| "missing".to_owned()), expected.into());
         let error = ConfigError { key: self.spelling.of(key), line: None, text };
         self.errors.push(PlacedError { place: place.unwrap_or(NOWHERE), doubt, error });

@@ -10,11 +10,11 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
 use crate::config::admin_ports::AdminPorts;
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls;
 use crate::config::table::ConfigTable;
-use crate::config::value::forms::{Bytes, Millis};
-use crate::config::{self, DAY, Environment, MIN_MEMORY, Secret, WarningKind, value};
+use crate::config::value::forms::{ByteSize, Millis};
+use crate::config::{self, DAY, Environment, MIN_MEMORY, SecretString, WarningKind, value};
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::targets::Targets;
 
@@ -27,8 +27,8 @@ pub struct UplinkConfig {
     ///
     /// Example: `"edge-1"`
     pub node: NodeName,
-    /// Addresses of this node for `[server.intercept]` of the servers, unless a more trusted source contradicts them (at
-    /// most 8). Default: NODE_IP of the environment, if it is set.
+    /// Addresses of this node for `[server.intercept]` of the servers, unless a more trusted source contradicts them
+    /// (at most 8). Default: NODE_IP of the environment, if it is set.
     ///
     /// Example: `["10.0.0.7", "fd00:10::7"]`
     pub node_ips: Vec<IpAddr>,
@@ -36,7 +36,7 @@ pub struct UplinkConfig {
     /// `[edge.csr]`.
     ///
     /// Example: `"32 random letters and digits"`
-    pub token: Option<Secret>,
+    pub token: Option<SecretString>,
     /// File that contains only the token, or two tokens, one a line, which are tried in turn while the servers change
     /// from the old one to the new one. Re-read when it changes. No default.
     ///
@@ -53,8 +53,8 @@ pub struct UplinkConfig {
     pub tls_server_name: Option<Host>,
     /// Addresses (host:port) of servers, the preferred one first. If no link can be made to one, the next is tried. The
     /// addresses before it are tried again every minute. Names are resolved for each dial, by /etc/hosts or DNS. While
-    /// DNS fails, the edge dials the last known addresses. If DNS answers that a name does not exist, it does so for the
-    /// resume_timeout of `[edge.session]`. Required.
+    /// DNS fails, the edge dials the last known addresses. If DNS answers that a name does not exist, it does so for
+    /// the resume_timeout of `[edge.session]`. Required.
     ///
     /// Required: `["tunnel.example.org:9000"]`
     #[serde(deserialize_with = "servers")]
@@ -72,7 +72,7 @@ pub struct UplinkConfig {
     pub congestion: Option<String>,
     /// `HTTPS_PROXY`: URL of the proxy to dial through.
     #[serde(skip)]
-    pub https_proxy: Option<Secret>,
+    pub https_proxy: Option<SecretString>,
     /// `NO_PROXY`: hosts that are dialled without the proxy.
     #[serde(skip)]
     pub no_proxy: Option<String>,
@@ -131,7 +131,7 @@ pub struct EdgeSessionConfig {
     /// report each. If it is used up, the client with most sessions here loses sessions to other clients.
     ///
     /// Example: `"12MiB"`
-    #[serde(with = "Bytes::<MIN_MEMORY>")]
+    #[serde(with = "ByteSize::<MIN_MEMORY>")]
     pub buffer_memory: Option<usize>,
 }
 
@@ -165,7 +165,7 @@ pub(crate) fn uplink(
     env: &Environment,
     node_ip: Option<IpAddr>,
     certified: bool,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) -> UplinkConfig {
     let mut table = edge.table("uplink", report);
     let keys: UplinkConfig = table.fields(report);
@@ -191,7 +191,7 @@ pub(crate) fn uplink(
     uplink
 }
 
-fn env_node(table: &ConfigTable<'_>, env: &Environment, report: &mut Diagnostics) -> Option<NodeName> {
+fn env_node(table: &ConfigTable<'_>, env: &Environment, report: &mut ConfigDiagnostics) -> Option<NodeName> {
     let Some(name) = env.node_name.as_deref().filter(|name| !name.is_empty()) else {
         let here = table.key("node");
         if report.spelling.of(&here) == here {
@@ -207,7 +207,12 @@ fn env_node(table: &ConfigTable<'_>, env: &Environment, report: &mut Diagnostics
         .ok()
 }
 
-fn check_token(table: &ConfigTable<'_>, token: Option<&Secret>, certified: bool, report: &mut Diagnostics) {
+fn check_token(
+    table: &ConfigTable<'_>,
+    token: Option<&SecretString>,
+    certified: bool,
+    report: &mut ConfigDiagnostics,
+) {
     match (table.has("token"), table.has("token_file")) {
         (true, true) => {
             let expected = "both set the token; keep token_file";
@@ -219,7 +224,7 @@ fn check_token(table: &ConfigTable<'_>, token: Option<&Secret>, certified: bool,
         }
         _ => {}
     }
-    let Some(token) = token.map(Secret::reveal) else { return };
+    let Some(token) = token.map(SecretString::reveal) else { return };
     if token.is_empty() {
         let text = "empty token: a server of this program never accepts it; set a token";
         report.warn(table.key("token"), WarningKind::Insecure, text);
@@ -271,7 +276,7 @@ fn warn_template<'h>(
     table: &ConfigTable<'_>,
     key: &'static str,
     mut hosts: impl Iterator<Item = &'h Host>,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) {
     if hosts.any(|host| matches!(host, Host::Name(name) if template(name).is_some())) {
         let text = "unfilled template placeholder {{…}}: the server cannot be reached until it is replaced";
@@ -279,14 +284,14 @@ fn warn_template<'h>(
     }
 }
 
-pub(crate) fn session(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> EdgeSessionConfig {
+pub(crate) fn session(edge: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics) -> EdgeSessionConfig {
     let mut table = edge.table("session", report);
     let session: EdgeSessionConfig = table.fields(report);
     table.close(&session, report);
     session
 }
 
-pub(crate) fn allow(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> AllowConfig {
+pub(crate) fn allow(edge: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics) -> AllowConfig {
     let mut table = edge.table("allow", report);
     let allow: AllowConfig = table.fields(report);
     table.close(&allow, report);
@@ -297,8 +302,9 @@ pub(crate) fn allow(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> All
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct TargetTlsConfig {
-    /// File (PEM) of the certificate presented to targets; kubelets require one. Every client that the servers accept at
-    /// those ports acts with this certificate: restrict them there with client_ca and names. Re-read when it changes.
+    /// File (PEM) of the certificate presented to targets; kubelets require one. Every client that the servers accept
+    /// at those ports acts with this certificate: restrict them there with client_ca and names. Re-read when it
+    /// changes.
     ///
     /// Example: `"/etc/tunnel/certs/apiserver-kubelet-client.crt"`
     #[serde(deserialize_with = "forms::file")]
@@ -316,7 +322,7 @@ pub struct TargetTlsConfig {
     pub ca: Option<PathBuf>,
 }
 
-pub(crate) fn target_tls(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> TargetTlsConfig {
+pub(crate) fn target_tls(edge: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics) -> TargetTlsConfig {
     let mut table = edge.table("target_tls", report);
     let tls: TargetTlsConfig = table.fields(report);
     listen_tls::require_pair(&table, report);

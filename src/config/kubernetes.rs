@@ -15,15 +15,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings, reached};
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTable;
 use crate::config::value::forms::Millis;
 use tunnel_base::names::Host;
 
-/// `[server.csr]`: certificates for this server, issued by signers of Kubernetes (CertificateSigningRequests). Each key is
-/// generated here, and stored with its certificate in one file of dir, which only this user may read. Set that file as
-/// cert and key where it is presented. A certificate is renewed after 70 to 90 % of its lifetime, and when a Service gets
-/// a new address, without closing connections. A server starts once it has its certificates, which
+/// `[server.csr]`: certificates for this server, issued by signers of Kubernetes (CertificateSigningRequests). Each key
+/// is generated here, and stored with its certificate in one file of dir, which only this user may read. Set that file
+/// as cert and key where it is presented. A certificate is renewed after 70 to 90 % of its lifetime, and when a Service
+/// gets a new address, without closing connections. A server starts once it has its certificates, which
 /// `tunnel approve` must approve. Requires a program built with Kubernetes, and the rights of deploy/kustomize/csr. The
 /// command `tunnel config check` requires that the files exist.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -31,8 +31,8 @@ use tunnel_base::names::Host;
 pub struct ServerCsrConfig {
     /// Certificates to request. "server" (server.pem): for the server's ports with TLS, signed by
     /// kubernetes.io/kubelet-serving. "proxy-client" (proxy-client.pem): for target_cert of `[server.https]`, signed by
-    /// kubernetes.io/kube-apiserver-client. The port for edges and peers (cert of `[server.links]`) keeps its own, unless
-    /// there is only one server: the cluster's CA signs for others too.
+    /// kubernetes.io/kube-apiserver-client. The port for edges and peers (cert of `[server.links]`) keeps its own,
+    /// unless there is only one server: the cluster's CA signs for others too.
     ///
     /// Example: `["server", "proxy-client"]`
     pub profiles: BTreeSet<ProfileKind>,
@@ -99,7 +99,7 @@ impl Default for ServerCsrConfig {
 pub(crate) fn csr(
     cloud: &mut ConfigTable<'_>,
     env: &Environment,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) -> Option<ServerCsrConfig> {
     let mut table = cloud.table("csr", report);
     let csr: ServerCsrConfig = table.fields(report);
@@ -121,7 +121,7 @@ fn required_cluster(
     key: &'static str,
     is_needed: bool,
     env: &Environment,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) -> Option<ClusterSettings> {
     let error = |why| table.error(key, Some("requires Kubernetes".to_owned()), why, report);
     is_needed.then(|| reached(env).map_err(error).ok()).flatten()
@@ -151,9 +151,9 @@ const MAX_LIFETIME: u64 = 10 * 366 * 24 * 3600 * 1000;
 /// `[edge.csr]`: certificate that identifies this edge, with or without a token, issued by a signer of its cluster
 /// (CertificateSigningRequests). The edge requests it as its node with the kubeconfig of --kubeconfig=FILE,
 /// usually the kubelet's. Only root may read that file and its key, so the edge runs as root. The command
-/// `tunnel approve` approves the request. The servers must accept such certificates first (edge_ca of `[server.csr]`). The
-/// token is used until a certificate is issued, and for every second attempt with a server that closes connections made
-/// with it. Without a token the edge waits for its certificate. Requires a program built with Kubernetes.
+/// `tunnel approve` approves the request. The servers must accept such certificates first (edge_ca of `[server.csr]`).
+/// The token is used until a certificate is issued, and for every second attempt with a server that closes connections
+/// made with it. Without a token the edge waits for its certificate. Requires a program built with Kubernetes.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct EdgeCsrConfig {
@@ -192,7 +192,7 @@ pub(crate) fn edge_csr(
     edge: &mut ConfigTable<'_>,
     node_ip: Option<IpAddr>,
     env: &Environment,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) -> Option<EdgeCsrConfig> {
     let mut table = edge.table("csr", report);
     let csr: EdgeCsrConfig = table.fields(report);

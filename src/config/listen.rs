@@ -7,7 +7,7 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::config::admin_listener::{LISTEN, unix_path};
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTable;
 
 /// The address of a listener that may be a port or a Unix socket.
@@ -38,7 +38,7 @@ impl Serialize for ListenAddress {
 }
 
 /// Records an error if a listener's table is present without an address. Returns true if it has a valid one.
-pub(crate) fn require(table: &ConfigTable<'_>, report: &mut Diagnostics) -> bool {
+pub(crate) fn require(table: &ConfigTable<'_>, report: &mut ConfigDiagnostics) -> bool {
     if table.is_present() && !table.has(LISTEN) {
         table.error(LISTEN, None, "set the address to listen on: listen = \"ip:port\"", report);
     }
@@ -53,32 +53,32 @@ mod tests {
     use super::*;
     use crate::config::Environment;
     use crate::config::access::AccessConfig;
-    use crate::config::access::AuthConfig;
     use crate::config::access::AuthMethods;
-    use crate::config::listen_tls::PortTls;
+    use crate::config::access::ClientAuthConfig;
+    use crate::config::listen_tls::PortTlsState;
     use crate::config::listen_tls::require_names;
 
     const SSH: &str = "[ssh]\nallow_from = [\"10.0.0.0/8\"]\nproxy_protocol = [\"10.0.0.5\"]\nauth = \"basic\"\n\
                        users = \"/ssh\"\nrules = [{ ports = [22] }]\n[module]\n";
 
-    const PASSWORD: AuthMethods = AuthMethods { password: true, tls: PortTls::Unsupported };
+    const PASSWORD: AuthMethods = AuthMethods { password: true, tls: PortTlsState::Unsupported };
     const PASSWORD_OVER_TLS: AuthMethods =
-        AuthMethods { password: true, tls: PortTls::On { client_certificate: false } };
-    const NO_METHOD: AuthMethods = AuthMethods { password: false, tls: PortTls::Unsupported };
+        AuthMethods { password: true, tls: PortTlsState::On { client_certificate: false } };
+    const NO_METHOD: AuthMethods = AuthMethods { password: false, tls: PortTlsState::Unsupported };
     const CERTIFICATE_NOT_REQUESTED: AuthMethods =
-        AuthMethods { password: false, tls: PortTls::On { client_certificate: false } };
+        AuthMethods { password: false, tls: PortTlsState::On { client_certificate: false } };
     const CERTIFICATE: AuthMethods =
-        AuthMethods { password: false, tls: PortTls::On { client_certificate: true } };
+        AuthMethods { password: false, tls: PortTlsState::On { client_certificate: true } };
 
     /// Returns the rules of `ssh` and of another module, and the errors and warnings.
     fn read(text: &str, proofs: AuthMethods) -> (AccessConfig, AccessConfig, Vec<String>) {
-        let mut report = Diagnostics::default();
+        let mut report = ConfigDiagnostics::default();
         let mut file = ConfigTable::parse(text, &Environment::default(), &mut report);
         let mut table = file.table("ssh", &mut report);
         let ssh = AccessConfig::read(&mut table, PASSWORD, &AccessConfig::default(), &mut report);
         table.finish(&mut report);
         let mut table = file.table("module", &mut report);
-        if proofs.tls != PortTls::Unsupported {
+        if proofs.tls != PortTlsState::Unsupported {
             table.ignore("client_ca", &mut report);
         }
         let module = AccessConfig::read(&mut table, proofs, &ssh, &mut report);
@@ -95,7 +95,7 @@ mod tests {
     fn a_listener_inherits_absent_access_keys_from_the_connect_listener() {
         let (ssh, module, reported) = read(SSH, PASSWORD_OVER_TLS);
         assert_eq!((&module, reported), (&ssh, vec![]));
-        let AuthConfig::Basic { key, .. } = module.auth else { panic!("{module:?}") };
+        let ClientAuthConfig::Basic { key, .. } = module.auth else { panic!("{module:?}") };
         assert_eq!(key, "ssh.users");
     }
 
@@ -108,16 +108,16 @@ mod tests {
         assert!(!ssh.proxy_protocol.is_empty() && module.proxy_protocol.is_empty());
         let from = module.allow_from.unwrap();
         assert!(from.contains("192.0.2.1".parse().unwrap()) && !from.contains("10.0.0.1".parse().unwrap()));
-        assert_eq!(module.auth, AuthConfig::Basic { users: "/own".into(), key: "module.users".into() });
+        assert_eq!(module.auth, ClientAuthConfig::Basic { users: "/own".into(), key: "module.users".into() });
         let (_, module, reported) = read(&format!("{SSH}auth = \"none\""), PASSWORD);
-        assert_eq!((module.auth, reported), (AuthConfig::None, vec![]), "restricted by allow_from");
+        assert_eq!((module.auth, reported), (ClientAuthConfig::None, vec![]), "restricted by allow_from");
     }
 
     #[test]
     fn basic_auth_is_an_error_for_a_protocol_without_passwords() {
         for text in [SSH, "[module]\nauth = \"basic\"\nusers = \"/own\""] {
             let (_, module, reported) = read(text, NO_METHOD);
-            assert_eq!(module.auth, AuthConfig::None);
+            assert_eq!(module.auth, ClientAuthConfig::None);
             assert!(
                 reported[0].contains("module.auth: \"basic\"") && reported[0].contains("auth = \"none\""),
                 "{reported:?}"

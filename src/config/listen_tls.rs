@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::config::WarningKind;
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTable;
 use tunnel_base::policy::CertificateGlob;
 use tunnel_base::serde_forms::non_empty;
@@ -16,7 +16,7 @@ use tunnel_base::serde_forms::non_empty;
 /// names of clients.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
-struct NameKeys {
+struct NameConfigKeys {
     /// Patterns of the names (CN or DNS name) of accepted certificates; '*' matches any run of characters. The user in
     /// rules is the first accepted name. Required with client_ca. ["*"] accepts every certificate that this CA has
     /// signed or will sign, except those made for edges, which are never accepted. No default.
@@ -29,7 +29,7 @@ struct NameKeys {
 /// `[server.connect] and [server.http_proxy] and [server.admin] and [edge.admin]`: TLS.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
-struct TlsKeys {
+struct TlsConfigKeys {
     /// File (PEM) of the certificate chain presented to clients, leaf first. With it the port accepts only TLS. In an
     /// admin table, the port is that of admin_listen. Re-read when it changes. Default: none, no TLS.
     ///
@@ -65,7 +65,7 @@ pub struct ListenerTlsConfig {
 
 /// TLS of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PortTls {
+pub(crate) enum PortTlsState {
     /// The port cannot use TLS.
     Unsupported,
     /// The port could use TLS, but no certificate is set.
@@ -78,17 +78,17 @@ pub(crate) enum PortTls {
 }
 
 impl ListenerTlsConfig {
-    /// Reads the keys of a table without TLS by default, and records the values in effect. Returns `None` if they set no
-    /// TLS, or after an error, which is recorded.
-    pub(crate) fn read(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<Self> {
-        let keys: TlsKeys = table.fields(report);
+    /// Reads the keys of a table without TLS by default, and records the values in effect. Returns `None` if they set
+    /// no TLS, or after an error, which is recorded.
+    pub(crate) fn read(table: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics) -> Option<Self> {
+        let keys: TlsConfigKeys = table.fields(report);
         require_pair(table, report);
         if table.has("client_ca") && !table.has("cert") {
             let expected = "set cert and key, because clients present certificates only over TLS";
             table.error("client_ca", Some("set, but cert is not".to_owned()), expected, report);
         }
         table.record(&keys, report);
-        let TlsKeys { cert, key, client_ca } = keys;
+        let TlsConfigKeys { cert, key, client_ca } = keys;
         Some(Self { table: table.key(""), cert: cert?, key: key?, client_ca })
     }
 
@@ -98,14 +98,14 @@ impl ListenerTlsConfig {
     }
 }
 
-impl PortTls {
+impl PortTlsState {
     /// Returns the TLS of a port that has these files, if it has any.
     pub(crate) fn of(files: Option<&ListenerTlsConfig>) -> Self {
         files.map_or(Self::Off, |files| Self::On { client_certificate: files.client_ca.is_some() })
     }
 
     /// Warns if passwords for a port cross a network unencrypted. `key` is the key to change.
-    pub(crate) fn warn_passwords(self, key: String, at: SocketAddr, report: &mut Diagnostics) {
+    pub(crate) fn warn_passwords(self, key: String, at: SocketAddr, report: &mut ConfigDiagnostics) {
         let hint = match self {
             Self::On { .. } => return,
             Self::Off => "set cert and key",
@@ -119,7 +119,7 @@ impl PortTls {
 }
 
 /// Records an error if a table has a certificate without its key, or the other way round.
-pub(crate) fn require_pair(table: &ConfigTable<'_>, report: &mut Diagnostics) {
+pub(crate) fn require_pair(table: &ConfigTable<'_>, report: &mut ConfigDiagnostics) {
     for (given, other) in [("cert", "key"), ("key", "cert")] {
         if table.has(given) && !table.has(other) {
             table.error(other, None, "a certificate needs its key; set both files", report);
@@ -128,7 +128,7 @@ pub(crate) fn require_pair(table: &ConfigTable<'_>, report: &mut Diagnostics) {
 }
 
 /// Records an error if a listener requests certificates, and does not say whose.
-pub(crate) fn require_names(table: &ConfigTable<'_>, report: &mut Diagnostics) {
+pub(crate) fn require_names(table: &ConfigTable<'_>, report: &mut ConfigDiagnostics) {
     if table.has("client_ca") && !table.has("names") {
         let expected = "list the names (CN or DNS) of client certificates, for example [\"system:kube-apiserver\"]; \
                       [\"*\"] accepts every certificate that a CA of client_ca has signed or will sign";
@@ -138,14 +138,14 @@ pub(crate) fn require_names(table: &ConfigTable<'_>, report: &mut Diagnostics) {
 
 pub(super) fn names(
     table: &mut ConfigTable<'_>,
-    tls: PortTls,
-    report: &mut Diagnostics,
+    tls: PortTlsState,
+    report: &mut ConfigDiagnostics,
 ) -> Vec<CertificateGlob> {
-    if tls == PortTls::Unsupported {
+    if tls == PortTlsState::Unsupported {
         return Vec::new();
     }
-    let keys: NameKeys = table.fields(report);
-    if keys.names.is_some() && tls != (PortTls::On { client_certificate: true }) {
+    let keys: NameConfigKeys = table.fields(report);
+    if keys.names.is_some() && tls != (PortTlsState::On { client_certificate: true }) {
         let expected = "no certificate is requested; set client_ca to the CA that signs them";
         table.error("names", Some("set, but client_ca is not".to_owned()), expected, report);
     }

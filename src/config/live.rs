@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use toml::de::{DeTable, DeValue};
 
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::{Environment, superedge, value};
 
 /// The keys that differ between two texts of a config, as written there; never their values.
@@ -35,9 +35,9 @@ impl ConfigDiff {
                 new.get(key).or_else(|| old.get(key)).map(|leaf| leaf.shown.clone()).unwrap_or_default();
             match effect(key) {
                 _ if is_of_proxy(key) && !keeps_proxy => changed.at_start.push(shown),
-                Effect::Live => changed.live.push(shown),
-                Effect::Listener => changed.listeners.push(shown),
-                Effect::AtStart => changed.at_start.push(shown),
+                EffectTime::Live => changed.live.push(shown),
+                EffectTime::Listener => changed.listeners.push(shown),
+                EffectTime::AtStart => changed.at_start.push(shown),
             }
         }
         changed
@@ -45,7 +45,7 @@ impl ConfigDiff {
 }
 
 /// When a changed key takes effect.
-enum Effect {
+enum EffectTime {
     /// At once, also for open listeners and sessions.
     Live,
     /// At once: its listener opens, closes, or both.
@@ -55,47 +55,54 @@ enum Effect {
 }
 
 /// A value, with its key as written.
-struct Leaf {
+struct ConfigValue {
     shown: String,
     value: toml::Value,
 }
 
 /// Returns every value that is not a table, by its key.
-fn leaves(text: &str, environment: &Environment) -> BTreeMap<Vec<String>, Leaf> {
-    let (mut all, mut report) = (BTreeMap::new(), Diagnostics::default());
+fn leaves(text: &str, environment: &Environment) -> BTreeMap<Vec<String>, ConfigValue> {
+    let (mut all, mut report) = (BTreeMap::new(), ConfigDiagnostics::default());
     let (table, _) = DeTable::parse_recoverable(text);
     let table = superedge::translate(table.into_inner(), environment, &mut report);
     gather(&table, &[], &report, &mut all);
     all
 }
 
-fn gather(table: &DeTable<'_>, path: &[String], report: &Diagnostics, all: &mut BTreeMap<Vec<String>, Leaf>) {
+fn gather(
+    table: &DeTable<'_>,
+    path: &[String],
+    report: &ConfigDiagnostics,
+    all: &mut BTreeMap<Vec<String>, ConfigValue>,
+) {
     for (name, value) in table {
         let path: Vec<_> = path.iter().cloned().chain([name.get_ref().to_string()]).collect();
         match value.get_ref() {
             DeValue::Table(table) => gather(table, &path, report, all),
             value => {
                 let shown = report.spelling.of(&value::path(&path));
-                all.insert(path, Leaf { shown, value: value::plain(value) });
+                all.insert(path, ConfigValue { shown, value: value::plain(value) });
             }
         }
     }
 }
 
 /// Returns when a key takes effect. At once do: keys of listeners, allowed targets and nodes, and users who are admins.
-fn effect(key: &[String]) -> Effect {
+fn effect(key: &[String]) -> EffectTime {
     let key: Vec<&str> = key.iter().map(String::as_str).collect();
     match key.as_slice() {
         ["server", "edge_access", "targets" | "nodes"]
         | ["server", "direct", "targets"]
         | ["server", "clients", "admins"]
         | ["edge", "allow", "targets"]
-        | ["edge", "http_proxy", "allow_from" | "rules"] => Effect::Live,
+        | ["edge", "http_proxy", "allow_from" | "rules"] => EffectTime::Live,
         // Not the rules of a listener, but names in certificates and of Nodes.
-        ["server", "csr" | "node_names", "names"] => Effect::AtStart,
-        ["server", "tcp", _, last] | ["server", _, last] if LIVE_ACCESS_KEYS.contains(last) => Effect::Live,
-        ["server", table, _, ..] if LIVE_LISTENERS.contains(table) => Effect::Listener,
-        _ => Effect::AtStart,
+        ["server", "csr" | "node_names", "names"] => EffectTime::AtStart,
+        ["server", "tcp", _, last] | ["server", _, last] if LIVE_ACCESS_KEYS.contains(last) => {
+            EffectTime::Live
+        }
+        ["server", table, _, ..] if LIVE_LISTENERS.contains(table) => EffectTime::Listener,
+        _ => EffectTime::AtStart,
     }
 }
 

@@ -15,11 +15,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::config::admin_ports::AdminPorts;
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTable;
-use crate::config::value::forms::{Bytes, Count, Millis};
+use crate::config::value::forms::{BoundedCount, ByteSize, Millis};
 use crate::config::{self, DAY, Environment, MIN_MEMORY, WarningKind};
-use tunnel_base::names::ServerName;
+use tunnel_base::names::ServerDisplayName;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::{Glob, Networks};
 use tunnel_link::grpc::PLAIN_IDLE_TIMEOUT;
@@ -29,11 +29,11 @@ use tunnel_link::grpc::PLAIN_IDLE_TIMEOUT;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct LinkListenerConfig {
-    /// Name of this server on the live page, in `tunnel nodes` and `tunnel status`, here and at its peers. It is sent to
-    /// peers, edges and users that link, and identifies no one. Default: the host's name.
+    /// Name of this server on the live page, in `tunnel nodes` and `tunnel status`, here and at its peers. It is sent
+    /// to peers, edges and users that link, and identifies no one. Default: the host's name.
     ///
     /// Example: `"eu-1"`
-    pub name: Option<ServerName>,
+    pub name: Option<ServerDisplayName>,
     /// Address (ip:port) that edges link to: gRPC, always over TLS.
     #[serde(deserialize_with = "forms::listen_address")]
     pub listen: SocketAddr,
@@ -61,11 +61,12 @@ pub struct LinkListenerConfig {
     pub cert: PathBuf,
     /// File of lines "node:token" that edges must match; "default:token" applies to all other nodes. A line without a
     /// token ("node:") rejects its node, even with a certificate. With "default" any edge can take any other name. That
-    /// causes a warning, and so do tokens of less than 32 characters. If this server queries Kubernetes, a Node without an
-    /// edge label is rejected, even with a valid token or certificate (see edges of `[server.node_names]`). Re-read when it changes.
-    /// Within 10 s of a change, links with tokens that were removed are closed, and their sessions with them. A file
-    /// that is missing, empty, or has no token at all changes nothing. To change a token without cutting sessions, run
-    /// `tunnel token rotate`: "node:NEW previous=OLD" accepts both tokens until the edge has the new one.
+    /// causes a warning, and so do tokens of less than 32 characters. If this server queries Kubernetes, a Node without
+    /// an edge label is rejected, even with a valid token or certificate (see edges of `[server.node_names]`). Re-read
+    /// when it changes. Within 10 s of a change, links with tokens that were removed are closed, and their sessions
+    /// with them. A file that is missing, empty, or has no token at all changes nothing. To change a token without
+    /// cutting sessions, run `tunnel token rotate`: "node:NEW previous=OLD" accepts both tokens until the edge has the
+    /// new one.
     #[serde(deserialize_with = "forms::file")]
     pub token_file: PathBuf,
     /// File (PEM) of the CA that signs servers' certificates, with which servers authenticate each other. Re-read when
@@ -103,12 +104,12 @@ pub struct SessionConfig {
     #[serde(with = "Millis::<100, 600_000>")]
     pub open_timeout: Duration,
     /// Maximum number of concurrent sessions; further ones get 503.
-    #[serde(with = "Count::<1, MAX_SESSIONS>")]
+    #[serde(with = "BoundedCount::<1, MAX_SESSIONS>")]
     pub max_sessions: usize,
     /// Maximum number of concurrent sessions per client; further ones get 503. A client is a user if auth = "basic",
-    /// otherwise an IPv4 address or an IPv6 /64. A session counts until its last bytes are delivered. Default: a quarter
-    /// of max_sessions.
-    #[serde(with = "Count::<1, MAX_SESSIONS>")]
+    /// otherwise an IPv4 address or an IPv6 /64. A session counts until its last bytes are delivered. Default: a
+    /// quarter of max_sessions.
+    #[serde(with = "BoundedCount::<1, MAX_SESSIONS>")]
     pub max_per_client: usize,
     /// Timeout for sessions to finish once the server is stopping.
     #[serde(with = "Millis::<0, DAY>")]
@@ -123,7 +124,7 @@ pub struct SessionConfig {
     /// report each.
     ///
     /// Example: `"256MiB"`
-    #[serde(with = "Bytes::<MIN_MEMORY>")]
+    #[serde(with = "ByteSize::<MIN_MEMORY>")]
     pub buffer_memory: Option<usize>,
 }
 
@@ -188,7 +189,7 @@ impl Default for DirectConfig {
 /// Default maximum of bytes that sessions may reserve.
 pub const MEMORY: usize = 256 << 20;
 
-pub(crate) fn links(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> LinkListenerConfig {
+pub(crate) fn links(cloud: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics) -> LinkListenerConfig {
     let mut table = cloud.table("links", report);
     let mut links: LinkListenerConfig = table.fields(report);
     links.ports = AdminPorts::read(&mut table, report);
@@ -197,14 +198,14 @@ pub(crate) fn links(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Li
     links
 }
 
-pub(crate) fn direct(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> DirectConfig {
+pub(crate) fn direct(cloud: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics) -> DirectConfig {
     let mut table = cloud.table("direct", report);
     let direct: DirectConfig = table.fields(report);
     table.close(&direct, report);
     direct
 }
 
-pub(crate) fn session(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> SessionConfig {
+pub(crate) fn session(cloud: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics) -> SessionConfig {
     let mut table = cloud.table("session", report);
     let mut session: SessionConfig = table.fields(report);
     if !table.has("max_per_client") {
@@ -217,7 +218,7 @@ pub(crate) fn session(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> 
 pub(crate) fn edge_access(
     cloud: &mut ConfigTable<'_>,
     env: &Environment,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) -> EdgeAccessConfig {
     let mut table = cloud.table("edge_access", report);
     let access: EdgeAccessConfig = table.fields(report);
@@ -261,7 +262,7 @@ pub enum TlsVersion {
 }
 
 /// Reads the table.
-pub(crate) fn tls(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Tls {
+pub(crate) fn tls(cloud: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics) -> Tls {
     let mut table = cloud.table("tls", report);
     let tls: Tls = table.fields(report);
     table.close(&tls, report);

@@ -1,7 +1,7 @@
 //! Translates SuperEdge's files, whose tables are `[mode.cloud]` and `[mode.edge]`, into the program's schema.
 //!
-//! Only this file and its `rows` know SuperEdge's spellings and its defaults. All of SuperEdge's parsers ignore case and
-//! `_`, so both are ignored here too.
+//! Only this file and its `rows` know SuperEdge's spellings and its defaults. All of SuperEdge's parsers ignore case
+//! and `_`, so both are ignored here too.
 
 pub(crate) mod rows;
 
@@ -14,20 +14,20 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::config::cluster;
-use crate::config::diagnostics::Diagnostics;
-use crate::config::superedge::rows::{Change, EDGE, Row, SERVER};
+use crate::config::diagnostics::ConfigDiagnostics;
+use crate::config::superedge::rows::{EDGE, KeyTranslation, SERVER, ValueConversion};
 use crate::config::value::{ValueError, suggestion};
 use crate::config::{Environment, ParsedConfig, WarningKind, value};
 use crate::parts;
 
-use Change::{Dropped, Filled, List, Port, Split, TlsVersion};
+use ValueConversion::{Dropped, Filled, List, Port, Split, TlsVersion};
 
 /// Returns the file in the program's schema. A file without the table `mode` is in it already. In a build without
 /// SuperEdge's config that table is an error.
 pub(crate) fn translate<'t>(
     mut file: DeTable<'t>,
     env: &Environment,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) -> DeTable<'t> {
     if let Err(why) = parts::SUPEREDGE {
         if let Some((mode, _)) = file.remove_entry("mode") {
@@ -36,14 +36,14 @@ pub(crate) fn translate<'t>(
         }
         return file;
     }
-    translate_for(Purpose::Run(env), file, report)
+    translate_for(TranslationPurpose::Run(env), file, report)
 }
 
 /// Converts a file of SuperEdge. What depends on the cluster is kept wherever this runs.
 pub fn convert(text: &str) -> ParsedConfig<toml::Table> {
-    let mut report = Diagnostics::default();
+    let mut report = ConfigDiagnostics::default();
     let file = report.parse(text);
-    let file = translate_for(Purpose::Convert, file, &mut report);
+    let file = translate_for(TranslationPurpose::Convert, file, &mut report);
     let table = file
         .iter()
         .map(|(name, value)| (name.get_ref().to_string(), value::plain(value.get_ref())))
@@ -53,7 +53,7 @@ pub fn convert(text: &str) -> ParsedConfig<toml::Table> {
 
 /// Why a file is translated.
 #[derive(Debug, Clone, Copy)]
-enum Purpose<'e> {
+enum TranslationPurpose<'e> {
     /// The program runs with it, in this environment.
     Run(&'e Environment),
     /// A command prints it in the program's schema.
@@ -72,7 +72,11 @@ fn same(a: &DeValue<'_>, b: &DeValue<'_>) -> bool {
     scalar(a).is_some() && scalar(a) == scalar(b)
 }
 
-fn translate_for<'t>(purpose: Purpose<'_>, mut file: DeTable<'t>, report: &mut Diagnostics) -> DeTable<'t> {
+fn translate_for<'t>(
+    purpose: TranslationPurpose<'_>,
+    mut file: DeTable<'t>,
+    report: &mut ConfigDiagnostics,
+) -> DeTable<'t> {
     let Some(name) = file.keys().find(|name| fold(name.get_ref()) == "mode").cloned() else { return file };
     let place = name.span().start;
     let Some(mode) = file.remove(&name) else { return file };
@@ -129,7 +133,7 @@ fn translate_for<'t>(purpose: Purpose<'_>, mut file: DeTable<'t>, report: &mut D
 }
 
 /// Names a key and its table as SuperEdge spells them, for errors about a key that the file lacks.
-fn spell(row: &SplitRow, role: &str, shown: &str, report: &mut Diagnostics) {
+fn spell(row: &TranslationRow, role: &str, shown: &str, report: &mut ConfigDiagnostics) {
     let (Some((_, table)), Some((old_table, _))) = (row.new.split_last(), row.written.rsplit_once('.'))
     else {
         return;
@@ -140,16 +144,16 @@ fn spell(row: &SplitRow, role: &str, shown: &str, report: &mut Diagnostics) {
 }
 
 /// A row with its patterns split, and the old one folded.
-struct SplitRow {
+struct TranslationRow {
     /// The old key as it is documented.
     written: String,
     old: Vec<String>,
     new: Vec<String>,
-    change: Change,
+    change: ValueConversion,
 }
 
-fn rows(rows: &[Row]) -> Vec<SplitRow> {
-    let split = |(old, new, change): &Row| SplitRow {
+fn rows(rows: &[KeyTranslation]) -> Vec<TranslationRow> {
+    let split = |(old, new, change): &KeyTranslation| TranslationRow {
         written: (*old).to_owned(),
         old: old.split('.').map(fold).collect(),
         new: new.split('.').filter(|part| !part.is_empty()).map(str::to_owned).collect(),
@@ -159,7 +163,7 @@ fn rows(rows: &[Row]) -> Vec<SplitRow> {
 }
 
 /// A value of the file that is a row's.
-struct Leaf<'t> {
+struct SuperEdgeValue<'t> {
     /// The folded path below the role. Names that the user chose are not folded.
     path: Vec<String>,
     /// The full key as written.
@@ -172,11 +176,11 @@ struct Leaf<'t> {
 struct Translation<'r, 't> {
     /// `server` or `edge`.
     role: &'static str,
-    rows: &'r [SplitRow],
-    leaves: Vec<Leaf<'t>>,
+    rows: &'r [TranslationRow],
+    leaves: Vec<SuperEdgeValue<'t>>,
     /// The result.
     table: DeTable<'t>,
-    report: &'r mut Diagnostics,
+    report: &'r mut ConfigDiagnostics,
 }
 
 impl<'t> Translation<'_, 't> {
@@ -204,7 +208,7 @@ impl<'t> Translation<'_, 't> {
                     let found = Some(value::shown(&value));
                     self.report.place_error(Some(place.start), &shown, found, "expected a value");
                 }
-                value if exact => self.leaves.push(Leaf { path, shown, place, value }),
+                value if exact => self.leaves.push(SuperEdgeValue { path, shown, place, value }),
                 value if deeper => {
                     let found = Some(value::shown(&value));
                     self.report.place_error(Some(place.start), &shown, found, "expected a table");
@@ -241,7 +245,7 @@ impl<'t> Translation<'_, 't> {
     }
 
     /// Translates the collected values, and adds SuperEdge's defaults.
-    fn finish(mut self, purpose: Purpose<'_>) -> DeTable<'t> {
+    fn finish(mut self, purpose: TranslationPurpose<'_>) -> DeTable<'t> {
         let mut leaves = std::mem::take(&mut self.leaves);
         leaves.sort_by_key(|leaf| leaf.place.start);
         self.kubernetes(&leaves, purpose);
@@ -265,13 +269,13 @@ impl<'t> Translation<'_, 't> {
     /// Sets the key of the schema. `set` are the values so far, with the keys that set them.
     fn set(
         &mut self,
-        leaf: Leaf<'t>,
-        row: &SplitRow,
+        leaf: SuperEdgeValue<'t>,
+        row: &TranslationRow,
         new: &[String],
         ip: Option<IpAddr>,
         set: &mut BTreeMap<Vec<String>, (String, DeValue<'t>)>,
     ) {
-        let Leaf { shown, place, value, .. } = leaf;
+        let SuperEdgeValue { shown, place, value, .. } = leaf;
         let value = match changed(value, row.change, ip, &place) {
             Ok(Some(value)) => value,
             Ok(None) => return,
@@ -312,14 +316,14 @@ impl<'t> Translation<'_, 't> {
     }
 
     /// Records a warning about a conversion. A start logs what it needs to.
-    fn remark(&mut self, purpose: Purpose<'_>, shown: &str, text: &str) {
-        if let Purpose::Convert = purpose {
+    fn remark(&mut self, purpose: TranslationPurpose<'_>, shown: &str, text: &str) {
+        if let TranslationPurpose::Convert = purpose {
             self.report.warn(shown, WarningKind::Unexpected, text);
         }
     }
 
     /// Sets the keys whose defaults were others in SuperEdge.
-    fn defaults(&mut self, purpose: Purpose<'_>) {
+    fn defaults(&mut self, purpose: TranslationPurpose<'_>) {
         for (table, key, value) in DEFAULTS {
             let Some(table) = table.strip_prefix(self.role).and_then(|table| table.strip_prefix('.')) else {
                 continue;
@@ -342,9 +346,9 @@ impl<'t> Translation<'_, 't> {
     }
 
     /// Returns the addresses that `ip` or `proxyip` sets, by table.
-    fn ips(&mut self, leaves: &[Leaf<'t>]) -> BTreeMap<String, IpAddr> {
+    fn ips(&mut self, leaves: &[SuperEdgeValue<'t>]) -> BTreeMap<String, IpAddr> {
         let mut ips = BTreeMap::new();
-        for Leaf { path, shown, place, value } in leaves {
+        for SuperEdgeValue { path, shown, place, value } in leaves {
             let [table, key] = path.as_slice() else { continue };
             if table != "httpproxy" || !matches!(key.as_str(), "ip" | "proxyip") {
                 continue;
@@ -363,7 +367,7 @@ impl<'t> Translation<'_, 't> {
 
     /// Translates the tables `dns` and `register`: the ConfigMap to publish in, and the Service that lists the servers.
     /// Outside of a cluster they have no effect, so SuperEdge's files load anywhere.
-    fn kubernetes(&mut self, leaves: &[Leaf<'t>], purpose: Purpose<'_>) {
+    fn kubernetes(&mut self, leaves: &[SuperEdgeValue<'t>], purpose: TranslationPurpose<'_>) {
         let find = |path: [&str; 3]| leaves.iter().find(|leaf| leaf.path == path);
         let mut text = |path| {
             let leaf = find(path)?;
@@ -385,7 +389,7 @@ impl<'t> Translation<'_, 't> {
                 Err(wrong) => self.wrong(&leaf.place, &leaf.shown, wrong),
             }
         }
-        if let Purpose::Run(env) = purpose
+        if let TranslationPurpose::Run(env) = purpose
             && let Err(why) = cluster::reached(env)
         {
             let used = [&configmap, &service].into_iter().flatten();
@@ -409,7 +413,7 @@ impl<'t> Translation<'_, 't> {
     }
 
     /// Sets a key that the file does not have.
-    fn imply(&mut self, path: &[&str], leaf: &Leaf<'t>, text: &str) {
+    fn imply(&mut self, path: &[&str], leaf: &SuperEdgeValue<'t>, text: &str) {
         let path: Vec<_> = path.iter().map(|part| (*part).to_owned()).collect();
         self.report.spelling.0.insert(self.full(&path), leaf.shown.clone());
         self.report.implied.insert(self.full(&path));
@@ -420,8 +424,8 @@ impl<'t> Translation<'_, 't> {
         format!("{}.{}", self.role, value::path(path))
     }
 
-    /// Sets a key of the schema. Two spellings of a table whose keys the user chose may have one of them with a value and
-    /// with a table, which is an error.
+    /// Sets a key of the schema. Two spellings of a table whose keys the user chose may have one of them with a value
+    /// and with a table, which is an error.
     fn put(&mut self, path: &[String], place: Range<usize>, value: DeValue<'t>) {
         let Some((last, tables)) = path.split_last() else { return };
         let table = tables.iter().try_fold(&mut self.table, |table, part| child(table, part, &place));
@@ -435,7 +439,7 @@ impl<'t> Translation<'_, 't> {
     }
 }
 
-impl SplitRow {
+impl TranslationRow {
     /// Returns true if the old key begins with this path.
     fn begins_with(&self, path: &[String]) -> bool {
         path.len() <= self.old.len() && self.old.iter().zip(path).all(|(old, part)| old == "*" || old == part)
@@ -470,7 +474,7 @@ fn child<'a, 't>(
 }
 
 /// Returns the difference from SuperEdge if a value has another effect here, or none.
-fn difference(row: &SplitRow, value: &DeValue<'_>) -> Option<&'static str> {
+fn difference(row: &TranslationRow, value: &DeValue<'_>) -> Option<&'static str> {
     let beyond = |target: &str| target.parse::<SocketAddr>().is_ok_and(|target| !target.ip().is_loopback());
     match (row.written.as_str(), value) {
         ("stream.dns.hosts", _) => {
@@ -488,7 +492,7 @@ fn difference(row: &SplitRow, value: &DeValue<'_>) -> Option<&'static str> {
 /// Changes a value. Returns `None` if the key is left out.
 fn changed<'t>(
     value: DeValue<'t>,
-    change: Change,
+    change: ValueConversion,
     ip: Option<IpAddr>,
     place: &Range<usize>,
 ) -> Result<Option<DeValue<'t>>, ValueError> {
@@ -531,8 +535,8 @@ fn fold(key: &str) -> String {
 /// quadratic.
 const MAX_KEY_LEN: usize = 64;
 
-/// SuperEdge's defaults that differ from this program's: table, key and value. It opens port 22 even if its file does not
-/// set it, and its manifests probe port 51010.
+/// SuperEdge's defaults that differ from this program's: table, key and value. It opens port 22 even if its file does
+/// not set it, and its manifests probe port 51010.
 const DEFAULTS: [(&str, &str, &str); 5] = [
     ("server.connect", "listen", "0.0.0.0:22"),
     ("server.links", "cert", "/etc/tunnel/certs/cloud.crt"),

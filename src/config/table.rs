@@ -7,7 +7,7 @@ use serde::Serialize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::value;
 use crate::config::{Environment, superedge};
 
@@ -37,7 +37,7 @@ pub(super) struct Entry<'t> {
 impl<'t> ConfigTable<'t> {
     /// Parses a file, and translates one of SuperEdge. Records its syntax errors like all other errors, and continues
     /// with what could be parsed.
-    pub(crate) fn parse(text: &'t str, env: &Environment, report: &mut Diagnostics) -> Self {
+    pub(crate) fn parse(text: &'t str, env: &Environment, report: &mut ConfigDiagnostics) -> Self {
         Self::of(String::new(), 0, superedge::translate(report.parse(text), env, report))
     }
 
@@ -52,7 +52,7 @@ impl<'t> ConfigTable<'t> {
     }
 
     /// Returns true if this key, already requested, is present in the file with a value that is wrong.
-    pub(crate) fn is_wrong(&self, key: &'static str, report: &Diagnostics) -> bool {
+    pub(crate) fn is_wrong(&self, key: &'static str, report: &ConfigDiagnostics) -> bool {
         self.has(key) && !report.given.contains(&self.key(key))
     }
 
@@ -67,7 +67,7 @@ impl<'t> ConfigTable<'t> {
     }
 
     /// Returns a nested table. It is empty if it is absent, or not a table, which is recorded.
-    pub(crate) fn table(&mut self, key: &'static str, report: &mut Diagnostics) -> Self {
+    pub(crate) fn table(&mut self, key: &'static str, report: &mut ConfigDiagnostics) -> Self {
         let path = self.key(key);
         let Some(entry) = self.take(key, report) else {
             return Self { path, ..Self::default() };
@@ -83,7 +83,11 @@ impl<'t> ConfigTable<'t> {
 
     /// Takes all remaining keys, which are names chosen by the user, each with its table, in file order. A value of
     /// another type is read as a table with the single key `short`.
-    pub(crate) fn named(&mut self, short: &'static str, report: &mut Diagnostics) -> Vec<(String, Self)> {
+    pub(crate) fn named(
+        &mut self,
+        short: &'static str,
+        report: &mut ConfigDiagnostics,
+    ) -> Vec<(String, Self)> {
         let mut entries: Vec<Entry<'t>> = std::mem::take(&mut self.entries).into_values().collect();
         entries.sort_by_key(|entry| entry.place);
         let mut tables = Vec::new();
@@ -109,12 +113,17 @@ impl<'t> ConfigTable<'t> {
     }
 
     /// Records an error about the table's own name.
-    pub(crate) fn name_error(&self, found: &str, expected: impl Into<String>, report: &mut Diagnostics) {
+    pub(crate) fn name_error(
+        &self,
+        found: &str,
+        expected: impl Into<String>,
+        report: &mut ConfigDiagnostics,
+    ) {
         report.place_error(self.place, &self.path, Some(format!("{:?}", value::excerpt(found))), expected);
     }
 
     /// Takes a key and ignores its value. Returns true if the key is present.
-    pub(crate) fn ignore(&mut self, key: &'static str, report: &mut Diagnostics) -> bool {
+    pub(crate) fn ignore(&mut self, key: &'static str, report: &mut ConfigDiagnostics) -> bool {
         self.take(key, report).is_some()
     }
 
@@ -124,7 +133,7 @@ impl<'t> ConfigTable<'t> {
         key: &'static str,
         found: Option<String>,
         expected: impl Into<String>,
-        report: &mut Diagnostics,
+        report: &mut ConfigDiagnostics,
     ) {
         let place = self.requested.get(key).copied().flatten();
         report.place_error(place.or(self.place), &self.key(key), found, expected);
@@ -137,7 +146,7 @@ impl<'t> ConfigTable<'t> {
         part: &str,
         found: String,
         expected: &str,
-        report: &mut Diagnostics,
+        report: &mut ConfigDiagnostics,
     ) {
         let place = self.requested.get(key).copied().flatten();
         report.place_error(place, &format!("{}{part}", self.key(key)), Some(found), expected);
@@ -145,26 +154,26 @@ impl<'t> ConfigTable<'t> {
 
     /// Records the values in effect of a table that is present: a struct with a field for each key. Several structs may
     /// share a table.
-    pub(crate) fn record<T: Serialize>(&self, settings: &T, report: &mut Diagnostics) {
+    pub(crate) fn record<T: Serialize>(&self, settings: &T, report: &mut ConfigDiagnostics) {
         if self.is_present() {
             report.record(&self.path, settings);
         }
     }
 
     /// Like [`Self::finish`], and records the values in effect, which an absent table has, too.
-    pub(crate) fn close<T: Serialize>(self, settings: &T, report: &mut Diagnostics) {
+    pub(crate) fn close<T: Serialize>(self, settings: &T, report: &mut ConfigDiagnostics) {
         report.record(&self.path, settings);
         self.finish(report);
     }
 
     /// Like [`Self::close`], but an absent table has no values.
-    pub(crate) fn close_optional<T: Serialize>(self, settings: &T, report: &mut Diagnostics) {
+    pub(crate) fn close_optional<T: Serialize>(self, settings: &T, report: &mut ConfigDiagnostics) {
         self.record(settings, report);
         self.finish(report);
     }
 
     /// Records an error for every key that was never requested, with the most similar known key.
-    pub(crate) fn finish(self, report: &mut Diagnostics) {
+    pub(crate) fn finish(self, report: &mut ConfigDiagnostics) {
         for entry in self.entries.values() {
             let expected = value::suggestion(&entry.name, self.requested.keys().copied());
             report.unknown(entry.place, &self.key(value::excerpt(&entry.name)), &expected);
@@ -187,7 +196,7 @@ impl<'t> ConfigTable<'t> {
     }
 
     /// Takes a key, which is then known.
-    pub(super) fn take(&mut self, key: &'static str, report: &mut Diagnostics) -> Option<Entry<'t>> {
+    pub(super) fn take(&mut self, key: &'static str, report: &mut ConfigDiagnostics) -> Option<Entry<'t>> {
         report.known.insert(self.key(key));
         let refused = report.refused.contains(&self.key(key)).then(|| self.place.unwrap_or_default());
         let entry = self.entries.remove(key);

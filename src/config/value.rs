@@ -166,7 +166,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::config::value::forms::Bytes;
+    use crate::config::value::forms::ByteSize;
     use crate::config::value::forms::DURATIONS;
     use crate::config::value::forms::Millis;
     use crate::config::value::forms::SIZES;
@@ -178,7 +178,7 @@ mod tests {
     }
 
     fn any_size(text: &str) -> Result<usize, String> {
-        Bytes::<0>::deserialize(json!(text)).map_err(|error: serde_json::Error| error.to_string())
+        ByteSize::<0>::deserialize(json!(text)).map_err(|error: serde_json::Error| error.to_string())
     }
 
     #[test]
@@ -220,7 +220,7 @@ mod tests {
             Millis::<1000, 9000>::deserialize::<Value, Duration>(json!("10s")).unwrap_err();
         assert_eq!(short.to_string(), "expected a duration from 1s to 9s");
         let short: serde_json::Error =
-            Bytes::<{ 1 << 20 }>::deserialize::<Value, usize>(json!("1KiB")).unwrap_err();
+            ByteSize::<{ 1 << 20 }>::deserialize::<Value, usize>(json!("1KiB")).unwrap_err();
         assert_eq!(short.to_string(), "expected at least 1MiB");
     }
 
@@ -236,7 +236,7 @@ mod tests {
             for (unit, bytes) in SIZES {
                 let read = any_size(&format!("{n}{unit}")).unwrap();
                 prop_assert_eq!(read as u64, n * bytes);
-                let written = Bytes::<0>::serialize(&read, serde_json::value::Serializer).unwrap();
+                let written = ByteSize::<0>::serialize(&read, serde_json::value::Serializer).unwrap();
                 prop_assert_eq!(any_size(written.as_str().unwrap()), Ok(read));
             }
         }

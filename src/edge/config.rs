@@ -4,9 +4,9 @@ use crate::config::admin_listener;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use crate::config::access::AuthConfig;
+use crate::config::access::ClientAuthConfig;
 use crate::config::admin_listener::AdminConfig;
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::edge::{self, AllowConfig, EdgeSessionConfig, TargetTlsConfig, UplinkConfig};
 use crate::config::kubernetes::{self, EdgeCsrConfig};
 use crate::config::table::ConfigTable;
@@ -46,7 +46,7 @@ impl EdgeConfig {
 
     /// Like [`Self::read`], but also returns a config that has errors, for further checks.
     pub fn examine(text: &str, env: &Environment) -> ParsedConfig<Self> {
-        let mut report = Diagnostics::default();
+        let mut report = ConfigDiagnostics::default();
         let edge = Self::gather(text, env, &mut report);
         report.finish(text, edge)
     }
@@ -63,8 +63,8 @@ impl EdgeConfig {
         ];
         let files = files.into_iter().filter_map(|(key, file)| Some((key, file.as_deref()?)));
         let proxy = self.http_proxy.iter().filter_map(|proxy| match &proxy.access.auth {
-            AuthConfig::None => None,
-            AuthConfig::Basic { users, .. } => Some(("edge.http_proxy.users", users.as_path())),
+            ClientAuthConfig::None => None,
+            ClientAuthConfig::Basic { users, .. } => Some(("edge.http_proxy.users", users.as_path())),
         });
         let all = token.chain(files).chain(proxy);
         all.map(|(key, path)| (key.to_owned(), path.to_owned())).collect()
@@ -84,7 +84,7 @@ impl EdgeConfig {
         [("edge.uplink.ca".to_owned(), self.uplink.ca.clone())].into_iter().chain(operators).collect()
     }
 
-    pub(crate) fn gather(text: &str, env: &Environment, report: &mut Diagnostics) -> Self {
+    pub(crate) fn gather(text: &str, env: &Environment, report: &mut ConfigDiagnostics) -> Self {
         let mut file = ConfigTable::parse(text, env, report);
         let mut table = file.table("edge", report);
         config::other_role(&mut file, &table, "server", report);

@@ -6,62 +6,68 @@ use tokio_rustls::rustls::ClientConfig;
 use tracing::warn;
 
 use crate::acceptor::target_tls::TargetTls;
-use crate::admin::page::AdminUsers;
+use crate::admin::page::PageViewers;
 use crate::admin::{self};
-use crate::config::Secret;
+use crate::config::SecretString;
 use crate::config::edge::{TargetTlsConfig, UplinkConfig};
 use crate::config::server::Tls;
 use crate::edge::config::EdgeConfig as Settings;
 use crate::listener::access::{AccessPolicyBuilder, bind_admin};
 use crate::listener::http_proxy::EdgeProxy;
-use crate::startup::{NotPrepared, Startup, StartupErrorKind};
+use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use crate::uplink::link_dialer::ServerEndpoint;
 use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
-use tunnel_net::http_proxy::{HttpProxyClient, ProxyError};
-use tunnel_net::reload::Reload;
+use tunnel_net::http_proxy::{OutboundProxy, ProxyError};
+use tunnel_net::reload::ReloadedValue;
 use tunnel_net::resolver::Resolver;
-use tunnel_net::tls::{Identity, TlsClientConfig, Trust};
+use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust};
 
 /// The contents of the files; some are reloaded on change.
-pub(crate) struct EdgeFiles {
+pub(crate) struct LoadedEdgeFiles {
     /// TLS config for servers, with the trusted CAs.
-    pub(crate) tls: Reload<ClientConfig>,
+    pub(crate) tls: ReloadedValue<ClientConfig>,
     /// Servers to dial.
     pub(crate) servers: Vec<ServerEndpoint>,
     /// TLS config for targets.
     pub(crate) targets: TargetTls,
     /// Tokens that prove the node's name: one or two, or none if a certificate proves it.
-    pub(crate) tokens: Reload<Vec<Secret>>,
+    pub(crate) tokens: ReloadedValue<Vec<SecretString>>,
     /// HTTP proxy for connections to servers, if any.
-    pub(crate) proxy: Option<HttpProxyClient>,
+    pub(crate) proxy: Option<OutboundProxy>,
     /// The system's resolver.
     pub(crate) resolver: Resolver,
 }
 
 /// The files and ports of the config.
-pub(crate) struct Prepared {
-    pub(super) files: EdgeFiles,
-    pub(super) admin: admin::Listeners,
+pub(crate) struct PreparedEdge {
+    pub(super) files: LoadedEdgeFiles,
+    pub(super) admin: admin::AdminListeners,
     pub(super) proxy: Option<EdgeProxy>,
     pub(super) policies: AccessPolicyBuilder,
     /// The users that may view the admin page from other machines.
-    pub(super) viewers: AdminUsers,
+    pub(super) viewers: PageViewers,
 }
 
 /// Reads all files and binds all ports of the config.
-pub(crate) fn prepare(settings: &Settings, startup: &mut Startup) -> Result<Prepared, NotPrepared> {
-    let files = EdgeFiles::read(settings, startup);
+pub(crate) fn prepare(
+    settings: &Settings,
+    startup: &mut StartupErrorCollector,
+) -> Result<PreparedEdge, NotPrepared> {
+    let files = LoadedEdgeFiles::read(settings, startup);
     let ports = ("uplink", &settings.uplink.ports);
     let admin = bind_admin("edge", ports, &settings.admin, &Tls::default(), startup);
     let proxy = settings.http_proxy.as_ref().map(|proxy| EdgeProxy::bind(proxy, startup)).transpose();
     let mut policies = AccessPolicyBuilder::default();
     let viewers = policies.viewers("edge.admin", &settings.admin, startup);
-    Ok(Prepared { files: files?, admin: admin?, proxy: proxy?, policies, viewers: viewers? })
+    Ok(PreparedEdge { files: files?, admin: admin?, proxy: proxy?, policies, viewers: viewers? })
 }
 
-impl EdgeFiles {
+impl LoadedEdgeFiles {
     /// Reads all files.
-    pub(crate) fn read(settings: &Settings, startup: &mut Startup) -> Result<Self, NotPrepared> {
+    pub(crate) fn read(
+        settings: &Settings,
+        startup: &mut StartupErrorCollector,
+    ) -> Result<Self, NotPrepared> {
         let uplink = &settings.uplink;
         let trust = Trust::Ca(uplink.ca.clone());
         let tls = TlsClientConfig { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
@@ -88,26 +94,30 @@ impl EdgeFiles {
 /// none if a certificate proves the node's name.
 pub(super) fn tokens(
     uplink: &UplinkConfig,
-    startup: &mut Startup,
-) -> Result<Reload<Vec<Secret>>, NotPrepared> {
+    startup: &mut StartupErrorCollector,
+) -> Result<ReloadedValue<Vec<SecretString>>, NotPrepared> {
     match (&uplink.token, &uplink.token_file) {
-        (None, None) => Ok(Reload::fixed(Vec::new())),
+        (None, None) => Ok(ReloadedValue::fixed(Vec::new())),
         (Some(secret), _) => {
             warn_weak_tokens("edge.uplink.token", std::slice::from_ref(secret));
-            Ok(Reload::fixed(vec![secret.clone()]))
+            Ok(ReloadedValue::fixed(vec![secret.clone()]))
         }
         (None, Some(path)) => {
             let file = path.clone();
             let parse = move |text: &[u8]| {
                 parse_tokens(&file, text).inspect(|tokens| warn_weak_tokens("edge.uplink.token_file", tokens))
             };
-            startup.collect(StartupErrorKind::Config, &["edge.uplink.token_file"], Reload::file(path, parse))
+            startup.collect(
+                StartupErrorKind::Config,
+                &["edge.uplink.token_file"],
+                ReloadedValue::file(path, parse),
+            )
         }
     }
 }
 
 /// Warns of tokens with which a stranger could be this node.
-fn warn_weak_tokens(key: &str, tokens: &[Secret]) {
+fn warn_weak_tokens(key: &str, tokens: &[SecretString]) {
     if tokens.iter().any(|token| (1..MIN_TOKEN_BYTES).contains(&token.reveal().len())) {
         let risk = format!("a token of less than {MIN_TOKEN_BYTES} characters can be guessed");
         let hint = "run `tunnel token rotate` at the server, and write the new token here";
@@ -116,8 +126,11 @@ fn warn_weak_tokens(key: &str, tokens: &[Secret]) {
 }
 
 /// Loads the TLS configs for targets, which are reloaded when their files change.
-pub(super) fn targets(tls: &TargetTlsConfig, startup: &mut Startup) -> Result<TargetTls, NotPrepared> {
-    let identity = tls.cert.clone().zip(tls.key.clone()).map(|(cert, key)| Identity { cert, key });
+pub(super) fn targets(
+    tls: &TargetTlsConfig,
+    startup: &mut StartupErrorCollector,
+) -> Result<TargetTls, NotPrepared> {
+    let identity = tls.cert.clone().zip(tls.key.clone()).map(|(cert, key)| IdentityFiles { cert, key });
     let client =
         |trust| TlsClientConfig { trust, identity: identity.clone(), alpn: vec![b"http/1.1".to_vec()] };
     let keys = ["edge.target_tls.cert", "edge.target_tls.key"];
@@ -129,10 +142,10 @@ pub(super) fn targets(tls: &TargetTlsConfig, startup: &mut Startup) -> Result<Ta
     Ok(TargetTls { loopback: loopback?, others: others.transpose()? })
 }
 
-fn parse_tokens(path: &Path, text: &[u8]) -> Result<Vec<Secret>, String> {
+fn parse_tokens(path: &Path, text: &[u8]) -> Result<Vec<SecretString>, String> {
     let text = String::from_utf8_lossy(text);
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let tokens: Vec<Secret> = lines.map(Secret::new).collect();
+    let tokens: Vec<SecretString> = lines.map(SecretString::new).collect();
     let path = path.display();
     match tokens.len() {
         0 => Err(format!("{path}: the token file is empty; write the token into it")),
@@ -143,9 +156,9 @@ fn parse_tokens(path: &Path, text: &[u8]) -> Result<Vec<Secret>, String> {
     }
 }
 
-pub(super) fn proxy(uplink: &UplinkConfig) -> Result<Option<HttpProxyClient>, ProxyError> {
+pub(super) fn proxy(uplink: &UplinkConfig) -> Result<Option<OutboundProxy>, ProxyError> {
     let Some(url) = &uplink.https_proxy else { return Ok(None) };
-    HttpProxyClient::new(url.reveal(), uplink.no_proxy.as_deref().unwrap_or_default())
+    OutboundProxy::new(url.reveal(), uplink.no_proxy.as_deref().unwrap_or_default())
 }
 
 const TABLE: &str = "edge.uplink";

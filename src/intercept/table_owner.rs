@@ -34,18 +34,18 @@ impl TableOwner {
         // The kernel has responded before `send` returns.
         let len = kernel.read(&mut room).map_err(failed)?;
         match parse_response(room.get(..len).unwrap_or_default()) {
-            OwnershipResult::Made => Ok(Self { _kernel: kernel }),
-            OwnershipResult::MayNot => Err(InterceptError::Denied),
-            OwnershipResult::Refused(EPERM | EEXIST) => Err(InterceptError::Owned(table.to_owned())),
-            OwnershipResult::Refused(EOPNOTSUPP) => Err(InterceptError::KernelTooOld),
-            OwnershipResult::Refused(code) => Err(failed(io::Error::from_raw_os_error(code))),
+            MarkerTableResult::Made => Ok(Self { _kernel: kernel }),
+            MarkerTableResult::MayNot => Err(InterceptError::Denied),
+            MarkerTableResult::Refused(EPERM | EEXIST) => Err(InterceptError::Owned(table.to_owned())),
+            MarkerTableResult::Refused(EOPNOTSUPP) => Err(InterceptError::KernelTooOld),
+            MarkerTableResult::Refused(code) => Err(failed(io::Error::from_raw_os_error(code))),
         }
     }
 }
 
 /// The kernel's response to creating the marker table of a [`TableOwner`].
 #[derive(Debug, PartialEq, Eq)]
-enum OwnershipResult {
+enum MarkerTableResult {
     /// The table was created: this process owns the name.
     Made,
     /// The whole batch was refused, as the process may not change this network.
@@ -55,12 +55,12 @@ enum OwnershipResult {
 }
 
 /// Parses the kernel's response.
-fn parse_response(answer: &[u8]) -> OwnershipResult {
+fn parse_response(answer: &[u8]) -> MarkerTableResult {
     let code = netlink::error(answer).raw_os_error();
     match (code, answer.get(8..12)) {
-        (Some(0), _) => OwnershipResult::Made,
-        (Some(EPERM), Some(number)) if *number == BEGIN.to_ne_bytes() => OwnershipResult::MayNot,
-        (code, _) => OwnershipResult::Refused(code.unwrap_or(EOPNOTSUPP)),
+        (Some(0), _) => MarkerTableResult::Made,
+        (Some(EPERM), Some(number)) if *number == BEGIN.to_ne_bytes() => MarkerTableResult::MayNot,
+        (code, _) => MarkerTableResult::Refused(code.unwrap_or(EOPNOTSUPP)),
     }
 }
 
@@ -115,14 +115,14 @@ mod tests {
 
     #[test]
     fn missing_privileges_are_distinguished_from_a_refused_table() {
-        assert_eq!(parse_response(&answer(MAKE, 0)), OwnershipResult::Made);
-        assert_eq!(parse_response(&answer(BEGIN, EPERM)), OwnershipResult::MayNot);
+        assert_eq!(parse_response(&answer(MAKE, 0)), MarkerTableResult::Made);
+        assert_eq!(parse_response(&answer(BEGIN, EPERM)), MarkerTableResult::MayNot);
         for code in [EPERM, EEXIST, EOPNOTSUPP] {
-            assert_eq!(parse_response(&answer(MAKE, code)), OwnershipResult::Refused(code));
+            assert_eq!(parse_response(&answer(MAKE, code)), MarkerTableResult::Refused(code));
         }
         assert_eq!(
             parse_response(&[]),
-            OwnershipResult::Refused(EOPNOTSUPP),
+            MarkerTableResult::Refused(EOPNOTSUPP),
             "without a response there is no ownership"
         );
     }

@@ -7,14 +7,14 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use crate::invitations::store::SecretHash;
-use crate::invitations::subject::Subject;
+use crate::invitations::subject::Invitee;
 
 /// The code of an invitation or a join key. It is a secret; it is displayed in the form that is given to the machine.
 #[derive(Clone, PartialEq, Eq)]
 pub struct InvitationCode {
     pin: Pin,
     secret: [u8; SECRET_BYTES],
-    invitee: Subject,
+    invitee: Invitee,
 }
 
 /// The first half of the SHA-256 of a CA certificate (DER).
@@ -26,16 +26,16 @@ pub type Pin = [u8; PIN_BYTES];
     "not an invitation; expected what `tunnel invite` printed: {CODE_CHARS} letters, digits, - and _, then a dot and \
      the node's name or pattern, or the user's name and a slash"
 )]
-pub struct CodeError;
+pub struct InvitationCodeError;
 
 impl InvitationCode {
     /// Returns a new code for that node, pattern or user of the cloud with this CA.
-    pub fn random(pin: Pin, invitee: Subject) -> Self {
+    pub fn random(pin: Pin, invitee: Invitee) -> Self {
         Self { pin, secret: rand::random(), invitee }
     }
 
     /// Returns the node that the machine becomes, the pattern of its name, or the user that it belongs to.
-    pub fn invitee(&self) -> &Subject {
+    pub fn invitee(&self) -> &Invitee {
         &self.invitee
     }
 
@@ -56,16 +56,18 @@ impl InvitationCode {
 }
 
 impl FromStr for InvitationCode {
-    type Err = CodeError;
+    type Err = InvitationCodeError;
 
-    fn from_str(text: &str) -> Result<Self, CodeError> {
-        let text = text.trim().strip_prefix(CODE_PREFIX).ok_or(CodeError)?;
-        let (text, invitee) = text.split_once('.').ok_or(CodeError)?;
-        let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| CodeError)?;
-        let (pin, secret) = bytes.split_first_chunk().ok_or(CodeError)?;
+    fn from_str(text: &str) -> Result<Self, InvitationCodeError> {
+        let text = text.trim().strip_prefix(CODE_PREFIX).ok_or(InvitationCodeError)?;
+        let (text, invitee) = text.split_once('.').ok_or(InvitationCodeError)?;
+        let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| InvitationCodeError)?;
+        let (pin, secret) = bytes.split_first_chunk().ok_or(InvitationCodeError)?;
         match invitee.parse() {
-            Err(_) | Ok(Subject::Device(_)) => Err(CodeError),
-            Ok(invitee) => Ok(Self { pin: *pin, secret: secret.try_into().map_err(|_| CodeError)?, invitee }),
+            Err(_) | Ok(Invitee::Device(_)) => Err(InvitationCodeError),
+            Ok(invitee) => {
+                Ok(Self { pin: *pin, secret: secret.try_into().map_err(|_| InvitationCodeError)?, invitee })
+            }
         }
     }
 }
@@ -101,7 +103,7 @@ mod tests {
 
     #[test]
     fn an_invitation_code_is_one_word_that_reads_back_as_printed() {
-        let node: Subject = "node7.example.org".parse().unwrap();
+        let node: Invitee = "node7.example.org".parse().unwrap();
         let code = InvitationCode::random([7; PIN_BYTES], node.clone());
         let text = code.to_string();
         assert_eq!(text.len(), CODE_CHARS + ".node7.example.org".len());
@@ -125,7 +127,7 @@ mod tests {
             &format!("{nameless}.a/b"),
             &format!("{nameless}./"),
         ] {
-            assert_eq!(bad.parse::<InvitationCode>(), Err(CodeError), "{bad}");
+            assert_eq!(bad.parse::<InvitationCode>(), Err(InvitationCodeError), "{bad}");
         }
     }
 }

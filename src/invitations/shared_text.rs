@@ -6,18 +6,18 @@ use std::path::PathBuf;
 use futures_util::future::BoxFuture;
 
 use crate::etcd::member::EtcdConnection;
-use crate::etcd::{EtcdAccess, EtcdEndpoints};
+use crate::etcd::{EtcdAccess, EtcdClient};
 use crate::publish::shared_file;
 use tunnel_net::resolver::Resolver;
 
 /// The store of the text of the `Enrolments`, shared by all servers: a file, etcd, or a Secret of Kubernetes.
-pub trait SharedState: fmt::Debug + Send {
+pub trait EnrolmentStore: fmt::Debug + Send {
     /// Reads the text.
     ///
     /// # Errors
     ///
     /// Fails if the store does not respond or denies access.
-    fn read(&mut self) -> BoxFuture<'_, Result<Revision, SharedStateError>>;
+    fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>>;
 
     /// Writes the text if it has not changed since `seen`. Returns false, without writing, if another server changed
     /// it. Not cancel safe: if the call is dropped, the text may or may not be written.
@@ -27,7 +27,7 @@ pub trait SharedState: fmt::Debug + Send {
     /// Like [`Self::read`]; after an error the text may or may not be written.
     fn write<'a>(
         &'a mut self,
-        seen: &'a Revision,
+        seen: &'a VersionedText,
         text: Vec<u8>,
     ) -> BoxFuture<'a, Result<bool, SharedStateError>>;
 }
@@ -38,7 +38,7 @@ pub type SharedStateError = Box<dyn std::error::Error + Send + Sync>;
 /// The text of the `Enrolments` as read from its store. It is given back when writing, to detect another server's
 /// change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Revision {
+pub struct VersionedText {
     /// The text; empty if none was written yet.
     pub text: Vec<u8>,
     /// Version number in the store; empty if the text does not exist, or if the store compares the text itself.
@@ -47,27 +47,27 @@ pub struct Revision {
 
 /// The enrolment state in a file, on a disk that all servers share.
 #[derive(Debug, Clone)]
-pub struct FileSharedState(PathBuf);
+pub struct FileEnrolmentStore(PathBuf);
 
-impl FileSharedState {
+impl FileEnrolmentStore {
     /// Creates the store without reading. A lock file and a temporary file are created next to the file.
     pub fn new(file: PathBuf) -> Self {
         Self(file)
     }
 }
 
-impl SharedState for FileSharedState {
-    fn read(&mut self) -> BoxFuture<'_, Result<Revision, SharedStateError>> {
+impl EnrolmentStore for FileEnrolmentStore {
+    fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
         let file = self.0.clone();
         Box::pin(async move {
             let text = shared_file::in_background(move || shared_file::content(&file)).await?;
-            Ok(Revision { text: text.unwrap_or_default(), version: String::new() })
+            Ok(VersionedText { text: text.unwrap_or_default(), version: String::new() })
         })
     }
 
     fn write<'a>(
         &'a mut self,
-        seen: &'a Revision,
+        seen: &'a VersionedText,
         text: Vec<u8>,
     ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
         let (file, seen) = (self.0.clone(), seen.clone());
@@ -88,33 +88,33 @@ const OWNER_ONLY: u32 = 0o600;
 
 /// The enrolment state in a key of an etcd cluster.
 #[derive(Debug)]
-pub struct EtcdSharedState {
+pub struct EtcdEnrolmentStore {
     /// The members of the cluster.
-    members: EtcdEndpoints,
+    members: EtcdClient,
     key: Vec<u8>,
 }
 
-impl EtcdSharedState {
+impl EtcdEnrolmentStore {
     /// Creates the store without connecting.
     pub fn new(access: EtcdAccess, key: &str, resolver: Resolver) -> Self {
-        Self { members: EtcdEndpoints::of(access, resolver), key: key.as_bytes().to_vec() }
+        Self { members: EtcdClient::of(access, resolver), key: key.as_bytes().to_vec() }
     }
 }
 
-impl SharedState for EtcdSharedState {
-    fn read(&mut self) -> BoxFuture<'_, Result<Revision, SharedStateError>> {
+impl EnrolmentStore for EtcdEnrolmentStore {
+    fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
         Box::pin(async move {
             let key = &self.key;
             let get = |member: EtcdConnection| async move { member.get(key.clone()).await };
             let found = self.members.call(get).await?;
-            let revision = |(text, changed): (_, i64)| Revision { text, version: changed.to_string() };
+            let revision = |(text, changed): (_, i64)| VersionedText { text, version: changed.to_string() };
             Ok(found.map(revision).unwrap_or_default())
         })
     }
 
     fn write<'a>(
         &'a mut self,
-        seen: &'a Revision,
+        seen: &'a VersionedText,
         text: Vec<u8>,
     ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
         Box::pin(async move {
@@ -140,9 +140,9 @@ mod tests {
     async fn only_one_of_several_concurrent_writers_of_a_revision_succeeds() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("shared");
-        let mut cells: Vec<_> = (0..8).map(|_| FileSharedState::new(path.clone())).collect();
+        let mut cells: Vec<_> = (0..8).map(|_| FileEnrolmentStore::new(path.clone())).collect();
         let seen = cells[0].read().await.unwrap();
-        assert_eq!(seen, Revision::default());
+        assert_eq!(seen, VersionedText::default());
         let writes = cells.iter_mut().enumerate().map(|(n, cell)| {
             let seen = seen.clone();
             async move { cell.write(&seen, n.to_string().into_bytes()).await.unwrap() }
@@ -157,12 +157,12 @@ mod tests {
     #[tokio::test]
     async fn the_stores_directory_is_created_unless_its_parent_is_missing() {
         let place = tempfile::tempdir().unwrap();
-        let mut cell = FileSharedState::new(place.path().join("new/shared"));
-        assert!(cell.write(&Revision::default(), b"a".to_vec()).await.unwrap());
+        let mut cell = FileEnrolmentStore::new(place.path().join("new/shared"));
+        assert!(cell.write(&VersionedText::default(), b"a".to_vec()).await.unwrap());
         let mode = fs::metadata(place.path().join("new")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
-        let mut cell = FileSharedState::new(place.path().join("no/such/shared"));
-        let message = cell.write(&Revision::default(), b"a".to_vec()).await.unwrap_err().to_string();
+        let mut cell = FileEnrolmentStore::new(place.path().join("no/such/shared"));
+        let message = cell.write(&VersionedText::default(), b"a".to_vec()).await.unwrap_err().to_string();
         assert!(message.contains("check that its directory exists"), "{message}");
     }
 }

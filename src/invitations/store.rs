@@ -1,5 +1,5 @@
-//! Nodes and devices of users that have joined by invitation, as a text shared by all servers: in a file, in etcd, or in
-//! a Secret.
+//! Nodes and devices of users that have joined by invitation, as a text shared by all servers: in a file, in etcd, or
+//! in a Secret.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,16 +9,16 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
 
-use crate::invitations::subject::Subject;
-use tunnel_base::names::{ClientName, NodeName};
+use crate::invitations::subject::Invitee;
+use tunnel_base::names::{NodeName, UserDevice};
 
 /// Invitations, and the tokens of nodes and devices that have used one. Times are seconds since 1970.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Enrolments {
     /// Invitations by the hash of their secret.
-    invitations: BTreeMap<SecretHash, Invitation>,
-    /// Tokens by [`Subject::key`] of a node or a device.
+    invitations: BTreeMap<SecretHash, StoredInvitation>,
+    /// Tokens by [`Invitee::key`] of a node or a device.
     tokens: BTreeMap<String, SecretHash>,
 }
 
@@ -31,8 +31,8 @@ pub struct SecretHash(String);
 ///
 /// Older servers keep the fields of a key and refuse it, as no node's name is its pattern.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Invitation {
-    /// [`Subject::key`] of the node, pattern or user that it is for.
+struct StoredInvitation {
+    /// [`Invitee::key`] of the node, pattern or user that it is for.
     node: String,
     /// Expiration time in seconds since 1970.
     until: u64,
@@ -53,7 +53,7 @@ struct Invitation {
 /// A node or a device that has joined, a node or user that is invited, or both; or a join key.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Enrolled {
+pub struct ListedEnrolment {
     /// Name of the node in lower case; absent for users and devices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
@@ -140,7 +140,7 @@ impl SecretHash {
     }
 }
 
-impl Invitation {
+impl StoredInvitation {
     /// Returns true if a machine may still use it, unless it has expired.
     fn is_open(&self) -> bool {
         match self.uses {
@@ -206,8 +206,8 @@ impl Enrolments {
     }
 
     /// Adds an invitation of a node or user, or a join key for `uses` nodes. It replaces an open one for the same node,
-    /// while a user or a pattern may have several. Also removes invitations that expired over a day ago, but no key while
-    /// a node that came by it remains.
+    /// while a user or a pattern may have several. Also removes invitations that expired over a day ago, but no key
+    /// while a node that came by it remains.
     ///
     /// # Errors
     ///
@@ -215,13 +215,13 @@ impl Enrolments {
     pub fn invite(
         &mut self,
         secret: SecretHash,
-        invitee: &Subject,
+        invitee: &Invitee,
         uses: Option<u32>,
         until: u64,
         now: u64,
     ) -> Result<(), TooManyInvitations> {
         let node = invitee.key();
-        let is_recent = |one: &Invitation| one.until.saturating_add(EXPIRED_RETENTION) > now;
+        let is_recent = |one: &StoredInvitation| one.until.saturating_add(EXPIRED_RETENTION) > now;
         self.invitations.retain(|_, one| {
             let is_replaced = one.is_open() && one.node == node && invitee.node().is_some();
             !is_replaced && (is_recent(one) || one.members().next().is_some())
@@ -230,7 +230,8 @@ impl Enrolments {
         if open >= MAX_OPEN {
             return Err(TooManyInvitations);
         }
-        self.invitations.insert(secret, Invitation { node, until, uses, ..Invitation::default() });
+        self.invitations
+            .insert(secret, StoredInvitation { node, until, uses, ..StoredInvitation::default() });
         Ok(())
     }
 
@@ -247,13 +248,13 @@ impl Enrolments {
     pub fn check(
         &self,
         secret: &SecretHash,
-        joiner: &Subject,
+        joiner: &Invitee,
         token: &SecretHash,
         now: u64,
     ) -> Result<bool, InvitationError> {
         let known = self.tokens.get(&joiner.key());
         let invitation = self.invitations.get(secret).ok_or(InvitationError::Unknown)?;
-        if !invitation.node.parse::<Subject>().is_ok_and(|invitee| invitee.admits(joiner)) {
+        if !invitation.node.parse::<Invitee>().is_ok_and(|invitee| invitee.admits(joiner)) {
             return Err(InvitationError::OtherSubject);
         }
         if let Some(uses) = invitation.uses {
@@ -278,7 +279,7 @@ impl Enrolments {
     pub fn join(
         &mut self,
         secret: &SecretHash,
-        joiner: &Subject,
+        joiner: &Invitee,
         token: SecretHash,
         now: u64,
     ) -> Result<bool, InvitationError> {
@@ -309,7 +310,7 @@ impl Enrolments {
 
     /// Revokes a node's or device's token, or those of all devices of a user, and the open invitations of that node or
     /// user. Returns true if there were any. A join key is ended by [`Self::end_key`] only.
-    pub fn revoke(&mut self, subject: &Subject) -> bool {
+    pub fn revoke(&mut self, subject: &Invitee) -> bool {
         let (key, before) = (subject.key(), self.invitations.len() + self.tokens.len());
         let is_user = subject.user().is_some() && subject.device().is_none();
         self.invitations.retain(|_, one| one.uses.is_some() || one.used_for.is_some() || one.node != key);
@@ -339,23 +340,23 @@ impl Enrolments {
 
     /// Returns the nodes and devices that have joined, and the nodes and users with an open invitation, sorted by name,
     /// then the join keys.
-    pub fn list(&self, now: u64) -> Vec<Enrolled> {
+    pub fn list(&self, now: u64) -> Vec<ListedEnrolment> {
         let enrolled = |key: &str, joined| {
             let (node, user) = key.split_once('/').map_or((Some(key), None), |both| (None, Some(both)));
             let owned = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-            Enrolled {
+            ListedEnrolment {
                 node: node.map(str::to_owned),
                 user: user.and_then(|(user, _)| owned(user)),
                 device: user.and_then(|(_, device)| owned(device)),
                 joined,
-                ..Enrolled::default()
+                ..ListedEnrolment::default()
             }
         };
-        let mut all: BTreeMap<&String, Enrolled> =
+        let mut all: BTreeMap<&String, ListedEnrolment> =
             self.tokens.keys().map(|key| (key, enrolled(key, true))).collect();
         let mut keys = Vec::new();
         for (hash, invitation) in &self.invitations {
-            let Invitation { node, until, uses, .. } = invitation;
+            let StoredInvitation { node, until, uses, .. } = invitation;
             let invited_until = Some(*until).filter(|until| *until > now && invitation.is_open());
             if uses.is_some() {
                 let (key, pattern, used) = (hash.id(), Some(node.clone()), Some(invitation.used()));
@@ -363,7 +364,14 @@ impl Enrolments {
                     all.entry(node).and_modify(|one| one.key = Some(key.clone()));
                 }
                 let key = Some(key);
-                keys.push(Enrolled { key, pattern, uses: *uses, used, invited_until, ..Enrolled::default() });
+                keys.push(ListedEnrolment {
+                    key,
+                    pattern,
+                    uses: *uses,
+                    used,
+                    invited_until,
+                    ..ListedEnrolment::default()
+                });
             } else if invited_until.is_some() {
                 let one = all.entry(node).or_insert_with(|| enrolled(node, false));
                 one.invited_until = one.invited_until.max(invited_until);
@@ -378,7 +386,7 @@ impl Enrolments {
     }
 
     /// Returns true if `token` is the one with which that device joined.
-    pub fn proves_device(&self, client: &ClientName, token: &SecretHash) -> bool {
+    pub fn proves_device(&self, client: &UserDevice, token: &SecretHash) -> bool {
         self.tokens.get(&client.to_string()).is_some_and(|known| known.equals(token))
     }
 
@@ -394,7 +402,7 @@ impl Enrolments {
 }
 
 fn lower_case(node: &NodeName) -> String {
-    Subject::Node(node.clone()).key()
+    Invitee::Node(node.clone()).key()
 }
 
 /// Time in seconds after which expired invitations are removed. Until then a late machine learns the reason.
@@ -414,7 +422,7 @@ mod tests {
         name.parse().unwrap()
     }
 
-    fn subject(text: &str) -> Subject {
+    fn subject(text: &str) -> Invitee {
         text.parse().unwrap()
     }
 
@@ -523,14 +531,15 @@ mod tests {
         }
         enrolled.invite(of("early"), &subject("alice/"), None, 1500, 0).unwrap();
         enrolled.invite(of("late"), &subject("alice/"), None, 2000, 0).unwrap();
-        let enrolment = |user: &str, device: Option<&str>, invited_until| Enrolled {
+        let enrolment = |user: &str, device: Option<&str>, invited_until| ListedEnrolment {
             user: Some(user.to_owned()),
             device: device.map(str::to_owned),
             joined: device.is_some(),
             invited_until,
-            ..Enrolled::default()
+            ..ListedEnrolment::default()
         };
-        let edge7 = Enrolled { node: Some("edge7".to_owned()), joined: true, ..Enrolled::default() };
+        let edge7 =
+            ListedEnrolment { node: Some("edge7".to_owned()), joined: true, ..ListedEnrolment::default() };
         let listed = enrolled.list(2);
         let expected = [
             enrolment("alice-2", Some("laptop"), None),
@@ -554,7 +563,7 @@ mod tests {
     }
 
     /// A key for two nodes, and the subjects that it admits.
-    fn key() -> (Enrolments, [Subject; 3]) {
+    fn key() -> (Enrolments, [Invitee; 3]) {
         let mut enrolled = Enrolments::default();
         enrolled.invite(of("key"), &subject("shop-*"), Some(2), 1000, 0).unwrap();
         (enrolled, ["shop-1", "shop-2", "shop-3"].map(subject))
@@ -612,19 +621,19 @@ mod tests {
         enrolled.invite(of("own"), &second, None, 1000, 1).unwrap();
         enrolled.join(&of("own"), &second, of("v"), 1).unwrap();
         enrolled.invite(of("other"), &subject("shop-*"), Some(9), 1000, 1).unwrap();
-        let joined = |node: &str, key: Option<&str>| Enrolled {
+        let joined = |node: &str, key: Option<&str>| ListedEnrolment {
             node: Some(node.to_owned()),
             key: key.map(str::to_owned),
             joined: true,
-            ..Enrolled::default()
+            ..ListedEnrolment::default()
         };
-        let key = |used, invited_until| Enrolled {
+        let key = |used, invited_until| ListedEnrolment {
             key: Some(id.clone()),
             pattern: Some("shop-*".to_owned()),
             uses: Some(2),
             used: Some(used),
             invited_until,
-            ..Enrolled::default()
+            ..ListedEnrolment::default()
         };
         let listed = enrolled.list(2);
         assert_eq!(listed[..2], [joined("shop-1", Some(&id)), joined("shop-2", None)]);

@@ -4,13 +4,13 @@
 use std::fmt;
 use std::str::FromStr;
 
-use tunnel_base::names::{ClientName, DeviceName, NameError, NodeName, UserName};
+use tunnel_base::names::{DeviceName, NameError, NodeName, UserDevice, UserName};
 use tunnel_base::policy::Glob;
 
 /// A node, a pattern of nodes, a user, or a device of a user. As text `edge7`, `edge*`, `alice/` or `alice/laptop`: no
 /// node's name has a slash or a star.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Subject {
+pub enum Invitee {
     /// A node.
     Node(NodeName),
     /// All nodes whose names match, for a join key.
@@ -18,10 +18,10 @@ pub enum Subject {
     /// A user with all her devices.
     User(UserName),
     /// One device of a user.
-    Device(ClientName),
+    Device(UserDevice),
 }
 
-impl Subject {
+impl Invitee {
     /// Returns the text that identifies it in the store: names of nodes are in lower case.
     pub(crate) fn key(&self) -> String {
         match self {
@@ -51,7 +51,7 @@ impl Subject {
     /// Returns the user, unless it is about nodes.
     pub fn user(&self) -> Option<&UserName> {
         match self {
-            Self::User(user) | Self::Device(ClientName { user, .. }) => Some(user),
+            Self::User(user) | Self::Device(UserDevice { user, .. }) => Some(user),
             Self::Node(_) | Self::Nodes(_) => None,
         }
     }
@@ -65,7 +65,7 @@ impl Subject {
     }
 }
 
-impl FromStr for Subject {
+impl FromStr for Invitee {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
@@ -80,7 +80,7 @@ impl FromStr for Subject {
     }
 }
 
-impl fmt::Display for Subject {
+impl fmt::Display for Invitee {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Node(node) => node.fmt(f),
@@ -102,9 +102,9 @@ mod tests {
         fn a_subject_reads_back_as_written_and_only_a_node_has_neither_slash_nor_star(
             text in "[A-Za-z0-9@._*/-]{0,20}"
         ) {
-            if let Ok(subject) = text.parse::<Subject>() {
-                prop_assert_eq!(&subject.to_string().parse::<Subject>().unwrap(), &subject);
-                prop_assert_eq!(&subject.key().parse::<Subject>().unwrap(), &subject);
+            if let Ok(subject) = text.parse::<Invitee>() {
+                prop_assert_eq!(&subject.to_string().parse::<Invitee>().unwrap(), &subject);
+                prop_assert_eq!(&subject.key().parse::<Invitee>().unwrap(), &subject);
                 prop_assert_eq!(subject.node().is_some(), !subject.key().contains(['/', '*']));
             }
         }
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn texts_that_are_no_subject_are_refused() {
         for bad in ["", "/", "/laptop", "a/b/c", "alice//", "al ice/", "alice/lap_top", "shop-*/", "shop *"] {
-            assert!(bad.parse::<Subject>().is_err(), "{bad}");
+            assert!(bad.parse::<Invitee>().is_err(), "{bad}");
         }
     }
 }

@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use futures_util::future::BoxFuture;
 
-use crate::invitations::shared_text::{FileSharedState, Revision};
+use crate::invitations::shared_text::{FileEnrolmentStore, VersionedText};
 use tunnel_base::names::NodeName;
 use tunnel_net::pki::CertificateAuthority;
 
@@ -16,8 +16,8 @@ fn servers(place: &std::path::Path, count: usize) -> Vec<Arc<SharedEnrolments>> 
     std::fs::write(&ca, format!("{}{}", other.cert(), authority.cert())).unwrap();
     authority.server(&["cloud.test"]).unwrap().write(&cert, &key).unwrap();
     let server = || {
-        let authority = ServerCa::load(ca.clone(), cert.clone()).unwrap();
-        SharedEnrolments::new(Box::new(FileSharedState::new(place.join("enrolled"))), authority)
+        let authority = AdvertisedCa::load(ca.clone(), cert.clone()).unwrap();
+        SharedEnrolments::new(Box::new(FileEnrolmentStore::new(place.join("enrolled"))), authority)
     };
     (0..count).map(|_| server()).collect()
 }
@@ -41,16 +41,16 @@ impl LossyStore {
     }
 }
 
-impl SharedState for LossyStore {
-    fn read(&mut self) -> BoxFuture<'_, Result<Revision, SharedStateError>> {
+impl EnrolmentStore for LossyStore {
+    fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
         self.1.fetch_add(1, Relaxed);
         let text = self.0.lock().0.clone();
-        Box::pin(async { Ok(Revision { text, version: String::new() }) })
+        Box::pin(async { Ok(VersionedText { text, version: String::new() }) })
     }
 
     fn write<'a>(
         &'a mut self,
-        _: &'a Revision,
+        _: &'a VersionedText,
         text: Vec<u8>,
     ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
         let mut store = self.0.lock();
@@ -68,17 +68,17 @@ impl SharedState for LossyStore {
 #[derive(Debug, Clone, Default)]
 struct SlowStore(Arc<Mutex<Vec<u8>>>);
 
-impl SharedState for SlowStore {
-    fn read(&mut self) -> BoxFuture<'_, Result<Revision, SharedStateError>> {
+impl EnrolmentStore for SlowStore {
+    fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
         Box::pin(async {
             sleep(Duration::from_millis(50)).await;
-            Ok(Revision { text: self.0.lock().clone(), version: String::new() })
+            Ok(VersionedText { text: self.0.lock().clone(), version: String::new() })
         })
     }
 
     fn write<'a>(
         &'a mut self,
-        seen: &'a Revision,
+        seen: &'a VersionedText,
         text: Vec<u8>,
     ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
         Box::pin(async move {
@@ -141,7 +141,7 @@ async fn a_revocation_whose_response_was_lost_is_not_reported_as_without_effect(
     }
 }
 
-fn node() -> Subject {
+fn node() -> Invitee {
     "edge7".parse().unwrap()
 }
 
@@ -193,8 +193,8 @@ async fn an_invitation_contains_the_pin_of_the_signing_ca_and_a_host_name() {
     let invited = servers[0].invite(&node(), None, HOUR, "test").await.unwrap();
     let certificates = servers[0].certificates();
     let all: Vec<_> = rustls_pemfile::certs(&mut certificates.as_bytes()).map(Result::unwrap).collect();
-    assert_eq!(invited.code.pin(), ServerCa::pin_of(&all[1]));
-    assert_ne!(invited.code.pin(), ServerCa::pin_of(&all[0]));
+    assert_eq!(invited.code.pin(), AdvertisedCa::pin_of(&all[1]));
+    assert_ne!(invited.code.pin(), AdvertisedCa::pin_of(&all[0]));
     assert_eq!(invited.host, Some("cloud.test".parse().unwrap()));
 }
 

@@ -11,18 +11,18 @@ use parking_lot::Mutex;
 use tracing::info;
 
 use crate::admin;
-use crate::admin::page::{AdminUsers, UserFuture};
-use crate::config::access::{AccessConfig, AuthConfig};
+use crate::admin::page::{PageViewers, UserFuture};
+use crate::config::access::{AccessConfig, ClientAuthConfig};
 use crate::config::admin_listener::AdminConfig;
 use crate::config::admin_ports::AdminPorts;
 use crate::config::server::Tls;
 use crate::listener::admission::AccessPolicy;
 use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::auth::{PasswordChecker, Users};
-use crate::startup::{NotPrepared, Startup, StartupErrorKind};
+use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_base::policy::Networks;
-use tunnel_base::policy::zone::Zone;
-use tunnel_net::reload::{FileWatcher, Reload};
+use tunnel_base::policy::zone::NodeZone;
+use tunnel_net::reload::{FileWatcher, ReloadedValue};
 use tunnel_net::tls::client_certificate::ClientCertificate;
 
 /// Builds the access policies of listeners. Tables that name the same user file share its checker, and failed logins at
@@ -32,17 +32,17 @@ pub struct AccessPolicyBuilder {
     /// The checker of each file that an access policy uses.
     files: BTreeMap<PathBuf, Weak<PasswordChecker>>,
     /// Files that were read since the last [`Self::watch`].
-    unwatched: Vec<Reload<Users>>,
+    unwatched: Vec<ReloadedValue<Users>>,
     policies: ListenerPolicies,
 }
 
 /// The reloadable access policies in use, each with the key of its table. A closed listener's policy is in use while it
 /// has sessions, so there may be several for one table. Cheap to clone; clones share the list.
 #[derive(Debug, Clone, Default)]
-pub struct ListenerPolicies(Arc<Mutex<Vec<TablePolicy>>>);
+pub struct ListenerPolicies(Arc<Mutex<Vec<KeyedPolicy>>>);
 
 /// The key of a table, and an access policy that follows it.
-type TablePolicy = (String, Weak<ArcSwap<AccessPolicy>>);
+type KeyedPolicy = (String, Weak<ArcSwap<AccessPolicy>>);
 
 /// Access to one port, with the lists and files that decide it.
 #[derive(Debug, Clone)]
@@ -57,11 +57,11 @@ impl AccessPolicyBuilder {
         &mut self,
         table: &str,
         access: &AccessConfig,
-        startup: &mut Startup,
+        startup: &mut StartupErrorCollector,
     ) -> Result<ListenerAccess, NotPrepared> {
         let logins = match &access.auth {
-            AuthConfig::None => None,
-            AuthConfig::Basic { users, key } => Some(self.logins(users, key, startup)?),
+            ClientAuthConfig::None => None,
+            ClientAuthConfig::Basic { users, key } => Some(self.logins(users, key, startup)?),
         };
         let AccessConfig { proxy_protocol, allow_from, rules, names, .. } = access.clone();
         let policy =
@@ -77,7 +77,7 @@ impl AccessPolicyBuilder {
         &mut self,
         path: &Path,
         key: &str,
-        startup: &mut Startup,
+        startup: &mut StartupErrorCollector,
     ) -> Result<Arc<PasswordChecker>, NotPrepared> {
         if let Some(logins) = self.files.get(path).and_then(Weak::upgrade) {
             return Ok(logins);
@@ -86,7 +86,7 @@ impl AccessPolicyBuilder {
         let parse = move |text: &[u8]| {
             Users::parse(&String::from_utf8_lossy(text)).map_err(|cause| format!("{shown}: {cause}"))
         };
-        let users = startup.collect(StartupErrorKind::Config, &[key], Reload::file(path, parse))?;
+        let users = startup.collect(StartupErrorKind::Config, &[key], ReloadedValue::file(path, parse))?;
         let logins = Arc::new(PasswordChecker::new(users.clone()));
         self.unwatched.push(users);
         self.files.retain(|_, logins| logins.strong_count() > 0);
@@ -100,11 +100,11 @@ impl AccessPolicyBuilder {
         &mut self,
         table: &'static str,
         AdminConfig { tls, access, .. }: &AdminConfig,
-        startup: &mut Startup,
-    ) -> Result<AdminUsers, NotPrepared> {
-        let has_passwords = access.auth != AuthConfig::None;
+        startup: &mut StartupErrorCollector,
+    ) -> Result<PageViewers, NotPrepared> {
+        let has_passwords = access.auth != ClientAuthConfig::None;
         if !has_passwords && tls.as_ref().is_none_or(|tls| tls.client_ca.is_none()) {
-            return Ok(AdminUsers::default());
+            return Ok(PageViewers::default());
         }
         let policy = self.prepare(table, access, startup)?.policy(None);
         let user = move |certificate: Option<ClientCertificate>, head: HeaderMap, from| -> UserFuture {
@@ -120,7 +120,7 @@ impl AccessPolicyBuilder {
                 Some(policy.authenticate(&credentials, from).await.ok()??.user)
             })
         };
-        Ok(AdminUsers::new(has_passwords, user))
+        Ok(PageViewers::new(has_passwords, user))
     }
 
     /// Reloads the users' files when they change.
@@ -142,15 +142,15 @@ pub fn bind_admin(
     (table, ports): (&str, &AdminPorts),
     admin: &AdminConfig,
     tls: &Tls,
-    startup: &mut Startup,
-) -> Result<admin::Listeners, NotPrepared> {
+    startup: &mut StartupErrorCollector,
+) -> Result<admin::AdminListeners, NotPrepared> {
     let key = |name: &str| format!("{role}.{table}.{name}");
     let log = startup.bind_optional(&key("admin_listen"), ports.admin_listen, ports.is_default);
     let metrics = ports.metrics_listen.map(|at| startup.bind_public(&key("metrics_listen"), at)).transpose();
     let channelz = ports.channelz_listen.map(|at| startup.bind(&key("channelz_listen"), at)).transpose();
     let local = startup.bind_admin(&format!("{role}.admin.listen"), admin);
     let tls = admin.tls.as_ref().map(|files| files.load(tls, startup)).transpose();
-    Ok(admin::Listeners { log: log?, tls: tls?, metrics: metrics?, channelz: channelz?, local: local? })
+    Ok(admin::AdminListeners { log: log?, tls: tls?, metrics: metrics?, channelz: channelz?, local: local? })
 }
 
 impl ListenerPolicies {
@@ -183,7 +183,7 @@ impl ListenerAccess {
 
     /// Returns the access policy of a listener, which follows the settings. `zone` is the zone in which nodes have a
     /// second name.
-    pub fn policy(self, zone: Option<Arc<Zone>>) -> Arc<ArcSwap<AccessPolicy>> {
+    pub fn policy(self, zone: Option<Arc<NodeZone>>) -> Arc<ArcSwap<AccessPolicy>> {
         let policy = AccessPolicy { zone, ..AccessPolicy::clone(&self.policy.load()) };
         self.policy.store(Arc::new(policy));
         self.policy

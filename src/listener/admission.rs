@@ -21,7 +21,7 @@ use tracing::{Span, field};
 use crate::acceptor::target_dialer::DirectDialer;
 use crate::listener::admission::basis::{AccessBasis, ClientIdentity};
 use crate::listener::admission::destination::uplink_routing::UplinkRouting;
-use crate::listener::admission::destination::{Destination, OpenTarget};
+use crate::listener::admission::destination::{Destination, TargetStream};
 use crate::listener::auth::{Login, PasswordChecker};
 use crate::listener::denial::Denial;
 use crate::listener::trace_id::new_trace;
@@ -34,12 +34,12 @@ use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{DeviceName, Host, NodeName, Target};
 use tunnel_base::policy::off_limits::is_off_limits;
-use tunnel_base::policy::zone::Zone;
+use tunnel_base::policy::zone::NodeZone;
 use tunnel_base::policy::{CertificateGlob, Networks, Rules, canonical_ip};
-use tunnel_net::limiter::{AcquireError, FairLimiter, Limits, Permit, Source};
+use tunnel_net::limiter::{AcquireError, FairLimiter, Permit, PermitLimits, Source};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::Connection;
-use tunnel_proto::frame::{Category, ErrorCode, SessionError};
+use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 
 /// A listener's protocol: reads a client's request from the accepted stream `S` and responds.
 pub trait ListenerProtocol<S>: Send + Sync + 'static {
@@ -47,7 +47,7 @@ pub trait ListenerProtocol<S>: Send + Sync + 'static {
     type Connection: Connection;
 
     /// Returns the category in the Open frame.
-    fn category(&self) -> Category;
+    fn category(&self) -> SessionCategory;
 
     /// Returns the span for log messages about a client. Its fields `trace_id` and `session` are recorded once known.
     fn span(&self, from: SocketAddr) -> Span;
@@ -66,7 +66,7 @@ pub trait ListenerProtocol<S>: Send + Sync + 'static {
         &self,
         socket: S,
         admission: &mut Admission,
-    ) -> impl Future<Output = HandshakeOutcome<Self::Connection>> + Send;
+    ) -> impl Future<Output = AdmissionOutcome<Self::Connection>> + Send;
 }
 
 /// Everything that a listener needs to serve clients. All but `listener` and `policy` is shared by the listeners of a
@@ -144,7 +144,7 @@ pub struct AccessPolicy {
     /// The users and networks that may reach each node and port.
     pub rules: Rules,
     /// The DNS zone in which nodes have a second name. `None` means that only their own names are accepted.
-    pub zone: Option<Arc<Zone>>,
+    pub zone: Option<Arc<NodeZone>>,
 }
 
 impl AccessPolicy {
@@ -228,7 +228,7 @@ pub type SessionPermit = Arc<Permit<ClientKey>>;
     clippy::large_enum_variant,
     reason = "it is moved twice per client, and a box would be allocated for each"
 )]
-pub enum HandshakeOutcome<C> {
+pub enum AdmissionOutcome<C> {
     /// The client has its response, and its connection now carries the session's bytes.
     Opened {
         /// The session opened for the client.
@@ -250,16 +250,16 @@ pub enum HandshakeOutcome<C> {
     },
 }
 
-impl<C> HandshakeOutcome<C> {
+impl<C> AdmissionOutcome<C> {
     /// Converts the connection.
-    pub(crate) fn map<D>(self, change: impl FnOnce(C) -> D) -> HandshakeOutcome<D> {
+    pub(crate) fn map<D>(self, change: impl FnOnce(C) -> D) -> AdmissionOutcome<D> {
         match self {
             Self::Opened { session, socket, buffered } => {
-                HandshakeOutcome::Opened { session, socket: change(socket), buffered }
+                AdmissionOutcome::Opened { session, socket: change(socket), buffered }
             }
-            Self::Closed(socket) => HandshakeOutcome::Closed(socket.map(change)),
+            Self::Closed(socket) => AdmissionOutcome::Closed(socket.map(change)),
             Self::Failed { reason, socket } => {
-                HandshakeOutcome::Failed { reason, socket: socket.map(change) }
+                AdmissionOutcome::Failed { reason, socket: socket.map(change) }
             }
         }
     }
@@ -300,7 +300,7 @@ pub struct DeniedRequest {
 #[derive(Debug)]
 pub struct Admission {
     context: Arc<ListenerContext>,
-    category: Category,
+    category: SessionCategory,
     from: SocketAddr,
     /// The identity proved by the connection itself. The protocol sets it before it calls [`Self::open`] or
     /// [`Self::authorize`]; then no password is requested.
@@ -328,7 +328,7 @@ enum ClientPermit {
 #[derive(Debug)]
 pub struct AuthorizedRequest {
     context: Arc<ListenerContext>,
-    category: Category,
+    category: SessionCategory,
     from: SocketAddr,
     basis: AccessBasis,
     destination: Destination,
@@ -338,7 +338,7 @@ pub struct AuthorizedRequest {
 impl Admission {
     pub(crate) fn new(
         context: Arc<ListenerContext>,
-        category: Category,
+        category: SessionCategory,
         from: SocketAddr,
         permit: Permit,
     ) -> Self {
@@ -497,7 +497,8 @@ impl Admission {
             return uplink.destination(target);
         }
         // kube-apiserver's egress selector sends all targets here, including targets that no edge reaches.
-        let all = self.category == Category::Egress && matches!(self.proof, ClientIdentity::Certificate(_));
+        let all =
+            self.category == SessionCategory::Egress && matches!(self.proof, ClientIdentity::Certificate(_));
         if let Some(node) = node {
             return Ok(Destination { all, ..Destination::at(policy.own_name(node), target) });
         }
@@ -586,7 +587,7 @@ impl AuthorizedRequest {
         let opened = match destination.session_request(&context, category, &access, &permit) {
             None => destination.dial(&context).await,
             Some(request) => match context.route.open(request).await {
-                Ok(session) => Ok(OpenTarget { stream: session.into(), right: None }),
+                Ok(session) => Ok(TargetStream { stream: session.into(), right: None }),
                 Err(OpenError { session, why }) => {
                     access.id = session;
                     destination.recover(why, &context, &mut access).await
@@ -594,7 +595,7 @@ impl AuthorizedRequest {
             },
         };
         context.metrics.open_duration.observe(started.elapsed());
-        let granted = opened.and_then(|OpenTarget { stream, right }| {
+        let granted = opened.and_then(|TargetStream { stream, right }| {
             let basis = AccessBasis { direct: right, ..basis };
             access.id = stream.id();
             let judge = move || basis.judge().map_err(|denial| denial.to_string());
@@ -656,7 +657,7 @@ impl ClientKey {
 
 /// Creates the session limiter of a process: at most `most` concurrent sessions, and `for_one` per client.
 pub fn sessions(most: usize, for_one: usize) -> FairLimiter<ClientKey> {
-    FairLimiter::new(Limits { permits: most, per_source: for_one, waiting: 0, idle_timeout: None })
+    FairLimiter::new(PermitLimits { permits: most, per_source: for_one, waiting: 0, idle_timeout: None })
 }
 
 #[cfg(test)]

@@ -21,8 +21,8 @@ use tracing::warn;
 use crate::listener::auth::failed_logins::{LoginThrottle, ThrottleKey};
 use crate::listener::auth::recent_logins::LoginCache;
 use crate::listener::denial::{Denial, NAME_CHARS};
-use tunnel_net::limiter::{FairLimiter, Limits, Source};
-use tunnel_net::reload::Reload;
+use tunnel_net::limiter::{FairLimiter, PermitLimits, Source};
+use tunnel_net::reload::ReloadedValue;
 
 /// User names and bcrypt password hashes from an htpasswd file.
 #[derive(Clone)]
@@ -52,7 +52,7 @@ pub enum UsersError {
 
 /// A password checker that limits concurrent checks, is fair to sources, and caches correct passwords for a minute.
 pub struct PasswordChecker {
-    users: Reload<Users>,
+    users: ReloadedValue<Users>,
     recent: Mutex<LoginCache>,
     failures: Mutex<LoginThrottle>,
     /// Two random keys of this process for the fingerprints in `recent`.
@@ -100,13 +100,13 @@ impl Users {
 
 impl PasswordChecker {
     /// Creates a checker. Each check uses the current content of the users file.
-    pub fn new(users: Reload<Users>) -> Self {
+    pub fn new(users: ReloadedValue<Users>) -> Self {
         Self {
             users,
             recent: Mutex::default(),
             failures: Mutex::new(LoginThrottle::new()),
             keys: (RandomState::new(), RandomState::new()),
-            turns: FairLimiter::new(Limits {
+            turns: FairLimiter::new(PermitLimits {
                 permits: max_concurrent(),
                 per_source: usize::MAX,
                 waiting: MAX_WAITING_LOGINS,
@@ -188,8 +188,8 @@ impl fmt::Debug for PasswordChecker {
     }
 }
 
-/// Parses name and password from the value of a `Basic` header. Some clients leave out base64's padding, and some encode
-/// in Latin-1, although the challenge requests UTF-8.
+/// Parses name and password from the value of a `Basic` header. Some clients leave out base64's padding, and some
+/// encode in Latin-1, although the challenge requests UTF-8.
 fn parse_basic(value: &[u8]) -> Option<(String, String)> {
     let (scheme, code) = str::from_utf8(value).ok()?.trim().split_once(' ')?;
     if !scheme.eq_ignore_ascii_case("basic") {

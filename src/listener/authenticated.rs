@@ -11,19 +11,19 @@ use crate::config::listen_tls::ListenerTlsConfig;
 use crate::config::server::{Tls, TlsVersion};
 use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::admission::heads::MAX_PENDING;
-use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
+use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
 use crate::listener::{FileKind, ListenerFile};
 use crate::session_io::tls::TlsPort;
-use crate::startup::{NotPrepared, Startup, StartupErrorKind};
+use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_net::pool::BufferPool;
-use tunnel_net::reload::Reload;
+use tunnel_net::reload::ReloadedValue;
 use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::tls::handshake::TlsSocket;
 use tunnel_net::tls::params::TlsParams;
 use tunnel_net::tls::pem;
-use tunnel_net::tls::{ClientAuth, Identity, TlsServerConfig};
-use tunnel_proto::frame::Category;
+use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsServerConfig};
+use tunnel_proto::frame::SessionCategory;
 
 /// A listener over TLS. A client that presents a certificate is identified by its names.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub struct UnixListenerProtocol<F>(pub F);
 
 impl<F> TlsListenerProtocol<F> {
     /// Wraps a listener in TLS.
-    pub fn new(protocol: F, tls: Reload<ServerTls>, pool: BufferPool) -> Self {
+    pub fn new(protocol: F, tls: ReloadedValue<ServerTls>, pool: BufferPool) -> Self {
         Self { protocol, port: TlsPort::new(tls, pool, MAX_PENDING) }
     }
 }
@@ -46,7 +46,7 @@ impl<F> TlsListenerProtocol<F> {
 impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for TlsListenerProtocol<F> {
     type Connection = F::Connection;
 
-    fn category(&self) -> Category {
+    fn category(&self) -> SessionCategory {
         self.protocol.category()
     }
 
@@ -63,9 +63,9 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for TlsListener
         &self,
         socket: TcpStream,
         admission: &mut Admission,
-    ) -> HandshakeOutcome<F::Connection> {
+    ) -> AdmissionOutcome<F::Connection> {
         let Some(permit) = admission.connection_permit() else {
-            return HandshakeOutcome::Failed { reason: "tls", socket: None };
+            return AdmissionOutcome::Failed { reason: "tls", socket: None };
         };
         let refusals = &admission.context().metrics.refusals;
         match self.port.accept(socket, admission.from(), permit, refusals).await {
@@ -75,7 +75,7 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for TlsListener
                 }
                 self.protocol.handshake(stream, admission).await
             }
-            Err(reason) => HandshakeOutcome::Failed { reason, socket: None },
+            Err(reason) => AdmissionOutcome::Failed { reason, socket: None },
         }
     }
 }
@@ -83,7 +83,7 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for TlsListener
 impl<F: ListenerProtocol<UnixStream>> ListenerProtocol<UnixStream> for UnixListenerProtocol<F> {
     type Connection = F::Connection;
 
-    fn category(&self) -> Category {
+    fn category(&self) -> SessionCategory {
         self.0.category()
     }
 
@@ -99,7 +99,7 @@ impl<F: ListenerProtocol<UnixStream>> ListenerProtocol<UnixStream> for UnixListe
         &self,
         socket: UnixStream,
         admission: &mut Admission,
-    ) -> HandshakeOutcome<F::Connection> {
+    ) -> AdmissionOutcome<F::Connection> {
         if let Ok(user) = socket.peer_cred() {
             admission.proof = ClientIdentity::User(format!("uid={}", user.uid()));
         }
@@ -119,7 +119,11 @@ impl ListenerTlsConfig {
     }
 
     /// Returns the TLS of a port for HTTP/1.
-    pub(crate) fn load(&self, tls: &Tls, startup: &mut Startup) -> Result<Reload<ServerTls>, NotPrepared> {
+    pub(crate) fn load(
+        &self,
+        tls: &Tls,
+        startup: &mut StartupErrorCollector,
+    ) -> Result<ReloadedValue<ServerTls>, NotPrepared> {
         let Self { cert, key, client_ca, .. } = self;
         let offer = tls_params(tls, startup);
         let keys = ["cert", "key", "client_ca"].map(|file| self.key(file));
@@ -132,7 +136,7 @@ impl ListenerTlsConfig {
             return Err(NotPrepared);
         }
         let (offer, _) = offer?;
-        let identity = Identity { cert: cert.clone(), key: key.clone() };
+        let identity = IdentityFiles { cert: cert.clone(), key: key.clone() };
         let clients = ca.cloned().map_or(ClientAuth::Anonymous, ClientAuth::Required);
         let server = TlsServerConfig { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] };
         startup.collect(StartupErrorKind::Config, &[&keys[0], &keys[1]], server.load())
@@ -140,7 +144,10 @@ impl ListenerTlsConfig {
 }
 
 /// Returns the TLS versions and cipher suites of a server's ports, with warnings about them.
-pub(crate) fn tls_params(tls: &Tls, startup: &mut Startup) -> Result<(TlsParams, Vec<String>), NotPrepared> {
+pub(crate) fn tls_params(
+    tls: &Tls,
+    startup: &mut StartupErrorCollector,
+) -> Result<(TlsParams, Vec<String>), NotPrepared> {
     let min_version = match tls.min_version {
         TlsVersion::V12 => "VersionTLS12",
         TlsVersion::V13 => "VersionTLS13",

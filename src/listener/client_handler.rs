@@ -10,15 +10,15 @@ use tokio::time::timeout;
 use tracing::{Span, debug};
 
 use crate::listener::admission::heads::max_pending;
-use crate::listener::admission::{Admission, HandshakeOutcome, ListenerContext, ListenerProtocol};
+use crate::listener::admission::{Admission, AdmissionOutcome, ListenerContext, ListenerProtocol};
 use crate::listener::denial::Denial;
 use crate::listener::trace_id::new_trace;
 use crate::session_io::copy::close::close_gracefully;
-use crate::session_io::{LocalPeer, run_session};
+use crate::session_io::{LocalParty, run_session};
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::metrics::label_values::DENIALS;
 use tunnel_base::policy::Networks;
-use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler, Rejection};
+use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler, ConnectionRejection};
 use tunnel_net::fd_limit;
 use tunnel_net::listen::Accept;
 use tunnel_net::socket::{Connection, Socket};
@@ -54,20 +54,20 @@ where
         self.protocol.span(from)
     }
 
-    fn admits(&self, from: SocketAddr) -> Result<(), Rejection> {
-        self.context.policy.load().check_source(from.ip()).map_err(|_| Rejection::Forbidden)
+    fn admits(&self, from: SocketAddr) -> Result<(), ConnectionRejection> {
+        self.context.policy.load().check_source(from.ip()).map_err(|_| ConnectionRejection::Forbidden)
     }
 
-    fn rejection_bytes(&self, from: SocketAddr, why: Rejection) -> Bytes {
+    fn rejection_bytes(&self, from: SocketAddr, why: ConnectionRejection) -> Bytes {
         let denial = match why {
-            Rejection::Forbidden | Rejection::Stopping => {
+            ConnectionRejection::Forbidden | ConnectionRejection::Stopping => {
                 match self.context.policy.load().check_source(from.ip()) {
                     Err(denial) => denial,
                     Ok(()) => return Bytes::new(),
                 }
             }
-            Rejection::Full => Denial::Busy("too many connections are waiting without a request"),
-            Rejection::OpenFiles => Denial::Busy(fd_limit::REACHED),
+            ConnectionRejection::Full => Denial::Busy("too many connections are waiting without a request"),
+            ConnectionRejection::OpenFiles => Denial::Busy(fd_limit::REACHED),
         };
         let metrics = &self.context.metrics;
         metrics.sessions.refused(self.context.listener, denial.name());
@@ -90,18 +90,18 @@ where
             tokio::select! {
                 biased;
                 head = handshake => head,
-                () = head_timeout(&head_is_read) => HandshakeOutcome::Failed { reason: "header_timeout", socket: None },
+                () = head_timeout(&head_is_read) => AdmissionOutcome::Failed { reason: "header_timeout", socket: None },
             }
         };
         let socket = match head {
-            HandshakeOutcome::Opened { session, socket, buffered } => {
+            AdmissionOutcome::Opened { session, socket, buffered } => {
                 // The session has its own permit. Clients that exhaust the connection limiter must not end it.
                 drop(admission);
                 let client = Socket::with_early(socket, self.context.pool.clone(), buffered);
-                return run_session(session, LocalPeer::Client, client, &self.context.metrics).await;
+                return run_session(session, LocalParty::Client, client, &self.context.metrics).await;
             }
-            HandshakeOutcome::Closed(socket) => socket,
-            HandshakeOutcome::Failed { reason, socket } => {
+            AdmissionOutcome::Closed(socket) => socket,
+            AdmissionOutcome::Failed { reason, socket } => {
                 debug!(reason, "handshake failed, no session");
                 self.context.metrics.connections_rejected.count(reason);
                 socket

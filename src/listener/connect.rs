@@ -25,25 +25,25 @@ use tracing::{Span, field, info_span, warn};
 
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen;
-use crate::config::listen_tls::{ListenerTlsConfig, PortTls};
+use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState};
 use crate::config::value::forms;
 use crate::listener::admission::heads::{HEAD_BYTES, HEAD_FIELDS};
-use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, OpenRequest};
+use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol, OpenRequest};
 use crate::listener::denial::{
     Denial, NO_SSH, SSH, automatic_response, bad_head, header_failure, reject_http2, reject_ssh, written,
 };
 use crate::listener::trace_id::{new_trace, trace_of};
 use crate::listener::{
-    BoundListener, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, ListenerTables, single,
+    BoundListener, ListenerConfig, ListenerConfigReader, ListenerFile, ListenerKind, ListenerSetup, single,
 };
 use crate::startup::NotPrepared;
 use tunnel_base::names::{NameError, Target};
 use tunnel_net::hooked::{Hooked, ReadHook};
 use tunnel_net::socket::Connection;
-use tunnel_proto::frame::Category;
+use tunnel_proto::frame::SessionCategory;
 
-/// `[server.connect]`: the CONNECT listener for users and their tools, such as ssh. Its access rules are the defaults of
-/// all other listeners' tables. Without this table there is no such port.
+/// `[server.connect]`: the CONNECT listener for users and their tools, such as ssh. Its access rules are the defaults
+/// of all other listeners' tables. Without this table there is no such port.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct ConnectConfig {
@@ -85,13 +85,13 @@ pub(crate) const KIND: ListenerKind =
     ListenerKind { name: "connect", by_address: false, is_live: true, read };
 
 /// Reads the table, and warns if the port is open to all clients.
-fn read(tables: &mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
     let mut table = tables.server.table(KIND.name, report);
     let mut connect: ConnectConfig = table.fields(report);
     let is_set = listen::require(&table, report);
     connect.tls = ListenerTlsConfig::read(&mut table, report);
-    let methods = AuthMethods { password: true, tls: PortTls::of(connect.tls.as_ref()) };
+    let methods = AuthMethods { password: true, tls: PortTlsState::of(connect.tls.as_ref()) };
     connect.access = AccessConfig::read(&mut table, methods, &AccessConfig::default(), report);
     listen_tls::require_names(&table, report);
     if table.has("plain_listen") && !table.has("cert") {
@@ -103,7 +103,7 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
         connect.access.warn_if_open(key, connect.listen, methods, "every node", report);
     }
     if let Some(at) = connect.plain_listen {
-        let methods = AuthMethods { password: true, tls: PortTls::Unsupported };
+        let methods = AuthMethods { password: true, tls: PortTlsState::Unsupported };
         connect.access.warn_if_open(table.key("plain_listen"), at, methods, "every node", report);
     }
     connect.is_default = report.implied.contains(&table.key("listen"));
@@ -135,7 +135,13 @@ impl ListenerConfig for ConnectConfig {
         let ports =
             listener.map(|listener| (listener, tls)).into_iter().chain(plain.map(|plain| (plain, None)));
         let port = |(listener, tls)| {
-            BoundListener::tcp_or_tls(KIND.name, listener, access.clone(), tls, Connect(Category::Ssh))
+            BoundListener::tcp_or_tls(
+                KIND.name,
+                listener,
+                access.clone(),
+                tls,
+                ConnectProtocol(SessionCategory::Ssh),
+            )
         };
         Ok(ports.map(port).collect())
     }
@@ -143,12 +149,12 @@ impl ListenerConfig for ConnectConfig {
 
 /// The protocol of the CONNECT listeners, whose sessions have this category.
 #[derive(Debug)]
-pub struct Connect(pub Category);
+pub struct ConnectProtocol(pub SessionCategory);
 
-impl<C: Connection + 'static> ListenerProtocol<C> for Connect {
+impl<C: Connection + 'static> ListenerProtocol<C> for ConnectProtocol {
     type Connection = C;
 
-    fn category(&self) -> Category {
+    fn category(&self) -> SessionCategory {
         self.0
     }
 
@@ -166,7 +172,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Connect {
     /// together with the 200 as an error. It fits into any socket's empty buffer, so it needs no timeout. A client that
     /// closes its write half early, as `nc` does, is still served. The opening is dropped when
     /// [`Connection::remote_reset`] reports that the client disconnected. Not cancel safe.
-    async fn handshake(&self, socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
+    async fn handshake(&self, socket: C, admission: &mut Admission) -> AdmissionOutcome<C> {
         let ConnectHead { version, trace, request, mut socket, buffered } = match read_head(socket).await {
             Ok(head) => head,
             Err(BadHead { reason, mut socket, rejected }) => {
@@ -182,22 +188,22 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Connect {
                     // A client that has disconnected gets no reason.
                     let _ = socket.write_all(&answer).await.and(socket.flush().await);
                 }
-                return HandshakeOutcome::Failed { reason, socket: Some(socket) };
+                return AdmissionOutcome::Failed { reason, socket: Some(socket) };
             }
         };
         let Some(opened) = admission.open_unless(socket.remote_reset(), request, trace).await else {
-            return HandshakeOutcome::Failed { reason: "reset_while_opening", socket: Some(socket) };
+            return AdmissionOutcome::Failed { reason: "reset_while_opening", socket: Some(socket) };
         };
         let answer = match &opened {
             Ok(_) => established(version),
             Err(denied) => written(version, &denied.answer()),
         };
         if socket.write_all(&answer).await.is_err() || socket.flush().await.is_err() {
-            return HandshakeOutcome::Failed { reason: "reset", socket: Some(socket) };
+            return AdmissionOutcome::Failed { reason: "reset", socket: Some(socket) };
         }
         match opened {
-            Ok(session) => HandshakeOutcome::Opened { session, socket, buffered },
-            Err(_) => HandshakeOutcome::Closed(Some(socket)),
+            Ok(session) => AdmissionOutcome::Opened { session, socket, buffered },
+            Err(_) => AdmissionOutcome::Closed(Some(socket)),
         }
     }
 }
@@ -229,7 +235,7 @@ async fn read_head<C: Connection>(socket: C) -> Result<ConnectHead<C>, BadHead<C
         *taken.lock() = Some(request);
         pending()
     };
-    let io = tokio::io::join(Hooked { io: socket, hook: ReadBytes::default() }, Vec::new());
+    let io = tokio::io::join(Hooked { io: socket, hook: HeadCapture::default() }, Vec::new());
     let mut connection = server().serve_connection(TokioIo::new(io), service_fn(take));
     let (ended, request) = poll_fn(|cx| {
         let polled = connection.poll_without_shutdown(cx);
@@ -242,7 +248,7 @@ async fn read_head<C: Connection>(socket: C) -> Result<ConnectHead<C>, BadHead<C
     })
     .await;
     let parts = connection.into_parts();
-    let ((Hooked { io: mut socket, hook: ReadBytes(read) }, response), buffered) =
+    let ((Hooked { io: mut socket, hook: HeadCapture(read) }, response), buffered) =
         (parts.io.into_inner().into_inner(), parts.read_buf);
     let rejected = automatic_response(&response);
     match (ended, request) {
@@ -268,9 +274,9 @@ async fn read_head<C: Connection>(socket: C) -> Result<ConnectHead<C>, BadHead<C
 
 /// The bytes of a head that hyper has read. hyper keeps none if the target is malformed.
 #[derive(Debug, Default)]
-struct ReadBytes(Vec<u8>);
+struct HeadCapture(Vec<u8>);
 
-impl<T: AsyncRead + Unpin> ReadHook<T> for ReadBytes {
+impl<T: AsyncRead + Unpin> ReadHook<T> for HeadCapture {
     fn poll_read(
         &mut self,
         io: Pin<&mut T>,

@@ -15,7 +15,7 @@ use crate::listener::trace_id::TRACE;
 use crate::route::{RouteError, SessionRouter};
 use tunnel_base::addresses::LocateError;
 use tunnel_base::names::{NameError, NodeName, Target};
-use tunnel_net::tls::error::HandshakeError;
+use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_proto::frame::SessionError;
 
 /// A reason for denying a client its session.
@@ -61,7 +61,7 @@ pub enum Denial {
     UpstreamTimeout(String),
     /// The target was reached, but the TLS handshake of this process with it failed.
     #[error("TLS with the target failed: {0}")]
-    TargetTls(HandshakeError),
+    TargetTls(TlsHandshakeError),
     /// The user name and password are missing.
     #[error("this proxy requires a user name and a password")]
     Credentials,
@@ -199,8 +199,8 @@ impl Denial {
     }
 }
 
-/// Returns the denial for a head to which hyper would respond with this status. `bytes` and `fields` are the limits that
-/// applied.
+/// Returns the denial for a head to which hyper would respond with this status. `bytes` and `fields` are the limits
+/// that applied.
 pub(super) fn bad_head(status: StatusCode, bytes: usize, fields: usize) -> Denial {
     match status {
         StatusCode::URI_TOO_LONG => Denial::UrlTooLong,

@@ -7,23 +7,23 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::config::access::{AccessConfig, AuthMethods};
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen::{self, ListenAddress};
-use crate::config::listen_tls::{ListenerTlsConfig, PortTls};
+use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState};
 use crate::config::table::ConfigTable;
 use crate::config::value::forms;
 use crate::listener::authenticated::UnixListenerProtocol;
-use crate::listener::connect::Connect;
+use crate::listener::connect::ConnectProtocol;
 use crate::listener::{BoundListener, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, single};
 use crate::startup::NotPrepared;
 use tunnel_base::policy::Networks;
-use tunnel_proto::frame::Category;
+use tunnel_proto::frame::SessionCategory;
 
 /// `[server.egress]`: CONNECT to node:port for kube-apiserver's egress selector (HTTPConnect). Without this table it is
 /// disabled. For a Unix socket, the owner of its file replaces the access rules, except rules.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(default)]
-struct EgressKeys {
+struct EgressConfigKeys {
     /// Address (ip:port), with TLS, or "unix:/path": a socket that only the user of this program may open, created at
     /// start and removed at exit. With a socket, cert, key, client_ca, names, proxy_protocol, auth, users and
     /// allow_from are errors. Required.
@@ -45,7 +45,7 @@ struct EgressKeys {
     client_ca: Option<PathBuf>,
 }
 
-impl Default for EgressKeys {
+impl Default for EgressConfigKeys {
     /// SuperEdge's paths of certificate and key.
     fn default() -> Self {
         let [cert, key] = ["/etc/tunnel/certs/egress.crt", "/etc/tunnel/certs/egress.key"].map(PathBuf::from);
@@ -105,14 +105,20 @@ impl ListenerConfig for EgressConfig {
                 let tls = certificates.load(setup.tls, setup.startup);
                 let listener = setup.startup.bind("server.egress.listen", *listen);
                 let (access, tls, listener) = (access?, tls?, listener?);
-                BoundListener::tcp_or_tls(KIND.name, listener, access, Some(tls), Connect(Category::Egress))
+                BoundListener::tcp_or_tls(
+                    KIND.name,
+                    listener,
+                    access,
+                    Some(tls),
+                    ConnectProtocol(SessionCategory::Egress),
+                )
             }
             Self::Unix { path, access } => {
                 let access = setup.policies.prepare("server.egress", access, setup.startup);
                 let listener = setup.startup.bind_local("server.egress.listen", path);
                 let (access, listener) = (access?, listener?);
                 BoundListener::new(KIND.name, listener, access, |_| {
-                    UnixListenerProtocol(Connect(Category::Egress))
+                    UnixListenerProtocol(ConnectProtocol(SessionCategory::Egress))
                 })
             }
         };
@@ -124,10 +130,10 @@ impl ListenerConfig for EgressConfig {
 fn read(
     server: &mut ConfigTable<'_>,
     inherited: &AccessConfig,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) -> Option<EgressConfig> {
     let mut table = server.table(KIND.name, report);
-    let keys: EgressKeys = table.fields(report);
+    let keys: EgressConfigKeys = table.fields(report);
     listen::require(&table, report);
     let shown = keys.clone();
     let egress = match keys.listen.clone() {
@@ -141,13 +147,13 @@ fn read(
 
 fn port(
     table: &mut ConfigTable<'_>,
-    EgressKeys { cert, key, client_ca, .. }: EgressKeys,
+    EgressConfigKeys { cert, key, client_ca, .. }: EgressConfigKeys,
     listen: Option<SocketAddr>,
     inherited: &AccessConfig,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) -> Option<EgressConfig> {
     let certificates = ListenerTlsConfig { table: table.key(""), cert, key, client_ca };
-    let proofs = AuthMethods { password: true, tls: PortTls::of(Some(&certificates)) };
+    let proofs = AuthMethods { password: true, tls: PortTlsState::of(Some(&certificates)) };
     let access = AccessConfig::read(table, proofs, inherited, report);
     listen_tls::require_names(table, report);
     let listen = listen?;
@@ -161,9 +167,9 @@ fn unix(
     table: &mut ConfigTable<'_>,
     path: PathBuf,
     inherited: &AccessConfig,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) -> EgressConfig {
-    let proofs = AuthMethods { password: false, tls: PortTls::On { client_certificate: true } };
+    let proofs = AuthMethods { password: false, tls: PortTlsState::On { client_certificate: true } };
     let access = AccessConfig::read(table, proofs, inherited, report);
     for key in TCP_ONLY_KEYS {
         if table.has(key) {
@@ -187,7 +193,7 @@ mod tests {
     use crate::config::Environment;
 
     fn errors(text: &str) -> (Option<EgressConfig>, Vec<String>) {
-        let mut report = Diagnostics::default();
+        let mut report = ConfigDiagnostics::default();
         let mut file = ConfigTable::parse(text, &Environment::default(), &mut report);
         let inherited = AccessConfig { allow_from: Some(Networks::default()), ..AccessConfig::default() };
         let egress = read(&mut file, &inherited, &mut report);

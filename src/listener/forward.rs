@@ -28,19 +28,19 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::listener::admission::heads::{HEAD_BYTES, HEAD_FIELDS, LONG_HEAD_BYTES, LONG_HEAD_FIELDS};
-use crate::listener::admission::{Admission, HandshakeOutcome, ListenerContext};
+use crate::listener::admission::{Admission, AdmissionOutcome, ListenerContext};
 use crate::listener::client_handler::HEAD_TIME;
 use crate::listener::denial::{Denial, bad_head, header_failure, reject_http2, written};
 use crate::listener::forward::client_connection::ClientIo;
-use crate::listener::forward::idle_timer::{Deadline, IdleTimer};
+use crate::listener::forward::idle_timer::{ClientDeadline, IdleTimer};
 use crate::listener::forward::long_url::shorten;
 use crate::listener::forward::message::ResponseBody;
-use crate::listener::forward::requests::Exchange;
+use crate::listener::forward::requests::RequestForwarder;
 use crate::listener::requests::{ParseRequest, RequestRouter};
 use crate::session_io::copy::close::wait_acknowledged;
 use tunnel_base::drain::Drain;
 use tunnel_net::limiter::Source;
-use tunnel_net::reload::Reload;
+use tunnel_net::reload::ReloadedValue;
 use tunnel_net::socket::{Connection, Socket};
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
@@ -52,24 +52,24 @@ use tunnel_proto::frame::{ErrorCode, SessionError};
 pub(crate) async fn forward<C: Connection>(
     socket: C,
     admission: &mut Admission,
-    tls: Option<Reload<ClientConfig>>,
+    tls: Option<ReloadedValue<ClientConfig>>,
     parse: &ParseRequest<'_>,
-) -> HandshakeOutcome<C> {
+) -> AdmissionOutcome<C> {
     socket.set_reset_on_drop(true);
     let (context, source) = (Arc::clone(admission.context()), Source::of(admission.from().ip()));
     let clock = Arc::new(IdleTimer::new());
     let router = RequestRouter::new(admission, tls, parse);
-    let exchange = Exchange::new(router, Arc::clone(&clock), &context, source);
+    let exchange = RequestForwarder::new(router, Arc::clone(&clock), &context, source);
     let io = ClientIo::new(socket, Arc::clone(&clock));
     let mut served = serve(io, server(), &exchange, &context.drain).await;
     if served.rejected == Some(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE) {
         // Most heads are short, so the connection of a long one is parsed again, with more memory, and not reused.
         match context.long_heads.try_acquire(&source) {
             Ok(_permit) => {
-                let FinishedClient { mut socket, buffered, .. } = served;
-                let until = clock.deadline(false).map_or_else(Instant::now, Deadline::at);
+                let ReleasedConnection { mut socket, buffered, .. } = served;
+                let until = clock.deadline(false).map_or_else(Instant::now, ClientDeadline::at);
                 let Ok(Ok((ahead, url_end))) = timeout_at(until, shorten(&mut socket, buffered)).await else {
-                    return HandshakeOutcome::Failed { reason: "header_timeout", socket: Some(socket) };
+                    return AdmissionOutcome::Failed { reason: "header_timeout", socket: Some(socket) };
                 };
                 *exchange.url_end.lock() = url_end;
                 let io = ClientIo { ahead, ..ClientIo::new(socket, clock) };
@@ -84,8 +84,8 @@ pub(crate) async fn forward<C: Connection>(
 }
 
 /// A client's connection that is no longer served, with the unread bytes.
-struct FinishedClient<C> {
-    ended: ServeEnd,
+struct ReleasedConnection<C> {
+    ended: ConnectionEnd,
     socket: C,
     buffered: Bytes,
     /// The status of hyper's own response to the last head, which was withheld.
@@ -96,9 +96,9 @@ struct FinishedClient<C> {
 async fn serve<C: Connection>(
     io: ClientIo<C>,
     server: http1::Builder,
-    exchange: &Exchange<'_>,
+    exchange: &RequestForwarder<'_>,
     drain: &Drain,
-) -> FinishedClient<C> {
+) -> ReleasedConnection<C> {
     let clock = Arc::clone(&io.clock);
     let answer = |request| -> ResponseFuture<'_> { Box::pin(exchange.answer(request)) };
     let mut connection = server.serve_connection(TokioIo::new(io), service_fn(answer));
@@ -112,22 +112,24 @@ async fn serve<C: Connection>(
         }
         let served = connection.poll_without_shutdown(cx);
         if exchange.poll(cx).is_ready() {
-            return Poll::Ready(ServeEnd::Gone);
+            return Poll::Ready(ConnectionEnd::Gone);
         }
         if let Poll::Ready(ended) = served {
-            return Poll::Ready(ServeEnd::Hyper(ended));
+            return Poll::Ready(ConnectionEnd::Hyper(ended));
         }
         if clock.is_lost() {
-            return Poll::Ready(ServeEnd::Gone);
+            return Poll::Ready(ConnectionEnd::Gone);
         }
         let Some(deadline) = clock.deadline(leaving) else { return Poll::Pending };
         if silence.deadline() != deadline.at() {
             silence.as_mut().reset(deadline.at());
         }
         match (silence.as_mut().poll(cx), deadline) {
-            (Poll::Ready(()), Deadline::Head(_)) => return Poll::Ready(ServeEnd::TooSlow),
-            (Poll::Ready(()), Deadline::Answer(_) | Deadline::Body(_)) => return Poll::Ready(ServeEnd::Gone),
-            (Poll::Ready(()), Deadline::Request(_)) => {
+            (Poll::Ready(()), ClientDeadline::Head(_)) => return Poll::Ready(ConnectionEnd::TooSlow),
+            (Poll::Ready(()), ClientDeadline::Answer(_) | ClientDeadline::Body(_)) => {
+                return Poll::Ready(ConnectionEnd::Gone);
+            }
+            (Poll::Ready(()), ClientDeadline::Request(_)) => {
                 leaving = true;
                 Pin::new(&mut connection).graceful_shutdown();
                 cx.waker().wake_by_ref();
@@ -141,7 +143,7 @@ async fn serve<C: Connection>(
     let io = parts.io.into_inner();
     let rejected = io.rejected;
     let (socket, buffered) = io.into_parts(parts.read_buf);
-    FinishedClient { ended, socket, buffered, rejected }
+    ReleasedConnection { ended, socket, buffered, rejected }
 }
 
 type ResponseFuture<'a> =
@@ -150,18 +152,18 @@ type ResponseFuture<'a> =
 /// Returns the outcome of serving a client, with its connection if that is still open. `limits` are those of a head:
 /// bytes, and fields.
 async fn finish<C: Connection>(
-    served: FinishedClient<C>,
-    exchange: Exchange<'_>,
+    served: ReleasedConnection<C>,
+    exchange: RequestForwarder<'_>,
     limits: (usize, usize),
     context: &ListenerContext,
-) -> HandshakeOutcome<C> {
+) -> AdmissionOutcome<C> {
     if let Some(status) = served.rejected {
         return refuse(served, exchange, bad_head(status, limits.0, limits.1)).await;
     }
-    let FinishedClient { ended, mut socket, buffered, .. } = served;
+    let ReleasedConnection { ended, mut socket, buffered, .. } = served;
     let error = match (ended, exchange.end()) {
-        (ServeEnd::Hyper(Ok(())), Some(session)) => {
-            return HandshakeOutcome::Opened { session, socket, buffered };
+        (ConnectionEnd::Hyper(Ok(())), Some(session)) => {
+            return AdmissionOutcome::Opened { session, socket, buffered };
         }
         (ended, switched) => {
             if let Some(opened) = switched {
@@ -169,37 +171,37 @@ async fn finish<C: Connection>(
                 opened.break_off("client_io_error", SessionError::new(ErrorCode::ConnectionFailed, why));
             }
             match ended {
-                ServeEnd::Hyper(ended) => ended.err(),
-                ServeEnd::TooSlow => {
+                ConnectionEnd::Hyper(ended) => ended.err(),
+                ConnectionEnd::TooSlow => {
                     socket.set_reset_on_drop(false);
-                    return HandshakeOutcome::Failed { reason: "header_timeout", socket: Some(socket) };
+                    return AdmissionOutcome::Failed { reason: "header_timeout", socket: Some(socket) };
                 }
-                ServeEnd::Gone => return HandshakeOutcome::Failed { reason: "reset", socket: None },
+                ConnectionEnd::Gone => return AdmissionOutcome::Failed { reason: "reset", socket: None },
             }
         }
     };
     if error.as_ref().is_some_and(hyper::Error::is_user) {
         // A truncated response must not look complete.
         wait_acknowledged(&mut Socket::new(socket, context.pool.clone())).await;
-        return HandshakeOutcome::Closed(None);
+        return AdmissionOutcome::Closed(None);
     }
     reject_http2(&mut socket, &buffered).await;
     socket.set_reset_on_drop(false);
     match error {
-        Some(error) => HandshakeOutcome::Failed { reason: header_failure(&error), socket: Some(socket) },
-        None => HandshakeOutcome::Closed(Some(socket)),
+        Some(error) => AdmissionOutcome::Failed { reason: header_failure(&error), socket: Some(socket) },
+        None => AdmissionOutcome::Closed(Some(socket)),
     }
 }
 
 /// Responds to a head that cannot be parsed.
 async fn refuse<C: Connection>(
-    served: FinishedClient<C>,
-    exchange: Exchange<'_>,
+    served: ReleasedConnection<C>,
+    exchange: RequestForwarder<'_>,
     denial: Denial,
-) -> HandshakeOutcome<C> {
-    let FinishedClient { ended, mut socket, .. } = served;
+) -> AdmissionOutcome<C> {
+    let ReleasedConnection { ended, mut socket, .. } = served;
     let reason = match &ended {
-        ServeEnd::Hyper(Err(error)) => header_failure(error),
+        ConnectionEnd::Hyper(Err(error)) => header_failure(error),
         _ => "reset",
     };
     let denied = exchange.router.lock().await.deny(denial).await;
@@ -208,11 +210,11 @@ async fn refuse<C: Connection>(
     socket.set_reset_on_drop(false);
     let sent = async { socket.write_all(&answer).await.is_ok() && socket.flush().await.is_ok() };
     let socket = if timeout(HEAD_TIME, sent).await == Ok(true) { Some(socket) } else { None };
-    HandshakeOutcome::Failed { reason, socket }
+    AdmissionOutcome::Failed { reason, socket }
 }
 
 /// The reason why serving a client ended.
-enum ServeEnd {
+enum ConnectionEnd {
     /// hyper returned this result.
     Hyper(hyper::Result<()>),
     /// The rest of a head was not received in time.

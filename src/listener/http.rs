@@ -16,34 +16,34 @@ use tokio_rustls::rustls::ClientConfig;
 use tracing::{Span, field, info_span};
 
 use crate::config::access::{AccessConfig, AuthMethods};
-use crate::config::diagnostics::Diagnostics;
-use crate::config::listen_tls::PortTls;
+use crate::config::diagnostics::ConfigDiagnostics;
+use crate::config::listen_tls::PortTlsState;
 use crate::config::table::ConfigTable;
 use crate::config::value::forms;
 use crate::listener::access::ListenerAccess;
 use crate::listener::admission::basis::ClientIdentity;
-use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, OpenRequest};
+use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol, OpenRequest};
 use crate::listener::denial::Denial;
 use crate::listener::forward::forward;
-use crate::listener::http::routing::RoutingContext;
+use crate::listener::http::routing::RequestRoutingContext;
 use crate::listener::requests::credentials;
 use crate::listener::{
-    BoundListener, ListenerConfig, ListenerDeps, ListenerKind, ListenerSetup, ListenerTables, single,
+    BoundListener, ListenerConfig, ListenerConfigReader, ListenerDeps, ListenerKind, ListenerSetup, single,
 };
 use crate::registry::Finder;
-use crate::startup::{NotPrepared, Startup};
+use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::policy::ports::{ConfigMapPorts, PortTarget};
-use tunnel_base::serde_forms::Port;
-use tunnel_net::listen::TcpAccept;
-use tunnel_net::reload::Reload;
+use tunnel_base::serde_forms::ConfigPort;
+use tunnel_net::listen::TcpListenSocket;
+use tunnel_net::reload::ReloadedValue;
 use tunnel_net::socket::Connection;
 use tunnel_net::tls::handshake::TlsSocket;
-use tunnel_proto::frame::Category;
+use tunnel_proto::frame::SessionCategory;
 
 /// `[server.http]`: ports that stand for one port of every node, without TLS. The Host of each request names the node:
 /// http://node1:10255/metrics, if DNS resolves the nodes' names to this server. The headers of `[server.https]` apply,
-/// from clients in allow_from. These clients cannot send a password: if auth is "basic" in `[server.connect]`, set auth =
-/// "none" here.
+/// from clients in allow_from. These clients cannot send a password: if auth is "basic" in `[server.connect]`, set auth
+/// = "none" here.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(default)]
 struct HttpKeys {
@@ -59,7 +59,7 @@ struct HttpKeys {
 }
 
 /// The ports of `[server.http]` and `[server.https]`, and the target of each.
-pub(crate) type NodePorts = BTreeMap<Port<0>, PortTarget>;
+pub(crate) type NodePorts = BTreeMap<ConfigPort<0>, PortTarget>;
 
 /// Writes each port as a text, since a key of TOML is one.
 pub(crate) fn by_text<S: Serializer>(ports: &NodePorts, serializer: S) -> Result<S::Ok, S::Error> {
@@ -95,10 +95,10 @@ pub struct NodePortConfig {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "http", by_address: false, is_live: true, read };
 
 /// Reads the table.
-fn read(tables: &mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
     let mut table = tables.server.table(KIND.name, report);
-    let methods = AuthMethods { password: false, tls: PortTls::Unsupported };
+    let methods = AuthMethods { password: false, tls: PortTlsState::Unsupported };
     let keys: HttpKeys = table.fields(report);
     let ports = node_ports(&table, keys.listen_ip, &keys.ports);
     let access = AccessConfig::read(&mut table, methods, &tables.inherited, report);
@@ -109,7 +109,7 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
 
 /// Returns the ports of a table, each with the full key of its entry.
 pub(crate) fn node_ports(table: &ConfigTable<'_>, ip: IpAddr, ports: &NodePorts) -> Vec<NodePortConfig> {
-    let port = |(port, stands_for): (&Port<0>, &PortTarget)| NodePortConfig {
+    let port = |(port, stands_for): (&ConfigPort<0>, &PortTarget)| NodePortConfig {
         at: SocketAddr::new(ip, port.0),
         key: table.key(format_args!("ports.\"{}\"", port.0)),
         stands_for: stands_for.clone(),
@@ -122,7 +122,7 @@ pub(crate) fn warn_if_open(
     ports: &[NodePortConfig],
     access: &AccessConfig,
     proofs: AuthMethods,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) {
     if let Some(NodePortConfig { at, stands_for, .. }) = ports.first() {
         let reached = match ports.len() {
@@ -152,7 +152,7 @@ impl ListenerConfig for HttpConfig {
         let (access, ports) = (access?, ports?);
         let port = |(listener, stands_for)| {
             BoundListener::tcp(KIND.name, listener, ListenerAccess::clone(&access), |deps| {
-                NodePort::new(stands_for, Category::HttpProxy, None, deps)
+                NodePort::new(stands_for, SessionCategory::HttpProxy, None, deps)
             })
         };
         Ok(ports.into_iter().map(port).collect())
@@ -162,8 +162,8 @@ impl ListenerConfig for HttpConfig {
 /// Binds all ports before returning, so that each error is noted.
 pub(crate) fn bind(
     ports: &[NodePortConfig],
-    startup: &mut Startup,
-) -> Result<Vec<(TcpAccept, PortTarget)>, NotPrepared> {
+    startup: &mut StartupErrorCollector,
+) -> Result<Vec<(TcpListenSocket, PortTarget)>, NotPrepared> {
     let bound = ports.iter().map(|port| Ok((startup.bind(&port.key, port.at)?, port.stands_for.clone())));
     bound.collect::<Vec<_>>().into_iter().collect()
 }
@@ -174,9 +174,9 @@ pub struct NodePort {
     /// The target that the node dials.
     pub stands_for: PortTarget,
     /// The category of its sessions. With `Https`, the edge speaks TLS with the target.
-    pub category: Category,
+    pub category: SessionCategory,
     /// TLS of this server with targets, for clients that have presented a certificate; `None` if it speaks none.
-    pub target_tls: Option<Reload<ClientConfig>>,
+    pub target_tls: Option<ReloadedValue<ClientConfig>>,
     /// Finds the connected nodes.
     pub finder: Arc<Finder>,
     /// The ports that are served on the nodes' loopback.
@@ -186,8 +186,8 @@ pub struct NodePort {
 impl NodePort {
     pub(crate) fn new(
         stands_for: PortTarget,
-        category: Category,
-        target_tls: Option<Reload<ClientConfig>>,
+        category: SessionCategory,
+        target_tls: Option<ReloadedValue<ClientConfig>>,
         deps: &ListenerDeps,
     ) -> Self {
         Self { stands_for, category, target_tls, finder: deps.finder.clone(), ports: deps.ports.clone() }
@@ -222,7 +222,7 @@ impl NodePortConnection for TlsSocket {
 impl<C: NodePortConnection> ListenerProtocol<C> for NodePort {
     type Connection = C;
 
-    fn category(&self) -> Category {
+    fn category(&self) -> SessionCategory {
         self.category
     }
 
@@ -237,7 +237,7 @@ impl<C: NodePortConnection> ListenerProtocol<C> for NodePort {
         denial.text(trace)
     }
 
-    async fn handshake(&self, socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
+    async fn handshake(&self, socket: C, admission: &mut Admission) -> AdmissionOutcome<C> {
         let (tls, server_name) = (self.target_tls.clone(), socket.server_name());
         let default_port = if C::IS_TLS { 443 } else { 80 };
         let unnamed = || if C::IS_TLS { Denial::NoNodeInHost } else { Denial::NoHost };
@@ -249,7 +249,7 @@ impl<C: NodePortConnection> ListenerProtocol<C> for NodePort {
                 return Err(Denial::Forbidden("this port requires a client certificate".to_owned()));
             }
             let policy = context.policy.load();
-            let requester = RoutingContext {
+            let requester = RequestRoutingContext {
                 server_name: server_name.as_deref(),
                 trusted: policy.is_trusted_proxy(&proof, from),
                 default_port,

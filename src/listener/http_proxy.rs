@@ -15,29 +15,29 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tracing::{Span, field, info, info_span};
 
-use crate::config::access::{AccessConfig, AuthConfig, AuthMethods};
-use crate::config::diagnostics::Diagnostics;
+use crate::config::access::{AccessConfig, AuthMethods, ClientAuthConfig};
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen;
-use crate::config::listen_tls::{ListenerTlsConfig, PortTls};
+use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState};
 use crate::config::table::ConfigTable;
 use crate::config::{Environment, WarningKind};
 use crate::listener::access::{AccessPolicyBuilder, ListenerAccess, ListenerPolicies};
 use crate::listener::admission::{
-    Admission, HandshakeOutcome, ListenerContext, ListenerProtocol, OpenRequest,
+    Admission, AdmissionOutcome, ListenerContext, ListenerProtocol, OpenRequest,
 };
-use crate::listener::connect::Connect;
+use crate::listener::connect::ConnectProtocol;
 use crate::listener::denial::Denial;
 use crate::listener::forward::forward;
 use crate::listener::requests::credentials;
 use crate::listener::{BoundListener, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, single};
-use crate::startup::{NotPrepared, Startup};
+use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::names::{NameError, Target};
 use tunnel_base::policy::Glob;
 use tunnel_net::hooked::{Hooked, ReadHook};
-use tunnel_net::listen::TcpAccept;
+use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::reload::FileWatcher;
 use tunnel_net::socket::Connection;
-use tunnel_proto::frame::Category;
+use tunnel_proto::frame::SessionCategory;
 
 /// `[server.http_proxy]`: HTTP proxy: CONNECT as in `[server.connect]`, and plain requests (GET http://node:port/…),
 /// each of which is sent where its URL points to. Without this table there is no proxy.
@@ -75,13 +75,13 @@ fn read(
     server: &mut ConfigTable<'_>,
     inherited: &AccessConfig,
     env: &Environment,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) -> Option<HttpProxyConfig> {
     let mut table = server.table(KIND.name, report);
     let mut proxy: HttpProxyConfig = table.fields(report);
     let is_set = listen::require(&table, report);
     proxy.tls = ListenerTlsConfig::read(&mut table, report);
-    let methods = AuthMethods { password: true, tls: PortTls::of(proxy.tls.as_ref()) };
+    let methods = AuthMethods { password: true, tls: PortTlsState::of(proxy.tls.as_ref()) };
     proxy.access = AccessConfig::read(&mut table, methods, inherited, report);
     listen_tls::require_names(&table, report);
     if is_set {
@@ -94,8 +94,8 @@ fn read(
 
 /// Checks SuperEdge's environment variables for this port, which are keys here. A port that they restrict must not open
 /// without the keys.
-fn check_superedge_variables(access: &AccessConfig, env: &Environment, report: &mut Diagnostics) {
-    if env.proxy_authorization.as_deref() == Some("true") && access.auth == AuthConfig::None {
+fn check_superedge_variables(access: &AccessConfig, env: &Environment, report: &mut ConfigDiagnostics) {
+    if env.proxy_authorization.as_deref() == Some("true") && access.auth == ClientAuthConfig::None {
         let expected =
             "it requires passwords; set auth = \"basic\" and users in [server.http_proxy], or unset it";
         report.error("PROXY_AUTHORIZATION", Some("true".to_owned()), expected);
@@ -123,7 +123,7 @@ impl ListenerConfig for HttpProxyConfig {
         let access = setup.policies.prepare("server.http_proxy", &self.access, setup.startup);
         let listener = setup.startup.bind("server.http_proxy.listen", self.listen);
         let tls = self.tls.as_ref().map(|tls| tls.load(setup.tls, setup.startup)).transpose();
-        Ok(vec![BoundListener::tcp_or_tls(KIND.name, listener?, access?, tls?, Proxy)])
+        Ok(vec![BoundListener::tcp_or_tls(KIND.name, listener?, access?, tls?, HttpProxyProtocol)])
     }
 }
 
@@ -152,11 +152,14 @@ impl Default for EdgeProxyConfig {
 }
 
 /// Reads the table. Returns `None` if it is absent, or has no address to listen on, which is an error.
-pub(crate) fn read_edge(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<EdgeProxyConfig> {
+pub(crate) fn read_edge(
+    edge: &mut ConfigTable<'_>,
+    report: &mut ConfigDiagnostics,
+) -> Option<EdgeProxyConfig> {
     let mut table = edge.table(KIND.name, report);
     let mut proxy: EdgeProxyConfig = table.fields(report);
     let is_set = listen::require(&table, report);
-    let methods = AuthMethods { password: true, tls: PortTls::Unsupported };
+    let methods = AuthMethods { password: true, tls: PortTlsState::Unsupported };
     proxy.access = AccessConfig::read(&mut table, methods, &AccessConfig::default(), report);
     if is_set {
         let reached = "everything that [server.edge_access] allows this edge";
@@ -168,14 +171,17 @@ pub(crate) fn read_edge(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) ->
 
 /// The proxy of an edge, bound but not serving yet.
 pub(crate) struct EdgeProxy {
-    listener: TcpAccept,
+    listener: TcpListenSocket,
     access: ListenerAccess,
     policies: AccessPolicyBuilder,
 }
 
 impl EdgeProxy {
     /// Reads the proxy's files and binds its port.
-    pub(crate) fn bind(settings: &EdgeProxyConfig, startup: &mut Startup) -> Result<Self, NotPrepared> {
+    pub(crate) fn bind(
+        settings: &EdgeProxyConfig,
+        startup: &mut StartupErrorCollector,
+    ) -> Result<Self, NotPrepared> {
         let mut policies = AccessPolicyBuilder::default();
         let access = policies.prepare(EDGE_KEY, &settings.access, startup);
         let listener = startup.bind("edge.http_proxy.listen", settings.listen);
@@ -195,7 +201,8 @@ impl EdgeProxy {
         policies.watch(files);
         let context = ListenerContext { listener: KIND.name, policy: access.policy(None), ..context };
         let drain = context.drain.clone();
-        drain.spawn(info_span!("clients"), client_handler::run(Proxy, listener, proxies, context));
+        drain
+            .spawn(info_span!("clients"), client_handler::run(HttpProxyProtocol, listener, proxies, context));
         policies.policies()
     }
 }
@@ -205,13 +212,13 @@ pub(crate) const EDGE_KEY: &str = "edge.http_proxy";
 
 /// The protocol of an HTTP proxy listener: CONNECT, and plain HTTP requests.
 #[derive(Debug)]
-pub struct Proxy;
+pub struct HttpProxyProtocol;
 
-impl<C: Connection + 'static> ListenerProtocol<C> for Proxy {
+impl<C: Connection + 'static> ListenerProtocol<C> for HttpProxyProtocol {
     type Connection = C;
 
-    fn category(&self) -> Category {
-        Category::HttpProxy
+    fn category(&self) -> SessionCategory {
+        SessionCategory::HttpProxy
     }
 
     fn span(&self, from: SocketAddr) -> Span {
@@ -222,14 +229,14 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Proxy {
         denial.text(trace)
     }
 
-    async fn handshake(&self, mut socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
+    async fn handshake(&self, mut socket: C, admission: &mut Admission) -> AdmissionOutcome<C> {
         let Ok(begin) = start(&mut socket).await else {
-            return HandshakeOutcome::Failed { reason: "header_missing", socket: Some(socket) };
+            return AdmissionOutcome::Failed { reason: "header_missing", socket: Some(socket) };
         };
         let connects = begin == CONNECT;
-        let socket = Hooked { io: socket, hook: ReplayedBytes(begin) };
+        let socket = Hooked { io: socket, hook: PrereadBytes(begin) };
         let served = if connects {
-            Connect(Category::HttpProxy).handshake(socket, admission).await
+            ConnectProtocol(SessionCategory::HttpProxy).handshake(socket, admission).await
         } else {
             forward(socket, admission, None, &parse_plain).await
         };
@@ -269,9 +276,9 @@ async fn start<C: AsyncRead + Unpin>(socket: &mut C) -> io::Result<Vec<u8>> {
 
 /// The bytes already read from a stream, which are read again first.
 #[derive(Debug)]
-struct ReplayedBytes(Vec<u8>);
+struct PrereadBytes(Vec<u8>);
 
-impl<T: AsyncRead + Unpin> ReadHook<T> for ReplayedBytes {
+impl<T: AsyncRead + Unpin> ReadHook<T> for PrereadBytes {
     fn poll_read(
         &mut self,
         io: Pin<&mut T>,
@@ -296,7 +303,7 @@ mod tests {
     use super::*;
 
     fn read_text(text: &str, env: &Environment) -> (Option<String>, Vec<String>) {
-        let mut report = Diagnostics::default();
+        let mut report = ConfigDiagnostics::default();
         let mut file = ConfigTable::parse(text, &Environment::default(), &mut report);
         let proxy = read(&mut file, &AccessConfig::default(), env, &mut report);
         let reading = report.finish(text, ());
@@ -335,7 +342,7 @@ mod tests {
     }
 
     fn read_edge_text(text: &str) -> (Option<EdgeProxyConfig>, Vec<String>) {
-        let mut report = Diagnostics::default();
+        let mut report = ConfigDiagnostics::default();
         let mut file = ConfigTable::parse(text, &Environment::default(), &mut report);
         let proxy = read_edge(&mut file, &mut report);
         let reading = report.finish(text, ());

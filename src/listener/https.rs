@@ -12,49 +12,49 @@ use tokio_rustls::rustls::ClientConfig;
 
 use crate::config::WarningKind;
 use crate::config::access::{AccessConfig, AuthMethods};
-use crate::config::diagnostics::Diagnostics;
-use crate::config::listen_tls::{ListenerTlsConfig, PortTls};
+use crate::config::diagnostics::ConfigDiagnostics;
+use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState};
 use crate::config::table::ConfigTable;
 use crate::listener::authenticated::TlsListenerProtocol;
 use crate::listener::http::{NodePort, NodePortConfig, NodePorts, bind, by_text, node_ports, warn_if_open};
 use crate::listener::passthrough::Passthrough;
 use crate::listener::{
-    BoundListener, FileKind, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, ListenerTables,
+    BoundListener, FileKind, ListenerConfig, ListenerConfigReader, ListenerFile, ListenerKind, ListenerSetup,
     single,
 };
-use crate::startup::{NotPrepared, Startup, StartupErrorKind};
+use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_base::policy::CertificateGlob;
 use tunnel_base::policy::ports::PortTarget;
-use tunnel_net::reload::Reload;
-use tunnel_net::tls::{Identity, TlsClientConfig, Trust, pem};
-use tunnel_proto::frame::Category;
+use tunnel_net::reload::ReloadedValue;
+use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust, pem};
+use tunnel_proto::frame::SessionCategory;
 
 /// `[server.https]`: ports that stand for one port of every node, for TLS: kube-apiserver reaches each kubelet at 10250
 /// of this server, if DNS resolves the nodes' names to it. Clients listed in names or allow_from may choose the
 /// destination of a request by headers. X-Tunnel-Proxy-Host is its node (a name or an address, with or without a port).
-/// At a port with "host", X-Tunnel-Proxy-Dest replaces Host: it is the target that the node dials (host:port). All other
-/// clients are denied these headers; targets never receive them. Clients of these ports cannot send a password: if auth is
-/// "basic" in `[server.connect]`, set auth = "none" or client_ca here.
+/// At a port with "host", X-Tunnel-Proxy-Dest replaces Host: it is the target that the node dials (host:port). All
+/// other clients are denied these headers; targets never receive them. Clients of these ports cannot send a password:
+/// if auth is "basic" in `[server.connect]`, set auth = "none" or client_ca here.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(default)]
-struct HttpsKeys {
-    /// Who terminates the clients' TLS. "terminate": this server; the edge speaks TLS to the target (`[edge.target_tls]`
-    /// there). "passthrough": the target; this server only reads the node's name (SNI) in the client's first message
-    /// (ClientHello). With "terminate" each request goes to the node that its Host names, otherwise to the node that SNI
-    /// names. If neither names one and this server queries Kubernetes, the node of the pod in a kubelet's path is tried
-    /// (/exec, /attach, /portForward, /containerLogs). Last comes the node with the address in Host. A request that
-    /// names no node gets 421. With "passthrough" a client that names no node gets the alert unrecognized_name.
-    /// kube-apiserver names one for logs; for exec, attach and port-forward only if it runs with
-    /// --kubelet-certificate-authority. A client that is denied gets access_denied; internal_error means that the target
-    /// cannot be reached. The access log contains the reason.
+struct HttpsConfigKeys {
+    /// Who terminates the clients' TLS. "terminate": this server; the edge speaks TLS to the target
+    /// (`[edge.target_tls]` there). "passthrough": the target; this server only reads the node's name (SNI) in the
+    /// client's first message (ClientHello). With "terminate" each request goes to the node that its Host names,
+    /// otherwise to the node that SNI names. If neither names one and this server queries Kubernetes, the node of the
+    /// pod in a kubelet's path is tried (/exec, /attach, /portForward, /containerLogs). Last comes the node with the
+    /// address in Host. A request that names no node gets 421. With "passthrough" a client that names no node gets the
+    /// alert unrecognized_name. kube-apiserver names one for logs; for exec, attach and port-forward only if it runs
+    /// with --kubelet-certificate-authority. A client that is denied gets access_denied; internal_error means that the
+    /// target cannot be reached. The access log contains the reason.
     mode: Mode,
     /// Address of the ports.
     #[serde(deserialize_with = "forms::ip")]
     listen_ip: IpAddr,
     /// The ports, and the target that a node dials for each: "port" = "host:port"; 127.0.0.1 is the node's own. With
     /// "terminate", "host" means the port in each request's Host, on the node itself. At the node's address,
-    /// `[edge.allow]` of its edge decides, and ca in its `[edge.target_tls]` must be the CA of the target. On the node's
-    /// loopback, only 10250, 10255 and the ports of localhost-proxy-ports (`[server.node_ports]`) are reachable.
+    /// `[edge.allow]` of its edge decides, and ca in its `[edge.target_tls]` must be the CA of the target. On the
+    /// node's loopback, only 10250, 10255 and the ports of localhost-proxy-ports (`[server.node_ports]`) are reachable.
     /// Default: none.
     ///
     /// Example: `{ "10250" = "127.0.0.1:10250", "10263" = "host" }`
@@ -106,7 +106,7 @@ enum Mode {
     Passthrough,
 }
 
-impl Default for HttpsKeys {
+impl Default for HttpsConfigKeys {
     /// SuperEdge's paths of certificate and key.
     fn default() -> Self {
         let [cert, key] =
@@ -142,14 +142,14 @@ pub struct HttpsConfig {
 pub enum HttpsMode {
     /// This server, with these files. TLS to the target is spoken by the server if it has an identity, otherwise by the
     /// edge.
-    Terminate(ListenerTlsConfig, Option<TargetIdentity>),
+    Terminate(ListenerTlsConfig, Option<TargetTlsFiles>),
     /// The target. Only the name is read from the client's TLS.
     Passthrough,
 }
 
 /// The identity that this server presents to targets with its own TLS, for clients that have presented a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TargetIdentity {
+pub struct TargetTlsFiles {
     /// PEM file of the certificate.
     pub cert: PathBuf,
     /// PEM file of its private key.
@@ -161,10 +161,10 @@ pub struct TargetIdentity {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "https", by_address: true, is_live: true, read };
 
 /// Reads the table.
-fn read(tables: &mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
     let mut table = tables.server.table(KIND.name, report);
-    let keys: HttpsKeys = table.fields(report);
+    let keys: HttpsConfigKeys = table.fields(report);
     let passthrough = keys.mode == Mode::Passthrough;
     let ports = node_ports(&table, keys.listen_ip, &keys.ports);
     if let Some(port) = ports.iter().find(|port| passthrough && port.stands_for == PortTarget::Host) {
@@ -180,7 +180,7 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
         client_ca: keys.client_ca.clone(),
     };
     let requests_certificates = !passthrough && certificates.client_ca.is_some();
-    let tls = PortTls::On { client_certificate: requests_certificates };
+    let tls = PortTlsState::On { client_certificate: requests_certificates };
     let proofs = AuthMethods { password: false, tls };
     if passthrough && (table.has("cert") || table.has("key")) {
         let text = "cert and key are ignored: in this mode clients speak TLS with the target";
@@ -207,10 +207,10 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
 /// recorded. `proved` is true if only some clients are accepted, by their certificates.
 fn target_identity(
     table: &ConfigTable<'_>,
-    keys: &HttpsKeys,
+    keys: &HttpsConfigKeys,
     proved: bool,
-    report: &mut Diagnostics,
-) -> Option<TargetIdentity> {
+    report: &mut ConfigDiagnostics,
+) -> Option<TargetTlsFiles> {
     let insecure = keys.target_insecure_skip_verify;
     for given in ["target_key", "target_ca", "target_insecure_skip_verify"] {
         let is_off = given == "target_insecure_skip_verify" && !insecure;
@@ -240,7 +240,7 @@ fn target_identity(
     // One file may contain both.
     let cert = keys.target_cert.clone()?;
     let key = keys.target_key.clone().unwrap_or_else(|| cert.clone());
-    Some(TargetIdentity { cert, key, ca: keys.target_ca.clone().filter(|_| !insecure) })
+    Some(TargetTlsFiles { cert, key, ca: keys.target_ca.clone().filter(|_| !insecure) })
 }
 
 impl ListenerConfig for HttpsConfig {
@@ -254,7 +254,7 @@ impl ListenerConfig for HttpsConfig {
             let key = format!("server.https.target_{name}");
             ListenerFile { key, path: path.to_owned(), kind }
         };
-        let shown = targets.iter().flat_map(|TargetIdentity { cert, key, ca }| {
+        let shown = targets.iter().flat_map(|TargetTlsFiles { cert, key, ca }| {
             let ca = ca.iter().map(move |ca| file("ca", ca, FileKind::Ca));
             [file("cert", cert, FileKind::ClientCertificate), file("key", key, FileKind::Secret)]
                 .into_iter()
@@ -284,7 +284,7 @@ impl ListenerConfig for HttpsConfig {
         let (access, tls, targets, ports) = (access?, tls?, targets?, ports?);
         // The first port watches the files for all.
         let mut watched = tls.clone().map(|tls| (tls, targets.clone()));
-        let category = if targets.is_some() { Category::HttpProxy } else { Category::Https };
+        let category = if targets.is_some() { SessionCategory::HttpProxy } else { SessionCategory::Https };
         let port = |(listener, stands_for)| match (tls.clone(), stands_for) {
             (Some(tls), stands_for) => {
                 let (watched, targets) = (watched.take(), targets.clone());
@@ -311,10 +311,10 @@ impl ListenerConfig for HttpsConfig {
 
 /// Returns the TLS from a port for HTTP/1 to targets.
 fn target_tls_config(
-    shown: &TargetIdentity,
-    startup: &mut Startup,
-) -> Result<Reload<ClientConfig>, NotPrepared> {
-    let TargetIdentity { cert, key, ca } = shown.clone();
+    shown: &TargetTlsFiles,
+    startup: &mut StartupErrorCollector,
+) -> Result<ReloadedValue<ClientConfig>, NotPrepared> {
+    let TargetTlsFiles { cert, key, ca } = shown.clone();
     let keys = ["cert", "key", "ca"].map(|file| format!("server.https.target_{file}"));
     let [has_cert, has_key] = [
         startup.check_file(&keys[0], &cert, |text| pem::certs(&cert, text)),
@@ -324,7 +324,7 @@ fn target_tls_config(
     if !(has_cert && has_key && has_ca) {
         return Err(NotPrepared);
     }
-    let identity = Some(Identity { cert, key });
+    let identity = Some(IdentityFiles { cert, key });
     let trust = ca.map_or(Trust::NoVerify, Trust::Ca);
     let client = TlsClientConfig { trust, identity, alpn: vec![b"http/1.1".to_vec()] };
     startup.collect(StartupErrorKind::Config, &[&keys[0]], client.load())

@@ -21,36 +21,36 @@ use tokio::time::Instant;
 use tracing::{Span, debug, field, info_span};
 
 use crate::config::access::{AccessConfig, AuthMethods};
-use crate::config::diagnostics::Diagnostics;
-use crate::config::listen_tls::PortTls;
+use crate::config::diagnostics::ConfigDiagnostics;
+use crate::config::listen_tls::PortTlsState;
 use crate::config::table::ConfigTable;
 use crate::config::{self, Environment};
 use crate::intercept::{InterceptError, InterceptRules, NftTable, original_destination};
-use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
+use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
 use crate::listener::intercept::reconciler::PreparedIntercept;
 use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, single};
 use crate::registry::node_not_found::NodeNotFound;
 use crate::route::RouteError;
-use crate::startup::{NotPrepared, Startup, StartupErrorKind};
+use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_base::names::{NodeName, Target};
 use tunnel_base::policy::ports::{ConfigMapPorts, KUBELET};
 use tunnel_base::policy::{Networks, canonical_ip};
-use tunnel_base::serde_forms::Port;
+use tunnel_base::serde_forms::ConfigPort;
 use tunnel_net::interfaces::LocalAddresses;
-use tunnel_net::listen::TcpAccept;
+use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::mark;
 use tunnel_net::socket::Connection;
-use tunnel_proto::frame::Category;
+use tunnel_proto::frame::SessionCategory;
 
 /// `[server.intercept]`: interception by nftables of what programs on this server's host send to the addresses of edge
-/// nodes. It is redirected through the node's link. A kube-apiserver or a metrics-server on this host reaches kubelets at
-/// their own addresses, without a flag or DNS, and TLS stays end to end. Requires the host's network (hostNetwork in
+/// nodes. It is redirected through the node's link. A kube-apiserver or a metrics-server on this host reaches kubelets
+/// at their own addresses, without a flag or DNS, and TLS stays end to end. Requires the host's network (hostNetwork in
 /// Kubernetes), CAP_NET_ADMIN, Linux 5.12 and the program nft. The node of an address comes from the first source that
 /// has it: `[server.addresses]`, the node's line in the token file (node:token ip=10.0.0.7), Kubernetes, the edge's own
 /// node_ips (see trust_edge_addresses). If two sources of one rank contradict each other, neither applies, with a
-/// warning. Default: nothing is intercepted. To the node, a client on this host has the host's address. It cannot send a
-/// password: if auth is "basic" in `[server.connect]`, set auth = "none" here. No load balancer is in front of these
+/// warning. Default: nothing is intercepted. To the node, a client on this host has the host's address. It cannot send
+/// a password: if auth is "basic" in `[server.connect]`, set auth = "none" here. No load balancer is in front of these
 /// ports: proxy_protocol is not inherited.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
@@ -61,16 +61,16 @@ pub struct InterceptConfig {
     /// Required: `["10.0.0.0/16", "fd00:10::/64"]`
     pub networks: Networks,
     /// Intercepted ports of nodes (1 to 65535). The ports of `[server.node_ports]` are added.
-    pub ports: BTreeSet<Port<1>>,
+    pub ports: BTreeSet<ConfigPort<1>>,
     /// Whether addresses that edges report (node_ips) are accepted if this server does not query Kubernetes. Its Nodes,
-    /// pods and Services could contradict them; without it any edge can attract traffic to any free address of networks.
-    /// With Kubernetes, they are accepted once all of these are listed, whatever is set here.
+    /// pods and Services could contradict them; without it any edge can attract traffic to any free address of
+    /// networks. With Kubernetes, they are accepted once all of these are listed, whatever is set here.
     pub trust_edge_addresses: bool,
     /// Networks of other machines. Their traffic is intercepted too, if this host forwards it.
     pub forwarded_networks: Networks,
     /// Port at 127.0.0.1 and ::1 that intercepted traffic is redirected to; the next port, at all addresses, is for
     /// forwarded traffic. 0 selects free ports.
-    pub port: Port<0>,
+    pub port: ConfigPort<0>,
     /// Name of the nftables table (family inet): a letter, then letters, digits and '_'. Must be unique on the host.
     #[serde(deserialize_with = "table_name")]
     pub table: String,
@@ -93,10 +93,10 @@ impl Default for InterceptConfig {
     fn default() -> Self {
         Self {
             networks: Networks::default(),
-            ports: KUBELET.map(Port).into(),
+            ports: KUBELET.map(ConfigPort).into(),
             trust_edge_addresses: false,
             forwarded_networks: Networks::default(),
-            port: Port(0),
+            port: ConfigPort(0),
             table: "tunnel".to_owned(),
             mark: MarkBits { mark: 0x40, mask: 0x40 },
             host_ip: None,
@@ -128,7 +128,7 @@ pub(crate) fn read(
     server: &mut ConfigTable<'_>,
     inherited: &AccessConfig,
     env: &Environment,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) -> Option<InterceptConfig> {
     let mut table = server.table(KIND.name, report);
     let mut intercept: InterceptConfig = table.fields(report);
@@ -203,7 +203,7 @@ impl FromStr for MarkBits {
 }
 
 /// Intercepted traffic has the target's protocol, so clients cannot be asked for a password or a certificate.
-const AUTH_METHODS: AuthMethods = AuthMethods { password: false, tls: PortTls::Unsupported };
+const AUTH_METHODS: AuthMethods = AuthMethods { password: false, tls: PortTlsState::Unsupported };
 
 const MAX_NAME: usize = 64;
 
@@ -253,17 +253,17 @@ impl ListenerConfig for InterceptConfig {
 
 /// The listeners to which intercepted connections are redirected.
 struct InterceptListeners {
-    v4: TcpAccept,
+    v4: TcpListenSocket,
     /// `None` if this host has no IPv6.
-    v6: Option<TcpAccept>,
+    v6: Option<TcpListenSocket>,
     /// For traffic of other machines that this host forwards.
-    forwarded: Option<TcpAccept>,
+    forwarded: Option<TcpListenSocket>,
 }
 
 impl InterceptListeners {
-    fn bind(settings: &InterceptConfig, startup: &mut Startup) -> Result<Self, NotPrepared> {
+    fn bind(settings: &InterceptConfig, startup: &mut StartupErrorCollector) -> Result<Self, NotPrepared> {
         let key = format!("{KEY}.networks");
-        let Port(port) = settings.port;
+        let ConfigPort(port) = settings.port;
         let mut bind = |ip: IpAddr| startup.bind(&key, SocketAddr::new(ip, port));
         let v4 = bind(Ipv4Addr::LOCALHOST.into());
         let v6 = has_v6().then(|| bind(Ipv6Addr::LOCALHOST.into())).transpose();
@@ -275,7 +275,7 @@ impl InterceptListeners {
     }
 
     fn rules(&self, settings: &InterceptConfig) -> InterceptRules {
-        let port = |listener: &TcpAccept| listener.at().port();
+        let port = |listener: &TcpListenSocket| listener.at().port();
         InterceptRules {
             table: settings.table.clone(),
             mark: settings.mark.mark,
@@ -295,7 +295,7 @@ fn has_v6() -> bool {
 }
 
 /// Fails if this pod is not on its host's network, which is recorded. Accepts an unknown host.
-fn check_host_network(host: Option<IpAddr>, startup: &mut Startup) -> Result<(), NotPrepared> {
+fn check_host_network(host: Option<IpAddr>, startup: &mut StartupErrorCollector) -> Result<(), NotPrepared> {
     let Some(host) = host else { return Ok(()) };
     let own = LocalAddresses::of_interfaces(Vec::new()).now().all;
     if own.contains(&host) {
@@ -397,25 +397,25 @@ fn at(node: &NodeName, meant: SocketAddr, on_loopback: bool) -> Target {
 impl ListenerProtocol<TcpStream> for Intercept {
     type Connection = TcpStream;
 
-    fn category(&self) -> Category {
-        Category::Tcp
+    fn category(&self) -> SessionCategory {
+        SessionCategory::Tcp
     }
 
     fn span(&self, from: SocketAddr) -> Span {
         info_span!("intercept", client = %from, trace_id = field::Empty, session = field::Empty)
     }
 
-    async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> HandshakeOutcome<TcpStream> {
+    async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> AdmissionOutcome<TcpStream> {
         // Reset on failure, because TCP cannot report a denial and a normal close would look like an empty response.
         socket.set_reset_on_drop(true);
         let (node, target) = match self.requested(&socket, admission.from().ip()) {
             Ok(requested) => requested,
-            Err(reason) => return HandshakeOutcome::Failed { reason, socket: None },
+            Err(reason) => return AdmissionOutcome::Failed { reason, socket: None },
         };
         match admission.open_at(socket.remote_reset(), node.reachable(), &target).await {
-            None => HandshakeOutcome::Failed { reason: "reset_while_opening", socket: None },
-            Some(Err(_)) => HandshakeOutcome::Closed(None),
-            Some(Ok(session)) => HandshakeOutcome::Opened { session, socket, buffered: Bytes::new() },
+            None => AdmissionOutcome::Failed { reason: "reset_while_opening", socket: None },
+            Some(Err(_)) => AdmissionOutcome::Closed(None),
+            Some(Ok(session)) => AdmissionOutcome::Opened { session, socket, buffered: Bytes::new() },
         }
     }
 }

@@ -8,13 +8,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tracing::{Span, debug, field, info_span};
 
-use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
+use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
 
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_net::socket::Connection as _;
 use tunnel_net::tls::client_hello::{ClientHello, NotTls};
-use tunnel_proto::frame::Category;
+use tunnel_proto::frame::SessionCategory;
 
 /// A port of `[server.https.ports]` that passes TLS through.
 #[derive(Debug)]
@@ -27,8 +27,8 @@ impl ListenerProtocol<TcpStream> for Passthrough {
     type Connection = TcpStream;
 
     /// Not `Https`, because the edge would then use TLS to the target itself.
-    fn category(&self) -> Category {
-        Category::Tcp
+    fn category(&self) -> SessionCategory {
+        SessionCategory::Tcp
     }
 
     fn span(&self, from: SocketAddr) -> Span {
@@ -43,22 +43,22 @@ impl ListenerProtocol<TcpStream> for Passthrough {
         &self,
         mut socket: TcpStream,
         admission: &mut Admission,
-    ) -> HandshakeOutcome<TcpStream> {
-        let Hello { name, bytes } = match read_hello(&mut socket).await {
+    ) -> AdmissionOutcome<TcpStream> {
+        let BufferedClientHello { name, bytes } = match read_hello(&mut socket).await {
             Ok(hello) => hello,
             Err(reason) => {
                 debug!(reason, "no TLS ClientHello");
-                return HandshakeOutcome::Failed { reason, socket: Some(socket) };
+                return AdmissionOutcome::Failed { reason, socket: Some(socket) };
             }
         };
         let Some(opened) = admission.open_at(socket.remote_reset(), node(name), &self.target).await else {
-            return HandshakeOutcome::Failed { reason: "reset_while_opening", socket: None };
+            return AdmissionOutcome::Failed { reason: "reset_while_opening", socket: None };
         };
         match opened {
-            Ok(session) => HandshakeOutcome::Opened { session, socket, buffered: bytes },
+            Ok(session) => AdmissionOutcome::Opened { session, socket, buffered: bytes },
             Err(denied) => match socket.write_all(&denied.denial.alert()).await {
-                Ok(()) => HandshakeOutcome::Closed(Some(socket)),
-                Err(_) => HandshakeOutcome::Failed { reason: "reset", socket: None },
+                Ok(()) => AdmissionOutcome::Closed(Some(socket)),
+                Err(_) => AdmissionOutcome::Failed { reason: "reset", socket: None },
             },
         }
     }
@@ -66,7 +66,7 @@ impl ListenerProtocol<TcpStream> for Passthrough {
 
 /// The first TLS message of a client of a [`Passthrough`] port.
 #[derive(Debug)]
-pub(super) struct Hello {
+pub(super) struct BufferedClientHello {
     /// The name in its SNI.
     name: Option<String>,
     /// All bytes read, to be sent to the target.
@@ -74,7 +74,7 @@ pub(super) struct Hello {
 }
 
 /// Reads until the ClientHello is complete. The error is a fixed label for metrics.
-pub(super) async fn read_hello(socket: &mut TcpStream) -> Result<Hello, &'static str> {
+pub(super) async fn read_hello(socket: &mut TcpStream) -> Result<BufferedClientHello, &'static str> {
     let mut bytes = BytesMut::with_capacity(FIRST_READ);
     loop {
         let room = HELLO_BYTES - bytes.len();
@@ -85,7 +85,7 @@ pub(super) async fn read_hello(socket: &mut TcpStream) -> Result<Hello, &'static
             Err(_) => return Err("reset"),
         }
         if let Some(hello) = ClientHello::parse(&bytes).map_err(|NotTls| "not_tls")? {
-            return Ok(Hello { name: hello.server_name, bytes: bytes.freeze() });
+            return Ok(BufferedClientHello { name: hello.server_name, bytes: bytes.freeze() });
         }
     }
 }
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     /// Sends these bytes in pieces, closes the connection, and returns the result of reading the ClientHello.
-    async fn read(bytes: &[u8], piece: usize) -> Result<Hello, &'static str> {
+    async fn read(bytes: &[u8], piece: usize) -> Result<BufferedClientHello, &'static str> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (client, accepted) =
             tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());

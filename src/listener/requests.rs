@@ -15,16 +15,16 @@ use crate::listener::trace_id::{new_trace, trace_of};
 use crate::session_io::OpenSession;
 use tunnel_base::names::{NodeName, Target};
 use tunnel_net::pool::BufferPool;
-use tunnel_net::reload::Reload;
+use tunnel_net::reload::ReloadedValue;
 use tunnel_net::tls;
-use tunnel_net::tls::error::HandshakeError;
+use tunnel_net::tls::error::TlsHandshakeError;
 
 /// A router that authorizes each request of one client, and opens sessions for them.
 pub(crate) struct RequestRouter<'a> {
     parse: &'a ParseRequest<'a>,
     admission: &'a mut Admission,
     /// TLS config of this process towards targets. `None` leaves TLS to the edge that dials them, if it uses TLS.
-    tls: Option<Reload<ClientConfig>>,
+    tls: Option<ReloadedValue<ClientConfig>>,
     /// Whether responses to the client may contain addresses and times.
     trusted: bool,
     trace: String,
@@ -54,7 +54,7 @@ impl<'a> RequestRouter<'a> {
     /// certificates must have the nodes' names.
     pub(crate) fn new(
         admission: &'a mut Admission,
-        tls: Option<Reload<ClientConfig>>,
+        tls: Option<ReloadedValue<ClientConfig>>,
         parse: &'a ParseRequest<'a>,
     ) -> Self {
         Self { parse, admission, tls, trusted: false, trace: String::new() }
@@ -119,13 +119,13 @@ async fn encrypted(
     node: &NodeName,
     config: Arc<ClientConfig>,
     pool: BufferPool,
-) -> Result<GrantedSession, HandshakeError> {
+) -> Result<GrantedSession, TlsHandshakeError> {
     let OpenSession { session, buffered, mut access, grant, alive, permit } = opened;
     let accepted = match tls::server_name(node.as_str()) {
-        Err(why) => Err(HandshakeError::Other(why.to_string())),
+        Err(why) => Err(TlsHandshakeError::Other(why.to_string())),
         Ok(name) => match timeout(TARGET_TLS_TIMEOUT, session.encrypted(config, name, pool)).await {
-            Ok(accepted) => accepted.map_err(|cause| HandshakeError::of(&cause)),
-            Err(_) => Err(HandshakeError::Other(format!("not finished within {TARGET_TLS_TIMEOUT:?}"))),
+            Ok(accepted) => accepted.map_err(|cause| TlsHandshakeError::of(&cause)),
+            Err(_) => Err(TlsHandshakeError::Other(format!("not finished within {TARGET_TLS_TIMEOUT:?}"))),
         },
     };
     match accepted {

@@ -15,21 +15,23 @@ use tracing::{Span, field, info_span, warn};
 
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen;
-use crate::config::listen_tls::PortTls;
+use crate::config::listen_tls::PortTlsState;
 use crate::config::value::forms;
 use crate::listener::admission::{
-    Admission, GrantedSession, HandshakeOutcome, ListenerProtocol, OpenRequest,
+    Admission, AdmissionOutcome, GrantedSession, ListenerProtocol, OpenRequest,
 };
 use crate::listener::denial::Denial;
 use crate::listener::trace_id::new_trace;
-use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, ListenerTables, single};
+use crate::listener::{
+    BoundListener, ListenerConfig, ListenerConfigReader, ListenerKind, ListenerSetup, single,
+};
 use crate::startup::NotPrepared;
 use tunnel_base::names::Target;
 use tunnel_net::socket::Connection;
-use tunnel_proto::frame::Category;
+use tunnel_proto::frame::SessionCategory;
 
-/// `[server.socks5]`: SOCKS5 with host names (RFC 1928, CONNECT) and passwords (RFC 1929), for programs that know no HTTP
-/// proxy. Without this table there is no such port.
+/// `[server.socks5]`: SOCKS5 with host names (RFC 1928, CONNECT) and passwords (RFC 1929), for programs that know no
+/// HTTP proxy. Without this table there is no such port.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Socks5Config {
@@ -53,7 +55,7 @@ pub(crate) const KIND: ListenerKind =
     ListenerKind { name: "socks5", by_address: true, is_live: true, read: settings };
 
 /// Reads the table. Returns `None` if it is absent, or has no address to listen on, which is an error.
-fn settings(tables: &mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
+fn settings(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
     let mut table = tables.server.table(KIND.name, report);
     let mut socks5: Socks5Config = table.fields(report);
@@ -67,7 +69,7 @@ fn settings(tables: &mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>>
 }
 
 /// Clients may send a password, and are asked for no certificate.
-const PASSWORD: AuthMethods = AuthMethods { password: true, tls: PortTls::Unsupported };
+const PASSWORD: AuthMethods = AuthMethods { password: true, tls: PortTlsState::Unsupported };
 
 impl ListenerConfig for Socks5Config {
     fn name(&self) -> &'static str {
@@ -95,8 +97,8 @@ pub struct Socks5;
 impl<C: Connection + 'static> ListenerProtocol<C> for Socks5 {
     type Connection = C;
 
-    fn category(&self) -> Category {
-        Category::HttpProxy
+    fn category(&self) -> SessionCategory {
+        SessionCategory::HttpProxy
     }
 
     fn span(&self, from: SocketAddr) -> Span {
@@ -107,11 +109,11 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Socks5 {
         Bytes::from_static(&[VERSION, NO_METHOD])
     }
 
-    async fn handshake(&self, mut socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
+    async fn handshake(&self, mut socket: C, admission: &mut Admission) -> AdmissionOutcome<C> {
         match handshake(&mut socket, admission).await {
-            Ok(Some(session)) => HandshakeOutcome::Opened { session, socket, buffered: Bytes::new() },
-            Ok(None) => HandshakeOutcome::Closed(Some(socket)),
-            Err(reason) => HandshakeOutcome::Failed { reason, socket: Some(socket) },
+            Ok(Some(session)) => AdmissionOutcome::Opened { session, socket, buffered: Bytes::new() },
+            Ok(None) => AdmissionOutcome::Closed(Some(socket)),
+            Err(reason) => AdmissionOutcome::Failed { reason, socket: Some(socket) },
         }
     }
 }

@@ -16,38 +16,40 @@ use tokio::net::TcpStream;
 use tracing::{Span, field, info_span, warn};
 
 use crate::config::access::{AccessConfig, AuthMethods};
-use crate::config::diagnostics::Diagnostics;
-use crate::config::listen_tls::PortTls;
+use crate::config::diagnostics::ConfigDiagnostics;
+use crate::config::listen_tls::PortTlsState;
 use crate::config::table::ConfigTable;
-use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
+use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
-use crate::listener::tcp::range::ListenPorts;
-use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, ListenerTables, single};
+use crate::listener::tcp::range::ListenPortRange;
+use crate::listener::{
+    BoundListener, ListenerConfig, ListenerConfigReader, ListenerKind, ListenerSetup, single,
+};
 use crate::registry::Finder;
 use crate::startup::NotPrepared;
 use tunnel_base::names::{NameError, NodeName, Target};
 use tunnel_base::policy::canonical_ip;
 use tunnel_net::proxy_protocol;
 use tunnel_net::socket::Connection;
-use tunnel_proto::frame::Category;
+use tunnel_proto::frame::SessionCategory;
 
 /// `[server.tcp."[::]:6443"]`: TCP ports of this server, each for one target at a node. Each key is an address
 /// (ip:port) to listen on. The short form is a line in `[server.tcp]`: "127.0.0.1:6443" = "node1/127.0.0.1:6443".
 /// A key "ip:first-last" is a range of ports, and the target is that of the first. The next port reaches the next port
 /// of the target, and so on: port 7010 of "0.0.0.0:7000-7099" = "node1/127.0.0.1:8000" reaches 8010. All entries
 /// together may have 1000 ports.
-/// Connections from outside allow_from are closed. Connections to a node that does not exist, or that rules deny, are reset.
-/// The access log contains the reason. Default: none. These clients cannot send a password: if auth is "basic" in
-/// `[server.connect]`, set auth = "none" here, preferably with allow_from.
+/// Connections from outside allow_from are closed. Connections to a node that does not exist, or that rules deny, are
+/// reset. The access log contains the reason. Default: none. These clients cannot send a password: if auth is "basic"
+/// in `[server.connect]`, set auth = "none" here, preferably with allow_from.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 struct TcpKeys {
-    /// The target: "node/host:port" as that node dials it, so 127.0.0.1 is the node's own. Without "node/" the node that
-    /// has been linked to this server for longest is used. Without one, it is the first by name of the nodes that peers
-    /// have announced. If there are several nodes, that causes a warning. Required.
+    /// The target: "node/host:port" as that node dials it, so 127.0.0.1 is the node's own. Without "node/" the node
+    /// that has been linked to this server for longest is used. Without one, it is the first by name of the nodes that
+    /// peers have announced. If there are several nodes, that causes a warning. Required.
     ///
     /// Required: `"node1/127.0.0.1:6443"`
-    target: Option<ForwardTarget>,
+    target: Option<TcpTarget>,
     /// Whether connections to the target begin with a PROXY header (v2) that contains the client's address.
     send_proxy: bool,
 }
@@ -56,11 +58,11 @@ struct TcpKeys {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpListenerConfig {
     /// The ports where clients connect.
-    pub ports: ListenPorts,
+    pub ports: ListenPortRange,
     /// The full key of the entry.
     pub key: String,
     /// The target of the first port.
-    pub to: ForwardTarget,
+    pub to: TcpTarget,
     /// Whether the target receives a PROXY header (v2) with the client's address.
     pub send_proxy: bool,
     /// Access rules.
@@ -69,7 +71,7 @@ pub struct TcpListenerConfig {
 
 /// A target at a node, written as `node1/127.0.0.1:6443`, or as `127.0.0.1:6443` without a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ForwardTarget {
+pub struct TcpTarget {
     /// The node that dials; `None` means the node that has been connected for longest.
     pub node: Option<NodeName>,
     /// The target that it dials.
@@ -79,7 +81,7 @@ pub struct ForwardTarget {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "tcp", by_address: false, is_live: true, read };
 
 /// Reads the table. Its keys are addresses, as in SuperEdge.
-fn read(tables: &mut ListenerTables<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
     let (report, inherited) = (&mut *tables.report, &tables.inherited);
     let mut table = tables.server.table(KIND.name, report);
     let mut listeners: Vec<TcpListenerConfig> = Vec::new();
@@ -95,7 +97,7 @@ fn listener(
     mut table: ConfigTable<'_>,
     inherited: &AccessConfig,
     earlier: &[TcpListenerConfig],
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) -> Option<TcpListenerConfig> {
     let ports = ports(name, earlier);
     if let Err(expected) = &ports {
@@ -137,9 +139,9 @@ fn listener(
 
 /// Parses the ports of an entry. Returns what is expected if they are invalid, too many, or a range that another entry
 /// overlaps.
-fn ports(name: &str, earlier: &[TcpListenerConfig]) -> Result<ListenPorts, String> {
-    let ports = ListenPorts::parse(name)?;
-    let is_range = |ports: &ListenPorts| ports.count() > 1;
+fn ports(name: &str, earlier: &[TcpListenerConfig]) -> Result<ListenPortRange, String> {
+    let ports = ListenPortRange::parse(name)?;
+    let is_range = |ports: &ListenPortRange| ports.count() > 1;
     // A port that is no range is compared with those of all listeners, when they are bound.
     let mut ranges = earlier.iter().filter(|other| is_range(&ports) || is_range(&other.ports));
     if let Some(other) = ranges.find(|other| other.ports.overlaps(ports)) {
@@ -158,7 +160,7 @@ fn ports(name: &str, earlier: &[TcpListenerConfig]) -> Result<ListenPorts, Strin
 /// Maximum number of ports in `[server.tcp]`. Each has two open files and a task.
 const MAX_PORTS: usize = 1000;
 
-impl<'de> Deserialize<'de> for ForwardTarget {
+impl<'de> Deserialize<'de> for TcpTarget {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         let (node, target) =
@@ -175,7 +177,7 @@ impl<'de> Deserialize<'de> for ForwardTarget {
     }
 }
 
-impl Serialize for ForwardTarget {
+impl Serialize for TcpTarget {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match &self.node {
             Some(node) => serializer.collect_str(&format_args!("{node}/{}", self.target)),
@@ -184,7 +186,7 @@ impl Serialize for ForwardTarget {
     }
 }
 
-impl fmt::Display for ForwardTarget {
+impl fmt::Display for TcpTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.node {
             Some(node) => write!(f, "{} at node {node}", self.target),
@@ -194,7 +196,7 @@ impl fmt::Display for ForwardTarget {
 }
 
 /// The protocol of a TCP port is the target's, so clients cannot be asked for a password or a certificate.
-const AUTH_METHODS: AuthMethods = AuthMethods { password: false, tls: PortTls::Unsupported };
+const AUTH_METHODS: AuthMethods = AuthMethods { password: false, tls: PortTlsState::Unsupported };
 
 /// The key that a plain text value stands for.
 const TARGET: &str = "target";
@@ -210,13 +212,13 @@ impl ListenerConfig for TcpListenerConfig {
 
     fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
         let access = setup.policies.prepare(&self.key, &self.access, setup.startup);
-        let Self { ports, to: ForwardTarget { node, target }, send_proxy, .. } = self;
+        let Self { ports, to: TcpTarget { node, target }, send_proxy, .. } = self;
         let bound = ports.with_targets(target).map(|(at, target)| {
             let (listener, node, send_proxy) =
                 (setup.startup.bind(&self.key, at)?, node.clone(), *send_proxy);
             Ok(BoundListener::tcp(KIND.name, listener, access.clone()?, move |deps| {
                 let finder = deps.finder.clone();
-                Tcp { node, target, send_proxy, finder, warned: AtomicBool::new(false) }
+                TcpProtocol { node, target, send_proxy, finder, warned: AtomicBool::new(false) }
             }))
         });
         // All ports first, so that each error is noted.
@@ -226,7 +228,7 @@ impl ListenerConfig for TcpListenerConfig {
 
 /// The protocol of one entry of `[server.tcp]`: forwards each connection to one target.
 #[derive(Debug)]
-pub struct Tcp {
+pub struct TcpProtocol {
     /// The node that dials. `None` means the node that has been connected longest.
     pub node: Option<NodeName>,
     /// The target that the node dials.
@@ -239,7 +241,7 @@ pub struct Tcp {
     pub warned: AtomicBool,
 }
 
-impl Tcp {
+impl TcpProtocol {
     /// Returns the node that dials for the next client.
     fn node(&self) -> Result<NodeName, Denial> {
         if let Some(node) = &self.node {
@@ -268,31 +270,31 @@ impl Tcp {
     }
 }
 
-impl ListenerProtocol<TcpStream> for Tcp {
+impl ListenerProtocol<TcpStream> for TcpProtocol {
     type Connection = TcpStream;
 
-    fn category(&self) -> Category {
-        Category::Tcp
+    fn category(&self) -> SessionCategory {
+        SessionCategory::Tcp
     }
 
     fn span(&self, from: SocketAddr) -> Span {
         info_span!("tcp", client = %from, trace_id = field::Empty, session = field::Empty)
     }
 
-    async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> HandshakeOutcome<TcpStream> {
+    async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> AdmissionOutcome<TcpStream> {
         let client = admission.from();
         let Some(opened) = admission.open_at(socket.remote_reset(), self.node(), &self.target).await else {
-            return HandshakeOutcome::Failed { reason: "reset_while_opening", socket: None };
+            return AdmissionOutcome::Failed { reason: "reset_while_opening", socket: None };
         };
         match opened {
             Ok(session) => {
                 let buffered = self.proxy_header(&socket, client);
-                HandshakeOutcome::Opened { session, socket, buffered }
+                AdmissionOutcome::Opened { session, socket, buffered }
             }
             Err(_) => {
                 // Reset, because TCP cannot report a denial and a normal close would look like an empty response.
                 socket.set_reset_on_drop(true);
-                HandshakeOutcome::Closed(None)
+                AdmissionOutcome::Closed(None)
             }
         }
     }

@@ -8,7 +8,7 @@ use futures_util::future::{BoxFuture, join_all};
 use tokio::time::Instant;
 use tracing::debug;
 
-use crate::etcd::EtcdEndpoints;
+use crate::etcd::EtcdClient;
 use crate::etcd::member::{ErrorKind, EtcdConnection, EtcdError};
 use crate::publish::{PublishError, RecordStore};
 
@@ -16,7 +16,7 @@ use crate::publish::{PublishError, RecordStore};
 #[derive(Debug)]
 pub struct EtcdRecords {
     /// The members of the cluster.
-    members: EtcdEndpoints,
+    members: EtcdClient,
     prefix: String,
     address: IpAddr,
     /// Part of our keys, so that servers do not overwrite one another.
@@ -41,7 +41,7 @@ struct EtcdLease {
 impl EtcdRecords {
     /// Creates the records of the server with this address; sends no request. `prefix` is that of all keys, without a
     /// trailing `/`.
-    pub fn new(members: EtcdEndpoints, prefix: String, address: IpAddr) -> Self {
+    pub fn new(members: EtcdClient, prefix: String, address: IpAddr) -> Self {
         let server = format!("{:016x}", rand::random::<u64>());
         Self { members, prefix, address, server, lease: None, at_once: INITIAL_AT_ONCE }
     }

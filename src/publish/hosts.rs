@@ -24,19 +24,19 @@ use tunnel_base::policy::hosts_lines::{merged, servers, without};
 pub struct Hosts {
     file: PathBuf,
     server: IpAddr,
-    seen: SeenSigns,
+    seen: SeenLifeSigns,
 }
 
 /// The sign of life of each server, by its address.
-type Signs = BTreeMap<IpAddr, String>;
+type ServerHeartbeats = BTreeMap<IpAddr, String>;
 
 /// The last sign of life of each server, and when it was first seen.
-type SeenSigns = HashMap<IpAddr, (String, Instant)>;
+type SeenLifeSigns = HashMap<IpAddr, (String, Instant)>;
 
 impl Hosts {
     /// Creates the lines of the server at this address.
     pub fn new(file: PathBuf, server: IpAddr) -> Self {
-        Self { file, server, seen: SeenSigns::new() }
+        Self { file, server, seen: SeenLifeSigns::new() }
     }
 
     /// Replaces our lines with these, and removes lines of servers without a sign of life for a while. Not cancel safe:
@@ -76,9 +76,9 @@ fn write(
     file: &Path,
     server: IpAddr,
     records: &BTreeSet<String>,
-    seen: SeenSigns,
+    seen: SeenLifeSigns,
     now: Instant,
-) -> Result<SeenSigns, SharedFileError> {
+) -> Result<SeenLifeSigns, SharedFileError> {
     // The target of a symbolic link is replaced, not the link.
     let file = &fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
     let _held = lock(file)?;
@@ -106,7 +106,7 @@ fn write(
 }
 
 /// Returns the signs of life with the time at which each was first seen.
-fn follow(mut seen: SeenSigns, signs: &Signs, now: Instant) -> SeenSigns {
+fn follow(mut seen: SeenLifeSigns, signs: &ServerHeartbeats, now: Instant) -> SeenLifeSigns {
     let since = |(ip, sign): (&IpAddr, &String)| match seen.remove(ip) {
         Some((old, since)) if old == *sign => (*ip, (old, since)),
         _ => (*ip, (sign.clone(), now)),
@@ -115,7 +115,7 @@ fn follow(mut seen: SeenSigns, signs: &Signs, now: Instant) -> SeenSigns {
 }
 
 /// Reads the lines `<address> <sign>` of the file with the signs of life. Other lines are ignored.
-fn read_signs(file: &Path) -> Result<Signs, SharedFileError> {
+fn read_signs(file: &Path) -> Result<ServerHeartbeats, SharedFileError> {
     let text = content(file)?.unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let sign = |line: &str| {
@@ -126,7 +126,7 @@ fn read_signs(file: &Path) -> Result<Signs, SharedFileError> {
 }
 
 /// Replaces the file with the signs of life, or removes it if nobody lives.
-fn write_signs(file: &Path, signs: &Signs) -> Result<(), SharedFileError> {
+fn write_signs(file: &Path, signs: &ServerHeartbeats) -> Result<(), SharedFileError> {
     if signs.is_empty() {
         return match fs::remove_file(file) {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
@@ -259,7 +259,7 @@ mod tests {
                         let mine = names(&[&format!("n{server}"), &format!("turn{turn}-{server}")]);
                         // On a busy machine a writer may wait longer for the others than it would in a server.
                         let written = loop {
-                            match write(file, ip(server), &mine, SeenSigns::new(), Instant::now()) {
+                            match write(file, ip(server), &mine, SeenLifeSigns::new(), Instant::now()) {
                                 Err(SharedFileError::Locked(_)) => {}
                                 other => break other,
                             }

@@ -10,18 +10,18 @@ use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use tunnel_base::names::NodeName;
-use tunnel_base::policy::zone::{DnsNameError, Zone};
-use tunnel_net::resolver::{LookupError, Resolver};
+use tunnel_base::policy::zone::{DnsNameError, NodeZone};
+use tunnel_net::resolver::{DnsLookupError, Resolver};
 
 /// Decides which nodes may have a record. Compares with the addresses that a name already has in DNS.
-pub struct RecordPolicy {
+pub struct RecordFilter {
     /// Resolver for the current addresses of names.
     resolver: Resolver,
     is_pod: Box<IsServer>,
     nodes: Option<Box<NodeLister>>,
     /// The Nodes of the cluster, and when they were listed.
     listed: Option<(Instant, BTreeSet<String>)>,
-    verdicts: HashMap<NodeName, RecordDecision>,
+    verdicts: HashMap<NodeName, DnsNameCheck>,
     /// Nodes already logged as not published.
     named: HashSet<NodeName>,
 }
@@ -29,16 +29,16 @@ pub struct RecordPolicy {
 type IsServer = dyn Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync;
 type NodeLister = dyn Fn() -> BoxFuture<'static, Result<BTreeSet<String>, String>> + Send + Sync;
 
-/// The outcome of looking up a node's name in DNS before it is published, kept by a [`RecordPolicy`].
+/// The outcome of looking up a node's name in DNS before it is published, kept by a [`RecordFilter`].
 #[derive(Debug)]
-struct RecordDecision {
+struct DnsNameCheck {
     /// An address of the name that belongs to no server.
     taken: Option<IpAddr>,
     /// Time of the lookup; a name that was taken is looked up again later.
     at: Instant,
 }
 
-impl RecordPolicy {
+impl RecordFilter {
     /// Creates a policy. `resolver` looks up names, and `is_pod` returns true if a server accepts links at an address,
     /// within a few seconds.
     pub fn new(
@@ -69,7 +69,7 @@ impl RecordPolicy {
     pub(crate) async fn records(
         &mut self,
         nodes: Vec<NodeName>,
-        zone: &Zone,
+        zone: &NodeZone,
         ours: &BTreeSet<IpAddr>,
     ) -> Vec<String> {
         let mut named = Vec::new();
@@ -128,7 +128,7 @@ impl RecordPolicy {
             let taken = join_all(lookups).await;
             let silent = taken.iter().any(Result::is_err);
             for ((node, _), taken) in some.iter().zip(taken) {
-                let verdict = RecordDecision { taken: taken.unwrap_or_default(), at: Instant::now() };
+                let verdict = DnsNameCheck { taken: taken.unwrap_or_default(), at: Instant::now() };
                 self.verdicts.insert(node.clone(), verdict);
             }
             if silent {
@@ -142,7 +142,7 @@ impl RecordPolicy {
     async fn foreign_address(&self, name: &str, ours: &BTreeSet<IpAddr>) -> Result<Option<IpAddr>, ()> {
         let found = match timeout(TIMEOUT, self.resolver.lookup(name)).await {
             Ok(Ok(found)) => found,
-            Ok(Err(LookupError::NotFound(_))) => return Ok(None),
+            Ok(Err(DnsLookupError::NotFound(_))) => return Ok(None),
             Ok(Err(_)) | Err(_) => return Err(()),
         };
         for ip in found.into_iter().filter(|ip| !ours.contains(ip)).take(MAX_ADDRESSES) {
@@ -164,9 +164,9 @@ impl RecordPolicy {
     }
 }
 
-impl fmt::Debug for RecordPolicy {
+impl fmt::Debug for RecordFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("RecordPolicy")
+        f.write_str("RecordFilter")
     }
 }
 
@@ -193,9 +193,9 @@ mod tests {
     async fn dotted_names_are_published_only_for_listed_nodes_and_the_list_is_cached() {
         let nobody = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let dns = Resolver::of_servers(&[nobody.local_addr().unwrap()]).unwrap();
-        let mut vet = RecordPolicy::new(dns, |_| Box::pin(async { false }));
+        let mut vet = RecordFilter::new(dns, |_| Box::pin(async { false }));
         let (zone, lookups) =
-            (Zone::new(String::new(), Vec::new(), |_| false), Arc::new(AtomicUsize::new(0)));
+            (NodeZone::new(String::new(), Vec::new(), |_| false), Arc::new(AtomicUsize::new(0)));
         let count = lookups.clone();
         vet.set_nodes(move || {
             let turn = count.fetch_add(1, Relaxed);

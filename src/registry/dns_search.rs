@@ -9,26 +9,26 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use tunnel_base::names::NodeName;
-use tunnel_base::policy::zone::Zone;
-use tunnel_net::resolver::{Lookup, LookupError};
+use tunnel_base::policy::zone::NodeZone;
+use tunnel_net::resolver::{DnsLookupError, Lookup};
 
 /// A DNS client for nodes.
 #[derive(Debug)]
-pub struct Dns {
+pub struct NodeDnsLookup {
     resolver: Arc<dyn Lookup>,
     /// Defines which nodes are looked up, and under which name.
-    zone: Arc<Zone>,
-    /// Addresses in the records of nodes that do not belong to any server: records contain them for other clients of the
-    /// same DNS.
+    zone: Arc<NodeZone>,
+    /// Addresses in the records of nodes that do not belong to any server: records contain them for other clients of
+    /// the same DNS.
     no_servers: watch::Receiver<BTreeSet<IpAddr>>,
 }
 
-impl Dns {
+impl NodeDnsLookup {
     /// Returns a client that asks `resolver` only for nodes that have names in `zone`, because the results are dialled.
     /// `no_servers` are not dialled.
     pub fn new(
         resolver: Arc<dyn Lookup>,
-        zone: Arc<Zone>,
+        zone: Arc<NodeZone>,
         no_servers: watch::Receiver<BTreeSet<IpAddr>>,
     ) -> Self {
         Self { resolver, zone, no_servers }
@@ -44,9 +44,9 @@ impl Dns {
         let name = self.zone.name(node).map_err(|why| format!("DNS was not queried ({why})"))?;
         let name = if self.zone.is_open() { name } else { format!("{name}.") };
         let found = timeout(LOOKUP_TIMEOUT, self.resolver.addresses(&name)).await;
-        let found = found.unwrap_or(Err(LookupError::Timeout { name, timeout: LOOKUP_TIMEOUT }));
+        let found = found.unwrap_or(Err(DnsLookupError::Timeout { name, timeout: LOOKUP_TIMEOUT }));
         let mut found = found.map_err(|cause| match cause {
-            LookupError::NotFound(_) => "not in DNS".to_owned(),
+            DnsLookupError::NotFound(_) => "not in DNS".to_owned(),
             cause => cause.to_string(),
         })?;
         found.retain(|ip| !self.no_servers.borrow().contains(ip));
@@ -69,10 +69,10 @@ mod tests {
     use super::*;
     use tokio::time::Instant;
 
-    fn silent(at: SocketAddr) -> Dns {
-        let zone = Zone::new("nodes.test".into(), Vec::new(), |_| false);
+    fn silent(at: SocketAddr) -> NodeDnsLookup {
+        let zone = NodeZone::new("nodes.test".into(), Vec::new(), |_| false);
         let none = watch::Sender::default().subscribe();
-        Dns::new(Arc::new(Resolver::of_servers(&[at]).unwrap()), Arc::new(zone), none)
+        NodeDnsLookup::new(Arc::new(Resolver::of_servers(&[at]).unwrap()), Arc::new(zone), none)
     }
 
     #[tokio::test(start_paused = true)]
@@ -89,16 +89,16 @@ mod tests {
     struct Both;
 
     impl Lookup for Both {
-        fn addresses<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Vec<IpAddr>, LookupError>> {
+        fn addresses<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Vec<IpAddr>, DnsLookupError>> {
             Box::pin(std::future::ready(Ok(vec![[10, 96, 0, 20].into(), [10, 1, 0, 1].into()])))
         }
     }
 
     #[tokio::test]
     async fn published_node_addresses_are_never_taken_for_servers() {
-        let zone = Arc::new(Zone::new("nodes.test".into(), Vec::new(), |_| false));
+        let zone = Arc::new(NodeZone::new("nodes.test".into(), Vec::new(), |_| false));
         let service = watch::Sender::new(BTreeSet::new());
-        let dns = Dns::new(Arc::new(Both), zone, service.subscribe());
+        let dns = NodeDnsLookup::new(Arc::new(Both), zone, service.subscribe());
         let node = "edge1".parse().unwrap();
         assert_eq!(dns.lookup(&node).await.unwrap().len(), 2);
         service.send_modify(|all| all.extend([IpAddr::from([10, 96, 0, 20])]));
@@ -110,8 +110,8 @@ mod tests {
     #[tokio::test]
     async fn without_a_zone_dns_is_not_queried_for_dotted_names() {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let zone = Arc::new(Zone::new(String::new(), Vec::new(), |_| false));
-        let dns = Dns { zone, ..silent(socket.local_addr().unwrap()) };
+        let zone = Arc::new(NodeZone::new(String::new(), Vec::new(), |_| false));
+        let dns = NodeDnsLookup { zone, ..silent(socket.local_addr().unwrap()) };
         for node in ["www.example.org", "localhost", "kubernetes.default.svc"] {
             let why = dns.lookup(&node.parse().unwrap()).await.unwrap_err();
             assert!(why.starts_with("DNS was not queried"), "{node}: {why}");

@@ -43,8 +43,8 @@ pub(crate) struct NodeHistory {
     nodes: HashMap<u64, RememberedNode>,
     texts: String,
     hashes: RandomState,
-    /// The nodes that were refused and never linked here, the latest last. They are separate, because invented names must
-    /// not displace the others.
+    /// The nodes that were refused and never linked here, the latest last. They are separate, because invented names
+    /// must not displace the others.
     refused: VecDeque<(NodeName, LastError)>,
     /// The last ends of links, with a share for each node, the latest last.
     drops: VecDeque<(NodeName, LastError)>,

@@ -26,13 +26,14 @@ pub enum LinkRole {
 
 /// Why the links of a node change.
 #[derive(Debug)]
-pub(crate) enum Reason {
+pub(crate) enum LinkChange {
     /// The edge has made this link, which replaces its earlier ones.
     Linked(LinkedNode),
     /// The edge has made this link because the primary link is unresponsive, or to hand that over. The primary link
     /// becomes the previous one if it belongs to the same process.
     Backup(LinkedNode),
-    /// The edge has made this link for interactive sessions. It gets no role if [`NodeLinks::busy_link`] returns none.
+    /// The edge has made this link for interactive sessions. It gets no role if [`LinksByNode::busy_link`] returns
+    /// none.
     Interactive(LinkedNode),
     /// The edge has announced another link than this one, at this server or a peer.
     Retired(LinkId),
@@ -40,9 +41,9 @@ pub(crate) enum Reason {
     Ended(LinkId),
 }
 
-/// What [`NodeLinks::replace`] has changed.
+/// What [`LinksByNode::replace`] has changed.
 #[derive(Debug, Default)]
-pub(crate) struct Replaced {
+pub(crate) struct ReplaceOutcome {
     /// Links without a role. The caller closes them, without the lock: closing a link takes the link's own.
     pub(crate) closed: Vec<LinkedNode>,
     /// Whether the node is found by another link, or no longer.
@@ -51,7 +52,7 @@ pub(crate) struct Replaced {
 
 /// The links of all nodes at this server, under the registry's lock.
 #[derive(Debug, Default)]
-pub(crate) struct NodeLinks {
+pub(crate) struct LinksByNode {
     by_node: HashMap<NodeName, RoleLinks>,
     /// Number of nodes with a primary link.
     linked: usize,
@@ -70,7 +71,7 @@ struct RoleLinks {
 
 /// A node that is found here, with all its links.
 #[derive(Debug, Clone)]
-pub struct NodeView {
+pub struct NodeWithLinks {
     /// The node.
     pub node: NodeName,
     /// Its primary link.
@@ -80,10 +81,10 @@ pub struct NodeView {
     earlier_bytes: [u64; 2],
 }
 
-impl NodeLinks {
+impl LinksByNode {
     /// Changes the links of a node. Links are compared by their ids, so a link that ends late never removes the newer
     /// link that replaced it.
-    pub(crate) fn replace(&mut self, node: &NodeName, reason: Reason) -> Replaced {
+    pub(crate) fn replace(&mut self, node: &NodeName, reason: LinkChange) -> ReplaceOutcome {
         let links = self.by_node.entry(node.clone()).or_default();
         let before = links.get(LinkRole::Primary).map(|linked| linked.sender.id);
         let closed = links.replace(reason);
@@ -102,7 +103,7 @@ impl NodeLinks {
             }
             _ => {}
         }
-        Replaced { closed, has_new_primary: before != after }
+        ReplaceOutcome { closed, has_new_primary: before != after }
     }
 
     /// Returns the link of a node with that role.
@@ -134,13 +135,13 @@ impl NodeLinks {
     }
 
     /// Returns a node that is found here, with all its links.
-    pub(crate) fn view(&self, node: &NodeName) -> Option<NodeView> {
+    pub(crate) fn view(&self, node: &NodeName) -> Option<NodeWithLinks> {
         let (node, links) = self.by_node.get_key_value(node)?;
         links.view(node)
     }
 
     /// Returns the nodes that are found here, each with all its links, in no particular order.
-    pub(crate) fn views(&self) -> impl Iterator<Item = NodeView> {
+    pub(crate) fn views(&self) -> impl Iterator<Item = NodeWithLinks> {
         self.by_node.iter().filter_map(|(node, links)| links.view(node))
     }
 
@@ -158,21 +159,21 @@ impl NodeLinks {
 
 impl RoleLinks {
     /// Returns the node with all its links, if it is found here.
-    fn view(&self, node: &NodeName) -> Option<NodeView> {
+    fn view(&self, node: &NodeName) -> Option<NodeWithLinks> {
         let primary = self.get(LinkRole::Primary)?.clone();
         let links = self.links.iter().map(|(_, linked)| linked.sender.clone()).collect();
-        Some(NodeView { node: node.clone(), primary, links, earlier_bytes: self.earlier_bytes })
+        Some(NodeWithLinks { node: node.clone(), primary, links, earlier_bytes: self.earlier_bytes })
     }
 
     /// Changes the roles for that reason. Returns the links that have none any more, which are to be closed.
-    fn replace(&mut self, reason: Reason) -> Vec<LinkedNode> {
+    fn replace(&mut self, reason: LinkChange) -> Vec<LinkedNode> {
         let mut closed = Vec::new();
         match reason {
-            Reason::Linked(linked) => {
+            LinkChange::Linked(linked) => {
                 closed.extend(self.take(LinkRole::Primary));
                 closed.extend(self.put_primary(linked));
             }
-            Reason::Backup(linked) => {
+            LinkChange::Backup(linked) => {
                 let earlier = self.take(LinkRole::Primary);
                 let stays = earlier.as_ref().is_some_and(|earlier| earlier.may_stay_with(&linked));
                 closed.extend(self.put_primary(linked));
@@ -181,7 +182,7 @@ impl RoleLinks {
                     earlier => closed.extend(earlier),
                 }
             }
-            Reason::Interactive(linked) => {
+            LinkChange::Interactive(linked) => {
                 if self.busy_link(linked.sender.instance).is_some() {
                     closed.extend(self.take(LinkRole::Interactive));
                     self.links.push((LinkRole::Interactive, linked));
@@ -189,7 +190,7 @@ impl RoleLinks {
                     closed.push(linked);
                 }
             }
-            Reason::Retired(link) => {
+            LinkChange::Retired(link) => {
                 let retired = self.links.iter().position(|(role, linked)| {
                     linked.sender.id == link && matches!(role, LinkRole::Primary | LinkRole::Previous)
                 });
@@ -199,7 +200,7 @@ impl RoleLinks {
                     self.links.push((LinkRole::Retiring, retired));
                 }
             }
-            Reason::Ended(link) => {
+            LinkChange::Ended(link) => {
                 let ended = self.links.extract_if(.., |(_, linked)| linked.sender.id == link);
                 let ended: Vec<_> = ended.map(|(_, linked)| linked).collect();
                 self.add_bytes(&ended);
@@ -250,7 +251,7 @@ impl RoleLinks {
     }
 }
 
-impl NodeView {
+impl NodeWithLinks {
     /// Returns the number of sessions on all links, including relayed ones.
     pub fn sessions(&self) -> usize {
         self.links.iter().map(|link| link.sessions()).sum()
@@ -319,7 +320,7 @@ mod tests {
         fn each_link_has_one_role_until_it_ends_or_is_returned_to_be_closed(
             steps in proptest::collection::vec((0..5, proptest::option::of(0_u8..2), any::<proptest::sample::Index>()), 1..40)
         ) {
-            let (node, mut nodes) = ("node1".parse::<NodeName>().unwrap(), NodeLinks::default());
+            let (node, mut nodes) = ("node1".parse::<NodeName>().unwrap(), LinksByNode::default());
             let mut open = HashSet::new();
             for (number, (step, instance, link)) in steps.into_iter().enumerate() {
                 let new = linked(number as u64, instance);
@@ -330,13 +331,13 @@ mod tests {
                 }
                 let before = nodes.primary(&node).map(|linked| linked.sender.id);
                 let replaced = nodes.replace(&node, match step {
-                    0 => Reason::Linked(new),
-                    1 => Reason::Backup(new),
-                    2 => Reason::Interactive(new),
-                    3 => Reason::Retired(known),
+                    0 => LinkChange::Linked(new),
+                    1 => LinkChange::Backup(new),
+                    2 => LinkChange::Interactive(new),
+                    3 => LinkChange::Retired(known),
                     _ => {
                         open.remove(&known);
-                        Reason::Ended(known)
+                        LinkChange::Ended(known)
                     }
                 });
                 for closed in replaced.closed {
@@ -356,18 +357,18 @@ mod tests {
     /// If the total fell with one of several links, a scraper would count all bytes again.
     #[test]
     fn a_node_keeps_the_bytes_of_its_earlier_links_until_it_has_none() {
-        let (node, mut nodes) = ("node1".parse::<NodeName>().unwrap(), NodeLinks::default());
+        let (node, mut nodes) = ("node1".parse::<NodeName>().unwrap(), LinksByNode::default());
         let [first, second, third] = [(1, 1), (2, 1), (3, 2)].map(|(n, process)| linked(n, Some(process)));
-        nodes.replace(&node, Reason::Linked(first));
-        nodes.replace(&node, Reason::Interactive(second.clone()));
+        nodes.replace(&node, LinkChange::Linked(first));
+        nodes.replace(&node, LinkChange::Interactive(second.clone()));
         nodes.by_node.get_mut(&node).unwrap().earlier_bytes = [5, 7];
-        for reason in [Reason::Ended(second.sender.id), Reason::Linked(third.clone())] {
+        for reason in [LinkChange::Ended(second.sender.id), LinkChange::Linked(third.clone())] {
             nodes.replace(&node, reason);
             assert_eq!(nodes.view(&node).unwrap().bytes(), [5, 7]);
         }
-        nodes.replace(&node, Reason::Ended(third.sender.id));
+        nodes.replace(&node, LinkChange::Ended(third.sender.id));
         assert!(nodes.view(&node).is_none());
-        nodes.replace(&node, Reason::Linked(linked(4, None)));
+        nodes.replace(&node, LinkChange::Linked(linked(4, None)));
         assert_eq!(nodes.view(&node).unwrap().bytes(), [0, 0]);
     }
 }

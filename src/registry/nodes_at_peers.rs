@@ -20,14 +20,14 @@ use tunnel_proto::state::LinkId;
 /// The nodes of all peers, and the searches that have failed.
 #[derive(Debug, Default)]
 pub(crate) struct NodesAtPeers {
-    table: Mutex<NodeTable>,
+    table: Mutex<PeerNodeTable>,
     /// Bounded by [`MAX_FAILURES`].
     failures: Mutex<HashMap<NodeName, (Instant, NodeNotFound)>>,
 }
 
 /// The nodes of all peers, under the lock of [`NodesAtPeers`].
 #[derive(Debug, Default)]
-struct NodeTable {
+struct PeerNodeTable {
     /// Bounded by [`MAX_NODES`].
     nodes: HashMap<NodeName, NodeAtPeer>,
     /// Number of nodes of each server; none is 0. Bounded by [`MAX_KNOWN`].
@@ -62,15 +62,15 @@ impl NodesAtPeers {
         found.map(|(node, at)| (node.clone(), at.clone())).collect()
     }
 
-    /// Records that the server at the remote end of a link has the node. If there are too many nodes, half of those of the server with most are
-    /// removed, so that a server that announces names without end takes no room of others.
+    /// Records that the server at the remote end of a link has the node. If there are too many nodes, half of those of
+    /// the server with most are removed, so that a server that announces names without end takes no room of others.
     pub(crate) fn insert(&self, node: &NodeName, link: &LinkSender, found: &Found) {
         let Some(server) = link.instance else { return };
         let mut table = self.table.lock();
         table.remove(node);
         if table.shares.len() >= MAX_KNOWN && !table.shares.contains_key(&server) {
             // Most of these processes have ended long ago. The nodes of the others can be found again.
-            *table = NodeTable::default();
+            *table = PeerNodeTable::default();
         }
         if table.nodes.len() >= MAX_NODES {
             table.halve_largest_share();
@@ -121,7 +121,7 @@ impl NodesAtPeers {
     }
 }
 
-impl NodeTable {
+impl PeerNodeTable {
     fn remove(&mut self, node: &NodeName) {
         let Some(at) = self.nodes.remove(node) else { return };
         if let Entry::Occupied(mut share) = self.shares.entry(at.server) {
@@ -290,10 +290,10 @@ mod announcement_tests {
 
     use crate::registry::LinkedNode;
     use crate::registry::Registry;
-    use crate::registry::dns_search::Dns;
+    use crate::registry::dns_search::NodeDnsLookup;
     use crate::registry::peers::tests::{peers, settled};
     use tunnel_base::metrics::Metrics;
-    use tunnel_base::policy::zone::Zone;
+    use tunnel_base::policy::zone::NodeZone;
     use tunnel_net::resolver::Resolver;
     use tunnel_proto::state::LinkId;
 
@@ -312,10 +312,10 @@ mod announcement_tests {
     }
 
     /// Returns a DNS client that gets no answers.
-    fn nowhere() -> Dns {
+    fn nowhere() -> NodeDnsLookup {
         let resolver = Arc::new(Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap());
-        let zone = Arc::new(Zone::new(String::new(), Vec::new(), |_| true));
-        Dns::new(resolver, zone, watch::Sender::default().subscribe())
+        let zone = Arc::new(NodeZone::new(String::new(), Vec::new(), |_| true));
+        NodeDnsLookup::new(resolver, zone, watch::Sender::default().subscribe())
     }
 
     fn link(id: u64, peer: Remote) -> Arc<LinkSender> {

@@ -5,14 +5,14 @@ use std::time::Duration;
 use crate::registry::LinkedNode;
 use crate::registry::Registry;
 use crate::registry::history::{LastError, UnlinkedNode};
-use crate::registry::links::{LinkRole, NodeView};
+use crate::registry::links::{LinkRole, NodeWithLinks};
 use tunnel_base::names::NodeName;
 use tunnel_link::sender::LinkSender;
 use tunnel_proto::frame::ListedNode;
 
 /// All links of nodes here at one moment, and the disconnected nodes.
 #[derive(Debug, Default)]
-pub struct Overview {
+pub struct RegistrySnapshot {
     /// The links by node name, the primary link of a node first.
     pub linked: Vec<(NodeName, LinkRole, LinkedNode, Option<LastError>)>,
     /// The nodes without a link here, the latest first.
@@ -48,11 +48,11 @@ impl Registry {
         let page: Vec<_> = page.into_iter().filter_map(|(node, _)| nodes.view(node)).collect();
         // Counting sessions takes the lock of each link.
         drop(nodes);
-        (page.iter().map(NodeView::listed).collect(), more)
+        (page.iter().map(NodeWithLinks::listed).collect(), more)
     }
 
     /// Returns the nodes that are found here, each with all its links, in no particular order.
-    pub fn views(&self) -> Vec<NodeView> {
+    pub fn views(&self) -> Vec<NodeWithLinks> {
         self.nodes.lock().views().collect()
     }
 
@@ -66,7 +66,7 @@ impl Registry {
     }
 
     /// Returns all links, and up to `most` of the disconnected nodes.
-    pub fn overview(&self, most: usize) -> Overview {
+    pub fn overview(&self, most: usize) -> RegistrySnapshot {
         let nodes = self.nodes.lock();
         let entry = |(node, role, linked): (&NodeName, _, &LinkedNode)| {
             (node.clone(), role, linked.clone(), nodes.past.error(node))
@@ -78,7 +78,7 @@ impl Registry {
         let drops = nodes.past.drops();
         drop(nodes);
         linked.sort_by(|(one, at, ..), (two, other, ..)| (one.as_str(), at).cmp(&(two.as_str(), other)));
-        Overview { linked, disconnected, drops }
+        RegistrySnapshot { linked, disconnected, drops }
     }
 
     /// Records why a link of a node has ended, then removes it like [`Self::remove`].
@@ -188,7 +188,7 @@ mod tests {
         let second = link(&registry, 4, "c");
         registry.ended(&second, "nothing was received for 15s");
         registry.ended(&first, &"é".repeat(500));
-        let Overview { linked, disconnected, drops } = registry.overview(10);
+        let RegistrySnapshot { linked, disconnected, drops } = registry.overview(10);
         let with_error: Vec<_> = linked
             .iter()
             .map(|(node, role, _, error)| (node.as_str(), *role, error.as_ref().map(|e| &*e.why)))

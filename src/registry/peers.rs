@@ -28,12 +28,12 @@ use tracing::info_span;
 
 use crate::registry::Registry;
 use crate::registry::peers::announcements::{AnnouncementLinks, UNSOLICITED};
-use crate::registry::peers::node_list::LastList;
+use crate::registry::peers::node_list::CachedNodeList;
 use crate::registry::peers::peer::Peer;
 use crate::registry::peers::peer_dialer::{PeerDialContext, PeerDialer, PeerError};
 use crate::registry::peers::questions::Questions;
 use tunnel_base::drain::Drain;
-use tunnel_base::names::{Instance, NodeName, ServerName};
+use tunnel_base::names::{Instance, NodeName, ServerDisplayName};
 use tunnel_link::liveness::Suspicion;
 use tunnel_link::sender::LinkSender;
 use tunnel_net::path_mtu::REMEDY;
@@ -49,8 +49,9 @@ pub struct Peers {
     questions: Questions<Found>,
     /// Requests for pages of their nodes.
     pages: Questions<NodePage>,
-    /// Held while a list of all nodes is made, so that there is one at a time. The last one is kept for callers that wait.
-    listing: tokio::sync::Mutex<Option<LastList>>,
+    /// Held while a list of all nodes is made, so that there is one at a time. The last one is kept for callers that
+    /// wait.
+    listing: tokio::sync::Mutex<Option<CachedNodeList>>,
     /// Number of callers that wait for a list.
     listing_waiters: AtomicUsize,
     /// The loads that peers have reported, and when.
@@ -102,8 +103,8 @@ impl Peers {
 
     /// Adds a link that a peer has made.
     ///
-    /// With `is_backup`, the peer's earlier links stay and are returned. They are unresponsive for that peer, so sessions
-    /// should continue on the new link. Otherwise earlier links that do not answer a ping are closed.
+    /// With `is_backup`, the peer's earlier links stay and are returned. They are unresponsive for that peer, so
+    /// sessions should continue on the new link. Otherwise earlier links that do not answer a ping are closed.
     pub fn add_incoming(&self, sender: &Arc<LinkSender>, is_backup: bool) -> Vec<Arc<LinkSender>> {
         let before: Vec<_> = {
             let mut servers = self.servers.lock();
@@ -153,8 +154,8 @@ impl Peers {
         known.map_or_else(|| PeerHandle::Incoming(sender.clone()), PeerHandle::Known)
     }
 
-    /// Returns the links to peers that are up now: those that this server has made, then those that peers have made, the
-    /// newest first.
+    /// Returns the links to peers that are up now: those that this server has made, then those that peers have made,
+    /// the newest first.
     pub fn links(&self) -> Vec<Arc<LinkSender>> {
         let (known, incoming): (Vec<_>, Vec<_>) = {
             let servers = self.servers.lock();
@@ -164,8 +165,8 @@ impl Peers {
         known.iter().filter_map(|peer| peer.up()).chain(incoming).collect()
     }
 
-    /// Asks a peer whether a node is linked to it. Returns the answer and the link that it came over. Takes at most 2 s.
-    /// Cancel safe.
+    /// Asks a peer whether a node is linked to it. Returns the answer and the link that it came over. Takes at most 2
+    /// s. Cancel safe.
     pub(crate) async fn ask(
         &self,
         server: &PeerHandle,
@@ -358,7 +359,7 @@ impl PeerHandle {
     }
 
     /// Returns the name that the peer announces, or announced when it was last linked.
-    pub fn name(&self) -> Option<ServerName> {
+    pub fn name(&self) -> Option<ServerDisplayName> {
         match self {
             Self::Known(peer) => peer.name(),
             Self::Incoming(sender) => sender.ends()?.server_name.clone(),

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::registry::Finder;
 use crate::registry::LinkedNode;
-use crate::registry::links::{LinkRole, Reason};
+use crate::registry::links::{LinkChange, LinkRole};
 use crate::registry::{NameInUse, Registry};
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::liveness::Suspicion;
@@ -195,7 +195,7 @@ impl Registry {
     pub fn add_interactive(&self, linked: LinkedNode) -> Option<Arc<LinkSender>> {
         let node = linked.sender.peer.node().cloned()?;
         let busy = self.nodes.lock().busy_link(&node, linked.sender.instance)?;
-        self.replace(&node, Reason::Interactive(linked));
+        self.replace(&node, LinkChange::Interactive(linked));
         Some(busy)
     }
 }
@@ -229,7 +229,7 @@ impl Registry {
     /// sessions until the edge closes it. If the node has two such links, the older one is closed.
     pub fn retire_link(&self, sender: &LinkSender) {
         if let Some(node) = sender.peer.node() {
-            self.replace(node, Reason::Retired(sender.id));
+            self.replace(node, LinkChange::Retired(sender.id));
         }
     }
 }

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until};
 
 use crate::registry::Path;
-use crate::registry::dns_search::Dns;
+use crate::registry::dns_search::NodeDnsLookup;
 use crate::registry::node_not_found::NodeNotFound;
 use crate::registry::nodes_at_peers::NodesAtPeers;
 use crate::registry::peers::PeerHandle;
@@ -80,7 +80,7 @@ pub(crate) struct Searches {
 pub(crate) struct SearchContext {
     peers: Arc<Peers>,
     nodes: Arc<NodesAtPeers>,
-    dns: Arc<Dns>,
+    dns: Arc<NodeDnsLookup>,
     /// Port of peers, for those found by DNS.
     port: u16,
 }
@@ -88,7 +88,7 @@ pub(crate) struct SearchContext {
 type RunningSearch = BoxFuture<'static, Result<Path, NodeNotFound>>;
 
 impl Searches {
-    pub(crate) fn new(peers: Arc<Peers>, nodes: Arc<NodesAtPeers>, dns: Dns, port: u16) -> Self {
+    pub(crate) fn new(peers: Arc<Peers>, nodes: Arc<NodesAtPeers>, dns: NodeDnsLookup, port: u16) -> Self {
         let context = SearchContext { peers, nodes, dns: Arc::new(dns), port };
         Self { context, running: Mutex::default() }
     }
@@ -237,7 +237,7 @@ mod tests {
     use std::task::{Context, Poll, Waker};
 
     use crate::registry::peers::tests::peers;
-    use tunnel_base::policy::zone::Zone;
+    use tunnel_base::policy::zone::NodeZone;
     use tunnel_net::resolver::Resolver;
     use tunnel_proto::frame::{Found, FrameKind};
 
@@ -262,9 +262,9 @@ mod tests {
     /// Returns a context without known nodes and with a DNS that does not answer.
     fn context(peers: &Arc<Peers>) -> SearchContext {
         let resolver = Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap();
-        let zone = Zone::new("nodes.test".into(), Vec::new(), |_| false);
+        let zone = NodeZone::new("nodes.test".into(), Vec::new(), |_| false);
         let none = watch::Sender::default().subscribe();
-        let dns = Arc::new(Dns::new(Arc::new(resolver), Arc::new(zone), none));
+        let dns = Arc::new(NodeDnsLookup::new(Arc::new(resolver), Arc::new(zone), none));
         SearchContext { peers: peers.clone(), nodes: Arc::default(), dns, port: 1 }
     }
 

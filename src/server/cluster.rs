@@ -7,20 +7,21 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::admin::readiness::Readiness;
-use crate::kubernetes::{ClusterNodes, ServerPods};
+use crate::kubernetes::ServerPods;
 use crate::parts::with_kubernetes;
 use crate::server::config::ServerConfig;
 use tunnel_base::addresses::AddressBook;
+use tunnel_base::addresses::cluster_state::KnownNodes;
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ConfigMapPorts;
 
 /// What a server knows of its cluster. Without a cluster it is empty.
 #[derive(Debug, Clone)]
-pub(crate) struct ClusterView {
+pub(crate) struct KubernetesView {
     /// The pods of the servers.
     pub(crate) pods: Option<ServerPods>,
     /// The Nodes.
-    pub(crate) nodes: Option<ClusterNodes>,
+    pub(crate) nodes: Option<watch::Receiver<KnownNodes>>,
     /// Maps addresses to nodes, also without a cluster.
     pub(crate) addresses: Arc<AddressBook>,
     /// The ports of nodes that are redirected here, and which of them are ports of the node's loopback.
@@ -29,7 +30,7 @@ pub(crate) struct ClusterView {
     pub(crate) service_addresses: watch::Receiver<BTreeSet<IpAddr>>,
 }
 
-impl ClusterView {
+impl KubernetesView {
     /// Starts all watches, and the upkeep of objects and certificates. `grpc` is the port of all servers, `own` are the
     /// ports at which this server listens. Errors appear in `readiness`.
     pub(crate) fn follow(
@@ -80,7 +81,7 @@ fn follow_pods(settings: &ServerConfig, grpc: u16, drain: &Drain) -> Option<Serv
 }
 
 /// Watches the Nodes, if the config uses anything that requires the permission to list them.
-fn follow_nodes(settings: &ServerConfig, drain: &Drain) -> Option<ClusterNodes> {
+fn follow_nodes(settings: &ServerConfig, drain: &Drain) -> Option<watch::Receiver<KnownNodes>> {
     let names = settings.node_names.as_ref();
     let certificates = settings.csr.as_ref().filter(|csr| csr.edge_ca.is_some());
     let cluster = settings.addresses.cluster.as_ref();

@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::config::access::{AccessConfig, AuthConfig};
+use crate::config::access::{AccessConfig, ClientAuthConfig};
 use crate::config::admin_listener::AdminConfig;
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::kubernetes::node_names::{self, NodeNameSettings};
 use crate::config::kubernetes::ports::{self, NodePortsConfig};
 use crate::config::kubernetes::{self, ServerCsrConfig};
@@ -15,13 +15,13 @@ use crate::config::listen_tls::ListenerTlsConfig;
 use crate::config::live::LIVE_ACCESS_KEYS;
 use crate::config::server::addresses::{self, AddressSettings};
 use crate::config::server::clients::{self, ClientLinksConfig};
-use crate::config::server::invitations::{self, InvitationConfig, InvitationStore};
+use crate::config::server::invitations::{self, InvitationConfig, InvitationStoreKind};
 use crate::config::server::peers::{self, PeerConfig};
 use crate::config::server::registry::{DnsConfig, EtcdSettings, PublishTo};
 use crate::config::server::{self, DirectConfig, EdgeAccessConfig, LinkListenerConfig, SessionConfig, Tls};
 use crate::config::table::ConfigTable;
 use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
-use crate::listener::{FileKind, LISTENERS, ListenerConfig, ListenerKind, ListenerTables, http, https};
+use crate::listener::{FileKind, LISTENERS, ListenerConfig, ListenerConfigReader, ListenerKind, http, https};
 use tunnel_base::names::UserName;
 use tunnel_base::policy::ports::PortTarget;
 
@@ -35,7 +35,7 @@ pub struct ServerConfig {
     /// The access of users' programs that link to this server; `None` accepts none.
     pub clients: Option<ClientLinksConfig>,
     /// The configured listeners for clients.
-    pub(crate) listeners: Vec<ListenerTable>,
+    pub(crate) listeners: Vec<ListenerConfigTable>,
     /// The ConfigMap of named node ports; `None` disables it.
     pub ports: Option<NodePortsConfig>,
     /// The ConfigMap from which DNS reads the addresses of all nodes; `None` disables it.
@@ -77,15 +77,15 @@ pub(crate) enum ListenerChange {
 
 /// The table of a listener for clients. Equal tables differ at most in keys that change while the listener is open.
 #[derive(Debug, Clone)]
-pub(crate) struct ListenerTable {
+pub(crate) struct ListenerConfigTable {
     pub(crate) config: Arc<dyn ListenerConfig>,
     /// Its values in effect, except of keys that change while the listener is open.
     pub(crate) values: toml::Table,
 }
 
-impl ListenerTable {
+impl ListenerConfigTable {
     /// Reads the values of a table that was just read.
-    fn new(config: Arc<dyn ListenerConfig>, report: &Diagnostics) -> Self {
+    fn new(config: Arc<dyn ListenerConfig>, report: &ConfigDiagnostics) -> Self {
         let mut values = report.effective.get(config.access().0).cloned().unwrap_or_default();
         for key in LIVE_ACCESS_KEYS {
             values.remove(key);
@@ -104,7 +104,7 @@ impl ListenerTable {
     }
 }
 
-impl PartialEq for ListenerTable {
+impl PartialEq for ListenerConfigTable {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key() && self.values == other.values
     }
@@ -122,22 +122,22 @@ impl ServerConfig {
 
     /// Like [`Self::read`], but also returns a config that has errors, for further checks.
     pub fn examine(text: &str, env: &Environment) -> ParsedConfig<Self> {
-        let mut report = Diagnostics::default();
+        let mut report = ConfigDiagnostics::default();
         let config = Self::gather(text, env, &mut report);
         report.finish(text, config)
     }
 
-    pub(crate) fn gather(text: &str, env: &Environment, report: &mut Diagnostics) -> Self {
+    pub(crate) fn gather(text: &str, env: &Environment, report: &mut ConfigDiagnostics) -> Self {
         let mut file = ConfigTable::parse(text, env, report);
         let mut table = file.table("server", report);
         config::other_role(&mut file, &table, "edge", report);
         let links = server::links(&mut table, report);
         let clients = clients::read(&mut table, report);
         let mut tables =
-            ListenerTables { server: &mut table, inherited: AccessConfig::default(), env, report };
+            ListenerConfigReader { server: &mut table, inherited: AccessConfig::default(), env, report };
         let listeners: Vec<_> = LISTENERS.iter().flat_map(|kind| (kind.read)(&mut tables)).collect();
         let listeners: Vec<_> =
-            listeners.into_iter().map(|listener| ListenerTable::new(listener, report)).collect();
+            listeners.into_iter().map(|listener| ListenerConfigTable::new(listener, report)).collect();
         let (dns, peers) = peers::read(&mut table, env, report);
         // A port that forwards to the port of a request's Host.
         let by_host = |kind: &str| {
@@ -181,7 +181,8 @@ impl ServerConfig {
 
     /// Returns what a reload of another config does to listeners, each with the key of its table.
     pub(crate) fn listener_changes<'c>(&'c self, new: &'c Self) -> Vec<(ListenerChange, &'c str)> {
-        let live = |listeners: &'c [ListenerTable]| listeners.iter().filter(|listener| listener.is_live());
+        let live =
+            |listeners: &'c [ListenerConfigTable]| listeners.iter().filter(|listener| listener.is_live());
         let has = |all: &Self, key: &str| all.listeners.iter().any(|listener| listener.key() == key);
         let closes = live(&self.listeners).filter(|old| !has(new, old.key()));
         let closes = closes.map(|old| (ListenerChange::Closes, old.key()));
@@ -228,7 +229,7 @@ impl ServerConfig {
         ];
         for (_, access) in self.access() {
             // A file that several tables inherit from one is listed once.
-            if let AuthConfig::Basic { users, key } = &access.auth
+            if let ClientAuthConfig::Basic { users, key } = &access.auth
                 && !all.iter().any(|(known, _)| known == key)
             {
                 all.push((key.clone(), users.clone()));
@@ -241,7 +242,7 @@ impl ServerConfig {
             }
         }
         let invitations =
-            self.invitations.file.iter().filter(|_| self.invitations.store == InvitationStore::File);
+            self.invitations.file.iter().filter(|_| self.invitations.store == InvitationStoreKind::File);
         all.extend(invitations.map(|file| ("server.invitations.file".to_owned(), file.clone())));
         all
     }
@@ -249,7 +250,7 @@ impl ServerConfig {
     /// Returns each etcd in use, with the table that configures it.
     pub fn etcds(&self) -> impl Iterator<Item = (&'static str, &EtcdSettings)> {
         let publish = (self.dns.publish == PublishTo::Etcd).then_some(("server.dns", &self.dns.etcd));
-        let invitations = (self.invitations.store == InvitationStore::Etcd)
+        let invitations = (self.invitations.store == InvitationStoreKind::Etcd)
             .then_some(("server.invitations", &self.invitations.etcd));
         publish.into_iter().chain(invitations)
     }

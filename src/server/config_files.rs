@@ -7,43 +7,43 @@ use arc_swap::ArcSwap;
 use tracing::{error, warn};
 
 use crate::config::server::LinkListenerConfig;
-use crate::config::server::invitations::InvitationStore;
-use crate::invitations::ServerCa;
+use crate::config::server::invitations::InvitationStoreKind;
+use crate::invitations::AdvertisedCa;
 use crate::listener::authenticated::tls_params;
 use crate::listener::egress;
 use crate::server::config::ServerConfig;
 use crate::server::edge_links;
-use crate::startup::{NotPrepared, Startup, StartupErrorKind};
+use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_base::names::UserName;
 use tunnel_base::policy::Glob;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::tokens::NodeTokens;
-use tunnel_net::reload::{FileWatcher, Reload};
+use tunnel_net::reload::{FileWatcher, ReloadedValue};
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::client_certificate::ServerTls;
-use tunnel_net::tls::link_auth::LinkAuth;
+use tunnel_net::tls::link_auth::LinkCaFiles;
 use tunnel_net::tls::peer::{PeerTls, PeerTlsConfig};
 use tunnel_net::tls::pem;
-use tunnel_net::tls::{self, ClientAuth, Identity, TlsServerConfig};
+use tunnel_net::tls::{self, ClientAuth, IdentityFiles, TlsServerConfig};
 
 /// The contents of the files.
 #[derive(Debug)]
-pub(crate) struct ServerFiles {
+pub(crate) struct LoadedServerFiles {
     /// TLS of the gRPC port.
-    pub(crate) tls: Reload<ServerTls>,
+    pub(crate) tls: ReloadedValue<ServerTls>,
     /// TLS for dialling peers; `None` if there are none, or this server has no certificate for them.
-    pub(crate) peers: Option<Reload<PeerTls>>,
+    pub(crate) peers: Option<ReloadedValue<PeerTls>>,
     /// The CA and certificate that joining nodes receive; `None` if joining is not enabled.
-    pub(crate) authority: Option<Reload<ServerCa>>,
+    pub(crate) authority: Option<ReloadedValue<AdvertisedCa>>,
     /// The tokens of edges.
-    pub(crate) tokens: Reload<NodeTokens>,
+    pub(crate) tokens: ReloadedValue<NodeTokens>,
     /// A client of the system's DNS servers.
     pub(crate) resolver: Resolver,
     /// A client of the DNS servers that know where nodes are; by default the system's.
     pub(crate) dns: Resolver,
 }
 
-impl ServerFiles {
+impl LoadedServerFiles {
     /// Reloads the files when they change.
     pub(crate) fn watch(&self, watcher: &FileWatcher) {
         watcher.watch("tls", &self.tls);
@@ -58,13 +58,16 @@ impl ServerFiles {
     }
 
     /// Reads all files.
-    pub(crate) fn read(settings: &ServerConfig, startup: &mut Startup) -> Result<Self, NotPrepared> {
+    pub(crate) fn read(
+        settings: &ServerConfig,
+        startup: &mut StartupErrorCollector,
+    ) -> Result<Self, NotPrepared> {
         let tls = tls(settings, startup);
         // The errors of the certificate are already noted.
         let peers = tls.as_ref().ok().and_then(|_| peers(settings, startup));
         let authority = tls.as_ref().map_or(Ok(None), |_| invitation_ca(settings, startup));
         let (certificates, egress) = (edge_ca(settings).is_some(), settings.has_listener(&egress::KIND));
-        let invitations = settings.invitations.store != InvitationStore::None;
+        let invitations = settings.invitations.store != InvitationStoreKind::None;
         let file = &settings.links.token_file;
         let tokens = edge_links::read(file, certificates, invitations, egress, startup);
         let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
@@ -83,7 +86,10 @@ impl ServerFiles {
     }
 }
 
-fn tls(settings: &ServerConfig, startup: &mut Startup) -> Result<Reload<ServerTls>, NotPrepared> {
+fn tls(
+    settings: &ServerConfig,
+    startup: &mut StartupErrorCollector,
+) -> Result<ReloadedValue<ServerTls>, NotPrepared> {
     let links = &settings.links;
     let offer = tls_params(&settings.tls, startup);
     // Each file separately, so that all errors are noted.
@@ -93,7 +99,7 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Result<Reload<ServerTl
     let ca = !has_ca || startup.check_file(CA, &links.peer_ca, |text| pem::certs(&links.peer_ca, text));
     let name = settings.peers.certificate_name.as_deref().filter(|_| has_ca);
     let name = name.map(tls::server_name).transpose();
-    let clients = LinkAuth {
+    let clients = LinkCaFiles {
         edges: edge_ca(settings).cloned(),
         users: settings.clients.as_ref().and_then(|clients| clients.client_ca.clone()),
         // Without the file no peer can link here, so callers need not present a certificate.
@@ -113,7 +119,7 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Result<Reload<ServerTl
     for warning in warnings {
         warn!("{warning}");
     }
-    let identity = Identity { cert: links.cert.clone(), key: links.key.clone() };
+    let identity = IdentityFiles { cert: links.cert.clone(), key: links.key.clone() };
     let clients = ClientAuth::Links(clients);
     let server = TlsServerConfig { identity, clients, offer, alpn: vec![b"h2".to_vec()] };
     startup.collect(StartupErrorKind::Config, &[CERT, KEY], server.load())
@@ -121,7 +127,7 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Result<Reload<ServerTl
 
 /// Reads the TLS files for dialling peers. Returns `None` if no peers are configured, or the files do not allow links
 /// to them. The latter is an error if the config names peers, otherwise a warning.
-fn peers(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<PeerTls>> {
+fn peers(settings: &ServerConfig, startup: &mut StartupErrorCollector) -> Option<ReloadedValue<PeerTls>> {
     let peer_settings = &settings.peers;
     if !peer_settings.several {
         return None;
@@ -146,22 +152,22 @@ fn peers(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<PeerTl
     None
 }
 
-fn peer_tls(links: &LinkListenerConfig, name: Option<&str>) -> Result<Reload<PeerTls>, String> {
+fn peer_tls(links: &LinkListenerConfig, name: Option<&str>) -> Result<ReloadedValue<PeerTls>, String> {
     let name = name.map(tls::server_name).transpose().map_err(|cause| cause.to_string())?;
-    let identity = Identity { cert: links.cert.clone(), key: links.key.clone() };
+    let identity = IdentityFiles { cert: links.cert.clone(), key: links.key.clone() };
     PeerTlsConfig { identity, ca: links.peer_ca.clone(), name }.load().map_err(|cause| cause.to_string())
 }
 
 /// Reads the CA and certificate for joining nodes, if joining is enabled.
 fn invitation_ca(
     settings: &ServerConfig,
-    startup: &mut Startup,
-) -> Result<Option<Reload<ServerCa>>, NotPrepared> {
-    if settings.invitations.store == InvitationStore::None {
+    startup: &mut StartupErrorCollector,
+) -> Result<Option<ReloadedValue<AdvertisedCa>>, NotPrepared> {
+    if settings.invitations.store == InvitationStoreKind::None {
         return Ok(None);
     }
     let links = &settings.links;
-    let authority = ServerCa::load(links.peer_ca.clone(), links.cert.clone());
+    let authority = AdvertisedCa::load(links.peer_ca.clone(), links.cert.clone());
     startup.collect(StartupErrorKind::Config, &["server.links.peer_ca"], authority).map(Some)
 }
 
@@ -172,7 +178,7 @@ pub(crate) fn edge_ca(settings: &ServerConfig) -> Option<&PathBuf> {
 
 /// Notes errors that prevent publishing. A start reads these files later, because publishing must not prevent access to
 /// nodes; `config check` reads them here.
-fn publisher(settings: &ServerConfig, startup: &mut Startup) {
+fn publisher(settings: &ServerConfig, startup: &mut StartupErrorCollector) {
     if !startup.is_check() {
         return;
     }

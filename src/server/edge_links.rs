@@ -15,19 +15,19 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, info_span, warn};
 
 use crate::invitations::SharedEnrolments;
-use crate::kubernetes::ClusterNodes;
 use crate::registry::Registry;
-use crate::startup::{NotPrepared, Startup, StartupErrorKind};
+use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
+use tunnel_base::addresses::cluster_state::KnownNodes;
 use tunnel_base::addresses::owners::{AddressClaim, ClaimSource};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::tokens::{MIN_TOKEN_BYTES, NodeTokens, TokenError};
-use tunnel_link::grpc::accept::Certificate;
+use tunnel_link::grpc::accept::CallerCertificate;
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::SessionTable;
-use tunnel_net::limiter::{FairLimiter, Limits};
-use tunnel_net::reload::Reload;
+use tunnel_net::limiter::{FairLimiter, PermitLimits};
+use tunnel_net::reload::ReloadedValue;
 use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_net::tls::handshake::MAX_HANDSHAKES;
 use tunnel_net::tls::link_auth::edge_names;
@@ -37,12 +37,12 @@ use tunnel_proto::state::LinkId;
 
 /// The links of edges to this server, each with the credentials for which it was accepted.
 #[derive(Debug)]
-pub(crate) struct EdgeLinks {
-    tokens: Reload<NodeTokens>,
+pub(crate) struct EdgeLinkTable {
+    tokens: ReloadedValue<NodeTokens>,
     /// The nodes that joined by invitation; `None` if that is not enabled.
     enrolment: Option<Arc<SharedEnrolments>>,
     /// The Nodes of the cluster; `None` if no cluster is used.
-    nodes: Option<ClusterNodes>,
+    nodes: Option<watch::Receiver<KnownNodes>>,
     /// Whether certificates prove the edges of Nodes.
     certificates: bool,
     links: Mutex<HashMap<LinkId, EdgeLink>>,
@@ -71,11 +71,11 @@ pub(crate) fn read(
     certificates: bool,
     invitations: bool,
     egress: bool,
-    startup: &mut Startup,
-) -> Result<Reload<NodeTokens>, NotPrepared> {
+    startup: &mut StartupErrorCollector,
+) -> Result<ReloadedValue<NodeTokens>, NotPrepared> {
     let (path, first, key) = (file.to_owned(), AtomicBool::new(true), startup.spelled(TOKEN_FILE));
     let is_optional = certificates || invitations;
-    let tokens = Reload::file(file, move |text| {
+    let tokens = ReloadedValue::file(file, move |text| {
         let tokens = NodeTokens::parse(&String::from_utf8_lossy(text));
         for (line, error) in tokens.errors() {
             warn!(file = %path.display(), line, error = %error, "invalid line in token file");
@@ -126,12 +126,12 @@ fn is_empty_intended(tokens: &NodeTokens, is_optional: bool) -> bool {
     tokens.has_blocked_nodes() || is_optional && tokens.errors().is_empty()
 }
 
-impl EdgeLinks {
+impl EdgeLinkTable {
     /// Returns an empty list. [`Self::watch_revocations`] closes links.
     pub(crate) fn new(
-        tokens: Reload<NodeTokens>,
+        tokens: ReloadedValue<NodeTokens>,
         enrolment: Option<Arc<SharedEnrolments>>,
-        nodes: Option<ClusterNodes>,
+        nodes: Option<watch::Receiver<KnownNodes>>,
         certificates: bool,
     ) -> Arc<Self> {
         let (links, refusal_permits) = (Mutex::default(), FairLimiter::new(REFUSAL_LIMITS));
@@ -149,18 +149,18 @@ impl EdgeLinks {
     }
 
     /// Returns whose certificate a handshake has accepted, if the client presented one.
-    pub(crate) fn certificate(&self, presented: Option<ClientCertificate>) -> Certificate {
-        let Some(certificate) = presented else { return Certificate::None };
+    pub(crate) fn certificate(&self, presented: Option<ClientCertificate>) -> CallerCertificate {
+        let Some(certificate) = presented else { return CallerCertificate::None };
         if certificate.is_users() {
-            return Certificate::User(certificate);
+            return CallerCertificate::User(certificate);
         }
         // Besides users and edges only servers have accepted certificates, so any other caller with one may claim to be
         // a server.
         let edges = || edge_names(certificate.leaf()?);
         match self.certificates.then(edges).flatten().as_deref() {
-            None => Certificate::Peer,
-            Some([node]) => Certificate::Edge(node.parse().ok()),
-            Some(_) => Certificate::Edge(None),
+            None => CallerCertificate::Peer,
+            Some([node]) => CallerCertificate::Edge(node.parse().ok()),
+            Some(_) => CallerCertificate::Edge(None),
         }
     }
 
@@ -361,8 +361,8 @@ fn log_token_changes(read: &NodeTokens, before: &NodeTokens) {
 /// Key of the token file.
 const TOKEN_FILE: &str = "server.links.token_file";
 /// Limits of callers that wait for the answer to a wrong token. Others get none.
-const REFUSAL_LIMITS: Limits =
-    Limits { permits: MAX_HANDSHAKES, per_source: 4, waiting: 0, idle_timeout: None };
+const REFUSAL_LIMITS: PermitLimits =
+    PermitLimits { permits: MAX_HANDSHAKES, per_source: 4, waiting: 0, idle_timeout: None };
 /// Maximum number of nodes in a log line about tokens.
 const MAX_NODES_LOGGED: usize = 20;
 /// Maximum time for resets to be sent, and the interval between checks.
@@ -399,8 +399,8 @@ mod tests {
         EdgeCredentials { hello, certificate_node: certificate.map(node) }
     }
 
-    fn edge_links(tokens: &str, nodes: Option<ClusterNodes>) -> Arc<EdgeLinks> {
-        EdgeLinks::new(Reload::fixed(NodeTokens::parse(tokens)), None, nodes, true)
+    fn edge_links(tokens: &str, nodes: Option<watch::Receiver<KnownNodes>>) -> Arc<EdgeLinkTable> {
+        EdgeLinkTable::new(ReloadedValue::fixed(NodeTokens::parse(tokens)), None, nodes, true)
     }
 
     /// Returns these Nodes, each with whether it has the edge label.

@@ -8,10 +8,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tracing::warn;
 
-use crate::server::link_rates::LinkRates;
+use crate::server::link_rates::LinkRateLimiter;
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::canonical_ip;
-use tunnel_net::tls::error::HandshakeError;
+use tunnel_net::tls::error::TlsHandshakeError;
 
 /// Failed handshakes of the last minute. The first ones of a minute are logged at once and the others summarised at its
 /// end, so that no caller can flood the log. Cheap to clone.
@@ -22,14 +22,14 @@ pub(crate) struct HandshakeFailures(Arc<Mutex<FailureWindow>>);
 #[derive(Debug, Default)]
 struct FailureWindow {
     /// By address and reason; the others are only counted.
-    known: HashMap<(IpAddr, &'static str), SourceFailures>,
+    known: HashMap<(IpAddr, &'static str), HandshakeFailureCount>,
     /// Number of failures of other addresses, once `known` is full.
     others: u64,
 }
 
 /// The failures of one address for one reason in the current minute.
 #[derive(Debug)]
-struct SourceFailures {
+struct HandshakeFailureCount {
     /// Text of the first error.
     why: String,
     /// Number of failures not logged yet.
@@ -39,8 +39,8 @@ struct SourceFailures {
 impl HandshakeFailures {
     /// Records a failed handshake, to be logged now or at the end of the minute. Closed connections are ignored,
     /// because balancers close theirs after checking that the port is open.
-    pub(crate) fn record(&self, from: IpAddr, error: &HandshakeError) {
-        if *error == HandshakeError::Closed {
+    pub(crate) fn record(&self, from: IpAddr, error: &TlsHandshakeError) {
+        if *error == TlsHandshakeError::Closed {
             return;
         }
         let (from, mut minute) = (canonical_ip(from), self.0.lock());
@@ -54,9 +54,10 @@ impl HandshakeFailures {
                 if at_once {
                     warn!(remote_addr = %from, reason = error.name(), error = %why, "TLS handshake failed");
                 }
-                minute
-                    .known
-                    .insert((from, error.name()), SourceFailures { why, unlogged: u64::from(!at_once) });
+                minute.known.insert(
+                    (from, error.name()),
+                    HandshakeFailureCount { why, unlogged: u64::from(!at_once) },
+                );
             }
         }
     }
@@ -83,7 +84,7 @@ impl HandshakeFailures {
 }
 
 /// Logs what was left out, once a minute, until draining begins. Cancel safe.
-pub(crate) async fn run_summaries(failures: HandshakeFailures, rates: LinkRates, drain: Drain) {
+pub(crate) async fn run_summaries(failures: HandshakeFailures, rates: LinkRateLimiter, drain: Drain) {
     let mut is_over = false;
     while !is_over {
         tokio::select! {
@@ -97,20 +98,20 @@ pub(crate) async fn run_summaries(failures: HandshakeFailures, rates: LinkRates,
 }
 
 /// Returns a hint if the reason allows one.
-fn hint(error: &HandshakeError) -> &'static str {
+fn hint(error: &TlsHandshakeError) -> &'static str {
     use tokio_rustls::rustls::AlertDescription as Alert;
     match error {
-        HandshakeError::AlertReceived(Alert::UnknownCA) => {
+        TlsHandshakeError::AlertReceived(Alert::UnknownCA) => {
             "; add the CA that issued our server.links.cert to that edge's edge.uplink.ca"
         }
-        HandshakeError::AlertReceived(Alert::CertificateExpired) => {
+        TlsHandshakeError::AlertReceived(Alert::CertificateExpired) => {
             "; renew our server.links.cert, or correct that machine's clock"
         }
-        HandshakeError::AlertReceived(_) => {
+        TlsHandshakeError::AlertReceived(_) => {
             "; check that our server.links.cert has the name that the edge dials (its dns, or the \
              host of the address in its servers)"
         }
-        HandshakeError::NotTls => "; only edges, servers and programs of users can use this port",
+        TlsHandshakeError::NotTls => "; only edges, servers and programs of users can use this port",
         error if error.is_of_the_certificate() => {
             "; an edge (its edge.csr) needs a certificate from a CA in edge_ca of our server.csr, and \
              a server one from server.links.peer_ca"
@@ -138,10 +139,10 @@ mod tests {
         let handshake_failures = HandshakeFailures::default();
         for n in 0..1000_u32 {
             for _ in 0..2 {
-                handshake_failures.record(n.to_be_bytes().into(), &HandshakeError::NotTls);
+                handshake_failures.record(n.to_be_bytes().into(), &TlsHandshakeError::NotTls);
             }
         }
-        handshake_failures.record([0, 0, 0, 1].into(), &HandshakeError::Closed);
+        handshake_failures.record([0, 0, 0, 1].into(), &TlsHandshakeError::Closed);
         let minute = handshake_failures.0.lock();
         let unlogged_total: u64 = minute.known.values().map(|count| count.unlogged).sum();
         assert_eq!(
@@ -152,7 +153,7 @@ mod tests {
 
     #[test]
     fn the_hint_for_a_tls_alert_names_the_key_of_the_side_that_can_change_it() {
-        let hint_for = |alert| hint(&HandshakeError::AlertReceived(alert));
+        let hint_for = |alert| hint(&TlsHandshakeError::AlertReceived(alert));
         assert!(hint_for(AlertDescription::UnknownCA).contains("edge.uplink.ca"));
         assert!(hint_for(AlertDescription::BadCertificate).contains("the name that the edge dials"));
     }

@@ -7,27 +7,27 @@ use tokio::sync::watch;
 use tracing::{info, info_span, warn};
 
 use crate::admin::readiness::Readiness;
-use crate::config::server::invitations::InvitationStore;
-use crate::invitations::shared_text::{EtcdSharedState, FileSharedState, SharedState};
+use crate::config::server::invitations::InvitationStoreKind;
+use crate::invitations::shared_text::{EnrolmentStore, EtcdEnrolmentStore, FileEnrolmentStore};
 use crate::invitations::store::Enrolments;
 use crate::invitations::{JoinRefusal, SharedEnrolments};
 use crate::parts::with_kubernetes;
 use crate::server::ServerContext;
 use crate::server::config::ServerConfig;
-use crate::server::config_files::ServerFiles;
+use crate::server::config_files::LoadedServerFiles;
 use crate::server::registry::etcd_access;
 use crate::session_io::grants::Grants;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::logging::printable;
-use tunnel_link::grpc::enrol::{EnrolMethod, EnrolRequest};
+use tunnel_link::grpc::enrol::{EnrolOperation, EnrolRequest};
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// Opens the store and watches it. Returns `None` if joining by invitation is not enabled.
 pub(crate) fn start(
     settings: &ServerConfig,
-    files: &ServerFiles,
+    files: &LoadedServerFiles,
     readiness: &Readiness,
     drain: &Drain,
 ) -> Option<Arc<SharedEnrolments>> {
@@ -41,16 +41,16 @@ pub(crate) fn start(
 }
 
 /// Opens the store. Returns `None` if joining by invitation is not enabled.
-fn store(settings: &ServerConfig, resolver: &Resolver) -> Option<Box<dyn SharedState>> {
+fn store(settings: &ServerConfig, resolver: &Resolver) -> Option<Box<dyn EnrolmentStore>> {
     let settings = settings.invitations.clone();
     Some(match settings.store {
-        InvitationStore::None => return None,
-        InvitationStore::File => Box::new(FileSharedState::new(settings.file?)),
-        InvitationStore::Etcd => {
+        InvitationStoreKind::None => return None,
+        InvitationStoreKind::File => Box::new(FileEnrolmentStore::new(settings.file?)),
+        InvitationStoreKind::Etcd => {
             let key = format!("{}/{ETCD_KEY}", settings.etcd.prefix);
-            Box::new(EtcdSharedState::new(etcd_access(settings.etcd), &key, resolver.clone()))
+            Box::new(EtcdEnrolmentStore::new(etcd_access(settings.etcd), &key, resolver.clone()))
         }
-        InvitationStore::Secret => {
+        InvitationStoreKind::Secret => {
             let cluster = settings.cluster?;
             with_kubernetes!(api::secret::shared(&cluster, settings.secret), else return None)
         }
@@ -98,7 +98,7 @@ async fn judge(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
         return enrol_request.refuse(SessionError::new(ErrorCode::Overloaded, "this server is stopping"));
     }
     let from = enrol_request.from.ip();
-    if let EnrolMethod::Join(join) = &enrol_request.wish
+    if let EnrolOperation::Join(join) = &enrol_request.wish
         && let Err(why) = enrolment.join(from, join, |node| shared.edge_links.has_line(node)).await
     {
         refused.count("invitation");

@@ -9,7 +9,7 @@ use tracing::{field, warn};
 use crate::server::ServerContext;
 use tunnel_link::grpc::accept::{Call, CallRejection};
 use tunnel_net::limiter::Source;
-use tunnel_proto::hello::{Caller, UserProof};
+use tunnel_proto::hello::{LinkCaller, UserProof};
 
 /// Why a caller gets no link.
 #[derive(Debug)]
@@ -60,13 +60,13 @@ impl LinkDenial {
 fn log(call: &Call, why: &str) {
     let remote_addr = field::display(call.from);
     match &call.caller {
-        Caller::Edge(hello) => warn!(node = %hello.node, remote_addr, reason = %why, "edge refused"),
-        Caller::Client(hello) => {
+        LinkCaller::Edge(hello) => warn!(node = %hello.node, remote_addr, reason = %why, "edge refused"),
+        LinkCaller::Client(hello) => {
             let user = if let UserProof::Token { user, .. } = &hello.proof { Some(user) } else { None };
             let user = user.map(field::display);
             warn!(user, device = %hello.device, remote_addr, reason = why, "user refused");
         }
-        Caller::Peer { .. } => warn!(remote_addr, reason = why, "peer refused"),
+        LinkCaller::Peer { .. } => warn!(remote_addr, reason = why, "peer refused"),
     }
 }
 

@@ -14,7 +14,7 @@ use tracing::{field, info, info_span};
 use crate::acceptor::LISTENER;
 use crate::route::{RouteError, SessionRequest};
 use crate::server::ServerContext;
-use crate::server::link_events::edge_access::EdgeAccess;
+use crate::server::link_events::edge_access::EdgeRequest;
 use crate::server::link_events::plain_bridge::accept_for_plain;
 use crate::server::link_events::relaying::{SearchPermits, with_permit};
 use crate::session_io::bridge_sessions;
@@ -22,7 +22,7 @@ use crate::session_io::grants::{Grant, SessionSubject, UNTIL_CHANGED};
 use tunnel_base::addresses::Location;
 use tunnel_base::names::{Host, Instance, NodeName, Target};
 use tunnel_link::link::{Link, LinkEnd};
-use tunnel_link::relay::bindings::RelayEnd;
+use tunnel_link::relay::bindings::RelayOutcome;
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::LinkEvent;
 use tunnel_link::table::pending::IncomingSession;
@@ -179,7 +179,7 @@ fn spawn_relay(request: RelayRequest, shared: &Arc<ServerContext>, room: &Search
     let span = info_span!("relay", node = %request.node());
     let (room, shared) = (room.clone(), shared.clone());
     shared.link_context.drain.clone().spawn(span, async move {
-        let access = EdgeAccess::of(&request);
+        let access = EdgeRequest::of(&request);
         let judged = with_permit(access.judge(&shared), &room).await;
         let judged = judged.unwrap_or_else(|why| Err(SessionError::new(ErrorCode::NodeNotConnected, why)));
         match judged {
@@ -194,7 +194,7 @@ fn spawn_relay(request: RelayRequest, shared: &Arc<ServerContext>, room: &Search
 }
 
 /// Refuses a request of an edge for something that it may not reach; counts and logs that.
-fn refuse(request: RelayRequest, why: SessionError, access: &EdgeAccess, shared: &Arc<ServerContext>) {
+fn refuse(request: RelayRequest, why: SessionError, access: &EdgeRequest, shared: &Arc<ServerContext>) {
     let metrics = &shared.link_context.metrics;
     let (entry, at) = access.log_entry();
     metrics.sessions.refused(LISTENER, why.code.name());
@@ -250,7 +250,7 @@ async fn bridge_to_node(
     shared: Arc<ServerContext>,
 ) {
     let session = offer.id();
-    let access = EdgeAccess { session, from, node: node.clone(), target: target.clone() };
+    let access = EdgeRequest { session, from, node: node.clone(), target: target.clone() };
     let (category, client) = (offer.category(), offer.client().to_owned());
     let request = SessionRequest { node, target, category, client, listener: LISTENER, permit: None };
     let opened = tokio::select! {
@@ -259,7 +259,7 @@ async fn bridge_to_node(
         () = offer.withdrawn() => return,
     };
     match opened.map_err(|error| error.why) {
-        Ok(session) => drop(bridge(offer, session, BridgeAccess::Edge(access), shared).await),
+        Ok(session) => drop(bridge(offer, session, BridgeRequester::Edge(access), shared).await),
         Err(RouteError::Offline { missing, .. }) if missing.is_unknown_node() => {
             shared.backend.serve_incoming(offer);
         }
@@ -277,11 +277,11 @@ async fn bridge_to_node(
 }
 
 /// For which party a server bridges a session, and what allows it.
-pub(crate) enum BridgeAccess {
+pub(crate) enum BridgeRequester {
     /// For a peer, which judges it.
     Peer,
     /// For an edge.
-    Edge(EdgeAccess),
+    Edge(EdgeRequest),
     /// For a user.
     User(Grant),
 }
@@ -290,13 +290,13 @@ pub(crate) enum BridgeAccess {
 pub(super) async fn bridge(
     offer: IncomingSession,
     session: Session,
-    access: BridgeAccess,
+    access: BridgeRequester,
     shared: Arc<ServerContext>,
-) -> RelayEnd {
+) -> RelayOutcome {
     let (grant, edge) = match access {
-        BridgeAccess::Peer => (None, None),
-        BridgeAccess::User(grant) => (Some(grant), None),
-        BridgeAccess::Edge(access) => {
+        BridgeRequester::Peer => (None, None),
+        BridgeRequester::User(grant) => (Some(grant), None),
+        BridgeRequester::Edge(access) => {
             let (policies, judged) = (shared.policies.clone(), access.clone());
             let judge =
                 move || judged.judge_node(&policies).map(|()| UNTIL_CHANGED).map_err(|why| why.reason);
@@ -325,9 +325,9 @@ pub(super) async fn bridge(
     bridge_sessions(offer.accept(), session, alive, revoked).await
 }
 
-pub(super) fn refuse_offer(offer: IncomingSession, why: SessionError) -> RelayEnd {
+pub(super) fn refuse_offer(offer: IncomingSession, why: SessionError) -> RelayOutcome {
     offer.refuse(why.clone());
-    RelayEnd { why: Some(why), to_acceptor: 0, to_opener: 0 }
+    RelayOutcome { why: Some(why), to_acceptor: 0, to_opener: 0 }
 }
 
 /// Maximum number of concurrent searches for nodes and servers for all edges; each takes at most a few seconds.

@@ -10,7 +10,7 @@ use tunnel_base::names::NodeName;
 
 /// The links that each node has opened in the current minute. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct LinkRates(Arc<Mutex<HashMap<NodeName, LinkCount>>>);
+pub(crate) struct LinkRateLimiter(Arc<Mutex<HashMap<NodeName, LinkCount>>>);
 
 /// The links of one node in the current minute.
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ struct LinkCount {
 
 /// How a node's next link is treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NextLink {
+pub(crate) enum LinkRateOutcome {
     /// Accepted; its begin and its end are logged.
     Logged,
     /// Accepted; only the number of such links is logged, at the end of the minute.
@@ -30,20 +30,24 @@ pub(crate) enum NextLink {
     Refused,
 }
 
-impl LinkRates {
+impl LinkRateLimiter {
     /// Counts a link that a node is about to open.
-    pub(crate) fn count(&self, node: &NodeName) -> NextLink {
+    pub(crate) fn count(&self, node: &NodeName) -> LinkRateOutcome {
         let mut nodes = self.0.lock();
         if nodes.len() >= MAX_NODES && !nodes.contains_key(node) {
-            return NextLink::Unlogged;
+            return LinkRateOutcome::Unlogged;
         }
         let count = nodes.entry(node.clone()).or_default();
         if count.opened < MAX_LINKS {
             count.opened += 1;
-            return if count.opened <= MAX_LOGGED { NextLink::Logged } else { NextLink::Unlogged };
+            return if count.opened <= MAX_LOGGED {
+                LinkRateOutcome::Logged
+            } else {
+                LinkRateOutcome::Unlogged
+            };
         }
         count.refused += 1;
-        NextLink::Refused
+        LinkRateOutcome::Refused
     }
 
     /// Ends the minute: logs the nodes with unlogged or refused links, and starts again at 0.
@@ -80,24 +84,24 @@ mod tests {
 
     #[test]
     fn a_node_that_links_too_often_is_refused_until_the_minute_ends() {
-        let rates = LinkRates::default();
+        let rates = LinkRateLimiter::default();
         let [busy, other] = ["node1", "node2"].map(|node| node.parse().unwrap());
         let results: Vec<_> = (0..MAX_LINKS + 1000).map(|_| rates.count(&busy)).collect();
         let of = |kind| results.iter().filter(|result| **result == kind).count();
         assert_eq!(
-            [of(NextLink::Logged), of(NextLink::Unlogged), of(NextLink::Refused)],
+            [of(LinkRateOutcome::Logged), of(LinkRateOutcome::Unlogged), of(LinkRateOutcome::Refused)],
             [MAX_LOGGED as usize, (MAX_LINKS - MAX_LOGGED) as usize, 1000]
         );
-        assert_eq!(rates.count(&other), NextLink::Logged);
+        assert_eq!(rates.count(&other), LinkRateOutcome::Logged);
         rates.end_minute();
-        assert_eq!(rates.count(&busy), NextLink::Logged);
+        assert_eq!(rates.count(&busy), LinkRateOutcome::Logged);
     }
 
     #[test]
     fn link_rates_of_endless_names_take_bounded_memory() {
-        let rates = LinkRates::default();
+        let rates = LinkRateLimiter::default();
         for n in 0..MAX_NODES + 10 {
-            assert_ne!(rates.count(&format!("n{n}").parse().unwrap()), NextLink::Refused);
+            assert_ne!(rates.count(&format!("n{n}").parse().unwrap()), LinkRateOutcome::Refused);
         }
         assert_eq!(rates.0.lock().len(), MAX_NODES);
     }

@@ -14,27 +14,29 @@ use crate::server::handshake_failures::{HandshakeFailures, run_summaries};
 use crate::server::interactive_links::admit_interactive;
 use crate::server::link_denial::LinkDenial;
 use crate::server::link_events::{migrate_sessions, retire_old_links, run_link};
-use crate::server::link_rates::{MAX_LINKS, NextLink};
+use crate::server::link_rates::{LinkRateOutcome, MAX_LINKS};
 use crate::server::{ServerContext, invitations, user_links};
-use tunnel_base::names::{ClientName, Instance};
+use tunnel_base::names::{Instance, UserDevice};
 use tunnel_base::policy::Networks;
-use tunnel_link::grpc::accept::{Call, CallRejection, Certificate, IncomingCall, PendingConnection, serve};
+use tunnel_link::grpc::accept::{
+    Call, CallRejection, CallerCertificate, IncomingCall, PendingConnection, serve,
+};
 use tunnel_link::link::Link;
 use tunnel_link::sender::LinkSender;
-use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler, Rejection};
-use tunnel_net::listen::{TcpAccept, tune_link};
-use tunnel_net::reload::Reload;
+use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler, ConnectionRejection};
+use tunnel_net::listen::{TcpListenSocket, tune_link};
+use tunnel_net::reload::ReloadedValue;
 use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::tls::handshake::{MAX_HANDSHAKES, TlsAccepted, TlsHandshaker};
 use tunnel_proto::frame::Remote;
-use tunnel_proto::hello::{Caller, ClientHello, Hello, LinkPurpose};
+use tunnel_proto::hello::{Hello, LinkCaller, LinkPurpose, UserHello};
 
 /// Serves links until the server stops: callers open them at the listener, or they were `made` to peers. Load balancers
 /// in the networks of `proxies` send a PROXY header.
 pub(crate) fn spawn(
-    listener: TcpAccept,
+    listener: TcpListenSocket,
     proxies: Networks,
-    tls: Reload<ServerTls>,
+    tls: ReloadedValue<ServerTls>,
     made: Option<mpsc::Receiver<Link>>,
     shared: Arc<ServerContext>,
 ) {
@@ -74,9 +76,11 @@ async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: Arc<Se
         };
         let span = match &call.caller {
             // Only for debugging, like the span of the connection: there are thousands of edges.
-            Caller::Edge(hello) => debug_span!("link", node = %hello.node, remote_addr = %call.from),
-            Caller::Client(hello) => debug_span!("link", device = %hello.device, remote_addr = %call.from),
-            Caller::Peer { .. } => info_span!("link", peer = %call.from),
+            LinkCaller::Edge(hello) => debug_span!("link", node = %hello.node, remote_addr = %call.from),
+            LinkCaller::Client(hello) => {
+                debug_span!("link", device = %hello.device, remote_addr = %call.from)
+            }
+            LinkCaller::Peer { .. } => info_span!("link", peer = %call.from),
         };
         links.spawn(span, admit_call(call, shared.clone()));
     }
@@ -84,16 +88,17 @@ async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: Arc<Se
 
 async fn admit_call(call: Call, shared: Arc<ServerContext>) {
     match call.caller.clone() {
-        Caller::Edge(hello) => admit_edge(call, hello, shared).await,
-        Caller::Client(hello) => admit_user(call, hello, shared).await,
-        Caller::Peer { instance, backup: is_backup, .. } => {
+        LinkCaller::Edge(hello) => admit_edge(call, hello, shared).await,
+        LinkCaller::Client(hello) => admit_user(call, hello, shared).await,
+        LinkCaller::Peer { instance, backup: is_backup, .. } => {
             admit_peer(call, instance, is_backup, shared).await
         }
     }
 }
 
 async fn admit_edge(call: Call, hello: Hello, shared: Arc<ServerContext>) {
-    let certificate_node = if let Certificate::Edge(node) = &call.certificate { node.clone() } else { None };
+    let certificate_node =
+        if let CallerCertificate::Edge(node) = &call.certificate { node.clone() } else { None };
     let credentials = EdgeCredentials { hello: hello.clone(), certificate_node };
     let is_logged = match check_edge(&credentials, call.from, &shared).await {
         Ok(is_logged) => is_logged,
@@ -130,7 +135,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: Arc<ServerContext>) {
     shared.edge_links.untrack(&sender);
 }
 
-async fn admit_user(call: Call, hello: ClientHello, shared: Arc<ServerContext>) {
+async fn admit_user(call: Call, hello: UserHello, shared: Arc<ServerContext>) {
     let (user, _permit) = match user_links::authenticate(&call, &hello, &shared).await {
         Ok(admitted) => admitted,
         Err(denial) => return denial.send(call, &shared).await,
@@ -147,7 +152,7 @@ async fn admit_user(call: Call, hello: ClientHello, shared: Arc<ServerContext>) 
     tokio::select! {
         _ = &mut running => {}
         why = user_links::revoked(&user, &shared) => {
-            let ClientName { user, device } = &user.client;
+            let UserDevice { user, device } = &user.client;
             info!(link = %sender.id, %user, %device, reason = why, "link ended: user revoked");
             // Before the sessions are reset, so that no new one takes their place.
             users.remove(&sender);
@@ -178,12 +183,12 @@ async fn check_edge(
         return Err(LinkDenial::new("name_in_use", answer).logged());
     }
     match shared.link_rates.count(node) {
-        NextLink::Refused => {
+        LinkRateOutcome::Refused => {
             let answer = CallRejection::TooManyLinks { node: node.clone(), links: MAX_LINKS };
             registry.refused(node, &answer.to_string());
             Err(LinkDenial::new("too_many_links", answer))
         }
-        next => Ok(next == NextLink::Logged),
+        next => Ok(next == LinkRateOutcome::Logged),
     }
 }
 
@@ -239,13 +244,17 @@ impl ConnectionHandler for LinkConnectionHandler {
     }
 
     /// While the server stops, edges are refused before they cost a TLS handshake. Peers may still reach its sessions.
-    fn admits(&self, from: SocketAddr) -> Result<(), Rejection> {
+    fn admits(&self, from: SocketAddr) -> Result<(), ConnectionRejection> {
         let is_peer = || self.shared.peers.as_ref().is_some_and(|peers| peers.is_at(from.ip()));
-        if self.shared.stopping.is_cancelled() && !is_peer() { Err(Rejection::Stopping) } else { Ok(()) }
+        if self.shared.stopping.is_cancelled() && !is_peer() {
+            Err(ConnectionRejection::Stopping)
+        } else {
+            Ok(())
+        }
     }
 
-    fn rejection_bytes(&self, _from: SocketAddr, why: Rejection) -> Bytes {
-        if why == Rejection::Stopping { Bytes::from_static(&STOPPING_ALERT) } else { Bytes::new() }
+    fn rejection_bytes(&self, _from: SocketAddr, why: ConnectionRejection) -> Bytes {
+        if why == ConnectionRejection::Stopping { Bytes::from_static(&STOPPING_ALERT) } else { Bytes::new() }
     }
 
     async fn handle(self: Arc<Self>, accepted: Accepted) {

@@ -11,8 +11,8 @@ use crate::config::server::Tls;
 use crate::listener::access::AccessPolicyBuilder;
 use crate::listener::admission::ListenerContext;
 use crate::listener::{BoundListener, ListenerDeps, ListenerSetup};
-use crate::server::config::ListenerTable;
-use crate::startup::{NotPrepared, Startup, StartupErrors};
+use crate::server::config::ListenerConfigTable;
+use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrors};
 use tunnel_base::drain::Drain;
 use tunnel_net::listen::share_port;
 
@@ -29,14 +29,14 @@ pub(crate) struct OpenListeners {
 
 /// A listener with bound ports, which serves no client yet.
 pub(crate) struct PreparedListener {
-    table: ListenerTable,
+    table: ListenerConfigTable,
     /// The addresses that it requested, each with its key.
     requested: Vec<(String, SocketAddr)>,
     pub(crate) ports: Vec<BoundListener>,
 }
 
 struct OpenListener {
-    table: ListenerTable,
+    table: ListenerConfigTable,
     /// The addresses that it requested, each with its key.
     requested: Vec<(String, SocketAddr)>,
     /// Accepts no client once this drain starts. Its sessions continue.
@@ -47,10 +47,10 @@ struct OpenListener {
 
 /// Reads the files of listeners and binds their ports. Notes all errors.
 pub(crate) fn prepare(
-    tables: &[ListenerTable],
+    tables: &[ListenerConfigTable],
     tls: &Tls,
     policies: &mut AccessPolicyBuilder,
-    startup: &mut Startup,
+    startup: &mut StartupErrorCollector,
 ) -> Result<Vec<PreparedListener>, NotPrepared> {
     let prepared = tables.iter().map(|table| {
         let before = startup.ports().len();
@@ -95,9 +95,10 @@ impl OpenListeners {
     ///
     /// A file cannot be used, or an address cannot be bound. All listeners then are as before, except that one may fail
     /// to open again if it had to close first for its port; this is in the errors.
-    pub(crate) async fn apply(&mut self, tables: &[ListenerTable]) -> Result<(), StartupErrors> {
-        let is_new =
-            |table: &&ListenerTable| table.is_live() && !self.open.iter().any(|open| open.table == **table);
+    pub(crate) async fn apply(&mut self, tables: &[ListenerConfigTable]) -> Result<(), StartupErrors> {
+        let is_new = |table: &&ListenerConfigTable| {
+            table.is_live() && !self.open.iter().any(|open| open.table == **table)
+        };
         let opening: Vec<_> = tables.iter().filter(is_new).cloned().collect();
         let is_kept = |open: &OpenListener| !open.table.is_live() || tables.contains(&open.table);
         let (kept, closing): (Vec<_>, Vec<_>) = std::mem::take(&mut self.open).into_iter().partition(is_kept);
@@ -134,9 +135,9 @@ impl OpenListeners {
     }
 
     /// Checks all of these tables that can be checked while others have their ports. Returns the requested addresses.
-    fn check(&self, tables: &[ListenerTable]) -> Result<Vec<SocketAddr>, StartupErrors> {
+    fn check(&self, tables: &[ListenerConfigTable]) -> Result<Vec<SocketAddr>, StartupErrors> {
         let kept = self.open.iter().flat_map(|open| &open.requested);
-        let mut startup = Startup::checking();
+        let mut startup = StartupErrorCollector::checking();
         startup.reserve_ports(self.other_ports.iter().chain(kept));
         let before = startup.ports().len();
         // The errors are in `startup`, and nothing is bound.
@@ -145,8 +146,8 @@ impl OpenListeners {
         if startup.is_clear() { Ok(requested) } else { Err(startup.into_errors()) }
     }
 
-    fn prepare(&mut self, tables: &[ListenerTable]) -> Result<Vec<PreparedListener>, StartupErrors> {
-        let mut startup = Startup::default();
+    fn prepare(&mut self, tables: &[ListenerConfigTable]) -> Result<Vec<PreparedListener>, StartupErrors> {
+        let mut startup = StartupErrorCollector::default();
         let prepared = prepare(tables, &self.tls, &mut self.policies, &mut startup);
         startup.finish(prepared)
     }
@@ -177,7 +178,7 @@ async fn close(listeners: &[OpenListener]) {
 
 impl OpenListener {
     /// Returns true if it must close before one of these tables can open, which request these addresses.
-    fn is_in_the_way(&self, opening: &[ListenerTable], requested: &[SocketAddr]) -> bool {
+    fn is_in_the_way(&self, opening: &[ListenerConfigTable], requested: &[SocketAddr]) -> bool {
         let shares = |at: SocketAddr| requested.iter().any(|other| share_port(at, *other));
         opening.iter().any(|table| table.key() == self.table.key())
             || self.requested.iter().any(|(_, at)| shares(*at))

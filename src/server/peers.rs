@@ -14,7 +14,7 @@ use crate::registry::peers::addresses::PeerAddressSource;
 use crate::registry::peers::peer_dialer::TlsPeerDialer;
 use crate::registry::{Finder, UnqueriedReason};
 use crate::server::ServerContext;
-use crate::server::config_files::{REMEDY, ServerFiles};
+use crate::server::config_files::{LoadedServerFiles, REMEDY};
 use tunnel_base::drain::Drain;
 use tunnel_base::names::Host;
 use tunnel_link::grpc::LinkContext;
@@ -25,7 +25,7 @@ use tunnel_net::pool::BufferPool;
 /// Returns `None` if this server cannot link to peers. `pods` has peers in addition to the configured ones.
 pub(crate) fn start(
     settings: &PeerConfig,
-    files: &ServerFiles,
+    files: &LoadedServerFiles,
     pods: Option<&ServerPods>,
     registry: &Arc<Registry>,
     pool: &BufferPool,

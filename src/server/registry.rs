@@ -8,22 +8,22 @@ use tracing::info_span;
 
 use crate::admin::readiness::DNS_CONDITION;
 use crate::config::server::registry::{EtcdSettings, PublishTo};
-use crate::etcd::{EtcdAccess, EtcdEndpoints};
+use crate::etcd::{EtcdAccess, EtcdClient};
 use crate::parts::with_kubernetes;
 use crate::publish::etcd::EtcdRecords;
 use crate::publish::hosts::Hosts;
-use crate::publish::record_policy::RecordPolicy;
+use crate::publish::record_policy::RecordFilter;
 use crate::publish::{Publisher, RecordStore};
 use crate::registry::peers::Peers;
 use crate::server::ServerContext;
 use crate::server::config::ServerConfig;
-use crate::server::config_files::ServerFiles;
-use tunnel_net::tls::Identity;
+use crate::server::config_files::LoadedServerFiles;
+use tunnel_net::tls::IdentityFiles;
 
 /// Publishes the nodes of this server if that is configured. `grpc` is the port of all servers.
 pub(crate) fn spawn_publisher(
     settings: &ServerConfig,
-    files: &ServerFiles,
+    files: &LoadedServerFiles,
     shared: &ServerContext,
     grpc: u16,
 ) {
@@ -66,7 +66,7 @@ impl PeerLiveness {
 /// alive.
 fn store(
     settings: &ServerConfig,
-    files: &ServerFiles,
+    files: &LoadedServerFiles,
     shared: &ServerContext,
     servers: &PeerLiveness,
 ) -> Option<Box<dyn RecordStore>> {
@@ -76,7 +76,7 @@ fn store(
         PublishTo::None => None,
         PublishTo::Hosts => Some(Box::new(Hosts::new(dns.hosts_file.clone()?, server))),
         PublishTo::Etcd => {
-            let members = EtcdEndpoints::of(etcd_access(dns.etcd.clone()), files.resolver.clone());
+            let members = EtcdClient::of(etcd_access(dns.etcd.clone()), files.resolver.clone());
             Some(Box::new(EtcdRecords::new(members, dns.etcd.prefix.clone(), server)))
         }
         PublishTo::ConfigMap => {
@@ -94,12 +94,12 @@ fn store(
 /// that are alive, and with those of no server, which nodes' records contain for other clients.
 fn record_policy(
     settings: &ServerConfig,
-    files: &ServerFiles,
+    files: &LoadedServerFiles,
     shared: &ServerContext,
     servers: PeerLiveness,
-) -> RecordPolicy {
+) -> RecordFilter {
     let (own, no_servers) = (settings.pod_ip, shared.cluster.service_addresses.clone());
-    let mut vet = RecordPolicy::new(files.dns.clone(), move |ip| {
+    let mut vet = RecordFilter::new(files.dns.clone(), move |ip| {
         let (servers, known) = (servers.clone(), Some(ip) == own || no_servers.borrow().contains(&ip));
         Box::pin(async move { known || servers.answers(ip).await })
     });
@@ -119,7 +119,7 @@ pub(crate) fn etcd_access(etcd: EtcdSettings) -> EtcdAccess {
     EtcdAccess {
         members: etcd.endpoints.into_iter().map(|member| (member.tls, member.at)).collect(),
         ca: etcd.ca,
-        identity: etcd.cert.zip(etcd.key).map(|(cert, key)| Identity { cert, key }),
+        identity: etcd.cert.zip(etcd.key).map(|(cert, key)| IdentityFiles { cert, key }),
         login: etcd.user.zip(etcd.password_file),
     }
 }

@@ -15,12 +15,12 @@ use crate::server::ServerContext;
 use crate::server::link_denial::LinkDenial;
 use crate::session_io::grants::SessionSubject;
 use tunnel_base::metrics::label_values::DENIALS;
-use tunnel_base::names::{ClientName, NameError, UserName};
-use tunnel_base::policy::zone::Zone;
-use tunnel_link::grpc::accept::{Call, CallRejection, Certificate};
+use tunnel_base::names::{NameError, UserDevice, UserName};
+use tunnel_base::policy::zone::NodeZone;
+use tunnel_link::grpc::accept::{Call, CallRejection, CallerCertificate};
 use tunnel_link::sender::LinkSender;
-use tunnel_net::limiter::{FairLimiter, Limits, Permit};
-use tunnel_proto::hello::{ClientHello, UserProof};
+use tunnel_net::limiter::{FairLimiter, Permit, PermitLimits};
+use tunnel_proto::hello::{UserHello, UserProof};
 use tunnel_proto::state::LinkId;
 
 /// The links of users' programs to this server.
@@ -36,8 +36,8 @@ pub(crate) struct UserLinks {
 
 /// A user's program, as it has proved to be.
 #[derive(Debug, Clone)]
-pub(crate) struct User {
-    pub(crate) client: ClientName,
+pub(crate) struct AuthenticatedUser {
+    pub(crate) client: UserDevice,
     pub(crate) identity: ClientIdentity,
     pub(crate) from: SocketAddr,
     /// The access policy for users, and what it is judged with.
@@ -48,12 +48,12 @@ pub(crate) struct User {
 #[derive(Debug, Clone)]
 struct UserLink {
     sender: Arc<LinkSender>,
-    user: User,
+    user: AuthenticatedUser,
 }
 
 impl UserLinks {
     /// Accepts links of users with `access`, or none.
-    pub(crate) fn new(access: Option<ListenerAccess>, zone: Arc<Zone>, context: ListenerContext) -> Self {
+    pub(crate) fn new(access: Option<ListenerAccess>, zone: Arc<NodeZone>, context: ListenerContext) -> Self {
         let context = access.map(|access| {
             let policy = access.policy(Some(zone));
             context.metrics.sessions.expose(LISTENER, &DENIALS);
@@ -77,12 +77,12 @@ impl UserLinks {
     }
 
     /// Returns the user of an open link whose credentials are not revoked.
-    pub(crate) fn user_of(&self, sender: &LinkSender) -> Option<User> {
+    pub(crate) fn user_of(&self, sender: &LinkSender) -> Option<AuthenticatedUser> {
         self.lock().get(&sender.id).map(|link| link.user.clone())
     }
 
     /// Adds a link. Unless it is a backup link, closes the older ones of its process.
-    pub(crate) fn add(&self, sender: &Arc<LinkSender>, user: &User, hello: &ClientHello) {
+    pub(crate) fn add(&self, sender: &Arc<LinkSender>, user: &AuthenticatedUser, hello: &UserHello) {
         let is_replaced = |known: &&UserLink| {
             !hello.is_backup && known.sender.instance == sender.instance && known.user.client == user.client
         };
@@ -121,21 +121,22 @@ impl Default for UserLinks {
 /// The label of users' links in metrics and the access log.
 const LISTENER: &str = "clients";
 /// Number of users' links, in total and for one user. A user's commands have a link each, and a backup link at times.
-const LINK_LIMITS: Limits =
-    Limits { permits: 20_000, per_source: MAX_USER_LINKS, waiting: 0, idle_timeout: None };
+const LINK_LIMITS: PermitLimits =
+    PermitLimits { permits: 20_000, per_source: MAX_USER_LINKS, waiting: 0, idle_timeout: None };
 /// Maximum number of concurrent links of a user.
 pub(crate) const MAX_USER_LINKS: usize = 256;
 
-/// Number of requests of the admin API that users' programs have sent and not received the answer to, in total and for one
-/// user: as many as an admin port has.
-const REQUEST_LIMITS: Limits = Limits { permits: 64, per_source: 8, waiting: 0, idle_timeout: None };
+/// Number of requests of the admin API that users' programs have sent and not received the answer to, in total and for
+/// one user: as many as an admin port has.
+const REQUEST_LIMITS: PermitLimits =
+    PermitLimits { permits: 64, per_source: 8, waiting: 0, idle_timeout: None };
 
 /// Checks whether a user's program may link.
 pub(crate) async fn authenticate(
     call: &Call,
-    hello: &ClientHello,
+    hello: &UserHello,
     shared: &Arc<ServerContext>,
-) -> Result<(User, Permit<UserName>), LinkDenial> {
+) -> Result<(AuthenticatedUser, Permit<UserName>), LinkDenial> {
     let Some(context) = &shared.user_links.context else {
         let answer = CallRejection::Forbidden(NO_USERS.to_owned());
         return Err(LinkDenial::new("no_users", answer).logged());
@@ -144,10 +145,10 @@ pub(crate) async fn authenticate(
     policy.check_source(call.from.ip()).map_err(LinkDenial::forbidden)?;
     let identity = match (&hello.proof, &call.certificate) {
         (UserProof::Token { user, token }, _) => {
-            let client = ClientName { user: user.clone(), device: hello.device.clone() };
+            let client = UserDevice { user: user.clone(), device: hello.device.clone() };
             ClientIdentity::Device(prove(client, token, shared).await?)
         }
-        (UserProof::Certificate, Certificate::User(certificate)) => {
+        (UserProof::Certificate, CallerCertificate::User(certificate)) => {
             ClientIdentity::Certificate(certificate.clone())
         }
         (UserProof::Certificate, _) => {
@@ -166,12 +167,12 @@ pub(crate) async fn authenticate(
         let answer = CallRejection::TooManyUserLinks { user: user.clone(), links: MAX_USER_LINKS };
         LinkDenial::new("too_many_links", answer).logged()
     })?;
-    let client = ClientName { user, device: hello.device.clone() };
-    Ok((User { client, identity, from: call.from, context: context.clone() }, permit))
+    let client = UserDevice { user, device: hello.device.clone() };
+    Ok((AuthenticatedUser { client, identity, from: call.from, context: context.clone() }, permit))
 }
 
 /// Waits until a user who is linked may no longer be, and returns why.
-pub(crate) async fn revoked(user: &User, shared: &Arc<ServerContext>) -> String {
+pub(crate) async fn revoked(user: &AuthenticatedUser, shared: &Arc<ServerContext>) -> String {
     let user = user.clone();
     let judge = move || user.judge().map_err(|denial| denial.to_string());
     // A link is no session, which operators end by its user.
@@ -185,7 +186,7 @@ pub(crate) async fn revoked(user: &User, shared: &Arc<ServerContext>) -> String 
 }
 
 /// Checks a token, also by the current state of the store, because the device may just have joined at a peer.
-async fn prove(client: ClientName, token: &str, shared: &ServerContext) -> Result<JoinedDevice, LinkDenial> {
+async fn prove(client: UserDevice, token: &str, shared: &ServerContext) -> Result<JoinedDevice, LinkDenial> {
     if let Some(enrolment) = &shared.enrolment {
         let device = enrolment.device(client, token);
         if !device.is_joined() {
@@ -198,7 +199,7 @@ async fn prove(client: ClientName, token: &str, shared: &ServerContext) -> Resul
     Err(LinkDenial::token("the device has not joined for this user, was revoked, or has another token"))
 }
 
-impl User {
+impl AuthenticatedUser {
     /// Checks whether the user may be linked now. Returns the last second (Unix time) for which that holds.
     pub(crate) fn judge(&self) -> Result<u64, Denial> {
         let policy = self.context.policy.load();

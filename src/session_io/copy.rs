@@ -41,7 +41,7 @@ pub(crate) async fn copy<A: ByteStream, B: ByteStream>(
     to_b: &mut CopyDirection<'_>,
     to_a: &mut CopyDirection<'_>,
 ) -> CopyEnd {
-    let mut log = EndRecord::default();
+    let mut log = CopyEndRecord::default();
     let mut deadline = FlushDeadline { given: None, until: Instant::now() };
     let mut b_first = false;
     loop {
@@ -145,11 +145,11 @@ pub(crate) struct CopyTurn<'a, 'c> {
     cx: &'a mut Context<'c>,
     /// Bytes that may still be copied in it.
     room: &'a mut usize,
-    log: &'a mut EndRecord,
+    log: &'a mut CopyEndRecord,
 }
 
 /// The result of a step of a direction: it waits, continues, or stops the turn.
-type Step = Poll<ControlFlow<CopyStep>>;
+type CopyPoll = Poll<ControlFlow<CopyStep>>;
 
 /// The reason why the copying pauses or ends.
 pub(crate) enum CopyStep {
@@ -262,7 +262,7 @@ impl<'a> CopyDirection<'a> {
         turn: &mut CopyTurn<'_, '_>,
         from: &mut F,
         to: &mut T,
-    ) -> Step {
+    ) -> CopyPoll {
         if self.chunk.is_empty() {
             if *turn.room == 0 {
                 return Poll::Ready(ControlFlow::Break(CopyStep::Turn));
@@ -292,7 +292,7 @@ impl<'a> CopyDirection<'a> {
     }
 
     /// Flushes the destination's buffer when there is nothing more to write for now.
-    fn flush<T: ByteStream>(&mut self, turn: &mut CopyTurn<'_, '_>, to: &mut T) -> Step {
+    fn flush<T: ByteStream>(&mut self, turn: &mut CopyTurn<'_, '_>, to: &mut T) -> CopyPoll {
         if self.unflushed {
             match ready!(to.poll_flush(turn.cx)) {
                 Ok(()) => self.unflushed = false,
@@ -305,7 +305,7 @@ impl<'a> CopyDirection<'a> {
         Poll::Pending
     }
 
-    fn finish<T: ByteStream>(&mut self, turn: &mut CopyTurn<'_, '_>, to: &mut T) -> Step {
+    fn finish<T: ByteStream>(&mut self, turn: &mut CopyTurn<'_, '_>, to: &mut T) -> CopyPoll {
         if let Err(cause) = ready!(to.poll_finish(turn.cx)) {
             turn.log.failed(self.from.other(), EndKind::WriteFailed(cause.kind()));
         }
@@ -313,7 +313,7 @@ impl<'a> CopyDirection<'a> {
         Poll::Ready(ControlFlow::Continue(()))
     }
 
-    fn discard<F: ByteStream>(&mut self, turn: &mut CopyTurn<'_, '_>, from: &mut F) -> Step {
+    fn discard<F: ByteStream>(&mut self, turn: &mut CopyTurn<'_, '_>, from: &mut F) -> CopyPoll {
         if *turn.room == 0 {
             return Poll::Ready(ControlFlow::Break(CopyStep::Turn));
         }
@@ -356,7 +356,7 @@ impl<'a> CopyDirection<'a> {
         self.lost && self.state == State::Copying && self.chunk.is_empty()
     }
 
-    fn source_finished(&mut self, turn: &mut CopyTurn<'_, '_>) -> Step {
+    fn source_finished(&mut self, turn: &mut CopyTurn<'_, '_>) -> CopyPoll {
         // The system reports the error of a connection only once, and it was reported to the writer. So this read is
         // not an end of stream, unless that had arrived before the error.
         if let Some(CopyEnd { by, how: EndKind::WriteFailed(kind) }) = turn.log.failed
@@ -370,7 +370,7 @@ impl<'a> CopyDirection<'a> {
         Poll::Ready(ControlFlow::Continue(()))
     }
 
-    fn source_failed(&self, cause: &io::Error, turn: &mut CopyTurn<'_, '_>) -> Step {
+    fn source_failed(&self, cause: &io::Error, turn: &mut CopyTurn<'_, '_>) -> CopyPoll {
         turn.log.failed(self.from, EndKind::ReadFailed(cause.kind()));
         Poll::Ready(ControlFlow::Break(CopyStep::Over))
     }
@@ -424,17 +424,17 @@ impl Side {
     }
 }
 
-/// What one copy has recorded about its end: the side that finished first, and the first failure, which takes precedence
-/// in its [`CopyEnd`].
+/// What one copy has recorded about its end: the side that finished first, and the first failure, which takes
+/// precedence in its [`CopyEnd`].
 #[derive(Default)]
-pub(crate) struct EndRecord {
+pub(crate) struct CopyEndRecord {
     /// The side that finished first.
     pub(crate) finished: Option<Side>,
     /// The first failure.
     pub(crate) failed: Option<CopyEnd>,
 }
 
-impl EndRecord {
+impl CopyEndRecord {
     /// Records a failure if it is the first.
     pub(crate) fn failed(&mut self, by: Side, how: EndKind) {
         self.failed.get_or_insert(CopyEnd { by, how });

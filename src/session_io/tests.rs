@@ -18,7 +18,7 @@ use tunnel_link::table::pending::IncomingSession;
 use tunnel_link::table::{LinkEvent, SessionLimits, SessionTable};
 use tunnel_net::ByteStream;
 use tunnel_net::pool::BufferPool;
-use tunnel_proto::frame::{Category, FrameKind, Remote, SessionKey};
+use tunnel_proto::frame::{FrameKind, Remote, SessionCategory, SessionKey};
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::state::LinkId;
 
@@ -54,7 +54,7 @@ pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<LinkSender>, mpsc
 async fn session(drain: &Drain) -> (Session, Session) {
     let (opener, link, mut offered) = linked(drain);
     let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
-    let opening = opener.open(node, target, Category::Ssh, String::new(), LISTENER).unwrap();
+    let opening = opener.open(node, target, SessionCategory::Ssh, String::new(), LISTENER).unwrap();
     opening.ask(&link, None);
     let far_end = offered.recv().await.unwrap().accept();
     opening.answer().await;
@@ -83,7 +83,7 @@ fn run(drain: &Drain, metrics: &Metrics, session: SessionStream, socket: Socket<
         permit: (),
     };
     let metrics = metrics.clone();
-    drain.spawn(Span::none(), async move { run_session(opened, LocalPeer::Client, socket, &metrics).await });
+    drain.spawn(Span::none(), async move { run_session(opened, LocalParty::Client, socket, &metrics).await });
 }
 
 pub(crate) async fn take(session: &mut impl ByteStream) -> std::io::Result<Bytes> {
@@ -133,7 +133,7 @@ async fn a_client_that_resets_its_connection_resets_the_session_with_that_reason
 
 #[test]
 fn both_ends_log_the_same_reason_for_a_failed_connection() {
-    for (near, word) in [(LocalPeer::Client, "client_io_error"), (LocalPeer::Target, "target_io_error")] {
+    for (near, word) in [(LocalParty::Client, "client_io_error"), (LocalParty::Target, "target_io_error")] {
         let kind = std::io::ErrorKind::ConnectionReset;
         let here = end_reason(CopyEnd { by: Side::A, how: EndKind::ReadFailed(kind) }, near, None);
         let remote_error = SessionError::new(ErrorCode::ConnectionFailed, &here.1);

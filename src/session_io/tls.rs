@@ -9,7 +9,7 @@ use crate::session_io::copy::close::close_gracefully;
 use tunnel_base::refusal_log::RefusalLog;
 use tunnel_net::limiter::Permit;
 use tunnel_net::pool::BufferPool;
-use tunnel_net::reload::Reload;
+use tunnel_net::reload::ReloadedValue;
 use tunnel_net::socket::Socket;
 use tunnel_net::tls::client_certificate::{ClientCertificate, ServerTls};
 use tunnel_net::tls::handshake::{TlsAccepted, TlsHandshaker, TlsSocket};
@@ -23,7 +23,7 @@ pub(crate) struct TlsPort {
 
 impl TlsPort {
     /// Creates it for a port where at most `waiting` connections wait.
-    pub(crate) fn new(tls: Reload<ServerTls>, pool: BufferPool, waiting: usize) -> Self {
+    pub(crate) fn new(tls: ReloadedValue<ServerTls>, pool: BufferPool, waiting: usize) -> Self {
         Self { handshaker: TlsHandshaker::new(tls, pool.clone(), waiting), pool }
     }
 

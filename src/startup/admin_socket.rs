@@ -5,7 +5,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
-use tunnel_net::unix_accept::{LocalBindError, UnixAccept};
+use tunnel_net::unix_accept::{UnixAccept, UnixBindError};
 
 /// Directories for admin sockets, the preferred one first.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl SocketDirs {
             let made = self.make_own(dir).map_err(|cause| format!("{}: {cause}", dir.display()));
             match made.map(|()| UnixAccept::bind(&dir.join(file))) {
                 Ok(Ok(listener)) => return Ok(listener),
-                Ok(Err(LocalBindError::Taken(path))) => {
+                Ok(Err(UnixBindError::Taken(path))) => {
                     let why =
                         format!("another process listens on {}; use that one, or stop it", path.display());
                     return Err(NoSocket(vec![why]));
@@ -133,10 +133,10 @@ fn check_private(dir: &Path, user: u32) -> io::Result<()> {
     ))
 }
 
-fn bind_free(dir: &Path, name: &str) -> Result<UnixAccept, LocalBindError> {
+fn bind_free(dir: &Path, name: &str) -> Result<UnixAccept, UnixBindError> {
     let mut bound = UnixAccept::bind(&dir.join(format!("{name}.sock")));
     for number in 2..=MAX_SOCKETS {
-        if !matches!(bound, Err(LocalBindError::Taken(_))) {
+        if !matches!(bound, Err(UnixBindError::Taken(_))) {
             break;
         }
         bound = UnixAccept::bind(&dir.join(format!("{name}-{number}.sock")));

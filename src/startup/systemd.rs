@@ -4,35 +4,29 @@ use std::time::Duration;
 
 use sd_notify::NotifyState;
 
-/// A notifier for the systemd service that this process is, if it is one.
-#[derive(Debug, Clone, Copy)]
-pub struct SystemdNotifier;
+/// Reports that the service is ready, so that dependent units may start.
+pub fn notify_ready() {
+    notify(&[NotifyState::Ready]);
+}
 
-impl SystemdNotifier {
-    /// Reports that the service is ready, so that dependent units may start.
-    pub fn notify_ready(self) {
-        notify_systemd(&[NotifyState::Ready]);
-    }
+/// Reports that the service is stopping, which may take as long as the drain timeout.
+pub fn notify_stopping() {
+    notify(&[NotifyState::Stopping]);
+}
 
-    /// Reports that the service is stopping, which may take as long as the drain timeout.
-    pub fn stops(self) {
-        notify_systemd(&[NotifyState::Stopping]);
-    }
-
-    /// Reports regularly that the runtime still runs tasks, if systemd watches that; never completes. Cancel safe.
-    pub async fn run_watchdog(self) {
-        let Some(within) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
-        // Twice within the timeout, so that a delayed notification does not kill the service.
-        let mut beat = tokio::time::interval((within / 2).max(MIN_WATCHDOG_INTERVAL));
-        loop {
-            beat.tick().await;
-            notify_systemd(&[NotifyState::Watchdog]);
-        }
+/// Reports regularly that the runtime still runs tasks, if systemd watches that; never completes. Cancel safe.
+pub async fn run_watchdog() {
+    let Some(within) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
+    // Twice within the timeout, so that a delayed notification does not kill the service.
+    let mut beat = tokio::time::interval((within / 2).max(MIN_WATCHDOG_INTERVAL));
+    loop {
+        beat.tick().await;
+        notify(&[NotifyState::Watchdog]);
     }
 }
 
 /// Errors are ignored: systemd then acts on its own, and nothing else depends on it.
-fn notify_systemd(what: &[NotifyState<'_>]) {
+fn notify(what: &[NotifyState<'_>]) {
     let _ = sd_notify::notify(what);
 }
 

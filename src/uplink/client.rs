@@ -13,11 +13,11 @@ use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
 use crate::config::edge::ServerAddress;
-use crate::config::{RESUME_TIMEOUT, Secret};
+use crate::config::{RESUME_TIMEOUT, SecretString};
 use crate::route::{OpenError, SessionRequest, SessionRouter, Uplinks};
-use crate::uplink::link_dialer::known_addresses::KnownAddresses;
+use crate::uplink::link_dialer::known_addresses::CachingResolver;
 use crate::uplink::link_dialer::{
-    AddressHint, ConnectFailure, LinkDialer, NewLink, ServerEndpoint, UserIdentity,
+    DialPreference, LinkDialer, NewLink, ServerEndpoint, UplinkFailure, UserIdentity,
 };
 use crate::uplink::reconnect::{LINK_CONDITION, Reconnector};
 use tunnel_base::drain::Drain;
@@ -27,12 +27,12 @@ use tunnel_base::process::third_of_memory;
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::stream::Session;
 use tunnel_link::table::{SessionLimits, SessionTable};
-use tunnel_net::http_proxy::HttpProxyClient;
+use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::pool::BufferPool;
-use tunnel_net::reload::{Reload, fingerprint};
+use tunnel_net::reload::{ReloadedValue, fingerprint};
 use tunnel_net::resolver::Resolver;
-use tunnel_net::tls::{Identity, TlsClientConfig, Trust};
-use tunnel_proto::frame::{Category, ErrorCode, SessionError};
+use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust};
+use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 use tunnel_proto::halves::WindowLimits;
 
 /// The servers of a user, and how she proves herself there.
@@ -49,14 +49,14 @@ pub struct ClientLinkConfig {
     /// The file of CAs that may sign the servers' certificate; `None`: those of this system.
     pub ca: Option<PathBuf>,
     /// `HTTPS_PROXY`: URL of the proxy to dial through.
-    pub https_proxy: Option<Secret>,
+    pub https_proxy: Option<SecretString>,
     /// `NO_PROXY`: hosts that are dialled without the proxy.
     pub no_proxy: Option<String>,
 }
 
 impl ClientLinkConfig {
-    /// Returns a number that differs for other servers, another name or CA of theirs, another user or another device. It
-    /// contains no secret.
+    /// Returns a number that differs for other servers, another name or CA of theirs, another user or another device.
+    /// It contains no secret.
     pub(crate) fn fingerprint(&self) -> u64 {
         let proof = match &self.proof {
             UserCredentials::Token(user, _) => user.to_string(),
@@ -73,14 +73,14 @@ impl ClientLinkConfig {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UserCredentials {
     /// By the token of this user's device.
-    Token(UserName, Secret),
+    Token(UserName, SecretString),
     /// By a client certificate, which names the user.
-    Certificate(Identity),
+    Certificate(IdentityFiles),
 }
 
 /// The links of a user's program, of which one is used for new sessions. Sessions continue over the next one.
 #[derive(Debug)]
-pub struct ClientLinks {
+pub struct ClientUplinks {
     pub(crate) route: SessionRouter,
     uplinks: Arc<Uplinks>,
     table: Arc<SessionTable>,
@@ -103,13 +103,13 @@ pub enum ClientLinkError {
     Unreachable(String),
 }
 
-impl From<ConnectFailure> for ClientLinkError {
-    fn from(ConnectFailure { text, is_denied, .. }: ConnectFailure) -> Self {
+impl From<UplinkFailure> for ClientLinkError {
+    fn from(UplinkFailure { text, is_denied, .. }: UplinkFailure) -> Self {
         if is_denied { Self::Denied(text) } else { Self::Unreachable(text) }
     }
 }
 
-impl ClientLinks {
+impl ClientUplinks {
     /// Links to the first server that accepts it, and keeps a link until [`Self::close`].
     ///
     /// # Errors
@@ -117,7 +117,7 @@ impl ClientLinks {
     /// Returns the errors of all servers, or of a file.
     pub async fn connect(config: ClientLinkConfig) -> Result<Self, ClientLinkError> {
         let (links, keeper) = Self::prepare(config)?;
-        let first = keeper.dialer.connect(0, AddressHint::default()).await?;
+        let first = keeper.dialer.connect(0, DialPreference::default()).await?;
         links.keep(keeper, Some(first));
         Ok(links)
     }
@@ -129,9 +129,9 @@ impl ClientLinks {
     /// Returns an error if a server denies the link, or of a file.
     pub async fn start(config: ClientLinkConfig) -> Result<Self, ClientLinkError> {
         let (links, keeper) = Self::prepare(config)?;
-        let first = match keeper.dialer.connect(0, AddressHint::default()).await {
+        let first = match keeper.dialer.connect(0, DialPreference::default()).await {
             Ok(first) => Some(first),
-            Err(denied @ ConnectFailure { is_denied: true, .. }) => return Err(denied.into()),
+            Err(denied @ UplinkFailure { is_denied: true, .. }) => return Err(denied.into()),
             // Dialled again at once, which is logged.
             Err(_) => None,
         };
@@ -188,7 +188,7 @@ impl ClientLinks {
     ///
     /// Returns why no session was opened.
     pub async fn open(&self, target: &Target) -> Result<Session, OpenError> {
-        self.request(target.clone(), Category::Ssh).await
+        self.request(target.clone(), SessionCategory::Ssh).await
     }
 
     /// Opens a session to the admin API of a server, for one request. It ends with its link. Cancel safe.
@@ -199,10 +199,10 @@ impl ClientLinks {
     pub async fn open_admin(&self) -> Result<Session, OpenError> {
         // The server of the link is the target, whatever the frame names.
         let target = Target { host: Host::Ip(Ipv4Addr::LOCALHOST.into()), port: 80 };
-        self.request(target, Category::Admin).await
+        self.request(target, SessionCategory::Admin).await
     }
 
-    async fn request(&self, target: Target, category: Category) -> Result<Session, OpenError> {
+    async fn request(&self, target: Target, category: SessionCategory) -> Result<Session, OpenError> {
         let request = SessionRequest {
             // The server finds the node by the target.
             node: target.host.node().unwrap_or_else(NodeName::direct),
@@ -254,7 +254,7 @@ fn dialer(config: ClientLinkConfig, context: &LinkContext, pool: BufferPool) -> 
     let servers = servers.into_iter().map(endpoint).collect::<Result<_, _>>()?;
     let proxy = https_proxy.map(|url| {
         let hosts = no_proxy.as_deref().unwrap_or_default();
-        HttpProxyClient::new(url.reveal(), hosts).map_err(|cause| format!("HTTPS_PROXY: {cause}"))
+        OutboundProxy::new(url.reveal(), hosts).map_err(|cause| format!("HTTPS_PROXY: {cause}"))
     });
     let resolver = Resolver::system().map_err(|cause| cause.to_string())?;
     Ok(LinkDialer {
@@ -262,12 +262,12 @@ fn dialer(config: ClientLinkConfig, context: &LinkContext, pool: BufferPool) -> 
         user: Some(UserIdentity { name, device }),
         ips: Vec::new(),
         servers,
-        tokens: Reload::fixed(tokens),
+        tokens: ReloadedValue::fixed(tokens),
         turn: AtomicUsize::new(0),
         tls,
         own: None,
         proxy: proxy.transpose()?.flatten(),
-        known: KnownAddresses::new(resolver, RESUME_TIMEOUT, context.drain.clone()),
+        known: CachingResolver::new(resolver, RESUME_TIMEOUT, context.drain.clone()),
         pool,
         link_context: context.clone(),
     })

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info, info_span};
 
-use crate::uplink::reconnect::{Current, Reconnector};
+use crate::uplink::reconnect::{CurrentLink, Reconnector};
 use tunnel_base::backoff::Backoff;
 use tunnel_link::link::Link;
 use tunnel_link::liveness::{self, Suspicion};
@@ -21,9 +21,9 @@ use tunnel_proto::hello::LinkPurpose;
 impl Reconnector {
     /// Keeps an interactive link in addition to the current one while bulk and interactive sessions share that.
     ///
-    /// There is none to a plain server, of a user's program, or with a short RTT. Never returns; when the future is dropped,
-    /// the interactive link is handed over.
-    pub(super) async fn run_interactive(self: &Arc<Self>, current: &Current) {
+    /// There is none to a plain server, of a user's program, or with a short RTT. Never returns; when the future is
+    /// dropped, the interactive link is handed over.
+    pub(super) async fn run_interactive(self: &Arc<Self>, current: &CurrentLink) {
         let busy = &current.sender;
         if busy.is_plain() || self.dialer.user.is_some() {
             std::future::pending::<()>().await;
@@ -52,7 +52,7 @@ impl Reconnector {
     }
 
     /// Dials an interactive link to the server of the busy link. Any other server refuses it.
-    async fn dial_interactive(&self, current: &Current) -> anyhow::Result<Link> {
+    async fn dial_interactive(&self, current: &CurrentLink) -> anyhow::Result<Link> {
         let link = self.dial_same_server(current, LinkPurpose::Interactive).await?.link;
         anyhow::ensure!(link.sender.instance == current.sender.instance, "connected to another server");
         Ok(link)

@@ -23,26 +23,26 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tracing::info;
 
-use crate::config::Secret;
+use crate::config::SecretString;
 use crate::config::edge::ServerAddress;
 use crate::uplink::link_dialer::avoidance::Avoidance;
 use crate::uplink::link_dialer::client_certificate::EdgeCertificate;
-use crate::uplink::link_dialer::known_addresses::{KnownAddresses, ResolvedServer};
+use crate::uplink::link_dialer::known_addresses::{CachingResolver, ResolvedServer};
 use tunnel_base::names::{DeviceName, Host, Instance, NodeName, Target, UserName};
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::{ANSWER_TIMEOUT, LinkDialError};
 use tunnel_link::link::Link;
 use tunnel_net::dial::{self, dial_in_order};
-use tunnel_net::http_proxy::HttpProxyClient;
+use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::listen::{tune_interactive, tune_link};
 use tunnel_net::path_mtu;
 use tunnel_net::pool::BufferPool;
-use tunnel_net::reload::Reload;
-use tunnel_net::resolver::LookupError;
+use tunnel_net::reload::ReloadedValue;
+use tunnel_net::resolver::DnsLookupError;
 use tunnel_net::socket::Buffered;
-use tunnel_net::tls::error::HandshakeError;
+use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_net::tls::{self, TlsError};
-use tunnel_proto::hello::{ClientHello, Hello, LinkPurpose, UserProof};
+use tunnel_proto::hello::{Hello, LinkPurpose, UserHello, UserProof};
 
 /// The dialer of links: resolves a server, connects to it, and proves the node's name or the user.
 #[derive(Debug)]
@@ -56,16 +56,16 @@ pub(crate) struct LinkDialer {
     /// Servers in order of preference, at least one.
     pub(crate) servers: Vec<ServerEndpoint>,
     /// Tokens that may prove the node's name, tried in turn.
-    pub(crate) tokens: Reload<Vec<Secret>>,
+    pub(crate) tokens: ReloadedValue<Vec<SecretString>>,
     /// Index of the token to try next. It stays the same while that token is accepted.
     pub(crate) turn: AtomicUsize,
-    pub(crate) tls: Reload<ClientConfig>,
+    pub(crate) tls: ReloadedValue<ClientConfig>,
     /// Certificate presented in addition to the token, once issued. If a server seems to reject it, only every second
     /// attempt presents it.
     pub(crate) own: Option<EdgeCertificate>,
-    pub(crate) proxy: Option<HttpProxyClient>,
+    pub(crate) proxy: Option<OutboundProxy>,
     /// Resolver of the servers' names, with the addresses known from before.
-    pub(crate) known: KnownAddresses,
+    pub(crate) known: CachingResolver,
     pub(crate) pool: BufferPool,
     pub(crate) link_context: LinkContext,
 }
@@ -102,7 +102,7 @@ struct DialFailure {
 
 /// Why no server gave a link.
 #[derive(Debug, Default)]
-pub(crate) struct ConnectFailure {
+pub(crate) struct UplinkFailure {
     /// The errors of all servers.
     pub(crate) text: String,
     /// Whether a server was reached and would also refuse the next attempt.
@@ -121,12 +121,12 @@ pub(crate) struct NewLink {
     /// The dialled address; `None` through a proxy.
     pub(crate) at: Option<SocketAddr>,
     /// The edge's tokens when the link was dialled.
-    pub(crate) tokens: Arc<Vec<Secret>>,
+    pub(crate) tokens: Arc<Vec<SecretString>>,
 }
 
 /// A server's preference for the addresses that this edge dials next.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct AddressHint {
+pub(crate) struct DialPreference {
     /// The address to try first.
     pub(crate) to: Option<SocketAddr>,
     /// The server's own address, to be tried last.
@@ -147,7 +147,7 @@ impl ServerEndpoint {
     }
 }
 
-impl AddressHint {
+impl DialPreference {
     fn sort(self, addresses: &mut [SocketAddr]) {
         let rank =
             |at: &SocketAddr| if Some(*at) == self.to { 0 } else { 1 + u8::from(Some(*at) == self.exclude) };
@@ -163,8 +163,8 @@ impl LinkDialer {
     ///
     /// Returns the errors of all servers tried. A server that reports that another process uses this node's name is the
     /// last one tried.
-    pub(crate) async fn connect(&self, first: usize, hint: AddressHint) -> Result<NewLink, ConnectFailure> {
-        let mut failed = ConnectFailure::default();
+    pub(crate) async fn connect(&self, first: usize, hint: DialPreference) -> Result<NewLink, UplinkFailure> {
+        let mut failed = UplinkFailure::default();
         let mut order: Vec<_> = (0..self.servers.len()).map(|n| (first + n) % self.servers.len()).collect();
         order.sort_by_cached_key(|server| self.is_avoided(*server));
         for server in order {
@@ -209,7 +209,7 @@ impl LinkDialer {
     pub(crate) async fn connect_to(
         &self,
         server: usize,
-        hint: AddressHint,
+        hint: DialPreference,
         purpose: LinkPurpose,
     ) -> anyhow::Result<NewLink> {
         self.try_connect(server, hint, purpose).await.map_err(|DialFailure { reason, error }| {
@@ -221,7 +221,7 @@ impl LinkDialer {
     async fn try_connect(
         &self,
         server: usize,
-        hint: AddressHint,
+        hint: DialPreference,
         purpose: LinkPurpose,
     ) -> Result<NewLink, DialFailure> {
         let tokens = self.tokens.load();
@@ -229,7 +229,7 @@ impl LinkDialer {
         let shown = self.certificate(to).await.map_err(failed("credentials_missing"))?;
         let patience = if self.servers.len() > 1 { FIRST_CONNECT_TIMEOUT } else { CONNECT_TIMEOUT };
         let connect = async |again: Option<SocketAddr>| {
-            let hint = again.map_or(hint, |at| AddressHint { to: Some(at), ..hint });
+            let hint = again.map_or(hint, |at| DialPreference { to: Some(at), ..hint });
             let dialled = timeout(patience, self.dial(to, hint, patience)).await;
             let late = |_| anyhow!(messages::no_connection_within(patience));
             let socket = dialled.map_err(late).map_err(failed("timeout"))??;
@@ -291,12 +291,12 @@ impl LinkDialer {
             timeout(CONNECT_TIMEOUT, tls.connect(to.name.clone(), Buffered::new(socket, self.pool.clone())));
         let silent = |patience| anyhow!(messages::no_answer_within(&to.at, patience));
         let io = io.await.map_err(|_| silent(CONNECT_TIMEOUT)).map_err(failed("tls_timeout"))?;
-        let io = io.map_err(|e| match HandshakeError::of(&e) {
-            HandshakeError::Stopping => failed(LinkDialError::Stopping.reason())(LinkDialError::Stopping),
+        let io = io.map_err(|e| match TlsHandshakeError::of(&e) {
+            TlsHandshakeError::Stopping => failed(LinkDialError::Stopping.reason())(LinkDialError::Stopping),
             _ => failed("tls")(anyhow!(messages::no_tls(&e, &to.at, &to.name.to_str(), shows))),
         })?;
         let (tokens, turn) = (self.tokens.load(), self.turn.load(Relaxed));
-        let token = tokens.get(turn % tokens.len().max(1)).map_or("", Secret::reveal);
+        let token = tokens.get(turn % tokens.len().max(1)).map_or("", SecretString::reveal);
         let (metadata, context) = (self.hello(purpose, token), &self.link_context);
         let dialled = tunnel_link::grpc::dial::dial(io, &to.authority, &self.node, metadata, context).await;
         if dialled.as_ref().is_err_and(LinkDialError::is_token_refused) {
@@ -322,7 +322,7 @@ impl LinkDialer {
             None => UserProof::Certificate,
         };
         let (device, is_backup) = (device.clone(), purpose == LinkPurpose::Backup);
-        ClientHello { proof, device, instance, is_backup }.request()
+        UserHello { proof, device, instance, is_backup }.request()
     }
 
     /// Returns the error text of a failed attempt to link, with a hint for the operator of the edge, or for the user.
@@ -345,11 +345,11 @@ impl LinkDialer {
     async fn dial(
         &self,
         to: &ServerEndpoint,
-        hint: AddressHint,
+        hint: DialPreference,
         patience: Duration,
     ) -> Result<TcpStream, DialFailure> {
         let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&to.at));
-        let resolved = self.resolve(proxy.map_or(&to.at, HttpProxyClient::at)).await;
+        let resolved = self.resolve(proxy.map_or(&to.at, OutboundProxy::at)).await;
         let (addresses, failure) = resolved.map_err(failed("dns"))?;
         let dialled = async {
             if let Some(proxy) = proxy {
@@ -372,7 +372,7 @@ impl LinkDialer {
     }
 
     /// Resolves a target. Returns the error with the last known addresses if DNS failed.
-    async fn resolve(&self, target: &Target) -> anyhow::Result<(Vec<SocketAddr>, Option<LookupError>)> {
+    async fn resolve(&self, target: &Target) -> anyhow::Result<(Vec<SocketAddr>, Option<DnsLookupError>)> {
         let (found, failure) = match &target.host {
             Host::Ip(ip) => (vec![*ip], None),
             Host::Name(name) => {
@@ -418,7 +418,7 @@ mod tests {
         let at = |last: u8| SocketAddr::from(([10, 0, 0, last], 9000));
         let sorted = |to, not| {
             let mut addresses = [at(1), at(2), at(3), at(4)];
-            AddressHint { to, exclude: not }.sort(&mut addresses);
+            DialPreference { to, exclude: not }.sort(&mut addresses);
             addresses.map(|at| match at.ip() {
                 std::net::IpAddr::V4(ip) => ip.octets()[3],
                 std::net::IpAddr::V6(_) => 0,

@@ -6,10 +6,10 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::config::RESUME_TIMEOUT;
 use tunnel_base::names::Target;
-use tunnel_link::table::stream::PathMonitor;
+use tunnel_link::table::stream::SessionMonitor;
 
 /// Reports with `print_line` that the path of a session is lost, and that it works again, until the session is over.
-pub async fn report_path(path: PathMonitor, target: Target, print_line: impl Fn(&str)) {
+pub async fn report_path(path: SessionMonitor, target: Target, print_line: impl Fn(&str)) {
     let target = target.to_string();
     report(|| path.lost_since(), || path.is_over(), &target, print_line).await;
 }
@@ -56,7 +56,7 @@ fn seconds(since: Instant) -> String {
 }
 
 /// Returns why a session was interrupted, for its user; `None` if it ended cleanly.
-pub fn interruption(path: &PathMonitor) -> Option<String> {
+pub fn interruption(path: &SessionMonitor) -> Option<String> {
     let why = path.ended()?;
     Some(format!("{}; see the servers' access logs (session={})", why.reason, path.id()))
 }

@@ -12,30 +12,30 @@ use tracing::{Span, field, info, info_span};
 
 use crate::listener::admission::destination::uplink_routing::UplinkRouting;
 use crate::listener::admission::heads::long_heads;
-use crate::listener::admission::{Admission, HandshakeOutcome, ListenerContext, ListenerProtocol, sessions};
-use crate::listener::connect::Connect;
-use crate::listener::http_proxy::Proxy;
+use crate::listener::admission::{Admission, AdmissionOutcome, ListenerContext, ListenerProtocol, sessions};
+use crate::listener::connect::ConnectProtocol;
+use crate::listener::http_proxy::HttpProxyProtocol;
 use crate::listener::socks5::Socks5;
 use crate::listener::{http_proxy, socks5};
 use crate::session_io::grants::Grants;
 use crate::session_io::session_stream::SessionStream;
 use crate::startup::admin_socket::{NoSocket, SocketDirs};
-use crate::uplink::client::{ClientLinkConfig, ClientLinks, MAX_SESSIONS};
+use crate::uplink::client::{ClientLinkConfig, ClientUplinks, MAX_SESSIONS};
 use crate::uplink::path_report::{interruption, report_path};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::Networks;
-use tunnel_net::listen::{Accept, TcpAccept};
-use tunnel_net::records::{RecordListener, RecordStream};
+use tunnel_net::listen::{Accept, TcpListenSocket};
+use tunnel_net::records::{RecordStream, RecordStreamListener};
 use tunnel_net::unix_accept::UnixAccept;
-use tunnel_proto::frame::Category;
+use tunnel_proto::frame::SessionCategory;
 
 /// The ports and the socket of a user's proxy, bound but not serving yet.
 #[derive(Debug)]
 pub struct UserProxy {
     /// HTTP proxy: CONNECT and plain requests.
-    pub http: TcpAccept,
+    pub http: TcpListenSocket,
     /// SOCKS5.
-    pub socks5: TcpAccept,
+    pub socks5: TcpListenSocket,
     /// The socket by which other programs of this user share the links.
     pub shared: UnixAccept,
 }
@@ -44,13 +44,13 @@ pub struct UserProxy {
 #[derive(Debug)]
 pub struct RunningProxy {
     /// The links that it shares.
-    pub links: ClientLinks,
+    pub links: ClientUplinks,
     clients: Drain,
 }
 
 impl UserProxy {
     /// Starts serving clients over `links`.
-    pub fn start(self, links: ClientLinks) -> RunningProxy {
+    pub fn start(self, links: ClientUplinks) -> RunningProxy {
         let (Self { http, socks5, shared }, clients) = (self, Drain::new());
         let context = ListenerContext {
             listener: "",
@@ -66,9 +66,9 @@ impl UserProxy {
             metrics: links.metrics.clone(),
             drain: clients.clone(),
         };
-        spawn(http_proxy::KIND.name, http, Proxy, &context);
+        spawn(http_proxy::KIND.name, http, HttpProxyProtocol, &context);
         spawn(socks5::KIND.name, socks5, Socks5, &context);
-        spawn("shared", RecordListener(shared), SharedLink, &context);
+        spawn("shared", RecordStreamListener(shared), SharedSocketProtocol, &context);
         RunningProxy { links, clients }
     }
 }
@@ -100,13 +100,13 @@ where
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The protocol of the shared socket: CONNECT over records, which also report a lost path to the client.
-struct SharedLink;
+struct SharedSocketProtocol;
 
-impl ListenerProtocol<RecordStream> for SharedLink {
+impl ListenerProtocol<RecordStream> for SharedSocketProtocol {
     type Connection = RecordStream;
 
-    fn category(&self) -> Category {
-        Category::Ssh
+    fn category(&self) -> SessionCategory {
+        SessionCategory::Ssh
     }
 
     fn span(&self, _from: SocketAddr) -> Span {
@@ -117,9 +117,9 @@ impl ListenerProtocol<RecordStream> for SharedLink {
         &self,
         socket: RecordStream,
         admission: &mut Admission,
-    ) -> HandshakeOutcome<RecordStream> {
-        let mut outcome = Connect(Category::Ssh).handshake(socket, admission).await;
-        if let HandshakeOutcome::Opened { session, socket, .. } = &mut outcome
+    ) -> AdmissionOutcome<RecordStream> {
+        let mut outcome = ConnectProtocol(SessionCategory::Ssh).handshake(socket, admission).await;
+        if let AdmissionOutcome::Opened { session, socket, .. } = &mut outcome
             && let (SessionStream::Session(stream), Some(target)) = (&session.session, &session.access.target)
         {
             let (path, client) = (stream.path_monitor(), socket.notifier());

@@ -1,4 +1,5 @@
-//! Keeps an edge or a user's program linked, in one loop: dials, serves and replaces a link, and adds an interactive one.
+//! Keeps an edge or a user's program linked, in one loop: dials, serves and replaces a link, and adds an interactive
+//! one.
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -12,9 +13,9 @@ use tracing::{debug, field, info, info_span, warn};
 
 use crate::acceptor::SessionAcceptor;
 use crate::admin::readiness::Readiness;
-use crate::config::Secret;
+use crate::config::SecretString;
 use crate::route::Uplinks;
-use crate::uplink::link_dialer::{AddressHint, ConnectFailure, LinkDialer, NewLink};
+use crate::uplink::link_dialer::{DialPreference, LinkDialer, NewLink, UplinkFailure};
 use tunnel_base::backoff::{Backoff, MAX_PAUSE};
 use tunnel_base::drain::Drain;
 use tunnel_link::backup::BackupDialer;
@@ -45,14 +46,14 @@ pub(crate) struct Reconnector {
 }
 
 /// The link that is served, and where it leads.
-pub(super) struct Current {
+pub(super) struct CurrentLink {
     pub(super) sender: Arc<LinkSender>,
     /// Index of its server.
     server: usize,
     /// The dialled address; `None` through a proxy.
     at: Option<SocketAddr>,
     /// The edge's tokens when the link was dialled.
-    tokens: Arc<Vec<Secret>>,
+    tokens: Arc<Vec<SecretString>>,
 }
 
 /// Why a link is no longer the newest one, with the link that replaces it if there is one already.
@@ -79,15 +80,16 @@ struct Redial {
 
 /// What is served next: a link, or one that is still to be dialled.
 #[derive(Default)]
-struct Next {
+struct ReconnectPlan {
     made: Option<Box<NewLink>>,
     /// Index of the server to try first.
     server: usize,
-    hint: AddressHint,
+    hint: DialPreference,
 }
 
 impl Reconnector {
-    /// Keeps a link until the edge or program stops: dials one, unless it is `made` already, serves it, and replaces it.
+    /// Keeps a link until the edge or program stops: dials one, unless it is `made` already, serves it, and replaces
+    /// it.
     pub(crate) async fn run(self: Arc<Self>, made: Option<NewLink>) {
         let mut backup = BackupDialer::new(self.link_context.metrics.clone());
         let mut redial = Redial {
@@ -95,10 +97,10 @@ impl Reconnector {
             tokens: self.dialer.tokens.changes(),
             authority: self.dialer.tls.changes(),
         };
-        let mut next = Next { made: made.map(Box::new), ..Next::default() };
+        let mut next = ReconnectPlan { made: made.map(Box::new), ..ReconnectPlan::default() };
         while let Some(NewLink { link, server, at, tokens }) = self.dial(next, &mut redial).await {
             let started = Instant::now();
-            let current = Current { sender: link.sender.clone(), server, at, tokens };
+            let current = CurrentLink { sender: link.sender.clone(), server, at, tokens };
             next = self.serve(link, &current, &mut backup).await;
             redial.backoff.on_attempt_end(started.elapsed(), current.sender.has_carried());
             self.link_context.metrics.link_reconnects.inc();
@@ -106,7 +108,7 @@ impl Reconnector {
     }
 
     /// Returns the next link, and dials until there is one. Returns `None` when the edge or program stops.
-    async fn dial(&self, next: Next, redial: &mut Redial) -> Option<NewLink> {
+    async fn dial(&self, next: ReconnectPlan, redial: &mut Redial) -> Option<NewLink> {
         if let Some(made) = next.made {
             return Some(*made);
         }
@@ -133,8 +135,8 @@ impl Reconnector {
         }
     }
 
-    async fn handle_dial_failure(&self, failure: ConnectFailure, backoff: &mut Backoff) {
-        let ConnectFailure { text, is_refused, is_name_taken, .. } = failure;
+    async fn handle_dial_failure(&self, failure: UplinkFailure, backoff: &mut Backoff) {
+        let UplinkFailure { text, is_refused, is_name_taken, .. } = failure;
         self.uplinks.note_failure(&text);
         // A link to a server that stops has only its earlier sessions: no new one reaches this node.
         let kept = if self.uplinks.is_linked() { "; only earlier sessions continue" } else { "" };
@@ -168,8 +170,13 @@ impl Reconnector {
     }
 
     /// Serves a link until it is closed or must be replaced, and replaces it.
-    async fn serve(self: &Arc<Self>, mut link: Link, current: &Current, backup: &mut BackupDialer) -> Next {
-        let Current { sender, server, .. } = current;
+    async fn serve(
+        self: &Arc<Self>,
+        mut link: Link,
+        current: &CurrentLink,
+        backup: &mut BackupDialer,
+    ) -> ReconnectPlan {
+        let CurrentLink { sender, server, .. } = current;
         self.dialer.on_linked(*server, sender.instance);
         info!(link = %sender.id, server = self.dialer.display_name(*server), instance = sender.instance.map(field::debug), dialect = sender.dialect_name(), "linked");
         self.began(&link);
@@ -191,7 +198,7 @@ impl Reconnector {
     }
 
     /// Dials a link that replaces a live one, for the first reason that there is.
-    async fn replacement(&self, current: &Current, backup: &mut BackupDialer) -> Replacement {
+    async fn replacement(&self, current: &CurrentLink, backup: &mut BackupDialer) -> Replacement {
         let outrun = backup.race(&current.sender, || self.dial_same_server(current, LinkPurpose::Backup));
         tokio::select! {
             made = self.fail_back(current) => Replacement::FailedBack(Box::new(made)),
@@ -201,9 +208,14 @@ impl Reconnector {
     }
 
     /// Replaces a link: decides what becomes of it, and what is served next.
-    async fn replace(self: &Arc<Self>, link: Link, current: &Current, replacement: Replacement) -> Next {
-        let Current { sender, server, at, .. } = current;
-        let mut next = Next { server: *server, ..Next::default() };
+    async fn replace(
+        self: &Arc<Self>,
+        link: Link,
+        current: &CurrentLink,
+        replacement: Replacement,
+    ) -> ReconnectPlan {
+        let CurrentLink { sender, server, at, .. } = current;
+        let mut next = ReconnectPlan { server: *server, ..ReconnectPlan::default() };
         let is_unresponsive = matches!(replacement, Replacement::Unresponsive(_));
         match replacement {
             Replacement::Ended(why) => {
@@ -220,7 +232,7 @@ impl Reconnector {
                 if to.is_some() {
                     self.dialer.on_move_requested(*server, sender.instance);
                 }
-                next.hint = AddressHint { to, exclude: *at };
+                next.hint = DialPreference { to, exclude: *at };
             }
             Replacement::FailedBack(made) => {
                 info!(server = self.dialer.display_name(made.server), "preferred server reachable again");
@@ -250,15 +262,15 @@ impl Reconnector {
     /// Dials another link to the server of the current one, where sessions resume at once.
     pub(super) async fn dial_same_server(
         &self,
-        current: &Current,
+        current: &CurrentLink,
         purpose: LinkPurpose,
     ) -> anyhow::Result<NewLink> {
-        let hint = AddressHint { to: current.at, exclude: None };
+        let hint = DialPreference { to: current.at, exclude: None };
         self.dialer.connect_to(current.server, hint, purpose).await
     }
 
     /// Returns a link to a preferred server, once one is reachable. Never completes for the most preferred one.
-    async fn fail_back(&self, current: &Current) -> NewLink {
+    async fn fail_back(&self, current: &CurrentLink) -> NewLink {
         if current.server == 0 {
             std::future::pending::<()>().await;
         }
@@ -266,7 +278,8 @@ impl Reconnector {
             sleep(FAIL_BACK_INTERVAL.mul_f64(0.5 + rand::random::<f64>())).await;
             for preferred in (0..current.server).filter(|preferred| !self.dialer.is_avoided(*preferred)) {
                 // Both entries may lead to one server, which must not close the earlier link before it is handed over.
-                match self.dialer.connect_to(preferred, AddressHint::default(), LinkPurpose::Backup).await {
+                match self.dialer.connect_to(preferred, DialPreference::default(), LinkPurpose::Backup).await
+                {
                     Ok(made) => return made,
                     Err(why) => {
                         debug!(server = self.dialer.display_name(preferred), error = %format_args!("{why:#}"), "preferred server not reachable")
@@ -276,11 +289,11 @@ impl Reconnector {
         }
     }
 
-    /// Returns a link that replaces the current one once the tokens of this edge differ from those of its handshake. The
-    /// older link stays until then, because servers may learn the new token later than this edge.
+    /// Returns a link that replaces the current one once the tokens of this edge differ from those of its handshake.
+    /// The older link stays until then, because servers may learn the new token later than this edge.
     ///
     /// Never completes for a plain link: its server closes the older link when the newer one is established.
-    async fn reauthenticate(&self, current: &Current) -> NewLink {
+    async fn reauthenticate(&self, current: &CurrentLink) -> NewLink {
         if current.sender.is_plain() {
             std::future::pending::<()>().await;
         }
@@ -430,7 +443,8 @@ const NODE_NAME_CONDITION: &str = "node_name";
 const FAIL_BACK_INTERVAL: Duration = Duration::from_secs(60);
 /// Time to wait while another machine uses this node's name.
 const NAME_CONFLICT_PAUSE: Duration = Duration::from_secs(30);
-/// Time for which a name conflict is reported. The other machine retries within [`NAME_CONFLICT_PAUSE`] if it is still alive.
+/// Time for which a name conflict is reported. The other machine retries within [`NAME_CONFLICT_PAUSE`] if it is still
+/// alive.
 const CONFLICT_REPORT_TIME: Duration = Duration::from_secs(90);
 
 impl Reconnector {

@@ -52,7 +52,8 @@ struct Flags {
     /// `balance` and `resume` run only if listed here, or with --all.
     #[arg(long, value_delimiter = ',', value_enum)]
     only: Vec<Figure>,
-    /// Only a table of the program, the references, and the programs in these directories, which scripts/peers.sh prints.
+    /// Only a table of the program, the references, and the programs in these directories, which scripts/peers.sh
+    /// prints.
     #[arg(long, value_delimiter = ',', conflicts_with = "only")]
     peers: Vec<PathBuf>,
     /// Every figure, including the long ones.

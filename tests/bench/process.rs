@@ -110,7 +110,8 @@ impl Process {
         let _ = self.child.wait();
     }
 
-    /// Starts a program again. If it still runs, it is killed first, with its descendants: sshd has one for each client.
+    /// Starts a program again. If it still runs, it is killed first, with its descendants: sshd has one for each
+    /// client.
     pub(crate) fn start_again(&mut self) -> Result<()> {
         ensure!(self.output.is_none(), "{} would open other ports", self.name);
         if self.alive() {
@@ -158,8 +159,8 @@ impl Process {
         Ok(Duration::from_millis(ticks * 1000 / TICKS))
     }
 
-    /// Returns the private memory of the process and its descendants, in bytes: heap, stacks, and changed pages of files.
-    /// Other processes share the rest, and the kernel drops it when memory is short.
+    /// Returns the private memory of the process and its descendants, in bytes: heap, stacks, and changed pages of
+    /// files. Other processes share the rest, and the kernel drops it when memory is short.
     pub(crate) fn memory(&self) -> Result<u64> {
         self.status("RssAnon:")
     }

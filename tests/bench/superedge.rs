@@ -13,8 +13,8 @@ use crate::place::free_ports;
 use crate::tunnel::{NODE, TOKEN};
 use crate::way::{Address, Way, Ways};
 
-/// Its ports are open on every address, so it needs a network namespace. It also needs root: its files have fixed paths,
-/// which exist in a mount namespace only.
+/// Its ports are open on every address, so it needs a network namespace. It also needs root: its files have fixed
+/// paths, which exist in a mount namespace only.
 pub(crate) fn parts(peer: &Peer<'_>) -> Result<Parts> {
     let [connect, ssh, log, metrics, edge_log, edge_proxy] = free_ports()?;
     let (place, port) = (peer.place, peer.port);

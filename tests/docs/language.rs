@@ -122,8 +122,8 @@ fn blocks(file: &str, text: &str) -> Vec<Block> {
     blocks.into_iter().map(|block| if block.is_cell { block } else { join(block) }).collect()
 }
 
-/// Returns the words of a text. Inline code is the word `CODE`, and a list of such words is one. Targets of links are left
-/// out.
+/// Returns the words of a text. Inline code is the word `CODE`, and a list of such words is one. Targets of links are
+/// left out.
 fn words(text: &str) -> Vec<String> {
     let plain: Vec<_> =
         text.split('`').enumerate().map(|(at, part)| if at % 2 == 0 { part } else { CODE }).collect();

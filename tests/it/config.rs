@@ -2,7 +2,7 @@
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tunnel::config::{Environment, Secret};
+use tunnel::config::{Environment, SecretString};
 use tunnel::edge::Edge;
 use tunnel::edge::config::EdgeConfig as Settings;
 use tunnel::server::Server;
@@ -96,7 +96,7 @@ async fn an_edge_dials_through_the_proxy_of_its_environment() {
         let _ = tokio::io::copy_bidirectional(&mut socket, &mut onward).await;
     });
     let env = Environment {
-        https_proxy: Some(Secret::new(format!("http://user:pass%20word@{proxy}"))),
+        https_proxy: Some(SecretString::new(format!("http://user:pass%20word@{proxy}"))),
         no_proxy: Some("other.test".into()),
         ..Environment::default()
     };

@@ -7,11 +7,11 @@ use tokio::time::Instant;
 use tonic::Code as Grpc;
 use tunnel::edge::Edge;
 use tunnel_base::names::Instance;
-use tunnel_net::tls::Identity;
+use tunnel_net::tls::IdentityFiles;
 use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::frame::{Conflict, Found, Frame, FrameKind, Remote};
-use tunnel_proto::hello::Caller;
+use tunnel_proto::hello::LinkCaller;
 
 use crate::support::call::Call;
 use crate::support::clients::{assert_echo, get};
@@ -113,8 +113,8 @@ async fn the_same_process_at_two_servers_is_no_conflict() {
 
 /// Links to the server as a peer that the test plays.
 async fn scripted(place: &TestDir, server: &TestServer, number: u128) -> Call {
-    let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
-    let headers = Caller::peer_request(Instance::from_bits(number));
+    let shows = IdentityFiles { cert: place.files.cert.clone(), key: place.files.key.clone() };
+    let headers = LinkCaller::peer_request(Instance::from_bits(number));
     remote::link_as_peer(place, server.server.bound.grpc, Some(shows), headers, "node1").await.unwrap()
 }
 

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use tunnel::command::CommandError;
 use tunnel::command::connect::{self, ConnectArgs};
 use tunnel_net::tls::params::TlsParams;
-use tunnel_net::tls::{ClientAuth, Identity, TlsServerConfig};
+use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsServerConfig};
 
 use crate::support::clients::{self, ESTABLISHED, assert_echo, assert_reset, reset, rest};
 use crate::support::programs::{TestDir, TestServer, at, edge};
@@ -211,7 +211,7 @@ async fn a_broken_session_resets_the_local_client_and_the_reason_is_printed() {
 async fn a_session_whose_tls_ends_without_close_notify_is_reported_as_broken() {
     let place = TestDir::new();
     let dir = place.path();
-    let identity = Identity { cert: dir.join("cloud.crt"), key: dir.join("cloud.key") };
+    let identity = IdentityFiles { cert: dir.join("cloud.crt"), key: dir.join("cloud.key") };
     let (offer, _) = TlsParams::parse("", "").unwrap();
     let server = TlsServerConfig { identity, clients: ClientAuth::Anonymous, offer, alpn: Vec::new() };
     let acceptor = server.load().unwrap().load().acceptor();

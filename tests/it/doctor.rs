@@ -6,7 +6,7 @@ use std::time::Duration;
 use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, date_time_ymd,
 };
-use tunnel::command::doctor::{self, DoctorArgs, Findings};
+use tunnel::command::doctor::{self, DoctorArgs, DoctorFindings};
 use tunnel::command::{Format, Role};
 
 use crate::certificates::Authority;
@@ -53,7 +53,7 @@ async fn found_in(
 }
 
 /// Returns how often the remedy for a refused token is printed.
-fn remedies(found: &Findings) -> usize {
+fn remedies(found: &DoctorFindings) -> usize {
     found.text().matches("compare token or token_file").count()
 }
 

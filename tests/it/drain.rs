@@ -9,9 +9,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 use tunnel_base::drain::Drained;
 use tunnel_base::names::{Instance, SessionId};
-use tunnel_net::tls::Identity;
+use tunnel_net::tls::IdentityFiles;
 use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
-use tunnel_proto::hello::Caller;
+use tunnel_proto::hello::LinkCaller;
 
 use crate::support::call::Call;
 use crate::support::clients::{assert_echo, assert_reset, get, rest};
@@ -128,8 +128,8 @@ async fn a_stopping_server_accepts_links_of_its_peers_only() {
     let log = first.server.bound.log;
     let stopped = spawn(first.server.shutdown(pending()));
     assert_eventually("the stop", async { while get(log, "/readyz").await.status == 200 {} }).await;
-    let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
-    let hello = Caller::peer_request(Instance::random());
+    let shows = IdentityFiles { cert: place.files.cert.clone(), key: place.files.key.clone() };
+    let hello = LinkCaller::peer_request(Instance::random());
     remote::link_as_peer(&place, grpc, Some(shows), hello, "node1").await.unwrap();
     // It has the address of the peers here.
     let refused = remote::try_link(&place, grpc, "node2", Some(Instance::random())).await.err().unwrap();

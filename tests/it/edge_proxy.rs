@@ -19,7 +19,8 @@ use crate::support::programs::{TestDir, TestServer, assert_edge_idle, at, edge, 
 use crate::support::servers;
 use crate::support::{assert_eventually, spawn, targets, wait_until};
 
-/// Starts an edge named `requester` that links to that address, with its proxy. `more` is appended to the proxy's table.
+/// Starts an edge named `requester` that links to that address, with its proxy. `more` is appended to the proxy's
+/// table.
 pub(crate) async fn requester(
     place: &TestDir,
     server: &TestServer,

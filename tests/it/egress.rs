@@ -9,7 +9,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tunnel_base::drain::Drained;
-use tunnel_net::tls::{Identity, TlsClientConfig, Trust, server_name};
+use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust, server_name};
 
 use crate::support::clients::{self, ESTABLISHED};
 use crate::support::programs::{NAME, TestDir, TestServer, assert_edge_idle, at, edge};
@@ -40,7 +40,7 @@ fn port(server: &TestServer) -> SocketAddr {
 pub(crate) async fn dial(
     place: &TestDir,
     at: SocketAddr,
-    shows: Option<&Identity>,
+    shows: Option<&IdentityFiles>,
     alpn: &[&str],
 ) -> io::Result<TlsStream<TcpStream>> {
     let identity = shows.cloned();
@@ -100,7 +100,7 @@ async fn a_client_without_an_accepted_certificate_is_refused_with_the_reason() {
     let server = guarded(&place);
     let _edge = edge(&place, &server, "node-a").await;
     let target = at("node-a", echo);
-    let alert = async |shows: Option<&Identity>| {
+    let alert = async |shows: Option<&IdentityFiles>| {
         let tried = async {
             let mut socket = dial(&place, port(&server), shows, &[]).await?;
             send_connect(&mut socket, &target).await

@@ -16,7 +16,7 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tunnel::edge::Edge;
-use tunnel_net::tls::{Identity, TlsClientConfig, Trust, server_name};
+use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust, server_name};
 
 use crate::addresses::own_address;
 use crate::support::line::Line;
@@ -133,7 +133,7 @@ fn server_with(place: &TestDir, target: SocketAddr, keys: &str) -> TestServer {
 
 /// Returns the table of an edge that presents a certificate to targets.
 fn shows(place: &TestDir) -> String {
-    let Identity { cert, key } = place.client("apiserver");
+    let IdentityFiles { cert, key } = place.client("apiserver");
     format!("[edge.target_tls]\ncert = {cert:?}\nkey = {key:?}\n")
 }
 
@@ -148,7 +148,7 @@ async fn terminating(place: &TestDir, target: SocketAddr) -> (TestServer, Edge) 
 async fn dial(
     server: &TestServer,
     name: &str,
-    identity: Option<Identity>,
+    identity: Option<IdentityFiles>,
     alpn: &[&str],
 ) -> io::Result<TlsStream<TcpStream>> {
     let alpn = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();

@@ -8,7 +8,7 @@ use tunnel::route::SessionRequest;
 use tunnel_base::drain::Drained;
 use tunnel_link::table::stream::Session;
 use tunnel_net::ByteStream as _;
-use tunnel_proto::frame::{Category, ErrorCode};
+use tunnel_proto::frame::{ErrorCode, SessionCategory};
 
 use crate::support::line::Line;
 use crate::support::programs::{TestDir, TestServer, assert_edge_idle, edge, start_edge, target};
@@ -64,7 +64,7 @@ async fn a_refusal_by_the_remote_reports_the_session_id() {
     let request = |to| SessionRequest {
         node: "asker".parse().unwrap(),
         target: target(to),
-        category: Category::HttpProxy,
+        category: SessionCategory::HttpProxy,
         client: "test".into(),
         listener: "http_proxy",
         permit: None,

@@ -121,8 +121,8 @@ fn first(server: &TestServer) -> Option<Arc<LinkSender>> {
     server.link("node1").map(|linked| linked.sender)
 }
 
-/// Waits until `primary_sessions` sessions run on the node's primary link at a server, and `interactive_sessions` on its
-/// interactive link.
+/// Waits until `primary_sessions` sessions run on the node's primary link at a server, and `interactive_sessions` on
+/// its interactive link.
 async fn wait_for_sessions_on_links(
     server: &TestServer,
     primary_sessions: usize,

@@ -34,7 +34,7 @@ use tunnel::invitations::code::InvitationCode;
 use tunnel_base::names::Instance;
 use tunnel_net::pki::CertificateAuthority;
 use tunnel_net::tls::certificate::EDGE_SUBJECT;
-use tunnel_net::tls::{Identity, server_name};
+use tunnel_net::tls::{IdentityFiles, server_name};
 use tunnel_proto::hello::Hello;
 
 use crate::support::clients::{assert_reset, get, send_request};
@@ -55,7 +55,7 @@ fn server(place: &TestDir, names: &str) -> TestServer {
 }
 
 /// Returns a client of these TLS versions with that certificate.
-fn client(place: &TestDir, shows: &Identity, ways: Tls12Resumption, is_old: bool) -> Arc<ClientConfig> {
+fn client(place: &TestDir, shows: &IdentityFiles, ways: Tls12Resumption, is_old: bool) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(CertificateDer::pem_file_iter(&place.files.ca).unwrap().flatten());
     let versions = if is_old { &[&version::TLS12][..] } else { &[&version::TLS12, &version::TLS13] };
@@ -93,7 +93,7 @@ async fn handshake(client: &Arc<ClientConfig>, port: SocketAddr) -> Result<Hands
 async fn an_expired_certificate_cannot_resume_a_tls_session_at_any_port() {
     let place = TestDir::new();
     let server = server(&place, &format!("[\"{NAME}\"]"));
-    let shows = Identity { cert: place.path().join("brief.crt"), key: place.path().join("brief.key") };
+    let shows = IdentityFiles { cert: place.path().join("brief.crt"), key: place.path().join("brief.key") };
     let authority = &place.authority.0;
     let brief = CertificateAuthority::read(authority.cert(), &authority.key()).unwrap().signing_for(BRIEF);
     let ends = SystemTime::now() + BRIEF + Duration::from_secs(1);
@@ -132,7 +132,7 @@ async fn an_expired_certificate_cannot_resume_a_tls_session_at_any_port() {
 }
 
 /// Returns a client certificate that this CA signed for that subject.
-fn issued(place: &TestDir, file: &str, subject: &[(DnType, &str)]) -> Identity {
+fn issued(place: &TestDir, file: &str, subject: &[(DnType, &str)]) -> IdentityFiles {
     let authority = &place.authority.0;
     let key = KeyPair::from_pem(&authority.key()).unwrap();
     let issuer = Issuer::from_ca_cert_pem(authority.cert(), key).unwrap();
@@ -144,7 +144,7 @@ fn issued(place: &TestDir, file: &str, subject: &[(DnType, &str)]) -> Identity {
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
     let key = KeyPair::generate().unwrap();
     let cert = place.file(&format!("{file}.crt"), &params.signed_by(&key, &issuer).unwrap().pem());
-    Identity { cert, key: place.file(&format!("{file}.key"), &key.serialize_pem()) }
+    IdentityFiles { cert, key: place.file(&format!("{file}.key"), &key.serialize_pem()) }
 }
 
 #[tokio::test]
@@ -160,7 +160,7 @@ async fn an_edges_certificate_is_refused_even_if_every_name_is_allowed() {
     let other = issued(&place, "other", &[(DnType::CommonName, "anybody")]);
     for port in [server.port("egress"), server.port("https")] {
         for is_old in [true, false] {
-            let tried = async |shows: &Identity| {
+            let tried = async |shows: &IdentityFiles| {
                 let client = client(&place, shows, Tls12Resumption::Disabled, is_old);
                 handshake(&client, port).await
             };

@@ -8,8 +8,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tunnel::command::CommandError;
 use tunnel::command::join;
-use tunnel::invitations::IssuedInvitation;
-use tunnel_link::grpc::enrol::{EnrolCallError, EnrolMethod, JoinParams, call_enrol};
+use tunnel::invitations::NewInvitation;
+use tunnel_link::grpc::enrol::{EnrolCallError, EnrolOperation, JoinParams, call_enrol};
 use tunnel_net::tls::{TlsClientConfig, Trust, server_name};
 
 use crate::enrol::{cloud, configs, invited, line, run, settings, with_socket};
@@ -19,11 +19,11 @@ use crate::support::{pause_time, spawn, wait_until, wait_within};
 use crate::words::LogLines;
 
 /// Creates a key for nodes whose names begin with `shop-`.
-async fn key(server: &TestServer, uses: u32, lasting: Duration) -> IssuedInvitation {
+async fn key(server: &TestServer, uses: u32, lasting: Duration) -> NewInvitation {
     key_for(server, "shop-*", uses, lasting).await
 }
 
-async fn key_for(server: &TestServer, pattern: &str, uses: u32, lasting: Duration) -> IssuedInvitation {
+async fn key_for(server: &TestServer, pattern: &str, uses: u32, lasting: Duration) -> NewInvitation {
     let enrolment = server.server.enrolment.as_ref().unwrap();
     enrolment.invite(&pattern.parse().unwrap(), Some(uses), lasting, "test").await.unwrap()
 }
@@ -36,7 +36,7 @@ struct Machine {
 }
 
 impl Machine {
-    fn new(tls: &TlsConnector, key: &IssuedInvitation, name: &str, token: &str) -> Self {
+    fn new(tls: &TlsConnector, key: &NewInvitation, name: &str, token: &str) -> Self {
         let params = JoinParams { secret: key.code.secret(), name: name.into(), token: token.into() };
         Self { tls: tls.clone(), params }
     }
@@ -46,7 +46,7 @@ impl Machine {
         let failed = |error: std::io::Error| EnrolCallError::Unanswered(error.to_string());
         let socket = TcpStream::connect(server).await.map_err(failed)?;
         let stream = self.tls.connect(server_name(NAME).unwrap(), socket).await.map_err(failed)?;
-        call_enrol(stream, NAME, EnrolMethod::Join(self.params.clone())).await.map(drop)
+        call_enrol(stream, NAME, EnrolOperation::Join(self.params.clone())).await.map(drop)
     }
 
     /// Requests to join at one server after the other, until one answers.

@@ -4,14 +4,14 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tunnel::invitations::store::SecretHash;
 use tunnel::route::RouteError;
-use tunnel::uplink::client::ClientLinks;
+use tunnel::uplink::client::ClientUplinks;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_link::table::stream::Session;
 use tunnel_net::byte_stream_io::ByteStreamIo;
-use tunnel_net::tls::Identity;
+use tunnel_net::tls::IdentityFiles;
 use tunnel_proto::codec::extended::to_message;
-use tunnel_proto::frame::{Category, ErrorCode, Frame, FrameKind, SessionFrame};
-use tunnel_proto::hello::{Caller, Hello};
+use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionCategory, SessionFrame};
+use tunnel_proto::hello::{Hello, LinkCaller};
 
 use crate::support::call::Call;
 use crate::support::clients::assert_echo;
@@ -28,7 +28,7 @@ use crate::words::LogLines;
 type Answer = (u16, String);
 
 /// Sends a request, `METHOD PATH`, in a session of its own. Returns the response.
-async fn send(links: &ClientLinks, request: &str, body: &str) -> Answer {
+async fn send(links: &ClientUplinks, request: &str, body: &str) -> Answer {
     let mut session = ByteStreamIo::new(links.open_admin().await.unwrap());
     let head =
         format!("{request} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}", body.len());
@@ -211,7 +211,7 @@ async fn requests_of_a_user_are_bounded_and_end_in_time() {
 }
 
 /// Sends the first half of a request.
-async fn half_a_request(links: &ClientLinks) -> ByteStreamIo<Session> {
+async fn half_a_request(links: &ClientUplinks) -> ByteStreamIo<Session> {
     let mut session = ByteStreamIo::new(links.open_admin().await.unwrap());
     session.write_all(b"GET /nodes HTTP/1.1\r\nHost").await.unwrap();
     session.flush().await.unwrap();
@@ -251,7 +251,7 @@ async fn a_request_ends_with_its_link_while_other_sessions_resume() {
 
 /// Sends a frame of a session of the category `admin` about `node`.
 async fn send_frame(call: &Call, node: &NodeName, id: SessionId, frame: SessionFrame) {
-    let body = FrameKind::Session(id, Category::Admin, frame);
+    let body = FrameKind::Session(id, SessionCategory::Admin, frame);
     call.send(to_message(Frame { node: node.clone(), body })).await;
 }
 
@@ -280,7 +280,7 @@ async fn a_request_is_not_resumed_over_another_link_of_its_device() {
     send_frame(&first, &none, id, open(1)).await;
     let SessionFrame::Opened { instance, .. } = first.next_session_frame().await.1 else { panic!() };
     assert_eq!(instance, Some(server.server.table.instance()));
-    for category in [Category::Admin, Category::Ssh] {
+    for category in [SessionCategory::Admin, SessionCategory::Ssh] {
         let body = FrameKind::Session(id, category, resume(9));
         second.send(to_message(Frame { node: none.clone(), body })).await;
         assert_eq!(second.refusal(id).await.code, ErrorCode::UnknownSession, "{category:?}");
@@ -300,10 +300,12 @@ async fn an_edge_a_peer_and_a_server_open_no_session_of_operators() {
     let server = server(&place, "admins = [\"alice\"]").await;
     let node: NodeName = "node1".parse().unwrap();
     let edge = Hello::edge_request(&node, TOKEN, Instance::from_bits(8));
-    let peer = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
+    let peer = IdentityFiles { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let mut calls = [
         attempt(&place, &server, None, edge).await.unwrap(),
-        attempt(&place, &server, Some(&peer), Caller::peer_request(Instance::from_bits(9))).await.unwrap(),
+        attempt(&place, &server, Some(&peer), LinkCaller::peer_request(Instance::from_bits(9)))
+            .await
+            .unwrap(),
     ];
     let mut scripted = ScriptedServer::start(&place).await;
     let edge = start_edge(&place.edge("node2", scripted.at, ""));
@@ -332,7 +334,7 @@ async fn endless_opens_of_a_user_leave_room_for_others() {
     let target: Target = at("node1", closed).parse().unwrap();
     // It does not read the answers meanwhile.
     for number in 0..10_000 {
-        let category = [Category::Admin, Category::Ssh, Category::Https][number % 3];
+        let category = [SessionCategory::Admin, SessionCategory::Ssh, SessionCategory::Https][number % 3];
         let (target, opener) = (target.clone(), None);
         let frame = match number % 2 {
             0 => SessionFrame::Open { target, limit: 1, epoch: 1, client: "me".into(), opener },

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use tokio::io::AsyncReadExt;
 use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_proto::codec::extended::to_message;
-use tunnel_proto::frame::{Category, ErrorCode, Frame, FrameKind, Opener, SessionFrame};
+use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, Opener, SessionCategory, SessionFrame};
 
 use crate::support::call::Call;
 use crate::support::programs::{TestDir, TestServer, edge, start_edge};
@@ -27,7 +27,7 @@ async fn link(place: &TestDir, server: &TestServer, node: &str, instance: u128) 
 /// Sends a frame about a session with another node.
 async fn send_session_frame(call: &Call, node: &str, id: SessionId, frame: SessionFrame) {
     let node: NodeName = node.parse().unwrap();
-    call.send(to_message(Frame { node, body: FrameKind::Session(id, Category::Ssh, frame) })).await;
+    call.send(to_message(Frame { node, body: FrameKind::Session(id, SessionCategory::Ssh, frame) })).await;
 }
 
 fn open(target: SocketAddr, opener: Option<Opener>) -> SessionFrame {

@@ -9,7 +9,7 @@ use tokio_rustls::rustls::AlertDescription;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsConnector, rustls};
 use tunnel_net::tls::params::TlsParams;
-use tunnel_net::tls::{ClientAuth, Identity, TlsClientConfig, TlsServerConfig, Trust};
+use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsClientConfig, TlsServerConfig, Trust};
 
 use crate::certificates::{Authority, Files};
 use crate::support::clients::rest;
@@ -39,7 +39,7 @@ impl TargetCertificates {
 
     /// Starts a target that speaks TLS and echoes.
     async fn echo(&self) -> std::net::SocketAddr {
-        let identity = Identity { cert: self.files.cert.clone(), key: self.files.key.clone() };
+        let identity = IdentityFiles { cert: self.files.cert.clone(), key: self.files.key.clone() };
         let (offer, _) = TlsParams::parse("", "").unwrap();
         let server = TlsServerConfig { identity, clients: ClientAuth::Anonymous, offer, alpn: Vec::new() };
         let acceptor = server.load().unwrap().load().acceptor();

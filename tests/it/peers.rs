@@ -18,7 +18,7 @@ use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::tls::peer::PeerTlsConfig;
-use tunnel_net::tls::{Identity, TlsClientConfig, Trust, server_name};
+use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust, server_name};
 use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::frame::{ErrorCode, Found, Frame, FrameKind, Remote, SessionError, SessionFrame};
@@ -450,7 +450,7 @@ async fn a_certificate_that_a_peer_rejects_is_not_reported_as_a_broken_connectio
     // Two CAs of the same name.
     let (place, other) = (TestDir::new(), TestDir::new());
     let server = servers::start(&place, 1).remove(0);
-    let identity = Some(Identity { cert: other.files.cert.clone(), key: other.files.key.clone() });
+    let identity = Some(IdentityFiles { cert: other.files.cert.clone(), key: other.files.key.clone() });
     let trust = Trust::Ca(place.files.ca.clone());
     let tls = TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] }.load().unwrap();
     let name = server_name("127.0.0.1").unwrap();
@@ -476,7 +476,7 @@ async fn only_a_server_of_the_cloud_passes_the_probe_of_its_address_and_instance
     let (at, port) = (server.server.bound.grpc.ip(), server.server.bound.grpc.port());
     let link_context = link_context();
     let metrics = link_context.metrics.clone();
-    let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
+    let identity = IdentityFiles { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let tls = PeerTlsConfig { identity, ca: place.files.ca.clone(), name: None }.load().unwrap();
     // A proxy that accepts every connection and looks like a server.
     let proxy = TcpListener::bind((std::net::Ipv4Addr::new(127, 0, 0, 250), port)).await.unwrap();

@@ -8,9 +8,9 @@ use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
 use tunnel::command::client;
 use tunnel::edge::Edge;
-use tunnel::uplink::client::{ClientLinkConfig, ClientLinks};
+use tunnel::uplink::client::{ClientLinkConfig, ClientUplinks};
 use tunnel::uplink::proxy::{RunningProxy, UserProxy, bind_shared, connect_shared, shared_sockets};
-use tunnel_net::listen::TcpAccept;
+use tunnel_net::listen::TcpListenSocket;
 
 use crate::connecting::{Local, home_of_alice};
 use crate::http_proxy::{body, site};
@@ -39,7 +39,7 @@ impl LocalProxy {
     fn new(config: ClientLinkConfig, dir: &Path) -> Self {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (http, socks5, proxy) = runtime.block_on(async {
-            let any = || TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+            let any = || TcpListenSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
             let (http, socks5, shared) = (any(), any(), bind_shared(&config, Some(dir)).unwrap());
             assert!(
                 bind_shared(&config, Some(dir))
@@ -48,7 +48,7 @@ impl LocalProxy {
                     .contains("; use that one, or stop it")
             );
             let (http_at, socks5_at) = (http.at(), socks5.at());
-            let links = ClientLinks::start(config).await.unwrap();
+            let links = ClientUplinks::start(config).await.unwrap();
             (http_at, socks5_at, UserProxy { http, socks5, shared }.start(links))
         });
         Self { http, socks5, proxy: Some(proxy), runtime: Some(runtime) }

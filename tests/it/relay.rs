@@ -9,9 +9,9 @@ use tunnel::config::Environment;
 use tunnel::server::Server;
 use tunnel::server::config::ServerConfig;
 use tunnel_base::names::{Instance, SessionId};
-use tunnel_net::tls::Identity;
+use tunnel_net::tls::IdentityFiles;
 use tunnel_proto::frame::{ErrorCode, SessionFrame};
-use tunnel_proto::hello::Caller;
+use tunnel_proto::hello::LinkCaller;
 
 use crate::certificates::Authority;
 use crate::support::clients::{assert_echo, rest};
@@ -312,8 +312,8 @@ async fn a_session_with_a_plain_node_outlives_the_link_between_the_servers() {
     assert_eq!(&back, b"world");
 }
 
-fn own(place: &TestDir) -> Option<Identity> {
-    Some(Identity { cert: place.files.cert.clone(), key: place.files.key.clone() })
+fn own(place: &TestDir) -> Option<IdentityFiles> {
+    Some(IdentityFiles { cert: place.files.cert.clone(), key: place.files.key.clone() })
 }
 
 fn resume(instance: Option<Instance>) -> SessionFrame {
@@ -328,7 +328,7 @@ async fn a_session_from_a_peer_is_never_relayed_to_another_peer() {
     let _edge = edge(&place, &servers[1], "node1").await;
     // The first server knows where the node is.
     drop(servers[0].open(&at("node1", targets::echo().await)).await);
-    let headers = Caller::peer_request(Instance::from_bits(77));
+    let headers = LinkCaller::peer_request(Instance::from_bits(77));
     let mut link = remote::link_as_peer(&place, servers[0].server.bound.grpc, own(&place), headers, "node1")
         .await
         .unwrap();
@@ -357,7 +357,7 @@ async fn a_session_is_resumed_only_with_the_process_that_holds_it() {
     let place = TestDir::new();
     let servers = servers::start(&place, 2);
     let _edge = edge(&place, &servers[1], "node1").await;
-    let headers = Caller::peer_request(Instance::from_bits(77));
+    let headers = LinkCaller::peer_request(Instance::from_bits(77));
     let mut link = remote::link_as_peer(&place, servers[1].server.bound.grpc, own(&place), headers, "node1")
         .await
         .unwrap();
@@ -373,7 +373,7 @@ async fn a_peer_must_present_the_clouds_certificate() {
     let place = TestDir::new();
     let servers = servers::start(&place, 1);
     let grpc = servers[0].server.bound.grpc;
-    let headers = || Caller::peer_request(Instance::from_bits(77));
+    let headers = || LinkCaller::peer_request(Instance::from_bits(77));
     let link = async |shows, headers: HeaderMap| {
         remote::link_as_peer(&place, grpc, shows, headers, "node1").await.map(drop)
     };
@@ -382,10 +382,10 @@ async fn a_peer_must_present_the_clouds_certificate() {
 
     let dir = tempfile::tempdir().unwrap();
     let stranger = Authority::new().write(dir.path(), &[NAME]);
-    let stranger = Identity { cert: stranger.cert, key: stranger.key };
+    let stranger = IdentityFiles { cert: stranger.cert, key: stranger.key };
     link(Some(stranger), headers()).await.expect_err("a certificate of another CA");
     let edge = place.authority.write(dir.path(), &["edge.test"]);
-    let edge = Identity { cert: edge.cert, key: edge.key };
+    let edge = IdentityFiles { cert: edge.cert, key: edge.key };
     link(Some(edge), headers()).await.expect_err("a certificate of the CA for another name");
 
     let mut with_token = headers();

@@ -9,7 +9,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tunnel_net::reload::reload_now;
 use tunnel_net::tls::params::TlsParams;
-use tunnel_net::tls::{ClientAuth, Identity, TlsClientConfig, TlsServerConfig, Trust, server_name};
+use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsClientConfig, TlsServerConfig, Trust, server_name};
 
 use crate::certificates::Authority;
 use crate::support::clients::ESTABLISHED;
@@ -17,8 +17,8 @@ use crate::support::programs::{NAME, TestDir, TestServer, at, edge_with};
 use crate::support::{TIMEOUT, assert_eventually, servers, spawn, targets};
 
 /// Writes a certificate of a server or of a client, and returns its files.
-fn certify(place: &TestDir, name: &str) -> Identity {
-    let files = Identity {
+fn certify(place: &TestDir, name: &str) -> IdentityFiles {
+    let files = IdentityFiles {
         cert: place.path().join(format!("{name}.crt")),
         key: place.path().join(format!("{name}.key")),
     };
@@ -29,7 +29,7 @@ fn certify(place: &TestDir, name: &str) -> Identity {
 }
 
 /// Returns the lines of a table that name these files.
-fn lines(files: &Identity) -> String {
+fn lines(files: &IdentityFiles) -> String {
     format!("cert = {:?}\nkey = {:?}\n", files.cert, files.key)
 }
 

@@ -14,7 +14,7 @@ use tokio_rustls::client::TlsStream;
 use tunnel::edge::Edge;
 use tunnel_base::names::{Instance, SessionId};
 use tunnel_net::pki::CertificateAuthority;
-use tunnel_net::tls::{Identity, TlsClientConfig, Trust, server_name};
+use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust, server_name};
 use tunnel_proto::frame::{ErrorCode, SessionFrame};
 
 use crate::http_proxy::{body, site};
@@ -135,7 +135,7 @@ async fn requests_in_flight_and_kept_connections_end_with_their_user() {
 async fn by_certificate(
     place: &TestDir,
     server: &TestServer,
-    shows: &Identity,
+    shows: &IdentityFiles,
     target: &str,
 ) -> std::io::Result<TlsStream<TcpStream>> {
     let trust = Trust::Ca(place.files.ca.clone());
@@ -167,7 +167,7 @@ async fn sessions_end_with_the_certificate_its_name_and_its_ca() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let [first, second] = ["first", "second"].map(|name| CertificateAuthority::new(name, VALID).unwrap());
     let cas = place.file("client-ca.crt", &format!("{}{}", first.cert(), second.cert()));
-    let identity = |file: &str| Identity {
+    let identity = |file: &str| IdentityFiles {
         cert: place.path().join(format!("{file}.crt")),
         key: place.path().join(format!("{file}.key")),
     };
@@ -186,7 +186,7 @@ async fn sessions_end_with_the_certificate_its_name_and_its_ca() {
     let (server, config) = live::server(&place, &text("\"stays\", \"renamed\", \"foreign\", \"brief\""));
     let _edge = edge(&place, &server, "node1").await;
     let target = at("node1", echo);
-    let open = async |shows: &Identity| by_certificate(&place, &server, shows, &target).await.unwrap();
+    let open = async |shows: &IdentityFiles| by_certificate(&place, &server, shows, &target).await.unwrap();
     let stays = issue(&first, "stays");
     let mut stays = (open(&stays).await, open(&stays).await);
     let mut renamed = open(&issue(&first, "renamed")).await;
@@ -208,7 +208,7 @@ async fn sessions_end_with_the_certificate_its_name_and_its_ca() {
 }
 
 /// Issues a client certificate that expires at that time.
-fn issue_until(authority: &CertificateAuthority, identity: &Identity, ends: SystemTime) {
+fn issue_until(authority: &CertificateAuthority, identity: &IdentityFiles, ends: SystemTime) {
     let key = KeyPair::generate().unwrap();
     let issuer = KeyPair::from_pem(&authority.key()).unwrap();
     let issuer = Issuer::from_ca_cert_pem(authority.cert(), issuer).unwrap();

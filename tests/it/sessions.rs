@@ -65,8 +65,8 @@ async fn five_hundred_concurrent_sessions_work_and_leave_no_state() {
 async fn an_edge_without_memory_left_refuses_and_takes_sessions_again_later() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
-    // Three quarters of the memory are for new sessions. Each reserves 32 KiB until half of that is used, then 8 KiB, and
-    // 2 KiB in the last quarter of it.
+    // Three quarters of the memory are for new sessions. Each reserves 32 KiB until half of that is used, then 8 KiB,
+    // and 2 KiB in the last quarter of it.
     let edge = edge_with(&place, &server, "node1", "[edge.session]\nbuffer_memory = \"1MiB\"").await;
     let mut open = Vec::new();
     for _ in 0..12 + 24 + 96 {

@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tunnel_net::tls::params::TlsParams;
-use tunnel_net::tls::{ClientAuth, Identity, TlsClientConfig, TlsServerConfig, Trust, server_name};
+use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsClientConfig, TlsServerConfig, Trust, server_name};
 
 use crate::support::programs::{TestDir, TestServer, edge_with};
 use crate::support::{assert_eventually, targets};
@@ -312,7 +312,7 @@ async fn https_ports_forward_no_ambiguous_request() {
 }
 
 async fn behind_tls(place: &TestDir, target: Target) -> SocketAddr {
-    let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
+    let identity = IdentityFiles { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let clients = ClientAuth::Anonymous;
     let server = TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
     let acceptor = server.load().unwrap().load().acceptor();

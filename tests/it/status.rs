@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::system::uname;
 use tokio::net::TcpListener;
 use tunnel::admin::nodes::NodesResponse;
-use tunnel::admin::status::Status;
+use tunnel::admin::status::StatusResponse;
 use tunnel::command::status::NodesFormat;
 use tunnel::command::{Format, status};
 use tunnel::config::Environment;
@@ -26,13 +26,13 @@ fn socket(place: &TestDir, role: &str) -> (PathBuf, String) {
     (path, table)
 }
 
-async fn status(path: &Path) -> Status {
+async fn status(path: &Path) -> StatusResponse {
     let json = status::status(Some(path.to_owned()), Format::Json, &Environment::default()).await.unwrap();
     serde_json::from_str(&json).unwrap()
 }
 
 /// Polls the status until it matches.
-async fn status_with(path: &Path, what: &str, is: impl Fn(&Status) -> bool) -> Status {
+async fn status_with(path: &Path, what: &str, is: impl Fn(&StatusResponse) -> bool) -> StatusResponse {
     let asking = async {
         loop {
             let report = status(path).await;
@@ -108,7 +108,7 @@ async fn an_edge_without_a_link_reports_the_reason() {
     let (path, table) = socket(&place, "edge");
     let nothing = targets::closed_port().await;
     let _edge = start_edge(&place.edge("node1", nothing, &table));
-    let tried = |report: &Status| {
+    let tried = |report: &StatusResponse| {
         report.conditions.iter().any(|one| one.message.as_deref().is_some_and(|text| text != "not yet"))
     };
     let report = status_with(&path, "an attempt to link", tried).await;
@@ -130,7 +130,7 @@ async fn an_edge_names_a_server_that_accepts_connections_and_sends_nothing() {
     let _edge = start_edge(&place.edge("node1", at, &table));
     pause_time();
     let expected = format!("{at} did not answer within 10s, but accepted the connection; check ");
-    let is_expected = |report: &Status| {
+    let is_expected = |report: &StatusResponse| {
         report
             .conditions
             .iter()
@@ -152,12 +152,12 @@ async fn peers_are_listed_with_their_link_or_its_error() {
     let text = servers::config(&place, all[0], &servers::peers(&all)) + &table;
     let first = TestServer::from_text(&named(&text, "eu-1"));
     // The list contains the server's own address until it has been dialled.
-    let has_error = |report: &Status| report.peers.len() == 1 && report.peers[0].error.is_some();
+    let has_error = |report: &StatusResponse| report.peers.len() == 1 && report.peers[0].error.is_some();
     let report = status_with(&path, "the reason for the missing link", has_error).await;
     let other = &report.peers[0];
     assert_eq!((other.name.as_str(), other.state.as_str()), (&*all[1].to_string(), "not_linked"));
     let second = TestServer::from_text(&servers::config(&place, all[1], &servers::peers(&all)));
-    let linked = |report: &Status| report.peers[0].state == "linked";
+    let linked = |report: &StatusResponse| report.peers[0].state == "linked";
     let report = status_with(&path, "the link", linked).await;
     assert_eq!(report.peers[0].error, None);
     let process = |server: &TestServer| format!("{:?}", server.server.table.instance());
@@ -170,7 +170,7 @@ async fn peers_are_listed_with_their_link_or_its_error() {
     let _edge = edge_with(&place, &first, "node1", &table).await;
     assert_eq!(status(&edge_path).await.links[0].name, "eu-1");
     second.server.shutdown(std::future::ready(())).await;
-    let lost = |report: &Status| report.peers.first().is_some_and(|peer| peer.state == "not_linked");
+    let lost = |report: &StatusResponse| report.peers.first().is_some_and(|peer| peer.state == "not_linked");
     assert_eq!(status_with(&path, "the loss", lost).await.peers[0].name, host);
 }
 

@@ -3,7 +3,7 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
-use tunnel_net::tls::Identity;
+use tunnel_net::tls::IdentityFiles;
 
 use crate::addresses::own_address;
 use crate::connecting::Local;
@@ -115,7 +115,7 @@ async fn the_page_is_served_over_tls_to_users_with_a_certificate() {
     let server = TestServer::from_text(&text);
     let text = place.edge("node1", server.server.bound.grpc, &admin("edge"));
     let edge = start_edge(&text.replace("admin_listen = \"127.0.0.1:0\"", &listen));
-    let status = async |at, identity: Option<&Identity>| {
+    let status = async |at, identity: Option<&IdentityFiles>| {
         let socket = dial(&place, at, identity, &[]).await.unwrap();
         request(socket, "GET /status HTTP/1.1\r\nHost: tunnel.example.org").await
     };

@@ -10,9 +10,9 @@ use tunnel::config::cluster::ClusterSettings;
 use tunnel::config::kubernetes::EdgeCsrConfig;
 use tunnel::edge::Edge;
 use tunnel::edge::config::EdgeConfig;
-use tunnel_net::tls::link_auth::LinkAuth;
+use tunnel_net::tls::link_auth::LinkCaFiles;
 use tunnel_net::tls::params::TlsParams;
-use tunnel_net::tls::{ClientAuth, Identity, TlsServerConfig};
+use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsServerConfig};
 
 use crate::certificates::Authority;
 use crate::support::clients::{assert_echo, assert_reset, get};
@@ -201,8 +201,9 @@ async fn an_edge_with_a_rejected_certificate_links_by_its_token() {
 #[tokio::test]
 async fn a_rejected_certificate_is_sent_at_every_second_try_and_reported() {
     let place = TestDir::new();
-    let identity = Identity { cert: place.path().join("cloud.crt"), key: place.path().join("cloud.key") };
-    let clients = LinkAuth { peers: Some(place.files.ca.clone()), ..LinkAuth::default() };
+    let identity =
+        IdentityFiles { cert: place.path().join("cloud.crt"), key: place.path().join("cloud.key") };
+    let clients = LinkCaFiles { peers: Some(place.files.ca.clone()), ..LinkCaFiles::default() };
     let clients = ClientAuth::Links(clients);
     let server =
         TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: vec![b"h2".to_vec()] };

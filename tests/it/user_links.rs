@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::Status;
-use tunnel::config::Secret;
+use tunnel::config::SecretString;
 use tunnel::route::RouteError;
-use tunnel::uplink::client::{ClientLinkConfig, ClientLinkError, ClientLinks, UserCredentials};
+use tunnel::uplink::client::{ClientLinkConfig, ClientLinkError, ClientUplinks, UserCredentials};
 use tunnel_link::table::stream::Session;
 use tunnel_net::byte_stream_io::ByteStreamIo;
 use tunnel_proto::frame::ErrorCode;
@@ -38,7 +38,7 @@ async fn fleet(place: &TestDir, count: u8) -> (Vec<KillableServer>, Vec<SocketAd
 }
 
 /// Opens a session to a node that another server has, once the user's server knows that server.
-async fn open_once_known(links: &ClientLinks, target: &str) -> Session {
+async fn open_once_known(links: &ClientUplinks, target: &str) -> Session {
     loop {
         match open(links, target).await {
             Ok(session) => return session,
@@ -306,7 +306,7 @@ async fn a_revocation_ends_the_links_and_sessions_at_its_server_and_at_another_o
         assert_eq!(server.server.metrics.sessions.now("clients"), 0);
     }
     assert!(other.refresh().await);
-    let again = ClientLinks::connect(config(&place, "alice/laptop", &all)).await.unwrap_err().to_string();
+    let again = ClientUplinks::connect(config(&place, "alice/laptop", &all)).await.unwrap_err().to_string();
     assert!(again.contains("the access of this device was revoked"), "{again}");
 }
 
@@ -367,9 +367,9 @@ async fn each_refusal_of_a_user_is_logged_with_the_reason_and_her_name() {
         assert_eq!(found, 1, "{parts:?}: {text}");
     };
 
-    let proof = UserCredentials::Token("alice".parse().unwrap(), Secret::new("wrong"));
+    let proof = UserCredentials::Token("alice".parse().unwrap(), SecretString::new("wrong"));
     let wrong = ClientLinkConfig { proof, ..users::config(&place, "alice/laptop", &[at_server]) };
-    ClientLinks::connect(wrong).await.unwrap_err();
+    ClientUplinks::connect(wrong).await.unwrap_err();
     let why = "reason=\"the device has not joined for this user, was revoked, or has another token\"";
     logged(&["user refused user=alice device=laptop remote_addr=127.0.0.1:", why]);
 
@@ -404,8 +404,9 @@ async fn a_server_that_takes_no_links_of_users_says_so_and_an_older_one_is_named
     let (lines, _guard) = LogLines::start();
     let place = TestDir::new();
     let server = TestServer::start(&place);
-    let refused =
-        async |at| ClientLinks::connect(config(&place, "alice/laptop", &[at])).await.unwrap_err().to_string();
+    let refused = async |at| {
+        ClientUplinks::connect(config(&place, "alice/laptop", &[at])).await.unwrap_err().to_string()
+    };
     let why = refused(server.server.bound.grpc).await;
     assert!(why.contains("accepts no links of users; they require a table [server.clients]"), "{why}");
     assert_eq!(lines.count("user refused user=alice device=laptop"), 1);
@@ -424,9 +425,9 @@ async fn a_server_that_takes_no_links_of_users_says_so_and_an_older_one_is_named
     );
     let wrong = users::server(&place, "").await;
     let why = assert_eventually("the refusal", async {
-        let proof = UserCredentials::Token("alice".parse().unwrap(), Secret::new("wrong"));
+        let proof = UserCredentials::Token("alice".parse().unwrap(), SecretString::new("wrong"));
         let wrong = ClientLinkConfig { proof, ..config(&place, "alice/laptop", &[wrong.server.bound.grpc]) };
-        ClientLinks::connect(wrong).await.unwrap_err()
+        ClientUplinks::connect(wrong).await.unwrap_err()
     })
     .await;
     assert!(matches!(why, ClientLinkError::Denied(_)), "{why}");

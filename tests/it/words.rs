@@ -10,9 +10,9 @@ use bytes::{BufMut, BytesMut};
 use tracing::Dispatch;
 use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::layer::SubscriberExt as _;
-use tunnel::invitations::subject::Subject;
+use tunnel::invitations::subject::Invitee;
 use tunnel::uplink::client::UserCredentials;
-use tunnel_base::logging::LogLevel;
+use tunnel_base::logging::LogLevelHandle;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
 use tunnel_proto::hello::Hello;
@@ -39,7 +39,7 @@ impl LogLines {
         let lines = Self::default();
         let to = lines.clone();
         let log = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(move || to.clone());
-        let log = tracing_subscriber::registry().with(LogLevel::new(verbosity).0).with(log);
+        let log = tracing_subscriber::registry().with(LogLevelHandle::new(verbosity).0).with(log);
         (lines, tracing::subscriber::set_default(log))
     }
 
@@ -206,7 +206,7 @@ async fn no_log_level_contains_a_secret() {
     let enrolment = server.server.enrolment.as_ref().unwrap();
     let node: NodeName = "node3".parse().unwrap();
     let hour = Duration::from_secs(3600);
-    let code = enrolment.invite(&Subject::Node(node.clone()), None, hour, "test").await.unwrap().code;
+    let code = enrolment.invite(&Invitee::Node(node.clone()), None, hour, "test").await.unwrap().code;
     let (joined, grpc) = ("JOINEDTOKEN".repeat(3), server.server.bound.grpc);
     join_at(&server, &code.secret(), "node3", &joined).await.unwrap();
     let headers = Hello::edge_request(&node, &joined, Instance::random());

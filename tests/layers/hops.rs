@@ -24,8 +24,8 @@ fn each_file_of_the_architecture_exists() {
     assert!(lost.is_empty(), "docs/architecture.md names files that do not exist: {lost:?}");
 }
 
-/// Returns the files and folders in a document's code spans. Placeholders (`x.rs`), and names that several files have, are
-/// left out.
+/// Returns the files and folders in a document's code spans. Placeholders (`x.rs`), and names that several files have,
+/// are left out.
 fn files(document: &str) -> BTreeSet<&str> {
     let spans = document.lines().flat_map(|line| line.split('`').skip(1).step_by(2));
     let is_part = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);

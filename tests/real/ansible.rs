@@ -33,7 +33,8 @@ fn can_run() -> bool {
     is_root() && are_installed(&["ansible-playbook", "ip", "unshare", "ssh", "sshd", "ssh-keygen"])
 }
 
-/// Joins this many machines by one key, and starts their edges: the first `played` by the play, the last by its user data.
+/// Joins this many machines by one key, and starts their edges: the first `played` by the play, the last by its user
+/// data.
 fn join_machines(count: usize, played: usize) {
     let (place, machine) = (TestDir::new(), Machine::new());
     let nodes: Vec<_> = (1..=count)

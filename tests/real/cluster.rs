@@ -60,8 +60,8 @@ impl Cluster {
         Some(Self { _signer: Some(signer), ..cluster })
     }
 
-    /// Starts a cluster with three nodes, with kubeadm's flags: `node1` is behind a NAT, kube-apiserver reaches only the
-    /// others. Also returns the machine of the NAT.
+    /// Starts a cluster with three nodes, with kubeadm's flags: `node1` is behind a NAT, kube-apiserver reaches only
+    /// the others. Also returns the machine of the NAT.
     pub(crate) fn with_nat() -> Option<(Self, Machine)> {
         let mut cluster = Self::without_nodes(Way::Direct, 3)?;
         let [behind, near @ ..] = &cluster.network.edges[..] else { panic!("three machines") };

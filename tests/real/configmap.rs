@@ -10,7 +10,7 @@ use serde_json::json;
 
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_kube::cluster::Cluster;
-use tunnel_kube::configmap::{ConfigMap, ConfigMapParams, LivenessProbe};
+use tunnel_kube::configmap::{ConfigMapParams, ConfigMapRecords, LivenessProbe};
 use tunnel_kube::endpoint_watch::EndpointWatch;
 
 use crate::kubernetes::{Kubernetes, NAMESPACE, SERVICE};
@@ -186,10 +186,16 @@ fn peers_are_found_by_the_endpoints_of_their_service() {
     assert_eq!(drained, Drained::Finished);
 }
 
-fn server_at(kubernetes: &Kubernetes, server: IpAddr, name: &str) -> ConfigMap {
+fn server_at(kubernetes: &Kubernetes, server: IpAddr, name: &str) -> ConfigMapRecords {
     let (cluster, liveness) =
         (cluster(kubernetes), LivenessProbe::new(|_| Box::pin(std::future::ready(false))));
-    ConfigMap::new(ConfigMapParams { cluster, name: name.to_owned(), server, endpoints: None, liveness })
+    ConfigMapRecords::new(ConfigMapParams {
+        cluster,
+        name: name.to_owned(),
+        server,
+        endpoints: None,
+        liveness,
+    })
 }
 
 fn cluster(kubernetes: &Kubernetes) -> Cluster {

@@ -24,8 +24,8 @@ fn deploy(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(path)
 }
 
-/// Writes the overlay in a component's comment next to a copy of the base, with the base's config of servers. Returns its
-/// folder.
+/// Writes the overlay in a component's comment next to a copy of the base, with the base's config of servers. Returns
+/// its folder.
 fn overlay(place: &Path, component: &str) -> PathBuf {
     let mut copy = Command::new("cp");
     copy.arg("-r").arg(deploy("kustomize")).arg(place);

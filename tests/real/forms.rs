@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use tunnel_net::tls::params::TlsParams;
-use tunnel_net::tls::{ClientAuth, Identity, TlsServerConfig};
+use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsServerConfig};
 
 use crate::parts::are_installed;
 use crate::tunnel::PROGRAM;
@@ -17,7 +17,7 @@ fn openssl(dir: &Path, line: &str) {
 
 /// Loads a certificate and a key as a server does.
 fn load(dir: &Path, cert: &str, key: &str) -> Result<(), String> {
-    let identity = Identity { cert: dir.join(cert), key: dir.join(key) };
+    let identity = IdentityFiles { cert: dir.join(cert), key: dir.join(key) };
     let (clients, offer) = (ClientAuth::Anonymous, TlsParams::default());
     let server = TlsServerConfig { identity, clients, offer, alpn: Vec::new() };
     server.load().map(drop).map_err(|cause| cause.to_string())

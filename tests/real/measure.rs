@@ -1,11 +1,11 @@
-//! Figures that are printed on request. The overhead of the tunnel for kubectl, compared with a kube-apiserver that dials
-//! the kubelet directly, by `scripts/kubernetes.sh --measure`. The memory of links of users, by
+//! Figures that are printed on request. The overhead of the tunnel for kubectl, compared with a kube-apiserver that
+//! dials the kubelet directly, by `scripts/kubernetes.sh --measure`. The memory of links of users, by
 //! `cargo test --release --test real -- --ignored --nocapture a_thousand_users`.
 
 use std::io::Write;
 
 use serde_json::json;
-use tunnel::uplink::client::ClientLinks;
+use tunnel::uplink::client::ClientUplinks;
 use tunnel_base::names::Target;
 
 use crate::cluster::{Cluster, Way, node};
@@ -74,7 +74,7 @@ fn a_thousand_users() {
     let _ = tunnel_net::fd_limit::raise();
     let idle = memory("server without users", 0, f64::INFINITY);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let link = |number| ClientLinks::connect(users::link_config(&place, &user(number), server.grpc));
+    let link = |number| ClientUplinks::connect(users::link_config(&place, &user(number), server.grpc));
     let links: Vec<_> = (0..USERS).map(|number| runtime.block_on(link(number)).unwrap()).collect();
     let linked = memory("with a link of each of 1000 users", idle, LINK_KIB);
     let sessions: Vec<_> = links.iter().map(|links| runtime.block_on(links.open(&target)).unwrap()).collect();
@@ -146,8 +146,8 @@ fn row(figure: &str, unit: &str, tunnel: f64, direct: f64) -> String {
 
 /// Number of users, each with one link.
 const USERS: usize = 1000;
-/// Maximum of KiB that a server needs for an idle link of a user, also in a debug build with debug logs. A release build
-/// needs less.
+/// Maximum of KiB that a server needs for an idle link of a user, also in a debug build with debug logs. A release
+/// build needs less.
 const LINK_KIB: f64 = 80.0;
 /// Maximum of KiB more for an idle session that it relays.
 const SESSION_KIB: f64 = 32.0;

@@ -18,7 +18,7 @@ use tunnel::server::Server;
 use tunnel::server::config::ServerConfig;
 use tunnel_base::names::Instance;
 use tunnel_link::sender::LinkSender;
-use tunnel_proto::frame::{Category, Remote};
+use tunnel_proto::frame::{Remote, SessionCategory};
 use tunnel_proto::state::LinkId;
 
 use crate::cut::{CuttingProxy, End};
@@ -204,7 +204,7 @@ fn the_live_page_shows_500_nodes_and_their_changes() {
         .open(
             "node0001".parse().unwrap(),
             "node0001:22".parse().unwrap(),
-            Category::Ssh,
+            SessionCategory::Ssh,
             "10.1.2.3:4".into(),
             "connect",
         )
@@ -287,8 +287,8 @@ fn the_live_page_of_2000_nodes_leaves_the_browser_idle() {
     runtime.block_on(server.shutdown(std::future::ready(())));
 }
 
-/// Starts one of the servers with the ports `links`, called `name`: with its ports for links, operators and CONNECT. The
-/// user `ops` may use both of these.
+/// Starts one of the servers with the ports `links`, called `name`: with its ports for links, operators and CONNECT.
+/// The user `ops` may use both of these.
 fn peer(place: &TestDir, name: &str, (own, admin, connect): (u16, u16, u16), links: &[u16]) -> Server {
     let users = place.path().join("users");
     // A second hash of the same password would end the sessions at the first server.
@@ -372,7 +372,8 @@ fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
     browser.wait_for_page("their number", "document.getElementById('count').textContent === '500'");
     let others = format!("[...{rows}].filter(row => row.cells[1].textContent !== 's0').length");
     assert_eq!(browser.evaluate(&others), 332);
-    // A node that moves has a link to two servers until the older one is closed. It is neither listed twice, nor missing.
+    // A node that moves has a link to two servers until the older one is closed. It is neither listed twice, nor
+    // missing.
     let moved = link(&servers[1], 0);
     let here = format!(
         "[...{rows}].filter(row => row.textContent.startsWith('node0000')).map(row => row.cells[1].textContent)"

@@ -208,8 +208,8 @@ pub(crate) fn run_command(
     ProcessOutput { status, stdout: text(&out), stderr: text(&err) }
 }
 
-/// Handles the signals that this process ignores, as under nohup or in the background of a shell. Programs that it starts
-/// would inherit that, but they do not inherit handlers.
+/// Handles the signals that this process ignores, as under nohup or in the background of a shell. Programs that it
+/// starts would inherit that, but they do not inherit handlers.
 fn handle_ignored_signals() {
     static DONE: Once = Once::new();
     DONE.call_once(|| {

@@ -1,4 +1,5 @@
-//! The commands of the README and of a tutorial, exactly as they are there, on separate machines with a NAT between them.
+//! The commands of the README and of a tutorial, exactly as they are there, on separate machines with a NAT between
+//! them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -12,16 +12,16 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::Span;
-use tunnel::etcd::{EtcdAccess, EtcdEndpoints};
+use tunnel::etcd::{EtcdAccess, EtcdClient};
 use tunnel::publish::Publisher;
 use tunnel::publish::etcd::EtcdRecords;
-use tunnel::publish::record_policy::RecordPolicy;
+use tunnel::publish::record_policy::RecordFilter;
 use tunnel::registry::LinkedNode;
 use tunnel::registry::Registry;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};
-use tunnel_base::policy::zone::Zone;
+use tunnel_base::policy::zone::NodeZone;
 use tunnel_link::sender::LinkSender;
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::Remote;
@@ -45,13 +45,13 @@ impl PublishingServer {
         let resolver = Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap();
         let members = vec![(false, etcd.to_string().parse().unwrap())];
         let access = EtcdAccess { members, ca: None, identity: None, login: None };
-        let members = EtcdEndpoints::of(access, resolver.clone());
+        let members = EtcdClient::of(access, resolver.clone());
         let address = [10, 0, 0, number].into();
         let publisher = Publisher {
             registry: registry.clone(),
             store: Box::new(EtcdRecords::new(members, "/skydns".into(), address)),
-            zone: Arc::new(Zone::new("nodes.test".into(), Vec::new(), |_| false)),
-            vet: RecordPolicy::new(resolver, |_| Box::pin(std::future::ready(false))),
+            zone: Arc::new(NodeZone::new("nodes.test".into(), Vec::new(), |_| false)),
+            vet: RecordFilter::new(resolver, |_| Box::pin(std::future::ready(false))),
             metrics: metrics.clone(),
             report: Box::new(|_| {}),
         };

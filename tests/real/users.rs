@@ -10,10 +10,10 @@ use std::thread;
 use serde_json::json;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::Instant;
-use tunnel::config::Secret;
+use tunnel::config::SecretString;
 use tunnel::invitations::store::SecretHash;
-use tunnel::uplink::client::{ClientLinkConfig, ClientLinkError, ClientLinks, UserCredentials};
-use tunnel_base::names::{ClientName, Target};
+use tunnel::uplink::client::{ClientLinkConfig, ClientLinkError, ClientUplinks, UserCredentials};
+use tunnel_base::names::{Target, UserDevice};
 use tunnel_link::table::stream::Session;
 
 use crate::enrol::run_tunnel;
@@ -42,12 +42,12 @@ pub(crate) fn tables(
 
 /// Returns what the program of a device links with, to the server with that port.
 pub(crate) fn link_config(place: &TestDir, client: &str, port: u16) -> ClientLinkConfig {
-    let ClientName { user, device } = client.parse().unwrap();
+    let UserDevice { user, device } = client.parse().unwrap();
     ClientLinkConfig {
         servers: vec![format!("localhost:{port}").parse().unwrap()],
         tls_server_name: None,
         device,
-        proof: UserCredentials::Token(user, Secret::new(USER_TOKEN)),
+        proof: UserCredentials::Token(user, SecretString::new(USER_TOKEN)),
         ca: Some(place.files.ca.clone()),
         https_proxy: None,
         no_proxy: None,
@@ -77,7 +77,7 @@ pub(crate) fn holding_target() -> u16 {
 /// The link of a device to one server, and a session over it to that server's node.
 struct Device {
     name: String,
-    links: ClientLinks,
+    links: ClientUplinks,
     session: Session,
 }
 
@@ -91,7 +91,7 @@ impl Device {
     ) -> Self {
         let target: Target = format!("node{number}:{target}").parse().unwrap();
         let (links, session) = runtime.block_on(async {
-            let links = ClientLinks::connect(link_config(place, client, port)).await.unwrap();
+            let links = ClientUplinks::connect(link_config(place, client, port)).await.unwrap();
             let session = links.open(&target).await.unwrap();
             (links, session)
         });
@@ -152,7 +152,7 @@ fn a_revocation_ends_links_and_sessions_at_both_servers() {
     revoke(&["--user", "alice"], &socket, &mut phone);
     assert!(other.iter_mut().all(Device::is_alive), "another user has lost nothing");
     for server in &mut servers {
-        let again = ClientLinks::connect(link_config(&place, "alice/phone", server.grpc));
+        let again = ClientUplinks::connect(link_config(&place, "alice/phone", server.grpc));
         let again = runtime.block_on(again).unwrap_err();
         assert!(matches!(again, ClientLinkError::Denied(_)), "{again}");
         for device in ["laptop", "phone"] {

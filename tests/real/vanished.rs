@@ -1,7 +1,7 @@
 //! Clients on machines that vanish while bytes to them are in flight, and a client that only pauses.
 //!
-//! The kernel sends no keepalive probes then. The copying runs on one machine in a process of its own, with sockets whose
-//! keepalive settings are short, so that the test does not take minutes.
+//! The kernel sends no keepalive probes then. The copying runs on one machine in a process of its own, with sockets
+//! whose keepalive settings are short, so that the test does not take minutes.
 
 use std::time::Duration;
 

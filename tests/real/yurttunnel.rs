@@ -17,7 +17,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::{Value, json};
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_kube::cluster::Cluster;
-use tunnel_kube::reconcile::node_names::{NodeNameParams, NodeNamesReconciler};
+use tunnel_kube::reconcile::node_names::{NamesReconcilerParams, NodeNamesReconciler};
 
 use crate::addresses::own_address;
 use crate::held::HoldingProxy;
@@ -224,8 +224,8 @@ items:
 - {kind: ConfigMap, metadata: {name: yurt-tunnel-server-cfg}, data: {http-proxy-ports: \"9051\"}}
 ";
 
-fn params(cluster: Cluster, identity: &str) -> NodeNameParams {
-    NodeNameParams {
+fn params(cluster: Cluster, identity: &str) -> NamesReconcilerParams {
+    NamesReconcilerParams {
         cluster,
         namespace: NAMESPACE.to_owned(),
         configmap: "yurt-tunnel-nodes".to_owned(),

@@ -7,10 +7,10 @@ use tokio::time::{Instant, sleep, timeout};
 use tunnel::route::{RouteError, SessionRequest, SessionRouter};
 use tunnel_base::names::{Instance, NodeName, Target};
 use tunnel_link::sender::LinkSender;
-use tunnel_link::table::pending::{IncomingSession, OpenOutcome, Parked};
+use tunnel_link::table::pending::{IncomingSession, OpenOutcome, ParkedSession};
 use tunnel_link::table::stream::Session;
 use tunnel_link::table::{SessionTable, TableFull};
-use tunnel_proto::frame::{Category, ErrorCode, SessionError};
+use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 
 use super::chance::SeededRng;
 use super::ledger::{EndId, Ledger, OPENER, acceptor};
@@ -48,7 +48,7 @@ impl Place {
                 let request = SessionRequest {
                     node,
                     target,
-                    category: Category::Ssh,
+                    category: SessionCategory::Ssh,
                     client: "client".into(),
                     listener: "connect",
                     permit: None,
@@ -73,7 +73,7 @@ impl Place {
         node: NodeName,
         target: Target,
     ) -> Result<(Session, Option<EndId>), RouteError> {
-        let opening = self.table.open(node.clone(), target, Category::Ssh, "client".into(), "connect");
+        let opening = self.table.open(node.clone(), target, SessionCategory::Ssh, "client".into(), "connect");
         let opening = opening.map_err(|TableFull| RouteError::Busy("full"))?;
         let give_up = self.rng.one_in(self.plan.borrow().drops * 2);
         let mut attempts = 0;
@@ -144,7 +144,7 @@ impl Place {
     }
 
     /// Searches for a path with the program's router, or less cleverly.
-    pub(crate) async fn seek(self, parked: Parked) {
+    pub(crate) async fn seek(self, parked: ParkedSession) {
         if let Some(route) = &self.route {
             return route.resume(parked).await;
         }

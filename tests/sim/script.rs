@@ -16,7 +16,9 @@ use tunnel_link::table::pending::{IncomingSession, PendingOpen};
 use tunnel_link::table::stream::Session;
 use tunnel_link::table::{LinkEvent, SessionLimits, SessionTable};
 use tunnel_net::ByteStream as _;
-use tunnel_proto::frame::{Category, ErrorCode, FrameKind, Remote, SessionError, SessionFrame, SessionKey};
+use tunnel_proto::frame::{
+    ErrorCode, FrameKind, Remote, SessionCategory, SessionError, SessionFrame, SessionKey,
+};
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::state::LinkId;
 
@@ -36,7 +38,7 @@ impl Script {
 
     fn open(&self, to: &NodeName) -> PendingOpen {
         let target = "node1:22".parse().unwrap();
-        self.table.open(to.clone(), target, Category::Ssh, "ann".into(), "connect").unwrap()
+        self.table.open(to.clone(), target, SessionCategory::Ssh, "ann".into(), "connect").unwrap()
     }
 
     /// Opens a session to a node over that link, whose remote accepts it.
@@ -66,7 +68,7 @@ impl Script {
     /// Handles a frame of a session that arrives over that link.
     fn receive_frame(&self, link: &Arc<LinkSender>, id: SessionId, frame: SessionFrame) -> Option<LinkEvent> {
         let node = link.peer.node().cloned().unwrap_or_else(|| node(1));
-        let key = SessionKey { id, category: Category::Ssh, node };
+        let key = SessionKey { id, category: SessionCategory::Ssh, node };
         self.table.on_frame(link, key, frame, Instant::now())
     }
 
@@ -328,7 +330,7 @@ async fn finished_sessions_with_undelivered_bytes_are_evicted_for_new_ones() {
     }
     let open = || {
         let target = "node1:22".parse().unwrap();
-        script.table.open(node(1), target, Category::Ssh, "bob".into(), "connect")
+        script.table.open(node(1), target, SessionCategory::Ssh, "bob".into(), "connect")
     };
     assert!(open().is_err(), "the rest usually takes one RTT");
     script.pass_time(Duration::from_secs(10)).await;
@@ -442,7 +444,7 @@ async fn relayed_sessions_of_one_edge_leave_permits_for_other_edges() {
     let relays = |edge: &Arc<LinkSender>, sessions: usize| -> usize {
         let relayed = || {
             let (id, node) = (SessionId::random(), node(9));
-            let key = SessionKey { id, category: Category::Ssh, node };
+            let key = SessionKey { id, category: SessionCategory::Ssh, node };
             match script.table.on_frame(edge, key, open_frame(1), Instant::now()) {
                 Some(LinkEvent::RelayRequest(request)) => request.pass(&acceptor),
                 _ => return false,

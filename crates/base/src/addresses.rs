@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::addresses::cluster_state::{ClusterState, ScopedAddress, ServiceBackend, service_name};
+use crate::addresses::cluster_state::{ClusterObjectAddress, ClusterState, ServiceBackend, service_name};
 use crate::addresses::owners::{AddressClaim, AddressOwners, ClaimSource};
 use crate::names::{Host, NodeName, Target};
 use crate::policy::canonical_ip;
@@ -99,8 +99,8 @@ impl AddressBook {
 
     /// Locates a target. `chance` is from 0 to 1 and chooses among a Service's ready endpoints.
     ///
-    /// Any name except a Service's is taken as a node's name, known or not. The address of a node that is named by it is
-    /// such a name, too, so that the node's loopback is reached.
+    /// Any name except a Service's is taken as a node's name, known or not. The address of a node that is named by it
+    /// is such a name, too, so that the node's loopback is reached.
     ///
     /// # Errors
     ///
@@ -175,7 +175,7 @@ impl AddressBook {
         }
         let facts = self.facts();
         let is_own = |node: &NodeName| {
-            facts.nodes.claiming(ScopedAddress::Internal(ip)).any(|(name, _)| node.as_str() == name)
+            facts.nodes.claiming(ClusterObjectAddress::Internal(ip)).any(|(name, _)| node.as_str() == name)
         };
         Ok(facts.node_at(ip)?.map(|node| (node.clone(), is_own(&node))))
     }

@@ -47,8 +47,8 @@ impl Backoff {
         self.tries = self.tries.max(FAST_RETRIES + 1);
     }
 
-    /// Returns true if the failure of the latest attempt should be logged: the first failure, the one that ends the short
-    /// delays, and after that one in every 32 tries.
+    /// Returns true if the failure of the latest attempt should be logged: the first failure, the one that ends the
+    /// short delays, and after that one in every 32 tries.
     pub fn is_worth_logging(&self) -> bool {
         self.tries == 1 || self.tries == FAST_RETRIES + 1 || self.tries.is_multiple_of(LOGGED_TRIES)
     }

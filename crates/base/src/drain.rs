@@ -27,8 +27,8 @@ pub struct Drain {
 /// A task may be spawned while [`Drain::finish`] aborts tasks on another thread, and it may end before its handle is
 /// known. The lock orders the three steps. A task is entered without a handle before it is spawned, and removes its
 /// entry when it ends. The spawner adds the handle only if the entry still exists, and then checks `aborted`. Either
-/// [`Drain::finish`] finds the handle in the table, or the spawner finds `aborted` set and aborts the task itself. Both may
-/// happen, so a task may be aborted twice.
+/// [`Drain::finish`] finds the handle in the table, or the spawner finds `aborted` set and aborts the task itself. Both
+/// may happen, so a task may be aborted twice.
 #[derive(Debug, Default)]
 struct TaskTable {
     next: u64,
@@ -87,12 +87,12 @@ impl Drain {
     }
 
     /// Registers a task that is about to be spawned.
-    fn enter(&self) -> TaskGuard {
+    fn enter(&self) -> TaskEntryGuard {
         let mut running = self.running();
         running.next += 1;
         let id = running.next;
         running.tasks.insert(id, None);
-        TaskGuard { drain: self.clone(), id }
+        TaskEntryGuard { drain: self.clone(), id }
     }
 
     /// Registers the abort handle of a spawned task, which may have ended since.
@@ -187,12 +187,12 @@ impl Drain {
 
 /// A guard that removes a task's entry when the task ends or is dropped.
 #[derive(Debug)]
-struct TaskGuard {
+struct TaskEntryGuard {
     drain: Drain,
     id: u64,
 }
 
-impl Drop for TaskGuard {
+impl Drop for TaskEntryGuard {
     fn drop(&mut self) {
         self.drain.running().tasks.remove(&self.id);
     }

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use rustix::fs::OFlags;
 
-/// An exclusive lock, held until it is dropped. It is a file that only its owner may open, because anyone who may open a
-/// file or a directory may lock it.
+/// An exclusive lock, held until it is dropped. It is a file that only its owner may open, because anyone who may open
+/// a file or a directory may lock it.
 #[derive(Debug)]
 #[must_use = "dropping a lock releases it"]
 pub struct FileLock {
@@ -129,8 +129,8 @@ pub fn hint(cause: &io::Error) -> &'static str {
 }
 
 /// Replaces a file by renaming, so that no reader sees a part of it, and a reader of the old file never sees the new
-/// text. With `mode` the new file gets that mode; without it the file must exist, and its owner and mode stay. Blocks on
-/// the disk.
+/// text. With `mode` the new file gets that mode; without it the file must exist, and its owner and mode stay. Blocks
+/// on the disk.
 ///
 /// # Errors
 ///

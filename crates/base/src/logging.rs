@@ -21,11 +21,11 @@ use tracing_subscriber::layer::{Layered, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, fmt as lines, reload};
 
-use crate::logging::clean::Clean;
+use crate::logging::clean::EscapingFormat;
 use crate::logging::dropped_lines::OF_PROCESS;
 use crate::logging::files::{AuditFile, LogFiles};
 use crate::logging::json::FlatJson;
-use crate::logging::libraries::LibraryLimit;
+use crate::logging::libraries::LibraryLogLimit;
 
 /// Destination, format and initial level of the logs.
 #[derive(Debug, Clone, Default)]
@@ -41,21 +41,21 @@ pub struct LogSettings {
     pub also_stderr: bool,
     /// File that audit lines go to, in addition to those places. It is not rotated here.
     pub audit_file: Option<PathBuf>,
-    /// Verbosity, as in `--verbosity`; see [`LogLevel::set`].
+    /// Verbosity, as in `--verbosity`; see [`LogLevelHandle::set`].
     pub verbosity: i32,
 }
 
 /// The running loggers. Keep this until the process ends: dropping it flushes the queued lines.
 #[must_use = "dropping it stops the log writers"]
-pub struct Logs {
-    level: LogLevel,
+pub struct LoggingGuard {
+    level: LogLevelHandle,
     in_files_only: bool,
     _writers: Vec<WorkerGuard>,
 }
 
 /// A handle that changes the log level at runtime. Cheap to clone.
 #[derive(Clone)]
-pub struct LogLevel(reload::Handle<Targets, Registry>);
+pub struct LogLevelHandle(reload::Handle<Targets, Registry>);
 
 /// The reason why logging could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -88,7 +88,7 @@ pub enum LogError {
 #[error("cannot set the log level: logging has ended")]
 pub struct LogEnded;
 
-impl Logs {
+impl LoggingGuard {
     /// Starts logging for the whole process.
     ///
     /// # Errors
@@ -116,17 +116,17 @@ impl Logs {
             writers.push(guard);
             to = BoxMakeWriter::new(to.and(writer.with_filter(|line| line.target() == AUDIT)));
         }
-        let (filter, level) = LogLevel::new(settings.verbosity);
+        let (filter, level) = LogLevelHandle::new(settings.verbosity);
         let all = tracing_subscriber::registry()
             .with(filter)
-            .with(LibraryLimit::default())
+            .with(LibraryLogLimit::default())
             .with(output(to, settings.json));
         all.try_init().map_err(|_| LogError::Twice)?;
         Ok(Self { level, in_files_only, _writers: writers })
     }
 
     /// Returns a handle that changes the level.
-    pub fn level(&self) -> LogLevel {
+    pub fn level(&self) -> LogLevelHandle {
         self.level.clone()
     }
 
@@ -137,16 +137,16 @@ impl Logs {
 
     /// Runs `work` and writes its log lines directly to stderr, and nowhere else.
     pub fn on_stderr(json: bool, work: impl FnOnce()) {
-        let (filter, _level) = LogLevel::new(0);
+        let (filter, _level) = LogLevelHandle::new(0);
         let lines = tracing_subscriber::registry()
             .with(filter)
-            .with(LibraryLimit::default())
+            .with(LibraryLogLimit::default())
             .with(output(io::stderr, json));
         tracing::subscriber::with_default(lines, work);
     }
 }
 
-impl LogLevel {
+impl LogLevelHandle {
     /// Returns a filter layer for the registry and the handle that changes its level.
     pub fn new(verbosity: i32) -> (reload::Layer<Targets, Registry>, Self) {
         let (layer, handle) = reload::Layer::new(targets(verbosity));
@@ -173,15 +173,15 @@ impl LogLevel {
     }
 }
 
-impl fmt::Debug for Logs {
+impl fmt::Debug for LoggingGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Logs")
+        f.write_str("LoggingGuard")
     }
 }
 
-impl fmt::Debug for LogLevel {
+impl fmt::Debug for LogLevelHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LogLevel")
+        f.write_str("LogLevelHandle")
     }
 }
 
@@ -210,8 +210,8 @@ fn in_background(to: impl io::Write + Send + 'static) -> (NonBlocking, WorkerGua
     (writer, guard)
 }
 
-type Output = Box<dyn Layer<Limited> + Send + Sync>;
-type Limited = Layered<LibraryLimit, Layered<Filter, Registry>>;
+type Output = Box<dyn Layer<LimitedRegistry> + Send + Sync>;
+type LimitedRegistry = Layered<LibraryLogLimit, Layered<Filter, Registry>>;
 type Filter = reload::Layer<Targets, Registry>;
 
 fn output<W>(to: W, json: bool) -> Output
@@ -220,9 +220,9 @@ where
 {
     let layer = lines::layer().with_writer(to).with_ansi(false);
     if json {
-        layer.fmt_fields(JsonFields::new()).event_format(Clean { form: FlatJson, json }).boxed()
+        layer.fmt_fields(JsonFields::new()).event_format(EscapingFormat { form: FlatJson, json }).boxed()
     } else {
-        layer.map_event_format(|form| Clean { form, json }).boxed()
+        layer.map_event_format(|form| EscapingFormat { form, json }).boxed()
     }
 }
 
@@ -262,10 +262,10 @@ pub(crate) mod tests {
     pub(crate) fn lines_of(json: bool, work: impl FnOnce()) -> String {
         let lines = Lines::default();
         let to = lines.clone();
-        let (filter, _level) = LogLevel::new(0);
+        let (filter, _level) = LogLevelHandle::new(0);
         let log = tracing_subscriber::registry()
             .with(filter)
-            .with(LibraryLimit::default())
+            .with(LibraryLogLimit::default())
             .with(output(move || to.clone(), json));
         tracing::subscriber::with_default(log, work);
         String::from_utf8(lines.0.lock().unwrap().clone()).unwrap()
@@ -323,7 +323,7 @@ pub(crate) mod tests {
 
     #[test]
     fn the_log_level_can_be_changed_at_run_time() {
-        let (filter, level) = LogLevel::new(0);
+        let (filter, level) = LogLevelHandle::new(0);
         tracing::subscriber::with_default(tracing_subscriber::registry().with(filter), || {
             assert!(!tracing::enabled!(target: "tunnel::x", At::DEBUG));
             level.set(2).unwrap();

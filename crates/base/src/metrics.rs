@@ -17,7 +17,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::metrics::certificates::Certificates;
+use crate::metrics::certificates::CertificateExpiryMetric;
 use crate::metrics::format::ExpositionFormat;
 use crate::metrics::in_flight_requests::{InFlightGuard, InFlightRequests};
 use crate::metrics::label_values::{
@@ -58,7 +58,7 @@ pub struct Metrics {
     /// Number of times reading a plain link paused because a session's queue was full.
     pub read_pauses: Counter,
     /// Sessions of each listener or of the acceptor.
-    pub sessions: Sessions,
+    pub sessions: SessionMetrics,
     /// Seconds from a session's request to its response, successful or not.
     pub open_duration: LatencyHistogram,
     /// HTTP requests in flight.
@@ -76,7 +76,7 @@ pub struct Metrics {
     /// Number of sessions relayed by this server; updated every few seconds.
     pub sessions_relayed: Gauge,
     /// Bytes that sessions hold in memory, by budget; updated every few seconds.
-    pub buffers: Buffers,
+    pub buffers: BudgetGauges,
     /// Dropped frames (wrong link, role or attempt, or unknown), by reason.
     pub frames_dropped: ReasonCounter,
     /// Client connections closed without a session, by reason (header timeout, not HTTP, limit reached, ...).
@@ -86,20 +86,20 @@ pub struct Metrics {
     /// Number of failed attempts to write records.
     pub dns_publish_failures: Counter,
     /// Expiration times of certificates.
-    pub certificates: Certificates,
+    pub certificates: CertificateExpiryMetric,
     /// Limiter for log lines about refusals that are counted here.
     pub refusals: RefusalLog,
     registry: Arc<Registry>,
 }
 
 /// One label of a metric, or `N` of them, with their values, which are fixed words.
-type Labels<const N: usize = 1> = [(&'static str, &'static str); N];
+type MetricLabels<const N: usize = 1> = [(&'static str, &'static str); N];
 
 /// A counter for each reason, and for all of them together; reasons are fixed words.
 #[derive(Debug, Clone)]
 pub struct ReasonCounter {
     label: &'static str,
-    each: Family<Labels, Counter>,
+    each: Family<MetricLabels, Counter>,
     all: Counter,
 }
 
@@ -107,28 +107,28 @@ pub struct ReasonCounter {
 #[derive(Debug, Clone)]
 pub struct OpenLinksGauge {
     label: &'static str,
-    each: Family<Labels, Gauge>,
+    each: Family<MetricLabels, Gauge>,
     all: Gauge,
 }
 
 /// Bytes used of each budget, and its limit.
 #[derive(Debug, Clone, Default)]
-pub struct Buffers {
-    used: Family<Labels, Gauge>,
-    limit: Family<Labels, Gauge>,
+pub struct BudgetGauges {
+    used: Family<MetricLabels, Gauge>,
+    limit: Family<MetricLabels, Gauge>,
 }
 
 /// Open sessions, and closed sessions by result, for each listener.
 #[derive(Debug, Clone, Default)]
-pub struct Sessions {
-    now: Family<Labels, Gauge>,
-    total: Family<Labels<2>, Counter>,
+pub struct SessionMetrics {
+    now: Family<MetricLabels, Gauge>,
+    total: Family<MetricLabels<2>, Counter>,
 }
 
 /// A guard that counts one session as open until dropped.
 #[derive(Debug)]
-pub struct ActiveSession {
-    sessions: Sessions,
+pub struct ActiveSessionGuard {
+    sessions: SessionMetrics,
     listener: &'static str,
     result: &'static str,
     request: Option<InFlightGuard>,
@@ -204,7 +204,7 @@ impl Metrics {
             edges_rebalanced: Counter::default(),
             rtt: LatencyHistogram::new(&RTT_SECONDS),
             read_pauses: Counter::default(),
-            sessions: Sessions::default(),
+            sessions: SessionMetrics::default(),
             open_duration: LatencyHistogram::new(&OPEN_SECONDS),
             requests: InFlightRequests::default(),
             bytes_to_target,
@@ -213,12 +213,12 @@ impl Metrics {
             truncated: ReasonCounter::by("reason"),
             resumed: Counter::default(),
             sessions_relayed: Gauge::default(),
-            buffers: Buffers::default(),
+            buffers: BudgetGauges::default(),
             frames_dropped: ReasonCounter::by("reason"),
             connections_rejected: ReasonCounter::by("reason"),
             dns_records: Gauge::default(),
             dns_publish_failures: Counter::default(),
-            certificates: Certificates::default(),
+            certificates: CertificateExpiryMetric::default(),
             refusals: RefusalLog::default(),
             registry: Arc::default(),
         };
@@ -229,7 +229,7 @@ impl Metrics {
         metrics.register_links(&mut all);
         metrics.register_sessions(&mut all);
         metrics.register_refused(&mut all);
-        let build = Family::<Labels<2>, Gauge>::default();
+        let build = Family::<MetricLabels<2>, Gauge>::default();
         build.get_or_create(&[("version", env!("CARGO_PKG_VERSION")), ("revision", REVISION)]).set(1);
         all.register("tunnel_build_info", "Version and revision of this program; always 1", build);
         all.register_collector(Box::new(ProcessCollector));
@@ -241,7 +241,7 @@ impl Metrics {
 /// Registers the counter of bytes and returns its series for bytes to targets and to clients. Sessions use them
 /// directly, because looking a series up for each copied piece would be slow.
 fn session_bytes(to: &mut Registry) -> [Counter; 2] {
-    let bytes = Family::<Labels, Counter>::default();
+    let bytes = Family::<MetricLabels, Counter>::default();
     let help = "Total number of bytes copied between clients and targets, by direction";
     to.register_with_unit("tunnel_session", help, Unit::Bytes, bytes.clone());
     ["to_target", "to_client"].map(|direction| bytes.get_or_create_owned(&[("direction", direction)]))
@@ -309,7 +309,7 @@ impl OpenLinksGauge {
     }
 }
 
-impl Buffers {
+impl BudgetGauges {
     /// Sets the used bytes of `budget` (a fixed word), and its limit.
     pub fn set(&self, budget: &'static str, used: usize, limit: usize) {
         for (family, bytes) in [(&self.used, used), (&self.limit, limit)] {
@@ -318,7 +318,7 @@ impl Buffers {
     }
 }
 
-impl Sessions {
+impl SessionMetrics {
     /// Exposes the counts of `listener`, which denies requests for these reasons.
     pub fn expose(&self, listener: &'static str, denials: &[&'static str]) {
         self.now(listener);
@@ -328,9 +328,9 @@ impl Sessions {
     }
 
     /// Counts a session of `listener` as open until the result is dropped.
-    pub fn start(&self, listener: &'static str) -> ActiveSession {
+    pub fn start(&self, listener: &'static str) -> ActiveSessionGuard {
         self.now.get_or_create(&[("listener", listener)]).inc();
-        ActiveSession { sessions: self.clone(), listener, result: "aborted", request: None }
+        ActiveSessionGuard { sessions: self.clone(), listener, result: "aborted", request: None }
     }
 
     /// Counts a session that was refused before it opened.
@@ -349,7 +349,7 @@ impl Sessions {
     }
 }
 
-impl ActiveSession {
+impl ActiveSessionGuard {
     /// Keeps the request in flight until the session closes.
     pub fn hold_request(&mut self, request: InFlightGuard) {
         self.request = Some(request);
@@ -361,7 +361,7 @@ impl ActiveSession {
     }
 }
 
-impl Drop for ActiveSession {
+impl Drop for ActiveSessionGuard {
     fn drop(&mut self) {
         self.sessions.now.get_or_create(&[("listener", self.listener)]).dec();
         self.sessions.refused(self.listener, self.result);

@@ -1,4 +1,5 @@
-//! Names from outside, parsed once and trusted afterwards: nodes, users and their devices, sessions, processes, targets.
+//! Names from outside, parsed once and trusted afterwards: nodes, users and their devices, sessions, processes,
+//! targets.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -24,17 +25,17 @@ pub struct DeviceName(Arc<str>);
 
 /// A machine of a user, `USER/DEVICE`. No node's name has a slash, so neither can be taken for the other.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ClientName {
+pub struct UserDevice {
     /// The user.
     pub user: UserName,
     /// The machine.
     pub device: DeviceName,
 }
 
-/// A server's name for operators: 1 to 64 letters, digits, `-`, `_` or `.`, like the name of a host. Several servers may
-/// have the same. Cheap to clone.
+/// A server's name for operators: 1 to 64 letters, digits, `-`, `_` or `.`, like the name of a host. Several servers
+/// may have the same. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ServerName(Arc<str>);
+pub struct ServerDisplayName(Arc<str>);
 
 /// A session's ID: 16 random bytes, a version 4 UUID on the wire.
 ///
@@ -140,9 +141,9 @@ macro_rules! as_str {
 
 pub(crate) use {debug_as_display, display_text};
 
-as_str!(NodeName, UserName, DeviceName, ServerName);
-display_text!(NodeName, UserName, DeviceName, ServerName);
-debug_as_display!(NodeName, UserName, DeviceName, ServerName, ClientName, SessionId, Host, Target);
+as_str!(NodeName, UserName, DeviceName, ServerDisplayName);
+display_text!(NodeName, UserName, DeviceName, ServerDisplayName);
+debug_as_display!(NodeName, UserName, DeviceName, ServerDisplayName, UserDevice, SessionId, Host, Target);
 
 impl NodeName {
     /// Returns the placeholder for a target at no node: the receiver dials the target itself.
@@ -296,7 +297,7 @@ impl FromStr for DeviceName {
     }
 }
 
-impl FromStr for ServerName {
+impl FromStr for ServerDisplayName {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
@@ -309,7 +310,7 @@ impl FromStr for ServerName {
     }
 }
 
-impl FromStr for ClientName {
+impl FromStr for UserDevice {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
@@ -394,7 +395,7 @@ impl Hash for NodeName {
     }
 }
 
-impl fmt::Display for ClientName {
+impl fmt::Display for UserDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.user, self.device)
     }
@@ -530,11 +531,11 @@ mod tests {
     #[test]
     fn a_client_is_a_user_and_a_device_and_never_a_node() {
         for (text, shown) in [("alice/laptop", "alice/laptop"), ("A@b.example/Lap-2", "A@b.example/lap-2")] {
-            assert_eq!(text.parse::<ClientName>().unwrap().to_string(), shown);
+            assert_eq!(text.parse::<UserDevice>().unwrap().to_string(), shown);
             assert!(text.parse::<NodeName>().is_err(), "{text}");
         }
         for bad in ["alice", "/laptop", "alice/", "a/b/c"] {
-            assert!(bad.parse::<ClientName>().is_err(), "{bad}");
+            assert!(bad.parse::<UserDevice>().is_err(), "{bad}");
         }
     }
 

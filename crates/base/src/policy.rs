@@ -22,7 +22,7 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::names::{NodeName, debug_as_display, display_text};
-use crate::serde_forms::{Port, non_empty};
+use crate::serde_forms::{ConfigPort, non_empty};
 
 /// A set of networks: `10.0.0.0/8`, `fd00::/8`, or single addresses.
 ///
@@ -52,8 +52,8 @@ pub struct Rule {
     #[serde(deserialize_with = "non_empty::<_, Glob, _>")]
     pub nodes: Option<Vec<Glob>>,
     /// Ports of the target.
-    #[serde(deserialize_with = "non_empty::<_, Port<1>, _>")]
-    pub ports: Option<Vec<Port<1>>>,
+    #[serde(deserialize_with = "non_empty::<_, ConfigPort<1>, _>")]
+    pub ports: Option<Vec<ConfigPort<1>>>,
 }
 
 /// Rules about which clients may request which node and port. A request is allowed if any rule allows it, or if there
@@ -63,7 +63,7 @@ pub struct Rules(Vec<Rule>);
 
 /// Error parsing a policy's text, with a hint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PolicyError {
+pub enum PolicyParseError {
     /// Neither an address nor a network.
     #[error("not a network; expected an address or a network, for example 10.0.0.0/8, 10.1.2.3 or fd00::/8")]
     Network,
@@ -179,7 +179,8 @@ impl Rules {
 
 impl Rule {
     fn allows(&self, user: Option<&str>, from: IpAddr, node: &NodeName, port: u16) -> bool {
-        self.applies(user, from, node) && self.ports.as_ref().is_none_or(|ports| ports.contains(&Port(port)))
+        self.applies(user, from, node)
+            && self.ports.as_ref().is_none_or(|ports| ports.contains(&ConfigPort(port)))
     }
 
     /// Returns true if all parts but the ports match.
@@ -232,26 +233,26 @@ impl FromIterator<Rule> for Rules {
 }
 
 impl FromStr for Glob {
-    type Err = PolicyError;
+    type Err = PolicyParseError;
 
-    fn from_str(text: &str) -> Result<Self, PolicyError> {
+    fn from_str(text: &str) -> Result<Self, PolicyParseError> {
         let known = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'*');
         if matches!(text.len(), 1..=253) && text.bytes().all(known) {
             Ok(Self(text.to_ascii_lowercase()))
         } else {
-            Err(PolicyError::Glob)
+            Err(PolicyParseError::Glob)
         }
     }
 }
 
 impl FromStr for CertificateGlob {
-    type Err = PolicyError;
+    type Err = PolicyParseError;
 
-    fn from_str(text: &str) -> Result<Self, PolicyError> {
+    fn from_str(text: &str) -> Result<Self, PolicyParseError> {
         if matches!(text.len(), 1..=253) && !text.contains(char::is_control) {
             Ok(Self(text.to_ascii_lowercase()))
         } else {
-            Err(PolicyError::CertificateGlob)
+            Err(PolicyParseError::CertificateGlob)
         }
     }
 }
@@ -270,16 +271,16 @@ impl fmt::Debug for Networks {
 /// # Errors
 ///
 /// Fails for anything but exactly one network of one family.
-pub fn network(text: &str) -> Result<IpNet, PolicyError> {
+pub fn network(text: &str) -> Result<IpNet, PolicyParseError> {
     let net = match text.parse::<IpAddr>() {
         Ok(ip) => IpNet::from(ip),
-        Err(_) => text.parse::<IpNet>().map_err(|_| PolicyError::Network)?,
+        Err(_) => text.parse::<IpNet>().map_err(|_| PolicyParseError::Network)?,
     };
     if net.addr() != net.network() {
-        return Err(PolicyError::HostBits(net.trunc()));
+        return Err(PolicyParseError::HostBits(net.trunc()));
     }
     if net.prefix_len() > 0 && canonical_ip(net.addr()) != net.addr() {
-        return Err(PolicyError::Mapped);
+        return Err(PolicyParseError::Mapped);
     }
     Ok(net)
 }
@@ -369,7 +370,7 @@ mod tests {
             users: Some(vec!["ops".to_owned()]),
             from: Some(networks(&["10.0.0.0/8"])),
             nodes: Some(vec!["edge-*".parse().unwrap()]),
-            ports: Some(vec![Port(22)]),
+            ports: Some(vec![ConfigPort(22)]),
         };
         let rules = Rules::from_iter([rule]);
         let from: IpAddr = "::ffff:10.9.9.9".parse().unwrap();
@@ -422,7 +423,7 @@ mod tests {
 
         #[test]
         fn adding_a_rule_never_revokes_access(ports in proptest::collection::vec(1_u16..9, 1..4), more in 1_u16..9, port in 1_u16..9) {
-            let rule = |port| Rule { ports: Some(vec![Port(port)]), ..Rule::default() };
+            let rule = |port| Rule { ports: Some(vec![ConfigPort(port)]), ..Rule::default() };
             let some = Rules::from_iter(ports.iter().map(|p| rule(*p)));
             let all = Rules::from_iter(ports.iter().chain([&more]).map(|p| rule(*p)));
             let allows = |rules: &Rules| rules.allows(None, Ipv4Addr::LOCALHOST.into(), &node("n"), port);

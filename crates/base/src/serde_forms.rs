@@ -7,15 +7,15 @@ use serde::ser::{Serialize, Serializer};
 
 /// A TCP port of at least `MIN`, written as a number or as a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Port<const MIN: u16>(pub u16);
+pub struct ConfigPort<const MIN: u16>(pub u16);
 
-impl<'de, const MIN: u16> Deserialize<'de> for Port<MIN> {
+impl<'de, const MIN: u16> Deserialize<'de> for ConfigPort<MIN> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(PortVisitor)
     }
 }
 
-impl<const MIN: u16> Serialize for Port<MIN> {
+impl<const MIN: u16> Serialize for ConfigPort<MIN> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_u16(self.0)
     }
@@ -24,7 +24,7 @@ impl<const MIN: u16> Serialize for Port<MIN> {
 struct PortVisitor<const MIN: u16>;
 
 impl<const MIN: u16> Visitor<'_> for PortVisitor<MIN> {
-    type Value = Port<MIN>;
+    type Value = ConfigPort<MIN>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a port: a number from {MIN} to 65535")
@@ -32,7 +32,7 @@ impl<const MIN: u16> Visitor<'_> for PortVisitor<MIN> {
 
     fn visit_i64<E: Error>(self, number: i64) -> Result<Self::Value, E> {
         let port = u16::try_from(number).ok().filter(|port| *port >= MIN);
-        port.map(Port).ok_or_else(|| E::invalid_value(Unexpected::Signed(number), &self))
+        port.map(ConfigPort).ok_or_else(|| E::invalid_value(Unexpected::Signed(number), &self))
     }
 
     fn visit_u64<E: Error>(self, number: u64) -> Result<Self::Value, E> {

@@ -3,7 +3,7 @@
 use serde::de::{Deserialize, Deserializer, Error};
 use serde::ser::{Serialize, Serializer};
 
-use crate::names::{Host, NodeName, ServerName, Target, UserName};
+use crate::names::{Host, NodeName, ServerDisplayName, Target, UserName};
 use crate::policy::ports::{HOST, PortTarget};
 use crate::policy::targets::{TargetEntry, Targets};
 use crate::policy::{CertificateGlob, Glob};
@@ -25,7 +25,7 @@ macro_rules! as_text {
     )*};
 }
 
-as_text!(NodeName, UserName, ServerName, Host, Target, TargetEntry, Glob, CertificateGlob);
+as_text!(NodeName, UserName, ServerDisplayName, Host, Target, TargetEntry, Glob, CertificateGlob);
 
 impl<'de> Deserialize<'de> for Targets {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

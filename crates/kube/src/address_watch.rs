@@ -11,7 +11,7 @@ use kube::api::Api;
 use kube::runtime::watcher::{self, Event};
 use kube::{Client, Resource, ResourceExt as _};
 
-use crate::address_watch::disputes::Disputes;
+use crate::address_watch::disputes::DisputeLogLimiter;
 use crate::address_watch::partial_objects::{
     PartialEndpointSlice, PartialNode, PartialObject, PartialPod, PartialService, PartialTunnelCache,
 };
@@ -22,17 +22,17 @@ use tunnel_base::drain::Drain;
 
 /// A watch of Nodes, pods, Services, their endpoints, and the Services that operators list by hand. The last known
 /// state applies while kube-apiserver does not answer.
-pub struct AddressWatch {
+pub struct ClusterAddressWatch {
     cluster: Cluster,
     book: Arc<AddressBook>,
-    report: Report,
-    disputes: Disputes,
+    report: StateReporter,
+    disputes: DisputeLogLimiter,
 }
 
 /// A callback for the state of each kind of object: complete, or why not.
-type Report = Arc<dyn Fn(&'static str, Result<(), String>) + Send + Sync>;
+type StateReporter = Arc<dyn Fn(&'static str, Result<(), String>) + Send + Sync>;
 
-impl AddressWatch {
+impl ClusterAddressWatch {
     /// Creates a watch; sends no request. Calls `report` with the state of each kind now and whenever it changes; it
     /// must not block.
     pub fn new(
@@ -43,7 +43,7 @@ impl AddressWatch {
         for what in [NODES, PODS, SERVICES, ENDPOINTS, CACHE_WORDS] {
             report(what, Err("not known yet".to_owned()));
         }
-        Self { cluster, book, report: Arc::new(report), disputes: Disputes::default() }
+        Self { cluster, book, report: Arc::new(report), disputes: DisputeLogLimiter::default() }
     }
 
     /// Runs the watches until draining starts.
@@ -75,13 +75,15 @@ impl AddressWatch {
     async fn follow_manual_services(&self) {
         let which = watcher::Config::default().fields(&format!("metadata.name={CACHE}"));
         let followed = ObjectWatcher { cluster: &self.cluster, what: CACHE_WORDS, which };
-        match followed.run(Api::namespaced, ManualServices { watch: self, found: false, listed: false }).await {}
+        match followed
+            .run(Api::namespaced, ManualServicesHandler { watch: self, found: false, listed: false })
+            .await {}
     }
 }
 
 /// The handler of objects of one kind.
 struct KindHandler<'a, K> {
-    watch: &'a AddressWatch,
+    watch: &'a ClusterAddressWatch,
     what: &'static str,
     listed: bool,
     kind: PhantomData<fn(K)>,
@@ -134,14 +136,14 @@ impl<K: PartialObject + Resource<DynamicType = ()>> WatchHandler<K> for KindHand
 }
 
 /// The handler of the ConfigMap in which operators list Services.
-struct ManualServices<'a> {
-    watch: &'a AddressWatch,
+struct ManualServicesHandler<'a> {
+    watch: &'a ClusterAddressWatch,
     /// Whether the list in progress contains the ConfigMap.
     found: bool,
     listed: bool,
 }
 
-impl WatchHandler<PartialTunnelCache> for ManualServices<'_> {
+impl WatchHandler<PartialTunnelCache> for ManualServicesHandler<'_> {
     fn on_event(&mut self, event: Event<PartialTunnelCache>) -> bool {
         let sides = match event {
             Event::Init => {
@@ -170,9 +172,9 @@ impl WatchHandler<PartialTunnelCache> for ManualServices<'_> {
     }
 }
 
-impl fmt::Debug for AddressWatch {
+impl fmt::Debug for ClusterAddressWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AddressWatch").field("cluster", &self.cluster).finish_non_exhaustive()
+        f.debug_struct("ClusterAddressWatch").field("cluster", &self.cluster).finish_non_exhaustive()
     }
 }
 

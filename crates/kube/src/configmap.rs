@@ -14,13 +14,13 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, info};
 
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
-use tunnel_base::addresses::cluster_state::KnownEndpoints;
+use tunnel_base::addresses::cluster_state::ServiceEndpoints;
 use tunnel_base::policy::hosts_lines;
 
 /// Our lines in the key `hosts` of a ConfigMap: `<address>    <name>`. Of other lines, only those of dead servers are
 /// removed.
 #[derive(Debug)]
-pub struct ConfigMap {
+pub struct ConfigMapRecords {
     settings: ConfigMapParams,
     api: Option<Api<Object>>,
     /// Servers that have lines but are not ready, and when to check them.
@@ -39,7 +39,7 @@ pub struct ConfigMapParams {
     /// The published address.
     pub server: IpAddr,
     /// Endpoints of all servers. Without them, lines of dead servers remain.
-    pub endpoints: Option<watch::Receiver<KnownEndpoints>>,
+    pub endpoints: Option<watch::Receiver<ServiceEndpoints>>,
     /// Probe for servers that are not ready but may be alive.
     pub liveness: LivenessProbe,
 }
@@ -93,7 +93,7 @@ impl fmt::Debug for LivenessProbe {
     }
 }
 
-impl ConfigMap {
+impl ConfigMapRecords {
     /// Creates the store; sends no request.
     pub fn new(settings: ConfigMapParams) -> Self {
         Self { settings, api: None, sweeps: HashMap::new(), servers: BTreeSet::new() }

@@ -11,7 +11,7 @@ use tracing::debug;
 
 use crate::cluster::{Cluster, ClusterError};
 use crate::watcher::{ObjectWatcher, WatchHandler};
-use tunnel_base::addresses::cluster_state::{Endpoints, KnownEndpoints};
+use tunnel_base::addresses::cluster_state::{Endpoints, ServiceEndpoints};
 use tunnel_base::drain::Drain;
 
 /// A watch of the endpoints of a Service. The last known endpoints apply while kube-apiserver does not answer.
@@ -21,7 +21,7 @@ pub struct EndpointWatch {
     service: String,
     /// Address of this server, with the port on which all servers accept links.
     own: SocketAddr,
-    endpoints: watch::Sender<KnownEndpoints>,
+    endpoints: watch::Sender<ServiceEndpoints>,
     peers: watch::Sender<Vec<SocketAddr>>,
     unlisted: watch::Sender<Option<String>>,
 }
@@ -43,7 +43,7 @@ impl EndpointWatch {
     }
 
     /// Returns a receiver of the endpoints of all servers, including this one.
-    pub fn endpoints(&self) -> watch::Receiver<KnownEndpoints> {
+    pub fn endpoints(&self) -> watch::Receiver<ServiceEndpoints> {
         self.endpoints.subscribe()
     }
 

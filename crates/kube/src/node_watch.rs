@@ -10,10 +10,8 @@ use tokio::sync::watch;
 
 use crate::cluster::Cluster;
 use crate::watcher::{ObjectWatcher, WatchHandler};
+use tunnel_base::addresses::cluster_state::KnownNodes;
 use tunnel_base::drain::Drain;
-
-/// Names of all Nodes, each with whether it has an edge label; `None` until they are known.
-pub type KnownNodes = Option<BTreeMap<String, bool>>;
 
 /// A watch of names and labels of Nodes. The last known ones apply while kube-apiserver does not answer.
 #[derive(Debug)]
@@ -41,8 +39,12 @@ impl NodeWatch {
             what: "names and labels of Nodes",
             which: watcher::Config::default(),
         };
-        let taker =
-            NodeSet { known: &self.known, labels: &self.labels, listed: BTreeMap::new(), listing: false };
+        let taker = NodeWatchHandler {
+            known: &self.known,
+            labels: &self.labels,
+            listed: BTreeMap::new(),
+            listing: false,
+        };
         tokio::select! {
             never = followed.run(|client, _| Api::all(client), taker) => match never {},
             () = drain.draining() => {}
@@ -54,7 +56,7 @@ impl NodeWatch {
 type NodeMeta = PartialObjectMeta<Node>;
 
 /// A handler of the Node watch that publishes which Nodes exist and which of them are edges.
-struct NodeSet<'a> {
+struct NodeWatchHandler<'a> {
     /// The published Nodes, and whether each is an edge.
     known: &'a watch::Sender<KnownNodes>,
     /// Labels with values that mark edges.
@@ -64,7 +66,7 @@ struct NodeSet<'a> {
     listing: bool,
 }
 
-impl WatchHandler<NodeMeta> for NodeSet<'_> {
+impl WatchHandler<NodeMeta> for NodeWatchHandler<'_> {
     fn on_event(&mut self, event: Event<NodeMeta>) -> bool {
         match event {
             Event::Init => (self.listed, self.listing) = (BTreeMap::new(), true),
@@ -90,7 +92,7 @@ impl WatchHandler<NodeMeta> for NodeSet<'_> {
     }
 }
 
-impl NodeSet<'_> {
+impl NodeWatchHandler<'_> {
     fn change(&self, change: impl FnOnce(&mut BTreeMap<String, bool>) -> bool) {
         self.known.send_if_modified(|known| change(known.get_or_insert_default()));
     }
@@ -121,7 +123,8 @@ mod tests {
         let known = watch::Sender::new(None);
         let mut seen = known.subscribe();
         let labels = edge_labels(None);
-        let mut names = NodeSet { known: &known, labels: &labels, listed: BTreeMap::new(), listing: false };
+        let mut names =
+            NodeWatchHandler { known: &known, labels: &labels, listed: BTreeMap::new(), listing: false };
         let is = |expected: &[(&str, bool)]| {
             let expected = expected.iter().map(|(name, is_edge)| ((*name).to_owned(), *is_edge)).collect();
             assert_eq!(*known.borrow(), Some(expected));

@@ -7,7 +7,7 @@ use serde::Deserialize;
 /// A Node's addresses as its kubelet reports them.
 #[derive(Debug, Clone, Deserialize, Default)]
 #[serde(default)]
-pub(crate) struct NodeStatus {
+pub(crate) struct PartialNodeStatus {
     addresses: Vec<NodeAddress>,
 }
 
@@ -19,7 +19,7 @@ struct NodeAddress {
     address: String,
 }
 
-impl NodeStatus {
+impl PartialNodeStatus {
     /// Returns all addresses of these kinds.
     pub(crate) fn of_kinds<const N: usize>(&self, kinds: [&'static str; N]) -> impl Iterator<Item = &str> {
         let all = self.addresses.iter().filter(move |address| kinds.contains(&address.kind.as_str()));

@@ -9,23 +9,23 @@ use tokio::time::timeout;
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
 
 /// A shared text in a Secret of this server's namespace, under one key.
-pub struct KubernetesSecret {
+pub struct SecretEntry {
     cluster: Cluster,
     name: String,
     key: &'static str,
     api: Option<Api<Secret>>,
 }
 
-/// The text of a [`KubernetesSecret`] as read. It is given back when writing, to detect another server's change.
+/// The text of a [`SecretEntry`] as read. It is given back when writing, to detect another server's change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SecretText {
+pub struct KubernetesSecretText {
     /// The text; empty if none was written yet.
     pub text: Vec<u8>,
     /// Version of the Secret; empty if it does not exist.
     pub version: String,
 }
 
-/// The reason why a [`KubernetesSecret`] was not read or written.
+/// The reason why a [`SecretEntry`] was not read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// A request to the cluster failed.
@@ -46,7 +46,7 @@ pub enum SecretError {
     },
 }
 
-impl KubernetesSecret {
+impl SecretEntry {
     /// Creates the store without connecting. The Secret is created by the first write.
     pub fn new(cluster: Cluster, name: String, key: &'static str) -> Self {
         Self { cluster, name, key, api: None }
@@ -57,7 +57,7 @@ impl KubernetesSecret {
     /// # Errors
     ///
     /// Fails if kube-apiserver does not answer or does not authorize the request.
-    pub async fn read(&mut self) -> Result<SecretText, SecretError> {
+    pub async fn read(&mut self) -> Result<KubernetesSecretText, SecretError> {
         let found = self.found().await;
         self.checked(found).map(|found| self.seen(found.as_ref()))
     }
@@ -69,7 +69,7 @@ impl KubernetesSecret {
     ///
     /// Like [`Self::read`]; after an error the text may or may not be written. Fails if the text is longer than
     /// Kubernetes allows.
-    pub async fn write(&mut self, before: &SecretText, text: Vec<u8>) -> Result<bool, SecretError> {
+    pub async fn write(&mut self, before: &KubernetesSecretText, text: Vec<u8>) -> Result<bool, SecretError> {
         if text.len() > MAX_BYTES {
             return Err(SecretError::Full { bytes: text.len() });
         }
@@ -77,7 +77,11 @@ impl KubernetesSecret {
         self.checked(written)
     }
 
-    async fn try_write(&mut self, before: &SecretText, text: Vec<u8>) -> Result<bool, ClusterError> {
+    async fn try_write(
+        &mut self,
+        before: &KubernetesSecretText,
+        text: Vec<u8>,
+    ) -> Result<bool, ClusterError> {
         // Data of other programs in the Secret must stay unchanged.
         let found = self.found().await?;
         if self.seen(found.as_ref()) != *before {
@@ -126,17 +130,17 @@ impl KubernetesSecret {
         })
     }
 
-    fn seen(&self, found: Option<&Secret>) -> SecretText {
-        let Some(found) = found else { return SecretText::default() };
+    fn seen(&self, found: Option<&Secret>) -> KubernetesSecretText {
+        let Some(found) = found else { return KubernetesSecretText::default() };
         let text = found.data.as_ref().and_then(|data| data.get(self.key)).map(|text| text.0.clone());
-        SecretText {
+        KubernetesSecretText {
             text: text.unwrap_or_default(),
             version: found.metadata.resource_version.clone().unwrap_or_default(),
         }
     }
 }
 
-impl std::fmt::Debug for KubernetesSecret {
+impl std::fmt::Debug for SecretEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SharedSecret").field("name", &self.name).finish_non_exhaustive()
     }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::congestion::line_window::TcpInfoWindow;
+use crate::congestion::line_window::TcpInfoCongestion;
 use crate::congestion::window::CongestionWindow;
 use tunnel_net::socket::CHUNK;
 use tunnel_net::tcp_info::TcpInfo;
@@ -28,14 +28,14 @@ pub(crate) struct CongestionController {
     sent: u64,
     /// Bytes known to have arrived.
     acked: u64,
-    pings: VecDeque<Ping>,
+    pings: VecDeque<UnansweredPing>,
     next_number: u64,
     latest: Duration,
     /// The window derived from pings.
     pinged: CongestionWindow,
     /// The window derived from the kernel's readings, if there are any. Boxed, as most links never carry bulk.
-    kernel: Option<Box<TcpInfoWindow>>,
-    hidden: ProxyDelay,
+    kernel: Option<Box<TcpInfoCongestion>>,
+    hidden: HiddenDelay,
     /// Whether there is an interactive link next to this one.
     shared: bool,
     /// When an interactive session last sent something on this link.
@@ -44,7 +44,7 @@ pub(crate) struct CongestionController {
 
 /// A ping that the remote has not answered yet; its answer gives an RTT and the bytes that have arrived.
 #[derive(Debug, Clone, Copy)]
-struct Ping {
+struct UnansweredPing {
     number: u64,
     /// Bytes pulled before it.
     sent: u64,
@@ -56,7 +56,7 @@ struct Ping {
 
 /// How much of the path the kernel does not see.
 #[derive(Debug, Default)]
-struct ProxyDelay {
+struct HiddenDelay {
     /// Minimum by which pings take longer than the kernel's own RTT.
     least: MinFilter,
     answers: u32,
@@ -103,7 +103,7 @@ impl CongestionController {
             latest: INITIAL_RTT,
             pinged: CongestionWindow::new(),
             kernel: None,
-            hidden: ProxyDelay::default(),
+            hidden: HiddenDelay::default(),
             shared: false,
             interactive: None,
         }
@@ -141,7 +141,7 @@ impl CongestionController {
     pub(crate) fn read(&mut self, reading: TcpInfo, now: Instant) {
         match &mut self.kernel {
             Some(kernel) => kernel.read(reading, self.sent, now),
-            none => none.insert(Box::new(TcpInfoWindow::new(reading, self.sent, now))).share(self.shared),
+            none => none.insert(Box::new(TcpInfoCongestion::new(reading, self.sent, now))).share(self.shared),
         }
     }
 
@@ -175,7 +175,7 @@ impl CongestionController {
         let number = self.next_number;
         self.next_number += 1;
         let waits = self.kernel.as_ref().map_or(Duration::ZERO, |kernel| kernel.wait());
-        self.pings.push_back(Ping { number, sent: self.sent, at: now, waits });
+        self.pings.push_back(UnansweredPing { number, sent: self.sent, at: now, waits });
         number
     }
 
@@ -232,7 +232,7 @@ impl CongestionController {
     }
 
     /// Returns the window derived from the kernel's readings if the kernel sees the whole path.
-    fn tcp_info_window(&mut self) -> Option<&mut TcpInfoWindow> {
+    fn tcp_info_window(&mut self) -> Option<&mut TcpInfoCongestion> {
         if self.sees_all() { self.kernel.as_deref_mut() } else { None }
     }
 
@@ -249,7 +249,7 @@ impl CongestionController {
     }
 }
 
-impl ProxyDelay {
+impl HiddenDelay {
     fn answered(&mut self, longer: Duration, now: Instant) {
         self.least.sample(longer, now);
         self.answers = self.answers.saturating_add(1);

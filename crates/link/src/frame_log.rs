@@ -66,8 +66,8 @@ mod tests {
     use bytes::Bytes;
     use tracing_subscriber::layer::SubscriberExt as _;
 
-    use tunnel_base::logging::LogLevel;
-    use tunnel_proto::frame::{Category, ErrorCode, SessionError};
+    use tunnel_base::logging::LogLevelHandle;
+    use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 
     use super::*;
 
@@ -87,7 +87,7 @@ mod tests {
     /// Returns the log at that verbosity after these frames were sent.
     fn sent(verbosity: i32, bodies: &[FrameKind]) -> String {
         let lines = Lines::default();
-        let (to, (filter, _level)) = (lines.clone(), LogLevel::new(verbosity));
+        let (to, (filter, _level)) = (lines.clone(), LogLevelHandle::new(verbosity));
         let form = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(move || to.clone());
         tracing::subscriber::with_default(tracing_subscriber::registry().with(filter).with(form), || {
             for body in bodies {
@@ -102,7 +102,7 @@ mod tests {
     }
 
     fn session(frame: SessionFrame) -> FrameKind {
-        FrameKind::Session(SessionId::random(), Category::Ssh, frame)
+        FrameKind::Session(SessionId::random(), SessionCategory::Ssh, frame)
     }
 
     #[test]

@@ -21,11 +21,11 @@ use http::HeaderValue;
 use crate::link::OutboundStream;
 use crate::plain::PlainRemote;
 use crate::sender::LinkSender;
-use crate::sender::stats::LinkEndpoints;
+use crate::sender::stats::LinkDescription;
 use crate::table::SessionTable;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Instance, ServerName};
+use tunnel_base::names::{Instance, ServerDisplayName};
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Remote;
 use tunnel_proto::state::LinkId;
@@ -36,7 +36,7 @@ pub struct LinkContext {
     /// The session table.
     pub table: Arc<SessionTable>,
     /// Name of this server, announced to each remote that is not refused; `None` at an edge or a user's program.
-    pub server_name: Option<ServerName>,
+    pub server_name: Option<ServerDisplayName>,
     /// The metrics.
     pub metrics: Metrics,
     /// Spawns the connection tasks.
@@ -57,9 +57,9 @@ fn outbound(peer: Remote, instance: Option<Instance>, link_context: &LinkContext
 }
 
 /// Returns the addresses of a connection.
-fn ends(io: &impl Connection) -> LinkEndpoints {
+fn ends(io: &impl Connection) -> LinkDescription {
     let tcp = io.tcp();
-    LinkEndpoints {
+    LinkDescription {
         local: tcp.and_then(|tcp| tcp.local_addr().ok()),
         remote: tcp.and_then(|tcp| tcp.peer_addr().ok()),
         dialled: false,
@@ -98,14 +98,14 @@ mod tests {
     use tunnel_base::names::SessionId;
     use tunnel_proto::codec::encode;
     use tunnel_proto::codec::extended::to_message;
-    use tunnel_proto::frame::{Category, Frame, FrameKind, SessionFrame};
+    use tunnel_proto::frame::{Frame, FrameKind, SessionCategory, SessionFrame};
 
     use super::*;
 
     #[test]
     fn the_longest_data_of_the_longest_name_is_one_frame_of_http_2() {
         let data = SessionFrame::Data(Bytes::from(vec![7; MAX_FRAME]));
-        let body = FrameKind::Session(SessionId::random(), Category::HttpProxy, data);
+        let body = FrameKind::Session(SessionId::random(), SessionCategory::HttpProxy, data);
         let node = "n".repeat(253).parse().unwrap();
         let len = encode(to_message(Frame { node, body })).remaining();
         assert!(len <= FRAME as usize, "{len}");

@@ -12,10 +12,10 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::frame_log::log_frame;
-use crate::grpc::inbound::StreamEnd;
+use crate::grpc::inbound::GrpcStreamEnd;
 use crate::grpc::read_ahead::ReadAhead;
-use crate::liveness::{Liveness, Role, STALLED, Verdict};
-use crate::plain::{PlainReader, PlainRemote};
+use crate::liveness::{Liveness, LivenessRole, LivenessVerdict, STALLED};
+use crate::plain::{PlainRemote, PlainRemoteReader};
 use crate::sender::LinkSender;
 use crate::table::{LinkEvent, SessionTable};
 use tunnel_base::metrics::Metrics;
@@ -32,7 +32,7 @@ pub struct Link {
     table: Arc<SessionTable>,
     metrics: Metrics,
     /// Reads from the remote if that is plain.
-    plain: Option<PlainReader>,
+    plain: Option<PlainRemoteReader>,
     /// Whether the remote dialled this end. Then heartbeats are requests to answer; otherwise they are responses.
     answers: bool,
     incoming: Incoming,
@@ -68,13 +68,13 @@ impl Link {
         let now = Instant::now();
         let OutboundStream { sender, plain } = outbound;
         let role = match (far.answers, sender.is_plain()) {
-            (false, false) => Role::Dialled,
-            (true, false) if far.is_interactive => Role::AcceptedInteractive,
-            (true, false) => Role::Accepted,
-            (true, true) => Role::SuperEdgeEdge,
-            (false, true) => Role::SuperEdgeServer,
+            (false, false) => LivenessRole::Dialled,
+            (true, false) if far.is_interactive => LivenessRole::AcceptedInteractive,
+            (true, false) => LivenessRole::Accepted,
+            (true, true) => LivenessRole::SuperEdgeEdge,
+            (false, true) => LivenessRole::SuperEdgeServer,
         };
-        let plain = plain.map(|remote| PlainReader::new(remote, metrics.clone(), far.answers));
+        let plain = plain.map(|remote| PlainRemoteReader::new(remote, metrics.clone(), far.answers));
         Self {
             sender,
             table,
@@ -171,11 +171,11 @@ impl Link {
     fn check(&mut self) -> Result<(), LinkEnd> {
         let now = Instant::now();
         match self.liveness.handle_timeout(self.sender.signs(now), now) {
-            Verdict::Alive => {}
-            Verdict::PingDue => self.sender.ping(),
-            Verdict::Unresponsive => self.sender.wake_unresponsive(),
-            Verdict::Stalled => return Err(LinkEnd::WriteStalled),
-            Verdict::Dead(silent_for) => return Err(LinkEnd::TimedOut(silent_for)),
+            LivenessVerdict::Alive => {}
+            LivenessVerdict::PingDue => self.sender.ping(),
+            LivenessVerdict::Unresponsive => self.sender.wake_unresponsive(),
+            LivenessVerdict::Stalled => return Err(LinkEnd::WriteStalled),
+            LivenessVerdict::Dead(silent_for) => return Err(LinkEnd::TimedOut(silent_for)),
         }
         if let Some(plain) = &mut self.plain {
             plain.tick(now, &mut self.events);
@@ -186,7 +186,7 @@ impl Link {
     /// Returns when to check the link, and the sessions of a plain remote, next.
     fn poll_timeout(&self) -> Instant {
         let next = self.liveness.poll_timeout();
-        let due = self.plain.as_ref().and_then(PlainReader::next_due);
+        let due = self.plain.as_ref().and_then(PlainRemoteReader::next_due);
         due.map_or(next, |due| due.min(next))
     }
 
@@ -222,7 +222,7 @@ impl Link {
 }
 
 /// Waits until the next check of a plain remote may be due sooner, or forever on another link.
-async fn rescheduled(plain: Option<&PlainReader>) {
+async fn rescheduled(plain: Option<&PlainRemoteReader>) {
     match plain {
         Some(plain) => plain.rescheduled().await,
         None => std::future::pending().await,
@@ -298,11 +298,11 @@ impl LinkEnd {
     }
 }
 
-impl From<StreamEnd> for LinkEnd {
-    fn from(ended: StreamEnd) -> Self {
+impl From<GrpcStreamEnd> for LinkEnd {
+    fn from(ended: GrpcStreamEnd) -> Self {
         match ended {
-            StreamEnd::Closed(why) => Self::Closed(why),
-            StreamEnd::NameTaken(why) => Self::NameTaken(why),
+            GrpcStreamEnd::Closed(why) => Self::Closed(why),
+            GrpcStreamEnd::NameTaken(why) => Self::NameTaken(why),
         }
     }
 }

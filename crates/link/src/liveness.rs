@@ -1,7 +1,7 @@
 //! When a link's remote is pinged, and after how long it counts as unresponsive or dead: one table of times.
 //!
-//! Nothing here reads a clock. A late timer condemns nobody: what has arrived is read before a check, and who acts on an
-//! unresponsive link first waits 20 ms for an answer that has arrived meanwhile.
+//! Nothing here reads a clock. A late timer condemns nobody: what has arrived is read before a check, and who acts on
+//! an unresponsive link first waits 20 ms for an answer that has arrived meanwhile.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::congestion::MinFilter;
 
 /// The role of a link at this end, which decides on its times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(crate) enum LivenessRole {
     /// Dialled here: the link of an edge or a user's program to its server, or of a server to a peer.
     Dialled,
     /// Accepted here.
@@ -27,7 +27,7 @@ pub(crate) enum Role {
 
 /// The times of a role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Times {
+struct LivenessTimeouts {
     /// A link on which nothing was received for this long is checked, and its remote pinged if it answers pings.
     idle: Duration,
     /// A link on which nothing was received for this long is dead.
@@ -37,12 +37,12 @@ struct Times {
     /// Whether pings go out regularly while sessions are active, and one without an answer makes the link unresponsive.
     watched: bool,
     /// How its remote is pinged.
-    pings: Pings,
+    pings: PingMode,
 }
 
 /// How a remote is pinged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pings {
+enum PingMode {
     /// After silence, and while the link is watched.
     Numbered,
     /// Regularly, whatever is received.
@@ -51,22 +51,25 @@ enum Pings {
     Never,
 }
 
-impl Role {
-    const fn times(self) -> Times {
-        let pings = Pings::Numbered;
-        let extended = Times { idle: IDLE, dead: DEAD, stalled: Some(STALLED), watched: false, pings };
+impl LivenessRole {
+    const fn times(self) -> LivenessTimeouts {
+        let pings = PingMode::Numbered;
+        let extended =
+            LivenessTimeouts { idle: IDLE, dead: DEAD, stalled: Some(STALLED), watched: false, pings };
         // A plain remote may stop reading for as long as one of its targets does.
-        let plain = Times { stalled: None, pings: Pings::Never, ..extended };
+        let plain = LivenessTimeouts { stalled: None, pings: PingMode::Never, ..extended };
         match self {
-            Self::Dialled => Times { watched: true, ..extended },
+            Self::Dialled => LivenessTimeouts { watched: true, ..extended },
             // Longer, so that an idle link has one ping at a time, and not two that cross.
-            Self::Accepted => Times { idle: IDLE_ACCEPTED, ..extended },
-            Self::AcceptedInteractive => Times { idle: IDLE_ACCEPTED, watched: true, ..extended },
+            Self::Accepted => LivenessTimeouts { idle: IDLE_ACCEPTED, ..extended },
+            Self::AcceptedInteractive => LivenessTimeouts { idle: IDLE_ACCEPTED, watched: true, ..extended },
             // Its heartbeat comes every 60 s; HTTP/2's own pings detect a dead one much sooner.
-            Self::SuperEdgeEdge => Times { dead: Duration::from_secs(150), ..plain },
-            Self::SuperEdgeServer => {
-                Times { dead: HEARTBEAT.saturating_add(DEAD), pings: Pings::Heartbeat(HEARTBEAT), ..plain }
-            }
+            Self::SuperEdgeEdge => LivenessTimeouts { dead: Duration::from_secs(150), ..plain },
+            Self::SuperEdgeServer => LivenessTimeouts {
+                dead: HEARTBEAT.saturating_add(DEAD),
+                pings: PingMode::Heartbeat(HEARTBEAT),
+                ..plain
+            },
         }
     }
 }
@@ -139,7 +142,7 @@ impl Suspicion {
 
 /// What a check of a link considers, in addition to what the read loop knows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Signs {
+pub(crate) struct LivenessSigns {
     /// For how much longer the link is watched.
     pub(crate) watched_for: Duration,
     /// Since when a ping is unanswered.
@@ -150,7 +153,7 @@ pub(crate) struct Signs {
     pub(crate) blocked: Option<Instant>,
 }
 
-impl Signs {
+impl LivenessSigns {
     /// Returns true if frames of sessions were sent or received within the last 2 s.
     pub(crate) fn is_active(&self) -> bool {
         // A link is watched for `WATCHED` after each frame, so this much of it has passed since the last one.
@@ -176,7 +179,7 @@ impl Signs {
 /// What a link's read loop knows of its remote's life.
 #[derive(Debug)]
 pub(crate) struct Liveness {
-    times: Times,
+    times: LivenessTimeouts,
     last_received: Instant,
     last_ping: Instant,
     checked: Instant,
@@ -186,7 +189,7 @@ pub(crate) struct Liveness {
 
 /// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum LivenessVerdict {
     /// The link is alive, or an answer is pending.
     Alive,
     /// The remote must be pinged.
@@ -200,7 +203,7 @@ pub(crate) enum Verdict {
 }
 
 impl Liveness {
-    pub(crate) fn new(role: Role, now: Instant) -> Self {
+    pub(crate) fn new(role: LivenessRole, now: Instant) -> Self {
         Self { times: role.times(), last_received: now, last_ping: now, checked: now, watched_check: None }
     }
 
@@ -213,22 +216,22 @@ impl Liveness {
     ///
     /// A watched link is pinged regularly whatever is received, because only an answer shows that both directions work.
     /// It is not pinged again while an answer is pending.
-    pub(crate) fn handle_timeout(&mut self, signs: Signs, now: Instant) -> Verdict {
+    pub(crate) fn handle_timeout(&mut self, signs: LivenessSigns, now: Instant) -> LivenessVerdict {
         self.checked = now;
         if now - self.last_received >= self.times.dead {
-            return Verdict::Dead(self.times.dead);
+            return LivenessVerdict::Dead(self.times.dead);
         }
         if self.is_stalled(signs.blocked, now) {
-            return Verdict::Stalled;
+            return LivenessVerdict::Stalled;
         }
-        let signs = if self.times.watched { signs } else { Signs::default() };
+        let signs = if self.times.watched { signs } else { LivenessSigns::default() };
         let verdict = if signs.unresponsive_at().is_some_and(|at| at <= now) {
-            Verdict::Unresponsive
+            LivenessVerdict::Unresponsive
         } else if self.is_ping_due(signs, now) {
             self.last_ping = now;
-            Verdict::PingDue
+            LivenessVerdict::PingDue
         } else {
-            Verdict::Alive
+            LivenessVerdict::Alive
         };
         let soon = signs.unresponsive_at().filter(|at| *at > now);
         let regular = signs.ping_interval().map(|interval| now + interval / 2);
@@ -237,12 +240,12 @@ impl Liveness {
         verdict
     }
 
-    fn is_ping_due(&self, signs: Signs, now: Instant) -> bool {
+    fn is_ping_due(&self, signs: LivenessSigns, now: Instant) -> bool {
         let unpinged = now - self.last_ping;
         match self.times.pings {
-            Pings::Never => false,
-            Pings::Heartbeat(interval) => unpinged >= interval,
-            Pings::Numbered => {
+            PingMode::Never => false,
+            PingMode::Heartbeat(interval) => unpinged >= interval,
+            PingMode::Numbered => {
                 // The RTT has to be known, so the first ping is sent at once.
                 let is_regular = signs.ping_interval().is_some_and(|interval| {
                     signs.unanswered.is_none() && (unpinged >= interval || signs.timeout.is_none())
@@ -428,7 +431,7 @@ mod liveness_tests {
     fn watched(line: &mut Line, watched_for: Duration, time: Duration) -> (usize, Option<Duration>) {
         let started = line.last[0];
         let mut now = started;
-        let mut liveness = Liveness::new(Role::Dialled, now);
+        let mut liveness = Liveness::new(LivenessRole::Dialled, now);
         let (mut rtts, mut pings) = (RttEstimator::default(), VecDeque::<(Instant, Instant)>::new());
         let (mut silent, mut was) = (0, false);
         while now < started + time {
@@ -438,20 +441,21 @@ mod liveness_tests {
                 liveness.last_received = now;
             }
             let unanswered = pings.front().map(|(sent, _)| *sent);
-            let signs = Signs { watched_for, unanswered, timeout: rtts.ping_timeout(), blocked: None };
+            let signs =
+                LivenessSigns { watched_for, unanswered, timeout: rtts.ping_timeout(), blocked: None };
             let verdict = liveness.handle_timeout(signs, now);
             match verdict {
-                Verdict::PingDue => {
+                LivenessVerdict::PingDue => {
                     let answered = line.answers(now);
                     pings.push_back((now, answered));
                 }
-                Verdict::Unresponsive if !line.lives(now) => {
+                LivenessVerdict::Unresponsive if !line.lives(now) => {
                     return (silent, line.dies.map(|dies| now - dies));
                 }
-                Verdict::Unresponsive => silent += usize::from(!was),
-                Verdict::Alive | Verdict::Stalled | Verdict::Dead(_) => {}
+                LivenessVerdict::Unresponsive => silent += usize::from(!was),
+                LivenessVerdict::Alive | LivenessVerdict::Stalled | LivenessVerdict::Dead(_) => {}
             }
-            was = verdict == Verdict::Unresponsive;
+            was = verdict == LivenessVerdict::Unresponsive;
             now = liveness.poll_timeout();
         }
         (silent, None)

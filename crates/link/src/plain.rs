@@ -20,7 +20,7 @@ use crate::frame_log::log_session_frame;
 use crate::grpc::read_ahead::ReadAhead;
 use crate::lock::Mutex;
 use crate::sender::LinkSender;
-use crate::table::session::SessionCore;
+use crate::table::session::SharedSession;
 use crate::table::{LinkEvent, SessionTable};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId};
@@ -28,7 +28,7 @@ use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::codec::{EncodedMessage, encode};
 use tunnel_proto::frame::{ErrorCode, Frame, Remote, SessionError, SessionKey};
 use tunnel_proto::state::SessionState;
-use tunnel_proto::superedge::generations::{Generation, SuperEdgeCodec};
+use tunnel_proto::superedge::generations::{SuperEdgeCodec, SuperEdgeGeneration};
 use tunnel_proto::superedge::{Decoded, PlainEvent};
 
 /// `Ok` if SuperEdge's dialect is compiled in, otherwise the reason why it cannot be used, with a hint.
@@ -51,7 +51,7 @@ pub(crate) struct PlainRemote {
     sender: Arc<LinkSender>,
     table: Arc<SessionTable>,
     codec: Mutex<SuperEdgeCodec>,
-    /// Notified when a frame of this side has changed when [`PlainReader::tick`] is due.
+    /// Notified when a frame of this side has changed when [`PlainRemoteReader::tick`] is due.
     rescheduled: Notify,
 }
 
@@ -130,29 +130,29 @@ impl PlainRemote {
 
 /// The reading direction of a link to a [`PlainRemote`]. It has backpressure, which the dialect lacks.
 #[derive(Debug)]
-pub(crate) struct PlainReader {
+pub(crate) struct PlainRemoteReader {
     remote: Arc<PlainRemote>,
     metrics: Metrics,
     /// Whether the remote dialled this end. Then heartbeats are requests to answer; otherwise they are responses.
     answers: bool,
     /// The remote's generation, as last reported.
-    generation: Option<Generation>,
+    generation: Option<SuperEdgeGeneration>,
     /// The session that received data last.
     fed: Option<SessionId>,
-    pauses: ReadPauses,
+    pauses: ReadPauseTimes,
 }
 
 /// How long each session has recently left the link unread. Time in which it is read reduces this again.
 #[derive(Debug, Default)]
-struct ReadPauses {
+struct ReadPauseTimes {
     paused: HashMap<SessionId, Duration>,
     /// End of the last pause.
     last: Option<Instant>,
 }
 
-impl ReadPauses {
-    /// Returns how much longer the link may be left unread for this session: it may use half of the time that the others
-    /// have not used. So however many readers stall, some is left for a slow one.
+impl ReadPauseTimes {
+    /// Returns how much longer the link may be left unread for this session: it may use half of the time that the
+    /// others have not used. So however many readers stall, some is left for a slow one.
     fn remaining(&mut self, session: SessionId, now: Instant) -> Duration {
         self.reduce(now);
         let own = self.paused.get(&session).copied().unwrap_or_default();
@@ -190,9 +190,9 @@ enum OverLimit {
     Process,
 }
 
-impl PlainReader {
+impl PlainRemoteReader {
     pub(crate) fn new(remote: Arc<PlainRemote>, metrics: Metrics, answers: bool) -> Self {
-        Self { remote, metrics, answers, generation: None, fed: None, pauses: ReadPauses::default() }
+        Self { remote, metrics, answers, generation: None, fed: None, pauses: ReadPauseTimes::default() }
     }
 
     /// Handles a message from the remote.
@@ -249,8 +249,8 @@ impl PlainReader {
         }
     }
 
-    /// Handles sessions for which a time has come: the target has ended and has received all its data, or the remote does
-    /// not report what this end waits for.
+    /// Handles sessions for which a time has come: the target has ended and has received all its data, or the remote
+    /// does not report what this end waits for.
     pub(crate) fn tick(&mut self, now: Instant, events: &mut VecDeque<LinkEvent>) {
         let due = self.remote.codec.lock().due(now);
         for id in due {
@@ -350,12 +350,12 @@ impl PlainReader {
 }
 
 /// Returns the session with most unread bytes among those with unreserved ones, or `None` if there is none.
-fn largest_backlog(sessions: Vec<Arc<SessionCore>>) -> Option<Arc<SessionCore>> {
+fn largest_backlog(sessions: Vec<Arc<SharedSession>>) -> Option<Arc<SharedSession>> {
     let unread = sessions.into_iter().map(|session| (session.read(|state| state.recv.unreserved()), session));
     unread.filter(|(bytes, _)| *bytes > 0).max_by_key(|(bytes, _)| *bytes).map(|(_, session)| session)
 }
 
-impl Drop for PlainReader {
+impl Drop for PlainRemoteReader {
     fn drop(&mut self) {
         self.count_link();
     }
@@ -365,8 +365,8 @@ impl Drop for PlainReader {
 const PLAIN_QUEUE: usize = 1024 * 1024;
 /// The same for all sessions of a link together for which a target is still dialled.
 const MAX_EARLY: usize = 4 * PLAIN_QUEUE;
-/// How long a plain link may be left unread at a stretch. A server of SuperEdge pings a link on which it has read nothing
-/// for 5 s.
+/// How long a plain link may be left unread at a stretch. A server of SuperEdge pings a link on which it has read
+/// nothing for 5 s.
 const MAX_READ_PAUSE: Duration = Duration::from_secs(4);
 /// How much of that each second of reading gives back, in seconds. So a link is unread for at most 2/5 of a long time.
 const PAUSE_RETURNED: f64 = 2.0 / 3.0;
@@ -382,14 +382,14 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever the sessions do, the link is read for a second in any 6 s: SuperEdge's server closes one on which it
-        /// has read nothing for that long.
+        /// Whatever the sessions do, the link is read for a second in any 6 s: SuperEdge's server closes one on which
+        /// it has read nothing for that long.
         #[test]
         fn a_plain_link_is_never_unread_for_long(
             steps in prop::collection::vec((1..6_u64, 0..8000_u64, 0..3000_u64), 1..60)
         ) {
             let (start, mut now) = (Instant::now(), Instant::now());
-            let (mut pauses, mut spans) = (ReadPauses::default(), Vec::new());
+            let (mut pauses, mut spans) = (ReadPauseTimes::default(), Vec::new());
             for (session, requested, read) in steps {
                 let session = SessionId::from_bits(u128::from(session));
                 let pause = Duration::from_millis(requested).min(pauses.remaining(session, now));
@@ -418,7 +418,7 @@ mod tests {
     #[test]
     fn reading_gives_the_pauses_back() {
         let (one, other, now) = (SessionId::from_bits(1), SessionId::from_bits(2), Instant::now());
-        let mut pauses = ReadPauses::default();
+        let mut pauses = ReadPauseTimes::default();
         pauses.add(one, Duration::from_secs(2), now);
         assert_eq!(pauses.remaining(other, now), Duration::from_secs(1), "half of what is left");
         assert!(pauses.remaining(one, now).is_zero());

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use crate::lock::Mutex;
-use crate::relay::bindings::{Binding, Bindings, EndWatch, RelayEnd, RelayLeg, RelayStep, log};
+use crate::relay::bindings::{Binding, BindingEndReporter, Bindings, RelayLeg, RelayOutcome, RelayStep, log};
 use crate::relay::queue::RelayQueue;
 use crate::relay::request::{Attempt, AttemptState, BindOutcome, SearchGuard};
 use crate::schedule::frame_source::FrameSource as _;
@@ -58,13 +58,13 @@ impl RelayTable {
     }
 
     /// Returns a receiver of the end of this attempt's binding.
-    pub(crate) fn watch_end(&self, attempt: &Attempt) -> oneshot::Receiver<RelayEnd> {
+    pub(crate) fn watch_end(&self, attempt: &Attempt) -> oneshot::Receiver<RelayOutcome> {
         let (reply, end) = oneshot::channel();
         let mut bindings = self.bindings.lock();
         if let Some(binding) = bindings.all.get_mut(&attempt.key.id).filter(|binding| binding.is_of(attempt))
         {
             let (down, up) = (binding.opener_leg.queue.clone(), None);
-            binding.watch = Some(EndWatch { down, up, why: None, reply: Some(reply) });
+            binding.watch = Some(BindingEndReporter { down, up, why: None, reply: Some(reply) });
         }
         end
     }
@@ -92,10 +92,10 @@ impl RelayTable {
     }
 
     /// Returns the sessions that are relayed for edges with a link here.
-    pub fn of_edges(&self) -> Vec<EdgeRelay> {
+    pub fn of_edges(&self) -> Vec<RelayedEdgeSession> {
         let bindings = self.bindings.lock();
         let of_edge = |binding: &&Binding| matches!(binding.opener_leg.link.peer, Remote::Edge(_));
-        let view = |binding: &Binding| EdgeRelay {
+        let view = |binding: &Binding| RelayedEdgeSession {
             key: binding.opener_leg.queue.key().clone(),
             from: binding.opener_leg.link.clone(),
             target: binding.target.clone(),
@@ -299,7 +299,7 @@ impl RelayTable {
 
 /// A session that this process relays for an edge.
 #[derive(Debug, Clone)]
-pub struct EdgeRelay {
+pub struct RelayedEdgeSession {
     /// Its id, category and node.
     pub key: SessionKey,
     /// The link of the edge that has opened it.

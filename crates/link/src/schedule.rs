@@ -14,7 +14,7 @@ pub(crate) mod frame_source;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use crate::schedule::frame_source::Entry;
+use crate::schedule::frame_source::QueueEntry;
 
 /// The turns of everything that waits for one link. Its clock starts at 0.
 #[derive(Debug, Default)]
@@ -27,7 +27,7 @@ pub(crate) struct Scheduler {
 
 /// What a flow has sent on its link so far; nothing by default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct FlowState {
+pub(crate) struct FlowUsage {
     /// Cost of everything sent.
     account: u64,
     /// Consecutive turns, up to the latest one, in which it had no more than [`INTERACTIVE_BACKLOG`] to send.
@@ -42,20 +42,20 @@ pub(crate) struct QueuedFlow {
     /// Breaks ties: first come, first served.
     entered: u64,
     /// Its current state.
-    pub(crate) flow_state: FlowState,
+    pub(crate) flow_state: FlowUsage,
     /// Whether it has little to send.
     small: bool,
     /// Its entry.
-    pub(crate) entry: Entry,
+    pub(crate) entry: QueueEntry,
 }
 
 impl Scheduler {
-    /// Queues an entry for its turn, with its state, the bytes that it has to send, and the longest frame it may send at
-    /// once.
-    pub(crate) fn enter(&mut self, entry: Entry, flow_state: FlowState, backlog: usize, longest: usize) {
+    /// Queues an entry for its turn, with its state, the bytes that it has to send, and the longest frame it may send
+    /// at once.
+    pub(crate) fn enter(&mut self, entry: QueueEntry, flow_state: FlowUsage, backlog: usize, longest: usize) {
         let account = flow_state.account.max(self.clock.saturating_sub(MAX_LAG));
         let ends = account + cost(backlog.min(longest));
-        let (flow_state, small) = (FlowState { account, ..flow_state }, backlog <= INTERACTIVE_BACKLOG);
+        let (flow_state, small) = (FlowUsage { account, ..flow_state }, backlog <= INTERACTIVE_BACKLOG);
         let turn = QueuedFlow { ends, entered: self.entered, flow_state, small, entry };
         self.entered += 1;
         if small { self.small.push(turn) } else { self.bulk.push(turn) }
@@ -71,12 +71,12 @@ impl Scheduler {
     }
 
     /// Advances the clock to the end of the frame that was just sent.
-    pub(crate) fn sent(&mut self, flow_state: FlowState) {
+    pub(crate) fn sent(&mut self, flow_state: FlowUsage) {
         self.clock = self.clock.max(flow_state.account);
     }
 
     /// Removes the flows for which `is_stale` returns true, and returns them.
-    pub(crate) fn remove_if(&mut self, is_stale: impl Fn(&Entry) -> bool) -> Vec<QueuedFlow> {
+    pub(crate) fn remove_if(&mut self, is_stale: impl Fn(&QueueEntry) -> bool) -> Vec<QueuedFlow> {
         let mut removed = Vec::new();
         for queue in [&mut self.small, &mut self.bulk] {
             let (stale, kept): (Vec<_>, Vec<_>) =
@@ -98,7 +98,7 @@ impl Scheduler {
     }
 }
 
-impl FlowState {
+impl FlowUsage {
     /// Returns true if the flow is interactive: its recent backlogs were all small. Bulk has a small remainder now and
     /// then.
     pub(crate) fn is_interactive(self) -> bool {
@@ -108,11 +108,11 @@ impl FlowState {
 
 impl QueuedFlow {
     /// Returns the sender's state after it has sent `len` bytes in this turn.
-    pub(crate) fn flow_state_after(&self, len: usize) -> FlowState {
+    pub(crate) fn flow_state_after(&self, len: usize) -> FlowUsage {
         // A frame may be shorter than the backlog, and more may have been added while it waited.
         let little = self.small && len <= INTERACTIVE_BACKLOG;
         let small = if little { self.flow_state.small.saturating_add(1) } else { 0 };
-        FlowState { account: self.flow_state.account + cost(len), small }
+        FlowUsage { account: self.flow_state.account + cost(len), small }
     }
 }
 
@@ -153,8 +153,8 @@ const FRAME_OVERHEAD: u64 = 128;
 #[cfg(test)]
 pub(crate) mod tests {
     use crate::schedule::frame_source::FrameSource;
-    use crate::schedule::frame_source::Sent;
     use crate::schedule::frame_source::Turn;
+    use crate::schedule::frame_source::TurnOutput;
     use std::collections::HashMap;
     use std::sync::Arc;
     use tokio::time::Instant;
@@ -162,7 +162,7 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     use tunnel_base::names::{NodeName, SessionId};
-    use tunnel_proto::frame::Category;
+    use tunnel_proto::frame::SessionCategory;
 
     use super::*;
     use tunnel_proto::frame::SessionFrame;
@@ -181,7 +181,7 @@ pub(crate) mod tests {
     impl Speaker {
         pub(crate) fn new() -> Arc<Self> {
             let id = SessionId::from_bits(1);
-            Arc::new(Self(SessionKey { id, category: Category::Ssh, node: NodeName::none() }))
+            Arc::new(Self(SessionKey { id, category: SessionCategory::Ssh, node: NodeName::none() }))
         }
     }
 
@@ -194,24 +194,24 @@ pub(crate) mod tests {
             false
         }
 
-        fn next_frame(self: Arc<Self>, _: LinkId, turn: &Turn, _: Instant) -> Sent {
+        fn next_frame(self: Arc<Self>, _: LinkId, turn: &Turn, _: Instant) -> TurnOutput {
             let credit = SessionFrame::Credit { received: 1, limit: 2 };
             let frame = if let Turn::Control(..) = turn { Some(credit) } else { None };
-            Sent { frame, ..Sent::default() }
+            TurnOutput { frame, ..TurnOutput::default() }
         }
     }
 
     /// Returns an entry of that stay, by which a test knows it again.
-    fn entry(number: u64) -> Entry {
-        Entry { source: Speaker::new(), stay: number }
+    fn entry(number: u64) -> QueueEntry {
+        QueueEntry { source: Speaker::new(), stay: number }
     }
 
-    fn at(account: u64) -> FlowState {
-        FlowState { account, small: 0 }
+    fn at(account: u64) -> FlowUsage {
+        FlowUsage { account, small: 0 }
     }
 
-    fn new() -> FlowState {
-        FlowState::default()
+    fn new() -> FlowUsage {
+        FlowUsage::default()
     }
 
     /// Sends everything in `backlogs`, frame by frame; returns (session, bytes) in order.

@@ -27,10 +27,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::frame_log::log_frame;
 use crate::lock::{Mutex, MutexGuard};
-use crate::schedule::frame_source::{Entry, FrameSource, SendRequest, Turn};
-use crate::sender::health::Health;
+use crate::schedule::frame_source::{FrameSource, QueueEntry, QueueRequest, Turn};
+use crate::sender::health::LinkHealth;
 use crate::sender::interactive::InteractiveLink;
-use crate::sender::queue::{MAX_QUEUED_REPLIES, Next, SendQueue};
+use crate::sender::queue::{MAX_QUEUED_REPLIES, SendItem, SendQueue};
 use crate::sender::sessions::LinkSessions;
 use crate::sender::stats::LinkStats;
 use tunnel_base::names::{Instance, NodeName};
@@ -60,7 +60,7 @@ pub struct LinkSender {
     room: OnceLock<Arc<Budget>>,
     /// Budget for the bytes from a plain remote, without a promised window, that wait here for readers.
     unread: OnceLock<Arc<Budget>>,
-    health: Health,
+    health: LinkHealth,
     stats: LinkStats,
 }
 
@@ -92,7 +92,7 @@ impl LinkSender {
             }),
             room: OnceLock::new(),
             unread: OnceLock::new(),
-            health: Health::default(),
+            health: LinkHealth::default(),
             stats: LinkStats::default(),
         })
     }
@@ -117,12 +117,12 @@ impl LinkSender {
             drop(replaced);
             let frame = match std::task::ready!(next) {
                 None => return Poll::Ready(None),
-                Some(Next::Frame(body)) => {
+                Some(SendItem::Frame(body)) => {
                     let node = self.peer.frame_node().cloned().unwrap_or_else(NodeName::none);
                     Some(Frame { node, body })
                 }
-                Some(Next::Reply(frame)) => Some(frame),
-                Some(Next::Turn(turn)) => self.take_frame(turn, now),
+                Some(SendItem::Reply(frame)) => Some(frame),
+                Some(SendItem::Turn(turn)) => self.take_frame(turn, now),
             };
             if let Some(frame) = frame {
                 log_frame("frame sent", self.id, &frame);
@@ -132,11 +132,11 @@ impl LinkSender {
     }
 
     /// Queues a source for its turn if it has anything to send.
-    pub(crate) fn enter<S: FrameSource + 'static>(&self, source: &Arc<S>, request: &SendRequest) {
+    pub(crate) fn enter<S: FrameSource + 'static>(&self, source: &Arc<S>, request: &QueueRequest) {
         if request.is_empty() {
             return;
         }
-        let entry = Entry { source: source.clone(), stay: request.stay };
+        let entry = QueueEntry { source: source.clone(), stay: request.stay };
         let _stale = self.with_state(|state| state.queue.handle_request(entry, request));
     }
 
@@ -191,8 +191,8 @@ impl LinkSender {
         frame
     }
 
-    /// Creates a frame about a session. On the link of an edge or a user's program only Open and Resume have another node
-    /// than the link's.
+    /// Creates a frame about a session. On the link of an edge or a user's program only Open and Resume have another
+    /// node than the link's.
     fn frame(&self, session: &SessionKey, frame: SessionFrame) -> Frame {
         let asks = matches!(frame, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
         let node = self.peer.frame_node().filter(|_| !asks).unwrap_or(&session.node).clone();
@@ -203,8 +203,8 @@ impl LinkSender {
         self.state.lock()
     }
 
-    /// Runs `step` under the lock. If it has queued anything, wakes the gRPC stream afterwards. What the step returns is
-    /// dropped without the lock.
+    /// Runs `step` under the lock. If it has queued anything, wakes the gRPC stream afterwards. What the step returns
+    /// is dropped without the lock.
     pub(crate) fn with_state<T>(&self, step: impl FnOnce(&mut LinkState) -> T) -> T {
         let mut state = self.lock();
         let result = step(&mut state);

@@ -30,15 +30,15 @@ use crate::sender::sessions::DetachedSessions;
 use crate::table::closed::{ByClient, source};
 use crate::table::departed::MAX_ORPHANS;
 use crate::table::ended::{Tombstones, unknown_session};
-use crate::table::pending::{IncomingSession, Parked, PendingOpen};
+use crate::table::pending::{IncomingSession, ParkedSession, PendingOpen};
 use crate::table::relay_request::{RelayRequest, attribute, refused};
-use crate::table::session::{Origin, Search, SessionCore};
+use crate::table::session::{SearchTicket, SessionOrigin, SharedSession};
 use crate::table::stream::Session;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_proto::budget::{Budget, LinkReservation};
 use tunnel_proto::frame::{
-    Category, ErrorCode, Frame, Opener, Remote, SessionError, SessionFrame, SessionKey,
+    ErrorCode, Frame, Opener, Remote, SessionCategory, SessionError, SessionFrame, SessionKey,
 };
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::halves::recv::RecvHalf;
@@ -68,7 +68,7 @@ pub struct SessionTable {
     unacked: Arc<Budget>,
     /// Bytes from plain remotes, for which nothing was reserved.
     pub(crate) unreserved: Arc<Budget>,
-    shards: Vec<Mutex<HashMap<SessionId, Arc<SessionCore>>>>,
+    shards: Vec<Mutex<HashMap<SessionId, Arc<SharedSession>>>>,
     count: AtomicUsize,
     ended: Mutex<Tombstones>,
     /// The sessions that another process has opened here.
@@ -76,7 +76,7 @@ pub struct SessionTable {
     /// The orphaned sessions that may be evicted.
     orphans: Mutex<ByClient>,
     /// Sessions that need a path, for which no task searches one yet.
-    parked: Mutex<VecDeque<Parked>>,
+    parked: Mutex<VecDeque<ParkedSession>>,
     /// Notified when a session is added to `parked`.
     came: Notify,
     /// The sessions that this process relays.
@@ -161,7 +161,7 @@ impl SessionTable {
         self: &Arc<Self>,
         node: NodeName,
         target: Target,
-        category: Category,
+        category: SessionCategory,
         client: String,
         listener: &'static str,
     ) -> Result<PendingOpen, TableFull> {
@@ -170,7 +170,7 @@ impl SessionTable {
         let source = source(&client);
         let end = SessionState::opener(target, client, send, recv);
         let key = SessionKey { id: SessionId::random(), category, node };
-        let shared = SessionCore::new(key, self, source, Origin::Here { listener }, end, None);
+        let shared = SharedSession::new(key, self, source, SessionOrigin::Here { listener }, end, None);
         // Its id is new.
         let _ = self.insert(&shared);
         Ok(PendingOpen::new(shared))
@@ -190,13 +190,13 @@ impl SessionTable {
     }
 
     /// Returns all sessions.
-    pub(crate) fn all(&self) -> Vec<Arc<SessionCore>> {
+    pub(crate) fn all(&self) -> Vec<Arc<SharedSession>> {
         self.shards.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>()).collect()
     }
 
     /// Makes place for another session. If there is none, evicts an orphan, or with `evict` another session. Returns
-    /// false if there is no place. The last frame of an evicted session may have to wait on a slow link, so the number of
-    /// such sessions is limited.
+    /// false if there is no place. The last frame of an evicted session may have to wait on a slow link, so the number
+    /// of such sessions is limited.
     fn make_place(&self, evict: impl Fn() -> bool) -> bool {
         let most = self.limits.sessions;
         let slack = most.div_ceil(CLOSE_FRAME_DIVISOR);
@@ -216,7 +216,7 @@ impl SessionTable {
     }
 
     /// Adds a session. Fails with the session that has its id already.
-    pub(crate) fn insert(&self, shared: &Arc<SessionCore>) -> Result<(), Arc<SessionCore>> {
+    pub(crate) fn insert(&self, shared: &Arc<SharedSession>) -> Result<(), Arc<SharedSession>> {
         match self.shard(shared.key.id).entry(shared.key.id) {
             Entry::Occupied(known) => return Err(known.get().clone()),
             Entry::Vacant(place) => place.insert(shared.clone()),
@@ -226,11 +226,11 @@ impl SessionTable {
     }
 
     /// Returns the session if it has an end here.
-    pub(crate) fn session(&self, id: SessionId) -> Option<Arc<SessionCore>> {
+    pub(crate) fn session(&self, id: SessionId) -> Option<Arc<SharedSession>> {
         self.shard(id).get(&id).cloned()
     }
 
-    fn shard(&self, id: SessionId) -> MutexGuard<'_, HashMap<SessionId, Arc<SessionCore>>> {
+    fn shard(&self, id: SessionId) -> MutexGuard<'_, HashMap<SessionId, Arc<SharedSession>>> {
         self.shards[id.shard(SHARDS)].lock()
     }
 }
@@ -288,7 +288,7 @@ impl SessionTable {
         let at_server = !matches!(sender.peer, Remote::Server(_));
         match &mut frame {
             SessionFrame::Open { .. } | SessionFrame::Resume { .. }
-                if key.category == Category::Admin && !matches!(sender.peer, Remote::Client(_)) =>
+                if key.category == SessionCategory::Admin && !matches!(sender.peer, Remote::Client(_)) =>
             {
                 let why = "only the program of a user opens sessions of the category admin";
                 sender.reply(&key, refused(&frame, SessionError::new(ErrorCode::NotAllowed, why)));
@@ -349,8 +349,8 @@ impl SessionTable {
         None
     }
 
-    /// Returns true if an edge or a user has requested a quarter of all sessions that are possible, and half of them are
-    /// in use. So none takes the places of all others.
+    /// Returns true if an edge or a user has requested a quarter of all sessions that are possible, and half of them
+    /// are in use. So none takes the places of all others.
     fn exceeds_fair_share(&self, peer: &Remote) -> bool {
         let (Some(requester), most) = (peer.requester(), self.limits.sessions) else { return false };
         let is_crowded = self.relays.len().max(self.len()) >= most / 2;
@@ -358,8 +358,8 @@ impl SessionTable {
         is_crowded && self.relays.requested_by(&requester) + ends_here() >= most.div_ceil(4)
     }
 
-    /// Rejects a remote that tries to resume another opener's session, or as one to another target, with the same answer
-    /// as for an unknown session.
+    /// Rejects a remote that tries to resume another opener's session, or as one to another target, with the same
+    /// answer as for an unknown session.
     fn reject_opener(&self, from: &LinkSender, session: &SessionKey, frame: &SessionFrame) {
         self.metrics.frames_dropped.count("wrong_opener");
         from.reply(session, refused(frame, unknown_session()));
@@ -379,7 +379,7 @@ impl SessionTable {
             return None;
         };
         let (target, client) = (target.clone(), client.clone());
-        let origin = Origin::Remote { opener: opener.clone(), target: target.clone() };
+        let origin = SessionOrigin::Remote { opener: opener.clone(), target: target.clone() };
         let source = source(&client);
         let ended = self.ended.lock().refusal(key.id);
         let halves = if let Some(refusal) = ended {
@@ -400,7 +400,7 @@ impl SessionTable {
             recv.lift_limit(self.room_unread(sender));
         }
         let end = SessionState::acceptor(sender.id, epoch, limit, send, recv);
-        let shared = SessionCore::new(key, self, source.clone(), origin, end, Some(sender.clone()));
+        let shared = SharedSession::new(key, self, source.clone(), origin, end, Some(sender.clone()));
         if let Err(first) = self.insert(&shared) {
             // The same Open has just arrived on another link, which another task reads.
             if first.is_of_origin(&open) {
@@ -481,7 +481,7 @@ impl SessionTable {
     }
 
     /// Forgets a session that is over; `why` is set if it did not end cleanly.
-    pub(crate) fn forget(&self, session: &SessionCore, is_opener: bool, why: Option<ErrorCode>) {
+    pub(crate) fn forget(&self, session: &SharedSession, is_opener: bool, why: Option<ErrorCode>) {
         let (id, now) = (session.key.id, Instant::now());
         // Only a session that another process opened can be requested again. Added first, so that a late Open always
         // finds one of the two.
@@ -514,8 +514,8 @@ impl SessionTable {
         sessions
     }
 
-    /// Makes the sessions that were opened here leave that link, and sends PathLost for them: all, or those of one node,
-    /// if `meant` accepts the process of their remote end. Returns their number.
+    /// Makes the sessions that were opened here leave that link, and sends PathLost for them: all, or those of one
+    /// node, if `meant` accepts the process of their remote end. Returns their number.
     pub fn leave(
         &self,
         sender: &Arc<LinkSender>,
@@ -548,7 +548,7 @@ impl SessionTable {
 
     /// Returns the sessions with an end here that run on that link, in the order in which they joined it: all, or those
     /// of one node.
-    pub(crate) fn on_link(&self, sender: &LinkSender, of: Option<&NodeName>) -> Vec<Arc<SessionCore>> {
+    pub(crate) fn on_link(&self, sender: &LinkSender, of: Option<&NodeName>) -> Vec<Arc<SharedSession>> {
         sender.own(of).into_iter().filter_map(|id| self.session(id)).collect()
     }
 }
@@ -562,7 +562,7 @@ impl SessionTable {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub async fn next_parked(&self) -> Parked {
+    pub async fn next_parked(&self) -> ParkedSession {
         // A runtime that ends drops each search at once, and its session needs another one. Without this, the task that
         // calls would never give way, and the runtime would never end.
         consume_budget().await;
@@ -575,8 +575,8 @@ impl SessionTable {
         }
     }
 
-    pub(crate) fn add_parked(&self, session: &Arc<SessionCore>, search: Search) {
-        self.parked.lock().push_back(Parked { shared: session.clone(), search });
+    pub(crate) fn add_parked(&self, session: &Arc<SharedSession>, search: SearchTicket) {
+        self.parked.lock().push_back(ParkedSession { shared: session.clone(), search });
         self.came.notify_one();
     }
 }

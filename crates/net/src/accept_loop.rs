@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{Instrument, Span, debug, info_span, warn};
 
 use crate::fd_limit;
-use crate::limiter::{FairLimiter, Limits, Permit, Source};
+use crate::limiter::{FairLimiter, Permit, PermitLimits, Source};
 use crate::listen::Accept;
 use crate::proxy_protocol::{ProxyProtocolError, read};
 use crate::socket::Connection;
@@ -55,7 +55,7 @@ pub struct Accepted<S = TcpStream> {
 
 /// The reason for rejecting a connection before it is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rejection {
+pub enum ConnectionRejection {
     /// The access policy does not allow the source.
     Forbidden,
     /// The process is stopping.
@@ -72,14 +72,14 @@ pub trait ConnectionHandler<S = TcpStream>: Send + Sync + 'static {
     fn span(&self, from: SocketAddr) -> Span;
 
     /// Checks whether a connection from this address is accepted. Called before it gets a permit.
-    fn admits(&self, _from: SocketAddr) -> Result<(), Rejection> {
+    fn admits(&self, _from: SocketAddr) -> Result<(), ConnectionRejection> {
         Ok(())
     }
 
     /// Returns a few bytes in the listener's protocol to send before a rejected connection is closed; none by default.
     ///
     /// Called once per rejected connection, so it may count and log.
-    fn rejection_bytes(&self, _from: SocketAddr, _why: Rejection) -> Bytes {
+    fn rejection_bytes(&self, _from: SocketAddr, _why: ConnectionRejection) -> Bytes {
         Bytes::new()
     }
 
@@ -87,7 +87,7 @@ pub trait ConnectionHandler<S = TcpStream>: Send + Sync + 'static {
     fn handle(self: Arc<Self>, connection: Accepted<S>) -> impl Future<Output = ()> + Send;
 }
 
-impl Rejection {
+impl ConnectionRejection {
     /// Returns a fixed label for metrics.
     pub fn name(self) -> &'static str {
         match self {
@@ -106,10 +106,11 @@ where
     H: ConnectionHandler<L::AnyStream>,
 {
     let AcceptLimits { permits, proxies, refused, refusals, for_operators } = limits;
-    let (limiter, max_files) = (FairLimiter::new(Limits::permits(permits)), fd_limit::limit());
-    let closing = FairLimiter::new(Limits::permits(fd_limit::at_most(MAX_CLOSING, 16)));
+    let (limiter, max_files) = (FairLimiter::new(PermitLimits::permits(permits)), fd_limit::limit());
+    let closing = FairLimiter::new(PermitLimits::permits(fd_limit::at_most(MAX_CLOSING, 16)));
     let handler = Arc::new(handler);
-    let acceptor = Acceptor { handler, limiter, refused, refusals, closing, max_files, for_operators, drain };
+    let acceptor =
+        AcceptLoopState { handler, limiter, refused, refusals, closing, max_files, for_operators, drain };
     let acceptor = Arc::new(acceptor);
     let mut warned: Option<Instant> = None;
     loop {
@@ -129,7 +130,7 @@ where
                     "refusing connections, nearly all files are in use"
                 );
             }
-            acceptor.reject(socket, from, Rejection::OpenFiles);
+            acceptor.reject(socket, from, ConnectionRejection::OpenFiles);
         } else if proxies.contains(from.ip()) {
             Arc::clone(&acceptor).read_proxy_header(socket, from);
         } else {
@@ -140,7 +141,7 @@ where
 
 /// The state that the loop of a listener shares with the tasks of its connections.
 #[derive(Debug)]
-struct Acceptor<H> {
+struct AcceptLoopState<H> {
     handler: Arc<H>,
     limiter: FairLimiter,
     refused: ReasonCounter,
@@ -153,7 +154,7 @@ struct Acceptor<H> {
     drain: Drain,
 }
 
-impl<H> Acceptor<H> {
+impl<H> AcceptLoopState<H> {
     /// Spawns the task that serves a connection, or rejects the connection.
     fn admit<S>(&self, socket: S, from: SocketAddr)
     where
@@ -165,7 +166,7 @@ impl<H> Acceptor<H> {
         }
         let most = self.max_permits(&socket);
         let Ok(permit) = self.limiter.try_acquire_below(&Source::of(from.ip()), most) else {
-            return self.reject(socket, from, Rejection::Full);
+            return self.reject(socket, from, ConnectionRejection::Full);
         };
         let lost = permit.revoked();
         // Boxed, so that the future is not stored a second time in the task.
@@ -203,7 +204,7 @@ impl<H> Acceptor<H> {
     {
         let most = self.max_permits(&socket);
         let Ok(permit) = self.limiter.try_acquire_below(&Source::of(balancer.ip()), most) else {
-            return self.reject(socket, balancer, Rejection::Full);
+            return self.reject(socket, balancer, ConnectionRejection::Full);
         };
         let span = info_span!("proxy_protocol", %balancer);
         self.drain.clone().spawn(Span::none(), async move {
@@ -234,7 +235,7 @@ impl<H> Acceptor<H> {
     }
 
     /// Sends the rejection without waiting, and closes the connection so that its bytes arrive.
-    fn reject<S>(&self, mut socket: S, from: SocketAddr, why: Rejection)
+    fn reject<S>(&self, mut socket: S, from: SocketAddr, why: ConnectionRejection)
     where
         H: ConnectionHandler<S>,
         S: Connection + AsFd + 'static,
@@ -307,8 +308,8 @@ mod tests {
         let (socket, metrics) = (File::open("/dev/null").unwrap(), Metrics::edge());
         let number = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&socket)).unwrap();
         let waiting = |max_files, count| {
-            let limiter = FairLimiter::new(Limits::permits(1000));
-            let acceptor = Acceptor {
+            let limiter = FairLimiter::new(PermitLimits::permits(1000));
+            let acceptor = AcceptLoopState {
                 handler: Arc::new(()),
                 closing: limiter.clone(),
                 limiter,

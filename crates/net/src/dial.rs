@@ -23,11 +23,11 @@ use tunnel_base::names::{Host, Target};
 
 /// The failures of all addresses, the most telling first: its kind decides the result and the hint.
 #[derive(Debug)]
-pub struct ConnectError(Vec<Failure>);
+pub struct ConnectError(Vec<AddressFailure>);
 
 /// The failure of one address. The variants are ordered from the least to the most telling.
 #[derive(Debug)]
-pub enum Failure {
+pub enum AddressFailure {
     /// The network reports that the address is unreachable, or this machine has no addresses of its kind. Usual causes:
     /// no route, a firewall that rejects, or no IPv6.
     Unreachable(SocketAddr, io::Error),
@@ -109,7 +109,7 @@ async fn dial_with(
             }
         }
     }
-    let answered: Vec<_> = failed.iter().map(Failure::at).collect();
+    let answered: Vec<_> = failed.iter().map(AddressFailure::at).collect();
     let silent = addresses.iter().filter(|at| !answered.contains(at));
     failed.extend(silent.map(|&at| timed_out(at, timeout)));
     Err(ConnectError::new(failed))
@@ -155,7 +155,7 @@ async fn connect(at: SocketAddr, check: impl Fn(&TcpSocket) -> io::Result<()>) -
 }
 
 impl ConnectError {
-    fn new(mut failed: Vec<Failure>) -> Self {
+    fn new(mut failed: Vec<AddressFailure>) -> Self {
         // By address, because callers try addresses in varying order, and log an error once.
         failed.sort_by_key(|failure| (Reverse(failure.rank()), failure.at()));
         let mut named = HashSet::new();
@@ -166,8 +166,10 @@ impl ConnectError {
     /// Returns the text for a message that has named the target `at`: if that is the only address, it is not repeated.
     pub fn after(&self, at: &Target) -> String {
         match self.0.as_slice() {
-            [Failure::Local(only, cause)] if Target::from(*only) == *at => format!("not from here: {cause}"),
-            [only] if Target::from(only.at()) == *at => format!("it {}", Outcome(only)),
+            [AddressFailure::Local(only, cause)] if Target::from(*only) == *at => {
+                format!("not from here: {cause}")
+            }
+            [only] if Target::from(only.at()) == *at => format!("it {}", FailureDisplay(only)),
             _ => self.to_string(),
         }
     }
@@ -175,16 +177,16 @@ impl ConnectError {
     /// Returns a fixed label for metrics: that of the most telling failure.
     pub fn reason(&self) -> &'static str {
         match self.first() {
-            Some(Failure::Unreachable(..)) => "unreachable",
-            Some(Failure::Local(..)) => "local_error",
-            Some(Failure::Refused(_)) => "refused",
-            Some(Failure::Timeout(..)) => "timeout",
+            Some(AddressFailure::Unreachable(..)) => "unreachable",
+            Some(AddressFailure::Local(..)) => "local_error",
+            Some(AddressFailure::Refused(_)) => "refused",
+            Some(AddressFailure::Timeout(..)) => "timeout",
             None => "address_unknown",
         }
     }
 
     /// Returns the most telling failure, or `None` if there was no address.
-    pub fn first(&self) -> Option<&Failure> {
+    pub fn first(&self) -> Option<&AddressFailure> {
         self.0.first()
     }
 }
@@ -194,15 +196,22 @@ impl fmt::Display for ConnectError {
         if self.0.is_empty() {
             return f.write_str("no address to connect to");
         }
-        for (n, similar) in self.0.chunk_by(Failure::is_like).enumerate() {
+        for (n, similar) in self.0.chunk_by(AddressFailure::is_like).enumerate() {
             let between = if n > 0 { "; " } else { "" };
             match similar {
-                [Failure::Local(at, cause), ..] => {
+                [AddressFailure::Local(at, cause), ..] => {
                     write!(f, "{between}cannot connect to {at} from here: {cause}")?;
                 }
                 [first, rest @ ..] => {
-                    let also = if let Failure::Timeout(..) = first { ", nor did" } else { ", and so did" };
-                    write!(f, "{between}{} {}{}", first.at(), Outcome(first), AlsoFailed(also, rest))?;
+                    let also =
+                        if let AddressFailure::Timeout(..) = first { ", nor did" } else { ", and so did" };
+                    write!(
+                        f,
+                        "{between}{} {}{}",
+                        first.at(),
+                        FailureDisplay(first),
+                        OtherFailures(also, rest)
+                    )?;
                 }
                 [] => {}
             }
@@ -214,14 +223,14 @@ impl fmt::Display for ConnectError {
 impl std::error::Error for ConnectError {}
 
 /// Formats what happened at an address, after the address.
-struct Outcome<'a>(&'a Failure);
+struct FailureDisplay<'a>(&'a AddressFailure);
 
-impl fmt::Display for Outcome<'_> {
+impl fmt::Display for FailureDisplay<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Failure::Refused(_) => f.write_str("refused the connection"),
-            Failure::Timeout(_, timeout) => write!(f, "did not answer within {timeout:?}"),
-            Failure::Unreachable(_, cause) | Failure::Local(_, cause) => {
+            AddressFailure::Refused(_) => f.write_str("refused the connection"),
+            AddressFailure::Timeout(_, timeout) => write!(f, "did not answer within {timeout:?}"),
+            AddressFailure::Unreachable(_, cause) | AddressFailure::Local(_, cause) => {
                 write!(f, "cannot be reached: {cause}")
             }
         }
@@ -229,9 +238,9 @@ impl fmt::Display for Outcome<'_> {
 }
 
 /// Formats the addresses after the first that failed in the same way: the words before them, then the addresses.
-struct AlsoFailed<'a>(&'static str, &'a [Failure]);
+struct OtherFailures<'a>(&'static str, &'a [AddressFailure]);
 
-impl fmt::Display for AlsoFailed<'_> {
+impl fmt::Display for OtherFailures<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, failure) in self.1.iter().enumerate() {
             write!(f, "{} {}", if n == 0 { self.0 } else { "," }, failure.at())?;
@@ -240,7 +249,7 @@ impl fmt::Display for AlsoFailed<'_> {
     }
 }
 
-impl Failure {
+impl AddressFailure {
     fn at(&self) -> SocketAddr {
         match self {
             Self::Unreachable(at, _) | Self::Local(at, _) | Self::Refused(at) | Self::Timeout(at, _) => *at,
@@ -263,26 +272,26 @@ impl Failure {
 }
 
 /// Creates a timeout failure with the time rounded to hundredths of a second, for messages.
-fn timed_out(at: SocketAddr, timeout: Duration) -> Failure {
+fn timed_out(at: SocketAddr, timeout: Duration) -> AddressFailure {
     let hundredths = (timeout + Duration::from_millis(5)).as_millis() / 10;
-    Failure::Timeout(at, Duration::from_millis(u64::try_from(hundredths * 10).unwrap_or(u64::MAX)))
+    AddressFailure::Timeout(at, Duration::from_millis(u64::try_from(hundredths * 10).unwrap_or(u64::MAX)))
 }
 
 /// Returns which failure the system's error means.
-fn failure(at: SocketAddr, cause: io::Error, timeout: Duration) -> Failure {
+fn failure(at: SocketAddr, cause: io::Error, timeout: Duration) -> AddressFailure {
     use io::ErrorKind as Kind;
     match cause.kind() {
-        Kind::ConnectionRefused | Kind::ConnectionReset => Failure::Refused(at),
+        Kind::ConnectionRefused | Kind::ConnectionReset => AddressFailure::Refused(at),
         Kind::TimedOut => timed_out(at, timeout),
         Kind::HostUnreachable | Kind::NetworkUnreachable | Kind::NetworkDown => {
-            Failure::Unreachable(at, cause)
+            AddressFailure::Unreachable(at, cause)
         }
         // With IPv4 it means that no port is free, with IPv6 that this machine has no such address.
-        Kind::AddrNotAvailable if at.is_ipv6() => Failure::Unreachable(at, cause),
+        Kind::AddrNotAvailable if at.is_ipv6() => AddressFailure::Unreachable(at, cause),
         _ if cause.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) => {
-            Failure::Unreachable(at, cause)
+            AddressFailure::Unreachable(at, cause)
         }
-        _ => Failure::Local(at, cause),
+        _ => AddressFailure::Local(at, cause),
     }
 }
 
@@ -293,13 +302,13 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 const MAX_ATTEMPTS: usize = 16;
 
 /// Global, so that every dial of a host by this process knows them.
-static LAST_ANSWERS: LazyLock<Mutex<LastAnswers>> = LazyLock::new(Mutex::default);
+static LAST_ANSWERS: LazyLock<Mutex<RespondingAddresses>> = LazyLock::new(Mutex::default);
 
 /// For hosts and ports with an unresponsive address, the address that answered instead, and when.
 #[derive(Debug, Default)]
-struct LastAnswers(HashMap<(Arc<str>, u16), (IpAddr, Instant)>);
+struct RespondingAddresses(HashMap<(Arc<str>, u16), (IpAddr, Instant)>);
 
-impl LastAnswers {
+impl RespondingAddresses {
     fn insert(&mut self, host: &Host, at: SocketAddr) {
         let Host::Name(name) = host else { return };
         if self.0.len() >= MAX_LAST_ANSWERS {
@@ -385,7 +394,7 @@ mod tests {
         assert_eq!(error_of(&[], SOON).await, "no address to connect to");
         let failed = dial(&named("all.test"), &[refuses, mute], brief).await.unwrap_err();
         assert!(
-            matches!(failed.first(), Some(Failure::Timeout(at, _)) if *at == mute),
+            matches!(failed.first(), Some(AddressFailure::Timeout(at, _)) if *at == mute),
             "the time was spent on this address"
         );
     }
@@ -458,7 +467,7 @@ mod tests {
 
     #[test]
     fn the_number_of_remembered_hosts_is_bounded() {
-        let mut worked = LastAnswers::default();
+        let mut worked = RespondingAddresses::default();
         for n in 0..3 * MAX_LAST_ANSWERS {
             worked.insert(&named(&format!("n{n}.test")), ([192, 0, 2, 1], 7).into());
         }

@@ -18,7 +18,7 @@ use tunnel_base::names::Target;
 
 /// The proxy for connections to servers, and the targets that are dialled without it.
 #[derive(Clone)]
-pub struct HttpProxyClient {
+pub struct OutboundProxy {
     at: Target,
     /// Value of `Proxy-Authorization`. A secret that is never displayed.
     authorization: Option<String>,
@@ -72,7 +72,7 @@ pub enum ProxyError {
     },
 }
 
-impl HttpProxyClient {
+impl OutboundProxy {
     /// Parses the values of `HTTPS_PROXY` and `NO_PROXY`. Returns `None` if the first is empty.
     pub fn new(https_proxy: &str, no_proxy: &str) -> Result<Option<Self>, ProxyError> {
         let url = https_proxy.trim();
@@ -152,7 +152,7 @@ impl HttpProxyClient {
     }
 }
 
-impl fmt::Debug for HttpProxyClient {
+impl fmt::Debug for OutboundProxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let credentials = if self.authorization.is_some() { "***@" } else { "" };
         write!(f, "Proxy({credentials}{})", self.at)

@@ -20,11 +20,11 @@ use tunnel_base::policy::canonical_ip;
 
 /// This machine's current addresses. They change with its networks.
 #[derive(Clone)]
-pub struct LocalAddresses(Arc<dyn Fn() -> Addresses + Send + Sync>);
+pub struct LocalAddresses(Arc<dyn Fn() -> InterfaceSnapshot + Send + Sync>);
 
 /// A snapshot of the IP addresses of this machine's network interfaces.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Addresses {
+pub struct InterfaceSnapshot {
     /// All addresses.
     pub all: Vec<IpAddr>,
     /// Loopback, and the addresses that other machines use. Link-local addresses and those of dummy interfaces are
@@ -34,12 +34,12 @@ pub struct Addresses {
 
 impl LocalAddresses {
     /// Calls `addresses` each time they are needed. It must be fast.
-    pub fn new(addresses: impl Fn() -> Addresses + Send + Sync + 'static) -> Self {
+    pub fn new(addresses: impl Fn() -> InterfaceSnapshot + Send + Sync + 'static) -> Self {
         Self(Arc::new(addresses))
     }
 
     /// Returns the current addresses.
-    pub fn now(&self) -> Addresses {
+    pub fn now(&self) -> InterfaceSnapshot {
         (self.0)()
     }
 
@@ -48,7 +48,7 @@ impl LocalAddresses {
     ///
     /// The given addresses are treated as used by other machines, whatever interface they are on.
     pub fn of_interfaces(given: Vec<IpAddr>) -> Self {
-        let known: Mutex<Option<(Instant, Addresses)>> = Mutex::new(None);
+        let known: Mutex<Option<(Instant, InterfaceSnapshot)>> = Mutex::new(None);
         Self::new(move || {
             let mut known = known.lock();
             if let Some((at, addresses)) = &*known
@@ -82,12 +82,12 @@ fn interfaces() -> io::Result<Vec<InterfaceAddress>> {
     Ok(found)
 }
 
-fn sort(given: &[IpAddr], found: &[InterfaceAddress], dummies: &HashSet<u32>) -> Addresses {
+fn sort(given: &[IpAddr], found: &[InterfaceAddress], dummies: &HashSet<u32>) -> InterfaceSnapshot {
     let is_used = |at: &&InterfaceAddress| !is_link_local(at.ip) && !dummies.contains(&at.index);
     let with = |found: &mut dyn Iterator<Item = &InterfaceAddress>| {
         given.iter().copied().chain(found.map(|at| at.ip)).collect()
     };
-    Addresses { all: with(&mut found.iter()), own: with(&mut found.iter().filter(is_used)) }
+    InterfaceSnapshot { all: with(&mut found.iter()), own: with(&mut found.iter().filter(is_used)) }
 }
 
 fn is_link_local(ip: IpAddr) -> bool {
@@ -174,7 +174,7 @@ mod tests {
         .map(|(ip, index)| InterfaceAddress { ip: ip.parse().unwrap(), index, is_tentative: false })
         .collect();
         let given = ips(&["192.0.2.7", "169.254.7.7"]);
-        let Addresses { all, own } = sort(&given, &found, &HashSet::from([3]));
+        let InterfaceSnapshot { all, own } = sort(&given, &found, &HashSet::from([3]));
         assert_eq!(own, ips(&["192.0.2.7", "169.254.7.7", "127.0.0.1", "10.0.0.5", "fd00::5"]));
         assert_eq!((all.len(), &all[..2]), (10, &given[..]));
     }

@@ -24,8 +24,8 @@ pub struct Keepalive {
 }
 
 impl Keepalive {
-    /// The settings for sockets of clients, targets and links: a vanished remote is noticed within one minute. NATs keep
-    /// connections longer.
+    /// The settings for sockets of clients, targets and links: a vanished remote is noticed within one minute. NATs
+    /// keep connections longer.
     pub const PROBED: Self =
         Self { time: Duration::from_secs(30), interval: Duration::from_secs(10), attempts: 3 };
 
@@ -60,10 +60,10 @@ impl Keepalive {
 ///
 /// A read that waits for bytes returns the error of its connection, and the kernel probes a connection with nothing to
 /// send. This covers the rest: a connection that is not read, because it has ended or its bytes find no room elsewhere,
-/// and a connection with unacknowledged bytes, for which the kernel alone would try for 15 minutes. An idle connection is
-/// not checked.
+/// and a connection with unacknowledged bytes, for which the kernel alone would try for 15 minutes. An idle connection
+/// is not checked.
 #[derive(Debug, Default)]
-pub struct LossDetector {
+pub struct DisconnectDetector {
     /// Whether the last read waits for bytes.
     reading: bool,
     /// Whether bytes were written that may be unacknowledged.
@@ -72,7 +72,7 @@ pub struct LossDetector {
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl LossDetector {
+impl DisconnectDetector {
     /// Records the result of a read.
     pub fn on_read<R>(&mut self, read: &Poll<R>) {
         self.reading = read.is_pending();
@@ -85,8 +85,8 @@ impl LossDetector {
 
     /// Ready with the cause once the remote is lost, like [`ByteStream::poll_lost`](crate::ByteStream::poll_lost).
     ///
-    /// `is_closed` returns true if the remote of a connection without TCP has closed it. Everything that it sent can then
-    /// still be read.
+    /// `is_closed` returns true if the remote of a connection without TCP has closed it. Everything that it sent can
+    /// then still be read.
     pub fn poll(
         &mut self,
         cx: &mut Context<'_>,

@@ -35,7 +35,7 @@ pub struct FairLimiter<K: Clone + Ord + Hash = Source>(Arc<Mutex<LimiterState<K>
 
 /// The limits that a [`FairLimiter`] enforces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct PermitLimits {
     /// Maximum number of permits held at once.
     pub permits: usize,
     /// Maximum number of permits that one source may hold, even while no other source needs one.
@@ -50,7 +50,7 @@ pub struct Limits {
 /// The reason why no permit is granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AcquireError {
-    /// This source holds [`Limits::per_source`] permits.
+    /// This source holds [`PermitLimits::per_source`] permits.
     #[error("per-client limit reached")]
     PerSource,
     /// No permit can be revoked, and no more calls may wait.
@@ -70,20 +70,20 @@ pub struct Permit<K: Clone + Ord + Hash = Source> {
 /// The state that the clones of a [`FairLimiter`] share, under its lock.
 #[derive(Debug)]
 struct LimiterState<K> {
-    limits: Limits,
+    limits: PermitLimits,
     next_id: u64,
     /// The holders of permits, each with the token that is cancelled when its permit is revoked.
     holders: FairMap<K, u64, CancellationToken>,
     /// Holders whose permits are suspended, with their sources.
     suspended: HashMap<u64, K>,
-    waiting: FairMap<K, u64, Waiting>,
+    waiting: FairMap<K, u64, PermitWaiter>,
     /// The sources of `waiting`, each once. The first is granted the next permit, and is the last then.
     turns: VecDeque<K>,
 }
 
 /// A call that waits for a permit.
 #[derive(Debug)]
-struct Waiting {
+struct PermitWaiter {
     /// Sent when the permit is granted; dropped unsent if the call loses its place.
     granted: oneshot::Sender<()>,
     revoked: CancellationToken,
@@ -99,7 +99,7 @@ impl Source {
     }
 }
 
-impl Limits {
+impl PermitLimits {
     /// Returns limits without a queue: a newcomer takes the permit of an idle holder, or is refused.
     pub const fn permits(permits: usize) -> Self {
         Self { permits, per_source: usize::MAX, waiting: 0, idle_timeout: Some(Duration::ZERO) }
@@ -108,7 +108,7 @@ impl Limits {
 
 impl<K: Clone + Ord + Hash> FairLimiter<K> {
     /// Creates a limiter with these limits and no holders.
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: PermitLimits) -> Self {
         Self(Arc::new(Mutex::new(LimiterState {
             limits,
             next_id: 0,
@@ -136,7 +136,7 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
     pub fn try_acquire_below(&self, who: &K, most: usize) -> Result<Permit<K>, AcquireError> {
         let revoked = CancellationToken::new();
         let mut state = self.lock();
-        let Limits { permits, per_source, .. } = state.limits;
+        let PermitLimits { permits, per_source, .. } = state.limits;
         if per_source < permits && state.holders.count(who) >= per_source {
             return Err(AcquireError::PerSource);
         }
@@ -180,7 +180,7 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
             state.turns.push_back(who.clone());
         }
         let lost =
-            state.waiting.insert(who, id, Waiting { granted, revoked: revoked.clone() }, Instant::now());
+            state.waiting.insert(who, id, PermitWaiter { granted, revoked: revoked.clone() }, Instant::now());
         if let Some(lost) = &lost {
             state.end_turns(&lost.source);
         }
@@ -191,8 +191,8 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
 
     /// Applies a change, then notifies the tasks that it concerns. Releases the lock first, because a woken task may
     /// use this limiter at once.
-    fn change(&self, change: impl FnOnce(&mut LimiterState<K>) -> Notifications) {
-        let Notifications { granted, evicted } = change(&mut self.lock());
+    fn change(&self, change: impl FnOnce(&mut LimiterState<K>) -> LimiterWakeups) {
+        let LimiterWakeups { granted, evicted } = change(&mut self.lock());
         if let Some(granted) = granted {
             // Fails only if the waiting call was dropped; its permit is then released.
             let _ = granted.send(());
@@ -213,7 +213,7 @@ impl<K: Clone + Ord + Hash> Clone for FairLimiter<K> {
 
 /// The tasks that a change of a [`LimiterState`] concerns.
 #[derive(Debug, Default)]
-struct Notifications {
+struct LimiterWakeups {
     granted: Option<oneshot::Sender<()>>,
     evicted: Option<CancellationToken>,
 }
@@ -227,8 +227,8 @@ impl<K: Clone + Ord + Hash> LimiterState<K> {
     /// Makes room for a permit of `who`, as if there were at most `most`. Returns the token of the holder that loses
     /// its permit for it, if none is free: a holder of the source with most permits.
     ///
-    /// That holder loses it at once if its source still has more than `who` afterwards. Otherwise it loses it only after
-    /// [`Limits::idle_timeout`], to the source that has the next turn.
+    /// That holder loses it at once if its source still has more than `who` afterwards. Otherwise it loses it only
+    /// after [`PermitLimits::idle_timeout`], to the source that has the next turn.
     fn make_room(
         &mut self,
         who: &K,
@@ -251,11 +251,11 @@ impl<K: Clone + Ord + Hash> LimiterState<K> {
     }
 
     /// Grants a permit to the source with the next turn, if one is free or can be revoked now.
-    fn grant_next(&mut self) -> Notifications {
+    fn grant_next(&mut self) -> LimiterWakeups {
         let now = Instant::now();
-        let Some(who) = self.turns.front().cloned() else { return Notifications::default() };
+        let Some(who) = self.turns.front().cloned() else { return LimiterWakeups::default() };
         let room = self.make_room(&who, usize::MAX, true, now);
-        let Ok(evicted) = room else { return Notifications::default() };
+        let Ok(evicted) = room else { return LimiterWakeups::default() };
         self.turns.rotate_left(1);
         let next = self.waiting.pop_of(&who);
         self.end_turns(&who);
@@ -263,7 +263,7 @@ impl<K: Clone + Ord + Hash> LimiterState<K> {
             self.holders.insert(&who, next.key, next.value.revoked, now);
             next.value.granted
         });
-        Notifications { granted, evicted }
+        LimiterWakeups { granted, evicted }
     }
 
     /// Removes the turn of a source if none of its calls waits any longer.
@@ -274,7 +274,7 @@ impl<K: Clone + Ord + Hash> LimiterState<K> {
     }
 
     /// Removes a holder or a waiting call, and grants its permit to another source.
-    fn release(&mut self, id: u64) -> Notifications {
+    fn release(&mut self, id: u64) -> LimiterWakeups {
         self.suspended.remove(&id);
         self.holders.remove(&id);
         if let Some(left) = self.waiting.remove(&id) {
@@ -314,10 +314,10 @@ impl<K: Clone + Ord + Hash> Permit<K> {
             let now = Instant::now();
             let Some(who) = state.suspended.remove(&self.id) else {
                 state.holders.mark(&self.id, false, now);
-                return Notifications::default();
+                return LimiterWakeups::default();
             };
             let evicted = state.holders.insert(&who, self.id, self.revoked.clone(), now);
-            Notifications { granted: None, evicted: evicted.map(|evicted| evicted.value) }
+            LimiterWakeups { granted: None, evicted: evicted.map(|evicted| evicted.value) }
         });
     }
 

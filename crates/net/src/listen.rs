@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tracing::{info, warn};
 
 use crate::keepalive::Keepalive;
-use crate::listen::announcement::Announcement;
+use crate::listen::announcement::PortAnnouncement;
 use crate::socket::Connection;
 
 /// A listening socket of any kind. Accepting never fails.
@@ -31,11 +31,11 @@ pub trait Accept: Send + Sync {
 
 /// A listening TCP socket that keeps accepting when the system temporarily lacks resources.
 #[derive(Debug)]
-pub struct TcpAccept {
+pub struct TcpListenSocket {
     socket: TcpListener,
     at: SocketAddr,
     /// Announces the port to the tunnel processes on this machine, so that none dials it for a client.
-    announced: Option<Announcement>,
+    announced: Option<PortAnnouncement>,
 }
 
 /// The error of an address that cannot be listened on, with a hint.
@@ -49,7 +49,7 @@ pub struct BindError {
     pub cause: io::Error,
 }
 
-impl TcpAccept {
+impl TcpListenSocket {
     /// Listens on an address; port 0 selects a free one. `[::]` includes IPv4. No tunnel process on this machine dials
     /// the port for its clients.
     ///
@@ -64,7 +64,7 @@ impl TcpAccept {
                 "cannot announce port to local edges"
             );
         };
-        Self::bind_announced(at, |at| Announcement::new(at).inspect_err(|cause| warn(at, cause)).ok())
+        Self::bind_announced(at, |at| PortAnnouncement::new(at).inspect_err(|cause| warn(at, cause)).ok())
     }
 
     /// Like [`Self::bind`], but for a port that may be a target: it gives a client of this machine no more than others.
@@ -74,7 +74,7 @@ impl TcpAccept {
 
     fn bind_announced(
         at: SocketAddr,
-        announce: impl FnOnce(SocketAddr) -> Option<Announcement>,
+        announce: impl FnOnce(SocketAddr) -> Option<PortAnnouncement>,
     ) -> Result<Self, BindError> {
         let bound = || {
             let (socket, at) = open_socket(at, TcpSocket::new_v6)?;
@@ -181,7 +181,7 @@ pub fn share_port(one: SocketAddr, other: SocketAddr) -> bool {
     one.port() != 0 && one.port() == other.port() && (one.ip() == other.ip() || is_any)
 }
 
-impl Accept for TcpAccept {
+impl Accept for TcpListenSocket {
     type AnyStream = TcpStream;
 
     fn at(&self) -> impl fmt::Display {
@@ -321,7 +321,7 @@ mod tests {
 
     #[tokio::test]
     async fn accepted_sockets_have_their_options_set() {
-        let listener = TcpAccept::bind(any_port("127.0.0.1")).unwrap();
+        let listener = TcpListenSocket::bind(any_port("127.0.0.1")).unwrap();
         let (_far, (near, _)) = tokio::join!(TcpStream::connect(listener.at()), listener.accept());
         let socket = SockRef::from(&near);
         assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
@@ -336,7 +336,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_unspecified_ipv6_address_accepts_ipv4_even_without_ipv6() {
-        let listener = TcpAccept::bind(any_port("::")).unwrap();
+        let listener = TcpListenSocket::bind(any_port("::")).unwrap();
         let port = listener.at().port();
         for ip in ["127.0.0.1", "::1"] {
             let at = SocketAddr::new(ip.parse().unwrap(), port);
@@ -362,14 +362,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_port_in_use_is_an_error_with_a_remedy() {
-        let first = TcpAccept::bind(any_port("127.0.0.1")).unwrap();
-        let failed = TcpAccept::bind(first.at()).unwrap_err().to_string();
+        let first = TcpListenSocket::bind(any_port("127.0.0.1")).unwrap();
+        let failed = TcpListenSocket::bind(first.at()).unwrap_err().to_string();
         assert!(failed.contains(&first.at().to_string()) && failed.contains("stop the program"), "{failed}");
     }
 
     #[tokio::test]
     async fn an_address_of_another_machine_is_an_error_with_a_remedy() {
-        let failed = TcpAccept::bind(any_port("192.0.2.1")).unwrap_err().to_string();
+        let failed = TcpListenSocket::bind(any_port("192.0.2.1")).unwrap_err().to_string();
         assert!(failed.contains("use an address of this machine"), "{failed}");
     }
 

@@ -14,13 +14,13 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::net::TcpStream;
 
-use crate::path_mtu::known_losses::{Certainty, KNOWN, KnownLoss};
-use crate::path_mtu::stall::Stall;
+use crate::path_mtu::known_losses::{BlackHoleCertainty, KNOWN, KnownBlackHole};
+use crate::path_mtu::stall::StalledHandshake;
 use crate::tcp_info::TcpInfoReader;
 
 /// Large packets that are lost between this machine and an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PacketLoss {
+pub struct MtuBlackHole {
     to: IpAddr,
     /// Size of the lost packets in bytes, if the kernel reports it.
     lost: Option<u64>,
@@ -30,9 +30,9 @@ pub struct PacketLoss {
 
 /// Connects and makes a handshake. If the path loses large packets, makes it again with small segments.
 ///
-/// `connect` is called with the address of the stalled attempt, if there was one, and `shake` with `true` then. An attempt
-/// that may only be slow continues next to the next one, and the first to finish decides. So the remote may see both
-/// finish. Cancel safe if both futures are.
+/// `connect` is called with the address of the stalled attempt, if there was one, and `shake` with `true` then. An
+/// attempt that may only be slow continues next to the next one, and the first to finish decides. So the remote may see
+/// both finish. Cancel safe if both futures are.
 ///
 /// # Errors
 ///
@@ -46,7 +46,7 @@ where
     S: Future<Output = Result<T, E>>,
 {
     let shake = &shake;
-    let (mut attempts, mut stalled) = (FuturesUnordered::new(), None::<Stall>);
+    let (mut attempts, mut stalled) = (FuturesUnordered::new(), None::<StalledHandshake>);
     let (at, limit, done) = loop {
         let socket = tokio::select! {
             biased;
@@ -59,7 +59,7 @@ where
         attempts.push(async move { (at, limit, shake(socket, is_again).await) });
         let stalls = async {
             match (at, SEGMENTS.into_iter().find(|size| limit.is_none_or(|limit| *size < limit))) {
-                (Some(at), Some(smaller)) => (Stall::detect(at, reader).await, smaller),
+                (Some(at), Some(smaller)) => (StalledHandshake::detect(at, reader).await, smaller),
                 _ => std::future::pending().await,
             }
         };
@@ -72,7 +72,7 @@ where
             attempts.clear();
         }
         stall.was_suspected |= stalled.is_some_and(|before| before.is_certain || before.was_suspected);
-        stall.note(smaller, Certainty::Tried);
+        stall.note(smaller, BlackHoleCertainty::Tried);
         stalled = Some(stall);
     };
     match stalled {
@@ -91,24 +91,24 @@ pub fn padding(connection: Option<&TcpInfoReader>) -> usize {
 
 /// Returns the maximum size of a segment to that address, if large packets to it are lost.
 pub(crate) fn segment_limit(to: IpAddr) -> Option<u32> {
-    known(to).filter(|known| known.certainty != Certainty::Suspected).map(|known| known.loss.segment)
+    known(to).filter(|known| known.certainty != BlackHoleCertainty::Suspected).map(|known| known.loss.segment)
 }
 
 /// Returns what is lost on the way to that address, if links to it use small segments for that reason.
-pub fn packet_loss(to: IpAddr) -> Option<PacketLoss> {
-    known(to).filter(|known| known.certainty == Certainty::Proven).map(|known| known.loss)
+pub fn packet_loss(to: IpAddr) -> Option<MtuBlackHole> {
+    known(to).filter(|known| known.certainty == BlackHoleCertainty::Proven).map(|known| known.loss)
 }
 
 /// Returns true if the last handshake with that address was slow without small segments, for an unknown reason.
 pub fn is_suspected(to: IpAddr) -> bool {
-    known(to).is_some_and(|known| known.certainty == Certainty::Suspected)
+    known(to).is_some_and(|known| known.certainty == BlackHoleCertainty::Suspected)
 }
 
-fn known(to: IpAddr) -> Option<KnownLoss> {
+fn known(to: IpAddr) -> Option<KnownBlackHole> {
     KNOWN.lock().get(&to).filter(|known| known.since.elapsed() < known.certainty.lasts()).copied()
 }
 
-impl fmt::Display for PacketLoss {
+impl fmt::Display for MtuBlackHole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { to, lost, segment } = self;
         f.write_str("large packets")?;

@@ -149,7 +149,8 @@ impl CertificateAuthority {
         self.sign(params)
     }
 
-    /// Issues a certificate with the subject, the names and the uses of an earlier one (PEM, leaf first), and a new key.
+    /// Issues a certificate with the subject, the names and the uses of an earlier one (PEM, leaf first), and a new
+    /// key.
     ///
     /// # Errors
     ///

@@ -9,18 +9,18 @@ use std::{fmt, mem};
 
 use bytes::Bytes;
 use memmap2::MmapMut;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 /// Hands out read buffers and keeps a bounded number of returned ones. Cheap to clone; clones share the buffers.
 #[derive(Clone, Default)]
-pub struct BufferPool(Arc<Shared>);
+pub struct BufferPool(Arc<Mutex<IdleBuffers>>);
 
 /// A read buffer of [`BUFFER`] bytes, returned to its pool on drop.
 ///
 /// It still contains bytes of earlier reads: only bytes that a read has just filled are valid.
 pub struct PooledBuffer {
-    bytes: Pages,
-    home: Arc<Shared>,
+    bytes: BufferMemory,
+    home: Arc<Mutex<IdleBuffers>>,
 }
 
 impl BufferPool {
@@ -37,7 +37,7 @@ impl BufferPool {
             idle.least = idle.least.min(idle.buffers.len());
             kept
         };
-        let bytes = kept.unwrap_or_else(Pages::new);
+        let bytes = kept.unwrap_or_else(BufferMemory::new);
         PooledBuffer { bytes, home: Arc::clone(&self.0) }
     }
 
@@ -67,7 +67,7 @@ impl PooledBuffer {
     /// Few bytes are copied and the buffer is returned at once, because a retained slice of one byte would pin all of
     /// it. Otherwise the buffer is returned when the last clone of the result is dropped.
     pub fn freeze(self, n: usize) -> Bytes {
-        let filled = Filled { len: n.min(self.bytes.len()), buffer: self };
+        let filled = FilledBuffer { len: n.min(self.bytes.len()), buffer: self };
         if filled.len < COPY_BELOW {
             Bytes::copy_from_slice(filled.as_ref())
         } else {
@@ -113,25 +113,25 @@ impl fmt::Debug for PooledBuffer {
 }
 
 /// The memory of a buffer: [`BUFFER`] bytes, or none if the buffer was dropped.
-enum Pages {
+enum BufferMemory {
     Own(MmapMut),
     /// Used if the process may have no more mappings.
     Heap(Box<[u8]>),
 }
 
-impl Pages {
+impl BufferMemory {
     fn new() -> Self {
         MmapMut::map_anon(BUFFER).map_or_else(|_| Self::Heap(vec![0; BUFFER].into_boxed_slice()), Self::Own)
     }
 }
 
-impl Default for Pages {
+impl Default for BufferMemory {
     fn default() -> Self {
         Self::Heap(Box::default())
     }
 }
 
-impl Deref for Pages {
+impl Deref for BufferMemory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -142,7 +142,7 @@ impl Deref for Pages {
     }
 }
 
-impl DerefMut for Pages {
+impl DerefMut for BufferMemory {
     fn deref_mut(&mut self) -> &mut [u8] {
         match self {
             Self::Own(pages) => pages,
@@ -153,30 +153,20 @@ impl DerefMut for Pages {
 
 /// The idle buffers, shared by a [`BufferPool`] and its buffers.
 #[derive(Default)]
-struct Shared(Mutex<Idle>);
-
-/// The idle buffers of a [`BufferPool`], under its lock.
-#[derive(Default)]
-struct Idle {
+struct IdleBuffers {
     /// A stack, so that the buffer most likely to be in the CPU cache is used first.
-    buffers: Vec<Pages>,
+    buffers: Vec<BufferMemory>,
     /// Minimum number of idle buffers since the last trim: that many were not needed.
     least: usize,
 }
 
 /// The owner of [`Bytes`] made from a buffer: returns the buffer to its pool when the last clone is dropped.
-struct Filled {
+struct FilledBuffer {
     buffer: PooledBuffer,
     len: usize,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Idle> {
-        self.0.lock()
-    }
-}
-
-impl AsRef<[u8]> for Filled {
+impl AsRef<[u8]> for FilledBuffer {
     fn as_ref(&self) -> &[u8] {
         self.buffer.bytes.get(..self.len).unwrap_or_default()
     }

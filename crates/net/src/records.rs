@@ -1,4 +1,5 @@
-//! A Unix socket between two programs of one user, with an explicit end of each direction, and notices next to the bytes.
+//! A Unix socket between two programs of one user, with an explicit end of each direction, and notices next to the
+//! bytes.
 //!
 //! A Unix socket has no reset: a program that is killed looks like one that has finished. Here a direction that ends
 //! without its last record is broken.
@@ -22,7 +23,7 @@ use crate::unix_accept::UnixAccept;
 
 /// A Unix socket that carries records: bytes, the end of a direction, and texts.
 pub struct RecordStream {
-    outbound: Arc<Outbound>,
+    outbound: Arc<OutboundRecords>,
     /// Whether the last record of this direction was queued.
     finished: bool,
     header: [u8; HEADER],
@@ -43,18 +44,18 @@ pub struct RecordStream {
 
 /// The socket, and the records that it has not accepted yet.
 #[derive(Debug)]
-struct Outbound {
+struct OutboundRecords {
     io: UnixStream,
     records: Mutex<BytesMut>,
 }
 
 /// Sends notices to the remote of a [`RecordStream`], while that is open.
 #[derive(Debug, Clone)]
-pub struct Notifier(Weak<Outbound>);
+pub struct NoticeSender(Weak<OutboundRecords>);
 
 /// The kinds of records, as their first byte. The length follows in two bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum RecordKind {
     Bytes = 0,
     /// The end of the direction.
     End = 1,
@@ -68,7 +69,7 @@ impl RecordStream {
     /// Wraps a socket. `on_notice` is called with each text that the remote sends.
     pub fn new(io: UnixStream, on_notice: impl FnMut(&str) + Send + 'static) -> Self {
         Self {
-            outbound: Arc::new(Outbound { io, records: Mutex::default() }),
+            outbound: Arc::new(OutboundRecords { io, records: Mutex::default() }),
             finished: false,
             header: [0; HEADER],
             header_bytes: 0,
@@ -92,8 +93,8 @@ impl RecordStream {
     }
 
     /// Returns a sender of notices.
-    pub fn notifier(&self) -> Notifier {
-        Notifier(Arc::downgrade(&self.outbound))
+    pub fn notifier(&self) -> NoticeSender {
+        NoticeSender(Arc::downgrade(&self.outbound))
     }
 
     /// Reads until there are bytes of the remote's direction, or it has ended.
@@ -112,14 +113,14 @@ impl RecordStream {
                 }
                 continue;
             }
-            match Kind::try_from(self.header[0])? {
-                Kind::Bytes if self.left > 0 => break,
-                Kind::Bytes => {}
-                Kind::End => self.ended = true,
+            match RecordKind::try_from(self.header[0])? {
+                RecordKind::Bytes if self.left > 0 => break,
+                RecordKind::Bytes => {}
+                RecordKind::End => self.ended = true,
                 kind => {
                     ready!(self.poll_text(cx))?;
                     let text = String::from_utf8_lossy(&std::mem::take(&mut self.text)).into_owned();
-                    if kind == Kind::Broken {
+                    if kind == RecordKind::Broken {
                         self.remote_reason = Some(text);
                         continue;
                     }
@@ -147,7 +148,7 @@ impl RecordStream {
     }
 }
 
-impl Outbound {
+impl OutboundRecords {
     /// Reads at least one byte.
     fn poll_read(&self, cx: &mut Context<'_>, room: &mut [u8]) -> Poll<io::Result<usize>> {
         loop {
@@ -161,7 +162,7 @@ impl Outbound {
         }
     }
 
-    fn queue(&self, kind: Kind, content: &[u8]) {
+    fn queue(&self, kind: RecordKind, content: &[u8]) {
         let length = u16::try_from(content.len()).unwrap_or(0);
         let mut records = self.records.lock();
         records.put_u8(kind as u8);
@@ -170,7 +171,7 @@ impl Outbound {
     }
 
     /// Queues a text, and sends it if the socket accepts it now.
-    fn send_text(&self, kind: Kind, text: &str) {
+    fn send_text(&self, kind: RecordKind, text: &str) {
         let text = text.as_bytes();
         self.queue(kind, text.get(..MAX_TEXT).unwrap_or(text));
         // The rest follows with the next bytes.
@@ -198,16 +199,16 @@ impl Outbound {
     }
 }
 
-impl Notifier {
+impl NoticeSender {
     /// Sends a text for the person at the remote's terminal.
     pub fn notify(&self, text: &str) {
         if let Some(outbound) = self.0.upgrade() {
-            outbound.send_text(Kind::Notice, text);
+            outbound.send_text(RecordKind::Notice, text);
         }
     }
 }
 
-impl TryFrom<u8> for Kind {
+impl TryFrom<u8> for RecordKind {
     type Error = io::Error;
 
     fn try_from(byte: u8) -> io::Result<Self> {
@@ -244,7 +245,7 @@ impl AsyncWrite for RecordStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         ready!(self.outbound.poll_send(cx))?;
         let taken = bytes.get(..u16::MAX.into()).unwrap_or(bytes);
-        self.outbound.queue(Kind::Bytes, taken);
+        self.outbound.queue(RecordKind::Bytes, taken);
         match self.outbound.poll_send(cx) {
             Poll::Ready(Err(cause)) => Poll::Ready(Err(cause)),
             // The rest is sent by the next write or flush.
@@ -258,7 +259,7 @@ impl AsyncWrite for RecordStream {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !std::mem::replace(&mut self.finished, true) {
-            self.outbound.queue(Kind::End, &[]);
+            self.outbound.queue(RecordKind::End, &[]);
         }
         ready!(self.outbound.poll_send(cx))?;
         match SockRef::from(&self.outbound.io).shutdown(net::Shutdown::Write) {
@@ -291,7 +292,7 @@ impl Drop for RecordStream {
         if !self.finished
             && let Some(reason) = (self.break_reason)()
         {
-            self.outbound.send_text(Kind::Broken, &reason);
+            self.outbound.send_text(RecordKind::Broken, &reason);
         }
     }
 }
@@ -304,9 +305,9 @@ impl fmt::Debug for RecordStream {
 
 /// A listening Unix socket for [`RecordStream`]s.
 #[derive(Debug)]
-pub struct RecordListener(pub UnixAccept);
+pub struct RecordStreamListener(pub UnixAccept);
 
-impl Accept for RecordListener {
+impl Accept for RecordStreamListener {
     type AnyStream = RecordStream;
 
     fn at(&self) -> impl fmt::Display {

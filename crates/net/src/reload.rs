@@ -20,9 +20,9 @@ use tunnel_base::files;
 ///
 /// It compares content, not times. So it notices a replaced symbolic link (Kubernetes mounts) and an edit, and ignores
 /// a touched file. New content takes effect once it was read twice unchanged, so a file that is still being written
-/// never does. An empty or removed file changes nothing. The value remains the first one unless a [`FileWatcher`] watches
-/// its files.
-pub struct Reload<T>(Arc<Shared<T>>);
+/// never does. An empty or removed file changes nothing. The value remains the first one unless a [`FileWatcher`]
+/// watches its files.
+pub struct ReloadedValue<T>(Arc<Shared<T>>);
 
 /// The reason why a value could not be read from its files.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +43,7 @@ pub enum ReloadError {
     Content(String),
 }
 
-impl<T: Send + Sync + 'static> Reload<T> {
+impl<T: Send + Sync + 'static> ReloadedValue<T> {
     /// Reads the files now and parses their contents, which are passed in the same order. Blocks on the disk: for
     /// startup only.
     pub fn new<F>(paths: Vec<PathBuf>, parse: F) -> Result<Self, ReloadError>
@@ -89,7 +89,7 @@ impl<T: Send + Sync + 'static> Reload<T> {
     }
 
     /// Checks the files until draining begins, or until no other clone of the value is left.
-    async fn follow(watched: Weak<Shared<T>>, mut seen: FileState, status: FileStatus) {
+    async fn follow(watched: Weak<Shared<T>>, mut seen: FileState, status: FileErrorSlot) {
         let mut look_now = requests();
         loop {
             let pause = if seen.unsettled.is_some() { DEBOUNCE } else { CHECK_INTERVAL };
@@ -113,54 +113,54 @@ impl<T: Send + Sync + 'static> Reload<T> {
         FileState { content: Some(self.0.first), ..FileState::default() }
     }
 
-    async fn check_files(&self, seen: &FileState) -> FileCheck<T> {
+    async fn check_files(&self, seen: &FileState) -> ReloadCheck<T> {
         let mut contents = Vec::with_capacity(self.0.paths.len());
         for path in &self.0.paths {
             match tokio::fs::read(path).await.and_then(files::decode) {
                 Ok(content) if content.trim_ascii().is_empty() => {
-                    return FileCheck::Unreadable(ReloadError::Empty(path.clone()));
+                    return ReloadCheck::Unreadable(ReloadError::Empty(path.clone()));
                 }
                 Ok(content) => contents.push(content),
-                Err(cause) => return FileCheck::Unreadable(unreadable(path, cause)),
+                Err(cause) => return ReloadCheck::Unreadable(unreadable(path, cause)),
             }
         }
         let content = fingerprint(&contents);
         if seen.content == Some(content) {
-            return FileCheck::Unchanged;
+            return ReloadCheck::Unchanged;
         }
         if seen.unsettled != Some(content) {
-            return FileCheck::Changing(content);
+            return ReloadCheck::Changing(content);
         }
         match (self.0.parse)(&contents) {
-            Ok(value) => FileCheck::New(content, value),
-            Err(cause) => FileCheck::Bad(content, ReloadError::Content(cause)),
+            Ok(value) => ReloadCheck::New(content, value),
+            Err(cause) => ReloadCheck::Bad(content, ReloadError::Content(cause)),
         }
     }
 
     /// Stores the new value, or reports the error.
-    fn report(&self, seen: FileState, found: FileCheck<T>, status: &FileStatus) -> FileState {
+    fn report(&self, seen: FileState, found: ReloadCheck<T>, status: &FileErrorSlot) -> FileState {
         match found {
             // Unchanged bad content was reported before.
-            FileCheck::Unchanged if seen.bad => FileState { unsettled: None, ..seen },
-            FileCheck::Unchanged => {
+            ReloadCheck::Unchanged if seen.bad => FileState { unsettled: None, ..seen },
+            ReloadCheck::Unchanged => {
                 if status.set_readable() {
                     info!(files = %self.0, "files can be read again, unchanged");
                 }
                 FileState { unsettled: None, ..seen }
             }
-            FileCheck::Changing(content) => FileState { unsettled: Some(content), ..seen },
-            FileCheck::New(content, value) => {
+            ReloadCheck::Changing(content) => FileState { unsettled: Some(content), ..seen },
+            ReloadCheck::New(content, value) => {
                 self.0.value.store(Arc::new(value));
                 info!(files = %self.0, "files reloaded");
                 self.0.changed.send_replace(());
                 status.set_reloaded();
                 FileState { content: Some(content), ..FileState::default() }
             }
-            FileCheck::Bad(content, cause) => {
+            ReloadCheck::Bad(content, cause) => {
                 self.report_error(&cause, status);
                 FileState { content: Some(content), unsettled: None, bad: true }
             }
-            FileCheck::Unreadable(cause) => {
+            ReloadCheck::Unreadable(cause) => {
                 self.report_error(&cause, status);
                 // If bad content returns, it must be reported again.
                 FileState { content: seen.content.filter(|_| !seen.bad), ..FileState::default() }
@@ -168,26 +168,26 @@ impl<T: Send + Sync + 'static> Reload<T> {
         }
     }
 
-    fn report_error(&self, cause: &ReloadError, status: &FileStatus) {
+    fn report_error(&self, cause: &ReloadError, status: &FileErrorSlot) {
         if status.set_error(cause.to_string()) {
             error!(files = %self.0, error = %cause, "cannot reload files, keeping previous content");
         }
     }
 }
 
-impl<T> Clone for Reload<T> {
+impl<T> Clone for ReloadedValue<T> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<T> fmt::Debug for Reload<T> {
+impl<T> fmt::Debug for ReloadedValue<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Reload({})", self.0)
+        write!(f, "ReloadedValue({})", self.0)
     }
 }
 
-/// The current value and its files, shared by the clones of a [`Reload`].
+/// The current value and its files, shared by the clones of a [`ReloadedValue`].
 struct Shared<T> {
     value: ArcSwap<T>,
     paths: Vec<PathBuf>,
@@ -211,7 +211,7 @@ struct FileState {
 }
 
 /// The result of one check of the files.
-enum FileCheck<T> {
+enum ReloadCheck<T> {
     Unchanged,
     /// New content that was read only once: its fingerprint. A writer may not have finished.
     Changing(u64),
@@ -265,11 +265,11 @@ impl FileWatcher {
         Self { drain: drain.clone(), errors: watch::Sender::default() }
     }
 
-    /// Polls the files of a value every few seconds and after [`reload_now`], while another clone of the value is in use.
-    /// A change takes effect within 6 s.
+    /// Polls the files of a value every few seconds and after [`reload_now`], while another clone of the value is in
+    /// use. A change takes effect within 6 s.
     ///
     /// If reading or parsing fails, the old value remains, and each new error is logged once. `what` names the task.
-    pub fn watch<T: Send + Sync + 'static>(&self, what: &'static str, value: &Reload<T>) {
+    pub fn watch<T: Send + Sync + 'static>(&self, what: &'static str, value: &ReloadedValue<T>) {
         if value.0.paths.is_empty() {
             return;
         }
@@ -278,8 +278,8 @@ impl FileWatcher {
             number = errors.next;
             errors.next += 1;
         });
-        let status = FileStatus { files: self.clone(), number };
-        let following = Reload::follow(Arc::downgrade(&value.0), value.first_state(), status);
+        let status = FileErrorSlot { files: self.clone(), number };
+        let following = ReloadedValue::follow(Arc::downgrade(&value.0), value.first_state(), status);
         self.drain.spawn(info_span!("files", value = what), following);
     }
 
@@ -306,12 +306,12 @@ impl FileWatcher {
 }
 
 /// One watched value's place among the errors of a [`FileWatcher`].
-struct FileStatus {
+struct FileErrorSlot {
     files: FileWatcher,
     number: u64,
 }
 
-impl FileStatus {
+impl FileErrorSlot {
     fn set_reloaded(&self) {
         self.files.errors.send_modify(|errors| _ = errors.by_value.remove(&self.number));
     }
@@ -387,8 +387,12 @@ mod tests {
         String::from_utf8_lossy(content).trim().parse().map_err(|_| "not a number".to_owned())
     }
 
-    /// Checks twice, as [`Reload::watch`] does within a few seconds.
-    async fn check_twice(reload: &Reload<u32>, mut seen: FileState, status: &FileStatus) -> FileState {
+    /// Checks twice, as [`ReloadedValue::watch`] does within a few seconds.
+    async fn check_twice(
+        reload: &ReloadedValue<u32>,
+        mut seen: FileState,
+        status: &FileErrorSlot,
+    ) -> FileState {
         for _ in 0..2 {
             let found = reload.check_files(&seen).await;
             seen = reload.report(seen, found, status);
@@ -397,9 +401,9 @@ mod tests {
     }
 
     /// Returns the places of that number of values.
-    fn watched<const N: usize>() -> [FileStatus; N] {
+    fn watched<const N: usize>() -> [FileErrorSlot; N] {
         let (files, mut number) = (FileWatcher::new(&Drain::new()), 0..);
-        std::array::from_fn(|_| FileStatus { files: files.clone(), number: number.next().unwrap() })
+        std::array::from_fn(|_| FileErrorSlot { files: files.clone(), number: number.next().unwrap() })
     }
 
     #[tokio::test]
@@ -407,7 +411,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("n");
         std::fs::write(&path, "1").unwrap();
-        let reload = Reload::file(&path, number).unwrap();
+        let reload = ReloadedValue::file(&path, number).unwrap();
         let old = reload.load();
         let mut seen = reload.first_state();
         let [status] = watched();
@@ -445,7 +449,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("n");
         std::fs::write(&path, "1").unwrap();
-        let reload = Reload::file(&path, number).unwrap();
+        let reload = ReloadedValue::file(&path, number).unwrap();
         let (mut seen, [status]) = (reload.first_state(), watched());
         for (content, counts) in [("", 1), ("2", 1), ("", 1), ("2", 1), ("23", 1), ("234", 1), ("234", 234)] {
             std::fs::write(&path, content).unwrap();
@@ -462,7 +466,7 @@ mod tests {
         std::fs::write(&path, "1").unwrap();
         let parsed = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&parsed);
-        let reload = Reload::file(&path, move |content| {
+        let reload = ReloadedValue::file(&path, move |content| {
             count.fetch_add(1, Ordering::Relaxed);
             number(content)
         })
@@ -481,7 +485,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("n");
         std::fs::write(&path, "1").unwrap();
-        let reload = Reload::file(&path, number).unwrap();
+        let reload = ReloadedValue::file(&path, number).unwrap();
         let drain = Drain::new();
         FileWatcher::new(&drain).watch("number", &reload);
         std::fs::write(&path, "2").unwrap();
@@ -497,7 +501,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("n");
         std::fs::write(&path, "1").unwrap();
-        let reload = Reload::file(&path, number).unwrap();
+        let reload = ReloadedValue::file(&path, number).unwrap();
         let drain = Drain::new();
         let files = FileWatcher::new(&drain);
         files.watch("number", &reload);
@@ -517,7 +521,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("n");
         std::fs::write(&path, "1").unwrap();
-        let reload = Reload::file(&path, number).unwrap();
+        let reload = ReloadedValue::file(&path, number).unwrap();
         let (drain, mut changes) = (Drain::new(), reload.changes());
         FileWatcher::new(&drain).watch("number", &reload);
         tokio::task::yield_now().await;
@@ -534,7 +538,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("n");
         std::fs::write(&path, "1").unwrap();
-        let [one, other] = [(); 2].map(|()| Reload::file(&path, number).unwrap());
+        let [one, other] = [(); 2].map(|()| ReloadedValue::file(&path, number).unwrap());
         let [first, second] = watched();
         std::fs::write(&path, "two").unwrap();
         let seen = check_twice(&one, one.first_state(), &first).await;
@@ -552,7 +556,7 @@ mod tests {
 
     #[test]
     fn a_missing_file_is_named_at_start() {
-        let failed = Reload::file("/nowhere/token", number).unwrap_err().to_string();
+        let failed = ReloadedValue::file("/nowhere/token", number).unwrap_err().to_string();
         assert!(failed.contains("/nowhere/token"), "{failed}");
     }
 }

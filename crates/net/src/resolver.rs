@@ -23,19 +23,19 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use crate::fd_limit;
-use crate::reload::{FileWatcher, Reload, ReloadError};
-use crate::resolver::marked_runtime::MarkedRuntime;
+use crate::reload::{FileWatcher, ReloadError, ReloadedValue};
+use crate::resolver::marked_runtime::ResolverRuntime;
 
 /// A DNS client for addresses: with the system's configuration, or for given servers only. Cheap to clone; clones share
 /// one cache.
 ///
 /// Addresses are cached for at most 2 s and failures not at all, so that a moved name is found soon.
 #[derive(Debug, Clone)]
-pub struct Resolver(Reload<Names>);
+pub struct Resolver(ReloadedValue<HostsAndDns>);
 
 /// The reason why a name has no address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LookupError {
+pub enum DnsLookupError {
     /// DNS responded that the name has no address. Usual causes: a typo, or a removed service.
     #[error("{0} is not known to DNS")]
     NotFound(String),
@@ -63,11 +63,11 @@ pub enum LookupError {
 /// A source of the addresses of names.
 pub trait Lookup: fmt::Debug + Send + Sync {
     /// Like [`Resolver::lookup`].
-    fn addresses<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<IpAddr>, LookupError>>;
+    fn addresses<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<IpAddr>, DnsLookupError>>;
 }
 
 impl Lookup for Resolver {
-    fn addresses<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<IpAddr>, LookupError>> {
+    fn addresses<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<IpAddr>, DnsLookupError>> {
         self.lookup(name).boxed()
     }
 }
@@ -89,17 +89,17 @@ impl Resolver {
             build(config, options, hosts_of(hosts.map_or(&[], Vec::as_slice)))
                 .map_err(|cause| format!("cannot set up DNS: {cause}"))
         };
-        Reload::new(paths, made).map(Self)
+        ReloadedValue::new(paths, made).map(Self)
     }
 
     /// Creates a resolver for the given servers only, over UDP and TCP. It uses no hosts file and no search list.
-    pub fn of_servers(servers: &[SocketAddr]) -> Result<Self, LookupError> {
+    pub fn of_servers(servers: &[SocketAddr]) -> Result<Self, DnsLookupError> {
         let servers = servers.iter().map(name_server).collect();
         let mut options = ResolverOpts::default();
         options.ndots = 0;
         build(ResolverConfig::from_name_servers(servers), options, Hosts::default())
-            .map(|resolver| Self(Reload::fixed(resolver)))
-            .map_err(|cause| LookupError::Failed { name: "any name".into(), cause: cause.to_string() })
+            .map(|resolver| Self(ReloadedValue::fixed(resolver)))
+            .map_err(|cause| DnsLookupError::Failed { name: "any name".into(), cause: cause.to_string() })
     }
 
     /// Reloads the system's files when they change, because an edge that moves to another network gets other servers.
@@ -110,7 +110,7 @@ impl Resolver {
     /// Returns the addresses of a name, at least one, IPv4 first. Takes at most 5 s. Cancel safe.
     ///
     /// An address as text is returned as is. `localhost` and the names below it resolve to loopback without DNS.
-    pub async fn lookup(&self, name: &str) -> Result<Vec<IpAddr>, LookupError> {
+    pub async fn lookup(&self, name: &str) -> Result<Vec<IpAddr>, DnsLookupError> {
         if let Ok(ip) = name.parse() {
             return Ok(vec![ip]);
         }
@@ -125,18 +125,18 @@ impl Resolver {
         let found = timeout(QUERY_TIMEOUT, names.dns.lookup_ip(name)).await.unwrap_or(Err(NetError::Timeout));
         let mut addresses: Vec<IpAddr> = found.map_err(|cause| failed(name, &cause))?.iter().collect();
         addresses.sort_by_key(IpAddr::is_ipv6);
-        if addresses.is_empty() { Err(LookupError::NotFound(name.into())) } else { Ok(addresses) }
+        if addresses.is_empty() { Err(DnsLookupError::NotFound(name.into())) } else { Ok(addresses) }
     }
 }
 
 /// The names of the hosts file, and DNS for all other names.
 #[derive(Debug)]
-struct Names {
+struct HostsAndDns {
     hosts: Hosts,
-    dns: hickory_resolver::Resolver<MarkedRuntime>,
+    dns: hickory_resolver::Resolver<ResolverRuntime>,
 }
 
-impl Names {
+impl HostsAndDns {
     /// Returns the addresses of a name in the hosts file, IPv4 first. Empty if the name is not there.
     fn in_hosts(&self, name: &str) -> Vec<IpAddr> {
         let Ok(name) = Name::from_str(name) else { return Vec::new() };
@@ -147,8 +147,8 @@ impl Names {
 }
 
 /// The hickory resolver gets no hosts file, because it would query servers for each family that the file lacks.
-fn build(config: ResolverConfig, options: ResolverOpts, hosts: Hosts) -> Result<Names, NetError> {
-    let mut builder = hickory_resolver::Resolver::builder_with_config(config, MarkedRuntime::default());
+fn build(config: ResolverConfig, options: ResolverOpts, hosts: Hosts) -> Result<HostsAndDns, NetError> {
+    let mut builder = hickory_resolver::Resolver::builder_with_config(config, ResolverRuntime::default());
     let to_set = builder.options_mut();
     *to_set = options;
     to_set.use_hosts_file = ResolveHosts::Never;
@@ -156,7 +156,7 @@ fn build(config: ResolverConfig, options: ResolverOpts, hosts: Hosts) -> Result<
     to_set.timeout = to_set.timeout.min(ONE_TRY);
     to_set.positive_max_ttl = Some(FAILURE_TTL);
     to_set.negative_max_ttl = Some(Duration::ZERO);
-    Ok(Names { hosts, dns: builder.build()? })
+    Ok(HostsAndDns { hosts, dns: builder.build()? })
 }
 
 /// Parses a hosts file. Invalid lines are skipped.
@@ -204,16 +204,16 @@ fn is_localhost(name: &str) -> bool {
     name == "localhost" || name.ends_with(".localhost")
 }
 
-fn failed(name: &str, cause: &NetError) -> LookupError {
+fn failed(name: &str, cause: &NetError) -> DnsLookupError {
     let name = name.to_owned();
     match cause {
-        cause if cause.is_no_records_found() => LookupError::NotFound(name),
-        NetError::Io(cause) if fd_limit::is_exceeded(cause) => LookupError::OpenFiles,
-        NetError::Timeout => LookupError::Timeout { name, timeout: QUERY_TIMEOUT },
+        cause if cause.is_no_records_found() => DnsLookupError::NotFound(name),
+        NetError::Io(cause) if fd_limit::is_exceeded(cause) => DnsLookupError::OpenFiles,
+        NetError::Timeout => DnsLookupError::Timeout { name, timeout: QUERY_TIMEOUT },
         NetError::NoConnections => {
-            LookupError::Failed { name, cause: "no DNS server can be reached".to_owned() }
+            DnsLookupError::Failed { name, cause: "no DNS server can be reached".to_owned() }
         }
-        cause => LookupError::Failed { name, cause: cause.to_string() },
+        cause => DnsLookupError::Failed { name, cause: cause.to_string() },
     }
 }
 
@@ -298,11 +298,11 @@ mod tests {
         let (at, queries, _drain) = server().await;
         let resolver = Resolver::of_servers(&[at]).unwrap();
         let missed = resolver.lookup("edge2.nodes.").await;
-        assert_eq!(missed, Err(LookupError::NotFound("edge2.nodes.".into())));
+        assert_eq!(missed, Err(DnsLookupError::NotFound("edge2.nodes.".into())));
         let before = queries.load(Ordering::Relaxed);
         assert_eq!(resolver.lookup("edge2.nodes.").await, missed);
         assert!(queries.load(Ordering::Relaxed) > before);
-        assert!(matches!(resolver.lookup("broken.").await, Err(LookupError::Failed { .. })));
+        assert!(matches!(resolver.lookup("broken.").await, Err(DnsLookupError::Failed { .. })));
     }
 
     #[tokio::test]
@@ -333,7 +333,7 @@ mod tests {
         options.ndots = 5;
         let text = "192.0.2.7 Pod.example.org pod # \u{e9}\nnot an address\n2001:db8::7 six\n192.0.2.8 both\n2001:db8::8 both\n";
         let names = build(config, options, hosts_of(text.as_bytes())).unwrap();
-        let resolver = Resolver(Reload::fixed(names));
+        let resolver = Resolver(ReloadedValue::fixed(names));
         let start = tokio::time::Instant::now();
         for (name, expected) in [
             ("pod", vec!["192.0.2.7"]),

@@ -26,7 +26,7 @@ pub fn unacknowledged(socket: &TcpStream) -> io::Result<u32> {
 
 /// How long a remote has sent nothing, although it owes an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Silence {
+pub struct TcpSilence {
     /// Time since its last packet.
     pub time: Duration,
     /// Number of retransmissions, or probes of a closed window, that it has not answered.
@@ -40,7 +40,7 @@ pub struct Silence {
 /// # Errors
 ///
 /// The system does not report it.
-pub fn silence(socket: &TcpStream) -> io::Result<Option<Silence>> {
+pub fn silence(socket: &TcpStream) -> io::Result<Option<TcpSilence>> {
     let mut room = [0; ROOM];
     let Some(answer) = query_open(socket, &[TCP_INFO], &mut room)? else { return Ok(None) };
     if number(answer, WQUEUE) == Some(0) {
@@ -50,13 +50,13 @@ pub fn silence(socket: &TcpStream) -> io::Result<Option<Silence>> {
     silence.map(Some).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-/// Parses a [`Silence`] from `struct tcp_info`.
-pub(super) fn silence_of(info: &[u8]) -> Option<Silence> {
+/// Parses a [`TcpSilence`] from `struct tcp_info`.
+pub(super) fn silence_of(info: &[u8]) -> Option<TcpSilence> {
     let [retransmissions, probes] = [2, 3].map(|at| info.get(at).copied().map(u32::from));
     // Milliseconds since the last data and since the last acknowledgement.
     let [data, acknowledgement] = [52, 56].map(|at| number(info, at));
     let time = Duration::from_millis(data?.min(acknowledgement?).into());
-    Some(Silence { time, attempts: retransmissions?.max(probes?) })
+    Some(TcpSilence { time, attempts: retransmissions?.max(probes?) })
 }
 
 /// Queries the kernel about a socket. Returns `None` if it is closed.

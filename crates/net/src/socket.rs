@@ -15,7 +15,7 @@ use tokio_rustls::{client, server};
 
 use crate::ByteStream;
 use crate::hooked::{Hooked, ReadHook};
-use crate::keepalive::LossDetector;
+use crate::keepalive::DisconnectDetector;
 use crate::pool::{BufferPool, PooledBuffer};
 
 /// The stream of a client or a target: TCP, TLS over TCP, or another kind.
@@ -127,7 +127,7 @@ pub struct Socket<T> {
     pool: BufferPool,
     /// Bytes that were read after a header. They are returned first.
     buffered: Bytes,
-    loss: LossDetector,
+    loss: DisconnectDetector,
     /// Whether the sending direction was finished, so that the bytes written are complete.
     finished: bool,
 }
@@ -141,7 +141,7 @@ pub type Buffered<T> = Hooked<T, ReadBuffer>;
 /// Bytes read from the socket of a [`Buffered`] that TLS has not taken yet.
 pub struct ReadBuffer {
     pool: BufferPool,
-    arrived: Option<Arrived>,
+    arrived: Option<BufferedBytes>,
 }
 
 impl<T> Socket<T> {
@@ -152,7 +152,7 @@ impl<T> Socket<T> {
 
     /// Wraps a stream of which the bytes `buffered` have already been read.
     pub fn with_early(io: T, pool: BufferPool, buffered: Bytes) -> Self {
-        Self { io, pool, buffered, loss: LossDetector::default(), finished: false }
+        Self { io, pool, buffered, loss: DisconnectDetector::default(), finished: false }
     }
 
     /// Returns the inner stream, to set socket options.
@@ -240,12 +240,12 @@ impl<T: AsyncRead + Unpin> ReadHook<T> for ReadBuffer {
         cx: &mut Context<'_>,
         out: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.arrived.as_ref().is_none_or(Arrived::is_empty) {
+        if self.arrived.as_ref().is_none_or(BufferedBytes::is_empty) {
             let buffer = match self.arrived.take() {
                 Some(used_up) => used_up.buffer,
                 None => self.pool.take(),
             };
-            let arrived = ready!(Arrived::poll(io, cx, buffer))?;
+            let arrived = ready!(BufferedBytes::poll(io, cx, buffer))?;
             self.arrived = (!arrived.is_empty()).then_some(arrived);
         }
         if let Some(arrived) = &mut self.arrived {
@@ -268,13 +268,13 @@ impl fmt::Debug for ReadBuffer {
 }
 
 /// A buffer with bytes that were read and not yet returned: `taken..filled`.
-struct Arrived {
+struct BufferedBytes {
     buffer: PooledBuffer,
     taken: usize,
     filled: usize,
 }
 
-impl Arrived {
+impl BufferedBytes {
     /// Reads once. If nothing is there, `buffer` is returned to its pool.
     fn poll<T: AsyncRead + Unpin>(
         io: Pin<&mut T>,

@@ -26,9 +26,9 @@ use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use tracing::warn;
 
-use crate::reload::{Reload, ReloadError};
+use crate::reload::{ReloadError, ReloadedValue};
 use crate::tls::client_certificate::ServerTls;
-use crate::tls::link_auth::{ClientVerifier, LinkAuth};
+use crate::tls::link_auth::{ClientVerifier, LinkCaFiles};
 use crate::tls::params::TlsParams;
 use crate::tls::pem::{SUPPORTED_KEYS, certs, private_key};
 use crate::tls::resolver::SingleCertResolver;
@@ -41,7 +41,7 @@ use crate::reload::FileWatcher;
 #[derive(Debug, Clone)]
 pub struct TlsServerConfig {
     /// The certificate and key to present.
-    pub identity: Identity,
+    pub identity: IdentityFiles,
     /// Which certificates clients must present.
     pub clients: ClientAuth,
     /// Versions and cipher suites.
@@ -56,14 +56,14 @@ pub struct TlsClientConfig {
     /// Which servers are trusted.
     pub trust: Trust,
     /// The certificate and key to present to servers that request one.
-    pub identity: Option<Identity>,
+    pub identity: Option<IdentityFiles>,
     /// Application protocols in order of preference.
     pub alpn: Vec<Vec<u8>>,
 }
 
 /// The PEM files of a certificate chain (leaf first) and its key. Both may be the same file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
+pub struct IdentityFiles {
     /// The chain.
     pub cert: PathBuf,
     /// The key.
@@ -78,7 +78,7 @@ pub enum ClientAuth {
     /// Clients must present a certificate from a CA in this file that was not issued for an edge.
     Required(PathBuf),
     /// At the port for links: edges, users and peers may present certificates, each from their own CAs.
-    Links(LinkAuth),
+    Links(LinkCaFiles),
 }
 
 /// The servers that a TLS client trusts.
@@ -112,11 +112,11 @@ pub enum TlsError {
 impl TlsServerConfig {
     /// Reads the files now. Logs warnings about the certificate now and whenever it changes.
     ///
-    /// Call [`Reload::load`] for each handshake, and watch it with a [`FileWatcher`].
-    pub fn load(self) -> Result<Reload<ServerTls>, ReloadError> {
+    /// Call [`ReloadedValue::load`] for each handshake, and watch it with a [`FileWatcher`].
+    pub fn load(self) -> Result<ReloadedValue<ServerTls>, ReloadError> {
         let mut paths = vec![self.identity.cert.clone(), self.identity.key.clone()];
         paths.extend(self.clients.files());
-        Reload::new(paths, move |contents| match contents {
+        ReloadedValue::new(paths, move |contents| match contents {
             [cert, key, cas @ ..] => self.config(cert, key, cas),
             _ => Err("a file is missing".into()),
         })
@@ -156,11 +156,11 @@ impl TlsServerConfig {
 }
 
 impl TlsClientConfig {
-    /// Reads the files now. Call [`Reload::load`] for each handshake, and watch it with a [`FileWatcher`].
-    pub fn load(self) -> Result<Reload<ClientConfig>, ReloadError> {
+    /// Reads the files now. Call [`ReloadedValue::load`] for each handshake, and watch it with a [`FileWatcher`].
+    pub fn load(self) -> Result<ReloadedValue<ClientConfig>, ReloadError> {
         let identity = self.identity.iter().flat_map(|i| [i.cert.clone(), i.key.clone()]);
         let paths = identity.chain(self.trust.ca().cloned()).collect();
-        Reload::new(paths, move |contents| match (&self.identity, contents) {
+        ReloadedValue::new(paths, move |contents| match (&self.identity, contents) {
             (Some(identity), [cert, key, ca @ ..]) => self.config(Some((identity, cert, key)), ca.first()),
             (_, ca) => self.config(None, ca.first()),
         })
@@ -168,7 +168,7 @@ impl TlsClientConfig {
 
     fn config(
         &self,
-        identity: Option<(&Identity, &[u8], &[u8])>,
+        identity: Option<(&IdentityFiles, &[u8], &[u8])>,
         ca: Option<&Vec<u8>>,
     ) -> Result<ClientConfig, String> {
         let provider = TlsParams::default().provider();
@@ -204,7 +204,7 @@ pub fn server_name(text: &str) -> Result<ServerName<'static>, TlsError> {
     ServerName::try_from(bare.to_owned()).map_err(|_| TlsError::Name(text.to_owned()))
 }
 
-impl Identity {
+impl IdentityFiles {
     fn certified(&self, cert: &[u8], key: &[u8], provider: &CryptoProvider) -> Result<CertifiedKey, String> {
         let chain = certs(&self.cert, cert).map_err(text)?;
         let key = private_key(&self.key, key).map_err(text)?;

@@ -26,7 +26,7 @@ pub struct UnixAccept {
 
 /// The error of a path that cannot be listened on, with a hint.
 #[derive(Debug, thiserror::Error)]
-pub enum LocalBindError {
+pub enum UnixBindError {
     /// Another process listens there.
     #[error("another program listens on {0}; stop it or choose another path")]
     Taken(PathBuf),
@@ -51,14 +51,14 @@ impl UnixAccept {
     /// # Errors
     ///
     /// Another process listens there, another kind of file has the path, or the system refuses.
-    pub fn bind(path: &Path) -> Result<Self, LocalBindError> {
-        let failed = |cause| LocalBindError::System { path: path.into(), cause };
+    pub fn bind(path: &Path) -> Result<Self, UnixBindError> {
+        let failed = |cause| UnixBindError::System { path: path.into(), cause };
         // Otherwise, if two start at once, the second could remove the socket that the first has just put in place of
         // an old one.
         let _alone = FileLock::acquire(&with_suffix(path, ".lock"), LOCK_TIMEOUT).map_err(failed)?;
         match fs::symlink_metadata(path) {
-            Ok(found) if !found.file_type().is_socket() => return Err(LocalBindError::NoSocket(path.into())),
-            Ok(_) if is_listening(path).map_err(failed)? => return Err(LocalBindError::Taken(path.into())),
+            Ok(found) if !found.file_type().is_socket() => return Err(UnixBindError::NoSocket(path.into())),
+            Ok(_) if is_listening(path).map_err(failed)? => return Err(UnixBindError::Taken(path.into())),
             Ok(_) => fs::remove_file(path).map_err(failed)?,
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
             Err(cause) => return Err(failed(cause)),
@@ -199,7 +199,7 @@ mod tests {
             });
             let (bound, failed): (Vec<_>, Vec<_>) = both.into_iter().partition(Result::is_ok);
             assert_eq!((bound.len(), failed.len()), (1, 1));
-            assert!(matches!(failed[0], Err(LocalBindError::Taken(_))), "{failed:?}");
+            assert!(matches!(failed[0], Err(UnixBindError::Taken(_))), "{failed:?}");
             UnixStream::connect(&path).await.unwrap();
         }
     }

@@ -100,8 +100,8 @@ impl Reservation {
 
     /// Like [`Self::try_grow`], but fails once half of the budget is in use, to leave room for new sessions.
     ///
-    /// All together may always grow by the part that [`Budget::reserve_window`] leaves to them. Of that each takes at most
-    /// half of what the others have left, so that the first one does not take all.
+    /// All together may always grow by the part that [`Budget::reserve_window`] leaves to them. Of that each takes at
+    /// most half of what the others have left, so that the first one does not take all.
     pub(crate) fn try_grow_shared(&mut self, bytes: usize) -> bool {
         let Budget { limit, grown, .. } = &*self.budget;
         let leaves_half = self.budget.used().saturating_add(bytes) <= limit / 2;

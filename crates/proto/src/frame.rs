@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use tunnel_base::logging::printable::printable;
-use tunnel_base::names::{ClientName, Instance, NodeName, SessionId, Target};
+use tunnel_base::names::{Instance, NodeName, SessionId, Target, UserDevice};
 
 /// A message on a link. See the table in docs/protocol.md#frames.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct Frame {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FrameKind {
     /// A session frame.
-    Session(SessionId, Category, SessionFrame),
+    Session(SessionId, SessionCategory, SessionFrame),
     /// A ping. The remote replies with a [`FrameKind::Pong`] of the same number; plain remotes send no number.
     Ping(Option<u64>),
     /// The reply to a ping. Everything sent before that ping has arrived.
@@ -138,7 +138,7 @@ pub struct SessionKey {
     /// Id of the session, the same on all links.
     pub id: SessionId,
     /// Kind of the listener that opened it.
-    pub category: Category,
+    pub category: SessionCategory,
     /// Node of the acceptor.
     pub node: NodeName,
 }
@@ -190,7 +190,7 @@ pub enum SessionFrame {
 
 /// The kind of listener that opened a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Category {
+pub enum SessionCategory {
     /// A CONNECT listener.
     Ssh,
     /// CONNECT over TLS, for kube-apiserver's egress selector.
@@ -365,7 +365,7 @@ impl ErrorCode {
     }
 }
 
-impl Category {
+impl SessionCategory {
     /// Returns the category's text on the wire.
     pub fn name(self) -> &'static str {
         match self {
@@ -397,7 +397,7 @@ pub enum Remote {
     /// At an edge: a server. The name is the edge's own node; at a user's program it is [`NodeName::none`].
     Server(NodeName),
     /// At a server: a user's program, with the user and device that it has proved to be. It only opens sessions.
-    Client(ClientName),
+    Client(UserDevice),
     /// At a server: a peer.
     Peer,
 }
@@ -445,13 +445,15 @@ impl Remote {
 /// The node in frames of a user's link.
 static NO_NODE: LazyLock<NodeName> = LazyLock::new(NodeName::none);
 
-/// The process, node or user's device that opened a session. Only the same opener may resume it; knowing the id is not enough.
+/// The process, node or user's device that opened a session. Only the same opener may resume it; knowing the id is not
+/// enough.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Opener {
     /// An edge, by its proven name: any process of that node. `node/NAME` on the wire.
     Node(NodeName),
-    /// A user's program, by the user and device that it has proved: any process there. `client/USER/DEVICE` on the wire.
-    Client(ClientName),
+    /// A user's program, by the user and device that it has proved: any process there. `client/USER/DEVICE` on the
+    /// wire.
+    Client(UserDevice),
     /// A server, on behalf of one of its clients. `server/` and the 32 hex digits of its process on the wire.
     Server(Instance),
 }
@@ -466,7 +468,8 @@ impl Opener {
     /// opener `sent`.
     ///
     /// An edge is the node that it has proved to be, and a user's program its user and device, whatever the frame
-    /// contains. A peer vouches for both, and opens for its other clients as itself. An edge trusts its server. A plain server names no opener.
+    /// contains. A peer vouches for both, and opens for its other clients as itself. An edge trusts its server. A plain
+    /// server names no opener.
     pub fn verified(sent: Option<Self>, peer: &Remote, instance: Option<Instance>) -> Option<Self> {
         match (peer, sent) {
             (Remote::Edge(node), _) => Some(Self::Node(node.clone())),

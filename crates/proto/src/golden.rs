@@ -14,10 +14,10 @@ use crate::codec::extended::{from_message, heartbeat, to_message};
 use crate::codec::proto::StreamMsg;
 use crate::codec::{Decoder, encode};
 use crate::frame::{
-    Category, Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, ListedNode, Load, NodePage, Remote,
-    SessionError, SessionFrame,
+    Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, ListedNode, Load, NodePage, Remote,
+    SessionCategory, SessionError, SessionFrame,
 };
-use crate::hello::{Caller, Hello, LinkPurpose};
+use crate::hello::{Hello, LinkCaller, LinkPurpose};
 use crate::superedge::{PlainCodec, PlainEvent};
 use tunnel_base::names::{Instance, NodeName, SessionId};
 
@@ -156,8 +156,10 @@ fn plain_messages() -> Vec<(&'static str, StreamMsg)> {
     let mut sent = Vec::new();
     let (mut plain, now) = (PlainCodec::new(node()), Instant::now());
     let mut record = |plain: &mut PlainCodec, name, id, frame| {
-        let _ =
-            plain.send_frame(Frame { node: node(), body: FrameKind::Session(id, Category::Ssh, frame) }, now);
+        let _ = plain.send_frame(
+            Frame { node: node(), body: FrameKind::Session(id, SessionCategory::Ssh, frame) },
+            now,
+        );
         sent.push((name, plain.next_message().unwrap()));
     };
     record(&mut plain, "plain connecting", id(), open(None));
@@ -172,7 +174,7 @@ fn plain_messages() -> Vec<(&'static str, StreamMsg)> {
     let mut record = |name, topic: &str, frame| {
         let message = StreamMsg { topic: topic.into(), ..connecting.clone() };
         let PlainEvent::Session(message) = plain.handle_message(message, now) else { panic!("not an Open") };
-        let body = FrameKind::Session(message.id, Category::Ssh, frame);
+        let body = FrameKind::Session(message.id, SessionCategory::Ssh, frame);
         let _ = plain.send_frame(Frame { node: node(), body }, now);
         sent.push((name, plain.next_message().unwrap()));
     };
@@ -207,7 +209,7 @@ fn hex(message: StreamMsg) -> String {
 async fn every_frame_and_header_is_byte_for_byte_as_recorded() {
     let mut now = Vec::new();
     for (name, frame) in session_frames() {
-        let body = FrameKind::Session(id(), Category::HttpProxy, frame);
+        let body = FrameKind::Session(id(), SessionCategory::HttpProxy, frame);
         now.push((name, hex(to_message(Frame { node: node(), body }))));
     }
     for (name, body, _) in signals() {
@@ -225,8 +227,8 @@ async fn every_frame_and_header_is_byte_for_byte_as_recorded() {
         Hello::with_purpose(&mut sent, older);
         now.push((name, headers(&sent)));
     }
-    now.push(("header of a server", headers(&Caller::peer_request(instance()))));
-    let mut backup = Caller::peer_request(instance());
+    now.push(("header of a server", headers(&LinkCaller::peer_request(instance()))));
+    let mut backup = LinkCaller::peer_request(instance());
     Hello::with_purpose(&mut backup, LinkPurpose::Backup);
     now.push(("header of a server, backup", headers(&backup)));
     now.push(("header of a response", headers(&Hello::response(instance()))));
@@ -256,7 +258,7 @@ fn every_recorded_frame_is_still_decoded() {
         reader.next_message().unwrap().unwrap()
     };
     for (name, frame) in session_frames() {
-        let frame = Frame { node: node(), body: FrameKind::Session(id(), Category::HttpProxy, frame) };
+        let frame = Frame { node: node(), body: FrameKind::Session(id(), SessionCategory::HttpProxy, frame) };
         assert_eq!(from_message(read(name), &Remote::Peer), Ok(frame), "{name}");
     }
     for (name, body, peer) in signals().into_iter().chain(node_lists()) {

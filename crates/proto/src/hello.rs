@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::Serialize;
 
 use crate::frame::{MAX_NODE_IPS, MAX_VERSION_CHARS};
-use tunnel_base::names::{DeviceName, Instance, NameError, NodeName, ServerName, UserName};
+use tunnel_base::names::{DeviceName, Instance, NameError, NodeName, ServerDisplayName, UserName};
 
 /// The hello that an edge sends with the call for a link.
 #[derive(Clone, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct Hello {
 
 /// The hello that a user's program sends with the call for a link.
 #[derive(Clone, PartialEq, Eq)]
-pub struct ClientHello {
+pub struct UserHello {
     /// How the caller proves its user.
     pub proof: UserProof,
     /// The user's machine.
@@ -65,11 +65,11 @@ pub enum LinkPurpose {
 
 /// The process that makes the call for a link, as identified by the call's metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Caller {
+pub enum LinkCaller {
     /// An edge, with a token that proves its name.
     Edge(Hello),
     /// A user's program, which is not authenticated yet. It is never plain.
-    Client(ClientHello),
+    Client(UserHello),
     /// Another server, which has presented the cloud's certificate. It is never plain.
     Peer {
         /// The server's process.
@@ -122,12 +122,12 @@ pub struct OtherVersion {
     pub remote: String,
 }
 
-impl Caller {
+impl LinkCaller {
     /// Parses a request's metadata. `certified` is true if the connection presented a server's certificate.
     pub fn from_request(headers: &HeaderMap, certified: bool) -> Result<Self, HelloError> {
         match headers.get(&ROLE).map(HeaderValue::as_bytes) {
             Some(PEER) => {}
-            Some(CLIENT) => return ClientHello::from_request(headers).map(Self::Client),
+            Some(CLIENT) => return UserHello::from_request(headers).map(Self::Client),
             _ => return Hello::from_request(headers).map(Self::Edge),
         }
         if headers.contains_key(http::header::AUTHORIZATION) {
@@ -157,14 +157,14 @@ impl Caller {
     }
 }
 
-impl ClientHello {
+impl UserHello {
     /// Parses a request's metadata. Without `authorization`, the connection's certificate is the proof.
     fn from_request(headers: &HeaderMap) -> Result<Self, HelloError> {
         let bad = |why: NameError| HelloError::BadName(why.to_string());
         let instance = remote_instance(headers)?.ok_or(HelloError::PlainClient)?;
         let (proof, device) = match headers.get(http::header::AUTHORIZATION) {
             Some(text) => {
-                let members = Members::read(text)?;
+                let members = AuthorizationMembers::read(text)?;
                 let user = members.text("user")?.parse().map_err(bad)?;
                 (UserProof::Token { user, token: members.text("token")? }, members.text("device")?)
             }
@@ -188,7 +188,7 @@ impl ClientHello {
         match &self.proof {
             UserProof::Token { user, token } => {
                 let (user, token) = (user.to_string(), token.clone());
-                insert_bearer(&mut headers, &UserCredentials { user, device, token });
+                insert_bearer(&mut headers, &UserAuthorization { user, device, token });
             }
             UserProof::Certificate => {
                 headers.extend(HeaderValue::from_str(&device).ok().map(|device| (DEVICE, device)));
@@ -202,7 +202,7 @@ impl Hello {
     /// Parses a request's metadata leniently: unknown headers and JSON members are ignored.
     pub fn from_request(headers: &HeaderMap) -> Result<Self, HelloError> {
         let text = headers.get(http::header::AUTHORIZATION).ok_or(HelloError::NoToken)?;
-        let members = Members::read(text)?;
+        let members = AuthorizationMembers::read(text)?;
         let (node, token) = (members.text("nodename")?, members.text("token")?);
         let node = node.parse().map_err(|e: NameError| HelloError::BadName(e.to_string()))?;
         let instance = remote_instance(headers)?;
@@ -220,13 +220,13 @@ impl Hello {
     /// Returns the metadata of an edge's request.
     pub fn edge_request(node: &NodeName, token: &str, instance: Instance) -> HeaderMap {
         let mut headers = local_headers(instance);
-        insert_bearer(&mut headers, &Credentials { nodename: node.as_str(), token });
+        insert_bearer(&mut headers, &NodeCredentials { nodename: node.as_str(), token });
         headers.insert(ROLE, HeaderValue::from_static("edge"));
         headers
     }
 
-    /// Adds the purpose of the link to the request of an edge or a server. A plain server ignores it, and closes the older
-    /// link.
+    /// Adds the purpose of the link to the request of an edge or a server. A plain server ignores it, and closes the
+    /// older link.
     pub fn with_purpose(headers: &mut HeaderMap, purpose: LinkPurpose) {
         match purpose {
             LinkPurpose::Primary => None,
@@ -243,12 +243,13 @@ impl Hello {
     }
 
     /// Adds the name of a server to the metadata of its request or response.
-    pub fn with_server_name(headers: &mut HeaderMap, name: &ServerName) {
+    pub fn with_server_name(headers: &mut HeaderMap, name: &ServerDisplayName) {
         headers.extend(HeaderValue::from_str(name.as_str()).ok().map(|name| (SERVER_NAME, name)));
     }
 
-    /// Returns the name in the metadata of a server, or `None` if it sends none, like an older version, or no valid one.
-    pub fn server_name(headers: &HeaderMap) -> Option<ServerName> {
+    /// Returns the name in the metadata of a server, or `None` if it sends none, like an older version, or no valid
+    /// one.
+    pub fn server_name(headers: &HeaderMap) -> Option<ServerDisplayName> {
         headers.get(&SERVER_NAME)?.to_str().ok()?.parse().ok()
     }
 
@@ -293,9 +294,9 @@ impl fmt::Debug for Hello {
     }
 }
 
-impl fmt::Debug for ClientHello {
+impl fmt::Debug for UserHello {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ClientHello({:?}, {}, {:?})", self.proof, self.device, self.instance)
+        write!(f, "UserHello({:?}, {}, {:?})", self.proof, self.device, self.instance)
     }
 }
 
@@ -380,23 +381,23 @@ const INTERACTIVE: &[u8] = b"interactive";
 
 /// The JSON in `authorization` of an edge.
 #[derive(Serialize)]
-struct Credentials<'a> {
+struct NodeCredentials<'a> {
     nodename: &'a str,
     token: &'a str,
 }
 
 /// The JSON in `authorization` of a user's program.
 #[derive(Serialize)]
-struct UserCredentials {
+struct UserAuthorization {
     user: String,
     device: String,
     token: String,
 }
 
 /// The members of the JSON in `authorization`. Their names are case-insensitive, as in Go.
-struct Members(serde_json::Map<String, serde_json::Value>);
+struct AuthorizationMembers(serde_json::Map<String, serde_json::Value>);
 
-impl Members {
+impl AuthorizationMembers {
     fn read(header: &HeaderValue) -> Result<Self, HelloError> {
         let text = String::from_utf8_lossy(header.as_bytes());
         let json = text.strip_prefix("Bearer ").unwrap_or(&text);
@@ -437,10 +438,10 @@ mod tests {
                 let members = serde_json::json!({ "user": user, "device": device, "nodename": node, "token": token });
                 insert_bearer(&mut headers, &members);
             }
-            let is_possible = match Caller::from_request(&headers, certified) {
-                Ok(Caller::Client(_)) => role == "client",
-                Ok(Caller::Peer { .. }) => role == "peer" && certified && !has_proof,
-                Ok(Caller::Edge(_)) => has_proof && matches!(&*role, "edge" | "interactive"),
+            let is_possible = match LinkCaller::from_request(&headers, certified) {
+                Ok(LinkCaller::Client(_)) => role == "client",
+                Ok(LinkCaller::Peer { .. }) => role == "peer" && certified && !has_proof,
+                Ok(LinkCaller::Edge(_)) => has_proof && matches!(&*role, "edge" | "interactive"),
                 Err(_) => true,
             };
             prop_assert!(is_possible);
@@ -568,7 +569,7 @@ mod tests {
 
     #[test]
     fn a_users_program_proves_a_user_and_is_never_taken_for_an_edge_or_a_server() {
-        let hello = |proof| ClientHello {
+        let hello = |proof| UserHello {
             proof,
             device: "laptop".parse().unwrap(),
             instance: Instance::from_bits(7),
@@ -576,43 +577,43 @@ mod tests {
         };
         let token = || UserProof::Token { user: "alice".parse().unwrap(), token: "secret".into() };
         for (is_backup, proof) in [(false, token()), (true, token()), (false, UserProof::Certificate)] {
-            let hello = ClientHello { is_backup, ..hello(proof) };
+            let hello = UserHello { is_backup, ..hello(proof) };
             for certified in [false, true] {
-                let caller = Caller::from_request(&hello.request(), certified);
-                assert_eq!(caller, Ok(Caller::Client(hello.clone())));
+                let caller = LinkCaller::from_request(&hello.request(), certified);
+                assert_eq!(caller, Ok(LinkCaller::Client(hello.clone())));
             }
             assert!(Hello::from_request(&hello.request()).is_err(), "an older server refuses the role");
         }
         assert!(!format!("{:?}", hello(token())).contains("secret"));
         let mut as_edge = hello(token()).request();
         as_edge.insert("tunnel-role", HeaderValue::from_static("edge"));
-        assert!(matches!(Caller::from_request(&as_edge, true), Err(HelloError::BadName(_))));
+        assert!(matches!(LinkCaller::from_request(&as_edge, true), Err(HelloError::BadName(_))));
         let mut as_client = Hello::edge_request(&"n1".parse().unwrap(), "t", Instance::from_bits(3));
         as_client.insert("tunnel-role", HeaderValue::from_static("client"));
-        assert!(matches!(Caller::from_request(&as_client, true), Err(HelloError::BadName(_))));
+        assert!(matches!(LinkCaller::from_request(&as_client, true), Err(HelloError::BadName(_))));
         let mut plain = hello(token()).request();
         plain.remove("tunnel-dialect");
-        assert_eq!(Caller::from_request(&plain, true), Err(HelloError::PlainClient));
+        assert_eq!(LinkCaller::from_request(&plain, true), Err(HelloError::PlainClient));
     }
 
     #[test]
     fn a_server_needs_a_certificate_and_an_instance_and_no_token() {
-        let ours = Caller::peer_request(Instance::from_bits(5));
-        let server = Caller::Peer { instance: Instance::from_bits(5), backup: false };
-        assert_eq!(Caller::from_request(&ours, true), Ok(server));
-        assert_eq!(Caller::from_request(&ours, false), Err(HelloError::NoCertificate));
+        let ours = LinkCaller::peer_request(Instance::from_bits(5));
+        let server = LinkCaller::Peer { instance: Instance::from_bits(5), backup: false };
+        assert_eq!(LinkCaller::from_request(&ours, true), Ok(server));
+        assert_eq!(LinkCaller::from_request(&ours, false), Err(HelloError::NoCertificate));
         let mut plain = ours.clone();
         plain.remove("tunnel-instance");
-        assert_eq!(Caller::from_request(&plain, true), Err(HelloError::PlainPeer));
+        assert_eq!(LinkCaller::from_request(&plain, true), Err(HelloError::PlainPeer));
         let mut both = ours;
         both.extend(request(r#"{"nodename":"n1","token":"secret"}"#));
-        assert_eq!(Caller::from_request(&both, true), Err(HelloError::BadRole("peer".into())));
+        assert_eq!(LinkCaller::from_request(&both, true), Err(HelloError::BadRole("peer".into())));
     }
 
     #[test]
     fn a_server_announces_its_name_and_one_that_sends_none_or_a_bad_one_has_none() {
         for mut headers in
-            [Caller::peer_request(Instance::from_bits(5)), Hello::response(Instance::from_bits(5))]
+            [LinkCaller::peer_request(Instance::from_bits(5)), Hello::response(Instance::from_bits(5))]
         {
             assert_eq!(Hello::server_name(&headers), None);
             Hello::with_server_name(&mut headers, &"eu-1.example".parse().unwrap());
@@ -628,8 +629,8 @@ mod tests {
     fn an_edge_is_an_edge_with_or_without_a_servers_certificate() {
         let headers = Hello::edge_request(&"n1".parse().unwrap(), "t", Instance::from_bits(3));
         for certified in [false, true] {
-            let caller = Caller::from_request(&headers, certified).unwrap();
-            assert!(matches!(&caller, Caller::Edge(hello) if hello.node.as_str() == "n1"));
+            let caller = LinkCaller::from_request(&headers, certified).unwrap();
+            assert!(matches!(&caller, LinkCaller::Edge(hello) if hello.node.as_str() == "n1"));
             assert_eq!(caller.instance(), Some(Instance::from_bits(3)));
         }
     }

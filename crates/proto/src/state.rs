@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::frame::{ErrorCode, SessionError, SessionFrame};
 use crate::halves::recv::RecvHalf;
 use crate::halves::send::SendHalf;
-use crate::state::ending::{Departed, Departure};
+use crate::state::ending::{DepartedOwner, OwnerDeparture};
 use tunnel_base::names::{Instance, Target};
 
 /// The id of a link of this process.
@@ -40,7 +40,7 @@ pub enum ControlPriority {
 /// The protocol state of one end of a session: decides which frames are sent next. Pure, without I/O.
 #[derive(Debug)]
 pub struct SessionState {
-    role: Role,
+    role: SessionRole,
     phase: Phase,
     epoch: u64,
     path: Option<LinkId>,
@@ -55,7 +55,7 @@ pub struct SessionState {
     ended: Option<SessionError>,
     /// Whether bytes that the owner has not read may have been dropped.
     truncated: bool,
-    departed: Option<Departed>,
+    departed: Option<DepartedOwner>,
     /// Since when it has waited for something that only the remote can provide.
     waiting_since: Option<Instant>,
     resumed: u32,
@@ -79,18 +79,18 @@ enum PendingFrame {
 impl SessionState {
     /// Creates an opener without a path.
     pub fn opener(target: Target, client: String, send: SendHalf, recv: RecvHalf) -> Self {
-        Self::new(Role::Opener { target, client }, Phase::Opening, 0, None, send, recv)
+        Self::new(SessionRole::Opener { target, client }, Phase::Opening, 0, None, send, recv)
     }
 
     /// Creates an acceptor for an Open from link `from`. It may send below `limit` once it accepts.
     pub fn acceptor(from: LinkId, epoch: u64, limit: u64, mut send: SendHalf, recv: RecvHalf) -> Self {
         // Nothing was sent, so only an offset other than 0 could fail.
         let _ = send.acknowledge(0, limit);
-        Self::new(Role::Acceptor, Phase::Accepting, epoch, Some(from), send, recv)
+        Self::new(SessionRole::Acceptor, Phase::Accepting, epoch, Some(from), send, recv)
     }
 
     fn new(
-        role: Role,
+        role: SessionRole,
         phase: Phase,
         epoch: u64,
         path: Option<LinkId>,
@@ -172,19 +172,19 @@ impl SessionState {
 
     /// Returns true if this end opened the session.
     pub fn is_opener(&self) -> bool {
-        matches!(self.role, Role::Opener { .. })
+        matches!(self.role, SessionRole::Opener { .. })
     }
 
     /// Opener: returns the target, and the client as reported to the acceptor.
     pub fn opened_for(&self) -> Option<(Target, String)> {
         match &self.role {
-            Role::Opener { target, client } => Some((target.clone(), client.clone())),
-            Role::Acceptor => None,
+            SessionRole::Opener { target, client } => Some((target.clone(), client.clone())),
+            SessionRole::Acceptor => None,
         }
     }
 
-    /// Opener: queues an Open on `link`, or a Resume if the session was open before. Other ends do not change. `process` is
-    /// the process that an Open is expected to reach, if known.
+    /// Opener: queues an Open on `link`, or a Resume if the session was open before. Other ends do not change.
+    /// `process` is the process that an Open is expected to reach, if known.
     pub fn start_attempt(&mut self, link: LinkId, process: Option<Instance>) -> Actions {
         let answer = match self.phase {
             Phase::Opening => PendingFrame::Open,
@@ -277,15 +277,17 @@ impl SessionState {
     fn send_answer(&mut self, answer: PendingFrame) -> (Option<SessionFrame>, Actions) {
         let epoch = self.epoch;
         let frame = match (answer, &self.role) {
-            (PendingFrame::Open, Role::Opener { target, client }) => {
+            (PendingFrame::Open, SessionRole::Opener { target, client }) => {
                 let (target, client) = (target.clone(), client.clone());
                 SessionFrame::Open { target, limit: self.recv.limit(), epoch, client, opener: None }
             }
-            (PendingFrame::Open | PendingFrame::Resume, Role::Acceptor) => return (None, Actions::default()),
+            (PendingFrame::Open | PendingFrame::Resume, SessionRole::Acceptor) => {
+                return (None, Actions::default());
+            }
             (PendingFrame::Opened, _) => {
                 SessionFrame::Opened { limit: self.recv.limit(), epoch, instance: None }
             }
-            (PendingFrame::Resume, Role::Opener { target, .. }) => {
+            (PendingFrame::Resume, SessionRole::Opener { target, .. }) => {
                 let (received, limit) = self.recv.credit();
                 let target = target.clone();
                 SessionFrame::Resume { received, limit, epoch, instance: self.instance, opener: None, target }
@@ -312,7 +314,7 @@ impl SessionState {
 
 /// The role of one end of a session: whether it opened the session or accepted it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(crate) enum SessionRole {
     /// The end that opened the session.
     Opener {
         /// Target that the acceptor must dial.
@@ -467,10 +469,11 @@ impl SessionState {
         self.phase = Phase::Resuming;
         self.epoch += 1;
         self.answer = Some(PendingFrame::Resume);
-        self.orphan(refusal, now, Departure::Dropped)
+        self.orphan(refusal, now, OwnerDeparture::Dropped)
     }
 
-    /// Returns true if the reply to the newest Open is pending. After a cancelled opening it is, until its Reset is sent.
+    /// Returns true if the reply to the newest Open is pending. After a cancelled opening it is, until its Reset is
+    /// sent.
     fn awaits_opened(&self) -> bool {
         let cancelled = self.phase == Phase::Resuming && matches!(self.answer, Some(PendingFrame::Reset(_)));
         self.phase == Phase::Opening || cancelled

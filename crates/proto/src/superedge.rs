@@ -1,7 +1,7 @@
 //! Represents a remote with the plain dialect: translates frames to SuperEdge's messages, and back.
 //!
-//! Implements the newest generation of SuperEdge (docs/reference/superedge-wire.md#generations); [`g4`] is the codec of v0.8 and v0.9,
-//! and [`generations`] finds out which of the two a remote needs.
+//! Implements the newest generation of SuperEdge (docs/reference/superedge-wire.md#generations); [`g4`] is the codec of
+//! v0.8 and v0.9, and [`generations`] finds out which of the two a remote needs.
 //!
 //! A plain remote knows no limits, no half-close and no resume. So its limit is infinite, and bytes handed to the link
 //! count as received. A finished direction is remembered until the other is finished as well, and `closed` ends both.
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::codec::extended::{HEARTBEAT, STREAM, heartbeat};
 use crate::codec::proto::StreamMsg;
-use crate::frame::{Category, ErrorCode, Frame, FrameKind, SessionError, SessionFrame};
+use crate::frame::{ErrorCode, Frame, FrameKind, SessionCategory, SessionError, SessionFrame};
 use tunnel_base::names::{NodeName, SessionId, Target};
 
 /// The sessions of a plain link, with their state.
@@ -37,7 +37,7 @@ pub struct PlainCodec {
 #[derive(Debug)]
 struct PlainSession {
     topic: String,
-    category: Category,
+    category: SessionCategory,
     epoch: u64,
     /// Bytes sent to the remote.
     sent: u64,
@@ -54,7 +54,7 @@ struct PlainSession {
 }
 
 impl PlainSession {
-    fn new(topic: String, category: Category, epoch: u64, accepted: bool, now: Instant) -> Self {
+    fn new(topic: String, category: SessionCategory, epoch: u64, accepted: bool, now: Instant) -> Self {
         Self {
             topic,
             category,
@@ -75,7 +75,7 @@ pub struct Decoded {
     /// The session.
     pub id: SessionId,
     /// Kind of the listener.
-    pub category: Category,
+    pub category: SessionCategory,
     /// Frames, in order.
     pub frames: Vec<SessionFrame>,
 }
@@ -156,7 +156,7 @@ impl PlainCodec {
     fn send_session_frame(
         &mut self,
         id: SessionId,
-        category: Category,
+        category: SessionCategory,
         frame: SessionFrame,
         now: Instant,
     ) -> Option<Decoded> {
@@ -204,7 +204,7 @@ impl PlainCodec {
         Some(Decoded { id, category, frames: vec![SessionFrame::Credit { received, limit: u64::MAX }] })
     }
 
-    fn open(&mut self, id: SessionId, category: Category, target: &Target, epoch: u64, now: Instant) {
+    fn open(&mut self, id: SessionId, category: SessionCategory, target: &Target, epoch: u64, now: Instant) {
         let topic = id.topic();
         let addr = address(&self.node, target);
         self.insert(id, PlainSession::new(topic.clone(), category, epoch, false, now));
@@ -230,12 +230,12 @@ impl PlainCodec {
         Some(session)
     }
 
-    fn send(&mut self, category: Category, kind: &str, topic: String, data: Bytes) {
+    fn send(&mut self, category: SessionCategory, kind: &str, topic: String, data: Bytes) {
         let message = self.message(category, kind, topic, data);
         self.waiting.push_back(message);
     }
 
-    fn message(&self, category: Category, kind: &str, topic: String, data: Bytes) -> StreamMsg {
+    fn message(&self, category: SessionCategory, kind: &str, topic: String, data: Bytes) -> StreamMsg {
         let node = self.node.as_str().to_owned();
         StreamMsg {
             node,
@@ -248,17 +248,17 @@ impl PlainCodec {
     }
 }
 
-/// Returns the name of a category for a plain remote. A plain remote no longer has one for TCP ports, and `ssh` has the same
-/// effect.
-fn name(category: Category) -> &'static str {
+/// Returns the name of a category for a plain remote. A plain remote no longer has one for TCP ports, and `ssh` has the
+/// same effect.
+fn name(category: SessionCategory) -> &'static str {
     match category {
-        Category::Tcp => Category::Ssh.name(),
+        SessionCategory::Tcp => SessionCategory::Ssh.name(),
         category => category.name(),
     }
 }
 
-/// Returns the target in a form that SuperEdge's edge at that node can dial. The node's own name may not resolve there, so
-/// it becomes loopback.
+/// Returns the target in a form that SuperEdge's edge at that node can dial. The node's own name may not resolve there,
+/// so it becomes loopback.
 fn address(node: &NodeName, target: &Target) -> String {
     if node.matches_host(&target.host) { format!("127.0.0.1:{}", target.port) } else { target.to_string() }
 }
@@ -288,7 +288,7 @@ impl PlainCodec {
                 PlainEvent::Unknown("unknown_type")
             };
         }
-        let Some(category) = Category::from_name(&message.category) else {
+        let Some(category) = SessionCategory::from_name(&message.category) else {
             return PlainEvent::Unknown("unknown_type");
         };
         if !message.node.eq_ignore_ascii_case(self.node.as_str()) {
@@ -305,7 +305,12 @@ impl PlainCodec {
         }
     }
 
-    fn handle_connecting(&mut self, category: Category, message: StreamMsg, now: Instant) -> PlainEvent {
+    fn handle_connecting(
+        &mut self,
+        category: SessionCategory,
+        message: StreamMsg,
+        now: Instant,
+    ) -> PlainEvent {
         let target: Result<Target, _> = message.addr.parse();
         let fits = message.topic.len() <= MAX_TOPIC && self.sessions.len() < MAX_SESSIONS;
         let (Ok(target), true) = (target, fits) else {
@@ -351,7 +356,7 @@ impl PlainCodec {
     }
 
     /// Replies to a message about an unknown session. Beyond [`MAX_WAITING`] queued messages there is no reply.
-    fn answer(&mut self, kind: &str, category: Category, topic: String, data: Bytes) -> PlainEvent {
+    fn answer(&mut self, kind: &str, category: SessionCategory, topic: String, data: Bytes) -> PlainEvent {
         if self.waiting.len() < MAX_WAITING {
             self.send(category, kind, topic, data);
         }

@@ -1,4 +1,5 @@
-//! How far a session's receive window grows: by the RTT over its whole path, and the bytes that its reader takes in one.
+//! How far a session's receive window grows: by the RTT over its whole path, and the bytes that its reader takes in
+//! one.
 //!
 //! The RTT is measured by the bytes that follow a Credit.
 //! A ping measures the first link only; there may be more servers on the path. The time from a Credit that raises the
@@ -21,7 +22,7 @@ pub struct LinkRtt {
 /// An estimator that takes one measurement at a time and keeps the last result.
 #[derive(Debug, Default)]
 pub(crate) struct PathRttEstimator {
-    pending: Option<RttProbe>,
+    pending: Option<CreditRttProbe>,
     /// Latest measurement; zero before the first.
     latest: Duration,
     link_rtt: LinkRtt,
@@ -31,7 +32,7 @@ pub(crate) struct PathRttEstimator {
 
 /// A measurement in progress: the time from a Credit to the first bytes that it released.
 #[derive(Debug)]
-struct RttProbe {
+struct CreditRttProbe {
     /// Limit known to the sender before the Credit.
     old_limit: u64,
     /// When the Credit was sent.
@@ -44,7 +45,7 @@ impl PathRttEstimator {
     /// Starts a measurement: a Credit that raises the limit is sent after `received` bytes have arrived.
     pub(crate) fn credit(&mut self, old_limit: u64, received: u64, now: Instant) {
         let blocked_at = (received == old_limit).then_some(now);
-        self.pending.get_or_insert(RttProbe { old_limit, since: now, blocked_at });
+        self.pending.get_or_insert(CreditRttProbe { old_limit, since: now, blocked_at });
     }
 
     /// Handles bytes up to offset `end`. Returns true if they are the first that a Credit released from a sender
@@ -110,13 +111,13 @@ const MIN_BLOCKED_FRACTION: u32 = 4;
 /// The bytes that the reader took in the current and the previous RTT.
 #[derive(Debug, Default)]
 pub(crate) struct ReadRate {
-    now: Option<RttSample>,
+    now: Option<RateSample>,
     before: u64,
 }
 
 /// The measurement of a [`ReadRate`] in the current RTT.
 #[derive(Debug, Clone, Copy)]
-struct RttSample {
+struct RateSample {
     since: Instant,
     /// Bytes taken at the start of the sample.
     from: u64,
@@ -127,7 +128,7 @@ struct RttSample {
 impl ReadRate {
     /// Handles arriving bytes; `taken` is the total that the reader has taken.
     pub(crate) fn arrived(&mut self, taken: u64, now: Instant) {
-        self.now.get_or_insert(RttSample { since: now, from: taken, late: false });
+        self.now.get_or_insert(RateSample { since: now, from: taken, late: false });
     }
 
     /// Returns the window for a reader whose total rises from `before` to `taken`: the bytes of two RTTs, or of four
@@ -137,7 +138,7 @@ impl ReadRate {
         let elapsed = now - round.since;
         if elapsed > rtt {
             self.before = scale(before - round.from, rtt, elapsed);
-            *round = RttSample { since: now, from: before, late: elapsed > rtt * 2 };
+            *round = RateSample { since: now, from: before, late: elapsed > rtt * 2 };
         }
         if round.late {
             return 0;

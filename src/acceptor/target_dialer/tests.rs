@@ -1,15 +1,15 @@
 use tokio::net::TcpListener;
 
-use tunnel_net::listen::TcpAccept;
+use tunnel_net::listen::TcpListenSocket;
 
 use super::*;
 
 fn at(node: &str, own: &'static [&'static str], targets: Targets) -> TargetDialer {
     let own: Vec<IpAddr> = own.iter().map(|ip| ip.parse().unwrap()).collect();
-    let own = LocalAddresses::new(move || Addresses { all: own.clone(), own: own.clone() });
+    let own = LocalAddresses::new(move || InterfaceSnapshot { all: own.clone(), own: own.clone() });
     let resolver = Resolver::system().unwrap();
     TargetDialer {
-        place: DialerRole::Node(node.parse().unwrap()),
+        place: TargetDialerRole::Node(node.parse().unwrap()),
         own,
         targets: Arc::new(ArcSwap::from_pointee(targets)),
         resolver,
@@ -36,13 +36,13 @@ async fn sought(
     names: &[&str],
 ) -> Result<Vec<String>, TargetDialError> {
     let own: Vec<IpAddr> = own.iter().map(|ip| ip.parse().unwrap()).collect();
-    among(place, target, &Addresses { all: own.clone(), own }, names).await
+    among(place, target, &InterfaceSnapshot { all: own.clone(), own }, names).await
 }
 
 async fn among(
     place: &TargetDialer,
     target: &str,
-    here: &Addresses,
+    here: &InterfaceSnapshot,
     names: &[&str],
 ) -> Result<Vec<String>, TargetDialError> {
     let names: Vec<IpAddr> = names.iter().map(|ip| ip.parse().unwrap()).collect();
@@ -64,7 +64,7 @@ async fn the_own_node_resolves_to_loopback_first_then_to_its_addresses() {
 #[tokio::test]
 async fn an_edge_dials_link_local_addresses_of_its_machine_only_if_listed() {
     let ips = |texts: &[&str]| texts.iter().map(|ip| ip.parse().unwrap()).collect();
-    let here = Addresses { all: ips(&["10.0.0.5", "169.254.2.1"]), own: ips(&["10.0.0.5"]) };
+    let here = InterfaceSnapshot { all: ips(&["10.0.0.5", "169.254.2.1"]), own: ips(&["10.0.0.5"]) };
     let by_default = at("edge-1", &[], Targets::default());
     let all = ["127.0.0.1:22", "[::1]:22", "10.0.0.5:22"];
     assert_eq!(among(&by_default, "edge-1:22", &here, &[]).await.unwrap(), all);
@@ -116,7 +116,7 @@ async fn an_edge_never_dials_the_unspecified_address_even_if_allowed() {
 
 #[tokio::test]
 async fn a_server_dials_only_listed_targets_for_edges_and_reveals_no_addresses() {
-    let server = |allowed: &[&str]| TargetDialer { place: DialerRole::ForEdges, ..place(allowed) };
+    let server = |allowed: &[&str]| TargetDialer { place: TargetDialerRole::ForEdges, ..place(allowed) };
     let listed = server(&["10.1.0.0/16:443", "self:22"]);
     let mixed = ["192.0.2.1", "10.1.2.3"];
     assert_eq!(found(&listed, "web.local:443", &[], &mixed).await.unwrap(), ["10.1.2.3:443"]);
@@ -135,7 +135,7 @@ async fn a_server_dials_only_listed_targets_for_edges_and_reveals_no_addresses()
     for (place, target) in [(server(&[]), "web.local:443"), (listed, "web.local:80")] {
         let must_not_resolve = async |_| unreachable!("DNS must not be queried for a forbidden target");
         let refused = place
-            .addresses(&target.parse().unwrap(), &Addresses::default(), must_not_resolve, deadline)
+            .addresses(&target.parse().unwrap(), &InterfaceSnapshot::default(), must_not_resolve, deadline)
             .await
             .unwrap_err()
             .refusal;
@@ -145,7 +145,7 @@ async fn a_server_dials_only_listed_targets_for_edges_and_reveals_no_addresses()
 
 #[tokio::test]
 async fn a_server_never_dials_forbidden_addresses_for_clients_in_any_spelling() {
-    let server = TargetDialer { place: DialerRole::ForClients, ..place(&["0.0.0.0/0:*", "[::/0]:*"]) };
+    let server = TargetDialer { place: TargetDialerRole::ForClients, ..place(&["0.0.0.0/0:*", "[::/0]:*"]) };
     assert_eq!(found(&server, "192.0.2.1:80", &[], &[]).await.unwrap(), ["192.0.2.1:80"]);
     let mixed = ["127.0.0.1", "169.254.169.254", "::ffff:10.0.0.1", "fd00:ec2::254"];
     assert_eq!(found(&server, "web.local:80", &[], &mixed).await.unwrap(), ["10.0.0.1:80"]);
@@ -166,7 +166,7 @@ async fn a_server_never_dials_forbidden_addresses_for_clients_in_any_spelling() 
         assert_eq!(refused.code, ErrorCode::NotAllowed, "{target}: {refused}");
         assert_eq!(refused.reason, format!("the server does not dial {target} for clients"));
     }
-    let unlisted = TargetDialer { place: DialerRole::ForClients, ..place(&["10.0.0.0/8:*"]) };
+    let unlisted = TargetDialer { place: TargetDialerRole::ForClients, ..place(&["10.0.0.0/8:*"]) };
     for (server, name, off_limits) in
         [(&server, "127.0.0.1", true), (&server, "64:ff9b::a9fe:a9fe", true), (&unlisted, "192.0.2.1", false)]
     {
@@ -177,7 +177,7 @@ async fn a_server_never_dials_forbidden_addresses_for_clients_in_any_spelling() 
 
 #[tokio::test]
 async fn a_server_dials_forbidden_addresses_for_edges_only_if_listed_narrowly() {
-    let server = |allowed: &[&str]| TargetDialer { place: DialerRole::ForEdges, ..place(allowed) };
+    let server = |allowed: &[&str]| TargetDialer { place: TargetDialerRole::ForEdges, ..place(allowed) };
     let wide = server(&["0.0.0.0/0:*", "[::/0]:*", "self:*"]);
     for (target, names) in [
         ("127.0.0.1:80", &[][..]),
@@ -204,10 +204,10 @@ async fn a_server_dials_forbidden_addresses_for_edges_only_if_listed_narrowly() 
 #[tokio::test]
 async fn a_port_of_a_tunnel_process_is_refused_as_target_by_any_name_or_address() {
     let edge = place(&["127.0.0.0/8:*", "[::1]:*"]);
-    let server = TargetDialer { place: DialerRole::ForEdges, ..edge.clone() };
+    let server = TargetDialer { place: TargetDialerRole::ForEdges, ..edge.clone() };
     let patience = Duration::from_secs(5);
     for at in ["127.0.0.1:0", "0.0.0.0:0", "[::]:0"] {
-        let listener = TcpAccept::bind(at.parse().unwrap()).unwrap();
+        let listener = TcpListenSocket::bind(at.parse().unwrap()).unwrap();
         let target = |host: &str| format!("{host}:{}", listener.at().port()).parse::<Target>().unwrap();
         for host in ["edge-1", "localhost", "127.0.0.1", "[::ffff:127.0.0.1]", "[::127.0.0.1]"] {
             let refused = edge.dial(&target(host), patience).await.unwrap_err().refusal;
@@ -220,7 +220,7 @@ async fn a_port_of_a_tunnel_process_is_refused_as_target_by_any_name_or_address(
         let text = format!("{target} is a port of a tunnel process on the server's machine");
         assert_eq!((refused.code, refused.reason), (ErrorCode::OwnPort, text));
     }
-    let public = TcpAccept::bind_public("127.0.0.1:0".parse().unwrap()).unwrap();
+    let public = TcpListenSocket::bind_public("127.0.0.1:0".parse().unwrap()).unwrap();
     edge.dial(&format!("edge-1:{}", public.at().port()).parse().unwrap(), patience).await.unwrap();
 }
 
@@ -240,7 +240,7 @@ async fn permission_for_a_target_ends_when_its_entry_is_removed() {
     let port = listener.local_addr().unwrap().port();
     let entry = format!("127.0.0.0/8:{port}");
     let by_own = at("edge-1", &["127.0.0.1"], ["self:*".parse().unwrap()].into_iter().collect());
-    let for_edges = TargetDialer { place: DialerRole::ForEdges, ..place(&[&entry]) };
+    let for_edges = TargetDialer { place: TargetDialerRole::ForEdges, ..place(&[&entry]) };
     for (dialer, text) in [
         (place(&[&entry]), format!("edge-1:{port} is 127.0.0.1, which this edge may not dial")),
         (by_own, format!("edge-1:{port} is 127.0.0.1, which this edge may not dial")),
@@ -297,7 +297,7 @@ async fn resolving_a_name_fails_at_the_deadline() {
     let never = async |_| std::future::pending().await;
     let deadline = started + Duration::from_secs(4);
     let refused = place
-        .addresses(&"web:80".parse().unwrap(), &Addresses::default(), never, deadline)
+        .addresses(&"web:80".parse().unwrap(), &InterfaceSnapshot::default(), never, deadline)
         .await
         .unwrap_err()
         .refusal;

@@ -12,7 +12,7 @@ use crate::admin::channelz::wire::{
     Address, Channel, ChannelConnectivityState, ChannelData, ChannelRef, Security, Server, ServerData,
     ServerRef, Socket, SocketData, SocketRef, address, security,
 };
-use crate::admin::{Admin, ProcessView};
+use crate::admin::{AdminContext, AdminProcess};
 use tunnel_base::policy::canonical_ip;
 use tunnel_link::sender::LinkSender;
 use tunnel_link::sender::stats::Traffic;
@@ -20,17 +20,17 @@ use tunnel_link::sender::stats::Traffic;
 /// The entities: the server that accepts links, a channel for each dialled link, and a socket for each link.
 #[derive(Debug)]
 pub(super) struct Entities {
-    pub(super) admin: Admin,
+    pub(super) admin: AdminContext,
     pub(super) grpc: Option<SocketAddr>,
 }
 
 /// Entities by their numbers, which are unique among all entities.
-pub(super) type Numbered<T> = BTreeMap<i64, T>;
+pub(super) type EntitiesById<T> = BTreeMap<i64, T>;
 
 impl Entities {
     /// Returns the one server entity of a server; an edge has none.
-    pub(super) fn servers(&self) -> Numbered<Server> {
-        let Some(at) = self.grpc else { return Numbered::new() };
+    pub(super) fn servers(&self) -> EntitiesById<Server> {
+        let Some(at) = self.grpc else { return EntitiesById::new() };
         let metrics = &self.admin.metrics;
         let (ended, refused) = (metrics.links_closed.all(), metrics.links_rejected.all());
         let now = u64::try_from(metrics.links.all()).unwrap_or_default();
@@ -47,19 +47,19 @@ impl Entities {
     }
 
     /// Returns the dialled links.
-    pub(super) fn channels(&self) -> Numbered<Channel> {
+    pub(super) fn channels(&self) -> EntitiesById<Channel> {
         let channel = |link: &Arc<LinkSender>| (channel_id(link), self.channel(link));
         self.links().iter().filter(|link| is_dialled(link)).map(channel).collect()
     }
 
     /// Returns the accepted links.
-    pub(super) fn server_sockets(&self) -> Numbered<SocketRef> {
+    pub(super) fn server_sockets(&self) -> EntitiesById<SocketRef> {
         let socket = |link: &Arc<LinkSender>| (socket_id(link), socket_ref(link));
         self.links().iter().filter(|link| !is_dialled(link)).map(socket).collect()
     }
 
     /// Returns all sockets, including the listening one.
-    pub(super) fn sockets(&self) -> Numbered<Socket> {
+    pub(super) fn sockets(&self) -> EntitiesById<Socket> {
         let listener = self.grpc.map(|at| Socket {
             r#ref: Some(SocketRef { socket_id: LISTENER, name: at.to_string() }),
             data: Some(SocketData::default()),
@@ -72,12 +72,12 @@ impl Entities {
 
     fn links(&self) -> Vec<Arc<LinkSender>> {
         match &self.admin.side {
-            ProcessView::Cloud(server) => {
+            AdminProcess::Cloud(server) => {
                 let nodes =
                     server.registry.overview(0).linked.into_iter().map(|(_, _, linked, _)| linked.sender);
                 nodes.chain(server.peers.iter().flat_map(|peers| peers.links())).collect()
             }
-            ProcessView::Edge(edge) => edge.uplinks.all(),
+            AdminProcess::Edge(edge) => edge.uplinks.all(),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Collects the [`Status`] of the process.
+//! Collects the [`StatusResponse`] of the process.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -8,33 +8,34 @@ use tokio::time::Instant;
 
 use crate::admin::readiness::DNS_CONDITION;
 use crate::admin::status::{
-    DisconnectedStatus, DropStatus, ErrorStatus, LinkStatus, PublisherStatus, SessionStatus, Status, Totals,
+    DisconnectedStatus, LinkEndStatus, LinkStatus, PublisherStatus, ReportedError, SessionStatus,
+    StatusResponse, Totals,
 };
-use crate::admin::{Admin, ProcessView};
+use crate::admin::{AdminContext, AdminProcess};
 use crate::invitations::SharedEnrolments;
 use crate::registry::Finder;
 use crate::registry::Registry;
 use crate::registry::history::{LastError, UnlinkedNode};
 use crate::registry::links::LinkRole;
-use crate::registry::overview::Overview;
+use crate::registry::overview::RegistrySnapshot;
 use crate::registry::peers::PeerHandle;
 use crate::registry::peers::Peers;
 use crate::route::Uplinks;
 use crate::session_io::grants::{Grants, SessionSubject};
-use tunnel_base::names::{NodeName, ServerName};
+use tunnel_base::names::{NodeName, ServerDisplayName};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::SessionTable;
 use tunnel_link::table::session::view::SessionView;
 
 /// The parts of a server whose status is served.
 #[derive(Debug, Clone)]
-pub struct ServerView {
+pub struct ServerStatusSource {
     /// Registry of connected nodes.
     pub registry: Arc<Registry>,
     /// Table of sessions.
     pub table: Arc<SessionTable>,
     /// The name that this server announces, or its process if another server announces the same name.
-    pub name: Option<ServerName>,
+    pub name: Option<ServerDisplayName>,
     /// The peers; `None` if this is the only server.
     pub peers: Option<Arc<Peers>>,
     /// Knows which nodes peers have.
@@ -51,7 +52,7 @@ pub struct ServerView {
 
 /// The parts of an edge whose status is served.
 #[derive(Debug, Clone)]
-pub struct EdgeView {
+pub struct EdgeStatusSource {
     /// Links to servers.
     pub uplinks: Arc<Uplinks>,
     /// Table of sessions.
@@ -62,12 +63,12 @@ pub struct EdgeView {
 
 /// Converts times of this process to wall clock times. It is set once, so that a moment always has the same time.
 #[derive(Debug, Clone, Copy)]
-pub struct Clock {
+pub struct WallClock {
     wall: SystemTime,
     at: Instant,
 }
 
-impl Clock {
+impl WallClock {
     /// Creates a clock from the current time.
     pub fn now() -> Self {
         Self { wall: SystemTime::now(), at: Instant::now() }
@@ -86,14 +87,14 @@ impl Clock {
     }
 }
 
-impl Admin {
+impl AdminContext {
     /// Returns the current status.
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> StatusResponse {
         let table = match &self.side {
-            ProcessView::Cloud(server) => &server.table,
-            ProcessView::Edge(edge) => &edge.table,
+            AdminProcess::Cloud(server) => &server.table,
+            AdminProcess::Edge(edge) => &edge.table,
         };
-        let mut status = Status {
+        let mut status = StatusResponse {
             role: "edge".into(),
             version: env!("CARGO_PKG_VERSION").into(),
             instance: format!("{:?}", table.instance()),
@@ -111,11 +112,11 @@ impl Admin {
             refusals: self.metrics.refusals.last_hour().into_iter().map(|(why, n)| (why.into(), n)).collect(),
             certificates: self.metrics.certificates.all(),
             sessions: table.overview(MAX_SESSIONS).into_iter().map(|one| self.session(one)).collect(),
-            ..Status::default()
+            ..StatusResponse::default()
         };
         match &self.side {
-            ProcessView::Cloud(server) => self.add_server(server, &mut status),
-            ProcessView::Edge(EdgeView { uplinks, .. }) => {
+            AdminProcess::Cloud(server) => self.add_server(server, &mut status),
+            AdminProcess::Edge(EdgeStatusSource { uplinks, .. }) => {
                 status.node = Some(uplinks.node().to_string());
                 for link in uplinks.all().into_iter().rev() {
                     let server = link.ends().and_then(|ends| ends.server_name.as_ref());
@@ -131,12 +132,12 @@ impl Admin {
         status
     }
 
-    fn add_server(&self, server: &ServerView, status: &mut Status) {
+    fn add_server(&self, server: &ServerStatusSource, status: &mut StatusResponse) {
         status.role = "server".into();
         let relayed = server.grants.relayed(MAX_SESSIONS.saturating_sub(status.sessions.len()));
         let relayed = relayed.into_iter().filter_map(|one| self.relayed_session(&server.table, one));
         status.sessions.extend(relayed);
-        let Overview { linked, disconnected, drops } = server.registry.overview(MAX_DISCONNECTED);
+        let RegistrySnapshot { linked, disconnected, drops } = server.registry.overview(MAX_DISCONNECTED);
         status.links = linked
             .into_iter()
             .map(|(node, role, linked, error)| {
@@ -154,7 +155,7 @@ impl Admin {
             .collect();
         status.disconnected =
             disconnected.into_iter().map(|unlinked| self.disconnected(server, unlinked)).collect();
-        let drop = |(node, error): (NodeName, LastError)| DropStatus {
+        let drop = |(node, error): (NodeName, LastError)| LinkEndStatus {
             name: node.to_string(),
             time: self.clock.time(error.at),
             reason: error.why.to_string(),
@@ -173,7 +174,7 @@ impl Admin {
     }
 
     fn peer(&self, name: String, server: &PeerHandle) -> LinkStatus {
-        let error = server.last_error().map(|why| ErrorStatus { time: None, text: why.to_string() });
+        let error = server.last_error().map(|why| ReportedError { time: None, text: why.to_string() });
         match server.up() {
             Some(link) => LinkStatus { error, ..self.link(name, &link) },
             None => LinkStatus { name, state: "not_linked".into(), error, ..LinkStatus::default() },
@@ -243,7 +244,11 @@ impl Admin {
     }
 
     /// Returns the status of a node without a link here.
-    pub(crate) fn disconnected(&self, server: &ServerView, unlinked: UnlinkedNode) -> DisconnectedStatus {
+    pub(crate) fn disconnected(
+        &self,
+        server: &ServerStatusSource,
+        unlinked: UnlinkedNode,
+    ) -> DisconnectedStatus {
         let UnlinkedNode { node, at, error, was_linked } = unlinked;
         let state = match was_linked {
             _ if server.finder.knows(&node) => "moved",
@@ -258,8 +263,8 @@ impl Admin {
         }
     }
 
-    fn error(&self, error: &LastError) -> ErrorStatus {
-        ErrorStatus { time: Some(self.clock.time(error.at)), text: error.why.to_string() }
+    fn error(&self, error: &LastError) -> ReportedError {
+        ReportedError { time: Some(self.clock.time(error.at)), text: error.why.to_string() }
     }
 }
 

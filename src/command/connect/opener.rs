@@ -4,17 +4,17 @@ use std::path::Path;
 
 use crate::command::CommandError;
 use crate::command::client::ClientSettings;
-use crate::command::connect::port::ConnectPort;
+use crate::command::connect::port::ConnectPortClient;
 use crate::command::connect::session::{OpenedSession, PrintLine, SessionCarrier};
 use crate::listener::denial::Denial;
-use crate::uplink::client::{ClientLinkError, ClientLinks};
+use crate::uplink::client::{ClientLinkError, ClientUplinks};
 use crate::uplink::proxy::{connect_shared, shared_sockets};
 use tunnel_base::names::Target;
 
 /// Opens sessions: at a CONNECT port, or over links of this process.
 pub(crate) enum SessionOpener {
-    Port(ConnectPort),
-    Links(Box<ClientLinks>, PrintLine),
+    Port(ConnectPortClient),
+    Links(Box<ClientUplinks>, PrintLine),
 }
 
 impl SessionOpener {
@@ -25,13 +25,13 @@ impl SessionOpener {
         runtime: Option<&Path>,
         print_line: PrintLine,
     ) -> Result<Self, CommandError> {
-        let Some(links) = settings.links else { return Ok(Self::Port(ConnectPort::new(&settings)?)) };
+        let Some(links) = settings.links else { return Ok(Self::Port(ConnectPortClient::new(&settings)?)) };
         for path in shared_sockets(&links, runtime) {
             if connect_shared(&path, |_| {}).await.is_some() {
-                return Ok(Self::Port(ConnectPort::of_proxy(path, print_line)));
+                return Ok(Self::Port(ConnectPortClient::of_proxy(path, print_line)));
             }
         }
-        let links = ClientLinks::connect(links).await.map_err(|why| no_link(&why))?;
+        let links = ClientUplinks::connect(links).await.map_err(|why| no_link(&why))?;
         Ok(Self::Links(Box::new(links), print_line))
     }
 

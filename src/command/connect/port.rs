@@ -22,7 +22,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::command::CommandError;
-use crate::command::client::{ClientSettings, Setting};
+use crate::command::client::{ClientSettings, SourcedValue};
 use crate::command::connect::session::{OpenedSession, PrintLine, SessionCarrier};
 use crate::uplink::proxy::connect_shared;
 use tunnel_base::files;
@@ -33,11 +33,11 @@ use tunnel_net::dial::dial;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::socket::{Connection, Socket};
-use tunnel_net::tls::error::HandshakeError;
-use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
+use tunnel_net::tls::error::TlsHandshakeError;
+use tunnel_net::tls::{self, IdentityFiles, TlsClientConfig, Trust};
 
 /// A CONNECT port: how to reach it, and how to log in there.
-pub(crate) struct ConnectPort {
+pub(crate) struct ConnectPortClient {
     /// Where it listens.
     place: ConnectAddress,
     /// The TLS connector, and the name that the server's certificate must contain.
@@ -61,10 +61,10 @@ enum ConnectAddress {
     Proxy(PathBuf, PrintLine),
 }
 
-impl ConnectPort {
+impl ConnectPortClient {
     /// Reads the files that the settings name.
     pub(super) fn new(settings: &ClientSettings) -> Result<Self, CommandError> {
-        let ClientSettings { server: Setting { value: url, source }, .. } = settings;
+        let ClientSettings { server: SourcedValue { value: url, source }, .. } = settings;
         let wrong = |why: &str| {
             let expected = "expected HOST:PORT, http://HOST:PORT, https://HOST:PORT or unix:/PATH";
             CommandError::usage(format!("{source} {url:?}: {why}; {expected}"))
@@ -93,7 +93,9 @@ impl ConnectPort {
         };
         let certificate = settings.identity.as_ref().map(|(cert, _)| cert);
         if tls.is_none()
-            && [&settings.ca.as_ref(), &certificate].iter().any(|file| file.is_some_and(Setting::is_flag))
+            && [&settings.ca.as_ref(), &certificate]
+                .iter()
+                .any(|file| file.is_some_and(SourcedValue::is_flag))
         {
             return Err(CommandError::usage(format!(
                 "--ca and --cert require TLS; use https:// in {source}"
@@ -170,8 +172,8 @@ impl ConnectPort {
                         None => Ok(SessionCarrier::Tcp(self.ask(stream, request).await?)),
                         Some((tls, name)) => {
                             let stream = tls.connect(name.clone(), stream).await;
-                            let stream = stream.map_err(|cause| match HandshakeError::of(&cause) {
-                                HandshakeError::Protocol | HandshakeError::NotTls => self.no_connect_port(),
+                            let stream = stream.map_err(|cause| match TlsHandshakeError::of(&cause) {
+                                TlsHandshakeError::Protocol | TlsHandshakeError::NotTls => self.no_connect_port(),
                                 _ => failed(&format_args!(
                                     "TLS failed: {cause}; check --ca (without it, the CAs of this system are trusted), and that the \
                                      server's certificate contains {}",
@@ -261,7 +263,7 @@ impl ConnectPort {
 const NO_SERVER: &str = "check that a server listens there, at listen of its [server.connect] or [server.egress], or name another with \
      --server. The config that tunnel init writes opens it for its own machine only";
 
-impl fmt::Display for ConnectPort {
+impl fmt::Display for ConnectPortClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
             ConnectAddress::At(at) => at.fmt(f),
@@ -271,8 +273,8 @@ impl fmt::Display for ConnectPort {
     }
 }
 
-/// Converts a refusal: the reason and the hints in its body. The reason phrase, which is cut, replaces an empty body. If
-/// the server requires credentials, `login_hint` replaces its hint, which is for other clients.
+/// Converts a refusal: the reason and the hints in its body. The reason phrase, which is cut, replaces an empty body.
+/// If the server requires credentials, `login_hint` replaces its hint, which is for other clients.
 async fn refusal(answer: Response<Incoming>, login_hint: &str) -> CommandError {
     let status = answer.status();
     let phrase = answer
@@ -308,7 +310,7 @@ fn encryption(
 ) -> Result<(TlsConnector, ServerName<'static>), CommandError> {
     let trust = settings.ca.as_ref().map_or(Trust::System, |ca| Trust::Ca(ca.value.clone()));
     let identity = settings.identity.clone();
-    let identity = identity.map(|(cert, key)| Identity { cert: cert.value, key: key.value });
+    let identity = identity.map(|(cert, key)| IdentityFiles { cert: cert.value, key: key.value });
     let settings = TlsClientConfig { trust, identity, alpn: vec![b"http/1.1".to_vec()] };
     let config = settings.load().map_err(|cause| CommandError::unusable(cause.to_string()))?;
     let name =

@@ -1,6 +1,6 @@
 use clap::Parser as _;
 
-use crate::command::connect::port::ConnectPort;
+use crate::command::connect::port::ConnectPortClient;
 
 use super::*;
 
@@ -42,8 +42,8 @@ fn connect_listens_on_loopback_unless_an_address_is_given() {
     assert!(local("--listen", "localhost:8022").unwrap_err().text.contains("expected IP:PORT"));
 }
 
-fn endpoint(args: &[&str]) -> Result<ConnectPort, CommandError> {
-    ConnectPort::new(&ClientSettings::find(&connect_args(args).client, |_| None)?)
+fn endpoint(args: &[&str]) -> Result<ConnectPortClient, CommandError> {
+    ConnectPortClient::new(&ClientSettings::find(&connect_args(args).client, |_| None)?)
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn wrong_server_settings_of_connect_are_reported_with_a_remedy() {
 fn a_ca_from_the_environment_does_not_require_tls() {
     let variable = |name: &str| (name == "TUNNEL_CA").then(|| "/nowhere".to_owned());
     let settings = ClientSettings::find(&connect_args(&["n:1"]).client, variable).unwrap();
-    assert!(ConnectPort::new(&settings).is_ok());
+    assert!(ConnectPortClient::new(&settings).is_ok());
 }
 
 #[tokio::test]

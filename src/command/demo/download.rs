@@ -15,23 +15,23 @@ use tracing::info_span;
 use super::listeners::read_head;
 use super::page::{DOWNLOAD, LENGTH, MIB, PIECE, expected_digest};
 use super::{NODE, elapsed_text};
-use crate::uplink::client::ClientLinks;
+use crate::uplink::client::ClientUplinks;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::Target;
 use tunnel_link::table::stream::Session;
 use tunnel_net::byte_stream_io::ByteStreamIo;
-use tunnel_net::listen::TcpAccept;
+use tunnel_net::listen::TcpListenSocket;
 
 /// The lines of the demo, and under them a progress bar if stderr is a terminal.
 #[derive(Debug)]
-pub(crate) struct Screen {
+pub(crate) struct DemoScreen {
     started: Instant,
     has_bar: bool,
     is_terminal: bool,
     has_colours: bool,
 }
 
-impl Screen {
+impl DemoScreen {
     pub(crate) fn new() -> Self {
         let is_terminal = std::io::stderr().is_terminal();
         // https://no-color.org
@@ -52,12 +52,12 @@ impl Screen {
         self.line(&format!("{time:>7} {text}"));
     }
 
-    /// Like [`Screen::step`], for an interruption: in red, on a terminal.
+    /// Like [`DemoScreen::step`], for an interruption: in red, on a terminal.
     pub(crate) fn interruption(&mut self, text: &str) {
         self.coloured_step(RED, text);
     }
 
-    /// Like [`Screen::step`], for the end of an interruption: in green, on a terminal.
+    /// Like [`DemoScreen::step`], for the end of an interruption: in green, on a terminal.
     fn recovery(&mut self, text: &str) {
         self.coloured_step(GREEN, text);
     }
@@ -90,16 +90,16 @@ impl Screen {
 
 /// The line between an edge and the servers. Cut, it loses its connections and accepts no others.
 #[derive(Debug)]
-pub(crate) struct NetworkLine(watch::Sender<bool>);
+pub(crate) struct SimulatedNetwork(watch::Sender<bool>);
 
-impl NetworkLine {
+impl SimulatedNetwork {
     pub(crate) fn new() -> Self {
         Self(watch::Sender::new(false))
     }
 
     /// Forwards connections to a server until draining starts. Returns the address to dial.
     pub(crate) fn forward_to(&self, server: SocketAddr, drain: &Drain) -> anyhow::Result<SocketAddr> {
-        let listener = TcpAccept::bind(super::ephemeral_address())?;
+        let listener = TcpListenSocket::bind(super::ephemeral_address())?;
         let (at, cut, tasks) = (listener.at(), self.0.subscribe(), drain.clone());
         drain.spawn(info_span!("line"), async move {
             loop {
@@ -130,22 +130,26 @@ pub(crate) struct Download {
     session: ByteStreamIo<Session>,
     digest: Digest,
     done: usize,
-    pauses: Pauses,
+    pauses: DownloadPauses,
 }
 
 impl Download {
     /// Starts the download from a target.
-    pub(crate) async fn start(links: &ClientLinks, target: &Target) -> anyhow::Result<Self> {
+    pub(crate) async fn start(links: &ClientUplinks, target: &Target) -> anyhow::Result<Self> {
         let mut session = ByteStreamIo::new(links.open(target).await?);
         let request = format!("GET {DOWNLOAD} HTTP/1.1\r\nHost: {target}\r\n\r\n");
         session.write_all(request.as_bytes()).await?;
         read_head(&mut session).await?;
-        let pauses = Pauses { last: Instant::now(), longest: Duration::ZERO, report_at: None };
+        let pauses = DownloadPauses { last: Instant::now(), longest: Duration::ZERO, report_at: None };
         Ok(Self { session, digest: Digest::new(&SHA256), done: 0, pauses })
     }
 
     /// Reads until `tenths` of it have arrived.
-    pub(crate) async fn receive_tenths(&mut self, tenths: usize, screen: &mut Screen) -> anyhow::Result<()> {
+    pub(crate) async fn receive_tenths(
+        &mut self,
+        tenths: usize,
+        screen: &mut DemoScreen,
+    ) -> anyhow::Result<()> {
         self.receive(LENGTH * tenths / 10, screen).await
     }
 
@@ -155,7 +159,11 @@ impl Download {
     }
 
     /// Cuts the line for a while.
-    pub(crate) async fn cut(&mut self, line: &NetworkLine, screen: &mut Screen) -> anyhow::Result<()> {
+    pub(crate) async fn cut(
+        &mut self,
+        line: &SimulatedNetwork,
+        screen: &mut DemoScreen,
+    ) -> anyhow::Result<()> {
         line.0.send_replace(true);
         screen.interruption(&format!("the line of {NODE} is cut for {} s", CUT_DURATION.as_secs()));
         self.report_pause(CUT_DURATION);
@@ -172,7 +180,7 @@ impl Download {
     /// # Errors
     ///
     /// Returns an error if the download fails, or its bytes differ from those that were sent.
-    pub(crate) async fn finish(mut self, screen: &mut Screen) -> anyhow::Result<()> {
+    pub(crate) async fn finish(mut self, screen: &mut DemoScreen) -> anyhow::Result<()> {
         self.receive(LENGTH, screen).await?;
         // A download that was late catches up, and may be complete first.
         self.pauses.report(screen);
@@ -190,7 +198,7 @@ impl Download {
     /// # Cancel safety
     ///
     /// Cancel safe: no byte is lost.
-    async fn receive(&mut self, goal: usize, screen: &mut Screen) -> anyhow::Result<()> {
+    async fn receive(&mut self, goal: usize, screen: &mut DemoScreen) -> anyhow::Result<()> {
         let mut piece = vec![0; PIECE];
         while self.done < goal {
             let read = timeout(RESUME_TIMEOUT, self.session.read(&mut piece)).await;
@@ -209,14 +217,14 @@ impl Download {
 }
 
 /// The pauses in which no byte arrived.
-struct Pauses {
+struct DownloadPauses {
     last: Instant,
     longest: Duration,
     /// Time of the report about the interruption, if there was one.
     report_at: Option<Instant>,
 }
 
-impl Pauses {
+impl DownloadPauses {
     /// Starts to measure after an interruption of that length.
     fn watch(&mut self, length: Duration) {
         self.longest = Duration::ZERO;
@@ -224,7 +232,7 @@ impl Pauses {
     }
 
     /// Notes that bytes have arrived, and reports the pause once it is over.
-    fn received(&mut self, screen: &mut Screen) {
+    fn received(&mut self, screen: &mut DemoScreen) {
         let now = Instant::now();
         self.longest = self.longest.max(now - self.last);
         self.last = now;
@@ -234,7 +242,7 @@ impl Pauses {
     }
 
     /// Reports the pause, unless that was done.
-    fn report(&mut self, screen: &mut Screen) {
+    fn report(&mut self, screen: &mut DemoScreen) {
         if self.report_at.take().is_some() {
             screen.recovery(&format!("the download continues; its longest pause was {:.1?}", self.longest));
         }

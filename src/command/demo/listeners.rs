@@ -17,7 +17,7 @@ use tokio_rustls::client::TlsStream;
 use super::page::PAGE;
 use super::{NODE, TIMEOUT, USER};
 use crate::command::shell_word;
-use tunnel_net::tls::{Identity, TlsClientConfig, Trust, server_name};
+use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust, server_name};
 
 /// An additional way to the demo's page, chosen by `--listeners`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -160,7 +160,7 @@ impl DemoListener {
 
 /// Connects with TLS to a server of that name, and presents the client's certificate.
 async fn encrypted(socket: TcpStream, name: &str, dir: &Path) -> anyhow::Result<TlsStream<TcpStream>> {
-    let identity = Identity { cert: dir.join("client.crt"), key: dir.join("client.key") };
+    let identity = IdentityFiles { cert: dir.join("client.crt"), key: dir.join("client.key") };
     let trust = Trust::Ca(dir.join("ca.crt"));
     let tls = TlsClientConfig { trust, identity: Some(identity), alpn: vec![b"http/1.1".to_vec()] }.load()?;
     let shaken = TlsConnector::from(tls.load()).connect(server_name(name)?, socket);

@@ -11,10 +11,10 @@ use tracing::info_span;
 
 use super::TIMEOUT;
 use tunnel_base::drain::Drain;
-use tunnel_net::listen::TcpAccept;
+use tunnel_net::listen::TcpListenSocket;
 
 /// Serves the page on each connection, whatever the request, until draining starts; over TLS if `tls` is set.
-pub(crate) async fn serve(listener: TcpAccept, tls: Option<TlsAcceptor>, drain: Drain) {
+pub(crate) async fn serve(listener: TcpListenSocket, tls: Option<TlsAcceptor>, drain: Drain) {
     loop {
         let (socket, _) = tokio::select! {
             () = drain.draining() => return,

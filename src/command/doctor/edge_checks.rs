@@ -9,17 +9,17 @@ use arc_swap::ArcSwap;
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
-use crate::acceptor::target_dialer::{DialerRole, TargetDialer};
+use crate::acceptor::target_dialer::{TargetDialer, TargetDialerRole};
 use crate::command::doctor::handshakes::handshakes;
 use crate::command::doctor::{
-    AdminAddress, DoctorArgs, Findings, TIMEOUT, add_conditions, admin_address, fetch_page, not_running,
+    AdminAddress, DoctorArgs, DoctorFindings, TIMEOUT, add_conditions, admin_address, fetch_page, not_running,
 };
 use crate::config::edge::ServerAddress;
 use crate::edge::config::EdgeConfig;
 use crate::uplink::link_dialer::messages::connection_hint;
 use tunnel_base::names::{Host, Target};
 use tunnel_net::dial::dial;
-use tunnel_net::http_proxy::HttpProxyClient;
+use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::ErrorCode;
@@ -28,7 +28,7 @@ pub(super) async fn check_edge(
     settings: &EdgeConfig,
     args: &DoctorArgs,
     ports: &[(String, SocketAddr)],
-    found: &mut Findings,
+    found: &mut DoctorFindings,
 ) {
     let client = &settings.uplink;
     let admin = admin_address(&client.ports, &settings.admin).await;
@@ -38,7 +38,7 @@ pub(super) async fn check_edge(
         Err(why) => return found.add_error("dns", why.to_string(), "", "fix /etc/resolv.conf"),
     };
     let url = client.https_proxy.as_ref().map(|url| url.reveal()).unwrap_or_default();
-    let proxy = match HttpProxyClient::new(url, client.no_proxy.as_deref().unwrap_or_default()) {
+    let proxy = match OutboundProxy::new(url, client.no_proxy.as_deref().unwrap_or_default()) {
         Ok(proxy) => proxy,
         Err(why) => return found.add_error("proxy", why.to_string(), "", "correct HTTPS_PROXY, or unset it"),
     };
@@ -48,7 +48,7 @@ pub(super) async fn check_edge(
         handshakes(settings, server, socket, proxy, linked, found).await;
     }
     let dialer = TargetDialer {
-        place: DialerRole::Node(client.node.clone()),
+        place: TargetDialerRole::Node(client.node.clone()),
         own: LocalAddresses::of_interfaces(settings.own.clone()),
         targets: Arc::new(ArcSwap::from_pointee(settings.allow.targets.clone())),
         resolver,
@@ -83,7 +83,7 @@ async fn check_running_edge(
     at: &AdminAddress,
     token_file: Option<&Path>,
     ports: &[(String, SocketAddr)],
-    found: &mut Findings,
+    found: &mut DoctorFindings,
 ) -> bool {
     let status = match fetch_page(at, "/edge/healthz").await {
         Ok((status, _)) => status,
@@ -118,9 +118,9 @@ const TOKEN_TRIED_WITHIN: Duration = Duration::from_secs(10);
 /// Connects to a server's address.
 async fn reach(
     server: &ServerAddress,
-    proxy: Option<&HttpProxyClient>,
+    proxy: Option<&OutboundProxy>,
     resolver: &Resolver,
-    found: &mut Findings,
+    found: &mut DoctorFindings,
 ) -> Option<TcpStream> {
     let Some(proxy) = proxy else {
         let addresses = resolve(&server.at, "edge.uplink.servers", resolver, found).await?;
@@ -154,7 +154,7 @@ async fn resolve(
     at: &Target,
     key: &str,
     resolver: &Resolver,
-    found: &mut Findings,
+    found: &mut DoctorFindings,
 ) -> Option<Vec<SocketAddr>> {
     let addresses = match &at.host {
         Host::Ip(ip) => vec![*ip],
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn doctor_fails_only_for_conditions_that_need_action_now() {
-        let mut found = Findings::default();
+        let mut found = DoctorFindings::default();
         let key = "edge.uplink.ca (/etc/tunnel/certs/ca.crt)";
         let body = format!(
             "ok\ncertificates: {key} expires in 10 days, on 2026-12-06; replace the file\nfiles: token is empty\n"
@@ -193,7 +193,7 @@ mod tests {
             ("link: no server answers; reconnecting".to_owned(), "edge"),
             ("node_name: two machines".to_owned(), "name"),
         ] {
-            let mut found = Findings::default();
+            let mut found = DoctorFindings::default();
             add_conditions("edge", &line, &mut found);
             assert!(!found.is_well() && found.0[0].check == check, "{found:?}");
         }
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn doctor_prints_findings_with_expectation_and_hint() {
-        let mut found = Findings::default();
+        let mut found = DoctorFindings::default();
         found.add_ok("config", "fine");
         assert!(found.is_well());
         found.add_error("token", "invalid token", "the cloud's", "compare them");

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use crate::command::doctor::{Findings, TIMEOUT, check_of};
+use crate::command::doctor::{DoctorFindings, TIMEOUT, check_of};
 use crate::config::edge::ServerAddress;
 use crate::edge::config::EdgeConfig;
 use crate::uplink::link_dialer::messages::hint as tls_remedy;
@@ -20,12 +20,12 @@ use tunnel_link::grpc::dial::LinkDialError;
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::dial::dial;
-use tunnel_net::http_proxy::HttpProxyClient;
+use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::path_mtu::{self, REMEDY};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::Buffered;
-use tunnel_net::tls::error::HandshakeError;
-use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
+use tunnel_net::tls::error::TlsHandshakeError;
+use tunnel_net::tls::{self, IdentityFiles, TlsClientConfig, Trust};
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::hello::Hello;
 
@@ -33,27 +33,28 @@ type Secured = tokio_rustls::client::TlsStream<Buffered<TcpStream>>;
 
 /// Makes the handshakes with a server as the edge would, and checks whether large packets arrive.
 ///
-/// While the edge is `linked`, it sends no token: for the servers, this command is another process with its node's name.
+/// While the edge is `linked`, it sends no token: for the servers, this command is another process with its node's
+/// name.
 pub(super) async fn handshakes(
     settings: &EdgeConfig,
     server: &ServerAddress,
     socket: TcpStream,
-    proxy: Option<&HttpProxyClient>,
+    proxy: Option<&OutboundProxy>,
     linked: bool,
-    found: &mut Findings,
+    found: &mut DoctorFindings,
 ) {
     let Ok(at) = socket.peer_addr() else { return };
     let first = Cell::new(Some(socket));
     let connect = async |_| match (first.take(), proxy) {
         (Some(socket), _) => Ok(socket),
         (None, Some(proxy)) => {
-            proxy.connect(&[at], &server.at, TIMEOUT).await.map_err(|_| Findings::default())
+            proxy.connect(&[at], &server.at, TIMEOUT).await.map_err(|_| DoctorFindings::default())
         }
-        (None, None) => dial(&Host::Ip(at.ip()), &[at], TIMEOUT).await.map_err(|_| Findings::default()),
+        (None, None) => dial(&Host::Ip(at.ip()), &[at], TIMEOUT).await.map_err(|_| DoctorFindings::default()),
     };
-    let before: &Findings = found;
+    let before: &DoctorFindings = found;
     let shake = async |socket, _| {
-        let mut made = Findings::default();
+        let mut made = DoctorFindings::default();
         let Some(io) = secure(settings, server, socket, &mut made).await else { return Err(made) };
         if call(settings, server, io, linked, before, &mut made).await { Ok(made) } else { Err(made) }
     };
@@ -80,7 +81,7 @@ async fn secure(
     settings: &EdgeConfig,
     server: &ServerAddress,
     socket: TcpStream,
-    found: &mut Findings,
+    found: &mut DoctorFindings,
 ) -> Option<Secured> {
     let trust = Trust::Ca(settings.uplink.ca.clone());
     let certificate = settings
@@ -99,7 +100,7 @@ async fn secure(
         );
         return None;
     }
-    let identity = certificate.map(|file| Identity { cert: file.clone(), key: file.clone() });
+    let identity = certificate.map(|file| IdentityFiles { cert: file.clone(), key: file.clone() });
     // Errors of the file or the name were already reported by the config check.
     let config = TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] }.load().ok()?;
     let name = tls::server_name(&server.dns.to_string()).ok()?;
@@ -113,7 +114,7 @@ async fn secure(
             Some(io)
         }
         Ok(Err(error)) => {
-            let fault = HandshakeError::of(&error);
+            let fault = TlsHandshakeError::of(&error);
             let expectation = format!("a certificate for {}, signed by edge.uplink.ca", server.dns);
             found.add_error(
                 check_of(&fault),
@@ -138,8 +139,8 @@ async fn call(
     server: &ServerAddress,
     io: Secured,
     linked: bool,
-    before: &Findings,
-    found: &mut Findings,
+    before: &DoctorFindings,
+    found: &mut DoctorFindings,
 ) -> bool {
     let client = &settings.uplink;
     let metrics = Metrics::edge();

@@ -8,8 +8,8 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use crate::command::doctor::{
-    AdminAddress, DoctorArgs, Findings, TIMEOUT, add_conditions, admin_address, check_certificate, check_of,
-    fetch_page, not_running,
+    AdminAddress, DoctorArgs, DoctorFindings, TIMEOUT, add_conditions, admin_address, check_certificate,
+    check_of, fetch_page, not_running,
 };
 use crate::config::server::registry::PublishTo;
 use crate::parts::with_kubernetes;
@@ -19,14 +19,14 @@ use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_net::dial::dial;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::certificate::{self};
-use tunnel_net::tls::error::HandshakeError;
-use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust, pem};
+use tunnel_net::tls::error::TlsHandshakeError;
+use tunnel_net::tls::{self, IdentityFiles, TlsClientConfig, Trust, pem};
 
 pub(super) async fn check_server(
     settings: &ServerConfig,
     args: &DoctorArgs,
     ports: &[(String, SocketAddr)],
-    found: &mut Findings,
+    found: &mut DoctorFindings,
 ) {
     certificates(settings, found);
     let admin = admin_address(&settings.links.ports, &settings.admin).await;
@@ -44,14 +44,14 @@ pub(super) async fn check_server(
     }
 }
 
-pub(super) fn certificates(settings: &ServerConfig, found: &mut Findings) {
+pub(super) fn certificates(settings: &ServerConfig, found: &mut DoctorFindings) {
     for (key, file) in settings.server_certificates() {
         check_certificate(&file, &key, found);
     }
 }
 
 /// Checks that the cluster has a Node on which the manifests allow servers to run.
-async fn check_server_nodes(settings: &ServerConfig, found: &mut Findings) {
+async fn check_server_nodes(settings: &ServerConfig, found: &mut DoctorFindings) {
     let Some(cluster) = &settings.addresses.cluster else { return };
     let nodes: Result<BTreeSet<String>, String> = with_kubernetes!(
         api::cluster::nodes(cluster.clone(), Some(SERVER_NODE_LABEL)).await,
@@ -77,7 +77,7 @@ async fn check_server_nodes(settings: &ServerConfig, found: &mut Findings) {
 const SERVER_NODE_LABEL: &str = "node-restriction.kubernetes.io/tunnel-server=true";
 
 /// Checks the server on this machine by its readiness.
-async fn check_running_server(at: &AdminAddress, ports: &[(String, SocketAddr)], found: &mut Findings) {
+async fn check_running_server(at: &AdminAddress, ports: &[(String, SocketAddr)], found: &mut DoctorFindings) {
     match fetch_page(at, "/readyz").await {
         Err(why) => not_running("server", at, &why, ports, found),
         Ok((200, body)) if body.trim() == "ok" => {
@@ -88,7 +88,7 @@ async fn check_running_server(at: &AdminAddress, ports: &[(String, SocketAddr)],
 }
 
 /// Checks that peers can be found and reached, and present a server's certificate.
-async fn check_peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Findings) {
+async fn check_peers(settings: &ServerConfig, resolver: &Resolver, found: &mut DoctorFindings) {
     let known = &settings.peers;
     let mut all = known.addresses.clone();
     if let Some(Target { host: Host::Name(name), port }) = &known.dns_name {
@@ -102,7 +102,7 @@ async fn check_peers(settings: &ServerConfig, resolver: &Resolver, found: &mut F
         }
     }
     let links = &settings.links;
-    let identity = Identity { cert: links.cert.clone(), key: links.key.clone() };
+    let identity = IdentityFiles { cert: links.cert.clone(), key: links.key.clone() };
     let client = TlsClientConfig {
         trust: Trust::Ca(links.peer_ca.clone()),
         identity: Some(identity),
@@ -136,7 +136,7 @@ async fn check_peers(settings: &ServerConfig, resolver: &Resolver, found: &mut F
         match timeout(TIMEOUT, accepted).await.unwrap_or_else(|late| Err(late.into())) {
             Ok(_) => found.add_ok("peers", format!("{at} is a server of this cloud")),
             Err(error) => {
-                let fault = HandshakeError::of(&error);
+                let fault = TlsHandshakeError::of(&error);
                 let expectation = format!("a certificate of server.links.peer_ca for {:?}", name.to_str());
                 found.add_error(
                     check_of(&fault),
@@ -150,19 +150,19 @@ async fn check_peers(settings: &ServerConfig, resolver: &Resolver, found: &mut F
 }
 
 /// Returns the hint for a failed handshake with a peer.
-fn peer_remedy(fault: &HandshakeError) -> &'static str {
+fn peer_remedy(fault: &TlsHandshakeError) -> &'static str {
     match fault {
-        HandshakeError::Expired(..) => {
+        TlsHandshakeError::Expired(..) => {
             "renew server.links.cert of that server; it is reloaded without a restart"
         }
-        HandshakeError::NotValidYet(..) => "set this machine's clock if it is wrong, or wait",
+        TlsHandshakeError::NotValidYet(..) => "set this machine's clock if it is wrong, or wait",
         _ => "give all servers certificates from one CA with one common name (server.peers.certificate_name)",
     }
 }
 
 /// Checks that the hosts file contains this server's lines. For other stores, `/readyz` of the running server reports
 /// errors.
-fn check_hosts_file(settings: &ServerConfig, found: &mut Findings) {
+fn check_hosts_file(settings: &ServerConfig, found: &mut DoctorFindings) {
     let Some(file) = settings.dns.hosts_file.as_ref().filter(|_| settings.dns.publish == PublishTo::Hosts)
     else {
         return;
@@ -181,7 +181,12 @@ fn check_hosts_file(settings: &ServerConfig, found: &mut Findings) {
 }
 
 /// Checks that a node's name resolves to a server.
-async fn check_dns_answer(settings: &ServerConfig, node: &NodeName, system: Resolver, found: &mut Findings) {
+async fn check_dns_answer(
+    settings: &ServerConfig,
+    node: &NodeName,
+    system: Resolver,
+    found: &mut DoctorFindings,
+) {
     let dns = &settings.dns;
     let servers = dns.resolvers.as_slice();
     let resolver = if servers.is_empty() { Ok(system) } else { Resolver::of_servers(servers) };

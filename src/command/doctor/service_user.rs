@@ -4,7 +4,7 @@ use std::fs::{Metadata, canonicalize, metadata, read_to_string};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::command::doctor::Findings;
+use crate::command::doctor::DoctorFindings;
 use tunnel_net::reload::is_world_readable;
 
 /// Checks that the service may read its files, and that no other user may read its secrets.
@@ -12,7 +12,7 @@ pub(super) fn files(
     config: &Path,
     public: Vec<(String, PathBuf)>,
     secrets: Vec<(String, PathBuf)>,
-    found: &mut Findings,
+    found: &mut DoctorFindings,
 ) {
     for (key, file) in &secrets {
         if is_world_readable(file) {

@@ -3,13 +3,13 @@
 use tokio::time::timeout;
 
 use crate::admin::nodes::NodesResponse;
-use crate::command::doctor::{AdminAddress, Findings, TIMEOUT, fetch_page};
+use crate::command::doctor::{AdminAddress, DoctorFindings, TIMEOUT, fetch_page};
 use crate::server::config::ServerConfig;
 use crate::server::invitations;
 use tunnel_base::files;
 use tunnel_base::logging::printable::one_line;
 use tunnel_base::names::NodeName;
-use tunnel_base::policy::tokens::{NodeTokens, TokenEntry};
+use tunnel_base::policy::tokens::{NodeTokens, TokenLineState};
 use tunnel_net::resolver::Resolver;
 
 /// Counts the nodes with a token, and reports tokens that are missing, faulty, shared or unknown to a peer.
@@ -17,7 +17,7 @@ pub(super) async fn check(
     settings: &ServerConfig,
     admin: &AdminAddress,
     resolver: &Resolver,
-    found: &mut Findings,
+    found: &mut DoctorFindings,
 ) {
     let certificates = settings.csr.as_ref().is_some_and(|csr| csr.edge_ca.is_some());
     let joined = match timeout(TIMEOUT, invitations::joined(settings, resolver)).await {
@@ -39,7 +39,8 @@ pub(super) async fn check(
     };
     let Ok(text) = files::read_text(&settings.links.token_file) else { return };
     let tokens = NodeTokens::parse(&text);
-    let own = |(name, entry): &&(&str, TokenEntry)| *name != "default" && *entry != TokenEntry::Blocked;
+    let own =
+        |(name, entry): &&(&str, TokenLineState)| *name != "default" && *entry != TokenLineState::Blocked;
     let own = tokens.entries().iter().filter(own).count();
     let by_invitation = joined.as_ref().map(|nodes| format!(", {} joined by invitation", nodes.len()));
     let own =
@@ -77,7 +78,7 @@ pub(super) async fn check(
 async fn check_unknown_nodes(
     admin: &AdminAddress,
     is_known: impl Fn(&NodeName) -> bool,
-    found: &mut Findings,
+    found: &mut DoctorFindings,
 ) {
     // Without a running server there is no list; another check reports that.
     let Ok((200, body)) = fetch_page(admin, "/nodes").await else { return };

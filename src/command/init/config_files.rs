@@ -6,12 +6,6 @@ use crate::command::init::{APISERVER, EGRESS_PORT, GRPC_PORT, InitArgs, edge_fol
 use crate::command::shell_word;
 use tunnel_base::names::{Host, NodeName, Target};
 
-/// Writes the TOML config of a server for `tunnel init`.
-pub(crate) struct ServerConfigText<'a> {
-    /// The clients of the egress port; without clients there is no such port.
-    pub(crate) clients: &'a [String],
-}
-
 /// Writes the TOML config of an edge.
 pub(crate) struct EdgeConfigText<'a> {
     pub(crate) node: &'a NodeName,
@@ -23,13 +17,13 @@ pub(crate) struct EdgeConfigText<'a> {
     pub(crate) has_kubelet: bool,
 }
 
-impl ServerConfigText<'_> {
-    /// Returns the config with its files in that folder.
-    pub(crate) fn at(&self, dir: &str) -> String {
-        // A service may not write below /etc.
-        let enrolled = if dir.starts_with("/etc/") { STATE_DIR } else { dir };
-        let mut text = format!(
-            r#"# Config of a server: tunnel server -c {dir}/server.toml
+/// Returns the TOML config of a server with its files in that folder. `clients` are the names of the clients of the
+/// egress port; without clients there is no such port.
+pub(crate) fn server_config(clients: &[String], dir: &str) -> String {
+    // A service may not write below /etc.
+    let enrolled = if dir.starts_with("/etc/") { STATE_DIR } else { dir };
+    let mut text = format!(
+        r#"# Config of a server: tunnel server -c {dir}/server.toml
 # Written by `tunnel init`; docs/reference/server.toml describes every key.
 
 [server.links]
@@ -48,14 +42,14 @@ listen = "127.0.0.1:2222"
 store = "file"
 file = "{enrolled}/enrolled"
 "#
-        );
-        if !self.clients.is_empty() {
-            let names: Vec<_> = self.clients.iter().map(|name| format!("\"{name}\"")).collect();
-            let names = names.join(", ");
-            // Writing to a String cannot fail.
-            let _ = write!(
-                text,
-                r#"
+    );
+    if !clients.is_empty() {
+        let names: Vec<_> = clients.iter().map(|name| format!("\"{name}\"")).collect();
+        let names = names.join(", ");
+        // Writing to a String cannot fail.
+        let _ = write!(
+            text,
+            r#"
 # HTTP CONNECT over TLS, for these certificates only.
 [server.egress]
 listen = "[::]:{EGRESS_PORT}"
@@ -64,10 +58,9 @@ key = "{dir}/certs/server.key"
 client_ca = "{dir}/certs/ca.crt"
 names = [{names}]
 "#
-            );
-        }
-        text
+        );
     }
+    text
 }
 
 impl EdgeConfigText<'_> {

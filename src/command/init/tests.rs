@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use clap::Parser as _;
 
 use crate::command::{Args, Command};
-use crate::config::server::invitations::InvitationStore;
+use crate::config::server::invitations::InvitationStoreKind;
 
 use super::*;
 
@@ -42,7 +42,7 @@ fn init_writes_configs_that_load_without_warnings_and_are_private() {
     let read = |path: &str| fs::read_to_string(dir.join(path)).unwrap();
     let (cloud, warnings) = ServerConfig::read(&read("server/server.toml"), &Environment::default()).unwrap();
     assert_eq!(warnings, []);
-    assert_eq!(cloud.invitations.store, InvitationStore::File);
+    assert_eq!(cloud.invitations.store, InvitationStoreKind::File);
     let kept = Some("/var/lib/tunnel/enrolled".into());
     assert_eq!(cloud.invitations.file, kept, "a service may not write below /etc");
     assert_eq!(cloud.links.token_file, Path::new("/etc/tunnel/token/token"));

@@ -15,14 +15,14 @@ use crate::command::CommandError;
 use crate::command::join::JoinArgs;
 use crate::command::output_dir::OutputDir;
 use crate::config::Environment;
-use crate::invitations::ServerCa;
+use crate::invitations::AdvertisedCa;
 use crate::invitations::code::InvitationCode;
 use tunnel_base::names::{Host, Target};
-use tunnel_link::grpc::enrol::{EnrolCallError, EnrolMethod, JoinParams, call_enrol};
+use tunnel_link::grpc::enrol::{EnrolCallError, EnrolOperation, JoinParams, call_enrol};
 use tunnel_net::dial::dial;
-use tunnel_net::http_proxy::HttpProxyClient;
+use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::resolver::Resolver;
-use tunnel_net::tls::error::HandshakeError;
+use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_net::tls::{TlsClientConfig, Trust, server_name};
 
 /// The request to join, and how to reach the servers.
@@ -35,7 +35,7 @@ pub(super) struct JoinClient<'a> {
     folder: OutputDir,
     /// The path of the CA's file within the folder.
     ca_file: &'static str,
-    proxy: Option<HttpProxyClient>,
+    proxy: Option<OutboundProxy>,
     resolver: Resolver,
 }
 
@@ -72,7 +72,7 @@ impl<'a> JoinClient<'a> {
         let joining = JoinParams { secret: code.secret(), name, token: token.to_owned() };
         let name = args.tls_server_name.as_ref().unwrap_or(&args.server.host).to_string();
         let proxy = env.https_proxy.as_ref().map(|url| {
-            HttpProxyClient::new(url.reveal(), env.no_proxy.as_deref().unwrap_or_default())
+            OutboundProxy::new(url.reveal(), env.no_proxy.as_deref().unwrap_or_default())
                 .map_err(|cause| CommandError::unusable(format!("HTTPS_PROXY: {cause}")))
         });
         Ok(Self {
@@ -87,8 +87,8 @@ impl<'a> JoinClient<'a> {
         })
     }
 
-    /// Joins, checks the files in the folder that `check` is given, and moves them to their final place. An attempt that
-    /// may have been granted keeps them: the next one uses the same token.
+    /// Joins, checks the files in the folder that `check` is given, and moves them to their final place. An attempt
+    /// that may have been granted keeps them: the next one uses the same token.
     pub(crate) async fn join(
         self,
         check: impl FnOnce(&Path) -> Result<(), CommandError>,
@@ -162,12 +162,14 @@ impl<'a> JoinClient<'a> {
         let at = socket.peer_addr().map_err(|cause| unanswered(cause.to_string()))?;
         left.extend(addresses.into_iter().filter(|other| *other != at));
         let anyone = self.encrypted(socket, at, Trust::NoVerify).await?;
-        let shown = call_enrol(anyone, &authority, EnrolMethod::Ca).await.map_err(|why| miss(why, false))?;
+        let shown =
+            call_enrol(anyone, &authority, EnrolOperation::Ca).await.map_err(|why| miss(why, false))?;
         // If there are several CAs, only this one is trusted.
         let pin = self.code.pin();
         let fits = |block: &&str| {
             let mut block = block.as_bytes();
-            rustls_pemfile::certs(&mut block).any(|der| der.is_ok_and(|der| ServerCa::pin_of(&der) == pin))
+            rustls_pemfile::certs(&mut block)
+                .any(|der| der.is_ok_and(|der| AdvertisedCa::pin_of(&der) == pin))
         };
         let pinned = shown.split_inclusive(CERTIFICATE_END).find(fits);
         let pinned =
@@ -175,7 +177,7 @@ impl<'a> JoinClient<'a> {
         self.folder.rewrite(self.ca_file, pinned).map_err(JoinAttemptError::Here)?;
         let trust = Trust::Ca(self.folder.unfinished().join(self.ca_file));
         let proved = self.encrypted(self.connect(&[at]).await?, at, trust).await?;
-        let wish = EnrolMethod::Join(self.joining.clone());
+        let wish = EnrolOperation::Join(self.joining.clone());
         call_enrol(proved, &authority, wish).await.map_err(|why| miss(why, true))
     }
 
@@ -204,9 +206,9 @@ impl<'a> JoinClient<'a> {
         let accepted =
             accepted.map_err(|_| unanswered(format!("{at} did not complete the TLS handshake")))?;
         accepted.map_err(|cause| {
-            let (error, name) = (HandshakeError::of(&cause), self.name.to_str());
+            let (error, name) = (TlsHandshakeError::of(&cause), self.name.to_str());
             let text = format!("TLS handshake as {name:?} with {at} failed: {error}{}", hint(&error));
-            let is_named = matches!(error, HandshakeError::Name(_));
+            let is_named = matches!(error, TlsHandshakeError::Name(_));
             if is_named { JoinAttemptError::Foreign(text) } else { unanswered(text) }
         })
     }
@@ -219,7 +221,7 @@ impl<'a> JoinClient<'a> {
     /// Returns the addresses of the servers, or of the proxy for them.
     async fn addresses(&self) -> Result<Vec<SocketAddr>, CommandError> {
         let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&self.args.server));
-        let Target { host, port } = proxy.map_or(&self.args.server, HttpProxyClient::at);
+        let Target { host, port } = proxy.map_or(&self.args.server, OutboundProxy::at);
         let found = match host {
             Host::Ip(ip) => vec![*ip],
             Host::Name(name) => self
@@ -239,10 +241,10 @@ fn unanswered(text: String) -> JoinAttemptError {
 }
 
 /// Returns the hint for a failed handshake. May be empty.
-fn hint(error: &HandshakeError) -> &'static str {
+fn hint(error: &TlsHandshakeError) -> &'static str {
     match error {
-        HandshakeError::Name(_) => "; set --tls-server-name to a name in the certificate",
-        HandshakeError::NotTls | HandshakeError::Protocol => {
+        TlsHandshakeError::Name(_) => "; set --tls-server-name to a name in the certificate",
+        TlsHandshakeError::NotTls | TlsHandshakeError::Protocol => {
             "; name the server's port for links, listen of its [server.links] (default 9000)"
         }
         _ => "",

@@ -12,7 +12,7 @@ use crate::command::join::requests::JoinClient;
 use crate::command::output_dir::OutputDir;
 use crate::config::{Environment, client_file};
 use crate::invitations::code::InvitationCode;
-use tunnel_base::names::{ClientName, DeviceName, UserName};
+use tunnel_base::names::{DeviceName, UserDevice, UserName};
 
 /// Joins as a device of the user, and writes the user's `client.toml`. Returns lines for the terminal.
 ///
@@ -39,7 +39,7 @@ pub(super) async fn join(
     let first = client_toml(args, user, &device, &random_token());
     let token = token_in(&folder.write_once(CLIENT_FILE, &first)?).unwrap_or_else(random_token);
     folder.rewrite(CLIENT_FILE, &client_toml(args, user, &device, &token))?;
-    let name = ClientName { user: user.clone(), device: device.clone() }.to_string();
+    let name = UserDevice { user: user.clone(), device: device.clone() }.to_string();
     let env = Environment::read(&variable);
     JoinClient::new(args, code, name, &token, folder, CA_FILE, &env)?.join(|_| Ok(())).await?;
     Ok(format!(

@@ -18,7 +18,7 @@ const REFERENCE: &str = concat!(
 
 /// What the reference says: comments by table and key, and the tables that have headers.
 #[derive(Debug, Default)]
-struct Reference<'r> {
+struct ReferenceComments<'r> {
     comments: BTreeMap<(&'r str, &'r str), Vec<&'r str>>,
     tables: BTreeSet<&'r str>,
 }
@@ -42,7 +42,7 @@ fn print(settings: &Table, remarks: &[Warning]) -> String {
         // The key is untrusted, and must not end the comment.
         _ = writeln!(text, "#   {}", printable(&remark.to_string()));
     }
-    let reference = Reference::read(REFERENCE);
+    let reference = ReferenceComments::read(REFERENCE);
     for (name, value) in settings {
         if let Value::Table(table) = value {
             reference.print(table, name, &mut text);
@@ -51,7 +51,7 @@ fn print(settings: &Table, remarks: &[Warning]) -> String {
     text
 }
 
-impl<'r> Reference<'r> {
+impl<'r> ReferenceComments<'r> {
     fn read(text: &'r str) -> Self {
         let (mut reference, mut table, mut above) = (Self::default(), "", Vec::new());
         for line in text.lines() {

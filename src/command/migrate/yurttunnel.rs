@@ -24,8 +24,8 @@ pub(crate) fn migrate(texts: &[(String, String)], role: Role) -> Result<String, 
 /// A comment line in the config that `tunnel migrate` prints: what becomes of one flag or object of the old tunnel, and
 /// why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Remark {
-    verdict: Mapping,
+pub(crate) struct MigrationRemark {
+    verdict: MigrationVerdict,
     /// The setting with its value.
     what: String,
     why: String,
@@ -33,7 +33,7 @@ pub(crate) struct Remark {
 
 /// What `tunnel migrate` makes of a setting of the old tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mapping {
+enum MigrationVerdict {
     /// It has the same meaning here.
     Kept,
     /// It has another form, or must be handled by hand.

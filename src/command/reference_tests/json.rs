@@ -16,11 +16,11 @@ const OUTPUTS: [(&str, &str); 9] = [
     ),
     ("config show", "the [tables and keys](docs/reference/config.md) of the file with the values in effect"),
     ("doctor", "[Finding]"),
-    ("invitations list", "[Enrolled]"),
+    ("invitations list", "[ListedEnrolment]"),
     ("invite", "InvitationResponse"),
     ("nodes", "NodesResponse"),
     ("sessions", "SessionList"),
-    ("status", "Status"),
+    ("status", "StatusResponse"),
     ("token list", "TokenList"),
 ];
 
@@ -138,12 +138,12 @@ fn the_json_reference_matches_what_commands_print() {
         };
         let _ = writeln!(text, "| `tunnel {command}` | {output} |");
     }
-    structs.push("Change".to_owned());
+    structs.push("ConfigChange".to_owned());
     for (command, output) in [
         ("nodes --down", format!("the list `down` of {}", link("NodesResponse"))),
         (
             "config check --diff",
-            format!("also a {} for each difference, one on each line of stdout", link("Change")),
+            format!("also a {} for each difference, one on each line of stdout", link("ConfigChange")),
         ),
     ] {
         let _ = writeln!(text, "| `tunnel {command}` | {output} |");

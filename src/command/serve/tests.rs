@@ -14,17 +14,17 @@ use std::net::IpAddr;
 
 use proptest::prelude::*;
 
-use crate::config::access::{AccessConfig, AuthConfig};
+use crate::config::access::{AccessConfig, ClientAuthConfig};
 use crate::config::admin_ports::AdminPorts;
 use crate::config::server::{LinkListenerConfig, TlsVersion};
 use crate::edge::config::EdgeConfig;
 use crate::server::config::ServerConfig;
 use tunnel_base::policy::targets::Targets;
 
-use crate::config::diagnostics::Diagnostics;
-use crate::config::{ConfigErrors, Environment, Secret, Warning, WarningKind};
+use crate::config::diagnostics::ConfigDiagnostics;
+use crate::config::{ConfigErrors, Environment, SecretString, Warning, WarningKind};
 use crate::listener::connect::ConnectConfig;
-use crate::startup::Startup;
+use crate::startup::StartupErrorCollector;
 use std::time::Duration;
 
 const CLOUD: &str = include_str!("../../../docs/reference/server.toml");
@@ -156,7 +156,7 @@ fn documented(text: &str) -> Vec<String> {
 }
 
 /// Returns the known keys of our mode, without tables.
-fn known(report: Diagnostics, ours: &str) -> Vec<String> {
+fn known(report: ConfigDiagnostics, ours: &str) -> Vec<String> {
     // A name chosen by the user is in quotes, and may contain dots.
     let table = |key: &String| match key.strip_suffix('"') {
         Some(named) => Some(named.rsplit_once(".\"")?.0.to_owned()),
@@ -170,7 +170,7 @@ fn known(report: Diagnostics, ours: &str) -> Vec<String> {
 
 #[test]
 fn every_known_key_is_documented_and_every_documented_key_is_known() {
-    let mut report = Diagnostics::default();
+    let mut report = ConfigDiagnostics::default();
     let named = "[server.tcp.\"[::]:6443\"]\n";
     ServerConfig::gather(&ssh(named), &Environment::default(), &mut report);
     let mut keys = (known(report, "server."), documented(CLOUD));
@@ -178,7 +178,7 @@ fn every_known_key_is_documented_and_every_documented_key_is_known() {
     keys.1.sort();
     assert_eq!(keys.0, keys.1);
 
-    let mut report = Diagnostics::default();
+    let mut report = ConfigDiagnostics::default();
     EdgeConfig::gather("", &Environment::default(), &mut report);
     let mut keys = (known(report, "edge."), documented(EDGE));
     keys.0.sort();
@@ -319,7 +319,7 @@ fn all_access_and_session_keys_are_read() {
         "#,
     );
     let key = "server.connect.users".to_owned();
-    assert_eq!(connect(&cloud).access.auth, AuthConfig::Basic { users: "/etc/users".into(), key });
+    assert_eq!(connect(&cloud).access.auth, ClientAuthConfig::Basic { users: "/etc/users".into(), key });
     let ask = |user, from: &str, node: &str, port| {
         connect(&cloud).access.rules.allows(user, from.parse().unwrap(), &node.parse().unwrap(), port)
     };
@@ -369,7 +369,7 @@ fn an_edge_takes_its_addresses_and_proxy_from_the_environment() {
     let env = Environment {
         node_ip: Some("192.0.2.1".to_owned()),
         pod_ip: Some("fd00::1".to_owned()),
-        https_proxy: Some(Secret::new("http://user:word@proxy:3128")),
+        https_proxy: Some(SecretString::new("http://user:word@proxy:3128")),
         no_proxy: Some(String::new()),
         ..node1()
     };
@@ -464,7 +464,7 @@ fn a_file_of_the_other_role_is_refused_as_such() {
 #[test]
 fn no_config_error_contains_a_secret() {
     let (edge, warnings) = edge(&LEAST.replace("t0ken", "sw0rd fish"));
-    assert_eq!(edge.uplink.token, Some(Secret::new("sw0rd fish")));
+    assert_eq!(edge.uplink.token, Some(SecretString::new("sw0rd fish")));
     let mut reported = format!("{edge:?} {warnings:?}");
     for broken in [
         "token = [\"sw0rdfish\"]",
@@ -600,7 +600,7 @@ fn a_config_with_errors_reports_which_keys_were_understood() {
 async fn a_config_with_errors_has_only_its_given_keys_checked() {
     let text =
         "[edge.uplink]\nservers = [\"a:1\"]\nnode = \"n\"\ntoken = \"t\"\nca = \"/nowhere/c\"\nport = 1\n";
-    let mut startup = Startup::default();
+    let mut startup = StartupErrorCollector::default();
     let (settings, _) = startup.settings(EdgeConfig::examine(text, &Environment::default()));
     for key in ["edge.uplink.ca", "edge.target_tls.key"] {
         assert!(!startup.check_file(key, &settings.uplink.ca, |_| Ok::<_, String>(())));
@@ -614,7 +614,7 @@ async fn a_config_with_errors_has_only_its_given_keys_checked() {
 
     // The errors of one role say nothing about the other one.
     let text = text.replace("port = 1\n", "[server.links]\nport = 1\n");
-    let mut startup = Startup::checking();
+    let mut startup = StartupErrorCollector::checking();
     let _ = startup.settings(ServerConfig::examine(&text, &Environment::default()));
     let (settings, _) = startup.settings(EdgeConfig::examine(&text, &Environment::default()));
     assert!(!startup.check_file("edge.target_tls.ca", &settings.uplink.ca, |_| Ok::<_, String>(())));

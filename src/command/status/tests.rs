@@ -1,10 +1,10 @@
-use crate::admin::readiness::ConditionStatus;
-use crate::admin::status::{DisconnectedStatus, ErrorStatus, PublisherStatus, Totals};
+use crate::admin::readiness::ReadinessCondition;
+use crate::admin::status::{DisconnectedStatus, PublisherStatus, ReportedError, Totals};
 use crate::command::format;
 
 use super::*;
 
-fn sample_status() -> Status {
+fn sample_status() -> StatusResponse {
     let link = LinkStatus {
         name: "edge7".into(),
         state: "linked".into(),
@@ -18,9 +18,9 @@ fn sample_status() -> Status {
         sessions: 4,
         sent_bytes: 1_258_291,
         received_bytes: 7,
-        error: Some(ErrorStatus { time: Some(999_940.0), text: "nothing was\u{1b}[2J received".into() }),
+        error: Some(ReportedError { time: Some(999_940.0), text: "nothing was\u{1b}[2J received".into() }),
     };
-    Status {
+    StatusResponse {
         role: "server".into(),
         version: "0.1.0".into(),
         instance: "3f2a1b9c".into(),
@@ -58,8 +58,8 @@ fn sample_status() -> Status {
     }
 }
 
-fn condition(name: &str, message: &str) -> ConditionStatus {
-    ConditionStatus { name: name.into(), status: "degraded".into(), message: Some(message.into()) }
+fn condition(name: &str, message: &str) -> ReadinessCondition {
+    ReadinessCondition { name: name.into(), status: "degraded".into(), message: Some(message.into()) }
 }
 
 #[test]
@@ -87,7 +87,7 @@ PEER           STATE       LINKED  RTT    SESSIONS  SENT     RECEIVED  VERSION  
 fn the_status_text_of_an_edge_without_a_link_says_why() {
     // Of each server in its list, so that no reason is cut off.
     let reason = format!("{}; the cloud refused our token", "nothing listens there".repeat(20));
-    let edge = Status {
+    let edge = StatusResponse {
         role: "edge".into(),
         name: None,
         node: Some("edge7".into()),

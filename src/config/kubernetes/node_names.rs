@@ -5,19 +5,19 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::kubernetes::ports::NAMESPACE;
 use crate::config::kubernetes::required_cluster;
 use crate::config::table::ConfigTable;
 use tunnel_base::policy::Glob;
 
-/// `[server.node_names]`: addresses of all nodes of the cluster, in a ConfigMap that CoreDNS's hosts plugin mounts, as in
-/// YurtTunnel. Names of edges resolve to a Service of the servers, all others to the nodes themselves. The server that
-/// holds a Lease writes it. Servers do not use these names to find peers. A Node is left out, with a warning, in three
-/// cases. Its name collides with names that programs look up (localhost, or below svc or cluster.local). Its name has dots
-/// and matches none of names. Or the ConfigMap is full. Requires Kubernetes, as kubernetes_service of `[server.peers]` does.
-/// Requires a role that may list and watch nodes, get, create and update the ConfigMap and the Lease, and get the Service.
-/// Without this table none is written.
+/// `[server.node_names]`: addresses of all nodes of the cluster, in a ConfigMap that CoreDNS's hosts plugin mounts, as
+/// in YurtTunnel. Names of edges resolve to a Service of the servers, all others to the nodes themselves. The server
+/// that holds a Lease writes it. Servers do not use these names to find peers. A Node is left out, with a warning, in
+/// three cases. Its name collides with names that programs look up (localhost, or below svc or cluster.local). Its name
+/// has dots and matches none of names. Or the ConfigMap is full. Requires Kubernetes, as kubernetes_service of
+/// `[server.peers]` does. Requires a role that may list and watch nodes, get, create and update the ConfigMap and the
+/// Lease, and get the Service. Without this table none is written.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct NodeNameSettings {
@@ -35,7 +35,7 @@ pub struct NodeNameSettings {
     pub namespace: String,
     /// Label and value of the Nodes that are edges. Nodes without it, and without superedge.io/node-edge=enable or
     /// openyurt.io/is-edge-worker=true, cannot link.
-    #[serde(with = "NodeLabel")]
+    #[serde(with = "LabelForm")]
     pub edges: (String, String),
     /// Patterns of allowed Node names with dots. Anyone who can add a Node chooses its name, which could otherwise be
     /// that of any host on the Internet. Default: none, only Nodes with names of one label are written.
@@ -93,7 +93,7 @@ pub(crate) fn node_names(
     published: Option<&String>,
     zone: &str,
     env: &Environment,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) -> Option<NodeNameSettings> {
     let mut table = cloud.table("node_names", report);
     let names: NodeNameSettings = table.fields(report);
@@ -116,9 +116,9 @@ pub(crate) fn node_names(
 }
 
 /// The form of a label with its value.
-struct NodeLabel;
+struct LabelForm;
 
-impl NodeLabel {
+impl LabelForm {
     fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(String, String), D::Error> {
         let text = String::deserialize(deserializer)?;
         let sound = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'/');

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::kubernetes::required_cluster;
 use crate::config::table::ConfigTable;
 
@@ -13,8 +13,8 @@ use crate::config::table::ConfigTable;
 /// over TLS. localhost-proxy-ports: ports that are on a node's loopback only (10266,10267 if the key is absent).
 /// dnat-ports-pair: the older form, such as "9051=10264" for HTTP and "9443=10263" for TLS. 10250 and 10255 are always
 /// served, and ports that servers listen on are rejected. Errors are logged and reported by /readyz; the valid entries
-/// apply. Requires Kubernetes, as kubernetes_service of `[server.peers]` does. Requires a role that may get, list and watch
-/// the ConfigMap, and get and update the Service. Without this table no ConfigMap is read.
+/// apply. Requires Kubernetes, as kubernetes_service of `[server.peers]` does. Requires a role that may get, list and
+/// watch the ConfigMap, and get and update the Service. Without this table no ConfigMap is read.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct NodePortsConfig {
@@ -64,7 +64,7 @@ pub(crate) fn node_ports(
     http: Option<u16>,
     https: Option<u16>,
     env: &Environment,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) -> Option<NodePortsConfig> {
     let mut table = cloud.table("node_ports", report);
     let ports: NodePortsConfig = table.fields(report);

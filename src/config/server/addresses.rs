@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTable;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::Network;
@@ -17,8 +17,8 @@ use tunnel_base::policy::Network;
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct AddressSettings {
-    /// Whether to watch nodes, pods, Services and their endpoints in Kubernetes. Then a node's InternalIP, a pod's IP, a
-    /// Service's ClusterIP and its names (web.shop, web.shop.svc, web.shop.svc.cluster.local) resolve to a node. If
+    /// Whether to watch nodes, pods, Services and their endpoints in Kubernetes. Then a node's InternalIP, a pod's IP,
+    /// a Service's ClusterIP and its names (web.shop, web.shop.svc, web.shop.svc.cluster.local) resolve to a node. If
     /// there are several ready endpoints, they resolve to any of them. Requires Kubernetes, as kubernetes_service of
     /// `[server.peers]` does. Requires a role that may list and watch nodes, pods, services and endpointslices
     /// (discovery.k8s.io) in the whole cluster, and configmaps in POD_NAMESPACE. Of SuperEdge's ConfigMap tunnel-cache,
@@ -45,7 +45,7 @@ pub(crate) fn read(
     cloud: &mut ConfigTable<'_>,
     by_address: bool,
     env: &Environment,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) -> AddressSettings {
     let mut table = cloud.table("addresses", report);
     let mut addresses: AddressSettings = table.fields(report);

@@ -7,21 +7,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::server::registry::{self, EtcdSettings};
 use crate::config::table::ConfigTable;
 
-/// `[server.invitations]`: the invitations of a cloud (tunnel invite, tunnel join), and the nodes and users' devices that
-/// have joined. A node that has joined must use the token that it made then, or one from a line in the token file; the
-/// default token does not apply to it.
+/// `[server.invitations]`: the invitations of a cloud (tunnel invite, tunnel join), and the nodes and users' devices
+/// that have joined. A node that has joined must use the token that it made then, or one from a line in the token file;
+/// the default token does not apply to it.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct InvitationConfig {
-    /// Store for invitations, joined nodes and users' devices; all servers need the same one. "none": no invitations. "file": a file on a
-    /// disk that all servers share. "etcd": a key of etcd. "secret": a Secret in the servers' namespace of Kubernetes,
-    /// which their role must allow to get, create and update. Codes and tokens are stored as hashes only. With a store
-    /// the file peer_ca of `[server.links]` is required: machines receive it when they join.
-    pub store: InvitationStore,
+    /// Store for invitations, joined nodes and users' devices; all servers need the same one. "none": no invitations.
+    /// "file": a file on a disk that all servers share. "etcd": a key of etcd. "secret": a Secret in the servers'
+    /// namespace of Kubernetes, which their role must allow to get, create and update. Codes and tokens are stored as
+    /// hashes only. With a store the file peer_ca of `[server.links]` is required: machines receive it when they join.
+    pub store: InvitationStoreKind,
     /// For "file": its path. A lock file and a temporary file are created next to it, and its directory if it is
     /// missing. No default.
     ///
@@ -42,7 +42,7 @@ pub struct InvitationConfig {
 /// The kind of store of invitations and joined nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum InvitationStore {
+pub enum InvitationStoreKind {
     /// No store: the server takes no invitations.
     #[default]
     None,
@@ -57,7 +57,7 @@ pub enum InvitationStore {
 impl Default for InvitationConfig {
     fn default() -> Self {
         Self {
-            store: InvitationStore::None,
+            store: InvitationStoreKind::None,
             file: None,
             secret: "tunnel-invitations".to_owned(),
             etcd: EtcdSettings::default(),
@@ -70,21 +70,21 @@ impl Default for InvitationConfig {
 pub(crate) fn read(
     cloud: &mut ConfigTable<'_>,
     env: &Environment,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) -> InvitationConfig {
     let mut table = cloud.table("invitations", report);
     let mut invitations: InvitationConfig = table.fields(report);
-    let is_etcd = invitations.store == InvitationStore::Etcd;
+    let is_etcd = invitations.store == InvitationStoreKind::Etcd;
     invitations.etcd = registry::etcd(&mut table, is_etcd, ETCD_PREFIX, report);
     match invitations.store {
-        InvitationStore::File if !table.has("file") => {
+        InvitationStoreKind::File if !table.has("file") => {
             table.error("file", None, "set a file on a disk that all servers share", report);
         }
-        InvitationStore::Secret => match cluster::reached(env) {
+        InvitationStoreKind::Secret => match cluster::reached(env) {
             Ok(cluster) => invitations.cluster = Some(cluster),
             Err(why) => table.error("store", Some("requires Kubernetes".to_owned()), why, report),
         },
-        InvitationStore::None | InvitationStore::File | InvitationStore::Etcd => {}
+        InvitationStoreKind::None | InvitationStoreKind::File | InvitationStoreKind::Etcd => {}
     }
     table.close(&invitations, report);
     invitations

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::server::registry::{self, DnsConfig, PublishTo};
 use crate::config::table::ConfigTable;
 use tunnel_base::names::{Host, NodeName, Target};
@@ -28,9 +28,9 @@ pub struct PeerConfig {
     /// Example: `"tunnel-cloud-pods.edge-system.svc:9000"`
     #[serde(deserialize_with = "dns_name")]
     pub dns_name: Option<Target>,
-    /// Service of Kubernetes of which all endpoints are servers, ready or not: they are peers, on our own gRPC port. The
-    /// lines of a server in the ConfigMap of publish = "configmap" are removed after 20s in which it was no endpoint, or
-    /// was neither ready nor answered on a link. Requires a program built with Kubernetes (cargo's feature
+    /// Service of Kubernetes of which all endpoints are servers, ready or not: they are peers, on our own gRPC port.
+    /// The lines of a server in the ConfigMap of publish = "configmap" are removed after 20s in which it was no
+    /// endpoint, or was neither ready nor answered on a link. Requires a program built with Kubernetes (cargo's feature
     /// "kubernetes"), and either a pod in a cluster or --kubeconfig=FILE. The namespace is POD_NAMESPACE of the
     /// environment, otherwise that of the service account. The role must be able to list and watch endpointslices.
     ///
@@ -85,7 +85,7 @@ impl Default for PeerConfig {
 pub(crate) fn read(
     cloud: &mut ConfigTable<'_>,
     env: &Environment,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) -> (DnsConfig, PeerConfig) {
     let (mut dns_table, mut table) = (cloud.table("dns", report), cloud.table("peers", report));
     let reached = cluster::reached(env);
@@ -118,7 +118,7 @@ pub(crate) fn read(
 
 impl PeerConfig {
     /// Returns the key that names peers, if any does.
-    fn key(&self, report: &Diagnostics) -> Option<PeerConfigKey> {
+    fn key(&self, report: &ConfigDiagnostics) -> Option<PeerConfigKey> {
         let is_in_cluster = self.cluster.as_ref().is_some_and(|cluster| cluster.service.is_some());
         let key = match self {
             Self { addresses, .. } if !addresses.is_empty() => "server.peers.addresses",

@@ -8,7 +8,7 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::config::cluster;
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTable;
 use crate::config::value::forms;
 use tunnel_base::names::{NodeName, Target};
@@ -25,9 +25,9 @@ pub struct DnsConfig {
     /// DNS zone appended to node names when they are published and searched for. Default: empty, the bare name. Clients
     /// may request node1.ZONE:22 as well as node1:22. A separate zone is safer. Without a zone, nodes with names of one
     /// label are published. Longer names are published only if they have a line in the token file, are Nodes of the
-    /// cluster, or match publish_names. Never published are localhost, wpad, names below svc or cluster.local, and names
-    /// with an address in DNS at which no server answers. A warning names the nodes that are not published. DNS is
-    /// queried only for nodes that may be published.
+    /// cluster, or match publish_names. Never published are localhost, wpad, names below svc or cluster.local, and
+    /// names with an address in DNS at which no server answers. A warning names the nodes that are not published. DNS
+    /// is queried only for nodes that may be published.
     #[serde(deserialize_with = "zone")]
     pub zone: String,
     /// Without a zone: patterns of names with several labels that are published too; '*' matches any run of characters,
@@ -36,8 +36,8 @@ pub struct DnsConfig {
     /// Example: `["*.edge.example.org"]`
     pub publish_names: Vec<Glob>,
     /// File for publish = "hosts". Several servers may share it: each changes its own lines, and removes those of a
-    /// server that was killed and has not checked the file for 30 s. Files that end in .lock, .signs and .new are created next
-    /// to it, so this user must be allowed to write to its directory. No default.
+    /// server that was killed and has not checked the file for 30 s. Files that end in .lock, .signs and .new are
+    /// created next to it, so this user must be allowed to write to its directory. No default.
     ///
     /// Example: `"/var/lib/tunnel/hosts"`
     #[serde(deserialize_with = "forms::file")]
@@ -48,8 +48,8 @@ pub struct DnsConfig {
     /// does not exist.
     #[serde(deserialize_with = "cluster::object_name")]
     pub configmap: String,
-    /// DNS servers (ip:port) that know the server of each node, queried before peers are. Default: the system's. Neither
-    /// DNS nor peers are queried unless resolvers, zone or publish is set, or `[server.peers]` lists peers.
+    /// DNS servers (ip:port) that know the server of each node, queried before peers are. Default: the system's.
+    /// Neither DNS nor peers are queried unless resolvers, zone or publish is set, or `[server.peers]` lists peers.
     ///
     /// Example: `["10.96.0.10:53"]`
     #[serde(deserialize_with = "forms::remote_addresses")]
@@ -94,8 +94,8 @@ pub struct EtcdSettings {
     ///
     /// Example: `["https://10.0.0.5:2379", "https://10.0.0.6:2379"]`
     pub endpoints: Vec<EtcdEndpoint>,
-    /// Path of the records, as in CoreDNS's etcd plugin. For invitations: path of the key, without its last part, which is
-    /// "enrolled".
+    /// Path of the records, as in CoreDNS's etcd plugin. For invitations: path of the key, without its last part, which
+    /// is "enrolled".
     #[serde(deserialize_with = "prefix")]
     pub prefix: String,
     /// File (PEM) of the CA that signed the members' certificates. Required for https. No default.
@@ -157,7 +157,11 @@ impl DnsConfig {
 }
 
 /// Reads `[server.dns]`. `why` is the reason why Kubernetes cannot be used, if it cannot. The caller closes the table.
-pub(crate) fn read(table: &mut ConfigTable<'_>, why: Option<&str>, report: &mut Diagnostics) -> DnsConfig {
+pub(crate) fn read(
+    table: &mut ConfigTable<'_>,
+    why: Option<&str>,
+    report: &mut ConfigDiagnostics,
+) -> DnsConfig {
     let mut dns: DnsConfig = table.fields(report);
     dns.etcd = etcd(table, dns.publish == PublishTo::Etcd, PREFIX, report);
     if dns.publish == PublishTo::Hosts && !table.has("hosts_file") {
@@ -176,7 +180,7 @@ pub(crate) fn etcd(
     table: &mut ConfigTable<'_>,
     used: bool,
     above: &str,
-    report: &mut Diagnostics,
+    report: &mut ConfigDiagnostics,
 ) -> EtcdSettings {
     let mut table = table.table("etcd", report);
     let mut etcd: EtcdSettings = table.fields(report);

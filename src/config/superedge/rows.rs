@@ -1,11 +1,11 @@
 //! SuperEdge's keys, with their places in this program's schema.
 
 /// A key of a file, the key of the schema that it sets, and how its value changes. A `*` is a name that the user chose.
-pub(super) type Row = (&'static str, &'static str, Change);
+pub(super) type KeyTranslation = (&'static str, &'static str, ValueConversion);
 
 /// How a value becomes the value of a key of the schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum ValueConversion {
     /// The value stays as it is.
     Same,
     /// A port becomes an address: on the IP of `ip` or `proxyip` in the same table, by default on this one.
@@ -22,13 +22,13 @@ pub(super) enum Change {
     Dropped,
 }
 
-use Change::{Dropped, Filled, List, Port, Same, Split, TlsVersion};
+use ValueConversion::{Dropped, Filled, List, Port, Same, Split, TlsVersion};
 
 /// All addresses of a machine.
 const ANY: &str = "0.0.0.0";
 
 /// SuperEdge's keys of `[mode.cloud]`.
-pub(super) const SERVER: &[Row] = &[
+pub(super) const SERVER: &[KeyTranslation] = &[
     ("stream.server.grpc_port", "links.listen", Port(ANY)),
     ("stream.server.log_port", "links.admin_listen", Port(ANY)),
     ("stream.server.metrics_port", "links.metrics_listen", Port(ANY)),
@@ -62,7 +62,7 @@ pub(super) const SERVER: &[Row] = &[
 ];
 
 /// SuperEdge's keys of `[mode.edge]`.
-pub(super) const EDGE: &[Row] = &[
+pub(super) const EDGE: &[KeyTranslation] = &[
     ("stream.client.token", "uplink.token", Same),
     ("stream.client.cert", "uplink.ca", Same),
     ("stream.client.dns", "uplink.tls_server_name", Filled),

@@ -38,9 +38,9 @@ impl<const MIN: u64, const MAX: u64> Millis<MIN, MAX> {
 }
 
 /// A size of at least `MIN` bytes: a whole number with `B`, `KiB`, `MiB` or `GiB`.
-pub(crate) struct Bytes<const MIN: usize>;
+pub(crate) struct ByteSize<const MIN: usize>;
 
-impl<const MIN: usize> Bytes<MIN> {
+impl<const MIN: usize> ByteSize<MIN> {
     pub(crate) fn deserialize<'de, D, T>(deserializer: D) -> Result<T, D::Error>
     where
         D: Deserializer<'de>,
@@ -66,9 +66,9 @@ impl<const MIN: usize> Bytes<MIN> {
 }
 
 /// A whole number from `MIN` to `MAX`.
-pub(crate) struct Count<const MIN: usize, const MAX: usize>;
+pub(crate) struct BoundedCount<const MIN: usize, const MAX: usize>;
 
-impl<const MIN: usize, const MAX: usize> Count<MIN, MAX> {
+impl<const MIN: usize, const MAX: usize> BoundedCount<MIN, MAX> {
     pub(crate) fn deserialize<'de, D, T>(deserializer: D) -> Result<T, D::Error>
     where
         D: Deserializer<'de>,
@@ -123,9 +123,9 @@ pub(crate) fn ip<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpAddr, D
 }
 
 /// The address of a remote port.
-struct RemoteAddress(SocketAddr);
+struct DialAddress(SocketAddr);
 
-impl<'de> Deserialize<'de> for RemoteAddress {
+impl<'de> Deserialize<'de> for DialAddress {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match String::deserialize(deserializer)?.parse::<SocketAddr>() {
             Ok(at) if at.port() > 0 && !at.ip().is_unspecified() => Ok(Self(at)),
@@ -138,8 +138,8 @@ impl<'de> Deserialize<'de> for RemoteAddress {
 pub(crate) fn remote_addresses<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Vec<SocketAddr>, D::Error> {
-    let addresses = Vec::<RemoteAddress>::deserialize(deserializer)?;
-    Ok(addresses.into_iter().map(|RemoteAddress(at)| at).collect())
+    let addresses = Vec::<DialAddress>::deserialize(deserializer)?;
+    Ok(addresses.into_iter().map(|DialAddress(at)| at).collect())
 }
 
 const LISTEN_ADDRESS: &str = "expected ip:port, for example 127.0.0.1:9000, 0.0.0.0:9000 or [::]:9000";

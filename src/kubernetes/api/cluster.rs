@@ -4,15 +4,17 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use futures_util::future::BoxFuture;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::info_span;
 
 use crate::config::cluster::ClusterSettings;
-use crate::kubernetes::{ClusterNodes, ServerPods};
+use crate::kubernetes::ServerPods;
 use crate::publish::{PublishError, RecordStore};
+use tunnel_base::addresses::cluster_state::KnownNodes;
 use tunnel_base::drain::Drain;
 use tunnel_kube::cluster::Cluster;
-use tunnel_kube::configmap::{ConfigMap, ConfigMapParams, DEBOUNCE, LivenessProbe};
+use tunnel_kube::configmap::{ConfigMapParams, ConfigMapRecords, DEBOUNCE, LivenessProbe};
 use tunnel_kube::endpoint_watch::EndpointWatch;
 use tunnel_kube::node_watch::NodeWatch;
 
@@ -47,10 +49,10 @@ pub(crate) fn records(
 ) -> Box<dyn RecordStore> {
     let (cluster, endpoints) = (access(cluster), pods.map(|pods| pods.endpoints.clone()));
     let liveness = LivenessProbe::new(lives);
-    Box::new(ConfigMap::new(ConfigMapParams { cluster, name, server, endpoints, liveness }))
+    Box::new(ConfigMapRecords::new(ConfigMapParams { cluster, name, server, endpoints, liveness }))
 }
 
-impl RecordStore for ConfigMap {
+impl RecordStore for ConfigMapRecords {
     fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>> {
         Box::pin(async { Ok(Self::write(self, records).await?) })
     }
@@ -77,7 +79,7 @@ pub(crate) fn follow_nodes(
     cluster: &ClusterSettings,
     edges: Option<(String, String)>,
     drain: &Drain,
-) -> ClusterNodes {
+) -> watch::Receiver<KnownNodes> {
     let watch = NodeWatch::new(access(cluster), edges);
     let nodes = watch.known();
     drain.spawn(info_span!("nodes"), watch.follow(drain.clone()));

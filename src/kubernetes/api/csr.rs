@@ -13,9 +13,9 @@ use tunnel_base::drain::Drain;
 use tunnel_base::names::NodeName;
 use tunnel_kube::cluster::Cluster;
 use tunnel_kube::csr::approver::Approver;
-use tunnel_kube::csr::name_lookup::NameLookup;
+use tunnel_kube::csr::name_lookup::ServerNameSources;
 use tunnel_kube::csr::profile::Profile;
-use tunnel_kube::csr::renewer::{CertificateNames, CertificateRenewer};
+use tunnel_kube::csr::renewer::{CertificateNameSource, CertificateRenewer};
 
 /// Waits until there is a certificate of each kind that the config requires; a server that presents them cannot start
 /// earlier. Retries forever and logs the reasons. Cancel safe.
@@ -36,10 +36,12 @@ fn renewers(csr: &ServerCsrConfig) -> Vec<CertificateRenewer> {
     let renewer = |kind: &ProfileKind| {
         let (profile, names) = match kind {
             ProfileKind::Server => {
-                let names = NameLookup { services: csr.services.clone(), names: csr.names.clone() };
-                (Profile::Server, CertificateNames::Of(names))
+                let names = ServerNameSources { services: csr.services.clone(), names: csr.names.clone() };
+                (Profile::Server, CertificateNameSource::Of(names))
             }
-            ProfileKind::ProxyClient => (Profile::ProxyClient, CertificateNames::Fixed(Default::default())),
+            ProfileKind::ProxyClient => {
+                (Profile::ProxyClient, CertificateNameSource::Fixed(Default::default()))
+            }
         };
         CertificateRenewer::new(access(&csr.cluster), profile, profile.file(&csr.dir), names, csr.lifetime)
     };
@@ -55,8 +57,9 @@ pub(crate) fn keep_edge(
     report: impl Fn(&'static str, Result<(), String>) + Send + Sync + 'static,
 ) {
     let EdgeCsrConfig { cluster, file, lifetime, node_ip, .. } = csr;
-    let names =
-        CertificateNames::Fixed(node_ip.iter().map(ToString::to_string).chain([node.to_string()]).collect());
+    let names = CertificateNameSource::Fixed(
+        node_ip.iter().map(ToString::to_string).chain([node.to_string()]).collect(),
+    );
     let cluster = Cluster { kubeconfig: cluster.kubeconfig, namespace: None };
     let renewer = CertificateRenewer::new(cluster, Profile::Edge, file, names, lifetime);
     let report = move |state| report(Profile::Edge.condition(), state);
@@ -73,6 +76,6 @@ pub(crate) fn approve(
     report: impl Fn(Result<(), String>) + Send + Sync + 'static,
     drain: &Drain,
 ) {
-    let approver = Approver::new(access(cluster), account, NameLookup { services, names });
+    let approver = Approver::new(access(cluster), account, ServerNameSources { services, names });
     drain.spawn(info_span!("approver"), approver.run(report, drain.clone()));
 }

@@ -12,8 +12,8 @@ use crate::config::kubernetes::ports::NodePortsConfig;
 use crate::kubernetes::api::cluster::access;
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ConfigMapPorts;
-use tunnel_kube::reconcile::node_names::{NodeNameParams, NodeNamesReconciler};
-use tunnel_kube::reconcile::ports::{PortParams, PortWatch};
+use tunnel_kube::reconcile::node_names::{NamesReconcilerParams, NodeNamesReconciler};
+use tunnel_kube::reconcile::ports::{PortWatch, PortWatchParams};
 
 /// Returns the ports of nodes that are redirected here, kept up to date with a ConfigMap. Its errors appear in
 /// `readiness`. `own` are the ports at which this server listens.
@@ -23,7 +23,7 @@ pub(crate) fn ports(
     readiness: &Readiness,
     drain: &Drain,
 ) -> watch::Receiver<ConfigMapPorts> {
-    let params = PortParams {
+    let params = PortWatchParams {
         cluster: access(&ports.cluster),
         namespace: ports.namespace.clone(),
         configmap: ports.configmap.clone(),
@@ -47,7 +47,7 @@ pub(crate) fn node_names(
     readiness: &Readiness,
     drain: &Drain,
 ) -> watch::Receiver<BTreeSet<IpAddr>> {
-    let params = NodeNameParams {
+    let params = NamesReconcilerParams {
         cluster: access(&names.cluster),
         namespace: names.namespace.clone(),
         configmap: names.configmap.clone(),

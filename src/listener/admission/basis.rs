@@ -14,7 +14,7 @@ use crate::listener::denial::Denial;
 use crate::session_io::grants::UNTIL_CHANGED;
 use tunnel_base::names::NodeName;
 use tunnel_net::tls::client_certificate::ClientCertificate;
-use tunnel_net::tls::error::HandshakeError;
+use tunnel_net::tls::error::TlsHandshakeError;
 
 /// The identity of a client.
 #[derive(Debug, Clone, Default)]
@@ -71,7 +71,7 @@ impl ClientIdentity {
             }
             Self::Certificate(certificate) => {
                 let until = certificate.verify().map_err(|error| {
-                    let error = HandshakeError::of_tls(&error);
+                    let error = TlsHandshakeError::of_tls(&error);
                     Denial::Forbidden(format!("client certificate rejected: {error}"))
                 })?;
                 Ok((Some(policy.user_of_certificate(&certificate.names, listener)?), until))
@@ -89,8 +89,8 @@ impl ClientIdentity {
 }
 
 impl AccessBasis {
-    /// Checks whether the access policy admits the request now. Returns the last second (Unix time) for which the result
-    /// holds unless rights change.
+    /// Checks whether the access policy admits the request now. Returns the last second (Unix time) for which the
+    /// result holds unless rights change.
     ///
     /// # Errors
     ///

@@ -12,10 +12,10 @@ use crate::session_io::session_stream::SessionStream;
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::off_limits::is_number;
-use tunnel_proto::frame::{Category, ErrorCode, SessionError};
+use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 
 /// An open stream to a target, and the right to the target if this process has dialled it.
-pub(crate) struct OpenTarget {
+pub(crate) struct TargetStream {
     pub(crate) stream: SessionStream,
     pub(crate) right: Option<DialRight>,
 }
@@ -43,7 +43,7 @@ impl Destination {
     pub(crate) fn session_request(
         &self,
         context: &ListenerContext,
-        category: Category,
+        category: SessionCategory,
         access: &AccessLogEntry,
         permit: &SessionPermit,
     ) -> Option<SessionRequest> {
@@ -68,7 +68,7 @@ impl Destination {
     }
 
     /// Dials a target that is at no node.
-    pub(crate) async fn dial(self, context: &ListenerContext) -> Result<OpenTarget, Denial> {
+    pub(crate) async fn dial(self, context: &ListenerContext) -> Result<TargetStream, Denial> {
         let Self { target, direct, all, .. } = self;
         match direct.and_then(|direct| Some((context.direct_dialer(direct.port, all)?, direct))) {
             None => Err(Denial::NoNode(target)),
@@ -85,7 +85,7 @@ impl Destination {
         why: RouteError,
         context: &ListenerContext,
         access: &mut AccessLogEntry,
-    ) -> Result<OpenTarget, Denial> {
+    ) -> Result<TargetStream, Denial> {
         let Self { node, target, direct, all } = self;
         match &context.uplink {
             None => {}
@@ -140,9 +140,9 @@ async fn connect(
     target: &Target,
     all: bool,
     context: &ListenerContext,
-) -> Result<OpenTarget, TargetDialError> {
+) -> Result<TargetStream, TargetDialError> {
     let DialledTarget { socket, right } = dialer.dial(target, all).await?;
-    Ok(OpenTarget { stream: SessionStream::direct(socket, context.pool.clone()), right: Some(right) })
+    Ok(TargetStream { stream: SessionStream::direct(socket, context.pool.clone()), right: Some(right) })
 }
 
 fn not_dialled(why: TargetDialError, target: Target) -> Denial {

@@ -3,7 +3,7 @@
 use crate::config::{edge, server};
 use tunnel_base::process::third_of_memory;
 use tunnel_net::fd_limit;
-use tunnel_net::limiter::{FairLimiter, Limits};
+use tunnel_net::limiter::{FairLimiter, PermitLimits};
 
 /// Maximum length in bytes of a usual request's or response's head, and of the buffered part of a body.
 pub(crate) const HEAD_BYTES: usize = 64 * 1024;
@@ -19,7 +19,7 @@ pub(crate) const LONG_HEAD_FIELDS: usize = 4096;
 /// into a quarter of the default memory for sessions. One source can take half of the permits.
 pub fn long_heads(at_edge: bool) -> FairLimiter {
     let permits = (head_memory(at_edge) / LONG_HEAD_MEMORY).max(2);
-    FairLimiter::new(Limits { permits, per_source: permits / 2, waiting: 0, idle_timeout: None })
+    FairLimiter::new(PermitLimits { permits, per_source: permits / 2, waiting: 0, idle_timeout: None })
 }
 
 /// Upper bound in bytes for the memory of a connection with a long head: the head, its parsed fields, its copy for the

@@ -13,19 +13,19 @@ use crate::listener::denial::Denial;
 use crate::session_io::REVOKED;
 use crate::session_io::grants::{Grant, RelayedSession, SessionSubject};
 use tunnel_base::access_log::AccessLogEntry;
-use tunnel_base::metrics::ActiveSession;
+use tunnel_base::metrics::ActiveSessionGuard;
 use tunnel_base::names::{DeviceName, NodeName, SessionId};
-use tunnel_link::relay::bindings::RelayEnd;
-use tunnel_proto::frame::{Category, ErrorCode, SessionError};
+use tunnel_link::relay::bindings::RelayOutcome;
+use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 
 /// A session that this process relays for a user, with its access line, counter and permit.
 #[derive(Debug)]
-pub(crate) struct RelayedAccess {
+pub(crate) struct RelayedUserSession {
     /// Revoked when the session is no longer allowed.
     pub(crate) grant: Grant,
     context: Arc<ListenerContext>,
     access: AccessLogEntry,
-    alive: ActiveSession,
+    alive: ActiveSessionGuard,
     _permit: SessionPermit,
 }
 
@@ -39,7 +39,7 @@ impl Admission {
     ) -> Self {
         let (device, permit) = (Some(device), ClientPermit::Link);
         let head_is_read = Arc::default();
-        Self { context, category: Category::Ssh, from, proof, device, head_is_read, permit }
+        Self { context, category: SessionCategory::Ssh, from, proof, device, head_is_read, permit }
     }
 }
 
@@ -49,7 +49,11 @@ impl AuthorizedRequest {
     /// # Errors
     ///
     /// Returns the denial, which is counted and logged.
-    pub(crate) fn grant_relay(self, id: SessionId, resumes: bool) -> Result<RelayedAccess, DeniedRequest> {
+    pub(crate) fn grant_relay(
+        self,
+        id: SessionId,
+        resumes: bool,
+    ) -> Result<RelayedUserSession, DeniedRequest> {
         if self.destination.node == NodeName::direct() {
             let target = &self.destination.target;
             let denial = Denial::Forbidden(format!(
@@ -72,22 +76,22 @@ impl AuthorizedRequest {
         match context.grants.add(subject, move || basis.judge().map_err(|denial| denial.to_string())) {
             Ok(grant) => {
                 let alive = context.metrics.sessions.start(access.listener);
-                Ok(RelayedAccess { grant, context, access, alive, _permit: permit })
+                Ok(RelayedUserSession { grant, context, access, alive, _permit: permit })
             }
             Err(why) => Err(DeniedRequest::new(Denial::Forbidden(why), access, &context, from)),
         }
     }
 }
 
-impl RelayedAccess {
+impl RelayedUserSession {
     /// Returns the error for both ends if the grant was revoked.
     pub(crate) fn revocation(&self) -> Option<SessionError> {
         self.grant.revocation().map(|why| SessionError::new(ErrorCode::NotAllowed, why))
     }
 
     /// Writes the access line of a session, or of its path through this server.
-    pub(crate) fn end(mut self, ended: RelayEnd) {
-        let RelayEnd { why, to_acceptor, to_opener } = ended;
+    pub(crate) fn end(mut self, ended: RelayOutcome) {
+        let RelayOutcome { why, to_acceptor, to_opener } = ended;
         (self.access.up, self.access.down) = (to_acceptor, to_opener);
         let metrics = &self.context.metrics;
         metrics.bytes_to_target.inc_by(to_acceptor);

@@ -8,7 +8,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
-use crate::acceptor::target_dialer::{DialerRole, TargetDialer};
+use crate::acceptor::target_dialer::{TargetDialer, TargetDialerRole};
 use crate::config::{edge, server};
 use crate::listener::admission;
 use crate::listener::admission::heads::HEAD_BYTES;
@@ -19,15 +19,15 @@ use crate::listener::trace_id::new_trace;
 use crate::route::{RouteError, SessionRequest, Uplinks};
 use crate::session_io::tests::{linked, take};
 use tunnel_base::names::{NameError, NodeName, Target};
-use tunnel_base::policy::zone::Zone;
+use tunnel_base::policy::zone::NodeZone;
 use tunnel_base::policy::{Rule, network};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::SessionTable;
 use tunnel_link::table::pending::IncomingSession;
 use tunnel_net::ByteStream;
-use tunnel_net::interfaces::{Addresses, LocalAddresses};
+use tunnel_net::interfaces::{InterfaceSnapshot, LocalAddresses};
 use tunnel_net::limiter::Source;
-use tunnel_net::reload::Reload;
+use tunnel_net::reload::ReloadedValue;
 use tunnel_net::resolver::Resolver;
 
 use tunnel_net::tls::testing::client_certificate;
@@ -181,11 +181,11 @@ async fn a_permit_is_released_on_open_only_by_single_request_protocols() {
     let drain = Drain::new();
     let (table, link, mut offered) = linked(&drain);
     let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
-    let limiter = FairLimiter::new(Limits::permits(1));
+    let limiter = FairLimiter::new(PermitLimits::permits(1));
     let (here, elsewhere) = (Source::of(CLIENT_ADDRESS.ip()), Source::of([198, 51, 100, 1].into()));
     for keeps in [true, false] {
         let permit = limiter.try_acquire(&here).unwrap();
-        let mut admission = Admission::new(context.clone(), Category::Ssh, CLIENT_ADDRESS, permit);
+        let mut admission = Admission::new(context.clone(), SessionCategory::Ssh, CLIENT_ADDRESS, permit);
         let open = async {
             match keeps {
                 true => {
@@ -205,11 +205,11 @@ async fn only_an_idle_client_of_many_requests_is_evicted() {
     let drain = Drain::new();
     let (table, link, _offered) = linked(&drain);
     let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
-    let limiter = FairLimiter::new(Limits::permits(2));
+    let limiter = FairLimiter::new(PermitLimits::permits(2));
     let here = Source::of(CLIENT_ADDRESS.ip());
     let (permit, _other) = (limiter.try_acquire(&here).unwrap(), limiter.try_acquire(&here).unwrap());
     let lost = permit.revoked();
-    let mut admission = Admission::new(context.clone(), Category::Ssh, CLIENT_ADDRESS, permit);
+    let mut admission = Admission::new(context.clone(), SessionCategory::Ssh, CLIENT_ADDRESS, permit);
     let parse = |_: &_| open_request("node1:22");
     let mut requests = RequestRouter::new(&mut admission, None, &parse);
     let head = http::Request::new(()).into_parts().0;
@@ -230,7 +230,7 @@ async fn a_session_in_progress_holds_no_permit_of_the_listener() {
     let drain = Drain::new();
     let (table, link, mut offered) = linked(&drain);
     let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
-    let limiter = FairLimiter::new(Limits::permits(1));
+    let limiter = FairLimiter::new(PermitLimits::permits(1));
     let permit = limiter.try_acquire(&Source::of(CLIENT_ADDRESS.ip())).unwrap();
     let (mut client, socket) = UnixStream::pair().unwrap();
     let front = Arc::new(ClientHandler { protocol: Switch, context });
@@ -248,8 +248,9 @@ async fn check(
     proof: ClientIdentity,
     request: Result<OpenRequest, Denial>,
 ) -> (Result<Destination, Denial>, AccessLogEntry) {
-    let permit = FairLimiter::new(Limits::permits(1)).try_acquire(&Source::of(CLIENT_ADDRESS.ip())).unwrap();
-    let mut admission = Admission::new(context.clone(), Category::Ssh, CLIENT_ADDRESS, permit);
+    let permit =
+        FairLimiter::new(PermitLimits::permits(1)).try_acquire(&Source::of(CLIENT_ADDRESS.ip())).unwrap();
+    let mut admission = Admission::new(context.clone(), SessionCategory::Ssh, CLIENT_ADDRESS, permit);
     admission.proof = proof;
     let mut access = AccessLogEntry::start("line", "test".into());
     (admission.check(request, &mut access).await.map(|(destination, _)| destination), access)
@@ -304,7 +305,7 @@ async fn a_draining_server_denies_every_request_with_503() {
 async fn a_proven_identity_needs_no_password_and_obeys_the_rules() {
     let users = Users::parse("ops:$2b$04$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy");
     let policy = AccessPolicy {
-        logins: Some(Arc::new(PasswordChecker::new(Reload::fixed(users.unwrap())))),
+        logins: Some(Arc::new(PasswordChecker::new(ReloadedValue::fixed(users.unwrap())))),
         rules: Rules::from_iter([Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),
         names: vec!["*".parse().unwrap()],
         ..AccessPolicy::default()
@@ -341,8 +342,8 @@ async fn the_user_is_the_first_allowed_name_of_the_certificate() {
 fn context_with_addresses(policy: AccessPolicy, direct: &[&str]) -> Arc<ListenerContext> {
     let fixed = vec![("10.0.0.0/24".parse().unwrap(), "node1".parse().unwrap())];
     let dialer = TargetDialer {
-        place: DialerRole::ForClients,
-        own: LocalAddresses::new(Addresses::default),
+        place: TargetDialerRole::ForClients,
+        own: LocalAddresses::new(InterfaceSnapshot::default),
         targets: Arc::new(ArcSwap::from_pointee(direct.iter().map(|t| t.parse().unwrap()).collect())),
         resolver: Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap(),
     };
@@ -416,7 +417,7 @@ async fn a_request_at_an_edge_that_just_lost_its_link_waits_for_the_next() {
     let request = SessionRequest {
         node,
         target,
-        category: Category::HttpProxy,
+        category: SessionCategory::HttpProxy,
         client: "test".into(),
         listener: "test",
         permit: None,
@@ -442,7 +443,7 @@ async fn a_request_at_an_edge_that_just_lost_its_link_waits_for_the_next() {
 
 #[tokio::test]
 async fn a_request_may_name_its_node_separately_from_the_target() {
-    let zone = Zone::new("nodes.test".into(), Vec::new(), |_: &NodeName| false);
+    let zone = NodeZone::new("nodes.test".into(), Vec::new(), |_: &NodeName| false);
     let context = unlinked(AccessPolicy { zone: Some(Arc::new(zone)), ..AccessPolicy::default() });
     for node in ["node1", "node1.nodes.test"] {
         let request = OpenRequest { node: node.parse().ok(), ..open_request("127.0.0.1:6443").unwrap() };

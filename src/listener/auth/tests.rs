@@ -31,7 +31,7 @@ fn hashed(password: &str) -> String {
 }
 
 fn logins(text: &str) -> PasswordChecker {
-    PasswordChecker::new(Reload::fixed(Users::parse(text).unwrap()))
+    PasswordChecker::new(ReloadedValue::fixed(Users::parse(text).unwrap()))
 }
 
 #[tokio::test]
@@ -132,7 +132,7 @@ async fn a_changed_users_file_applies_to_cached_logins() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), format!("ops:{}\nroot:{}", hashed("pw"), hashed("pw"))).unwrap();
     let parse = |text: &[u8]| Users::parse(&String::from_utf8_lossy(text)).map_err(|e| e.to_string());
-    let users = Reload::file(file.path(), parse).unwrap();
+    let users = ReloadedValue::file(file.path(), parse).unwrap();
     let drain = Drain::new();
     FileWatcher::new(&drain).watch("users", &users);
     let logins = PasswordChecker::new(users.clone());

@@ -10,7 +10,7 @@ use crate::listener::admission::tests::context;
 use crate::session_io::tests::linked;
 use tunnel_base::drain::Drain;
 use tunnel_link::table::pending::IncomingSession;
-use tunnel_net::limiter::{FairLimiter, Limits, Source};
+use tunnel_net::limiter::{FairLimiter, PermitLimits, Source};
 use tunnel_net::tls::testing::over;
 
 use super::*;
@@ -22,7 +22,7 @@ async fn pair() -> (TcpStream, TcpStream) {
 }
 
 /// Serves a connection at a listener with one link. The link's remote end passes each requested session to `accept`.
-async fn served<C, F>(socket: C, accept: impl AsyncFnOnce(IncomingSession) -> F) -> HandshakeOutcome<C>
+async fn served<C, F>(socket: C, accept: impl AsyncFnOnce(IncomingSession) -> F) -> AdmissionOutcome<C>
 where
     C: Connection + 'static,
 {
@@ -30,20 +30,20 @@ where
     let (table, link, mut offered) = linked(&drain);
     let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
     let from = SocketAddr::from(([127, 0, 0, 1], 5));
-    let permit = FairLimiter::new(Limits::permits(1)).try_acquire(&Source::of(from.ip())).unwrap();
-    let mut admission = Admission::new(context, Category::Ssh, from, permit);
+    let permit = FairLimiter::new(PermitLimits::permits(1)).try_acquire(&Source::of(from.ip())).unwrap();
+    let mut admission = Admission::new(context, SessionCategory::Ssh, from, permit);
     let accepts = async {
         let _far = accept(offered.recv().await.unwrap()).await;
         pending::<()>().await;
     };
     tokio::select! {
-        done = Box::pin(Connect(Category::Ssh).handshake(socket, &mut admission)) => done,
+        done = Box::pin(ConnectProtocol(SessionCategory::Ssh).handshake(socket, &mut admission)) => done,
         () = accepts => unreachable!(),
     }
 }
 
 /// Serves one head, and returns the outcome, the client's end and the requested target.
-async fn serve_head(head: &[u8]) -> (HandshakeOutcome<TcpStream>, TcpStream, Option<String>) {
+async fn serve_head(head: &[u8]) -> (AdmissionOutcome<TcpStream>, TcpStream, Option<String>) {
     let (mut client, server) = pair().await;
     client.write_all(head).await.unwrap();
     let mut target = None;
@@ -70,7 +70,7 @@ async fn each_form_of_connect_head_opens_a_session_and_gets_a_bare_200() {
         "CONNECT node1:22 HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: keep-alive\r\n\r\n",
     ] {
         let (done, mut client, target) = serve_head(head.as_bytes()).await;
-        let HandshakeOutcome::Opened { session: _session, socket, buffered } = done else {
+        let AdmissionOutcome::Opened { session: _session, socket, buffered } = done else {
             panic!("{head}: {done:?}")
         };
         assert_eq!((target.as_deref(), buffered.len()), (Some("node1:22"), 0), "{head}");
@@ -91,14 +91,14 @@ async fn each_form_of_connect_head_opens_a_session_and_gets_a_bare_200() {
 #[tokio::test]
 async fn bytes_after_the_connect_head_are_kept() {
     let (done, _client, _) = serve_head(b"CONNECT node1:22 HTTP/1.1\r\n\r\nSSH-2.0-early\r\n").await;
-    let HandshakeOutcome::Opened { buffered, .. } = done else { panic!("{done:?}") };
+    let AdmissionOutcome::Opened { buffered, .. } = done else { panic!("{done:?}") };
     assert_eq!(buffered, "SSH-2.0-early\r\n");
 }
 
 #[tokio::test]
 async fn a_denial_is_sent_completely_before_the_connection_closes() {
     let (done, client, _) = serve_head(b"CONNECT [fd00::1]:22 HTTP/1.0\r\n\r\n").await;
-    let HandshakeOutcome::Closed(Some(socket)) = done else { panic!("{done:?}") };
+    let AdmissionOutcome::Closed(Some(socket)) = done else { panic!("{done:?}") };
     drop(socket);
     let text = all(client).await;
     assert!(text.starts_with("HTTP/1.0 421 no node is known for [fd00::1]:22\r\n"), "{text}");
@@ -118,7 +118,7 @@ async fn an_invalid_connect_target_is_denied_with_the_reason() {
     ] {
         let (done, client, _) =
             serve_head(format!("CONNECT {target} HTTP/1.0\r\nHost: a\r\n\r\n").as_bytes()).await;
-        assert!(matches!(done, HandshakeOutcome::Closed(Some(_))), "{target}: {done:?}");
+        assert!(matches!(done, AdmissionOutcome::Closed(Some(_))), "{target}: {done:?}");
         drop(done);
         let text = all(client).await;
         assert!(
@@ -133,7 +133,7 @@ async fn an_invalid_connect_target_is_denied_with_the_reason() {
 async fn another_method_is_denied_before_its_body_arrives() {
     let head = b"POST http://a/ HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\nsome";
     let (done, _client, _) = serve_head(head).await;
-    assert!(matches!(done, HandshakeOutcome::Closed(Some(_))), "{done:?}");
+    assert!(matches!(done, AdmissionOutcome::Closed(Some(_))), "{done:?}");
 }
 
 #[tokio::test]
@@ -146,7 +146,7 @@ async fn input_that_is_not_http_opens_no_session() {
         (long.as_str(), "header_too_large", "HTTP/1.1 431 the request's head is too long: at most 64 KiB"),
     ] {
         let (done, mut client, _) = serve_head(head.as_bytes()).await;
-        let HandshakeOutcome::Failed { reason, socket: Some(_socket) } = done else {
+        let AdmissionOutcome::Failed { reason, socket: Some(_socket) } = done else {
             panic!("{head}: {done:?}")
         };
         assert_eq!(reason, word);
@@ -161,7 +161,7 @@ async fn a_connection_without_a_head_is_counted_as_header_missing() {
     let (client, server) = pair().await;
     drop(client);
     let done = served(server, async |_| panic!("no head")).await;
-    assert!(matches!(done, HandshakeOutcome::Failed { reason: "header_missing", .. }), "{done:?}");
+    assert!(matches!(done, AdmissionOutcome::Failed { reason: "header_missing", .. }), "{done:?}");
 }
 
 /// Checks that a client is served if it closes its write half after its head, long before the session is open.
@@ -180,7 +180,7 @@ where
         offer.accept()
     };
     let done = served(server, accept).await;
-    let HandshakeOutcome::Opened { session: _session, mut socket, mut buffered } = done else {
+    let AdmissionOutcome::Opened { session: _session, mut socket, mut buffered } = done else {
         panic!("not opened")
     };
     let mut space = [0; 9];
@@ -219,7 +219,7 @@ where
         offer
     };
     let done = served(server, leaves).await;
-    assert!(matches!(done, HandshakeOutcome::Failed { reason: "reset_while_opening", .. }));
+    assert!(matches!(done, AdmissionOutcome::Failed { reason: "reset_while_opening", .. }));
 }
 
 #[tokio::test]
@@ -277,7 +277,7 @@ async fn the_200_is_written_and_flushed_at_once() {
     let recorded = Recorded(server, Vec::new(), Vec::new());
     client.write_all(b"CONNECT node-a:10250 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").await.unwrap();
     let done = served(recorded, async |offer: IncomingSession| offer.accept()).await;
-    let HandshakeOutcome::Opened { socket: Recorded(_, written, flushed), .. } = done else {
+    let AdmissionOutcome::Opened { socket: Recorded(_, written, flushed), .. } = done else {
         panic!("{done:?}")
     };
     assert_eq!(written, [b"HTTP/1.1 200 Connection established\r\n\r\n"]);
@@ -287,7 +287,7 @@ async fn the_200_is_written_and_flushed_at_once() {
 #[tokio::test]
 async fn an_http_2_client_gets_a_400_about_http_1_1() {
     let (done, client, _) = serve_head(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
-    let HandshakeOutcome::Failed { reason: "header_invalid", socket } = done else { panic!("{done:?}") };
+    let AdmissionOutcome::Failed { reason: "header_invalid", socket } = done else { panic!("{done:?}") };
     drop(socket);
     assert!(all(client).await.starts_with("HTTP/1.1 400 only HTTP/1.1 is served here\r\n"));
 }

@@ -9,7 +9,7 @@ use crate::registry::node_not_found::NodeNotFound;
 use crate::route::RouteError;
 use tunnel_base::addresses::LocateError;
 use tunnel_base::names::NodeName;
-use tunnel_net::tls::error::HandshakeError;
+use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 impl Denial {
@@ -129,10 +129,10 @@ fn node_not_connected(hint: &'static str) -> (StatusCode, &'static str, &'static
 }
 
 /// Returns the hint for a failed TLS handshake of this process with a target.
-fn target_tls(fault: &HandshakeError) -> &'static str {
+fn target_tls(fault: &TlsHandshakeError) -> &'static str {
     match fault {
         fault if fault.is_of_the_certificate() => TARGET_CA_HINT,
-        HandshakeError::AlertReceived(_) => TARGET_CERT_HINT,
+        TlsHandshakeError::AlertReceived(_) => TARGET_CERT_HINT,
         _ => TARGET_TLS_HINT,
     }
 }
@@ -363,7 +363,7 @@ mod tests {
             Denial::NoHost,
             Denial::UpstreamFailed(String::new()),
             Denial::UpstreamTimeout(String::new()),
-            Denial::TargetTls(HandshakeError::UnknownIssuer),
+            Denial::TargetTls(TlsHandshakeError::UnknownIssuer),
             Denial::Credentials,
             Denial::NotBasic,
             Denial::Password(String::new()),
@@ -397,14 +397,16 @@ mod tests {
         use tokio_rustls::rustls::AlertDescription::{InternalError, UnknownCA};
         let next = |fault| Denial::TargetTls(fault).next_step();
         for fault in [
-            HandshakeError::UnknownIssuer,
-            HandshakeError::Name(vec!["node9".to_owned()]),
-            HandshakeError::CaUsedAsEndEntity,
+            TlsHandshakeError::UnknownIssuer,
+            TlsHandshakeError::Name(vec!["node9".to_owned()]),
+            TlsHandshakeError::CaUsedAsEndEntity,
         ] {
             assert!(next(fault.clone()).contains("target_ca of [server.https]"), "{fault}");
         }
-        assert!(next(HandshakeError::AlertReceived(UnknownCA)).contains("target_cert of [server.https]"));
-        assert!(next(HandshakeError::Other(format!("alert {InternalError:?}"))).contains("kubectl get csr"));
+        assert!(next(TlsHandshakeError::AlertReceived(UnknownCA)).contains("target_cert of [server.https]"));
+        assert!(
+            next(TlsHandshakeError::Other(format!("alert {InternalError:?}"))).contains("kubectl get csr")
+        );
     }
 
     #[test]

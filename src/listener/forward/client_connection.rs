@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::listener::denial::automatic_response;
 use crate::listener::forward::idle_timer::IdleTimer;
-use tunnel_net::keepalive::LossDetector;
+use tunnel_net::keepalive::DisconnectDetector;
 use tunnel_net::socket::Connection;
 
 /// A client's connection, which updates the idle timer.
@@ -27,7 +27,7 @@ pub(crate) struct ClientIo<C> {
     pub(super) ahead: Bytes,
     /// Whether the client may still be reading, once it has closed its write half.
     pub(super) ended: Option<bool>,
-    pub(super) loss: LossDetector,
+    pub(super) loss: DisconnectDetector,
     /// The status of hyper's own response to a head that it cannot parse. It is withheld, because it has no text.
     pub(super) rejected: Option<StatusCode>,
     /// Whether a part of the last write is still to be written, so that nothing may come between.
@@ -38,7 +38,7 @@ pub(crate) struct ClientIo<C> {
 
 impl<C: Connection> ClientIo<C> {
     pub(crate) fn new(io: C, clock: Arc<IdleTimer>) -> Self {
-        let (ahead, interim, loss) = (Bytes::new(), Vec::new(), LossDetector::default());
+        let (ahead, interim, loss) = (Bytes::new(), Vec::new(), DisconnectDetector::default());
         Self { io, clock, ahead, ended: None, loss, rejected: None, is_within_write: false, interim }
     }
 
@@ -72,7 +72,8 @@ impl<C: Connection> ClientIo<C> {
         written
     }
 
-    /// Checks whether the client is lost. hyper flushes or writes each time it is polled, and may read nothing for long.
+    /// Checks whether the client is lost. hyper flushes or writes each time it is polled, and may read nothing for
+    /// long.
     fn check(&mut self, cx: &mut Context<'_>) {
         let Self { io, loss, .. } = self;
         if loss.poll(cx, io.tcp(), || io.remote_reset().now_or_never().is_some()).is_ready() {

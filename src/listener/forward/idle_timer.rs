@@ -15,7 +15,7 @@ pub(crate) struct IdleTimer(Mutex<Inner>);
 /// The locked state of an [`IdleTimer`].
 #[derive(Debug)]
 struct Inner {
-    phase: ClientPhase,
+    phase: RequestPhase,
     /// Whether hyper's server must be polled: a request's body has ended, or an interim response was added.
     requested: bool,
     /// Whether a response was completed since the last check.
@@ -26,9 +26,9 @@ struct Inner {
     interim: Vec<u8>,
 }
 
-/// The phase of a client's connection, which decides its next [`Deadline`].
+/// The phase of a client's connection, which decides its next [`ClientDeadline`].
 #[derive(Debug, Clone, Copy)]
-enum ClientPhase {
+enum RequestPhase {
     /// A head is being received since this time.
     Head(Instant),
     /// The request's body is being received. The target has waited for more of it since the time, if any.
@@ -41,7 +41,7 @@ enum ClientPhase {
 
 /// The time at which a client has been inactive for too long, with the expected action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Deadline {
+pub(crate) enum ClientDeadline {
     /// The client must start another request.
     Request(Instant),
     /// The client must send the rest of a head.
@@ -55,7 +55,7 @@ pub(crate) enum Deadline {
 impl IdleTimer {
     /// Creates the timer of a new client, which must send a request.
     pub(crate) fn new() -> Self {
-        let phase = ClientPhase::Head(Instant::now());
+        let phase = RequestPhase::Head(Instant::now());
         let interim = Vec::new();
         Self(Mutex::new(Inner { phase, requested: false, answered: false, lost: false, interim }))
     }
@@ -63,12 +63,12 @@ impl IdleTimer {
     /// Records that a head is complete and whether a body follows.
     pub(crate) fn on_head(&self, has_body: bool) {
         self.0.lock().phase =
-            if has_body { ClientPhase::ReadingBody(None) } else { ClientPhase::Responding(None) };
+            if has_body { RequestPhase::ReadingBody(None) } else { RequestPhase::Responding(None) };
     }
 
     /// Records that the target takes more of the request's body, and whether it has to wait for the client.
     pub(crate) fn on_body_polled(&self, waits: bool) {
-        if let ClientPhase::ReadingBody(since) = &mut self.0.lock().phase {
+        if let RequestPhase::ReadingBody(since) = &mut self.0.lock().phase {
             *since = waits.then(|| since.unwrap_or_else(Instant::now));
         }
     }
@@ -76,15 +76,15 @@ impl IdleTimer {
     /// Records that nothing more is read from the request's body.
     pub(crate) fn on_body_end(&self) {
         let mut inner = self.0.lock();
-        if let ClientPhase::ReadingBody(_) = inner.phase {
-            inner.phase = ClientPhase::Responding(None);
+        if let RequestPhase::ReadingBody(_) = inner.phase {
+            inner.phase = RequestPhase::Responding(None);
             inner.requested = true;
         }
     }
 
     /// Returns true if a request has been read completely and its response is not complete.
     pub(crate) fn is_answering(&self) -> bool {
-        matches!(self.0.lock().phase, ClientPhase::Responding(_))
+        matches!(self.0.lock().phase, RequestPhase::Responding(_))
     }
 
     /// Adds an interim response for the client, and has hyper's server polled to write it. It is dropped if the client
@@ -104,7 +104,7 @@ impl IdleTimer {
 
     /// Returns true while a head is expected.
     pub(crate) fn is_in_head(&self) -> bool {
-        matches!(self.0.lock().phase, ClientPhase::Head(_))
+        matches!(self.0.lock().phase, RequestPhase::Head(_))
     }
 
     /// Returns true if a request's body has ended, or an interim response was added, since the last call.
@@ -115,7 +115,7 @@ impl IdleTimer {
     /// Records that a response is complete.
     pub(crate) fn idle(&self) {
         let mut inner = self.0.lock();
-        inner.phase = ClientPhase::Idle(Instant::now());
+        inner.phase = RequestPhase::Idle(Instant::now());
         (inner.requested, inner.answered) = (false, true);
     }
 
@@ -135,29 +135,29 @@ impl IdleTimer {
     }
 
     /// Returns the client's deadline, if an action is expected of it. With `leaving`, no further request is expected.
-    pub(crate) fn deadline(&self, leaving: bool) -> Option<Deadline> {
+    pub(crate) fn deadline(&self, leaving: bool) -> Option<ClientDeadline> {
         match self.0.lock().phase {
-            ClientPhase::Head(since) => Some(Deadline::Head(since + HEAD_TIME)),
-            ClientPhase::ReadingBody(since) => since.map(|since| Deadline::Body(since + BODY_TIME)),
-            ClientPhase::Responding(until) => until.map(Deadline::Answer),
+            RequestPhase::Head(since) => Some(ClientDeadline::Head(since + HEAD_TIME)),
+            RequestPhase::ReadingBody(since) => since.map(|since| ClientDeadline::Body(since + BODY_TIME)),
+            RequestPhase::Responding(until) => until.map(ClientDeadline::Answer),
             // The last bytes of a response may not fit into the system's buffers.
-            ClientPhase::Idle(since) if leaving => Some(Deadline::Answer(since + READER_PAUSE)),
-            ClientPhase::Idle(since) => Some(Deadline::Request(since + IDLE_TIME)),
+            RequestPhase::Idle(since) if leaving => Some(ClientDeadline::Answer(since + READER_PAUSE)),
+            RequestPhase::Idle(since) => Some(ClientDeadline::Request(since + IDLE_TIME)),
         }
     }
 
     /// Records that bytes were received from the client.
     pub(crate) fn on_received(&self) {
         let mut inner = self.0.lock();
-        if let ClientPhase::Idle(_) = inner.phase {
-            inner.phase = ClientPhase::Head(Instant::now());
+        if let RequestPhase::Idle(_) = inner.phase {
+            inner.phase = RequestPhase::Head(Instant::now());
         }
     }
 
     /// Records that the client closed its write half. While a response is pending, a client that still `reads` gets
     /// [`FINISHED_TIME`], because a disconnected client looks the same.
     pub(crate) fn finished(&self, reads: bool) {
-        if let ClientPhase::Responding(until @ None) = &mut self.0.lock().phase {
+        if let RequestPhase::Responding(until @ None) = &mut self.0.lock().phase {
             let timeout = if reads { FINISHED_TIME } else { Duration::ZERO };
             *until = Some(Instant::now() + timeout);
         }
@@ -166,14 +166,14 @@ impl IdleTimer {
     /// Records that a part of the response was forwarded.
     pub(crate) fn on_response_part(&self) {
         match &mut self.0.lock().phase {
-            ClientPhase::Responding(Some(until)) => *until = Instant::now() + FINISHED_TIME,
-            ClientPhase::ReadingBody(Some(since)) => *since = Instant::now(),
+            RequestPhase::Responding(Some(until)) => *until = Instant::now() + FINISHED_TIME,
+            RequestPhase::ReadingBody(Some(since)) => *since = Instant::now(),
             _ => {}
         }
     }
 }
 
-impl Deadline {
+impl ClientDeadline {
     /// Returns the time of the deadline.
     pub(crate) fn at(self) -> Instant {
         match self {

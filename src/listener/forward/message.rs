@@ -13,7 +13,7 @@ use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::time::{Sleep, sleep};
 
-use crate::listener::forward::headers::{PreservedHeaders, remove_tunnel_headers};
+use crate::listener::forward::headers::{ForwardedConnectionHeaders, remove_tunnel_headers};
 use crate::listener::forward::idle_timer::IdleTimer;
 use tunnel_base::metrics::in_flight_requests::InFlightGuard;
 
@@ -38,11 +38,11 @@ struct ContinueWait {
 
 /// The target's decision about the body of a request with `Expect: 100-continue`.
 #[derive(Debug, Default)]
-pub(crate) struct ContinueGate(Mutex<(ContinueState, Option<Waker>)>);
+pub(crate) struct ContinueGate(Mutex<(ExpectContinueState, Option<Waker>)>);
 
 /// What is known of the target's wish for the body of a request with `Expect: 100-continue`.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum ContinueState {
+enum ExpectContinueState {
     /// The target has not responded yet.
     #[default]
     Unknown,
@@ -58,7 +58,7 @@ enum ContinueState {
 /// without sending one.
 #[derive(Debug, thiserror::Error)]
 #[error("the target did not request the body")]
-pub(crate) struct BodyNotWanted;
+pub(crate) struct BodyNotRequested;
 
 /// A response's body that is sent to the client: the target's, or one of this process.
 pub(crate) struct ResponseBody {
@@ -79,7 +79,8 @@ pub(crate) enum ResponseSource {
 }
 
 impl RequestBody {
-    /// Creates the body of a request. `continue_gate` decides when the body may be polled, if the client waits for a 100.
+    /// Creates the body of a request. `continue_gate` decides when the body may be polled, if the client waits for a
+    /// 100.
     pub(crate) fn new(
         body: Incoming,
         clock: Arc<IdleTimer>,
@@ -102,20 +103,20 @@ impl RequestBody {
         Self { body: None, awaited: None, clock }
     }
 
-    fn poll_continue(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyNotWanted>> {
+    fn poll_continue(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyNotRequested>> {
         let Some(ContinueWait { continue_gate, silence }) = &mut self.awaited else {
             return Poll::Ready(Ok(()));
         };
         let verdict = continue_gate.poll(cx);
-        if verdict == ContinueState::Unknown {
+        if verdict == ExpectContinueState::Unknown {
             let silence = silence.get_or_insert_with(|| Box::pin(sleep(CONTINUE_TIME)));
             ready!(silence.as_mut().poll(cx));
-            continue_gate.decide(ContinueState::Yes);
+            continue_gate.decide(ExpectContinueState::Yes);
         }
         match verdict {
-            ContinueState::Held => return Poll::Pending,
-            ContinueState::No => return Poll::Ready(Err(BodyNotWanted)),
-            ContinueState::Unknown | ContinueState::Yes => self.awaited = None,
+            ExpectContinueState::Held => return Poll::Pending,
+            ExpectContinueState::No => return Poll::Ready(Err(BodyNotRequested)),
+            ExpectContinueState::Unknown | ExpectContinueState::Yes => self.awaited = None,
         }
         Poll::Ready(Ok(()))
     }
@@ -138,7 +139,7 @@ impl Body for RequestBody {
                 self.clock.on_body_polled(frame.is_pending());
                 let passed = |mut frame: Frame<Bytes>| {
                     if let Some(trailers) = frame.trailers_mut() {
-                        PreservedHeaders { upgrade: false, trailers: false }.leave(trailers);
+                        ForwardedConnectionHeaders { upgrade: false, trailers: false }.leave(trailers);
                         remove_tunnel_headers(trailers);
                     }
                     frame
@@ -167,28 +168,28 @@ impl Drop for RequestBody {
 impl ContinueGate {
     /// Records that the target has sent a 100.
     pub(crate) fn on_continue(&self) {
-        self.decide(ContinueState::Yes);
+        self.decide(ExpectContinueState::Yes);
     }
 
     /// Records the target's response. Returns true if the body is not forwarded, because the target had not requested
     /// it before; the response is then the last one on its connection.
     pub(crate) fn answered(&self, success: bool) -> bool {
-        self.decide(if success { ContinueState::Yes } else { ContinueState::Held });
-        self.0.lock().0 == ContinueState::Held
+        self.decide(if success { ExpectContinueState::Yes } else { ExpectContinueState::Held });
+        self.0.lock().0 == ExpectContinueState::Held
     }
 
-    fn poll(&self, cx: &Context<'_>) -> ContinueState {
+    fn poll(&self, cx: &Context<'_>) -> ExpectContinueState {
         let mut inner = self.0.lock();
         inner.1 = Some(cx.waker().clone());
         inner.0
     }
 
     /// Sets the decision once. Later only `Held` can change, to `No`.
-    fn decide(&self, verdict: ContinueState) {
+    fn decide(&self, verdict: ExpectContinueState) {
         let waker = {
             let mut inner = self.0.lock();
-            let given_up = (inner.0, verdict) == (ContinueState::Held, ContinueState::No);
-            if inner.0 != ContinueState::Unknown && !given_up {
+            let given_up = (inner.0, verdict) == (ExpectContinueState::Held, ExpectContinueState::No);
+            if inner.0 != ExpectContinueState::Unknown && !given_up {
                 return;
             }
             inner.0 = verdict;
@@ -207,8 +208,8 @@ impl ResponseBody {
         Self { body, clock, continue_gate: None, _request: None }
     }
 
-    /// Creates the body of a target's response. `continue_gate` is the gate of the request's body; `request` is in flight
-    /// until the response is dropped.
+    /// Creates the body of a target's response. `continue_gate` is the gate of the request's body; `request` is in
+    /// flight until the response is dropped.
     pub(crate) fn of_target(
         body: Incoming,
         clock: Arc<IdleTimer>,
@@ -256,7 +257,7 @@ impl Drop for ResponseBody {
     fn drop(&mut self) {
         self.clock.idle();
         if let Some(continue_gate) = &self.continue_gate {
-            continue_gate.decide(ContinueState::No);
+            continue_gate.decide(ExpectContinueState::No);
         }
     }
 }

@@ -20,16 +20,16 @@ use crate::listener::denial::Denial;
 use crate::listener::forward::headers;
 use crate::listener::forward::idle_timer::IdleTimer;
 use crate::listener::forward::message::{ContinueGate, RequestBody, ResponseBody, ResponseSource};
-use crate::listener::forward::upstream::{InformationalLimit, Upstream, UpstreamError};
+use crate::listener::forward::upstream::{InformationalLimit, UpstreamError, UpstreamSession};
 use crate::listener::requests::{RequestRoute, RequestRouter};
 use tunnel_base::metrics::in_flight_requests::{InFlightGuard, InFlightRequests};
 use tunnel_net::limiter::Source;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// The forwarding of a client's requests, one at a time.
-pub(crate) struct Exchange<'a> {
+pub(crate) struct RequestForwarder<'a> {
     pub(super) router: tokio::sync::Mutex<RequestRouter<'a>>,
-    upstream: Upstream,
+    upstream: UpstreamSession,
     /// The session after a switch to another protocol.
     switched: Mutex<Option<GrantedSession>>,
     clock: Arc<IdleTimer>,
@@ -38,14 +38,14 @@ pub(crate) struct Exchange<'a> {
     pub(super) url_end: Mutex<Option<Bytes>>,
 }
 
-impl<'a> Exchange<'a> {
+impl<'a> RequestForwarder<'a> {
     pub(crate) fn new(
         router: RequestRouter<'a>,
         clock: Arc<IdleTimer>,
         context: &ListenerContext,
         source: Source,
     ) -> Self {
-        let upstream = Upstream::new(context, source);
+        let upstream = UpstreamSession::new(context, source);
         let (router, requests) = (tokio::sync::Mutex::new(router), context.metrics.requests.clone());
         let (switched, url_end) = (Mutex::new(None), Mutex::new(None));
         Self { router, upstream, switched, clock, requests, url_end }

@@ -20,10 +20,10 @@ use crate::listener::admission::{GrantedSession, ListenerContext};
 use crate::listener::denial::Denial;
 use crate::listener::forward::TOO_MANY_LONG_HEADS;
 use crate::listener::forward::idle_timer::IdleTimer;
-use crate::listener::forward::message::{BodyNotWanted, RequestBody};
+use crate::listener::forward::message::{BodyNotRequested, RequestBody};
 use crate::listener::forward::session_connection::{HttpIo, HttpSession, concat};
 use crate::listener::requests::RequestRoute;
-use crate::session_io::LocalPeer;
+use crate::session_io::LocalParty;
 use crate::session_io::copy::close::close_gracefully;
 use crate::session_io::copy::{CopyEnd, EndKind, Side};
 use crate::session_io::grants::Grant;
@@ -35,7 +35,7 @@ use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// The current session of a client, if any. The task that serves the client polls it together with hyper's server.
 #[derive(Debug)]
-pub(crate) struct Upstream {
+pub(crate) struct UpstreamSession {
     inner: Mutex<Inner>,
     metrics: Metrics,
     drain: Drain,
@@ -43,14 +43,14 @@ pub(crate) struct Upstream {
     long_heads: (FairLimiter, Source),
 }
 
-/// The locked state of an [`Upstream`].
+/// The locked state of an [`UpstreamSession`].
 #[derive(Debug)]
 struct Inner {
     state: State,
     /// The grant of the last session. A client without a session is judged by it, too.
     grant: Option<Grant>,
     /// The sender of requests, unless a request is in flight.
-    idle: Option<Idle>,
+    idle: Option<IdleSender>,
     /// Whether a request is in flight. Its caller then handles the end of the session.
     in_flight: bool,
     /// Whether the session has returned a response.
@@ -61,13 +61,13 @@ struct Inner {
 
 /// The sender of an open session that has no request in flight, for the client's next request.
 #[derive(Debug)]
-struct Idle {
+struct IdleSender {
     /// The route of requests that may reuse the session, if any may.
     route: Option<RequestRoute>,
     sender: SendRequest<RequestBody>,
 }
 
-/// The session of an [`Upstream`]: none, open, or ended.
+/// The session of an [`UpstreamSession`]: none, open, or ended.
 #[derive(Debug)]
 enum State {
     /// There is no session.
@@ -75,14 +75,14 @@ enum State {
     /// hyper reads and writes the session.
     Running(Box<Connection<HttpIo, RequestBody>>),
     /// hyper has given the session back.
-    Ended(Box<FinishedSession>),
+    Ended(Box<ReleasedSession>),
 }
 
 /// A session that hyper has given back; it may still be open.
 ///
 /// It is then ended and recorded or, after a protocol switch, handed over with the bytes that hyper had read.
 #[derive(Debug)]
-struct FinishedSession {
+struct ReleasedSession {
     pipe: HttpSession,
     /// Bytes that were read and not parsed.
     unused: Bytes,
@@ -146,7 +146,7 @@ impl InformationalLimit {
 /// Maximum number of informational responses to one request. A target may send one now and then to report progress.
 const MAX_INFORMATIONAL: usize = 100;
 
-impl Upstream {
+impl UpstreamSession {
     pub(crate) fn new(context: &ListenerContext, source: Source) -> Self {
         let inner = Inner {
             state: State::None,
@@ -180,7 +180,7 @@ impl Upstream {
     /// Returns the sender of the current session if that has this route and is usable. Otherwise closes the session.
     pub(crate) async fn reuse(&self, route: &RequestRoute) -> Option<SendRequest<RequestBody>> {
         let idle = self.inner.lock().idle.take_if(|idle| idle.route.as_ref() == Some(route));
-        if let Some(Idle { mut sender, .. }) = idle
+        if let Some(IdleSender { mut sender, .. }) = idle
             && sender.ready().await.is_ok()
         {
             return Some(sender);
@@ -211,7 +211,7 @@ impl Upstream {
     async fn parse_long(
         &self,
         permit: Permit,
-        over: FinishedSession,
+        over: ReleasedSession,
         sender: &mut SendRequest<RequestBody>,
         stand_in: Request<RequestBody>,
     ) -> hyper::Result<Response<Incoming>> {
@@ -279,7 +279,7 @@ impl Upstream {
             over.pipe.set_status(if body { StatusCode::BAD_REQUEST } else { StatusCode::BAD_GATEWAY });
         }
         let silence = !error.is_parse() && over.as_ref().is_none_or(|over| over.unused.is_empty());
-        let why = over.and_then(|over| self.end_session(FinishedSession { error: Some(error), ..over }, cut));
+        let why = over.and_then(|over| self.end_session(ReleasedSession { error: Some(error), ..over }, cut));
         let late = why.as_ref().is_some_and(|why| why.code == ErrorCode::TargetTimeout);
         let why = why.map_or(seen, |why| why.reason);
         Err(match unsent {
@@ -308,7 +308,7 @@ impl Upstream {
     pub(crate) fn keep(&self, route: Option<RequestRoute>, sender: SendRequest<RequestBody>) {
         let mut inner = self.inner.lock();
         let route = route.filter(|_| inner.long_head.is_none());
-        inner.idle = Some(Idle { route, sender });
+        inner.idle = Some(IdleSender { route, sender });
     }
 
     /// Returns the session itself, once the target has switched to another protocol.
@@ -321,7 +321,7 @@ impl Upstream {
                 (over, _) => Poll::Ready(over),
             }
         });
-        let FinishedSession { pipe, unused, .. } = over.await?;
+        let ReleasedSession { pipe, unused, .. } = over.await?;
         Some(pipe.into_opened(unused))
     }
 
@@ -334,15 +334,15 @@ impl Upstream {
     }
 
     /// Takes the session, and returns whether a request was in flight.
-    fn take(&self) -> (Option<FinishedSession>, bool) {
+    fn take(&self) -> (Option<ReleasedSession>, bool) {
         let mut inner = self.inner.lock();
         let cut = inner.idle.take().is_none_or(|idle| !idle.sender.is_ready());
         (inner.take_over().or_else(|| inner.stop()), cut)
     }
 
     /// Ends a session. Returns the reason why its request got no response, if the remote end gave one.
-    fn end_session(&self, over: FinishedSession, cut: bool) -> Option<SessionError> {
-        let FinishedSession { pipe, error, unused } = over;
+    fn end_session(&self, over: ReleasedSession, cut: bool) -> Option<SessionError> {
+        let ReleasedSession { pipe, error, unused } = over;
         let ended = pipe.ended();
         let opened = pipe.into_opened(unused);
         let reset = opened.session.ended();
@@ -353,13 +353,13 @@ impl Upstream {
                 opened.break_off("upstream_invalid", invalid(&why));
                 return Some(SessionError::new(ErrorCode::ProtocolError, why));
             }
-            (None, Some(error)) if error.source().is_some_and(|cause| cause.is::<BodyNotWanted>()) => {
+            (None, Some(error)) if error.source().is_some_and(|cause| cause.is::<BodyNotRequested>()) => {
                 FINISHED
             }
             (None, _) if cut => ABORTED,
             (None, _) => FINISHED,
         };
-        if let Some(mut session) = opened.end(ended, LocalPeer::Client) {
+        if let Some(mut session) = opened.end(ended, LocalParty::Client) {
             self.drain.spawn(Span::current(), async move { close_gracefully(&mut session).await });
         }
         let closed = || SessionError::new(ErrorCode::NoError, "it closed the connection");
@@ -373,17 +373,17 @@ impl Inner {
             && let Poll::Ready(ended) = connection.poll_without_shutdown(cx)
             && let Some(over) = self.stop()
         {
-            self.state = State::Ended(Box::new(FinishedSession { error: ended.err(), ..over }));
+            self.state = State::Ended(Box::new(ReleasedSession { error: ended.err(), ..over }));
         }
     }
 
     /// Takes the session from hyper.
-    fn stop(&mut self) -> Option<FinishedSession> {
+    fn stop(&mut self) -> Option<ReleasedSession> {
         match std::mem::replace(&mut self.state, State::None) {
             State::Running(connection) => {
                 let parts = connection.into_parts();
                 let (pipe, unread) = parts.io.into_inner().into_parts();
-                Some(FinishedSession { pipe, unused: concat(parts.read_buf, unread), error: None })
+                Some(ReleasedSession { pipe, unused: concat(parts.read_buf, unread), error: None })
             }
             state => {
                 self.state = state;
@@ -392,7 +392,7 @@ impl Inner {
         }
     }
 
-    fn take_over(&mut self) -> Option<FinishedSession> {
+    fn take_over(&mut self) -> Option<ReleasedSession> {
         match std::mem::replace(&mut self.state, State::None) {
             State::Ended(over) => Some(*over),
             state => {
@@ -403,7 +403,7 @@ impl Inner {
     }
 }
 
-/// Returns the request for [`Upstream::parse_long`]. Its informational responses are counted, and not passed on.
+/// Returns the request for [`UpstreamSession::parse_long`]. Its informational responses are counted, and not passed on.
 fn stand_in(
     method: Method,
     clock: Arc<IdleTimer>,

@@ -19,7 +19,7 @@ use tunnel_base::policy::off_limits::is_off_limits;
 use tunnel_base::policy::ports::{KUBELET, PortTarget};
 
 /// What routing needs besides the request's head, at a node port with or without TLS.
-pub(crate) struct RoutingContext<'a> {
+pub(crate) struct RequestRoutingContext<'a> {
     /// The server name (SNI) of the client's TLS connection; `None` without TLS.
     pub(crate) server_name: Option<&'a str>,
     /// Whether the client may choose node and target by headers.
@@ -68,7 +68,7 @@ impl NodePort {
     pub(crate) fn place(
         &self,
         head: &Parts,
-        requester: &RoutingContext<'_>,
+        requester: &RequestRoutingContext<'_>,
     ) -> Result<Option<(NodeName, Target)>, Denial> {
         let (tunnel_host, dest) =
             (single_header(&head.headers, &TUNNEL_HOST)?, single_header(&head.headers, &TUNNEL_DEST)?);
@@ -99,7 +99,7 @@ impl NodePort {
         &self,
         path: &str,
         named: Option<&HostHeader>,
-        requester: &RoutingContext<'_>,
+        requester: &RequestRoutingContext<'_>,
     ) -> Result<Option<(NodeName, bool)>, Denial> {
         let of_host = match named.map(|named| &named.host) {
             Some(Host::Ip(ip)) => requester.addresses.node_at(*ip)?.map(|(node, _)| node),
@@ -130,7 +130,7 @@ impl NodePort {
     fn node_of_header(
         &self,
         tunnel_host: &HostHeader,
-        requester: &RoutingContext<'_>,
+        requester: &RequestRoutingContext<'_>,
     ) -> Result<NodeName, Denial> {
         let Host::Ip(ip) = tunnel_host.host else {
             return Ok(requester.policy.own_name(tunnel_host.host.to_string().parse()?));
@@ -150,7 +150,7 @@ impl NodePort {
         &self,
         node: &NodeName,
         named: Option<&HostHeader>,
-        requester: &RoutingContext<'_>,
+        requester: &RequestRoutingContext<'_>,
     ) -> Result<Target, Denial> {
         let [kubelet, _] = KUBELET;
         let port = named.map_or(kubelet, |named| named.port.unwrap_or(requester.default_port));
@@ -176,7 +176,7 @@ impl NodePort {
     }
 }
 
-impl RoutingContext<'_> {
+impl RequestRoutingContext<'_> {
     /// Returns the node of that name, which may be a name in the zone.
     fn node_by_name(&self, host: &Host) -> Option<NodeName> {
         host.node().map(|name| self.policy.own_name(name))

@@ -10,7 +10,8 @@ use tokio::time::Instant;
 use crate::listener::intercept::InterceptedNode;
 use tunnel_base::names::NodeName;
 
-/// The addresses that a server intercepts now, with their nodes. The [`Reconciler`] updates them from links and claims.
+/// The addresses that a server intercepts now, with their nodes. The [`NftReconciler`] updates them from links and
+/// claims.
 #[derive(Debug, Default)]
 pub(super) struct InterceptedAddresses(HashMap<IpAddr, InterceptedNode>);
 

@@ -43,14 +43,14 @@ impl PreparedIntercept {
         let (done, emptied) = oneshot::channel();
         let own =
             LocalAddresses::of_interfaces(settings.host_ip.into_iter().chain(settings.pod_ip).collect());
-        let reconciler = Reconciler::new(table, intercepted, settings, own, deps.clone());
+        let reconciler = NftReconciler::new(table, intercepted, settings, own, deps.clone());
         deps.links.spawn(info_span!("intercept"), reconciler.run(done));
         emptied
     }
 }
 
 /// The only task that writes the table.
-pub(super) struct Reconciler {
+pub(super) struct NftReconciler {
     table: NftTable,
     intercepted: Arc<NodesByAddress>,
     settings: InterceptConfig,
@@ -66,7 +66,7 @@ pub(super) struct Reconciler {
     kept: Option<Instant>,
 }
 
-impl Reconciler {
+impl NftReconciler {
     pub(super) fn new(
         table: NftTable,
         intercepted: Arc<NodesByAddress>,

@@ -7,13 +7,13 @@ use tunnel_net::listen::share_port;
 
 /// Consecutive ports of one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ListenPorts {
+pub struct ListenPortRange {
     first: SocketAddr,
     /// The last port, not less than the first.
     last: u16,
 }
 
-impl ListenPorts {
+impl ListenPortRange {
     /// Parses `ip:port` or `ip:first-last`. As in Go, SuperEdge's language, the IP may be absent, which means all
     /// addresses.
     ///
@@ -96,8 +96,8 @@ mod tests {
 
     use super::*;
 
-    fn parse(text: &str) -> Result<ListenPorts, &'static str> {
-        ListenPorts::parse(text)
+    fn parse(text: &str) -> Result<ListenPortRange, &'static str> {
+        ListenPortRange::parse(text)
     }
 
     #[test]
@@ -130,7 +130,7 @@ mod tests {
         }
     }
 
-    fn any_ports() -> impl Strategy<Value = ListenPorts> {
+    fn any_ports() -> impl Strategy<Value = ListenPortRange> {
         let ip =
             prop_oneof![Just("127.0.0.1"), Just("127.0.0.2"), Just("0.0.0.0"), Just("[::]"), Just("[::1]")];
         // Close together, so that many overlap.

@@ -19,15 +19,15 @@ use tunnel_proto::frame::{FrameKind, ListNodes, ListedNode, MAX_PAGE_NODES, Node
 pub struct PeerNodes {
     /// The peer.
     pub server: PeerHandle,
-    /// Its nodes in the order of their names; the first ones if `end` is not [`ListEnd::Complete`].
+    /// Its nodes in the order of their names; the first ones if `end` is not [`NodeListEnd::Complete`].
     pub nodes: Vec<ListedNode>,
     /// Whether these are all of its nodes.
-    pub end: ListEnd,
+    pub end: NodeListEnd,
 }
 
 /// Why a list of nodes ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ListEnd {
+pub enum NodeListEnd {
     /// It has all nodes.
     Complete,
     /// The peer has more nodes than its share of the list.
@@ -44,7 +44,7 @@ impl Peers {
     /// requests. Cancel safe.
     pub async fn list_nodes(&self) -> Arc<[PeerNodes]> {
         let called = Instant::now();
-        let waiter = WaiterCount::new(&self.listing_waiters);
+        let waiter = WaiterGuard::new(&self.listing_waiters);
         let mut last = self.listing.lock().await;
         drop(waiter);
         let known = last.take().filter(|last| last.began >= called);
@@ -54,7 +54,7 @@ impl Peers {
                 let (began, peers) = (Instant::now(), self.all());
                 let share = MAX_LISTED / peers.len().max(1);
                 let nodes = join_all(peers.into_iter().map(|server| self.list_nodes_of(server, share))).await;
-                LastList { began, nodes: nodes.into() }
+                CachedNodeList { began, nodes: nodes.into() }
             }
         };
         let nodes = list.nodes.clone();
@@ -66,16 +66,16 @@ impl Peers {
         let link = match server.link().await {
             Ok(link) => link,
             Err(why) => {
-                let end = ListEnd::NotLinked(why.to_string());
+                let end = NodeListEnd::NotLinked(why.to_string());
                 return PeerNodes { server, nodes: Vec::new(), end };
             }
         };
         let mut nodes = Vec::new();
         let end = timeout(LIST_TIMEOUT, self.list_pages(&link, share, &mut nodes)).await;
-        PeerNodes { server, nodes, end: end.unwrap_or(ListEnd::Silent) }
+        PeerNodes { server, nodes, end: end.unwrap_or(NodeListEnd::Silent) }
     }
 
-    async fn list_pages(&self, link: &LinkSender, share: usize, nodes: &mut Vec<ListedNode>) -> ListEnd {
+    async fn list_pages(&self, link: &LinkSender, share: usize, nodes: &mut Vec<ListedNode>) -> NodeListEnd {
         let mut after: Option<NodeName> = None;
         loop {
             let request = |question| {
@@ -83,7 +83,7 @@ impl Peers {
                 link.signal(&NodeName::none(), FrameKind::ListNodes(list))
             };
             let Some(page) = self.pages.ask(link, PAGE_TIMEOUT, request).await else {
-                return ListEnd::Silent;
+                return NodeListEnd::Silent;
             };
             after = page.nodes.last().map(|last| last.node.clone());
             let room = share.saturating_sub(nodes.len());
@@ -92,9 +92,9 @@ impl Peers {
             let is_full = page.nodes.len() > room || (more && page.nodes.len() == room);
             nodes.extend(page.nodes.into_iter().take(room));
             match (is_full, more) {
-                (true, _) => return ListEnd::Truncated,
+                (true, _) => return NodeListEnd::Truncated,
                 (false, true) => {}
-                (false, false) => return ListEnd::Complete,
+                (false, false) => return NodeListEnd::Complete,
             }
         }
     }
@@ -114,22 +114,22 @@ impl Peers {
 
 /// The last list of all nodes.
 #[derive(Debug)]
-pub(crate) struct LastList {
+pub(crate) struct CachedNodeList {
     began: Instant,
     nodes: Arc<[PeerNodes]>,
 }
 
 /// A guard that counts a caller as waiting.
-struct WaiterCount<'a>(&'a AtomicUsize);
+struct WaiterGuard<'a>(&'a AtomicUsize);
 
-impl<'a> WaiterCount<'a> {
+impl<'a> WaiterGuard<'a> {
     fn new(count: &'a AtomicUsize) -> Self {
         count.fetch_add(1, SeqCst);
         Self(count)
     }
 }
 
-impl Drop for WaiterCount<'_> {
+impl Drop for WaiterGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, SeqCst);
     }

@@ -20,8 +20,8 @@ use tunnel_link::sender::LinkSender;
 
 /// A peer. One task runs `run` for it.
 ///
-/// Only that task changes the state and dials; others read the state and request a link by `redial`. A waiter for a link
-/// subscribes to the state before checking it, so no change in between is missed.
+/// Only that task changes the state and dials; others read the state and request a link by `redial`. A waiter for a
+/// link subscribes to the state before checking it, so no change in between is missed.
 #[derive(Debug)]
 pub struct Peer {
     /// The address of its gRPC port.
@@ -37,7 +37,7 @@ pub struct Peer {
     /// Why the last attempt to link failed; `None` once one succeeds.
     trouble: Mutex<Option<PeerError>>,
     /// The name that it announced when it was last linked.
-    name: Mutex<Option<names::ServerName>>,
+    name: Mutex<Option<names::ServerDisplayName>>,
 }
 
 impl Peer {
@@ -70,7 +70,7 @@ impl Peer {
     }
 
     /// Returns the name that it announced when it was last linked.
-    pub(crate) fn name(&self) -> Option<names::ServerName> {
+    pub(crate) fn name(&self) -> Option<names::ServerDisplayName> {
         self.name.lock().clone()
     }
 
@@ -107,8 +107,8 @@ impl Peer {
         over
     }
 
-    /// Keeps a link to it until draining begins or the peer is dismissed. For a peer that DNS returned, makes only one, on
-    /// request.
+    /// Keeps a link to it until draining begins or the peer is dismissed. For a peer that DNS returned, makes only one,
+    /// on request.
     pub(crate) async fn run(self: Arc<Self>, context: PeerDialContext) {
         let drain = context.drain.clone();
         loop {

@@ -25,9 +25,9 @@ use tunnel_net::dial::dial;
 use tunnel_net::listen::tune_link;
 use tunnel_net::path_mtu;
 use tunnel_net::pool::BufferPool;
-use tunnel_net::reload::Reload;
+use tunnel_net::reload::ReloadedValue;
 use tunnel_net::socket::Buffered;
-use tunnel_net::tls::error::HandshakeError;
+use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_net::tls::peer::PeerTls;
 
 /// Why a peer could not be asked.
@@ -81,8 +81,8 @@ impl PeerError {
 
 /// A dialer of links to peers, replaced in tests.
 pub trait PeerDialer: fmt::Debug + Send + Sync {
-    /// Makes a link to the server at an address, as a backup link if `is_backup`, and hands it to the driver. Returns its
-    /// sending side. Cancel safe: a dropped call leaves no link.
+    /// Makes a link to the server at an address, as a backup link if `is_backup`, and hands it to the driver. Returns
+    /// its sending side. Cancel safe: a dropped call leaves no link.
     fn dial(&self, at: SocketAddr, is_backup: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>>;
 }
 
@@ -90,7 +90,7 @@ pub trait PeerDialer: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub struct TlsPeerDialer {
     link_context: LinkContext,
-    tls: Reload<PeerTls>,
+    tls: ReloadedValue<PeerTls>,
     pool: BufferPool,
     /// Receives new links, which are driven at the other end.
     links: mpsc::Sender<Link>,
@@ -113,7 +113,7 @@ pub(crate) struct PeerDialContext {
 impl TlsPeerDialer {
     /// Returns the dialer and the receiver of its links, which the caller drives.
     pub fn new(
-        tls: Reload<PeerTls>,
+        tls: ReloadedValue<PeerTls>,
         pool: BufferPool,
         link_context: LinkContext,
     ) -> (Arc<Self>, mpsc::Receiver<Link>) {
@@ -150,7 +150,7 @@ impl TlsPeerDialer {
         let connector = TlsConnector::from(tls.config.clone());
         let io = connector.connect(tls.name.clone(), Buffered::new(socket, self.pool.clone())).await;
         let io = io.map_err(|e| {
-            let (error, name) = (HandshakeError::of(&e), tls.name.to_str());
+            let (error, name) = (TlsHandshakeError::of(&e), tls.name.to_str());
             let cause = format!("TLS handshake as {name:?} failed: {error}{}", hint(&error));
             let is_strange = error.is_of_the_certificate();
             ("tls", if is_strange { PeerError::NotAPeer { at, cause } } else { no(cause) })
@@ -190,16 +190,16 @@ impl PeerDialer for TlsPeerDialer {
 }
 
 /// Returns a hint with the config key that fixes the error.
-fn hint(error: &HandshakeError) -> &'static str {
+fn hint(error: &TlsHandshakeError) -> &'static str {
     match error {
-        HandshakeError::Expired(..) => "; replace the certificate of that server",
-        HandshakeError::AlertReceived(AlertDescription::CertificateExpired) => {
+        TlsHandshakeError::Expired(..) => "; replace the certificate of that server",
+        TlsHandshakeError::AlertReceived(AlertDescription::CertificateExpired) => {
             "; replace this server's certificate, which server.links.cert names"
         }
-        HandshakeError::UnknownIssuer | HandshakeError::AlertReceived(_) => {
+        TlsHandshakeError::UnknownIssuer | TlsHandshakeError::AlertReceived(_) => {
             "; issue all servers' certificates from one CA and set server.links.peer_ca to it"
         }
-        HandshakeError::Name(_) => "; issue every server certificate for server.peers.certificate_name",
+        TlsHandshakeError::Name(_) => "; issue every server certificate for server.peers.certificate_name",
         _ => "",
     }
 }

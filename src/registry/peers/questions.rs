@@ -22,8 +22,8 @@ pub(crate) struct Questions<A> {
 }
 
 impl<A> Questions<A> {
-    /// Asks the peer at the remote end of a link. `send` sends the question of this number, and returns false if the link
-    /// has no room. Returns `None` if the peer does not answer in time. Cancel safe.
+    /// Asks the peer at the remote end of a link. `send` sends the question of this number, and returns false if the
+    /// link has no room. Returns `None` if the peer does not answer in time. Cancel safe.
     pub(crate) async fn ask(
         &self,
         link: &LinkSender,
@@ -35,7 +35,7 @@ impl<A> Questions<A> {
         // Inserted before sending, because the answer may arrive on another thread before `send` returns. The guard
         // below removes it, whether it was answered, timed out or cancelled.
         self.pending.lock().insert((question, link.id), answer);
-        let _pending = PendingQuestion { questions: self, key: (question, link.id) };
+        let _pending = QuestionGuard { questions: self, key: (question, link.id) };
         if !send(question) {
             return None;
         }
@@ -62,12 +62,12 @@ impl<A> Default for Questions<A> {
 }
 
 /// A guard that removes a question when its caller leaves.
-struct PendingQuestion<'a, A> {
+struct QuestionGuard<'a, A> {
     questions: &'a Questions<A>,
     key: (u64, LinkId),
 }
 
-impl<A> Drop for PendingQuestion<'_, A> {
+impl<A> Drop for QuestionGuard<'_, A> {
     fn drop(&mut self) {
         self.questions.pending.lock().remove(&self.key);
     }

@@ -8,14 +8,14 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::registry::peers::MAX_KNOWN;
 use crate::registry::peers::node_counts::PeerLoad;
-use crate::registry::peers::node_list::{ListEnd, MAX_LISTED};
+use crate::registry::peers::node_list::{MAX_LISTED, NodeListEnd};
 use crate::registry::peers::peer_dialer::{PeerDialer, REDIAL_DELAY, TlsPeerDialer};
 use tunnel_base::metrics::Metrics;
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::link::Link;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::pool::BufferPool;
-use tunnel_net::reload::Reload;
+use tunnel_net::reload::ReloadedValue;
 use tunnel_net::tls::peer::PeerTls;
 use tunnel_net::tls::{self, TlsClientConfig, Trust};
 use tunnel_proto::frame::{ListedNode, MAX_PAGE_NODES, Remote};
@@ -26,7 +26,7 @@ use tunnel_proto::state::LinkId;
 pub(crate) fn peers(list: &[&str]) -> (Arc<Peers>, watch::Sender<Vec<SocketAddr>>, mpsc::Receiver<Link>) {
     let client = TlsClientConfig { trust: Trust::NoVerify, identity: None, alpn: Vec::new() };
     let name = tls::server_name("cloud.test").unwrap();
-    let tls = Reload::fixed(PeerTls { config: client.load().unwrap().load(), name });
+    let tls = ReloadedValue::fixed(PeerTls { config: client.load().unwrap().load(), name });
     let metrics = Metrics::server("", "");
     let windows = WindowLimits { start: 1000, max: 1000 };
     let limits =
@@ -259,12 +259,12 @@ async fn nodes_of_all_peers_are_listed_and_a_silent_peer_is_reported() {
         () = answers => unreachable!(),
     };
     let ends: Vec<_> = listed.iter().map(|one| (one.server.to_string(), one.nodes.len(), &one.end)).collect();
-    assert!(matches!(ends[0].2, ListEnd::NotLinked(_)), "{ends:?}");
+    assert!(matches!(ends[0].2, NodeListEnd::NotLinked(_)), "{ends:?}");
     let of = |link: &Arc<LinkSender>| {
         listed.iter().find(|one| one.server.up().is_some_and(|up| up.id == link.id)).unwrap()
     };
-    assert_eq!((of(&answering).nodes.len(), &of(&answering).end), (2, &ListEnd::Complete));
-    assert_eq!((of(&silent).nodes.len(), &of(&silent).end), (0, &ListEnd::Silent));
+    assert_eq!((of(&answering).nodes.len(), &of(&answering).end), (2, &NodeListEnd::Complete));
+    assert_eq!((of(&silent).nodes.len(), &of(&silent).end), (0, &NodeListEnd::Silent));
     assert!(peers.pages.pending.lock().is_empty());
 }
 
@@ -299,14 +299,14 @@ async fn the_node_list_of_a_peer_is_truncated_at_its_limit() {
         listed = peers.list_nodes() => listed,
         () = answers => unreachable!(),
     };
-    assert_eq!((listed[0].nodes.len(), &listed[0].end), (MAX_LISTED, &ListEnd::Truncated));
+    assert_eq!((listed[0].nodes.len(), &listed[0].end), (MAX_LISTED, &NodeListEnd::Truncated));
     // An empty page ends the list, even if more is announced.
     let answers = answer_pages(&peers, &link, |question| page(question, &[], true));
     let listed = tokio::select! {
         listed = peers.list_nodes() => listed,
         () = answers => unreachable!(),
     };
-    assert_eq!((listed[0].nodes.len(), &listed[0].end), (0, &ListEnd::Complete));
+    assert_eq!((listed[0].nodes.len(), &listed[0].end), (0, &NodeListEnd::Complete));
 }
 
 #[tokio::test(start_paused = true)]

@@ -16,21 +16,21 @@ use crate::session_io::REVOKED;
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{NodeName, SessionId, Target};
-use tunnel_link::relay::EdgeRelay;
+use tunnel_link::relay::RelayedEdgeSession;
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// What an edge reaches through this server: another node or, by its own name, a target in the cloud.
 #[derive(Debug, Clone)]
-pub(crate) struct EdgeAccess {
+pub(crate) struct EdgeRequest {
     pub(super) session: SessionId,
     pub(super) from: Arc<LinkSender>,
     pub(super) node: NodeName,
     pub(super) target: Target,
 }
 
-impl EdgeAccess {
+impl EdgeRequest {
     pub(crate) fn of(request: &RelayRequest) -> Self {
         let (from, node) = (request.from().clone(), request.node().clone());
         Self { session: request.id(), from, node, target: request.target().clone() }
@@ -96,9 +96,9 @@ pub(crate) async fn judge_relays(shared: Arc<ServerContext>, drain: Drain) {
     }
 }
 
-async fn judge_relay(session: EdgeRelay, shared: &Arc<ServerContext>) {
-    let EdgeRelay { key, from, target } = session;
-    let access = EdgeAccess { session: key.id, from, node: key.node, target };
+async fn judge_relay(session: RelayedEdgeSession, shared: &Arc<ServerContext>) {
+    let RelayedEdgeSession { key, from, target } = session;
+    let access = EdgeRequest { session: key.id, from, node: key.node, target };
     match access.judge(shared).await {
         Err(why) if why.code != ErrorCode::NodeNotConnected => {
             shared.link_context.table.relays.reset(key.id, &why);

@@ -8,9 +8,9 @@ use tracing::info_span;
 
 use crate::acceptor::LISTENER;
 use crate::server::ServerContext;
-use crate::server::link_events::edge_access::EdgeAccess;
-use crate::server::link_events::{BridgeAccess, bridge, refuse_offer};
-use tunnel_link::relay::bindings::RelayEnd;
+use crate::server::link_events::edge_access::EdgeRequest;
+use crate::server::link_events::{BridgeRequester, bridge, refuse_offer};
+use tunnel_link::relay::bindings::RelayOutcome;
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::TableFull;
 use tunnel_link::table::pending::{IncomingSession, OpenOutcome};
@@ -21,7 +21,8 @@ use tunnel_proto::frame::{ErrorCode, Remote, SessionError};
 /// Accepts the request as the end of the session, and opens a plain session to the node.
 pub(crate) fn accept_for_plain(request: RelayRequest, plain: Arc<LinkSender>, shared: &Arc<ServerContext>) {
     let of_edge = matches!(request.from().peer, Remote::Edge(_));
-    let access = if of_edge { BridgeAccess::Edge(EdgeAccess::of(&request)) } else { BridgeAccess::Peer };
+    let access =
+        if of_edge { BridgeRequester::Edge(EdgeRequest::of(&request)) } else { BridgeRequester::Peer };
     let span = info_span!("bridge", session = %request.id(), node = %request.node());
     let bridged = bridge_to_plain(request, plain, access, shared.clone());
     shared.link_context.drain.spawn(span, async move { drop(bridged.await) });
@@ -31,12 +32,12 @@ pub(crate) fn accept_for_plain(request: RelayRequest, plain: Arc<LinkSender>, sh
 pub(crate) async fn bridge_to_plain(
     request: RelayRequest,
     plain: Arc<LinkSender>,
-    access: BridgeAccess,
+    access: BridgeRequester,
     shared: Arc<ServerContext>,
-) -> RelayEnd {
+) -> RelayOutcome {
     let Some(offer) = request.offer() else {
         let why = SessionError::new(ErrorCode::Overloaded, "this server cannot be the session's end");
-        return RelayEnd { why: Some(why), to_acceptor: 0, to_opener: 0 };
+        return RelayOutcome { why: Some(why), to_acceptor: 0, to_opener: 0 };
     };
     match open_plain(&offer, &plain, &shared).await {
         Ok(session) => bridge(offer, session, access, shared).await,

@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::registry::node_not_found::NodeNotFound;
-use crate::route::{MOVE_WAIT, PathSearch, PathSource};
+use crate::route::{MOVE_WAIT, PathProvider, PathSearch};
 use crate::server::ServerContext;
 
 use tunnel_link::sender::LinkSender;
@@ -31,8 +31,8 @@ impl ServerContext {
     /// the answer is *not here*.
     ///
     /// Only the opener of a session moves it to another path. Once a request may have reached its acceptor, this server
-    /// does not try a second path on its own. It sends PathLost to the opener, and what it has learned serves the opener's
-    /// next attempt.
+    /// does not try a second path on its own. It sends PathLost to the opener, and what it has learned serves the
+    /// opener's next attempt.
     ///
     /// Returns the request with the node's link if that is plain: this server must then be the end of the session.
     pub(crate) async fn relay(
@@ -44,7 +44,7 @@ impl ServerContext {
         // An edge serves its own node itself, so with that name it means the cloud.
         let own = matches!(&request.from().peer, Remote::Edge(edge) if *edge == node);
         let finder = self.finder.clone();
-        let paths = if own { PathSource::Peers(finder) } else { PathSource::Nodes(finder) };
+        let paths = if own { PathProvider::Peers(finder) } else { PathProvider::Nodes(finder) };
         let resumes = request.resumes();
         let timeout = if resumes { PATH_SEARCH_TIME } else { self.route.open_timeout };
         let mut search = PathSearch::new(&paths, &node, instance, Instant::now() + timeout, rand::random);

@@ -1,6 +1,6 @@
-//! The sessions that users' programs open: each request is authorized by `[server.clients]`, also the Resume of a session
-//! that another server has relayed until then. They are relayed like those of edges, but for requests of the admin API,
-//! which this server answers.
+//! The sessions that users' programs open: each request is authorized by `[server.clients]`, also the Resume of a
+//! session that another server has relayed until then. They are relayed like those of edges, but for requests of the
+//! admin API, which this server answers.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use crate::admin::requester::LinkedUser;
 use crate::listener::admission::{Admission, ListenerContext, OpenRequest};
 use crate::listener::denial::Denial;
 use crate::server::ServerContext;
-use crate::server::link_events::BridgeAccess;
+use crate::server::link_events::BridgeRequester;
 use crate::server::link_events::plain_bridge::bridge_to_plain;
 use crate::server::link_events::relaying::SearchPermits;
-use crate::server::user_links::User;
+use crate::server::user_links::AuthenticatedUser;
 use tunnel_link::table::relay_request::RelayRequest;
-use tunnel_proto::frame::{Category, ErrorCode, SessionError};
+use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 
 /// Relays a request of a user's program if it is allowed, in its own task, because the search for a path may take
 /// seconds.
@@ -26,7 +26,7 @@ pub(crate) fn spawn_request(request: RelayRequest, shared: &Arc<ServerContext>, 
             .refuse(SessionError::new(ErrorCode::NotAllowed, "the access of this user was revoked"));
     };
     let drain = shared.link_context.drain.clone();
-    if request.category() == Category::Admin {
+    if request.category() == SessionCategory::Admin {
         let span = info_span!("admin", user = %user.client.user, device = %user.client.device);
         return drain.spawn(span, answer(request, user, shared.clone()));
     }
@@ -37,12 +37,12 @@ pub(crate) fn spawn_request(request: RelayRequest, shared: &Arc<ServerContext>, 
 }
 
 /// Answers a request of the admin API, as the end of its session.
-async fn answer(request: RelayRequest, user: User, shared: Arc<ServerContext>) {
+async fn answer(request: RelayRequest, user: AuthenticatedUser, shared: Arc<ServerContext>) {
     // Checked again, because the config may have changed.
     if let Err(denial) = user.judge() {
         return request.refuse(refusal(&denial, &user.context));
     }
-    let User { client, from, context, .. } = user;
+    let AuthenticatedUser { client, from, context, .. } = user;
     let Ok(_permit) = shared.user_links.requests.try_acquire(&client.user) else {
         let why =
             format!("user {} waits for too many answers, or all users together do; try again", client.user);
@@ -55,10 +55,15 @@ async fn answer(request: RelayRequest, user: User, shared: Arc<ServerContext>) {
     }
 }
 
-async fn relay(mut request: RelayRequest, user: User, room: SearchPermits, shared: Arc<ServerContext>) {
+async fn relay(
+    mut request: RelayRequest,
+    user: AuthenticatedUser,
+    room: SearchPermits,
+    shared: Arc<ServerContext>,
+) {
     let (id, resumes, target) = (request.id(), request.resumes(), request.target().clone());
     let open_request = OpenRequest { node: None, target, credentials: HeaderMap::new() };
-    let User { client, identity, from, context } = user;
+    let AuthenticatedUser { client, identity, from, context } = user;
     let mut admission = Admission::of_link(context.clone(), from, identity, client.device);
     let authorized = match admission.authorize(Ok(open_request), String::new()).await {
         Ok(authorized) => authorized,
@@ -72,7 +77,7 @@ async fn relay(mut request: RelayRequest, user: User, room: SearchPermits, share
     request.redirect(node.clone(), target);
     let mut end = request.watch_end();
     if let Some((request, plain)) = Box::pin(shared.relay(request, &room)).await {
-        let access = BridgeAccess::User(granted.grant.clone());
+        let access = BridgeRequester::User(granted.grant.clone());
         return granted.end(bridge_to_plain(request, plain, access, shared).await);
     }
     let ended = tokio::select! {

@@ -52,8 +52,8 @@ pub async fn close_gracefully<D: ByteStream>(stream: &mut D) {
 /// A reset discards unsent bytes here, in the kernel or in TLS, but not bytes that have arrived at the remote.
 ///
 /// Discards incoming bytes, so that a remote that first writes and then reads does not block. Gives up when the remote
-/// resets the connection, or after [`DELIVERY_TIMEOUT`]. If the system does not report acknowledgements, it gives up after
-/// [`LINGER_SILENCE`]. Returns once a stream without TCP is flushed, because its bytes then arrive.
+/// resets the connection, or after [`DELIVERY_TIMEOUT`]. If the system does not report acknowledgements, it gives up
+/// after [`LINGER_SILENCE`]. Returns once a stream without TCP is flushed, because its bytes then arrive.
 pub async fn wait_acknowledged<C: Connection>(socket: &mut Socket<C>) -> bool {
     let started = Instant::now();
     let (mut pause, mut leaving) =
@@ -105,8 +105,8 @@ impl<C: Connection> LingeringSocket<'_, C> {
 /// Time for a remote to receive the bytes written to it: as long as a session may be without a path by default.
 pub const DELIVERY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Time for which a reader may pause before the last bytes of a stream whose sender has disconnected. It is long, because
-/// people pause their terminals.
+/// Time for which a reader may pause before the last bytes of a stream whose sender has disconnected. It is long,
+/// because people pause their terminals.
 pub const READER_PAUSE: Duration = Duration::from_secs(600);
 
 /// Minimum and maximum pause between two checks for unacknowledged bytes. The minimum is about one RTT.

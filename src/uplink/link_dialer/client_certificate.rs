@@ -11,7 +11,7 @@ use tracing::debug;
 use tunnel_base::files;
 use tunnel_net::reload::fingerprint;
 use tunnel_net::tls::certificate::NotAfter;
-use tunnel_net::tls::{Identity, TlsClientConfig, Trust};
+use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust};
 
 /// The edge's client certificate, issued through `[edge.csr]` and read from its file for each link, and the CA
 /// file for servers. Clones share the cache.
@@ -22,12 +22,12 @@ pub(crate) struct EdgeCertificate {
     /// CA file.
     pub(crate) ca: PathBuf,
     /// The TLS config loaded last.
-    kept: Arc<Mutex<Option<CachedCertificate>>>,
+    kept: Arc<Mutex<Option<CachedTlsConfig>>>,
 }
 
 /// The TLS config that an [`EdgeCertificate`] loaded last, used again while its files do not change.
 #[derive(Debug)]
-struct CachedCertificate {
+struct CachedTlsConfig {
     /// Fingerprint of the files.
     text: u64,
     tls: Arc<ClientConfig>,
@@ -54,10 +54,10 @@ impl EdgeCertificate {
             if let Some(kept) = kept.as_ref().filter(|kept| kept.text == text) {
                 return Ok(kept.tls.clone());
             }
-            let identity = Some(Identity { cert: file.clone(), key: file });
+            let identity = Some(IdentityFiles { cert: file.clone(), key: file });
             let settings = TlsClientConfig { trust: Trust::Ca(ca), identity, alpn: vec![b"h2".to_vec()] };
             let tls = settings.load().map_err(|cause| cause.to_string())?.load();
-            *kept = Some(CachedCertificate { text, tls: tls.clone() });
+            *kept = Some(CachedTlsConfig { text, tls: tls.clone() });
             Ok(tls)
         };
         // Read the files for each link: links are dialled rarely, and a renewed certificate is used at once.
@@ -82,7 +82,7 @@ mod tests {
 
     /// Issues a certificate for those years into one file with its key.
     fn issue(ca: &TestCa, years: Range<i32>) -> PathBuf {
-        let Identity { cert, key } = ca.issue_for("agent", "node1", years);
+        let IdentityFiles { cert, key } = ca.issue_for("agent", "node1", years);
         let file = cert.with_extension("pem");
         let both = [cert, key].map(|part| std::fs::read_to_string(part).unwrap()).concat();
         std::fs::write(&file, both).unwrap();

@@ -11,17 +11,17 @@ use tokio::time::{Instant, timeout};
 use tracing::info_span;
 
 use tunnel_base::drain::Drain;
-use tunnel_net::resolver::{LookupError, Resolver};
+use tunnel_net::resolver::{DnsLookupError, Resolver};
 
 /// A resolver that caches the last addresses of each name. It allows a link that fails while DNS is down to be
 /// redialled within the resume timeout of its sessions. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct KnownAddresses {
+pub(crate) struct CachingResolver {
     pub(crate) resolver: Resolver,
     /// Time for which the last addresses stay in use after DNS first responds that a name does not exist.
     grace: Duration,
     drain: Drain,
-    last: Arc<Mutex<HashMap<String, Last>>>,
+    last: Arc<Mutex<HashMap<String, LastAddresses>>>,
 }
 
 /// The addresses of a server's name to dial, from DNS or, if DNS failed, from an earlier lookup.
@@ -29,18 +29,18 @@ pub(crate) struct KnownAddresses {
 pub(crate) struct ResolvedServer {
     pub(crate) addresses: Vec<IpAddr>,
     /// The DNS error, if these are the last known addresses.
-    pub(crate) failure: Option<LookupError>,
+    pub(crate) failure: Option<DnsLookupError>,
 }
 
 /// The addresses that DNS last returned for a server's name, kept for when DNS fails.
 #[derive(Debug)]
-struct Last {
+struct LastAddresses {
     addresses: Vec<IpAddr>,
     /// Time when DNS first responded that the name does not exist, since it last returned addresses.
     missing: Option<Instant>,
 }
 
-impl KnownAddresses {
+impl CachingResolver {
     /// Creates an empty cache. Lookups in flight end when draining starts.
     pub(crate) fn new(resolver: Resolver, grace: Duration, drain: Drain) -> Self {
         Self { resolver, grace, drain, last: Arc::default() }
@@ -52,7 +52,7 @@ impl KnownAddresses {
     /// # Errors
     ///
     /// Returns the DNS error if no address is cached.
-    pub(crate) async fn addresses_of(&self, name: &str) -> Result<ResolvedServer, LookupError> {
+    pub(crate) async fn addresses_of(&self, name: &str) -> Result<ResolvedServer, DnsLookupError> {
         let Some(addresses) = self.last(name) else { return self.query_dns(name).await };
         let (answers, answer) = oneshot::channel();
         let (known, queried) = (self.clone(), name.to_owned());
@@ -65,25 +65,25 @@ impl KnownAddresses {
         match timeout(DNS_TIMEOUT, answer).await {
             Ok(Ok(found)) => found,
             Ok(Err(_)) | Err(_) => {
-                let failure = LookupError::Timeout { name: name.to_owned(), timeout: DNS_TIMEOUT };
+                let failure = DnsLookupError::Timeout { name: name.to_owned(), timeout: DNS_TIMEOUT };
                 Ok(ResolvedServer { addresses, failure: Some(failure) })
             }
         }
     }
 
     /// Queries DNS. If it fails, the last addresses stay in use; if the name does not exist, only for `grace`.
-    async fn query_dns(&self, name: &str) -> Result<ResolvedServer, LookupError> {
+    async fn query_dns(&self, name: &str) -> Result<ResolvedServer, DnsLookupError> {
         let found = self.resolver.lookup(name).await;
         let mut all = self.last.lock();
         let failure = match found {
             Ok(addresses) => {
-                all.insert(name.to_owned(), Last { addresses: addresses.clone(), missing: None });
+                all.insert(name.to_owned(), LastAddresses { addresses: addresses.clone(), missing: None });
                 return Ok(ResolvedServer { addresses, failure: None });
             }
             Err(failure) => failure,
         };
         let Some(last) = all.get_mut(name) else { return Err(failure) };
-        if matches!(failure, LookupError::NotFound(_)) {
+        if matches!(failure, DnsLookupError::NotFound(_)) {
             let since = *last.missing.get_or_insert_with(Instant::now);
             if since.elapsed() >= self.grace {
                 all.remove(name);
@@ -123,11 +123,11 @@ mod tests {
     }
 
     /// Starts a DNS server. Returns the cache that queries it, and its current response.
-    async fn dns() -> (KnownAddresses, Arc<Mutex<Answer>>) {
+    async fn dns() -> (CachingResolver, Arc<Mutex<Answer>>) {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let drain = Drain::new();
         let resolver = Resolver::of_servers(&[socket.local_addr().unwrap()]).unwrap();
-        let known = KnownAddresses::new(resolver, GRACE, drain.clone());
+        let known = CachingResolver::new(resolver, GRACE, drain.clone());
         let answer = Arc::new(Mutex::new(Answer::Address(1)));
         let answers = answer.clone();
         drain.spawn(tracing::Span::none(), async move {
@@ -159,7 +159,7 @@ mod tests {
     }
 
     /// Returns the last byte of the only address, and whether it came from DNS.
-    async fn found(known: &KnownAddresses) -> Option<(u8, bool)> {
+    async fn found(known: &CachingResolver) -> Option<(u8, bool)> {
         let found = known.addresses_of(NAME).await.ok()?;
         let [IpAddr::V4(ip)] = found.addresses[..] else { panic!("{found:?}") };
         Some((ip.octets()[3], found.failure.is_none()))
@@ -226,7 +226,7 @@ mod tests {
         set_answer(&answer, Answer::Code(ResponseCode::NXDomain));
         assert_eq!(found(&known).await, Some((1, false)));
         age(GRACE);
-        let missing = Err(LookupError::NotFound(NAME.to_owned()));
+        let missing = Err(DnsLookupError::NotFound(NAME.to_owned()));
         assert_eq!(known.addresses_of(NAME).await, missing);
         set_answer(&answer, Answer::Code(ResponseCode::ServFail));
         assert!(known.addresses_of(NAME).await.is_err(), "the addresses are no longer cached");

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tunnel_base::names::Target;
 use tunnel_link::grpc::dial::LinkDialError;
-use tunnel_net::dial::{ConnectError, Failure};
-use tunnel_net::tls::error::HandshakeError;
+use tunnel_net::dial::{AddressFailure, ConnectError};
+use tunnel_net::tls::error::TlsHandshakeError;
 
 /// Returns the error text if no address of a server accepted the connection. `after` is the server if the message has
 /// named it already.
@@ -18,20 +18,22 @@ pub(crate) fn no_connection(error: &ConnectError, after: Option<&Target>) -> Str
 }
 
 /// Returns the hint with the config key of the edge or server that fixes the error. May be empty.
-pub fn connection_hint(failure: Option<&Failure>) -> &'static str {
+pub fn connection_hint(failure: Option<&AddressFailure>) -> &'static str {
     match failure {
-        Some(Failure::Refused(_)) => {
+        Some(AddressFailure::Refused(_)) => {
             "nothing listens there: check that the server runs, and that edge.uplink.servers has the port \
              of its server.links.listen (default 9000)"
         }
-        Some(Failure::Unreachable(_, cause)) if cause.kind() != io::ErrorKind::HostUnreachable => NO_ROUTE,
-        Some(Failure::Timeout(..) | Failure::Unreachable(..)) => UNREACHABLE,
-        Some(Failure::Local(..)) | None => "",
+        Some(AddressFailure::Unreachable(_, cause)) if cause.kind() != io::ErrorKind::HostUnreachable => {
+            NO_ROUTE
+        }
+        Some(AddressFailure::Timeout(..) | AddressFailure::Unreachable(..)) => UNREACHABLE,
+        Some(AddressFailure::Local(..)) | None => "",
     }
 }
 
-/// Returns the error text of a failed attempt to link, with the hint if the server rejected the link. `of_user` is true at
-/// a user's program.
+/// Returns the error text of a failed attempt to link, with the hint if the server rejected the link. `of_user` is true
+/// at a user's program.
 pub(crate) fn no_link(error: &anyhow::Error, of_user: bool) -> String {
     let dialled: Option<&LinkDialError> = error.downcast_ref();
     let hint = dialled.and_then(if of_user { LinkDialError::user_hint } else { LinkDialError::hint });
@@ -84,48 +86,50 @@ pub(crate) const NO_CREDENTIALS: &str = "no valid certificate yet and no token; 
 /// Returns the error text of a failed TLS handshake. `name` is the name expected in the server's certificate; `shows`
 /// is true if a client certificate was presented.
 pub(crate) fn no_tls(error: &io::Error, at: &Target, name: &str, shows: bool) -> String {
-    let fault = HandshakeError::of(error);
-    let hint = if shows && matches!(fault, HandshakeError::AlertReceived(_)) { "" } else { hint(&fault) };
+    let fault = TlsHandshakeError::of(error);
+    let hint = if shows && matches!(fault, TlsHandshakeError::AlertReceived(_)) { "" } else { hint(&fault) };
     let then = if hint.is_empty() { "" } else { "; " };
     format!("TLS handshake as {name:?} with {at} failed: {fault}{then}{hint}")
 }
 
 /// Returns the hint with the config key of the edge or server that fixes the error. May be empty.
-pub fn hint(fault: &HandshakeError) -> &'static str {
+pub fn hint(fault: &TlsHandshakeError) -> &'static str {
     match fault {
-        HandshakeError::UnknownIssuer => {
+        TlsHandshakeError::UnknownIssuer => {
             "edge.uplink.ca must contain the CA that signed it: get that file from the operator of the \
              server, unless another program answers there"
         }
-        HandshakeError::Name(_) => {
+        TlsHandshakeError::Name(_) => {
             "set edge.uplink.tls_server_name to a name in the certificate, or reissue the server's \
              server.links.cert with this name"
         }
-        HandshakeError::Expired(..) => {
+        TlsHandshakeError::Expired(..) => {
             "renew the server's server.links.cert, which it reloads without a restart; if this machine's clock \
              is wrong, set it"
         }
-        HandshakeError::NotValidYet(..) => "set this machine's clock if it is wrong, or wait",
-        HandshakeError::CaUsedAsEndEntity | HandshakeError::Purpose | HandshakeError::OtherCertificate(_) => {
+        TlsHandshakeError::NotValidYet(..) => "set this machine's clock if it is wrong, or wait",
+        TlsHandshakeError::CaUsedAsEndEntity
+        | TlsHandshakeError::Purpose
+        | TlsHandshakeError::OtherCertificate(_) => {
             "reissue the server's server.links.cert as a server certificate"
         }
-        HandshakeError::NotTls => {
+        TlsHandshakeError::NotTls => {
             "check that it is not the CONNECT port: edge.uplink.servers must have the port of the \
              server's server.links.listen (default 9000)"
         }
-        HandshakeError::Protocol => {
+        TlsHandshakeError::Protocol => {
             "check that it is not the port for egress or HTTPS: edge.uplink.servers must have the port of \
              the server's server.links.listen (default 9000)"
         }
-        HandshakeError::AlertReceived(_) => {
+        TlsHandshakeError::AlertReceived(_) => {
             "no client certificate was presented: check that it is the server's port for links, \
              server.links.listen"
         }
-        HandshakeError::Closed => {
+        TlsHandshakeError::Closed => {
             "check that it is the server's port for links (server.links.listen), and that no firewall or load \
              balancer in between closes connections"
         }
-        HandshakeError::Stopping | HandshakeError::Other(_) => "",
+        TlsHandshakeError::Stopping | TlsHandshakeError::Other(_) => "",
     }
 }
 
@@ -141,7 +145,7 @@ mod tests {
     #[test]
     fn a_missing_route_is_reported_without_a_proxy_hint() {
         let unreachable =
-            |kind| Failure::Unreachable("192.0.2.1:9000".parse().unwrap(), io::Error::from(kind));
+            |kind| AddressFailure::Unreachable("192.0.2.1:9000".parse().unwrap(), io::Error::from(kind));
         assert_eq!(connection_hint(Some(&unreachable(io::ErrorKind::NetworkUnreachable))), NO_ROUTE);
         assert_eq!(connection_hint(Some(&unreachable(io::ErrorKind::HostUnreachable))), UNREACHABLE);
     }

@@ -187,8 +187,8 @@ fn cut(proxy: &mut Proxy) -> Result<Vec<f64>> {
     Ok(vec![f64::from(u8::from(survives)), took.as_secs_f64()])
 }
 
-/// Kills the clients' side and starts it again at once. Returns whether a session survives that, and the seconds until a
-/// new one works.
+/// Kills the clients' side and starts it again at once. Returns whether a session survives that, and the seconds until
+/// a new one works.
 fn killed(proxy: &mut Proxy) -> Result<Vec<f64>> {
     if proxy.name == "relay" {
         // It would open other ports.

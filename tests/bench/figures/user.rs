@@ -23,9 +23,9 @@ use crate::way::{Address, Way, Ways};
 type Rounds = BTreeMap<&'static str, (Vec<f64>, Vec<f64>)>;
 
 impl Bench {
-    /// Measures in turns, through the same server and edge: plain CONNECT; a link of `tunnel connect --listen`, and that of
-    /// `tunnel proxy`; and for comparison CONNECT inside TLS by `tunnel connect --listen`, which is encrypted but ends
-    /// with its line.
+    /// Measures in turns, through the same server and edge: plain CONNECT; a link of `tunnel connect --listen`, and
+    /// that of `tunnel proxy`; and for comparison CONNECT inside TLS by `tunnel connect --listen`, which is encrypted
+    /// but ends with its line.
     pub(crate) fn user(&self, table: &mut Table) -> Result<()> {
         let Some(binary) = &self.binary else {
             eprintln!("user: skipped, measures only the program");

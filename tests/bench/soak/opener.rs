@@ -17,11 +17,11 @@ use tunnel::edge::config::EdgeConfig as Settings;
 use tunnel::route::{SessionRequest, SessionRouter};
 use tunnel::session_io::copy::close::close_gracefully;
 use tunnel::session_io::copy::{EndKind, Side, copy_bidirectional};
-use tunnel_base::logging::{LogSettings, Logs};
+use tunnel_base::logging::{LogSettings, LoggingGuard};
 use tunnel_base::names::{Host, Target};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::{Connection as _, Socket};
-use tunnel_proto::frame::Category;
+use tunnel_proto::frame::SessionCategory;
 
 use crate::soak::target::line;
 
@@ -37,7 +37,7 @@ pub(crate) struct Opener {
 impl Opener {
     /// Runs the edge in this process, until SIGTERM.
     pub(crate) fn run(&self) -> Result<()> {
-        let _lines = Logs::start(LogSettings::default())?;
+        let _lines = LoggingGuard::start(LogSettings::default())?;
         let text = fs::read_to_string(&self.config)?;
         let (settings, _) = Settings::read(&text, &Environment::default())?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -69,7 +69,7 @@ async fn open(mut client: TcpStream, route: SessionRouter, pool: BufferPool) -> 
     let request = SessionRequest {
         node: name.parse()?,
         target,
-        category: Category::HttpProxy,
+        category: SessionCategory::HttpProxy,
         client: "soak".to_owned(),
         listener: "connect",
         permit: None,

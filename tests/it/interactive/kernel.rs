@@ -23,8 +23,8 @@ async fn an_interactive_link_always_uses_cubic_or_reno_at_both_ends() {
     let (at_server, at_edge) = (world.server.server.bound.grpc.port(), world.line.at.port());
     // Congestion controls of the server's sockets, and of the edge's.
     let both = || [congestion(|near, _| near == at_server), congestion(|_, far| far == at_edge)];
-    // A single look may find another number: the kernel lists its sockets in parts while tests open and close others, and
-    // a handshake that is slow on a busy machine is made again next to the first.
+    // A single look may find another number: the kernel lists its sockets in parts while tests open and close others,
+    // and a handshake that is slow on a busy machine is made again next to the first.
     wait_until("both ends have the configured one", || both() == [[configured], [configured]]).await;
     let (bulk, typed) =
         (world.exchange(ExchangeMode::Bulk).await, world.exchange(ExchangeMode::Keystrokes).await);

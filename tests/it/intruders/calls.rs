@@ -3,7 +3,7 @@
 use http::{HeaderMap, HeaderValue};
 use tonic::Code;
 use tunnel_base::names::Instance;
-use tunnel_proto::hello::{Caller, Hello};
+use tunnel_proto::hello::{Hello, LinkCaller};
 
 use crate::support::clients::assert_echo;
 use crate::support::programs::{TOKEN, TestDir, TestServer, at, edge};
@@ -75,7 +75,7 @@ async fn a_client_certificate_authenticates_neither_an_edge_nor_a_server() {
     let grpc = server.server.bound.grpc;
     let client = place.client("system:kube-apiserver");
     let instance = Instance::random();
-    for headers in [Caller::peer_request(instance), remote::headers("node1", Some(instance))] {
+    for headers in [LinkCaller::peer_request(instance), remote::headers("node1", Some(instance))] {
         for shows in [Some(client.clone()), None] {
             let is_edge = headers.contains_key("authorization");
             let called = remote::link_as_peer(&place, grpc, shows.clone(), headers.clone(), "node1").await;

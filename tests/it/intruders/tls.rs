@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::client::Tls12Resumption;
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, HandshakeKind};
-use tunnel_net::tls::{Identity, server_name};
+use tunnel_net::tls::{IdentityFiles, server_name};
 
 use super::{client, handshake, server};
 use crate::support::assert_eventually;
@@ -87,7 +87,7 @@ const PROTOCOL_VERSION: u8 = 70;
 async fn no_port_accepts_bytes_before_its_handshake_has_ended() {
     let place = TestDir::new();
     let server = server(&place, &format!("[\"{NAME}\"]"));
-    let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
+    let shows = IdentityFiles { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let tried = ports(&server).map(|port| {
         let mut config = ClientConfig::clone(&client(&place, &shows, Tls12Resumption::Disabled, false));
         config.enable_early_data = true;

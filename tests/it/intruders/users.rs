@@ -1,18 +1,18 @@
-//! Programs of users that follow none of the rules: such a link is no edge and no server, answers and announces nothing,
-//! opens only what a rule allows, and holds no more than its share.
+//! Programs of users that follow none of the rules: such a link is no edge and no server, answers and announces
+//! nothing, opens only what a rule allows, and holds no more than its share.
 
 use http::{HeaderMap, HeaderValue};
 use tokio::io::AsyncReadExt as _;
 use tonic::Code;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
-use tunnel_net::tls::Identity;
+use tunnel_net::tls::IdentityFiles;
 use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::frame::{
-    Category, Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, Load, NodePage, Opener, SessionError,
-    SessionFrame,
+    Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, Load, NodePage, Opener, SessionCategory,
+    SessionError, SessionFrame,
 };
-use tunnel_proto::hello::{Caller, ClientHello, Hello, UserProof};
+use tunnel_proto::hello::{Hello, LinkCaller, UserHello, UserProof};
 
 use crate::certificates::Authority;
 use crate::support::call::{Call, message};
@@ -31,14 +31,14 @@ async fn what_proves_a_user_never_proves_an_edge_or_a_server_nor_the_other_way_r
     let (foreign, dir) = (Authority::new(), place.path().join("foreign"));
     std::fs::create_dir(&dir).unwrap();
     let forged = foreign.write(&dir, &["cloud.test"]);
-    let forged = Identity { cert: forged.cert, key: forged.key };
+    let forged = IdentityFiles { cert: forged.cert, key: forged.key };
     let authorities =
         [std::fs::read_to_string(&place.files.ca).unwrap(), foreign.0.cert().to_owned()].concat();
     let users = place.file("users-ca.crt", &authorities);
     let users = format!("client_ca = {users:?}\nnames = [\"alice\", \"cloud.test\"]");
     let server = server(&place, &users).await;
     let alice = place.client("alice");
-    let peer = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
+    let peer = IdentityFiles { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let certificate = || hello(UserProof::Certificate).request();
     assert!(attempt(&place, &server, Some(&alice), certificate()).await.is_ok());
     assert!(attempt(&place, &server, None, hello(token("alice", USER_TOKEN)).request()).await.is_ok());
@@ -47,11 +47,11 @@ async fn what_proves_a_user_never_proves_an_edge_or_a_server_nor_the_other_way_r
         headers
     };
     let edge = |token: &str| Hello::edge_request(&"alice".parse().unwrap(), token, Instance::from_bits(8));
-    let peer_request = || Caller::peer_request(Instance::from_bits(9));
+    let peer_request = || LinkCaller::peer_request(Instance::from_bits(9));
     let user_token = || hello(token("alice", USER_TOKEN)).request();
     let mut plain = user_token();
     plain.remove("tunnel-dialect");
-    let tablet = ClientHello { device: "tablet".parse().unwrap(), ..hello(token("alice", USER_TOKEN)) };
+    let tablet = UserHello { device: "tablet".parse().unwrap(), ..hello(token("alice", USER_TOKEN)) };
     for (what, shows, headers, code) in [
         ("no proof", None, certificate(), Code::PermissionDenied),
         ("a server's certificate", Some(&peer), certificate(), Code::PermissionDenied),
@@ -114,7 +114,7 @@ async fn a_users_link_answers_nothing_announces_nothing_and_is_never_a_node() {
     // Neither the id nor a forged opener takes over the session of another device.
     let opener = Some(Opener::Client("alice/phone".parse().unwrap()));
     let resume = resume_frame(&at("node1", echo), None, opener);
-    let why = refused(&mut call, (session.id(), Category::Ssh), &node, resume).await;
+    let why = refused(&mut call, (session.id(), SessionCategory::Ssh), &node, resume).await;
     assert_eq!(why.code, ErrorCode::UnknownSession);
     assert_session_echo(&mut session, "undisturbed").await;
     assert!(server.link("alice").is_none() && server.link("node1").is_some());
@@ -156,7 +156,7 @@ async fn answers(call: &mut Call) -> Vec<StreamMsg> {
 /// Sends an Open or a Resume, and returns why it is refused.
 async fn refused(
     call: &mut Call,
-    (id, category): (SessionId, Category),
+    (id, category): (SessionId, SessionCategory),
     node: &NodeName,
     frame: SessionFrame,
 ) -> SessionError {
@@ -189,7 +189,7 @@ async fn a_user_takes_over_no_session_of_a_client_of_the_server() {
     let mut call = scripted(&place, &server).await;
     let own = Some(server.server.table.instance());
     let node2: NodeName = "node2".parse().unwrap();
-    for category in [Category::Ssh, Category::Admin] {
+    for category in [SessionCategory::Ssh, SessionCategory::Admin] {
         for frame in [
             open_frame("node2:22", own.map(Opener::Server)),
             resume_frame("node2:22", own, own.map(Opener::Server)),
@@ -224,7 +224,8 @@ async fn a_request_is_judged_by_its_target_and_its_proof_whatever_else_it_claims
         Some(Opener::Node("other1".parse().unwrap())),
         Some(Opener::Server(server.server.table.instance())),
     ];
-    let categories = [Category::Https, Category::Egress, Category::Tcp, Category::HttpProxy];
+    let categories =
+        [SessionCategory::Https, SessionCategory::Egress, SessionCategory::Tcp, SessionCategory::HttpProxy];
     let [node1, other1]: [NodeName; 2] = ["node1", "other1"].map(|node| node.parse().unwrap());
     for (opener, category) in openers.into_iter().zip(categories) {
         // The rules permit her node1 alone.
@@ -292,7 +293,7 @@ async fn a_user_has_a_share_of_the_links_and_her_refusal_is_logged() {
     let place = TestDir::new();
     let server = server(&place, "").await;
     let next = async |user| {
-        let backup = ClientHello { is_backup: true, ..hello(token(user, USER_TOKEN)) };
+        let backup = UserHello { is_backup: true, ..hello(token(user, USER_TOKEN)) };
         attempt(&place, &server, None, backup.request()).await
     };
     let mut held = Vec::new();

@@ -14,7 +14,7 @@ use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::codec::{Decoder, encode};
-use tunnel_proto::frame::{Category, Frame, FrameKind, Remote, SessionError, SessionFrame};
+use tunnel_proto::frame::{Frame, FrameKind, Remote, SessionCategory, SessionError, SessionFrame};
 use tunnel_proto::hello::Hello;
 
 use super::assert_eventually;
@@ -204,7 +204,7 @@ impl Call {
 
 /// Returns the message of a session frame in the extended dialect.
 pub(crate) fn message(node: &NodeName, id: SessionId, frame: SessionFrame) -> StreamMsg {
-    to_message(Frame { node: node.clone(), body: FrameKind::Session(id, Category::Ssh, frame) })
+    to_message(Frame { node: node.clone(), body: FrameKind::Session(id, SessionCategory::Ssh, frame) })
 }
 
 /// Returns one of SuperEdge's session messages.

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use tunnel_base::names::{Instance, NodeName, SessionId};
-use tunnel_net::tls::Identity;
+use tunnel_net::tls::IdentityFiles;
 use tunnel_proto::codec::extended::{from_message, to_message};
-use tunnel_proto::frame::{Category, Found, Frame, FrameKind, Remote, SessionFrame};
-use tunnel_proto::hello::Caller;
+use tunnel_proto::frame::{Found, Frame, FrameKind, Remote, SessionCategory, SessionFrame};
+use tunnel_proto::hello::LinkCaller;
 
 use super::call::Call;
 use super::programs::{TestDir, TestServer};
@@ -15,7 +15,7 @@ use super::{assert_eventually, remote};
 /// Sends a session frame that names another node.
 pub(crate) async fn send_session_frame(edge: &Call, node: &str, id: SessionId, frame: SessionFrame) {
     let node: NodeName = node.parse().unwrap();
-    edge.send(to_message(Frame { node, body: FrameKind::Session(id, Category::Ssh, frame) })).await;
+    edge.send(to_message(Frame { node, body: FrameKind::Session(id, SessionCategory::Ssh, frame) })).await;
 }
 
 /// Returns the frame that opens a session.
@@ -31,8 +31,8 @@ pub(crate) fn open_frame(epoch: u64) -> SessionFrame {
 
 /// Links a peer that the test plays to this server.
 pub(crate) async fn scripted_server(place: &TestDir, server: &TestServer, number: u128) -> Call {
-    let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
-    let headers = Caller::peer_request(Instance::from_bits(number));
+    let shows = IdentityFiles { cert: place.files.cert.clone(), key: place.files.key.clone() };
+    let headers = LinkCaller::peer_request(Instance::from_bits(number));
     let mut call =
         remote::link_as_peer(place, server.server.bound.grpc, Some(shows), headers, "node1").await.unwrap();
     sync_with_server(&mut call).await;

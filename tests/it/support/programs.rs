@@ -12,7 +12,7 @@ use tunnel::registry::LinkedNode;
 use tunnel::server::Server;
 use tunnel::server::config::ServerConfig;
 use tunnel_base::names::Target;
-use tunnel_net::tls::Identity;
+use tunnel_net::tls::IdentityFiles;
 
 use super::clients::{self, Answer};
 use super::wait_until;
@@ -49,8 +49,9 @@ impl TestDir {
     }
 
     /// Creates a client certificate with this name.
-    pub(crate) fn client(&self, name: &str) -> Identity {
-        let identity = Identity { cert: self.path().join("client.crt"), key: self.path().join("client.key") };
+    pub(crate) fn client(&self, name: &str) -> IdentityFiles {
+        let identity =
+            IdentityFiles { cert: self.path().join("client.crt"), key: self.path().join("client.key") };
         self.authority.0.client(name).unwrap().write(&identity.cert, &identity.key).unwrap();
         identity
     }

@@ -16,7 +16,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tonic::Status;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_net::tls::params::TlsParams;
-use tunnel_net::tls::{ClientAuth, Identity, TlsClientConfig, TlsServerConfig, Trust};
+use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsClientConfig, TlsServerConfig, Trust};
 use tunnel_proto::hello::Hello;
 
 use super::call::{Call, frame_channel};
@@ -68,7 +68,7 @@ pub(crate) fn headers(node: &str, instance: Option<Instance>) -> HeaderMap {
 pub(crate) async fn link_as_peer(
     place: &TestDir,
     server: SocketAddr,
-    shows: Option<Identity>,
+    shows: Option<IdentityFiles>,
     headers: HeaderMap,
     node: &str,
 ) -> Result<Call, Status> {
@@ -84,7 +84,7 @@ pub(crate) async fn encrypted(place: &TestDir, server: SocketAddr) -> TlsStream<
 async fn connect(
     place: &TestDir,
     server: SocketAddr,
-    identity: Option<Identity>,
+    identity: Option<IdentityFiles>,
 ) -> std::io::Result<TlsStream<TcpStream>> {
     let trust = Trust::Ca(place.files.ca.clone());
     let client = TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] };
@@ -132,7 +132,7 @@ pub(crate) async fn call(io: TlsStream<TcpStream>, headers: HeaderMap, node: &st
 impl ScriptedServer {
     /// Starts a server with the certificate of `place`.
     pub(crate) async fn start(place: &TestDir) -> Self {
-        let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
+        let identity = IdentityFiles { cert: place.files.cert.clone(), key: place.files.key.clone() };
         let (offer, _) = TlsParams::parse("", "").unwrap();
         let server =
             TlsServerConfig { identity, clients: ClientAuth::Anonymous, offer, alpn: vec![b"h2".to_vec()] };

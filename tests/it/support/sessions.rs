@@ -8,7 +8,7 @@ use tunnel::route::SessionRequest;
 use tunnel_base::names::{NodeName, Target};
 use tunnel_link::table::stream::Session;
 use tunnel_net::ByteStream as _;
-use tunnel_proto::frame::Category;
+use tunnel_proto::frame::SessionCategory;
 
 use super::{assert_eventually, wait_until};
 
@@ -16,7 +16,7 @@ use super::{assert_eventually, wait_until};
 pub(crate) async fn open_session(edge: &Edge, node: NodeName, target: Target) -> Result<Session, String> {
     wait_until("the edge has a link", || edge.metrics.links.all() > 0).await;
     let client = "a program on the edge".into();
-    let category = Category::HttpProxy;
+    let category = SessionCategory::HttpProxy;
     let request = SessionRequest { node, target, category, client, listener: "connect", permit: None };
     edge.route.open(request).await.map_err(|e| e.to_string())
 }

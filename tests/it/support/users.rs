@@ -4,13 +4,13 @@ use std::net::SocketAddr;
 
 use http::HeaderMap;
 use tonic::Code;
-use tunnel::config::Secret;
+use tunnel::config::SecretString;
 use tunnel::invitations::store::SecretHash;
-use tunnel::uplink::client::{ClientLinkConfig, ClientLinks, UserCredentials};
-use tunnel_base::names::{ClientName, Instance, Target};
+use tunnel::uplink::client::{ClientLinkConfig, ClientUplinks, UserCredentials};
+use tunnel_base::names::{Instance, Target, UserDevice};
 use tunnel_link::table::stream::Session;
-use tunnel_net::tls::Identity;
-use tunnel_proto::hello::{ClientHello, UserProof};
+use tunnel_net::tls::IdentityFiles;
+use tunnel_proto::hello::{UserHello, UserProof};
 
 use super::call::Call;
 use super::programs::{TestDir, TestServer};
@@ -41,8 +41,8 @@ pub(crate) async fn server(place: &TestDir, more: &str) -> TestServer {
 
 /// Returns what a device's program links with.
 pub(crate) fn config(place: &TestDir, client: &str, servers: &[SocketAddr]) -> ClientLinkConfig {
-    let ClientName { user, device } = client.parse().unwrap();
-    let token = Secret::new(USER_TOKEN);
+    let UserDevice { user, device } = client.parse().unwrap();
+    let token = SecretString::new(USER_TOKEN);
     ClientLinkConfig {
         tls_server_name: None,
         servers: servers.iter().map(|at| Target::from(*at)).collect(),
@@ -55,12 +55,12 @@ pub(crate) fn config(place: &TestDir, client: &str, servers: &[SocketAddr]) -> C
 }
 
 /// Links a device's program.
-pub(crate) async fn link(place: &TestDir, client: &str, servers: &[SocketAddr]) -> ClientLinks {
-    ClientLinks::connect(config(place, client, servers)).await.unwrap()
+pub(crate) async fn link(place: &TestDir, client: &str, servers: &[SocketAddr]) -> ClientUplinks {
+    ClientUplinks::connect(config(place, client, servers)).await.unwrap()
 }
 
 /// Opens a session. Returns the error text if it is refused.
-pub(crate) async fn open(links: &ClientLinks, target: &str) -> Result<Session, String> {
+pub(crate) async fn open(links: &ClientUplinks, target: &str) -> Result<Session, String> {
     links.open(&target.parse().unwrap()).await.map_err(|error| error.to_string())
 }
 
@@ -71,9 +71,9 @@ pub(crate) async fn reset(session: &mut Session) -> String {
 }
 
 /// Returns the hello of a user's laptop with that proof.
-pub(crate) fn hello(proof: UserProof) -> ClientHello {
+pub(crate) fn hello(proof: UserProof) -> UserHello {
     let (device, instance) = ("laptop".parse().unwrap(), Instance::from_bits(7));
-    ClientHello { proof, device, instance, is_backup: false }
+    UserHello { proof, device, instance, is_backup: false }
 }
 
 /// Returns the proof by a token.
@@ -85,7 +85,7 @@ pub(crate) fn token(user: &str, token: &str) -> UserProof {
 pub(crate) async fn attempt(
     place: &TestDir,
     server: &TestServer,
-    shows: Option<&Identity>,
+    shows: Option<&IdentityFiles>,
     headers: HeaderMap,
 ) -> Result<Call, Code> {
     let server = server.server.bound.grpc;

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tunnel_net::tls::params::TlsParams;
-use tunnel_net::tls::{ClientAuth, Identity, TlsServerConfig};
+use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsServerConfig};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::tunnel::TestDir;
@@ -32,7 +32,7 @@ impl Kubelet {
     /// same CA.
     pub(crate) fn start(place: &TestDir, node: &str) -> Self {
         let at = |end: &str| place.path().join(format!("kubelet.{end}"));
-        let identity = Identity { cert: at("crt"), key: at("key") };
+        let identity = IdentityFiles { cert: at("crt"), key: at("key") };
         place.authority.0.server(&[node]).unwrap().write(&identity.cert, &identity.key).unwrap();
         let clients = ClientAuth::Required(place.files.ca.clone());
         let alpn = vec![b"http/1.1".to_vec()];

@@ -52,8 +52,8 @@ fn etc(place: &TestDir, corefile: &str) -> std::path::PathBuf {
     etc
 }
 
-/// Starts a server with the config of the component `node-names`, for kubelets at that port of their nodes. Only addresses
-/// and paths differ, and the certificate for kubelets is there already.
+/// Starts a server with the config of the component `node-names`, for kubelets at that port of their nodes. Only
+/// addresses and paths differ, and the certificate for kubelets is there already.
 fn server(cluster: &Cluster, place: &TestDir, kubelets: u16) -> Running {
     let dir = place.path().join("server");
     let (shown, shown_key) = (dir.join("certs/proxy-client.crt"), dir.join("certs/proxy-client.key"));

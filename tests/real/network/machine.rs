@@ -69,8 +69,8 @@ impl Machine {
         far.sh(&format!("ip addr add {far_address} dev {there}; ip link set {there} up"));
     }
 
-    /// Connects a machine through a NAT, whose machine is returned: it dials out from [`BEHIND_NAT`], and nothing can dial
-    /// it.
+    /// Connects a machine through a NAT, whose machine is returned: it dials out from [`BEHIND_NAT`], and nothing can
+    /// dial it.
     pub(crate) fn nat(&self, node: &Self) -> Self {
         let router = Self::new();
         self.cable(("nat", "10.78.0.1/24"), &router, ("wan", "10.78.0.2/24"));

@@ -17,7 +17,7 @@ use tunnel::etcd::wire::{
     DeleteRangeRequest, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse,
     LeaseRevokeRequest, PutRequest,
 };
-use tunnel::etcd::{CALL_TIMEOUT, EtcdEndpoints};
+use tunnel::etcd::{CALL_TIMEOUT, EtcdClient};
 
 use super::figures::Rate;
 
@@ -176,7 +176,7 @@ impl Etcd {
     }
 
     /// Returns a cluster of this one member. Counts the attempts to connect.
-    pub(crate) fn cluster(self: &Arc<Self>, tried: Arc<Mutex<Rate>>) -> EtcdEndpoints {
+    pub(crate) fn cluster(self: &Arc<Self>, tried: Arc<Mutex<Rate>>) -> EtcdClient {
         let etcd = self.clone();
         let open = move |_| {
             let (etcd, tried) = (etcd.clone(), tried.clone());
@@ -195,7 +195,7 @@ impl Etcd {
             }
             .boxed()
         };
-        EtcdEndpoints::new(1, Box::new(open))
+        EtcdClient::new(1, Box::new(open))
     }
 }
 

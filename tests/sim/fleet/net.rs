@@ -15,7 +15,7 @@ use tracing::Span;
 use tunnel::registry::peers::peer_dialer::{PeerDialer, PeerError};
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
-use tunnel_net::resolver::{Lookup, LookupError};
+use tunnel_net::resolver::{DnsLookupError, Lookup};
 use tunnel_proto::frame::Remote;
 use tunnel_proto::state::LinkId;
 
@@ -99,13 +99,13 @@ struct Names {
 }
 
 impl Lookup for Names {
-    fn addresses<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<IpAddr>, LookupError>> {
+    fn addresses<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<IpAddr>, DnsLookupError>> {
         async move {
             self.figures.looks_up();
             if self.net.dns_is_away.load(Relaxed) {
                 sleep(Duration::from_secs(5)).await;
                 let patience = Duration::from_secs(5);
-                return Err(LookupError::Timeout { name: name.to_owned(), timeout: patience });
+                return Err(DnsLookupError::Timeout { name: name.to_owned(), timeout: patience });
             }
             sleep(LATENCY).await;
             if name == PODS {
@@ -114,7 +114,7 @@ impl Lookup for Names {
             let node = name.trim_end_matches('.').strip_suffix(ZONE).unwrap().trim_end_matches('.');
             let records = self.net.records.lock().unwrap();
             let found = records.get(&node.parse::<NodeName>().unwrap()).cloned().unwrap_or_default();
-            if found.is_empty() { Err(LookupError::NotFound(name.to_owned())) } else { Ok(found) }
+            if found.is_empty() { Err(DnsLookupError::NotFound(name.to_owned())) } else { Ok(found) }
         }
         .boxed()
     }

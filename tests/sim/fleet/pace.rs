@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use prost::Message as _;
 use tonic::Status;
-use tunnel::etcd::EtcdEndpoints;
+use tunnel::etcd::EtcdClient;
 use tunnel::etcd::wire::{LeaseGrantResponse, LeaseKeepAliveResponse};
 use tunnel::publish::etcd::EtcdRecords;
 
@@ -51,7 +51,7 @@ fn ours(etcd: &Arc<SerialEtcd>) -> EtcdRecords {
         let etcd = etcd.clone();
         std::future::ready(Ok(connection(move |call| etcd.clone().call(call)))).boxed()
     };
-    let cluster = EtcdEndpoints::new(1, Box::new(open));
+    let cluster = EtcdClient::new(1, Box::new(open));
     EtcdRecords::new(cluster, "/skydns".to_owned(), IpAddr::from([10, 0, 0, 1]))
 }
 

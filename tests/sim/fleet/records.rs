@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::Span;
-use tunnel::publish::record_policy::RecordPolicy;
+use tunnel::publish::record_policy::RecordFilter;
 use tunnel::publish::{Publisher, etcd};
 use tunnel::registry::LinkedNode;
 use tunnel::registry::Registry;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::NodeName;
-use tunnel_base::policy::zone::Zone;
+use tunnel_base::policy::zone::NodeZone;
 use tunnel_link::sender::LinkSender;
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::Remote;
@@ -56,8 +56,8 @@ impl PublishingServer {
         let publisher = Publisher {
             registry: registry.clone(),
             store: Box::new(etcd::EtcdRecords::new(cluster, "/skydns".to_owned(), ip)),
-            zone: Arc::new(Zone::new(ZONE.to_owned(), Vec::new(), |_| false)),
-            vet: RecordPolicy::new(resolver, |_| Box::pin(std::future::ready(false))),
+            zone: Arc::new(NodeZone::new(ZONE.to_owned(), Vec::new(), |_| false)),
+            vet: RecordFilter::new(resolver, |_| Box::pin(std::future::ready(false))),
             metrics,
             report: Box::new(move |state| {
                 let mut reports = report_state.lock().unwrap();

@@ -1,6 +1,6 @@
 //! Kubernetes objects that determine where a target is, and which of them owns an address that several claim.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -15,19 +15,22 @@ use crate::names::{Host, NodeName, Target};
 #[derive(Debug, Default)]
 pub struct ClusterState {
     /// All nodes.
-    pub nodes: ObjectIndex<NodeInfo>,
+    pub nodes: ObjectIndex<KubeNode>,
     /// Pods that are assigned to a node.
-    pub pods: ObjectIndex<PodInfo>,
+    pub pods: ObjectIndex<KubePod>,
     /// All Services.
-    pub services: ObjectIndex<ServiceInfo>,
+    pub services: ObjectIndex<KubeService>,
     /// EndpointSlices of Services.
-    pub slices: ObjectIndex<EndpointSliceInfo>,
+    pub slices: ObjectIndex<KubeEndpointSlice>,
     /// Sides of Services, as configured in `user_services`.
     pub sides: HashMap<String, ServiceSide>,
 }
 
+/// Names of all Nodes, each with whether it has an edge label; `None` until they are known.
+pub type KnownNodes = Option<BTreeMap<String, bool>>;
+
 /// Endpoints of a Service; `None` until they are known.
-pub type KnownEndpoints = Option<Endpoints>;
+pub type ServiceEndpoints = Option<Endpoints>;
 
 /// Addresses of the endpoints of a Service. Each address is in one of the two sets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -40,7 +43,7 @@ pub struct Endpoints {
 
 /// The facts about a Kubernetes Node that the address book keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeInfo {
+pub struct KubeNode {
     /// InternalIPs in the Node's order, at most 8: its own kubelet writes them.
     pub ips: Box<[IpAddr]>,
     /// ExternalIPs, at most 8. The node is not found by them, but no edge of another node may claim them.
@@ -51,7 +54,7 @@ pub struct NodeInfo {
 
 /// The facts about a Kubernetes pod that the address book keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodInfo {
+pub struct KubePod {
     /// Node on which it runs or ran.
     pub node: NodeName,
     /// The pod's own addresses: none if it has finished, or if it uses the network of its node.
@@ -60,7 +63,7 @@ pub struct PodInfo {
 
 /// The facts about a Kubernetes Service that the address book keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServiceInfo {
+pub struct KubeService {
     /// ClusterIPs, that of the first family first; none if the Service is headless.
     pub ips: Box<[IpAddr]>,
     /// ExternalIPs and load balancer addresses. The Service is not found by them, but no edge may claim them.
@@ -73,7 +76,7 @@ pub struct ServiceInfo {
 
 /// The facts about a Kubernetes EndpointSlice that the address book keeps: ready endpoints of one Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EndpointSliceInfo {
+pub struct KubeEndpointSlice {
     /// Service, as `namespace/name`.
     pub service: Arc<str>,
     /// TCP ports of each endpoint.
@@ -111,7 +114,7 @@ pub enum ServiceSide {
 
 /// An address of a Node or a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ScopedAddress {
+pub enum ClusterObjectAddress {
     /// An address by which the object is found.
     Internal(IpAddr),
     /// An address from outside of the cluster.
@@ -198,7 +201,7 @@ impl ClusterState {
     fn endpoints<'f>(
         &'f self,
         name: &str,
-        service: &'f ServiceInfo,
+        service: &'f KubeService,
         port: u16,
     ) -> Result<impl Iterator<Item = (SocketAddr, Option<&'f NodeName>)> + Clone, LocateError> {
         let headless = service.ips.is_empty();
@@ -206,7 +209,7 @@ impl ClusterState {
         if !headless && own.is_none() {
             return Err(LocateError::NoPort { service: name.to_owned(), port });
         }
-        let number = move |slice: &EndpointSliceInfo| match own.filter(|_| !headless) {
+        let number = move |slice: &KubeEndpointSlice| match own.filter(|_| !headless) {
             Some(own) => slice.ports.iter().find(|port| port.name == own.name).map(|port| port.number),
             None => Some(port),
         };
@@ -244,7 +247,7 @@ fn choose<T>(mut all: impl Iterator<Item = T> + Clone, chance: f64) -> Option<T>
     all.nth(place.min(count.checked_sub(1)?))
 }
 
-impl ScopedAddress {
+impl ClusterObjectAddress {
     fn ip(self) -> IpAddr {
         match self {
             Self::Internal(ip) | Self::External(ip) => ip,
@@ -252,19 +255,19 @@ impl ScopedAddress {
     }
 }
 
-impl IndexKeys for NodeInfo {
-    type Claim = ScopedAddress;
+impl IndexKeys for KubeNode {
+    type Claim = ClusterObjectAddress;
 
-    fn address(claim: &ScopedAddress) -> Option<IpAddr> {
+    fn address(claim: &ClusterObjectAddress) -> Option<IpAddr> {
         Some(claim.ip())
     }
 
-    fn claims(&self) -> impl Iterator<Item = ScopedAddress> {
+    fn claims(&self) -> impl Iterator<Item = ClusterObjectAddress> {
         at(&self.ips, &self.outside)
     }
 }
 
-impl IndexKeys for PodInfo {
+impl IndexKeys for KubePod {
     type Claim = IpAddr;
 
     fn address(claim: &IpAddr) -> Option<IpAddr> {
@@ -276,26 +279,26 @@ impl IndexKeys for PodInfo {
     }
 }
 
-impl IndexKeys for ServiceInfo {
-    type Claim = ScopedAddress;
+impl IndexKeys for KubeService {
+    type Claim = ClusterObjectAddress;
 
-    fn address(claim: &ScopedAddress) -> Option<IpAddr> {
+    fn address(claim: &ClusterObjectAddress) -> Option<IpAddr> {
         Some(claim.ip())
     }
 
-    fn claims(&self) -> impl Iterator<Item = ScopedAddress> {
+    fn claims(&self) -> impl Iterator<Item = ClusterObjectAddress> {
         at(&self.ips, &self.outside)
     }
 }
 
-pub(super) fn at(own: &[IpAddr], outside: &[IpAddr]) -> impl Iterator<Item = ScopedAddress> {
+pub(super) fn at(own: &[IpAddr], outside: &[IpAddr]) -> impl Iterator<Item = ClusterObjectAddress> {
     own.iter()
         .copied()
-        .map(ScopedAddress::Internal)
-        .chain(outside.iter().copied().map(ScopedAddress::External))
+        .map(ClusterObjectAddress::Internal)
+        .chain(outside.iter().copied().map(ClusterObjectAddress::External))
 }
 
-impl IndexKeys for EndpointSliceInfo {
+impl IndexKeys for KubeEndpointSlice {
     type Claim = Arc<str>;
 
     fn address(_: &Arc<str>) -> Option<IpAddr> {
@@ -315,7 +318,7 @@ impl ClusterState {
 
     /// Returns why a node may not have the claimed address, if so.
     pub(crate) fn refusal(&self, AddressClaim { ip, node, by }: &AddressClaim) -> Option<&'static str> {
-        if self.services.is_claimed(ScopedAddress::Internal(*ip)) {
+        if self.services.is_claimed(ClusterObjectAddress::Internal(*ip)) {
             return Some("a Service's");
         }
         if *by >= ClaimSource::Kubernetes && self.pods.is_claimed(*ip) {
@@ -323,13 +326,18 @@ impl ClusterState {
         }
         let names = |at| self.nodes.claiming(at).map(|(name, _)| name);
         let is_another = |name: &&str| !node.as_str().eq_ignore_ascii_case(name);
-        let mut nodes = names(ScopedAddress::Internal(*ip)).chain(names(ScopedAddress::External(*ip)));
+        let mut nodes =
+            names(ClusterObjectAddress::Internal(*ip)).chain(names(ClusterObjectAddress::External(*ip)));
         match by {
             ClaimSource::Table | ClaimSource::TokenLine => None,
             // Its kubelet writes all of it. A load balancer may share the addresses of nodes.
-            ClaimSource::Kubernetes => names(ScopedAddress::External(*ip)).find(is_another).map(|_| ANOTHERS),
+            ClaimSource::Kubernetes => {
+                names(ClusterObjectAddress::External(*ip)).find(is_another).map(|_| ANOTHERS)
+            }
             ClaimSource::Edge if !nodes.clone().all(|name| is_another(&name)) => None,
-            ClaimSource::Edge if self.services.is_claimed(ScopedAddress::External(*ip)) => Some(OUTSIDE),
+            ClaimSource::Edge if self.services.is_claimed(ClusterObjectAddress::External(*ip)) => {
+                Some(OUTSIDE)
+            }
             ClaimSource::Edge => nodes.next().map(|_| ANOTHERS),
         }
     }

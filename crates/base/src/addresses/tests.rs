@@ -4,11 +4,11 @@ use std::str::FromStr as _;
 
 use proptest::prelude::*;
 
-use crate::addresses::cluster_state::EndpointSliceInfo;
-use crate::addresses::cluster_state::NodeInfo;
-use crate::addresses::cluster_state::PodInfo;
+use crate::addresses::cluster_state::KubeEndpointSlice;
+use crate::addresses::cluster_state::KubeNode;
+use crate::addresses::cluster_state::KubePod;
+use crate::addresses::cluster_state::KubeService;
 use crate::addresses::cluster_state::ReadyEndpoint;
-use crate::addresses::cluster_state::ServiceInfo;
 use crate::addresses::cluster_state::ServicePort;
 use crate::addresses::cluster_state::ServiceSide;
 
@@ -26,25 +26,25 @@ fn node(name: &str) -> NodeName {
     name.parse().unwrap()
 }
 
-fn machine(ips: Box<[IpAddr]>) -> NodeInfo {
-    NodeInfo { ips, outside: Box::default(), pods: [IpNet::from_str("10.244.1.0/24").unwrap()].into() }
+fn machine(ips: Box<[IpAddr]>) -> KubeNode {
+    KubeNode { ips, outside: Box::default(), pods: [IpNet::from_str("10.244.1.0/24").unwrap()].into() }
 }
 
 fn port(name: &str, number: u16) -> ServicePort {
     ServicePort { name: name.into(), number }
 }
 
-fn pod(at: &str, addresses: &[&str]) -> PodInfo {
-    PodInfo { node: node(at), ips: ips(addresses) }
+fn pod(at: &str, addresses: &[&str]) -> KubePod {
+    KubePod { node: node(at), ips: ips(addresses) }
 }
 
-fn service(addresses: &[&str], ports: &[ServicePort]) -> ServiceInfo {
-    ServiceInfo { ips: ips(addresses), outside: Box::default(), ports: ports.into(), external: None }
+fn service(addresses: &[&str], ports: &[ServicePort]) -> KubeService {
+    KubeService { ips: ips(addresses), outside: Box::default(), ports: ports.into(), external: None }
 }
 
-fn slice(service: &str, ports: &[ServicePort], ready: &[(&str, Option<&str>)]) -> EndpointSliceInfo {
+fn slice(service: &str, ports: &[ServicePort], ready: &[(&str, Option<&str>)]) -> KubeEndpointSlice {
     let endpoint = |(at, on): &(&str, Option<&str>)| ReadyEndpoint { ip: ip(at), node: on.map(node) };
-    EndpointSliceInfo {
+    KubeEndpointSlice {
         service: service.into(),
         ports: ports.into(),
         ready: ready.iter().map(endpoint).collect(),
@@ -240,7 +240,7 @@ fn a_service_may_be_headless_or_external_or_without_endpoints() {
         facts
             .slices
             .put("shop/db-a", slice("shop/db", &[port("sql", 13306)], &[("10.244.1.9", Some("edge1"))]));
-        let external = ServiceInfo { external: Some("example.org".parse().unwrap()), ..service(&[], &[]) };
+        let external = KubeService { external: Some("example.org".parse().unwrap()), ..service(&[], &[]) };
         facts.services.put("shop/out", external);
         facts.services.put("shop/idle", service(&["10.96.0.9"], &[port("", 80)]));
     });
@@ -324,9 +324,9 @@ fn an_edge_cannot_claim_external_addresses_of_services_or_other_nodes() {
     let book = book();
     book.change(|facts| {
         let outside = ips(&["198.51.100.5"]);
-        facts.nodes.put("edge1", NodeInfo { outside, ..machine(ips(&["192.168.1.5"])) });
+        facts.nodes.put("edge1", KubeNode { outside, ..machine(ips(&["192.168.1.5"])) });
         let outside = ips(&["198.51.100.7", "192.168.1.5"]);
-        facts.services.put("shop/web", ServiceInfo { outside, ..service(&["10.96.0.7"], &[]) });
+        facts.services.put("shop/web", KubeService { outside, ..service(&["10.96.0.7"], &[]) });
     });
     list(&book);
     let of = |at, node, by| owner(&book.owners([claim(at, node, by)], false, |_| None), at);
@@ -421,10 +421,10 @@ fn a_node_cannot_take_an_address_of_another_object() {
     let book = with_service();
     book.change(|facts| {
         let outside = ips(&["198.51.100.1"]);
-        facts.nodes.put("master", NodeInfo { outside, ..machine(ips(&["172.16.0.1"])) });
+        facts.nodes.put("master", KubeNode { outside, ..machine(ips(&["172.16.0.1"])) });
         facts.services.put(
             "shop/public",
-            ServiceInfo { outside: ips(&["198.51.100.7", "192.168.1.5"]), ..service(&["10.96.0.8"], &[]) },
+            KubeService { outside: ips(&["198.51.100.7", "192.168.1.5"]), ..service(&["10.96.0.8"], &[]) },
         );
         facts.services.put("shop/idle", service(&["10.96.0.9"], &[port("", 80)]));
         // What the kubelet of one compromised node can write.
@@ -560,7 +560,7 @@ fn apply_to_book(book: &AddressBook, event: &PodEvent) {
         PodEvent::Finish => facts.pods.finish(),
         PodEvent::Put(pod, at, ips) => {
             let ips = ips.iter().map(|ip| address(*ip)).collect();
-            facts.pods.put(&format!("n/{pod}"), PodInfo { node: node(&format!("edge{at}")), ips });
+            facts.pods.put(&format!("n/{pod}"), KubePod { node: node(&format!("edge{at}")), ips });
         }
         PodEvent::Remove(pod) => facts.pods.remove(&format!("n/{pod}")),
     });
@@ -606,7 +606,7 @@ proptest! {
                     all.insert((SocketAddr::new(address(*ip), number), at.map(|at| node(&format!("edge{at}")).to_string())));
                     ReadyEndpoint { ip: address(*ip), node: at.map(|at| node(&format!("edge{at}"))) }
                 });
-                let slice = EndpointSliceInfo { service: "n/s".into(), ports: [port("p", number)].into(), ready: ready.collect() };
+                let slice = KubeEndpointSlice { service: "n/s".into(), ports: [port("p", number)].into(), ready: ready.collect() };
                 facts.slices.put(&format!("n/s-{i}"), slice);
             }
         });

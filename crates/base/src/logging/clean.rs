@@ -11,13 +11,13 @@ use crate::logging::printable::is_printable;
 
 /// A wrapper around another format that escapes unprintable characters in messages, fields and spans.
 #[derive(Debug)]
-pub(crate) struct Clean<F> {
+pub(crate) struct EscapingFormat<F> {
     pub(crate) form: F,
     /// Whether escapes are JSON's; otherwise they are Rust's.
     pub(crate) json: bool,
 }
 
-impl<S, N, F> FormatEvent<S, N> for Clean<F>
+impl<S, N, F> FormatEvent<S, N> for EscapingFormat<F>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,

@@ -16,11 +16,11 @@ use crate::logging::LogError;
 /// Counts the log lines that were dropped, and holds the reason while lines are being dropped, for the metric and
 /// `/readyz`. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct DroppedLines(Arc<Shared>);
+pub(crate) struct DroppedLines(Arc<DroppedLinesState>);
 
 /// The counters and the last error that all clones of [`DroppedLines`] share.
 #[derive(Debug, Default)]
-struct Shared {
+struct DroppedLinesState {
     /// Number of lines that could not be written.
     unwritten: AtomicU64,
     /// Reason why the last line was not written, by the path of the file or directory that it was for.
@@ -35,8 +35,8 @@ impl DroppedLines {
         self.0.queues.lock().push(queue);
     }
 
-    /// Records whether a line was written to this path. The first error of several in a row is reported to stderr, as no
-    /// log can hold it.
+    /// Records whether a line was written to this path. The first error of several in a row is reported to stderr, as
+    /// no log can hold it.
     pub(crate) fn record(&self, path: &Path, written: Result<(), LogError>) {
         let mut trouble = self.0.trouble.lock();
         match written {

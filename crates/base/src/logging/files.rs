@@ -25,13 +25,13 @@ pub(crate) struct LogFiles {
     dir: PathBuf,
     name: &'static str,
     kept: LogRetention,
-    current: LineFile,
+    current: OpenLogFile,
     dropped: DroppedLines,
 }
 
 /// A file that lines are appended to.
 #[derive(Debug)]
-struct LineFile {
+struct OpenLogFile {
     file: File,
     /// Its device and inode.
     id: (u64, u64),
@@ -39,7 +39,7 @@ struct LineFile {
     torn: bool,
 }
 
-impl LineFile {
+impl OpenLogFile {
     /// Opens a file for appending. Only its owner may read it: log lines name clients, nodes and targets.
     fn open(path: &Path) -> io::Result<Self> {
         path.parent().map_or(Ok(()), fs::create_dir_all)?;
@@ -88,7 +88,7 @@ impl LogFiles {
         kept: LogRetention,
         dropped: DroppedLines,
     ) -> io::Result<Self> {
-        let current = LineFile::open(&file_of(dir, name, today()))?;
+        let current = OpenLogFile::open(&file_of(dir, name, today()))?;
         let files = Self { dir: dir.to_owned(), name, kept, current, dropped };
         files.remove_oldest()?;
         Ok(files)
@@ -105,7 +105,7 @@ impl LogFiles {
             Ok(found) if id_of(&found) == self.current.id => return Ok(()),
             _ => {}
         }
-        self.current = LineFile::open(&path)?;
+        self.current = OpenLogFile::open(&path)?;
         self.remove_oldest()
     }
 
@@ -138,14 +138,14 @@ impl LogFiles {
     }
 
     /// Returns the log files, oldest first: by date, then parts in their order, then the current file.
-    fn list(&self) -> io::Result<Vec<LogFile>> {
+    fn list(&self) -> io::Result<Vec<LogDirEntry>> {
         let mut files = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
             let entry = entry?;
             let name = entry.file_name();
             let Some((date, part)) = name.to_str().and_then(|n| parse(n, self.name)) else { continue };
             let (date, bytes) = (date.to_owned(), entry.metadata()?.len());
-            files.push(LogFile { path: entry.path(), date, part, bytes });
+            files.push(LogDirEntry { path: entry.path(), date, part, bytes });
         }
         files.sort_by_key(|f| (f.date.clone(), if f.part == 0 { u32::MAX } else { f.part }));
         Ok(files)
@@ -171,14 +171,14 @@ impl Write for LogFiles {
 #[derive(Debug)]
 pub(crate) struct AuditFile {
     path: PathBuf,
-    current: LineFile,
+    current: OpenLogFile,
     dropped: DroppedLines,
 }
 
 impl AuditFile {
     /// Opens the file for appending.
     pub(crate) fn open(path: PathBuf, dropped: DroppedLines) -> Result<Self, LogError> {
-        match LineFile::open(&path) {
+        match OpenLogFile::open(&path) {
             Ok(current) => Ok(Self { path, current, dropped }),
             Err(cause) => Err(LogError::AuditFile { path, cause }),
         }
@@ -189,7 +189,7 @@ impl AuditFile {
         if fs::metadata(&self.path).is_ok_and(|found| id_of(&found) == self.current.id) {
             return Ok(());
         }
-        self.current = LineFile::open(&self.path)?;
+        self.current = OpenLogFile::open(&self.path)?;
         Ok(())
     }
 }
@@ -210,7 +210,7 @@ impl Write for AuditFile {
 
 /// A log file found in the directory, so that the oldest can be removed.
 #[derive(Debug)]
-struct LogFile {
+struct LogDirEntry {
     path: PathBuf,
     /// Day in its name, as `2026-11-21`.
     date: String,
@@ -356,7 +356,7 @@ mod tests {
         for _ in 0..3 {
             files.write_all(&[b'x'; 100]).unwrap();
         }
-        let mode = |file: &LogFile| fs::metadata(&file.path).unwrap().permissions().mode() & 0o777;
+        let mode = |file: &LogDirEntry| fs::metadata(&file.path).unwrap().permissions().mode() & 0o777;
         assert_eq!(files.list().unwrap().iter().map(mode).collect::<Vec<_>>(), [0o600; 3]);
     }
 

@@ -13,13 +13,13 @@ use tracing_subscriber::registry::LookupSpan;
 
 /// Formats a line as one flat JSON object, if fields are formatted as JSON, too.
 ///
-/// An inner span's field replaces that of an outer span, and the line's own field replaces both. A field with the name of
-/// one that every line has begins with [`CLASH`].
+/// An inner span's field replaces that of an outer span, and the line's own field replaces both. A field with the name
+/// of one that every line has begins with [`CLASH`].
 pub(crate) struct FlatJson;
 
 /// One line. Its first fields come before the others.
 #[derive(Serialize)]
-struct Line<'a> {
+struct JsonLine<'a> {
     timestamp: String,
     level: &'a str,
     target: &'a str,
@@ -29,7 +29,7 @@ struct Line<'a> {
     fields: Map<String, Value>,
 }
 
-/// The names of the fields of [`Line`].
+/// The names of the fields of [`JsonLine`].
 const RESERVED: [&str; 4] = ["timestamp", "level", "target", "message"];
 /// Start of a field's name that would otherwise be one of [`RESERVED`].
 const CLASH: &str = "field_";
@@ -54,8 +54,13 @@ where
             }
         }
         fields.extend(renamed(own));
-        let line =
-            Line { timestamp, level: metadata.level().as_str(), target: metadata.target(), message, fields };
+        let line = JsonLine {
+            timestamp,
+            level: metadata.level().as_str(),
+            target: metadata.target(),
+            message,
+            fields,
+        };
         to.write_str(&serde_json::to_string(&line).map_err(|_| fmt::Error)?)?;
         to.write_char('\n')
     }

@@ -13,16 +13,16 @@ use tracing_subscriber::layer::Context;
 ///
 /// This program limits its own lines where it logs them. Lines of libraries below a warning are only logged on request.
 #[derive(Debug, Default)]
-pub(crate) struct LibraryLimit(Mutex<HashMap<String, Minute>>);
+pub(crate) struct LibraryLogLimit(Mutex<HashMap<String, ModuleLineCount>>);
 
 /// The lines of one module within a minute.
 #[derive(Debug)]
-struct Minute {
+struct ModuleLineCount {
     began: Instant,
     lines: u32,
 }
 
-impl<S: Subscriber> Layer<S> for LibraryLimit {
+impl<S: Subscriber> Layer<S> for LibraryLogLimit {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
         // Events of the crate `log` have their module in a field.
         let of_log = event.normalized_metadata();
@@ -39,13 +39,13 @@ impl<S: Subscriber> Layer<S> for LibraryLimit {
     }
 }
 
-impl LibraryLimit {
+impl LibraryLogLimit {
     /// Counts a line. Returns the number of the module's lines in this minute.
     fn count(&self, module: &str, now: Instant) -> u32 {
         let mut modules = self.0.lock();
         modules.retain(|_, minute| now.saturating_duration_since(minute.began) < MINUTE);
         let module = if modules.len() < MAX_MODULES || modules.contains_key(module) { module } else { "" };
-        let minute = modules.entry(module.to_owned()).or_insert(Minute { began: now, lines: 0 });
+        let minute = modules.entry(module.to_owned()).or_insert(ModuleLineCount { began: now, lines: 0 });
         minute.lines = minute.lines.saturating_add(1);
         minute.lines
     }
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn the_count_restarts_each_minute_and_the_number_of_modules_is_bounded() {
-        let (limit, now) = (LibraryLimit::default(), Instant::now());
+        let (limit, now) = (LibraryLogLimit::default(), Instant::now());
         assert_eq!([0, 0, 59, 60].map(|at| limit.count("a", now + Duration::from_secs(at))), [1, 2, 3, 1]);
         for module in 0..1000 {
             limit.count(&module.to_string(), now + Duration::from_secs(61));

@@ -9,12 +9,12 @@ use prometheus_client::metrics::gauge::Gauge;
 
 /// The expiration time of each certificate, by the config key of its file.
 #[derive(Debug, Clone, Default)]
-pub struct Certificates(
+pub struct CertificateExpiryMetric(
     pub(super) Family<[(&'static str, String); 1], Gauge>,
     Arc<Mutex<BTreeMap<String, u64>>>,
 );
 
-impl Certificates {
+impl CertificateExpiryMetric {
     /// Sets the expiration time in seconds since 1970.
     pub fn set(&self, key: &str, end: u64) {
         self.0.get_or_create(&[("key", key.to_owned())]).set(i64::try_from(end).unwrap_or(i64::MAX));

@@ -3,11 +3,11 @@
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
-use crate::metrics::Labels;
+use crate::metrics::MetricLabels;
 
 /// HTTP requests in flight, by method and kind of path, both fixed words.
 #[derive(Debug, Clone, Default)]
-pub struct InFlightRequests(pub(super) Family<Labels<2>, Gauge>);
+pub struct InFlightRequests(pub(super) Family<MetricLabels<2>, Gauge>);
 
 /// A guard that counts one request as in flight until dropped.
 #[derive(Debug)]

@@ -12,18 +12,18 @@ use crate::metrics::format::ExpositionFormat;
 
 /// A node that is linked to this server, or that it has lost.
 #[derive(Debug, Clone, PartialEq)]
-pub struct NodeSample {
+pub struct NodeMetrics {
     /// Name of the node.
     pub node: String,
     /// When the node last sent anything, since 1970.
     pub last_seen: Duration,
     /// Its links; `None` if it has none.
-    pub links: Option<LinkSample>,
+    pub links: Option<NodeLinksSample>,
 }
 
 /// The links of a node.
 #[derive(Debug, Clone, PartialEq)]
-pub struct LinkSample {
+pub struct NodeLinksSample {
     /// Latest RTT, once measured.
     pub round_trip: Option<Duration>,
     /// Number of current sessions.
@@ -42,12 +42,12 @@ type Labels<const N: usize = 1> = [(&'static str, String); N];
 type Seconds = Family<Labels, Gauge<f64, AtomicU64>>;
 
 /// Returns the metrics of these nodes as text.
-pub fn encode_nodes(nodes: Vec<NodeSample>, form: ExpositionFormat) -> String {
+pub fn encode_nodes(nodes: Vec<NodeMetrics>, form: ExpositionFormat) -> String {
     let (up, sessions) = (Family::<Labels, Gauge>::default(), Family::<Labels, Gauge>::default());
     let (last_seen, round_trip) = (Seconds::default(), Seconds::default());
     let bytes = Family::<Labels<2>, Counter>::default();
     let versions = Family::<Labels<2>, Gauge>::default();
-    for NodeSample { node, last_seen: seen, links } in nodes {
+    for NodeMetrics { node, last_seen: seen, links } in nodes {
         let labels = [("node", node.clone())];
         up.get_or_create(&labels).set(links.is_some().into());
         last_seen.get_or_create(&labels).set(seen.as_secs_f64());
@@ -83,21 +83,21 @@ pub(crate) mod tests {
     use super::*;
 
     /// Returns a node with all figures.
-    pub(crate) fn linked() -> NodeSample {
-        let links = LinkSample {
+    pub(crate) fn linked() -> NodeMetrics {
+        let links = NodeLinksSample {
             round_trip: Some(Duration::from_millis(20)),
             sessions: 3,
             sent_bytes: 10,
             received_bytes: 7,
             version: Some("1.2 \"x\"".to_owned()),
         };
-        NodeSample { node: "shop-1".into(), last_seen: Duration::from_millis(1500), links: Some(links) }
+        NodeMetrics { node: "shop-1".into(), last_seen: Duration::from_millis(1500), links: Some(links) }
     }
 
     #[test]
     fn each_node_has_its_series_and_a_lost_one_only_two() {
         let here = linked();
-        let lost = NodeSample { node: "shop-2".into(), last_seen: Duration::from_secs(7), links: None };
+        let lost = NodeMetrics { node: "shop-2".into(), last_seen: Duration::from_secs(7), links: None };
         let text = encode_nodes(vec![here, lost], ExpositionFormat::Plain);
         let mut series: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
         series.sort_unstable();

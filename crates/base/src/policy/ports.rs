@@ -42,7 +42,7 @@ impl ConfigMapPorts {
     /// Parses the ConfigMap's data. `own` are the ports on which this server listens, which cannot also stand for ports
     /// of nodes. Invalid parts are left out and returned as errors, the first 20 of them.
     pub fn parse(data: &BTreeMap<String, String>, own: &BTreeSet<u16>) -> (Self, Vec<PortError>) {
-        let mut reader = Reader { own, ports: Self::default(), errors: Vec::new() };
+        let mut reader = NodePortReader { own, ports: Self::default(), errors: Vec::new() };
         for (key, text) in data {
             match key.as_str() {
                 HTTP | HTTPS | PAIRS => {}
@@ -98,7 +98,7 @@ impl Default for ConfigMapPorts {
 }
 
 /// A reader of a ConfigMap with node ports: collects the valid ports and the errors.
-struct Reader<'a> {
+struct NodePortReader<'a> {
     /// Ports on which this server listens; they cannot stand for ports of nodes.
     own: &'a BTreeSet<u16>,
     ports: ConfigMapPorts,
@@ -106,7 +106,7 @@ struct Reader<'a> {
     errors: Vec<PortError>,
 }
 
-impl Reader<'_> {
+impl NodePortReader<'_> {
     fn port(&mut self, key: &str, item: &str) -> Option<u16> {
         let digits = item.bytes().all(|b| b.is_ascii_digit());
         let port = item.parse().ok().filter(|port| digits && *port > 0);

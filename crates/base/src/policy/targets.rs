@@ -8,7 +8,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::names::debug_as_display;
 use crate::policy::off_limits::is_off_limits;
-use crate::policy::{PolicyError, canonical_ip, network, network_text};
+use crate::policy::{PolicyParseError, canonical_ip, network, network_text};
 
 /// The addresses and ports that may be dialled; by default loopback and the edge's own addresses, any port.
 ///
@@ -20,14 +20,14 @@ pub struct Targets(Vec<TargetEntry>);
 /// An entry of the list: `127.0.0.0/8:*`, `10.1.2.3:443`, `[fd00::/8]:22`, or `self:22` for the edge's own addresses.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TargetEntry {
-    place: AllowedNet,
+    place: AllowedTargetNet,
     /// `None` allows any port.
     port: Option<u16>,
 }
 
 /// The addresses that a [`TargetEntry`] allows.
 #[derive(Clone, PartialEq, Eq)]
-enum AllowedNet {
+enum AllowedTargetNet {
     /// The current addresses of the edge's machine.
     Own,
     Net(IpNet),
@@ -37,7 +37,7 @@ impl Targets {
     /// Returns a list of all addresses with any port.
     pub fn everything() -> Self {
         let nets = [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())];
-        nets.map(|net| TargetEntry { place: AllowedNet::Net(net), port: None }).into_iter().collect()
+        nets.map(|net| TargetEntry { place: AllowedTargetNet::Net(net), port: None }).into_iter().collect()
     }
 
     /// Returns an empty list: no address may be dialled.
@@ -66,7 +66,7 @@ impl Targets {
         let ip = canonical_ip(at.ip());
         self.0.iter().any(|entry| {
             entry.port.is_none_or(|port| port == at.port())
-                && matches!(&entry.place, AllowedNet::Net(net) if net.contains(&ip) && is_all_off_limits(net))
+                && matches!(&entry.place, AllowedTargetNet::Net(net) if net.contains(&ip) && is_all_off_limits(net))
         })
     }
 
@@ -78,8 +78,8 @@ impl Targets {
         self.0.iter().any(|entry| {
             entry.port.is_none_or(|port| port == at.port())
                 && match &entry.place {
-                    AllowedNet::Own => own.iter().any(|o| canonical_ip(*o) == ip),
-                    AllowedNet::Net(net) => net.contains(&ip),
+                    AllowedTargetNet::Own => own.iter().any(|o| canonical_ip(*o) == ip),
+                    AllowedTargetNet::Net(net) => net.contains(&ip),
                 }
         })
     }
@@ -87,8 +87,11 @@ impl Targets {
 
 impl Default for Targets {
     fn default() -> Self {
-        let places =
-            [AllowedNet::Net(IpNet::V4(LOOPBACK4)), AllowedNet::Net(IpNet::V6(LOOPBACK6)), AllowedNet::Own];
+        let places = [
+            AllowedTargetNet::Net(IpNet::V4(LOOPBACK4)),
+            AllowedTargetNet::Net(IpNet::V6(LOOPBACK6)),
+            AllowedTargetNet::Own,
+        ];
         places.into_iter().map(|place| TargetEntry { place, port: None }).collect()
     }
 }
@@ -100,26 +103,26 @@ impl FromIterator<TargetEntry> for Targets {
 }
 
 impl FromStr for TargetEntry {
-    type Err = PolicyError;
+    type Err = PolicyParseError;
 
-    fn from_str(text: &str) -> Result<Self, PolicyError> {
-        let (place, port) = text.rsplit_once(':').ok_or(PolicyError::Port)?;
+    fn from_str(text: &str) -> Result<Self, PolicyParseError> {
+        let (place, port) = text.rsplit_once(':').ok_or(PolicyParseError::Port)?;
         let port = match port {
             "*" => None,
             digits if digits.bytes().all(|b| b.is_ascii_digit()) => match digits.parse() {
                 Ok(port) if port > 0 => Some(port),
-                _ => return Err(PolicyError::Port),
+                _ => return Err(PolicyParseError::Port),
             },
-            _ => return Err(PolicyError::Port),
+            _ => return Err(PolicyParseError::Port),
         };
         let bare = place.strip_prefix('[').and_then(|p| p.strip_suffix(']'));
         let place = match bare {
-            None if place.eq_ignore_ascii_case(SELF) => AllowedNet::Own,
-            None if place.contains(':') => return Err(PolicyError::Port),
-            None => AllowedNet::Net(network(place)?),
+            None if place.eq_ignore_ascii_case(SELF) => AllowedTargetNet::Own,
+            None if place.contains(':') => return Err(PolicyParseError::Port),
+            None => AllowedTargetNet::Net(network(place)?),
             Some(bare) => match network(bare)? {
-                net @ IpNet::V6(_) => AllowedNet::Net(net),
-                IpNet::V4(_) => return Err(PolicyError::Port),
+                net @ IpNet::V6(_) => AllowedTargetNet::Net(net),
+                IpNet::V4(_) => return Err(PolicyParseError::Port),
             },
         };
         Ok(Self { place, port })
@@ -129,9 +132,9 @@ impl FromStr for TargetEntry {
 impl fmt::Display for TargetEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
-            AllowedNet::Own => f.write_str(SELF)?,
-            AllowedNet::Net(net @ IpNet::V4(_)) => f.write_str(&network_text(net))?,
-            AllowedNet::Net(net @ IpNet::V6(_)) => write!(f, "[{}]", network_text(net))?,
+            AllowedTargetNet::Own => f.write_str(SELF)?,
+            AllowedTargetNet::Net(net @ IpNet::V4(_)) => f.write_str(&network_text(net))?,
+            AllowedTargetNet::Net(net @ IpNet::V6(_)) => write!(f, "[{}]", network_text(net))?,
         }
         match self.port {
             None => f.write_str(":*"),
@@ -246,7 +249,7 @@ mod tests {
         #[test]
         fn an_entry_round_trips_through_its_text(bits: u128, length in 0_u8..=128, port: Option<u16>) {
             let net = Ipv6Net::new(bits.into(), length).unwrap().trunc();
-            let entry = TargetEntry { place: AllowedNet::Net(IpNet::V6(net)), port: port.filter(|p| *p > 0) };
+            let entry = TargetEntry { place: AllowedTargetNet::Net(IpNet::V6(net)), port: port.filter(|p| *p > 0) };
             prop_assume!(length == 0 || canonical_ip(IpAddr::V6(net.addr())) == IpAddr::V6(net.addr()));
             prop_assert_eq!(entry.to_string().parse::<TargetEntry>(), Ok(entry));
         }

@@ -7,8 +7,9 @@ use subtle::ConstantTimeEq;
 
 use crate::names::{NameError, NodeName};
 
-/// The contents of a token file (docs/reference/superedge.md#token-file). Each line is `node:token`; spaces are dropped, and
-/// later lines win. `default` applies to nodes without their own line. A node whose line has no token is blocked.
+/// The contents of a token file (docs/reference/superedge.md#token-file). Each line is `node:token`; spaces are
+/// dropped, and later lines win. `default` applies to nodes without their own line. A node whose line has no token is
+/// blocked.
 ///
 /// Words may follow the token: `node:token previous=OLD ip=10.0.0.7,fd00::7` accepts both tokens while the edge
 /// changes its own, and lists the node's addresses. Never logged or displayed.
@@ -201,12 +202,12 @@ impl NodeTokens {
 
     /// Returns the nodes with a line, sorted, including `default`, each with what its line does. Text that is not the
     /// name of a node is left out: it may be a misplaced token.
-    pub fn entries(&self) -> Vec<(&str, TokenEntry)> {
+    pub fn entries(&self) -> Vec<(&str, TokenLineState)> {
         let lines = self.lines.iter().filter(|(name, _)| line_name(name).is_ok());
         let state = |line: &TokenLine| match line {
-            TokenLine { token, .. } if token.is_empty() => TokenEntry::Blocked,
-            TokenLine { previous: Some(_), .. } => TokenEntry::Rotating,
-            TokenLine { .. } => TokenEntry::Token,
+            TokenLine { token, .. } if token.is_empty() => TokenLineState::Blocked,
+            TokenLine { previous: Some(_), .. } => TokenLineState::Rotating,
+            TokenLine { .. } => TokenLineState::Token,
         };
         let mut entries: Vec<_> = lines.map(|(node, line)| (node.as_str(), state(line))).collect();
         entries.sort_unstable_by_key(|(node, _)| *node);
@@ -226,7 +227,7 @@ impl NodeTokens {
 
 /// What the line of a node does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TokenEntry {
+pub enum TokenLineState {
     /// The node has a token.
     Token,
     /// The node has a token, and its previous one is still accepted.
@@ -530,10 +531,10 @@ mod tests {
     fn entries_have_names_and_no_tokens() {
         let tokens = NodeTokens::parse("node2:a previous=b\nnode1:c\nSECRET !:d\nnode3:\ndefault:e\n");
         let entries = [
-            ("default", TokenEntry::Token),
-            ("node1", TokenEntry::Token),
-            ("node2", TokenEntry::Rotating),
-            ("node3", TokenEntry::Blocked),
+            ("default", TokenLineState::Token),
+            ("node1", TokenLineState::Token),
+            ("node2", TokenLineState::Rotating),
+            ("node3", TokenLineState::Blocked),
         ];
         assert_eq!(tokens.entries(), entries);
     }

@@ -11,7 +11,7 @@ use crate::policy::Glob;
 /// In a configured zone every node may have a name. Without a zone, names belong to the whole network that uses this
 /// DNS server. Then a node may have a name of one label, or a longer name that is known to be a node's or matches a
 /// pattern. It never has a name that programs look up on their own.
-pub struct Zone {
+pub struct NodeZone {
     /// Suffix for node names: lower case, without leading or trailing dots; may be empty.
     suffix: String,
     patterns: Vec<Glob>,
@@ -35,7 +35,7 @@ pub enum DnsNameError {
     Foreign,
 }
 
-impl Zone {
+impl NodeZone {
     /// Creates a zone. `suffix` is lower case, without leading or trailing dots, and may be empty. Then `vouched`
     /// returns true for names of several labels that are known to be nodes', in addition to names that match
     /// `patterns`. It must be fast.
@@ -92,9 +92,9 @@ impl Zone {
     }
 }
 
-impl fmt::Debug for Zone {
+impl fmt::Debug for NodeZone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Zone({:?}, {:?})", self.suffix, self.patterns)
+        write!(f, "NodeZone({:?}, {:?})", self.suffix, self.patterns)
     }
 }
 
@@ -116,12 +116,12 @@ mod tests {
 
     use super::*;
 
-    fn zone(suffix: &str, patterns: &[&str]) -> Zone {
+    fn zone(suffix: &str, patterns: &[&str]) -> NodeZone {
         let patterns = patterns.iter().map(|glob| glob.parse().unwrap()).collect();
-        Zone::new(suffix.to_owned(), patterns, |node| *node == "known.example.org".parse().unwrap())
+        NodeZone::new(suffix.to_owned(), patterns, |node| *node == "known.example.org".parse().unwrap())
     }
 
-    fn name(zone: &Zone, node: &str) -> Result<String, DnsNameError> {
+    fn name(zone: &NodeZone, node: &str) -> Result<String, DnsNameError> {
         zone.name(&node.parse().unwrap())
     }
 
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_node_is_found_by_its_name_with_or_without_the_zone() {
-        let node = |zone: &Zone, name: &str| zone.node(name.parse().unwrap()).to_string();
+        let node = |zone: &NodeZone, name: &str| zone.node(name.parse().unwrap()).to_string();
         let own = zone("nodes.test", &[]);
         for (name, expected) in [
             ("node1.nodes.test", "node1"),
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn without_a_zone_reserved_names_are_refused() {
-        let all = Zone::new(String::new(), vec!["*".parse().unwrap()], |_| true);
+        let all = NodeZone::new(String::new(), vec!["*".parse().unwrap()], |_| true);
         for node in [
             "localhost",
             "LocalHost",
@@ -191,7 +191,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_dns_name_is_the_nodes_name_within_the_zone(node in "[a-zA-Z0-9._-]{1,30}", suffix in "|nodes|n\\.test") {
-            let zone = Zone::new(suffix.clone(), Vec::new(), |_| false);
+            let zone = NodeZone::new(suffix.clone(), Vec::new(), |_| false);
             if let Ok(Ok(name)) = node.parse().map(|node| zone.name(&node)) {
                 let dot = if suffix.is_empty() { "" } else { "." };
                 prop_assert_eq!(name, format!("{}{dot}{suffix}", node.to_ascii_lowercase()));

@@ -12,16 +12,16 @@ use tunnel_base::addresses::AddressBook;
 
 /// A rate limit for log lines about disputed addresses: a kubelet may change its claims as often as it likes.
 #[derive(Debug, Default)]
-pub(crate) struct Disputes(Mutex<Window>);
+pub(crate) struct DisputeLogLimiter(Mutex<RateLimitWindow>);
 
-/// The current window of the rate limit in [`Disputes`].
+/// The current window of the rate limit in [`DisputeLogLimiter`].
 #[derive(Debug, Default)]
-struct Window {
+struct RateLimitWindow {
     started: Option<Instant>,
     lines: u32,
 }
 
-impl Disputes {
+impl DisputeLogLimiter {
     /// Logs which of these addresses are disputed, and by which objects.
     pub(crate) fn log_disputed(&self, book: &AddressBook, ips: impl IntoIterator<Item = IpAddr>) {
         for line in ips.into_iter().filter_map(|ip| book.dispute(ip)).filter_map(|why| self.line(why)) {
@@ -33,7 +33,7 @@ impl Disputes {
     fn line(&self, why: String) -> Option<String> {
         let mut window = self.0.lock();
         if window.started.is_none_or(|started| started.elapsed() >= WINDOW) {
-            *window = Window { started: Some(Instant::now()), lines: 0 };
+            *window = RateLimitWindow { started: Some(Instant::now()), lines: 0 };
         }
         window.lines = window.lines.saturating_add(1);
         match window.lines {
@@ -55,7 +55,7 @@ const WINDOW: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
-    use tunnel_base::addresses::cluster_state::{NodeInfo, PodInfo, ServiceInfo};
+    use tunnel_base::addresses::cluster_state::{KubeNode, KubePod, KubeService};
 
     use super::*;
 
@@ -67,7 +67,7 @@ mod tests {
     /// Node evil claims all of them.
     fn book() -> AddressBook {
         let book = AddressBook::new(vec![(ip(1).into(), "node1".parse().unwrap())], true);
-        let node = |ips: &[u8]| NodeInfo {
+        let node = |ips: &[u8]| KubeNode {
             ips: ips.iter().copied().map(ip).collect(),
             outside: Box::default(),
             pods: Box::default(),
@@ -76,9 +76,9 @@ mod tests {
             facts.nodes.put("node1", node(&[1]));
             facts.nodes.put("node2", node(&[3]));
             facts.nodes.put("evil", node(&[2, 3, 4]));
-            let pod = PodInfo { node: "evil".parse().unwrap(), ips: [ip(1), ip(4)].into() };
+            let pod = KubePod { node: "evil".parse().unwrap(), ips: [ip(1), ip(4)].into() };
             facts.pods.put("shop/pod", pod);
-            let none = ServiceInfo {
+            let none = KubeService {
                 ips: [ip(2)].into(),
                 outside: Box::default(),
                 ports: Box::default(),
@@ -103,7 +103,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn dispute_lines_are_rate_limited() {
-        let disputes = Disputes::default();
+        let disputes = DisputeLogLimiter::default();
         let logged = || (0..1000).filter_map(|_| disputes.line("a dispute".to_owned())).count();
         assert_eq!((logged(), logged()), (21, 0));
         tokio::time::advance(WINDOW).await;

@@ -12,9 +12,9 @@ use kube::api::ObjectMeta;
 use serde::{Deserialize, Deserializer};
 
 use crate::endpoint_watch::SERVICE_LABEL;
-use crate::partial::{NodeStatus, part_of};
+use crate::partial::{PartialNodeStatus, part_of};
 use tunnel_base::addresses::cluster_state::{
-    ClusterState, EndpointSliceInfo, NodeInfo, PodInfo, ReadyEndpoint, ServiceInfo, ServicePort, ServiceSide,
+    ClusterState, KubeEndpointSlice, KubeNode, KubePod, KubeService, ReadyEndpoint, ServicePort, ServiceSide,
 };
 use tunnel_base::addresses::object_index::{IndexKeys, ObjectIndex};
 
@@ -67,7 +67,7 @@ pub(crate) struct PartialNode {
     #[serde(default)]
     spec: NodeSpec,
     #[serde(default)]
-    status: NodeStatus,
+    status: PartialNodeStatus,
 }
 
 /// The part of a Node's spec that is read: the networks of its pods.
@@ -79,14 +79,14 @@ struct NodeSpec {
 }
 
 impl PartialObject for PartialNode {
-    type Facts = NodeInfo;
+    type Facts = KubeNode;
 
-    fn table(facts: &mut ClusterState) -> &mut ObjectIndex<NodeInfo> {
+    fn table(facts: &mut ClusterState) -> &mut ObjectIndex<KubeNode> {
         &mut facts.nodes
     }
 
-    fn facts(self) -> Option<NodeInfo> {
-        Some(NodeInfo {
+    fn facts(self) -> Option<KubeNode> {
+        Some(KubeNode {
             ips: self.status.ips("InternalIP"),
             outside: self.status.ips("ExternalIP"),
             pods: self.spec.pod_cidrs.iter().filter_map(|net| net.parse().ok()).collect(),
@@ -129,17 +129,17 @@ struct PodIp {
 }
 
 impl PartialObject for PartialPod {
-    type Facts = PodInfo;
+    type Facts = KubePod;
 
-    fn table(facts: &mut ClusterState) -> &mut ObjectIndex<PodInfo> {
+    fn table(facts: &mut ClusterState) -> &mut ObjectIndex<KubePod> {
         &mut facts.pods
     }
 
-    fn facts(self) -> Option<PodInfo> {
+    fn facts(self) -> Option<KubePod> {
         let node = self.spec.node_name?.parse().ok()?;
         let over = matches!(self.status.phase.as_str(), "Succeeded" | "Failed");
         let own = self.status.pod_ips.iter().filter(|_| !over && !self.spec.host_network);
-        Some(PodInfo { node, ips: addresses(own.map(|own| own.ip.as_str())) })
+        Some(KubePod { node, ips: addresses(own.map(|own| own.ip.as_str())) })
     }
 }
 
@@ -209,13 +209,13 @@ struct PortSpec {
 }
 
 impl PartialObject for PartialService {
-    type Facts = ServiceInfo;
+    type Facts = KubeService;
 
-    fn table(facts: &mut ClusterState) -> &mut ObjectIndex<ServiceInfo> {
+    fn table(facts: &mut ClusterState) -> &mut ObjectIndex<KubeService> {
         &mut facts.services
     }
 
-    fn facts(self) -> Option<ServiceInfo> {
+    fn facts(self) -> Option<KubeService> {
         let ServiceSpec { kind, cluster_ips, external_ips, external_name, ports } = self.spec;
         let external = match (kind.as_str(), external_name) {
             ("ExternalName", name) => Some(name?.parse().ok()?),
@@ -225,7 +225,7 @@ impl PartialObject for PartialService {
         let ips = addresses(cluster_ips.iter().map(String::as_str));
         let balanced = self.status.load_balancer.ingress.iter().filter_map(|ingress| ingress.ip.as_deref());
         let outside = addresses(external_ips.iter().map(String::as_str).chain(balanced));
-        Some(ServiceInfo { ips, outside, ports: tcp(ports), external })
+        Some(KubeService { ips, outside, ports: tcp(ports), external })
     }
 }
 
@@ -248,24 +248,24 @@ pub(crate) struct PartialEndpointSlice {
 struct SliceEndpoint {
     addresses: Vec<String>,
     #[serde(default)]
-    conditions: Conditions,
+    conditions: SliceEndpointConditions,
     node_name: Option<String>,
 }
 
 /// The condition of an endpoint that is read.
 #[derive(Debug, Clone, Deserialize, Default)]
-struct Conditions {
+struct SliceEndpointConditions {
     ready: Option<bool>,
 }
 
 impl PartialObject for PartialEndpointSlice {
-    type Facts = EndpointSliceInfo;
+    type Facts = KubeEndpointSlice;
 
-    fn table(facts: &mut ClusterState) -> &mut ObjectIndex<EndpointSliceInfo> {
+    fn table(facts: &mut ClusterState) -> &mut ObjectIndex<KubeEndpointSlice> {
         &mut facts.slices
     }
 
-    fn facts(self) -> Option<EndpointSliceInfo> {
+    fn facts(self) -> Option<KubeEndpointSlice> {
         // Kubernetes does not check what these names are, and a name that parses as 127.0.0.1 would be the edge itself.
         if self.address_type == "FQDN" {
             return None;
@@ -279,7 +279,7 @@ impl PartialObject for PartialEndpointSlice {
             let node = one.node_name.and_then(|name| name.parse().ok());
             Some(ReadyEndpoint { ip: one.addresses.first()?.parse().ok()?, node })
         });
-        Some(EndpointSliceInfo {
+        Some(KubeEndpointSlice {
             service,
             ports: tcp(self.ports.unwrap_or_default()),
             ready: ready.collect(),

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::address_watch::partial_objects::addresses;
 use tunnel_base::addresses::cluster_state::{
-    EndpointSliceInfo, NodeInfo, PodInfo, ReadyEndpoint, ServiceInfo, ServicePort, ServiceSide,
+    KubeEndpointSlice, KubeNode, KubePod, KubeService, ReadyEndpoint, ServicePort, ServiceSide,
 };
 
 fn read<K: PartialObject>(object: Value) -> Option<K::Facts> {
@@ -33,11 +33,11 @@ fn a_nodes_addresses_and_pod_networks_are_read() {
     let node = json!({"metadata": {"name": "edge1"}, "spec": spec, "status": {"addresses": addresses}});
     assert_eq!(
         read::<PartialNode>(node),
-        Some(NodeInfo { ips: ips(&["10.0.0.5", "fd00::5"]), outside: ips(&["192.0.2.5"]), pods: nets })
+        Some(KubeNode { ips: ips(&["10.0.0.5", "fd00::5"]), outside: ips(&["192.0.2.5"]), pods: nets })
     );
     assert_eq!(
         read::<PartialNode>(json!({"metadata": {"name": "new"}})),
-        Some(NodeInfo { ips: ips(&[]), outside: ips(&[]), pods: [].into() })
+        Some(KubeNode { ips: ips(&[]), outside: ips(&[]), pods: [].into() })
     );
 }
 
@@ -59,7 +59,7 @@ fn a_pod_has_addresses_while_it_runs_outside_the_host_network() {
             "status": {"phase": phase, "podIP": "10.244.0.7", "podIPs": [{"ip": "10.244.0.7"}, {"ip": "fd01::7"}]},
         }))
     };
-    let kept = |texts| Some(PodInfo { node: "edge1".parse().unwrap(), ips: ips(texts) });
+    let kept = |texts| Some(KubePod { node: "edge1".parse().unwrap(), ips: ips(texts) });
     assert_eq!(pod("Running", false), kept(&["10.244.0.7", "fd01::7"]));
     assert_eq!(pod("Pending", false), kept(&["10.244.0.7", "fd01::7"]));
     for (phase, host) in [("Running", true), ("Succeeded", false), ("Failed", false)] {
@@ -81,7 +81,7 @@ fn a_services_addresses_and_tcp_ports_are_read() {
         service(json!({"type": "ClusterIP", "clusterIPs": ["10.96.0.10", "fd96::a"], "ports": ports}));
     let ports = [port("tcp", 53), port("", 80)].into();
     let ips_of_it = ips(&["10.96.0.10", "fd96::a"]);
-    assert_eq!(whole, Some(ServiceInfo { ips: ips_of_it, outside: ips(&[]), ports, external: None }));
+    assert_eq!(whole, Some(KubeService { ips: ips_of_it, outside: ips(&[]), ports, external: None }));
     let outside = json!({
         "metadata": {"name": "s", "namespace": "n"},
         "spec": {"type": "LoadBalancer", "externalIPs": ["198.51.100.7"]},
@@ -110,7 +110,7 @@ fn only_ready_endpoints_of_a_slice_are_read() {
     let one = ReadyEndpoint { ip: "10.0.0.1".parse().unwrap(), node: Some("edge1".parse().unwrap()) };
     let three = ReadyEndpoint { ip: "10.0.0.3".parse().unwrap(), node: None };
     let ports = [port("", 8080)].into();
-    assert_eq!(kept, Some(EndpointSliceInfo { service: "n/s".into(), ports, ready: [one, three].into() }));
+    assert_eq!(kept, Some(KubeEndpointSlice { service: "n/s".into(), ports, ready: [one, three].into() }));
     let empty =
         read::<PartialEndpointSlice>(json!({"metadata": meta, "endpoints": null, "ports": null})).unwrap();
     assert!(empty.ready.is_empty() && empty.ports.is_empty());

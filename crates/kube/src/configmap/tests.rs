@@ -84,7 +84,7 @@ fn names(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-fn pods(ready: &[u8], unready: &[u8]) -> KnownEndpoints {
+fn pods(ready: &[u8], unready: &[u8]) -> ServiceEndpoints {
     let set = |all: &[u8]| all.iter().map(|last| ip(*last)).collect();
     Some(Endpoints { ready: set(ready), unready: set(unready) })
 }
@@ -96,8 +96,8 @@ fn no_server_lives() -> LivenessProbe {
 /// Returns the store of the server 10.0.0.1, at a kube-apiserver that holds this object.
 fn pod(
     object: Option<Value>,
-    endpoints: Option<watch::Receiver<KnownEndpoints>>,
-) -> (ConfigMap, Arc<Mutex<Server>>) {
+    endpoints: Option<watch::Receiver<ServiceEndpoints>>,
+) -> (ConfigMapRecords, Arc<Mutex<Server>>) {
     let mut server = Server { object, ..Server::default() };
     server.stamp();
     let server = Arc::new(Mutex::new(server));
@@ -120,7 +120,7 @@ fn pod(
         endpoints,
         liveness: no_server_lives(),
     };
-    let mut map = ConfigMap::new(settings);
+    let mut map = ConfigMapRecords::new(settings);
     map.api = Some(Api::namespaced(Client::new(service, "edge-system"), "edge-system"));
     (map, server)
 }
@@ -203,7 +203,7 @@ async fn a_write_to_a_silent_apiserver_times_out() {
         endpoints: None,
         liveness: no_server_lives(),
     };
-    let mut map = ConfigMap::new(settings);
+    let mut map = ConfigMapRecords::new(settings);
     let silent = tower::service_fn(|_: Request<Body>| {
         std::future::pending::<Result<Response<Body>, tower::BoxError>>()
     });

@@ -21,9 +21,9 @@ use tracing::{debug, info, warn};
 use crate::cluster::Cluster;
 use crate::csr::apiserver_names::ApiserverNames;
 use crate::csr::csr_info::CsrInfo;
-use crate::csr::decision::{Decision, DecisionFacts, decide};
+use crate::csr::decision::{CsrDecision, CsrFacts, decide};
 use crate::csr::error::{CsrError, with_timeout};
-use crate::csr::name_lookup::NameLookup;
+use crate::csr::name_lookup::ServerNameSources;
 use crate::csr::profile::Profile;
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
@@ -35,7 +35,7 @@ use tunnel_base::logging::printable::printable;
 pub struct Approver {
     cluster: Cluster,
     pods: String,
-    reach: NameLookup,
+    reach: ServerNameSources,
     /// Continue token of the list, if it was not read to its end.
     next_page: Mutex<Option<String>>,
 }
@@ -43,7 +43,7 @@ pub struct Approver {
 impl Approver {
     /// Creates an approver; sends no request. `pods` is the servers' user (`system:serviceaccount:NAMESPACE:NAME`), and
     /// `reach` lists how clients reach their listeners. The namespace of `cluster` is that of its Services.
-    pub fn new(cluster: Cluster, pods: String, reach: NameLookup) -> Self {
+    pub fn new(cluster: Cluster, pods: String, reach: ServerNameSources) -> Self {
         Self { cluster, pods, reach, next_page: Mutex::default() }
     }
 
@@ -173,23 +173,23 @@ impl Approver {
         let facts = match (request.profile(), request.node()) {
             (Some(Profile::Edge), Some(node)) => {
                 let addresses = with_timeout(nodes.get_opt(node)).await?.as_ref().map(addresses);
-                DecisionFacts { addresses, ..DecisionFacts::default() }
+                CsrFacts { addresses, ..CsrFacts::default() }
             }
             // Requests of other users are denied, whatever their names.
-            (Some(Profile::Server), _) if request.requester == self.pods => DecisionFacts {
+            (Some(Profile::Server), _) if request.requester == self.pods => CsrFacts {
                 reachable_names: self.reach.look_up(&self.cluster).await?.names,
-                ..DecisionFacts::default()
+                ..CsrFacts::default()
             },
-            _ => DecisionFacts::default(),
+            _ => CsrFacts::default(),
         };
         let (Some(uid), Some(version)) = (csr.uid(), csr.resource_version()) else {
             return Err(CsrError::ChangedOrDeleted);
         };
         let (name, requester) = (csr.name_any(), printable(&request.requester));
         let (kind, reason, why) = match decide(&request, &self.pods, apiserver, &facts) {
-            Decision::NotOurs => return Ok(()),
-            Decision::Approve => ("Approved", "AutoApproved", "requester is authorized".to_owned()),
-            Decision::Deny(why) => ("Denied", "NotPermitted", why),
+            CsrDecision::NotOurs => return Ok(()),
+            CsrDecision::Approve => ("Approved", "AutoApproved", "requester is authorized".to_owned()),
+            CsrDecision::Deny(why) => ("Denied", "NotPermitted", why),
         };
         let message = format!("tunnel approve: {why}");
         let condition = json!({"type": kind, "status": "True", "reason": reason, "message": message});
@@ -308,8 +308,10 @@ mod tests {
         };
         let client = Client::new(tower::service_fn(answer), "n");
         let cluster = Cluster { kubeconfig: None, namespace: None };
-        let (approver, apiserver) =
-            (Approver::new(cluster, "pods".to_owned(), NameLookup::default()), ApiserverNames::default());
+        let (approver, apiserver) = (
+            Approver::new(cluster, "pods".to_owned(), ServerNameSources::default()),
+            ApiserverNames::default(),
+        );
         tokio::select! {
             ended = approver.follow(client, &apiserver, &|| ()) => panic!("{ended:?}"),
             patch = is_patched.recv() => {
@@ -365,8 +367,10 @@ mod tests {
         };
         let client = Client::new(tower::service_fn(answer), "n");
         let cluster = Cluster { kubeconfig: None, namespace: None };
-        let (approver, apiserver) =
-            (Approver::new(cluster, "pods".to_owned(), NameLookup::default()), ApiserverNames::default());
+        let (approver, apiserver) = (
+            Approver::new(cluster, "pods".to_owned(), ServerNameSources::default()),
+            ApiserverNames::default(),
+        );
         let mut looks = Vec::new();
         for _ in 0..3 {
             let look = approver.follow(client.clone(), &apiserver, &|| ());

@@ -15,7 +15,7 @@ use x509_parser::x509::X509Name;
 
 /// The parsed contents of a certificate request (PKCS #10) that the approver checks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Content {
+pub struct CsrContent {
     /// Common names of the subject.
     pub common_names: Vec<String>,
     /// Organizations of the subject.
@@ -28,7 +28,7 @@ pub struct Content {
     pub odd: Option<&'static str>,
 }
 
-impl Content {
+impl CsrContent {
     /// Reads a PEM-encoded PKCS#10 request. Returns `None` if it is invalid.
     pub fn read(pem: &[u8]) -> Option<Self> {
         let der = decoded(pem)?;
@@ -125,14 +125,14 @@ mod tests {
             "openyurt:yurttunnel",
             &["n1", "10.0.0.1", "fd00::1"],
         );
-        let content = Content::read(request.unwrap().pem().as_bytes()).unwrap();
+        let content = CsrContent::read(request.unwrap().pem().as_bytes()).unwrap();
         assert_eq!(content.common_names, ["tunnel-agent-client"]);
         assert_eq!(content.organizations, ["openyurt:yurttunnel"]);
         assert_eq!(content.dns, ["n1"]);
         assert_eq!(content.ips, ["10.0.0.1", "fd00::1"].map(|ip| ip.parse::<IpAddr>().unwrap()));
         assert_eq!(content.odd, None);
         let bare = CertificateRequest::new("tunnel-proxy-client", "openyurt:yurttunnel", &[]).unwrap();
-        let bare = Content::read(bare.pem().as_bytes()).unwrap();
+        let bare = CsrContent::read(bare.pem().as_bytes()).unwrap();
         assert!(bare.dns.is_empty() && bare.ips.is_empty() && bare.odd.is_none());
     }
 
@@ -143,9 +143,9 @@ mod tests {
         let before = format!("x\n{request}");
         let cut = request.replacen("MI", "", 1);
         for text in ["", "junk", &more, &before, &cut, "-----BEGIN CERTIFICATE REQUEST-----"] {
-            assert_eq!(Content::read(text.as_bytes()), None, "{text}");
+            assert_eq!(CsrContent::read(text.as_bytes()), None, "{text}");
         }
-        assert_eq!(Content::read(b"\xff"), None);
+        assert_eq!(CsrContent::read(b"\xff"), None);
     }
 
     /// Returns the oddity of a request with these parameters and additional attributes.
@@ -155,7 +155,7 @@ mod tests {
         change(&mut params);
         let key = KeyPair::generate().unwrap();
         let pem = params.serialize_request_with_attributes(&key, more).unwrap().pem().unwrap();
-        Content::read(pem.as_bytes()).unwrap().odd
+        CsrContent::read(pem.as_bytes()).unwrap().odd
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 
-use crate::csr::content::Content;
+use crate::csr::content::CsrContent;
 use crate::csr::profile::Profile;
 
 /// A request and its requester, which kube-apiserver has authenticated.
@@ -17,7 +17,7 @@ pub struct CsrInfo {
     /// Requested key usages.
     pub usages: Vec<String>,
     /// Content of the PKCS#10 request.
-    pub content: Content,
+    pub content: CsrContent,
 }
 
 impl CsrInfo {
@@ -29,14 +29,14 @@ impl CsrInfo {
             requester: spec.username.clone().unwrap_or_default(),
             groups: spec.groups.clone().unwrap_or_default(),
             usages: spec.usages.clone().unwrap_or_default(),
-            content: Content::read(&spec.request.0)?,
+            content: CsrContent::read(&spec.request.0)?,
         })
     }
 
     /// Returns the profile with exactly this signer, common name and organization, or `None` if the request is not
     /// ours.
     pub fn profile(&self) -> Option<Profile> {
-        let Content { common_names, organizations, .. } = &self.content;
+        let CsrContent { common_names, organizations, .. } = &self.content;
         Profile::ALL.into_iter().find(|profile| {
             self.signer == profile.signer()
                 && *common_names == [profile.common_name()]

@@ -5,14 +5,14 @@ use std::net::IpAddr;
 
 use crate::csr::apiserver_names::ApiserverNames;
 
-use crate::csr::content::Content;
+use crate::csr::content::CsrContent;
 use crate::csr::csr_info::CsrInfo;
 use crate::csr::profile::Profile;
 use tunnel_base::logging::printable::printable;
 
 /// The approver's decision on a CertificateSigningRequest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Decision {
+pub enum CsrDecision {
     /// The request matches none of the three profiles and is left untouched.
     NotOurs,
     /// The certificate may be issued.
@@ -23,7 +23,7 @@ pub enum Decision {
 
 /// The state of the cluster that a decision depends on.
 #[derive(Debug, Clone, Default)]
-pub struct DecisionFacts {
+pub struct CsrFacts {
     /// Addresses of the requester's Node. `None` means that there is no such Node.
     pub addresses: Option<BTreeSet<IpAddr>>,
     /// Names and addresses of the servers' listeners, in the form used in certificates.
@@ -31,8 +31,8 @@ pub struct DecisionFacts {
 }
 
 /// Decides on a request. `pods` is the servers' user (their service account).
-pub fn decide(request: &CsrInfo, pods: &str, apiserver: &ApiserverNames, facts: &DecisionFacts) -> Decision {
-    let Some(profile) = request.profile() else { return Decision::NotOurs };
+pub fn decide(request: &CsrInfo, pods: &str, apiserver: &ApiserverNames, facts: &CsrFacts) -> CsrDecision {
+    let Some(profile) = request.profile() else { return CsrDecision::NotOurs };
     let permitted = check_common(request, profile).and_then(|()| match profile {
         Profile::Server => check_requester(request, pods)
             .and_then(|()| check_server(&request.content, apiserver, &facts.reachable_names)),
@@ -41,7 +41,7 @@ pub fn decide(request: &CsrInfo, pods: &str, apiserver: &ApiserverNames, facts: 
         }
         Profile::Edge => check_edge(request, facts.addresses.as_ref()),
     });
-    permitted.map_or_else(|why| Decision::Deny(printable(&why)), |()| Decision::Approve)
+    permitted.map_or_else(|why| CsrDecision::Deny(printable(&why)), |()| CsrDecision::Approve)
 }
 
 /// Checks the rules common to all profiles.
@@ -65,7 +65,7 @@ fn check_requester(request: &CsrInfo, pods: &str) -> Result<(), String> {
 }
 
 fn check_server(
-    content: &Content,
+    content: &CsrContent,
     apiserver: &ApiserverNames,
     reachable_names: &BTreeSet<String>,
 ) -> Result<(), String> {
@@ -85,7 +85,7 @@ fn check_server(
     Ok(())
 }
 
-fn check_proxy_client(content: &Content) -> Result<(), String> {
+fn check_proxy_client(content: &CsrContent) -> Result<(), String> {
     if content.dns.is_empty() && content.ips.is_empty() {
         return Ok(());
     }
@@ -99,7 +99,7 @@ fn check_edge(request: &CsrInfo, addresses: Option<&BTreeSet<IpAddr>>) -> Result
             request.requester
         ));
     };
-    let Content { dns, ips, .. } = &request.content;
+    let CsrContent { dns, ips, .. } = &request.content;
     if *dns != [node] {
         return Err(format!("expected exactly {node:?}, the requesting node, as DNS name, found {dns:?}"));
     }

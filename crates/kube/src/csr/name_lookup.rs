@@ -15,7 +15,7 @@ use crate::csr::partial_node::reachable_names;
 ///
 /// The renewer requests a certificate for them, and the approver denies a server's request for any other name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NameLookup {
+pub struct ServerNameSources {
     /// Services in the servers' namespace.
     pub services: Vec<String>,
     /// Additional names and addresses.
@@ -31,7 +31,7 @@ pub(crate) struct ResolvedCertificateNames {
     pub(crate) missing: Option<(String, String)>,
 }
 
-impl NameLookup {
+impl ServerNameSources {
     /// Looks up the Services in the namespace of `cluster`. Sends no request if there are none.
     ///
     /// # Errors

@@ -11,15 +11,15 @@ use serde::{Deserialize, Deserializer};
 
 use crate::csr::apiserver_names::ApiserverNames;
 use crate::csr::error::{CsrError, with_timeout};
-use crate::partial::{MAX_NODE_ADDRESSES, NodeStatus, part_of};
+use crate::partial::{MAX_NODE_ADDRESSES, PartialNodeStatus, part_of};
 
 /// The fields that are read of a Node.
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct PartialCsrNode {
+pub(crate) struct RequesterNode {
     #[serde(deserialize_with = "labelled")]
     metadata: ObjectMeta,
     #[serde(default)]
-    status: NodeStatus,
+    status: PartialNodeStatus,
 }
 
 /// The metadata that is read of a Node: its labels.
@@ -29,7 +29,7 @@ struct NodeMetadata {
     labels: Option<BTreeMap<String, String>>,
 }
 
-part_of!(PartialCsrNode, Node);
+part_of!(RequesterNode, Node);
 
 fn labelled<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
     let NodeMetadata { labels } = NodeMetadata::deserialize(from)?;
@@ -46,7 +46,7 @@ pub(crate) async fn reachable_names(
     client: Client,
     apiserver: &ApiserverNames,
 ) -> Result<BTreeSet<String>, CsrError> {
-    let api: Api<PartialCsrNode> = Api::all(client);
+    let api: Api<RequesterNode> = Api::all(client);
     let (mut names, mut page) = (BTreeSet::new(), ListParams::default().limit(PAGE));
     loop {
         let nodes = with_timeout(api.list(&page)).await?;
@@ -58,7 +58,7 @@ pub(crate) async fn reachable_names(
     }
 }
 
-impl PartialCsrNode {
+impl RequesterNode {
     /// Adds the names and addresses of this Node, unless it is an edge or part of the control plane. Its kubelet
     /// reports them, so invalid names and those of kube-apiserver are skipped: one would make the whole request be
     /// denied.
@@ -128,7 +128,7 @@ mod tests {
     fn names(nodes: &[Value]) -> Vec<String> {
         let (mut names, apiserver) = (BTreeSet::new(), ApiserverNames::new(["10.96.0.1".to_owned()]));
         for node in nodes {
-            let node: PartialCsrNode = serde_json::from_value(node.clone()).unwrap();
+            let node: RequesterNode = serde_json::from_value(node.clone()).unwrap();
             node.reachable_names(&apiserver, &mut names);
         }
         names.into_iter().collect()

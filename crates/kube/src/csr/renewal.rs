@@ -7,16 +7,16 @@ use crate::csr::error::CsrError;
 
 /// The next step of a [`CertificateRenewer`].
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum RenewalStep {
     /// Wait for this long.
     Wait(Duration),
     /// Request a certificate.
-    Issue(Issue),
+    Issue(RenewalRequest),
 }
 
 /// A certificate request that a [`CertificateRenewer`] should make.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Issue {
+pub(crate) struct RenewalRequest {
     /// Names to request.
     pub(crate) names: BTreeSet<String>,
     /// Names to request if those are denied: one forbidden name must not prevent the renewal of the existing
@@ -28,8 +28,8 @@ pub(crate) struct Issue {
     pub(crate) why: &'static str,
 }
 
-/// Returns the next step. `required` are the names the certificate should have, and `last_requested` those of the last request.
-/// `held` are the names of the current certificate and the time until its renewal (`None` if it is due).
+/// Returns the next step. `required` are the names the certificate should have, and `last_requested` those of the last
+/// request. `held` are the names of the current certificate and the time until its renewal (`None` if it is due).
 ///
 /// # Errors
 ///
@@ -38,13 +38,13 @@ pub(crate) fn step(
     required: Result<BTreeSet<String>, CsrError>,
     held: Option<(BTreeSet<String>, Option<Duration>)>,
     last_requested: Option<&BTreeSet<String>>,
-) -> Result<Step, CsrError> {
+) -> Result<RenewalStep, CsrError> {
     let (names, fallback, delay, why) = match (held, required) {
         (None, required) => (required?, None, AFTER_ISSUE, "no certificate"),
         (Some((held, Some(left))), required) => {
             let required = required?;
             if required.is_subset(&held) || last_requested == Some(&required) {
-                return Ok(Step::Wait(left.min(CHECK_INTERVAL)));
+                return Ok(RenewalStep::Wait(left.min(CHECK_INTERVAL)));
             }
             // The pause bounds how often a party that can change a name causes a new certificate.
             (required, None, CHECK_INTERVAL, "new name or address")
@@ -60,7 +60,7 @@ pub(crate) fn step(
             "renewal is due; the names it should have are unknown, so its own are used",
         ),
     };
-    Ok(Step::Issue(Issue { names, fallback, delay, why }))
+    Ok(RenewalStep::Issue(RenewalRequest { names, fallback, delay, why }))
 }
 
 /// Returns the time of the next renewal: after 70 to 90 % of the validity that remained on receipt, selected by
@@ -95,10 +95,10 @@ mod tests {
 
     const LEFT: Option<Duration> = Some(Duration::from_secs(5));
 
-    fn issue(step: Result<Step, CsrError>) -> (BTreeSet<String>, Option<BTreeSet<String>>, Duration) {
+    fn issue(step: Result<RenewalStep, CsrError>) -> (BTreeSet<String>, Option<BTreeSet<String>>, Duration) {
         match step.unwrap() {
-            Step::Issue(Issue { names, fallback, delay, .. }) => (names, fallback, delay),
-            other @ Step::Wait(_) => panic!("{other:?}"),
+            RenewalStep::Issue(RenewalRequest { names, fallback, delay, .. }) => (names, fallback, delay),
+            other @ RenewalStep::Wait(_) => panic!("{other:?}"),
         }
     }
 
@@ -106,12 +106,15 @@ mod tests {
     fn new_names_are_requested_at_most_once_a_minute() {
         let (old, new) = (set(&["a", "b"]), set(&["a", "c"]));
         let held = || Some((old.clone(), LEFT));
-        assert_eq!(step(Ok(set(&["a"])), held(), None).unwrap(), Step::Wait(Duration::from_secs(5)));
+        assert_eq!(step(Ok(set(&["a"])), held(), None).unwrap(), RenewalStep::Wait(Duration::from_secs(5)));
         let (names, fallback, delay) = issue(step(Ok(new.clone()), held(), None));
         assert_eq!((names, fallback), (new.clone(), None));
         assert!(delay >= Duration::from_secs(60), "{delay:?}");
         // A name that the signer leaves out is not requested again.
-        assert_eq!(step(Ok(new.clone()), held(), Some(&new)).unwrap(), Step::Wait(Duration::from_secs(5)));
+        assert_eq!(
+            step(Ok(new.clone()), held(), Some(&new)).unwrap(),
+            RenewalStep::Wait(Duration::from_secs(5))
+        );
     }
 
     #[test]

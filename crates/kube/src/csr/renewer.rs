@@ -12,10 +12,10 @@ use tracing::{info, warn};
 
 use crate::cluster::Cluster;
 use crate::csr::error::CsrError;
-use crate::csr::name_lookup::{NameLookup, ResolvedCertificateNames};
+use crate::csr::name_lookup::{ResolvedCertificateNames, ServerNameSources};
 use crate::csr::names;
 use crate::csr::profile::Profile;
-use crate::csr::renewal::{Issue, Step, due, step};
+use crate::csr::renewal::{RenewalRequest, RenewalStep, due, step};
 use crate::csr::request::signed;
 use crate::csr::stored_certificate::StoredCertificate;
 use tunnel_base::backoff::Backoff;
@@ -31,7 +31,7 @@ pub struct CertificateRenewer {
     profile: Profile,
     file: PathBuf,
     lifetime: Option<Duration>,
-    names: CertificateNames,
+    names: CertificateNameSource,
     /// Random number from 0 to 1 that selects the time of the next renewal within its window.
     chance: f64,
     /// Names of the last request. A signer that leaves names out would otherwise be asked for them endlessly.
@@ -40,11 +40,11 @@ pub struct CertificateRenewer {
 
 /// The names and addresses in the certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CertificateNames {
+pub enum CertificateNameSource {
     /// Fixed names.
     Fixed(BTreeSet<String>),
     /// Names and addresses of the listeners, looked up once a minute. A new name triggers a renewal.
-    Of(NameLookup),
+    Of(ServerNameSources),
 }
 
 impl CertificateRenewer {
@@ -54,7 +54,7 @@ impl CertificateRenewer {
         cluster: Cluster,
         profile: Profile,
         file: PathBuf,
-        names: CertificateNames,
+        names: CertificateNameSource,
         lifetime: Option<Duration>,
     ) -> Self {
         Self { cluster, profile, file, lifetime, names, chance: rand::random(), last_requested: None }
@@ -114,11 +114,11 @@ impl CertificateRenewer {
             let due = due(held.received, held.until, self.chance);
             (held.names, due.duration_since(SystemTime::now()).ok())
         });
-        let Issue { names, fallback, delay, why } = match step(required, held, self.last_requested.as_ref())?
-        {
-            Step::Wait(delay) => return Ok(delay),
-            Step::Issue(issue) => issue,
-        };
+        let RenewalRequest { names, fallback, delay, why } =
+            match step(required, held, self.last_requested.as_ref())? {
+                RenewalStep::Wait(delay) => return Ok(delay),
+                RenewalStep::Issue(issue) => issue,
+            };
         info!(profile = self.profile.name(), reason = why, "certificate needed");
         match (self.issue(names).await, fallback) {
             (Err(cause @ (CsrError::Denied { .. } | CsrError::Failed { .. })), Some(old)) => {
@@ -132,8 +132,8 @@ impl CertificateRenewer {
 
     async fn required_names(&self) -> Result<BTreeSet<String>, CsrError> {
         let reach = match &self.names {
-            CertificateNames::Fixed(fixed) => return Ok(names::canonical(fixed.clone())),
-            CertificateNames::Of(reach) => reach,
+            CertificateNameSource::Fixed(fixed) => return Ok(names::canonical(fixed.clone())),
+            CertificateNameSource::Of(reach) => reach,
         };
         let ResolvedCertificateNames { names, missing } = reach.look_up(&self.cluster).await?;
         missing.map_or(Ok(names), |(name, namespace)| Err(CsrError::NoService(name, namespace)))
@@ -214,7 +214,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("agent.pem");
         let cluster = Cluster { kubeconfig: None, namespace: None };
-        let names = CertificateNames::Fixed(BTreeSet::new());
+        let names = CertificateNameSource::Fixed(BTreeSet::new());
         let mut renewer = CertificateRenewer::new(cluster, Profile::Edge, file.clone(), names, None);
         let signer = rcgen::KeyPair::generate().unwrap();
         let signer = rcgen::Issuer::new(rcgen::CertificateParams::default(), signer);

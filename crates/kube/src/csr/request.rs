@@ -14,7 +14,7 @@ use crate::csr::profile::Profile;
 
 /// The state of a submitted CertificateSigningRequest, from its status.
 #[derive(Debug, PartialEq, Eq)]
-enum RequestState {
+enum CsrState {
     /// Neither signed nor rejected yet; with the state for the error text.
     Waits(&'static str),
     /// Signed: the certificates as PEM.
@@ -64,10 +64,10 @@ pub(crate) async fn signed(
         sleep(delay).await;
         delay = (2 * delay).min(MAX_POLL_DELAY);
         match with_timeout(api.get(&name)).await.map(|csr| state(&csr)) {
-            Ok(RequestState::Signed(certificate)) => return Ok(certificate),
-            Ok(RequestState::Denied(why)) => return Err(CsrError::Denied { name, why }),
-            Ok(RequestState::Failed(why)) => return Err(CsrError::Failed { name, why }),
-            Ok(RequestState::Waits(state)) => known = state,
+            Ok(CsrState::Signed(certificate)) => return Ok(certificate),
+            Ok(CsrState::Denied(why)) => return Err(CsrError::Denied { name, why }),
+            Ok(CsrState::Failed(why)) => return Err(CsrError::Failed { name, why }),
+            Ok(CsrState::Waits(state)) => known = state,
             Err(cause @ (CsrError::ChangedOrDeleted | CsrError::Forbidden(_))) => return Err(cause),
             Err(cause) => debug!(csr = name, error = %cause, "cannot poll request, retrying"),
         }
@@ -77,10 +77,10 @@ pub(crate) async fn signed(
     }
 }
 
-fn state(csr: &CertificateSigningRequest) -> RequestState {
+fn state(csr: &CertificateSigningRequest) -> CsrState {
     let status = csr.status.as_ref();
     if let Some(certificate) = status.and_then(|status| status.certificate.as_ref()) {
-        return RequestState::Signed(String::from_utf8_lossy(&certificate.0).into_owned());
+        return CsrState::Signed(String::from_utf8_lossy(&certificate.0).into_owned());
     }
     let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     let message_of = |kind: &str| {
@@ -88,10 +88,10 @@ fn state(csr: &CertificateSigningRequest) -> RequestState {
         Some(found.message.clone().or_else(|| found.reason.clone()).unwrap_or_default())
     };
     match (message_of("Denied"), message_of("Failed"), message_of("Approved")) {
-        (Some(why), ..) => RequestState::Denied(why),
-        (_, Some(why), _) => RequestState::Failed(why),
-        (.., Some(_)) => RequestState::Waits("approved but not signed"),
-        _ => RequestState::Waits("not approved"),
+        (Some(why), ..) => CsrState::Denied(why),
+        (_, Some(why), _) => CsrState::Failed(why),
+        (.., Some(_)) => CsrState::Waits("approved but not signed"),
+        _ => CsrState::Waits("not approved"),
     }
 }
 
@@ -105,7 +105,7 @@ mod tests {
 
     use super::*;
 
-    fn state_of(status: &serde_json::Value) -> RequestState {
+    fn state_of(status: &serde_json::Value) -> CsrState {
         let csr = json!({
             "metadata": {"name": "c"}, "spec": {"request": "", "signerName": "s"}, "status": status,
         });
@@ -118,14 +118,14 @@ mod tests {
             let condition = |kind: &&str| json!({"type": kind, "status": "True", "reason": "r", "message": format!("it is {kind}")});
             json!({"conditions": kinds.iter().map(condition).collect::<Vec<_>>()})
         };
-        assert_eq!(state_of(&json!({})), RequestState::Waits("not approved"));
-        assert_eq!(state_of(&conditions(&["Approved"])), RequestState::Waits("approved but not signed"));
-        assert_eq!(state_of(&conditions(&["Denied"])), RequestState::Denied("it is Denied".to_owned()));
+        assert_eq!(state_of(&json!({})), CsrState::Waits("not approved"));
+        assert_eq!(state_of(&conditions(&["Approved"])), CsrState::Waits("approved but not signed"));
+        assert_eq!(state_of(&conditions(&["Denied"])), CsrState::Denied("it is Denied".to_owned()));
         assert_eq!(
             state_of(&conditions(&["Approved", "Failed"])),
-            RequestState::Failed("it is Failed".to_owned())
+            CsrState::Failed("it is Failed".to_owned())
         );
         // base64 of "pem"
-        assert_eq!(state_of(&json!({"certificate": "cGVt"})), RequestState::Signed("pem".to_owned()));
+        assert_eq!(state_of(&json!({"certificate": "cGVt"})), CsrState::Signed("pem".to_owned()));
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::reconcile::node_store::NodeState;
+use crate::reconcile::node_store::KubeNodeState;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::Glob;
 use tunnel_base::policy::zone::is_reserved;
@@ -23,7 +23,7 @@ pub(crate) struct RenderedHosts {
 /// Nodes with dots in their names are included only if a pattern of `dotted` matches. If the text would be too long,
 /// the Nodes with the most bytes are left out.
 pub(crate) fn text(
-    nodes: &BTreeMap<String, NodeState>,
+    nodes: &BTreeMap<String, KubeNodeState>,
     dotted: &[Glob],
     service: &BTreeSet<IpAddr>,
     holders: &BTreeMap<String, BTreeSet<IpAddr>>,
@@ -87,9 +87,9 @@ mod tests {
         all.iter().map(|ip| ip.parse().unwrap()).collect()
     }
 
-    fn nodes(all: &[(&str, bool, &[&str])]) -> BTreeMap<String, NodeState> {
+    fn nodes(all: &[(&str, bool, &[&str])]) -> BTreeMap<String, KubeNodeState> {
         let seen = |(name, is_edge, at): &(&str, bool, &[&str])| {
-            ((*name).to_owned(), NodeState { is_edge: *is_edge, ips: ips(at) })
+            ((*name).to_owned(), KubeNodeState { is_edge: *is_edge, ips: ips(at) })
         };
         all.iter().map(seen).collect()
     }
@@ -163,7 +163,7 @@ mod tests {
             all in proptest::collection::btree_map("[a-c]{1,3}", (any::<bool>(), any::<[u8; 4]>()), 0..20),
         ) {
             let nodes: BTreeMap<_, _> = all.iter().map(|(name, (is_edge, ip))| {
-                (name.clone(), NodeState { is_edge: *is_edge, ips: [IpAddr::from(*ip)].into() })
+                (name.clone(), KubeNodeState { is_edge: *is_edge, ips: [IpAddr::from(*ip)].into() })
             }).collect();
             let service: IpAddr = "10.96.0.20".parse().unwrap();
             let rendered = text(&nodes, &[], &[service].into(), &BTreeMap::new(), usize::MAX).lines;

@@ -21,14 +21,14 @@ use tracing::{info, warn};
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
 use crate::reconcile::hosts_text::{RenderedHosts, holders, text};
 use crate::reconcile::lease::{LeaderLease, LeaderTerm};
-use crate::reconcile::node_store::{NamedNode, NodeState, NodeStore};
+use crate::reconcile::node_store::{KubeNodeState, NamedNode, NodeStore};
 use crate::watcher::{ObjectWatcher, WatchHandler};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::Glob;
 
 /// The sources and the target of the node names.
 #[derive(Debug, Clone)]
-pub struct NodeNameParams {
+pub struct NamesReconcilerParams {
     /// Cluster with all the objects.
     pub cluster: Cluster,
     /// Namespace of ConfigMap and Lease.
@@ -54,7 +54,7 @@ pub struct NodeNameParams {
 
 /// Reconciles the ConfigMap while this server holds the Lease.
 pub struct NodeNamesReconciler {
-    params: NodeNameParams,
+    params: NamesReconcilerParams,
     report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
     nodes: Mutex<NodeStore>,
     /// Addresses of the Service; they are not a server's own.
@@ -68,7 +68,10 @@ pub struct NodeNamesReconciler {
 impl NodeNamesReconciler {
     /// Creates the reconciler; sends no request. Calls `report` with whether the ConfigMap is up to date as far as this
     /// server knows, and if not, why.
-    pub fn new(params: NodeNameParams, report: impl Fn(Result<(), String>) + Send + Sync + 'static) -> Self {
+    pub fn new(
+        params: NamesReconcilerParams,
+        report: impl Fn(Result<(), String>) + Send + Sync + 'static,
+    ) -> Self {
         let service = watch::Sender::new(BTreeSet::new());
         let (nodes, left_out) = (Mutex::default(), Mutex::default());
         Self { params, report: Box::new(report), nodes, service, left_out, nodes_changed: Notify::new() }
@@ -82,7 +85,7 @@ impl NodeNamesReconciler {
 
     /// Runs until draining starts.
     pub async fn run(self, drain: Drain) {
-        let NodeNameParams { cluster, namespace, lease, identity, .. } = self.params.clone();
+        let NamesReconcilerParams { cluster, namespace, lease, identity, .. } = self.params.clone();
         let mut lease = LeaderLease::new(cluster, namespace, lease, identity);
         tokio::select! {
             () = self.follow_service() => {}
@@ -151,7 +154,7 @@ impl NodeNamesReconciler {
             sleep_until(next).await;
             let Some(nodes) = self.nodes().whole() else { continue };
             let passed = timeout(REQUEST_TIMEOUT, self.reconcile(term, &nodes, first)).await;
-            match passed.unwrap_or(Err(Stopped::Failed(ClusterError::Silent))) {
+            match passed.unwrap_or(Err(PassError::Failed(ClusterError::Silent))) {
                 Ok(written) => {
                     first = false;
                     if written {
@@ -159,8 +162,8 @@ impl NodeNamesReconciler {
                     }
                     (self.report)(Ok(()));
                 }
-                Err(Stopped::Fenced(why)) => return why,
-                Err(Stopped::Failed(cause)) => (self.report)(Err(cause.to_string())),
+                Err(PassError::Fenced(why)) => return why,
+                Err(PassError::Failed(cause)) => (self.report)(Err(cause.to_string())),
             }
         }
     }
@@ -221,14 +224,14 @@ const RELIST_INTERVAL: Duration = Duration::from_secs(30 * 60);
 const ACQUIRE_RETRY_DELAY: Duration = Duration::from_secs(2);
 
 /// The reason why a pass did not complete.
-pub(crate) enum Stopped {
+pub(crate) enum PassError {
     /// Another holder has written.
     Fenced(String),
     /// An error after which the pass is retried.
     Failed(ClusterError),
 }
 
-impl<E: Into<ClusterError>> From<E> for Stopped {
+impl<E: Into<ClusterError>> From<E> for PassError {
     fn from(cause: E) -> Self {
         Self::Failed(cause.into())
     }
@@ -240,10 +243,10 @@ impl NodeNamesReconciler {
     pub(crate) async fn reconcile(
         &self,
         term: LeaderTerm,
-        nodes: &BTreeMap<String, NodeState>,
+        nodes: &BTreeMap<String, KubeNodeState>,
         first: bool,
-    ) -> Result<bool, Stopped> {
-        let NodeNameParams { cluster, namespace, configmap, key, .. } = &self.params;
+    ) -> Result<bool, PassError> {
+        let NamesReconcilerParams { cluster, namespace, configmap, key, .. } = &self.params;
         let (client, home) = cluster.connect().await?;
         let service = self.look_up(&client, &home).await?;
         let holders = self.holders(&client, &home).await?;
@@ -258,7 +261,7 @@ impl NodeNamesReconciler {
         let found = api.get_opt(configmap).await?;
         let number = found.as_ref().and_then(number);
         if let Some(higher) = number.filter(|number| *number > term.number) {
-            return Err(Stopped::Fenced(format!("term {higher} is newer than ours, {}", term.number)));
+            return Err(PassError::Fenced(format!("term {higher} is newer than ours, {}", term.number)));
         }
         let is_true = found.as_ref().and_then(|map| map.data.as_ref()?.get(key)) == Some(&text);
         if is_true && !(first && number != Some(term.number)) {
@@ -282,7 +285,7 @@ impl NodeNamesReconciler {
                 Ok(true)
             }
             Err(Error::Api(status)) if matches!(status.code, 404 | 409) => {
-                Err(Stopped::Fenced(format!("another writer has changed it: {}", status.message)))
+                Err(PassError::Fenced(format!("another writer has changed it: {}", status.message)))
             }
             Err(cause) => Err(cause.into()),
         }
@@ -327,7 +330,7 @@ impl NodeNamesReconciler {
 
     /// Returns the number of the term that has written last, or 0 if none has.
     pub(crate) async fn written_term(&self) -> Result<i32, ClusterError> {
-        let NodeNameParams { cluster, namespace, configmap, .. } = &self.params;
+        let NamesReconcilerParams { cluster, namespace, configmap, .. } = &self.params;
         let lookup = timeout(REQUEST_TIMEOUT, async {
             let (client, _) = cluster.connect().await?;
             let found = Api::<ConfigMap>::namespaced(client, namespace).get_opt(configmap).await?;

@@ -10,19 +10,19 @@ use kube::runtime::watcher::Event;
 use kube::{Resource, ResourceExt as _};
 use serde::Deserialize;
 
-use crate::partial::{NodeStatus, part_of};
+use crate::partial::{PartialNodeStatus, part_of};
 
 /// The Nodes, and those received so far of a list in progress.
 #[derive(Debug, Default)]
 pub(crate) struct NodeStore {
-    known: BTreeMap<String, NodeState>,
-    listing: Option<BTreeMap<String, NodeState>>,
+    known: BTreeMap<String, KubeNodeState>,
+    listing: Option<BTreeMap<String, KubeNodeState>>,
     listed: bool,
 }
 
 /// The facts about a Node that decide on its line in the hosts file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct NodeState {
+pub(crate) struct KubeNodeState {
     /// Whether the node is only reachable through the tunnel.
     pub(crate) is_edge: bool,
     /// InternalIPs of the Node, or its ExternalIPs if it has none; at most 8.
@@ -34,24 +34,27 @@ pub(crate) struct NodeState {
 pub(crate) struct NamedNode {
     metadata: ObjectMeta,
     #[serde(default)]
-    status: NodeStatus,
+    status: PartialNodeStatus,
 }
 
 part_of!(NamedNode, whole::Node);
 
 impl NamedNode {
     /// Returns the state of this Node. The argument is label and value of edges.
-    pub(crate) fn seen(&self, (label, value): &(String, String)) -> NodeState {
+    pub(crate) fn seen(&self, (label, value): &(String, String)) -> KubeNodeState {
         let labels = self.metadata.labels.as_ref();
         let is_edge = labels.and_then(|all| all.get(label)).is_some_and(|found| found == value);
         let internal: BTreeSet<IpAddr> = self.status.ips("InternalIP");
-        NodeState { is_edge, ips: if internal.is_empty() { self.status.ips("ExternalIP") } else { internal } }
+        KubeNodeState {
+            is_edge,
+            ips: if internal.is_empty() { self.status.ips("ExternalIP") } else { internal },
+        }
     }
 }
 
 impl NodeStore {
     /// Returns all Nodes, or `None` until they are listed.
-    pub(crate) fn whole(&self) -> Option<BTreeMap<String, NodeState>> {
+    pub(crate) fn whole(&self) -> Option<BTreeMap<String, KubeNodeState>> {
         self.listed.then(|| self.known.clone())
     }
 

@@ -21,7 +21,7 @@ use tunnel_base::policy::ports::ConfigMapPorts;
 
 /// Parameters of a [`PortWatch`]: the ConfigMap that lists node ports, and the Service that gets them.
 #[derive(Debug, Clone)]
-pub struct PortParams {
+pub struct PortWatchParams {
     /// Cluster with all the objects. The Service is in the server's namespace.
     pub cluster: Cluster,
     /// Namespace of the ConfigMap.
@@ -41,7 +41,7 @@ pub struct PortParams {
 /// A watch of the ConfigMap. The last known ports apply while kube-apiserver does not answer. Without a ConfigMap, only
 /// the kubelet's port is served.
 pub struct PortWatch {
-    params: PortParams,
+    params: PortWatchParams,
     ports: watch::Sender<ConfigMapPorts>,
     report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
     /// Errors logged last.
@@ -53,7 +53,7 @@ pub struct PortWatch {
 impl PortWatch {
     /// Creates a watch; sends no request. Calls `report` with whether all listed ports are served, and if not, why. It
     /// must not block.
-    pub fn new(params: PortParams, report: impl Fn(Result<(), String>) + Send + Sync + 'static) -> Self {
+    pub fn new(params: PortWatchParams, report: impl Fn(Result<(), String>) + Send + Sync + 'static) -> Self {
         let ports = watch::Sender::new(ConfigMapPorts::default());
         Self {
             params,
@@ -71,7 +71,7 @@ impl PortWatch {
 
     /// Runs the watch until draining starts.
     pub async fn follow(self, drain: Drain) {
-        let PortParams { cluster, namespace, configmap, .. } = &self.params;
+        let PortWatchParams { cluster, namespace, configmap, .. } = &self.params;
         let what = format!("ConfigMap {namespace}/{configmap}");
         let which = watcher::Config::default().fields(&format!("metadata.name={configmap}"));
         let followed = ObjectWatcher { cluster, what: &what, which };
@@ -102,7 +102,7 @@ impl PortWatch {
     ///
     /// Both are read again each time: a server that learns of a change late must not undo the writes of others.
     async fn reconcile(&self) -> Result<Vec<String>, ClusterError> {
-        let PortParams { cluster, namespace, configmap, service, own, .. } = &self.params;
+        let PortWatchParams { cluster, namespace, configmap, service, own, .. } = &self.params;
         let (client, home) = cluster.connect().await?;
         let map = Api::<ConfigMap>::namespaced(client.clone(), namespace).get_opt(configmap).await?;
         let data = map.and_then(|map| map.data).unwrap_or_default();

@@ -15,7 +15,7 @@ use tunnel_net::tcp_info::TcpInfo;
 
 /// The congestion window of one link, derived from the kernel's readings (`TCP_INFO`) of its TCP connection.
 #[derive(Debug)]
-pub(crate) struct TcpInfoWindow {
+pub(crate) struct TcpInfoCongestion {
     pub(crate) cap: CongestionWindow,
     /// Set while there is an interactive link next to this one.
     cruise: Option<Cruise>,
@@ -38,7 +38,7 @@ pub(crate) struct TcpInfoWindow {
     allowed: Option<i64>,
 }
 
-impl TcpInfoWindow {
+impl TcpInfoCongestion {
     /// Creates the state after the first reading.
     pub(crate) fn new(reading: TcpInfo, sent: u64, now: Instant) -> Self {
         let mut this = Self {

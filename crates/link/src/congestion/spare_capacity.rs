@@ -16,7 +16,7 @@ use crate::congestion::window::CongestionWindow;
 #[derive(Debug)]
 pub(crate) struct Cruise {
     /// When bulk started to fill the line.
-    began: Mark,
+    began: LinkProgress,
     /// Rates in bytes per second while bulk filled the line, latest first. Some of them are too low by chance.
     rates: [u64; RATES_KEPT],
     /// End of the cruise, and the shortest RTT seen during it; `None` while bulk fills the line.
@@ -25,7 +25,7 @@ pub(crate) struct Cruise {
 
 /// The progress of a link at one moment, to measure what happens after it.
 #[derive(Debug, Clone, Copy)]
-struct Mark {
+struct LinkProgress {
     at: Instant,
     /// Consecutive rounds in which the line was full.
     full: u32,
@@ -37,7 +37,7 @@ impl Cruise {
     /// Starts filling the line when `sent` bytes have been pulled.
     pub(crate) fn new(cap: &CongestionWindow, sent: u64, now: Instant) -> Self {
         Self {
-            began: Mark { at: now, full: cap.rounds_at_limit(), sent },
+            began: LinkProgress { at: now, full: cap.rounds_at_limit(), sent },
             rates: [0; RATES_KEPT],
             until: None,
         }
@@ -52,7 +52,7 @@ impl Cruise {
         sent: u64,
         now: Instant,
     ) -> Option<Duration> {
-        let (here, began) = (Mark { at: now, full: cap.rounds_at_limit(), sent }, self.began);
+        let (here, began) = (LinkProgress { at: now, full: cap.rounds_at_limit(), sent }, self.began);
         self.until = self.until.map(|(until, least)| (until, least.min(rtt)));
         if here.full.saturating_sub(began.full) >= ROUNDS_TO_KNOW {
             // A full line during a cruise as well: then the line has become narrower.

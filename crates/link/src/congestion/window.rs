@@ -25,11 +25,11 @@ pub(crate) struct CongestionWindow {
     /// Bytes per second of the latest rounds. Deliveries are known in steps, so a single round may show far too little;
     /// the best of them is the line's rate.
     rates: VecDeque<u64>,
-    round: Round,
+    round: RttRound,
     /// Time spent at the limit since the minimum RTT was last renewed.
     capped_for: Duration,
-    renewal: Option<ProbeRtt>,
-    trial: Option<WindowCut>,
+    renewal: Option<ProbeRttPhase>,
+    trial: Option<WindowCutTrial>,
     /// Whether the doubling has just ended.
     overshot: bool,
     /// Whether much was in flight in the previous round. If not, a queue on the line is older, or not ours.
@@ -58,7 +58,7 @@ impl CongestionWindow {
             least: None,
             rate: None,
             rates: VecDeque::with_capacity(ROUNDS_KEPT),
-            round: Round::default(),
+            round: RttRound::default(),
             capped_for: Duration::ZERO,
             renewal: None,
             trial: None,
@@ -135,9 +135,9 @@ impl CongestionWindow {
         self.round.least = Some(self.round.least.map_or(rtt, |least| least.min(rtt)));
         self.noise.sample(rtt);
         self.busy_at = if self.round.near { Some(now) } else { self.busy_at };
-        let next = Round { since: Some(now), delivered, ..Round::default() };
+        let next = RttRound { since: Some(now), delivered, ..RttRound::default() };
         let Some(since) = self.round.since else {
-            self.round = Round { hit: self.round.hit, near: self.round.near, low: self.round.low, ..next };
+            self.round = RttRound { hit: self.round.hit, near: self.round.near, low: self.round.low, ..next };
             return;
         };
         let (Some(shortest), Some(least)) = (self.round.least, self.least) else { return };
@@ -202,7 +202,8 @@ impl CongestionWindow {
         if hit {
             self.capped_for += took;
             if self.capped_for >= renew_after(least) {
-                (self.full, self.trial, self.renewal) = (0, None, Some(ProbeRtt { step: 0, least: None }));
+                (self.full, self.trial, self.renewal) =
+                    (0, None, Some(ProbeRttPhase { step: 0, least: None }));
             }
         }
     }
@@ -216,7 +217,7 @@ impl CongestionWindow {
             self.noise.learn(self.round.least.unwrap_or(here).saturating_sub(least));
             return;
         }
-        let trial = self.trial.take().unwrap_or(WindowCut { bytes, rtt: here, shorter: Duration::ZERO });
+        let trial = self.trial.take().unwrap_or(WindowCutTrial { bytes, rtt: here, shorter: Duration::ZERO });
         if trial.shorter >= self.target(least) && here + trial.shorter / 2 > trial.rtt {
             // With less in flight the queue is as long as before, so it is not ours.
             (self.least, self.bytes) = (Some(here), trial.bytes);
@@ -225,7 +226,7 @@ impl CongestionWindow {
         let lowered = target.clamp(MIN_CWND, bytes);
         let less = time_of(bytes - lowered, best).min(here.saturating_sub(least));
         // Most of what was sent during the doubling has yet to reach the queue, so this cut proves nothing.
-        let tried = WindowCut { shorter: trial.shorter + less, ..trial };
+        let tried = WindowCutTrial { shorter: trial.shorter + less, ..trial };
         self.overshot = std::mem::take(&mut self.doubling);
         self.trial = (!self.overshot).then_some(tried);
         (self.bytes, self.probing_cooldown, self.grown, self.steady) = (lowered, 1, 0, 0);
@@ -327,7 +328,7 @@ const ALLOWED: Duration = Duration::from_millis(8);
 
 /// One RTT, or 10 ms if that is longer.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Round {
+pub(crate) struct RttRound {
     pub(crate) since: Option<Instant>,
     pub(crate) delivered: u64,
     pub(crate) least: Option<Duration>,
@@ -340,7 +341,7 @@ pub(crate) struct Round {
 
 /// Some rounds below the window that drain the queue which we may keep standing ourselves.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ProbeRtt {
+pub(crate) struct ProbeRttPhase {
     /// Index of the current step.
     pub(crate) step: usize,
     pub(crate) least: Option<Duration>,
@@ -348,7 +349,7 @@ pub(crate) struct ProbeRtt {
 
 /// A trial after the window was cut: does the queue become shorter?
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct WindowCut {
+pub(crate) struct WindowCutTrial {
     /// The window and the RTT before the cut.
     pub(crate) bytes: u64,
     pub(crate) rtt: Duration,

@@ -16,12 +16,12 @@ use tonic::Status;
 
 use crate::grpc::call_body::CallBody;
 use crate::grpc::enrol::{self, EnrolRequest};
-use crate::grpc::read_ahead::{Bounded, ReadAhead};
+use crate::grpc::read_ahead::{BoundedReadStream, ReadAhead};
 use crate::grpc::{FRAME, GRPC, LinkContext, METADATA, PATH, SEND_BUFFER, WINDOW, ends, outbound};
 use crate::link::{Link, RemoteInfo};
 use crate::liveness::{HTTP2_PING_EDGE_AFTER, HTTP2_PING_TIMEOUT};
 use crate::plain;
-use crate::sender::stats::LinkEndpoints;
+use crate::sender::stats::LinkDescription;
 use tunnel_base::names::{NodeName, UserName};
 use tunnel_net::limiter::Permit;
 use tunnel_net::path_mtu::padding;
@@ -29,7 +29,7 @@ use tunnel_net::socket::Connection;
 use tunnel_net::tcp_info::TcpInfoReader;
 use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_proto::frame::Remote;
-use tunnel_proto::hello::{Caller, Hello, HelloError, LinkPurpose, is_padded, pad, user_agent};
+use tunnel_proto::hello::{Hello, HelloError, LinkCaller, LinkPurpose, is_padded, pad, user_agent};
 
 /// What arrives at the listener for links.
 #[derive(Debug)]
@@ -47,19 +47,19 @@ pub struct Call {
     /// The caller's address.
     pub from: SocketAddr,
     /// The caller as described by its hello. A peer is authenticated by its certificate, others not yet.
-    pub caller: Caller,
+    pub caller: LinkCaller,
     /// The client certificate that the connection presented, if any.
-    pub certificate: Certificate,
+    pub certificate: CallerCertificate,
     incoming: Incoming,
     /// `None` closes the connection without a response.
     answer: oneshot::Sender<Option<Response<CallBody>>>,
-    ends: LinkEndpoints,
-    shared: ConnectionState,
+    ends: LinkDescription,
+    shared: LinkConnectionState,
 }
 
 /// The client certificate that the handshake has accepted.
 #[derive(Debug, Clone)]
-pub enum Certificate {
+pub enum CallerCertificate {
     /// No certificate.
     None,
     /// A peer's certificate.
@@ -74,7 +74,7 @@ pub enum Certificate {
 #[derive(Debug)]
 pub struct PendingConnection {
     /// The certificate that it has presented.
-    pub certificate: Certificate,
+    pub certificate: CallerCertificate,
     /// When the connection is closed if it still has no accepted call.
     pub until: Instant,
     /// Its permit for waiting, released once a call is accepted. The code that admits connections watches it.
@@ -142,8 +142,8 @@ where
         from,
         certificate: waiting.certificate.clone(),
         arrivals,
-        ends: LinkEndpoints { remote: Some(from), ..ends(&io) },
-        shared: ConnectionState {
+        ends: LinkDescription { remote: Some(from), ..ends(&io) },
+        shared: LinkConnectionState {
             link_context: link_context.clone(),
             ahead: ahead.clone(),
             tcp_info: io.tcp().and_then(TcpInfoReader::of),
@@ -156,7 +156,7 @@ where
         Box::pin(handler.clone().answer(request))
     });
     // Boxed outside of any async block: an async block would store it twice for the lifetime of the link.
-    let io = TokioIo::new(Bounded { io, hook: ahead });
+    let io = TokioIo::new(BoundedReadStream { io, hook: ahead });
     let mut serving = Box::pin(http().serve_connection(io, service));
     Box::pin(async move {
         let lost = waiting.permit.revoked();
@@ -205,11 +205,11 @@ impl Call {
     pub fn accept(self, peer: Remote) -> Link {
         let instance = self.caller.instance();
         let mut is_interactive = false;
-        if let Caller::Edge(hello) = &self.caller {
+        if let LinkCaller::Edge(hello) = &self.caller {
             is_interactive = hello.purpose == LinkPurpose::Interactive;
             self.shared.ahead.set_purpose(hello.purpose);
         }
-        let ConnectionState { link_context, ahead, tcp_info, connection, accepted } = self.shared;
+        let LinkConnectionState { link_context, ahead, tcp_info, connection, accepted } = self.shared;
         let outbound = outbound(peer, instance, &link_context);
         outbound.sender.set_tcp_info_reader(tcp_info);
         outbound.sender.set_endpoints(self.ends);
@@ -267,16 +267,16 @@ impl From<CallRejection> for Status {
 #[derive(Debug, Clone)]
 struct CallHandler {
     from: SocketAddr,
-    certificate: Certificate,
+    certificate: CallerCertificate,
     arrivals: mpsc::Sender<IncomingCall>,
-    ends: LinkEndpoints,
-    shared: ConnectionState,
+    ends: LinkDescription,
+    shared: LinkConnectionState,
 }
 
 /// State of one accepted connection: each of its calls has a clone, and the call that is accepted passes it to its
 /// link.
 #[derive(Debug, Clone)]
-struct ConnectionState {
+struct LinkConnectionState {
     link_context: LinkContext,
     ahead: ReadAhead,
     tcp_info: Option<TcpInfoReader>,
@@ -309,8 +309,10 @@ impl CallHandler {
             return self.refuse(status, "unknown_method");
         }
         let (parts, incoming) = request.into_parts();
-        let caller = match Caller::from_request(&parts.headers, matches!(self.certificate, Certificate::Peer))
-        {
+        let caller = match LinkCaller::from_request(
+            &parts.headers,
+            matches!(self.certificate, CallerCertificate::Peer),
+        ) {
             Ok(caller) => caller,
             Err(e @ (HelloError::BadRole(_) | HelloError::NoCertificate)) => {
                 return self.refuse(Status::unauthenticated(e.to_string()), "bad_role");
@@ -324,7 +326,7 @@ impl CallHandler {
             return self.refuse(Status::unimplemented(why), "plain_dialect");
         }
         let (answer, answered) = oneshot::channel();
-        let is_server = matches!(caller, Caller::Peer { .. });
+        let is_server = matches!(caller, LinkCaller::Peer { .. });
         let server_name = is_server.then(|| Hello::server_name(&parts.headers)).flatten();
         let call = Call {
             from: self.from,
@@ -332,7 +334,7 @@ impl CallHandler {
             certificate: self.certificate.clone(),
             incoming,
             answer,
-            ends: LinkEndpoints { version: user_agent(&parts.headers), server_name, ..self.ends.clone() },
+            ends: LinkDescription { version: user_agent(&parts.headers), server_name, ..self.ends.clone() },
             shared: self.shared.clone(),
         };
         if self.arrivals.try_send(IncomingCall::Call(Box::new(call))).is_err() {

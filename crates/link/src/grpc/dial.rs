@@ -13,22 +13,22 @@ use tracing::Span;
 
 use crate::grpc::call_body::CallBody;
 use crate::grpc::inbound::cause;
-use crate::grpc::read_ahead::{Bounded, ReadAhead};
+use crate::grpc::read_ahead::{BoundedReadStream, ReadAhead};
 use crate::grpc::{FRAME, GRPC, LinkContext, METADATA, PATH, SEND_BUFFER, WINDOW, ends, outbound};
 use crate::link::{Link, OutboundStream, RemoteInfo};
 use crate::liveness::{HTTP2_PING_AFTER, HTTP2_PING_TIMEOUT};
 use crate::plain;
-use crate::sender::stats::LinkEndpoints;
+use crate::sender::stats::LinkDescription;
 use tunnel_base::logging::printable::printable;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_net::path_mtu::padding;
 use tunnel_net::socket::Connection;
 use tunnel_net::tcp_info::TcpInfoReader;
-use tunnel_net::tls::error::HandshakeError;
+use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_proto::codec::encode;
 use tunnel_proto::codec::extended::heartbeat;
 use tunnel_proto::frame::Remote;
-use tunnel_proto::hello::{Caller, Hello, LinkPurpose, OtherVersion, pad, user_agent};
+use tunnel_proto::hello::{Hello, LinkCaller, LinkPurpose, OtherVersion, pad, user_agent};
 
 /// Why a link to a server could not be established.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +41,7 @@ pub enum LinkDialError {
     Stopping,
     /// The server rejected this end's certificate, or requires one. In TLS 1.3 it does so after the handshake.
     #[error("the server closed the connection: {0}; its log has the reason")]
-    CertificateRejected(HandshakeError),
+    CertificateRejected(TlsHandshakeError),
     /// The server rejected the call. The usual causes are a wrong token or node name.
     #[error("rejected by the server: {message} ({code:?})")]
     Refused {
@@ -152,8 +152,8 @@ where
     Ok(answered.link(Remote::Server(node.clone()), link_context))
 }
 
-/// Turns an encrypted connection to a peer into a link; `is_backup` makes it the backup of an older link. The connection
-/// has presented our certificate.
+/// Turns an encrypted connection to a peer into a link; `is_backup` makes it the backup of an older link. The
+/// connection has presented our certificate.
 pub async fn dial_peer<IO>(
     io: IO,
     authority: &str,
@@ -164,7 +164,7 @@ where
     IO: Connection + 'static,
 {
     let own = link_context.table.instance();
-    let mut metadata = Caller::peer_request(own);
+    let mut metadata = LinkCaller::peer_request(own);
     if is_backup {
         Hello::with_purpose(&mut metadata, LinkPurpose::Backup);
     }
@@ -181,12 +181,12 @@ where
 }
 
 /// A server's response to the call of this process, with all parts of the link that it becomes unless it is a refusal.
-struct CallResponse {
+struct LinkCallResponse {
     headers: http::response::Parts,
     incoming: Incoming,
     ahead: ReadAhead,
     tcp_info: Option<TcpInfoReader>,
-    ends: LinkEndpoints,
+    ends: LinkDescription,
     instance: Option<Instance>,
     /// Passes the link's outbound stream to the body of the call.
     agree: oneshot::Sender<OutboundStream>,
@@ -194,7 +194,7 @@ struct CallResponse {
     connection: DropGuard,
 }
 
-impl CallResponse {
+impl LinkCallResponse {
     fn refusal(&self) -> Result<(), LinkDialError> {
         if let Some(status) = Status::from_header_map(&self.headers.headers) {
             return Err(LinkDialError::Refused { code: status.code(), message: printable(status.message()) });
@@ -227,7 +227,7 @@ async fn call<IO>(
     mut metadata: HeaderMap,
     node: &NodeName,
     link_context: &LinkContext,
-) -> Result<CallResponse, LinkDialError>
+) -> Result<LinkCallResponse, LinkDialError>
 where
     IO: Connection + 'static,
 {
@@ -247,7 +247,7 @@ where
         .max_header_list_size(METADATA)
         .keep_alive_interval(Some(HTTP2_PING_AFTER))
         .keep_alive_timeout(HTTP2_PING_TIMEOUT)
-        .handshake::<_, CallBody>(TokioIo::new(Bounded { io, hook: ahead.clone() }))
+        .handshake::<_, CallBody>(TokioIo::new(BoundedReadStream { io, hook: ahead.clone() }))
         .await
         .map_err(broken)?;
     let connection = CancellationToken::new();
@@ -270,8 +270,8 @@ where
     let (headers, incoming) = response.into_parts();
     let instance = Hello::from_response(&headers.headers)?;
     let (version, server_name) = (user_agent(&headers.headers), Hello::server_name(&headers.headers));
-    let ends = LinkEndpoints { version, server_name, dialled: true, ..ends };
-    Ok(CallResponse { headers, incoming, ahead, tcp_info, ends, instance, agree, connection })
+    let ends = LinkDescription { version, server_name, dialled: true, ..ends };
+    Ok(LinkCallResponse { headers, incoming, ahead, tcp_info, ends, instance, agree, connection })
 }
 
 fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Request<CallBody>, LinkDialError> {

@@ -32,13 +32,13 @@ pub struct EnrolRequest {
     /// The caller's address.
     pub from: SocketAddr,
     /// The requested method.
-    pub wish: EnrolMethod,
+    pub wish: EnrolOperation,
     answer: oneshot::Sender<Result<String, SessionError>>,
 }
 
 /// The requested method with its parameters. All of them come from an untrusted caller.
 #[derive(Debug)]
-pub enum EnrolMethod {
+pub enum EnrolOperation {
     /// Returns the CA of the servers' certificates.
     Ca,
     /// Joins as a node or device.
@@ -107,13 +107,14 @@ where
 {
     let response = match request.uri().path() {
         GET_CA => {
-            let get_ca = service_fn(|_: tonic::Request<GetCaRequest>| ask(from, EnrolMethod::Ca, &hand_on));
+            let get_ca =
+                service_fn(|_: tonic::Request<GetCaRequest>| ask(from, EnrolOperation::Ca, &hand_on));
             unary_server().unary(get_ca, request).await
         }
         JOIN => {
             let join = service_fn(|request: tonic::Request<JoinRequest>| {
                 let JoinRequest { secret, node: name, token } = request.into_inner();
-                ask(from, EnrolMethod::Join(JoinParams { secret, name, token }), &hand_on)
+                ask(from, EnrolOperation::Join(JoinParams { secret, name, token }), &hand_on)
             });
             unary_server().unary(join, request).await
         }
@@ -132,7 +133,7 @@ where
 /// Passes a request to its handler and returns the answer.
 async fn ask(
     from: SocketAddr,
-    wish: EnrolMethod,
+    wish: EnrolOperation,
     hand_on: &(impl Fn(EnrolRequest) -> bool + Sync),
 ) -> Result<Response<CaReply>, Status> {
     let (answer, answered) = oneshot::channel();
@@ -155,14 +156,14 @@ async fn ask(
 /// # Errors
 ///
 /// Fails if the server does not answer or rejects the request.
-pub async fn call_enrol<IO>(io: IO, authority: &str, wish: EnrolMethod) -> Result<String, EnrolCallError>
+pub async fn call_enrol<IO>(io: IO, authority: &str, wish: EnrolOperation) -> Result<String, EnrolCallError>
 where
     IO: Connection + 'static,
 {
     let channel = channel(io, authority).await?;
     let answer = match wish {
-        EnrolMethod::Ca => unary(channel, GET_CA, GetCaRequest {}).await,
-        EnrolMethod::Join(JoinParams { secret, name, token }) => {
+        EnrolOperation::Ca => unary(channel, GET_CA, GetCaRequest {}).await,
+        EnrolOperation::Join(JoinParams { secret, name, token }) => {
             unary(channel, JOIN, JoinRequest { secret, node: name, token }).await
         }
     };

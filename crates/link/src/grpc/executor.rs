@@ -13,8 +13,8 @@ use pin_project_lite::pin_project;
 
 /// Spawns hyper's tasks. A task that wakes itself is polled again at once.
 ///
-/// For each frame, hyper's task of a call registers its waker, and then reserves room in the stream, which wakes it. tokio
-/// would put the task at the end of its queue and start another thread for it: 15 % of the time of an echo.
+/// For each frame, hyper's task of a call registers its waker, and then reserves room in the stream, which wakes it.
+/// tokio would put the task at the end of its queue and start another thread for it: 15 % of the time of an echo.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LinkExecutor;
 
@@ -32,14 +32,14 @@ pin_project! {
     struct SelfWaking<F> {
         #[pin]
         task: F,
-        wakes: Arc<Wakes>,
+        wakes: Arc<TaskWaker>,
         waker: Waker,
     }
 }
 
 /// Where the wakes of a task go.
 #[derive(Debug, Default)]
-struct Wakes {
+struct TaskWaker {
     /// One of [`WAITING`], [`POLLED`] and [`WOKEN`].
     state: AtomicU8,
     runtime: AtomicWaker,
@@ -54,7 +54,7 @@ const WOKEN: u8 = 2;
 
 impl<F> SelfWaking<F> {
     fn new(task: F) -> Self {
-        let wakes = Arc::<Wakes>::default();
+        let wakes = Arc::<TaskWaker>::default();
         Self { task, waker: wakes.clone().into(), wakes }
     }
 }
@@ -80,7 +80,7 @@ impl<F: Future> Future for SelfWaking<F> {
     }
 }
 
-impl Wake for Wakes {
+impl Wake for TaskWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }

@@ -9,7 +9,7 @@ use tunnel_base::logging::printable::printable;
 
 /// The reason why the gRPC stream of a link ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum StreamEnd {
+pub enum GrpcStreamEnd {
     /// The remote end closed it, or the connection broke; with a readable cause.
     Closed(String),
     /// The remote answered ALREADY_EXISTS: another live process has this one's name, or the caller dialled itself. An
@@ -18,13 +18,13 @@ pub enum StreamEnd {
 }
 
 /// Returns how the stream ended whose last frame has these trailers.
-pub(super) fn end_of(trailers: Option<&HeaderMap>) -> StreamEnd {
+pub(super) fn end_of(trailers: Option<&HeaderMap>) -> GrpcStreamEnd {
     match trailers.and_then(Status::from_header_map) {
         Some(status) if status.code() == Code::AlreadyExists => {
-            StreamEnd::NameTaken(printable(status.message()))
+            GrpcStreamEnd::NameTaken(printable(status.message()))
         }
-        Some(status) if status.code() != Code::Ok => StreamEnd::Closed(printable(status.message())),
-        _ => StreamEnd::Closed(END.into()),
+        Some(status) if status.code() != Code::Ok => GrpcStreamEnd::Closed(printable(status.message())),
+        _ => GrpcStreamEnd::Closed(END.into()),
     }
 }
 

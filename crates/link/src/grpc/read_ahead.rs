@@ -17,11 +17,11 @@ use http_body::Body as _;
 use hyper::body::Incoming;
 use tokio::io::ReadBuf;
 
-use crate::grpc::inbound::{END, StreamEnd, cause, end_of};
+use crate::grpc::inbound::{END, GrpcStreamEnd, cause, end_of};
 use tunnel_net::hooked::{Hooked, ReadHook};
 use tunnel_net::listen::tune_interactive;
 use tunnel_net::socket::Connection;
-use tunnel_net::tls::error::HandshakeError;
+use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_proto::hello::LinkPurpose;
 
 /// Bytes read from one connection and not yet taken by its link; shared by both. Cheap to clone.
@@ -41,7 +41,7 @@ struct Shared {
     /// Whether any byte was read from the connection.
     has_received: AtomicBool,
     /// The alert by which the remote rejected this end's certificate. In TLS 1.3 it follows the caller's handshake.
-    rejection: OnceLock<HandshakeError>,
+    rejection: OnceLock<TlsHandshakeError>,
     connection: AtomicWaker,
     link: AtomicWaker,
 }
@@ -51,7 +51,7 @@ struct Shared {
 pub(crate) struct ReadPauseGuard(ReadAhead);
 
 /// An encrypted connection that is read at most [`MAX_READ_AHEAD`] bytes ahead of its link.
-pub(crate) type Bounded<IO> = Hooked<IO, ReadAhead>;
+pub(crate) type BoundedReadStream<IO> = Hooked<IO, ReadAhead>;
 
 impl ReadAhead {
     /// Marks the link as left unread.
@@ -66,7 +66,7 @@ impl ReadAhead {
     }
 
     /// Returns the alert by which the remote rejected this end's certificate, if it has.
-    pub(crate) fn rejection(&self) -> Option<&HandshakeError> {
+    pub(crate) fn rejection(&self) -> Option<&TlsHandshakeError> {
         self.0.rejection.get()
     }
 
@@ -75,7 +75,7 @@ impl ReadAhead {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub(crate) async fn next_piece(&self, mut incoming: Pin<&mut Incoming>) -> Result<Bytes, StreamEnd> {
+    pub(crate) async fn next_piece(&self, mut incoming: Pin<&mut Incoming>) -> Result<Bytes, GrpcStreamEnd> {
         let next = poll_fn(|cx| {
             let next = incoming.as_mut().poll_frame(cx);
             if next.is_pending() {
@@ -85,8 +85,8 @@ impl ReadAhead {
         });
         let piece = match next.await {
             Some(Ok(frame)) => frame.into_data().map_err(|frame| end_of(frame.trailers_ref()))?,
-            Some(Err(e)) => return Err(StreamEnd::Closed(cause(&e))),
-            None => return Err(StreamEnd::Closed(END.into())),
+            Some(Err(e)) => return Err(GrpcStreamEnd::Closed(cause(&e))),
+            None => return Err(GrpcStreamEnd::Closed(END.into())),
         };
         self.took(piece.len());
         Ok(piece)
@@ -153,7 +153,7 @@ impl<T: Connection> ReadHook<T> for ReadAhead {
             self.0.has_received.store(true, SeqCst);
         }
         if let Poll::Ready(Err(error)) = &read
-            && let alert @ HandshakeError::AlertReceived(_) = HandshakeError::of(error)
+            && let alert @ TlsHandshakeError::AlertReceived(_) = TlsHandshakeError::of(error)
         {
             let _ = self.0.rejection.set(alert);
         }
@@ -190,7 +190,7 @@ mod tests {
     }
 
     /// Returns how many bytes are read from an endless stream before the bound applies.
-    async fn reads(bounded: &mut Bounded<Endless>) -> usize {
+    async fn reads(bounded: &mut BoundedReadStream<Endless>) -> usize {
         let (mut all, mut buf) = (0, [0; 8192]);
         while let Some(read) = tokio::task::unconstrained(bounded.read(&mut buf)).now_or_never() {
             all += read.unwrap();
@@ -205,7 +205,7 @@ mod tests {
     #[tokio::test]
     async fn a_connection_is_read_a_bound_ahead_and_goes_on_as_its_link_takes() {
         let ahead = ReadAhead::default();
-        let mut bounded = Bounded { io: endless(), hook: ahead.clone() };
+        let mut bounded = BoundedReadStream { io: endless(), hook: ahead.clone() };
         assert_eq!(reads(&mut bounded).await, MAX_READ_AHEAD);
         assert_eq!(reads(&mut bounded).await, 0);
         ahead.took(16 * 1024 - FRAME_HEAD);
@@ -217,7 +217,7 @@ mod tests {
     #[tokio::test]
     async fn while_a_link_is_left_unread_another_that_has_taken_all_frees_nothing() {
         let ahead = ReadAhead::default();
-        let mut bounded = Bounded { io: endless(), hook: ahead.clone() };
+        let mut bounded = BoundedReadStream { io: endless(), hook: ahead.clone() };
         let stalled = ahead.stall();
         assert_eq!(reads(&mut bounded).await, MAX_READ_AHEAD);
         catches_up(&ahead);
@@ -230,7 +230,7 @@ mod tests {
     #[tokio::test]
     async fn a_connection_at_its_bound_wakes_its_link_and_is_woken_by_it() {
         let ahead = ReadAhead::default();
-        let mut bounded = Bounded { io: endless(), hook: ahead.clone() };
+        let mut bounded = BoundedReadStream { io: endless(), hook: ahead.clone() };
         let (link, connection) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
         ahead.on_all_taken(&Context::from_waker(&link.clone().into()));
         assert_eq!(reads(&mut bounded).await, MAX_READ_AHEAD);

@@ -82,8 +82,8 @@ impl Bindings {
             }
             return RelayStep::Pass { to, epoch };
         }
-        // The end of an older attempt does not concern this one. An epoch newer than the binding's does: the opener gave
-        // up a newer attempt before its Open or Resume was sent, and has left this one too.
+        // The end of an older attempt does not concern this one. An epoch newer than the binding's does: the opener
+        // gave up a newer attempt before its Open or Resume was sent, and has left this one too.
         if frame.epoch().is_some_and(|of| of < epoch) {
             return RelayStep::Ignore;
         }
@@ -114,7 +114,7 @@ pub(super) struct Binding {
     /// The search for that path, until the attempt is answered; `None` if there is none.
     pub(super) seeker: Option<SearchGuard>,
     /// Reports the end of the binding; `None` if it is not watched.
-    pub(super) watch: Option<EndWatch>,
+    pub(super) watch: Option<BindingEndReporter>,
 }
 
 impl Binding {
@@ -142,7 +142,7 @@ impl Binding {
 
 /// How the path of a relayed session through this server has ended.
 #[derive(Debug)]
-pub struct RelayEnd {
+pub struct RelayOutcome {
     /// Why the session ended, or was refused. `None` if only this path ended.
     pub why: Option<SessionError>,
     /// Bytes that passed from the opener to the acceptor, repeated ones included.
@@ -153,22 +153,22 @@ pub struct RelayEnd {
 
 /// Reports the end of a binding when dropped with it, which happens without the lock of the bindings.
 #[derive(Debug)]
-pub(super) struct EndWatch {
+pub(super) struct BindingEndReporter {
     pub(super) why: Option<SessionError>,
     /// The queue to the acceptor, once there is a path.
     pub(super) up: Option<Arc<RelayQueue>>,
     /// The queue to the opener.
     pub(super) down: Arc<RelayQueue>,
-    pub(super) reply: Option<oneshot::Sender<RelayEnd>>,
+    pub(super) reply: Option<oneshot::Sender<RelayOutcome>>,
 }
 
-impl Drop for EndWatch {
+impl Drop for BindingEndReporter {
     fn drop(&mut self) {
         if let Some(reply) = self.reply.take() {
             let to_acceptor = self.up.as_ref().map_or(0, |queue| queue.passed());
             let (why, to_opener) = (self.why.take(), self.down.passed());
             // Fails if no task waits any longer.
-            let _ = reply.send(RelayEnd { why, to_acceptor, to_opener });
+            let _ = reply.send(RelayOutcome { why, to_acceptor, to_opener });
         }
     }
 }

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::lock::Mutex;
-use crate::schedule::frame_source::{FrameSource, QueuePlaces, SendRequest, Sent, Turn};
+use crate::schedule::frame_source::{FrameSource, QueueMembership, QueueRequest, Turn, TurnOutput};
 use tunnel_proto::budget::LinkReservation;
 use tunnel_proto::frame::{SessionFrame, SessionKey};
 use tunnel_proto::halves::joined;
@@ -24,7 +24,7 @@ use tunnel_proto::state::{ControlPriority, LinkId};
 #[derive(Debug)]
 pub(crate) struct RelayQueue {
     key: SessionKey,
-    queue: Mutex<Queue>,
+    queue: Mutex<QueuedFrames>,
     /// Set once it is closed. The link sender reads it without the queue's lock, to drop stale entries. An outdated
     /// read only keeps an entry a little longer.
     closed: AtomicBool,
@@ -38,7 +38,7 @@ pub(crate) struct QueueFull;
 
 /// The frames that wait in a [`RelayQueue`], under its lock.
 #[derive(Debug)]
-struct Queue {
+struct QueuedFrames {
     /// Open, Opened, Refused, Resume or Resumed.
     answer: Option<SessionFrame>,
     credit: Option<SessionFrame>,
@@ -54,13 +54,13 @@ struct Queue {
     most: usize,
     /// Whether further frames are dropped: the last frame waits or was sent.
     sealed: bool,
-    places: QueuePlaces,
+    places: QueueMembership,
 }
 
 impl RelayQueue {
     /// Creates an empty queue for at most `most` bytes, which both budgets limit as well.
     pub(crate) fn new(key: SessionKey, most: usize, taken: LinkReservation) -> Arc<Self> {
-        let queue = Queue {
+        let queue = QueuedFrames {
             answer: None,
             credit: None,
             limit: 0,
@@ -69,7 +69,7 @@ impl RelayQueue {
             taken,
             most,
             sealed: false,
-            places: QueuePlaces::default(),
+            places: QueueMembership::default(),
         };
         Arc::new(Self {
             key,
@@ -80,10 +80,10 @@ impl RelayQueue {
     }
 
     /// Adds a frame. Frames after the last frame are dropped.
-    pub(crate) fn push(&self, frame: SessionFrame) -> Result<SendRequest, QueueFull> {
+    pub(crate) fn push(&self, frame: SessionFrame) -> Result<QueueRequest, QueueFull> {
         let mut queue = self.queue.lock();
         if queue.sealed {
-            return Ok(SendRequest::default());
+            return Ok(QueueRequest::default());
         }
         match frame {
             SessionFrame::Open { .. }
@@ -120,10 +120,10 @@ impl RelayQueue {
     }
 
     /// Replaces everything that waits with this last frame; an answer that waits is still sent before it.
-    pub(crate) fn cut(&self, frame: SessionFrame) -> SendRequest {
+    pub(crate) fn cut(&self, frame: SessionFrame) -> QueueRequest {
         let mut queue = self.queue.lock();
         if queue.sealed {
-            return SendRequest::default();
+            return QueueRequest::default();
         }
         let answer = queue.answer.take();
         queue.empty();
@@ -169,7 +169,7 @@ impl FrameSource for RelayQueue {
         self.closed.load(Relaxed)
     }
 
-    fn next_frame(self: Arc<Self>, _link: LinkId, turn: &Turn, _now: Instant) -> Sent {
+    fn next_frame(self: Arc<Self>, _link: LinkId, turn: &Turn, _now: Instant) -> TurnOutput {
         let mut queue = self.queue.lock();
         match turn {
             Turn::Control(_, from) => {
@@ -179,11 +179,11 @@ impl FrameSource for RelayQueue {
                 }
                 queue.places.on_control(*from);
                 let more = queue.control();
-                Sent { frame, credit: queue.places.request(more, None).credit, ..Sent::default() }
+                TurnOutput { frame, credit: queue.places.request(more, None).credit, ..TurnOutput::default() }
             }
             Turn::Data { flow, longest, most } => {
                 let is_held = queue.bytes > *most;
-                let next = |queue: &mut Queue| queue.answer.take().or_else(|| queue.take(*longest));
+                let next = |queue: &mut QueuedFrames| queue.answer.take().or_else(|| queue.take(*longest));
                 let frame = if is_held { None } else { next(&mut queue) };
                 let backlog = queue.backlog();
                 queue.places.on_data(flow, frame, backlog)
@@ -197,7 +197,7 @@ impl FrameSource for RelayQueue {
     }
 }
 
-impl Queue {
+impl QueuedFrames {
     fn empty(&mut self) {
         self.answer = None;
         self.credit = None;
@@ -273,7 +273,7 @@ impl Queue {
     }
 
     /// Takes the request for the turns that it needs and has not requested yet.
-    fn take_request(&mut self) -> SendRequest {
+    fn take_request(&mut self) -> QueueRequest {
         self.places.request(self.control(), self.backlog())
     }
 }
@@ -285,16 +285,20 @@ const MERGE_BELOW: usize = 4 * 1024;
 
 #[cfg(test)]
 mod tests {
-    use crate::schedule::frame_source::{ControlQueue, Entry};
+    use crate::schedule::frame_source::{ControlQueue, QueueEntry};
     use tunnel_base::names::{NodeName, SessionId};
     use tunnel_proto::budget::Budget;
-    use tunnel_proto::frame::Category;
+    use tunnel_proto::frame::SessionCategory;
 
     use super::*;
 
     #[test]
     fn a_credit_that_waits_is_needed_once_half_of_the_room_is_used_and_keeps_back_no_answer() {
-        let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
+        let key = SessionKey {
+            id: SessionId::from_bits(1),
+            category: SessionCategory::Ssh,
+            node: NodeName::none(),
+        };
         let budget = Budget::new(1 << 20);
         let queue = RelayQueue::new(
             key,
@@ -302,18 +306,20 @@ mod tests {
             LinkReservation { all: budget.reservation(), of_link: budget.reservation() },
         );
         let push = |frame| queue.push(frame).unwrap();
-        let [answer, credit, needed] = [(true, false, false), (false, true, false), (false, false, true)]
-            .map(|(answer, credit, needed)| SendRequest { answer, credit, needed, ..SendRequest::default() });
+        let [answer, credit, needed] =
+            [(true, false, false), (false, true, false), (false, false, true)].map(
+                |(answer, credit, needed)| QueueRequest { answer, credit, needed, ..QueueRequest::default() },
+            );
         let granted = |received, limit| SessionFrame::Credit { received, limit };
         // For the first credit the used part is unknown.
-        assert_eq!(push(granted(0, 1000)), SendRequest { credit: true, ..needed });
-        let turn = Turn::Control(Entry { source: queue.clone(), stay: 0 }, ControlQueue::Credits);
+        assert_eq!(push(granted(0, 1000)), QueueRequest { credit: true, ..needed });
+        let turn = Turn::Control(QueueEntry { source: queue.clone(), stay: 0 }, ControlQueue::Credits);
         let sent = queue.clone().next_frame(LinkId(1), &turn, Instant::now());
         assert_eq!((sent.frame, sent.credit), (Some(granted(0, 1000)), false));
         assert_eq!(push(granted(400, 1400)), credit);
-        assert_eq!(push(granted(499, 1499)), SendRequest::default());
+        assert_eq!(push(granted(499, 1499)), QueueRequest::default());
         assert_eq!(push(granted(500, 1500)), needed);
-        assert_eq!(push(granted(900, 1900)), SendRequest::default());
+        assert_eq!(push(granted(900, 1900)), QueueRequest::default());
         let resumed = SessionFrame::Resumed { received: 0, limit: 9, epoch: 1 };
         assert_eq!(push(resumed), answer);
     }

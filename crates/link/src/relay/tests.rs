@@ -13,7 +13,7 @@ use crate::table::relay_request::RelayRequest;
 use crate::table::{LinkEvent, SessionLimits, SessionTable};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};
-use tunnel_proto::frame::{Category, ErrorCode, FrameKind, Remote, SessionError, SessionKey};
+use tunnel_proto::frame::{ErrorCode, FrameKind, Remote, SessionCategory, SessionError, SessionKey};
 use tunnel_proto::halves::WindowLimits;
 
 use super::*;
@@ -31,7 +31,7 @@ fn id() -> SessionId {
 }
 
 fn key(id: SessionId) -> SessionKey {
-    SessionKey { id, category: Category::Ssh, node: node() }
+    SessionKey { id, category: SessionCategory::Ssh, node: node() }
 }
 
 fn node() -> NodeName {

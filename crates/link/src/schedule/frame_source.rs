@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::schedule::{FlowState, QueuedFlow};
+use crate::schedule::{FlowUsage, QueuedFlow};
 use tunnel_proto::frame::{SessionFrame, SessionKey};
 use tunnel_proto::state::{ControlPriority, LinkId};
 
 /// An entry of a source in one of a link's queues.
 #[derive(Debug, Clone)]
-pub(crate) struct Entry {
+pub(crate) struct QueueEntry {
     pub(crate) source: Arc<dyn FrameSource>,
     /// Number of the source's stay on the link when it entered. A session that leaves a link and returns has another
     /// number, and the entries that it left behind are stale.
@@ -31,14 +31,14 @@ pub(crate) enum ControlQueue {
 #[derive(Debug)]
 pub(crate) enum Turn {
     /// For a frame that goes before data.
-    Control(Entry, ControlQueue),
+    Control(QueueEntry, ControlQueue),
     /// For data: at most `longest` bytes, or nothing if the source has more than `most` to send.
     Data { flow: QueuedFlow, longest: usize, most: usize },
 }
 
 impl Turn {
     /// Returns the source's entry.
-    pub(crate) fn entry(&self) -> &Entry {
+    pub(crate) fn entry(&self) -> &QueueEntry {
         match self {
             Self::Control(entry, _) => entry,
             Self::Data { flow, .. } => &flow.entry,
@@ -56,10 +56,10 @@ pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
     fn is_stale(&self, stay: u64) -> bool;
 
     /// Returns what it sends in its turn.
-    fn next_frame(self: Arc<Self>, link: LinkId, turn: &Turn, now: Instant) -> Sent;
+    fn next_frame(self: Arc<Self>, link: LinkId, turn: &Turn, now: Instant) -> TurnOutput;
 
-    /// Returns true if it is relayed and has sent its last frame, so that the link no longer counts it. A session itself
-    /// leaves its links.
+    /// Returns true if it is relayed and has sent its last frame, so that the link no longer counts it. A session
+    /// itself leaves its links.
     fn is_over(&self) -> bool {
         false
     }
@@ -68,26 +68,26 @@ pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
 /// The queues of a link in which a source waits, and what it has sent there. It has at most one entry in each, so they
 /// cannot grow without bound.
 #[derive(Debug, Default)]
-pub(crate) struct QueuePlaces {
+pub(crate) struct QueueMembership {
     answers: bool,
     credits: bool,
     /// Whether its credit was reported as needed.
     needed: bool,
     turns: bool,
-    flow_state: FlowState,
+    flow_state: FlowUsage,
 }
 
-impl QueuePlaces {
+impl QueueMembership {
     /// Returns the entries that a source needs for a frame before data, and for its data, and does not have yet.
     pub(crate) fn request(
         &mut self,
         control: Option<ControlPriority>,
         backlog: Option<usize>,
-    ) -> SendRequest {
+    ) -> QueueRequest {
         let is_answer = control == Some(ControlPriority::Answer);
         let is_needed = control == Some(ControlPriority::Needed);
         let is_credit = is_needed || control == Some(ControlPriority::Credit);
-        let request = SendRequest {
+        let request = QueueRequest {
             answer: is_answer && !self.answers,
             credit: is_credit && !self.credits,
             needed: is_needed && !self.needed,
@@ -116,17 +116,17 @@ impl QueuePlaces {
         flow: &QueuedFlow,
         frame: Option<SessionFrame>,
         backlog: Option<usize>,
-    ) -> Sent {
+    ) -> TurnOutput {
         let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
         self.flow_state = if frame.is_some() { flow.flow_state_after(bytes) } else { flow.flow_state };
         self.turns = backlog.is_some();
-        Sent { frame, bytes, flow_state: self.flow_state, backlog, credit: false }
+        TurnOutput { frame, bytes, flow_state: self.flow_state, backlog, credit: false }
     }
 }
 
 /// The entries that a source, such as a session, needs in the queues of a link.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct SendRequest {
+pub(crate) struct QueueRequest {
     /// Whether it needs one for an answer.
     pub(crate) answer: bool,
     /// Whether it needs one for a credit.
@@ -136,12 +136,12 @@ pub(crate) struct SendRequest {
     /// Bytes that it has to send in a turn, if it needs one.
     pub(crate) backlog: Option<usize>,
     /// What it has sent on the link so far.
-    pub(crate) flow_state: FlowState,
+    pub(crate) flow_state: FlowUsage,
     /// Number of the source's stay on the link.
     pub(crate) stay: u64,
 }
 
-impl SendRequest {
+impl QueueRequest {
     /// Returns true if the source needs nothing.
     pub(crate) fn is_empty(&self) -> bool {
         !self.answer && !self.credit && !self.needed && self.backlog.is_none()
@@ -150,12 +150,12 @@ impl SendRequest {
 
 /// What a source sends in its turn; nothing by default.
 #[derive(Debug, Default)]
-pub(crate) struct Sent {
+pub(crate) struct TurnOutput {
     pub(crate) frame: Option<SessionFrame>,
     /// Bytes of data in `frame`.
     pub(crate) bytes: usize,
     /// The source's state after a turn for data.
-    pub(crate) flow_state: FlowState,
+    pub(crate) flow_state: FlowUsage,
     /// Bytes that it still has to send, if it needs another turn for data.
     pub(crate) backlog: Option<usize>,
     /// Whether it needs another turn for a credit.

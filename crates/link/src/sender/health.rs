@@ -8,14 +8,14 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
-use crate::liveness::{CONFIRM_AFTER, PAUSE, PROBED, Signs, Suspicion, WATCHED};
+use crate::liveness::{CONFIRM_AFTER, LivenessSigns, PAUSE, PROBED, Suspicion, WATCHED};
 use crate::sender::LinkSender;
-use crate::sender::queue::PingAnswer;
+use crate::sender::queue::PingMeasurement;
 use tunnel_proto::frame::FrameKind;
 
 /// What is known of a link's life without its lock, and who waits for changes.
 #[derive(Debug)]
-pub(crate) struct Health {
+pub(crate) struct LinkHealth {
     made: Instant,
     /// The other times are in milliseconds since then. This one is that of the last data from the remote.
     received: AtomicU64,
@@ -36,7 +36,7 @@ pub(crate) struct Health {
     active: Notify,
 }
 
-impl Default for Health {
+impl Default for LinkHealth {
     fn default() -> Self {
         Self {
             made: Instant::now(),
@@ -53,7 +53,7 @@ impl Default for Health {
     }
 }
 
-impl Health {
+impl LinkHealth {
     fn millis(&self, now: Instant) -> u64 {
         millis(now.saturating_duration_since(self.made))
     }
@@ -100,7 +100,7 @@ impl LinkSender {
     /// Handles the answer to ping `number`. Returns the RTT.
     pub fn handle_pong(&self, number: u64, now: Instant) -> Duration {
         let answer = self.with_state(|state| state.queue.handle_pong(number, now));
-        let Some(PingAnswer { rtt, least, before, cap }) = answer else { return Duration::ZERO };
+        let Some(PingMeasurement { rtt, least, before, cap }) = answer else { return Duration::ZERO };
         self.health.answered_at.store(self.health.millis(now).max(1), Relaxed);
         self.health.min_rtt_micros.store(micros(least), Relaxed);
         self.set_rtt(rtt);
@@ -223,10 +223,10 @@ impl LinkSender {
     }
 
     /// Returns what a check of the link considers.
-    pub(crate) fn signs(&self, now: Instant) -> Signs {
+    pub(crate) fn signs(&self, now: Instant) -> LivenessSigns {
         let watched = self.health.watched_until.load(Relaxed).saturating_sub(self.health.millis(now));
         let state = self.lock();
-        Signs {
+        LivenessSigns {
             watched_for: Duration::from_millis(watched),
             unanswered: state.queue.unanswered(),
             timeout: state.queue.rtts.ping_timeout(),

@@ -69,7 +69,7 @@ impl LinkSender {
 #[cfg(test)]
 mod tests {
     use tunnel_base::names::{Instance, NodeName};
-    use tunnel_proto::frame::{Category, Remote, SessionKey};
+    use tunnel_proto::frame::{Remote, SessionCategory, SessionKey};
     use tunnel_proto::state::LinkId;
 
     use super::*;
@@ -80,7 +80,7 @@ mod tests {
             LinkSender::new(LinkId(number), Remote::Server(NodeName::none()), Some(Instance::random()))
         });
         let [meant, other] = [(); 2].map(|()| SessionId::random());
-        let key = SessionKey { id: meant, category: Category::Ssh, node: NodeName::none() };
+        let key = SessionKey { id: meant, category: SessionCategory::Ssh, node: NodeName::none() };
         busy.set_link_for(meant, true);
         assert_eq!(busy.link_for(meant).id, busy.id, "it has no interactive link");
         assert!(busy.set_interactive(Some(first.clone())).is_none());

@@ -95,8 +95,8 @@ impl LinkSender {
         reader?.read().map(|info| info.rtt)
     }
 
-    /// Locks the link. Reads the kernel first if something waits for a turn and the last reading is old; no lock is held
-    /// meanwhile.
+    /// Locks the link. Reads the kernel first if something waits for a turn and the last reading is old; no lock is
+    /// held meanwhile.
     pub(crate) fn lock_informed(&self, now: Instant) -> MutexGuard<'_, LinkState> {
         let state = self.lock();
         let (queue, sessions_wait) = (&state.queue, state.queue.waiting.turns.len() > 0);
@@ -119,7 +119,7 @@ mod tests {
     use futures_util::FutureExt as _;
 
     use crate::lock::Mutex;
-    use crate::schedule::frame_source::QueuePlaces;
+    use crate::schedule::frame_source::QueueMembership;
     use crate::schedule::tests::Speaker;
     use tunnel_base::names::{Instance, NodeName};
     use tunnel_proto::frame::{FrameKind, Remote};
@@ -150,7 +150,7 @@ mod tests {
     }
 
     fn wants(link: &LinkSender, reader: &Arc<Speaker>, control: ControlPriority) {
-        link.enter(reader, &QueuePlaces::default().request(Some(control), None));
+        link.enter(reader, &QueueMembership::default().request(Some(control), None));
     }
 
     /// Returns what is sent now.

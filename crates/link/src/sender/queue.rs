@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use crate::congestion::CongestionController;
 use crate::liveness::RttEstimator;
-use crate::schedule::frame_source::{ControlQueue, Entry, SendRequest, Sent, Turn};
-use crate::schedule::{FlowState, INTERACTIVE_BACKLOG, Scheduler};
+use crate::schedule::frame_source::{ControlQueue, QueueEntry, QueueRequest, Turn, TurnOutput};
+use crate::schedule::{FlowUsage, INTERACTIVE_BACKLOG, Scheduler};
 use crate::sender::pacing::Pacing;
 use tunnel_proto::frame::{Frame, FrameKind};
 
@@ -22,7 +22,7 @@ pub(crate) struct SendQueue {
     /// Since when a ping is due.
     pub(crate) ping: Option<Instant>,
     pub(crate) rtts: RttEstimator,
-    pub(crate) waiting: Waiting,
+    pub(crate) waiting: WaitingFrames,
     /// Decides when bulk and acknowledgements may be sent.
     pub(crate) pacing: Pacing,
     /// Number of entries at which stale ones are removed.
@@ -37,19 +37,19 @@ pub(crate) struct SendQueue {
 
 /// The frames, and the sources of frames, that wait for one link.
 #[derive(Debug, Default)]
-pub(crate) struct Waiting {
+pub(crate) struct WaitingFrames {
     /// Signals, last frames, and replies about unknown sessions. Limited by [`MAX_QUEUED_REPLIES`], except for frames
     /// of this process's own sessions.
     pub(crate) replies: VecDeque<Frame>,
-    pub(crate) answers: VecDeque<Entry>,
+    pub(crate) answers: VecDeque<QueueEntry>,
     /// Sessions that have a credit to send.
-    pub(crate) credits: VecDeque<Entry>,
+    pub(crate) credits: VecDeque<QueueEntry>,
     pub(crate) turns: Scheduler,
 }
 
 /// What the answer to a ping has shown.
 #[derive(Debug)]
-pub(crate) struct PingAnswer {
+pub(crate) struct PingMeasurement {
     /// The latest RTT.
     pub(crate) rtt: Duration,
     /// The minimum RTT of the last minutes.
@@ -60,7 +60,7 @@ pub(crate) struct PingAnswer {
 }
 
 /// The next thing to be sent on a link, chosen from its queues.
-pub(crate) enum Next {
+pub(crate) enum SendItem {
     Frame(FrameKind),
     Reply(Frame),
     Turn(Turn),
@@ -74,7 +74,7 @@ impl SendQueue {
             pong: None,
             ping: None,
             rtts: RttEstimator::default(),
-            waiting: Waiting::default(),
+            waiting: WaitingFrames::default(),
             pacing: Pacing::new(paced),
             sweep_at: SWEEP,
             unpulled: None,
@@ -85,7 +85,7 @@ impl SendQueue {
 
     /// Polls for what is sent next; the caller is woken when there is something. Returns `None` once the link is
     /// closed.
-    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>, now: Instant) -> Poll<Option<Next>> {
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>, now: Instant) -> Poll<Option<SendItem>> {
         if self.closed {
             return Poll::Ready(None);
         }
@@ -93,7 +93,7 @@ impl SendQueue {
         let acks = self.pacing.acks.may_go(now);
         if let Some(pong) = self.pong.take_if(|_| acks) {
             self.pacing.acks.on_sent(now);
-            return Poll::Ready(Some(Next::Frame(pong)));
+            return Poll::Ready(Some(SendItem::Frame(pong)));
         }
         if self.ping.is_some() || self.pacing.bulk.as_ref().is_some_and(|bulk| bulk.ping_due(now)) {
             self.pacing.acks.send_now();
@@ -101,21 +101,25 @@ impl SendQueue {
         }
         if let Some(frame) = self.waiting.replies.pop_front() {
             self.pacing.acks.send_now();
-            return Poll::Ready(Some(Next::Reply(frame)));
+            return Poll::Ready(Some(SendItem::Reply(frame)));
         }
         if let Some(session) = self.waiting.answers.pop_front() {
             self.pacing.acks.send_now();
-            return Poll::Ready(Some(Next::Turn(Turn::Control(session, ControlQueue::Answers))));
+            return Poll::Ready(Some(SendItem::Turn(Turn::Control(session, ControlQueue::Answers))));
         }
         if acks && let Some(session) = self.waiting.credits.pop_front() {
             self.pacing.acks.on_sent(now);
-            return Poll::Ready(Some(Next::Turn(Turn::Control(session, ControlQueue::Credits))));
+            return Poll::Ready(Some(SendItem::Turn(Turn::Control(session, ControlQueue::Credits))));
         }
         let small_only = self.waiting.turns.has_bulk()
             && self.pacing.bulk.as_mut().is_some_and(|bulk| bulk.is_blocked(now));
         if let Some(flow) = self.waiting.turns.next(small_only) {
             let most = if small_only { INTERACTIVE_BACKLOG } else { usize::MAX };
-            return Poll::Ready(Some(Next::Turn(Turn::Data { flow, longest: self.longest_frame(), most })));
+            return Poll::Ready(Some(SendItem::Turn(Turn::Data {
+                flow,
+                longest: self.longest_frame(),
+                most,
+            })));
         }
         if small_only && self.pacing.bulk.as_ref().is_some_and(CongestionController::needs_ping) {
             return Poll::Ready(Some(self.ping(now)));
@@ -137,7 +141,7 @@ impl SendQueue {
 
     /// Queues a source, which the caller keeps alive, for its turns. Returns stale entries, to be dropped without the
     /// lock.
-    pub(crate) fn handle_request(&mut self, entry: Entry, request: &SendRequest) -> Vec<Entry> {
+    pub(crate) fn handle_request(&mut self, entry: QueueEntry, request: &QueueRequest) -> Vec<QueueEntry> {
         if self.closed {
             return Vec::new();
         }
@@ -190,14 +194,14 @@ impl SendQueue {
     }
 
     /// Handles the answer to ping `number`. Returns `None` if the link does not measure RTTs.
-    pub(crate) fn handle_pong(&mut self, number: u64, now: Instant) -> Option<PingAnswer> {
+    pub(crate) fn handle_pong(&mut self, number: u64, now: Instant) -> Option<PingMeasurement> {
         let bulk = self.pacing.bulk.as_mut()?;
         let before = bulk.congestion_window();
         bulk.on_ack(number, now);
         let (rtt, cap) = (bulk.latest_rtt(), bulk.congestion_window());
         let least = self.rtts.sample(rtt, now);
         self.wake();
-        Some(PingAnswer { rtt, least, before, cap })
+        Some(PingMeasurement { rtt, least, before, cap })
     }
 
     /// Returns since when a ping is unanswered.
@@ -207,15 +211,15 @@ impl SendQueue {
     }
 
     /// Closes the queue. Returns what waits in it, to be dropped without the lock.
-    pub(crate) fn close(&mut self) -> Waiting {
+    pub(crate) fn close(&mut self) -> WaitingFrames {
         self.closed = true;
         self.wake();
         std::mem::take(&mut self.waiting)
     }
 
-    /// Records what a source has sent in its turn, and queues it again if it has more to send. Returns the turn otherwise,
-    /// to be dropped without the lock.
-    pub(crate) fn handle_sent(&mut self, turn: Turn, sent: &Sent, now: Instant) -> Option<Turn> {
+    /// Records what a source has sent in its turn, and queues it again if it has more to send. Returns the turn
+    /// otherwise, to be dropped without the lock.
+    pub(crate) fn handle_sent(&mut self, turn: Turn, sent: &TurnOutput, now: Instant) -> Option<Turn> {
         if sent.bytes > 0 {
             self.on_data_sent(sent.bytes, sent.flow_state, now);
         }
@@ -229,7 +233,7 @@ impl SendQueue {
         None
     }
 
-    fn on_data_sent(&mut self, bytes: usize, flow_state: FlowState, now: Instant) {
+    fn on_data_sent(&mut self, bytes: usize, flow_state: FlowUsage, now: Instant) {
         self.waiting.turns.sent(flow_state);
         self.pacing.acks.send_now();
         if let Some(bulk) = &mut self.pacing.bulk {
@@ -247,13 +251,14 @@ impl SendQueue {
 
     /// Removes stale entries, so that they do not accumulate on a link that takes nothing. Runs only when the queue has
     /// doubled, so that the cost per entry is low. Returns what it has removed.
-    fn sweep(&mut self) -> Vec<Entry> {
+    fn sweep(&mut self) -> Vec<QueueEntry> {
         if self.queued_senders() < self.sweep_at {
             return Vec::new();
         }
-        let Waiting { answers, credits, turns, .. } = &mut self.waiting;
-        let is_stale = |entry: &Entry| entry.source.is_stale(entry.stay);
-        let mut stale: Vec<Entry> = turns.remove_if(is_stale).into_iter().map(|turn| turn.entry).collect();
+        let WaitingFrames { answers, credits, turns, .. } = &mut self.waiting;
+        let is_stale = |entry: &QueueEntry| entry.source.is_stale(entry.stay);
+        let mut stale: Vec<QueueEntry> =
+            turns.remove_if(is_stale).into_iter().map(|turn| turn.entry).collect();
         for queue in [answers, credits] {
             let (removed, kept): (Vec<_>, Vec<_>) = std::mem::take(queue).into_iter().partition(is_stale);
             *queue = kept.into();
@@ -268,9 +273,9 @@ impl SendQueue {
         self.waiting.answers.len() + self.waiting.credits.len() + self.waiting.turns.len()
     }
 
-    fn ping(&mut self, now: Instant) -> Next {
+    fn ping(&mut self, now: Instant) -> SendItem {
         self.ping = None;
-        Next::Frame(FrameKind::Ping(self.pacing.bulk.as_mut().map(|bulk| bulk.ping(now))))
+        SendItem::Frame(FrameKind::Ping(self.pacing.bulk.as_mut().map(|bulk| bulk.ping(now))))
     }
 
     pub(crate) fn longest_frame(&self) -> usize {
@@ -324,7 +329,7 @@ mod tests {
                 bulk_waits,
                 now,
             );
-            turn(&mut queue, FlowState::default(), 100, now);
+            turn(&mut queue, FlowUsage::default(), 100, now);
         }
         assert_eq!(queue.pacing.bulk.as_ref().map(CongestionController::congestion_window), cap);
     }
@@ -346,7 +351,7 @@ mod tests {
         for (len, bytes) in [8192, 100].into_iter().zip(&mut bytes) {
             let (mut queue, now) = (SendQueue::new(true), Instant::now());
             queue.pacing.bulk.as_mut().unwrap().read(neighbour, now);
-            let mut flow_state = FlowState::default();
+            let mut flow_state = FlowUsage::default();
             for _ in 0..5 {
                 flow_state = turn(&mut queue, flow_state, len, now).flow_state_after(len);
                 queue.on_data_sent(len, flow_state, now);
@@ -363,12 +368,12 @@ mod tests {
     }
 
     /// Returns the turn of a session in that state with `backlog` bytes to send; everything before it is sent.
-    fn turn(queue: &mut SendQueue, flow_state: FlowState, backlog: usize, now: Instant) -> QueuedFlow {
-        let entry = Entry { source: Speaker::new(), stay: 0 };
+    fn turn(queue: &mut SendQueue, flow_state: FlowUsage, backlog: usize, now: Instant) -> QueuedFlow {
+        let entry = QueueEntry { source: Speaker::new(), stay: 0 };
         queue.waiting.turns.enter(entry, flow_state, backlog, 65_200);
         loop {
             let next = queue.poll_next(&mut Context::from_waker(Waker::noop()), now);
-            if let Poll::Ready(Some(Next::Turn(Turn::Data { flow, .. }))) = next {
+            if let Poll::Ready(Some(SendItem::Turn(Turn::Data { flow, .. }))) = next {
                 return flow;
             }
         }

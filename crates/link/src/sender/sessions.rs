@@ -18,10 +18,11 @@ use tunnel_proto::frame::SessionKey;
 /// sees that and handles the link's end itself. So every session handles the end exactly once.
 #[derive(Debug, Default)]
 pub(crate) struct LinkSessions {
-    /// Sessions with an end in this process, each with the number of its stay on this link. It is on the link as long as
-    /// its state says so; this list follows a moment later, and the numbers keep a late change from undoing a newer one.
-    own: Members<u64>,
-    relayed: Members<Relayed>,
+    /// Sessions with an end in this process, each with the number of its stay on this link. It is on the link as long
+    /// as its state says so; this list follows a moment later, and the numbers keep a late change from undoing a newer
+    /// one.
+    own: SessionIndex<u64>,
+    relayed: SessionIndex<RelayedEntry>,
     /// Number of sessions that have joined so far.
     joined: u64,
     /// Whether the link has ended: no session may join any longer.
@@ -30,7 +31,7 @@ pub(crate) struct LinkSessions {
 
 /// A relayed session whose frames are sent on this link.
 #[derive(Debug)]
-struct Relayed {
+struct RelayedEntry {
     source: Arc<RelayQueue>,
     /// The epoch of its attempt.
     epoch: u64,
@@ -39,28 +40,28 @@ struct Relayed {
 /// Sessions of one kind on a link, by id and by node: a node that moves concerns only its own sessions, and thousands
 /// may move at once.
 #[derive(Debug)]
-struct Members<T> {
-    all: HashMap<SessionId, Member<T>>,
+struct SessionIndex<T> {
+    all: HashMap<SessionId, SessionEntry<T>>,
     by_node: HashMap<NodeName, HashSet<SessionId>>,
 }
 
 /// A session on a link.
 #[derive(Debug)]
-struct Member<T> {
+struct SessionEntry<T> {
     /// Its number in the order in which sessions joined the link.
     number: u64,
     node: NodeName,
     more: T,
 }
 
-impl<T> Default for Members<T> {
+impl<T> Default for SessionIndex<T> {
     fn default() -> Self {
         Self { all: HashMap::new(), by_node: HashMap::new() }
     }
 }
 
-impl<T> Members<T> {
-    fn insert(&mut self, id: SessionId, member: Member<T>) -> Option<T> {
+impl<T> SessionIndex<T> {
+    fn insert(&mut self, id: SessionId, member: SessionEntry<T>) -> Option<T> {
         let before = self.remove(id);
         self.by_node.entry(member.node.clone()).or_default().insert(id);
         self.all.insert(id, member);
@@ -104,7 +105,7 @@ impl LinkSessions {
     fn handle_attached(&mut self, key: &SessionKey, stay: u64) {
         let number = self.next_number();
         if self.own.get(key.id).is_none_or(|known| *known < stay) {
-            self.own.insert(key.id, Member { number, node: key.node.clone(), more: stay });
+            self.own.insert(key.id, SessionEntry { number, node: key.node.clone(), more: stay });
         }
     }
 
@@ -117,18 +118,18 @@ impl LinkSessions {
 
     /// Adds a relay's source for attempt `epoch`. Returns an older source of the same session, which it replaces, or
     /// else this one if a newer one is known: attempts may be added out of order.
-    fn handle_relay_attached(&mut self, source: &Arc<RelayQueue>, epoch: u64) -> Option<Superseded> {
+    fn handle_relay_attached(&mut self, source: &Arc<RelayQueue>, epoch: u64) -> Option<SupersededQueue> {
         let key = source.key();
         if self.relayed.get(key.id).is_some_and(|known| known.epoch > epoch) {
-            return Some(Superseded::New);
+            return Some(SupersededQueue::New);
         }
-        let more = Relayed { source: source.clone(), epoch };
-        let member = Member { number: self.next_number(), node: key.node.clone(), more };
-        self.relayed.insert(key.id, member).map(|older| Superseded::Old(older.source))
+        let more = RelayedEntry { source: source.clone(), epoch };
+        let member = SessionEntry { number: self.next_number(), node: key.node.clone(), more };
+        self.relayed.insert(key.id, member).map(|older| SupersededQueue::Old(older.source))
     }
 
     /// Removes a relay's source. A newer source of the same session stays; the two are compared by address.
-    fn handle_relay_detached(&mut self, id: SessionId, source: *const ()) -> Option<Relayed> {
+    fn handle_relay_detached(&mut self, id: SessionId, source: *const ()) -> Option<RelayedEntry> {
         let known = self.relayed.get(id)?;
         if !ptr::addr_eq(Arc::as_ptr(&known.source), source) {
             return None;
@@ -138,7 +139,7 @@ impl LinkSessions {
 }
 
 /// Which of two sources of a relayed session has been replaced by the other.
-enum Superseded {
+enum SupersededQueue {
     Old(Arc<RelayQueue>),
     New,
 }
@@ -194,8 +195,8 @@ impl LinkSender {
             return false;
         };
         match superseded {
-            Some(Superseded::New) => source.close(),
-            Some(Superseded::Old(older)) => older.retire(epoch),
+            Some(SupersededQueue::New) => source.close(),
+            Some(SupersededQueue::Old(older)) => older.retire(epoch),
             None => {}
         }
         // The source may have been closed, or have sent its last frame, before it was added. Then nothing else would
@@ -268,7 +269,7 @@ impl LinkSender {
 mod tests {
     use proptest::prelude::*;
 
-    use tunnel_proto::frame::Category;
+    use tunnel_proto::frame::SessionCategory;
 
     use super::*;
 
@@ -284,7 +285,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_session_is_on_the_link_of_its_last_stay_in_whatever_order_threads_apply_its_moves((links, changes) in moves()) {
-            let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
+            let key = SessionKey { id: SessionId::from_bits(1), category: SessionCategory::Ssh, node: NodeName::none() };
             let mut lists: [LinkSessions; 3] = Default::default();
             let last = links.len() - 1;
             for (stay, begins) in changes {

@@ -25,7 +25,8 @@ impl LinkSender {
         self.with_state(|state| state.queue.push_last(frame));
     }
 
-    /// Sends a frame about `node`, but no session. Returns false if too much waits to be sent, or if the remote is plain.
+    /// Sends a frame about `node`, but no session. Returns false if too much waits to be sent, or if the remote is
+    /// plain.
     pub fn signal(&self, node: &NodeName, body: FrameKind) -> bool {
         let frame = Frame { node: node.clone(), body };
         !self.is_plain() && self.with_state(|state| state.queue.push_reply(frame))

@@ -7,12 +7,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::lock::Mutex;
 use crate::sender::LinkSender;
-use tunnel_base::names::ServerName;
-use tunnel_net::path_mtu::{self, PacketLoss};
+use tunnel_base::names::ServerDisplayName;
+use tunnel_net::path_mtu::{self, MtuBlackHole};
 
 /// The connection under a link, and the program at its remote end.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct LinkEndpoints {
+pub struct LinkDescription {
     /// Address of this end.
     pub local: Option<SocketAddr>,
     /// Address of the remote end, or of the proxy if one was dialled through.
@@ -22,7 +22,7 @@ pub struct LinkEndpoints {
     /// The remote program's own description, at most 40 printable characters.
     pub version: Option<Box<str>>,
     /// Name that the remote announces, if it is a server.
-    pub server_name: Option<ServerName>,
+    pub server_name: Option<ServerDisplayName>,
 }
 
 /// A snapshot of the messages and bytes that a link has moved since its start.
@@ -41,7 +41,7 @@ pub struct Traffic {
 /// Endpoints, dialect and counters of a running link.
 #[derive(Debug, Default)]
 pub(crate) struct LinkStats {
-    ends: OnceLock<LinkEndpoints>,
+    ends: OnceLock<LinkDescription>,
     /// Dialect of a remote that is another program, once known.
     dialect: Mutex<Option<&'static str>>,
     sent_messages: AtomicU64,
@@ -52,17 +52,17 @@ pub(crate) struct LinkStats {
 
 impl LinkSender {
     /// Records the link's endpoints; only the first call has an effect.
-    pub(crate) fn set_endpoints(&self, ends: LinkEndpoints) {
+    pub(crate) fn set_endpoints(&self, ends: LinkDescription) {
         let _ = self.stats.ends.set(ends);
     }
 
     /// Returns the link's endpoints if they are known.
-    pub fn ends(&self) -> Option<&LinkEndpoints> {
+    pub fn ends(&self) -> Option<&LinkDescription> {
         self.stats.ends.get()
     }
 
     /// Returns what is lost on the way to the remote, if the link uses small segments for that reason.
-    pub fn packet_loss(&self) -> Option<PacketLoss> {
+    pub fn packet_loss(&self) -> Option<MtuBlackHole> {
         let ends = self.ends().filter(|ends| ends.dialled)?;
         path_mtu::packet_loss(ends.remote?.ip())
     }
@@ -120,9 +120,9 @@ mod tests {
         let seen = link.traffic();
         assert_eq!((seen.sent_messages, seen.sent_bytes), (2, 5));
         assert_eq!((seen.received_messages, seen.received_bytes), (1, 7));
-        let ends = LinkEndpoints { version: Some("0.1.0".into()), ..LinkEndpoints::default() };
+        let ends = LinkDescription { version: Some("0.1.0".into()), ..LinkDescription::default() };
         link.set_endpoints(ends.clone());
-        link.set_endpoints(LinkEndpoints::default());
+        link.set_endpoints(LinkDescription::default());
         assert_eq!(link.ends(), Some(&ends));
     }
 }

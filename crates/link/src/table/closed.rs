@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::table::SessionTable;
-use crate::table::session::{Expiry, SessionCore};
+use crate::table::session::{ExpiryOutcome, SharedSession};
 use tunnel_base::drain::Drain;
 use tunnel_base::names::SessionId;
 use tunnel_net::fair_map::FairMap;
@@ -25,7 +25,7 @@ impl SessionTable {
     /// How long a session was idle is recorded by [`Self::tick`], and here for the few sessions that are looked at. So
     /// the cost does not grow with the number of sessions.
     pub(crate) fn evict_idle_session(&self, newcomer: &Arc<str>) -> bool {
-        let mut idlest: Option<(Instant, Arc<SessionCore>)> = None;
+        let mut idlest: Option<(Instant, Arc<SharedSession>)> = None;
         for _ in 0..MAX_CANDIDATES {
             let Some((id, since)) = self.clients.lock().victim_for(newcomer) else { break };
             let Some(session) = self.session(id) else {
@@ -80,10 +80,10 @@ impl SessionTable {
         let why = SessionError::new(ErrorCode::Cancelled, format!("no path for {timeout:?}"));
         for session in self.all() {
             let expiry = session.expire(now, timeout, &why);
-            if expiry == Expiry::Truncated {
+            if expiry == ExpiryOutcome::Truncated {
                 self.metrics.truncated.count("delivery_timeout");
             }
-            if expiry == Expiry::Evictable {
+            if expiry == ExpiryOutcome::Evictable {
                 self.add_orphan(&session);
             } else {
                 self.orphans.lock().remove(&session.key.id);

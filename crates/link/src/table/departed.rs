@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use crate::table::SessionTable;
-use crate::table::session::SessionCore;
+use crate::table::session::SharedSession;
 use tunnel_base::names::SessionId;
 use tunnel_proto::frame::SessionError;
 use tunnel_proto::state::SessionState;
@@ -24,8 +24,8 @@ impl SessionTable {
         }
     }
 
-    /// Resets every session, sends the reason to all remote ends, and waits until the last frame of each session has been
-    /// sent on its path; at most 2.1 s.
+    /// Resets every session, sends the reason to all remote ends, and waits until the last frame of each session has
+    /// been sent on its path; at most 2.1 s.
     ///
     /// # Cancel safety
     ///
@@ -42,13 +42,13 @@ impl SessionTable {
     }
 
     /// Adds a session whose owner has left before its end. It may be evicted at once.
-    pub(crate) fn add_broken_off(&self, session: &Arc<SessionCore>) {
+    pub(crate) fn add_broken_off(&self, session: &Arc<SharedSession>) {
         self.add_orphan(session);
         while self.unacked.is_exhausted() && self.evict_orphan("memory") {}
     }
 
     /// Adds a session that may be evicted. Evicts another one if there are too many.
-    pub(super) fn add_orphan(&self, session: &Arc<SessionCore>) {
+    pub(super) fn add_orphan(&self, session: &Arc<SharedSession>) {
         let (id, now) = (session.key.id, Instant::now());
         let lost = {
             let mut orphans = self.orphans.lock();
@@ -63,8 +63,8 @@ impl SessionTable {
         }
     }
 
-    /// Evicts the oldest orphan of the client that has most of them; `reason` names what ran out. Returns false if there
-    /// is none.
+    /// Evicts the oldest orphan of the client that has most of them; `reason` names what ran out. Returns false if
+    /// there is none.
     pub fn evict_orphan(&self, reason: &'static str) -> bool {
         loop {
             let Some(oldest) = self.orphans.lock().pop() else { return false };
@@ -104,7 +104,7 @@ mod tests {
     use tunnel_base::metrics::Metrics;
     use tunnel_base::names::Instance;
     use tunnel_net::ByteStream as _;
-    use tunnel_proto::frame::{Category, Remote, SessionKey};
+    use tunnel_proto::frame::{Remote, SessionCategory, SessionKey};
     use tunnel_proto::halves::WindowLimits;
     use tunnel_proto::state::LinkId;
 
@@ -126,10 +126,10 @@ mod tests {
     async fn broken(table: &Arc<SessionTable>, link: &Arc<LinkSender>, bytes: usize) -> SessionId {
         let node = "node1".parse().unwrap();
         let opening =
-            table.open(node, "node1:22".parse().unwrap(), Category::Ssh, "c".into(), "test").unwrap();
+            table.open(node, "node1:22".parse().unwrap(), SessionCategory::Ssh, "c".into(), "test").unwrap();
         opening.ask(link, None);
         let (id, opened) = (opening.id(), SessionFrame::Opened { limit: 0, epoch: 1, instance: None });
-        let key = SessionKey { id, category: Category::Ssh, node: "node1".parse().unwrap() };
+        let key = SessionKey { id, category: SessionCategory::Ssh, node: "node1".parse().unwrap() };
         table.on_frame(link, key, opened, Instant::now());
         let mut session = opening.into_session();
         let mut bytes = Bytes::from(vec![0; bytes]);
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(table.metrics.truncated.counted("sessions"), 1);
         let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
         assert!(
-            table.open(node, target, Category::Ssh, "c".into(), "test").is_err(),
+            table.open(node, target, SessionCategory::Ssh, "c".into(), "test").is_err(),
             "last frames wait on the link"
         );
     }

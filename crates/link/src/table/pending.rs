@@ -7,11 +7,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::sender::LinkSender;
-use crate::table::session::{Permit, Search, SessionCore};
+use crate::table::session::{AnyPermit, SearchTicket, SharedSession};
 use crate::table::stream::Session;
 use crate::table::waits::{given_up, watch};
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
-use tunnel_proto::frame::{Category, SessionError};
+use tunnel_proto::frame::{SessionCategory, SessionError};
 use tunnel_proto::state::{Actions, Phase, SessionState};
 
 /// A session that was requested and is not open yet.
@@ -51,13 +51,13 @@ pub struct IncomingSession {
 /// There is at most one per session, so that two tasks never mistake each other's answers for late ones. Holding it
 /// keeps nothing alive but memory. If it is dropped while the session still needs a path, the table hands out another.
 #[derive(Debug)]
-pub struct Parked {
-    pub(super) shared: Arc<SessionCore>,
-    pub(super) search: Search,
+pub struct ParkedSession {
+    pub(super) shared: Arc<SharedSession>,
+    pub(super) search: SearchTicket,
 }
 
 impl PendingOpen {
-    pub(crate) fn new(shared: Arc<SessionCore>) -> Self {
+    pub(crate) fn new(shared: Arc<SharedSession>) -> Self {
         Self(Session::new(shared))
     }
 
@@ -73,7 +73,7 @@ impl PendingOpen {
     }
 
     /// Keeps a permit until the session is over: its owner has left, and everything is delivered.
-    pub fn keep(&self, permit: Permit) {
+    pub fn keep(&self, permit: AnyPermit) {
         let shared = &self.0.shared;
         shared.with_state(|inner| (inner.permit.replace(permit), Actions::default()));
     }
@@ -117,7 +117,7 @@ impl IncomingSession {
     }
 
     /// Returns the kind of the opener's listener.
-    pub fn category(&self) -> Category {
+    pub fn category(&self) -> SessionCategory {
         self.session.shared.key.category
     }
 
@@ -163,7 +163,7 @@ impl IncomingSession {
     }
 }
 
-impl Parked {
+impl ParkedSession {
     /// Returns the number of earlier consecutive losses of its path without a byte moved in between.
     pub fn consecutive_losses(&self) -> u32 {
         self.search.consecutive_losses
@@ -184,7 +184,8 @@ impl Parked {
         self.shared.read(SessionState::instance)
     }
 
-    /// Returns true if the session still needs a path. Once it returns false, the next loss creates another [`Parked`].
+    /// Returns true if the session still needs a path. Once it returns false, the next loss creates another
+    /// [`ParkedSession`].
     pub fn needs_path(&self) -> bool {
         let mut inner = self.shared.lock();
         let mine = inner.seeker == Some(self.search.seeker);
@@ -215,7 +216,7 @@ impl Parked {
     }
 }
 
-impl Drop for Parked {
+impl Drop for ParkedSession {
     fn drop(&mut self) {
         self.shared.with_state(|inner| {
             inner.seeker.take_if(|seeker| *seeker == self.search.seeker);

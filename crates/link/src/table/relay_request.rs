@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use crate::relay::bindings::RelayEnd;
+use crate::relay::bindings::RelayOutcome;
 use crate::relay::request::{Attempt, AttemptState};
 use crate::sender::LinkSender;
 use crate::table::SessionTable;
 use crate::table::pending::IncomingSession;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
-use tunnel_proto::frame::{Category, ErrorCode, Remote, SessionError, SessionFrame, SessionKey};
+use tunnel_proto::frame::{ErrorCode, Remote, SessionCategory, SessionError, SessionFrame, SessionKey};
 
 /// A request to reach a node through this server: pass it on, accept it as its end, or refuse it.
 ///
@@ -36,7 +36,7 @@ impl RelayRequest {
     }
 
     /// Returns the kind of the opener's listener. Of a Resume it is what the opener claims.
-    pub fn category(&self) -> Category {
+    pub fn category(&self) -> SessionCategory {
         self.attempt.key.category
     }
 
@@ -51,7 +51,7 @@ impl RelayRequest {
 
     /// Returns a receiver of the end of this session's path through this server. Call it before the request is passed
     /// on or refused.
-    pub fn watch_end(&self) -> oneshot::Receiver<RelayEnd> {
+    pub fn watch_end(&self) -> oneshot::Receiver<RelayOutcome> {
         self.table.relays.watch_end(&self.attempt)
     }
 
@@ -184,18 +184,19 @@ impl Drop for RelayRequest {
     }
 }
 
-/// Attributes an Open to the edge or user that has proved its name on the link, whatever the frame claims: none gets the
-/// rights of another listener, nor another's name. A peer has attributed it already.
+/// Attributes an Open to the edge or user that has proved its name on the link, whatever the frame claims: none gets
+/// the rights of another listener, nor another's name. A peer has attributed it already.
 pub(super) fn attribute(sender: &LinkSender, key: &mut SessionKey, client: &mut String) {
     match &sender.peer {
         Remote::Edge(_) => {
-            (key.category, *client) = (Category::HttpProxy, sender.peer.requester().unwrap_or_default());
+            (key.category, *client) =
+                (SessionCategory::HttpProxy, sender.peer.requester().unwrap_or_default());
         }
         Remote::Client(name) => {
             let at = sender.ends().and_then(|ends| ends.remote).map(|at| at.to_string());
             *client = format!("{name}@{}", at.unwrap_or_default());
-            if key.category != Category::Admin {
-                key.category = Category::Ssh;
+            if key.category != SessionCategory::Admin {
+                key.category = SessionCategory::Ssh;
             }
         }
         Remote::Server(_) | Remote::Peer => {}

@@ -14,18 +14,20 @@ use tokio::time::Instant;
 use tracing::{Level, debug, enabled};
 
 use crate::lock::{Mutex, MutexGuard};
-use crate::schedule::frame_source::{FrameSource, QueuePlaces, SendRequest, Sent, Turn};
+use crate::schedule::frame_source::{FrameSource, QueueMembership, QueueRequest, Turn, TurnOutput};
 use crate::sender::LinkSender;
 use crate::table::SessionTable;
-use crate::table::session::trace::{Change, LoggedState};
+use crate::table::session::trace::{LoggedState, SessionChange};
 use tunnel_base::names::{Instance, Target};
-use tunnel_proto::frame::{Category, ErrorCode, Opener, Remote, SessionError, SessionFrame, SessionKey};
+use tunnel_proto::frame::{
+    ErrorCode, Opener, Remote, SessionCategory, SessionError, SessionFrame, SessionKey,
+};
 use tunnel_proto::state::{Actions, LinkId, Phase, SessionState};
 use tunnel_proto::window::LinkRtt;
 
 /// The state of one end, shared by the session table, the owner and the links.
 #[derive(Debug)]
-pub(crate) struct SessionCore {
+pub(crate) struct SharedSession {
     /// Id, category and node.
     pub key: SessionKey,
     /// The table that it is in. Its locks are never taken under the session's.
@@ -34,7 +36,7 @@ pub(crate) struct SessionCore {
     pub(super) started: Instant,
     /// The client's user or address, with which the session counts.
     pub client: Arc<str>,
-    pub(super) origin: Origin,
+    pub(super) origin: SessionOrigin,
     /// A copy of [`Inner::stay`] that is read without the lock.
     stay: AtomicU64,
     inner: Mutex<Inner>,
@@ -42,7 +44,7 @@ pub(crate) struct SessionCore {
 
 /// How a session began at this end.
 #[derive(Debug)]
-pub(crate) enum Origin {
+pub(crate) enum SessionOrigin {
     /// Opened here, for a client that this listener accepted.
     Here { listener: &'static str },
     /// Opened by another process. Each later Open or Resume must have the same opener and target: only the opener may
@@ -50,7 +52,7 @@ pub(crate) enum Origin {
     Remote { opener: Option<Opener>, target: Target },
 }
 
-/// The part of a [`SessionCore`] that changes, under its lock.
+/// The part of a [`SharedSession`] that changes, under its lock.
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(super) state: SessionState,
@@ -59,8 +61,8 @@ pub(crate) struct Inner {
     /// Number of its stays on links so far. Its entries from earlier stays are stale and harmless.
     stay: u64,
     /// Where it waits on its link, and what it has sent there.
-    places: QueuePlaces,
-    /// The number of the `Parked` that may search for a path, and the number of those handed out.
+    places: QueueMembership,
+    /// The number of the `ParkedSession` that may search for a path, and the number of those handed out.
     pub(super) seeker: Option<u64>,
     pub(super) seekers: u64,
     /// The last loss of its path.
@@ -72,15 +74,15 @@ pub(crate) struct Inner {
     /// The tasks that wait for an answer, a path or the end.
     pub(super) watcher: Option<Waker>,
     /// Its client's permit, until the session is over.
-    pub(super) permit: Option<Permit>,
+    pub(super) permit: Option<AnyPermit>,
 }
 
 /// A permit of any kind that a session keeps.
-pub type Permit = Arc<dyn Any + Send + Sync>;
+pub type AnyPermit = Arc<dyn Any + Send + Sync>;
 
 /// The right to search for a path, which one task has at a time.
 #[derive(Debug)]
-pub(crate) struct Search {
+pub(crate) struct SearchTicket {
     pub(super) seeker: u64,
     /// Number of earlier consecutive losses of the path without a byte moved in between.
     pub(super) consecutive_losses: u32,
@@ -96,12 +98,12 @@ pub(super) struct PathLoss {
     pub(super) moved: u64,
 }
 
-impl SessionCore {
+impl SharedSession {
     pub(crate) fn new(
         key: SessionKey,
         table: &Arc<SessionTable>,
         client: Arc<str>,
-        origin: Origin,
+        origin: SessionOrigin,
         state: SessionState,
         sender: Option<Arc<LinkSender>>,
     ) -> Arc<Self> {
@@ -119,7 +121,7 @@ impl SessionCore {
                 state,
                 sender,
                 stay: FIRST_STAY,
-                places: QueuePlaces::default(),
+                places: QueueMembership::default(),
                 seeker: None,
                 seekers: 0,
                 lost: None,
@@ -149,16 +151,16 @@ impl SessionCore {
 
     /// Returns true if the session ends with its link.
     fn ends_with_link(&self) -> bool {
-        self.key.category == Category::Admin
+        self.key.category == SessionCategory::Admin
     }
 
-    /// Returns false if the frame is an Open or Resume of another opener than the session's, or to another target, or the
-    /// Resume of a session that ends with its link.
+    /// Returns false if the frame is an Open or Resume of another opener than the session's, or to another target, or
+    /// the Resume of a session that ends with its link.
     pub(crate) fn is_of_origin(&self, frame: &SessionFrame) -> bool {
         match (&self.origin, frame) {
-            (Origin::Remote { .. }, SessionFrame::Resume { .. }) if self.ends_with_link() => false,
+            (SessionOrigin::Remote { .. }, SessionFrame::Resume { .. }) if self.ends_with_link() => false,
             (
-                Origin::Remote { opener, target },
+                SessionOrigin::Remote { opener, target },
                 SessionFrame::Open { opener: claimed, target: at, .. }
                 | SessionFrame::Resume { opener: claimed, target: at, .. },
             ) => opener == claimed && target == at,
@@ -191,8 +193,8 @@ impl SessionCore {
         }
     }
 
-    /// Ends a session without an owner, or one with only its last frame to send or to receive. Returns whether bytes were
-    /// still to be delivered, or `None` if it is neither.
+    /// Ends a session without an owner, or one with only its last frame to send or to receive. Returns whether bytes
+    /// were still to be delivered, or `None` if it is neither.
     pub(crate) fn evict(self: &Arc<Self>) -> Option<bool> {
         // Another client needs the permit now.
         let (cut, _permit) = self.with_state(|inner| {
@@ -227,8 +229,8 @@ impl SessionCore {
     }
 
     /// Runs `step`, which may move the session to `link`, under the lock. Then it releases the lock, and
-    /// applies the actions that the step returned: logging, waking tasks, leaving and joining links, requesting turns, removal
-    /// from the table, and the search for a path. Returns the step's result.
+    /// applies the actions that the step returned: logging, waking tasks, leaving and joining links, requesting turns,
+    /// removal from the table, and the search for a path. Returns the step's result.
     ///
     /// Each action takes another lock or runs a waker, and two locks are never held at once. Another thread may change
     /// the session between the release and the action, so each action tolerates that:
@@ -253,7 +255,7 @@ impl SessionCore {
         let request = inner.take_request();
         let ended = inner.state.ended().map(|why| why.code);
         let is_logged = now != before && enabled!(Level::DEBUG);
-        let change = is_logged.then(|| Change { before, now, why: inner.state.ended().cloned() });
+        let change = is_logged.then(|| SessionChange { before, now, why: inner.state.ended().cloned() });
         let permit = if actions.forget { inner.permit.take() } else { None };
         let is_opener = inner.state.is_opener();
         let search = inner.take_search();
@@ -287,8 +289,8 @@ impl SessionCore {
     /// Makes the links' lists follow a change of the path, without the session's lock.
     ///
     /// Another thread may have moved the session on meanwhile, and may even do this first. Each stay has its number, so
-    /// a list is never changed for another stay than the one meant; and after joining, a stay that is over by then ends.
-    /// If the link has ended before, its end is handled here, because its list did not contain the session.
+    /// a list is never changed for another stay than the one meant; and after joining, a stay that is over by then
+    /// ends. If the link has ended before, its end is handled here, because its list did not contain the session.
     fn follow(self: &Arc<Self>, moved: Moved) {
         let Moved { left, joined, stay } = moved;
         if let Some(left) = left {
@@ -315,7 +317,7 @@ impl SessionCore {
 impl Inner {
     /// Takes the right to search for a path if the session needs one, has none, and no task searches. The caller holds
     /// the session's lock, so that of two threads that notice the same loss only one takes it.
-    fn take_search(&mut self) -> Option<Search> {
+    fn take_search(&mut self) -> Option<SearchTicket> {
         let needs = self.state.is_opener() && self.state.needs_path() && self.state.path().is_none();
         if !needs || self.seeker.is_some() {
             return None;
@@ -326,7 +328,7 @@ impl Inner {
         let repeats = |last: &PathLoss| at - last.at < RECENT_LOSS && last.moved == moved;
         let consecutive = self.lost.filter(repeats).map_or(0, |last| last.consecutive + 1);
         self.lost = Some(PathLoss { consecutive, at, moved });
-        Some(Search { seeker: self.seekers, consecutive_losses: consecutive })
+        Some(SearchTicket { seeker: self.seekers, consecutive_losses: consecutive })
     }
 
     /// Makes what is derived from the state's path follow it: the link, and the session's place there. A step moves a
@@ -335,7 +337,7 @@ impl Inner {
         let path = self.state.path();
         let joined = link.filter(|link| Some(link.id) == path).cloned();
         let left = std::mem::replace(&mut self.sender, joined.clone());
-        self.places = QueuePlaces::default();
+        self.places = QueueMembership::default();
         self.stay += 1;
         shown.store(self.stay, Relaxed);
         Moved { left, joined, stay: self.stay }
@@ -354,7 +356,7 @@ struct Moved {
 /// Number of the stay in which a session is created.
 const FIRST_STAY: u64 = 0;
 
-impl FrameSource for SessionCore {
+impl FrameSource for SharedSession {
     fn key(&self) -> &SessionKey {
         &self.key
     }
@@ -363,16 +365,16 @@ impl FrameSource for SessionCore {
         stay != self.stay.load(Relaxed)
     }
 
-    fn next_frame(self: Arc<Self>, link: LinkId, turn: &Turn, now: Instant) -> Sent {
+    fn next_frame(self: Arc<Self>, link: LinkId, turn: &Turn, now: Instant) -> TurnOutput {
         self.with_state(|inner| {
             if turn.entry().stay != inner.stay {
-                return (Sent::default(), Actions::default());
+                return (TurnOutput::default(), Actions::default());
             }
             match turn {
                 Turn::Control(_, queue) => {
                     inner.places.on_control(*queue);
                     let (frame, actions) = self.poll_frame(inner, link, 0, now);
-                    (Sent { frame, ..Sent::default() }, actions)
+                    (TurnOutput { frame, ..TurnOutput::default() }, actions)
                 }
                 Turn::Data { flow, longest, most } => {
                     let is_held = inner.state.backlog().is_some_and(|backlog| backlog > *most);
@@ -389,7 +391,7 @@ impl FrameSource for SessionCore {
     }
 }
 
-impl SessionCore {
+impl SharedSession {
     /// Returns the state's next frame. Adds what the state does not know: this process's instance and the opener, as an
     /// edge names no opener and its server adds it. Records when a credit is sent; that measurement ends when the
     /// session moves to another path.
@@ -427,21 +429,21 @@ impl SessionCore {
 
 impl Inner {
     /// Takes the request for the entries that it needs on its link and has not requested yet.
-    pub(crate) fn take_request(&mut self) -> Option<(Arc<LinkSender>, SendRequest)> {
+    pub(crate) fn take_request(&mut self) -> Option<(Arc<LinkSender>, QueueRequest)> {
         let sender = self.sender.as_ref()?;
         let request = self.places.request(self.state.control(), self.state.backlog());
         let is_new = !request.is_empty();
-        is_new.then(|| (sender.clone(), SendRequest { stay: self.stay, ..request }))
+        is_new.then(|| (sender.clone(), QueueRequest { stay: self.stay, ..request }))
     }
 }
 
-impl SessionCore {
+impl SharedSession {
     /// Returns the link's RTTs for the path to the session's remote end.
     pub(crate) fn path_rtt(&self, inner: &Inner) -> LinkRtt {
         let Some(sender) = &inner.sender else { return LinkRtt::default() };
         let far = match &self.origin {
-            Origin::Remote { opener: Some(Opener::Server(opener)), .. } => Some(*opener),
-            Origin::Remote { .. } | Origin::Here { .. } => inner.state.instance(),
+            SessionOrigin::Remote { opener: Some(Opener::Server(opener)), .. } => Some(*opener),
+            SessionOrigin::Remote { .. } | SessionOrigin::Here { .. } => inner.state.instance(),
         };
         // An edge relays nothing. A server may, so there the process of the remote end is compared with the link's.
         let ends_there = matches!(sender.peer, Remote::Edge(_)) || (far.is_some() && far == sender.instance);
@@ -508,19 +510,24 @@ impl SessionCore {
     }
 
     /// Ends a session that has waited for its remote for `timeout`.
-    pub(crate) fn expire(self: &Arc<Self>, now: Instant, timeout: Duration, why: &SessionError) -> Expiry {
+    pub(crate) fn expire(
+        self: &Arc<Self>,
+        now: Instant,
+        timeout: Duration,
+        why: &SessionError,
+    ) -> ExpiryOutcome {
         self.with_state(|inner| {
             let Some(since) = inner.state.mark_waiting(now) else {
-                return (Expiry::None, Actions::default());
+                return (ExpiryOutcome::None, Actions::default());
             };
             let waited = now.saturating_duration_since(since);
             if waited >= timeout {
                 let (cut, actions) = inner.state.expire(why.clone());
-                return (if cut { Expiry::Truncated } else { Expiry::None }, actions);
+                return (if cut { ExpiryOutcome::Truncated } else { ExpiryOutcome::None }, actions);
             }
             let is_stalled = waited >= STALLED_AFTER && inner.state.can_be_evicted();
             let evictable = is_stalled || inner.state.is_orphaned();
-            (if evictable { Expiry::Evictable } else { Expiry::None }, Actions::default())
+            (if evictable { ExpiryOutcome::Evictable } else { ExpiryOutcome::None }, Actions::default())
         })
     }
 
@@ -538,9 +545,9 @@ impl SessionCore {
 /// Losses of a path within this time, without a byte moved in between, count as consecutive.
 const RECENT_LOSS: Duration = Duration::from_secs(10);
 
-/// The result of [`SessionCore::expire`].
+/// The result of [`SharedSession::expire`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Expiry {
+pub(crate) enum ExpiryOutcome {
     /// It continues, or has ended with nothing left to deliver.
     None,
     /// It may be evicted.

@@ -2,8 +2,8 @@
 //!
 //! Two servers open a hundred sessions to an edge over ten links, directly or through each other. A seeded scheduler
 //! decides whose turn it is. It cuts links, stalls them, moves sessions from link to link, and abandons sessions. Each
-//! step is checked for what it has touched, so its cost does not grow with what exists. Owners and links are polled only
-//! after they were woken, so a lost wake-up leaves a session unfinished.
+//! step is checked for what it has touched, so its cost does not grow with what exists. Owners and links are polled
+//! only after they were woken, so a lost wake-up leaves a session unfinished.
 //!
 //! `SIM_SEED=n` runs one seed, `SIM_STEPS=n` sets the steps of each. `tests/sim` runs the same sessions with the
 //! program's tasks, codec, registry and router.
@@ -29,7 +29,7 @@ use tunnel_proto::state::{LinkId, Phase};
 
 use super::pending::OpenOutcome;
 use super::*;
-use crate::liveness::{DEAD, Liveness, Role, Verdict};
+use crate::liveness::{DEAD, Liveness, LivenessRole, LivenessVerdict};
 
 /// Number of concurrent sessions.
 const SESSIONS: usize = 100;
@@ -121,7 +121,7 @@ struct World<'a> {
     /// The places of sessions in `pairs`.
     places: HashMap<SessionId, usize>,
     /// The searches for a path, each with its process.
-    parked: Vec<(usize, Parked)>,
+    parked: Vec<(usize, ParkedSession)>,
     /// Whether nothing fails any longer, and no session begins.
     healed: bool,
     counts: Counts,
@@ -221,7 +221,7 @@ impl<'a> World<'a> {
                 (_, EDGE) => Remote::Edge(node()),
                 _ => Remote::Peer,
             };
-            let role = if side == 0 { Role::Dialled } else { Role::Accepted };
+            let role = if side == 0 { LivenessRole::Dialled } else { LivenessRole::Accepted };
             LineEnd {
                 sender: LinkSender::new(LinkId(self.links), peer, Some(self.tables[there].instance())),
                 wake: Wakeup::new(),
@@ -406,7 +406,8 @@ impl<'a> World<'a> {
         let (server, client) = (self.below(2), self.below(7));
         let target = "node:22".parse().unwrap();
         let client = format!("10.0.0.{client}:1");
-        let Ok(opening) = self.tables[server].open(node(), target, Category::Ssh, client, "sim") else {
+        let Ok(opening) = self.tables[server].open(node(), target, SessionCategory::Ssh, client, "sim")
+        else {
             return false;
         };
         let pair = Pair {
@@ -580,13 +581,13 @@ impl<'a> World<'a> {
         let (now, line) = (self.now, &mut self.lines[at]);
         let end = &mut line.ends[side];
         match end.liveness.handle_timeout(end.sender.signs(now), now) {
-            Verdict::Alive => {}
-            Verdict::PingDue => end.sender.ping(),
-            Verdict::Dead(_) => {
+            LivenessVerdict::Alive => {}
+            LivenessVerdict::PingDue => end.sender.ping(),
+            LivenessVerdict::Dead(_) => {
                 assert!(now - end.received_at >= DEAD, "link {} was alive", end.sender.id);
                 line.cut = true;
             }
-            Verdict::Unresponsive | Verdict::Stalled => line.cut = true,
+            LivenessVerdict::Unresponsive | LivenessVerdict::Stalled => line.cut = true,
         }
         true
     }
@@ -782,7 +783,7 @@ impl World<'_> {
     fn check_link(&self, process: usize, sender: &LinkSender) {
         let table = &self.tables[process];
         let mut own = sender.own(None);
-        let on_path = |session: &Arc<SessionCore>| session.read(SessionState::path) == Some(sender.id);
+        let on_path = |session: &Arc<SharedSession>| session.read(SessionState::path) == Some(sender.id);
         let mut known: Vec<_> =
             table.all().into_iter().filter(on_path).map(|session| session.key.id).collect();
         own.sort_unstable();

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use crate::table::session::SessionCore;
+use crate::table::session::SharedSession;
 use crate::table::waits::{given_up, keep};
 use tunnel_base::names::SessionId;
 use tunnel_net::ByteStream;
@@ -24,13 +24,13 @@ use tunnel_proto::state::{Actions, SessionState};
 /// finished in both directions is delivered in the background, and so is one after [`Self::break_off`].
 #[derive(Debug)]
 pub struct Session {
-    pub(super) shared: Arc<SessionCore>,
+    pub(super) shared: Arc<SharedSession>,
     /// Whether its owner has given a reason for its end. Then dropping it does nothing.
     left: bool,
 }
 
 impl Session {
-    pub(crate) fn new(shared: Arc<SessionCore>) -> Self {
+    pub(crate) fn new(shared: Arc<SharedSession>) -> Self {
         Self { shared, left: false }
     }
 
@@ -50,8 +50,8 @@ impl Session {
     }
 
     /// Returns a monitor of its path.
-    pub fn path_monitor(&self) -> PathMonitor {
-        PathMonitor(self.shared.clone())
+    pub fn path_monitor(&self) -> SessionMonitor {
+        SessionMonitor(self.shared.clone())
     }
 
     /// Ends the session at once, with the reason. Bytes that were not delivered are dropped, in both directions.
@@ -78,9 +78,9 @@ impl Drop for Session {
 
 /// Reports whether the path of a session works, and why the session ended. It does not keep the session open.
 #[derive(Debug, Clone)]
-pub struct PathMonitor(Arc<SessionCore>);
+pub struct SessionMonitor(Arc<SharedSession>);
 
-impl PathMonitor {
+impl SessionMonitor {
     /// Returns the session's id.
     pub fn id(&self) -> SessionId {
         self.0.key.id

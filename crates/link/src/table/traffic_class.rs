@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::sender::LinkSender;
 use crate::table::SessionTable;
-use crate::table::session::SessionCore;
+use crate::table::session::SharedSession;
 use tunnel_base::names::SessionId;
 
 /// The state of the sessions of a link and its interactive link, kept from one sample to the next.
@@ -173,7 +173,7 @@ struct SampledSession {
     /// Whether this process moves it: it was opened here, or is relayed.
     is_movable: bool,
     /// Its end here; `None` if it is relayed.
-    end: Option<Arc<SessionCore>>,
+    end: Option<Arc<SharedSession>>,
 }
 
 /// Returns true if a session may be moved to that link: it has answered since the last sample.
@@ -211,7 +211,7 @@ mod tests {
     use crate::table::SessionLimits;
     use tunnel_base::metrics::Metrics;
     use tunnel_base::names::{Instance, NodeName};
-    use tunnel_proto::frame::{Category, FrameKind, Remote, SessionFrame, SessionKey};
+    use tunnel_proto::frame::{FrameKind, Remote, SessionCategory, SessionFrame, SessionKey};
     use tunnel_proto::halves::WindowLimits;
     use tunnel_proto::state::LinkId;
 
@@ -240,10 +240,10 @@ mod tests {
             LinkSender::new(LinkId(number), Remote::Edge(node.clone()), Some(Instance::random()))
         });
         let opening = table
-            .open(node.clone(), "node1:22".parse().unwrap(), Category::Ssh, "me".into(), "test")
+            .open(node.clone(), "node1:22".parse().unwrap(), SessionCategory::Ssh, "me".into(), "test")
             .unwrap();
         opening.ask(&busy, None);
-        let key = SessionKey { id: opening.id(), category: Category::Ssh, node };
+        let key = SessionKey { id: opening.id(), category: SessionCategory::Ssh, node };
         let opened = SessionFrame::Opened { limit: 1000, epoch: 1, instance: None };
         table.on_frame(&busy, key, opened, Instant::now());
         let _session = opening.into_session();

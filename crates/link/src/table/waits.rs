@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::table::session::SessionCore;
+use crate::table::session::SharedSession;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::state::SessionState;
 
 /// Polls `ready`; while it is pending, the task is woken at each change.
 pub(super) fn watch<T>(
-    shared: &Arc<SessionCore>,
+    shared: &Arc<SharedSession>,
     cx: &Context<'_>,
     ready: impl FnOnce(&SessionState) -> Option<T>,
 ) -> Poll<T> {

@@ -5,8 +5,8 @@ use super::*;
 
 const SOON: Duration = Duration::from_secs(5);
 
-fn proxy(url: &str) -> HttpProxyClient {
-    HttpProxyClient::new(url, "").unwrap().unwrap()
+fn proxy(url: &str) -> OutboundProxy {
+    OutboundProxy::new(url, "").unwrap().unwrap()
 }
 
 /// Runs a proxy that responds once with `answer`. Returns the request, and the result of the connection.
@@ -81,10 +81,10 @@ fn proxy_urls_are_read_in_their_usual_forms() {
     ] {
         assert_eq!(proxy(url).at().to_string(), at);
     }
-    assert!(HttpProxyClient::new(" ", "*").unwrap().is_none());
-    assert!(matches!(HttpProxyClient::new("socks5://p:1", ""), Err(ProxyError::Scheme(s)) if s == "socks5"));
+    assert!(OutboundProxy::new(" ", "*").unwrap().is_none());
+    assert!(matches!(OutboundProxy::new("socks5://p:1", ""), Err(ProxyError::Scheme(s)) if s == "socks5"));
     assert_eq!(proxy("me:pa://ss@p:1").at().to_string(), "p:1");
-    let exempting = HttpProxyClient::new("http://p:1", "a.b").unwrap().unwrap();
+    let exempting = OutboundProxy::new("http://p:1", "a.b").unwrap().unwrap();
     assert!(
         !exempting.applies_to(&"a.b:1".parse().unwrap()) && exempting.applies_to(&"b.c:1".parse().unwrap())
     );
@@ -95,7 +95,7 @@ fn credentials_are_never_shown() {
     let shown = format!(
         "{:?} {:?}",
         proxy("http://me:secret@p:1"),
-        HttpProxyClient::new("http://me:secret@p p:1", "").unwrap_err()
+        OutboundProxy::new("http://me:secret@p p:1", "").unwrap_err()
     );
     assert!(!shown.contains("secret") && !shown.contains("me"), "{shown}");
 }
@@ -103,7 +103,7 @@ fn credentials_are_never_shown() {
 proptest! {
     #[test]
     fn no_setting_makes_the_parser_panic(url in ".{0,60}", list in ".{0,60}") {
-        if let Ok(Some(proxy)) = HttpProxyClient::new(&url, &list) {
+        if let Ok(Some(proxy)) = OutboundProxy::new(&url, &list) {
             proxy.applies_to(&"a.b:1".parse().unwrap());
         }
     }

@@ -20,7 +20,7 @@ pub struct NetworkChanges {
     /// A netlink socket, wrapped in this type to receive from it asynchronously.
     kernel: UnixDatagram,
     room: Vec<u8>,
-    known: Network,
+    known: NetworkSnapshot,
 }
 
 impl NetworkChanges {
@@ -33,7 +33,7 @@ impl NetworkChanges {
         let kernel = netlink::open(NETLINK_ROUTE)?;
         bind(&kernel, &SocketAddrNetlink::new(0, GROUPS))?;
         let kernel = UnixDatagram::from_std(net::UnixDatagram::from(OwnedFd::from(kernel)))?;
-        Ok(Self { kernel, room: vec![0; REPORT_ROOM], known: Network::read()? })
+        Ok(Self { kernel, room: vec![0; REPORT_ROOM], known: NetworkSnapshot::read()? })
     }
 
     /// Waits for the next change. All changes since the last call are reported as one. Cancel safe.
@@ -68,7 +68,7 @@ impl NetworkChanges {
             return Ok(false);
         }
         // Without the kernel's answer, for lack of files, the report may be a change.
-        let Ok(now) = Network::read() else { return Ok(true) };
+        let Ok(now) = NetworkSnapshot::read() else { return Ok(true) };
         let changed = now != self.known;
         self.known = now;
         Ok(changed)
@@ -77,13 +77,13 @@ impl NetworkChanges {
 
 /// The addresses that other machines use, and the default routes.
 #[derive(Debug, PartialEq, Eq)]
-struct Network {
+struct NetworkSnapshot {
     addresses: BTreeSet<IpAddr>,
     /// The attributes of each default route that decide where packets go.
     default_routes: BTreeSet<Vec<u8>>,
 }
 
-impl Network {
+impl NetworkSnapshot {
     fn read() -> io::Result<Self> {
         let dummies = dummies()?;
         let addresses = interfaces()?
@@ -137,7 +137,8 @@ fn default_route(message: &[u8]) -> Option<Vec<u8>> {
     Some(route)
 }
 
-/// Returns true if some of the messages report a default route, or an address that may be reachable from other networks.
+/// Returns true if some of the messages report a default route, or an address that may be reachable from other
+/// networks.
 fn is_report(messages: &[u8]) -> bool {
     netlink::messages(messages).any(|(kind, message)| match kind {
         // Each veth of a Kubernetes node has a link-local address.

@@ -25,7 +25,7 @@ fn a_source_is_an_ipv4_address_or_an_ipv6_64() {
 
 #[tokio::test]
 async fn a_dropped_permit_is_available_again() {
-    let limiter = FairLimiter::new(Limits { idle_timeout: None, ..Limits::permits(1) });
+    let limiter = FairLimiter::new(PermitLimits { idle_timeout: None, ..PermitLimits::permits(1) });
     let permit = limiter.try_acquire(&"a").unwrap();
     assert_eq!(limiter.try_acquire(&"a").unwrap_err(), AcquireError::Total);
     assert_eq!(limiter.try_acquire(&"b").unwrap_err(), AcquireError::Total);
@@ -36,7 +36,7 @@ async fn a_dropped_permit_is_available_again() {
 
 #[tokio::test]
 async fn an_evicted_permit_is_revoked() {
-    let limiter = FairLimiter::new(Limits::permits(2));
+    let limiter = FairLimiter::new(PermitLimits::permits(2));
     let (one, two) = (limiter.try_acquire(&"a").unwrap(), limiter.try_acquire(&"a").unwrap());
     one.mark_active();
     let three = limiter.try_acquire(&"b").unwrap();
@@ -48,7 +48,11 @@ async fn an_evicted_permit_is_revoked() {
 #[tokio::test(start_paused = true)]
 async fn a_waiting_call_gets_the_permit_of_a_holder_idle_for_too_long() {
     let patience = Duration::from_secs(3);
-    let limiter = FairLimiter::new(Limits { waiting: 9, idle_timeout: Some(patience), ..Limits::permits(2) });
+    let limiter = FairLimiter::new(PermitLimits {
+        waiting: 9,
+        idle_timeout: Some(patience),
+        ..PermitLimits::permits(2)
+    });
     let (one, two) = (limiter.try_acquire(&"a").unwrap(), limiter.try_acquire(&"a").unwrap());
     let started = Instant::now();
     let three = limiter.acquire(&"a").await.unwrap();
@@ -63,7 +67,8 @@ async fn a_waiting_call_gets_the_permit_of_a_holder_idle_for_too_long() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_call_gets_no_permit() {
-    let limiter = FairLimiter::new(Limits { waiting: 9, idle_timeout: None, ..Limits::permits(1) });
+    let limiter =
+        FairLimiter::new(PermitLimits { waiting: 9, idle_timeout: None, ..PermitLimits::permits(1) });
     let permit = limiter.try_acquire(&"a").unwrap();
     assert!(timeout(Duration::from_secs(1), limiter.acquire(&"a")).await.is_err());
     let (_, entered) = tokio::join!(async { drop(permit) }, limiter.acquire(&"b"));
@@ -76,7 +81,11 @@ async fn a_cancelled_call_gets_no_permit() {
 async fn a_holder_is_idle_only_once_there_is_nothing_left_to_read() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
     let patience = Duration::from_secs(3);
-    let limiter = FairLimiter::new(Limits { waiting: 9, idle_timeout: Some(patience), ..Limits::permits(1) });
+    let limiter = FairLimiter::new(PermitLimits {
+        waiting: 9,
+        idle_timeout: Some(patience),
+        ..PermitLimits::permits(1)
+    });
     let permit = limiter.try_acquire(&"a").unwrap();
     let (mut far, near) = duplex(64);
     let mut near = permit.track_activity(near);
@@ -97,7 +106,7 @@ async fn a_holder_is_idle_only_once_there_is_nothing_left_to_read() {
 
 #[tokio::test(start_paused = true)]
 async fn a_source_may_hold_all_permits_until_another_needs_its_share() {
-    let limiter = FairLimiter::new(Limits::permits(100));
+    let limiter = FairLimiter::new(PermitLimits::permits(100));
     let many: Vec<_> = (0..100).map(|_| limiter.try_acquire(&"many").unwrap()).collect();
     let few: Vec<_> = (0..50).map(|_| limiter.try_acquire(&"few").unwrap()).collect();
     let revoked = |permits: &[Permit<_>]| permits.iter().filter(|held| held.is_revoked()).count();
@@ -110,7 +119,7 @@ async fn a_source_may_hold_all_permits_until_another_needs_its_share() {
 
 #[tokio::test(start_paused = true)]
 async fn active_holders_are_evicted_only_for_a_source_with_fewer() {
-    let limiter = FairLimiter::new(Limits::permits(2));
+    let limiter = FairLimiter::new(PermitLimits::permits(2));
     let [first, second] = [(); 2].map(|()| limiter.try_acquire(&"a").unwrap());
     first.mark_active();
     second.mark_active();
@@ -121,7 +130,7 @@ async fn active_holders_are_evicted_only_for_a_source_with_fewer() {
 
 #[tokio::test(start_paused = true)]
 async fn a_suspended_permit_is_never_revoked_and_evicts_another_when_resumed() {
-    let limiter = FairLimiter::new(Limits::permits(2));
+    let limiter = FairLimiter::new(PermitLimits::permits(2));
     let (works, idle) = (limiter.try_acquire(&"rich").unwrap(), limiter.try_acquire(&"rich").unwrap());
     works.suspend();
     let first = limiter.try_acquire(&"a").unwrap();
@@ -140,8 +149,8 @@ async fn a_suspended_permit_is_never_revoked_and_evicts_another_when_resumed() {
 }
 
 /// Returns the limits of a queue for one permit that is never revoked.
-fn queue(waiting: usize) -> Limits {
-    Limits { permits: 1, per_source: usize::MAX, waiting, idle_timeout: None }
+fn queue(waiting: usize) -> PermitLimits {
+    PermitLimits { permits: 1, per_source: usize::MAX, waiting, idle_timeout: None }
 }
 
 #[tokio::test(start_paused = true)]
@@ -173,7 +182,7 @@ async fn sources_take_turns_however_many_calls_each_has_waiting() {
 #[tokio::test(start_paused = true)]
 async fn an_idle_holders_permit_goes_to_the_waiting_call_and_not_to_a_newcomer() {
     let patience = Duration::from_secs(3);
-    let limiter = FairLimiter::new(Limits { idle_timeout: Some(patience), ..queue(9) });
+    let limiter = FairLimiter::new(PermitLimits { idle_timeout: Some(patience), ..queue(9) });
     let idle = limiter.try_acquire(&"idle").unwrap();
     let mut first = Box::pin(limiter.acquire(&"first"));
     assert!(first.as_mut().now_or_never().is_none());
@@ -232,7 +241,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// Acquires a permit, and checks that the limiter refuses and evicts nobody that the rules protect.
 fn acquire_checked(limiter: &FairLimiter<u8>, held: &[(u8, Permit<u8>)], who: u8) -> Option<Permit<u8>> {
-    let Limits { permits, per_source, idle_timeout, .. } = limiter.lock().limits;
+    let PermitLimits { permits, per_source, idle_timeout, .. } = limiter.lock().limits;
     let count = |of| limiter.lock().holders.count(&of);
     let (before, most) = (count(who), (0..5).map(count).max().unwrap());
     let all = limiter.lock().holders.len();
@@ -267,7 +276,7 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let idle_timeout = idle_timeout.map(Duration::from_millis);
-            let limiter = FairLimiter::new(Limits { permits, per_source, waiting: 0, idle_timeout });
+            let limiter = FairLimiter::new(PermitLimits { permits, per_source, waiting: 0, idle_timeout });
             let mut held: Vec<(u8, Permit<u8>)> = Vec::new();
             for step in &steps {
                 let nth = |n: usize| n % held.len().max(1);

@@ -18,9 +18,9 @@ use crate::listen::{BACKLOG, accept_next};
 
 /// The announcement of a port, until dropped.
 #[derive(Debug)]
-pub(crate) struct Announcement(UnixListener);
+pub(crate) struct PortAnnouncement(UnixListener);
 
-impl Announcement {
+impl PortAnnouncement {
     /// Announces the port at this address. Call it before the port accepts connections, because an edge checks after
     /// connecting.
     pub(crate) fn new(at: SocketAddr) -> io::Result<Self> {
@@ -129,7 +129,7 @@ const LISTENS: &str = "0A";
 mod tests {
     use tokio::net::TcpListener;
 
-    use crate::listen::TcpAccept;
+    use crate::listen::TcpListenSocket;
 
     use super::*;
 
@@ -142,7 +142,7 @@ mod tests {
             ("[::1]:0", &["::1"], &["127.0.0.1"]),
             ("[::ffff:127.0.0.1]:0", &["127.0.0.1"], &["::1"]),
         ] {
-            let listener = TcpAccept::bind(at.parse().unwrap()).unwrap();
+            let listener = TcpListenSocket::bind(at.parse().unwrap()).unwrap();
             let port = listener.at().port();
             let leads = |ip: &str| is_announced_here(SocketAddr::new(ip.parse().unwrap(), port));
             assert!(known.iter().all(|ip| leads(ip)) && !unknown.iter().any(|ip| leads(ip)), "{at}");
@@ -153,8 +153,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_to_an_announced_port_is_recognised_unlike_one_to_a_public_port() {
-        let announced = TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let public = TcpAccept::bind_public("127.0.0.1:0".parse().unwrap()).unwrap();
+        let announced = TcpListenSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let public = TcpListenSocket::bind_public("127.0.0.1:0".parse().unwrap()).unwrap();
         let connect = async |at: SocketAddr| TcpStream::connect(at).await.unwrap();
         assert!(is_announced(&connect(announced.at()).await, &[]));
         assert!(!is_announced(&connect(public.at()).await, &[]));
@@ -165,7 +165,7 @@ mod tests {
         let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
         let names = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
         let names = names.map(|ip: IpAddr| SocketAddr::new(ip, port));
-        let _announced = names.map(|name| Announcement::new(name).unwrap());
+        let _announced = names.map(|name| PortAnnouncement::new(name).unwrap());
         assert!(!is_announced_here(names[0]));
     }
 
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(listener(at).unwrap(), Some(rustix::process::getuid().as_raw()));
         // No process listens there, so no announcement is trusted.
         let everywhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), at.port());
-        let _announced = Announcement::new(everywhere).unwrap();
+        let _announced = PortAnnouncement::new(everywhere).unwrap();
         assert_eq!(
             announcer(&socket().unwrap(), everywhere).unwrap(),
             Some(rustix::process::getuid().as_raw())
@@ -201,7 +201,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_announced_port_keeps_accepting_during_many_lookups() {
-        let port = TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let port = TcpListenSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let looks = async {
             for _ in 0..2 * BACKLOG {
                 assert_eq!(

@@ -8,31 +8,31 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::path_mtu::PacketLoss;
+use crate::path_mtu::MtuBlackHole;
 
 /// Global, because the kernel needs the size before each connection to such an address is made.
-pub(super) static KNOWN: LazyLock<Mutex<HashMap<IpAddr, KnownLoss>>> = LazyLock::new(Mutex::default);
+pub(super) static KNOWN: LazyLock<Mutex<HashMap<IpAddr, KnownBlackHole>>> = LazyLock::new(Mutex::default);
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct KnownLoss {
-    pub(super) loss: PacketLoss,
+pub(super) struct KnownBlackHole {
+    pub(super) loss: MtuBlackHole,
     pub(crate) since: Instant,
-    pub(crate) certainty: Certainty,
+    pub(crate) certainty: BlackHoleCertainty,
 }
 
 /// Whether small segments help at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Certainty {
+pub(super) enum BlackHoleCertainty {
     /// They are being tried.
     Tried,
-    /// They helped once, without proof by the kernel. A server that stalled, or another one behind the same address, has
-    /// the same effect. They are not used until it happens again.
+    /// They helped once, without proof by the kernel. A server that stalled, or another one behind the same address,
+    /// has the same effect. They are not used until it happens again.
     Suspected,
     /// They help.
     Proven,
 }
 
-impl Certainty {
+impl BlackHoleCertainty {
     pub(crate) fn lasts(self) -> Duration {
         match self {
             // A dial that is cancelled and made again needs it.

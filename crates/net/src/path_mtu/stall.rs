@@ -6,13 +6,13 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
-use crate::path_mtu::known_losses::{Certainty, KNOWN, KnownLoss, MAX_KNOWN};
-use crate::path_mtu::{PacketLoss, REMEDY, is_suspected};
+use crate::path_mtu::known_losses::{BlackHoleCertainty, KNOWN, KnownBlackHole, MAX_KNOWN};
+use crate::path_mtu::{MtuBlackHole, REMEDY, is_suspected};
 use crate::tcp_info::TcpInfoReader;
 
 /// A stalled handshake.
 #[derive(Debug)]
-pub(super) struct Stall {
+pub(super) struct StalledHandshake {
     pub(super) at: SocketAddr,
     /// Whether the kernel has proof: later bytes arrived, and the full segment before them did not.
     pub(super) is_certain: bool,
@@ -25,7 +25,7 @@ pub(super) struct Stall {
     since: Instant,
 }
 
-impl Stall {
+impl StalledHandshake {
     /// Waits until the handshake over a new connection seems to stall.
     pub(super) async fn detect(at: SocketAddr, reader: Option<TcpInfoReader>) -> Self {
         let start = Instant::now();
@@ -51,14 +51,14 @@ impl Stall {
     }
 
     /// Records the maximum segment for the address.
-    pub(super) fn note(&self, segment: u32, certainty: Certainty) -> PacketLoss {
-        let loss = PacketLoss { to: self.at.ip(), lost: self.path_mtu, segment };
+    pub(super) fn note(&self, segment: u32, certainty: BlackHoleCertainty) -> MtuBlackHole {
+        let loss = MtuBlackHole { to: self.at.ip(), lost: self.path_mtu, segment };
         let mut known = KNOWN.lock();
         if known.len() >= MAX_KNOWN {
             known.retain(|_, known| known.since.elapsed() < known.certainty.lasts());
         }
         if known.len() < MAX_KNOWN {
-            known.insert(loss.to, KnownLoss { loss, since: Instant::now(), certainty });
+            known.insert(loss.to, KnownBlackHole { loss, since: Instant::now(), certainty });
         }
         loss
     }
@@ -69,10 +69,10 @@ impl Stall {
         let helped = self.is_certain || self.lasted >= self.since.elapsed() * MIN_SPEEDUP;
         match limit.filter(|_| helped) {
             Some(segment) if self.is_certain || self.was_suspected => {
-                let loss = self.note(segment, Certainty::Proven);
+                let loss = self.note(segment, BlackHoleCertainty::Proven);
                 warn!(error = %loss, hint = REMEDY, "path loses large packets, using small ones");
             }
-            Some(segment) => drop(self.note(segment, Certainty::Suspected)),
+            Some(segment) => drop(self.note(segment, BlackHoleCertainty::Suspected)),
             None => drop(KNOWN.lock().remove(&self.at.ip())),
         }
     }
@@ -86,5 +86,6 @@ const GAP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Duration of a slow handshake, and in RTTs. It leaves time for another one within an unresponsive link's 5 s.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_millis(2500);
 const RTTS_PER_HANDSHAKE: u32 = 8;
-/// Without proof by the kernel, small segments helped if their handshake was faster than the stalled one by this factor.
+/// Without proof by the kernel, small segments helped if their handshake was faster than the stalled one by this
+/// factor.
 const MIN_SPEEDUP: u32 = 5;

@@ -17,9 +17,9 @@ use tunnel_base::names::Host;
 
 /// A tokio runtime for the resolver, like its standard one, but with the mark on sockets.
 #[derive(Clone, Default)]
-pub(crate) struct MarkedRuntime(TokioRuntimeProvider);
+pub(crate) struct ResolverRuntime(TokioRuntimeProvider);
 
-impl RuntimeProvider for MarkedRuntime {
+impl RuntimeProvider for ResolverRuntime {
     type Handle = <TokioRuntimeProvider as RuntimeProvider>::Handle;
     type Timer = <TokioRuntimeProvider as RuntimeProvider>::Timer;
     type Udp = UdpSocket;

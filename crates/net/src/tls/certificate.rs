@@ -116,7 +116,7 @@ pub(crate) fn validity(der: &[u8]) -> Result<RangeInclusive<u64>, String> {
 
 /// A summary of a certificate and its current state.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Summary {
+pub struct CertificateSummary {
     /// Common names, then DNS names.
     pub names: Vec<String>,
     /// The first DNS name that is not a wildcard.
@@ -163,12 +163,12 @@ impl fmt::Display for CertificateWarning {
 /// # Errors
 ///
 /// No server can present it. The text follows the file's name.
-pub fn summary(der: &[u8]) -> Result<Summary, String> {
+pub fn summary(der: &[u8]) -> Result<CertificateSummary, String> {
     let now = ASN1Time::now();
     let oddities = check_at(der, now)?;
     let cert = parse(der)?;
     let end = cert.validity().not_after;
-    Ok(Summary {
+    Ok(CertificateSummary {
         names: names(der),
         dns: first_name(der).map(|name| name.to_str().into_owned()),
         until: day(end),

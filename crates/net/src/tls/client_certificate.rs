@@ -10,9 +10,9 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::server::danger::ClientCertVerifier;
 use tokio_rustls::rustls::{Error, ServerConfig};
 
-use crate::reload::Reload;
+use crate::reload::ReloadedValue;
 use crate::tls::certificate;
-use crate::tls::link_auth::UserCerts;
+use crate::tls::link_auth::UserCertRule;
 
 /// The TLS of a server's port, with the rule for clients' certificates.
 pub struct ServerTls {
@@ -21,7 +21,7 @@ pub struct ServerTls {
     /// `None` if no certificate is requested.
     clients: Option<Arc<dyn ClientCertVerifier>>,
     /// The rule for users' certificates; `None` if users can present none.
-    users: Option<UserCerts>,
+    users: Option<UserCertRule>,
     /// Accepted chains, each with the last second (Unix time) for which that holds. Clients have few certificates, so
     /// thousands of sessions cost one verification.
     accepted: Mutex<HashMap<Arc<Chain>, u64>>,
@@ -36,14 +36,14 @@ pub struct ClientCertificate {
     /// Its names: the CN, then the DNS names.
     pub names: Arc<[String]>,
     pub(crate) chain: Arc<Chain>,
-    pub(crate) tls: Reload<ServerTls>,
+    pub(crate) tls: ReloadedValue<ServerTls>,
 }
 
 impl ServerTls {
     pub(crate) fn new(
         config: ServerConfig,
         clients: Option<Arc<dyn ClientCertVerifier>>,
-        users: Option<UserCerts>,
+        users: Option<UserCertRule>,
     ) -> Self {
         Self { config: Arc::new(config), clients, users, accepted: Mutex::default() }
     }
@@ -89,7 +89,7 @@ impl fmt::Debug for ServerTls {
 
 impl ClientCertificate {
     /// Returns a chain that a client has presented at a port with this TLS.
-    pub fn new(chain: &[CertificateDer<'static>], tls: &Reload<ServerTls>) -> Self {
+    pub fn new(chain: &[CertificateDer<'static>], tls: &ReloadedValue<ServerTls>) -> Self {
         let names = chain.first().map(|leaf| certificate::names(leaf)).unwrap_or_default();
         Self { names: names.into(), chain: tls.load().shared(chain), tls: tls.clone() }
     }

@@ -30,7 +30,7 @@ impl ClientHello {
 
 /// Returns the body of the first handshake message, joined from its records, or `None` if it is incomplete.
 fn message(received: &[u8]) -> Result<Option<Vec<u8>>, NotTls> {
-    let (mut rest, mut joined) = (Fields(received), Vec::new());
+    let (mut rest, mut joined) = (HelloReader(received), Vec::new());
     loop {
         match joined.split_first_chunk() {
             Some(([CLIENT_HELLO, high, middle, low], body)) => {
@@ -47,16 +47,16 @@ fn message(received: &[u8]) -> Result<Option<Vec<u8>>, NotTls> {
         }
         let record = rest.take(RECORD.len() + 1).and_then(|_| rest.list(2));
         match record {
-            Some(Fields([])) => return Err(NotTls),
-            Some(Fields(piece)) => joined.extend_from_slice(piece),
+            Some(HelloReader([])) => return Err(NotTls),
+            Some(HelloReader(piece)) => joined.extend_from_slice(piece),
             None => return Ok(None),
         }
     }
 }
 
 /// Returns the extensions of a ClientHello, which may have none.
-fn extensions(body: &[u8]) -> Option<Fields<'_>> {
-    let mut rest = Fields(body);
+fn extensions(body: &[u8]) -> Option<HelloReader<'_>> {
+    let mut rest = HelloReader(body);
     rest.take(VERSION + RANDOM)?;
     for width in [SESSION_ID, CIPHER_SUITES, COMPRESSION] {
         rest.list(width)?;
@@ -65,7 +65,7 @@ fn extensions(body: &[u8]) -> Option<Fields<'_>> {
 }
 
 /// Returns the only server name in the extensions. Two would mean different nodes to different programs.
-fn server_name(mut rest: Fields<'_>) -> Result<Option<String>, NotTls> {
+fn server_name(mut rest: HelloReader<'_>) -> Result<Option<String>, NotTls> {
     let mut found = None;
     while !rest.0.is_empty() {
         let (kind, extension) = rest.take(2).zip(rest.list(2)).ok_or(NotTls)?;
@@ -83,9 +83,9 @@ fn server_name(mut rest: Fields<'_>) -> Result<Option<String>, NotTls> {
 }
 
 /// The unread part of a message.
-struct Fields<'a>(&'a [u8]);
+struct HelloReader<'a>(&'a [u8]);
 
-impl<'a> Fields<'a> {
+impl<'a> HelloReader<'a> {
     /// Takes `count` bytes, or returns `None` if there are fewer.
     fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(count)?;
@@ -194,7 +194,7 @@ mod tests {
             let length = u8::try_from(entries.len()).unwrap();
             [&[0, 0, 0, length + 2, 0, length], entries].concat()
         };
-        let name = |extensions: &[u8]| server_name(Fields(extensions));
+        let name = |extensions: &[u8]| server_name(HelloReader(extensions));
         assert_eq!(name(&extension(&entry)), Ok(Some("n1".to_owned())));
         assert_eq!(name(&extension(&[&entry[..], &entry].concat())), Err(NotTls));
         assert_eq!(name(&[extension(&entry), extension(&entry)].concat()), Err(NotTls));

@@ -14,7 +14,7 @@ use tunnel_base::logging::printable::printable;
 /// Displays what was found about the remote ("it"), without a hint, because that depends on whose configuration is
 /// concerned.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum HandshakeError {
+pub enum TlsHandshakeError {
     /// The certificate was signed by a CA that is not trusted.
     UnknownIssuer,
     /// The certificate is for these names, and not for the expected one.
@@ -43,7 +43,7 @@ pub enum HandshakeError {
     Other(String),
 }
 
-impl HandshakeError {
+impl TlsHandshakeError {
     /// Returns the error that made a handshake fail.
     pub fn of(error: &io::Error) -> Self {
         let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
@@ -138,7 +138,7 @@ impl HandshakeError {
     }
 }
 
-impl fmt::Display for HandshakeError {
+impl fmt::Display for TlsHandshakeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownIssuer => {
@@ -217,21 +217,21 @@ mod tests {
     use tokio_rustls::TlsConnector;
 
     use crate::tls::testing::{TestCa, client, server};
-    use crate::tls::{ClientAuth, Identity, Trust, server_name};
+    use crate::tls::{ClientAuth, IdentityFiles, Trust, server_name};
 
     use super::*;
 
     /// Returns what each end finds when a client that trusts `trusted` expects `a.b`.
     async fn handshake_errors(
-        shown: Identity,
+        shown: IdentityFiles,
         trusted: &TestCa,
-    ) -> (Option<HandshakeError>, Option<HandshakeError>) {
+    ) -> (Option<TlsHandshakeError>, Option<TlsHandshakeError>) {
         let (near, far) = duplex(1 << 16);
         let accept = server(shown, ClientAuth::Anonymous).load().acceptor();
         let connect = TlsConnector::from(client(Trust::Ca(trusted.ca()), None).load());
         let (ours, theirs) =
             tokio::join!(connect.connect(server_name("a.b").unwrap(), near), accept.accept(far));
-        (ours.err().map(|e| HandshakeError::of(&e)), theirs.err().map(|e| HandshakeError::of(&e)))
+        (ours.err().map(|e| TlsHandshakeError::of(&e)), theirs.err().map(|e| TlsHandshakeError::of(&e)))
     }
 
     #[tokio::test]
@@ -242,12 +242,12 @@ mod tests {
         assert_eq!(
             (ours, theirs),
             (
-                Some(HandshakeError::UnknownIssuer),
-                Some(HandshakeError::AlertReceived(AlertDescription::UnknownCA))
+                Some(TlsHandshakeError::UnknownIssuer),
+                Some(TlsHandshakeError::AlertReceived(AlertDescription::UnknownCA))
             )
         );
         let (ours, _) = handshake_errors(ca.issue("s", "c.d"), &ca).await;
-        assert_eq!(ours, Some(HandshakeError::Name(vec!["c.d".into()])));
+        assert_eq!(ours, Some(TlsHandshakeError::Name(vec!["c.d".into()])));
         let (ours, _) = handshake_errors(ca.issue_for("s", "a.b", 1990..2001), &ca).await;
         let message = ours.unwrap().to_string();
         assert!(
@@ -263,8 +263,8 @@ mod tests {
     async fn a_remote_without_tls_and_one_that_closes_have_different_errors() {
         let ca = TestCa::new("ca");
         for (sent, error) in [
-            (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], HandshakeError::NotTls),
-            (b"", HandshakeError::Closed),
+            (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], TlsHandshakeError::NotTls),
+            (b"", TlsHandshakeError::Closed),
         ] {
             let (near, mut far) = duplex(1 << 16);
             let connect = TlsConnector::from(client(Trust::Ca(ca.ca()), None).load());
@@ -275,7 +275,7 @@ mod tests {
                 far
             };
             let (accepted, _far) = tokio::join!(connect.connect(server_name("a.b").unwrap(), near), plain);
-            assert_eq!(HandshakeError::of(&accepted.unwrap_err()), error);
+            assert_eq!(TlsHandshakeError::of(&accepted.unwrap_err()), error);
         }
     }
 

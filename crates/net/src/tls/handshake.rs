@@ -8,26 +8,26 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::server::TlsStream;
 
-use crate::limiter::{ActivityTracked, FairLimiter, Limits, Permit, Source};
+use crate::limiter::{ActivityTracked, FairLimiter, Permit, PermitLimits, Source};
 use crate::pool::BufferPool;
-use crate::reload::Reload;
+use crate::reload::ReloadedValue;
 use crate::socket::Buffered;
 use crate::tls::client_certificate::{ClientCertificate, ServerTls};
-use crate::tls::error::HandshakeError;
+use crate::tls::error::TlsHandshakeError;
 
 /// Performs the handshakes of a port. Cheap to clone; clones share the permits.
 #[derive(Debug, Clone)]
 pub struct TlsHandshaker {
-    tls: Reload<ServerTls>,
+    tls: ReloadedValue<ServerTls>,
     limiter: FairLimiter,
     pool: BufferPool,
 }
 
 /// A connection with TLS.
-pub type TlsSocket = TlsStream<TlsIo>;
+pub type TlsSocket = TlsStream<TrackedTcpStream>;
 
 /// The transport below TLS.
-pub type TlsIo = Buffered<ActivityTracked<TcpStream>>;
+pub type TrackedTcpStream = Buffered<ActivityTracked<TcpStream>>;
 
 /// An accepted TLS connection with a completed handshake.
 #[derive(Debug)]
@@ -49,23 +49,23 @@ pub struct TlsAcceptError {
     /// The error text.
     pub why: String,
     /// The handshake error, if the client caused it.
-    pub error: Option<HandshakeError>,
+    pub error: Option<TlsHandshakeError>,
     /// The connection, if an alert was written to it. Close it gracefully, so that the alert arrives.
-    pub socket: Option<TlsIo>,
+    pub socket: Option<TrackedTcpStream>,
 }
 
 impl TlsHandshaker {
     /// Creates a handshaker for a port where at most `waiting` connections wait.
-    pub fn new(tls: Reload<ServerTls>, pool: BufferPool, waiting: usize) -> Self {
+    pub fn new(tls: ReloadedValue<ServerTls>, pool: BufferPool, waiting: usize) -> Self {
         let idle_timeout = Some(HANDSHAKE_IDLE_TIMEOUT);
-        let limits = Limits { permits: MAX_HANDSHAKES, per_source: usize::MAX, waiting, idle_timeout };
+        let limits = PermitLimits { permits: MAX_HANDSHAKES, per_source: usize::MAX, waiting, idle_timeout };
         Self { tls, limiter: FairLimiter::new(limits), pool }
     }
 
     /// Waits for the first byte, then for a permit, then performs the handshake.
     ///
-    /// `permit` is the connection's permit of the accept loop, which is marked active from the first byte. Cancel safe: a
-    /// dropped call releases its permit.
+    /// `permit` is the connection's permit of the accept loop, which is marked active from the first byte. Cancel safe:
+    /// a dropped call releases its permit.
     ///
     /// # Errors
     ///
@@ -115,7 +115,7 @@ impl TlsHandshaker {
         match accepted {
             Ok(Ok(stream)) => Ok(TlsAccepted { stream, permit: turn, until }),
             Ok(Err((error, socket))) => {
-                let error = HandshakeError::of(&error);
+                let error = TlsHandshakeError::of(&error);
                 let failed = TlsAcceptError::new("tls", format!("TLS handshake failed: {error}"));
                 Err(TlsAcceptError { socket: Some(socket), error: Some(error), ..failed })
             }
@@ -168,7 +168,7 @@ mod tests {
     }
 
     fn permit(from: SocketAddr) -> Permit {
-        FairLimiter::new(Limits::permits(1)).try_acquire(&Source::of(from.ip())).unwrap()
+        FairLimiter::new(PermitLimits::permits(1)).try_acquire(&Source::of(from.ip())).unwrap()
     }
 
     #[tokio::test]
@@ -176,7 +176,7 @@ mod tests {
         let (ca, clock) = (TestCa::new("ca"), TestClock(Arc::new(AtomicU64::new(YEAR_2029))));
         let clients = ClientAuth::Required(ca.ca());
         let tls = server_at(ca.issue("s", "a.b"), clients, &clock);
-        let acceptor = TlsHandshaker::new(Reload::fixed(tls), BufferPool::new(), 9);
+        let acceptor = TlsHandshaker::new(ReloadedValue::fixed(tls), BufferPool::new(), 9);
         let shows = ca.issue_for("c", "pod", 2020..2030);
         // Other certificates in the chain may have expired, for example that of a former CA.
         let others = [&shows, &ca.issue_for("o", "other", 2020..2021)];
@@ -213,8 +213,8 @@ mod tests {
             last = Some(certificate);
         }
         clock.0.store(YEAR_2029 + 2 * 366 * 24 * 3600, Relaxed);
-        let late = HandshakeError::of_tls(&last.unwrap().verify().unwrap_err());
-        assert!(matches!(late, HandshakeError::Expired(..)), "{late}");
+        let late = TlsHandshakeError::of_tls(&last.unwrap().verify().unwrap_err());
+        assert!(matches!(late, TlsHandshakeError::Expired(..)), "{late}");
         for _ in 0..2 {
             let (accepted, kind) = handshake().await;
             assert!(accepted.is_err());
@@ -229,7 +229,7 @@ mod tests {
     #[tokio::test]
     async fn a_client_that_leaves_while_it_waits_costs_no_handshake() {
         let ca = TestCa::new("ca");
-        let limits = Limits { permits: 1, per_source: usize::MAX, waiting: 9, idle_timeout: None };
+        let limits = PermitLimits { permits: 1, per_source: usize::MAX, waiting: 9, idle_timeout: None };
         let acceptor = TlsHandshaker {
             tls: server(ca.issue("s", "a.b"), ClientAuth::Anonymous),
             limiter: FairLimiter::new(limits),
@@ -253,7 +253,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_slow_handshake_is_evicted_by_another_source_and_a_silent_one_times_out() {
         let ca = TestCa::new("ca");
-        let limits = Limits {
+        let limits = PermitLimits {
             permits: 1,
             per_source: usize::MAX,
             waiting: 9,

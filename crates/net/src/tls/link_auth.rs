@@ -20,7 +20,7 @@ use crate::tls::{certificate, roots, text};
 /// The certificates that a server accepts at its port for links. Any other certificate ends the handshake; a client may
 /// present none.
 #[derive(Debug, Clone, Default)]
-pub struct LinkAuth {
+pub struct LinkCaFiles {
     /// The file of CAs that sign edges' certificates, which have exactly the subject `EDGE_SUBJECT`.
     pub edges: Option<PathBuf>,
     /// The file of CAs that sign users' certificates: all but those of edges and those for the servers' name.
@@ -36,22 +36,22 @@ pub struct LinkAuth {
 #[derive(Debug)]
 struct LinkVerifier {
     edges: Option<Arc<dyn ClientCertVerifier>>,
-    users: Option<(UserCerts, ClientVerifier)>,
+    users: Option<(UserCertRule, ClientVerifier)>,
     peers: Option<PeerVerifier>,
     provider: Arc<CryptoProvider>,
 }
 
-impl LinkAuth {
+impl LinkCaFiles {
     pub(super) fn files(&self) -> Vec<PathBuf> {
         [&self.edges, &self.users, &self.peers].into_iter().flatten().cloned().collect()
     }
 
     /// Returns the rule that tells users' certificates from others; `None` if no user may present one. `own` is this
     /// server's certificate.
-    pub(super) fn user_certs(&self, own: &[CertificateDer<'_>]) -> Option<UserCerts> {
+    pub(super) fn user_certs(&self, own: &[CertificateDer<'_>]) -> Option<UserCertRule> {
         let of_own = || own.first().and_then(|leaf| certificate::first_name(leaf));
         let servers = self.peers.as_ref().and_then(|_| self.peer_name.clone().or_else(of_own));
-        self.users.as_ref().map(|_| UserCerts { servers })
+        self.users.as_ref().map(|_| UserCertRule { servers })
     }
 
     /// Returns the verifier, or `None` if no certificate is accepted. `cas` are the contents of [`Self::files`].
@@ -167,12 +167,12 @@ pub fn edge_names(der: &[u8]) -> Option<Vec<String>> {
 
 /// The rule that tells users' certificates from those of edges and servers, so that no certificate is of two kinds.
 #[derive(Debug, Clone)]
-pub(crate) struct UserCerts {
+pub(crate) struct UserCertRule {
     /// The name that servers' certificates contain; `None` if no server can link here.
     servers: Option<ServerName<'static>>,
 }
 
-impl UserCerts {
+impl UserCertRule {
     pub(super) fn is_users(&self, leaf: &CertificateDer<'_>) -> bool {
         let is_servers = |name| certificate::is_for_server(leaf, name);
         !certificate::is_edges(leaf) && !self.servers.as_ref().is_some_and(is_servers)

@@ -6,17 +6,17 @@ use std::sync::Arc;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use crate::reload::{Reload, ReloadError};
+use crate::reload::{ReloadError, ReloadedValue};
 use crate::tls::params::TlsParams;
 use crate::tls::pem::certs;
 use crate::tls::verify::PeerVerifier;
-use crate::tls::{Identity, TlsClientConfig, Trust, roots, text};
+use crate::tls::{IdentityFiles, TlsClientConfig, Trust, roots, text};
 
 /// The TLS files of a server that dials peers.
 #[derive(Debug, Clone)]
 pub struct PeerTlsConfig {
     /// The server's certificate and key, the same as on its port.
-    pub identity: Identity,
+    pub identity: IdentityFiles,
     /// The file of CAs that issue servers' certificates.
     pub ca: PathBuf,
     /// The DNS name in all servers' certificates. `None` means the first one in this server's certificate.
@@ -33,14 +33,14 @@ pub struct PeerTls {
 }
 
 impl PeerTlsConfig {
-    /// Reads the files now. Call [`Reload::load`] for each handshake, and watch it with a `FileWatcher`.
+    /// Reads the files now. Call [`ReloadedValue::load`] for each handshake, and watch it with a `FileWatcher`.
     ///
     /// # Errors
     ///
     /// Fails if a file cannot be read, or if peers would reject this server's certificate. The text contains a hint.
     ///
     /// Dates are not checked here, because the server's own port warns about them.
-    pub fn load(self) -> Result<Reload<PeerTls>, ReloadError> {
+    pub fn load(self) -> Result<ReloadedValue<PeerTls>, ReloadError> {
         let paths = vec![self.identity.cert.clone(), self.identity.key.clone(), self.ca.clone()];
         let client = TlsClientConfig {
             trust: Trust::Ca(self.ca.clone()),
@@ -48,7 +48,7 @@ impl PeerTlsConfig {
             alpn: vec![b"h2".to_vec()],
         };
         let (ca_path, name) = (self.ca, self.name);
-        Reload::new(paths, move |contents| {
+        ReloadedValue::new(paths, move |contents| {
             let ([cert, key, ca], Some(identity)) = (contents, &client.identity) else {
                 return Err("a file is missing".into());
             };

@@ -11,11 +11,11 @@ use tokio::net::TcpStream;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::{TlsConnector, client, server};
 
-use crate::reload::Reload;
+use crate::reload::ReloadedValue;
 use crate::socket::Connection;
 use crate::tls::client_certificate::{ClientCertificate, ServerTls};
 use crate::tls::params::TlsParams;
-use crate::tls::{ClientAuth, Identity, TlsClientConfig, TlsServerConfig, Trust, server_name};
+use crate::tls::{ClientAuth, IdentityFiles, TlsClientConfig, TlsServerConfig, Trust, server_name};
 
 impl Connection for DuplexStream {
     fn tcp(&self) -> Option<&TcpStream> {
@@ -51,12 +51,12 @@ impl TestCa {
     }
 
     /// Writes certificate and key for `name`, and replaces existing ones.
-    pub fn issue(&self, file: &str, name: &str) -> Identity {
+    pub fn issue(&self, file: &str, name: &str) -> IdentityFiles {
         self.issue_for(file, name, 1975..4096)
     }
 
     /// Like [`Self::issue`], but valid from the first day of a year until that of another.
-    pub fn issue_for(&self, file: &str, name: &str, years: std::ops::Range<i32>) -> Identity {
+    pub fn issue_for(&self, file: &str, name: &str, years: std::ops::Range<i32>) -> IdentityFiles {
         self.issue_as(file, CertificateParams::new([name.to_owned()]).unwrap(), years)
     }
 
@@ -66,7 +66,7 @@ impl TestCa {
         file: &str,
         mut params: CertificateParams,
         years: std::ops::Range<i32>,
-    ) -> Identity {
+    ) -> IdentityFiles {
         let key = KeyPair::generate().unwrap();
         params.not_before = rcgen::date_time_ymd(years.start, 1, 1);
         params.not_after = rcgen::date_time_ymd(years.end, 1, 1);
@@ -74,7 +74,7 @@ impl TestCa {
         let at = |end: &str| self.dir.path().join(format!("{file}.{end}"));
         std::fs::write(at("crt"), cert.pem()).unwrap();
         std::fs::write(at("key"), key.serialize_pem()).unwrap();
-        Identity { cert: at("crt"), key: at("key") }
+        IdentityFiles { cert: at("crt"), key: at("key") }
     }
 }
 
@@ -99,12 +99,12 @@ pub fn client_certificate(names: &[&str]) -> ClientCertificate {
     ClientCertificate { names, ..ClientCertificate::new(&[], &tls) }
 }
 
-pub fn server(identity: Identity, clients: ClientAuth) -> Reload<ServerTls> {
+pub fn server(identity: IdentityFiles, clients: ClientAuth) -> ReloadedValue<ServerTls> {
     TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: vec![b"h2".to_vec()] }
         .load()
         .unwrap()
 }
 
-pub fn client(trust: Trust, identity: Option<Identity>) -> Reload<ClientConfig> {
+pub fn client(trust: Trust, identity: Option<IdentityFiles>) -> ReloadedValue<ClientConfig> {
     TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] }.load().unwrap()
 }

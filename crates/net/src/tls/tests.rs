@@ -29,7 +29,7 @@ impl TimeProvider for TestClock {
 }
 
 /// Like [`server`], but a fixed config with a clock that the test sets.
-pub(crate) fn server_at(identity: Identity, clients: ClientAuth, clock: &TestClock) -> ServerTls {
+pub(crate) fn server_at(identity: IdentityFiles, clients: ClientAuth, clock: &TestClock) -> ServerTls {
     let read = |file: &PathBuf| std::fs::read(file).unwrap();
     let (cert, key) = (read(&identity.cert), read(&identity.key));
     let cas: Vec<_> = clients.files().iter().map(read).collect();
@@ -44,8 +44,8 @@ pub(crate) fn server_at(identity: Identity, clients: ClientAuth, clock: &TestClo
 
 /// Handshakes and sends a byte, because the client notices a rejected certificate only when it reads.
 async fn do_handshake(
-    server: &Reload<ServerTls>,
-    client: &Reload<ClientConfig>,
+    server: &ReloadedValue<ServerTls>,
+    client: &ReloadedValue<ClientConfig>,
     name: &str,
 ) -> io::Result<()> {
     let (near, far) = duplex(1 << 16);
@@ -132,7 +132,7 @@ async fn changed_files_are_used_for_the_next_handshake() {
 fn a_key_of_another_certificate_is_an_error() {
     let ca = TestCa::new("one");
     let (one, two) = (ca.issue("1", "a.b"), ca.issue("2", "a.b"));
-    let mixed = Identity { cert: one.cert, key: two.key };
+    let mixed = IdentityFiles { cert: one.cert, key: two.key };
     let failed = TlsServerConfig {
         identity: mixed,
         clients: ClientAuth::Anonymous,
@@ -145,22 +145,26 @@ fn a_key_of_another_certificate_is_an_error() {
 }
 
 /// Returns what a server serves with, and what it dials with.
-fn peer_server(ca: &TestCa, identity: Identity, name: Option<&str>) -> (Reload<ServerTls>, PeerTlsConfig) {
+fn peer_server(
+    ca: &TestCa,
+    identity: IdentityFiles,
+    name: Option<&str>,
+) -> (ReloadedValue<ServerTls>, PeerTlsConfig) {
     let name = name.map(|name| server_name(name).unwrap());
-    let clients = LinkAuth { peers: Some(ca.ca()), peer_name: name.clone(), ..LinkAuth::default() };
+    let clients = LinkCaFiles { peers: Some(ca.ca()), peer_name: name.clone(), ..LinkCaFiles::default() };
     let served = server(identity.clone(), ClientAuth::Links(clients));
     (served, PeerTlsConfig { identity, ca: ca.ca(), name })
 }
 
-fn dialer(mutual: PeerTlsConfig) -> (Reload<ClientConfig>, String) {
+fn dialer(mutual: PeerTlsConfig) -> (ReloadedValue<ClientConfig>, String) {
     let dialer = mutual.load().unwrap().load();
-    (Reload::fixed((*dialer.config).clone()), dialer.name.to_str().into_owned())
+    (ReloadedValue::fixed((*dialer.config).clone()), dialer.name.to_str().into_owned())
 }
 
 /// Does a handshake. Returns whether the server received a certificate.
 async fn do_mutual_handshake(
-    server: &Reload<ServerTls>,
-    client: &Reload<ClientConfig>,
+    server: &ReloadedValue<ServerTls>,
+    client: &ReloadedValue<ClientConfig>,
     name: &str,
 ) -> io::Result<bool> {
     let (near, far) = duplex(1 << 16);
@@ -220,7 +224,7 @@ async fn a_client_only_certificate_is_no_peers() {
 #[test]
 fn an_own_certificate_that_peers_would_refuse_is_an_error_with_a_remedy() {
     let (ours, theirs) = (TestCa::new("ours"), TestCa::new("theirs"));
-    let why = |ca: &TestCa, identity: Identity, name: Option<&str>| {
+    let why = |ca: &TestCa, identity: IdentityFiles, name: Option<&str>| {
         peer_server(ca, identity, name).1.load().unwrap_err().to_string()
     };
     let missing = why(&ours, ours.issue("1", "cloud.test"), Some("tunnel.test"));

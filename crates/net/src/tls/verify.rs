@@ -9,7 +9,7 @@ use tokio_rustls::rustls::crypto::{CryptoProvider, verify_tls12_signature, verif
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-use crate::tls::error::HandshakeError;
+use crate::tls::error::TlsHandshakeError;
 use crate::tls::params::TlsParams;
 use crate::tls::{certificate, text};
 
@@ -155,7 +155,7 @@ fn unfit(cause: &Error, name: &ServerName<'_>) -> String {
         }
         cause => format!(
             "peers reject this server: {}; reissue it for servers, for example with `tunnel init`",
-            HandshakeError::of_tls(cause)
+            TlsHandshakeError::of_tls(cause)
         ),
     }
 }
@@ -166,7 +166,7 @@ const NO_NAME: &str = "this server's certificate contains no DNS name for peers 
 #[cfg(test)]
 mod tests {
     use crate::tls::certificate::EDGE_SUBJECT;
-    use crate::tls::link_auth::{LinkAuth, edge_names};
+    use crate::tls::link_auth::{LinkCaFiles, edge_names};
     use rcgen::{
         BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     };
@@ -178,7 +178,7 @@ mod tests {
     use crate::tls::params::TlsParams;
     use crate::tls::testing::{TestCa, client, server};
     use crate::tls::tickets::tests::do_handshake;
-    use crate::tls::{ClientAuth, Identity, TlsServerConfig, Trust, server_name};
+    use crate::tls::{ClientAuth, IdentityFiles, TlsServerConfig, Trust, server_name};
 
     /// A cluster's CA, in a directory.
     struct Cluster {
@@ -196,7 +196,7 @@ mod tests {
         }
 
         /// Issues a client certificate with this subject for these nodes.
-        fn issue(&self, common_name: &str, nodes: &[&str]) -> Identity {
+        fn issue(&self, common_name: &str, nodes: &[&str]) -> IdentityFiles {
             let names: Vec<_> = nodes.iter().map(|node| (*node).to_owned()).collect();
             let mut params = CertificateParams::new(names).unwrap();
             params.distinguished_name.push(DnType::CommonName, common_name);
@@ -206,13 +206,13 @@ mod tests {
             let file = self.dir.path().join(format!("{common_name}-{}.pem", nodes.join("-")));
             let text = params.signed_by(&key, &self.issuer).unwrap().pem() + &key.serialize_pem();
             std::fs::write(&file, text).unwrap();
-            Identity { cert: file.clone(), key: file }
+            IdentityFiles { cert: file.clone(), key: file }
         }
     }
 
     fn edges_and_peers(edge_ca: PathBuf, servers: &TestCa) -> ClientAuth {
         let (edges, peers) = (Some(edge_ca), Some(servers.ca()));
-        ClientAuth::Links(LinkAuth { edges, peers, ..LinkAuth::default() })
+        ClientAuth::Links(LinkCaFiles { edges, peers, ..LinkCaFiles::default() })
     }
 
     #[test]
@@ -252,7 +252,7 @@ mod tests {
         let peer_server = cloud.issue("pod", "a.b");
         let clients = edges_and_peers(cluster.dir.path().join("ca.crt"), &cloud);
         let tls = server(peer_server.clone(), clients);
-        let shows = async |shown: Option<Identity>| {
+        let shows = async |shown: Option<IdentityFiles>| {
             let connector = TlsConnector::from(client(Trust::Ca(cloud.ca()), shown).load());
             let (near, far) = duplex(1 << 16);
             let connect = async {

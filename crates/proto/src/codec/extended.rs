@@ -10,8 +10,8 @@ use prost::Message as _;
 
 use crate::codec::proto::{Control, StreamMsg};
 use crate::frame::{
-    Category, Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, ListedNode, Load, MAX_NODE_IPS,
-    MAX_PAGE_NODES, MAX_VERSION_CHARS, NodePage, Opener, Remote, SessionError, SessionFrame,
+    Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, ListedNode, Load, MAX_NODE_IPS, MAX_PAGE_NODES,
+    MAX_VERSION_CHARS, NodePage, Opener, Remote, SessionCategory, SessionError, SessionFrame,
 };
 use tunnel_base::logging::printable::printable;
 use tunnel_base::names::{Instance, NodeName, SessionId};
@@ -117,7 +117,7 @@ pub fn from_message(message: StreamMsg, peer: &Remote) -> Result<Frame, FrameErr
         (STREAM, _) => return Err(FrameError::UnknownType),
         (category, kind) => {
             let names_acceptor = matches!(kind, OPEN | RESUME) && peer.is_leaf();
-            let category = Category::from_name(category).ok_or(FrameError::UnknownType)?;
+            let category = SessionCategory::from_name(category).ok_or(FrameError::UnknownType)?;
             let id: SessionId = message.topic.parse().map_err(|_| FrameError::BadSession)?;
             let node = named(&message, peer, names_acceptor)?;
             return Ok(Frame { node, body: FrameKind::Session(id, category, session_frame(message)?) });
@@ -131,8 +131,8 @@ pub fn from_message(message: StreamMsg, peer: &Remote) -> Result<Frame, FrameErr
     Ok(Frame { node, body })
 }
 
-/// Returns the node that a message names. On the link of an edge or a user's program it must be the link's, unless `any`
-/// is set.
+/// Returns the node that a message names. On the link of an edge or a user's program it must be the link's, unless
+/// `any` is set.
 fn named(message: &StreamMsg, peer: &Remote, any: bool) -> Result<NodeName, FrameError> {
     match peer.frame_node() {
         Some(node) if message.node.eq_ignore_ascii_case(node.as_str()) => Ok(node.clone()),
@@ -392,7 +392,7 @@ mod tests {
         #[test]
         fn every_session_frame_round_trips_through_the_wire(session_frame in any_session_frame(), bits: u128) {
             let node: NodeName = "edge-1".parse().unwrap();
-            let frame = Frame { node: node.clone(), body: FrameKind::Session(SessionId::from_bits(bits), Category::Ssh, session_frame) };
+            let frame = Frame { node: node.clone(), body: FrameKind::Session(SessionId::from_bits(bits), SessionCategory::Ssh, session_frame) };
             for peer in [Remote::Edge(node.clone()), Remote::Server(node), Remote::Peer] {
                 prop_assert_eq!(from_message(to_message(frame.clone()), &peer), Ok(frame.clone()));
             }
@@ -413,7 +413,7 @@ mod tests {
     fn an_edge_sends_only_for_its_own_node_but_opens_to_any_node() {
         let frame = |session_frame| Frame {
             node: "a".parse().unwrap(),
-            body: FrameKind::Session(SessionId::random(), Category::Ssh, session_frame),
+            body: FrameKind::Session(SessionId::random(), SessionCategory::Ssh, session_frame),
         };
         let open = SessionFrame::Open {
             target: "a:1".parse().unwrap(),
@@ -435,7 +435,7 @@ mod tests {
     fn a_users_program_speaks_for_no_node_but_opens_to_any_node() {
         let client = client();
         let frame = |node: &NodeName, body| Frame { node: node.clone(), body };
-        let session = |frame| FrameKind::Session(SessionId::random(), Category::Ssh, frame);
+        let session = |frame| FrameKind::Session(SessionId::random(), SessionCategory::Ssh, frame);
         let (none, node) = (NodeName::none(), "edge-1".parse().unwrap());
         let (target, client_text) = ("a:1".parse().unwrap(), String::new());
         let open = SessionFrame::Open { target, limit: 1, epoch: 1, client: client_text, opener: None };

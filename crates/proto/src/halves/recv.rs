@@ -156,8 +156,8 @@ impl RecvHalf {
 
     /// Returns true if a due Credit must not be delayed.
     ///
-    /// That is the case if the remote's direction has ended. It is also the case if the remote may send less than it does
-    /// in 1.25 RTTs: it would reach its limit before the Credit arrives.
+    /// That is the case if the remote's direction has ended. It is also the case if the remote may send less than it
+    /// does in 1.25 RTTs: it would reach its limit before the Credit arrives.
     pub(crate) fn is_credit_urgent(&self) -> bool {
         let in_one_rtt = self.rtts.scale_to_min_rtt(self.read_rate.in_one_rtt(self.taken));
         self.total.is_some() || self.limit.saturating_sub(self.received) < in_one_rtt + in_one_rtt / 4

@@ -8,20 +8,20 @@ use crate::state::{Actions, PendingFrame, Phase, SessionState};
 
 /// The departure of a session's owner before the session's end, and what is due since.
 #[derive(Debug)]
-pub(crate) struct Departed {
+pub(crate) struct DepartedOwner {
     why: SessionError,
     /// When the owner left, or the remote last acknowledged bytes.
     since: Instant,
     /// Bytes acknowledged by then.
     acknowledged: u64,
-    left: Departure,
+    left: OwnerDeparture,
     /// Whether a ResetAt must be sent after all accepted bytes.
     due: bool,
 }
 
 /// How an owner left its session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Departure {
+pub(crate) enum OwnerDeparture {
     /// After both directions had ended: the accepted bytes are delivered, and their end.
     Finished,
     /// Its connection failed: the accepted bytes are delivered, and then the reason.
@@ -30,7 +30,7 @@ pub(crate) enum Departure {
     Dropped,
 }
 
-impl Departed {
+impl DepartedOwner {
     pub(crate) fn handle_acknowledged(&mut self, bytes: u64, now: Instant) {
         if bytes > self.acknowledged {
             (self.acknowledged, self.since) = (bytes, now);
@@ -46,13 +46,13 @@ impl SessionState {
             Phase::LastAck | Phase::Closing | Phase::Closed => return Actions::default(),
             Phase::Open | Phase::Parked | Phase::Resuming if self.is_complete() => {
                 if self.departed.is_none() {
-                    self.depart(why, now, Departure::Finished);
+                    self.depart(why, now, OwnerDeparture::Finished);
                 }
                 return Actions::default();
             }
             Phase::Open | Phase::Parked | Phase::Resuming => {
                 self.send.forget();
-                return self.orphan(why, now, Departure::Dropped);
+                return self.orphan(why, now, OwnerDeparture::Dropped);
             }
             Phase::Opening => return self.cancel_open(why, now),
             Phase::Accepting => self.answer = Some(PendingFrame::Refused(why.clone())),
@@ -73,7 +73,7 @@ impl SessionState {
         self.phase = if self.path.is_some() { Phase::Resuming } else { Phase::Parked };
         let due = if sent { PendingFrame::Reset(why.clone()) } else { PendingFrame::Resume };
         self.answer = self.path.map(|_| due);
-        self.orphan(why, now, Departure::Dropped)
+        self.orphan(why, now, OwnerDeparture::Dropped)
     }
 
     /// Handles a failed connection of the owner. Delivers everything it wrote, then the reason; discards incoming data.
@@ -82,10 +82,10 @@ impl SessionState {
         if !open || self.departed.is_some() || self.is_complete() {
             return self.abandon(why, now);
         }
-        self.orphan(why, now, Departure::Failed)
+        self.orphan(why, now, OwnerDeparture::Failed)
     }
 
-    pub(crate) fn orphan(&mut self, why: SessionError, now: Instant, left: Departure) -> Actions {
+    pub(crate) fn orphan(&mut self, why: SessionError, now: Instant, left: OwnerDeparture) -> Actions {
         // Keep a reason that was recorded earlier.
         let (why, since) = self.departed.take().map_or((why, now), |before| (before.why, before.since));
         self.drop_unread(&why);
@@ -94,9 +94,9 @@ impl SessionState {
         Actions { read: true, write: true, state: true, ..Actions::default() }
     }
 
-    fn depart(&mut self, why: SessionError, since: Instant, left: Departure) {
-        let (acknowledged, due) = (self.send.acknowledged(), left != Departure::Finished);
-        self.departed = Some(Departed { why, since, acknowledged, left, due });
+    fn depart(&mut self, why: SessionError, since: Instant, left: OwnerDeparture) {
+        let (acknowledged, due) = (self.send.acknowledged(), left != OwnerDeparture::Finished);
+        self.departed = Some(DepartedOwner { why, since, acknowledged, left, due });
     }
 
     /// Drops the bytes that the owner has not read, and records `why` for it. Valid in any phase.
@@ -117,12 +117,12 @@ impl SessionState {
 
     /// Returns true if its owner has left before both directions had ended.
     pub fn is_orphaned(&self) -> bool {
-        self.departed.as_ref().is_some_and(|departed| departed.left != Departure::Finished)
+        self.departed.as_ref().is_some_and(|departed| departed.left != OwnerDeparture::Finished)
     }
 
     /// Returns since when the session has waited for its remote, which alone can end or continue it. Returns `None` if
-    /// it waits for its owner, or for the task that searches its path. Call it regularly: if nothing but a last frame is
-    /// missing, the first call marks the start of the wait.
+    /// it waits for its owner, or for the task that searches its path. Call it regularly: if nothing but a last frame
+    /// is missing, the first call marks the start of the wait.
     pub fn mark_waiting(&mut self, now: Instant) -> Option<Instant> {
         match (&self.departed, self.phase) {
             (Some(departed), _) => Some(departed.since),
@@ -137,8 +137,8 @@ impl SessionState {
         self.departed.is_some() || matches!(self.phase, Phase::LastAck | Phase::Closing)
     }
 
-    /// Ends a session without an owner, or one with only its last frame to send or to receive. Returns whether bytes were
-    /// still to be delivered, or `None` if it is neither.
+    /// Ends a session without an owner, or one with only its last frame to send or to receive. Returns whether bytes
+    /// were still to be delivered, or `None` if it is neither.
     pub fn evict(&mut self) -> (Option<bool>, Actions) {
         let departed = self.departed.take();
         match (self.phase, departed) {
@@ -146,8 +146,8 @@ impl SessionState {
                 (Some(false), self.close(SessionError::new(ErrorCode::NoError, "")))
             }
             (_, None) => (None, Actions::default()),
-            (Phase::Open | Phase::Resuming, Some(Departed { why, .. })) => (Some(true), self.reset(why)),
-            (Phase::Parked, Some(Departed { why, .. })) => (Some(true), self.close(why)),
+            (Phase::Open | Phase::Resuming, Some(DepartedOwner { why, .. })) => (Some(true), self.reset(why)),
+            (Phase::Parked, Some(DepartedOwner { why, .. })) => (Some(true), self.close(why)),
             (_, Some(_)) => (Some(true), Actions::default()),
         }
     }
@@ -190,7 +190,7 @@ impl SessionState {
         }
         let departed = self.departed.as_mut()?;
         departed.due = false;
-        let total = if departed.left == Departure::Dropped { 0 } else { self.send.written() + 1 };
+        let total = if departed.left == OwnerDeparture::Dropped { 0 } else { self.send.written() + 1 };
         Some(SessionFrame::ResetAt { total, refusal: departed.why.clone() })
     }
 
@@ -212,13 +212,13 @@ impl SessionState {
 
     /// Returns true if the owner has left and its bytes are dropped.
     pub(crate) fn drops_bytes(&self) -> bool {
-        self.departed.as_ref().is_some_and(|departed| departed.left == Departure::Dropped)
+        self.departed.as_ref().is_some_and(|departed| departed.left == OwnerDeparture::Dropped)
     }
 
     /// Resumes on another path and retransmits unacknowledged bytes.
     pub(crate) fn resume_sending(&mut self, received: u64, limit: u64) -> Result<(), FlowControlError> {
         if let Some(departed) = &mut self.departed {
-            departed.due = departed.left != Departure::Finished;
+            departed.due = departed.left != OwnerDeparture::Finished;
         }
         if self.drops_bytes() { Ok(()) } else { self.send.rewind(received, limit) }
     }

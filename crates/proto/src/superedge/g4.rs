@@ -1,7 +1,8 @@
 //! Represents a remote of SuperEdge v0.8 or v0.9: translates frames to its messages, and back.
 //!
-//! Such a remote reports neither the result of a dial nor an end (docs/reference/superedge-wire.md#sessions-of-v08-and-v09). Timers
-//! stand in for both: each session has one, and its meaning depends on the session's stage.
+//! Such a remote reports neither the result of a dial nor an end
+//! (docs/reference/superedge-wire.md#sessions-of-v08-and-v09). Timers stand in for both: each session has one, and its
+//! meaning depends on the session's stage.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use super::{
     AFTER_TARGET, Decoded, HALF_OPEN, MAX_SESSIONS, MAX_TOPIC, MAX_WAITING, PlainEvent, SESSION_CLOSED_TEXT,
 };
 use crate::codec::proto::StreamMsg;
-use crate::frame::{Category, ErrorCode, SessionError, SessionFrame};
+use crate::frame::{ErrorCode, SessionCategory, SessionError, SessionFrame};
 use tunnel_base::names::{NodeName, SessionId, Target};
 
 /// The sessions of a link to such a remote, with their state.
@@ -25,7 +26,7 @@ pub struct G4Codec {
     /// Time without traffic after which a session ends.
     idle_timeout: Duration,
     by_topic: HashMap<String, SessionId>,
-    sessions: HashMap<SessionId, G4Session>,
+    sessions: HashMap<SessionId, SuperEdgeG4Session>,
     /// The timer of each session, in order of time.
     timers: BTreeSet<(Instant, SessionId)>,
     /// Messages to send; those that the remote causes are bounded by [`MAX_WAITING`] and [`MAX_SESSIONS`].
@@ -39,13 +40,13 @@ pub struct G4Codec {
 
 /// The state of a session with such a remote.
 #[derive(Debug)]
-struct G4Session {
+struct SuperEdgeG4Session {
     topic: String,
-    category: Category,
+    category: SessionCategory,
     /// Target, which every message repeats.
     addr: String,
-    role: Role,
-    stage: Stage,
+    role: PlainSessionRole,
+    stage: PlainSessionStage,
     epoch: u64,
     sent: u64,
     received: u64,
@@ -60,7 +61,7 @@ struct G4Session {
 
 /// The end that has the client or the target here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Role {
+enum PlainSessionRole {
     /// A client here; the edge dials.
     Client,
     /// A client here, at an edge; the server answers `access`.
@@ -72,7 +73,7 @@ enum Role {
 }
 
 #[derive(Debug)]
-enum Stage {
+enum PlainSessionStage {
     /// The edge was made to dial. The client waits for its response.
     Dialling,
     /// The client has its response, and the target has sent nothing since the client's first bytes, if any.
@@ -85,13 +86,13 @@ enum Stage {
     Open,
 }
 
-impl G4Session {
+impl SuperEdgeG4Session {
     /// Returns when its timer is due, as things are now.
     fn deadline(&self, idle_timeout: Duration) -> Instant {
         let idle = self.last + idle_timeout;
         let deadline = match &self.stage {
-            Stage::Dialling => self.last + OPEN_AFTER,
-            Stage::Unanswered { since: Some(since) } => idle.min(*since + ANSWER_TIMEOUT),
+            PlainSessionStage::Dialling => self.last + OPEN_AFTER,
+            PlainSessionStage::Unanswered { since: Some(since) } => idle.min(*since + ANSWER_TIMEOUT),
             _ => idle,
         };
         let half_open = if self.waits_for_client() { AFTER_TARGET } else { HALF_OPEN };
@@ -100,32 +101,34 @@ impl G4Session {
 
     /// Returns true if the target here has ended, and the client has sent nothing since.
     fn waits_for_client(&self) -> bool {
-        self.finished && !self.received_after_fin && matches!(self.role, Role::Target | Role::AccessTarget)
+        self.finished
+            && !self.received_after_fin
+            && matches!(self.role, PlainSessionRole::Target | PlainSessionRole::AccessTarget)
     }
 
     /// Returns the category of its messages.
-    fn wire_category(&self) -> Category {
+    fn wire_category(&self) -> SessionCategory {
         match (self.role, self.category) {
             // An edge handles `closed` in these two categories only; they are the same otherwise.
-            (Role::Client, Category::Egress) => Category::Egress,
-            (Role::Client, _) => Category::Ssh,
-            (Role::EdgeClient, _) => Category::HttpProxy,
-            (Role::Target | Role::AccessTarget, category) => category,
+            (PlainSessionRole::Client, SessionCategory::Egress) => SessionCategory::Egress,
+            (PlainSessionRole::Client, _) => SessionCategory::Ssh,
+            (PlainSessionRole::EdgeClient, _) => SessionCategory::HttpProxy,
+            (PlainSessionRole::Target | PlainSessionRole::AccessTarget, category) => category,
         }
     }
 
     /// Returns the type of the messages with data from here.
     fn data_type(&self) -> &'static str {
-        if self.role == Role::Client { "frontend" } else { "backend" }
+        if self.role == PlainSessionRole::Client { "frontend" } else { "backend" }
     }
 
     /// Returns true if the remote handles `closed`.
     fn is_closable(&self) -> bool {
-        self.wire_category() != Category::HttpProxy
+        self.wire_category() != SessionCategory::HttpProxy
     }
 
     fn early(&self) -> usize {
-        if let Stage::Accepting { bytes, .. } = &self.stage { *bytes } else { 0 }
+        if let PlainSessionStage::Accepting { bytes, .. } = &self.stage { *bytes } else { 0 }
     }
 
     fn opened(&self) -> SessionFrame {
@@ -178,7 +181,7 @@ impl G4Codec {
     /// Returns the bytes of a session, and of all sessions, that wait for a dial here. Returns 0 for both if none of
     /// the session do.
     pub fn early(&self, id: SessionId) -> (usize, usize) {
-        match self.sessions.get(&id).map_or(0, G4Session::early) {
+        match self.sessions.get(&id).map_or(0, SuperEdgeG4Session::early) {
             0 => (0, 0),
             bytes => (bytes, self.early),
         }
@@ -189,7 +192,7 @@ impl G4Codec {
     pub fn send_frame(
         &mut self,
         id: SessionId,
-        category: Category,
+        category: SessionCategory,
         frame: SessionFrame,
         now: Instant,
     ) -> Option<Decoded> {
@@ -206,7 +209,7 @@ impl G4Codec {
             SessionFrame::Data(bytes) => {
                 session.last = now;
                 session.sent += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-                if let Stage::Unanswered { since } = &mut session.stage {
+                if let PlainSessionStage::Unanswered { since } = &mut session.stage {
                     since.get_or_insert(now);
                 }
                 let received = session.sent;
@@ -219,7 +222,9 @@ impl G4Codec {
             }
             SessionFrame::Refused { refusal, .. } | SessionFrame::Reset { refusal, .. } => {
                 let normal = refusal.code == ErrorCode::NoError;
-                if session.role == Role::AccessTarget && matches!(session.stage, Stage::Accepting { .. }) {
+                if session.role == PlainSessionRole::AccessTarget
+                    && matches!(session.stage, PlainSessionStage::Accepting { .. })
+                {
                     self.send_data(id, failure(&refusal));
                 }
                 self.end(id, if normal { "EOF" } else { &refusal.reason });
@@ -235,17 +240,21 @@ impl G4Codec {
         (!frames.is_empty()).then_some(Decoded { id, category, frames })
     }
 
-    fn open(&mut self, id: SessionId, category: Category, target: &Target, epoch: u64, now: Instant) {
+    fn open(&mut self, id: SessionId, category: SessionCategory, target: &Target, epoch: u64, now: Instant) {
         self.end(id, "opened again");
         let (role, stage, addr) = if self.to_edge {
-            (Role::Client, Stage::Dialling, super::address(&self.node, target))
+            (PlainSessionRole::Client, PlainSessionStage::Dialling, super::address(&self.node, target))
         } else {
-            (Role::EdgeClient, Stage::Requested { head: BytesMut::new() }, target.to_string())
+            (
+                PlainSessionRole::EdgeClient,
+                PlainSessionStage::Requested { head: BytesMut::new() },
+                target.to_string(),
+            )
         };
         let request = format!("CONNECT {addr} HTTP/1.1\r\nHost: {addr}\r\n\r\n");
-        let session = G4Session::new(id.topic(), category, addr, role, stage, now);
-        self.insert(id, G4Session { epoch, ..session });
-        if role == Role::Client {
+        let session = SuperEdgeG4Session::new(id.topic(), category, addr, role, stage, now);
+        self.insert(id, SuperEdgeG4Session { epoch, ..session });
+        if role == PlainSessionRole::Client {
             // Makes the edge dial at once, so that targets that speak first work.
             self.send_data(id, Bytes::new());
         } else {
@@ -256,12 +265,14 @@ impl G4Codec {
     /// Handles that the target here was reached. Returns the bytes that arrived before.
     fn accepted(&mut self, id: SessionId) -> Vec<SessionFrame> {
         let Some(session) = self.sessions.get_mut(&id) else { return Vec::new() };
-        let Stage::Accepting { early, bytes } = std::mem::replace(&mut session.stage, Stage::Open) else {
+        let PlainSessionStage::Accepting { early, bytes } =
+            std::mem::replace(&mut session.stage, PlainSessionStage::Open)
+        else {
             return Vec::new();
         };
         self.early = self.early.saturating_sub(bytes);
         let frames = early.into_iter().map(|data| session.receive(data)).collect();
-        if session.role == Role::AccessTarget {
+        if session.role == PlainSessionRole::AccessTarget {
             self.send_data(id, ESTABLISHED.into());
         }
         frames
@@ -287,13 +298,13 @@ impl G4Codec {
                 vec![SessionFrame::Reset { epoch, refusal: SessionError::new(code, reason) }]
             };
             let frames = match &session.stage {
-                Stage::Dialling => {
-                    session.stage = Stage::Unanswered { since: None };
+                PlainSessionStage::Dialling => {
+                    session.stage = PlainSessionStage::Unanswered { since: None };
                     let opened = session.opened();
                     self.reset_timer(id);
                     return Some(Decoded { id, category, frames: vec![opened] });
                 }
-                Stage::Unanswered { since: Some(since) } if now - *since >= ANSWER_TIMEOUT => {
+                PlainSessionStage::Unanswered { since: Some(since) } if now - *since >= ANSWER_TIMEOUT => {
                     reset(ErrorCode::TargetTimeout, NO_ANSWER.into())
                 }
                 _ if session.waits_for_client() && !taken => {
@@ -329,8 +340,10 @@ impl G4Codec {
 
     /// Handles a message from the remote.
     pub fn handle_message(&mut self, message: StreamMsg, now: Instant) -> PlainEvent {
-        let category = Category::from_name(&message.category);
-        let Some(category @ (Category::Ssh | Category::Egress | Category::HttpProxy)) = category else {
+        let category = SessionCategory::from_name(&message.category);
+        let Some(category @ (SessionCategory::Ssh | SessionCategory::Egress | SessionCategory::HttpProxy)) =
+            category
+        else {
             return PlainEvent::Unknown("unknown_type");
         };
         if !message.node.eq_ignore_ascii_case(self.node.as_str()) {
@@ -344,10 +357,10 @@ impl G4Codec {
             (Some(id), "closed") => self.closed(id),
             (Some(id), "frontend" | "backend") => self.handle_data(id, message.data, now),
             (None, "frontend") if !self.to_edge => self.handle_frontend(category, message, now),
-            (None, "access") if self.to_edge && category == Category::HttpProxy => {
+            (None, "access") if self.to_edge && category == SessionCategory::HttpProxy => {
                 self.handle_access(message, now)
             }
-            (None, "backend") if self.to_edge && category != Category::HttpProxy => {
+            (None, "backend") if self.to_edge && category != SessionCategory::HttpProxy => {
                 self.answer(closed_message(&message, SESSION_CLOSED_TEXT))
             }
             (None, "backend" | "closed") => PlainEvent::Unknown("unknown_session"),
@@ -362,13 +375,13 @@ impl G4Codec {
     }
 
     /// Handles the first bytes for a target at this edge.
-    fn handle_frontend(&mut self, category: Category, message: StreamMsg, now: Instant) -> PlainEvent {
+    fn handle_frontend(&mut self, category: SessionCategory, message: StreamMsg, now: Instant) -> PlainEvent {
         if self.closed.contains(&message.topic) {
             return PlainEvent::Unknown("unknown_session");
         }
         match self.target(&message.addr) {
-            Some(target) => self.accept(category, Role::Target, target, message, now),
-            None if category == Category::HttpProxy => PlainEvent::Unknown("bad_target"),
+            Some(target) => self.accept(category, PlainSessionRole::Target, target, message, now),
+            None if category == SessionCategory::HttpProxy => PlainEvent::Unknown("bad_target"),
             None => self.answer(closed_message(&message, &bad_target(&message.addr))),
         }
     }
@@ -379,7 +392,7 @@ impl G4Codec {
             Some(target) => {
                 // Its data is the client's request; only the target matters.
                 let message = StreamMsg { data: Bytes::new(), ..message };
-                self.accept(Category::HttpProxy, Role::AccessTarget, target, message, now)
+                self.accept(SessionCategory::HttpProxy, PlainSessionRole::AccessTarget, target, message, now)
             }
             None => {
                 let refusal = SessionError::new(ErrorCode::TargetUnreachable, bad_target(&message.addr));
@@ -396,16 +409,16 @@ impl G4Codec {
 
     fn accept(
         &mut self,
-        category: Category,
-        role: Role,
+        category: SessionCategory,
+        role: PlainSessionRole,
         target: Target,
         message: StreamMsg,
         now: Instant,
     ) -> PlainEvent {
         let id = SessionId::random();
-        let stage = Stage::Accepting { early: VecDeque::new(), bytes: 0 };
+        let stage = PlainSessionStage::Accepting { early: VecDeque::new(), bytes: 0 };
         let StreamMsg { topic, addr, data, .. } = message;
-        let session = G4Session::new(topic, category, addr, role, stage, now);
+        let session = SuperEdgeG4Session::new(topic, category, addr, role, stage, now);
         self.insert(id, session);
         self.handle_data(id, data, now);
         let client = "a plain remote".into();
@@ -419,17 +432,17 @@ impl G4Codec {
         let category = session.category;
         let mut frames = Vec::new();
         match &mut session.stage {
-            Stage::Dialling | Stage::Unanswered { .. } => {
-                if matches!(session.stage, Stage::Dialling) {
+            PlainSessionStage::Dialling | PlainSessionStage::Unanswered { .. } => {
+                if matches!(session.stage, PlainSessionStage::Dialling) {
                     frames.push(session.opened());
                 }
-                session.stage = Stage::Open;
+                session.stage = PlainSessionStage::Open;
             }
-            Stage::Requested { head } => {
+            PlainSessionStage::Requested { head } => {
                 head.extend_from_slice(&data);
                 return self.handle_response(id);
             }
-            Stage::Accepting { early, bytes } => {
+            PlainSessionStage::Accepting { early, bytes } => {
                 if !data.is_empty() {
                     let cost = data.len() + PIECE_COST;
                     early.push_back(data);
@@ -438,7 +451,7 @@ impl G4Codec {
                 }
                 return PlainEvent::Session(Decoded { id, category, frames });
             }
-            Stage::Open => {}
+            PlainSessionStage::Open => {}
         }
         if !data.is_empty() {
             frames.push(session.receive(data));
@@ -450,7 +463,7 @@ impl G4Codec {
     /// Handles the server's response to `access`, once it is complete: the target's bytes follow it.
     fn handle_response(&mut self, id: SessionId) -> PlainEvent {
         let Some(session) = self.sessions.get_mut(&id) else { return PlainEvent::Unknown("unknown_session") };
-        let Stage::Requested { head } = &mut session.stage else {
+        let PlainSessionStage::Requested { head } = &mut session.stage else {
             return PlainEvent::Unknown("unknown_type");
         };
         let (category, epoch) = (session.category, session.epoch);
@@ -463,7 +476,7 @@ impl G4Codec {
         let line = text.lines().next().unwrap_or_default();
         if end.is_some() && line.split(' ').nth(1) == Some("200") {
             let mut frames = vec![session.opened()];
-            session.stage = Stage::Open;
+            session.stage = PlainSessionStage::Open;
             if !rest.is_empty() {
                 frames.push(session.receive(rest));
             }
@@ -477,7 +490,7 @@ impl G4Codec {
 
     /// Sends data of a session.
     fn send_data(&mut self, id: SessionId, data: Bytes) {
-        let Some(kind) = self.sessions.get(&id).map(G4Session::data_type) else { return };
+        let Some(kind) = self.sessions.get(&id).map(SuperEdgeG4Session::data_type) else { return };
         self.send_message(id, kind, data);
     }
 
@@ -503,13 +516,13 @@ impl G4Codec {
 
     /// Ends a session at the remote, if it can be told.
     fn end(&mut self, id: SessionId, text: &str) {
-        let closable = self.sessions.get(&id).is_some_and(G4Session::is_closable);
+        let closable = self.sessions.get(&id).is_some_and(SuperEdgeG4Session::is_closable);
         // A remote that does not read must not fill the queue by opening sessions.
         if closable && self.waiting.len() < MAX_SESSIONS {
             self.send_message(id, "closed", Bytes::copy_from_slice(text.as_bytes()));
         }
         if let Some(session) = self.remove(id)
-            && session.role == Role::Target
+            && session.role == PlainSessionRole::Target
             && session.is_closable()
         {
             if self.closed.len() >= MAX_CLOSED {
@@ -519,14 +532,14 @@ impl G4Codec {
         }
     }
 
-    fn insert(&mut self, id: SessionId, session: G4Session) {
+    fn insert(&mut self, id: SessionId, session: SuperEdgeG4Session) {
         self.by_topic.insert(session.topic.clone(), id);
         self.timers.insert((session.timer, id));
         self.sessions.insert(id, session);
         self.reset_timer(id);
     }
 
-    fn remove(&mut self, id: SessionId) -> Option<G4Session> {
+    fn remove(&mut self, id: SessionId) -> Option<SuperEdgeG4Session> {
         let session = self.sessions.remove(&id)?;
         self.by_topic.remove(&session.topic);
         self.timers.remove(&(session.timer, id));
@@ -545,15 +558,22 @@ impl G4Codec {
     /// Sets a session's timer if its deadline is now earlier. A later one is noticed when the timer is due, so that
     /// data does not reorder the timers.
     fn advance_timer(&mut self, id: SessionId) {
-        let sooner = |session: &G4Session| session.deadline(self.idle_timeout) < session.timer;
+        let sooner = |session: &SuperEdgeG4Session| session.deadline(self.idle_timeout) < session.timer;
         if self.sessions.get(&id).is_some_and(sooner) {
             self.reset_timer(id);
         }
     }
 }
 
-impl G4Session {
-    fn new(topic: String, category: Category, addr: String, role: Role, stage: Stage, now: Instant) -> Self {
+impl SuperEdgeG4Session {
+    fn new(
+        topic: String,
+        category: SessionCategory,
+        addr: String,
+        role: PlainSessionRole,
+        stage: PlainSessionStage,
+        now: Instant,
+    ) -> Self {
         Self {
             topic,
             category,

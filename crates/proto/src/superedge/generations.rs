@@ -14,7 +14,7 @@ use super::g4::G4Codec;
 use super::{Decoded, PlainCodec, PlainEvent};
 use crate::codec::extended::STREAM;
 use crate::codec::proto::StreamMsg;
-use crate::frame::{Category, ErrorCode, Frame, FrameKind, SessionError, SessionFrame};
+use crate::frame::{ErrorCode, Frame, FrameKind, SessionCategory, SessionError, SessionFrame};
 use tunnel_base::names::{NodeName, SessionId};
 
 /// The sessions of a link to a program of SuperEdge, with the codecs of both generations.
@@ -22,7 +22,7 @@ use tunnel_base::names::{NodeName, SessionId};
 pub struct SuperEdgeCodec {
     newest: PlainCodec,
     g4: G4Codec,
-    generation: Option<Generation>,
+    generation: Option<SuperEdgeGeneration>,
     /// The probe, until it is sent.
     probe: Option<StreamMsg>,
     probe_topic: String,
@@ -34,14 +34,14 @@ pub struct SuperEdgeCodec {
 
 /// A generation of SuperEdge that is served; see docs/reference/superedge-wire.md#generations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Generation {
+pub enum SuperEdgeGeneration {
     /// v0.8 and v0.9.
     G4,
     /// The main branch since May 2023.
     G5,
 }
 
-impl Generation {
+impl SuperEdgeGeneration {
     /// Returns the name of its dialect.
     pub fn dialect(self) -> &'static str {
         match self {
@@ -68,7 +68,7 @@ impl SuperEdgeCodec {
     }
 
     /// Returns the remote's generation, once known.
-    pub fn generation(&self) -> Option<Generation> {
+    pub fn generation(&self) -> Option<SuperEdgeGeneration> {
         self.generation
     }
 
@@ -88,11 +88,14 @@ impl SuperEdgeCodec {
     fn open(&mut self, id: SessionId, frame: Frame, now: Instant) -> Option<Decoded> {
         match (self.generation, frame.body) {
             // Refused on behalf of the remote: no supported generation uses TLS to targets.
-            (_, FrameKind::Session(_, category @ Category::Https, SessionFrame::Open { epoch, .. })) => {
+            (
+                _,
+                FrameKind::Session(_, category @ SessionCategory::Https, SessionFrame::Open { epoch, .. }),
+            ) => {
                 let refusal = SessionError::new(ErrorCode::TargetUnreachable, NO_TLS);
                 Some(Decoded { id, category, frames: vec![SessionFrame::Refused { refusal, epoch }] })
             }
-            (Some(Generation::G4), FrameKind::Session(_, category, open)) => {
+            (Some(SuperEdgeGeneration::G4), FrameKind::Session(_, category, open)) => {
                 self.g4.send_frame(id, category, open, now)
             }
             (Some(_), body) => self.newest.send_frame(Frame { node: frame.node, body }, now),
@@ -139,15 +142,15 @@ impl SuperEdgeCodec {
     /// Returns the sessions for which [`Self::handle_due`] must be called.
     pub fn due(&mut self, now: Instant) -> Vec<SessionId> {
         if self.generation.is_none() && now >= self.decide_at {
-            self.decide(Generation::G4, now);
+            self.decide(SuperEdgeGeneration::G4, now);
         }
         let mut due = self.newest.ended(now);
         due.extend(self.g4.due(now));
         due
     }
 
-    /// Handles a session that is due. `taken` is true if the target here has received all bytes from the remote. Returns
-    /// the frames for this end.
+    /// Handles a session that is due. `taken` is true if the target here has received all bytes from the remote.
+    /// Returns the frames for this end.
     pub fn handle_due(&mut self, id: SessionId, taken: bool, now: Instant) -> Option<Decoded> {
         if self.g4.has(id) {
             return self.g4.handle_due(id, taken, now);
@@ -165,18 +168,18 @@ impl SuperEdgeCodec {
             return self.newest.handle_message(message, now);
         }
         if message.topic == self.probe_topic {
-            self.decide(Generation::G5, now);
+            self.decide(SuperEdgeGeneration::G5, now);
             return PlainEvent::Answered;
         }
         match message.r#type.as_str() {
             "frontend" | "backend" | "access" => {
-                self.decide(Generation::G4, now);
+                self.decide(SuperEdgeGeneration::G4, now);
                 self.g4.handle_message(message, now)
             }
             "closed" if self.g4.has_topic(&message.topic) => self.g4.handle_message(message, now),
             kind => {
                 if matches!(kind, "connecting" | "connected" | "connect-failed" | "tcp-forward") {
-                    self.decide(Generation::G5, now);
+                    self.decide(SuperEdgeGeneration::G5, now);
                 }
                 self.newest.handle_message(message, now)
             }
@@ -185,7 +188,7 @@ impl SuperEdgeCodec {
 
     /// Records the remote's generation, and opens the sessions that waited for it. A remote that was too slow for the
     /// probe is recognized by its later messages.
-    fn decide(&mut self, generation: Generation, now: Instant) {
+    fn decide(&mut self, generation: SuperEdgeGeneration, now: Instant) {
         self.generation = Some(generation);
         for (id, frame) in std::mem::take(&mut self.held) {
             // Opening a session produces no frames for it, except for one that was not held.
@@ -198,9 +201,9 @@ impl SuperEdgeCodec {
 /// edge cannot dial without an address, and a server requires a CONNECT.
 fn probe(node: &NodeName, to_edge: bool) -> StreamMsg {
     let (category, data) = if to_edge {
-        (Category::Ssh, "")
+        (SessionCategory::Ssh, "")
     } else {
-        (Category::HttpProxy, "GET / HTTP/1.1\r\nHost: probe\r\n\r\n")
+        (SessionCategory::HttpProxy, "GET / HTTP/1.1\r\nHost: probe\r\n\r\n")
     };
     StreamMsg {
         node: node.as_str().into(),

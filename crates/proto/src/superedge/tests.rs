@@ -19,8 +19,10 @@ fn send_frame_of(
     frame: SessionFrame,
 ) -> (Option<StreamMsg>, Vec<SessionFrame>) {
     let node = plain.node.clone();
-    let decoded =
-        plain.send_frame(Frame { node, body: FrameKind::Session(id, Category::Ssh, frame) }, Instant::now());
+    let decoded = plain.send_frame(
+        Frame { node, body: FrameKind::Session(id, SessionCategory::Ssh, frame) },
+        Instant::now(),
+    );
     let message = plain.next_message();
     assert_eq!(plain.next_message(), None);
     (message, decoded.map(|h| h.frames).unwrap_or_default())
@@ -60,7 +62,7 @@ fn a_tcp_session_has_category_ssh_on_the_wire() {
     let mut plain = plain();
     let target = "127.0.0.1:6443".parse().unwrap();
     let open = SessionFrame::Open { target, limit: 9, epoch: 3, client: String::new(), opener: None };
-    let body = FrameKind::Session(id(), Category::Tcp, open);
+    let body = FrameKind::Session(id(), SessionCategory::Tcp, open);
     assert!(plain.send_frame(Frame { node: plain.node.clone(), body }, Instant::now()).is_none());
     let message = plain.next_message().unwrap();
     let sent = (message.category.as_str(), message.r#type.as_str(), message.addr.as_str());
@@ -68,7 +70,7 @@ fn a_tcp_session_has_category_ssh_on_the_wire() {
     let PlainEvent::Session(decoded) = handle_message(&mut plain, "connected", &message.topic, "") else {
         panic!()
     };
-    assert_eq!((decoded.id, decoded.category), (id(), Category::Tcp));
+    assert_eq!((decoded.id, decoded.category), (id(), SessionCategory::Tcp));
 }
 
 fn opened(plain: &mut PlainCodec) -> String {

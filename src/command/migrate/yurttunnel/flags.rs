@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use crate::command::migrate::yurttunnel::Mapping::{Changed, Gone, Kept, Unknown};
-use crate::command::migrate::yurttunnel::{Mapping, Remark};
+use crate::command::migrate::yurttunnel::MigrationVerdict::{Changed, Gone, Kept, Unknown};
+use crate::command::migrate::yurttunnel::{MigrationRemark, MigrationVerdict};
 use tunnel_base::names::Target;
 
 /// The flags of OpenYurt's tunnel server that have a counterpart in this program's config; the defaults are OpenYurt's.
@@ -41,7 +41,7 @@ impl Default for YurtServerFlags {
 }
 
 /// Reads the server's flags.
-pub(crate) fn server(flags: &[(String, String)]) -> (YurtServerFlags, Vec<Remark>) {
+pub(crate) fn server(flags: &[(String, String)]) -> (YurtServerFlags, Vec<MigrationRemark>) {
     let mut server = YurtServerFlags::default();
     let remarks = flags.iter().map(|(name, value)| {
         let (verdict, why) = match name.as_str() {
@@ -80,7 +80,7 @@ pub(crate) fn server(flags: &[(String, String)]) -> (YurtServerFlags, Vec<Remark
 }
 
 /// Reads the agent's flags. Returns the server's address, if a flag contains it.
-pub(crate) fn agent(flags: &[(String, String)]) -> (Option<Target>, Vec<Remark>) {
+pub(crate) fn agent(flags: &[(String, String)]) -> (Option<Target>, Vec<MigrationRemark>) {
     let mut cloud = None;
     let remarks = flags.iter().map(|(name, value)| {
         let (verdict, why) = match name.as_str() {
@@ -119,7 +119,7 @@ pub(crate) fn agent(flags: &[(String, String)]) -> (Option<Target>, Vec<Remark>)
 }
 
 /// Returns the remark on a flag that all Kubernetes programs have, mostly for logs.
-fn of_any_program(name: &str) -> (Mapping, &'static str) {
+fn of_any_program(name: &str) -> (MigrationVerdict, &'static str) {
     match name.replace('_', "-").as_str() {
         "v" => (Changed, "the flag -v of this program has different levels; 2 is debug"),
         "logtostderr" | "alsologtostderr" | "log-dir" => (Kept, "the flag of the same name"),
@@ -138,12 +138,12 @@ fn of_any_program(name: &str) -> (Mapping, &'static str) {
     }
 }
 
-pub(super) fn remark(verdict: Mapping, name: &str, value: &str, why: &str) -> Remark {
-    Remark { verdict, what: format!("--{name}={value}"), why: why.to_owned() }
+pub(super) fn remark(verdict: MigrationVerdict, name: &str, value: &str, why: &str) -> MigrationRemark {
+    MigrationRemark { verdict, what: format!("--{name}={value}"), why: why.to_owned() }
 }
 
 /// Takes over a value. An invalid value leaves the default.
-fn set<T: std::str::FromStr>(to: &mut T, value: &str, why: &'static str) -> (Mapping, &'static str) {
+fn set<T: std::str::FromStr>(to: &mut T, value: &str, why: &'static str) -> (MigrationVerdict, &'static str) {
     match value.parse() {
         Ok(value) => {
             *to = value;
@@ -154,7 +154,7 @@ fn set<T: std::str::FromStr>(to: &mut T, value: &str, why: &'static str) -> (Map
 }
 
 /// Takes over an address to listen on. A variable such as `$(NODE_IP)` has another value on each machine.
-fn bind(to: &mut IpAddr, value: &str, why: &'static str) -> (Mapping, &'static str) {
+fn bind(to: &mut IpAddr, value: &str, why: &'static str) -> (MigrationVerdict, &'static str) {
     if value.starts_with("$(") && value.ends_with(')') {
         *to = IpAddr::from([0, 0, 0, 0]);
         return (Changed, "all addresses of the server, as the variable differs from machine to machine");

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use crate::command::migrate::yurttunnel::flags::{YurtServerFlags, agent, server};
 use crate::command::migrate::yurttunnel::objects::YurtObjects;
-use crate::command::migrate::yurttunnel::{Mapping, Remark};
+use crate::command::migrate::yurttunnel::{MigrationRemark, MigrationVerdict};
 use tunnel_base::logging::printable::printable;
 use tunnel_base::policy::ports::ConfigMapPorts;
 
@@ -70,14 +70,18 @@ kubernetes_service = "tunnel-cloud-pods"
 }
 
 /// Adds remarks on all other objects to those on the flags.
-fn of_objects(old: &YurtObjects, server: &YurtServerFlags, mut remarks: Vec<Remark>) -> Vec<Remark> {
+fn of_objects(
+    old: &YurtObjects,
+    server: &YurtServerFlags,
+    mut remarks: Vec<MigrationRemark>,
+) -> Vec<MigrationRemark> {
     let own = [server.agents, server.secure, server.insecure, server.meta].into();
     remarks.extend(ports(old, &own));
     remarks.extend(services(old));
     if old.has_names && server.names {
         let why = "[server.node_names] writes it under the same names".to_owned();
         let what = "ConfigMap yurt-tunnel-nodes".to_owned();
-        remarks.push(Remark { verdict: Mapping::Kept, what, why });
+        remarks.push(MigrationRemark { verdict: MigrationVerdict::Kept, what, why });
     }
     remarks
 }
@@ -125,28 +129,29 @@ pub(super) fn namespace(old: &YurtObjects) -> Option<&str> {
 }
 
 /// Returns remarks on the ports in the ConfigMap.
-pub(super) fn ports(old: &YurtObjects, own: &BTreeSet<u16>) -> Vec<Remark> {
+pub(super) fn ports(old: &YurtObjects, own: &BTreeSet<u16>) -> Vec<MigrationRemark> {
     let Some((found, data)) = &old.ports else { return Vec::new() };
-    let odd = namespace(old).is_none().then(|| Remark {
-        verdict: Mapping::Gone,
+    let odd = namespace(old).is_none().then(|| MigrationRemark {
+        verdict: MigrationVerdict::Gone,
         what: format!("namespace {found:?} of yurt-tunnel-server-cfg"),
         why: format!("not a valid namespace; {NAMESPACE} is used instead"),
     });
     let (_, wrong) = ConfigMapPorts::parse(data, own);
-    let kept = data.iter().filter(|(key, _)| READ.contains(&key.as_str())).map(|(key, value)| Remark {
-        verdict: Mapping::Kept,
-        what: format!("{key}: {value:?}"),
-        why: "[server.node_ports] reads it there".to_owned(),
-    });
-    let wrong = wrong.into_iter().map(|wrong| Remark {
-        verdict: Mapping::Gone,
+    let kept =
+        data.iter().filter(|(key, _)| READ.contains(&key.as_str())).map(|(key, value)| MigrationRemark {
+            verdict: MigrationVerdict::Kept,
+            what: format!("{key}: {value:?}"),
+            why: "[server.node_ports] reads it there".to_owned(),
+        });
+    let wrong = wrong.into_iter().map(|wrong| MigrationRemark {
+        verdict: MigrationVerdict::Gone,
         what: format!("{}: {:?}", wrong.key, wrong.found),
         why: wrong.hint.to_owned(),
     });
     odd.into_iter().chain(kept).chain(wrong).collect()
 }
 
-pub(super) fn services(old: &YurtObjects) -> impl Iterator<Item = Remark> {
+pub(super) fn services(old: &YurtObjects) -> impl Iterator<Item = MigrationRemark> {
     old.services.iter().map(|(name, kind)| {
         let why = match name.as_str() {
             "x-tunnel-server-internal-svc" => {
@@ -156,20 +161,20 @@ pub(super) fn services(old: &YurtObjects) -> impl Iterator<Item = Remark> {
             _ => "not a Service of any known YurtTunnel",
         };
         let known = ["x-tunnel-server-internal-svc", "x-tunnel-server-svc"].contains(&name.as_str());
-        let verdict = if known { Mapping::Changed } else { Mapping::Unknown };
-        Remark { verdict, what: format!("Service {name} ({kind})"), why: why.to_owned() }
+        let verdict = if known { MigrationVerdict::Changed } else { MigrationVerdict::Unknown };
+        MigrationRemark { verdict, what: format!("Service {name} ({kind})"), why: why.to_owned() }
     })
 }
 
-pub(super) fn lines(remarks: &[Remark]) -> String {
+pub(super) fn lines(remarks: &[MigrationRemark]) -> String {
     let word = |verdict| match verdict {
-        Mapping::Kept => "kept",
-        Mapping::Changed => "changed",
-        Mapping::Gone => "removed",
-        Mapping::Unknown => "unknown",
+        MigrationVerdict::Kept => "kept",
+        MigrationVerdict::Changed => "changed",
+        MigrationVerdict::Gone => "removed",
+        MigrationVerdict::Unknown => "unknown",
     };
     // The text is untrusted, and must not end the comment.
-    let line = |Remark { verdict, what, why }: &Remark| {
+    let line = |MigrationRemark { verdict, what, why }: &MigrationRemark| {
         format!("#   {:<8} {}: {why}\n", word(*verdict), printable(what))
     };
     remarks.iter().map(line).collect()

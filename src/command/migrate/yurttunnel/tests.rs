@@ -7,7 +7,7 @@ use crate::server::config::ServerConfig;
 use tunnel_base::policy::ports::PortTarget;
 
 use crate::command::CommandError;
-use crate::command::migrate::{MigrateArgs, Origin, run};
+use crate::command::migrate::{MigrateArgs, MigrationOrigin, run};
 
 use super::*;
 
@@ -64,7 +64,7 @@ spec:
 "#;
 
 fn migrated(text: &str, role: Role) -> Result<String, CommandError> {
-    let migrate_args = MigrateArgs { from: Origin::Yurttunnel, files: vec!["-".into()], role };
+    let migrate_args = MigrateArgs { from: MigrationOrigin::Yurttunnel, files: vec!["-".into()], role };
     run(&migrate_args, text.as_bytes())
 }
 
@@ -205,9 +205,9 @@ fn each_flag_of_yurttunnel_is_known_and_others_are_marked_unknown() {
         [super::flags::server(&flags(server, "kubeconfig")).1, super::flags::agent(&flags(agent, "node")).1]
     {
         let (last, known) = remarks.split_last().unwrap();
-        assert_eq!(last.verdict, Mapping::Unknown, "{last:?}");
+        assert_eq!(last.verdict, MigrationVerdict::Unknown, "{last:?}");
         for remark in known {
-            assert_ne!(remark.verdict, Mapping::Unknown, "{remark:?}");
+            assert_ne!(remark.verdict, MigrationVerdict::Unknown, "{remark:?}");
         }
     }
     // Its default has a line too.
@@ -216,7 +216,7 @@ fn each_flag_of_yurttunnel_is_known_and_others_are_marked_unknown() {
     assert!(remarks[0].what == "--enable-iptables=true, its default" && remarks[0].why.contains("intercept"));
     // Kubelets probe the server's pods, so metrics cannot stay at --insecure-bind-address.
     let (server, remarks) = super::flags::server(&flags("enable-iptables", "meta-port"));
-    assert_eq!((server.meta, remarks[1].verdict), (1, Mapping::Changed));
+    assert_eq!((server.meta, remarks[1].verdict), (1, MigrationVerdict::Changed));
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn a_file_that_is_no_yurttunnel_deployment_is_refused_with_a_remedy() {
     let garbled = error("a: [b");
     assert!(garbled.code == 78 && garbled.text.starts_with("-: neither YAML nor JSON"), "{garbled}");
     let migrate_args =
-        MigrateArgs { from: Origin::Yurttunnel, files: vec!["/none/x".into()], role: Role::Server };
+        MigrateArgs { from: MigrationOrigin::Yurttunnel, files: vec!["/none/x".into()], role: Role::Server };
     assert!(run(&migrate_args, std::io::empty()).unwrap_err().text.starts_with("/none/x: "));
 }
 
@@ -253,7 +253,8 @@ fn a_superedge_file_is_migrated_with_the_same_meaning() {
                [mode.cloud.tcp]\n\"0.0.0.0:6443\" = \"n/127.0.0.1:6443\"\n\
                [mode.cloud.https.addr]\n\"10250\" = \"127.0.0.1:10250\"\n\
                [mode.cloud.stream.register]\nservice = \"pods\"\n";
-    let migrate_args = MigrateArgs { from: Origin::Superedge, files: vec!["-".into()], role: Role::Server };
+    let migrate_args =
+        MigrateArgs { from: MigrationOrigin::Superedge, files: vec!["-".into()], role: Role::Server };
     let text = run(&migrate_args, old.as_bytes()).unwrap();
     for line in [
         "[server.links]",

@@ -1,6 +1,6 @@
 //! Certificates issued by Kubernetes, and the identity that the server presents to targets.
 
-use crate::listener::https::{HttpsConfig, HttpsMode, TargetIdentity};
+use crate::listener::https::{HttpsConfig, HttpsMode, TargetTlsFiles};
 
 use super::*;
 use crate::config::kubernetes::ProfileKind;
@@ -28,7 +28,7 @@ fn a_target_certificate_requires_authenticated_clients() {
         (shown, warned(&warnings, WarningKind::Insecure).into_iter().map(str::to_owned).collect::<Vec<_>>())
     };
     let identity = |key: &str, ca: Option<&str>| {
-        Some(TargetIdentity { cert: "/c".into(), key: key.into(), ca: ca.map(Into::into) })
+        Some(TargetTlsFiles { cert: "/c".into(), key: key.into(), ca: ca.map(Into::into) })
     };
     assert_eq!(shown(""), (None, vec![]));
     assert_eq!(shown("target_cert = \"/c\"\ntarget_ca = \"/ca\"\n"), (identity("/c", Some("/ca")), vec![]));

@@ -1,6 +1,6 @@
 //! The tables of all listeners except CONNECT's.
 
-use crate::config::server::invitations::InvitationStore;
+use crate::config::server::invitations::InvitationStoreKind;
 use crate::listener::http::NodePortConfig;
 use crate::listener::https::{HttpsConfig, HttpsMode};
 use crate::listener::tcp::TcpListenerConfig;
@@ -187,12 +187,12 @@ fn invitations_are_off_unless_a_store_is_set() {
         let text = format!("[server.connect]\nlisten = \"127.0.0.1:22\"\n[server.invitations]\n{lines}");
         ServerConfig::read(&text, &Environment::default()).map(|(cloud, _)| cloud.invitations)
     };
-    assert_eq!(read("").unwrap().store, InvitationStore::None);
-    assert_eq!(read("store = \"none\"\nfile = \"f\"").unwrap().store, InvitationStore::None);
+    assert_eq!(read("").unwrap().store, InvitationStoreKind::None);
+    assert_eq!(read("store = \"none\"\nfile = \"f\"").unwrap().store, InvitationStoreKind::None);
     let file = read("store = \"file\"\nfile = \"f\"").unwrap();
-    assert_eq!((file.store, file.file), (InvitationStore::File, Some("f".into())));
+    assert_eq!((file.store, file.file), (InvitationStoreKind::File, Some("f".into())));
     let etcd = read("store = \"etcd\"\netcd.endpoints = [\"http://a\"]").unwrap();
-    assert_eq!(etcd.store, InvitationStore::Etcd);
+    assert_eq!(etcd.store, InvitationStoreKind::Etcd);
     assert_eq!((etcd.etcd.prefix.as_str(), etcd.etcd.endpoints.len()), ("/tunnel", 1));
     for (lines, key) in [
         ("store = \"file\"", "server.invitations.file"),

@@ -1,8 +1,9 @@
-//! The reference of settings is generated from the structs that are the tables: their doc comments, defaults and limits.
+//! The reference of settings is generated from the structs that are the tables: their doc comments, defaults and
+//! limits.
 //!
-//! A table is a struct with serde's `default`, and its documentation begins with the table's name. The documentation of a
-//! field may end with `Example:` or `Required:` and a value to show, for a key without a default. `UPDATE_REFERENCE=1`
-//! rewrites the files. The schemas of `schema` are made of the same tables.
+//! A table is a struct with serde's `default`, and its documentation begins with the table's name. The documentation of
+//! a field may end with `Example:` or `Required:` and a value to show, for a key without a default.
+//! `UPDATE_REFERENCE=1` rewrites the files. The schemas of `schema` are made of the same tables.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -95,7 +96,7 @@ fn fields(fields: Fields) -> Vec<Field> {
 /// Returns the keys of `client.toml`, which has no tables.
 pub(super) fn client() -> TableReference {
     let file = items().into_iter().find_map(|item| match item {
-        Item::Struct(item) if item.ident == "ClientFile" => Some(item),
+        Item::Struct(item) if item.ident == "ClientConfigFile" => Some(item),
         _ => None,
     });
     let file = file.unwrap();
@@ -103,7 +104,7 @@ pub(super) fn client() -> TableReference {
         let allowed = match &*names(&kind).join(" ") {
             "Option Vec String" => "a list of texts",
             "Option PathBuf" => "a file name",
-            "Option String" | "Option Secret" => "a text",
+            "Option String" | "Option SecretString" => "a text",
             other => panic!("{key}: {other}"),
         };
         Key { name: key, about, allowed: allowed.to_owned(), example, default: None }

@@ -1,5 +1,5 @@
-//! The JSON Schemas of the config files, for editors. They are generated from the same tables and keys as the reference,
-//! and from what the program accepts as values. `UPDATE_REFERENCE=1` rewrites them.
+//! The JSON Schemas of the config files, for editors. They are generated from the same tables and keys as the
+//! reference, and from what the program accepts as values. `UPDATE_REFERENCE=1` rewrites them.
 //!
 //! A schema knows the keys, their types and limits. Only the program knows which keys belong together.
 
@@ -55,8 +55,8 @@ fn number(allowed: &str) -> Json {
     }
 }
 
-/// Returns the schema of the values at a place that are like the sample, and of the other kinds that the program accepts
-/// there.
+/// Returns the schema of the values at a place that are like the sample, and of the other kinds that the program
+/// accepts there.
 fn schema(place: &Place, sample: &Value) -> Json {
     let allowed = place.allowed();
     let like_sample = match sample {

@@ -174,7 +174,7 @@ fn superedges_oldest_cloud_file_loads() {
 
 #[test]
 fn errors_about_a_superedge_file_use_its_own_keys() {
-    let mut startup = Startup::checking();
+    let mut startup = StartupErrorCollector::checking();
     let (settings, _) = startup
         .settings(ServerConfig::examine(&CLOUD_OLD.replace("../../conf", "/none"), &Environment::default()));
     Server::validate(&settings, &mut startup);
@@ -250,7 +250,7 @@ fn superedges_newest_cloud_file_loads() {
 #[test]
 fn superedges_edge_files_of_all_versions_load() {
     let (old, warnings) = edge(EDGE_OLD);
-    assert_eq!(old.uplink.token, Some(Secret::new("6ff2a1ea0f1611eb9896362096106d9d")));
+    assert_eq!(old.uplink.token, Some(SecretString::new("6ff2a1ea0f1611eb9896362096106d9d")));
     assert_eq!(old.uplink.ca.to_str(), Some("../../conf/certs/ca.crt"));
     let server = old.uplink.server_addresses().next().unwrap();
     assert_eq!(

@@ -13,8 +13,8 @@ pub(crate) struct Line;
 impl ListenerProtocol<UnixStream> for Line {
     type Connection = UnixStream;
 
-    fn category(&self) -> Category {
-        Category::Ssh
+    fn category(&self) -> SessionCategory {
+        SessionCategory::Ssh
     }
 
     fn span(&self, _from: SocketAddr) -> Span {
@@ -29,12 +29,12 @@ impl ListenerProtocol<UnixStream> for Line {
         &self,
         mut socket: UnixStream,
         admission: &mut Admission,
-    ) -> HandshakeOutcome<UnixStream> {
+    ) -> AdmissionOutcome<UnixStream> {
         let mut line = String::new();
         while !line.ends_with('\n') {
             match socket.read_u8().await {
                 Ok(byte) => line.push(char::from(byte)),
-                Err(_) => return HandshakeOutcome::Failed { reason: "header_missing", socket: Some(socket) },
+                Err(_) => return AdmissionOutcome::Failed { reason: "header_missing", socket: Some(socket) },
             }
         }
         if let Ok(user) = socket.peer_cred() {
@@ -45,9 +45,9 @@ impl ListenerProtocol<UnixStream> for Line {
             Err(denied) => (format!("no: {}\n", denied.denial.sentence(denied.trusted)), None),
         };
         match (socket.write_all(answer.as_bytes()).await, session) {
-            (Ok(()), Some(session)) => HandshakeOutcome::Opened { session, socket, buffered: Bytes::new() },
-            (Ok(()), None) => HandshakeOutcome::Closed(Some(socket)),
-            (Err(_), _) => HandshakeOutcome::Failed { reason: "reset", socket: None },
+            (Ok(()), Some(session)) => AdmissionOutcome::Opened { session, socket, buffered: Bytes::new() },
+            (Ok(()), None) => AdmissionOutcome::Closed(Some(socket)),
+            (Err(_), _) => AdmissionOutcome::Failed { reason: "reset", socket: None },
         }
     }
 }
@@ -58,15 +58,15 @@ pub(crate) struct Lines;
 impl ListenerProtocol<UnixStream> for Lines {
     type Connection = UnixStream;
 
-    fn category(&self) -> Category {
-        Category::Ssh
+    fn category(&self) -> SessionCategory {
+        SessionCategory::Ssh
     }
 
     fn span(&self, _from: SocketAddr) -> Span {
         Span::none()
     }
 
-    async fn handshake(&self, socket: UnixStream, admission: &mut Admission) -> HandshakeOutcome<UnixStream> {
+    async fn handshake(&self, socket: UnixStream, admission: &mut Admission) -> AdmissionOutcome<UnixStream> {
         let mut lines = BufReader::new(socket);
         let mut line = String::new();
         while lines.read_line(&mut line).await.unwrap() > 0 {
@@ -82,7 +82,7 @@ impl ListenerProtocol<UnixStream> for Lines {
             admission.mark_idle();
             line.clear();
         }
-        HandshakeOutcome::Closed(Some(lines.into_inner()))
+        AdmissionOutcome::Closed(Some(lines.into_inner()))
     }
 }
 
@@ -92,8 +92,8 @@ pub(crate) struct Switch;
 impl ListenerProtocol<UnixStream> for Switch {
     type Connection = UnixStream;
 
-    fn category(&self) -> Category {
-        Category::Ssh
+    fn category(&self) -> SessionCategory {
+        SessionCategory::Ssh
     }
 
     fn span(&self, _from: SocketAddr) -> Span {
@@ -104,12 +104,12 @@ impl ListenerProtocol<UnixStream> for Switch {
         &self,
         mut socket: UnixStream,
         admission: &mut Admission,
-    ) -> HandshakeOutcome<UnixStream> {
+    ) -> AdmissionOutcome<UnixStream> {
         let mut line = String::new();
         BufReader::new(&mut socket).read_line(&mut line).await.unwrap();
         let permitted = admission.authorize(open_request(line.trim()), new_trace()).await.unwrap();
         let session = permitted.open().await.unwrap();
-        HandshakeOutcome::Opened { session, socket, buffered: Bytes::new() }
+        AdmissionOutcome::Opened { session, socket, buffered: Bytes::new() }
     }
 }
 

@@ -11,14 +11,14 @@ use tracing::Span;
 use crate::listener::admission::tests::context;
 use crate::listener::admission::{AccessPolicy, OpenRequest};
 use crate::session_io::tests::linked;
-use crate::session_io::{LocalPeer, run_session};
+use crate::session_io::{LocalParty, run_session};
 use tunnel_base::drain::Drain;
 use tunnel_link::table::pending::IncomingSession;
 use tunnel_link::table::stream::Session;
 use tunnel_net::ByteStream;
-use tunnel_net::limiter::{FairLimiter, Limits, Source};
+use tunnel_net::limiter::{FairLimiter, PermitLimits, Source};
 
-use tunnel_proto::frame::Category;
+use tunnel_proto::frame::SessionCategory;
 
 use super::*;
 use http::request::Parts;
@@ -43,23 +43,24 @@ impl Site {
         let drain = Drain::new();
         let (table, link, offered) = linked(&drain);
         let context = context(AccessPolicy::default(), drain.clone(), table, Some(link));
-        let (limiter, from) = (FairLimiter::new(Limits::permits(1)), SocketAddr::from(([127, 0, 0, 1], 5)));
+        let (limiter, from) =
+            (FairLimiter::new(PermitLimits::permits(1)), SocketAddr::from(([127, 0, 0, 1], 5)));
         let permit = limiter.try_acquire(&Source::of(from.ip())).unwrap();
         let (client, socket) = duplex(CLIENT_BUFFER);
         let (ended, over) = oneshot::channel();
         let served = context.clone();
         drain.spawn(Span::none(), async move {
             let context = Arc::new(served.clone());
-            let mut admission = Admission::new(context, Category::Ssh, from, permit);
+            let mut admission = Admission::new(context, SessionCategory::Ssh, from, permit);
             let word = match forward(socket, &mut admission, None, &by_host).await {
-                HandshakeOutcome::Opened { session, socket, buffered } => {
+                AdmissionOutcome::Opened { session, socket, buffered } => {
                     let socket = Socket::with_early(socket, served.pool.clone(), buffered);
-                    run_session(session, LocalPeer::Client, socket, &served.metrics).await;
+                    run_session(session, LocalParty::Client, socket, &served.metrics).await;
                     "carried"
                 }
-                HandshakeOutcome::Closed(Some(_)) => "ok",
-                HandshakeOutcome::Closed(None) => "upstream_truncated",
-                HandshakeOutcome::Failed { reason, .. } => reason,
+                AdmissionOutcome::Closed(Some(_)) => "ok",
+                AdmissionOutcome::Closed(None) => "upstream_truncated",
+                AdmissionOutcome::Failed { reason, .. } => reason,
             };
             let _ = ended.send(word);
         });

@@ -5,15 +5,15 @@ use tokio::sync::watch;
 use crate::registry::Finder;
 use crate::registry::LinkedNode;
 use crate::registry::Registry;
-use tunnel_base::addresses::cluster_state::{NodeInfo, PodInfo};
+use tunnel_base::addresses::cluster_state::{KubeNode, KubePod};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::Instance;
 use tunnel_base::policy::ports::ConfigMapPorts;
-use tunnel_base::policy::zone::Zone;
+use tunnel_base::policy::zone::NodeZone;
 use tunnel_base::policy::{Networks, network};
 use tunnel_link::sender::LinkSender;
 use tunnel_net::tls::testing::client_certificate;
-use tunnel_proto::frame::{Category, Remote};
+use tunnel_proto::frame::{Remote, SessionCategory};
 use tunnel_proto::state::LinkId;
 
 use super::*;
@@ -54,17 +54,17 @@ impl Site {
             ],
             false,
         );
-        let at_edge3 = PodInfo { node: "edge3".parse().unwrap(), ips: [ip("10.3.0.1")].into() };
+        let at_edge3 = KubePod { node: "edge3".parse().unwrap(), ips: [ip("10.3.0.1")].into() };
         addresses.change(|facts| {
             facts.pods.put("shop/db", at_edge3);
             for (node, own) in [("edge3", "10.0.0.3"), ("edge4", "10.0.0.4")] {
                 facts.nodes.put(
                     node,
-                    NodeInfo { ips: [ip(own)].into(), outside: Box::default(), pods: Box::default() },
+                    KubeNode { ips: [ip(own)].into(), outside: Box::default(), pods: Box::default() },
                 );
             }
         });
-        let zone = Zone::new("nodes.test".into(), Vec::new(), |_| false);
+        let zone = NodeZone::new("nodes.test".into(), Vec::new(), |_| false);
         let policy = AccessPolicy { zone: Some(Arc::new(zone)), ..AccessPolicy::default() };
         Self { finder: Finder::without_peers(registry, Instance::random()), addresses, policy }
     }
@@ -74,13 +74,13 @@ impl Site {
         let ports = watch::channel(ConfigMapPorts::default()).1;
         let port = NodePort {
             stands_for: stands_for.parse().unwrap(),
-            category: Category::HttpProxy,
+            category: SessionCategory::HttpProxy,
             target_tls: None,
             finder: self.finder.clone(),
             ports,
         };
         let (policy, addresses) = (&self.policy, &self.addresses);
-        let requester = RoutingContext { server_name, trusted, default_port: 80, policy, addresses };
+        let requester = RequestRoutingContext { server_name, trusted, default_port: 80, policy, addresses };
         match port.place(head, &requester) {
             Ok(Some((node, target))) => format!("{target} at {}", node.as_str().to_lowercase()),
             Ok(None) => "-".to_owned(),
@@ -168,7 +168,7 @@ fn a_port_by_host_routes_to_that_port_of_the_node() {
     }
     let unknown = site.by_host("edge1:9051", "/metrics", None);
     assert!(unknown.starts_with("421 no address of node edge1 is known"), "{unknown}");
-    let twice = NodeInfo { ips: [ip("10.0.0.4")].into(), outside: Box::default(), pods: Box::default() };
+    let twice = KubeNode { ips: [ip("10.0.0.4")].into(), outside: Box::default(), pods: Box::default() };
     site.addresses.change(|facts| facts.nodes.put("edge5", twice));
     let both = site.by_host("10.0.0.4:9051", "/metrics", None);
     assert!(both.starts_with("421 10.0.0.4 is claimed by both"), "{both}");
@@ -256,7 +256,7 @@ fn no_client_reaches_an_address_local_to_a_node() {
     }
     // A kubelet itself writes its Node's addresses, so they may be local ones.
     for own in ["169.254.2.1", "127.0.0.1"] {
-        let facts = NodeInfo { ips: [ip(own)].into(), outside: Box::default(), pods: Box::default() };
+        let facts = KubeNode { ips: [ip(own)].into(), outside: Box::default(), pods: Box::default() };
         site.addresses.change(|all| all.nodes.put("edge4", facts));
         refused(site.by_host(&format!("{own}:10261"), "/metrics", None));
         refused(site.by_host("edge4:10261", "/metrics", None));
@@ -268,7 +268,7 @@ fn no_client_reaches_an_address_local_to_a_node() {
 #[test]
 fn the_config_decides_a_nodes_address_before_its_kubelet() {
     let site = Site::new();
-    let facts = NodeInfo { ips: [ip("10.0.0.4")].into(), outside: Box::default(), pods: Box::default() };
+    let facts = KubeNode { ips: [ip("10.0.0.4")].into(), outside: Box::default(), pods: Box::default() };
     site.addresses.change(|all| all.nodes.put("edge9", facts));
     assert_eq!(site.by_host("edge9:9051", "/metrics", None), "10.0.0.9:9051 at edge9");
 }

@@ -18,10 +18,10 @@ fn apiserver() -> ApiserverNames {
 
 /// Returns a request that is approved.
 fn good(profile: Profile) -> CsrInfo {
-    let mut content = Content {
+    let mut content = CsrContent {
         common_names: texts(&[profile.common_name()]),
         organizations: texts(&[profile.organization()]),
-        ..Content::default()
+        ..CsrContent::default()
     };
     match profile {
         Profile::Server => content.dns = texts(&["x-tunnel-server-svc"]),
@@ -46,20 +46,20 @@ fn good(profile: Profile) -> CsrInfo {
 
 /// Facts about node7 and the servers' names. They include kube-apiserver's names, because an annotation or a Node may
 /// list them.
-fn facts() -> DecisionFacts {
+fn facts() -> CsrFacts {
     let reachable_names =
         ["x-tunnel-server-svc", "127.0.0.1", "10.96.0.9", "10.96.0.1", "api.example.org", "*.default.svc"];
-    DecisionFacts { addresses: Some(addresses()), reachable_names: reachable_names.map(str::to_owned).into() }
+    CsrFacts { addresses: Some(addresses()), reachable_names: reachable_names.map(str::to_owned).into() }
 }
 
-fn verdict(request: &CsrInfo) -> Decision {
+fn verdict(request: &CsrInfo) -> CsrDecision {
     decide(request, PODS, &apiserver(), &facts())
 }
 
 /// Returns the reason of a denial.
 fn denied(request: &CsrInfo) -> String {
     match verdict(request) {
-        Decision::Deny(why) => why,
+        CsrDecision::Deny(why) => why,
         other => panic!("{other:?}: {request:?}"),
     }
 }
@@ -73,13 +73,13 @@ fn changed(profile: Profile, change: impl FnOnce(&mut CsrInfo)) -> CsrInfo {
 #[test]
 fn each_profile_is_approved_for_its_requester() {
     for profile in Profile::ALL {
-        assert_eq!(verdict(&good(profile)), Decision::Approve, "{profile:?}");
+        assert_eq!(verdict(&good(profile)), CsrDecision::Approve, "{profile:?}");
     }
     let without_addresses = changed(Profile::Edge, |request| request.content.ips.clear());
-    let bare = DecisionFacts { addresses: Some(BTreeSet::new()), ..DecisionFacts::default() };
-    assert_eq!(decide(&without_addresses, PODS, &apiserver(), &bare), Decision::Approve);
+    let bare = CsrFacts { addresses: Some(BTreeSet::new()), ..CsrFacts::default() };
+    assert_eq!(decide(&without_addresses, PODS, &apiserver(), &bare), CsrDecision::Approve);
     let turned = changed(Profile::Server, |request| request.usages.reverse());
-    assert_eq!(verdict(&turned), Decision::Approve, "the order of usages must not matter");
+    assert_eq!(verdict(&turned), CsrDecision::Approve, "the order of usages must not matter");
 }
 
 #[test]
@@ -116,8 +116,8 @@ fn an_agent_may_have_only_its_nodes_name_and_addresses() {
     }
     let foreign = changed(Profile::Edge, |request| request.content.ips.push("10.0.0.8".parse().unwrap()));
     assert!(denied(&foreign).contains("10.0.0.8 is no address of Node node7"));
-    let unknown_node = decide(&good(Profile::Edge), PODS, &apiserver(), &DecisionFacts::default());
-    assert_eq!(unknown_node, Decision::Deny("there is no Node node7".to_owned()));
+    let unknown_node = decide(&good(Profile::Edge), PODS, &apiserver(), &CsrFacts::default());
+    assert_eq!(unknown_node, CsrDecision::Deny("there is no Node node7".to_owned()));
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn a_server_needs_a_name_other_than_the_apiservers_and_a_proxy_client_none() {
         assert!(denied(&request).contains("kube-apiserver"), "{ip}");
     }
     let loopback = changed(Profile::Server, |request| request.content.ips.push("127.0.0.1".parse().unwrap()));
-    assert_eq!(verdict(&loopback), Decision::Approve, "each server's certificate contains it");
+    assert_eq!(verdict(&loopback), CsrDecision::Approve, "each server's certificate contains it");
     let named = changed(Profile::ProxyClient, |request| request.content.dns = texts(&["node7"]));
     let addressed =
         changed(Profile::ProxyClient, |request| request.content.ips = vec!["10.0.0.7".parse().unwrap()]);
@@ -164,9 +164,9 @@ fn a_server_may_have_only_names_and_addresses_of_our_services() {
         request.content.dns.extend(texts(&["x-tunnel-server-svc"]));
         request.content.ips = vec!["10.96.0.9".parse().unwrap(), "127.0.0.1".parse().unwrap()];
     });
-    assert_eq!(verdict(&ours), Decision::Approve);
-    let unknown = decide(&good(Profile::Server), PODS, &apiserver(), &DecisionFacts::default());
-    assert!(matches!(unknown, Decision::Deny(_)), "{unknown:?}");
+    assert_eq!(verdict(&ours), CsrDecision::Approve);
+    let unknown = decide(&good(Profile::Server), PODS, &apiserver(), &CsrFacts::default());
+    assert!(matches!(unknown, CsrDecision::Deny(_)), "{unknown:?}");
 }
 
 #[test]
@@ -210,15 +210,15 @@ fn requests_of_kubelets_are_left_untouched() {
         changed(Profile::Server, |request| request.content.common_names = texts(&["system:node:node7"]));
     let client = CsrInfo {
         signer: "kubernetes.io/kube-apiserver-client-kubelet".to_owned(),
-        content: Content {
+        content: CsrContent {
             common_names: texts(&["system:node:node7"]),
             organizations: texts(&["system:nodes"]),
-            ..Content::default()
+            ..CsrContent::default()
         },
         ..good(Profile::Edge)
     };
     for request in [serving, client] {
-        assert_eq!(verdict(&request), Decision::NotOurs);
+        assert_eq!(verdict(&request), CsrDecision::NotOurs);
     }
 }
 
@@ -244,7 +244,7 @@ fn words() -> impl Strategy<Value = Vec<String>> {
 fn anything() -> impl Strategy<Value = CsrInfo> {
     let ips = prop::collection::vec(any::<u32>().prop_map(|ip| IpAddr::from(ip.to_be_bytes())), 0..3);
     let content = (words(), words(), words(), ips).prop_map(|(common_names, organizations, dns, ips)| {
-        Content { common_names, organizations, dns, ips, odd: None }
+        CsrContent { common_names, organizations, dns, ips, odd: None }
     });
     (word(), word(), words(), words(), content).prop_map(|(signer, requester, groups, usages, content)| {
         CsrInfo { signer, requester, groups, usages, content }
@@ -266,7 +266,7 @@ proptest! {
             6 => request.content.dns = other.content.dns,
             _ => request.content.ips = other.content.ips,
         }
-        if verdict(&request) == Decision::Approve {
+        if verdict(&request) == CsrDecision::Approve {
             let profile = request.profile().unwrap();
             prop_assert_eq!(&request.usages.iter().collect::<BTreeSet<_>>().len(), &3);
             match profile {
@@ -294,6 +294,6 @@ proptest! {
                 && request.content.common_names == [profile.common_name()]
                 && request.content.organizations == [profile.organization()]
         });
-        prop_assert_eq!(verdict(&request) == Decision::NotOurs, !ours);
+        prop_assert_eq!(verdict(&request) == CsrDecision::NotOurs, !ours);
     }
 }

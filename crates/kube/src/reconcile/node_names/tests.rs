@@ -161,8 +161,8 @@ fn names(apiserver: &Apiserver, identity: &str) -> NodeNamesReconciler {
     NodeNamesReconciler::new(params(apiserver, identity), |_| {})
 }
 
-fn params(apiserver: &Apiserver, identity: &str) -> NodeNameParams {
-    NodeNameParams {
+fn params(apiserver: &Apiserver, identity: &str) -> NamesReconcilerParams {
+    NamesReconcilerParams {
         cluster: Cluster { kubeconfig: Some(apiserver.kubeconfig.clone()), namespace: Some("n".to_owned()) },
         namespace: "n".to_owned(),
         configmap: "map".to_owned(),

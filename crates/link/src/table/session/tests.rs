@@ -8,17 +8,17 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
-use crate::schedule::frame_source::{ControlQueue, Entry, FrameSource as _, QueuePlaces, Turn};
+use crate::schedule::frame_source::{ControlQueue, FrameSource as _, QueueEntry, QueueMembership, Turn};
 use crate::sender::LinkSender;
 use crate::table::pending::{OpenOutcome, PendingOpen};
-use crate::table::session::{Inner, Origin, SessionCore};
+use crate::table::session::{Inner, SessionOrigin, SharedSession};
 use crate::table::{LinkEvent, SessionLimits, SessionTable};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_net::ByteStream as _;
 use tunnel_proto::budget::Budget;
 use tunnel_proto::frame::{
-    Category, ErrorCode, Frame, FrameKind, Remote, SessionError, SessionFrame, SessionKey,
+    ErrorCode, Frame, FrameKind, Remote, SessionCategory, SessionError, SessionFrame, SessionKey,
 };
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::halves::recv::RecvHalf;
@@ -40,22 +40,23 @@ fn link(id: u64) -> Arc<LinkSender> {
     LinkSender::new(LinkId(id), Remote::Edge("node1".parse().unwrap()), Some(Instance::random()))
 }
 
-fn opener(table: &Arc<SessionTable>) -> Arc<SessionCore> {
+fn opener(table: &Arc<SessionTable>) -> Arc<SharedSession> {
     let budget = Budget::new(1 << 20);
     let halves =
         (SendHalf::new(budget.reservation()), RecvHalf::new(WINDOWS, budget.try_reserve(1000).unwrap()));
     let end = SessionState::opener("node1:22".parse().unwrap(), "me".into(), halves.0, halves.1);
     let key = key(SessionId::random());
-    let session = SessionCore::new(key, table, "me".into(), Origin::Here { listener: "test" }, end, None);
+    let session =
+        SharedSession::new(key, table, "me".into(), SessionOrigin::Here { listener: "test" }, end, None);
     table.insert(&session).unwrap();
     session
 }
 
 fn key(id: SessionId) -> SessionKey {
-    SessionKey { id, category: Category::Ssh, node: "node1".parse().unwrap() }
+    SessionKey { id, category: SessionCategory::Ssh, node: "node1".parse().unwrap() }
 }
 
-fn ask(session: &Arc<SessionCore>, link: &Arc<LinkSender>) {
+fn ask(session: &Arc<SharedSession>, link: &Arc<LinkSender>) {
     let again = session.lock().state.needs_path();
     session.ask(link, None, again);
 }
@@ -251,7 +252,7 @@ async fn an_opening_requested_on_a_plain_link_first_has_a_limit_on_the_next_one(
     for link in [&plain, &link] {
         session.ask(link, None, false);
         let stay = session.lock().stay;
-        let turn = Turn::Control(Entry { source: session.clone(), stay }, ControlQueue::Answers);
+        let turn = Turn::Control(QueueEntry { source: session.clone(), stay }, ControlQueue::Answers);
         let frame = session.clone().next_frame(link.id, &turn, Instant::now()).frame;
         let Some(SessionFrame::Open { limit, .. }) = frame else { panic!("{frame:?}") };
         limits.push(limit);
@@ -263,7 +264,7 @@ async fn an_opening_requested_on_a_plain_link_first_has_a_limit_on_the_next_one(
 async fn an_opening_that_is_reset_from_elsewhere_was_never_open() {
     let (table, link) = (table(), link(1));
     let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
-    let opening = table.open(node, target, Category::Ssh, "c".into(), "test").unwrap();
+    let opening = table.open(node, target, SessionCategory::Ssh, "c".into(), "test").unwrap();
     opening.ask(&link, None);
     assert_eq!(frames_on(&link).len(), 1);
     let why = SessionError::new(ErrorCode::NotAllowed, "its token is revoked");
@@ -295,7 +296,7 @@ async fn an_opening_that_is_refused_leaves_no_acceptor_of_an_older_open() {
             LinkSender::new(LinkId(id), Remote::Server("node1".parse().unwrap()), Some(Instance::random()))
         });
         let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
-        let opening = here.open(node, target, Category::Ssh, "c".into(), "test").unwrap();
+        let opening = here.open(node, target, SessionCategory::Ssh, "c".into(), "test").unwrap();
         let key = key(opening.id());
         let hears = |at: &Arc<SessionTable>, link: &Arc<LinkSender>, frame: &SessionFrame| {
             at.on_frame(link, key.clone(), frame.clone(), Instant::now())
@@ -369,7 +370,7 @@ async fn who_waits_with_a_credit_asks_again_once_it_is_needed() {
     let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: None };
     assert!(session.on_frame(&link, opened, Instant::now()));
     let mut inner = session.lock();
-    inner.places = QueuePlaces::default();
+    inner.places = QueueMembership::default();
     let taken = |inner: &mut Inner| inner.take_request().map(|(_, request)| (request.credit, request.needed));
     assert_eq!(taken(&mut inner), None);
     inner.state.recv.data(vec![0; 500].into(), Instant::now()).unwrap();

@@ -4,7 +4,7 @@
 
 use tracing::debug;
 
-use crate::table::session::SessionCore;
+use crate::table::session::SharedSession;
 use tunnel_proto::frame::SessionError;
 use tunnel_proto::state::{LinkId, Phase, SessionState};
 
@@ -20,7 +20,7 @@ pub(super) struct LoggedState {
 
 /// A change to be logged once the lock is released.
 #[derive(Debug)]
-pub(super) struct Change {
+pub(super) struct SessionChange {
     pub(super) before: LoggedState,
     pub(super) now: LoggedState,
     pub(super) why: Option<SessionError>,
@@ -54,9 +54,9 @@ impl LoggedState {
     }
 }
 
-impl Change {
+impl SessionChange {
     /// Logs the change. Another thread's line about a later step may come first; they differ in epoch or link.
-    pub(super) fn log(self, core: &SessionCore) {
+    pub(super) fn log(self, core: &SharedSession) {
         let Self { before, now, why } = self;
         // The last line names the link that was left.
         let link = now.link.or(before.link).map(tracing::field::display);

@@ -3,7 +3,7 @@
 use tokio::time::Instant;
 
 use crate::table::SessionTable;
-use crate::table::session::{Origin, SessionCore};
+use crate::table::session::{SessionOrigin, SharedSession};
 use tunnel_base::names::{NodeName, SessionId, Target};
 use tunnel_proto::frame::SessionKey;
 use tunnel_proto::state::{LinkId, Phase};
@@ -43,7 +43,7 @@ impl SessionTable {
     }
 }
 
-impl SessionCore {
+impl SharedSession {
     /// Returns a snapshot of this end.
     pub(crate) fn view(&self) -> SessionView {
         let SessionKey { id, node, .. } = &self.key;
@@ -53,7 +53,7 @@ impl SessionCore {
             id: *id,
             node: node.clone(),
             opened_for: state.opened_for(),
-            listener: if let Origin::Here { listener } = self.origin { Some(listener) } else { None },
+            listener: if let SessionOrigin::Here { listener } = self.origin { Some(listener) } else { None },
             phase: word(state.phase()),
             link: state.path(),
             started: self.started,

@@ -9,23 +9,23 @@ use tokio_rustls::rustls::{ClientConfig, HandshakeKind, ServerConfig, version};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::tls::certificate::EDGE_SUBJECT;
-use crate::tls::link_auth::LinkAuth;
+use crate::tls::link_auth::LinkCaFiles;
 use crate::tls::pem;
 use crate::tls::testing::{TestCa, client, server};
 use crate::tls::tests::{TestClock, server_at};
-use crate::tls::{ClientAuth, Identity, Trust, roots};
+use crate::tls::{ClientAuth, IdentityFiles, Trust, roots};
 
 use super::*;
 
 /// Returns a server that has just started with these files.
-fn peer_server(identity: &Identity, clients: ClientAuth) -> Arc<ServerConfig> {
+fn peer_server(identity: &IdentityFiles, clients: ClientAuth) -> Arc<ServerConfig> {
     server(identity.clone(), clients).load().config.clone()
 }
 
 /// Returns the certificates of edges and peers that are accepted.
 fn links(edges: Option<&TestCa>, peers: &TestCa) -> ClientAuth {
     let (edges, peers) = (edges.map(TestCa::ca), Some(peers.ca()));
-    ClientAuth::Links(LinkAuth { edges, peers, ..LinkAuth::default() })
+    ClientAuth::Links(LinkCaFiles { edges, peers, ..LinkCaFiles::default() })
 }
 
 /// Connects an edge to a server. Returns how they established the session.
@@ -64,7 +64,7 @@ async fn a_session_is_resumed_only_at_the_process_that_issued_the_ticket() {
 }
 
 /// Returns a client of TLS 1.2 with that certificate and these kinds of resumption.
-fn client_of_tls12(ca: &TestCa, shows: &Identity, ways: Tls12Resumption) -> Arc<ClientConfig> {
+fn client_of_tls12(ca: &TestCa, shows: &IdentityFiles, ways: Tls12Resumption) -> Arc<ClientConfig> {
     let read = |path: &std::path::Path| std::fs::read(path).unwrap();
     let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_protocol_versions(&[&version::TLS12])

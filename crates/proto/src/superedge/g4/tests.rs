@@ -50,14 +50,14 @@ fn opened(epoch: u64) -> SessionFrame {
     SessionFrame::Opened { limit: u64::MAX, epoch, instance: None }
 }
 
-fn send(codec: &mut G4Codec, category: Category, frame: SessionFrame) -> Vec<SessionFrame> {
+fn send(codec: &mut G4Codec, category: SessionCategory, frame: SessionFrame) -> Vec<SessionFrame> {
     send_at(codec, id(), category, frame, Instant::now())
 }
 
 fn send_at(
     codec: &mut G4Codec,
     id: SessionId,
-    category: Category,
+    category: SessionCategory,
     frame: SessionFrame,
     now: Instant,
 ) -> Vec<SessionFrame> {
@@ -88,7 +88,7 @@ fn pass(codec: &mut G4Codec, now: Instant) -> Vec<SessionFrame> {
 
 #[tokio::test(start_paused = true)]
 async fn a_servers_session_is_as_recorded_but_for_the_immediate_dial() {
-    for (name, category) in [("ssh", Category::Ssh), ("egress", Category::Egress)] {
+    for (name, category) in [("ssh", SessionCategory::Ssh), ("egress", SessionCategory::Egress)] {
         let mut codec = server();
         assert_eq!(send(&mut codec, category, open("node1:10022")), []);
         let first = recorded(&format!("{name}, first bytes"));
@@ -119,7 +119,7 @@ async fn a_servers_session_is_as_recorded_but_for_the_immediate_dial() {
 /// `closed` has no handler for httpProxy, and the category makes no other difference.
 #[tokio::test(start_paused = true)]
 async fn an_http_proxy_session_has_category_ssh_so_that_it_can_be_closed() {
-    for category in [Category::HttpProxy, Category::Tcp] {
+    for category in [SessionCategory::HttpProxy, SessionCategory::Tcp] {
         let mut codec = server();
         send(&mut codec, category, open("node1:10022"));
         let dial = codec.next_message().unwrap();
@@ -132,15 +132,15 @@ async fn an_http_proxy_session_has_category_ssh_so_that_it_can_be_closed() {
 #[tokio::test(start_paused = true)]
 async fn a_session_opens_after_half_a_second_and_is_reset_ten_after_unanswered_bytes() {
     let (mut codec, start) = (server(), Instant::now());
-    send(&mut codec, Category::Ssh, open("node1:10022"));
+    send(&mut codec, SessionCategory::Ssh, open("node1:10022"));
     assert_eq!(codec.next_due(), Some(start + OPEN_AFTER));
     assert_eq!(pass(&mut codec, start + OPEN_AFTER), [opened(3)]);
     // No bytes of the client: a target that is slow to speak first is not given up.
     assert_eq!(codec.next_due(), Some(start + IDLE));
     let first = start + Duration::from_secs(60);
-    send_at(&mut codec, id(), Category::Ssh, SessionFrame::Data("hello".into()), first);
+    send_at(&mut codec, id(), SessionCategory::Ssh, SessionFrame::Data("hello".into()), first);
     let second = first + Duration::from_secs(9);
-    send_at(&mut codec, id(), Category::Ssh, SessionFrame::Data("are you there".into()), second);
+    send_at(&mut codec, id(), SessionCategory::Ssh, SessionFrame::Data("are you there".into()), second);
     assert_eq!(codec.next_due(), Some(first + ANSWER_TIMEOUT));
     let end = pass(&mut codec, first + ANSWER_TIMEOUT);
     let [SessionFrame::Reset { epoch: 3, refusal }] = &end[..] else { panic!("{end:?}") };
@@ -154,13 +154,13 @@ async fn a_session_opens_after_half_a_second_and_is_reset_ten_after_unanswered_b
 #[tokio::test(start_paused = true)]
 async fn a_session_ends_after_the_idle_timeout_and_not_before() {
     let (mut codec, start) = (server(), Instant::now());
-    send(&mut codec, Category::Ssh, open("node1:10022"));
+    send(&mut codec, SessionCategory::Ssh, open("node1:10022"));
     let dial = codec.next_message().unwrap();
     let answer = recorded("ssh, bytes of the target");
     tokio::time::advance(Duration::from_millis(100)).await;
     handle_message(&mut codec, &answer, &dial.topic);
     let busy = start + IDLE / 2;
-    send_at(&mut codec, id(), Category::Ssh, SessionFrame::Data("x".into()), busy);
+    send_at(&mut codec, id(), SessionCategory::Ssh, SessionFrame::Data("x".into()), busy);
     assert_eq!(pass(&mut codec, start + IDLE), [], "there was traffic since");
     assert_eq!(codec.next_due(), Some(busy + IDLE));
     let end = pass(&mut codec, busy + IDLE);
@@ -174,11 +174,11 @@ async fn a_session_ends_after_the_idle_timeout_and_not_before() {
 #[tokio::test(start_paused = true)]
 async fn a_half_closed_session_ends_half_a_minute_after_the_clients_end() {
     let (mut codec, start) = (server(), Instant::now());
-    send(&mut codec, Category::Ssh, open("node1:10022"));
+    send(&mut codec, SessionCategory::Ssh, open("node1:10022"));
     let topic = codec.next_message().unwrap().topic;
-    send(&mut codec, Category::Ssh, SessionFrame::Data("question".into()));
+    send(&mut codec, SessionCategory::Ssh, SessionFrame::Data("question".into()));
     handle_message(&mut codec, &recorded("ssh, bytes of the target"), &topic);
-    send(&mut codec, Category::Ssh, SessionFrame::Fin { total: 9 });
+    send(&mut codec, SessionCategory::Ssh, SessionFrame::Fin { total: 9 });
     assert_eq!(handle_message(&mut codec, &recorded("ssh, bytes of the target"), &topic).frames.len(), 1);
     assert_eq!(pass(&mut codec, start + OPEN_AFTER), [], "the timer of the opening");
     assert_eq!(codec.next_due(), Some(start + HALF_OPEN));
@@ -193,26 +193,35 @@ async fn an_access_request_of_an_edge_is_answered_as_recorded() {
     let request = recorded("access");
     let decoded = handle_message(&mut codec, &request, "t");
     let [SessionFrame::Open { target, .. }] = &decoded.frames[..] else { panic!("{decoded:?}") };
-    assert_eq!((decoded.category, target.to_string()), (Category::HttpProxy, "127.0.0.1:10022".into()));
+    assert_eq!(
+        (decoded.category, target.to_string()),
+        (SessionCategory::HttpProxy, "127.0.0.1:10022".into())
+    );
     let id = decoded.id;
     let early = recorded("access, bytes of the client");
     assert_eq!(handle_message(&mut codec, &early, "t").frames, [], "not dialled yet");
     assert_eq!(codec.early(id).0, early.data.len() + PIECE_COST);
     let accepted = SessionFrame::Opened { limit: 1, epoch: 1, instance: None };
-    let frames = send_at(&mut codec, id, Category::HttpProxy, accepted, Instant::now());
+    let frames = send_at(&mut codec, id, SessionCategory::HttpProxy, accepted, Instant::now());
     assert_eq!(frames, [SessionFrame::Data(early.data.clone())]);
     assert_eq!((codec.early(id), codec.early), ((0, 0), 0));
     for (name, data) in
         [("access, success", None), ("access, bytes of the target", Some("bytes of the target"))]
     {
         if let Some(data) = data {
-            send_at(&mut codec, id, Category::HttpProxy, SessionFrame::Data(data.into()), Instant::now());
+            send_at(
+                &mut codec,
+                id,
+                SessionCategory::HttpProxy,
+                SessionFrame::Data(data.into()),
+                Instant::now(),
+            );
         }
         let expected = recorded(name);
         assert_eq!(sent(&mut codec, &expected), expected);
     }
     // The target ends. The edge cannot be told, and its client may go on for a while.
-    send_at(&mut codec, id, Category::HttpProxy, SessionFrame::Fin { total: 20 }, Instant::now());
+    send_at(&mut codec, id, SessionCategory::HttpProxy, SessionFrame::Fin { total: 20 }, Instant::now());
     assert_eq!(pass(&mut codec, Instant::now() + AFTER_TARGET).len(), 2);
     assert_eq!(codec.next_message(), None);
     assert_is_empty(&codec);
@@ -224,7 +233,7 @@ async fn a_refused_access_request_is_answered_with_502_and_the_reason() {
     let decoded = handle_message(&mut codec, &recorded("access of a target that refuses"), "t");
     let refusal = SessionError::new(ErrorCode::TargetRefused, "refused the connection");
     let refused = SessionFrame::Refused { epoch: 1, refusal };
-    send_at(&mut codec, decoded.id, Category::HttpProxy, refused, Instant::now());
+    send_at(&mut codec, decoded.id, SessionCategory::HttpProxy, refused, Instant::now());
     let answer = codec.next_message().unwrap();
     assert_eq!(answer.r#type, "backend");
     assert_eq!(
@@ -269,7 +278,7 @@ async fn a_failed_dial_at_an_edge_closes_the_session() {
     send_at(
         &mut codec,
         decoded.id,
-        Category::Ssh,
+        SessionCategory::Ssh,
         SessionFrame::Refused { epoch: 1, refusal },
         Instant::now(),
     );
@@ -299,11 +308,11 @@ async fn a_session_with_undelivered_bytes_is_not_closed() {
     send_at(
         &mut codec,
         id,
-        Category::Ssh,
+        SessionCategory::Ssh,
         SessionFrame::Opened { limit: 1, epoch: 1, instance: None },
         start,
     );
-    send_at(&mut codec, id, Category::Ssh, SessionFrame::Fin { total: 1 }, start);
+    send_at(&mut codec, id, SessionCategory::Ssh, SessionFrame::Fin { total: 1 }, start);
     let due = start + AFTER_TARGET;
     assert_eq!(codec.due(due), [id]);
     assert_eq!(codec.handle_due(id, false, due), None);
@@ -314,7 +323,7 @@ async fn a_session_with_undelivered_bytes_is_not_closed() {
 #[tokio::test(start_paused = true)]
 async fn an_edges_client_sends_access_and_reads_the_bytes_after_the_response() {
     let mut codec = edge();
-    send(&mut codec, Category::HttpProxy, open("127.0.0.1:10022"));
+    send(&mut codec, SessionCategory::HttpProxy, open("127.0.0.1:10022"));
     let request = recorded("access");
     let message = codec.next_message().unwrap();
     assert_eq!(StreamMsg { topic: request.topic.clone(), ..message.clone() }, request);
@@ -328,7 +337,7 @@ async fn an_edges_client_sends_access_and_reads_the_bytes_after_the_response() {
         [opened(3), SessionFrame::Data("first".into())]
     );
     let bytes = recorded("access, bytes of the client");
-    send(&mut codec, Category::HttpProxy, SessionFrame::Data(bytes.data.clone()));
+    send(&mut codec, SessionCategory::HttpProxy, SessionFrame::Data(bytes.data.clone()));
     assert_eq!(sent(&mut codec, &bytes), bytes);
 }
 
@@ -340,7 +349,7 @@ async fn an_error_response_of_a_server_refuses_the_session() {
         ("x".repeat(MAX_HEAD), "xxx"),
     ] {
         let mut codec = edge();
-        send(&mut codec, Category::HttpProxy, open("127.0.0.1:10022"));
+        send(&mut codec, SessionCategory::HttpProxy, open("127.0.0.1:10022"));
         let request = codec.next_message().unwrap();
         let answer = StreamMsg { r#type: "backend".into(), data: response.into(), ..request.clone() };
         let frames = handle_message(&mut codec, &answer, &request.topic).frames;
@@ -459,7 +468,7 @@ proptest! {
                         6 => SessionFrame::Reset { epoch: 1, refusal },
                         _ => SessionFrame::PathLost { epoch: 1 },
                     };
-                    codec.send_frame(id, Category::Ssh, frame, now);
+                    codec.send_frame(id, SessionCategory::Ssh, frame, now);
                 }
                 Step::Pass(seconds) => {
                     now += Duration::from_secs(seconds.into());
@@ -476,7 +485,7 @@ proptest! {
             }
             prop_assert_eq!(codec.sessions.len(), codec.by_topic.len());
             prop_assert_eq!(codec.sessions.len(), codec.timers.len());
-            let early: usize = codec.sessions.values().map(G4Session::early).sum();
+            let early: usize = codec.sessions.values().map(SuperEdgeG4Session::early).sum();
             prop_assert_eq!(early, codec.early);
             prop_assert!(codec.closed.len() <= MAX_CLOSED);
         }

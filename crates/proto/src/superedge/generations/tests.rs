@@ -12,14 +12,14 @@ fn node() -> NodeName {
     "edge-1".parse().unwrap()
 }
 
-fn frame(id: u128, category: Category, frame: SessionFrame) -> Frame {
+fn frame(id: u128, category: SessionCategory, frame: SessionFrame) -> Frame {
     Frame { node: node(), body: FrameKind::Session(SessionId::from_bits(id), category, frame) }
 }
 
 fn open(id: u128) -> Frame {
     let target = "edge-1:22".parse().unwrap();
     let open = SessionFrame::Open { target, limit: 9, epoch: 3, client: String::new(), opener: None };
-    frame(id, Category::Ssh, open)
+    frame(id, SessionCategory::Ssh, open)
 }
 
 fn message(kind: &str, topic: &str) -> StreamMsg {
@@ -55,11 +55,14 @@ async fn sessions_wait_for_the_answer_to_the_probe() {
         assert_eq!(codec.send_frame(open(id), Instant::now()), None);
     }
     let refusal = SessionError::new(ErrorCode::Cancelled, "client left");
-    codec.send_frame(frame(2, Category::Ssh, SessionFrame::Reset { epoch: 3, refusal }), Instant::now());
+    codec.send_frame(
+        frame(2, SessionCategory::Ssh, SessionFrame::Reset { epoch: 3, refusal }),
+        Instant::now(),
+    );
     assert!(!codec.has_messages() && codec.generation().is_none());
     let answer = StreamMsg { r#type: "connect-failed".into(), ..probe };
     assert_eq!(codec.handle_message(answer, Instant::now()), PlainEvent::Answered);
-    assert_eq!(codec.generation(), Some(Generation::G5));
+    assert_eq!(codec.generation(), Some(SuperEdgeGeneration::G5));
     assert_eq!(kinds(&mut codec), ["connecting", "connecting"], "without the session that has ended");
     assert!(codec.held.is_empty());
 }
@@ -72,7 +75,10 @@ async fn a_remote_that_ignores_the_probe_for_three_seconds_is_generation_4() {
     let decide_at = Instant::now() + PROBE_TIMEOUT;
     assert_eq!(codec.next_due(), Some(decide_at));
     codec.due(decide_at);
-    assert_eq!((codec.generation(), kinds(&mut codec)), (Some(Generation::G4), vec!["frontend".to_owned()]));
+    assert_eq!(
+        (codec.generation(), kinds(&mut codec)),
+        (Some(SuperEdgeGeneration::G4), vec!["frontend".to_owned()])
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -84,17 +90,18 @@ async fn a_late_answer_and_later_messages_correct_the_generation() {
     codec.send_frame(open(1), Instant::now());
     assert_eq!(
         (codec.generation(), kinds(&mut codec)),
-        (Some(Generation::G5), vec!["connecting".to_owned()])
+        (Some(SuperEdgeGeneration::G5), vec!["connecting".to_owned()])
     );
     codec.handle_message(message("access", "t"), Instant::now());
-    assert_eq!(codec.generation(), Some(Generation::G4));
+    assert_eq!(codec.generation(), Some(SuperEdgeGeneration::G4));
     codec.handle_message(message("connecting", "u"), Instant::now());
-    assert_eq!(codec.generation(), Some(Generation::G5));
+    assert_eq!(codec.generation(), Some(SuperEdgeGeneration::G5));
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_first_message_of_a_session_determines_the_generation() {
-    for (kind, generation) in [("frontend", Generation::G4), ("connecting", Generation::G5)] {
+    for (kind, generation) in [("frontend", SuperEdgeGeneration::G4), ("connecting", SuperEdgeGeneration::G5)]
+    {
         let mut codec = codec(false);
         let event = codec.handle_message(message(kind, "t"), Instant::now());
         assert!(matches!(event, PlainEvent::Session(_)), "{event:?}");
@@ -115,7 +122,7 @@ async fn a_session_keeps_the_codec_that_it_started_with() {
     for (session, data) in [(old.id, "backend"), (new.id, "tcp-forward")] {
         let accepted = SessionFrame::Opened { limit: 1, epoch: 1, instance: None };
         for step in [accepted, SessionFrame::Data("x".into())] {
-            let body = FrameKind::Session(session, Category::Ssh, step);
+            let body = FrameKind::Session(session, SessionCategory::Ssh, step);
             codec.send_frame(Frame { node: node(), body }, Instant::now());
         }
         assert_eq!(kinds(&mut codec).last().map(String::as_str), Some(data));
@@ -128,7 +135,7 @@ async fn a_session_keeps_the_codec_that_it_started_with() {
 async fn a_request_for_tls_is_refused_without_waiting() {
     let mut codec = codec(true);
     let FrameKind::Session(id, _, open) = open(1).body else { panic!() };
-    let body = FrameKind::Session(id, Category::Https, open);
+    let body = FrameKind::Session(id, SessionCategory::Https, open);
     let decoded = codec.send_frame(Frame { node: node(), body }, Instant::now()).unwrap();
     let [SessionFrame::Refused { refusal, epoch: 3 }] = &decoded.frames[..] else { panic!("{decoded:?}") };
     assert!(refusal.reason.contains("mode = \"passthrough\""), "{refusal}");
