@@ -24,7 +24,7 @@ impl ConfigTable<'_> {
     /// Reads the keys that are fields of `T`. A key that is absent or has an error, which is recorded, keeps its
     /// default. Several structs may share a table.
     pub(crate) fn fields<T: DeserializeOwned + Default>(&mut self, report: &mut ConfigDiagnostics) -> T {
-        let (mut pass, mut errors, mut unlisted) = (TableReadState::default(), Vec::new(), None);
+        let (mut pass, mut errors, mut unlisted) = (ConfigTableState::default(), Vec::new(), None);
         let settings = loop {
             match T::deserialize(TableDeserializer { table: self, pass: &pass }) {
                 Ok(settings) => break settings,
@@ -38,7 +38,7 @@ impl ConfigTable<'_> {
                 }
             }
         };
-        let TableReadState { skip, fields, nested } = pass;
+        let ConfigTableState { skip, fields, nested } = pass;
         // An error of a whole list follows from errors of its items.
         let is_inner =
             |key: &str, of: &str| key.strip_prefix(of).is_some_and(|rest| rest.starts_with(['[', '.']));
@@ -66,7 +66,7 @@ impl ConfigTable<'_> {
 
 /// The state of reading a table once.
 #[derive(Default)]
-struct TableReadState {
+struct ConfigTableState {
     /// The values that are skipped, by keys relative to the table, as they have errors.
     skip: BTreeSet<String>,
     /// The fields of the struct.
@@ -78,7 +78,7 @@ struct TableReadState {
 /// The table that a struct is read from.
 struct TableDeserializer<'r, 't> {
     table: &'r ConfigTable<'t>,
-    pass: &'r TableReadState,
+    pass: &'r ConfigTableState,
 }
 
 /// A value in the table.
@@ -89,7 +89,7 @@ struct Value<'r, 't> {
     place: usize,
     /// Its key, relative to the table.
     key: String,
-    pass: &'r TableReadState,
+    pass: &'r ConfigTableState,
 }
 
 /// The fields of a struct, or the entries of a map, that are present and not skipped.

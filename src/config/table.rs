@@ -19,14 +19,14 @@ pub(crate) struct ConfigTable<'t> {
     path: String,
     /// Its position in the file, if present.
     place: Option<usize>,
-    entries: BTreeMap<String, Entry<'t>>,
+    entries: BTreeMap<String, TableEntry<'t>>,
     /// The keys that were requested, with their positions if present.
     requested: BTreeMap<&'static str, Option<usize>>,
 }
 
 /// One key of a [`ConfigTable`], with its value.
 #[derive(Debug)]
-pub(super) struct Entry<'t> {
+pub(super) struct TableEntry<'t> {
     /// The key as written.
     name: String,
     /// Position in the file.
@@ -88,17 +88,17 @@ impl<'t> ConfigTable<'t> {
         short: &'static str,
         report: &mut ConfigDiagnostics,
     ) -> Vec<(String, Self)> {
-        let mut entries: Vec<Entry<'t>> = std::mem::take(&mut self.entries).into_values().collect();
+        let mut entries: Vec<TableEntry<'t>> = std::mem::take(&mut self.entries).into_values().collect();
         entries.sort_by_key(|entry| entry.place);
         let mut tables = Vec::new();
-        for Entry { name, place, value } in entries {
+        for TableEntry { name, place, value } in entries {
             let path = self.key(format_args!("\"{}\"", value::excerpt(&name)));
             report.known.insert(path.clone());
             report.given.insert(path.clone());
             let table = match value {
                 DeValue::Table(table) => Self::of(path, place, table),
                 value => {
-                    let entry = Entry { name: short.to_owned(), place, value };
+                    let entry = TableEntry { name: short.to_owned(), place, value };
                     Self {
                         path,
                         place: Some(place),
@@ -184,7 +184,7 @@ impl<'t> ConfigTable<'t> {
         let entry = |(name, value): (Spanned<std::borrow::Cow<'t, str>>, Spanned<DeValue<'t>>)| {
             let place = name.span().start;
             let name = name.into_inner().into_owned();
-            (name.clone(), Entry { name, place, value: value.into_inner() })
+            (name.clone(), TableEntry { name, place, value: value.into_inner() })
         };
         let entries = table.into_iter().map(entry).collect();
         Self { path, place: Some(place), entries, ..Self::default() }
@@ -196,7 +196,11 @@ impl<'t> ConfigTable<'t> {
     }
 
     /// Takes a key, which is then known.
-    pub(super) fn take(&mut self, key: &'static str, report: &mut ConfigDiagnostics) -> Option<Entry<'t>> {
+    pub(super) fn take(
+        &mut self,
+        key: &'static str,
+        report: &mut ConfigDiagnostics,
+    ) -> Option<TableEntry<'t>> {
         report.known.insert(self.key(key));
         let refused = report.refused.contains(&self.key(key)).then(|| self.place.unwrap_or_default());
         let entry = self.entries.remove(key);

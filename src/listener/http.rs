@@ -46,7 +46,7 @@ use tunnel_proto::frame::SessionCategory;
 /// = "none" here.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(default)]
-struct HttpKeys {
+struct HttpConfigKeys {
     /// Address of the ports.
     #[serde(deserialize_with = "forms::ip")]
     listen_ip: IpAddr,
@@ -66,7 +66,7 @@ pub(crate) fn by_text<S: Serializer>(ports: &NodePorts, serializer: S) -> Result
     serializer.collect_map(ports.iter().map(|(port, stands_for)| (port.0.to_string(), stands_for)))
 }
 
-impl Default for HttpKeys {
+impl Default for HttpConfigKeys {
     fn default() -> Self {
         Self { listen_ip: Ipv6Addr::UNSPECIFIED.into(), ports: NodePorts::new() }
     }
@@ -99,7 +99,7 @@ fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig
     let report = &mut *tables.report;
     let mut table = tables.server.table(KIND.name, report);
     let methods = AuthMethods { password: false, tls: PortTlsState::Unsupported };
-    let keys: HttpKeys = table.fields(report);
+    let keys: HttpConfigKeys = table.fields(report);
     let ports = node_ports(&table, keys.listen_ip, &keys.ports);
     let access = AccessConfig::read(&mut table, methods, &tables.inherited, report);
     warn_if_open(&table, &ports, &access, methods, report);

@@ -43,7 +43,7 @@ use tunnel_proto::frame::SessionCategory;
 /// in `[server.connect]`, set auth = "none" here, preferably with allow_from.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
-struct TcpKeys {
+struct TcpConfigKeys {
     /// The target: "node/host:port" as that node dials it, so 127.0.0.1 is the node's own. Without "node/" the node
     /// that has been linked to this server for longest is used. Without one, it is the first by name of the nodes that
     /// peers have announced. If there are several nodes, that causes a warning. Required.
@@ -103,7 +103,7 @@ fn listener(
     if let Err(expected) = &ports {
         table.name_error(name, expected, report);
     }
-    let keys: TcpKeys = table.fields(report);
+    let keys: TcpConfigKeys = table.fields(report);
     if !table.has(TARGET) {
         table.error(TARGET, None, "set the target, as in target = \"node1/127.0.0.1:6443\"", report);
     }

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_kube::cluster::Cluster;
-use tunnel_kube::configmap::{ConfigMapParams, ConfigMapRecords, LivenessProbe};
+use tunnel_kube::configmap::{ConfigMapParams, ConfigMapRecords, ServerLivenessProbe};
 use tunnel_kube::endpoint_watch::EndpointWatch;
 
 use crate::kubernetes::{Kubernetes, NAMESPACE, SERVICE};
@@ -188,7 +188,7 @@ fn peers_are_found_by_the_endpoints_of_their_service() {
 
 fn server_at(kubernetes: &Kubernetes, server: IpAddr, name: &str) -> ConfigMapRecords {
     let (cluster, liveness) =
-        (cluster(kubernetes), LivenessProbe::new(|_| Box::pin(std::future::ready(false))));
+        (cluster(kubernetes), ServerLivenessProbe::new(|_| Box::pin(std::future::ready(false))));
     ConfigMapRecords::new(ConfigMapParams {
         cluster,
         name: name.to_owned(),

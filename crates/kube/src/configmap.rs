@@ -41,11 +41,11 @@ pub struct ConfigMapParams {
     /// Endpoints of all servers. Without them, lines of dead servers remain.
     pub endpoints: Option<watch::Receiver<ServiceEndpoints>>,
     /// Probe for servers that are not ready but may be alive.
-    pub liveness: LivenessProbe,
+    pub liveness: ServerLivenessProbe,
 }
 
 /// A probe that determines whether a server is alive.
-pub struct LivenessProbe(Box<dyn Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync>);
+pub struct ServerLivenessProbe(Box<dyn Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync>);
 
 /// The reason why the ConfigMap could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -79,7 +79,7 @@ pub enum ConfigMapError {
     },
 }
 
-impl LivenessProbe {
+impl ServerLivenessProbe {
     /// Creates a probe. `probe` must return true only for a server that has answered: one that was not reached is
     /// considered dead.
     pub fn new(probe: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static) -> Self {
@@ -87,9 +87,9 @@ impl LivenessProbe {
     }
 }
 
-impl fmt::Debug for LivenessProbe {
+impl fmt::Debug for ServerLivenessProbe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LivenessProbe")
+        f.write_str("ServerLivenessProbe")
     }
 }
 

@@ -248,12 +248,12 @@ pub fn fingerprint(contents: &[Vec<u8>]) -> u64 {
 #[derive(Debug, Clone)]
 pub struct FileWatcher {
     drain: Drain,
-    errors: watch::Sender<FileErrors>,
+    errors: watch::Sender<WatchedFileErrors>,
 }
 
 /// The current errors of watched values.
 #[derive(Debug, Default)]
-pub struct FileErrors {
+pub struct WatchedFileErrors {
     /// The number of the next value.
     next: u64,
     by_value: BTreeMap<u64, String>,
@@ -300,7 +300,7 @@ impl FileWatcher {
     }
 
     /// Returns a channel that changes when files were reloaded, or when [`Self::check`] may have another result.
-    pub fn changes(&self) -> watch::Receiver<FileErrors> {
+    pub fn changes(&self) -> watch::Receiver<WatchedFileErrors> {
         self.errors.subscribe()
     }
 }

@@ -188,7 +188,7 @@ impl UserHello {
         match &self.proof {
             UserProof::Token { user, token } => {
                 let (user, token) = (user.to_string(), token.clone());
-                insert_bearer(&mut headers, &UserAuthorization { user, device, token });
+                insert_bearer(&mut headers, &UserHelloCredentials { user, device, token });
             }
             UserProof::Certificate => {
                 headers.extend(HeaderValue::from_str(&device).ok().map(|device| (DEVICE, device)));
@@ -388,7 +388,7 @@ struct NodeCredentials<'a> {
 
 /// The JSON in `authorization` of a user's program.
 #[derive(Serialize)]
-struct UserAuthorization {
+struct UserHelloCredentials {
     user: String,
     device: String,
     token: String,

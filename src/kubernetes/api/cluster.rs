@@ -14,7 +14,7 @@ use crate::publish::{PublishError, RecordStore};
 use tunnel_base::addresses::cluster_state::KnownNodes;
 use tunnel_base::drain::Drain;
 use tunnel_kube::cluster::Cluster;
-use tunnel_kube::configmap::{ConfigMapParams, ConfigMapRecords, DEBOUNCE, LivenessProbe};
+use tunnel_kube::configmap::{ConfigMapParams, ConfigMapRecords, DEBOUNCE, ServerLivenessProbe};
 use tunnel_kube::endpoint_watch::EndpointWatch;
 use tunnel_kube::node_watch::NodeWatch;
 
@@ -48,7 +48,7 @@ pub(crate) fn records(
     lives: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static,
 ) -> Box<dyn RecordStore> {
     let (cluster, endpoints) = (access(cluster), pods.map(|pods| pods.endpoints.clone()));
-    let liveness = LivenessProbe::new(lives);
+    let liveness = ServerLivenessProbe::new(lives);
     Box::new(ConfigMapRecords::new(ConfigMapParams { cluster, name, server, endpoints, liveness }))
 }
 

@@ -21,8 +21,8 @@ pub(crate) struct LinkSessions {
     /// Sessions with an end in this process, each with the number of its stay on this link. It is on the link as long
     /// as its state says so; this list follows a moment later, and the numbers keep a late change from undoing a newer
     /// one.
-    own: SessionIndex<u64>,
-    relayed: SessionIndex<RelayedEntry>,
+    own: LinkSessionIndex<u64>,
+    relayed: LinkSessionIndex<RelayedEntry>,
     /// Number of sessions that have joined so far.
     joined: u64,
     /// Whether the link has ended: no session may join any longer.
@@ -40,7 +40,7 @@ struct RelayedEntry {
 /// Sessions of one kind on a link, by id and by node: a node that moves concerns only its own sessions, and thousands
 /// may move at once.
 #[derive(Debug)]
-struct SessionIndex<T> {
+struct LinkSessionIndex<T> {
     all: HashMap<SessionId, SessionEntry<T>>,
     by_node: HashMap<NodeName, HashSet<SessionId>>,
 }
@@ -54,13 +54,13 @@ struct SessionEntry<T> {
     more: T,
 }
 
-impl<T> Default for SessionIndex<T> {
+impl<T> Default for LinkSessionIndex<T> {
     fn default() -> Self {
         Self { all: HashMap::new(), by_node: HashMap::new() }
     }
 }
 
-impl<T> SessionIndex<T> {
+impl<T> LinkSessionIndex<T> {
     fn insert(&mut self, id: SessionId, member: SessionEntry<T>) -> Option<T> {
         let before = self.remove(id);
         self.by_node.entry(member.node.clone()).or_default().insert(id);

@@ -44,11 +44,10 @@ pub struct Control {
     #[prost(bytes = "bytes", tag = "9")]
     pub instance: ::prost::bytes::Bytes,
     /// Open and Resume: the opener of the session. `node/` and the name of an edge, `client/` with user and device of a
-    /// user's program, or `server/` and the 32 hex digits of the process that opened it for a client. The server with
-    /// the link of an edge or a user's program sets it, and ignores their own value. A server that opens a session sets
-    /// itself. Over a link between servers `node/` and `client/` are unchanged, and `server/` is the sending server.
-    /// The acceptor of a session, and every server that relays it, store the opener. An Open or Resume of another
-    /// opener is answered like one for an unknown session.
+    /// user's program, or `server/` and the 32 hex digits of the process that opened it for a client. The server with the
+    /// link of an edge or a user's program sets it, and ignores their own value. A server that opens a session sets itself.
+    /// Over a link between servers `node/` and `client/` are unchanged, and `server/` is the sending server. The acceptor of a session, and every server that relays it, store the opener. An Open or Resume of
+    /// another opener is answered like one for an unknown session.
     #[prost(string, tag = "10")]
     pub opener: ::prost::alloc::string::String,
     /// Found: milliseconds since that node's link was made, measured by its server; never 0.
