@@ -103,7 +103,7 @@ pub(crate) trait ListenerConfig: Any + fmt::Debug + Send + Sync {
     fn name(&self) -> &'static str;
 
     /// Returns the files that it reads, except those of its access rules.
-    fn files(&self) -> Vec<ListenerFile> {
+    fn files(&self) -> Vec<NamedFile> {
         Vec::new()
     }
 
@@ -121,7 +121,7 @@ pub(crate) trait ListenerConfig: Any + fmt::Debug + Send + Sync {
 
 /// A file that a listener reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ListenerFile {
+pub(crate) struct NamedFile {
     /// The full key that names it.
     pub(crate) key: String,
     /// Its path.

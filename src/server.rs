@@ -125,7 +125,7 @@ pub struct Server {
 }
 
 /// The files and ports named by the config, prepared before anything runs.
-struct Prepared {
+struct PreparedServer {
     pub(crate) files: LoadedServerFiles,
     /// For edges and peers.
     grpc: TcpListenSocket,
@@ -206,14 +206,15 @@ impl Server {
     /// Contains every file that cannot be used and every configured port that cannot be bound. Nothing runs then.
     pub fn start(settings: ServerConfig, level: Option<LogLevelHandle>) -> Result<Self, StartupErrors> {
         let mut startup = StartupErrorCollector::default();
-        let prepared = Prepared::new(&settings, &mut startup);
+        let prepared = PreparedServer::new(&settings, &mut startup);
         let prepared = startup.finish(prepared)?;
         let bound = prepared.addresses(&settings);
         let (context, dialled_links) = ServerContext::new(&settings, &prepared);
         let context = Arc::new(context);
         context.spawn_upkeep(&prepared.files);
-        let Prepared { files, grpc, admin: admin_ports, other_ports, listeners, policies, viewers, .. } =
-            prepared;
+        let PreparedServer {
+            files, grpc, admin: admin_ports, other_ports, listeners, policies, viewers, ..
+        } = prepared;
         let admin_addr = admin_ports.log.as_ref().map(TcpListenSocket::at);
         let listener_policies = policies.policies();
         let deps = context.listener_deps(&settings);
@@ -273,7 +274,7 @@ impl Server {
     /// would reject.
     pub fn validate(settings: &ServerConfig, startup: &mut StartupErrorCollector) {
         // The errors are in `startup`.
-        let _ = Prepared::new(settings, startup);
+        let _ = PreparedServer::new(settings, startup);
         if startup.is_check() {
             for (key, file) in settings.server_certificates() {
                 startup.check_dates(&key, &file);
@@ -282,7 +283,7 @@ impl Server {
     }
 }
 
-impl Prepared {
+impl PreparedServer {
     /// Prepares everything.
     fn new(settings: &ServerConfig, startup: &mut StartupErrorCollector) -> Result<Self, NotPrepared> {
         let files = LoadedServerFiles::read(settings, startup);
@@ -335,7 +336,7 @@ impl Prepared {
 impl ServerContext {
     /// Builds the state, and starts what keeps it up to date. Also returns the links that this server dials to peers,
     /// if it has any.
-    fn new(settings: &ServerConfig, prepared: &Prepared) -> (Self, Option<mpsc::Receiver<Link>>) {
+    fn new(settings: &ServerConfig, prepared: &PreparedServer) -> (Self, Option<mpsc::Receiver<Link>>) {
         let files = &prepared.files;
         let port = prepared.grpc.at().port();
         let session = &settings.session;

@@ -29,7 +29,7 @@ use crate::command::init::folder_on_machine;
 use crate::command::{Role, shell_word};
 use crate::uplink::client::{ClientLinkConfig, ClientUplinks, UserCredentials};
 use download::{DemoScreen, Download, SimulatedNetwork};
-use listeners::{DemoContext, DemoListener, DemoListenerSet, connect, get};
+use listeners::{DemoContext, DemoListenerSet, ExtraDemoListener, connect, get};
 use page::serve;
 use tunnel_base::drain::Drain;
 use tunnel_net::listen::TcpListenSocket;
@@ -164,7 +164,7 @@ struct DemoAddresses {
     edge_admin: SocketAddr,
     /// Where the edge dials: the line to each server.
     lines: [SocketAddr; 2],
-    modules: Vec<(DemoListener, SocketAddr)>,
+    modules: Vec<(ExtraDemoListener, SocketAddr)>,
 }
 
 impl DemoAddresses {
@@ -211,7 +211,7 @@ impl<'a> Demo<'a> {
             } else {
                 with.0
                     .iter()
-                    .filter(|module| **module == DemoListener::Proxy)
+                    .filter(|module| **module == ExtraDemoListener::Proxy)
                     .map(|module| module.server_tables(ephemeral_address(), &context))
                     .collect()
             };

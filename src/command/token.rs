@@ -80,14 +80,14 @@ pub fn run(args_of: &TokenCommand) -> Result<String, CommandError> {
 #[derive(Debug, Serialize)]
 struct TokenList {
     /// Nodes, sorted by name.
-    nodes: Vec<TokenNode>,
+    nodes: Vec<TokenListRow>,
     /// Lines that are ignored in whole or in part, or that block their node.
     warnings: Vec<TokenWarning>,
 }
 
 /// A node of a token file.
 #[derive(Debug, Serialize)]
-struct TokenNode {
+struct TokenListRow {
     /// Name of the node, or `default`.
     node: String,
     /// `set`; `rotating`, if the previous token is still valid; or `blocked`, if the node has none.
@@ -112,7 +112,7 @@ impl TokenList {
                 TokenLineState::Rotating => "rotating",
                 TokenLineState::Blocked => "blocked",
             };
-            TokenNode { node: node.to_owned(), token }
+            TokenListRow { node: node.to_owned(), token }
         });
         let warnings = tokens.errors().iter().map(|(line, text)| TokenWarning { line: *line, text });
         Ok(Self { nodes: nodes.collect(), warnings: warnings.collect() })
@@ -121,7 +121,7 @@ impl TokenList {
     /// Formats the list as a table, with warnings and hints.
     fn text(&self) -> String {
         let mut table = Table::new(&["NODE", "TOKEN"]);
-        for TokenNode { node, token } in &self.nodes {
+        for TokenListRow { node, token } in &self.nodes {
             let state = match *token {
                 "rotating" => "set, and the previous one is still valid",
                 "blocked" => "none: the node is blocked",

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
-use crate::listener::auth::failed_logins::{LoginThrottle, ThrottleKey};
+use crate::listener::auth::failed_logins::{LoginThrottle, LoginThrottleKey};
 use crate::listener::auth::recent_logins::LoginCache;
 use crate::listener::denial::{Denial, NAME_CHARS};
 use tunnel_net::limiter::{FairLimiter, PermitLimits, Source};
@@ -158,7 +158,7 @@ impl PasswordChecker {
     }
 
     /// Returns an error if this source sent too many wrong passwords for this user within a minute.
-    fn check_throttle(&self, who: &ThrottleKey) -> Result<(), Denial> {
+    fn check_throttle(&self, who: &LoginThrottleKey) -> Result<(), Denial> {
         let barred = self.failures.lock().check(who, Instant::now());
         if barred { Err(Denial::WrongPasswords) } else { Ok(()) }
     }

@@ -13,7 +13,7 @@ use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::admission::heads::MAX_PENDING;
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
-use crate::listener::{FileKind, ListenerFile};
+use crate::listener::{FileKind, NamedFile};
 use crate::session_io::tls::TlsPort;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_net::pool::BufferPool;
@@ -109,9 +109,9 @@ impl<F: ListenerProtocol<UnixStream>> ListenerProtocol<UnixStream> for UnixListe
 
 impl ListenerTlsConfig {
     /// Returns the files, with the keys that name them.
-    pub(crate) fn files(&self) -> Vec<ListenerFile> {
+    pub(crate) fn files(&self) -> Vec<NamedFile> {
         let file =
-            |name: &str, path: &Path, kind| ListenerFile { key: self.key(name), path: path.to_owned(), kind };
+            |name: &str, path: &Path, kind| NamedFile { key: self.key(name), path: path.to_owned(), kind };
         let ca = self.client_ca.iter().map(|ca| file("client_ca", ca, FileKind::Ca));
         let own =
             [file("cert", &self.cert, FileKind::ServerCertificate), file("key", &self.key, FileKind::Secret)];

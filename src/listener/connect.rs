@@ -34,7 +34,7 @@ use crate::listener::denial::{
 };
 use crate::listener::trace_id::{new_trace, trace_of};
 use crate::listener::{
-    BoundListener, ListenerConfig, ListenerConfigReader, ListenerFile, ListenerKind, ListenerSetup, single,
+    BoundListener, ListenerConfig, ListenerConfigReader, ListenerKind, ListenerSetup, NamedFile, single,
 };
 use crate::startup::NotPrepared;
 use tunnel_base::names::{NameError, Target};
@@ -117,7 +117,7 @@ impl ListenerConfig for ConnectConfig {
         KIND.name
     }
 
-    fn files(&self) -> Vec<ListenerFile> {
+    fn files(&self) -> Vec<NamedFile> {
         self.tls.iter().flat_map(ListenerTlsConfig::files).collect()
     }
 

@@ -14,7 +14,7 @@ use crate::config::table::ConfigTable;
 use crate::config::value::forms;
 use crate::listener::authenticated::UnixListenerProtocol;
 use crate::listener::connect::ConnectProtocol;
-use crate::listener::{BoundListener, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, single};
+use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, NamedFile, single};
 use crate::startup::NotPrepared;
 use tunnel_base::policy::Networks;
 use tunnel_proto::frame::SessionCategory;
@@ -86,7 +86,7 @@ impl ListenerConfig for EgressConfig {
         KIND.name
     }
 
-    fn files(&self) -> Vec<ListenerFile> {
+    fn files(&self) -> Vec<NamedFile> {
         match self {
             Self::Port { certificates, .. } => certificates.files(),
             Self::Unix { .. } => Vec::new(),

@@ -29,7 +29,7 @@ use crate::listener::connect::ConnectProtocol;
 use crate::listener::denial::Denial;
 use crate::listener::forward::forward;
 use crate::listener::requests::credentials;
-use crate::listener::{BoundListener, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, single};
+use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, NamedFile, single};
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::names::{NameError, Target};
 use tunnel_base::policy::Glob;
@@ -111,7 +111,7 @@ impl ListenerConfig for HttpProxyConfig {
         KIND.name
     }
 
-    fn files(&self) -> Vec<ListenerFile> {
+    fn files(&self) -> Vec<NamedFile> {
         self.tls.iter().flat_map(ListenerTlsConfig::files).collect()
     }
 

@@ -19,7 +19,7 @@ use crate::listener::authenticated::TlsListenerProtocol;
 use crate::listener::http::{NodePort, NodePortConfig, NodePorts, bind, by_text, node_ports, warn_if_open};
 use crate::listener::passthrough::Passthrough;
 use crate::listener::{
-    BoundListener, FileKind, ListenerConfig, ListenerConfigReader, ListenerFile, ListenerKind, ListenerSetup,
+    BoundListener, FileKind, ListenerConfig, ListenerConfigReader, ListenerKind, ListenerSetup, NamedFile,
     single,
 };
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
@@ -248,11 +248,11 @@ impl ListenerConfig for HttpsConfig {
         KIND.name
     }
 
-    fn files(&self) -> Vec<ListenerFile> {
+    fn files(&self) -> Vec<NamedFile> {
         let HttpsMode::Terminate(certificates, targets) = &self.mode else { return Vec::new() };
         let file = |name: &str, path: &Path, kind| {
             let key = format!("server.https.target_{name}");
-            ListenerFile { key, path: path.to_owned(), kind }
+            NamedFile { key, path: path.to_owned(), kind }
         };
         let shown = targets.iter().flat_map(|TargetTlsFiles { cert, key, ca }| {
             let ca = ca.iter().map(move |ca| file("ca", ca, FileKind::Ca));

@@ -14,7 +14,7 @@ use tracing::{field, info, info_span};
 use crate::acceptor::LISTENER;
 use crate::route::{RouteError, SessionRequest};
 use crate::server::ServerContext;
-use crate::server::link_events::edge_access::EdgeRequest;
+use crate::server::link_events::edge_access::RequestFromEdge;
 use crate::server::link_events::plain_bridge::accept_for_plain;
 use crate::server::link_events::relaying::{SearchPermits, with_permit};
 use crate::session_io::bridge_sessions;
@@ -179,7 +179,7 @@ fn spawn_relay(request: RelayRequest, shared: &Arc<ServerContext>, room: &Search
     let span = info_span!("relay", node = %request.node());
     let (room, shared) = (room.clone(), shared.clone());
     shared.link_context.drain.clone().spawn(span, async move {
-        let access = EdgeRequest::of(&request);
+        let access = RequestFromEdge::of(&request);
         let judged = with_permit(access.judge(&shared), &room).await;
         let judged = judged.unwrap_or_else(|why| Err(SessionError::new(ErrorCode::NodeNotConnected, why)));
         match judged {
@@ -194,7 +194,7 @@ fn spawn_relay(request: RelayRequest, shared: &Arc<ServerContext>, room: &Search
 }
 
 /// Refuses a request of an edge for something that it may not reach; counts and logs that.
-fn refuse(request: RelayRequest, why: SessionError, access: &EdgeRequest, shared: &Arc<ServerContext>) {
+fn refuse(request: RelayRequest, why: SessionError, access: &RequestFromEdge, shared: &Arc<ServerContext>) {
     let metrics = &shared.link_context.metrics;
     let (entry, at) = access.log_entry();
     metrics.sessions.refused(LISTENER, why.code.name());
@@ -250,7 +250,7 @@ async fn bridge_to_node(
     shared: Arc<ServerContext>,
 ) {
     let session = offer.id();
-    let access = EdgeRequest { session, from, node: node.clone(), target: target.clone() };
+    let access = RequestFromEdge { session, from, node: node.clone(), target: target.clone() };
     let (category, client) = (offer.category(), offer.client().to_owned());
     let request = SessionRequest { node, target, category, client, listener: LISTENER, permit: None };
     let opened = tokio::select! {
@@ -281,7 +281,7 @@ pub(crate) enum BridgeRequester {
     /// For a peer, which judges it.
     Peer,
     /// For an edge.
-    Edge(EdgeRequest),
+    Edge(RequestFromEdge),
     /// For a user.
     User(Grant),
 }

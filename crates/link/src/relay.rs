@@ -23,7 +23,7 @@ use crate::relay::request::{Attempt, AttemptState, BindOutcome, SearchGuard};
 use crate::schedule::frame_source::FrameSource as _;
 use crate::sender::LinkSender;
 use tunnel_base::names::{SessionId, Target};
-use tunnel_proto::budget::{Budget, LinkReservation};
+use tunnel_proto::budget::{Budget, PairedReservation};
 use tunnel_proto::frame::{Remote, SessionError, SessionFrame, SessionKey};
 use tunnel_proto::state::LinkId;
 
@@ -281,7 +281,7 @@ impl RelayTable {
 
     fn new_leg(&self, attempt: &Attempt, link: &Arc<LinkSender>) -> RelayLeg {
         let (all, of_link) = (self.queued.reservation(), link.relay_reservation(self.most_on_link));
-        let taken = LinkReservation { all, of_link };
+        let taken = PairedReservation { all, of_link };
         let queue = RelayQueue::new(attempt.key.clone(), self.most, taken);
         RelayLeg { link: link.clone(), queue }
     }

@@ -36,7 +36,7 @@ use crate::table::session::{SearchTicket, SessionOrigin, SharedSession};
 use crate::table::stream::Session;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
-use tunnel_proto::budget::{Budget, LinkReservation};
+use tunnel_proto::budget::{Budget, PairedReservation};
 use tunnel_proto::frame::{
     ErrorCode, Frame, Opener, Remote, SessionCategory, SessionError, SessionFrame, SessionKey,
 };
@@ -475,9 +475,9 @@ impl SessionTable {
     ///
     /// One is in the process's budget. The other is in the link's, a quarter of it, which applies once half of the
     /// process's budget is in use.
-    pub(crate) fn room_unread(&self, link: &LinkSender) -> LinkReservation {
+    pub(crate) fn room_unread(&self, link: &LinkSender) -> PairedReservation {
         let of_link = link.unread_reservation(self.unreserved.limit() / 4);
-        LinkReservation { all: self.unreserved.reservation(), of_link }
+        PairedReservation { all: self.unreserved.reservation(), of_link }
     }
 
     /// Forgets a session that is over; `why` is set if it did not end cleanly.

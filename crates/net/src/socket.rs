@@ -136,10 +136,10 @@ pub struct Socket<T> {
 ///
 /// Bytes that have arrived are stored in a pool buffer, which is returned once a read finds nothing. Writes are not
 /// buffered.
-pub type Buffered<T> = Hooked<T, ReadBuffer>;
+pub type Buffered<T> = Hooked<T, TlsInputBuffer>;
 
 /// Bytes read from the socket of a [`Buffered`] that TLS has not taken yet.
-pub struct ReadBuffer {
+pub struct TlsInputBuffer {
     pool: BufferPool,
     arrived: Option<BufferedBytes>,
 }
@@ -179,7 +179,7 @@ impl<T> Socket<T> {
 impl<T> Buffered<T> {
     /// Wraps a socket.
     pub fn new(io: T, pool: BufferPool) -> Self {
-        Self { io, hook: ReadBuffer { pool, arrived: None } }
+        Self { io, hook: TlsInputBuffer { pool, arrived: None } }
     }
 }
 
@@ -233,7 +233,7 @@ impl<T: Connection> ByteStream for Socket<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> ReadHook<T> for ReadBuffer {
+impl<T: AsyncRead + Unpin> ReadHook<T> for TlsInputBuffer {
     fn poll_read(
         &mut self,
         io: Pin<&mut T>,
@@ -261,9 +261,9 @@ impl<T: fmt::Debug> fmt::Debug for Socket<T> {
     }
 }
 
-impl fmt::Debug for ReadBuffer {
+impl fmt::Debug for TlsInputBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ReadBuffer")
+        f.write_str("TlsInputBuffer")
     }
 }
 

@@ -147,14 +147,14 @@ impl Reservation {
 
 /// Bytes that count in two budgets: one of the process and one of a link.
 #[derive(Debug)]
-pub struct LinkReservation {
+pub struct PairedReservation {
     /// The bytes in the process's budget.
     pub all: Reservation,
     /// The same bytes in the link's budget.
     pub of_link: Reservation,
 }
 
-impl LinkReservation {
+impl PairedReservation {
     /// Reserves `bytes` more. Returns false if one of the budgets does not have them.
     pub fn try_grow(&mut self, bytes: usize) -> bool {
         if !self.all.try_grow(bytes) {

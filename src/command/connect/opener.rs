@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::command::CommandError;
 use crate::command::client::ClientSettings;
 use crate::command::connect::port::ConnectPortClient;
-use crate::command::connect::session::{OpenedSession, PrintLine, SessionCarrier};
+use crate::command::connect::session::{ConnectSession, PrintLine, SessionCarrier};
 use crate::listener::denial::Denial;
 use crate::uplink::client::{ClientLinkError, ClientUplinks};
 use crate::uplink::proxy::{connect_shared, shared_sockets};
@@ -44,7 +44,7 @@ impl SessionOpener {
     }
 
     /// Opens a session to a target. Cancel safe.
-    pub(crate) async fn open(&self, target: &Target) -> Result<OpenedSession, CommandError> {
+    pub(crate) async fn open(&self, target: &Target) -> Result<ConnectSession, CommandError> {
         let (links, print_line) = match self {
             Self::Port(port) => return port.open(target).await,
             Self::Links(links, print_line) => (links, print_line.clone()),
@@ -52,7 +52,7 @@ impl SessionOpener {
         let session = links.open(target).await;
         let session = session.map_err(|error| denied(&Denial::of_user(error.why, &links.route)))?;
         let (from, trace) = ("the servers".to_owned(), session.id().to_string());
-        Ok(OpenedSession { stream: SessionCarrier::Link(session, target.clone(), print_line), from, trace })
+        Ok(ConnectSession { stream: SessionCarrier::Link(session, target.clone(), print_line), from, trace })
     }
 
     /// Closes the links of this process.

@@ -23,7 +23,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::command::CommandError;
 use crate::command::client::{ClientSettings, SourcedValue};
-use crate::command::connect::session::{OpenedSession, PrintLine, SessionCarrier};
+use crate::command::connect::session::{ConnectSession, PrintLine, SessionCarrier};
 use crate::uplink::proxy::connect_shared;
 use tunnel_base::files;
 use tunnel_base::logging::printable::{one_line, printable};
@@ -144,7 +144,7 @@ impl ConnectPortClient {
     }
 
     /// Opens a session to a target. Cancel safe.
-    pub(super) async fn open(&self, target: &Target) -> Result<OpenedSession, CommandError> {
+    pub(super) async fn open(&self, target: &Target) -> Result<ConnectSession, CommandError> {
         let failed =
             |why: &dyn fmt::Display| CommandError::unavailable(format!("cannot connect to {self}: {why}"));
         let unreached = |why: &dyn fmt::Display| failed(&format_args!("{why}\n  hint: {NO_SERVER}"));
@@ -188,7 +188,7 @@ impl ConnectPortClient {
         };
         let opened = timeout(OPEN_TIMEOUT, opening).await;
         let stream = opened.map_err(|_| failed(&format_args!("no response within {OPEN_TIMEOUT:?}")))??;
-        Ok(OpenedSession { stream, from: self.to_string(), trace })
+        Ok(ConnectSession { stream, from: self.to_string(), trace })
     }
 
     /// Sends CONNECT, and takes the stream back from HTTP once the server has accepted.

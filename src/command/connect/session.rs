@@ -20,7 +20,7 @@ use tunnel_net::socket::{Connection, Socket};
 pub(crate) type PrintLine = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// An open session.
-pub(crate) struct OpenedSession {
+pub(crate) struct ConnectSession {
     pub(crate) stream: SessionCarrier,
     /// Where it was opened.
     pub(crate) from: String,
@@ -39,7 +39,7 @@ pub(crate) enum SessionCarrier {
     Link(Session, Target, PrintLine),
 }
 
-impl OpenedSession {
+impl ConnectSession {
     /// Copies bytes between `here`, which is side A, and the session until both have ended. Then closes the connection
     /// that carries it: gracefully only if all bytes were transferred. A dropped call resets the connection.
     pub(crate) async fn carry(&mut self, here: &mut impl ByteStream) -> CopyEnd {

@@ -15,7 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 
 use crate::command::CommandError;
-use crate::command::connect::session::{OpenedSession, interrupted};
+use crate::command::connect::session::{ConnectSession, interrupted};
 use crate::session_io::copy::{CopyEnd, EndKind, Side};
 use tunnel_net::ByteStream as _;
 use tunnel_net::pool::BufferPool;
@@ -28,7 +28,7 @@ use tunnel_net::socket::{Connection, Socket};
 /// # Errors
 ///
 /// Returns an error if the session, stdin or stdout failed.
-pub(super) async fn carry(session: OpenedSession) -> Result<(), CommandError> {
+pub(super) async fn carry(session: ConnectSession) -> Result<(), CommandError> {
     let failed = |cause: io::Error| interrupted(&cause.to_string());
     let stdin = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
     let stdio = Stdio {
@@ -46,7 +46,7 @@ pub(super) async fn carry(session: OpenedSession) -> Result<(), CommandError> {
 }
 
 /// Copies both ways.
-async fn copy(stdio: Stdio, mut session: OpenedSession) -> Result<(), CommandError> {
+async fn copy(stdio: Stdio, mut session: ConnectSession) -> Result<(), CommandError> {
     let mut here = Socket::new(stdio, BufferPool::new());
     let ended = session.carry(&mut here).await;
     // Bytes received before a failure are still written.
@@ -210,7 +210,7 @@ mod tests {
         let (input, output) = (file(input.into()), Some(file(output.into())));
         let stdio = Stdio { input, ended: false, output, failed: None, is_terminal: false, reader: None };
         let stream = SessionCarrier::Unix(Socket::new(near, BufferPool::new()));
-        let session = OpenedSession { stream, from: "cloud".to_owned(), trace: "00".to_owned() };
+        let session = ConnectSession { stream, from: "cloud".to_owned(), trace: "00".to_owned() };
         let mut copying = std::pin::pin!(copy(stdio, session));
         let waited = tokio::time::timeout(Duration::from_secs(1000), &mut copying).await;
         assert!(waited.is_err(), "the caller only waits for the response");

@@ -21,7 +21,7 @@ use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust, server_name};
 
 /// An additional way to the demo's page, chosen by `--listeners`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum DemoListener {
+pub enum ExtraDemoListener {
     /// A TCP port of the server that stands for the page's port.
     Tcp,
     /// A port of the server that stands for the page's port at every node, selected by Host.
@@ -36,7 +36,7 @@ pub enum DemoListener {
 
 /// The modules of `--listeners`, each once.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct DemoListenerSet(pub BTreeSet<DemoListener>);
+pub struct DemoListenerSet(pub BTreeSet<ExtraDemoListener>);
 
 /// Parses names separated by commas, or `all`.
 impl std::str::FromStr for DemoListenerSet {
@@ -44,14 +44,15 @@ impl std::str::FromStr for DemoListenerSet {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if text == "all" {
-            return Ok(Self(DemoListener::value_variants().iter().copied().collect()));
+            return Ok(Self(ExtraDemoListener::value_variants().iter().copied().collect()));
         }
         text.split(',')
-            .map(|name| DemoListener::from_str(name, false))
+            .map(|name| ExtraDemoListener::from_str(name, false))
             .collect::<Result<_, _>>()
             .map(Self)
             .map_err(|_| {
-                let names: Vec<_> = DemoListener::value_variants().iter().map(ToString::to_string).collect();
+                let names: Vec<_> =
+                    ExtraDemoListener::value_variants().iter().map(ToString::to_string).collect();
                 format!("expected all, or some of {}, separated by commas", names.join(", "))
             })
     }
@@ -68,14 +69,14 @@ pub(crate) struct DemoContext<'a> {
 }
 
 /// Formats the name as in `--listeners`.
-impl fmt::Display for DemoListener {
+impl fmt::Display for ExtraDemoListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let value = self.to_possible_value();
         f.write_str(value.as_ref().map_or("", |value| value.get_name()))
     }
 }
 
-impl DemoListener {
+impl ExtraDemoListener {
     /// Returns the tables that a server's config needs for its listener at that address.
     pub(crate) fn server_tables(self, at: SocketAddr, context: &DemoContext<'_>) -> String {
         let DemoContext { dir, page, tls_page } = context;

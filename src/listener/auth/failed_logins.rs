@@ -11,10 +11,10 @@ use tunnel_net::limiter::Source;
 ///
 /// A source that tries many names does not push out the failures of others.
 #[derive(Debug)]
-pub(super) struct LoginThrottle(FairMap<Source, ThrottleKey, FailureCounter>);
+pub(super) struct LoginThrottle(FairMap<Source, LoginThrottleKey, FailureCounter>);
 
 /// A source, and a keyed hash of a user name.
-pub(super) type ThrottleKey = (Source, u64);
+pub(super) type LoginThrottleKey = (Source, u64);
 
 /// The number of recent failures of one source and user.
 #[derive(Debug)]
@@ -30,13 +30,13 @@ impl LoginThrottle {
     }
 
     /// Returns true if this source and user failed too often, so that their next password must not be checked yet.
-    pub(super) fn check(&self, who: &ThrottleKey, now: Instant) -> bool {
+    pub(super) fn check(&self, who: &LoginThrottleKey, now: Instant) -> bool {
         let recent = |count: &&FailureCounter| now.saturating_duration_since(count.since) < THROTTLE_WINDOW;
         self.0.get(who).filter(recent).is_some_and(|count| count.failed >= MAX_WRONG_PASSWORDS)
     }
 
     /// Records a failure.
-    pub(super) fn add(&mut self, who: ThrottleKey, now: Instant) {
+    pub(super) fn add(&mut self, who: LoginThrottleKey, now: Instant) {
         let Some(count) = self.0.renew(&who, now) else {
             self.0.insert(&who.0.clone(), who, FailureCounter { failed: 1, since: now }, now);
             return;
@@ -48,7 +48,7 @@ impl LoginThrottle {
     }
 
     /// Removes the failures after a correct password.
-    pub(super) fn forget(&mut self, who: &ThrottleKey) {
+    pub(super) fn forget(&mut self, who: &LoginThrottleKey) {
         self.0.remove(who);
     }
 }

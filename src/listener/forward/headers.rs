@@ -58,7 +58,7 @@ pub(crate) fn prepare_request(head: &mut request::Parts, body: &impl Body) -> bo
     let trailers = tokens(&head.headers, &TE).any(|token| token.eq_ignore_ascii_case("trailers"));
     let host = head.headers.get(HOST).cloned().unwrap_or_else(|| HeaderValue::from_static(""));
     head.version = Version::HTTP_11;
-    let kept = ForwardedConnectionHeaders { upgrade: upgrades, trailers };
+    let kept = KeptHopByHopHeaders { upgrade: upgrades, trailers };
     kept.leave(&mut head.headers);
     remove_tunnel_headers(&mut head.headers);
     if let Entry::Vacant(vacant) = head.headers.entry(HOST) {
@@ -97,7 +97,7 @@ pub(crate) fn prepare_response(
     let other_protocol =
         matches!(head.status, StatusCode::SWITCHING_PROTOCOLS | StatusCode::UPGRADE_REQUIRED);
     head.version = Version::HTTP_11;
-    let kept = ForwardedConnectionHeaders { upgrade: other_protocol, trailers: false };
+    let kept = KeptHopByHopHeaders { upgrade: other_protocol, trailers: false };
     kept.leave(&mut head.headers);
     match body.size_hint().exact() {
         _ if chunked => drop(head.headers.remove(CONTENT_LENGTH)),
@@ -114,7 +114,7 @@ pub(crate) fn prepare_response(
 /// Returns an interim response (1xx) of a target, as sent to the client.
 pub(crate) fn add_interim(status: StatusCode, headers: &HeaderMap) -> Vec<u8> {
     let mut headers = headers.clone();
-    ForwardedConnectionHeaders { upgrade: false, trailers: false }.leave(&mut headers);
+    KeptHopByHopHeaders { upgrade: false, trailers: false }.leave(&mut headers);
     let phrase = status.canonical_reason().unwrap_or_default();
     let mut text = format!("HTTP/1.1 {} {phrase}\r\n", status.as_str()).into_bytes();
     for (name, value) in &headers {
@@ -130,12 +130,12 @@ pub(crate) fn expects_continue(headers: &HeaderMap) -> bool {
 }
 
 /// The connection-specific headers that are forwarded nevertheless.
-pub(super) struct ForwardedConnectionHeaders {
+pub(super) struct KeptHopByHopHeaders {
     pub(super) upgrade: bool,
     pub(super) trailers: bool,
 }
 
-impl ForwardedConnectionHeaders {
+impl KeptHopByHopHeaders {
     pub(super) fn leave(&self, headers: &mut HeaderMap) {
         let named: Vec<_> = tokens(headers, &CONNECTION)
             .filter_map(|token| HeaderName::from_bytes(token.as_bytes()).ok())

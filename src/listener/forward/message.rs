@@ -13,7 +13,7 @@ use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::time::{Sleep, sleep};
 
-use crate::listener::forward::headers::{ForwardedConnectionHeaders, remove_tunnel_headers};
+use crate::listener::forward::headers::{KeptHopByHopHeaders, remove_tunnel_headers};
 use crate::listener::forward::idle_timer::IdleTimer;
 use tunnel_base::metrics::in_flight_requests::InFlightGuard;
 
@@ -139,7 +139,7 @@ impl Body for RequestBody {
                 self.clock.on_body_polled(frame.is_pending());
                 let passed = |mut frame: Frame<Bytes>| {
                     if let Some(trailers) = frame.trailers_mut() {
-                        ForwardedConnectionHeaders { upgrade: false, trailers: false }.leave(trailers);
+                        KeptHopByHopHeaders { upgrade: false, trailers: false }.leave(trailers);
                         remove_tunnel_headers(trailers);
                     }
                     frame

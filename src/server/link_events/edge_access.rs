@@ -23,14 +23,14 @@ use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// What an edge reaches through this server: another node or, by its own name, a target in the cloud.
 #[derive(Debug, Clone)]
-pub(crate) struct EdgeRequest {
+pub(crate) struct RequestFromEdge {
     pub(super) session: SessionId,
     pub(super) from: Arc<LinkSender>,
     pub(super) node: NodeName,
     pub(super) target: Target,
 }
 
-impl EdgeRequest {
+impl RequestFromEdge {
     pub(crate) fn of(request: &RelayRequest) -> Self {
         let (from, node) = (request.from().clone(), request.node().clone());
         Self { session: request.id(), from, node, target: request.target().clone() }
@@ -98,7 +98,7 @@ pub(crate) async fn judge_relays(shared: Arc<ServerContext>, drain: Drain) {
 
 async fn judge_relay(session: RelayedEdgeSession, shared: &Arc<ServerContext>) {
     let RelayedEdgeSession { key, from, target } = session;
-    let access = EdgeRequest { session: key.id, from, node: key.node, target };
+    let access = RequestFromEdge { session: key.id, from, node: key.node, target };
     match access.judge(shared).await {
         Err(why) if why.code != ErrorCode::NodeNotConnected => {
             shared.link_context.table.relays.reset(key.id, &why);

@@ -8,7 +8,7 @@ use tracing::info_span;
 
 use crate::acceptor::LISTENER;
 use crate::server::ServerContext;
-use crate::server::link_events::edge_access::EdgeRequest;
+use crate::server::link_events::edge_access::RequestFromEdge;
 use crate::server::link_events::{BridgeRequester, bridge, refuse_offer};
 use tunnel_link::relay::bindings::RelayOutcome;
 use tunnel_link::sender::LinkSender;
@@ -22,7 +22,7 @@ use tunnel_proto::frame::{ErrorCode, Remote, SessionError};
 pub(crate) fn accept_for_plain(request: RelayRequest, plain: Arc<LinkSender>, shared: &Arc<ServerContext>) {
     let of_edge = matches!(request.from().peer, Remote::Edge(_));
     let access =
-        if of_edge { BridgeRequester::Edge(EdgeRequest::of(&request)) } else { BridgeRequester::Peer };
+        if of_edge { BridgeRequester::Edge(RequestFromEdge::of(&request)) } else { BridgeRequester::Peer };
     let span = info_span!("bridge", session = %request.id(), node = %request.node());
     let bridged = bridge_to_plain(request, plain, access, shared.clone());
     shared.link_context.drain.spawn(span, async move { drop(bridged.await) });

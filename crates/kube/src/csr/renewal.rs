@@ -11,12 +11,12 @@ pub(crate) enum RenewalStep {
     /// Wait for this long.
     Wait(Duration),
     /// Request a certificate.
-    Issue(RenewalRequest),
+    Issue(PlannedRenewal),
 }
 
 /// A certificate request that a [`CertificateRenewer`] should make.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct RenewalRequest {
+pub(crate) struct PlannedRenewal {
     /// Names to request.
     pub(crate) names: BTreeSet<String>,
     /// Names to request if those are denied: one forbidden name must not prevent the renewal of the existing
@@ -60,7 +60,7 @@ pub(crate) fn step(
             "renewal is due; the names it should have are unknown, so its own are used",
         ),
     };
-    Ok(RenewalStep::Issue(RenewalRequest { names, fallback, delay, why }))
+    Ok(RenewalStep::Issue(PlannedRenewal { names, fallback, delay, why }))
 }
 
 /// Returns the time of the next renewal: after 70 to 90 % of the validity that remained on receipt, selected by
@@ -97,7 +97,7 @@ mod tests {
 
     fn issue(step: Result<RenewalStep, CsrError>) -> (BTreeSet<String>, Option<BTreeSet<String>>, Duration) {
         match step.unwrap() {
-            RenewalStep::Issue(RenewalRequest { names, fallback, delay, .. }) => (names, fallback, delay),
+            RenewalStep::Issue(PlannedRenewal { names, fallback, delay, .. }) => (names, fallback, delay),
             other @ RenewalStep::Wait(_) => panic!("{other:?}"),
         }
     }

@@ -15,7 +15,7 @@ use crate::csr::error::CsrError;
 use crate::csr::name_lookup::{ResolvedCertificateNames, ServerNameSources};
 use crate::csr::names;
 use crate::csr::profile::Profile;
-use crate::csr::renewal::{RenewalRequest, RenewalStep, due, step};
+use crate::csr::renewal::{PlannedRenewal, RenewalStep, due, step};
 use crate::csr::request::signed;
 use crate::csr::stored_certificate::StoredCertificate;
 use tunnel_base::backoff::Backoff;
@@ -114,7 +114,7 @@ impl CertificateRenewer {
             let due = due(held.received, held.until, self.chance);
             (held.names, due.duration_since(SystemTime::now()).ok())
         });
-        let RenewalRequest { names, fallback, delay, why } =
+        let PlannedRenewal { names, fallback, delay, why } =
             match step(required, held, self.last_requested.as_ref())? {
                 RenewalStep::Wait(delay) => return Ok(delay),
                 RenewalStep::Issue(issue) => issue,

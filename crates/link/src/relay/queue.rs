@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::lock::Mutex;
 use crate::schedule::frame_source::{FrameSource, QueueMembership, QueueRequest, Turn, TurnOutput};
-use tunnel_proto::budget::LinkReservation;
+use tunnel_proto::budget::PairedReservation;
 use tunnel_proto::frame::{SessionFrame, SessionKey};
 use tunnel_proto::halves::joined;
 use tunnel_proto::state::{ControlPriority, LinkId};
@@ -24,7 +24,7 @@ use tunnel_proto::state::{ControlPriority, LinkId};
 #[derive(Debug)]
 pub(crate) struct RelayQueue {
     key: SessionKey,
-    queue: Mutex<QueuedFrames>,
+    queue: Mutex<RelayQueueState>,
     /// Set once it is closed. The link sender reads it without the queue's lock, to drop stale entries. An outdated
     /// read only keeps an entry a little longer.
     closed: AtomicBool,
@@ -38,7 +38,7 @@ pub(crate) struct QueueFull;
 
 /// The frames that wait in a [`RelayQueue`], under its lock.
 #[derive(Debug)]
-struct QueuedFrames {
+struct RelayQueueState {
     /// Open, Opened, Refused, Resume or Resumed.
     answer: Option<SessionFrame>,
     credit: Option<SessionFrame>,
@@ -50,7 +50,7 @@ struct QueuedFrames {
     bytes: usize,
     /// Reservations for `ordered`, as bytes plus an overhead per frame: of all queues together, and of those of its
     /// link.
-    taken: LinkReservation,
+    taken: PairedReservation,
     most: usize,
     /// Whether further frames are dropped: the last frame waits or was sent.
     sealed: bool,
@@ -59,8 +59,8 @@ struct QueuedFrames {
 
 impl RelayQueue {
     /// Creates an empty queue for at most `most` bytes, which both budgets limit as well.
-    pub(crate) fn new(key: SessionKey, most: usize, taken: LinkReservation) -> Arc<Self> {
-        let queue = QueuedFrames {
+    pub(crate) fn new(key: SessionKey, most: usize, taken: PairedReservation) -> Arc<Self> {
+        let queue = RelayQueueState {
             answer: None,
             credit: None,
             limit: 0,
@@ -183,7 +183,7 @@ impl FrameSource for RelayQueue {
             }
             Turn::Data { flow, longest, most } => {
                 let is_held = queue.bytes > *most;
-                let next = |queue: &mut QueuedFrames| queue.answer.take().or_else(|| queue.take(*longest));
+                let next = |queue: &mut RelayQueueState| queue.answer.take().or_else(|| queue.take(*longest));
                 let frame = if is_held { None } else { next(&mut queue) };
                 let backlog = queue.backlog();
                 queue.places.on_data(flow, frame, backlog)
@@ -197,7 +197,7 @@ impl FrameSource for RelayQueue {
     }
 }
 
-impl QueuedFrames {
+impl RelayQueueState {
     fn empty(&mut self) {
         self.answer = None;
         self.credit = None;
@@ -303,7 +303,7 @@ mod tests {
         let queue = RelayQueue::new(
             key,
             1 << 20,
-            LinkReservation { all: budget.reservation(), of_link: budget.reservation() },
+            PairedReservation { all: budget.reservation(), of_link: budget.reservation() },
         );
         let push = |frame| queue.push(frame).unwrap();
         let [answer, credit, needed] =

@@ -156,8 +156,8 @@ fn opened_by(mut frame: SessionFrame, who: &str) -> SessionFrame {
     frame
 }
 
-fn room(budget: &Arc<Budget>) -> LinkReservation {
-    LinkReservation { all: budget.reservation(), of_link: budget.reservation() }
+fn room(budget: &Arc<Budget>) -> PairedReservation {
+    PairedReservation { all: budget.reservation(), of_link: budget.reservation() }
 }
 
 #[tokio::test]

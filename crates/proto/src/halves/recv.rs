@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use crate::budget::{LinkReservation, Reservation};
+use crate::budget::{PairedReservation, Reservation};
 use crate::halves::{FlowControlError, PIECE, WindowLimits, as_u64, joined};
 use crate::window::{LinkRtt, PathRttEstimator, ReadRate};
 
@@ -61,7 +61,7 @@ impl RecvHalf {
 
     /// Removes the limit for a plain remote, which does not know one. Its queued bytes are counted per process and per
     /// link instead, and reading from the link pauses if there are too many.
-    pub fn lift_limit(&mut self, room: LinkReservation) {
+    pub fn lift_limit(&mut self, room: PairedReservation) {
         self.limit = u64::MAX;
         self.queue.count_in(QueueCost::All(room));
     }
@@ -279,7 +279,7 @@ pub(crate) enum QueueCost {
     /// The overhead of the pieces: their bytes were promised to the remote, and are counted with its limit.
     Overhead(Reservation),
     /// The pieces with their bytes, because the remote has no limit.
-    All(LinkReservation),
+    All(PairedReservation),
 }
 
 impl Queue {
@@ -397,7 +397,7 @@ mod tests {
         fn queued_data_costs_about_its_bytes(cuts in prop::collection::vec(prop_oneof![1usize..5, 1usize..5000], 1..300), plain: bool) {
             let (promised, plain_budgets) = (Budget::new(0), [Budget::new(0), Budget::new(0)]);
             let mut half = RecvHalf::new(WindowLimits { start: 1 << 30, max: 1 << 30 }, promised.reservation());
-            if plain { half.lift_limit(LinkReservation { all: plain_budgets[0].reservation(), of_link: plain_budgets[1].reservation() }); }
+            if plain { half.lift_limit(PairedReservation { all: plain_budgets[0].reservation(), of_link: plain_budgets[1].reservation() }); }
             let mut came = Vec::new();
             for (n, cut) in cuts.into_iter().enumerate() {
                 came.extend(vec![n as u8; cut]);

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::budget::{Budget, LinkReservation};
+use crate::budget::{Budget, PairedReservation};
 use crate::frame::ErrorCode;
 use crate::halves::WindowLimits;
 use tunnel_base::names::Instance;
@@ -731,7 +731,7 @@ async fn a_refused_open_revokes_an_earlier_attempt() {
     // A plain remote would never answer a Resume.
     let mut end = opened_twice();
     let budget = Budget::new(1000);
-    let room = LinkReservation { all: budget.reservation(), of_link: budget.reservation() };
+    let room = PairedReservation { all: budget.reservation(), of_link: budget.reservation() };
     end.recv.lift_limit(room);
     assert!(end.handle_frame(B, refused(2, ErrorCode::Overloaded), now()).forget);
     assert!(
