@@ -20,7 +20,7 @@ use tunnel_proto::frame::{Frame, FrameKind, Remote};
 /// Adds the link to its node's primary link, and distributes the sessions of both until it ends. A node that is not
 /// linked to this server is refused, which happens with a balancer.
 pub(crate) async fn admit_interactive(
-    call: Call,
+    call: Box<Call>,
     linked: impl Fn(&Arc<LinkSender>) -> LinkedNode,
     credentials: &EdgeCredentials,
     is_logged: bool,

@@ -42,7 +42,7 @@ impl LinkDenial {
     }
 
     /// Counts and logs the denial, and answers the call.
-    pub(crate) async fn send(self, call: Call, shared: &ServerContext) {
+    pub(crate) async fn send(self, call: Box<Call>, shared: &ServerContext) {
         let metrics = &shared.link_context.metrics;
         metrics.links_rejected.count(self.reason);
         if let Some(why) = self.why
@@ -71,7 +71,7 @@ fn log(call: &Call, why: &str) {
 }
 
 /// Answers a wrong token late, and few of a source at once, so that guesses take long. A right token never waits here.
-async fn refuse_token(call: Call, shared: &ServerContext) {
+async fn refuse_token(call: Box<Call>, shared: &ServerContext) {
     match shared.edge_links.refusal_permits.try_acquire(&Source::of(call.from.ip())) {
         Ok(_permit) => {
             // Ends early if the server stops.

@@ -68,7 +68,7 @@ async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: Arc<Se
         };
         let call = match arrival {
             None => return,
-            Some(IncomingCall::Call(call)) => *call,
+            Some(IncomingCall::Call(call)) => call,
             Some(IncomingCall::Enrol(enrol_request)) => {
                 invitations::spawn(enrol_request, shared.clone());
                 continue;
@@ -86,29 +86,30 @@ async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: Arc<Se
     }
 }
 
-async fn admit_call(call: Call, shared: Arc<ServerContext>) {
+/// Serves a call until its link ends. The links of ten thousand edges each keep this future, so what is rare is boxed.
+async fn admit_call(call: Box<Call>, shared: Arc<ServerContext>) {
     match call.caller.clone() {
         LinkCaller::Edge(hello) => admit_edge(call, hello, shared).await,
-        LinkCaller::Client(hello) => admit_user(call, hello, shared).await,
+        LinkCaller::Client(hello) => Box::pin(admit_user(call, hello, shared)).await,
         LinkCaller::Peer { instance, backup: is_backup, .. } => {
-            admit_peer(call, instance, is_backup, shared).await
+            Box::pin(admit_peer(call, instance, is_backup, shared)).await
         }
     }
 }
 
-async fn admit_edge(call: Call, hello: Hello, shared: Arc<ServerContext>) {
+async fn admit_edge(call: Box<Call>, hello: Hello, shared: Arc<ServerContext>) {
     let certificate_node =
         if let CallerCertificate::Edge(node) = &call.certificate { node.clone() } else { None };
     let credentials = EdgeCredentials { hello: hello.clone(), certificate_node };
-    let is_logged = match check_edge(&credentials, call.from, &shared).await {
+    let is_logged = match Box::pin(check_edge(&credentials, call.from, &shared)).await {
         Ok(is_logged) => is_logged,
-        Err(denial) => return denial.send(call, &shared).await,
+        Err(denial) => return Box::pin(denial.send(call, &shared)).await,
     };
     let from = call.from;
     let ips: Arc<[_]> = hello.ips.iter().copied().collect();
     let linked = |sender: &Arc<LinkSender>| LinkedNode { sender: sender.clone(), from, ips: ips.clone() };
     if hello.purpose == LinkPurpose::Interactive {
-        return admit_interactive(call, linked, &credentials, is_logged, &shared).await;
+        return Box::pin(admit_interactive(call, linked, &credentials, is_logged, &shared)).await;
     }
     let link = call.accept(Remote::Edge(hello.node.clone()));
     let sender = link.sender.clone();
@@ -135,7 +136,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: Arc<ServerContext>) {
     shared.edge_links.untrack(&sender);
 }
 
-async fn admit_user(call: Call, hello: UserHello, shared: Arc<ServerContext>) {
+async fn admit_user(call: Box<Call>, hello: UserHello, shared: Arc<ServerContext>) {
     let (user, _permit) = match user_links::authenticate(&call, &hello, &shared).await {
         Ok(admitted) => admitted,
         Err(denial) => return denial.send(call, &shared).await,
@@ -192,7 +193,7 @@ async fn check_edge(
     }
 }
 
-async fn admit_peer(call: Call, instance: Instance, is_backup: bool, shared: Arc<ServerContext>) {
+async fn admit_peer(call: Box<Call>, instance: Instance, is_backup: bool, shared: Arc<ServerContext>) {
     if instance == shared.link_context.table.instance() {
         return call.refuse(CallRejection::SelfDial);
     }
