@@ -1,6 +1,6 @@
 //! The command line, shell completions and man pages. Each command has its file.
 
-pub mod admin_api;
+pub mod admin_client;
 pub(crate) mod admin_sockets;
 pub mod approve;
 pub mod cert;

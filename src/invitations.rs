@@ -2,9 +2,9 @@
 //! tokens of those that have joined.
 
 pub mod code;
+pub mod invitee;
 pub mod shared_text;
 pub mod store;
-pub mod subject;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -21,11 +21,11 @@ use tracing::field::display;
 use tracing::{info, warn};
 
 use crate::invitations::code::{InvitationCode, Pin};
+use crate::invitations::invitee::Invitee;
 use crate::invitations::shared_text::{EnrolmentStore, SharedStateError};
 use crate::invitations::store::{
     Enrolments, InvitationError, ListedEnrolment, SecretHash, TooManyInvitations,
 };
-use crate::invitations::subject::Invitee;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::names::{Host, NodeName, UserDevice};

@@ -2,7 +2,7 @@
 
 pub mod etcd;
 pub mod hosts;
-pub mod record_policy;
+pub mod record_filter;
 pub mod shared_file;
 
 use std::collections::{BTreeSet, HashMap};
@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
-use crate::publish::record_policy::RecordFilter;
+use crate::publish::record_filter::RecordFilter;
 use crate::registry::Registry;
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;

@@ -6,10 +6,10 @@ pub mod history;
 pub mod links;
 pub mod node_not_found;
 pub mod nodes_at_peers;
-pub mod overview;
 pub mod peers;
 pub mod replace;
 pub mod search;
+pub mod snapshot;
 pub mod waiters;
 
 use std::collections::HashSet;

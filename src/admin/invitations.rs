@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::admin::BODY_TIME;
 use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{json, plain_text};
-use crate::invitations::subject::Invitee;
+use crate::invitations::invitee::Invitee;
 use crate::invitations::{EnrolError, SharedEnrolments};
 use tunnel_base::names::Target;
 

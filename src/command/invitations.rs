@@ -9,15 +9,15 @@ use serde_json::json;
 use crate::admin::invitations::{
     InvitationResponse, MAX_INVITATION_SECONDS, MAX_KEY_SECONDS, MAX_USES, MIN_INVITATION_SECONDS,
 };
-use crate::command::admin_api::{AdminClient, query};
+use crate::command::admin_client::{AdminClient, query};
 use crate::command::format::duration;
 use crate::command::init::tls_note;
 use crate::command::table::Table;
 use crate::command::{CommandError, Format, examples, shell_word};
 use crate::config::Environment;
 use crate::invitations::code::InvitationCode;
+use crate::invitations::invitee::Invitee;
 use crate::invitations::store::ListedEnrolment;
-use crate::invitations::subject::Invitee;
 use tunnel_base::logging::printable;
 use tunnel_base::names::{DeviceName, NodeName, Target, UserDevice, UserName};
 use tunnel_base::policy::Glob;

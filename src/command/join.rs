@@ -20,7 +20,7 @@ use crate::config::Environment;
 use crate::edge::Edge;
 use crate::edge::config::EdgeConfig;
 use crate::invitations::code::InvitationCode;
-use crate::invitations::subject::Invitee;
+use crate::invitations::invitee::Invitee;
 use tunnel_base::files;
 use tunnel_base::names::{DeviceName, Host, NodeName, Target, UserDevice};
 

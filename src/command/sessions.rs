@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::admin::sessions::{EndSessionsReply, SessionSelection};
 use crate::admin::status::{SessionStatus, StatusResponse};
-use crate::command::admin_api::{AdminClient, query};
+use crate::command::admin_client::{AdminClient, query};
 use crate::command::format::{bytes, duration};
 use crate::command::table::Table;
 use crate::command::{CommandError, Format, examples, json};

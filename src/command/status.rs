@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use crate::admin::nodes::NodesResponse;
 use crate::admin::readiness::ReadinessCondition;
 use crate::admin::status::{LinkStatus, StatusResponse};
-use crate::command::admin_api::{AdminClient, query};
+use crate::command::admin_client::{AdminClient, query};
 use crate::command::format::{bytes, duration, round_trip};
 use crate::command::table::Table;
 use crate::command::{CommandError, Format};

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
+use crate::invitations::invitee::Invitee;
 use crate::invitations::store::SecretHash;
-use crate::invitations::subject::Invitee;
 
 /// The code of an invitation or a join key. It is a secret; it is displayed in the form that is given to the machine.
 #[derive(Clone, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
 
-use crate::invitations::subject::Invitee;
+use crate::invitations::invitee::Invitee;
 use tunnel_base::names::{NodeName, UserDevice};
 
 /// Invitations, and the tokens of nodes and devices that have used one. Times are seconds since 1970.

@@ -140,7 +140,7 @@ pub struct HttpsConfig {
 /// Who terminates the TLS of clients of `[server.https]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HttpsMode {
-    /// This server, with these files. TLS to the target is spoken by the server if it has an identity, otherwise by the
+    /// This server, with these files. TLS to the target is opened by the server if it has files for it, otherwise by the
     /// edge.
     Terminate(ListenerTlsConfig, Option<TargetTlsFiles>),
     /// The target. Only the name is read from the client's TLS.

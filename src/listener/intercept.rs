@@ -336,7 +336,7 @@ pub struct Intercept {
 #[derive(Debug, Default)]
 pub struct NodesByAddress(ArcSwap<HashMap<IpAddr, InterceptedNode>>);
 
-/// The node that an intercepted address belongs to, in an [`NodesByAddress`].
+/// The node that an intercepted address belongs to, in [`NodesByAddress`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterceptedNode {
     /// The node.

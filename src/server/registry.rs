@@ -12,7 +12,7 @@ use crate::etcd::{EtcdAccess, EtcdClient};
 use crate::parts::with_kubernetes;
 use crate::publish::etcd::EtcdRecords;
 use crate::publish::hosts::Hosts;
-use crate::publish::record_policy::RecordFilter;
+use crate::publish::record_filter::RecordFilter;
 use crate::publish::{Publisher, RecordStore};
 use crate::registry::peers::Peers;
 use crate::server::ServerContext;
@@ -34,7 +34,7 @@ pub(crate) fn spawn_publisher(
         registry: shared.registry.clone(),
         store,
         zone: shared.zone.clone(),
-        vet: record_policy(settings, files, shared, servers),
+        vet: record_filter(settings, files, shared, servers),
         metrics: shared.link_context.metrics.clone(),
         report: Box::new(move |state| readiness.set_degraded(DNS_CONDITION, state)),
     };
@@ -92,7 +92,7 @@ fn store(
 
 /// Returns the check whether a name has another owner. It resolves the name and compares the addresses with servers
 /// that are alive, and with those of no server, which nodes' records contain for other clients.
-fn record_policy(
+fn record_filter(
     settings: &ServerConfig,
     files: &LoadedServerFiles,
     shared: &ServerContext,

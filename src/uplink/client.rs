@@ -15,7 +15,7 @@ use crate::admin::readiness::Readiness;
 use crate::config::edge::ServerAddress;
 use crate::config::{RESUME_TIMEOUT, SecretString};
 use crate::route::{OpenError, SessionRequest, SessionRouter, Uplinks};
-use crate::uplink::link_dialer::known_addresses::CachingResolver;
+use crate::uplink::link_dialer::caching_resolver::CachingResolver;
 use crate::uplink::link_dialer::{
     DialPreference, LinkDialer, NewLink, ServerEndpoint, UplinkFailure, UserIdentity,
 };

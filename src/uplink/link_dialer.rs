@@ -1,8 +1,8 @@
 //! Dials links to servers, which are tried in turn, for an edge or a user's program, and keeps the edge's certificate.
 
 pub mod avoidance;
+pub mod caching_resolver;
 pub(crate) mod client_certificate;
-pub mod known_addresses;
 pub mod messages;
 
 use std::net::{IpAddr, SocketAddr};
@@ -26,8 +26,8 @@ use tracing::info;
 use crate::config::SecretString;
 use crate::config::edge::ServerAddress;
 use crate::uplink::link_dialer::avoidance::Avoidance;
+use crate::uplink::link_dialer::caching_resolver::{CachingResolver, ResolvedServer};
 use crate::uplink::link_dialer::client_certificate::EdgeCertificate;
-use crate::uplink::link_dialer::known_addresses::{CachingResolver, ResolvedServer};
 use tunnel_base::names::{DeviceName, Host, Instance, NodeName, Target, UserName};
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::{ANSWER_TIMEOUT, LinkDialError};

@@ -10,7 +10,7 @@ use bytes::{BufMut, BytesMut};
 use tracing::Dispatch;
 use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::layer::SubscriberExt as _;
-use tunnel::invitations::subject::Invitee;
+use tunnel::invitations::invitee::Invitee;
 use tunnel::uplink::client::UserCredentials;
 use tunnel_base::logging::LogLevelHandle;
 use tunnel_base::names::{Instance, NodeName};

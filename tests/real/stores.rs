@@ -15,7 +15,7 @@ use tracing::Span;
 use tunnel::etcd::{EtcdAccess, EtcdClient};
 use tunnel::publish::Publisher;
 use tunnel::publish::etcd::EtcdRecords;
-use tunnel::publish::record_policy::RecordFilter;
+use tunnel::publish::record_filter::RecordFilter;
 use tunnel::registry::LinkedNode;
 use tunnel::registry::Registry;
 use tunnel_base::drain::Drain;

@@ -1,7 +1,7 @@
 //! Log output: destination, format and level.
 
-pub(crate) mod clean;
 pub mod dropped_lines;
+pub(crate) mod escaping_format;
 pub mod files;
 mod json;
 mod libraries;
@@ -21,8 +21,8 @@ use tracing_subscriber::layer::{Layered, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, fmt as lines, reload};
 
-use crate::logging::clean::EscapingFormat;
 use crate::logging::dropped_lines::OF_PROCESS;
+use crate::logging::escaping_format::EscapingFormat;
 use crate::logging::files::{AuditFile, LogFiles};
 use crate::logging::json::FlatJson;
 use crate::logging::libraries::LibraryLogLimit;

@@ -1,6 +1,6 @@
 //! Resolves names to addresses within a bounded time.
 
-pub(crate) mod marked_runtime;
+pub(crate) mod resolver_runtime;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -24,7 +24,7 @@ use tracing::warn;
 
 use crate::fd_limit;
 use crate::reload::{FileWatcher, ReloadError, ReloadedValue};
-use crate::resolver::marked_runtime::ResolverRuntime;
+use crate::resolver::resolver_runtime::ResolverRuntime;
 
 /// A DNS client for addresses: with the system's configuration, or for given servers only. Cheap to clone; clones share
 /// one cache.

@@ -13,9 +13,9 @@ use tunnel_base::drain::Drain;
 use tunnel_base::names::NodeName;
 use tunnel_kube::cluster::Cluster;
 use tunnel_kube::csr::approver::Approver;
-use tunnel_kube::csr::name_lookup::ServerNameSources;
 use tunnel_kube::csr::profile::Profile;
 use tunnel_kube::csr::renewer::{CertificateNameSource, CertificateRenewer};
+use tunnel_kube::csr::server_name_sources::ServerNameSources;
 
 /// Waits until there is a certificate of each kind that the config requires; a server that presents them cannot start
 /// earlier. Retries forever and logs the reasons. Cancel safe.

@@ -14,7 +14,7 @@ use tracing::info_span;
 use crate::listener::ListenerDeps;
 use tunnel_base::names::NodeName;
 
-/// Searches for nodes, each once in a while: the nodes that were searched for, and when.
+/// Starts searches for nodes, and keeps when each node was searched for.
 #[derive(Debug)]
 pub(super) struct NodeDiscovery {
     sought: HashMap<NodeName, Instant>,

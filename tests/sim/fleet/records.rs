@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::Span;
-use tunnel::publish::record_policy::RecordFilter;
+use tunnel::publish::record_filter::RecordFilter;
 use tunnel::publish::{Publisher, etcd};
 use tunnel::registry::LinkedNode;
 use tunnel::registry::Registry;

@@ -12,11 +12,11 @@ use tracing::{info, warn};
 
 use crate::cluster::Cluster;
 use crate::csr::error::CsrError;
-use crate::csr::name_lookup::{ResolvedCertificateNames, ServerNameSources};
 use crate::csr::names;
 use crate::csr::profile::Profile;
 use crate::csr::renewal::{PlannedRenewal, RenewalStep, due, step};
 use crate::csr::request::signed;
+use crate::csr::server_name_sources::{ResolvedCertificateNames, ServerNameSources};
 use crate::csr::stored_certificate::StoredCertificate;
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
