@@ -18,7 +18,7 @@ use crate::session_io::{LocalParty, OpenSession, run_session};
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_link::table::pending::IncomingSession;
+use tunnel_link::table::handles::IncomingSession;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::{Connection, Socket};
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};

@@ -17,7 +17,7 @@ use crate::session_io::session_stream::SessionStream;
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::metrics::{ActiveSessionGuard, Metrics};
 use tunnel_link::relay::bindings::RelayOutcome;
-use tunnel_link::table::stream::Session;
+use tunnel_link::table::handles::Session;
 use tunnel_net::socket::{Connection, Socket};
 use tunnel_proto::frame::{ErrorCode, SessionError};
 

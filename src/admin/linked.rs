@@ -26,7 +26,7 @@ use crate::admin::responses::{json, plain_text};
 use crate::admin::{AdminContext, AdminPortKind, AdminProcess, HEAD_BYTES, HEAD_TIME};
 use tunnel_base::logging::AUDIT;
 use tunnel_base::logging::printable::printable;
-use tunnel_link::table::stream::Session;
+use tunnel_link::table::handles::Session;
 use tunnel_net::byte_stream_io::ByteStreamIo;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 

@@ -25,9 +25,8 @@ use tunnel_link::link::{Link, LinkEnd};
 use tunnel_link::relay::bindings::RelayOutcome;
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::LinkEvent;
-use tunnel_link::table::pending::IncomingSession;
+use tunnel_link::table::handles::{IncomingSession, Session};
 use tunnel_link::table::relay_request::RelayRequest;
-use tunnel_link::table::stream::Session;
 use tunnel_proto::frame::{ErrorCode, Found, Frame, FrameKind, Remote, SessionError};
 
 /// Drives a link until it ends. `is_logged` is false for one of many links of its node.

@@ -12,7 +12,7 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use tunnel_base::names::SessionId;
-use tunnel_link::table::stream::Session;
+use tunnel_link::table::handles::Session;
 use tunnel_net::ByteStream;
 use tunnel_net::byte_stream_io::ByteStreamIo;
 use tunnel_net::pool::BufferPool;

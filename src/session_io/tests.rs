@@ -14,7 +14,7 @@ use crate::session_io::grants::{Grants, SessionSubject, UNTIL_CHANGED};
 use tunnel_base::drain::Drain;
 use tunnel_base::names::Instance;
 use tunnel_link::sender::LinkSender;
-use tunnel_link::table::pending::IncomingSession;
+use tunnel_link::table::handles::IncomingSession;
 use tunnel_link::table::{LinkEvent, SessionLimits, SessionTable};
 use tunnel_net::ByteStream;
 use tunnel_net::pool::BufferPool;

@@ -25,7 +25,7 @@ use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{DeviceName, Host, Instance, NodeName, Target, UserName};
 use tunnel_base::process::third_of_memory;
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
-use tunnel_link::table::stream::Session;
+use tunnel_link::table::handles::Session;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::pool::BufferPool;

@@ -6,7 +6,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::config::RESUME_TIMEOUT;
 use tunnel_base::names::Target;
-use tunnel_link::table::stream::SessionMonitor;
+use tunnel_link::table::handles::SessionMonitor;
 
 /// Reports with `print_line` that the path of a session is lost, and that it works again, until the session is over.
 pub async fn report_path(path: SessionMonitor, target: Target, print_line: impl Fn(&str)) {

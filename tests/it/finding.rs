@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tunnel::edge::Edge;
 use tunnel_base::names::{Instance, SessionId};
-use tunnel_link::table::stream::Session;
+use tunnel_link::table::handles::Session;
 use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
 
 use crate::support::call::Call;

@@ -6,7 +6,7 @@ use tunnel::invitations::store::SecretHash;
 use tunnel::route::RouteError;
 use tunnel::uplink::client::ClientUplinks;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
-use tunnel_link::table::stream::Session;
+use tunnel_link::table::handles::Session;
 use tunnel_net::byte_stream_io::ByteStreamIo;
 use tunnel_net::tls::IdentityFiles;
 use tunnel_proto::codec::extended::to_message;

@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tunnel::edge::Edge;
 use tunnel_base::drain::Drained;
-use tunnel_link::table::stream::Session;
+use tunnel_link::table::handles::Session;
 use tunnel_proto::frame::ErrorCode;
 
 use crate::support::clients::{self, assert_echo, rest};

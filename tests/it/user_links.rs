@@ -8,7 +8,7 @@ use tonic::Status;
 use tunnel::config::SecretString;
 use tunnel::route::RouteError;
 use tunnel::uplink::client::{ClientLinkConfig, ClientLinkError, ClientUplinks, UserCredentials};
-use tunnel_link::table::stream::Session;
+use tunnel_link::table::handles::Session;
 use tunnel_net::byte_stream_io::ByteStreamIo;
 use tunnel_proto::frame::ErrorCode;
 use tunnel_proto::hello::Hello;

@@ -14,7 +14,7 @@ use tunnel::config::SecretString;
 use tunnel::invitations::store::SecretHash;
 use tunnel::uplink::client::{ClientLinkConfig, ClientLinkError, ClientUplinks, UserCredentials};
 use tunnel_base::names::{Target, UserDevice};
-use tunnel_link::table::stream::Session;
+use tunnel_link::table::handles::Session;
 
 use crate::enrol::run_tunnel;
 use crate::parts::{free_port, loopback};

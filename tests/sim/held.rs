@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::sleep;
-use tunnel_link::table::stream::Session;
+use tunnel_link::table::handles::Session;
 use tunnel_net::ByteStream as _;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 

@@ -7,8 +7,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tunnel::route::{RouteError, SessionRequest, SessionRouter};
 use tunnel_base::names::{Instance, NodeName, Target};
 use tunnel_link::sender::LinkSender;
-use tunnel_link::table::pending::{IncomingSession, OpenOutcome, ParkedSession};
-use tunnel_link::table::stream::Session;
+use tunnel_link::table::handles::{IncomingSession, OpenOutcome, ParkedSession, Session};
 use tunnel_link::table::{SessionTable, TableFull};
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 

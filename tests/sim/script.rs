@@ -12,8 +12,7 @@ use tunnel::registry::Registry;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_link::sender::LinkSender;
-use tunnel_link::table::pending::{IncomingSession, PendingOpen};
-use tunnel_link::table::stream::Session;
+use tunnel_link::table::handles::{IncomingSession, PendingOpen, Session};
 use tunnel_link::table::{LinkEvent, SessionLimits, SessionTable};
 use tunnel_net::ByteStream as _;
 use tunnel_proto::frame::{

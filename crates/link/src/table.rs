@@ -1,15 +1,13 @@
 //! The sessions of this process: how frames about them are handled, which sessions are accepted, and what a link's end
 //! does.
 
-pub mod closed;
-pub(crate) mod departed;
-pub(crate) mod ended;
-pub mod pending;
+pub(crate) mod eviction;
+pub mod handles;
 pub mod relay_request;
 pub mod session;
-pub mod stream;
+pub(crate) mod tombstones;
 pub mod traffic_class;
-mod waits;
+mod upkeep;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -27,13 +25,11 @@ use crate::relay::RelayTable;
 use crate::relay::request::{Attempt, BindOutcome};
 use crate::sender::LinkSender;
 use crate::sender::sessions::DetachedSessions;
-use crate::table::closed::{ByClient, source};
-use crate::table::departed::MAX_ORPHANS;
-use crate::table::ended::{Tombstones, unknown_session};
-use crate::table::pending::{IncomingSession, ParkedSession, PendingOpen};
+use crate::table::eviction::{ByClient, MAX_ORPHANS, source};
+use crate::table::handles::{IncomingSession, ParkedSession, PendingOpen, Session};
 use crate::table::relay_request::{RelayRequest, attribute, refused};
 use crate::table::session::{SearchTicket, SessionOrigin, SharedSession};
-use crate::table::stream::Session;
+use crate::table::tombstones::{Tombstones, unknown_session};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_proto::budget::{Budget, PairedReservation};

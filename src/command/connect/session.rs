@@ -11,7 +11,7 @@ use crate::session_io::copy::close::close;
 use crate::session_io::copy::{CopyEnd, Side, copy_bidirectional};
 use crate::uplink::path_report::{interruption, report_path};
 use tunnel_base::names::Target;
-use tunnel_link::table::stream::Session;
+use tunnel_link::table::handles::Session;
 use tunnel_net::ByteStream;
 use tunnel_net::records::RecordStream;
 use tunnel_net::socket::{Connection, Socket};

@@ -18,7 +18,7 @@ use super::{NODE, elapsed_text};
 use crate::uplink::client::ClientUplinks;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::Target;
-use tunnel_link::table::stream::Session;
+use tunnel_link::table::handles::Session;
 use tunnel_net::byte_stream_io::ByteStreamIo;
 use tunnel_net::listen::TcpListenSocket;
 

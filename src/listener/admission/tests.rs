@@ -23,7 +23,7 @@ use tunnel_base::policy::zone::NodeZone;
 use tunnel_base::policy::{Rule, network};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::SessionTable;
-use tunnel_link::table::pending::IncomingSession;
+use tunnel_link::table::handles::IncomingSession;
 use tunnel_net::ByteStream;
 use tunnel_net::interfaces::{InterfaceSnapshot, LocalAddresses};
 use tunnel_net::limiter::Source;

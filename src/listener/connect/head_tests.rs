@@ -9,7 +9,7 @@ use crate::listener::admission::AccessPolicy;
 use crate::listener::admission::tests::context;
 use crate::session_io::tests::linked;
 use tunnel_base::drain::Drain;
-use tunnel_link::table::pending::IncomingSession;
+use tunnel_link::table::handles::IncomingSession;
 use tunnel_net::limiter::{FairLimiter, PermitLimits, Source};
 use tunnel_net::tls::testing::over;
 

@@ -13,9 +13,8 @@ use crate::server::link_events::{BridgeRequester, bridge, refuse_offer};
 use tunnel_link::relay::bindings::RelayOutcome;
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::TableFull;
-use tunnel_link::table::pending::{IncomingSession, OpenOutcome};
+use tunnel_link::table::handles::{IncomingSession, OpenOutcome, Session};
 use tunnel_link::table::relay_request::RelayRequest;
-use tunnel_link::table::stream::Session;
 use tunnel_proto::frame::{ErrorCode, Remote, SessionError};
 
 /// Accepts the request as the end of the session, and opens a plain session to the node.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tunnel::edge::Edge;
 use tunnel::route::SessionRequest;
 use tunnel_base::names::{NodeName, Target};
-use tunnel_link::table::stream::Session;
+use tunnel_link::table::handles::Session;
 use tunnel_net::ByteStream as _;
 use tunnel_proto::frame::SessionCategory;
 

@@ -8,7 +8,7 @@ use tunnel::config::SecretString;
 use tunnel::invitations::store::SecretHash;
 use tunnel::uplink::client::{ClientLinkConfig, ClientUplinks, UserCredentials};
 use tunnel_base::names::{Instance, Target, UserDevice};
-use tunnel_link::table::stream::Session;
+use tunnel_link::table::handles::Session;
 use tunnel_net::tls::IdentityFiles;
 use tunnel_proto::hello::{UserHello, UserProof};
 

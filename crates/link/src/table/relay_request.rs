@@ -8,7 +8,7 @@ use crate::relay::bindings::RelayOutcome;
 use crate::relay::request::{Attempt, AttemptState};
 use crate::sender::LinkSender;
 use crate::table::SessionTable;
-use crate::table::pending::IncomingSession;
+use crate::table::handles::IncomingSession;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_proto::frame::{ErrorCode, Remote, SessionCategory, SessionError, SessionFrame, SessionKey};
 

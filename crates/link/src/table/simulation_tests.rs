@@ -27,7 +27,7 @@ use tunnel_net::tcp_info::TcpInfo;
 use tunnel_proto::frame::FrameKind;
 use tunnel_proto::state::{LinkId, Phase};
 
-use super::pending::OpenOutcome;
+use super::handles::OpenOutcome;
 use super::*;
 use crate::liveness::{DEAD, Liveness, LivenessRole, LivenessVerdict};
 

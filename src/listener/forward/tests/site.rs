@@ -13,8 +13,7 @@ use crate::listener::admission::{AccessPolicy, OpenRequest};
 use crate::session_io::tests::linked;
 use crate::session_io::{LocalParty, run_session};
 use tunnel_base::drain::Drain;
-use tunnel_link::table::pending::IncomingSession;
-use tunnel_link::table::stream::Session;
+use tunnel_link::table::handles::{IncomingSession, Session};
 use tunnel_net::ByteStream;
 use tunnel_net::limiter::{FairLimiter, PermitLimits, Source};
 

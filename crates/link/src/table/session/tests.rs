@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::schedule::frame_source::{ControlQueue, FrameSource as _, QueueEntry, QueueMembership, Turn};
 use crate::sender::LinkSender;
-use crate::table::pending::{OpenOutcome, PendingOpen};
+use crate::table::handles::{OpenOutcome, PendingOpen};
 use crate::table::session::{Inner, SessionOrigin, SharedSession};
 use crate::table::{LinkEvent, SessionLimits, SessionTable};
 use tunnel_base::metrics::Metrics;

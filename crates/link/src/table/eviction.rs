@@ -1,44 +1,49 @@
-//! Orphaned sessions with undelivered bytes: some are evicted when memory or sessions run out.
+//! Eviction: which sessions end when sessions or memory run out.
 
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use crate::table::SessionTable;
 use crate::table::session::SharedSession;
 use tunnel_base::names::SessionId;
-use tunnel_proto::frame::SessionError;
-use tunnel_proto::state::SessionState;
+use tunnel_net::fair_map::FairMap;
+use tunnel_proto::frame::{ErrorCode, SessionError};
+
+/// Sessions by client, each client's longest idle first.
+pub(crate) type ByClient = FairMap<Arc<str>, SessionId, ()>;
 
 impl SessionTable {
-    /// Waits until every session that is open here has been delivered. A session without its owner may still have bytes
-    /// to send, or to retransmit on another path.
+    /// Resets the longest idle session of the client that has most sessions. Returns false if none has more than
+    /// `newcomer`.
     ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe.
-    pub async fn wait_delivered(&self) {
-        while self.all().iter().any(|session| session.read(SessionState::is_active)) {
-            sleep(LOOK_INTERVAL).await;
+    /// How long a session was idle is recorded by [`Self::tick`], and here for the few sessions that are looked at. So
+    /// the cost does not grow with the number of sessions.
+    pub(crate) fn evict_idle_session(&self, newcomer: &Arc<str>) -> bool {
+        let mut idlest: Option<(Instant, Arc<SharedSession>)> = None;
+        for _ in 0..MAX_CANDIDATES {
+            let Some((id, since)) = self.clients.lock().victim_for(newcomer) else { break };
+            let Some(session) = self.session(id) else {
+                self.clients.lock().remove(&id);
+                continue;
+            };
+            let last = session.last_frame();
+            self.clients.lock().renew(&id, last);
+            if idlest.as_ref().is_none_or(|(idle, _)| last < *idle) {
+                idlest = Some((last, session));
+            }
+            if last <= since {
+                break;
+            }
         }
-    }
-
-    /// Resets every session, sends the reason to all remote ends, and waits until the last frame of each session has
-    /// been sent on its path; at most 2.1 s.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe.
-    pub async fn end_all(&self, why: &SessionError) {
-        self.reset_all(why);
-        sleep(FLUSH_TIME).await;
-        let until = Instant::now() + LAST_FRAMES_TIMEOUT;
-        while Instant::now() < until
-            && self.all().iter().any(|session| session.read(SessionState::has_pending_close))
-        {
-            sleep(LAST_FRAMES_POLL).await;
-        }
+        let Some((_, session)) = idlest else { return false };
+        self.clients.lock().remove(&session.key.id);
+        session.reset_unread(SessionError::new(
+            ErrorCode::Overloaded,
+            "evicted in favour of another client: its own client has most sessions, and it was idle for longest",
+        ));
+        true
     }
 
     /// Adds a session whose owner has left before its end. It may be evicted at once.
@@ -83,19 +88,28 @@ impl SessionTable {
     }
 }
 
+/// Maximum number of sessions that are looked at for one to evict.
+const MAX_CANDIDATES: usize = 8;
 /// Maximum number of orphans that may be evicted, at about 300 bytes each.
 pub(crate) const MAX_ORPHANS: usize = 20_000;
-/// Time for tasks to notice that their session was reset.
-const FLUSH_TIME: Duration = Duration::from_millis(100);
-/// Timeout of the wait for last frames, and its poll interval.
-const LAST_FRAMES_TIMEOUT: Duration = Duration::from_secs(2);
-const LAST_FRAMES_POLL: Duration = Duration::from_millis(10);
-/// Interval of checks whether everything is delivered.
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Returns the source of a client as an Open names it: its user, whichever of her devices it is, or its address, with
+/// one source for each /64 of IPv6.
+pub(crate) fn source(client: &str) -> Arc<str> {
+    if let Some((user, _)) = client.rsplit_once('@') {
+        return user.split_once('/').map_or(user, |(user, _device)| user).into();
+    }
+    match client.parse().map(|at: SocketAddr| at.ip().to_canonical()) {
+        Ok(IpAddr::V6(ip)) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).to_string().into(),
+        Ok(ip) => ip.to_string().into(),
+        Err(_) => client.into(),
+    }
+}
 
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
+    use std::time::Duration;
 
     use bytes::Bytes;
 
@@ -104,13 +118,11 @@ mod tests {
     use tunnel_base::metrics::Metrics;
     use tunnel_base::names::Instance;
     use tunnel_net::ByteStream as _;
-    use tunnel_proto::frame::{Remote, SessionCategory, SessionKey};
+    use tunnel_proto::frame::{Remote, SessionCategory, SessionFrame, SessionKey};
     use tunnel_proto::halves::WindowLimits;
-    use tunnel_proto::state::LinkId;
+    use tunnel_proto::state::{LinkId, SessionState};
 
     use super::*;
-    use tunnel_proto::frame::ErrorCode;
-    use tunnel_proto::frame::SessionFrame;
 
     const SESSIONS: usize = 8;
 
@@ -180,5 +192,20 @@ mod tests {
         assert!(!knows(&table, id) && table.memory().1 == 0);
         assert_eq!(table.metrics.truncated.counted("delivery_timeout"), 1);
         assert!(table.orphans.lock().get(&id).is_none());
+    }
+
+    #[test]
+    fn a_client_is_its_user_or_else_its_address() {
+        for (client, expected) in [
+            ("10.0.0.1:4711", "10.0.0.1"),
+            ("[::ffff:10.0.0.1]:4711", "10.0.0.1"),
+            ("[2001:db8:1:2:3::4]:4711", "2001:db8:1:2::"),
+            ("ann@10.0.0.1:4711", "ann"),
+            ("ann@example.org@[::1]:4711", "ann@example.org"),
+            ("node edge-1", "node edge-1"),
+            ("", ""),
+        ] {
+            assert_eq!(&*source(client), expected, "{client}");
+        }
     }
 }
