@@ -6,6 +6,7 @@
 //! A guard cannot be sent to another thread, so a task that holds one across an await does not compile.
 
 use std::ops::{Deref, DerefMut};
+use std::task::{Context, Waker};
 
 /// A mutex; see the top of this module.
 #[derive(Debug, Default)]
@@ -52,6 +53,14 @@ impl<T> DerefMut for MutexGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.value
     }
+}
+
+/// Stores the waker of a task in a locked value. Returns the waker that it replaces, to be dropped without the lock: with
+/// the last waker its task may be dropped, and that task may own what takes a lock when dropped.
+#[must_use = "a waker must be dropped without the lock"]
+pub(crate) fn store_waker(stored: &mut Option<Waker>, cx: &Context<'_>) -> Option<Waker> {
+    let is_known = stored.as_ref().is_some_and(|known| known.will_wake(cx.waker()));
+    if is_known { None } else { stored.replace(cx.waker().clone()) }
 }
 
 #[cfg(debug_assertions)]

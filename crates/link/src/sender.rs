@@ -26,7 +26,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::frame_log::log_frame;
-use crate::lock::{Mutex, MutexGuard};
+use crate::lock::{Mutex, MutexGuard, store_waker};
 use crate::schedule::frame_source::{FrameSource, QueueEntry, QueueRequest, Turn};
 use crate::sender::health::LinkHealth;
 use crate::sender::interactive::InteractiveLink;
@@ -112,7 +112,7 @@ impl LinkSender {
         loop {
             let mut state = self.lock_informed(now);
             let next = state.queue.poll_next(cx, now);
-            let replaced = if next.is_pending() { state.queue.set_waker(cx) } else { None };
+            let replaced = if next.is_pending() { store_waker(&mut state.queue.outbound, cx) } else { None };
             drop(state);
             drop(replaced);
             let frame = match std::task::ready!(next) {

@@ -30,7 +30,7 @@ pub(crate) struct SendQueue {
     /// Since when something waits to be sent that the gRPC stream has not pulled.
     pub(crate) unpulled: Option<Instant>,
     /// The task of the gRPC stream while it waits for something to send.
-    outbound: Option<Waker>,
+    pub(crate) outbound: Option<Waker>,
     /// Whether that task must be woken once the lock is released.
     wakes: bool,
 }
@@ -126,12 +126,6 @@ impl SendQueue {
         }
         self.pacing.look_later(cx, now, self.acks_wait(), small_only);
         Poll::Pending
-    }
-
-    /// Stores the waker of the task that polls. Returns the one that it replaces, to be dropped without the lock.
-    pub(crate) fn set_waker(&mut self, cx: &Context<'_>) -> Option<Waker> {
-        let is_known = self.outbound.as_ref().is_some_and(|known| known.will_wake(cx.waker()));
-        if is_known { None } else { self.outbound.replace(cx.waker().clone()) }
     }
 
     /// Returns the waker to be woken without the lock, if anything was queued since the last call.

@@ -3,12 +3,13 @@
 use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use crate::lock::store_waker;
 use crate::sender::LinkSender;
 use crate::table::session::{AnyPermit, SearchTicket, SharedSession};
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
@@ -323,8 +324,9 @@ impl SessionMonitor {
 
 impl ByteStream for Session {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
-        self.shared.with_state(|inner| {
+        let (read, _replaced) = self.shared.with_state(|inner| {
             let rtt = self.shared.path_rtt(inner);
+            let mut replaced = None;
             let read = if let Some(bytes) = inner.state.recv.take(Instant::now(), rtt) {
                 if let Some(sender) = inner.sender.as_ref().filter(|sender| sender.is_plain()) {
                     sender.read.notify_one();
@@ -335,26 +337,29 @@ impl ByteStream for Session {
             } else if let Some(why) = over(&inner.state, io::ErrorKind::ConnectionReset) {
                 Poll::Ready(Err(why))
             } else {
-                keep(&mut inner.reader, cx);
+                replaced = store_waker(&mut inner.reader, cx);
                 Poll::Pending
             };
-            (read, Actions::default())
-        })
+            ((read, replaced), Actions::default())
+        });
+        read
     }
 
     fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
-        self.shared.with_state(|inner| {
+        let (written, _replaced) = self.shared.with_state(|inner| {
+            let mut replaced = None;
             let written = if let Some(why) = over(&inner.state, write_failure(&inner.state)) {
                 Poll::Ready(Err(why))
             } else if inner.state.send.has_room() {
                 inner.state.send.write(std::mem::take(bytes));
                 Poll::Ready(Ok(()))
             } else {
-                keep(&mut inner.writer, cx);
+                replaced = store_waker(&mut inner.writer, cx);
                 Poll::Pending
             };
-            (written, Actions::default())
-        })
+            ((written, replaced), Actions::default())
+        });
+        written
     }
 
     fn poll_finish(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -367,7 +372,9 @@ impl ByteStream for Session {
         if let Some(why) = inner.state.ended() {
             return Poll::Ready(io::Error::new(write_failure(&inner.state), why.clone()));
         }
-        keep(&mut inner.reader, cx);
+        let replaced = store_waker(&mut inner.reader, cx);
+        drop(inner);
+        drop(replaced);
         Poll::Pending
     }
 }
@@ -394,20 +401,13 @@ fn watch<T>(
     ready: impl FnOnce(&SessionState) -> Option<T>,
 ) -> Poll<T> {
     let mut inner = shared.lock();
-    match ready(&inner.state) {
-        Some(ready) => Poll::Ready(ready),
-        None => {
-            keep(&mut inner.watcher, cx);
-            Poll::Pending
-        }
+    if let Some(ready) = ready(&inner.state) {
+        return Poll::Ready(ready);
     }
-}
-
-/// Stores the task's waker.
-fn keep(kept: &mut Option<Waker>, cx: &Context<'_>) {
-    if !kept.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-        *kept = Some(cx.waker().clone());
-    }
+    let replaced = store_waker(&mut inner.watcher, cx);
+    drop(inner);
+    drop(replaced);
+    Poll::Pending
 }
 
 /// Returns the refusal of a session that its owner dropped without a reason.

@@ -1,8 +1,9 @@
 //! Tests of sessions and the links that have them as members.
 
-use std::future::poll_fn;
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -10,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::schedule::frame_source::{ControlQueue, FrameSource as _, QueueEntry, QueueMembership, Turn};
 use crate::sender::LinkSender;
-use crate::table::handles::{OpenOutcome, PendingOpen};
+use crate::table::handles::{OpenOutcome, PendingOpen, Session};
 use crate::table::session::{Inner, SessionOrigin, SharedSession};
 use crate::table::{LinkEvent, SessionLimits, SessionTable};
 use tunnel_base::metrics::Metrics;
@@ -59,6 +60,37 @@ fn key(id: SessionId) -> SessionKey {
 fn ask(session: &Arc<SharedSession>, link: &Arc<LinkSender>) {
     let again = session.lock().state.needs_path();
     session.ask(link, None, again);
+}
+
+/// A waker's task may own another session, which is reset when the task is dropped with its last waker.
+struct SessionOwner(#[expect(dead_code, reason = "only dropped")] Session);
+
+impl Wake for SessionOwner {
+    fn wake(self: Arc<Self>) {}
+}
+
+#[test]
+fn a_replaced_waker_is_dropped_without_the_lock() {
+    let (table, link, now) = (table(), link(1), Instant::now());
+    let opening = PendingOpen::new(opener(&table));
+    let owner = || Waker::from(Arc::new(SessionOwner(Session::new(opener(&table)))));
+    opening.ask(&link, None);
+    let polled = |waker: &Waker| pin!(opening.answer()).poll(&mut Context::from_waker(waker)).is_pending();
+    assert!(polled(&owner()) && polled(Waker::noop()));
+    let opened = SessionFrame::Opened { limit: 0, epoch: 1, instance: None };
+    assert!(table.on_frame(&link, key(opening.id()), opened, now).is_none());
+    let mut session = opening.into_session();
+    let mut write = |waker: &Waker, bytes: &'static str| {
+        session.poll_write_chunk(&mut Context::from_waker(waker), &mut bytes.into())
+    };
+    assert!(write(Waker::noop(), "all that fits").is_ready());
+    assert!(write(&owner(), "more").is_pending() && write(Waker::noop(), "more").is_pending());
+    let mut read = |waker: &Waker| session.poll_read_chunk(&mut Context::from_waker(waker)).is_pending();
+    assert!(read(&owner()) && read(Waker::noop()));
+    let mut lost = |waker: &Waker| session.poll_lost(&mut Context::from_waker(waker)).is_pending();
+    assert!(lost(&owner()) && lost(Waker::noop()));
+    drop(session);
+    assert_eq!(table.len(), 1, "only this session waits for its last frame, and each owned one has ended");
 }
 
 /// Two tasks read the links of one node. Both may find no session of that id before either has added one.
