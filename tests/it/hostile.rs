@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tunnel::edge::Edge;
 use tunnel_base::names::{Instance, SessionId};
-use tunnel_proto::codec::encode;
+use tunnel_proto::codec::encode_whole;
 use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionFrame};
@@ -337,7 +337,7 @@ async fn bytes_that_are_no_messages_end_the_link_and_not_the_server() {
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
     let frame = StreamMsg { category: "\u{0}".repeat(100), ..StreamMsg::default() };
-    let mut broken = encode(frame).to_bytes().to_vec();
+    let mut broken = encode_whole(frame).to_vec();
     broken[6] = 0xff;
     for bytes in [broken, vec![1, 0, 0, 0, 0], vec![0xff; 100]] {
         let mut bad = remote::link(&place, &server, "bad", Some(Instance::random())).await;

@@ -11,7 +11,7 @@ use tunnel_base::metrics::format::ExpositionFormat;
 use tunnel_base::names::{Instance, SessionId};
 use tunnel_proto::codec::extended::from_message;
 use tunnel_proto::codec::proto::StreamMsg;
-use tunnel_proto::codec::{Decoder, encode};
+use tunnel_proto::codec::{Decoder, encode_whole};
 use tunnel_proto::frame::{FrameKind, Remote, SessionFrame};
 
 use crate::support::call::{message, plain};
@@ -222,7 +222,7 @@ impl ExtendedSession {
             }
         }
         let data = SessionFrame::Data(vec![b'x'; bytes].into());
-        let each = encode(message(&edge.node, self.id, data)).to_bytes();
+        let each = encode_whole(message(&edge.node, self.id, data));
         assert!(edge.data(&each.repeat(pieces)).await);
         self.sent += (bytes * pieces) as u64;
     }

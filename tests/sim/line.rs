@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tunnel_base::names::SessionId;
 use tunnel_link::sender::LinkSender;
 use tunnel_proto::codec::extended::{from_message, to_message};
-use tunnel_proto::codec::{Decoder, encode};
+use tunnel_proto::codec::{Decoder, encode_whole};
 use tunnel_proto::frame::{Frame, FrameKind, SessionFrame};
 
 use super::chance::SeededRng;
@@ -255,7 +255,7 @@ impl Wire {
         self.free_at = self.free_at.max(now) + time;
         let at = self.free_at + self.latency;
         if codec {
-            self.bytes.push_back((at, encode(to_message(frame)).to_bytes()));
+            self.bytes.push_back((at, encode_whole(to_message(frame))));
         } else {
             self.frames.push_back((at, frame));
         }

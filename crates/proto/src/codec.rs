@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::buf::Chain;
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use prost::Message as _;
 
 use crate::codec::proto::StreamMsg;
@@ -14,17 +15,7 @@ pub mod extended;
 pub mod proto;
 
 /// An encoded message: the header and all fields but `data`, then `data` as the caller passed it.
-#[derive(Debug, Clone, Default)]
-pub struct EncodedMessage {
-    head: Bytes,
-    data: Bytes,
-}
-
-impl From<Bytes> for EncodedMessage {
-    fn from(data: Bytes) -> Self {
-        Self { head: data, data: Bytes::new() }
-    }
-}
+pub type EncodedMessage = Chain<Bytes, Bytes>;
 
 /// A decoder for the messages of a stream, which may arrive in pieces of any size.
 #[derive(Debug, Default)]
@@ -66,7 +57,7 @@ pub fn encode(mut message: StreamMsg) -> EncodedMessage {
         head.put_u8(DATA_TAG);
         let _ = prost::encode_length_delimiter(data.len(), &mut head);
     }
-    EncodedMessage { head: head.freeze(), data }
+    head.freeze().chain(data)
 }
 
 impl Decoder {
@@ -129,39 +120,6 @@ impl Decoder {
     }
 }
 
-impl EncodedMessage {
-    /// Returns the whole message in one piece.
-    pub fn to_bytes(mut self) -> Bytes {
-        self.copy_to_bytes(self.remaining())
-    }
-}
-
-impl Buf for EncodedMessage {
-    fn remaining(&self) -> usize {
-        self.head.len() + self.data.len()
-    }
-
-    fn chunk(&self) -> &[u8] {
-        if self.head.is_empty() { &self.data } else { &self.head }
-    }
-
-    fn advance(&mut self, count: usize) {
-        let of_head = count.min(self.head.len());
-        self.head.advance(of_head);
-        self.data.advance(count - of_head);
-    }
-
-    fn chunks_vectored<'a>(&'a self, into: &mut [std::io::IoSlice<'a>]) -> usize {
-        let parts = [&self.head, &self.data].into_iter().filter(|part| !part.is_empty());
-        let mut filled = 0;
-        for (slice, part) in into.iter_mut().zip(parts) {
-            *slice = std::io::IoSlice::new(part);
-            filled += 1;
-        }
-        filled
-    }
-}
-
 impl fmt::Display for StreamMsg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{} of {} bytes", self.category, self.r#type, self.data.len())
@@ -195,6 +153,12 @@ const WORTH_SHARING: usize = 16 * 1024;
 /// sends.
 const MAX_RESERVED: usize = 64 * 1024 + 1024;
 
+/// Like [`encode`], but copies the message into one piece.
+pub fn encode_whole(message: StreamMsg) -> Bytes {
+    let mut encoded = encode(message);
+    encoded.copy_to_bytes(encoded.remaining())
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -218,7 +182,7 @@ mod tests {
     fn an_idle_decoder_holds_no_memory() {
         let mut reader = Decoder::default();
         assert_eq!(reader.next_message(), Ok(None));
-        reader.push(encode(StreamMsg::default()).to_bytes());
+        reader.push(encode_whole(StreamMsg::default()));
         assert!(matches!(reader.next_message(), Ok(Some(_))));
         assert_eq!(reader.next_message(), Ok(None));
         assert_eq!(reader.partial.capacity(), 0);
@@ -228,7 +192,7 @@ mod tests {
         #[test]
         fn messages_are_decoded_however_the_stream_is_split(messages in prop::collection::vec(message(), 0..6), cuts in prop::collection::vec(1usize..3000, 1..40)) {
             let mut stream = BytesMut::new();
-            for m in &messages { stream.extend_from_slice(&encode(m.clone()).to_bytes()); }
+            for m in &messages { stream.extend_from_slice(&encode_whole(m.clone())); }
             let (mut stream, mut reader, mut read) = (stream.freeze(), Decoder::default(), Vec::new());
             for cut in cuts.iter().cycle() {
                 if stream.is_empty() { break; }
@@ -240,7 +204,7 @@ mod tests {
 
         #[test]
         fn our_encoding_is_decoded_by_prost(message in message()) {
-            let bytes = encode(message.clone()).to_bytes();
+            let bytes = encode_whole(message.clone());
             prop_assert_eq!(StreamMsg::decode(&bytes[PREFIX..]).unwrap(), message);
         }
 
@@ -260,9 +224,9 @@ mod tests {
     #[test]
     fn decoded_data_never_pins_a_much_larger_buffer() {
         let of = |len: usize| StreamMsg { data: vec![7; len].into(), ..StreamMsg::default() };
-        let large = encode(of(60_000)).to_bytes();
+        let large = encode_whole(of(60_000));
         for len in [1, 2 * 1024, 15_000, 20_000, 29_000] {
-            let kept = encode(of(len)).to_bytes();
+            let kept = encode_whole(of(len));
             // The data precedes another message, in one piece and in two pieces.
             let packed: Vec<u8> = [&kept[..], &large[..]].concat();
             for cut in [packed.len(), kept.len() + 1, kept.len() - 1] {

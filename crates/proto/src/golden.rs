@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::codec::extended::{from_message, heartbeat, to_message};
 use crate::codec::proto::StreamMsg;
-use crate::codec::{Decoder, encode};
+use crate::codec::{Decoder, encode_whole};
 use crate::frame::{
     Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, ListedNode, Load, NodePage, Remote,
     SessionCategory, SessionError, SessionFrame,
@@ -199,7 +199,7 @@ fn headers(headers: &HeaderMap) -> String {
 }
 
 fn hex(message: StreamMsg) -> String {
-    encode(message).to_bytes().iter().fold(String::new(), |mut text, byte| {
+    encode_whole(message).iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text
     })

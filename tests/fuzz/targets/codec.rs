@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use tunnel_base::names::NodeName;
 use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::codec::proto::StreamMsg;
-use tunnel_proto::codec::{DecodeError, Decoder, encode};
+use tunnel_proto::codec::{DecodeError, Decoder, encode_whole};
 use tunnel_proto::frame::{FrameKind, Remote};
 
 fuzz_target!(|input: (u8, &[u8])| {
@@ -40,7 +40,7 @@ fn read(stream: &[u8], piece: usize) -> (Vec<StreamMsg>, Option<DecodeError>) {
 }
 
 fn send_on(message: &StreamMsg) {
-    let wire = encode(message.clone()).to_bytes();
+    let wire = encode_whole(message.clone());
     assert_eq!(
         read(&wire, wire.len()),
         (vec![message.clone()], None),

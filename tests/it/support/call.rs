@@ -13,7 +13,7 @@ use tonic::Status;
 use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::codec::proto::StreamMsg;
-use tunnel_proto::codec::{Decoder, encode};
+use tunnel_proto::codec::{Decoder, encode_whole};
 use tunnel_proto::frame::{Frame, FrameKind, Remote, SessionCategory, SessionError, SessionFrame};
 use tunnel_proto::hello::Hello;
 
@@ -85,7 +85,7 @@ impl Call {
 
     /// Sends a message.
     pub(crate) async fn send(&self, message: StreamMsg) {
-        self.send_bytes(encode(message).to_bytes()).await;
+        self.send_bytes(encode_whole(message)).await;
     }
 
     /// Sends raw bytes. Returns true if the link took them.

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio_rustls::client::TlsStream;
 use tokio_util::task::AbortOnDropHandle;
 use tunnel_base::names::{Instance, NodeName};
-use tunnel_proto::codec::encode;
+use tunnel_proto::codec::encode_whole;
 use tunnel_proto::codec::proto::StreamMsg;
 
 use super::programs::{NAME, TestDir, TestServer};
@@ -131,7 +131,7 @@ impl RawHttp2 {
 
     /// Sends these messages in a single DATA frame.
     pub(crate) async fn send_messages(&self, messages: impl IntoIterator<Item = StreamMsg>) -> bool {
-        let all: Vec<u8> = messages.into_iter().flat_map(|m| encode(m).to_bytes()).collect();
+        let all: Vec<u8> = messages.into_iter().flat_map(encode_whole).collect();
         self.data(&all).await
     }
 

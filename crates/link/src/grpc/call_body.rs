@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+use bytes::{Buf as _, Bytes};
 use http::HeaderMap;
 use http_body::Frame;
 use tokio::sync::oneshot;
@@ -50,7 +51,9 @@ impl http_body::Body for CallBody {
                 Self::Refused => return Poll::Ready(None),
                 Self::Full(answer) => {
                     let frame = ready!(Pin::new(answer).poll_frame(cx)).and_then(Result::ok);
-                    return Poll::Ready(frame.map(|frame| Ok(frame.map_data(EncodedMessage::from))));
+                    return Poll::Ready(
+                        frame.map(|frame| Ok(frame.map_data(|data| data.chain(Bytes::new())))),
+                    );
                 }
                 Self::Greeting { first, agreed } => {
                     if let Some(first) = first.take() {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 
-use crate::codec::{Decoder, encode};
+use crate::codec::{Decoder, encode_whole};
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn recorded(name: &str) -> StreamMsg {
     decoder.push(wire.clone().into());
     let message = decoder.next_message().unwrap().unwrap();
     // This program sends the data after the target, which means the same: the bytes are equal but for their order.
-    let mut again = encode(message.clone()).to_bytes().to_vec();
+    let mut again = encode_whole(message.clone()).to_vec();
     wire.sort_unstable();
     again.sort_unstable();
     assert_eq!(again, wire, "{name}");
