@@ -8,7 +8,7 @@ pub(crate) mod call_body;
 pub mod dial;
 pub mod enrol;
 mod executor;
-pub mod inbound;
+pub mod link_end;
 pub mod read_ahead;
 
 use std::sync::Arc;

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::Incoming;
@@ -12,16 +11,16 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::frame_log::log_frame;
-use crate::grpc::inbound::GrpcStreamEnd;
+use crate::grpc::link_end::LinkEnd;
 use crate::grpc::read_ahead::ReadAhead;
-use crate::liveness::{Liveness, LivenessRole, LivenessVerdict, STALLED};
+use crate::liveness::{Liveness, LivenessRole, LivenessVerdict};
 use crate::plain::{PlainRemote, PlainRemoteReader};
 use crate::sender::LinkSender;
 use crate::table::{LinkEvent, SessionTable};
 use tunnel_base::metrics::Metrics;
 use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::codec::proto::StreamMsg;
-use tunnel_proto::codec::{DecodeError, Decoder, EncodedMessage, encode};
+use tunnel_proto::codec::{Decoder, EncodedMessage, encode};
 use tunnel_proto::frame::{ErrorCode, FrameKind, Remote, SessionError, SessionKey};
 
 /// A running link over one gRPC stream. Its driver calls [`Self::next`] until it ends; dropping it ends the stream.
@@ -151,7 +150,7 @@ impl Link {
                     if self.liveness.handle_received(now) {
                         self.check()?;
                     }
-                    return piece.map_err(LinkEnd::from);
+                    return piece;
                 }
                 () = self.sender.check_requested() => {
                     if self.sender.is_closed() {
@@ -254,55 +253,5 @@ impl OutboundStream {
             self.sender.count_sent(message.data.len());
             encode(message)
         }))
-    }
-}
-
-/// The reason why a link ended, returned by [`Link::next`].
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LinkEnd {
-    /// The remote ended the stream, or the connection broke.
-    #[error("the remote end closed the link: {0}")]
-    Closed(String),
-    /// The server ended the link because another process has our name.
-    #[error("{0}")]
-    NameTaken(String),
-    /// Nothing was received for that time.
-    #[error("nothing was received for {0:?}")]
-    TimedOut(Duration),
-    /// The remote sends but does not read.
-    #[error("the remote end has read nothing for {STALLED:?}")]
-    WriteStalled,
-    /// Closed at this end: replaced by a newer link, or shutting down.
-    #[error("closed by this end")]
-    ClosedLocally,
-    /// The link was unresponsive and a backup link answered first.
-    #[error("a backup link answered first")]
-    ReplacedByBackup,
-    /// The remote violated the protocol.
-    #[error("protocol violation: {0}")]
-    ProtocolError(#[from] DecodeError),
-}
-
-impl LinkEnd {
-    /// Returns a fixed label for metrics.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Closed(_) => "closed_by_remote",
-            Self::NameTaken(_) => "name_in_use",
-            Self::TimedOut(_) => "timed_out",
-            Self::WriteStalled => "write_stalled",
-            Self::ClosedLocally => "closed_locally",
-            Self::ReplacedByBackup => "replaced_by_backup",
-            Self::ProtocolError(_) => "protocol_error",
-        }
-    }
-}
-
-impl From<GrpcStreamEnd> for LinkEnd {
-    fn from(ended: GrpcStreamEnd) -> Self {
-        match ended {
-            GrpcStreamEnd::Closed(why) => Self::Closed(why),
-            GrpcStreamEnd::NameTaken(why) => Self::NameTaken(why),
-        }
     }
 }

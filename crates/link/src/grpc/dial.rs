@@ -12,7 +12,7 @@ use tonic::{Code, Status};
 use tracing::Span;
 
 use crate::grpc::call_body::CallBody;
-use crate::grpc::inbound::cause;
+use crate::grpc::link_end::cause;
 use crate::grpc::read_ahead::{BoundedReadStream, ReadAhead};
 use crate::grpc::{FRAME, GRPC, LinkContext, METADATA, PATH, SEND_BUFFER, WINDOW, ends, outbound};
 use crate::link::{Link, OutboundStream, RemoteInfo};

@@ -17,7 +17,7 @@ use http_body::Body as _;
 use hyper::body::Incoming;
 use tokio::io::ReadBuf;
 
-use crate::grpc::inbound::{END, GrpcStreamEnd, cause, end_of};
+use crate::grpc::link_end::{LinkEnd, cause};
 use tunnel_net::hooked::{Hooked, ReadHook};
 use tunnel_net::listen::tune_interactive;
 use tunnel_net::socket::Connection;
@@ -75,7 +75,7 @@ impl ReadAhead {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub(crate) async fn next_piece(&self, mut incoming: Pin<&mut Incoming>) -> Result<Bytes, GrpcStreamEnd> {
+    pub(crate) async fn next_piece(&self, mut incoming: Pin<&mut Incoming>) -> Result<Bytes, LinkEnd> {
         let next = poll_fn(|cx| {
             let next = incoming.as_mut().poll_frame(cx);
             if next.is_pending() {
@@ -84,9 +84,11 @@ impl ReadAhead {
             next
         });
         let piece = match next.await {
-            Some(Ok(frame)) => frame.into_data().map_err(|frame| end_of(frame.trailers_ref()))?,
-            Some(Err(e)) => return Err(GrpcStreamEnd::Closed(cause(&e))),
-            None => return Err(GrpcStreamEnd::Closed(END.into())),
+            Some(Ok(frame)) => {
+                frame.into_data().map_err(|frame| LinkEnd::of_trailers(frame.trailers_ref()))?
+            }
+            Some(Err(e)) => return Err(LinkEnd::Closed(cause(&e))),
+            None => return Err(LinkEnd::of_stream()),
         };
         self.took(piece.len());
         Ok(piece)
