@@ -202,7 +202,9 @@ fn http() -> http2::Builder<LinkExecutor> {
 
 impl Call {
     /// Accepts the call and returns its link to `peer`, which is who the caller has proved to be.
-    pub fn accept(self, peer: Remote) -> Link {
+    ///
+    /// Takes the box, because a caller that moves the call out of it keeps the empty box for as long as the link lives.
+    pub fn accept(self: Box<Self>, peer: Remote) -> Link {
         let instance = self.caller.instance();
         let mut is_interactive = false;
         if let LinkCaller::Edge(hello) = &self.caller {
