@@ -32,7 +32,7 @@ pub(crate) async fn admit_interactive(
         let denial = LinkDenial::new("no_primary_link", CallRejection::NoPrimaryLink);
         return denial.send(call, shared).await;
     }
-    let link = call.accept(Remote::Edge(hello.node.clone()));
+    let mut link = call.accept(Remote::Edge(hello.node.clone()));
     let sender = link.sender.clone();
     let Some(busy) = shared.registry.add_interactive(linked(&sender)) else { return };
     shared.edge_links.track(&sender, credentials);
@@ -42,13 +42,13 @@ pub(crate) async fn admit_interactive(
     if shared.stopping.is_cancelled() {
         sender.drain(None);
     }
-    run_interactive(link, &busy, is_logged, shared).await;
+    run_interactive(&mut link, &busy, is_logged, shared).await;
     shared.registry.remove(&sender);
     shared.edge_links.untrack(&sender);
 }
 
 async fn run_interactive(
-    mut link: Link,
+    link: &mut Link,
     busy: &Arc<LinkSender>,
     is_logged: bool,
     shared: &Arc<ServerContext>,
@@ -86,5 +86,5 @@ async fn run_interactive(
         }
     };
     busy.clear_interactive(&sender);
-    on_link_ended(&link, &why, is_logged, shared);
+    on_link_ended(link, &why, is_logged, shared);
 }

@@ -31,7 +31,9 @@ use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{ErrorCode, Found, Frame, FrameKind, Remote, SessionError};
 
 /// Drives a link until it ends. `is_logged` is false for one of many links of its node.
-pub(crate) async fn run_link(mut link: Link, is_logged: bool, shared: &Arc<ServerContext>) -> LinkEnd {
+///
+/// The caller owns the link, because a future that takes it stores it twice: there are thousands.
+pub(crate) async fn run_link(link: &mut Link, is_logged: bool, shared: &Arc<ServerContext>) -> LinkEnd {
     shared.link_context.metrics.links.opened(link.sender.peer.kind());
     let room = search_permits(shared);
     let why = loop {
@@ -40,7 +42,7 @@ pub(crate) async fn run_link(mut link: Link, is_logged: bool, shared: &Arc<Serve
             Err(why) => break why,
         }
     };
-    on_link_ended(&link, &why, is_logged, shared);
+    on_link_ended(link, &why, is_logged, shared);
     why
 }
 

@@ -111,7 +111,7 @@ async fn admit_edge(call: Box<Call>, hello: Hello, shared: Arc<ServerContext>) {
     if hello.purpose == LinkPurpose::Interactive {
         return Box::pin(admit_interactive(call, linked, &credentials, is_logged, &shared)).await;
     }
-    let link = call.accept(Remote::Edge(hello.node.clone()));
+    let mut link = call.accept(Remote::Edge(hello.node.clone()));
     let sender = link.sender.clone();
     let edge = hello.instance.map(field::debug);
     if is_logged {
@@ -130,7 +130,7 @@ async fn admit_edge(call: Box<Call>, hello: Hello, shared: Arc<ServerContext>) {
     if shared.stopping.is_cancelled() {
         sender.drain(None);
     }
-    let why = run_link(link, is_logged, &shared).await;
+    let why = run_link(&mut link, is_logged, &shared).await;
     shared.registry.ended(&sender, &why.to_string());
     shared.finder.on_unlinked(&hello.node);
     shared.edge_links.untrack(&sender);
@@ -141,7 +141,7 @@ async fn admit_user(call: Box<Call>, hello: UserHello, shared: Arc<ServerContext
         Ok(admitted) => admitted,
         Err(denial) => return denial.send(call, &shared).await,
     };
-    let (link, users) = (call.accept(Remote::Client(user.client.clone())), &shared.user_links);
+    let (mut link, users) = (call.accept(Remote::Client(user.client.clone())), &shared.user_links);
     let sender = link.sender.clone();
     // Only for debugging: each command of a user has a link. The access log has her sessions.
     debug!(link = %sender.id, user = %user.client, remote_addr = %user.from, "user is linked");
@@ -149,7 +149,7 @@ async fn admit_user(call: Box<Call>, hello: UserHello, shared: Arc<ServerContext
     if shared.stopping.is_cancelled() {
         sender.drain(None);
     }
-    let mut running = pin!(run_link(link, false, &shared));
+    let mut running = pin!(run_link(&mut link, false, &shared));
     tokio::select! {
         _ = &mut running => {}
         why = user_links::revoked(&user, &shared) => {
@@ -197,7 +197,7 @@ async fn admit_peer(call: Box<Call>, instance: Instance, is_backup: bool, shared
     if instance == shared.link_context.table.instance() {
         return call.refuse(CallRejection::SelfDial);
     }
-    let link = call.accept(Remote::Peer);
+    let mut link = call.accept(Remote::Peer);
     let sender = link.sender.clone();
     info!(link = %sender.id, peer = ?instance, "peer is linked");
     if let Some(peers) = &shared.peers {
@@ -205,7 +205,7 @@ async fn admit_peer(call: Box<Call>, instance: Instance, is_backup: bool, shared
             migrate_sessions(&silent, true, &shared);
         }
     }
-    run_link(link, true, &shared).await;
+    run_link(&mut link, true, &shared).await;
     if let Some(peers) = &shared.peers {
         peers.remove(&sender);
     }
@@ -220,10 +220,10 @@ async fn run_dialled_links(mut made: mpsc::Receiver<Link>, shared: Arc<ServerCon
             () = links.draining() => return,
             link = made.recv() => link,
         };
-        let Some(link) = link else { return };
+        let Some(mut link) = link else { return };
         let (span, shared) =
             (info_span!("link", peer = link.sender.instance.map(field::debug)), shared.clone());
-        links.spawn(span, async move { drop(run_link(link, true, &shared).await) });
+        links.spawn(span, async move { drop(run_link(&mut link, true, &shared).await) });
     }
 }
 
