@@ -34,6 +34,7 @@ use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust};
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::hello::LinkPurpose;
 
 /// The servers of a user, and how she proves herself there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,7 +118,7 @@ impl ClientUplinks {
     /// Returns the errors of all servers, or of a file.
     pub async fn connect(config: ClientLinkConfig) -> Result<Self, ClientLinkError> {
         let (links, keeper) = Self::prepare(config)?;
-        let first = keeper.dialer.connect(0, DialPreference::default()).await?;
+        let first = keeper.dialer.connect(0, DialPreference::default(), LinkPurpose::Primary).await?;
         links.keep(keeper, Some(first));
         Ok(links)
     }
@@ -129,7 +130,7 @@ impl ClientUplinks {
     /// Returns an error if a server denies the link, or of a file.
     pub async fn start(config: ClientLinkConfig) -> Result<Self, ClientLinkError> {
         let (links, keeper) = Self::prepare(config)?;
-        let first = match keeper.dialer.connect(0, DialPreference::default()).await {
+        let first = match keeper.dialer.connect(0, DialPreference::default(), LinkPurpose::Primary).await {
             Ok(first) => Some(first),
             Err(denied @ UplinkFailure { is_denied: true, .. }) => return Err(denied.into()),
             // Dialled again at once, which is logged.

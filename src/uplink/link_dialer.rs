@@ -101,7 +101,8 @@ struct DialFailure {
 }
 
 /// Why no server gave a link.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, thiserror::Error)]
+#[error("{text}")]
 pub(crate) struct UplinkFailure {
     /// The errors of all servers.
     pub(crate) text: String,
@@ -163,12 +164,17 @@ impl LinkDialer {
     ///
     /// Returns the errors of all servers tried. A server that reports that another process uses this node's name is the
     /// last one tried.
-    pub(crate) async fn connect(&self, first: usize, hint: DialPreference) -> Result<NewLink, UplinkFailure> {
+    pub(crate) async fn connect(
+        &self,
+        first: usize,
+        hint: DialPreference,
+        purpose: LinkPurpose,
+    ) -> Result<NewLink, UplinkFailure> {
         let mut failed = UplinkFailure::default();
         let mut order: Vec<_> = (0..self.servers.len()).map(|n| (first + n) % self.servers.len()).collect();
         order.sort_by_cached_key(|server| self.is_avoided(*server));
         for server in order {
-            let why = match self.connect_to(server, hint, LinkPurpose::Primary).await {
+            let why = match self.connect_to(server, hint, purpose).await {
                 Ok(made) => return Ok(made),
                 Err(why) if self.servers.len() == 1 => why,
                 Err(why) => why.context(format!("{}", self.servers[server].at)),

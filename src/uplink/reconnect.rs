@@ -126,7 +126,7 @@ impl Reconnector {
             }
             let failure = tokio::select! {
                 () = links.draining() => return None,
-                made = self.dialer.connect(next.server, next.hint) => match made {
+                made = self.dialer.connect(next.server, next.hint, LinkPurpose::Primary) => match made {
                     Ok(made) => return Some(made),
                     Err(failure) => failure,
                 },
@@ -200,7 +200,10 @@ impl Reconnector {
 
     /// Dials a link that replaces a live one, for the first reason that there is.
     async fn replacement(&self, current: &CurrentLink, backup: &mut BackupDialer) -> Replacement {
-        let outrun = backup.race(&current.sender, || self.dial_same_server(current, LinkPurpose::Backup));
+        // At the same server, where sessions resume at once, or else at another one.
+        let hint = DialPreference { to: current.at, exclude: None };
+        let outrun =
+            backup.race(&current.sender, || self.dialer.connect(current.server, hint, LinkPurpose::Backup));
         tokio::select! {
             made = self.fail_back(current) => Replacement::FailedBack(Box::new(made)),
             made = outrun => Replacement::Unresponsive(Box::new(made)),

@@ -181,6 +181,28 @@ async fn a_backup_link_to_another_server_takes_over_the_sessions() {
     servers[1].wait_for_node("node1").await;
 }
 
+#[tokio::test]
+async fn a_backup_link_goes_to_another_server_if_the_current_one_cannot_be_reached() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let servers = servers::start(&place, 2);
+    let line = Line::to(servers[0].server.bound.grpc).await;
+    let list = format!("servers = [\"{}\", \"{}\"]", line.at, servers[1].server.bound.grpc);
+    let config = place.edge("node1", line.at, "").replace(&format!("servers = [\"{}\"]", line.at), &list);
+    let edge = start_edge(&config);
+    servers[0].wait_for_node("node1").await;
+    let mut client = servers[0].open(&at("node1", echo)).await;
+    assert_echo(&mut client, "before").await;
+    pause_time();
+    sleep(Duration::from_secs(2)).await;
+    line.route_to(servers::addresses(1)[0]);
+    line.become_unresponsive();
+    let started = Instant::now();
+    assert_echo(&mut client, "lost on the way").await;
+    assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+    assert_eq!(backup_links(&edge), [1, 0, 0]);
+    servers[1].wait_for_node("node1").await;
+}
+
 /// Checks that sessions resume between two servers. The edge is at the second server, and the first reaches it over a
 /// path that stops responding.
 async fn servers_resume_after(directions: Silent) {
