@@ -265,7 +265,8 @@ impl Liveness {
     /// Returns when to check the link next.
     pub(crate) fn poll_timeout(&self) -> Instant {
         let idle = self.last_received.max(self.last_ping) + self.times.idle;
-        self.watched_check.unwrap_or(idle.max(self.checked + CHECK_INTERVAL))
+        let dead = self.last_received + self.times.dead;
+        self.watched_check.unwrap_or(idle.min(dead).max(self.checked + CHECK_INTERVAL))
     }
 
     /// Records that something was received. Returns true if a check is due, which otherwise only runs on silence. So a
@@ -477,6 +478,29 @@ mod liveness_tests {
                 })
                 .sum();
             assert!(times <= 1, "{times} times in five hours");
+        }
+    }
+
+    #[test]
+    fn a_link_is_dead_after_the_silence_of_its_role() {
+        for (role, dead) in [
+            (LivenessRole::Dialled, DEAD),
+            (LivenessRole::Accepted, DEAD),
+            (LivenessRole::AcceptedInteractive, DEAD),
+            (LivenessRole::SuperEdgeEdge, Duration::from_secs(150)),
+            (LivenessRole::SuperEdgeServer, HEARTBEAT + DEAD),
+        ] {
+            let (mut liveness, started) = (Liveness::new(role, Instant::now()), Instant::now());
+            let mut now = started;
+            while !matches!(liveness.handle_timeout(LivenessSigns::default(), now), LivenessVerdict::Dead(_))
+            {
+                now = liveness.poll_timeout();
+            }
+            assert!(
+                (now - started).abs_diff(dead) < Duration::from_millis(100),
+                "{role:?}: {:?}",
+                now - started
+            );
         }
     }
 
