@@ -59,12 +59,12 @@
 //! connected there. It ends as soon as the node connects. A node that is connected nowhere is waited for up to 3 s if
 //! it was there a moment ago, and is not searched for again for 1 s. A server between two others only relays frames
 //! ([`tunnel_link::table::relay_request::RelayRequest`]). Frames from a peer go only to local edges, so there is at
-//! most one relay. For an edge with a plain link, its server is the session's end.
+//! most one hop between servers. For an edge with a plain link, its server is the session's end.
 //!
 //! **Invariants.** Reading a link never waits for writing it. A read loop does nothing slow. A remote cannot make this
-//! process queue more bytes than were reserved for it. No two locks are held at once, and none across an await. The
-//! pure parts ([`tunnel_proto`], and in `link` the schedule and the congestion control) read no clock, never wait, and
-//! return effects.
+//! process queue more bytes than were reserved for it. No two locks of links and sessions are held at once, and no lock
+//! across an await. The pure parts ([`tunnel_proto`], and in `link` the schedule and the congestion control) read no
+//! clock, never wait, and return effects.
 
 #![cfg_attr(
     not(feature = "kubernetes"),

@@ -528,7 +528,7 @@ impl PathProvider {
     }
 }
 
-/// The links of an edge: one, and more while a draining server still holds sessions.
+/// The links of an edge: one, and more while sessions are handed over from an older link.
 #[derive(Debug)]
 pub struct Uplinks {
     /// Node of this edge.

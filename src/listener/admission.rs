@@ -70,8 +70,7 @@ pub trait ListenerProtocol<S>: Send + Sync + 'static {
 }
 
 /// Everything that a listener needs to serve clients. All but `listener` and `policy` is shared by the listeners of a
-/// process. Cheap to
-/// clone.
+/// process. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct ListenerContext {
     /// The name of the listener in metrics and the access log.

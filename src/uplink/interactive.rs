@@ -1,6 +1,7 @@
 //! The interactive link, in addition to a link busy with bulk traffic: losses and queues there do not delay
 //! interactive sessions.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ impl Reconnector {
     ///
     /// There is none to a plain server, of a user's program, or with a short RTT. Never returns; when the future is
     /// dropped, the interactive link is handed over.
-    pub(super) async fn run_interactive(self: &Arc<Self>, current: &CurrentLink) {
+    pub(super) async fn run_interactive(self: &Arc<Self>, current: &CurrentLink) -> Infallible {
         let busy = &current.sender;
         if busy.is_plain() || self.dialer.user.is_some() {
             std::future::pending::<()>().await;

@@ -192,7 +192,7 @@ impl Reconnector {
                     Err(why) => break Replacement::Ended(why),
                 },
                 replacement = &mut replaced => break replacement,
-                () = &mut interactive => {}
+                never = &mut interactive => match never {},
             }
         };
         self.replace(link, current, replacement).await

@@ -12,7 +12,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, Span};
 
-/// A handle for shutting down this process. Every task is spawned through it, so none is lost.
+/// A handle for shutting down this process. Every task is spawned through it, so none is lost. Only hyper spawns tasks
+/// of its own for a link, which end with the link's connection.
 ///
 /// Has three states, in order: running, draining (no new work) and cut (tasks are aborted). Cheap to clone.
 #[derive(Debug, Clone, Default)]

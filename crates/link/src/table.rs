@@ -461,7 +461,7 @@ impl SessionTable {
 /// Maximum number of sessions of one client that are evicted for a session of another one: then there is room, or the
 /// client no longer has more.
 const MAX_EVICTIONS: usize = 8;
-/// Dial timeout at an edge; shorter than the listener's 12 s.
+/// Dial timeout at an edge; shorter than the timeout of an opening, which is 12 s by default.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// The same for a plain server, which waits 5 s.
 const PLAIN_DIAL_TIMEOUT: Duration = Duration::from_millis(4500);

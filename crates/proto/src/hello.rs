@@ -51,12 +51,13 @@ pub enum UserProof {
     Certificate,
 }
 
-/// The purpose of a new link of an edge's process that already has a link to the same server.
+/// The purpose of an edge's new link, next to an older link of the same process if there is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkPurpose {
     /// The new link replaces the older one, which is closed.
     Primary,
-    /// The older link is unresponsive, or is handed over to the new one. It stays until the edge closes one of the two.
+    /// The older link stays until the edge closes one of the two: it is unresponsive, or its sessions are handed over to
+    /// the new one.
     Backup,
     /// The older link is busy with bulk data and remains the node's primary link. The new link carries sessions with
     /// little data.

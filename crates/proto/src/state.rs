@@ -493,7 +493,6 @@ impl SessionState {
 
     fn handle_reset(&mut self, epoch: u64, refusal: SessionError, now: Instant) -> Actions {
         match self.phase {
-            Phase::Parked => DROPPED,
             Phase::Resuming if epoch != self.epoch => DROPPED,
             // A server on the path sent it, not the acceptor. The next path may reach the acceptor.
             Phase::Resuming

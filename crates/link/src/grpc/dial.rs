@@ -135,7 +135,7 @@ impl LinkDialError {
     }
 }
 
-/// Turns an encrypted connection from an edge into a link; `metadata` is the metadata that [`Hello`] creates.
+/// Turns an edge's or a user's encrypted connection to a server into a link; `metadata` is the metadata that [`Hello`] creates.
 pub async fn dial<IO>(
     io: IO,
     authority: &str,

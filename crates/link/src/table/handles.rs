@@ -324,13 +324,11 @@ impl SessionMonitor {
 
 impl ByteStream for Session {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
-        let (read, _replaced) = self.shared.with_state(|inner| {
+        let (read, _replaced, plain) = self.shared.with_state(|inner| {
             let rtt = self.shared.path_rtt(inner);
-            let mut replaced = None;
+            let (mut replaced, mut plain) = (None, None);
             let read = if let Some(bytes) = inner.state.recv.take(Instant::now(), rtt) {
-                if let Some(sender) = inner.sender.as_ref().filter(|sender| sender.is_plain()) {
-                    sender.read.notify_one();
-                }
+                plain = inner.sender.clone().filter(|sender| sender.is_plain());
                 Poll::Ready(Ok(bytes))
             } else if inner.state.recv.is_ended() && !inner.state.is_truncated() {
                 Poll::Ready(Ok(Bytes::new()))
@@ -340,8 +338,11 @@ impl ByteStream for Session {
                 replaced = store_waker(&mut inner.reader, cx);
                 Poll::Pending
             };
-            ((read, replaced), Actions::default())
+            ((read, replaced, plain), Actions::default())
         });
+        if let Some(plain) = plain {
+            plain.read.notify_one();
+        }
         read
     }
 

@@ -14,9 +14,9 @@ use tunnel_proto::frame::{ErrorCode, Remote, SessionCategory, SessionError, Sess
 
 /// A request to reach a node through this server: pass it on, accept it as its end, or refuse it.
 ///
-/// Dropping it refuses it, so no opener is ever left waiting.
+/// Dropping it refuses it if it has no path by then, so no opener is ever left waiting.
 #[derive(Debug)]
-#[must_use = "dropping a relay request refuses it"]
+#[must_use = "dropping a relay request without a path refuses it"]
 pub struct RelayRequest {
     pub(super) table: Arc<SessionTable>,
     pub(super) attempt: Attempt,

@@ -531,8 +531,8 @@ impl SharedSession {
         })
     }
 
-    /// Ends an acceptor here that its opener left before it was open, because a Resume names another process as the
-    /// acceptor. Returns true if there was one; the session may then be relayed through this process.
+    /// Ends an acceptor here that its opener has left, because a Resume names another process as the acceptor. Returns
+    /// true if there was one; the session may then be relayed through this process.
     pub(crate) fn supersede(self: &Arc<Self>) -> bool {
         self.with_state(|inner| {
             let yields = !inner.state.is_opener();
