@@ -1,21 +1,23 @@
 //! gRPC's debugging port, as in SuperEdge. Channelz lists servers, channels and sockets with their counters; reflection
 //! describes the messages to clients. The port changes nothing and needs no authentication.
 
+use std::future::ready;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
-use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tonic::body::Body;
+use tonic::server::Grpc;
 use tonic::{Request, Response, Status};
+use tonic_prost::ProstCodec;
 use tonic_reflection::server as reflection;
-use tower::Service as _;
+use tower::{Service as _, service_fn};
 use tracing::{Span, debug, error, info_span};
 
 use crate::admin::channelz::entities::{Entities, EntitiesById};
-use crate::admin::channelz::wire::channelz_server::{Channelz, ChannelzServer};
 use crate::admin::channelz::wire::{
     GetChannelRequest, GetChannelResponse, GetServerRequest, GetServerResponse, GetServerSocketsRequest,
     GetServerSocketsResponse, GetServersRequest, GetServersResponse, GetSocketRequest, GetSocketResponse,
@@ -27,7 +29,7 @@ use tunnel_net::accept_loop::{self, Accepted, ConnectionHandler};
 use tunnel_net::listen::TcpListenSocket;
 
 mod entities;
-/// Generated code of `proto/channelz.proto`.
+/// Generated messages of `proto/channelz.proto`.
 #[allow(missing_docs, unreachable_pub, missing_debug_implementations, clippy::all, reason = "generated")]
 #[rustfmt::skip]
 pub(crate) mod wire;
@@ -40,14 +42,14 @@ pub(crate) async fn serve(
     drain: Drain,
 ) {
     let limits = accept_limits(CONNECTIONS, &admin.metrics);
-    let handler = ChannelzHandler { entities: Arc::new(Entities { admin, grpc }), drain: drain.clone() };
+    let handler = ChannelzHandler { entities: Entities { admin, grpc }, drain: drain.clone() };
     accept_loop::run(listener, limits, handler, drain).await;
 }
 
 /// The handler of connections to the channelz port of a process: tells gRPC's debugging clients about its links.
 #[derive(Debug)]
 struct ChannelzHandler {
-    entities: Arc<Entities>,
+    entities: Entities,
     drain: Drain,
 }
 
@@ -57,7 +59,6 @@ impl ConnectionHandler for ChannelzHandler {
     }
 
     async fn handle(self: Arc<Self>, accepted: Accepted) {
-        let channelz = ChannelzServer::from_arc(self.entities.clone()).max_decoding_message_size(MAX_BYTES);
         let reflection = || reflection::Builder::configure().register_encoded_file_descriptor_set(FILES);
         let (v1, v1alpha) = match (reflection().build_v1(), reflection().build_v1alpha()) {
             (Ok(v1), Ok(v1alpha)) => (v1, v1alpha),
@@ -65,13 +66,13 @@ impl ConnectionHandler for ChannelzHandler {
         };
         let v1 = v1.max_decoding_message_size(MAX_BYTES);
         let v1alpha = v1alpha.max_decoding_message_size(MAX_BYTES);
-        let service = service_fn(move |request: http::Request<Incoming>| {
-            let (mut channelz, mut v1, mut v1alpha) = (channelz.clone(), v1.clone(), v1alpha.clone());
+        let service = hyper::service::service_fn(|request: http::Request<Incoming>| {
+            let (handler, mut v1, mut v1alpha) = (self.clone(), v1.clone(), v1alpha.clone());
             async move {
                 match request.uri().path() {
                     path if path.starts_with("/grpc.reflection.v1.") => v1.call(request).await,
                     path if path.starts_with("/grpc.reflection.v1alpha.") => v1alpha.call(request).await,
-                    _ => channelz.call(request).await,
+                    _ => Ok(handler.entities.answer(request).await),
                 }
             }
         });
@@ -97,66 +98,75 @@ impl ConnectionHandler for ChannelzHandler {
     }
 }
 
-#[tonic::async_trait]
-impl Channelz for Entities {
-    async fn get_top_channels(
-        &self,
-        request: Request<GetTopChannelsRequest>,
-    ) -> Result<Response<GetTopChannelsResponse>, Status> {
-        let GetTopChannelsRequest { start_channel_id, max_results } = request.into_inner();
-        let (channel, end) = page_of(self.channels(), start_channel_id, max_results);
-        Ok(Response::new(GetTopChannelsResponse { channel, end }))
+impl Entities {
+    /// Returns the response to one call of gRPC.
+    async fn answer(&self, request: http::Request<Incoming>) -> http::Response<Body> {
+        match request.uri().path().strip_prefix(SERVICE).unwrap_or_default() {
+            "GetTopChannels" => {
+                unary(request, |GetTopChannelsRequest { start_channel_id, max_results }| {
+                    let (channel, end) = page_of(self.channels(), start_channel_id, max_results);
+                    Ok(GetTopChannelsResponse { channel, end })
+                })
+                .await
+            }
+            "GetServers" => {
+                unary(request, |GetServersRequest { start_server_id, max_results }| {
+                    let (server, end) = page_of(self.servers(), start_server_id, max_results);
+                    Ok(GetServersResponse { server, end })
+                })
+                .await
+            }
+            "GetServer" => {
+                unary(request, |GetServerRequest { server_id }| {
+                    let server = find_by_number(self.servers(), server_id)?;
+                    Ok(GetServerResponse { server: Some(server) })
+                })
+                .await
+            }
+            "GetServerSockets" => {
+                unary(request, |GetServerSocketsRequest { server_id, start_socket_id, max_results }| {
+                    find_by_number(self.servers(), server_id)?;
+                    let (socket_ref, end) = page_of(self.server_sockets(), start_socket_id, max_results);
+                    Ok(GetServerSocketsResponse { socket_ref, end })
+                })
+                .await
+            }
+            "GetChannel" => {
+                unary(request, |GetChannelRequest { channel_id }| {
+                    let channel = find_by_number(self.channels(), channel_id)?;
+                    Ok(GetChannelResponse { channel: Some(channel) })
+                })
+                .await
+            }
+            "GetSubchannel" => {
+                unary(request, |GetSubchannelRequest { subchannel_id }| {
+                    Err::<GetSubchannelResponse, _>(not_found(subchannel_id))
+                })
+                .await
+            }
+            "GetSocket" => {
+                unary(request, |GetSocketRequest { socket_id, .. }| {
+                    let socket = find_by_number(self.sockets(), socket_id)?;
+                    Ok(GetSocketResponse { socket: Some(socket) })
+                })
+                .await
+            }
+            _ => Status::unimplemented("").into_http(),
+        }
     }
+}
 
-    async fn get_servers(
-        &self,
-        request: Request<GetServersRequest>,
-    ) -> Result<Response<GetServersResponse>, Status> {
-        let GetServersRequest { start_server_id, max_results } = request.into_inner();
-        let (server, end) = page_of(self.servers(), start_server_id, max_results);
-        Ok(Response::new(GetServersResponse { server, end }))
-    }
-
-    async fn get_server(
-        &self,
-        request: Request<GetServerRequest>,
-    ) -> Result<Response<GetServerResponse>, Status> {
-        let server = find_by_number(self.servers(), request.into_inner().server_id)?;
-        Ok(Response::new(GetServerResponse { server: Some(server) }))
-    }
-
-    async fn get_server_sockets(
-        &self,
-        request: Request<GetServerSocketsRequest>,
-    ) -> Result<Response<GetServerSocketsResponse>, Status> {
-        let GetServerSocketsRequest { server_id, start_socket_id, max_results } = request.into_inner();
-        find_by_number(self.servers(), server_id)?;
-        let (socket_ref, end) = page_of(self.server_sockets(), start_socket_id, max_results);
-        Ok(Response::new(GetServerSocketsResponse { socket_ref, end }))
-    }
-
-    async fn get_channel(
-        &self,
-        request: Request<GetChannelRequest>,
-    ) -> Result<Response<GetChannelResponse>, Status> {
-        let channel = find_by_number(self.channels(), request.into_inner().channel_id)?;
-        Ok(Response::new(GetChannelResponse { channel: Some(channel) }))
-    }
-
-    async fn get_subchannel(
-        &self,
-        request: Request<GetSubchannelRequest>,
-    ) -> Result<Response<GetSubchannelResponse>, Status> {
-        Err(not_found(request.into_inner().subchannel_id))
-    }
-
-    async fn get_socket(
-        &self,
-        request: Request<GetSocketRequest>,
-    ) -> Result<Response<GetSocketResponse>, Status> {
-        let socket = find_by_number(self.sockets(), request.into_inner().socket_id)?;
-        Ok(Response::new(GetSocketResponse { socket: Some(socket) }))
-    }
+/// Answers a call that has one message by another one.
+async fn unary<M, R>(
+    request: http::Request<Incoming>,
+    answer: impl Fn(M) -> Result<R, Status>,
+) -> http::Response<Body>
+where
+    M: prost::Message + Default + 'static,
+    R: prost::Message + 'static,
+{
+    let answer = service_fn(|message: Request<M>| ready(answer(message.into_inner()).map(Response::new)));
+    Grpc::new(ProstCodec::<R, M>::default()).max_decoding_message_size(MAX_BYTES).unary(answer, request).await
 }
 
 /// Returns at most `most` entities starting with a number, and whether there are no more.
@@ -176,6 +186,8 @@ fn not_found(number: i64) -> Status {
     Status::not_found(format!("no entity has the number {number}"))
 }
 
+/// The path of the service's methods.
+const SERVICE: &str = "/grpc.channelz.v1.Channelz/";
 /// Descriptions of the services, for clients that have no copy of them.
 const FILES: &[u8] = include_bytes!("channelz/channelz.bin");
 /// Maximum number of concurrent connections.

@@ -5,26 +5,27 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-use futures_util::stream;
+use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_util::either::Either;
 use tonic::body::Body;
+use tonic::client::Grpc;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Endpoint, Uri};
 use tonic::{Code, Request, Response, Status};
+use tonic_prost::ProstCodec;
 use tower::ServiceExt as _;
 use tower::util::BoxCloneSyncService;
 
 use crate::etcd::CALL_TIMEOUT;
-use crate::etcd::wire::auth_client::AuthClient;
-use crate::etcd::wire::kv_client::KvClient;
-use crate::etcd::wire::lease_client::LeaseClient;
 use crate::etcd::wire::{
-    AuthenticateRequest, Compare, DeleteRangeRequest, LeaseGrantRequest, LeaseKeepAliveRequest,
-    LeaseRevokeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
+    AuthenticateRequest, AuthenticateResponse, Compare, DeleteRangeRequest, DeleteRangeResponse,
+    LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest,
+    LeaseRevokeResponse, PutRequest, PutResponse, RangeRequest, RangeResponse, RequestOp, TxnRequest,
+    TxnResponse,
 };
 use tunnel_base::files;
 use tunnel_base::logging::printable::printable;
@@ -150,23 +151,27 @@ impl EtcdConnection {
         let password = tokio::fs::read(file).await.and_then(files::text);
         let password = password.map_err(|cause| EtcdError::Password { path: file.to_owned(), cause })?;
         let password = password.trim_end_matches(['\r', '\n']).to_owned();
-        let message = Request::new(AuthenticateRequest { name: user.to_owned(), password });
-        let answer = self.checked(AuthClient::new(self.channel.clone()).authenticate(message).await)?;
+        let message = AuthenticateRequest { name: user.to_owned(), password };
+        let answer: AuthenticateResponse = self.call("/etcdserverpb.Auth/Authenticate", message).await?;
         answer
             .token
             .parse()
             .map_err(|_| self.refused(Status::internal("the login token is not a valid header value")))
     }
 
-    fn request<T>(&self, message: T) -> Request<T> {
+    /// Calls a method with one message. Returns the first message of the response.
+    async fn call<M, R>(&self, method: &'static str, message: M) -> Result<R, EtcdError>
+    where
+        M: prost::Message + 'static,
+        R: prost::Message + Default + 'static,
+    {
         let mut request = Request::new(message);
         if let Some(token) = &self.token {
             request.metadata_mut().insert("token", token.clone());
         }
-        request
-    }
-
-    fn checked<T>(&self, answer: Result<Response<T>, Status>) -> Result<T, EtcdError> {
+        let mut client = Grpc::new(self.channel.clone());
+        client.ready().await.map_err(|status| self.refused(status))?;
+        let answer = client.unary(request, PathAndQuery::from_static(method), ProstCodec::default()).await;
         answer.map(Response::into_inner).map_err(|status| self.refused(status))
     }
 
@@ -178,52 +183,47 @@ impl EtcdConnection {
     pub(crate) async fn grant(&self, length: Duration) -> Result<i64, EtcdError> {
         let ttl = i64::try_from(length.as_secs()).unwrap_or(i64::MAX);
         let message = LeaseGrantRequest { ttl, id: 0 };
-        let answer = LeaseClient::new(self.channel.clone()).lease_grant(self.request(message)).await;
-        Ok(self.checked(answer)?.id)
+        let granted: LeaseGrantResponse = self.call("/etcdserverpb.Lease/LeaseGrant", message).await?;
+        Ok(granted.id)
     }
 
     /// Renews a lease for its whole length. Returns false if it does not exist.
     pub(crate) async fn keep_alive(&self, lease: i64) -> Result<bool, EtcdError> {
-        let message = stream::iter([LeaseKeepAliveRequest { id: lease }]);
-        let asking = async {
-            let mut client = LeaseClient::new(self.channel.clone());
-            let answer = client.lease_keep_alive(self.request(message)).await;
-            let answer = self.checked(answer)?.message().await;
-            answer.map_err(|status| self.refused(status))
-        };
-        let answer = timeout(CALL_TIMEOUT, asking).await;
-        let answer = answer.map_err(|_| self.refused(Status::deadline_exceeded("no response in time")))??;
-        Ok(answer.is_some_and(|answer| answer.ttl > 0))
+        // The method takes a stream of messages; this one has one.
+        let message = LeaseKeepAliveRequest { id: lease };
+        let kept = self.call("/etcdserverpb.Lease/LeaseKeepAlive", message);
+        let kept = timeout(CALL_TIMEOUT, kept).await;
+        let kept: LeaseKeepAliveResponse =
+            kept.map_err(|_| self.refused(Status::deadline_exceeded("no response in time")))??;
+        Ok(kept.ttl > 0)
     }
 
     /// Revokes a lease and deletes its keys. A lease that no longer exists is no error.
     pub(crate) async fn revoke(&self, lease: i64) -> Result<(), EtcdError> {
-        let message = self.request(LeaseRevokeRequest { id: lease });
-        match LeaseClient::new(self.channel.clone()).lease_revoke(message).await {
-            Err(status) if status.code() != Code::NotFound => Err(self.refused(status)),
-            _ => Ok(()),
+        let revoked = self.call("/etcdserverpb.Lease/LeaseRevoke", LeaseRevokeRequest { id: lease }).await;
+        match revoked.map(|LeaseRevokeResponse {}| ()) {
+            Err(cause) if cause.kind() == ErrorKind::LeaseLost => Ok(()),
+            revoked => revoked,
         }
     }
 
     /// Writes a key, which is deleted with the lease.
     pub(crate) async fn put(&self, key: Vec<u8>, value: Vec<u8>, lease: i64) -> Result<(), EtcdError> {
         let message = PutRequest { key: key.into(), value: value.into(), lease };
-        let answer = KvClient::new(self.channel.clone()).put(self.request(message)).await;
-        self.checked(answer).map(drop)
+        self.call("/etcdserverpb.KV/Put", message).await.map(|PutResponse {}| ())
     }
 
     /// Deletes a key if it exists.
     pub(crate) async fn delete(&self, key: Vec<u8>) -> Result<(), EtcdError> {
-        let message = self.request(DeleteRangeRequest { key: key.into() });
-        let answer = KvClient::new(self.channel.clone()).delete_range(message).await;
-        self.checked(answer).map(drop)
+        let message = DeleteRangeRequest { key: key.into() };
+        self.call("/etcdserverpb.KV/DeleteRange", message).await.map(|DeleteRangeResponse {}| ())
     }
 
     /// Returns a key's value and modification revision, or `None` if the key does not exist.
     pub(crate) async fn get(&self, key: Vec<u8>) -> Result<Option<(Vec<u8>, i64)>, EtcdError> {
-        let message = self.request(RangeRequest { key: key.into() });
-        let answer = self.checked(KvClient::new(self.channel.clone()).range(message).await)?;
-        Ok(answer.kvs.into_iter().next().map(|found| (found.value.into(), found.mod_revision)))
+        let message = RangeRequest { key: key.into() };
+        let found: RangeResponse = self.call("/etcdserverpb.KV/Range", message).await?;
+        Ok(found.kvs.into_iter().next().map(|found| (found.value.into(), found.mod_revision)))
     }
 
     /// Writes a key if its modification revision is `last_changed` (0 if the key must not exist). Returns true if it
@@ -243,8 +243,9 @@ impl EtcdConnection {
         };
         let put = PutRequest { key, value: value.into(), lease: 0 };
         let success = vec![RequestOp { request_put: Some(put) }];
-        let message = self.request(TxnRequest { compare: vec![compare], success });
-        Ok(self.checked(KvClient::new(self.channel.clone()).txn(message).await)?.succeeded)
+        let message = TxnRequest { compare: vec![compare], success };
+        let done: TxnResponse = self.call("/etcdserverpb.KV/Txn", message).await?;
+        Ok(done.succeeded)
     }
 }
 
