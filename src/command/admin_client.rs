@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use http::Method;
 use serde::de::DeserializeOwned;
 
-use crate::command::admin_sockets::{AdminSocket, ask, exchange, socket};
+use crate::command::admin_sockets::{AdminSocket, AdminSocketState, ask, exchange, no_socket, sockets};
 use crate::command::connect::opener::no_link;
 use crate::command::{CommandError, client};
 use crate::config::Environment;
@@ -53,22 +53,18 @@ pub(crate) async fn query<T>(
 
 impl AdminClient {
     async fn find(named: Option<PathBuf>, names: &[&str], env: &Environment) -> Result<Self, CommandError> {
-        let socket = socket(named, names, env).await;
-        if !matches!(&socket, Ok(socket) if socket.is_open)
-            && let Some(links) = client::links_of(env)?
-        {
+        let mut sockets = sockets(named, names, env).await.into_iter().peekable();
+        let is_open = sockets.peek().is_some_and(|(state, _)| *state == AdminSocketState::Answers);
+        if !is_open && let Some(links) = client::links_of(env)? {
             let links = ClientUplinks::connect(links).await.map_err(|why| no_link(&why))?;
-            let running: Vec<_> = socket.iter().flat_map(AdminSocket::running).collect();
-            return Ok(Self { choice: choice(LINK, &running), at: AdminApiEndpoint::Link(Box::new(links)) });
+            return Ok(Self { choice: choice(LINK, sockets), at: AdminApiEndpoint::Link(Box::new(links)) });
         }
-        let or_link = |error: CommandError| CommandError {
-            text: format!("{}; or link as a user: tunnel join --user", error.text),
-            ..error
+        let Some((_, socket)) = sockets.next() else {
+            let CommandError { code, text } = no_socket(names);
+            return Err(CommandError { code, text: format!("{text}; or link as a user: tunnel join --user") });
         };
-        let socket = socket.map_err(or_link)?;
-        let others: Vec<_> = socket.others.iter().collect();
-        let choice = choice(&socket.path.display().to_string(), &others);
-        Ok(Self { choice, at: AdminApiEndpoint::Socket(socket.path) })
+        let choice = choice(&socket.display().to_string(), sockets);
+        Ok(Self { choice, at: AdminApiEndpoint::Socket(socket) })
     }
 
     /// Names the process that was chosen among several, and the others, on a line. Empty if there is only one.
@@ -140,12 +136,13 @@ impl fmt::Display for AdminClient {
     }
 }
 
-/// Names the chosen process and the others that run on this machine. Empty if there are no others.
-fn choice(chosen: &str, others: &[&PathBuf]) -> String {
+/// Names the chosen process and those of the other sockets that run on this machine. Empty if there are none.
+fn choice(chosen: &str, others: impl Iterator<Item = AdminSocket>) -> String {
+    let running = others.filter(|(state, _)| *state != AdminSocketState::Ended);
+    let others: Vec<_> = running.map(|(_, path)| format!("--socket={}", path.display())).collect();
     if others.is_empty() {
         return String::new();
     }
-    let others: Vec<_> = others.iter().map(|path| format!("--socket={}", path.display())).collect();
     format!("queried {chosen}; others on this machine: {}\n", others.join(" "))
 }
 

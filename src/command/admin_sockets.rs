@@ -18,37 +18,15 @@ use crate::config::Environment;
 use crate::startup::admin_socket::SocketDirs;
 use tunnel_base::logging::printable::plain_text;
 
-/// The admin socket of a process on this machine.
-pub(crate) struct AdminSocket {
-    pub(crate) path: PathBuf,
-    /// Whether a process accepts this user's connection.
-    pub(super) is_open: bool,
-    /// Whether a process listens there.
-    is_running: bool,
-    /// The sockets of other programs that run on this machine.
-    pub(super) others: Vec<PathBuf>,
-}
+/// An admin socket, and whether its process answers.
+pub(crate) type AdminSocket = (AdminSocketState, PathBuf);
 
-impl AdminSocket {
-    /// Returns the sockets of all programs that run on this machine.
-    pub(super) fn running(&self) -> impl Iterator<Item = &PathBuf> {
-        self.is_running.then_some(&self.path).into_iter().chain(&self.others)
-    }
-}
-
-/// Chooses the socket to query: the named one, otherwise the first default socket of a program with one of these names.
-/// Programs that respond come first, then programs that this user may not query, then programs that have ended.
-///
-/// # Errors
-///
-/// Returns an error if no socket is named, and none is found.
-pub(crate) async fn socket(
-    named: Option<PathBuf>,
-    names: &[&str],
-    env: &Environment,
-) -> Result<AdminSocket, CommandError> {
+/// Returns the sockets to query, the best first: the named one, otherwise the default sockets of programs with one of
+/// these names. Programs that respond come first, then programs that this user may not query, then programs that have
+/// ended.
+pub(crate) async fn sockets(named: Option<PathBuf>, names: &[&str], env: &Environment) -> Vec<AdminSocket> {
     if let Some(path) = named {
-        return Ok(AdminSocket { path, is_open: true, is_running: true, others: Vec::new() });
+        return vec![(AdminSocketState::Answers, path)];
     }
     let mut found = Vec::new();
     for path in SocketDirs::of_user(env.runtime_dir.as_deref()).sockets(names) {
@@ -60,28 +38,21 @@ pub(crate) async fn socket(
         found.push((state, path));
     }
     found.sort_by_key(|(state, _)| *state);
-    let running = found.iter().filter(|(state, _)| *state != AdminSocketState::Ended);
-    let others = running.skip(1).map(|(_, path)| path.clone()).collect();
-    let first = found.into_iter().next();
-    let first = first.map(|(state, path)| AdminSocket {
-        path,
-        is_open: state == AdminSocketState::Answers,
-        is_running: state != AdminSocketState::Ended,
-        others,
-    });
-    first.ok_or_else(|| {
-        let text = format!(
-            "no admin socket of {} found at the default paths; check that one of this user is running on this machine. Its log at \
-             the start contains the socket's path; set it with --socket=PATH, or run this as the user of the program",
-            if names.contains(&"edge") { "a server or edge" } else { "a server" },
-        );
-        CommandError::unavailable(text)
-    })
+    found
+}
+
+/// Returns the error of a command that finds no socket of a program with one of these names.
+pub(crate) fn no_socket(names: &[&str]) -> CommandError {
+    CommandError::unavailable(format!(
+        "no admin socket of {} found at the default paths; check that one of this user is running on this machine. Its log at \
+         the start contains the socket's path; set it with --socket=PATH, or run this as the user of the program",
+        if names.contains(&"edge") { "a server or edge" } else { "a server" },
+    ))
 }
 
 /// Whether the process at an admin socket answers. The best state comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum AdminSocketState {
+pub(crate) enum AdminSocketState {
     /// A process accepts the connection.
     Answers,
     /// This user may not connect.

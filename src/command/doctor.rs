@@ -313,8 +313,9 @@ async fn admin_address(ports: &AdminPorts, admin: &AdminConfig) -> AdminAddress 
         return Ok(ListenAddress::Port(if at.ip().is_unspecified() { local } else { at }));
     }
     let env = Environment { runtime_dir: admin.runtime_dir.clone(), ..Environment::default() };
-    let socket = admin_sockets::socket(admin.listen.clone(), &[admin.name], &env).await;
-    socket.map(|socket| ListenAddress::Unix(socket.path)).map_err(|error| error.text)
+    let sockets = admin_sockets::sockets(admin.listen.clone(), &[admin.name], &env).await;
+    let best = sockets.into_iter().next().ok_or_else(|| admin_sockets::no_socket(&[admin.name]).text);
+    best.map(|(_, path)| ListenAddress::Unix(path))
 }
 
 /// Returns status and body of a page of the admin listener, or why there is no response.
