@@ -72,8 +72,8 @@ pub struct AdminContext {
     pub level_at_ports: bool,
     /// The time, set at the start.
     pub clock: WallClock,
-    /// Users who may view pages from other machines.
-    pub viewers: PageViewers,
+    /// Users who may view pages from other machines; `None` if there are none.
+    pub viewers: Option<PageViewers>,
     /// Limiter of open live pages.
     pub streams: FairLimiter,
 }
@@ -204,7 +204,7 @@ impl AdminContext {
     /// Creates the data of a process that starts now. `level` and `level_at_ports` are as in the fields.
     pub fn new(
         side: AdminProcess,
-        viewers: PageViewers,
+        viewers: Option<PageViewers>,
         metrics: Metrics,
         readiness: Readiness,
         level: Option<LogLevelHandle>,

@@ -137,7 +137,7 @@ struct PreparedServer {
     pub(crate) policies: AccessPolicyBuilder,
     /// Access of users' programs; `None` accepts none.
     users: Option<ListenerAccess>,
-    pub(crate) viewers: PageViewers,
+    pub(crate) viewers: Option<PageViewers>,
 }
 
 /// The state shared by the tasks of a server.
@@ -482,7 +482,7 @@ impl ServerContext {
         &self,
         settings: &ServerConfig,
         ports: admin::AdminListeners,
-        viewers: PageViewers,
+        viewers: Option<PageViewers>,
         level: Option<LogLevelHandle>,
         grpc: SocketAddr,
     ) {

@@ -27,25 +27,13 @@ pub(crate) type UserFuture = BoxFuture<'static, Option<String>>;
 /// Authenticates a client by its certificate, or otherwise by the name and password in a request's headers.
 type PageAuthenticator = dyn Fn(Option<ClientCertificate>, HeaderMap, IpAddr) -> UserFuture + Send + Sync;
 
-/// Users who may view pages from other machines. By default there are none.
-#[derive(Clone, Default)]
-pub struct PageViewers(pub(super) Option<ViewerAuthenticator>);
-
+/// Users who may view pages from other machines.
 #[derive(Clone)]
-pub(super) struct ViewerAuthenticator {
-    authenticate: Arc<PageAuthenticator>,
-    /// Whether there are users with passwords.
-    has_passwords: bool,
-}
-
-impl PageViewers {
-    /// Creates the users that `authenticate` accepts. With `has_passwords`, clients are asked for a password.
-    pub(crate) fn new(
-        has_passwords: bool,
-        authenticate: impl Fn(Option<ClientCertificate>, HeaderMap, IpAddr) -> UserFuture + Send + Sync + 'static,
-    ) -> Self {
-        Self(Some(ViewerAuthenticator { authenticate: Arc::new(authenticate), has_passwords }))
-    }
+pub struct PageViewers {
+    /// Finds the user that has sent a request.
+    pub(crate) authenticate: Arc<PageAuthenticator>,
+    /// Whether there are users with passwords, so that clients are asked for one.
+    pub(crate) has_passwords: bool,
 }
 
 impl AdminContext {
@@ -82,7 +70,7 @@ impl AdminContext {
         head: &HeaderMap,
     ) -> Result<AdminRequester, Response<Full<Bytes>>> {
         let AdminRequester::Address(ip, certificate) = requester else { return Ok(requester.clone()) };
-        if let Some(viewers) = &self.viewers.0 {
+        if let Some(viewers) = &self.viewers {
             if let Some(user) = (viewers.authenticate)(certificate.clone(), head.clone(), *ip).await {
                 return Ok(AdminRequester::Person(user));
             }
@@ -142,7 +130,7 @@ pub(crate) fn live_page() -> Response<Full<Bytes>> {
 
 impl fmt::Debug for PageViewers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "PageViewers(users)" } else { "PageViewers(none)" })
+        f.write_str("PageViewers")
     }
 }
 

@@ -69,7 +69,7 @@ impl EventStream {
                         if admin.authenticate(&requester, &head, true).await.is_err() {
                             return;
                         }
-                        let Some(event) = sent.event(admin.status(), admin.viewers.0.is_some()) else { return };
+                        let Some(event) = sent.event(admin.status(), admin.viewers.is_some()) else { return };
                         permit.send(event);
                     }
                 }

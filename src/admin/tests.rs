@@ -71,7 +71,7 @@ fn table() -> Arc<SessionTable> {
 
 fn admin(side: AdminProcess) -> AdminContext {
     let (metrics, readiness) = (Metrics::server("ns", "pod"), Readiness::waiting_for(&["link"]));
-    AdminContext::new(side, PageViewers::default(), metrics, readiness, None, true)
+    AdminContext::new(side, None, metrics, readiness, None, true)
 }
 
 /// Sends a request over a real connection. Returns the status and the body.
@@ -387,7 +387,8 @@ async fn pages_are_for_loopback_clients_or_users_with_a_valid_password() {
         let is_right = is_right.load(Relaxed) && head["authorization"] == "right";
         Box::pin(async move { is_right.then(|| "ops".to_owned()) })
     };
-    let server = AdminContext { viewers: PageViewers::new(true, user), ..server };
+    let viewers = PageViewers { authenticate: Arc::new(user), has_passwords: true };
+    let server = AdminContext { viewers: Some(viewers), ..server };
     let user = server.authenticate(&elsewhere, &head("right"), true).await.unwrap();
     assert_eq!(user.to_string(), "ops");
     let refused = server.authenticate(&elsewhere, &head("wrong"), true).await.unwrap_err();

@@ -45,7 +45,7 @@ pub(crate) struct PreparedEdge {
     pub(super) proxy: Option<EdgeProxy>,
     pub(super) policies: AccessPolicyBuilder,
     /// The users that may view the admin page from other machines.
-    pub(super) viewers: PageViewers,
+    pub(super) viewers: Option<PageViewers>,
 }
 
 /// Reads all files and binds all ports of the config.

@@ -101,10 +101,10 @@ impl AccessPolicyBuilder {
         table: &'static str,
         AdminConfig { tls, access, .. }: &AdminConfig,
         startup: &mut StartupErrorCollector,
-    ) -> Result<PageViewers, NotPrepared> {
+    ) -> Result<Option<PageViewers>, NotPrepared> {
         let has_passwords = access.auth != ClientAuthConfig::None;
         if !has_passwords && tls.as_ref().is_none_or(|tls| tls.client_ca.is_none()) {
-            return Ok(PageViewers::default());
+            return Ok(None);
         }
         let policy = self.prepare(table, access, startup)?.policy(None);
         let user = move |certificate: Option<ClientCertificate>, head: HeaderMap, from| -> UserFuture {
@@ -120,7 +120,7 @@ impl AccessPolicyBuilder {
                 Some(policy.authenticate(&credentials, from).await.ok()??.user)
             })
         };
-        Ok(PageViewers::new(has_passwords, user))
+        Ok(Some(PageViewers { authenticate: Arc::new(user), has_passwords }))
     }
 
     /// Reloads the users' files when they change.
