@@ -25,17 +25,6 @@ pub enum AdminRequester {
     Linked(Arc<LinkedUser>),
 }
 
-/// The reason for a refusal, with a hint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AdminAccessError {
-    /// The client is not on this machine.
-    #[error("only available on this machine; connect to 127.0.0.1, or run `tunnel status` there")]
-    Elsewhere,
-    /// The name in Host may be one that a malicious page has made resolve to this address (DNS rebinding).
-    #[error("connect by IP address or as localhost, not by another name")]
-    Host,
-}
-
 /// The user whose program has sent a request over its link, with her rights at that moment.
 #[derive(Debug, Clone)]
 pub struct LinkedUser {
@@ -108,15 +97,15 @@ impl AdminRequester {
     ///
     /// # Errors
     ///
-    /// Returns an error if access is denied.
-    pub(crate) fn check_access(&self, head: &HeaderMap, private: bool) -> Result<(), AdminAccessError> {
+    /// Returns the reason if access is denied, with a hint.
+    pub(crate) fn check_access(&self, head: &HeaderMap, private: bool) -> Result<(), &'static str> {
         match self {
             Self::User(_) | Self::Person(_) | Self::Linked(_) => Ok(()),
-            Self::Address(..) if private && !self.is_local() => Err(AdminAccessError::Elsewhere),
+            Self::Address(..) if private && !self.is_local() => Err(ELSEWHERE),
             Self::Address(..) if is_plain_host(head) => Ok(()),
             // HTTP/1.0 requests of scripts and load balancers may omit Host; browsers never do.
             Self::Address(..) if !private && !head.contains_key(HOST) => Ok(()),
-            Self::Address(..) => Err(AdminAccessError::Host),
+            Self::Address(..) => Err(OTHER_HOST),
         }
     }
 }
@@ -131,6 +120,11 @@ impl fmt::Display for AdminRequester {
         }
     }
 }
+
+/// The client is not on this machine.
+const ELSEWHERE: &str = "only available on this machine; connect to 127.0.0.1, or run `tunnel status` there";
+/// The name in Host may be one that a malicious page has made resolve to this address (DNS rebinding).
+const OTHER_HOST: &str = "connect by IP address or as localhost, not by another name";
 
 /// Returns true if the only Host is an address or `localhost`. A malicious page whose name resolves to 127.0.0.1 sends
 /// another.
@@ -160,7 +154,7 @@ mod tests {
             ["127.0.0.1", "127.0.0.1:9010", "[::1]:9010", "localhost", "LocalHost:8080", "10.0.0.7:9010"]
         {
             assert_eq!(near.check_access(&head(&[host]), true), Ok(()), "{host}");
-            assert_eq!(far.check_access(&head(&[host]), true), Err(AdminAccessError::Elsewhere), "{host}");
+            assert_eq!(far.check_access(&head(&[host]), true), Err(ELSEWHERE), "{host}");
             assert_eq!(far.check_access(&head(&[host]), false), Ok(()), "{host}");
         }
         for host in [
@@ -171,12 +165,12 @@ mod tests {
             "",
             ":80",
         ] {
-            assert_eq!(near.check_access(&head(&[host]), true), Err(AdminAccessError::Host), "{host}");
-            assert_eq!(far.check_access(&head(&[host]), false), Err(AdminAccessError::Host), "{host}");
+            assert_eq!(near.check_access(&head(&[host]), true), Err(OTHER_HOST), "{host}");
+            assert_eq!(far.check_access(&head(&[host]), false), Err(OTHER_HOST), "{host}");
         }
-        assert_eq!(near.check_access(&head(&[]), true), Err(AdminAccessError::Host));
+        assert_eq!(near.check_access(&head(&[]), true), Err(OTHER_HOST));
         assert_eq!(near.check_access(&head(&[]), false), Ok(()), "HTTP/1.0 needs no Host");
-        assert_eq!(near.check_access(&head(&["localhost", "localhost"]), true), Err(AdminAccessError::Host));
+        assert_eq!(near.check_access(&head(&["localhost", "localhost"]), true), Err(OTHER_HOST));
         assert_eq!(AdminRequester::User(0).check_access(&head(&[]), true), Ok(()));
         let mapped = AdminRequester::Address("::ffff:127.0.0.1".parse().unwrap(), None);
         assert!(mapped.is_local() && near.is_local() && !far.is_local());
