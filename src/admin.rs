@@ -39,7 +39,9 @@ use crate::admin::page_events::EventStream;
 use crate::admin::readiness::Readiness;
 use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{json, method_not_allowed, plain_text, text};
-use crate::admin::status::collect::{EdgeStatusSource, ServerStatusSource, WallClock};
+use crate::admin::status::collect::{ServerStatusSource, WallClock};
+use crate::route::Uplinks;
+use crate::session_io::grants::Grants;
 use crate::session_io::tls::TlsPort;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::dropped_lines::log_trouble;
@@ -48,6 +50,7 @@ use tunnel_base::metrics::Metrics;
 use tunnel_base::metrics::format::ExpositionFormat;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::Networks;
+use tunnel_link::table::SessionTable;
 use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler};
 use tunnel_net::fd_limit;
 use tunnel_net::limiter::{FairLimiter, Permit, PermitLimits};
@@ -62,6 +65,10 @@ use tunnel_net::unix_accept::UnixAccept;
 pub struct AdminContext {
     /// Kind of this process.
     pub side: AdminProcess,
+    /// Table of sessions.
+    pub table: Arc<SessionTable>,
+    /// Grants of sessions, with which operators end them.
+    pub grants: Grants,
     /// Metrics, served at `/metrics`.
     pub metrics: Metrics,
     /// Conditions, served at `/readyz`.
@@ -86,8 +93,8 @@ type AdminBody = Either<Full<Bytes>, EventStream>;
 pub enum AdminProcess {
     /// A server, with `/cloud/healthz`.
     Cloud(ServerStatusSource),
-    /// An edge, with `/edge/healthz`.
-    Edge(EdgeStatusSource),
+    /// An edge with these links to servers, with `/edge/healthz`.
+    Edge(Arc<Uplinks>),
 }
 
 /// The kind of an admin port of a process, which decides the paths that it serves and to whom.
@@ -201,19 +208,6 @@ impl AdminConnectionHandler {
 }
 
 impl AdminContext {
-    /// Creates the data of a process that starts now. `level` and `level_at_ports` are as in the fields.
-    pub fn new(
-        side: AdminProcess,
-        viewers: Option<PageViewers>,
-        metrics: Metrics,
-        readiness: Readiness,
-        level: Option<LogLevelHandle>,
-        level_at_ports: bool,
-    ) -> Self {
-        let (clock, streams) = (WallClock::now(), FairLimiter::new(STREAMS));
-        Self { side, metrics, readiness, level, level_at_ports, clock, viewers, streams }
-    }
-
     /// Serves the configured admin ports until `drain` starts; see [`serve`]. `grpc` is the address at which edges link
     /// to a server. `files` reloads their TLS.
     pub fn spawn(
@@ -364,8 +358,8 @@ impl AdminContext {
             ("/cloud/healthz", AdminProcess::Cloud(server)) => {
                 plain_text(StatusCode::OK, go_list(&server.registry.nodes()))
             }
-            ("/edge/healthz", AdminProcess::Edge(edge)) => {
-                let linked = edge.uplinks.is_linked();
+            ("/edge/healthz", AdminProcess::Edge(uplinks)) => {
+                let linked = uplinks.is_linked();
                 let status = if linked { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
                 plain_text(status, "")
             }
@@ -496,7 +490,7 @@ pub(super) const BODY_TIME: Duration = Duration::from_secs(5);
 const BODY_BYTES: usize = 64;
 
 /// Number of open live pages, in total and for one source.
-const STREAMS: PermitLimits = PermitLimits { per_source: 8, ..PermitLimits::permits(16) };
+pub(crate) const STREAMS: PermitLimits = PermitLimits { per_source: 8, ..PermitLimits::permits(16) };
 
 #[cfg(test)]
 mod tests;

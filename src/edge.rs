@@ -20,7 +20,7 @@ use crate::acceptor::SessionAcceptor;
 use crate::acceptor::target_dialer::{TargetDialer, TargetDialerRole};
 use crate::admin::certificate_expiry::MonitoredCertificates;
 use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
-use crate::admin::status::collect::EdgeStatusSource;
+use crate::admin::status::collect::WallClock;
 use crate::admin::{self, AdminContext, AdminProcess};
 use crate::config::config_watch::ConfigFile;
 use crate::config::edge::MEMORY;
@@ -48,6 +48,7 @@ use tunnel_base::process::third_of_memory;
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::interfaces::LocalAddresses;
+use tunnel_net::limiter::FairLimiter;
 use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::FileWatcher;
@@ -118,11 +119,18 @@ impl Edge {
         }
         edge.links.spawn(info_span!("network"), keeper.clone().follow_network());
         edge.links.spawn(info_span!("link", node = %keeper.dialer.node), keeper.run(None));
-        let (uplinks, table, grants) = (edge.uplinks.clone(), edge.table.clone(), edge.grants.clone());
-        let view = EdgeStatusSource { uplinks, table, grants };
-        let (metrics, readiness) = (edge.metrics.clone(), edge.readiness.clone());
-        let admin =
-            AdminContext::new(AdminProcess::Edge(view), viewers, metrics, readiness, level, level_at_ports);
+        let admin = AdminContext {
+            side: AdminProcess::Edge(edge.uplinks.clone()),
+            table: edge.table.clone(),
+            grants: edge.grants.clone(),
+            metrics: edge.metrics.clone(),
+            readiness: edge.readiness.clone(),
+            level,
+            level_at_ports,
+            clock: WallClock::now(),
+            viewers,
+            streams: FairLimiter::new(admin::STREAMS),
+        };
         admin.spawn(ports, None, &edge.files, &edge.admin);
         let certificates = MonitoredCertificates::default();
         certificates.set(shown, authorities);

@@ -37,7 +37,7 @@ use crate::acceptor::target_dialer::{DirectDialer, TargetDialer, TargetDialerRol
 use crate::admin::certificate_expiry::MonitoredCertificates;
 use crate::admin::page::PageViewers;
 use crate::admin::readiness::Readiness;
-use crate::admin::status::collect::ServerStatusSource;
+use crate::admin::status::collect::{ServerStatusSource, WallClock};
 use crate::admin::{self, AdminContext, AdminProcess};
 use crate::config::ConfigError;
 use crate::config::config_watch::ConfigFile;
@@ -488,20 +488,25 @@ impl ServerContext {
     ) {
         let view = ServerStatusSource {
             registry: self.registry.clone(),
-            table: self.link_context.table.clone(),
             name: self.link_context.server_name.clone(),
             peers: self.peers.clone(),
             finder: self.finder.clone(),
             publishes: settings.dns.publish.name(),
             enrolment: self.enrolment.clone(),
             port: grpc.port(),
-            grants: self.grants.clone(),
         };
-        let (metrics, readiness) = (self.link_context.metrics.clone(), self.readiness.clone());
-        let level_at_ports = settings.links.ports.sets_level;
-        let admin =
-            AdminContext::new(AdminProcess::Cloud(view), viewers, metrics, readiness, level, level_at_ports);
-        let admin = self.admin.get_or_init(|| admin);
+        let admin = self.admin.get_or_init(|| AdminContext {
+            side: AdminProcess::Cloud(view),
+            table: self.link_context.table.clone(),
+            grants: self.grants.clone(),
+            metrics: self.link_context.metrics.clone(),
+            readiness: self.readiness.clone(),
+            level,
+            level_at_ports: settings.links.ports.sets_level,
+            clock: WallClock::now(),
+            viewers,
+            streams: FairLimiter::new(admin::STREAMS),
+        });
         let drain = &self.drains.admin;
         admin.spawn(ports, Some(grpc), &self.watcher, drain);
         self.certificates.set(settings.certificates(), settings.ca_files());

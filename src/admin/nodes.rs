@@ -101,7 +101,7 @@ impl AdminContext {
         let lists = std::iter::once((&own, &NodeListEnd::Complete)).chain(lists);
         let now = Instant::now();
         let (mut servers, mut nodes) = (Vec::new(), Vec::new());
-        for ((listed, end), name) in lists.zip(server.names(&handles)) {
+        for ((listed, end), name) in lists.zip(self.server_names(server, &handles)) {
             let (state, error) = match end {
                 NodeListEnd::Complete => ("complete", None),
                 NodeListEnd::Truncated => ("truncated", None),

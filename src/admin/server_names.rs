@@ -1,16 +1,17 @@
 //! The names of servers for operators: each server has one, on every page and in every list.
 
+use crate::admin::AdminContext;
 use crate::admin::status::collect::ServerStatusSource;
 use crate::registry::peers::PeerHandle;
 use tunnel_base::names::{Instance, ServerDisplayName};
 
-impl ServerStatusSource {
+impl AdminContext {
     /// Returns the name of this server, then those of `peers`, in their order.
     ///
     /// A server has the name that it announces. If another server has the same, the id of its process follows, which is
     /// the same at all servers. An older version announces none: it has its address or the id of its process.
-    pub(crate) fn names(&self, peers: &[PeerHandle]) -> Vec<String> {
-        let own = (self.name.clone(), Some(self.table.instance()), String::new());
+    pub(crate) fn server_names(&self, server: &ServerStatusSource, peers: &[PeerHandle]) -> Vec<String> {
+        let own = (server.name.clone(), Some(self.table.instance()), String::new());
         let peer =
             |peer: &PeerHandle| (peer.name(), peer.up().and_then(|link| link.instance), peer.to_string());
         unique(&std::iter::once(own).chain(peers.iter().map(peer)).collect::<Vec<_>>())

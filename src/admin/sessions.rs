@@ -11,8 +11,8 @@ use tracing::info;
 use crate::admin::invitations::read_json;
 use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{json, plain_text};
-use crate::admin::{AdminContext, AdminProcess};
-use crate::session_io::grants::{Grants, SessionSubject};
+use crate::admin::AdminContext;
+use crate::session_io::grants::SessionSubject;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::logging::printable::printable;
 
@@ -76,19 +76,12 @@ impl AdminContext {
         if [id, user, node].into_iter().flatten().count() != 1 {
             return plain_text(StatusCode::BAD_REQUEST, "expected one of id, user and node\n");
         }
-        let ended = self.grants().end(&format!("ended by operator {actor}"), |one| selection.contains(one));
+        let ended = self.grants.end(&format!("ended by operator {actor}"), |one| selection.contains(one));
         if ended == 0 {
             return plain_text(StatusCode::NOT_FOUND, "no such session here\n");
         }
         let [id, user, node] = [id, user, node].map(|text| text.as_deref().map(printable));
         info!(target: AUDIT, %actor, session = id, user, node, sessions = ended, "sessions ended");
         json(&EndSessionsReply { ended })
-    }
-
-    fn grants(&self) -> &Grants {
-        match &self.side {
-            AdminProcess::Cloud(server) => &server.grants,
-            AdminProcess::Edge(edge) => &edge.grants,
-        }
     }
 }

@@ -14,13 +14,11 @@ use crate::admin::status::StatusResponse;
 use crate::registry::Finder;
 use crate::registry::LinkedNode;
 use crate::registry::Registry;
-use crate::route::Uplinks;
-use crate::session_io::grants::Grants;
 use tunnel_base::drain::Drained;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
-use tunnel_link::table::{SessionLimits, SessionTable};
-use tunnel_net::limiter::{FairLimiter, PermitLimits, Source};
+use tunnel_link::table::SessionLimits;
+use tunnel_net::limiter::{PermitLimits, Source};
 use tunnel_proto::frame::Remote;
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::state::LinkId;
@@ -44,13 +42,11 @@ fn cloud(nodes: &[&str]) -> AdminContext {
     admin(AdminProcess::Cloud(ServerStatusSource {
         finder: Finder::without_peers(registry.clone(), Instance::from_bits(7)),
         registry,
-        table: table(),
         name: "eu-1".parse().ok(),
         peers: None,
         publishes: Some("hosts"),
         enrolment: None,
         port: 9000,
-        grants: Grants::default(),
     }))
 }
 
@@ -60,7 +56,7 @@ fn edge(linked: bool) -> AdminContext {
     if linked {
         uplinks.add(LinkSender::new(LinkId(1), Remote::Server(node), Some(Instance::random())));
     }
-    admin(AdminProcess::Edge(EdgeStatusSource { uplinks, table: table(), grants: Grants::default() }))
+    admin(AdminProcess::Edge(uplinks))
 }
 
 fn table() -> Arc<SessionTable> {
@@ -70,8 +66,18 @@ fn table() -> Arc<SessionTable> {
 }
 
 fn admin(side: AdminProcess) -> AdminContext {
-    let (metrics, readiness) = (Metrics::server("ns", "pod"), Readiness::waiting_for(&["link"]));
-    AdminContext::new(side, None, metrics, readiness, None, true)
+    AdminContext {
+        side,
+        table: table(),
+        grants: Grants::default(),
+        metrics: Metrics::server("ns", "pod"),
+        readiness: Readiness::waiting_for(&["link"]),
+        level: None,
+        level_at_ports: true,
+        clock: WallClock::now(),
+        viewers: None,
+        streams: FairLimiter::new(STREAMS),
+    }
 }
 
 /// Sends a request over a real connection. Returns the status and the body.

@@ -77,7 +77,7 @@ impl Entities {
                     server.registry.overview(0).linked.into_iter().map(|(_, _, linked, _)| linked.sender);
                 nodes.chain(server.peers.iter().flat_map(|peers| peers.links())).collect()
             }
-            AdminProcess::Edge(edge) => edge.uplinks.all(),
+            AdminProcess::Edge(uplinks) => uplinks.all(),
         }
     }
 

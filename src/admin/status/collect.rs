@@ -20,11 +20,9 @@ use crate::registry::links::LinkRole;
 use crate::registry::peers::PeerHandle;
 use crate::registry::peers::Peers;
 use crate::registry::snapshot::RegistrySnapshot;
-use crate::route::Uplinks;
-use crate::session_io::grants::{Grants, SessionSubject};
+use crate::session_io::grants::SessionSubject;
 use tunnel_base::names::{NodeName, ServerDisplayName};
 use tunnel_link::sender::LinkSender;
-use tunnel_link::table::SessionTable;
 use tunnel_link::table::session::view::SessionView;
 
 /// The parts of a server whose status is served.
@@ -32,8 +30,6 @@ use tunnel_link::table::session::view::SessionView;
 pub struct ServerStatusSource {
     /// Registry of connected nodes.
     pub registry: Arc<Registry>,
-    /// Table of sessions.
-    pub table: Arc<SessionTable>,
     /// The name that this server announces, or its process if another server announces the same name.
     pub name: Option<ServerDisplayName>,
     /// The peers; `None` if this is the only server.
@@ -46,19 +42,6 @@ pub struct ServerStatusSource {
     pub enrolment: Option<Arc<SharedEnrolments>>,
     /// Port to which edges link.
     pub port: u16,
-    /// Grants of sessions, with which operators end them.
-    pub grants: Grants,
-}
-
-/// The parts of an edge whose status is served.
-#[derive(Debug, Clone)]
-pub struct EdgeStatusSource {
-    /// Links to servers.
-    pub uplinks: Arc<Uplinks>,
-    /// Table of sessions.
-    pub table: Arc<SessionTable>,
-    /// Grants of sessions, with which operators end them.
-    pub grants: Grants,
 }
 
 /// Converts times of this process to wall clock times. It is set once, so that a moment always has the same time.
@@ -90,10 +73,7 @@ impl WallClock {
 impl AdminContext {
     /// Returns the current status.
     pub fn status(&self) -> StatusResponse {
-        let table = match &self.side {
-            AdminProcess::Cloud(server) => &server.table,
-            AdminProcess::Edge(edge) => &edge.table,
-        };
+        let table = &self.table;
         let mut status = StatusResponse {
             role: "edge".into(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -116,7 +96,7 @@ impl AdminContext {
         };
         match &self.side {
             AdminProcess::Cloud(server) => self.add_server(server, &mut status),
-            AdminProcess::Edge(EdgeStatusSource { uplinks, .. }) => {
+            AdminProcess::Edge(uplinks) => {
                 status.node = Some(uplinks.node().to_string());
                 for link in uplinks.all().into_iter().rev() {
                     let server = link.ends().and_then(|ends| ends.server_name.as_ref());
@@ -134,8 +114,8 @@ impl AdminContext {
 
     fn add_server(&self, server: &ServerStatusSource, status: &mut StatusResponse) {
         status.role = "server".into();
-        let relayed = server.grants.relayed(MAX_SESSIONS.saturating_sub(status.sessions.len()));
-        let relayed = relayed.into_iter().filter_map(|one| self.relayed_session(&server.table, one));
+        let relayed = self.grants.relayed(MAX_SESSIONS.saturating_sub(status.sessions.len()));
+        let relayed = relayed.into_iter().filter_map(|one| self.relayed_session(one));
         status.sessions.extend(relayed);
         let RegistrySnapshot { linked, disconnected, drops } = server.registry.overview(MAX_DISCONNECTED);
         status.links = linked
@@ -162,7 +142,7 @@ impl AdminContext {
         };
         status.drops = drops.into_iter().map(drop).collect();
         let peers: Vec<_> = server.peers.iter().flat_map(|peers| peers.all()).collect();
-        let mut names = server.names(&peers).into_iter();
+        let mut names = self.server_names(server, &peers).into_iter();
         status.name = names.next();
         status.peers = names.zip(&peers).map(|(name, peer)| self.peer(name, peer)).collect();
         status.publisher = server.publishes.map(|store| PublisherStatus {
@@ -224,9 +204,9 @@ impl AdminContext {
     }
 
     /// Returns the status of a session that this server relays for a user, or `None` if it has no path now.
-    fn relayed_session(&self, table: &SessionTable, subject: SessionSubject) -> Option<SessionStatus> {
+    fn relayed_session(&self, subject: SessionSubject) -> Option<SessionStatus> {
         let (id, relayed) = (subject.id?, subject.relayed?);
-        let (to_acceptor, to_opener) = table.relays.traffic(id)?;
+        let (to_acceptor, to_opener) = self.table.relays.traffic(id)?;
         Some(SessionStatus {
             id: id.to_string(),
             node: subject.node?.to_string(),
