@@ -38,7 +38,7 @@ use crate::admin::page::{PageViewers, live_page};
 use crate::admin::page_events::EventStream;
 use crate::admin::readiness::Readiness;
 use crate::admin::requester::AdminRequester;
-use crate::admin::responses::{json, method_not_allowed, plain_text, text};
+use crate::admin::responses::{json, method_not_allowed, not_found, plain_text, text};
 use crate::admin::status::collect::{ServerStatusSource, WallClock};
 use crate::route::Uplinks;
 use crate::session_io::grants::Grants;
@@ -299,53 +299,42 @@ impl AdminContext {
         requester: &AdminRequester,
         drain: &Drain,
     ) -> Response<AdminBody> {
-        let path = request.uri().path();
+        let (path, head) = (request.uri().path(), request.headers());
         let private = PRIVATE.contains(&path) && READS.contains(request.method());
-        if port != AdminPortKind::Metrics
-            && !PUBLIC.contains(&path)
-            && let Err(denied) = self.authenticate(requester, request.headers(), private).await
-        {
-            return denied.map(AdminBody::Left);
+        let denied = match port {
+            _ if PUBLIC.contains(&path) => None,
+            AdminPortKind::Log | AdminPortKind::Local => {
+                self.authenticate(requester, head, private).await.err()
+            }
+            AdminPortKind::Metrics if path == NODE_METRICS => {
+                let denied = requester.check_access(head, false).err();
+                denied.map(|why| plain_text(StatusCode::FORBIDDEN, format!("{why}\n")))
+            }
+            AdminPortKind::Metrics => Some(not_found()),
+        };
+        match denied {
+            Some(denied) => denied.map(AdminBody::Left),
+            None if private && path == "/events" => self.events(requester, head, drain),
+            None => self.answer_at_once(request, requester).await.map(AdminBody::Left),
         }
-        if port == AdminPortKind::Metrics
-            && path == NODE_METRICS
-            && let Err(why) = requester.check_access(request.headers(), false)
-        {
-            return plain_text(StatusCode::FORBIDDEN, format!("{why}\n")).map(AdminBody::Left);
-        }
-        if port != AdminPortKind::Metrics && private {
-            return match (path, &self.side) {
-                ("/events", _) => self.events(requester, request.headers(), drain),
-                ("/status", _) => json(&self.status()).map(AdminBody::Left),
-                ("/nodes", AdminProcess::Cloud(server)) => {
-                    json(&self.nodes(server).await).map(AdminBody::Left)
-                }
-                ("/nodes", AdminProcess::Edge(_)) => {
-                    plain_text(StatusCode::NOT_FOUND, NOT_FOUND).map(AdminBody::Left)
-                }
-                _ => live_page().map(AdminBody::Left),
-            };
-        }
-        self.answer_at_once(request, port, requester).await.map(AdminBody::Left)
     }
 
+    /// Returns the response to a request whose access is checked, unless it is a stream.
     pub(super) async fn answer_at_once(
         &self,
         request: Request<Incoming>,
-        port: AdminPortKind,
         requester: &AdminRequester,
     ) -> Response<Full<Bytes>> {
-        let is_public = |path| PUBLIC.contains(&path) || path == NODE_METRICS;
-        if port == AdminPortKind::Metrics && !is_public(request.uri().path()) {
-            return plain_text(StatusCode::NOT_FOUND, NOT_FOUND);
-        }
         let read = READS.contains(request.method());
-        let get = *request.method() == Method::GET;
+        let (get, post) = (*request.method() == Method::GET, *request.method() == Method::POST);
         match (request.uri().path(), &self.side) {
             (
                 "/metrics" | NODE_METRICS | "/livez" | "/readyz" | "/status" | "/nodes" | "/events" | "/",
                 _,
             ) if !read => method_not_allowed("GET, HEAD", READ_ONLY),
+            ("/", _) => live_page(),
+            ("/status", _) => json(&self.status()),
+            ("/nodes", AdminProcess::Cloud(server)) => json(&self.nodes(server).await),
             ("/metrics", _) => metrics(&request, |form| self.metrics.encode(form)),
             (NODE_METRICS, AdminProcess::Cloud(server)) => {
                 metrics(&request, |form| self.node_metrics(server, form))
@@ -363,13 +352,13 @@ impl AdminContext {
                 let status = if linked { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
                 plain_text(status, "")
             }
-            ("/invitations" | "/revocations", AdminProcess::Cloud(_)) if port != AdminPortKind::Local => {
-                plain_text(StatusCode::NOT_FOUND, NOT_FOUND)
+            ("/invitations" | "/revocations", AdminProcess::Cloud(_))
+                if matches!(requester, AdminRequester::Address(..)) =>
+            {
+                not_found()
             }
             ("/invitations", AdminProcess::Cloud(server)) if get => list(server.enrolment.as_ref()).await,
-            ("/invitations" | "/revocations", AdminProcess::Cloud(_))
-                if *request.method() != Method::POST =>
-            {
+            ("/invitations" | "/revocations", AdminProcess::Cloud(_)) | ("/sessions/end", _) if !post => {
                 method_not_allowed("POST", "only supports POST method\n")
             }
             ("/invitations", AdminProcess::Cloud(server)) => {
@@ -378,12 +367,9 @@ impl AdminContext {
             ("/revocations", AdminProcess::Cloud(server)) => {
                 revoke(server.enrolment.as_ref(), request, requester).await
             }
-            ("/sessions/end", _) if *request.method() != Method::POST => {
-                method_not_allowed("POST", "only supports POST method\n")
-            }
             ("/sessions/end", _) => self.end_sessions(request, requester).await,
             ("/debug/flags/v", _) => self.set_level(request, requester).await,
-            _ => plain_text(StatusCode::NOT_FOUND, NOT_FOUND),
+            _ => not_found(),
         }
     }
 
@@ -468,8 +454,6 @@ const PUBLIC: [&str; 3] = ["/metrics", "/livez", "/readyz"];
 
 /// The path of the metrics of nodes. It is served at the metrics port, but not for any Host, because it names nodes.
 const NODE_METRICS: &str = "/metrics/nodes";
-
-pub(crate) const NOT_FOUND: &str = "not found\n";
 
 /// The response at a port, which any user of the machine may reach. A high level fills the disk.
 const LEVEL_AT_SOCKET: &str = "the log level can only be set at the admin socket: \

@@ -13,9 +13,8 @@ use tokio::time::Instant;
 use tracing::{Span, info_span};
 
 use crate::admin::readiness::Readiness;
-use crate::admin::responses::plain_text;
-use crate::admin::{AdminBody, CONNECTIONS, accept_limits, serve_connection};
-use crate::admin::{NOT_FOUND, ready};
+use crate::admin::responses::{not_found, plain_text};
+use crate::admin::{AdminBody, CONNECTIONS, accept_limits, ready, serve_connection};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_net::accept_loop::{self, Accepted, ConnectionHandler};
@@ -82,7 +81,7 @@ impl HealthHandler {
             "/livez" if self.pulse.is_alive() => plain_text(StatusCode::OK, "ok\n"),
             "/livez" => plain_text(StatusCode::SERVICE_UNAVAILABLE, "work stalled; restart the process\n"),
             "/readyz" => ready(&self.readiness),
-            _ => plain_text(StatusCode::NOT_FOUND, NOT_FOUND),
+            _ => not_found(),
         }
     }
 }

@@ -20,10 +20,9 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::time::timeout;
 use tracing::info;
 
-use crate::admin::NOT_FOUND;
 use crate::admin::requester::AdminRequester;
-use crate::admin::responses::{json, plain_text};
-use crate::admin::{AdminContext, AdminPortKind, AdminProcess, HEAD_BYTES, HEAD_TIME};
+use crate::admin::responses::{json, not_found, plain_text};
+use crate::admin::{AdminContext, AdminProcess, HEAD_BYTES, HEAD_TIME};
 use tunnel_base::logging::AUDIT;
 use tunnel_base::logging::printable::printable;
 use tunnel_link::table::handles::Session;
@@ -62,17 +61,12 @@ impl AdminContext {
     ) -> Response<Full<Bytes>> {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let answer = match (path.as_str(), &self.side) {
-            ("/nodes", AdminProcess::Cloud(server)) if method == Method::GET => {
-                let all = self.nodes(server).await;
-                json(&if user.is_admin() { all } else { user.visible(all) })
+            ("/nodes", AdminProcess::Cloud(server)) if method == Method::GET && !user.is_admin() => {
+                json(&user.visible(self.nodes(server).await))
             }
-            (path, _) if !OFFERED.contains(&(&method, path)) => plain_text(StatusCode::NOT_FOUND, NOT_FOUND),
+            (path, _) if !OFFERED.contains(&(&method, path)) => not_found(),
             _ if !user.is_admin() => plain_text(StatusCode::FORBIDDEN, user.refusal()),
-            ("/status", _) => json(&self.status()),
-            _ => {
-                self.answer_at_once(request, AdminPortKind::Local, &AdminRequester::Linked(user.clone()))
-                    .await
-            }
+            _ => self.answer_at_once(request, &AdminRequester::Linked(user.clone())).await,
         };
         let answer = bounded(answer, MAX_ANSWER).await;
         let (status, why) = (answer.status().as_u16(), refusal_text(&answer));
@@ -107,8 +101,9 @@ fn refusal_text(answer: &Response<Bytes>) -> Option<String> {
     (!answer.status().is_success()).then(text)
 }
 
-/// The requests of admins, in addition to the list of nodes.
-const OFFERED: [(&Method, &str); 5] = [
+/// The requests of admins. Other users may send the first one only.
+const OFFERED: [(&Method, &str); 6] = [
+    (&Method::GET, "/nodes"),
     (&Method::GET, "/status"),
     (&Method::GET, "/invitations"),
     (&Method::POST, "/invitations"),

@@ -12,6 +12,10 @@ pub(crate) fn method_not_allowed(methods: &'static str, why: &'static str) -> Re
     answer
 }
 
+pub(crate) fn not_found() -> Response<Full<Bytes>> {
+    plain_text(StatusCode::NOT_FOUND, "not found\n")
+}
+
 pub(crate) fn plain_text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
     text(status, body, "text/plain; charset=utf-8")
 }
