@@ -12,13 +12,14 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body, Frame};
 use serde::Serialize;
+use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::info_span;
 
 use crate::admin::AdminContext;
 use crate::admin::requester::AdminRequester;
-use crate::admin::status::{LinkStatus, StatusResponse};
+use crate::admin::status::StatusResponse;
 use tunnel_base::drain::Drain;
 use tunnel_net::limiter::Permit;
 
@@ -28,22 +29,16 @@ pub(crate) struct EventStream(mpsc::Receiver<Bytes>);
 
 /// The changes of one list: new and changed items with their keys, and the keys of removed items.
 #[derive(Serialize)]
-pub(super) struct PageListDelta {
+struct PageListDelta {
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    set: Vec<(String, serde_json::Value)>,
+    set: Vec<(String, Value)>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     removed: Vec<String>,
 }
 
-/// The items that the reader of one stream has received, as hashes.
+/// The items of each list that the reader of one stream has received, as hashes by their keys.
 #[derive(Debug, Default)]
-struct SentItems {
-    links: HashMap<String, u64>,
-    sessions: HashMap<String, u64>,
-    peers: HashMap<String, u64>,
-    disconnected: HashMap<String, u64>,
-    drops: HashMap<String, u64>,
-}
+struct SentItems(HashMap<&'static str, HashMap<String, u64>>);
 
 impl EventStream {
     /// Starts a stream, and a task that feeds it. The task ends with the stream, or when its reader loses access.
@@ -102,30 +97,11 @@ impl SentItems {
     fn event(&mut self, mut status: StatusResponse, may_end: bool) -> Option<Bytes> {
         let links_total = status.links.len();
         status.links.truncate(MAX_LINKS);
-        let by_link =
-            |link: &LinkStatus| link.link.map_or_else(|| link.name.clone(), |number| number.to_string());
-        let deltas = [
-            ("links", list_delta(&mut self.links, take(&mut status.links), by_link)),
-            (
-                "sessions",
-                list_delta(&mut self.sessions, take(&mut status.sessions), |one| {
-                    format!("{} {}", one.id, one.since)
-                }),
-            ),
-            ("peers", list_delta(&mut self.peers, take(&mut status.peers), by_link)),
-            (
-                "disconnected",
-                list_delta(&mut self.disconnected, take(&mut status.disconnected), |one| one.name.clone()),
-            ),
-            (
-                "drops",
-                list_delta(&mut self.drops, take(&mut status.drops), |one| {
-                    format!("{} {}", one.name, one.time)
-                }),
-            ),
-        ];
         let mut event = serde_json::to_value(&status).ok()?;
-        for (list, delta) in deltas {
+        for list in LISTS {
+            // The status omits some empty lists.
+            let items = event[list].as_array_mut().map(take).unwrap_or_default();
+            let delta = list_delta(self.0.entry(list).or_default(), items, |item| key(list, item));
             event[list] = serde_json::to_value(delta).ok()?;
         }
         // At most `MAX_LINKS` of them are in the list.
@@ -136,19 +112,19 @@ impl SentItems {
     }
 }
 
-pub(super) fn list_delta<T: Serialize>(
+fn list_delta(
     sent: &mut HashMap<String, u64>,
-    now: impl IntoIterator<Item = T>,
-    key: impl Fn(&T) -> String,
+    now: Vec<Value>,
+    key: impl Fn(&Value) -> String,
 ) -> PageListDelta {
     let (mut seen, mut set) = (HashMap::new(), Vec::new());
     for item in now {
-        let (key, value) = (key(&item), serde_json::to_value(&item).unwrap_or_default());
+        let key = key(&item);
         let mut hasher = DefaultHasher::new();
-        value.to_string().hash(&mut hasher);
+        item.to_string().hash(&mut hasher);
         let hash = hasher.finish();
         if sent.get(&key) != Some(&hash) {
-            set.push((key.clone(), value));
+            set.push((key.clone(), item));
         }
         seen.insert(key, hash);
     }
@@ -157,6 +133,19 @@ pub(super) fn list_delta<T: Serialize>(
     PageListDelta { set, removed }
 }
 
+/// Returns the key of an item of a list: a link has a number, a peer without one only a name.
+fn key(list: &str, item: &Value) -> String {
+    let text = |field| item[field].as_str().unwrap_or_default();
+    match list {
+        "links" | "peers" if !item["link"].is_null() => item["link"].to_string(),
+        "sessions" => format!("{} {}", text("id"), item["since"]),
+        "drops" => format!("{} {}", text("name"), item["time"]),
+        _ => text("name").to_owned(),
+    }
+}
+
+/// The lists of the status.
+const LISTS: [&str; 5] = ["links", "peers", "sessions", "disconnected", "drops"];
 /// Time between two events.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of links in the list. More are hardly read, and each costs the browser time and memory.
@@ -170,7 +159,8 @@ mod tests {
     fn a_list_delta_contains_only_changed_and_removed_entries() {
         let mut sent = HashMap::new();
         let change = |sent: &mut HashMap<String, u64>, now: &[(&str, u32)]| {
-            let change = list_delta(sent, now.iter().copied(), |(key, _)| (*key).to_owned());
+            let now = now.iter().map(|item| serde_json::json!(item)).collect();
+            let change = list_delta(sent, now, |item| item[0].as_str().unwrap().to_owned());
             let set: Vec<_> =
                 change.set.into_iter().map(|(key, value)| format!("{key}={}", value[1])).collect();
             (set.join(" "), change.removed.join(" "))
