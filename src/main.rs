@@ -280,62 +280,61 @@ async fn wait_stop(signals: &mut Signals) {
 
 fn run_demo(check: bool, with: &DemoListenerSet) -> ExitCode {
     let logs = LogSettings { name: "tunnel-demo", verbosity: -1, ..LogSettings::default() };
-    let result = LoggingGuard::start(logs).map_err(anyhow::Error::from).and_then(|logs| {
-        let done = runtime(Role::Server)?.block_on(async {
-            let mut signals = Signals::new()?;
-            let stop = async {
-                tokio::select! {
-                    () = signals.next() => {}
-                    () = terminal_closed() => {}
-                }
-            };
-            demo::run(check, with, stop).await
+    with_logs(logs, || {
+        let done = runtime(Role::Server).map_err(anyhow::Error::from).and_then(|runtime| {
+            runtime.block_on(async {
+                let mut signals = Signals::new()?;
+                let stop = async {
+                    tokio::select! {
+                        () = signals.next() => {}
+                        () = terminal_closed() => {}
+                    }
+                };
+                demo::run(check, with, stop).await
+            })
         });
-        drop(logs);
-        done
-    });
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            print_stderr(&format!("tunnel: {e:#}"));
-            ExitCode::FAILURE
+        match done {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                print_stderr(&format!("tunnel: {error:#}"));
+                ExitCode::FAILURE
+            }
         }
-    }
+    })
 }
 
-/// Approves certificates, and logs to stderr like a service.
+/// Approves certificates.
 fn approve(command_args: &ApproveArgs) -> ExitCode {
-    let logs = match LoggingGuard::start(LogSettings { name: "tunnel-approve", ..LogSettings::default() }) {
-        Ok(logs) => logs,
-        Err(cause) => {
-            print_stderr(&format!("tunnel: {cause}"));
-            return exit(StartupErrorKind::System);
-        }
-    };
-    let done =
-        print_result(in_runtime(approve::approve(command_args, &Environment::read(variable), interrupted())));
-    drop(logs);
-    done
+    let logs = LogSettings { name: "tunnel-approve", ..LogSettings::default() };
+    with_logs(logs, || {
+        print_result(in_runtime(approve::approve(command_args, &Environment::read(variable), interrupted())))
+    })
 }
 
-/// Runs the proxy of a user, and logs to stderr like a service.
+/// Runs the proxy of a user.
 fn run_proxy(args: &ProxyArgs) -> ExitCode {
     let json = args.log_format == Format::Json;
     let logs =
         LogSettings { name: "tunnel-proxy", json, verbosity: args.verbosity, ..LogSettings::default() };
-    let started = LoggingGuard::start(logs).map_err(anyhow::Error::from);
-    let (logs, runtime) = match started.and_then(|logs| Ok((logs, runtime(Role::Edge)?))) {
-        Ok(started) => started,
+    with_logs(logs, || {
+        info!(version = env!("CARGO_PKG_VERSION"), role = "proxy", "starting");
+        info!("{}", fd_limit::raise());
+        let done = runtime(Role::Edge)
+            .map_err(|cause| no_threads(&cause))
+            .and_then(|runtime| runtime.block_on(proxy::run(args, variable, interrupted())));
+        print_result(done)
+    })
+}
+
+/// Logs to stderr like a service while a command runs.
+fn with_logs(settings: LogSettings, work: impl FnOnce() -> ExitCode) -> ExitCode {
+    match LoggingGuard::start(settings) {
+        Ok(_logs) => work(),
         Err(cause) => {
             print_stderr(&format!("tunnel: {cause}"));
-            return exit(StartupErrorKind::System);
+            exit(StartupErrorKind::System)
         }
-    };
-    info!(version = env!("CARGO_PKG_VERSION"), role = "proxy", "starting");
-    info!("{}", fd_limit::raise());
-    let done = print_result(runtime.block_on(proxy::run(args, variable, interrupted())));
-    drop(logs);
-    done
+    }
 }
 
 /// Runs `tunnel doctor` and prints its findings.
@@ -366,13 +365,16 @@ fn print_result(done: Result<String, CommandError>) -> ExitCode {
 
 /// Runs an asynchronous command on a current-thread runtime.
 fn in_runtime<T>(work: impl Future<Output = Result<T, CommandError>>) -> Result<T, CommandError> {
-    let failed =
-        |cause| CommandError { code: exit_code::OS_ERROR, text: format!("cannot start threads: {cause}") };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|cause| no_threads(&cause))?;
     let done = runtime.block_on(work);
     // A blocking read of stdin may be in progress, and nothing can end it.
     runtime.shutdown_background();
     done
+}
+
+fn no_threads(cause: &std::io::Error) -> CommandError {
+    CommandError { code: exit_code::OS_ERROR, text: format!("cannot start threads: {cause}") }
 }
 
 /// Waits for a signal that ends a long-running command.
