@@ -17,7 +17,7 @@ use tunnel::config::config_watch::ConfigFile;
 use tunnel::config::{ConfigError, Environment};
 use tunnel::edge::Edge;
 use tunnel::server::Server;
-use tunnel::startup::signals::Signals;
+use tunnel::startup::signals::{Signals, hangup};
 use tunnel::startup::systemd;
 use tunnel::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind, StartupErrors};
 use tunnel_base::drain::Drained;
@@ -29,7 +29,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use tikv_jemallocator::Jemalloc;
-use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, field, info, warn};
 
 /// Returns freed memory to the system after some seconds, on a thread of its own: docs/decisions.md#the-allocator.
@@ -287,7 +286,7 @@ fn run_demo(check: bool, with: &DemoListenerSet) -> ExitCode {
                 let stop = async {
                     tokio::select! {
                         () = signals.next() => {}
-                        () = terminal_closed() => {}
+                        () = hangup() => {}
                     }
                 };
                 demo::run(check, with, stop).await
@@ -383,20 +382,6 @@ async fn interrupted() {
         Ok(mut signals) => signals.next().await,
         Err(_) => std::future::pending().await,
     }
-}
-
-/// Waits for SIGHUP, unless it is ignored as under `nohup`.
-async fn terminal_closed() {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:\t"));
-    let ignored = ignored.and_then(|signals| u64::from_str_radix(signals, 16).ok()).unwrap_or_default();
-    if ignored & 1 == 0
-        && let Ok(mut hangup) = signal(SignalKind::hangup())
-    {
-        hangup.recv().await;
-        return;
-    }
-    std::future::pending().await
 }
 
 fn runtime(role: Role) -> std::io::Result<tokio::runtime::Runtime> {

@@ -52,3 +52,17 @@ impl Signals {
         }
     }
 }
+
+/// Waits for SIGHUP. A process whose parent has made it ignore SIGHUP, as nohup does, continues to ignore it (proc(5),
+/// SigIgn). Cancel safe.
+pub async fn hangup() {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let is_ignored = ignored
+        .is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & 1 == 1));
+    if !is_ignored && let Ok(mut hangups) = signal(SignalKind::hangup()) {
+        hangups.recv().await;
+        return;
+    }
+    std::future::pending().await
+}

@@ -11,12 +11,12 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 
 use crate::command::CommandError;
 use crate::command::connect::session::{ConnectSession, interrupted};
 use crate::session_io::copy::{CopyEnd, EndKind, Side};
+use crate::startup::signals::hangup;
 use tunnel_net::ByteStream as _;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::{Connection, Socket};
@@ -68,22 +68,10 @@ fn stdout_error(kind: io::ErrorKind) -> CommandError {
 }
 
 /// Completes some time after SIGHUP. ssh sends SIGHUP to its ProxyCommand as soon as it has closed both pipes, and the
-/// end of its input must reach the server first. A program that ignores SIGHUP, as under nohup, continues to ignore it.
+/// end of its input must reach the server first.
 async fn wait_hangup() {
-    if !ignores_hangup()
-        && let Ok(mut hangups) = signal(SignalKind::hangup())
-    {
-        hangups.recv().await;
-        return sleep(HANGUP_GRACE).await;
-    }
-    std::future::pending().await
-}
-
-/// Returns true if the parent has made this process ignore SIGHUP (proc(5), SigIgn).
-fn ignores_hangup() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    ignored.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & 1 == 1))
+    hangup().await;
+    sleep(HANGUP_GRACE).await;
 }
 
 /// Stdin and stdout of `tunnel connect` as one byte stream, to be copied to and from the session.
