@@ -1,7 +1,7 @@
 //! `tunnel completions`: the scripts of shells, generated from the command line's definition. They complete names of
-//! nodes with the output of `tunnel nodes -o name`.
+//! nodes with the output of `tunnel nodes -o name`: arguments that are one have the hint of a host's name.
 
-use clap::{Command, CommandFactory as _, ValueHint};
+use clap::CommandFactory as _;
 use clap_complete::Shell;
 
 use crate::command::{Args, NAME};
@@ -9,7 +9,7 @@ use crate::command::{Args, NAME};
 /// Returns the completion script for a shell.
 pub fn completions(shell: Shell) -> String {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut with_nodes_as_hosts(), NAME, &mut script);
+    clap_complete::generate(shell, &mut Args::command(), NAME, &mut script);
     let script = String::from_utf8_lossy(&script);
     match shell {
         Shell::Bash => script.replace("complete -F _tunnel ", "complete -F _tunnel_with_nodes ") + BASH,
@@ -17,19 +17,6 @@ pub fn completions(shell: Shell) -> String {
         Shell::Fish => script.replace("__fish_print_hostnames", "__tunnel_node_names") + FISH,
         _ => script.into_owned(),
     }
-}
-
-/// Returns the commands, with each name of a node marked as the name of a host.
-fn with_nodes_as_hosts() -> Command {
-    let mark = |command: Command, name: &str| {
-        command.mut_args(|arg| if arg.get_id() == name { arg.value_hint(ValueHint::Hostname) } else { arg })
-    };
-    Args::command()
-        .mut_subcommand("connect", |connect| mark(connect, "target"))
-        .mut_subcommand("ssh", |ssh| mark(ssh, "args"))
-        .mut_subcommand("ssh-config", |config| mark(config, "nodes"))
-        .mut_subcommand("sessions", |all| all.mut_subcommand("end", |end| mark(end, "node")))
-        .mut_subcommand("invitations", |all| all.mut_subcommand("revoke", |revoke| mark(revoke, "node")))
 }
 
 /// Added to the script. `$2` is the word to complete, after an `@` if there is one, and `$3` the word before it.

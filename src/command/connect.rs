@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::Args;
+use clap::{Args, ValueHint};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tracing::Span;
@@ -31,7 +31,7 @@ use tunnel_net::socket::{Connection as _, Socket};
 #[derive(Debug, Clone, Args)]
 pub struct ConnectArgs {
     /// Target as NODE:PORT, as clients of a server name it; or NODE, followed by PORT.
-    #[arg(value_name = "NODE:PORT")]
+    #[arg(value_name = "NODE:PORT", value_hint = ValueHint::Hostname)]
     pub target: String,
     /// Port, if separate, as in ssh's `%h %p`.
     #[arg(value_name = "PORT")]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use clap::Subcommand;
+use clap::{Subcommand, ValueHint};
 use serde_json::json;
 
 use crate::admin::invitations::{
@@ -90,6 +90,7 @@ pub enum InvitationsCommand {
     Revoke {
         /// Node that has joined, or was invited.
         #[arg(value_name = "NODE", required_unless_present_any = ["user", "key"], conflicts_with_all = ["user", "key"])]
+        #[arg(value_hint = ValueHint::Hostname)]
         node: Option<NodeName>,
         /// User, with all devices and open invitations.
         #[arg(long, value_name = "NAME")]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Subcommand;
+use clap::{Subcommand, ValueHint};
 use serde::Serialize;
 
 use crate::admin::sessions::{EndSessionsReply, SessionSelection};
@@ -55,7 +55,7 @@ pub struct EndArgs {
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
     /// Node of the sessions.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_hint = ValueHint::Hostname)]
     pub node: Option<String>,
 }
 

@@ -5,6 +5,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process;
 
+use clap::ValueHint;
+
 use crate::command::client::ClientArgs;
 use crate::command::{CommandError, shell_word};
 
@@ -16,6 +18,7 @@ pub struct SshArgs {
     pub client: ClientArgs,
     /// Arguments for ssh, as ssh takes them: options, NODE or USER@NODE, and a command.
     #[arg(value_name = "ARGS", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(value_hint = ValueHint::Hostname)]
     pub args: Vec<OsString>,
 }
 
@@ -26,7 +29,7 @@ pub struct SshConfigArgs {
     #[command(flatten)]
     pub client: ClientArgs,
     /// Nodes, or patterns of ssh such as `edge-*`.
-    #[arg(value_name = "NODE", required = true)]
+    #[arg(value_name = "NODE", required = true, value_hint = ValueHint::Hostname)]
     pub nodes: Vec<String>,
 }
 
