@@ -14,7 +14,7 @@ use crate::command::init::config_files::EdgeConfigText;
 use crate::command::init::{checked, folder_on_machine, host_of_server, random_token, tls_note};
 use crate::command::join::requests::JoinClient;
 use crate::command::output_dir::OutputDir;
-use crate::command::service::{self, SystemdUnit};
+use crate::command::service;
 use crate::command::{CommandError, Role};
 use crate::config::Environment;
 use crate::edge::Edge;
@@ -200,7 +200,7 @@ async fn join_node(
 
 /// Returns the text of the unit, or `None` if it is in the folder since an earlier join. systemd may use that file.
 fn new_unit(dir: &Path) -> Result<Option<String>, CommandError> {
-    let text = SystemdUnit::of_this_machine(Role::Edge).text(&dir.join("edge.toml"))?;
+    let text = service::unit_of_this_machine(Role::Edge, &dir.join("edge.toml"))?;
     let path = dir.join(UNIT);
     match std::fs::read_to_string(&path) {
         Ok(before) if before == text => Ok(None),

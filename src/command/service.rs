@@ -69,7 +69,7 @@ pub fn run(args: &ServiceCommand, variable: impl Fn(&str) -> Option<String>) -> 
     let default = role.config();
     let config = config.as_ref().unwrap_or(&default);
     let path = dir.as_deref().unwrap_or(Path::new(UNIT_DIR)).join(unit_name(role));
-    let text = SystemdUnit::of_this_machine(role).text(config)?;
+    let text = unit_of_this_machine(role, config)?;
     let done = write(&path, &text, "run this as root, or set another folder with --dir")?;
     Ok(format!("{done} {}\n{}", path.display(), start(role, config)))
 }
@@ -146,40 +146,30 @@ fn program() -> PathBuf {
     std::env::current_exe().unwrap_or_else(|_| PACKAGED_PROGRAM.into())
 }
 
-/// The text of a unit. It differs from the package's in the paths, and in the user if there is no such user.
-pub(crate) struct SystemdUnit {
-    role: Role,
-    program: PathBuf,
-    has_user: bool,
+/// Returns the text of the unit for this program and that config, and for the user of the package if this machine has
+/// that user. Otherwise the service runs as root, without the rights of root.
+///
+/// # Errors
+///
+/// Returns an error if a path cannot be part of a unit.
+pub(crate) fn unit_of_this_machine(role: Role, config: &Path) -> Result<String, CommandError> {
+    unit(role, &program(), has_user(), config)
 }
 
-impl SystemdUnit {
-    /// Returns the unit for this program, and for the user of the package if this machine has that user. Otherwise the
-    /// service runs as root, without the rights of root.
-    pub(crate) fn of_this_machine(role: Role) -> Self {
-        let program = program();
-        Self { role, program, has_user: has_user() }
-    }
-
-    /// Returns the text with that config.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if a path cannot be part of a unit.
-    pub(crate) fn text(&self, config: &Path) -> Result<String, CommandError> {
-        let absolute = |path: &Path| {
-            std::path::absolute(path).map_err(|cause: io::Error| CommandError::usage(cause.to_string()))
-        };
-        let (program, config) = (absolute(&self.program)?, absolute(config)?);
-        let program = folder_on_machine("the program's path", &program)?;
-        let config = folder_on_machine("--config", &config)?;
-        let text = match self.role {
-            Role::Server => SERVER_UNIT,
-            Role::Edge => EDGE_UNIT,
-        };
-        let kept = |line: &&str| self.has_user || !(line.starts_with("User=") || line.starts_with("Group="));
-        Ok(with_start(text.lines().filter(kept), &format!("{program} {} -c {config}", self.role.name())))
-    }
+/// The text of a unit differs from the package's in the paths, and in the user if there is no such user.
+fn unit(role: Role, program: &Path, has_user: bool, config: &Path) -> Result<String, CommandError> {
+    let absolute = |path: &Path| {
+        std::path::absolute(path).map_err(|cause: io::Error| CommandError::usage(cause.to_string()))
+    };
+    let (program, config) = (absolute(program)?, absolute(config)?);
+    let program = folder_on_machine("the program's path", &program)?;
+    let config = folder_on_machine("--config", &config)?;
+    let text = match role {
+        Role::Server => SERVER_UNIT,
+        Role::Edge => EDGE_UNIT,
+    };
+    let kept = |line: &&str| has_user || !(line.starts_with("User=") || line.starts_with("Group="));
+    Ok(with_start(text.lines().filter(kept), &format!("{program} {} -c {config}", role.name())))
 }
 
 /// Returns the text of a unit that starts this command.
@@ -215,11 +205,13 @@ mod tests {
     #[test]
     fn a_generated_unit_differs_from_the_packaged_one_in_paths_and_user_only() {
         for (role, packaged) in [(Role::Server, SERVER_UNIT), (Role::Edge, EDGE_UNIT)] {
-            let unit = |program: &str, has_user| SystemdUnit { role, program: program.into(), has_user };
+            let unit = |program: &str, has_user, config: &str| {
+                unit(role, Path::new(program), has_user, Path::new(config))
+            };
             let start = packaged.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
             let (_, config) = start.split_once(" -c ").unwrap();
-            assert_eq!(unit(PACKAGED_PROGRAM, true).text(Path::new(config)).unwrap(), packaged);
-            let own = unit("/opt/tunnel", false).text(Path::new("/srv/t.toml")).unwrap();
+            assert_eq!(unit(PACKAGED_PROGRAM, true, config).unwrap(), packaged);
+            let own = unit("/opt/tunnel", false, "/srv/t.toml").unwrap();
             let started = format!("ExecStart=/opt/tunnel {} -c /srv/t.toml", role.name());
             assert!(own.lines().any(|line| line == started), "{own}");
             assert!(!own.contains("User=") && !own.contains("Group="), "{own}");
@@ -228,7 +220,7 @@ mod tests {
             {
                 assert!(own.contains(hardening), "{hardening}: {own}");
             }
-            let bad = unit(PACKAGED_PROGRAM, true).text(Path::new("/a b\"")).unwrap_err();
+            let bad = unit(PACKAGED_PROGRAM, true, "/a b\"").unwrap_err();
             assert_eq!(bad.code, 64);
         }
     }
