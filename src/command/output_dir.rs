@@ -84,9 +84,11 @@ impl OutputDir {
     ///
     /// Returns an error if it was written before, the disk is full, or similar.
     pub(crate) fn write(&self, path: &str, text: &str) -> Result<(), CommandError> {
-        let failed = |cause| failed(&self.dir.join(path), &cause);
-        let at = self.place(path).map_err(failed)?;
+        let at = self.unfinished().join(path);
         let write = || {
+            if let Some(above) = at.parent() {
+                DirBuilder::new().recursive(true).mode(DIR_MODE).create(above)?;
+            }
             let mut file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&at)?;
             file.write_all(text.as_bytes())?;
             file.sync_all()
@@ -96,7 +98,7 @@ impl OutputDir {
             // A partial file could be mistaken for a complete one.
             let _ = fs::remove_file(&at);
         }
-        written.map_err(failed)
+        written.map_err(|cause| failed(&self.dir.join(path), &cause))
     }
 
     /// Like [`Self::write`], but replaces an earlier version.
@@ -120,18 +122,6 @@ impl OutputDir {
     /// Keeps the written files for [`Self::resume`].
     pub(crate) fn keep(mut self) {
         self.is_kept = true;
-    }
-
-    /// Returns a file's path in the subfolder, and creates its parent folders.
-    fn place(&self, path: &str) -> io::Result<PathBuf> {
-        let mut at = self.unfinished();
-        let (folders, name) = path.rsplit_once('/').map_or((None, path), |(above, name)| (Some(above), name));
-        for folder in folders.into_iter().flat_map(|above| above.split('/')) {
-            at.push(folder);
-            made_now(&at)?;
-        }
-        at.push(name);
-        Ok(at)
     }
 
     /// Moves all files to their final place.
