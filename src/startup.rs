@@ -214,9 +214,7 @@ impl StartupErrorCollector {
     /// Checks that a file's certificate is valid now; otherwise records an error. A file that cannot be read is
     /// recorded elsewhere.
     pub fn check_dates(&mut self, key: &str, path: &Path) {
-        let read = files::read(path).ok().and_then(|text| pem::certs(path, &text).ok());
-        let leaf = read.and_then(|certs| certs.into_iter().next());
-        let Some(summary) = leaf.and_then(|leaf| certificate::summary(&leaf).ok()) else { return };
+        let Some(summary) = pem::leaf(path).and_then(|leaf| certificate::summary(&leaf).ok()) else { return };
         for odd in summary.oddities.into_iter().filter(|odd| odd.about != CertWarningKind::Kind) {
             let text = format!("{} {}; {}", path.display(), odd.found, odd.hint);
             self.error(StartupErrorKind::Config, key, text);

@@ -27,7 +27,6 @@ use crate::config::admin_listener::AdminConfig;
 use crate::config::admin_ports::AdminPorts;
 use crate::config::listen::ListenAddress;
 use crate::startup::{NotPrepared, StartupErrorCollector};
-use tunnel_base::files;
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_net::dial::dial;
 use tunnel_net::listen::TcpListenSocket;
@@ -246,8 +245,7 @@ fn check_of(fault: &TlsHandshakeError) -> &'static str {
 
 /// Adds the names and the expiry of a file's certificate, and any problems with it.
 fn check_certificate(file: &Path, key: &str, found: &mut DoctorFindings) {
-    let read = files::read(file).ok().and_then(|text| pem::certs(file, &text).ok());
-    let Some(leaf) = read.and_then(|certs| certs.into_iter().next()) else { return };
+    let Some(leaf) = pem::leaf(file) else { return };
     let summary = match certificate::summary(&leaf) {
         Ok(summary) => summary,
         Err(why) => {

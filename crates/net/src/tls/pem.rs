@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
+use tunnel_base::files;
 use tunnel_base::logging::printable::printable;
 
 /// The reason why a PEM file cannot be used.
@@ -57,6 +58,11 @@ pub fn certs(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, Pe
         return Err(PemError::NoCertificate { path: path.into(), found, hint });
     }
     Ok(certs)
+}
+
+/// Returns the first certificate of a file. `None` if there is none, or the file cannot be read. Blocks on the disk.
+pub fn leaf(path: &Path) -> Option<CertificateDer<'static>> {
+    certs(path, &files::read(path).ok()?).ok()?.into_iter().next()
 }
 
 /// Parses the first private key of a file: PKCS#8, PKCS#1 or SEC1. `path` is only used in the error.
