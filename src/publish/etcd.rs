@@ -46,30 +46,6 @@ impl EtcdRecords {
         Self { members, prefix, address, server, lease: None, at_once: INITIAL_AT_ONCE }
     }
 
-    /// Replaces our records with these, and renews the lease. Tries each member once.
-    pub async fn write(&mut self, records: &BTreeSet<String>) -> Result<(), EtcdError> {
-        let mut last = EtcdError::NoMember;
-        for _ in 0..self.members.len() {
-            match self.try_member(records).await {
-                Ok(()) => return Ok(()),
-                Err(cause) => {
-                    debug!(error = %cause, "etcd member failed");
-                    last = cause;
-                }
-            }
-            self.members.next();
-        }
-        Err(last)
-    }
-
-    /// Revokes the lease, and with it all records.
-    pub async fn withdraw(&mut self) -> Result<(), EtcdError> {
-        let Some(EtcdLease { id, .. }) = self.lease else { return Ok(()) };
-        self.members.call(|member: EtcdConnection| async move { member.revoke(id).await }).await?;
-        self.lease = None;
-        Ok(())
-    }
-
     /// Renews an expired login or lease once; any other error is this member's failure.
     async fn try_member(&mut self, records: &BTreeSet<String>) -> Result<(), EtcdError> {
         match self.write_once(records).await.map_err(|cause| (cause.kind(), cause)) {
@@ -174,12 +150,32 @@ impl EtcdRecords {
 }
 
 impl RecordStore for EtcdRecords {
+    /// Replaces our records with these, and renews the lease. Tries each member once.
     fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>> {
-        Box::pin(async { Ok(Self::write(self, records).await?) })
+        Box::pin(async {
+            let mut last = EtcdError::NoMember;
+            for _ in 0..self.members.len() {
+                match self.try_member(records).await {
+                    Ok(()) => return Ok(()),
+                    Err(cause) => {
+                        debug!(error = %cause, "etcd member failed");
+                        last = cause;
+                    }
+                }
+                self.members.next();
+            }
+            Err(last.into())
+        })
     }
 
+    /// Revokes the lease, and with it all records.
     fn withdraw(&mut self) -> BoxFuture<'_, Result<(), PublishError>> {
-        Box::pin(async { Ok(Self::withdraw(self).await?) })
+        Box::pin(async {
+            let Some(EtcdLease { id, .. }) = self.lease else { return Ok(()) };
+            self.members.call(|member: EtcdConnection| async move { member.revoke(id).await }).await?;
+            self.lease = None;
+            Ok(())
+        })
     }
 
     /// Returns none: etcd removes the records of a server that has stopped.

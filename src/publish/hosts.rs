@@ -38,24 +38,22 @@ impl Hosts {
     pub fn new(file: PathBuf, server: IpAddr) -> Self {
         Self { file, server, seen: SeenLifeSigns::new() }
     }
-
-    /// Replaces our lines with these, and removes lines of servers without a sign of life for a while. Not cancel safe:
-    /// the write continues without its caller.
-    pub async fn write(&mut self, records: BTreeSet<String>) -> Result<(), SharedFileError> {
-        let Self { file, server, seen } = self;
-        let (file, server, seen, now) = (file.clone(), *server, std::mem::take(seen), Instant::now());
-        self.seen = in_background(move || write(&file, server, &records, seen, now)).await?;
-        Ok(())
-    }
 }
 
 impl RecordStore for Hosts {
+    /// Replaces our lines with these, and removes lines of servers without a sign of life for a while.
     fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>> {
-        Box::pin(async { Ok(Self::write(self, records.clone()).await?) })
+        let Self { file, server, seen } = self;
+        let (file, server, seen, now) = (file.clone(), *server, std::mem::take(seen), Instant::now());
+        let records = records.clone();
+        Box::pin(async move {
+            self.seen = in_background(move || write(&file, server, &records, seen, now)).await?;
+            Ok(())
+        })
     }
 
     fn withdraw(&mut self) -> BoxFuture<'_, Result<(), PublishError>> {
-        Box::pin(async { Ok(Self::write(self, BTreeSet::new()).await?) })
+        self.write(&NO_RECORDS)
     }
 
     /// Returns the addresses that have lines in the form that servers write. Empty if the file cannot be read.
@@ -139,6 +137,8 @@ fn write_signs(file: &Path, signs: &ServerHeartbeats) -> Result<(), SharedFileEr
     replace(file, SIGNS_MODE, text.as_bytes())
 }
 
+static NO_RECORDS: BTreeSet<String> = BTreeSet::new();
+
 /// Mode of the file with the signs of life. Only servers read it.
 const SIGNS_MODE: u32 = 0o600;
 
@@ -169,10 +169,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (file, link) = (dir.path().join("hosts"), dir.path().join("link"));
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        Hosts::new(file.clone(), ip(1)).write(names(&[])).await.unwrap();
+        Hosts::new(file.clone(), ip(1)).write(&names(&[])).await.unwrap();
         assert_eq!(fs::read(&file).unwrap(), b"");
         fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
-        Hosts::new(link.clone(), ip(1)).write(names(&["a"])).await.unwrap();
+        Hosts::new(link.clone(), ip(1)).write(&names(&["a"])).await.unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "10.0.0.1    a\n");
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
@@ -185,14 +185,14 @@ mod tests {
         fs::write(&file, "\u{feff}10.0.0.1    old\n127.0.0.1 localhost\n").unwrap();
         let mut hosts = Hosts::new(file.clone(), ip(1));
         assert_eq!(hosts.servers().await, BTreeSet::from([ip(1)]));
-        hosts.write(names(&["a"])).await.unwrap();
+        hosts.write(&names(&["a"])).await.unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "10.0.0.1    a\n127.0.0.1 localhost\n");
     }
 
     #[tokio::test]
     async fn a_missing_directory_of_the_hosts_file_is_reported() {
         let dir = tempfile::tempdir().unwrap();
-        let error = Hosts::new(dir.path().join("no/hosts"), ip(1)).write(names(&[])).await.unwrap_err();
+        let error = Hosts::new(dir.path().join("no/hosts"), ip(1)).write(&names(&[])).await.unwrap_err();
         assert!(error.to_string().contains("check that its directory exists"), "{error}");
     }
 
@@ -205,12 +205,12 @@ mod tests {
         let pod = |last| Hosts::new(file.clone(), ip(last));
         let (mut killed, mut here, mut there) = (pod(1), pod(2), pod(3));
         let node = names(&["node"]);
-        killed.write(node.clone()).await.unwrap();
+        killed.write(&node).await.unwrap();
         let lives = async |pods: &mut [&mut Hosts], time: Duration| {
             for _ in 0..time.as_secs() / REWRITE_INTERVAL.as_secs() {
                 tokio::time::advance(REWRITE_INTERVAL).await;
                 for pod in &mut *pods {
-                    pod.write(node.clone()).await.unwrap();
+                    pod.write(&node).await.unwrap();
                 }
             }
         };
@@ -222,12 +222,12 @@ mod tests {
         assert_eq!(lines(), all, "a server may be late");
         lives(&mut [&mut here], REWRITE_INTERVAL).await;
         assert_eq!(lines(), format!("10.0.0.3    node\n10.0.0.2    node\n{people}"));
-        killed.write(node.clone()).await.unwrap();
+        killed.write(&node).await.unwrap();
         assert!(lines().contains("10.0.0.1    node\n"), "a server that was only stopped writes them again");
         lives(&mut [&mut there], STALE_AFTER * 2).await;
         assert_eq!(lines(), format!("10.0.0.3    node\n{people}"));
         for mut pod in [here, there] {
-            pod.write(names(&[])).await.unwrap();
+            pod.write(&names(&[])).await.unwrap();
         }
         assert_eq!(lines(), people);
         assert!(!dir.path().join("hosts.signs").exists(), "no sign remains");
@@ -237,11 +237,11 @@ mod tests {
     async fn a_new_server_removes_lines_of_a_server_killed_earlier() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("hosts");
-        Hosts::new(file.clone(), ip(1)).write(names(&["a"])).await.unwrap();
+        Hosts::new(file.clone(), ip(1)).write(&names(&["a"])).await.unwrap();
         let mut later = Hosts::new(file.clone(), ip(2));
-        later.write(names(&["a"])).await.unwrap();
+        later.write(&names(&["a"])).await.unwrap();
         tokio::time::advance(STALE_AFTER).await;
-        later.write(names(&["a"])).await.unwrap();
+        later.write(&names(&["a"])).await.unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "10.0.0.2    a\n");
     }
 

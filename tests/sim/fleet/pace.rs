@@ -12,6 +12,7 @@ use prost::Message as _;
 use tonic::Status;
 use tunnel::etcd::EtcdClient;
 use tunnel::etcd::wire::{LeaseGrantResponse, LeaseKeepAliveResponse};
+use tunnel::publish::RecordStore as _;
 use tunnel::publish::etcd::EtcdRecords;
 
 use super::etcd::{Answer, Call, connection};
