@@ -1,7 +1,8 @@
 //! Edits files that a running program reads.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::{MetadataExt as _, fchown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -57,7 +58,15 @@ impl FileEdit {
 ///
 /// Returns the system's error. The file is then unchanged.
 pub(crate) fn replace(path: &Path, text: &str) -> Result<(), CommandError> {
-    files::replace(path, None, text).map_err(|cause| CommandError::cannot_write(cannot_replace(path, &cause)))
+    let keep_owner_and_mode = |file: &File| {
+        let (before, now) = (fs::metadata(path)?, file.metadata()?);
+        if (now.uid(), now.gid()) != (before.uid(), before.gid()) {
+            fchown(file, Some(before.uid()), Some(before.gid()))?;
+        }
+        file.set_permissions(before.permissions())
+    };
+    files::replace(path, 0o600, text.as_bytes(), keep_owner_and_mode)
+        .map_err(|cause| CommandError::cannot_write(cannot_replace(path, &cause)))
 }
 
 fn cannot_replace(path: &Path, cause: &io::Error) -> String {

@@ -1,8 +1,8 @@
 //! A file that several processes change one at a time, and that readers always see complete.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -64,25 +64,11 @@ pub(crate) fn content(file: &Path) -> Result<Option<Vec<u8>>, SharedFileError> {
 /// Replaces the file atomically, even in case of a power failure. `mode` is the mode of a new file. The caller must
 /// hold the [`lock`].
 pub(crate) fn replace(file: &Path, mode: u32, text: &[u8]) -> Result<(), SharedFileError> {
-    // A fixed name suffices: only the holder of the lock writes this file, and the remains of a dead process are
-    // deleted.
-    let fresh = &with_suffix(file, ".new");
-    let write = || {
-        match fs::remove_file(fresh) {
-            Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause),
-            _ => {}
-        }
-        let mut writing = OpenOptions::new().write(true).create_new(true).mode(mode).open(fresh)?;
-        if let Ok(old) = fs::metadata(file) {
-            writing.set_permissions(old.permissions())?;
-        }
-        writing.write_all(text)?;
-        writing.sync_all()?;
-        fs::rename(fresh, file)?;
-        let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        File::open(dir)?.sync_all()
+    let keep_mode = |new: &File| match fs::metadata(file) {
+        Ok(old) => new.set_permissions(old.permissions()),
+        Err(_) => Ok(()),
     };
-    write().map_err(failed(fresh))
+    files::replace(file, mode, text, keep_mode).map_err(failed(file))
 }
 
 fn failed(path: &Path) -> impl Fn(io::Error) -> SharedFileError {

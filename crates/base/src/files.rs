@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -129,35 +129,32 @@ pub fn hint(cause: &io::Error) -> &'static str {
 }
 
 /// Replaces a file by renaming, so that no reader sees a part of it, and a reader of the old file never sees the new
-/// text. With `mode` the new file gets that mode; without it the file must exist, and its owner and mode stay. Blocks
-/// on the disk.
+/// content. The new file gets that mode, and then what `prepare` does to it, before it has any content. Blocks on the
+/// disk.
 ///
 /// # Errors
 ///
-/// Returns the system's error. The file is then unchanged.
-pub fn replace(path: &Path, mode: Option<u32>, text: &str) -> io::Result<()> {
+/// Returns the system's error. The file is then unchanged, unless only writing its folder to the disk failed.
+pub fn replace(
+    path: &Path,
+    mode: u32,
+    content: &[u8],
+    prepare: impl FnOnce(&File) -> io::Result<()>,
+) -> io::Result<()> {
     let fresh = with_suffix(path, ".new");
     let write = || {
         match fs::remove_file(&fresh) {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause),
             _ => {}
         }
-        let create = |mode| OpenOptions::new().write(true).create_new(true).mode(mode).open(&fresh);
-        let mut file = match mode {
-            Some(mode) => create(mode)?,
-            None => {
-                let (before, file) = (fs::metadata(path)?, create(0o600)?);
-                let now = file.metadata()?;
-                if (now.uid(), now.gid()) != (before.uid(), before.gid()) {
-                    fchown(&file, Some(before.uid()), Some(before.gid()))?;
-                }
-                file.set_permissions(before.permissions())?;
-                file
-            }
-        };
-        file.write_all(text.as_bytes())?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&fresh)?;
+        prepare(&file)?;
+        file.write_all(content)?;
         file.sync_all()?;
-        fs::rename(&fresh, path)
+        fs::rename(&fresh, path)?;
+        // The new name survives a power failure.
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(dir)?.sync_all()
     };
     write().inspect_err(|_| {
         // Best effort: the next call removes it otherwise.

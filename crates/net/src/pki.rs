@@ -307,7 +307,8 @@ fn params(common: &str, names: &[&str], until: SystemTime) -> Result<Certificate
 }
 
 fn replace(path: &Path, mode: u32, text: &str) -> Result<(), PkiError> {
-    files::replace(path, Some(mode), text).map_err(|cause| PkiError::Write { path: path.into(), cause })
+    let written = files::replace(path, mode, text.as_bytes(), |_| Ok(()));
+    written.map_err(|cause| PkiError::Write { path: path.into(), cause })
 }
 
 /// How far not-before lies in the past, so that a machine whose clock is slow by less accepts a new certificate at
