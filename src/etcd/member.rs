@@ -262,12 +262,10 @@ pub(super) async fn connect(
     tls: Option<Arc<ClientConfig>>,
     resolver: &Resolver,
 ) -> io::Result<EtcdIo> {
-    let host = at.host.to_string();
-    let addresses = resolver.lookup(&host).await.map_err(io::Error::other)?;
-    let addresses: Vec<_> = addresses.into_iter().map(|ip| (ip, at.port).into()).collect();
+    let addresses = resolver.lookup_target(at).await.map_err(io::Error::other)?;
     let socket = dial(&at.host, &addresses, CALL_TIMEOUT).await.map_err(io::Error::other)?;
     let Some(tls) = tls else { return Ok(Either::Left(socket)) };
-    let name = server_name(&host).map_err(io::Error::other)?;
+    let name = server_name(&at.host.to_string()).map_err(io::Error::other)?;
     Ok(Either::Right(TlsConnector::from(tls).connect(name, socket).await?))
 }
 

@@ -25,6 +25,7 @@ use tracing::warn;
 use crate::fd_limit;
 use crate::reload::{FileWatcher, ReloadError, ReloadedValue};
 use crate::resolver::resolver_runtime::ResolverRuntime;
+use tunnel_base::names::Target;
 
 /// A DNS client for addresses: with the system's configuration, or for given servers only. Cheap to clone; clones share
 /// one cache.
@@ -126,6 +127,12 @@ impl Resolver {
         let mut addresses: Vec<IpAddr> = found.map_err(|cause| failed(name, &cause))?.iter().collect();
         addresses.sort_by_key(IpAddr::is_ipv6);
         if addresses.is_empty() { Err(DnsLookupError::NotFound(name.into())) } else { Ok(addresses) }
+    }
+
+    /// Like [`Self::lookup`], for the host of a target. Returns the addresses with the target's port.
+    pub async fn lookup_target(&self, at: &Target) -> Result<Vec<SocketAddr>, DnsLookupError> {
+        let found = self.lookup(&at.host.to_string()).await?;
+        Ok(found.into_iter().map(|ip| SocketAddr::new(ip, at.port)).collect())
     }
 }
 

@@ -27,7 +27,7 @@ use crate::command::connect::session::{ConnectSession, PrintLine, SessionCarrier
 use crate::uplink::proxy::connect_shared;
 use tunnel_base::files;
 use tunnel_base::logging::printable::{one_line, printable};
-use tunnel_base::names::{Host, Target};
+use tunnel_base::names::Target;
 use tunnel_base::policy::canonical_ip;
 use tunnel_net::dial::dial;
 use tunnel_net::pool::BufferPool;
@@ -351,14 +351,8 @@ fn authorization(settings: &ClientSettings) -> Result<Option<HeaderValue>, Comma
 }
 
 async fn resolve(at: &Target) -> Result<Vec<SocketAddr>, String> {
-    let found = match &at.host {
-        Host::Ip(ip) => vec![*ip],
-        Host::Name(name) => {
-            let resolver = Resolver::system().map_err(|cause| cause.to_string())?;
-            resolver.lookup(name).await.map_err(|cause| cause.to_string())?
-        }
-    };
-    Ok(found.into_iter().map(|ip| SocketAddr::new(ip, at.port)).collect())
+    let resolver = Resolver::system().map_err(|cause| cause.to_string())?;
+    resolver.lookup_target(at).await.map_err(|cause| cause.to_string())
 }
 
 /// Identifies the request in the server's log.

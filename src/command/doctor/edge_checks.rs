@@ -156,22 +156,20 @@ async fn resolve(
     resolver: &Resolver,
     found: &mut DoctorFindings,
 ) -> Option<Vec<SocketAddr>> {
-    let addresses = match &at.host {
-        Host::Ip(ip) => vec![*ip],
-        Host::Name(name) => match resolver.lookup(name).await {
-            Ok(addresses) => {
-                let shown: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+    match resolver.lookup_target(at).await {
+        Ok(addresses) => {
+            if let Host::Name(name) = &at.host {
+                let shown: Vec<_> = addresses.iter().map(|at| at.ip().to_string()).collect();
                 found.add_ok("dns", format!("{name} resolves to {}", shown.join(", ")));
-                addresses
             }
-            Err(why) => {
-                let hint = format!("check {key}, and the DNS servers of this machine");
-                found.add_error("dns", format!("{name}: {why}"), "an address", &hint);
-                return None;
-            }
-        },
-    };
-    Some(addresses.into_iter().map(|ip| SocketAddr::new(ip, at.port)).collect())
+            Some(addresses)
+        }
+        Err(why) => {
+            let hint = format!("check {key}, and the DNS servers of this machine");
+            found.add_error("dns", format!("{}: {why}", at.host), "an address", &hint);
+            None
+        }
+    }
 }
 
 #[cfg(test)]

@@ -91,9 +91,9 @@ async fn check_running_server(at: &AdminAddress, ports: &[(String, SocketAddr)],
 async fn check_peers(settings: &ServerConfig, resolver: &Resolver, found: &mut DoctorFindings) {
     let known = &settings.peers;
     let mut all = known.addresses.clone();
-    if let Some(Target { host: Host::Name(name), port }) = &known.dns_name {
-        match resolver.lookup(name).await {
-            Ok(addresses) => all.extend(addresses.into_iter().map(|ip| SocketAddr::new(ip, *port))),
+    if let Some(at @ Target { host: Host::Name(name), .. }) = &known.dns_name {
+        match resolver.lookup_target(at).await {
+            Ok(addresses) => all.extend(addresses),
             Err(why) => {
                 let hint = "check server.peers.dns_name: a headless Service with \
                               publishNotReadyAddresses, or another name of all servers";

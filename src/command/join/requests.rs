@@ -17,7 +17,7 @@ use crate::command::output_dir::OutputDir;
 use crate::config::Environment;
 use crate::invitations::AdvertisedCa;
 use crate::invitations::code::InvitationCode;
-use tunnel_base::names::{Host, Target};
+use tunnel_base::names::Target;
 use tunnel_link::grpc::enrol::{EnrolCallError, EnrolOperation, JoinParams, call_enrol};
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::OutboundProxy;
@@ -221,16 +221,8 @@ impl<'a> JoinClient<'a> {
     /// Returns the addresses of the servers, or of the proxy for them.
     async fn addresses(&self) -> Result<Vec<SocketAddr>, CommandError> {
         let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&self.args.server));
-        let Target { host, port } = proxy.map_or(&self.args.server, OutboundProxy::at);
-        let found = match host {
-            Host::Ip(ip) => vec![*ip],
-            Host::Name(name) => self
-                .resolver
-                .lookup(name)
-                .await
-                .map_err(|cause| CommandError::unavailable(cause.to_string()))?,
-        };
-        let mut addresses: Vec<_> = found.into_iter().map(|ip| SocketAddr::new(ip, *port)).collect();
+        let found = self.resolver.lookup_target(proxy.map_or(&self.args.server, OutboundProxy::at)).await;
+        let mut addresses = found.map_err(|cause| CommandError::unavailable(cause.to_string()))?;
         addresses.shuffle(&mut rand::rng());
         Ok(addresses)
     }
