@@ -148,14 +148,9 @@ impl Environment {
             https_proxy: variable("HTTPS_PROXY").or_else(|| variable("https_proxy")).map(SecretString::new),
             no_proxy: variable("NO_PROXY").or_else(|| variable("no_proxy")),
             runtime_dir: variable("XDG_RUNTIME_DIR").map(PathBuf::from),
-            client_file: client_file(&variable),
+            client_file: config_home(&variable).map(|dir| dir.join("tunnel/client.toml")),
         }
     }
-}
-
-/// Returns the path of `client.toml`.
-pub(crate) fn client_file(variable: &impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
-    config_home(variable).map(|dir| dir.join("tunnel/client.toml"))
 }
 
 /// Returns the directory of the user's config files, as the XDG Base Directory Specification defines it.

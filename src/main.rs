@@ -44,46 +44,40 @@ fn main() -> ExitCode {
             return if is_wrong(&error) { ExitCode::from(exit_code::USAGE) } else { ExitCode::SUCCESS };
         }
     };
+    let env = Environment::read(variable);
     match args.command {
         Command::Server(command_args) => run(Role::Server, &command_args),
         Command::Edge(command_args) => run(Role::Edge, &command_args),
-        Command::Config(ConfigCommand::Check { config, output, diff }) => check(&config, output, diff),
+        Command::Config(ConfigCommand::Check { config, output, diff }) => check(&config, output, diff, &env),
         Command::Config(ConfigCommand::Show { config, output }) => {
-            print_result(config::show(&config, output, Environment::read(variable)))
+            print_result(config::show(&config, output, &env))
         }
         Command::Demo { check, listeners } => run_demo(check, &listeners.unwrap_or_default()),
         Command::Doctor(command_args) => diagnose(&command_args),
-        Command::Approve(command_args) => approve(&command_args),
+        Command::Approve(command_args) => approve(&command_args, &env),
         Command::Connect(command_args) => {
             print_result(in_runtime(connect::connect(&command_args, variable, interrupted(), print_stderr)))
         }
-        Command::Proxy(command_args) => run_proxy(&command_args),
+        Command::Proxy(command_args) => run_proxy(&command_args, &env),
         Command::Ssh(command_args) => print_result(Err(ssh::run(&command_args))),
         Command::SshConfig(command_args) => print_result(ssh::config(&command_args)),
         Command::Nodes { socket, output, down } => {
-            print_result(in_runtime(status::nodes(socket, output, down, &Environment::read(variable))))
+            print_result(in_runtime(status::nodes(socket, output, down, &env)))
         }
-        Command::Sessions(command_args) => {
-            print_result(in_runtime(sessions::run(command_args, &Environment::read(variable))))
+        Command::Sessions(command_args) => print_result(in_runtime(sessions::run(command_args, &env))),
+        Command::Status { socket, watch: true, .. } => {
+            print_result(in_runtime(status::watch(socket, &env, interrupted(), print_stdout)))
         }
-        Command::Status { socket, watch: true, .. } => print_result(in_runtime(status::watch(
-            socket,
-            &Environment::read(variable),
-            interrupted(),
-            print_stdout,
-        ))),
         Command::Status { socket, output, watch: false } => {
-            print_result(in_runtime(status::status(socket, output, &Environment::read(variable))))
+            print_result(in_runtime(status::status(socket, output, &env)))
         }
         Command::Init(command_args) => print_result(init::run(&command_args)),
-        Command::Invite(command_args) => {
-            print_result(in_runtime(invitations::invite(command_args, &Environment::read(variable))))
-        }
+        Command::Invite(command_args) => print_result(in_runtime(invitations::invite(command_args, &env))),
         Command::Join(command_args) => {
-            print_result(in_runtime(join::run(&command_args, variable, std::io::stdin())))
+            print_result(in_runtime(join::run(&command_args, &env, std::io::stdin())))
         }
         Command::Invitations(command_args) => {
-            print_result(in_runtime(invitations::manage(command_args, &Environment::read(variable))))
+            print_result(in_runtime(invitations::manage(command_args, &env)))
         }
         Command::Service(command_args) => print_result(service::run(&command_args, variable)),
         Command::Cert(command_args) => print_result(cert::run(&command_args)),
@@ -170,7 +164,12 @@ fn logs(
 }
 
 /// Checks a config file, and logs what a start would log.
-fn check(command_args: &ConfigFileArgs, output: Format, diff: Option<Option<PathBuf>>) -> ExitCode {
+fn check(
+    command_args: &ConfigFileArgs,
+    output: Format,
+    diff: Option<Option<PathBuf>>,
+    env: &Environment,
+) -> ExitCode {
     let file = match command_args.read() {
         Ok(file) => file,
         Err(error) => return print_result(Err(error)),
@@ -197,7 +196,7 @@ fn check(command_args: &ConfigFileArgs, output: Format, diff: Option<Option<Path
         }
         let Some(old) = diff else { return ExitCode::SUCCESS };
         let old = ConfigFileArgs { file: old, ..command_args.clone() };
-        return print_result(config::diff(&file, &old, &Environment::read(variable), output));
+        return print_result(config::diff(&file, &old, env, output));
     };
     report(&errors, &file.path, "config has errors");
     drop(logs);
@@ -303,15 +302,13 @@ fn run_demo(check: bool, with: &DemoListenerSet) -> ExitCode {
 }
 
 /// Approves certificates.
-fn approve(command_args: &ApproveArgs) -> ExitCode {
+fn approve(command_args: &ApproveArgs, env: &Environment) -> ExitCode {
     let logs = LogSettings { name: "tunnel-approve", ..LogSettings::default() };
-    with_logs(logs, || {
-        print_result(in_runtime(approve::approve(command_args, &Environment::read(variable), interrupted())))
-    })
+    with_logs(logs, || print_result(in_runtime(approve::approve(command_args, env, interrupted()))))
 }
 
 /// Runs the proxy of a user.
-fn run_proxy(args: &ProxyArgs) -> ExitCode {
+fn run_proxy(args: &ProxyArgs, env: &Environment) -> ExitCode {
     let json = args.log_format == Format::Json;
     let logs =
         LogSettings { name: "tunnel-proxy", json, verbosity: args.verbosity, ..LogSettings::default() };
@@ -320,7 +317,7 @@ fn run_proxy(args: &ProxyArgs) -> ExitCode {
         info!("{}", fd_limit::raise());
         let done = runtime(Role::Edge)
             .map_err(|cause| no_threads(&cause))
-            .and_then(|runtime| runtime.block_on(proxy::run(args, variable, interrupted())));
+            .and_then(|runtime| runtime.block_on(proxy::run(args, env, interrupted())));
         print_result(done)
     })
 }

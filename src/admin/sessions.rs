@@ -8,10 +8,10 @@ use hyper::body::Incoming;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
+use crate::admin::AdminContext;
 use crate::admin::invitations::read_json;
 use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{json, plain_text};
-use crate::admin::AdminContext;
 use crate::session_io::grants::SessionSubject;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::logging::printable::printable;

@@ -55,13 +55,16 @@ impl AdminClient {
     async fn find(named: Option<PathBuf>, names: &[&str], env: &Environment) -> Result<Self, CommandError> {
         let mut sockets = sockets(named, names, env).await.into_iter().peekable();
         let is_open = sockets.peek().is_some_and(|(state, _)| *state == AdminSocketState::Answers);
-        if !is_open && let Some(links) = client::links_of(env)? {
+        if !is_open && let Some(links) = client::links_if_readable(env)? {
             let links = ClientUplinks::connect(links).await.map_err(|why| no_link(&why))?;
             return Ok(Self { choice: choice(LINK, sockets), at: AdminApiEndpoint::Link(Box::new(links)) });
         }
         let Some((_, socket)) = sockets.next() else {
             let CommandError { code, text } = no_socket(names);
-            return Err(CommandError { code, text: format!("{text}; or link as a user: tunnel join --user") });
+            return Err(CommandError {
+                code,
+                text: format!("{text}; or link as a user: tunnel join --user"),
+            });
         };
         let choice = choice(&socket.display().to_string(), sockets);
         Ok(Self { choice, at: AdminApiEndpoint::Socket(socket) })

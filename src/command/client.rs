@@ -10,7 +10,7 @@ use rustix::system::uname;
 use serde::Deserialize;
 
 use crate::command::CommandError;
-use crate::config::{Environment, SecretString, client_file};
+use crate::config::{Environment, SecretString};
 use crate::uplink::client::{ClientLinkConfig, UserCredentials};
 use tunnel_base::files;
 use tunnel_base::names::{DeviceName, Target};
@@ -120,16 +120,16 @@ impl ClientSettings {
         flags: &ClientArgs,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, CommandError> {
-        let path = client_file(&variable);
-        let file = path.as_deref().map(ClientConfigFile::read).transpose()?.unwrap_or_default();
-        let path = path.unwrap_or_default();
+        let env = Environment::read(&variable);
+        let file = env.client_file.as_deref().map(ClientConfigFile::read).transpose()?.unwrap_or_default();
+        let path = env.client_file.clone().unwrap_or_default();
         let keys = |names| SettingPlaces { names, variable: &variable, file: &path };
         let server =
             keys(["--server", "TUNNEL_SERVER", "server"]).first(flags.server.clone(), file.server.clone());
         let default = || SourcedValue { value: DEFAULT_SERVER.to_owned(), source: SettingSource::Default };
         let is_named =
             server.as_ref().is_some_and(|server| !matches!(server.source, SettingSource::File(..)));
-        let links = if is_named { None } else { file.links(&path, &Environment::read(&variable))? };
+        let links = if is_named { None } else { file.links(&path, &env)? };
         let cert = keys(["--cert", "TUNNEL_CERT", "cert"]).first(flags.cert.clone(), file.cert);
         let key = keys(["--key", "TUNNEL_KEY", "key"]).first(flags.key.clone(), file.key);
         let password_file = keys(["--password-file", "TUNNEL_PASSWORD_FILE", "password_file"])
@@ -157,22 +157,21 @@ impl ClientSettings {
     }
 }
 
-/// Returns the links in `client.toml`, or `None` if it has none. `variable` returns environment variables by name.
+/// Returns the links in `client.toml`, or `None` if it has none.
 ///
 /// # Errors
 ///
 /// Returns an error if the file cannot be read or has an error, or if other users may read a secret.
-pub fn links(variable: impl Fn(&str) -> Option<String>) -> Result<Option<ClientLinkConfig>, CommandError> {
-    let Some(path) = client_file(&variable) else { return Ok(None) };
-    ClientConfigFile::read(&path)?.links(&path, &Environment::read(&variable))
+pub fn links(env: &Environment) -> Result<Option<ClientLinkConfig>, CommandError> {
+    let Some(path) = &env.client_file else { return Ok(None) };
+    ClientConfigFile::read(path)?.links(path, env)
 }
 
-/// Like [`links`], with the values of the environment. A file that this user may not read is another user's.
-pub(crate) fn links_of(env: &Environment) -> Result<Option<ClientLinkConfig>, CommandError> {
+/// Like [`links`], but a file that this user may not read is another user's.
+pub(crate) fn links_if_readable(env: &Environment) -> Result<Option<ClientLinkConfig>, CommandError> {
     let is_denied =
-        |path: &&PathBuf| File::open(path).is_err_and(|cause| cause.kind() == ErrorKind::PermissionDenied);
-    let Some(path) = env.client_file.as_ref().filter(|path| !is_denied(path)) else { return Ok(None) };
-    ClientConfigFile::read(path)?.links(path, env)
+        |path: &PathBuf| File::open(path).is_err_and(|cause| cause.kind() == ErrorKind::PermissionDenied);
+    if env.client_file.as_ref().is_some_and(is_denied) { Ok(None) } else { links(env) }
 }
 
 /// The places of one value: its flag, its environment variable, and its key in the file.
@@ -399,7 +398,7 @@ mod tests {
         std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
         let xdg = home.to_str().unwrap().to_owned();
         let variable = |name: &str| (name == "XDG_CONFIG_HOME").then(|| xdg.clone());
-        (super::links(variable), ClientSettings::find(&ClientArgs::default(), variable))
+        (super::links(&Environment::read(variable)), ClientSettings::find(&ClientArgs::default(), variable))
     }
 
     #[test]

@@ -109,9 +109,9 @@ impl ConfigFileArgs {
 /// # Errors
 ///
 /// Returns an error if the file cannot be read, or has errors.
-pub fn show(args: &ConfigFileArgs, output: ShowFormat, env: Environment) -> Result<String, CommandError> {
+pub fn show(args: &ConfigFileArgs, output: ShowFormat, env: &Environment) -> Result<String, CommandError> {
     let file = args.read()?;
-    let env = Environment { kubeconfig: args.kubeconfig.clone(), ..env };
+    let env = Environment { kubeconfig: args.kubeconfig.clone(), ..env.clone() };
     let mut values = Table::new();
     for role in &file.roles {
         let (effective, errors) = match role {
@@ -370,15 +370,15 @@ mod tests {
         let text = "[edge.uplink]\nnode = \"n\"\nservers = [\"a:1\"]\ntoken = \"secret-1\"\nca = \"/c\"\n";
         std::fs::write(&file, text).unwrap();
         let args = ConfigFileArgs { file: Some(file.clone()), kubeconfig: None };
-        let shown = show(&args, ShowFormat::Toml, Environment::default()).unwrap();
+        let shown = show(&args, ShowFormat::Toml, &Environment::default()).unwrap();
         let values: Table = toml::from_str(&shown).unwrap();
         assert_eq!(values["edge"]["uplink"]["node"].as_str(), Some("n"));
         assert_eq!(values["edge"]["uplink"]["token"].as_str(), Some("***"));
         assert!(values["edge"]["session"].is_table() && !shown.contains("secret-1"), "{shown}");
-        let as_json = show(&args, ShowFormat::Json, Environment::default()).unwrap();
+        let as_json = show(&args, ShowFormat::Json, &Environment::default()).unwrap();
         assert_eq!(serde_json::from_str::<Table>(&as_json).unwrap(), values);
         std::fs::write(&file, format!("{text}port = 1\n")).unwrap();
-        let result = show(&args, ShowFormat::Toml, Environment::default()).unwrap_err();
+        let result = show(&args, ShowFormat::Toml, &Environment::default()).unwrap_err();
         assert!(result.code == 78 && result.text.contains("line 6: edge.uplink.port"), "{result}");
     }
 
@@ -397,7 +397,7 @@ mod tests {
         std::fs::write(&file, text).unwrap();
         let show_file = || {
             let args = ConfigFileArgs { file: Some(file.clone()), kubeconfig: None };
-            show(&args, ShowFormat::Toml, Environment::default()).unwrap()
+            show(&args, ShowFormat::Toml, &Environment::default()).unwrap()
         };
         let shown = show_file();
         for line in [

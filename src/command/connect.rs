@@ -6,7 +6,6 @@ mod session;
 mod stdio;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, ValueHint};
@@ -19,6 +18,7 @@ use crate::command::client::{ClientArgs, ClientSettings};
 use crate::command::connect::opener::SessionOpener;
 use crate::command::connect::session::PrintLine;
 use crate::command::connect::stdio::carry;
+use crate::config::Environment;
 use crate::session_io::copy::close::close;
 use crate::session_io::copy::{CopyEnd, EndKind, Side};
 use tunnel_base::drain::Drain;
@@ -57,7 +57,7 @@ pub async fn connect(
     print_line: impl Fn(&str) + Clone + Send + Sync + 'static,
 ) -> Result<String, CommandError> {
     let target = target(args)?;
-    let (runtime, notices) = (variable("XDG_RUNTIME_DIR").map(PathBuf::from), print_line.clone());
+    let (runtime, notices) = (Environment::read(&variable).runtime_dir, print_line.clone());
     let settings = ClientSettings::find(&args.client, variable)?;
     let print_notice: PrintLine = Arc::new(move |line| notices(&format!("tunnel: {line}")));
     let opener = Arc::new(SessionOpener::reach(settings, runtime.as_deref(), print_notice).await?);

@@ -102,24 +102,18 @@ fn read_text(from: impl Read) -> std::io::Result<String> {
 /// Longer than any invitation.
 const MAX_INVITATION: u64 = 4096;
 
-/// Joins as a node or as a user's device, and writes the files that it needs. `variable` returns environment variables
-/// by name. Returns what was written and what to do next, as lines for the terminal. An attempt that may have been
-/// granted is continued by running it again.
+/// Joins as a node or as a user's device, and writes the files that it needs. Returns what was written and what to do
+/// next, as lines for the terminal. An attempt that may have been granted is continued by running it again.
 ///
 /// # Errors
 ///
 /// Returns an error if the invitation is not valid, no server is reachable, or a file cannot be written.
-pub async fn run(
-    args: &JoinArgs,
-    variable: impl Fn(&str) -> Option<String>,
-    stdin: impl Read,
-) -> Result<String, CommandError> {
+pub async fn run(args: &JoinArgs, env: &Environment, stdin: impl Read) -> Result<String, CommandError> {
     let code = args.invitation.read(stdin)?;
     match (code.invitee(), args.user) {
-        (Invitee::User(user), true) => user::join(args, &code, user, variable).await,
+        (Invitee::User(user), true) => user::join(args, &code, user, env).await,
         (invitee @ (Invitee::Node(_) | Invitee::Nodes(_)), false) => {
-            let env = Environment::read(variable);
-            join_node(args, &code, &node_of_this_machine(invitee, args.node.as_ref(), &env)?, &env).await
+            join_node(args, &code, &node_of_this_machine(invitee, args.node.as_ref(), env)?, env).await
         }
         (node @ (Invitee::Node(_) | Invitee::Nodes(_)), true) => Err(CommandError::usage(format!(
             "--user: the invitation is for node {node}; leave --user out, or ask for `tunnel invite --user`"

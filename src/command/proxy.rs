@@ -2,13 +2,13 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 
 use tracing::{info, warn};
 
 use crate::command::connect::local;
 use crate::command::connect::opener::no_link;
 use crate::command::{CommandError, Format, client};
+use crate::config::Environment;
 use crate::startup::systemd;
 use crate::uplink::client::ClientUplinks;
 use crate::uplink::proxy::{UserProxy, bind_shared};
@@ -31,7 +31,7 @@ pub struct ProxyArgs {
     pub log_format: Format,
 }
 
-/// Serves until `stop` completes. `variable` returns environment variables by name.
+/// Serves until `stop` completes.
 ///
 /// # Errors
 ///
@@ -39,14 +39,13 @@ pub struct ProxyArgs {
 /// server that is not reached is dialled again.
 pub async fn run(
     args: &ProxyArgs,
-    variable: impl Fn(&str) -> Option<String>,
+    env: &Environment,
     stop: impl Future<Output = ()>,
 ) -> Result<String, CommandError> {
-    let config = client::links(&variable)?.ok_or_else(|| {
+    let config = client::links(env)?.ok_or_else(|| {
         CommandError::unusable("client.toml names no servers; join them with tunnel join --user")
     })?;
-    let runtime = variable("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let shared = bind_shared(&config, runtime.as_deref());
+    let shared = bind_shared(&config, env.runtime_dir.as_deref());
     let shared =
         shared.map_err(|why| CommandError::unavailable(format!("no socket for this proxy: {why}")))?;
     let proxy =

@@ -58,8 +58,8 @@ impl Signals {
 pub async fn hangup() {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let is_ignored = ignored
-        .is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & 1 == 1));
+    let is_ignored =
+        ignored.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & 1 == 1));
     if !is_ignored && let Ok(mut hangups) = signal(SignalKind::hangup()) {
         hangups.recv().await;
         return;

@@ -91,7 +91,7 @@ pub(crate) fn line(server: impl std::fmt::Display, code: &str, to: &Path) -> Joi
 }
 
 async fn join(server: SocketAddr, code: &str, to: &Path) -> Result<String, CommandError> {
-    join::run(&line(server, code, to), |_| None, std::io::empty()).await
+    join::run(&line(server, code, to), &Environment::default(), std::io::empty()).await
 }
 
 /// Joins as a device of a user whose home is that folder's `device`. Returns the links that were written there.
@@ -107,8 +107,9 @@ pub(crate) async fn join_as_user(
     let Command::Join(join_args) = Args::parse_from(line).command else { panic!("not a join") };
     let home = place.path().join(device).to_str().unwrap().to_owned();
     let variable = |name: &str| (name == "XDG_CONFIG_HOME").then(|| home.clone());
-    join::run(&join_args, variable, format!("{code}\n").as_bytes()).await?;
-    Ok(client::links(variable).unwrap().unwrap())
+    let env = Environment::read(variable);
+    join::run(&join_args, &env, format!("{code}\n").as_bytes()).await?;
+    Ok(client::links(&env).unwrap().unwrap())
 }
 
 /// Returns a user's code, created at a server.
@@ -180,7 +181,7 @@ async fn an_invitation_is_read_from_a_file_or_from_stdin() {
     let at = servers[0].server.bound.grpc;
     let join = |from: &str, stdin: String, to: &str| {
         let join_args = line(at, from, &place.path().join(to));
-        async move { join::run(&join_args, |_| None, stdin.as_bytes()).await }
+        async move { join::run(&join_args, &Environment::default(), stdin.as_bytes()).await }
     };
     let output = join("-", invited(&servers[0]).await + "\n", "stdin").await.unwrap();
     assert!(output.starts_with("edge7 has joined"), "{output}");
@@ -348,7 +349,7 @@ async fn a_name_that_is_not_in_the_certificate_is_reported_with_a_hint() {
     let to = place.path().join("etc");
     let mut args = line(servers[0].server.bound.grpc, &invited(&servers[0]).await, &to);
     args.tls_server_name = None;
-    let output = join::run(&args, |_| None, std::io::empty()).await.unwrap_err();
+    let output = join::run(&args, &Environment::default(), std::io::empty()).await.unwrap_err();
     assert!(
         output.code == 69 && output.text.contains("set --tls-server-name to a name in the certificate"),
         "{output}"

@@ -8,6 +8,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tunnel::command::CommandError;
 use tunnel::command::join;
+use tunnel::config::Environment;
 use tunnel::invitations::NewInvitation;
 use tunnel_link::grpc::enrol::{EnrolCallError, EnrolOperation, JoinParams, call_enrol};
 use tunnel_net::tls::{TlsClientConfig, Trust, server_name};
@@ -193,7 +194,7 @@ async fn join(
     let mut join_args = line(server, code, to);
     join_args.node = flag.map(|node| node.parse().unwrap());
     let variable = |name: &str| node_name.filter(|_| name == "NODE_NAME").map(str::to_owned);
-    join::run(&join_args, variable, std::io::empty()).await
+    join::run(&join_args, &Environment::read(variable), std::io::empty()).await
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
 use tunnel::command::client;
+use tunnel::config::Environment;
 use tunnel::edge::Edge;
 use tunnel::uplink::client::{ClientLinkConfig, ClientUplinks};
 use tunnel::uplink::proxy::{RunningProxy, UserProxy, bind_shared, connect_shared, shared_sockets};
@@ -31,7 +32,7 @@ struct LocalProxy {
 
 impl LocalProxy {
     async fn start(variable: impl Fn(&str) -> Option<String>) -> Self {
-        let config = client::links(&variable).unwrap().unwrap();
+        let config = client::links(&Environment::read(&variable)).unwrap().unwrap();
         let dir = PathBuf::from(variable("XDG_RUNTIME_DIR").unwrap());
         tokio::task::spawn_blocking(move || Self::new(config, &dir)).await.unwrap()
     }
@@ -157,7 +158,7 @@ async fn a_client_of_the_socket_that_is_killed_does_not_end_its_session_like_a_c
     let server = server(&place, "").await;
     let edge = edge(&place, &server, "node1").await;
     let variable = home_of_alice(&place, server.server.bound.grpc);
-    let config = client::links(&variable).unwrap().unwrap();
+    let config = client::links(&Environment::read(&variable)).unwrap().unwrap();
     let _proxy = LocalProxy::start(&variable).await;
     let [socket] = shared_sockets(&config, Some(&place.path().join("run")))
         .try_into()

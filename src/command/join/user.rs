@@ -10,7 +10,7 @@ use crate::command::init::random_token;
 use crate::command::join::JoinArgs;
 use crate::command::join::requests::JoinClient;
 use crate::command::output_dir::OutputDir;
-use crate::config::{Environment, client_file};
+use crate::config::Environment;
 use crate::invitations::code::InvitationCode;
 use tunnel_base::names::{DeviceName, UserDevice, UserName};
 
@@ -23,10 +23,10 @@ pub(super) async fn join(
     args: &JoinArgs,
     code: &InvitationCode,
     user: &UserName,
-    variable: impl Fn(&str) -> Option<String>,
+    env: &Environment,
 ) -> Result<String, CommandError> {
     let device = args.device.clone().map_or_else(device_of_this_machine, Ok)?;
-    let path = client_file(&variable).ok_or_else(|| {
+    let path = env.client_file.as_ref().ok_or_else(|| {
         CommandError::usage(
             "set HOME or XDG_CONFIG_HOME to an absolute path; client.toml is written below it",
         )
@@ -40,8 +40,7 @@ pub(super) async fn join(
     let token = token_in(&folder.write_once(CLIENT_FILE, &first)?).unwrap_or_else(random_token);
     folder.rewrite(CLIENT_FILE, &client_toml(args, user, &device, &token))?;
     let name = UserDevice { user: user.clone(), device: device.clone() }.to_string();
-    let env = Environment::read(&variable);
-    JoinClient::new(args, code, name, &token, folder, CA_FILE, &env)?.join(|_| Ok(())).await?;
+    JoinClient::new(args, code, name, &token, folder, CA_FILE, env)?.join(|_| Ok(())).await?;
     Ok(format!(
         "this machine has joined as {user}'s device {device}; in {}, for this user only: {CLIENT_FILE}, {CA_FILE}\n\
          next, once a rule of [server.clients] in the servers' config names {user}:\n  \
