@@ -1,9 +1,9 @@
 //! Default locations of the sockets of a machine's programs: admin sockets, and those of users' proxies.
 
 use std::fs::{self, DirBuilder};
+use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::{fmt, io};
 
 use tunnel_net::unix_accept::{UnixAccept, UnixBindError};
 
@@ -16,10 +16,6 @@ pub struct SocketDirs {
     own: Vec<PathBuf>,
     user: u32,
 }
-
-/// The reasons why no directory could be used.
-#[derive(Debug, Default)]
-pub struct NoSocket(Vec<String>);
 
 impl SocketDirs {
     /// Returns the directories of this process's user. `runtime` is `XDG_RUNTIME_DIR`, which is ignored if another user
@@ -38,8 +34,8 @@ impl SocketDirs {
     /// # Errors
     ///
     /// Returns the reason for each directory.
-    pub fn bind(&self, name: &str) -> Result<UnixAccept, NoSocket> {
-        let mut reasons = NoSocket::default();
+    pub fn bind(&self, name: &str) -> Result<UnixAccept, String> {
+        let mut reasons = Vec::new();
         for dir in std::iter::once(&self.shared).chain(&self.own) {
             let made = if *dir == self.shared { self.make_shared() } else { self.make_own(dir) };
             let bound = match made {
@@ -48,10 +44,10 @@ impl SocketDirs {
             };
             match bound {
                 Ok(listener) => return Ok(listener),
-                Err(reason) => reasons.0.push(reason),
+                Err(reason) => reasons.push(reason),
             }
         }
-        Err(reasons)
+        Err(reasons.join("; "))
     }
 
     /// Listens at `file` in the first usable directory of this user only. It is never that of another process.
@@ -59,22 +55,21 @@ impl SocketDirs {
     /// # Errors
     ///
     /// Returns the reason for each directory, or that another process listens there.
-    pub fn bind_own(&self, file: &str) -> Result<UnixAccept, NoSocket> {
-        let mut reasons = NoSocket::default();
+    pub fn bind_own(&self, file: &str) -> Result<UnixAccept, String> {
+        let mut reasons = Vec::new();
         for dir in &self.own {
             let made = self.make_own(dir).map_err(|cause| format!("{}: {cause}", dir.display()));
             match made.map(|()| UnixAccept::bind(&dir.join(file))) {
                 Ok(Ok(listener)) => return Ok(listener),
                 Ok(Err(UnixBindError::Taken(path))) => {
-                    let why =
-                        format!("another process listens on {}; use that one, or stop it", path.display());
-                    return Err(NoSocket(vec![why]));
+                    let at = path.display();
+                    return Err(format!("another process listens on {at}; use that one, or stop it"));
                 }
-                Ok(Err(cause)) => reasons.0.push(cause.to_string()),
-                Err(reason) => reasons.0.push(reason),
+                Ok(Err(cause)) => reasons.push(cause.to_string()),
+                Err(reason) => reasons.push(reason),
             }
         }
-        Err(reasons)
+        Err(reasons.join("; "))
     }
 
     /// Returns where a process of this user may listen with [`Self::bind_own`].
@@ -106,12 +101,6 @@ impl SocketDirs {
     fn make_own(&self, dir: &Path) -> io::Result<()> {
         make(dir, 0o700)?;
         check_private(dir, self.user)
-    }
-}
-
-impl fmt::Display for NoSocket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.join("; "))
     }
 }
 

@@ -19,7 +19,7 @@ use crate::listener::socks5::Socks5;
 use crate::listener::{http_proxy, socks5};
 use crate::session_io::grants::Grants;
 use crate::session_io::session_stream::SessionStream;
-use crate::startup::admin_socket::{NoSocket, SocketDirs};
+use crate::startup::admin_socket::SocketDirs;
 use crate::uplink::client::{ClientLinkConfig, ClientUplinks, MAX_SESSIONS};
 use crate::uplink::path_report::{interruption, report_path};
 use tunnel_base::drain::Drain;
@@ -135,8 +135,8 @@ impl ListenerProtocol<RecordStream> for SharedSocketProtocol {
 ///
 /// # Errors
 ///
-/// Another proxy with these links runs, or no directory is usable.
-pub fn bind_shared(links: &ClientLinkConfig, runtime: Option<&Path>) -> Result<UnixAccept, NoSocket> {
+/// Returns the reason if another proxy with these links runs, or no directory is usable.
+pub fn bind_shared(links: &ClientLinkConfig, runtime: Option<&Path>) -> Result<UnixAccept, String> {
     SocketDirs::of_user(runtime).bind_own(&socket_name(links))
 }
 
