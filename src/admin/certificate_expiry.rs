@@ -86,21 +86,13 @@ pub(super) async fn follow(
 
 pub(super) fn warning(file: &CertificateFile, end: u64, now: SystemTime) -> Option<String> {
     let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    let what = format!("{} ({})", file.key, file.path.display());
-    match end.checked_sub(now) {
-        None => Some(format!(
-            "{what} expired on {}; replace the file, it is reloaded without a restart",
-            date(end)
-        )),
-        Some(left) if left < WARN_BEFORE_EXPIRY => {
-            let days = left / DAY;
-            Some(format!(
-                "{what} expires in {days} days, on {}; replace the file, it is reloaded without a restart",
-                date(end)
-            ))
-        }
-        Some(_) => None,
-    }
+    let expires = match end.checked_sub(now) {
+        None => "expired".to_owned(),
+        Some(left) if left < WARN_BEFORE_EXPIRY => format!("expires in {} days,", left / DAY),
+        Some(_) => return None,
+    };
+    let (key, path, date) = (&file.key, file.path.display(), date(end));
+    Some(format!("{key} ({path}) {expires} on {date}; replace the file, it is reloaded without a restart"))
 }
 
 /// Condition: changed files can be reloaded.
