@@ -15,6 +15,7 @@ use crate::command::init::tls_note;
 use crate::command::table::Table;
 use crate::command::{CommandError, Format, examples, shell_word};
 use crate::config::Environment;
+use crate::config::value::quantity;
 use crate::invitations::code::InvitationCode;
 use crate::invitations::invitee::Invitee;
 use crate::invitations::store::ListedEnrolment;
@@ -303,15 +304,10 @@ fn format_duration(lasting: Duration) -> String {
 
 fn lasting(text: &str) -> Result<Duration, String> {
     let expected = "expected a whole number with s, m, h or d, from 1m to 365d";
-    let unit = text.chars().last().and_then(|unit| UNITS.iter().find(|(name, _)| *name == unit));
-    let (unit, seconds) = unit.ok_or(expected)?;
-    let number: u64 = text.strip_suffix(*unit).unwrap_or_default().parse().map_err(|_| expected)?;
-    let seconds = number.saturating_mul(*seconds);
-    let is_valid = (MIN_INVITATION_SECONDS..=MAX_KEY_SECONDS).contains(&seconds);
-    if is_valid { Ok(Duration::from_secs(seconds)) } else { Err(expected.to_owned()) }
+    let seconds = quantity(text, &[("s", 1), ("m", 60), ("h", 3600), ("d", 24 * 3600)]);
+    let seconds = seconds.filter(|seconds| (MIN_INVITATION_SECONDS..=MAX_KEY_SECONDS).contains(seconds));
+    Ok(Duration::from_secs(seconds.ok_or(expected)?))
 }
-
-const UNITS: [(char, u64); 4] = [('s', 1), ('m', 60), ('h', 3600), ('d', 24 * 3600)];
 
 #[cfg(test)]
 mod tests {

@@ -146,7 +146,7 @@ pub(crate) fn plain(value: &DeValue<'_>) -> toml::Value {
 }
 
 /// Returns the number multiplied by its unit; `None` if the unit is missing or the product overflows.
-pub(super) fn quantity(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+pub(crate) fn quantity(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at_checked(digits)?;
     let (_, each) = units.iter().find(|(name, _)| *name == unit.trim_start())?;
