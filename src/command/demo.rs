@@ -28,7 +28,7 @@ use crate::command::admin_sockets::exchange;
 use crate::command::init::folder_on_machine;
 use crate::command::{Role, shell_word};
 use crate::uplink::client::{ClientLinkConfig, ClientUplinks, UserCredentials};
-use download::{DemoScreen, Download, SimulatedNetwork};
+use download::{DemoScreen, Download, RED, SimulatedNetwork};
 use listeners::{DemoContext, DemoListenerSet, ExtraDemoListener, connect, get};
 use page::serve;
 use tunnel_base::drain::Drain;
@@ -318,7 +318,7 @@ impl<'a> Demo<'a> {
     async fn kill(&mut self, server: usize, why: &str, screen: &mut DemoScreen) -> anyhow::Result<()> {
         let killed = &mut self.servers[server];
         killed.child.kill().await?;
-        screen.interruption(&format!("{} (process {}) is killed: {why}", killed.name, killed.id));
+        screen.coloured_step(RED, &format!("{} (process {}) is killed: {why}", killed.name, killed.id));
         Ok(())
     }
 

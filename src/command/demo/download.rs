@@ -52,17 +52,8 @@ impl DemoScreen {
         self.line(&format!("{time:>7} {text}"));
     }
 
-    /// Like [`DemoScreen::step`], for an interruption: in red, on a terminal.
-    pub(crate) fn interruption(&mut self, text: &str) {
-        self.coloured_step(RED, text);
-    }
-
-    /// Like [`DemoScreen::step`], for the end of an interruption: in green, on a terminal.
-    fn recovery(&mut self, text: &str) {
-        self.coloured_step(GREEN, text);
-    }
-
-    fn coloured_step(&mut self, colour: &str, text: &str) {
+    /// Like [`DemoScreen::step`], on a terminal in that colour: [`RED`] for an interruption, [`GREEN`] for its end.
+    pub(crate) fn coloured_step(&mut self, colour: &str, text: &str) {
         if self.has_colours {
             self.step(&format!("{colour}{text}{NO_COLOUR}"));
         } else {
@@ -165,7 +156,7 @@ impl Download {
         screen: &mut DemoScreen,
     ) -> anyhow::Result<()> {
         line.0.send_replace(true);
-        screen.interruption(&format!("the line of {NODE} is cut for {} s", CUT_DURATION.as_secs()));
+        screen.coloured_step(RED, &format!("the line of {NODE} is cut for {} s", CUT_DURATION.as_secs()));
         self.report_pause(CUT_DURATION);
         if let Ok(received) = timeout(CUT_DURATION, self.receive(LENGTH, screen)).await {
             received?;
@@ -244,7 +235,10 @@ impl DownloadPauses {
     /// Reports the pause, unless that was done.
     fn report(&mut self, screen: &mut DemoScreen) {
         if self.report_at.take().is_some() {
-            screen.recovery(&format!("the download continues; its longest pause was {:.1?}", self.longest));
+            screen.coloured_step(
+                GREEN,
+                &format!("the download continues; its longest pause was {:.1?}", self.longest),
+            );
         }
     }
 }
@@ -256,7 +250,7 @@ const RESUME_EXPECTED_WITHIN: Duration = Duration::from_secs(1);
 /// The resume timeout of a session.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
 /// Colours of a terminal's text (ECMA-48, SGR).
-const RED: &str = "\x1b[31m";
+pub(crate) const RED: &str = "\x1b[31m";
 const GREEN: &str = "\x1b[32m";
 const NO_COLOUR: &str = "\x1b[0m";
 /// Width of the progress bar.
