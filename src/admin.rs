@@ -16,7 +16,6 @@ pub mod sessions;
 pub mod status;
 
 use std::convert::Infallible;
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,7 +60,7 @@ use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::unix_accept::UnixAccept;
 
 /// The data that the admin ports serve. Cheap to clone.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct AdminContext {
     /// Kind of this process.
     pub side: AdminProcess,
@@ -237,15 +236,6 @@ impl AdminContext {
                 serve(listener, None, self.clone(), AdminPortKind::Local, drain.clone()),
             );
         }
-    }
-}
-
-impl fmt::Debug for AdminContext {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AdminContext")
-            .field("side", &self.side)
-            .field("readiness", &self.readiness)
-            .finish_non_exhaustive()
     }
 }
 
