@@ -82,8 +82,8 @@ struct PendingJoin {
 pub struct NewInvitation {
     /// Code for the person who sets the machine up: a secret.
     pub code: InvitationCode,
-    /// Expiration time.
-    pub until: SystemTime,
+    /// Expiration time in seconds since 1970.
+    pub until: u64,
     /// ID of the join key; `None` for an invitation of one machine.
     pub key: Option<String>,
     /// A name or address from the server certificate.
@@ -229,7 +229,6 @@ impl SharedEnrolments {
             let (node, user) = (invitee.node().map(display), invitee.user().map(display));
             info!(target: AUDIT, actor = who, node, user, ttl_seconds, "invitation created");
         }
-        let until = SystemTime::UNIX_EPOCH + Duration::from_secs(until);
         Ok(NewInvitation { code, until, key, host: authority.host.clone() })
     }
 
@@ -514,9 +513,7 @@ impl AdvertisedCa {
 
     /// Returns the pin of a CA certificate (DER) for invitations.
     pub fn pin_of(certificate: &[u8]) -> Pin {
-        let mut pin = Pin::default();
-        pin.iter_mut().zip(digest(&SHA256, certificate).as_ref()).for_each(|(pin, byte)| *pin = *byte);
-        pin
+        digest(&SHA256, certificate).as_ref().first_chunk().copied().unwrap_or_default()
     }
 }
 

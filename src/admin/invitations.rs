@@ -1,7 +1,7 @@
 //! Invitations, created and revoked through the admin socket of a server.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
@@ -64,10 +64,9 @@ pub(crate) async fn invite(
     };
     match enrolment.invite(&invitee, wish.uses, lasting, &requester.to_string()).await {
         Ok(made) => {
-            let until = made.until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
             let unknown = || format!("CLOUD:{port}");
             let cloud = made.host.map_or_else(unknown, |host| Target { host, port }.to_string());
-            json(&InvitationResponse { code: made.code.to_string(), until, cloud, key: made.key })
+            json(&InvitationResponse { code: made.code.to_string(), until: made.until, cloud, key: made.key })
         }
         Err(why) => enrolment_error(&why),
     }
