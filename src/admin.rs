@@ -15,7 +15,7 @@ pub mod server_names;
 pub mod sessions;
 pub mod status;
 
-use std::convert::Infallible;
+use std::convert::{Infallible, identity};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -347,17 +347,21 @@ impl AdminContext {
             {
                 not_found()
             }
-            ("/invitations", AdminProcess::Cloud(server)) if get => list(server.enrolment.as_ref()).await,
+            ("/invitations", AdminProcess::Cloud(server)) if get => {
+                list(server.enrolment.as_ref()).await.unwrap_or_else(identity)
+            }
             ("/invitations" | "/revocations", AdminProcess::Cloud(_)) | ("/sessions/end", _) if !post => {
                 method_not_allowed("POST", "only supports POST method\n")
             }
             ("/invitations", AdminProcess::Cloud(server)) => {
-                invite(server.enrolment.as_ref(), server.port, request, requester).await
+                invite(server.enrolment.as_ref(), server.port, request, requester)
+                    .await
+                    .unwrap_or_else(identity)
             }
             ("/revocations", AdminProcess::Cloud(server)) => {
-                revoke(server.enrolment.as_ref(), request, requester).await
+                revoke(server.enrolment.as_ref(), request, requester).await.unwrap_or_else(identity)
             }
-            ("/sessions/end", _) => self.end_sessions(request, requester).await,
+            ("/sessions/end", _) => self.end_sessions(request, requester).await.unwrap_or_else(identity),
             ("/debug/flags/v", _) => self.set_level(request, requester).await,
             _ => not_found(),
         }

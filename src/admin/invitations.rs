@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::admin::BODY_TIME;
 use crate::admin::requester::AdminRequester;
-use crate::admin::responses::{json, plain_text};
+use crate::admin::responses::{AdminAnswer, json, plain_text};
 use crate::invitations::invitee::Invitee;
-use crate::invitations::{EnrolError, SharedEnrolments};
+use crate::invitations::{EnrolError, NewInvitation, SharedEnrolments};
 use tunnel_base::names::Target;
 
 /// The response to a request for an invitation.
@@ -53,23 +53,15 @@ pub(crate) async fn invite(
     port: u16,
     request: Request<Incoming>,
     requester: &AdminRequester,
-) -> Response<Full<Bytes>> {
-    let (enrolment, invitee, wish) = match parse_request(enrolment, request, requester).await {
-        Ok(parsed) => parsed,
-        Err(refused) => return refused,
-    };
-    let (invitee, lasting) = match check_invitation(invitee, &wish) {
-        Ok(checked) => checked,
-        Err(why) => return plain_text(StatusCode::BAD_REQUEST, format!("{why}\n")),
-    };
-    match enrolment.invite(&invitee, wish.uses, lasting, &requester.to_string()).await {
-        Ok(made) => {
-            let unknown = || format!("CLOUD:{port}");
-            let cloud = made.host.map_or_else(unknown, |host| Target { host, port }.to_string());
-            json(&InvitationResponse { code: made.code.to_string(), until: made.until, cloud, key: made.key })
-        }
-        Err(why) => enrolment_error(&why),
-    }
+) -> AdminAnswer {
+    let (enrolment, invitee, wish) = parse_request(enrolment, request, requester).await?;
+    let (invitee, lasting) = check_invitation(invitee, &wish)
+        .map_err(|why| plain_text(StatusCode::BAD_REQUEST, format!("{why}\n")))?;
+    let made = enrolment.invite(&invitee, wish.uses, lasting, &requester.to_string()).await;
+    let NewInvitation { code, until, key, host } = made.map_err(|why| enrolment_error(&why))?;
+    let unknown = || format!("CLOUD:{port}");
+    let cloud = host.map_or_else(unknown, |host| Target { host, port }.to_string());
+    Ok(json(&InvitationResponse { code: code.to_string(), until, cloud, key }))
 }
 
 /// Returns whom to invite, and for how long.
@@ -91,15 +83,9 @@ fn check_invitation(
 }
 
 /// Returns the response to `GET /invitations`: those that have joined or are invited.
-pub(crate) async fn list(enrolment: Option<&Arc<SharedEnrolments>>) -> Response<Full<Bytes>> {
-    let enrolment = match enrolment.ok_or_else(no_invitations) {
-        Ok(enrolment) => enrolment,
-        Err(refused) => return refused,
-    };
-    match enrolment.list().await {
-        Ok(all) => json(&all),
-        Err(why) => enrolment_error(&why),
-    }
+pub(crate) async fn list(enrolment: Option<&Arc<SharedEnrolments>>) -> AdminAnswer {
+    let all = enrolment.ok_or_else(no_invitations)?.list().await;
+    all.map(|all| json(&all)).map_err(|why| enrolment_error(&why))
 }
 
 /// Returns the response to `POST /revocations`.
@@ -107,12 +93,9 @@ pub(crate) async fn revoke(
     enrolment: Option<&Arc<SharedEnrolments>>,
     request: Request<Incoming>,
     requester: &AdminRequester,
-) -> Response<Full<Bytes>> {
+) -> AdminAnswer {
     let (enrolment, subject, InvitationRequest { key, with_nodes, .. }) =
-        match parse_request(enrolment, request, requester).await {
-            Ok(parsed) => parsed,
-            Err(refused) => return refused,
-        };
+        parse_request(enrolment, request, requester).await?;
     let who = requester.to_string();
     let (revoked, none) = match (key, subject) {
         (Some(key), _) => {
@@ -123,10 +106,8 @@ pub(crate) async fn revoke(
             (enrolment.end_key(&key, with_nodes, &who).await, none)
         }
         (None, None | Some(Invitee::Nodes(_))) => {
-            return plain_text(
-                StatusCode::BAD_REQUEST,
-                "subject: expected a node or a user, or the key's ID\n",
-            );
+            let why = "subject: expected a node or a user, or the key's ID\n";
+            return Err(plain_text(StatusCode::BAD_REQUEST, why));
         }
         (None, Some(subject)) => {
             let none = format!(
@@ -137,9 +118,9 @@ pub(crate) async fn revoke(
         }
     };
     match revoked {
-        Ok(true) => plain_text(StatusCode::OK, "revoked\n"),
-        Ok(false) => plain_text(StatusCode::NOT_FOUND, none),
-        Err(why) => enrolment_error(&why),
+        Ok(true) => Ok(plain_text(StatusCode::OK, "revoked\n")),
+        Ok(false) => Err(plain_text(StatusCode::NOT_FOUND, none)),
+        Err(why) => Err(enrolment_error(&why)),
     }
 }
 

@@ -6,6 +6,9 @@ use http::{Response, StatusCode};
 use http_body_util::Full;
 use serde::Serialize;
 
+/// The response to a request, or the one that refuses it.
+pub(crate) type AdminAnswer = Result<Response<Full<Bytes>>, Response<Full<Bytes>>>;
+
 pub(crate) fn method_not_allowed(methods: &'static str, why: &'static str) -> Response<Full<Bytes>> {
     let mut answer = plain_text(StatusCode::METHOD_NOT_ALLOWED, why);
     answer.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));

@@ -1,9 +1,7 @@
 //! Ends sessions for an operator.
 
-use bytes::Bytes;
 use http::header::CONTENT_TYPE;
-use http::{Request, Response, StatusCode};
-use http_body_util::Full;
+use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use serde::{Deserialize, Serialize};
 use tracing::info;
@@ -11,7 +9,7 @@ use tracing::info;
 use crate::admin::AdminContext;
 use crate::admin::invitations::read_json;
 use crate::admin::requester::AdminRequester;
-use crate::admin::responses::{json, plain_text};
+use crate::admin::responses::{AdminAnswer, json, plain_text};
 use crate::session_io::grants::SessionSubject;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::logging::printable::printable;
@@ -57,31 +55,25 @@ impl AdminContext {
         &self,
         request: Request<Incoming>,
         requester: &AdminRequester,
-    ) -> Response<Full<Bytes>> {
-        let actor = match self.authenticate_person(requester, request.headers()).await {
-            Ok(actor) => actor,
-            Err(denied) => return denied,
-        };
+    ) -> AdminAnswer {
+        let actor = self.authenticate_person(requester, request.headers()).await?;
         // A foreign page in a browser cannot send this type: the browser first asks whether it may.
         let is_json = request.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
         if matches!(requester, AdminRequester::Address(..)) && !is_json {
             let why = "Content-Type: expected application/json\n";
-            return plain_text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why);
+            return Err(plain_text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
         }
-        let selection: SessionSelection = match read_json(request).await {
-            Ok(selection) => selection,
-            Err(refused) => return refused,
-        };
+        let selection: SessionSelection = read_json(request).await?;
         let SessionSelection { id, user, node } = &selection;
         if [id, user, node].into_iter().flatten().count() != 1 {
-            return plain_text(StatusCode::BAD_REQUEST, "expected one of id, user and node\n");
+            return Err(plain_text(StatusCode::BAD_REQUEST, "expected one of id, user and node\n"));
         }
         let ended = self.grants.end(&format!("ended by operator {actor}"), |one| selection.contains(one));
         if ended == 0 {
-            return plain_text(StatusCode::NOT_FOUND, "no such session here\n");
+            return Err(plain_text(StatusCode::NOT_FOUND, "no such session here\n"));
         }
         let [id, user, node] = [id, user, node].map(|text| text.as_deref().map(printable));
         info!(target: AUDIT, %actor, session = id, user, node, sessions = ended, "sessions ended");
-        json(&EndSessionsReply { ended })
+        Ok(json(&EndSessionsReply { ended }))
     }
 }
