@@ -59,7 +59,7 @@ fn main() -> ExitCode {
             print_result(in_runtime(connect::connect(&command_args, variable, interrupted(), print_stderr)))
         }
         Command::Proxy(command_args) => run_proxy(&command_args, &env),
-        Command::Ssh(command_args) => print_result(Err(ssh::run(&command_args))),
+        Command::Ssh(command_args) => print_result(ssh::run(&command_args)),
         Command::SshConfig(command_args) => print_result(ssh::config(&command_args)),
         Command::Nodes { socket, output, down } => {
             print_result(in_runtime(status::nodes(socket, output, down, &env)))

@@ -33,14 +33,14 @@ pub struct SshConfigArgs {
     pub nodes: Vec<String>,
 }
 
-/// Replaces this process by ssh. Returns only if that fails.
-pub fn run(ssh_arguments: &SshArgs) -> CommandError {
-    let args = match ssh_args(ssh_arguments) {
-        Ok(args) => args,
-        Err(error) => return error,
-    };
-    let cause = process::Command::new("ssh").args(args).exec();
-    CommandError::unavailable(format!("cannot run ssh: {cause}; install OpenSSH's client"))
+/// Replaces this process by ssh.
+///
+/// # Errors
+///
+/// Returns only if that fails.
+pub fn run(ssh_arguments: &SshArgs) -> Result<String, CommandError> {
+    let cause = process::Command::new("ssh").args(ssh_args(ssh_arguments)?).exec();
+    Err(CommandError::unavailable(format!("cannot run ssh: {cause}; install OpenSSH's client")))
 }
 
 /// Returns the block for `~/.ssh/config`.
