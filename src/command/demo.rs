@@ -7,7 +7,6 @@ mod page;
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::future::Future;
-use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -32,6 +31,7 @@ use download::{DemoScreen, Download, RED, SimulatedNetwork};
 use listeners::{DemoContext, DemoListenerSet, ExtraDemoListener, connect, get};
 use page::serve;
 use tunnel_base::drain::Drain;
+use tunnel_base::files;
 use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::pki::{CertificateAuthority, IssuedCert, PkiError};
 use tunnel_net::tls::params::TlsParams;
@@ -113,15 +113,11 @@ fn write_certificates(dir: &Path) -> anyhow::Result<()> {
     issue("server", &authority.server(&["localhost", "127.0.0.1"])?)?;
     issue(NODE, &authority.server(&[NODE])?)?;
     issue("client", &authority.client(USER)?)?;
-    write(&dir.join("ca.crt"), authority.cert())?;
+    files::create_private(&dir.join("ca.crt"), authority.cert())?;
     let token = format!("{:032x}", rand::random::<u128>());
-    write(&dir.join("tokens"), &format!("{NODE}:{token}\n"))?;
-    write(&dir.join("token"), &format!("{token}\n"))?;
+    files::create_private(&dir.join("tokens"), &format!("{NODE}:{token}\n"))?;
+    files::create_private(&dir.join("token"), &format!("{token}\n"))?;
     Ok(())
-}
-
-fn write(file: &Path, text: &str) -> std::io::Result<()> {
-    OpenOptions::new().write(true).create_new(true).mode(0o600).open(file)?.write_all(text.as_bytes())
 }
 
 /// A directory for this user only, which is removed on drop.
@@ -215,10 +211,11 @@ impl<'a> Demo<'a> {
                     .map(|module| module.server_tables(ephemeral_address(), &context))
                     .collect()
             };
-            write(&dir.join(format!("{name}.toml")), &server_config(dir, &at, number, &tables))?;
+            let config = server_config(dir, &at, number, &tables);
+            files::create_private(&dir.join(format!("{name}.toml")), &config)?;
         }
         let tables: String = at.modules.iter().map(|(module, at)| module.edge_tables(*at)).collect();
-        write(&dir.join("edge.toml"), &edge_config(dir, &at, &tables))?;
+        files::create_private(&dir.join("edge.toml"), &edge_config(dir, &at, &tables))?;
 
         let mut servers =
             [Process::start(SERVERS[0], Role::Server, dir)?, Process::start(SERVERS[1], Role::Server, dir)?];

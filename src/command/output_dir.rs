@@ -1,14 +1,14 @@
 //! Writes the files of a command for people: all or none, without overwriting any.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::command::CommandError;
-use tunnel_base::files::FileLock;
+use tunnel_base::files::{self, FileLock};
 
 /// A folder that is about to receive files. They are written to a subfolder first and moved at the end, with access for
 /// this user only. If it is dropped before [`Self::finish`], nothing remains.
@@ -89,9 +89,7 @@ impl OutputDir {
             if let Some(above) = at.parent() {
                 DirBuilder::new().recursive(true).mode(DIR_MODE).create(above)?;
             }
-            let mut file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&at)?;
-            file.write_all(text.as_bytes())?;
-            file.sync_all()
+            files::create_private(&at, text)
         };
         let written = write();
         if written.as_ref().is_err_and(|cause| cause.kind() != io::ErrorKind::AlreadyExists) {
@@ -187,7 +185,6 @@ fn failed(path: &Path, cause: &io::Error) -> CommandError {
 const UNFINISHED: &str = ".unfinished";
 const LOCK: &str = ".unfinished.lock";
 const DIR_MODE: u32 = 0o700;
-const FILE_MODE: u32 = 0o600;
 
 #[cfg(test)]
 mod tests {

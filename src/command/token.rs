@@ -1,8 +1,6 @@
 //! `tunnel token`: lists the nodes of a server's token file, and changes a node's token without cutting its sessions.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
@@ -205,12 +203,7 @@ fn read(path: &Path) -> Result<String, CommandError> {
 
 /// Writes a token into a new file that only its user can read.
 fn write_new(path: &Path, token: &str) -> Result<(), CommandError> {
-    let write = || -> io::Result<()> {
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-        file.write_all(format!("{token}\n").as_bytes())?;
-        file.sync_all()
-    };
-    write().map_err(|cause| {
+    files::create_private(path, &format!("{token}\n")).map_err(|cause| {
         let text = format!("cannot write {}: {cause}; choose a path that does not exist", path.display());
         CommandError::cannot_write(text)
     })

@@ -128,6 +128,17 @@ pub fn hint(cause: &io::Error) -> &'static str {
     }
 }
 
+/// Writes a new file, for this user only. Blocks on the disk.
+///
+/// # Errors
+///
+/// [`io::ErrorKind::AlreadyExists`] if the file exists, otherwise the system's error; then a part may be written.
+pub fn create_private(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
+}
+
 /// Replaces a file by renaming, so that no reader sees a part of it, and a reader of the old file never sees the new
 /// content. The new file gets that mode, and then what `prepare` does to it, before it has any content. Blocks on the
 /// disk.
