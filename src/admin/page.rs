@@ -13,7 +13,6 @@ use http::header::{
 use http::{HeaderMap, Response, StatusCode};
 use http_body_util::Full;
 
-use crate::admin::page_events::EventStream;
 use crate::admin::requester::AdminRequester;
 use crate::admin::responses::plain_text;
 use crate::admin::{AdminBody, AdminContext};
@@ -100,7 +99,7 @@ impl AdminContext {
         match self.streams.try_acquire(&source) {
             Ok(permit) => {
                 let reader = (requester.clone(), head.clone());
-                let events = EventStream::start(self.clone(), permit, reader, drain);
+                let events = self.clone().event_stream(permit, reader, drain);
                 let mut answer = Response::new(AdminBody::Right(events));
                 set_security_headers(answer.headers_mut(), "text/event-stream");
                 answer

@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem::take;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::StreamExt as _;
+use futures_util::stream::{self, BoxStream};
 use http::HeaderMap;
-use http_body::{Body, Frame};
+use http_body::Frame;
+use http_body_util::StreamBody;
 use serde::Serialize;
 use serde_json::Value;
 use tokio::sync::mpsc;
@@ -24,8 +25,7 @@ use tunnel_base::drain::Drain;
 use tunnel_net::limiter::Permit;
 
 /// A stream of server-sent events. It ends when the process drains or another source needs its permit.
-#[derive(Debug)]
-pub(crate) struct EventStream(mpsc::Receiver<Bytes>);
+pub(crate) type EventStream = StreamBody<BoxStream<'static, Result<Frame<Bytes>, Infallible>>>;
 
 /// The changes of one list: new and changed items with their keys, and the keys of removed items.
 #[derive(Serialize)]
@@ -40,16 +40,16 @@ struct PageListDelta {
 #[derive(Debug, Default)]
 struct SentItems(HashMap<&'static str, HashMap<String, u64>>);
 
-impl EventStream {
+impl AdminContext {
     /// Starts a stream, and a task that feeds it. The task ends with the stream, or when its reader loses access.
-    pub(crate) fn start(
-        admin: AdminContext,
+    pub(super) fn event_stream(
+        self,
         permit: Permit,
         (requester, head): (AdminRequester, HeaderMap),
         drain: &Drain,
-    ) -> Self {
+    ) -> EventStream {
         // One event waits for a slow reader; the next is created when it is taken.
-        let (send, events) = mpsc::channel(1);
+        let (send, mut events) = mpsc::channel(1);
         let (lost, draining) = (permit.revoked(), drain.clone());
         drain.spawn(info_span!("events"), async move {
             let (mut sent, _slot) = (SentItems::default(), permit);
@@ -61,10 +61,10 @@ impl EventStream {
                     () = send.closed() => return,
                     permit = send.reserve() => {
                         let Ok(permit) = permit else { return };
-                        if admin.authenticate(&requester, &head, true).await.is_err() {
+                        if self.authenticate(&requester, &head, true).await.is_err() {
                             return;
                         }
-                        let Some(event) = sent.event(admin.status(), admin.viewers.is_some()) else { return };
+                        let Some(event) = sent.event(self.status(), self.viewers.is_some()) else { return };
                         permit.send(event);
                     }
                 }
@@ -75,19 +75,8 @@ impl EventStream {
                 }
             }
         });
-        Self(events)
-    }
-}
-
-impl Body for EventStream {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        self.0.poll_recv(cx).map(|event| event.map(|event| Ok(Frame::data(event))))
+        let events = stream::poll_fn(move |cx| events.poll_recv(cx));
+        StreamBody::new(events.map(|event| Ok(Frame::data(event))).boxed())
     }
 }
 
