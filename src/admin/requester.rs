@@ -8,7 +8,7 @@ use http::HeaderMap;
 use http::header::HOST;
 
 use crate::admin::nodes::NodesResponse;
-use tunnel_base::names::{NodeName, UserDevice, UserName};
+use tunnel_base::names::{UserDevice, UserName};
 use tunnel_base::policy::{Rules, canonical_ip};
 use tunnel_net::tls::client_certificate::ClientCertificate;
 
@@ -51,14 +51,11 @@ impl LinkedUser {
         )
     }
 
-    /// Returns true if a rule lets her reach the node at some port.
-    pub(super) fn may_reach(&self, node: &NodeName) -> bool {
-        self.rules.allow_node(Some(self.client.user.as_str()), self.from.ip(), node)
-    }
-
-    /// Returns the part of a list of nodes that she may see. It reveals nothing about other nodes.
+    /// Returns the part of a list of nodes that she may see: those that a rule lets her reach at some port. It reveals
+    /// nothing about other nodes.
     pub(super) fn visible(&self, mut all: NodesResponse) -> NodesResponse {
-        let may_see = |name: &str| name.parse().is_ok_and(|node| self.may_reach(&node));
+        let (user, from) = (Some(self.client.user.as_str()), self.from.ip());
+        let may_see = |name: &str| name.parse().is_ok_and(|node| self.rules.allow_node(user, from, &node));
         all.nodes.retain(|node| may_see(&node.name));
         all.down.retain(|node| may_see(&node.name));
         all.servers.iter_mut().for_each(|server| server.error = None);

@@ -59,7 +59,7 @@ impl WallClock {
 
     /// Returns seconds since 1970, in whole milliseconds.
     pub(crate) fn time(&self, at: Instant) -> f64 {
-        seconds(self.since_epoch(at))
+        self.since_epoch(at).as_millis() as f64 / 1000.0
     }
 
     /// Returns the time since 1970.
@@ -246,10 +246,6 @@ impl AdminContext {
     fn error(&self, error: &LastError) -> ReportedError {
         ReportedError { time: Some(self.clock.time(error.at)), text: error.why.to_string() }
     }
-}
-
-pub(super) fn seconds(time: Duration) -> f64 {
-    time.as_millis() as f64 / 1000.0
 }
 
 /// Maximum number of sessions in the status.
