@@ -69,10 +69,11 @@ impl EtcdClient {
 
     /// Returns the current connection, or connects.
     pub(crate) async fn connected(&mut self) -> Result<&EtcdConnection, EtcdError> {
-        if self.connection.is_none() {
-            self.connection = Some((self.open)(self.turn % self.count.max(1)).await?);
-        }
-        self.connection.as_ref().ok_or(EtcdError::NoMember)
+        let connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => (self.open)(self.turn % self.count.max(1)).await?,
+        };
+        Ok(self.connection.insert(connection))
     }
 
     /// Calls the members in turn until one succeeds: each once, and one of them again, for an expired login.
@@ -121,10 +122,15 @@ impl fmt::Debug for EtcdClient {
 impl EtcdAccess {
     async fn connect(&self, member: usize, resolver: Resolver) -> Result<EtcdConnection, EtcdError> {
         let Self { members, ca, identity, login } = self;
-        let (tls, at) = members.get(member).ok_or(EtcdError::NoMember)?;
+        let wrong = |cause: &dyn fmt::Display| {
+            EtcdError::NotConnected(format!("ca, cert or key of the table etcd: {cause}"))
+        };
+        let (tls, at) = members
+            .get(member)
+            .ok_or_else(|| EtcdError::NotConnected("no etcd member is configured".to_owned()))?;
         let tls = match (tls, ca) {
             (false, _) => None,
-            (true, None) => return Err(EtcdError::Tls("no CA is configured".into())),
+            (true, None) => return Err(wrong(&"no CA is configured")),
             (true, Some(ca)) => {
                 let client = TlsClientConfig {
                     trust: Trust::Ca(ca.clone()),
@@ -133,8 +139,8 @@ impl EtcdAccess {
                 };
                 // Read for each connection, so that renewed certificates need no watcher.
                 let loaded = tokio::task::spawn_blocking(|| client.load()).await;
-                let loaded = loaded.map_err(|cause| EtcdError::Tls(cause.to_string()))?;
-                Some(loaded.map_err(|cause| EtcdError::Tls(cause.to_string()))?.load())
+                let loaded = loaded.map_err(|cause| wrong(&cause))?;
+                Some(loaded.map_err(|cause| wrong(&cause))?.load())
             }
         };
         EtcdConnection::open(at, tls, resolver, login.as_ref()).await

@@ -37,28 +37,10 @@ use tunnel_net::tls::server_name;
 /// Error of a call to etcd, of publishing or of the store of invitations.
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {
-    /// The list of members is empty.
-    #[error("no etcd member is configured")]
-    NoMember,
-    /// The member cannot be reached. Usual causes: it is down, a firewall, or mismatched TLS settings.
-    #[error("etcd at {at}: {cause}")]
-    Unreachable {
-        /// Address of the member.
-        at: Target,
-        /// Error text.
-        cause: String,
-    },
-    /// The TLS files are not usable.
-    #[error("ca, cert or key of the table etcd: {0}")]
-    Tls(String),
-    /// The password file cannot be read.
-    #[error("password_file {}: {cause}", .path.display())]
-    Password {
-        /// Path of the file.
-        path: PathBuf,
-        /// The system's error.
-        cause: io::Error,
-    },
+    /// There is no connection, for the reason in the text: the member cannot be reached, or a file is not usable. Usual
+    /// causes: it is down, a firewall, or mismatched TLS settings.
+    #[error("{0}")]
+    NotConnected(String),
     /// The member returned an error.
     #[error("etcd at {at}: {} ({:?})", printable(.status.message()), .status.code())]
     Refused {
@@ -106,7 +88,7 @@ impl EtcdError {
                 Code::NotFound => ErrorKind::LeaseLost,
                 _ => ErrorKind::Other,
             },
-            _ => ErrorKind::Other,
+            Self::NotConnected(_) => ErrorKind::Other,
         }
     }
 }
@@ -125,7 +107,7 @@ impl EtcdConnection {
         login: Option<&(String, PathBuf)>,
     ) -> Result<Self, EtcdError> {
         let unreachable =
-            |cause: &dyn fmt::Display| EtcdError::Unreachable { at: at.clone(), cause: cause.to_string() };
+            |cause: &dyn fmt::Display| EtcdError::NotConnected(format!("etcd at {at}: {cause}"));
         // "http" even with TLS: tonic must leave TLS to this connector.
         let endpoint =
             Endpoint::from_shared(format!("http://{at}")).map_err(|e| unreachable(&cause_of(&e)))?;
@@ -149,7 +131,8 @@ impl EtcdConnection {
 
     async fn authenticate(&self, user: &str, file: &Path) -> Result<MetadataValue<Ascii>, EtcdError> {
         let password = tokio::fs::read(file).await.and_then(files::text);
-        let password = password.map_err(|cause| EtcdError::Password { path: file.to_owned(), cause })?;
+        let password = password
+            .map_err(|cause| EtcdError::NotConnected(format!("password_file {}: {cause}", file.display())))?;
         let password = password.trim_end_matches(['\r', '\n']).to_owned();
         let message = AuthenticateRequest { name: user.to_owned(), password };
         let answer: AuthenticateResponse = self.call("/etcdserverpb.Auth/Authenticate", message).await?;

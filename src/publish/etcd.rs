@@ -153,18 +153,16 @@ impl RecordStore for EtcdRecords {
     /// Replaces our records with these, and renews the lease. Tries each member once.
     fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>> {
         Box::pin(async {
-            let mut last = EtcdError::NoMember;
-            for _ in 0..self.members.len() {
-                match self.try_member(records).await {
-                    Ok(()) => return Ok(()),
-                    Err(cause) => {
-                        debug!(error = %cause, "etcd member failed");
-                        last = cause;
-                    }
-                }
+            let mut left = self.members.len();
+            loop {
+                let Err(cause) = self.try_member(records).await else { return Ok(()) };
+                debug!(error = %cause, "etcd member failed");
                 self.members.next();
+                left = left.saturating_sub(1);
+                if left == 0 {
+                    return Err(cause.into());
+                }
             }
-            Err(last.into())
         })
     }
 

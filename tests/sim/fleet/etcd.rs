@@ -184,8 +184,7 @@ impl Etcd {
                 tried.lock().unwrap().one();
                 if etcd.with(|state| state.away) {
                     sleep(CALL_TIMEOUT).await;
-                    let cause = "no answer".to_owned();
-                    return Err(EtcdError::Unreachable { at: "etcd:2379".parse().unwrap(), cause });
+                    return Err(EtcdError::NotConnected("etcd:2379: no answer".to_owned()));
                 }
                 sleep(3 * LATENCY).await;
                 Ok(connection(move |call| {
