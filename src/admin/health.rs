@@ -26,7 +26,7 @@ pub struct ProgressWatchdog(Arc<Mutex<Instant>>);
 
 impl ProgressWatchdog {
     /// Creates a watchdog as if [`kick`](Self::kick) had just been called.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Arc::new(Mutex::new(Instant::now())))
     }
 
@@ -38,12 +38,6 @@ impl ProgressWatchdog {
     /// Returns true if there was progress within the last five minutes.
     fn is_alive(&self) -> bool {
         self.0.lock().elapsed() < PROGRESS_TIMEOUT
-    }
-}
-
-impl Default for ProgressWatchdog {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
