@@ -16,15 +16,6 @@ pub struct SecretEntry {
     api: Option<Api<Secret>>,
 }
 
-/// The text of a [`SecretEntry`] as read. It is given back when writing, to detect another server's change.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct KubernetesSecretText {
-    /// The text; empty if none was written yet.
-    pub text: Vec<u8>,
-    /// Version of the Secret; empty if it does not exist.
-    pub version: String,
-}
-
 /// The reason why a [`SecretEntry`] was not read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
@@ -52,24 +43,27 @@ impl SecretEntry {
         Self { cluster, name, key, api: None }
     }
 
-    /// Reads the text.
+    /// Reads the text, which is empty if none was written yet, and the version of the Secret, which is empty if it does
+    /// not exist.
     ///
     /// # Errors
     ///
     /// Fails if kube-apiserver does not answer or does not authorize the request.
-    pub async fn read(&mut self) -> Result<KubernetesSecretText, SecretError> {
+    pub async fn read(&mut self) -> Result<(Vec<u8>, String), SecretError> {
         let found = self.found().await;
-        self.checked(found).map(|found| self.seen(found.as_ref()))
+        let found = self.checked(found)?;
+        let data = found.as_ref().and_then(|found| found.data.as_ref()?.get(self.key));
+        Ok((data.map(|text| text.0.clone()).unwrap_or_default(), version(found.as_ref())))
     }
 
-    /// Writes the text if it has not changed since `before`. Returns false, without writing, if another server changed
+    /// Writes the text if the Secret still has that version. Returns false, without writing, if another server changed
     /// it. Not cancel safe: if the call is dropped, the text may or may not be written.
     ///
     /// # Errors
     ///
     /// Like [`Self::read`]; after an error the text may or may not be written. Fails if the text is longer than
     /// Kubernetes allows.
-    pub async fn write(&mut self, before: &KubernetesSecretText, text: Vec<u8>) -> Result<bool, SecretError> {
+    pub async fn write(&mut self, before: &str, text: Vec<u8>) -> Result<bool, SecretError> {
         if text.len() > MAX_BYTES {
             return Err(SecretError::Full { bytes: text.len() });
         }
@@ -77,14 +71,10 @@ impl SecretEntry {
         self.checked(written)
     }
 
-    async fn try_write(
-        &mut self,
-        before: &KubernetesSecretText,
-        text: Vec<u8>,
-    ) -> Result<bool, ClusterError> {
+    async fn try_write(&mut self, before: &str, text: Vec<u8>) -> Result<bool, ClusterError> {
         // Data of other programs in the Secret must stay unchanged.
         let found = self.found().await?;
-        if self.seen(found.as_ref()) != *before {
+        if version(found.as_ref()) != before {
             return Ok(false);
         }
         let there = found.is_some();
@@ -129,15 +119,11 @@ impl SecretEntry {
             SecretError::Cluster { name: self.name.clone(), cause }
         })
     }
+}
 
-    fn seen(&self, found: Option<&Secret>) -> KubernetesSecretText {
-        let Some(found) = found else { return KubernetesSecretText::default() };
-        let text = found.data.as_ref().and_then(|data| data.get(self.key)).map(|text| text.0.clone());
-        KubernetesSecretText {
-            text: text.unwrap_or_default(),
-            version: found.metadata.resource_version.clone().unwrap_or_default(),
-        }
-    }
+/// Returns the version of a Secret. Each change of any of its data gives it another one.
+fn version(found: Option<&Secret>) -> String {
+    found.and_then(|found| found.metadata.resource_version.clone()).unwrap_or_default()
 }
 
 impl std::fmt::Debug for SecretEntry {

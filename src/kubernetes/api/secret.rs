@@ -5,7 +5,7 @@ use futures_util::future::BoxFuture;
 use crate::config::cluster::ClusterSettings;
 use crate::invitations::shared_text::{EnrolmentStore, SharedStateError, VersionedText};
 use crate::kubernetes::api::cluster::access;
-use tunnel_kube::secret::{KubernetesSecretText, SecretEntry};
+use tunnel_kube::secret::SecretEntry;
 
 /// Returns the Secret of a name as the store of invitations.
 pub(crate) fn shared(cluster: &ClusterSettings, name: String) -> Box<dyn EnrolmentStore> {
@@ -15,7 +15,7 @@ pub(crate) fn shared(cluster: &ClusterSettings, name: String) -> Box<dyn Enrolme
 impl EnrolmentStore for SecretEntry {
     fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
         Box::pin(async {
-            let KubernetesSecretText { text, version } = Self::read(self).await?;
+            let (text, version) = Self::read(self).await?;
             Ok(VersionedText { text, version })
         })
     }
@@ -25,10 +25,7 @@ impl EnrolmentStore for SecretEntry {
         seen: &'a VersionedText,
         text: Vec<u8>,
     ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
-        let VersionedText { text: old, version } = seen.clone();
-        Box::pin(
-            async move { Ok(Self::write(self, &KubernetesSecretText { text: old, version }, text).await?) },
-        )
+        Box::pin(async { Ok(Self::write(self, &seen.version, text).await?) })
     }
 }
 
