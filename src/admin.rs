@@ -96,15 +96,13 @@ pub enum AdminProcess {
     Edge(Arc<Uplinks>),
 }
 
-/// The kind of an admin port of a process, which decides the paths that it serves and to whom.
+/// The kind of an admin port of a process, which decides the paths that it serves. The requester decides to whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdminPortKind {
-    /// All paths; private ones only for this machine.
-    Log,
+    /// All paths, each for the requesters that may use it.
+    All,
     /// Only `/metrics`, `/metrics/nodes`, `/livez` and `/readyz`.
     Metrics,
-    /// All paths, for users who may open the socket's file.
-    Local,
 }
 
 /// The bound admin ports of a process that [`AdminContext`] serves, each `None` if there is none.
@@ -219,8 +217,8 @@ impl AdminContext {
         if let Some(tls) = &listeners.tls {
             files.watch("admin tls", tls);
         }
-        let (log, metrics) = (AdminPortKind::Log, AdminPortKind::Metrics);
-        for (listener, tls, port) in [(listeners.log, listeners.tls, log), (listeners.metrics, None, metrics)]
+        let (all, metrics) = (AdminPortKind::All, AdminPortKind::Metrics);
+        for (listener, tls, port) in [(listeners.log, listeners.tls, all), (listeners.metrics, None, metrics)]
         {
             if let Some(listener) = listener {
                 drain.spawn(info_span!("admin"), serve(listener, tls, self.clone(), port, drain.clone()));
@@ -233,7 +231,7 @@ impl AdminContext {
         if let Some(listener) = listeners.local {
             drain.spawn(
                 info_span!("admin"),
-                serve(listener, None, self.clone(), AdminPortKind::Local, drain.clone()),
+                serve(listener, None, self.clone(), AdminPortKind::All, drain.clone()),
             );
         }
     }
@@ -293,9 +291,7 @@ impl AdminContext {
         let private = PRIVATE.contains(&path) && READS.contains(request.method());
         let denied = match port {
             _ if PUBLIC.contains(&path) => None,
-            AdminPortKind::Log | AdminPortKind::Local => {
-                self.authenticate(requester, head, private).await.err()
-            }
+            AdminPortKind::All => self.authenticate(requester, head, private).await.err(),
             AdminPortKind::Metrics if path == NODE_METRICS => {
                 let denied = requester.check_access(head, false).err();
                 denied.map(|why| plain_text(StatusCode::FORBIDDEN, format!("{why}\n")))

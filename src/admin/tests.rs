@@ -111,24 +111,24 @@ async fn ask_as(admin: &AdminContext, port: AdminPortKind, host: &str, request: 
 #[tokio::test]
 async fn superedges_healthz_paths_answer_as_superedge_does() {
     let two = cloud(&["a", "b"]);
-    let (status, list) = ask(&two, AdminPortKind::Log, "GET /cloud/healthz").await;
+    let (status, list) = ask(&two, AdminPortKind::All, "GET /cloud/healthz").await;
     assert!(status == 200 && ["[a b]\n", "[b a]\n"].contains(&&*list), "{status}: {list}");
-    assert_eq!(ask(&cloud(&[]), AdminPortKind::Log, "GET /cloud/healthz").await, (200, "[]\n".into()));
-    let (status, body) = ask(&two, AdminPortKind::Log, "POST /cloud/healthz").await;
+    assert_eq!(ask(&cloud(&[]), AdminPortKind::All, "GET /cloud/healthz").await, (200, "[]\n".into()));
+    let (status, body) = ask(&two, AdminPortKind::All, "POST /cloud/healthz").await;
     assert_eq!((status, body.as_str()), (405, "only supports GET method\n"));
-    assert_eq!(ask(&two, AdminPortKind::Log, "GET /edge/healthz").await.0, 404);
+    assert_eq!(ask(&two, AdminPortKind::All, "GET /edge/healthz").await.0, 404);
     for (linked, status) in [(true, 200), (false, 500)] {
         let edge = edge(linked);
-        assert_eq!(ask(&edge, AdminPortKind::Log, "GET /edge/healthz").await, (status, String::new()));
-        assert_eq!(ask(&edge, AdminPortKind::Log, "PUT /edge/healthz").await.0, 405);
+        assert_eq!(ask(&edge, AdminPortKind::All, "GET /edge/healthz").await, (status, String::new()));
+        assert_eq!(ask(&edge, AdminPortKind::All, "PUT /edge/healthz").await.0, 405);
     }
 }
 
 #[tokio::test]
 async fn readyz_reports_each_failed_condition_with_its_reason() {
     let admin = cloud(&[]);
-    assert_eq!(ask(&admin, AdminPortKind::Log, "GET /livez").await, (200, "ok\n".into()));
-    assert_eq!(ask(&admin, AdminPortKind::Log, "GET /readyz").await, (503, "link: not yet\n".into()));
+    assert_eq!(ask(&admin, AdminPortKind::All, "GET /livez").await, (200, "ok\n".into()));
+    assert_eq!(ask(&admin, AdminPortKind::All, "GET /readyz").await, (503, "link: not yet\n".into()));
     admin.readiness.set("link", Err("the cloud refused our token".into()));
     admin.readiness.set("drain", Err("stopping".into()));
     let (status, body) = ask(&admin, AdminPortKind::Metrics, "GET /readyz").await;
@@ -137,10 +137,10 @@ async fn readyz_reports_each_failed_condition_with_its_reason() {
     admin.readiness.set("drain", Ok(()));
     assert_eq!(ask(&admin, AdminPortKind::Metrics, "GET /readyz").await, (200, "ok\n".into()));
     admin.readiness.set_degraded("dns", Err("etcd is away".into()));
-    let (status, body) = ask(&admin, AdminPortKind::Log, "GET /readyz").await;
+    let (status, body) = ask(&admin, AdminPortKind::All, "GET /readyz").await;
     assert_eq!((status, body.as_str()), (200, "ok\ndns: etcd is away\n"));
     admin.readiness.set("link", Err("gone".into()));
-    let (status, body) = ask(&admin, AdminPortKind::Log, "GET /readyz").await;
+    let (status, body) = ask(&admin, AdminPortKind::All, "GET /readyz").await;
     assert_eq!((status, body.as_str()), (503, "dns: etcd is away\nlink: gone\n"));
     admin.readiness.set("link", Ok(()));
     admin.readiness.set_degraded("dns", Ok(()));
@@ -151,7 +151,7 @@ async fn readyz_reports_each_failed_condition_with_its_reason() {
 #[tokio::test]
 async fn metrics_are_on_both_ports_and_other_pages_on_the_admin_port_only() {
     let admin = cloud(&[]);
-    for port in [AdminPortKind::Log, AdminPortKind::Metrics] {
+    for port in [AdminPortKind::All, AdminPortKind::Metrics] {
         let (status, body) = ask(&admin, port, "GET /metrics").await;
         assert!(
             status == 200 && body.contains("# TYPE tunnel_cloud_nodes gauge\n") && !body.contains("EOF"),
@@ -180,18 +180,18 @@ async fn the_log_level_is_set_with_superedges_requests_and_responses() {
              value out of range\n",
         ),
     ] {
-        let got = ask(&admin, AdminPortKind::Log, &format!("PUT /debug/flags/v|{body}")).await;
+        let got = ask(&admin, AdminPortKind::All, &format!("PUT /debug/flags/v|{body}")).await;
         let next = if status == 400 { admin::LEVEL_BODY } else { "" };
         assert_eq!(got, (status, format!("{answer}{next}")), "{body:?}");
     }
     assert_eq!(
-        ask(&admin, AdminPortKind::Log, &format!("PUT /debug/flags/v|{}", "1".repeat(1000))).await.0,
+        ask(&admin, AdminPortKind::All, &format!("PUT /debug/flags/v|{}", "1".repeat(1000))).await.0,
         400
     );
-    let other = ask(&admin, AdminPortKind::Log, "GET /debug/flags/v").await;
+    let other = ask(&admin, AdminPortKind::All, "GET /debug/flags/v").await;
     assert_eq!(other, (406, "unsupported http method\n".into()));
     drop(subscriber);
-    assert_eq!(ask(&admin, AdminPortKind::Log, "PUT /debug/flags/v|4").await.0, 400, "the log has ended");
+    assert_eq!(ask(&admin, AdminPortKind::All, "PUT /debug/flags/v|4").await.0, 400, "the log has ended");
 }
 
 #[tokio::test(start_paused = true)]
@@ -209,7 +209,7 @@ async fn a_drain_closes_the_admin_port_and_idle_connections() {
         drain.start();
         socket.read_to_end(&mut Vec::new()).await.unwrap();
     };
-    tokio::join!(client, serve(listener, None, admin, AdminPortKind::Log, drain.clone()));
+    tokio::join!(client, serve(listener, None, admin, AdminPortKind::All, drain.clone()));
     assert_eq!(drain.finish(Duration::from_secs(1), std::future::pending()).await, Drained::Finished);
 }
 
@@ -233,7 +233,7 @@ async fn the_log_level_is_set_over_tcp_only_with_a_superedge_config() {
         let served = AdminConnectionHandler {
             tls: None,
             admin: admin.clone(),
-            port: AdminPortKind::Log,
+            port: AdminPortKind::All,
             drain: Drain::new(),
         };
         let peer = peer.parse().unwrap();
@@ -266,7 +266,7 @@ async fn a_servers_status_lists_its_nodes_by_name_and_its_problems() {
     let server = cloud(&["b", "a"]);
     server.readiness.set("link", Ok(()));
     server.readiness.set_degraded("dns", Err("the disk is full".into()));
-    let (status, body) = ask(&server, AdminPortKind::Log, "GET /status").await;
+    let (status, body) = ask(&server, AdminPortKind::All, "GET /status").await;
     assert_eq!(status, 200, "{body}");
     let parsed: StatusResponse = serde_json::from_str(&body).unwrap();
     assert_eq!((parsed.role.as_str(), parsed.instance.as_str(), parsed.ready), ("server", "00000007", true));
@@ -281,7 +281,7 @@ async fn a_servers_status_lists_its_nodes_by_name_and_its_problems() {
     let publisher = parsed.publisher.unwrap();
     assert_eq!((publisher.store.as_str(), publisher.error.as_deref()), ("hosts", Some("the disk is full")));
     assert!(parsed.now >= parsed.started_at && parsed.started_at > 1.5e9);
-    assert_eq!(ask(&server, AdminPortKind::Log, "POST /status").await.0, 405);
+    assert_eq!(ask(&server, AdminPortKind::All, "POST /status").await.0, 405);
 }
 
 #[tokio::test]
@@ -289,14 +289,14 @@ async fn an_edges_status_says_why_it_is_not_linked() {
     let lost = edge(false);
     lost.readiness.set("link", Err("the cloud refused our token".into()));
     let parsed: StatusResponse =
-        serde_json::from_str(&ask(&lost, AdminPortKind::Log, "GET /status").await.1).unwrap();
+        serde_json::from_str(&ask(&lost, AdminPortKind::All, "GET /status").await.1).unwrap();
     assert_eq!((parsed.role.as_str(), parsed.node.as_deref(), parsed.ready), ("edge", Some("node1"), false));
     assert_eq!(
         (parsed.links.len(), problems(&parsed)),
         (0, vec!["link not_ready the cloud refused our token".to_owned()])
     );
     let parsed: StatusResponse =
-        serde_json::from_str(&ask(&edge(true), AdminPortKind::Log, "GET /status").await.1).unwrap();
+        serde_json::from_str(&ask(&edge(true), AdminPortKind::All, "GET /status").await.1).unwrap();
     assert_eq!(
         (parsed.links[0].name.as_str(), parsed.links[0].dialect.as_deref()),
         ("server", Some("extended"))
@@ -307,14 +307,14 @@ async fn an_edges_status_says_why_it_is_not_linked() {
 async fn the_status_is_refused_for_a_foreign_host_header() {
     let server = cloud(&["secret"]);
     for path in ["GET /status", "GET /nodes", "GET /cloud/healthz", "PUT /debug/flags/v|2"] {
-        let (status, body) = ask_as(&server, AdminPortKind::Log, "evil.example", path).await;
+        let (status, body) = ask_as(&server, AdminPortKind::All, "evil.example", path).await;
         assert!(
             status == 403 && body.contains("as localhost") && !body.contains("secret"),
             "{status}: {body}"
         );
     }
     // Paths of probes and scrapers contain no secrets, and are requested with any Host.
-    assert_eq!(ask_as(&server, AdminPortKind::Log, "evil.example", "GET /livez").await.0, 200);
+    assert_eq!(ask_as(&server, AdminPortKind::All, "evil.example", "GET /livez").await.0, 200);
 }
 
 #[tokio::test]
@@ -353,7 +353,7 @@ async fn the_status_page_loads_nothing_external_and_runs_only_its_own_script() {
         answers
     };
     let (pages, ()) =
-        tokio::join!(client, serve(listener, None, cloud(&[]), AdminPortKind::Log, drain.clone()));
+        tokio::join!(client, serve(listener, None, cloud(&[]), AdminPortKind::All, drain.clone()));
     let nonces: Vec<_> = pages
         .iter()
         .map(|page| {
