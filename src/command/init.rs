@@ -10,7 +10,7 @@ use tunnel_net::tls::pem;
 use clap::value_parser;
 
 use crate::command::CommandError;
-use crate::command::init::config_files::{EdgeConfigText, egress_selector, server_config, summary};
+use crate::command::init::config_files::{edge_config, egress_selector, server_config, summary};
 use crate::command::output_dir::OutputDir;
 use crate::config::{ConfigError, ConfigErrors, Environment, Warning};
 use crate::edge::Edge;
@@ -250,17 +250,12 @@ fn write_edge(
             kubelets.client(&format!("{KUBELET_CLIENT_PREFIX}{node}")).map_err(|cause| refused(&cause))?;
         write_issued(folder, &format!("{dir}/certs/apiserver-kubelet-client"), &issued)?;
     }
-    let server = args.names.first().map(|host| Target { host: host.clone(), port: GRPC_PORT }.to_string());
-    let text = EdgeConfigText {
-        node,
-        server: &server.unwrap_or_default(),
-        dns: None,
-        has_kubelet: signers.kubelets.is_some(),
-    };
+    let server = Target { host: args.names[0].clone(), port: GRPC_PORT };
+    let text = |dir: &str| edge_config(node, &server, None, signers.kubelets.is_some(), dir);
     let here = now_at.join(&dir);
-    let read = EdgeConfig::read(&text.at(&here.to_string_lossy()), &Environment::default());
+    let read = EdgeConfig::read(&text(&here.to_string_lossy()), &Environment::default());
     checked("edge.toml", read, Edge::validate)?;
-    folder.write(&format!("{dir}/edge.toml"), &text.at(to))
+    folder.write(&format!("{dir}/edge.toml"), &text(to))
 }
 
 /// Writes the files of a client, each after `prefix`; for kube-apiserver also its selector with that server.

@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use rustix::system::uname;
 
-use crate::command::init::config_files::EdgeConfigText;
+use crate::command::init::config_files::edge_config;
 use crate::command::init::{checked, folder_on_machine, host_of_server, random_token, tls_note};
 use crate::command::join::requests::JoinClient;
 use crate::command::output_dir::OutputDir;
@@ -163,17 +163,16 @@ async fn join_node(
     // Local steps that can fail come first, because an invitation can be used only once.
     let folder = OutputDir::resume(&args.install_dir, entries)?;
     let token = folder.write_once(TOKEN_FILE, &format!("{}\n", random_token()))?;
-    let (server, dns) = (args.server.to_string(), args.tls_server_name.as_ref());
-    let text = EdgeConfigText { node, server: &server, dns, has_kubelet: false };
-    folder.rewrite("edge.toml", &text.at(to))?;
+    let text = |dir: &str| edge_config(node, &args.server, args.tls_server_name.as_ref(), false, dir);
+    folder.rewrite("edge.toml", &text(to))?;
     if let Some(text) = new_unit {
         folder.rewrite(UNIT, &text)?;
     }
     let join_client = JoinClient::new(args, code, node.to_string(), token.trim(), folder, CA_FILE, env)?;
     join_client
         .join(|folder| {
-            let here = folder.to_string_lossy().into_owned();
-            checked("edge.toml", EdgeConfig::read(&text.at(&here), &Environment::default()), Edge::validate)
+            let read = EdgeConfig::read(&text(&folder.to_string_lossy()), &Environment::default());
+            checked("edge.toml", read, Edge::validate)
         })
         .await?;
     let (more, start) = match unit {

@@ -6,17 +6,6 @@ use crate::command::init::{APISERVER, EGRESS_PORT, GRPC_PORT, InitArgs, edge_fol
 use crate::command::shell_word;
 use tunnel_base::names::{Host, NodeName, Target};
 
-/// Writes the TOML config of an edge.
-pub(crate) struct EdgeConfigText<'a> {
-    pub(crate) node: &'a NodeName,
-    /// Host and port of the server.
-    pub(crate) server: &'a str,
-    /// The name in its certificate, if different.
-    pub(crate) dns: Option<&'a Host>,
-    /// Whether it has a certificate for its kubelet.
-    pub(crate) has_kubelet: bool,
-}
-
 /// Returns the TOML config of a server with its files in that folder. `clients` are the names of the clients of the
 /// egress port; without clients there is no such port.
 pub(crate) fn server_config(clients: &[String], dir: &str) -> String {
@@ -63,13 +52,18 @@ names = [{names}]
     text
 }
 
-impl EdgeConfigText<'_> {
-    /// Returns the config with its files in that folder.
-    pub(crate) fn at(&self, dir: &str) -> String {
-        let Self { node, server, dns, has_kubelet } = self;
-        let dns = dns.map_or_else(String::new, |dns| format!("tls_server_name = \"{dns}\"\n"));
-        let mut text = format!(
-            r#"# Config of the edge of {node}: tunnel edge -c {dir}/edge.toml
+/// Returns the TOML config of the edge of a node, with its files in that folder. `dns` is the name in the certificate of
+/// the server, if it differs from the dialled one. With `has_kubelet` there is a certificate for the node's kubelet.
+pub(crate) fn edge_config(
+    node: &NodeName,
+    server: &Target,
+    dns: Option<&Host>,
+    has_kubelet: bool,
+    dir: &str,
+) -> String {
+    let dns = dns.map_or_else(String::new, |dns| format!("tls_server_name = \"{dns}\"\n"));
+    let mut text = format!(
+        r#"# Config of the edge of {node}: tunnel edge -c {dir}/edge.toml
 # Written for this node only; docs/reference/edge.toml describes every key.
 
 [edge.uplink]
@@ -82,20 +76,19 @@ servers = ["{server}"]
 [edge.allow]
 targets = ["127.0.0.0/8:*", "[::1]:*", "self:*"]
 "#
-        );
-        if *has_kubelet {
-            let _ = write!(
-                text,
-                r#"
+    );
+    if has_kubelet {
+        let _ = write!(
+            text,
+            r#"
 # The client certificate for this node's kubelet.
 [edge.target_tls]
 cert = "{dir}/certs/apiserver-kubelet-client.crt"
 key = "{dir}/certs/apiserver-kubelet-client.key"
 "#
-            );
-        }
-        text
+        );
     }
+    text
 }
 
 /// The directory that the packaged units allow the program to write.
