@@ -40,8 +40,8 @@ pub struct ConnectArgs {
     #[command(flatten)]
     pub client: ClientArgs,
     /// Local address (IP:PORT, or PORT on 127.0.0.1) to listen on, with a session for each connection, until Ctrl-C.
-    #[arg(long, value_name = "IP:PORT")]
-    pub listen: Option<String>,
+    #[arg(long, value_name = "IP:PORT", value_parser = local_address)]
+    pub listen: Option<SocketAddr>,
 }
 
 /// Connects stdin and stdout to a target until both directions have ended, or serves a local port until `stop`
@@ -61,11 +61,11 @@ pub async fn connect(
     let settings = ClientSettings::find(&args.client, variable)?;
     let print_notice: PrintLine = Arc::new(move |line| notices(&format!("tunnel: {line}")));
     let opener = Arc::new(SessionOpener::reach(settings, runtime.as_deref(), print_notice).await?);
-    let done = match &args.listen {
+    let done = match args.listen {
         None => async { carry(opener.open(&target).await?).await }.await,
         Some(at) => {
             opener.check().await?;
-            listen(local("--listen", at)?, opener.clone(), target, stop, print_line).await
+            listen(at, opener.clone(), target, stop, print_line).await
         }
     };
     if let Some(opener) = Arc::into_inner(opener) {
@@ -86,12 +86,10 @@ fn target(args: &ConnectArgs) -> Result<Target, CommandError> {
     text.parse().map_err(|cause: NameError| CommandError::usage(cause.to_string()))
 }
 
-/// Returns the local address that a flag names.
-pub(crate) fn local(flag: &str, text: &str) -> Result<SocketAddr, CommandError> {
+/// Parses the local address of a flag.
+pub(crate) fn local_address(text: &str) -> Result<SocketAddr, &'static str> {
     let port = text.parse::<u16>().map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
-    port.or_else(|_| text.parse()).map_err(|_| {
-        CommandError::usage(format!("{flag}={text}: expected IP:PORT, for example 127.0.0.1:8022, or a port"))
-    })
+    port.or_else(|_| text.parse()).map_err(|_| "expected IP:PORT, for example 127.0.0.1:8022, or a port")
 }
 
 async fn listen(

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use tracing::{info, warn};
 
-use crate::command::connect::local;
+use crate::command::connect::local_address;
 use crate::command::connect::opener::no_link;
 use crate::command::{CommandError, Format, client};
 use crate::config::Environment;
@@ -18,11 +18,11 @@ use tunnel_net::listen::TcpListenSocket;
 #[derive(Debug, Clone, clap::Args)]
 pub struct ProxyArgs {
     /// Local address (IP:PORT, or PORT on 127.0.0.1) of the HTTP proxy, for CONNECT and http:// URLs.
-    #[arg(long, value_name = "IP:PORT", default_value = "3128")]
-    pub http: String,
+    #[arg(long, value_name = "IP:PORT", default_value = "3128", value_parser = local_address)]
+    pub http: SocketAddr,
     /// Local address (IP:PORT, or PORT on 127.0.0.1) of SOCKS5.
-    #[arg(long, value_name = "IP:PORT", default_value = "1080")]
-    pub socks5: String,
+    #[arg(long, value_name = "IP:PORT", default_value = "1080", value_parser = local_address)]
+    pub socks5: SocketAddr,
     /// Log level: 0 info, 2 debug, 4 debug of libraries too, 6 trace except frames, 8 frames too.
     #[arg(short, long, value_name = "LEVEL", default_value_t = 0, allow_negative_numbers = true)]
     pub verbosity: i32,
@@ -49,7 +49,7 @@ pub async fn run(
     let shared =
         shared.map_err(|why| CommandError::unavailable(format!("no socket for this proxy: {why}")))?;
     let proxy =
-        UserProxy { http: bind("--http", &args.http)?, socks5: bind("--socks5", &args.socks5)?, shared };
+        UserProxy { http: bind("--http", args.http)?, socks5: bind("--socks5", args.socks5)?, shared };
     let mut stop = std::pin::pin!(stop);
     let links = tokio::select! {
         links = ClientUplinks::start(config) => links.map_err(|why| no_link(&why))?,
@@ -64,8 +64,7 @@ pub async fn run(
     Ok(String::new())
 }
 
-fn bind(flag: &'static str, text: &str) -> Result<TcpListenSocket, CommandError> {
-    let at: SocketAddr = local(flag, text)?;
+fn bind(flag: &'static str, at: SocketAddr) -> Result<TcpListenSocket, CommandError> {
     if !at.ip().is_loopback() {
         let risk = "anyone who reaches this address reaches nodes with your rights";
         warn!(key = flag, local_addr = %at, risk, "insecure configuration");

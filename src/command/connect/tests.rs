@@ -37,9 +37,11 @@ fn connect_takes_a_target_as_one_argument_or_as_host_and_port() {
 
 #[test]
 fn connect_listens_on_loopback_unless_an_address_is_given() {
-    assert_eq!(local("--listen", "8022").unwrap().to_string(), "127.0.0.1:8022");
-    assert_eq!(local("--listen", "[::1]:8022").unwrap().to_string(), "[::1]:8022");
-    assert!(local("--listen", "localhost:8022").unwrap_err().text.contains("expected IP:PORT"));
+    let at = |listen| connect_args(&["n:1", "--listen", listen]).listen.unwrap().to_string();
+    assert_eq!(at("8022"), "127.0.0.1:8022");
+    assert_eq!(at("[::1]:8022"), "[::1]:8022");
+    let error = Line::try_parse_from(["connect", "n:1", "--listen=localhost:8022"]).unwrap_err().to_string();
+    assert!(error.contains("--listen") && error.contains("expected IP:PORT"), "{error}");
 }
 
 fn endpoint(args: &[&str]) -> Result<ConnectPortClient, CommandError> {
