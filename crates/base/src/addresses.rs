@@ -15,7 +15,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::addresses::cluster_state::{ClusterObjectAddress, ClusterState, ServiceBackend, service_name};
+use crate::addresses::cluster_state::{ClusterState, ServiceBackend, service_name};
+use crate::addresses::object_index::IndexKey;
 use crate::addresses::owners::{AddressClaim, AddressOwners, ClaimSource};
 use crate::names::{Host, NodeName, Target};
 use crate::policy::canonical_ip;
@@ -175,7 +176,7 @@ impl AddressBook {
         }
         let facts = self.facts();
         let is_own = |node: &NodeName| {
-            facts.nodes.claiming(ClusterObjectAddress::Internal(ip)).any(|(name, _)| node.as_str() == name)
+            facts.nodes.claiming(IndexKey::Internal(ip)).any(|(name, _)| node.as_str() == name)
         };
         Ok(facts.node_at(ip)?.map(|node| (node.clone(), is_own(&node))))
     }

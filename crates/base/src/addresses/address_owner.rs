@@ -4,7 +4,8 @@ use std::fmt;
 use std::net::IpAddr;
 
 use crate::addresses::LocateError;
-use crate::addresses::cluster_state::{ClusterObjectAddress, ClusterState};
+use crate::addresses::cluster_state::ClusterState;
+use crate::addresses::object_index::IndexKey;
 use crate::names::NodeName;
 
 /// A Kubernetes object that claims an address, to find and name the owners of a disputed one.
@@ -26,14 +27,14 @@ impl ClusterState {
     /// A kubelet writes the addresses of its Node and of that Node's pods. So an address that another object claims too
     /// belongs to neither. A ClusterIP is allocated by kube-apiserver and belongs to the Service alone.
     pub fn node_at(&self, ip: IpAddr) -> Result<Option<NodeName>, LocateError> {
-        if self.services.is_claimed(ClusterObjectAddress::Internal(ip)) {
+        if self.services.is_claimed(IndexKey::Internal(ip)) {
             return Ok(None);
         }
         let Some(first) = self.kubelet_claimants(ip).next() else { return Ok(None) };
-        let others = self.nodes_with(ClusterObjectAddress::External(ip)).chain(self.kubelet_claimants(ip));
+        let others = self.nodes_with(IndexKey::External(ip)).chain(self.kubelet_claimants(ip));
         // A load balancer may share the address of a Node, but not of a pod.
         let is_pod = matches!(first, Object::Pod { .. });
-        let services = self.services_with(ClusterObjectAddress::External(ip)).filter(|_| is_pod);
+        let services = self.services_with(IndexKey::External(ip)).filter(|_| is_pod);
         match others.chain(services).find(|other| other.node() != first.node()) {
             Some(other) => Err(LocateError::ambiguous(ip, &first, &other)),
             None => Ok(first.node().cloned()),
@@ -42,7 +43,7 @@ impl ClusterState {
 
     /// Returns the Service with this ClusterIP, as `namespace/name`.
     pub fn service_at(&self, ip: IpAddr) -> Result<Option<String>, LocateError> {
-        let mut all = self.services_with(ClusterObjectAddress::Internal(ip));
+        let mut all = self.services_with(IndexKey::Internal(ip));
         match (all.next(), all.next()) {
             (Some(one), Some(other)) => Err(LocateError::ambiguous(ip, &one, &other)),
             (Some(Object::Service(name)), None) => Ok(Some(name)),
@@ -52,16 +53,16 @@ impl ClusterState {
 
     /// Returns the objects that claim an address written by a kubelet.
     pub(crate) fn kubelet_claimants(&self, ip: IpAddr) -> impl Iterator<Item = Object> {
-        let pods = self.pods.claiming(ip);
+        let pods = self.pods.claiming(IndexKey::Internal(ip));
         let pods = pods.map(|(name, pod)| Object::Pod { name: name.to_owned(), node: pod.node.clone() });
-        self.nodes_with(ClusterObjectAddress::Internal(ip)).chain(pods)
+        self.nodes_with(IndexKey::Internal(ip)).chain(pods)
     }
 
-    fn nodes_with(&self, at: ClusterObjectAddress) -> impl Iterator<Item = Object> {
+    fn nodes_with(&self, at: IndexKey) -> impl Iterator<Item = Object> {
         self.nodes.claiming(at).filter_map(|(name, _)| Some(Object::Node(name.parse().ok()?)))
     }
 
-    fn services_with(&self, at: ClusterObjectAddress) -> impl Iterator<Item = Object> {
+    fn services_with(&self, at: IndexKey) -> impl Iterator<Item = Object> {
         self.services.claiming(at).map(|(name, _)| Object::Service(name.to_owned()))
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use crate::addresses::LocateError;
-use crate::addresses::object_index::{IndexKeys, ObjectIndex};
+use crate::addresses::object_index::{IndexKey, IndexKeys, ObjectIndex};
 use crate::addresses::owners::{AddressClaim, ClaimSource};
 use crate::names::{Host, NodeName, Target};
 
@@ -112,15 +112,6 @@ pub enum ServiceSide {
     Cloud,
 }
 
-/// An address of a Node or a Service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ClusterObjectAddress {
-    /// An address by which the object is found.
-    Internal(IpAddr),
-    /// An address from outside of the cluster.
-    External(IpAddr),
-}
-
 /// The target that is dialled for a connection to a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ServiceBackend {
@@ -213,7 +204,7 @@ impl ClusterState {
             Some(own) => slice.ports.iter().find(|port| port.name == own.name).map(|port| port.number),
             None => Some(port),
         };
-        let slices = self.slices.claiming(name.into());
+        let slices = self.slices.claiming(IndexKey::Service(name.into()));
         let slices = slices.filter_map(move |(_, slice)| Some((slice, number(slice)?)));
         Ok(slices.flat_map(|(slice, number)| {
             slice.ready.iter().map(move |one| (SocketAddr::new(one.ip, number), one.node.as_ref()))
@@ -247,67 +238,33 @@ fn choose<T>(mut all: impl Iterator<Item = T> + Clone, chance: f64) -> Option<T>
     all.nth(place.min(count.checked_sub(1)?))
 }
 
-impl ClusterObjectAddress {
-    fn ip(self) -> IpAddr {
-        match self {
-            Self::Internal(ip) | Self::External(ip) => ip,
-        }
-    }
-}
-
 impl IndexKeys for KubeNode {
-    type Claim = ClusterObjectAddress;
-
-    fn address(claim: &ClusterObjectAddress) -> Option<IpAddr> {
-        Some(claim.ip())
-    }
-
-    fn claims(&self) -> impl Iterator<Item = ClusterObjectAddress> {
-        at(&self.ips, &self.outside)
+    fn keys(&self) -> impl Iterator<Item = IndexKey> {
+        address_keys(&self.ips, &self.outside)
     }
 }
 
 impl IndexKeys for KubePod {
-    type Claim = IpAddr;
-
-    fn address(claim: &IpAddr) -> Option<IpAddr> {
-        Some(*claim)
-    }
-
-    fn claims(&self) -> impl Iterator<Item = IpAddr> {
-        self.ips.iter().copied()
+    fn keys(&self) -> impl Iterator<Item = IndexKey> {
+        address_keys(&self.ips, &[])
     }
 }
 
 impl IndexKeys for KubeService {
-    type Claim = ClusterObjectAddress;
-
-    fn address(claim: &ClusterObjectAddress) -> Option<IpAddr> {
-        Some(claim.ip())
+    fn keys(&self) -> impl Iterator<Item = IndexKey> {
+        address_keys(&self.ips, &self.outside)
     }
-
-    fn claims(&self) -> impl Iterator<Item = ClusterObjectAddress> {
-        at(&self.ips, &self.outside)
-    }
-}
-
-pub(super) fn at(own: &[IpAddr], outside: &[IpAddr]) -> impl Iterator<Item = ClusterObjectAddress> {
-    own.iter()
-        .copied()
-        .map(ClusterObjectAddress::Internal)
-        .chain(outside.iter().copied().map(ClusterObjectAddress::External))
 }
 
 impl IndexKeys for KubeEndpointSlice {
-    type Claim = Arc<str>;
-
-    fn address(_: &Arc<str>) -> Option<IpAddr> {
-        None
+    fn keys(&self) -> impl Iterator<Item = IndexKey> {
+        std::iter::once(IndexKey::Service(self.service.clone()))
     }
+}
 
-    fn claims(&self) -> impl Iterator<Item = Arc<str>> {
-        std::iter::once(self.service.clone())
-    }
+fn address_keys(own: &[IpAddr], outside: &[IpAddr]) -> impl Iterator<Item = IndexKey> {
+    let own = own.iter().copied().map(IndexKey::Internal);
+    own.chain(outside.iter().copied().map(IndexKey::External))
 }
 
 impl ClusterState {
@@ -318,26 +275,21 @@ impl ClusterState {
 
     /// Returns why a node may not have the claimed address, if so.
     pub(crate) fn refusal(&self, AddressClaim { ip, node, by }: &AddressClaim) -> Option<&'static str> {
-        if self.services.is_claimed(ClusterObjectAddress::Internal(*ip)) {
+        if self.services.is_claimed(IndexKey::Internal(*ip)) {
             return Some("a Service's");
         }
-        if *by >= ClaimSource::Kubernetes && self.pods.is_claimed(*ip) {
+        if *by >= ClaimSource::Kubernetes && self.pods.is_claimed(IndexKey::Internal(*ip)) {
             return Some("a pod's");
         }
         let names = |at| self.nodes.claiming(at).map(|(name, _)| name);
         let is_another = |name: &&str| !node.as_str().eq_ignore_ascii_case(name);
-        let mut nodes =
-            names(ClusterObjectAddress::Internal(*ip)).chain(names(ClusterObjectAddress::External(*ip)));
+        let mut nodes = names(IndexKey::Internal(*ip)).chain(names(IndexKey::External(*ip)));
         match by {
             ClaimSource::Table | ClaimSource::TokenLine => None,
             // Its kubelet writes all of it. A load balancer may share the addresses of nodes.
-            ClaimSource::Kubernetes => {
-                names(ClusterObjectAddress::External(*ip)).find(is_another).map(|_| ANOTHERS)
-            }
+            ClaimSource::Kubernetes => names(IndexKey::External(*ip)).find(is_another).map(|_| ANOTHERS),
             ClaimSource::Edge if !nodes.clone().all(|name| is_another(&name)) => None,
-            ClaimSource::Edge if self.services.is_claimed(ClusterObjectAddress::External(*ip)) => {
-                Some(OUTSIDE)
-            }
+            ClaimSource::Edge if self.services.is_claimed(IndexKey::External(*ip)) => Some(OUTSIDE),
             ClaimSource::Edge => nodes.next().map(|_| ANOTHERS),
         }
     }

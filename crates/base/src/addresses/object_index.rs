@@ -6,23 +6,37 @@ use std::net::IpAddr;
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// Index keys of an object besides its name. Several objects may claim the same key.
+/// Index keys of an object besides its name.
 pub trait IndexKeys {
-    /// An address, or the name of another object.
-    type Claim: Ord + Clone;
+    /// Returns all keys of the object.
+    fn keys(&self) -> impl Iterator<Item = IndexKey>;
+}
 
-    /// Returns all claims of the object.
-    fn claims(&self) -> impl Iterator<Item = Self::Claim>;
+/// A key that objects claim. Several objects may claim the same.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum IndexKey {
+    /// An address by which the object is found.
+    Internal(IpAddr),
+    /// An address from outside of the cluster.
+    External(IpAddr),
+    /// The Service of the object, as `namespace/name`.
+    Service(Arc<str>),
+}
 
-    /// Returns the address of a claim, or `None` if the claim is a name.
-    fn address(claim: &Self::Claim) -> Option<IpAddr>;
+impl IndexKey {
+    fn address(&self) -> Option<IpAddr> {
+        match self {
+            Self::Internal(ip) | Self::External(ip) => Some(*ip),
+            Self::Service(_) => None,
+        }
+    }
 }
 
 /// An index of objects of one kind. Its two maps share the names, to save memory.
 #[derive(Debug)]
-pub struct ObjectIndex<V: IndexKeys> {
+pub struct ObjectIndex<V> {
     objects: HashMap<Arc<str>, Entry<V>>,
-    claims: BTreeSet<(V::Claim, Arc<str>)>,
+    claims: BTreeSet<(IndexKey, Arc<str>)>,
     /// Number of the latest list.
     list: u32,
     listed: bool,
@@ -65,11 +79,11 @@ impl<V: IndexKeys> ObjectIndex<V> {
             None => name.into(),
         };
         let entry = Entry { object, list: self.list };
-        let claims: Vec<_> = entry.object.claims().collect();
-        let is_new = |claim: &&V::Claim| !self.claims.contains(&((*claim).clone(), name.clone()));
-        let new = claims.iter().filter(is_new).filter_map(V::address).collect();
+        let claims: Vec<_> = entry.object.keys().collect();
+        let is_new = |claim: &&IndexKey| !self.claims.contains(&((*claim).clone(), name.clone()));
+        let new = claims.iter().filter(is_new).filter_map(IndexKey::address).collect();
         if let Some(old) = self.objects.insert(name.clone(), entry) {
-            for claim in old.object.claims() {
+            for claim in old.object.keys() {
                 self.claims.remove(&(claim, name.clone()));
             }
         }
@@ -79,7 +93,7 @@ impl<V: IndexKeys> ObjectIndex<V> {
 
     /// Returns all claimed addresses.
     pub fn addresses(&self) -> Vec<IpAddr> {
-        let mut all: Vec<_> = self.claims.iter().filter_map(|(claim, _)| V::address(claim)).collect();
+        let mut all: Vec<_> = self.claims.iter().filter_map(|(claim, _)| claim.address()).collect();
         all.dedup();
         all
     }
@@ -87,7 +101,7 @@ impl<V: IndexKeys> ObjectIndex<V> {
     /// Removes an object that was deleted or is no longer relevant.
     pub fn remove(&mut self, name: &str) {
         let Some((name, old)) = self.objects.remove_entry(name) else { return };
-        for claim in old.object.claims() {
+        for claim in old.object.keys() {
             self.claims.remove(&(claim, name.clone()));
         }
     }
@@ -102,19 +116,19 @@ impl<V: IndexKeys> ObjectIndex<V> {
     }
 
     /// Returns true if any object makes this claim.
-    pub(crate) fn is_claimed(&self, claim: V::Claim) -> bool {
+    pub(crate) fn is_claimed(&self, claim: IndexKey) -> bool {
         self.claiming(claim).next().is_some()
     }
 
     /// Returns the objects that make this claim, ordered by name.
-    pub(crate) fn claiming(&self, claim: V::Claim) -> impl Iterator<Item = (&str, &V)> + Clone {
+    pub(crate) fn claiming(&self, claim: IndexKey) -> impl Iterator<Item = (&str, &V)> + Clone {
         let first = Bound::Included((claim.clone(), Arc::default()));
         let all = self.claims.range((first, Bound::Unbounded)).take_while(move |(own, _)| *own == claim);
         all.filter_map(|(_, name)| Some((name.as_ref(), self.get(name)?)))
     }
 }
 
-impl<V: IndexKeys> Default for ObjectIndex<V> {
+impl<V> Default for ObjectIndex<V> {
     fn default() -> Self {
         Self { objects: HashMap::new(), claims: BTreeSet::new(), list: 0, listed: false }
     }
