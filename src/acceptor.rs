@@ -76,7 +76,7 @@ impl SessionAcceptor {
             dialled = self.dial(&offer) => dialled,
             () = offer.withdrawn() => Err(SessionError::new(ErrorCode::Cancelled, "the opener gave up before the target answered")),
         };
-        self.metrics.open_duration.observe(started.elapsed());
+        self.metrics.open_duration.observe(started.elapsed().as_secs_f64());
         let granted = dialled.and_then(|(connection, right)| {
             let judge = move || right.judge().map(|()| UNTIL_CHANGED).map_err(|why| why.reason);
             let grant = self

@@ -593,7 +593,7 @@ impl AuthorizedRequest {
                 }
             },
         };
-        context.metrics.open_duration.observe(started.elapsed());
+        context.metrics.open_duration.observe(started.elapsed().as_secs_f64());
         let granted = opened.and_then(|TargetStream { stream, right }| {
             let basis = AccessBasis { direct: right, ..basis };
             access.id = stream.id();

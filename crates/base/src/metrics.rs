@@ -8,7 +8,6 @@ pub mod nodes;
 mod registration;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use prometheus_client::encoding::EncodeMetric as _;
 use prometheus_client::metrics::counter::Counter;
@@ -54,13 +53,13 @@ pub struct Metrics {
     /// Number of edges asked to link to a peer with fewer nodes.
     pub edges_rebalanced: Counter,
     /// Round-trip times of pings in seconds, on every link.
-    pub rtt: LatencyHistogram,
+    pub rtt: Histogram,
     /// Number of times reading a plain link paused because a session's queue was full.
     pub read_pauses: Counter,
     /// Sessions of each listener or of the acceptor.
     pub sessions: SessionMetrics,
     /// Seconds from a session's request to its response, successful or not.
-    pub open_duration: LatencyHistogram,
+    pub open_duration: Histogram,
     /// HTTP requests in flight.
     pub requests: InFlightRequests,
     /// Bytes from clients to targets.
@@ -134,10 +133,6 @@ pub struct ActiveSessionGuard {
     request: Option<InFlightGuard>,
 }
 
-/// A metric: a histogram of durations in seconds.
-#[derive(Debug, Clone)]
-pub struct LatencyHistogram(Histogram);
-
 impl Metrics {
     /// Returns the metrics of a server. Its namespace and name become labels of `tunnel_cloud_nodes`, unless they are
     /// empty.
@@ -202,10 +197,10 @@ impl Metrics {
             link_reconnects: Counter::default(),
             backup_links: ReasonCounter::by("outcome"),
             edges_rebalanced: Counter::default(),
-            rtt: LatencyHistogram::new(&RTT_SECONDS),
+            rtt: Histogram::new(RTT_SECONDS),
             read_pauses: Counter::default(),
             sessions: SessionMetrics::default(),
-            open_duration: LatencyHistogram::new(&OPEN_SECONDS),
+            open_duration: Histogram::new(OPEN_SECONDS),
             requests: InFlightRequests::default(),
             bytes_to_target,
             bytes_to_client,
@@ -368,17 +363,6 @@ impl Drop for ActiveSessionGuard {
     }
 }
 
-impl LatencyHistogram {
-    /// Adds one observation.
-    pub fn observe(&self, time: Duration) {
-        self.0.observe(time.as_secs_f64());
-    }
-
-    fn new(buckets: &[f64]) -> Self {
-        Self(Histogram::new(buckets.iter().copied()))
-    }
-}
-
 /// Git revision that this program was built from, if the build knew it.
 const REVISION: &str = match option_env!("TUNNEL_REVISION") {
     Some(revision) => revision,
@@ -405,7 +389,7 @@ mod tests {
         metrics.links_closed.count("timed_out");
         metrics.bytes_to_target.inc_by(7);
         metrics.links.opened("edge");
-        metrics.open_duration.observe(Duration::from_millis(3));
+        metrics.open_duration.observe(0.003);
         metrics.buffers.set("unacknowledged", 5, 6);
         let text = metrics.encode(ExpositionFormat::Open);
         for line in [

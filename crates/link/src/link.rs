@@ -207,7 +207,7 @@ impl Link {
             FrameKind::Ping(number) => self.sender.pong(number),
             FrameKind::Pong(Some(number)) => {
                 let rtt = self.sender.handle_pong(number, now);
-                self.metrics.rtt.observe(rtt);
+                self.metrics.rtt.observe(rtt.as_secs_f64());
             }
             FrameKind::Pong(None) => {}
             FrameKind::Session(id, category, session_frame) => {

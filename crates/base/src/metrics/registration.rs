@@ -25,7 +25,7 @@ impl Metrics {
         let help = "Total number of edges asked to link to a server with fewer nodes";
         to.register("tunnel_edges_rebalanced", help, self.edges_rebalanced.clone());
         let help = "Round-trip time of a link";
-        to.register_with_unit("tunnel_link_rtt", help, Unit::Seconds, self.rtt.0.clone());
+        to.register_with_unit("tunnel_link_rtt", help, Unit::Seconds, self.rtt.clone());
         let help = "Total number of times reading a plain link paused for a slow reader";
         to.register("tunnel_link_read_pauses", help, self.read_pauses.clone());
     }
@@ -41,7 +41,7 @@ impl Metrics {
             "tunnel_session_open_duration",
             help,
             Unit::Seconds,
-            self.open_duration.0.clone(),
+            self.open_duration.clone(),
         );
         let help = "Number of HTTP requests in flight, by method and kind of path";
         to.register("tunnel_http_requests_in_flight", help, self.requests.0.clone());
