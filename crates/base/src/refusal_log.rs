@@ -11,6 +11,8 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::warn;
 
+use crate::policy::canonical_ip;
+
 /// The refusals of a process. Allows `EACH` log lines a second for each reason and source, and sums up the rest. Cheap
 /// to clone.
 ///
@@ -20,13 +22,11 @@ pub struct RefusalLog(Arc<Mutex<RefusalCounts>>);
 
 #[derive(Debug, Default)]
 struct RefusalCounts {
-    second: Second,
+    /// Refusals in this second, by reason and source. The source `None` stands for all others.
+    second: HashMap<(&'static str, Option<IpAddr>), u64>,
     /// The last hour by minutes, the newest last. Reasons are fixed words, so their number is bounded.
     minutes: VecDeque<(Instant, BTreeMap<&'static str, u64>)>,
 }
-
-/// Refusals in this second, by reason and source. The source `None` stands for all others.
-type Second = HashMap<(&'static str, Option<IpAddr>), u64>;
 
 impl RefusalLog {
     /// Counts a refusal and returns true if it may be logged. `reason` is a fixed word.
@@ -93,9 +93,10 @@ impl RefusalCounts {
     }
 }
 
-/// Returns the source of an address: an IPv4 address, or the first address of an IPv6 address's /64.
-fn source(from: IpAddr) -> IpAddr {
-    match from.to_canonical() {
+/// Returns the source of an address: an IPv4 address, or the first address of an IPv6 address's /64. An IPv4 address in
+/// an IPv6 address is treated as IPv4.
+pub fn source(from: IpAddr) -> IpAddr {
+    match canonical_ip(from) {
         IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
         ip @ IpAddr::V4(_) => ip,
     }

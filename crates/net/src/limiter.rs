@@ -9,7 +9,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fair_map::FairMap;
 use crate::hooked::{Hooked, ReadHook};
-use tunnel_base::policy::canonical_ip;
+use tunnel_base::refusal_log::source;
 
 /// The unit that shares are fair among: an IPv4 address, or the /64 network of an IPv6 address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -90,12 +90,9 @@ struct PermitWaiter {
 }
 
 impl Source {
-    /// Returns the source of an address. An IPv4-mapped IPv6 address is treated as IPv4.
+    /// Returns the source of an address.
     pub fn of(ip: IpAddr) -> Self {
-        Self(match canonical_ip(ip) {
-            IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),
-            v4 @ IpAddr::V4(_) => v4,
-        })
+        Self(source(ip))
     }
 }
 
