@@ -5,7 +5,7 @@ use serde::ser::{Serialize, Serializer};
 
 use crate::names::{Host, NodeName, ServerDisplayName, Target, UserName};
 use crate::policy::ports::{HOST, PortTarget};
-use crate::policy::targets::{TargetEntry, Targets};
+use crate::policy::targets::TargetEntry;
 use crate::policy::{CertificateGlob, Glob};
 
 /// Serializes types through `Display` and deserializes them through `FromStr`.
@@ -26,18 +26,6 @@ macro_rules! as_text {
 }
 
 as_text!(NodeName, UserName, ServerDisplayName, Host, Target, TargetEntry, Glob, CertificateGlob);
-
-impl<'de> Deserialize<'de> for Targets {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Vec::<TargetEntry>::deserialize(deserializer).map(Self::from_iter)
-    }
-}
-
-impl Serialize for Targets {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.iter())
-    }
-}
 
 impl<'de> Deserialize<'de> for PortTarget {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -60,6 +48,7 @@ mod tests {
 
     use super::*;
     use crate::policy::Networks;
+    use crate::policy::targets::Targets;
 
     fn stays<T: Serialize + for<'de> Deserialize<'de>>(json: &str) -> String {
         serde_json::to_string(&serde_json::from_str::<T>(json).unwrap()).unwrap()

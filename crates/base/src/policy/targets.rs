@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use serde::{Deserialize, Serialize};
 
 use crate::names::debug_as_display;
 use crate::policy::off_limits::is_off_limits;
@@ -14,7 +15,7 @@ use crate::policy::{PolicyParseError, canonical_ip, network, network_text};
 ///
 /// A configured list replaces the default: everything else is forbidden, including loopback and the edge's own
 /// addresses.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Targets(Vec<TargetEntry>);
 
 /// An entry of the list: `127.0.0.0/8:*`, `10.1.2.3:443`, `[fd00::/8]:22`, or `self:22` for the edge's own addresses.
