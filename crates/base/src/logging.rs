@@ -211,8 +211,7 @@ fn in_background(to: impl io::Write + Send + 'static) -> (NonBlocking, WorkerGua
 }
 
 type Output = Box<dyn Layer<LimitedRegistry> + Send + Sync>;
-type LimitedRegistry = Layered<LibraryLogLimit, Layered<Filter, Registry>>;
-type Filter = reload::Layer<Targets, Registry>;
+type LimitedRegistry = Layered<LibraryLogLimit, Layered<reload::Layer<Targets, Registry>, Registry>>;
 
 fn output<W>(to: W, json: bool) -> Output
 where

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use time::{Date, OffsetDateTime};
 
+use crate::files::with_suffix;
 use crate::logging::LogError;
 use crate::logging::dropped_lines::DroppedLines;
 
@@ -112,9 +113,7 @@ impl LogFiles {
     fn rename_full(&self, current: &Path, day: Date) -> io::Result<()> {
         let date = day.to_string();
         let used = self.list()?.iter().filter(|f| f.date == date).map(|f| f.part).max().unwrap_or(0);
-        let mut part = current.as_os_str().to_owned();
-        part.push(format!(".{}", used.saturating_add(1)));
-        fs::rename(current, part)
+        fs::rename(current, with_suffix(current, &format!(".{}", used.saturating_add(1))))
     }
 
     /// Removes the oldest files until the rest, counting the current file at its full length, is within the limits.
