@@ -1,6 +1,6 @@
 //! Discovery of servers through the endpoints of a Kubernetes Service.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tracing::debug;
 
 use crate::cluster::{Cluster, ClusterError};
-use crate::watcher::{ObjectWatcher, WatchHandler};
+use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects};
 use tunnel_base::addresses::cluster_state::{Endpoints, ServiceEndpoints};
 use tunnel_base::drain::Drain;
 
@@ -24,14 +24,6 @@ pub struct EndpointWatch {
     endpoints: watch::Sender<ServiceEndpoints>,
     peers: watch::Sender<Vec<SocketAddr>>,
     unlisted: watch::Sender<Option<String>>,
-}
-
-/// The EndpointSlices of a Service; each holds some of its endpoints.
-#[derive(Debug, Default)]
-struct Slices {
-    known: BTreeMap<String, Endpoints>,
-    /// Slices received so far of a list in progress.
-    listed: Option<BTreeMap<String, Endpoints>>,
 }
 
 impl EndpointWatch {
@@ -69,7 +61,7 @@ impl EndpointWatch {
             which: watcher::Config::default().labels(&of),
         };
         tokio::select! {
-            never = followed.run(Api::namespaced, (&self, Slices::default())) => match never {},
+            never = followed.run(Api::namespaced, (&self, WatchedObjects::default())) => match never {},
             () = drain.draining() => {}
         }
     }
@@ -96,11 +88,13 @@ impl EndpointWatch {
     }
 }
 
-impl WatchHandler<EndpointSlice> for (&EndpointWatch, Slices) {
+impl WatchHandler<EndpointSlice> for (&EndpointWatch, WatchedObjects<Endpoints>) {
     fn on_event(&mut self, event: Event<EndpointSlice>) -> bool {
         let (watch, slices) = self;
-        let endpoints = slices.take(event);
-        endpoints.map(|endpoints| watch.set(endpoints)).is_some()
+        if slices.take(event, endpoints) {
+            watch.set(all(slices));
+        }
+        slices.are_followed()
     }
 
     fn on_watch_failed(&mut self, cause: &ClusterError) {
@@ -112,49 +106,29 @@ impl WatchHandler<EndpointSlice> for (&EndpointWatch, Slices) {
     }
 }
 
-impl Slices {
-    /// Applies an event. Returns all endpoints, or `None` while a list is in progress.
-    fn take(&mut self, event: Event<EndpointSlice>) -> Option<Endpoints> {
-        match event {
-            Event::Init => self.listed = Some(BTreeMap::new()),
-            Event::InitApply(slice) => {
-                let (name, endpoints) = endpoints(slice);
-                self.listed.get_or_insert_default().insert(name, endpoints);
-            }
-            Event::InitDone => self.known = self.listed.take().unwrap_or_default(),
-            Event::Apply(slice) => {
-                let (name, endpoints) = endpoints(slice);
-                self.known.insert(name, endpoints);
-            }
-            Event::Delete(slice) => {
-                self.known.remove(&endpoints(slice).0);
-            }
-        }
-        if self.listed.is_some() {
-            return None;
-        }
-        let mut all = Endpoints::default();
-        for slice in self.known.values() {
-            all.ready.extend(&slice.ready);
-            all.unready.extend(&slice.unready);
-        }
-        // An endpoint that moves between slices may be in both for a moment.
-        all.unready.retain(|pod| !all.ready.contains(pod));
-        Some(all)
+/// Returns the endpoints in all slices; each has some of them.
+fn all(slices: &WatchedObjects<Endpoints>) -> Endpoints {
+    let mut all = Endpoints::default();
+    for slice in slices.known().into_iter().flatten().map(|(_, slice)| slice) {
+        all.ready.extend(&slice.ready);
+        all.unready.extend(&slice.unready);
     }
+    // An endpoint that moves between slices may be in both for a moment.
+    all.unready.retain(|pod| !all.ready.contains(pod));
+    all
 }
 
-/// Returns a slice's name and endpoints. An unknown readiness means ready, as Kubernetes specifies.
-fn endpoints(slice: EndpointSlice) -> (String, Endpoints) {
+/// Returns a slice's endpoints. An unknown readiness means ready, as Kubernetes specifies.
+fn endpoints(slice: &EndpointSlice) -> Endpoints {
     let ready = |endpoint: &Endpoint| {
         endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true)
     };
     let mut all = Endpoints::default();
-    for endpoint in slice.endpoints {
-        let set = if ready(&endpoint) { &mut all.ready } else { &mut all.unready };
+    for endpoint in &slice.endpoints {
+        let set = if ready(endpoint) { &mut all.ready } else { &mut all.unready };
         set.extend(endpoint.addresses.iter().filter_map(|address| address.parse::<IpAddr>().ok()));
     }
-    (slice.metadata.name.unwrap_or_default(), all)
+    all
 }
 
 /// The label of a slice that names its Service.
@@ -185,29 +159,30 @@ mod tests {
 
     #[test]
     fn endpoints_come_from_all_slices_once_their_list_is_complete() {
-        let mut slices = Slices::default();
-        assert_eq!(slices.take(Event::Init), None);
+        let cluster = Cluster { kubeconfig: None, namespace: None };
+        let watch = EndpointWatch::new(cluster, "tunnel".to_owned(), "10.0.0.9:9000".parse().unwrap());
+        let mut slices = (&watch, WatchedObjects::default());
+        let mut take = |event| slices.on_event(event).then(|| watch.endpoints.borrow().clone()).flatten();
+        assert_eq!(take(Event::Init), None);
         let one = slice("one", &[("10.0.0.1", Some(true)), ("10.0.0.2", Some(false)), ("10.0.0.3", None)]);
-        assert_eq!(slices.take(Event::InitApply(one)), None);
+        assert_eq!(take(Event::InitApply(one)), None);
         let two = slice("two", &[("fd00::1", Some(true)), ("pod.example.org", Some(true))]);
-        assert_eq!(slices.take(Event::InitApply(two)), None);
-        assert_eq!(
-            slices.take(Event::InitDone),
-            Some(pods(&["10.0.0.1", "10.0.0.3", "fd00::1"], &["10.0.0.2"]))
-        );
+        assert_eq!(take(Event::InitApply(two)), None);
+        assert_eq!(take(Event::InitDone), Some(pods(&["10.0.0.1", "10.0.0.3", "fd00::1"], &["10.0.0.2"])));
         let moving = slice("two", &[("fd00::1", Some(true)), ("10.0.0.2", Some(true))]);
         assert_eq!(
-            slices.take(Event::Apply(moving)),
+            take(Event::Apply(moving)),
             Some(pods(&["10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1"], &[])),
             "an endpoint may be in two slices for a moment"
         );
         let two = slice("two", &[("fd00::1", Some(true))]);
-        assert!(slices.take(Event::Apply(two)).is_some());
+        assert!(take(Event::Apply(two)).is_some());
         let less = slice("one", &[("10.0.0.3", Some(true))]);
-        assert_eq!(slices.take(Event::Apply(less)), Some(pods(&["10.0.0.3", "fd00::1"], &[])));
-        assert_eq!(slices.take(Event::Delete(slice("two", &[]))), Some(pods(&["10.0.0.3"], &[])));
-        assert_eq!(slices.take(Event::Init), None, "known endpoints remain until the new list is complete");
-        assert_eq!(slices.take(Event::InitDone), Some(pods(&[], &[])));
+        assert_eq!(take(Event::Apply(less)), Some(pods(&["10.0.0.3", "fd00::1"], &[])));
+        assert_eq!(take(Event::Delete(slice("two", &[]))), Some(pods(&["10.0.0.3"], &[])));
+        assert_eq!(take(Event::Init), None);
+        assert!(watch.endpoints.borrow().is_some(), "known endpoints remain until the new list is complete");
+        assert_eq!(take(Event::InitDone), Some(pods(&[], &[])));
     }
 
     #[test]

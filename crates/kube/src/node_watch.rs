@@ -1,7 +1,5 @@
 //! The Nodes of a cluster, and whether each is an edge.
 
-use std::collections::BTreeMap;
-
 use k8s_openapi::api::core::v1::Node;
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{self, Event};
@@ -9,7 +7,7 @@ use kube::{Api, ResourceExt as _};
 use tokio::sync::watch;
 
 use crate::cluster::Cluster;
-use crate::watcher::{ObjectWatcher, WatchHandler};
+use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects};
 use tunnel_base::addresses::cluster_state::KnownNodes;
 use tunnel_base::drain::Drain;
 
@@ -39,14 +37,8 @@ impl NodeWatch {
             what: "names and labels of Nodes",
             which: watcher::Config::default(),
         };
-        let taker = NodeWatchHandler {
-            known: &self.known,
-            labels: &self.labels,
-            listed: BTreeMap::new(),
-            listing: false,
-        };
         tokio::select! {
-            never = followed.run(|client, _| Api::all(client), taker) => match never {},
+            never = followed.run(|client, _| Api::all(client), (&self, WatchedObjects::default())) => match never {},
             () = drain.draining() => {}
         }
     }
@@ -55,46 +47,18 @@ impl NodeWatch {
 /// The metadata of a Node.
 type NodeMeta = PartialObjectMeta<Node>;
 
-/// A handler of the Node watch that publishes which Nodes exist and which of them are edges.
-struct NodeWatchHandler<'a> {
-    /// The published Nodes, and whether each is an edge.
-    known: &'a watch::Sender<KnownNodes>,
-    /// Labels with values that mark edges.
-    labels: &'a [(String, String)],
-    /// Nodes received so far of a list in progress.
-    listed: BTreeMap<String, bool>,
-    listing: bool,
-}
-
-impl WatchHandler<NodeMeta> for NodeWatchHandler<'_> {
+/// Publishes which Nodes exist, and which of them are edges.
+impl WatchHandler<NodeMeta> for (&NodeWatch, WatchedObjects<bool>) {
     fn on_event(&mut self, event: Event<NodeMeta>) -> bool {
-        match event {
-            Event::Init => (self.listed, self.listing) = (BTreeMap::new(), true),
-            Event::InitApply(node) => {
-                self.listed.insert(node.name_any(), is_edge(&node, self.labels));
-            }
-            Event::InitDone => {
-                self.listing = false;
-                let listed = std::mem::take(&mut self.listed);
-                self.known.send_if_modified(|known| {
-                    let news = known.as_ref() != Some(&listed);
-                    *known = Some(listed);
-                    news
-                });
-            }
-            Event::Apply(node) => {
-                let is_edge = is_edge(&node, self.labels);
-                self.change(|known| known.insert(node.name_any(), is_edge) != Some(is_edge));
-            }
-            Event::Delete(node) => self.change(|known| known.remove(&node.name_any()).is_some()),
+        let (watch, nodes) = self;
+        if nodes.take(event, |node| is_edge(node, &watch.labels)) {
+            watch.known.send_if_modified(|published| {
+                let is_changed = published.as_ref() != nodes.known();
+                *published = nodes.known().cloned();
+                is_changed
+            });
         }
-        !self.listing
-    }
-}
-
-impl NodeWatchHandler<'_> {
-    fn change(&self, change: impl FnOnce(&mut BTreeMap<String, bool>) -> bool) {
-        self.known.send_if_modified(|known| change(known.get_or_insert_default()));
+        nodes.are_followed()
     }
 }
 
@@ -111,6 +75,8 @@ fn edge_labels(own: Option<(String, String)>) -> Vec<(String, String)> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn node(name: &str, labels: &[(&str, &str)]) -> NodeMeta {
@@ -120,11 +86,9 @@ mod tests {
 
     #[test]
     fn nodes_are_known_once_their_list_is_complete_and_follow_each_change() {
-        let known = watch::Sender::new(None);
-        let mut seen = known.subscribe();
-        let labels = edge_labels(None);
-        let mut names =
-            NodeWatchHandler { known: &known, labels: &labels, listed: BTreeMap::new(), listing: false };
+        let watch = NodeWatch::new(Cluster { kubeconfig: None, namespace: None }, None);
+        let (mut seen, known) = (watch.known(), watch.known());
+        let mut names = (&watch, WatchedObjects::default());
         let is = |expected: &[(&str, bool)]| {
             let expected = expected.iter().map(|(name, is_edge)| ((*name).to_owned(), *is_edge)).collect();
             assert_eq!(*known.borrow(), Some(expected));

@@ -1,12 +1,13 @@
 //! Watches of Kubernetes objects: lists them in pages, then watches them, and restarts with backoff after an error.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt::Debug;
 use std::pin::pin;
 
 use futures_util::StreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client, Resource};
+use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
@@ -32,6 +33,58 @@ pub(crate) trait WatchHandler<K> {
 
     /// Called when the watch fails. No events follow until it has restarted; the known objects remain valid.
     fn on_watch_failed(&mut self, _cause: &ClusterError) {}
+}
+
+/// The objects that a watch has reported, by name. While they are listed again, those of the last list stay.
+#[derive(Debug)]
+pub(crate) struct WatchedObjects<V> {
+    known: BTreeMap<String, V>,
+    /// Objects received so far of a list in progress.
+    listing: Option<BTreeMap<String, V>>,
+    /// Whether a list was completed.
+    listed: bool,
+}
+
+impl<V: PartialEq> WatchedObjects<V> {
+    /// Applies an event; `value` returns what is kept of an object. Returns true if a list was completed, or a known
+    /// object has changed since.
+    pub(crate) fn take<K: Resource>(&mut self, event: Event<K>, value: impl Fn(&K) -> V) -> bool {
+        match event {
+            Event::Init => self.listing = Some(BTreeMap::new()),
+            Event::InitApply(object) => {
+                self.listing.get_or_insert_default().insert(object.name_any(), value(&object));
+            }
+            Event::InitDone => {
+                self.known = self.listing.take().unwrap_or_default();
+                self.listed = true;
+                return true;
+            }
+            Event::Apply(object) => {
+                let (name, value) = (object.name_any(), value(&object));
+                let is_changed = self.known.get(&name) != Some(&value);
+                self.known.insert(name, value);
+                return is_changed;
+            }
+            Event::Delete(object) => return self.known.remove(&object.name_any()).is_some(),
+        }
+        false
+    }
+
+    /// Returns the objects, or `None` until they are listed.
+    pub(crate) fn known(&self) -> Option<&BTreeMap<String, V>> {
+        self.listed.then_some(&self.known)
+    }
+
+    /// Returns true if all objects are known and no list is in progress, which could still fail.
+    pub(crate) fn are_followed(&self) -> bool {
+        self.listed && self.listing.is_none()
+    }
+}
+
+impl<V> Default for WatchedObjects<V> {
+    fn default() -> Self {
+        Self { known: BTreeMap::new(), listing: None, listed: false }
+    }
 }
 
 impl ObjectWatcher<'_> {
@@ -104,3 +157,21 @@ const WATCH_SECONDS: u32 = 60;
 
 /// Objects per page of a list. Each page is in memory twice while it is read, and a pod often has about 10 KiB.
 const PAGE: u32 = 50;
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Node;
+
+    use super::*;
+
+    #[test]
+    fn objects_are_followed_only_while_their_list_is_complete() {
+        let mut nodes = WatchedObjects::default();
+        let events =
+            [(Event::Init, false), (Event::InitDone, true), (Event::Init, false), (Event::InitDone, true)];
+        for (event, followed) in events {
+            nodes.take(event, |_: &Node| ());
+            assert_eq!(nodes.are_followed(), followed);
+        }
+    }
+}

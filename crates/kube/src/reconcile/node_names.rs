@@ -21,8 +21,8 @@ use tracing::{info, warn};
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
 use crate::reconcile::hosts_text::{RenderedHosts, holders, text};
 use crate::reconcile::lease::{LeaderLease, LeaderTerm};
-use crate::reconcile::node_store::{KubeNodeState, NamedNode, NodeStore};
-use crate::watcher::{ObjectWatcher, WatchHandler};
+use crate::reconcile::node_store::{KubeNodeState, NamedNode};
+use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::Glob;
 
@@ -56,7 +56,7 @@ pub struct NamesReconcilerParams {
 pub struct NodeNamesReconciler {
     params: NamesReconcilerParams,
     report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
-    nodes: Mutex<NodeStore>,
+    nodes: Mutex<WatchedObjects<KubeNodeState>>,
     /// Addresses of the Service; they are not a server's own.
     service: watch::Sender<BTreeSet<IpAddr>>,
     /// Nodes already logged as having no name, and why.
@@ -130,7 +130,7 @@ impl NodeNamesReconciler {
     /// Writes until another holder has written. Returns the reason for stopping.
     async fn term(&self, term: LeaderTerm) -> String {
         loop {
-            *self.nodes() = NodeStore::default();
+            *self.nodes() = WatchedObjects::default();
             let (cluster, which) = (&self.params.cluster, watcher::Config::default());
             let followed = ObjectWatcher { cluster, what: "Nodes (for node names)", which };
             let whole = Instant::now() + RELIST_INTERVAL;
@@ -152,7 +152,7 @@ impl NodeNamesReconciler {
                 () = sleep(look_again) => {}
             }
             sleep_until(next).await;
-            let Some(nodes) = self.nodes().whole() else { continue };
+            let Some(nodes) = self.nodes().known().cloned() else { continue };
             let passed = timeout(REQUEST_TIMEOUT, self.reconcile(term, &nodes, first)).await;
             match passed.unwrap_or(Err(PassError::Failed(ClusterError::Silent))) {
                 Ok(written) => {
@@ -181,7 +181,7 @@ impl NodeNamesReconciler {
         }
     }
 
-    fn nodes(&self) -> MutexGuard<'_, NodeStore> {
+    fn nodes(&self) -> MutexGuard<'_, WatchedObjects<KubeNodeState>> {
         self.nodes.lock()
     }
 }
@@ -190,7 +190,7 @@ impl WatchHandler<NamedNode> for &NodeNamesReconciler {
     fn on_event(&mut self, event: Event<NamedNode>) -> bool {
         let (nodes_changed, followed) = {
             let mut nodes = self.nodes();
-            (nodes.take(event, &self.params.edges), nodes.are_followed())
+            (nodes.take(event, |node| node.seen(&self.params.edges)), nodes.are_followed())
         };
         if nodes_changed {
             self.nodes_changed.notify_one();

@@ -1,24 +1,15 @@
 //! The parts of Nodes that their names in DNS depend on; other fields are skipped.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1 as whole;
+use kube::Resource;
 use kube::api::ObjectMeta;
-use kube::runtime::watcher::Event;
-use kube::{Resource, ResourceExt as _};
 use serde::Deserialize;
 
 use crate::partial::{PartialNodeStatus, part_of};
-
-/// The Nodes, and those received so far of a list in progress.
-#[derive(Debug, Default)]
-pub(crate) struct NodeStore {
-    known: BTreeMap<String, KubeNodeState>,
-    listing: Option<BTreeMap<String, KubeNodeState>>,
-    listed: bool,
-}
 
 /// The facts about a Node that decide on its line in the hosts file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,44 +43,6 @@ impl NamedNode {
     }
 }
 
-impl NodeStore {
-    /// Returns all Nodes, or `None` until they are listed.
-    pub(crate) fn whole(&self) -> Option<BTreeMap<String, KubeNodeState>> {
-        self.listed.then(|| self.known.clone())
-    }
-
-    /// Returns true if all Nodes are known and no list is in progress, which could still fail.
-    pub(crate) fn are_followed(&self) -> bool {
-        self.listed && self.listing.is_none()
-    }
-
-    /// Applies an event. Returns true if it changed the known Nodes.
-    pub(crate) fn take(&mut self, event: Event<NamedNode>, edges: &(String, String)) -> bool {
-        match event {
-            Event::Init => {
-                self.listing = Some(BTreeMap::new());
-                false
-            }
-            Event::InitApply(node) => {
-                let (name, seen) = (node.name_any(), node.seen(edges));
-                self.listing.get_or_insert_default().insert(name, seen);
-                false
-            }
-            Event::InitDone => {
-                self.known = self.listing.take().unwrap_or_default();
-                self.listed = true;
-                true
-            }
-            Event::Apply(node) => {
-                let (name, seen) = (node.name_any(), node.seen(edges));
-                // A Node's heartbeat changes it every few seconds.
-                self.known.insert(name, seen.clone()) != Some(seen)
-            }
-            Event::Delete(node) => self.known.remove(&node.name_any()).is_some(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -118,17 +71,6 @@ mod tests {
         let cloud = json!({"openyurt.io/is-edge-worker": "false"});
         assert_eq!(seen(cloud, &all[..2]), (false, vec!["192.0.2.1".to_owned()]));
         assert_eq!(seen(json!({}), &[]), (false, vec![]));
-    }
-
-    #[test]
-    fn nodes_are_followed_only_while_their_list_is_complete() {
-        let (mut nodes, edges) = (NodeStore::default(), (String::new(), String::new()));
-        let events =
-            [(Event::Init, false), (Event::InitDone, true), (Event::Init, false), (Event::InitDone, true)];
-        for (event, followed) in events {
-            nodes.take(event, &edges);
-            assert_eq!(nodes.are_followed(), followed);
-        }
     }
 
     #[test]
