@@ -13,9 +13,10 @@ use kube::{Client, Resource, ResourceExt as _};
 
 use crate::address_watch::disputes::DisputeLogLimiter;
 use crate::address_watch::partial_objects::{
-    PartialEndpointSlice, PartialNode, PartialObject, PartialPod, PartialService, PartialTunnelCache,
+    PartialEndpointSlice, PartialObject, PartialPod, PartialService, PartialTunnelCache,
 };
 use crate::cluster::{Cluster, ClusterError};
+use crate::partial::PartialNode;
 use crate::watcher::{ObjectWatcher, WatchHandler};
 use tunnel_base::addresses::AddressBook;
 use tunnel_base::drain::Drain;

@@ -1,12 +1,13 @@
 //! The Nodes of a cluster, and whether each is an edge.
 
 use k8s_openapi::api::core::v1::Node;
+use kube::Api;
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{self, Event};
-use kube::{Api, ResourceExt as _};
 use tokio::sync::watch;
 
 use crate::cluster::Cluster;
+use crate::partial::{EDGE_LABELS, has_label};
 use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects};
 use tunnel_base::addresses::cluster_state::KnownNodes;
 use tunnel_base::drain::Drain;
@@ -64,13 +65,13 @@ impl WatchHandler<NodeMeta> for (&NodeWatch, WatchedObjects<bool>) {
 
 /// Returns true if the Node has one of these labels.
 fn is_edge(node: &NodeMeta, labels: &[(String, String)]) -> bool {
-    labels.iter().any(|(label, value)| node.labels().get(label) == Some(value))
+    labels.iter().any(|(label, value)| has_label(node, label, value))
 }
 
 /// Returns the edge labels of the manifests, SuperEdge's and OpenYurt's, and the label from the config.
 fn edge_labels(own: Option<(String, String)>) -> Vec<(String, String)> {
-    let known = [("superedge.io/node-edge", "enable"), ("openyurt.io/is-edge-worker", "true")];
-    known.map(|(label, value)| (label.to_owned(), value.to_owned())).into_iter().chain(own).collect()
+    let known = EDGE_LABELS.map(|(label, value)| (label.to_owned(), value.to_owned()));
+    known.into_iter().chain(own).collect()
 }
 
 #[cfg(test)]

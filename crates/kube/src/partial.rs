@@ -1,8 +1,30 @@
 //! Partial types of Kubernetes objects: only the fields that are read, so that the rest never becomes a value.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 
+use k8s_openapi::api::core::v1::Node;
+use kube::api::ObjectMeta;
+use kube::{Resource, ResourceExt as _};
 use serde::Deserialize;
+
+/// The fields that are read of a Node.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct PartialNode {
+    metadata: ObjectMeta,
+    #[serde(default)]
+    pub(crate) spec: NodeSpec,
+    #[serde(default)]
+    pub(crate) status: PartialNodeStatus,
+}
+
+/// The part of a Node's spec that is read: the networks of its pods.
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default)]
+pub(crate) struct NodeSpec {
+    #[serde(rename = "podCIDRs")]
+    pub(crate) pod_cidrs: Vec<String>,
+}
 
 /// A Node's addresses as its kubelet reports them.
 #[derive(Debug, Clone, Deserialize, Default)]
@@ -36,6 +58,15 @@ impl PartialNodeStatus {
 /// Maximum number of addresses kept per Node. Its kubelet reports them and may be compromised; two of each family, and
 /// their names, are usual.
 pub(crate) const MAX_NODE_ADDRESSES: usize = 8;
+
+/// Returns true if an object has a label with this value.
+pub(crate) fn has_label(object: &impl Resource, label: &str, value: &str) -> bool {
+    object.labels().get(label).is_some_and(|found| found == value)
+}
+
+/// Labels of nodes behind NAT: SuperEdge's and OpenYurt's.
+pub(crate) const EDGE_LABELS: [(&str, &str); 2] =
+    [("superedge.io/node-edge", "enable"), ("openyurt.io/is-edge-worker", "true")];
 
 /// Implements `Resource` for a partial type by delegating to the whole type. The partial type must have a field
 /// `metadata`.
@@ -73,3 +104,5 @@ macro_rules! part_of {
 }
 
 pub(crate) use part_of;
+
+part_of!(PartialNode, Node);

@@ -1,8 +1,8 @@
 //! Objects of the cluster that the holder of the Lease reconciles.
 
 pub(crate) mod hosts_text;
+pub(crate) mod kube_node_state;
 pub mod lease;
 pub mod node_names;
-pub(crate) mod node_store;
 pub mod ports;
 pub(crate) mod service_ports;

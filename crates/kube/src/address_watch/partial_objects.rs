@@ -12,7 +12,7 @@ use kube::api::ObjectMeta;
 use serde::{Deserialize, Deserializer};
 
 use crate::endpoint_watch::SERVICE_LABEL;
-use crate::partial::{PartialNodeStatus, part_of};
+use crate::partial::{PartialNode, part_of};
 use tunnel_base::addresses::cluster_state::{
     ClusterState, KubeEndpointSlice, KubeNode, KubePod, KubeService, ReadyEndpoint, ServicePort, ServiceSide,
 };
@@ -32,7 +32,6 @@ pub(crate) trait PartialObject:
     fn facts(self) -> Option<Self::Facts>;
 }
 
-part_of!(PartialNode, whole::Node);
 part_of!(PartialPod, whole::Pod);
 
 /// The metadata that is read. Of all labels only the one that names a slice's Service is kept.
@@ -57,25 +56,6 @@ fn meta<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
     let Meta { name, namespace, resource_version, labels } = Meta::deserialize(from)?;
     let labels = labels.service.map(|service| BTreeMap::from([(SERVICE_LABEL.to_owned(), service)]));
     Ok(ObjectMeta { name, namespace, resource_version, labels, ..ObjectMeta::default() })
-}
-
-/// The fields of a Node that the address book uses; read instead of the whole object.
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct PartialNode {
-    #[serde(deserialize_with = "meta")]
-    metadata: ObjectMeta,
-    #[serde(default)]
-    spec: NodeSpec,
-    #[serde(default)]
-    status: PartialNodeStatus,
-}
-
-/// The part of a Node's spec that is read: the networks of its pods.
-#[derive(Debug, Clone, Deserialize, Default)]
-#[serde(default)]
-struct NodeSpec {
-    #[serde(rename = "podCIDRs")]
-    pod_cidrs: Vec<String>,
 }
 
 impl PartialObject for PartialNode {

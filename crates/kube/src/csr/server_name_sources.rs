@@ -9,7 +9,7 @@ use crate::cluster::Cluster;
 use crate::csr::apiserver_names::ApiserverNames;
 use crate::csr::error::{CsrError, with_timeout};
 use crate::csr::names::{LOOPBACK, add_service_names, canonical, is_node_port};
-use crate::csr::partial_node::reachable_names;
+use crate::csr::reachable_names::reachable_names;
 
 /// Where to look up the names and addresses by which clients reach the servers.
 ///

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::reconcile::node_store::KubeNodeState;
+use crate::reconcile::kube_node_state::KubeNodeState;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::Glob;
 use tunnel_base::policy::zone::is_reserved;

@@ -19,9 +19,10 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
+use crate::partial::PartialNode;
 use crate::reconcile::hosts_text::{RenderedHosts, holders, text};
+use crate::reconcile::kube_node_state::KubeNodeState;
 use crate::reconcile::lease::{LeaderLease, LeaderTerm};
-use crate::reconcile::node_store::{KubeNodeState, NamedNode};
 use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::Glob;
@@ -135,7 +136,7 @@ impl NodeNamesReconciler {
             let followed = ObjectWatcher { cluster, what: "Nodes (for node names)", which };
             let whole = Instant::now() + RELIST_INTERVAL;
             tokio::select! {
-                never = followed.run(|client, _| Api::<NamedNode>::all(client), self) => match never {},
+                never = followed.run(|client, _| Api::<PartialNode>::all(client), self) => match never {},
                 why = self.keep(term) => return why,
                 // All Nodes are listed again.
                 () = sleep_until(whole) => {}
@@ -186,11 +187,11 @@ impl NodeNamesReconciler {
     }
 }
 
-impl WatchHandler<NamedNode> for &NodeNamesReconciler {
-    fn on_event(&mut self, event: Event<NamedNode>) -> bool {
+impl WatchHandler<PartialNode> for &NodeNamesReconciler {
+    fn on_event(&mut self, event: Event<PartialNode>) -> bool {
         let (nodes_changed, followed) = {
             let mut nodes = self.nodes();
-            (nodes.take(event, |node| node.seen(&self.params.edges)), nodes.are_followed())
+            (nodes.take(event, |node| KubeNodeState::of(node, &self.params.edges)), nodes.are_followed())
         };
         if nodes_changed {
             self.nodes_changed.notify_one();

@@ -273,10 +273,10 @@ async fn writes_are_spaced_however_often_a_node_changes() {
     let term = LeaderTerm { number: 1 };
     let node = |last: u8| {
         let node = json!({"metadata": {"name": "a"}, "status": {"addresses": [{"type": "InternalIP", "address": format!("10.0.0.{last}")}]}});
-        serde_json::from_value::<NamedNode>(node).unwrap()
+        serde_json::from_value::<PartialNode>(node).unwrap()
     };
     let edges = names.params.edges.clone();
-    names.nodes().take(Event::InitDone, |node: &NamedNode| node.seen(&edges));
+    names.nodes().take(Event::InitDone, |node| KubeNodeState::of(node, &edges));
     let (writes, started) = (Mutex::new(Vec::new()), Instant::now());
     let changes = async {
         let mut last = 0;

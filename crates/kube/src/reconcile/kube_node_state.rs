@@ -1,15 +1,9 @@
-//! The parts of Nodes that their names in DNS depend on; other fields are skipped.
+//! The facts about Nodes that their names in DNS depend on.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1 as whole;
-use kube::Resource;
-use kube::api::ObjectMeta;
-use serde::Deserialize;
-
-use crate::partial::{PartialNodeStatus, part_of};
+use crate::partial::{PartialNode, has_label};
 
 /// The facts about a Node that decide on its line in the hosts file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,26 +14,12 @@ pub(crate) struct KubeNodeState {
     pub(crate) ips: BTreeSet<IpAddr>,
 }
 
-/// The fields of a Node that the hosts file needs; read instead of the whole object.
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct NamedNode {
-    metadata: ObjectMeta,
-    #[serde(default)]
-    status: PartialNodeStatus,
-}
-
-part_of!(NamedNode, whole::Node);
-
-impl NamedNode {
-    /// Returns the state of this Node. The argument is label and value of edges.
-    pub(crate) fn seen(&self, (label, value): &(String, String)) -> KubeNodeState {
-        let labels = self.metadata.labels.as_ref();
-        let is_edge = labels.and_then(|all| all.get(label)).is_some_and(|found| found == value);
-        let internal: BTreeSet<IpAddr> = self.status.ips("InternalIP");
-        KubeNodeState {
-            is_edge,
-            ips: if internal.is_empty() { self.status.ips("ExternalIP") } else { internal },
-        }
+impl KubeNodeState {
+    /// Returns the state of a Node. `label` and `value` are those of edges.
+    pub(crate) fn of(node: &PartialNode, (label, value): &(String, String)) -> Self {
+        let internal: BTreeSet<IpAddr> = node.status.ips("InternalIP");
+        let ips = if internal.is_empty() { node.status.ips("ExternalIP") } else { internal };
+        Self { is_edge: has_label(node, label, value), ips }
     }
 }
 
@@ -57,7 +37,7 @@ mod tests {
                 addresses.iter().map(|(kind, address)| json!({"type": kind, "address": address})).collect();
             let node =
                 json!({"metadata": {"name": "n", "labels": labels}, "status": {"addresses": addresses}});
-            let seen = serde_json::from_value::<NamedNode>(node).unwrap().seen(&edges);
+            let seen = KubeNodeState::of(&serde_json::from_value(node).unwrap(), &edges);
             (seen.is_edge, seen.ips.iter().map(ToString::to_string).collect::<Vec<_>>())
         };
         let all = [
@@ -78,8 +58,9 @@ mod tests {
         let address = |n| json!({"type": "InternalIP", "address": format!("10.0.0.{n}")});
         let addresses: Vec<_> = (1..=200).map(address).collect();
         let node = json!({"metadata": {"name": "n"}, "status": {"addresses": addresses}});
-        let node = serde_json::from_value::<NamedNode>(node).unwrap();
+        let state =
+            KubeNodeState::of(&serde_json::from_value(node).unwrap(), &(String::new(), String::new()));
         let first: Vec<_> = (1..=8).map(|n| IpAddr::from([10, 0, 0, n])).collect();
-        assert_eq!(Vec::from_iter(node.seen(&(String::new(), String::new())).ips), first);
+        assert_eq!(Vec::from_iter(state.ips), first);
     }
 }

@@ -1,40 +1,14 @@
-//! Nodes at which a Service's port is reachable. Other fields of Nodes are skipped.
+//! Nodes at which a Service's port is reachable.
 
-use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::Node;
-use kube::api::{ListParams, ObjectMeta};
-use kube::{Api, Client, Resource};
-use serde::{Deserialize, Deserializer};
+use kube::api::ListParams;
+use kube::{Api, Client, ResourceExt as _};
 
 use crate::csr::apiserver_names::ApiserverNames;
 use crate::csr::error::{CsrError, with_timeout};
-use crate::partial::{MAX_NODE_ADDRESSES, PartialNodeStatus, part_of};
-
-/// The fields that are read of a Node.
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct RequesterNode {
-    #[serde(deserialize_with = "labelled")]
-    metadata: ObjectMeta,
-    #[serde(default)]
-    status: PartialNodeStatus,
-}
-
-/// The metadata that is read of a Node: its labels.
-#[derive(Deserialize)]
-struct NodeMetadata {
-    #[serde(default)]
-    labels: Option<BTreeMap<String, String>>,
-}
-
-part_of!(RequesterNode, Node);
-
-fn labelled<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
-    let NodeMetadata { labels } = NodeMetadata::deserialize(from)?;
-    Ok(ObjectMeta { labels, ..ObjectMeta::default() })
-}
+use crate::partial::{EDGE_LABELS, MAX_NODE_ADDRESSES, PartialNode, has_label};
 
 /// Returns the names and addresses of all Nodes that are neither edges nor part of the control plane. Lists them in
 /// pages.
@@ -46,11 +20,11 @@ pub(crate) async fn reachable_names(
     client: Client,
     apiserver: &ApiserverNames,
 ) -> Result<BTreeSet<String>, CsrError> {
-    let api: Api<RequesterNode> = Api::all(client);
+    let api: Api<PartialNode> = Api::all(client);
     let (mut names, mut page) = (BTreeSet::new(), ListParams::default().limit(PAGE));
     loop {
         let nodes = with_timeout(api.list(&page)).await?;
-        nodes.items.iter().for_each(|node| node.reachable_names(apiserver, &mut names));
+        nodes.items.iter().for_each(|node| add_names(node, apiserver, &mut names));
         page = match nodes.metadata.continue_.filter(|next| !next.is_empty()) {
             Some(next) => page.continue_token(&next),
             None => return Ok(names),
@@ -58,31 +32,16 @@ pub(crate) async fn reachable_names(
     }
 }
 
-impl RequesterNode {
-    /// Adds the names and addresses of this Node, unless it is an edge or part of the control plane. Its kubelet
-    /// reports them, so invalid names and those of kube-apiserver are skipped: one would make the whole request be
-    /// denied.
-    pub(crate) fn reachable_names(&self, apiserver: &ApiserverNames, names: &mut BTreeSet<String>) {
-        if self.is_edge() || self.is_control_plane() {
-            return;
-        }
-        let own = self.status.of_kinds(["InternalIP", "Hostname"]).take(MAX_NODE_ADDRESSES);
-        let own = own.map(str::to_ascii_lowercase);
-        names.extend(own.filter(|at| (is_address(at) || is_dns_name(at)) && !apiserver.is_at(at)));
+/// Adds the names and addresses of a Node, unless it is an edge or part of the control plane. Its kubelet reports them,
+/// so invalid names and those of kube-apiserver are skipped: one would make the whole request be denied.
+fn add_names(node: &PartialNode, apiserver: &ApiserverNames, names: &mut BTreeSet<String>) {
+    let is_control_plane = CONTROL_PLANE.iter().any(|key| node.labels().contains_key(*key));
+    if is_control_plane || EDGE_LABELS.iter().any(|(label, value)| has_label(node, label, value)) {
+        return;
     }
-
-    fn is_control_plane(&self) -> bool {
-        let labels = self.metadata.labels.as_ref();
-        CONTROL_PLANE.iter().any(|key| labels.is_some_and(|labels| labels.contains_key(*key)))
-    }
-
-    fn is_edge(&self) -> bool {
-        let labels = self.metadata.labels.as_ref();
-        let is = |(key, value): &(&str, &str)| {
-            labels.and_then(|labels| labels.get(*key)).is_some_and(|of| of == value)
-        };
-        EDGES.iter().any(is)
-    }
+    let own = node.status.of_kinds(["InternalIP", "Hostname"]).take(MAX_NODE_ADDRESSES);
+    let own = own.map(str::to_ascii_lowercase);
+    names.extend(own.filter(|at| (is_address(at) || is_dns_name(at)) && !apiserver.is_at(at)));
 }
 
 fn is_address(text: &str) -> bool {
@@ -97,10 +56,6 @@ fn is_dns_name(text: &str) -> bool {
     };
     text.len() <= 253 && text.split('.').all(is_label)
 }
-
-/// Labels of nodes behind NAT: OpenYurt's and SuperEdge's.
-const EDGES: [(&str, &str); 2] =
-    [("openyurt.io/is-edge-worker", "true"), ("superedge.io/node-edge", "enable")];
 
 /// Labels of control plane Nodes, current and former.
 const CONTROL_PLANE: [&str; 2] = ["node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"];
@@ -128,8 +83,7 @@ mod tests {
     fn names(nodes: &[Value]) -> Vec<String> {
         let (mut names, apiserver) = (BTreeSet::new(), ApiserverNames::new(["10.96.0.1".to_owned()]));
         for node in nodes {
-            let node: RequesterNode = serde_json::from_value(node.clone()).unwrap();
-            node.reachable_names(&apiserver, &mut names);
+            add_names(&serde_json::from_value(node.clone()).unwrap(), &apiserver, &mut names);
         }
         names.into_iter().collect()
     }
