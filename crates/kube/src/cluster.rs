@@ -1,6 +1,7 @@
 //! Clients of kube-apiserver.
 
 use std::collections::BTreeSet;
+use std::fmt::Debug;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,11 +11,13 @@ use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use k8s_openapi::api::core::v1::Node;
-use kube::api::ListParams;
+use kube::api::{ListParams, PostParams};
 use kube::client::retry::RetryPolicy;
 use kube::client::{Body, ConfigExt as _};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config, Error};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -125,6 +128,24 @@ impl From<Error> for ClusterError {
             Error::Api(status) => Self::Failed(status.message),
             other => Self::Failed(chain(&other)),
         }
+    }
+}
+
+/// Writes an object: replaces it if it `exists`, otherwise creates it. Returns false if it was changed, created or deleted
+/// since it was read, which kube-apiserver finds by its resource version.
+pub(crate) async fn write<K>(api: &Api<K>, name: &str, object: &K, exists: bool) -> Result<bool, ClusterError>
+where
+    K: Clone + DeserializeOwned + Debug + Serialize,
+{
+    let params = PostParams::default();
+    let written = match exists {
+        true => api.replace(name, &params, object).await,
+        false => api.create(&params, object).await,
+    };
+    match written {
+        Ok(_) => Ok(true),
+        Err(Error::Api(status)) if status.code == 409 || exists && status.code == 404 => Ok(false),
+        Err(cause) => Err(cause.into()),
     }
 }
 

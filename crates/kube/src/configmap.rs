@@ -7,13 +7,12 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
 use k8s_openapi::api::core::v1::ConfigMap as Object;
-use kube::api::PostParams;
-use kube::{Api, Error};
+use kube::Api;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, info};
 
-use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
+use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, write};
 use tunnel_base::addresses::cluster_state::ServiceEndpoints;
 use tunnel_base::policy::hosts_lines;
 
@@ -155,25 +154,15 @@ impl ConfigMapRecords {
                 return Ok(());
             }
             let (exists, object) = (old.is_some(), self.object(old, new)?);
-            let written = if exists {
-                api.replace(&self.settings.name, &PostParams::default(), &object).await
-            } else {
-                api.create(&PostParams::default(), &object).await
-            };
-            match written {
-                Ok(_) => {
-                    self.sweeps.retain(|server, _| !stopped.contains(server));
-                    if !stopped.is_empty() {
-                        info!(servers = ?stopped, "removed lines of stopped servers");
-                    }
-                    return Ok(());
+            let written = write(&api, &self.settings.name, &object, exists).await;
+            if written.map_err(|cause| self.failed(cause))? {
+                self.sweeps.retain(|server, _| !stopped.contains(server));
+                if !stopped.is_empty() {
+                    info!(servers = ?stopped, "removed lines of stopped servers");
                 }
-                // Changed, created or deleted meanwhile.
-                Err(Error::Api(status)) if status.code == 409 || exists && status.code == 404 => {
-                    debug!(tries, "ConfigMap changed by another writer, retrying");
-                }
-                Err(cause) => return Err(self.failed(cause.into())),
+                return Ok(());
             }
+            debug!(tries, "ConfigMap changed by another writer, retrying");
         }
         Err(ConfigMapError::Contended { name: self.settings.name.clone() })
     }

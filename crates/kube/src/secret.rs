@@ -2,11 +2,10 @@
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::PostParams;
-use kube::{Api, Error};
+use kube::Api;
 use tokio::time::timeout;
 
-use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
+use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, write};
 
 /// A shared text in a Secret of this server's namespace, under one key.
 pub struct SecretEntry {
@@ -82,20 +81,9 @@ impl SecretEntry {
         object.metadata.name = Some(self.name.clone());
         object.data.get_or_insert_default().insert(self.key.to_owned(), ByteString(text));
         let api = self.connected().await?;
-        let params = PostParams::default();
-        let write = async {
-            if there {
-                api.replace(&self.name, &params, &object).await
-            } else {
-                api.create(&params, &object).await
-            }
-        };
-        match timeout(REQUEST_TIMEOUT, write).await.map_err(|_| ClusterError::Silent)? {
-            Ok(_) => Ok(true),
-            // Changed, created or deleted meanwhile: kube-apiserver compares the object's resource version.
-            Err(Error::Api(status)) if status.code == 409 || there && status.code == 404 => Ok(false),
-            Err(cause) => Err(cause.into()),
-        }
+        timeout(REQUEST_TIMEOUT, write(&api, &self.name, &object, there))
+            .await
+            .unwrap_or(Err(ClusterError::Silent))
     }
 
     async fn found(&mut self) -> Result<Option<Secret>, ClusterError> {

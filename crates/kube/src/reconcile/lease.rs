@@ -9,12 +9,11 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::{Lease as Object, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::PostParams;
-use kube::{Api, Error};
+use kube::Api;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::debug;
 
-use crate::cluster::{Cluster, ClusterError};
+use crate::cluster::{Cluster, ClusterError, write};
 
 /// A Kubernetes Lease by which the servers choose the one that performs a task alone; held for one [`LeaderTerm`] at a
 /// time.
@@ -102,7 +101,7 @@ impl LeaderLease {
             let mut new = Object::default();
             new.metadata.name = Some(self.name.clone());
             new.spec = Some(self.spec(least, Some(Timestamp::now())));
-            let made = written(api.create(&PostParams::default(), &new).await)?;
+            let made = write(&api, &self.name, &new, false).await?;
             return Ok(made.then_some(LeaderTerm { number: least }));
         };
         if !self.is_free(&found) {
@@ -162,7 +161,7 @@ impl LeaderLease {
     /// Writes the Lease unless it has changed since it was read.
     async fn replace(&self, api: &Api<Object>, found: Object, spec: LeaseSpec) -> Result<bool, ClusterError> {
         let object = Object { metadata: found.metadata, spec: Some(spec) };
-        written(api.replace(&self.name, &PostParams::default(), &object).await)
+        write(api, &self.name, &object, true).await
     }
 
     fn spec(&self, number: i32, acquired: Option<Timestamp>) -> LeaseSpec {
@@ -185,15 +184,6 @@ fn holder(found: &Object) -> Option<&str> {
 fn lasts(found: &Object) -> Duration {
     let seconds = found.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
     seconds.and_then(|seconds| u64::try_from(seconds).ok()).map_or(LEASE_DURATION, Duration::from_secs)
-}
-
-/// Returns true if the object was written, and false after a conflict.
-fn written<T>(done: Result<T, Error>) -> Result<bool, ClusterError> {
-    match done {
-        Ok(_) => Ok(true),
-        Err(Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),
-        Err(cause) => Err(cause.into()),
-    }
 }
 
 /// Time without renewal after which another server takes over.

@@ -10,15 +10,14 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
-use kube::api::PostParams;
 use kube::runtime::watcher::{self, Event};
-use kube::{Api, Client, Error};
+use kube::{Api, Client};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
-use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
+use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, write};
 use crate::partial::PartialNode;
 use crate::reconcile::hosts_text::{RenderedHosts, holders, text};
 use crate::reconcile::kube_node_state::KubeNodeState;
@@ -274,22 +273,11 @@ impl NodeNamesReconciler {
         annotations.insert(TERM.to_owned(), term.number.to_string());
         let lines = text.lines().count();
         object.data.get_or_insert_default().insert(key.clone(), text);
-        let params = PostParams::default();
-        let written = if there {
-            api.replace(configmap, &params, &object).await
-        } else {
-            api.create(&params, &object).await
-        };
-        match written {
-            Ok(_) => {
-                info!(lines, term = term.number, "node names written");
-                Ok(true)
-            }
-            Err(Error::Api(status)) if matches!(status.code, 404 | 409) => {
-                Err(PassError::Fenced(format!("another writer has changed it: {}", status.message)))
-            }
-            Err(cause) => Err(cause.into()),
+        if !write(&api, configmap, &object, there).await? {
+            return Err(PassError::Fenced("another writer has changed it".to_owned()));
         }
+        info!(lines, term = term.number, "node names written");
+        Ok(true)
     }
 
     /// Logs which Nodes have no name, each once until it has one.

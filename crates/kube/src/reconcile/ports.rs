@@ -5,15 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
-use kube::api::PostParams;
 use kube::runtime::watcher::{self, Event};
-use kube::{Api, Client, Error};
+use kube::{Api, Client};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
-use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
+use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, write};
 use crate::reconcile::service_ports::{NOT_OURS, ServicePortChange, changed, is_ours};
 use crate::watcher::{ObjectWatcher, WatchHandler};
 use tunnel_base::drain::Drain;
@@ -111,7 +110,7 @@ impl PortWatch {
             wrong.iter().map(|wrong| format!("ConfigMap {namespace}/{configmap}: {wrong}")).collect();
         self.publish(&ports);
         if let Some(service) = service {
-            wrong.extend(self.write(client, &home, service, &ports).await?);
+            wrong.extend(self.update_service(client, &home, service, &ports).await?);
         }
         Ok(wrong)
     }
@@ -129,7 +128,7 @@ impl PortWatch {
     }
 
     /// Reconciles the ports of the Service if it is managed.
-    async fn write(
+    async fn update_service(
         &self,
         client: Client,
         namespace: &str,
@@ -156,18 +155,12 @@ impl PortWatch {
                 return Ok(wrong);
             }
             object.spec.get_or_insert_default().ports = Some(ports);
-            match api.replace(name, &PostParams::default(), &object).await {
-                Ok(_) => {
-                    info!(service = name, ?added, ?removed, ?moved, "ports of Service updated");
-                    return Ok(wrong);
-                }
-                // The Service was changed or deleted meanwhile.
-                Err(Error::Api(status)) if matches!(status.code, 404 | 409) => {
-                    debug!(tries, "Service changed by another writer, retrying");
-                    wrong.truncate(wrong.len() - taken.len());
-                }
-                Err(cause) => return Err(cause.into()),
+            if write(&api, name, &object, true).await? {
+                info!(service = name, ?added, ?removed, ?moved, "ports of Service updated");
+                return Ok(wrong);
             }
+            debug!(tries, "Service changed by another writer, retrying");
+            wrong.truncate(wrong.len() - taken.len());
         }
         wrong.push(format!("Service {namespace}/{name} is changed too often by another writer"));
         Ok(wrong)
