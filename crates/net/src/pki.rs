@@ -11,9 +11,9 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData as _,
 };
 use tokio_rustls::rustls::pki_types::CertificateDer;
-use x509_parser::prelude::{FromDer as _, GeneralName, ParsedExtension, X509Certificate};
+use x509_parser::prelude::{FromDer as _, ParsedExtension, X509Certificate};
 
-use crate::tls::certificate::{self, alternative_names};
+use crate::tls::certificate::{alternative_names, name_text};
 use tunnel_base::files;
 
 /// A CA with its own key. Two CAs never trust each other's certificates.
@@ -287,15 +287,6 @@ fn first(pem: &str) -> Option<CertificateDer<'static>> {
     rustls_pemfile::certs(&mut pem.as_bytes()).next().and_then(Result::ok)
 }
 
-/// Returns a DNS name or an IP address as text; `None` for any other name.
-fn name_text(name: &GeneralName<'_>) -> Option<String> {
-    match name {
-        GeneralName::DNSName(name) => Some((*name).to_owned()),
-        GeneralName::IPAddress(bytes) => certificate::ip(bytes).map(|ip| ip.to_string()),
-        _ => None,
-    }
-}
-
 fn params(common: &str, names: &[&str], until: SystemTime) -> Result<CertificateParams, PkiError> {
     let names: Vec<_> = names.iter().map(|name| String::from(*name)).collect();
     let mut params =
@@ -321,6 +312,8 @@ const KEY_MODE: u32 = 0o600;
 mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
+
+    use x509_parser::prelude::GeneralName;
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! Content of a PKCS #10 text. A request that could be read in more than one way is marked as odd, because the
 //! signer's parser may differ from ours.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -12,6 +12,8 @@ use x509_parser::extensions::{GeneralName, ParsedExtension, X509Extension};
 use x509_parser::oid_registry::OID_X509_EXT_SUBJECT_ALT_NAME;
 use x509_parser::prelude::FromDer;
 use x509_parser::x509::X509Name;
+
+use tunnel_net::tls::certificate::ip;
 
 /// The parsed contents of a certificate request (PKCS #10) that the approver checks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -61,13 +63,10 @@ impl CsrContent {
     fn take(&mut self, name: &GeneralName<'_>) {
         match name {
             GeneralName::DNSName(name) => self.dns.push((*name).to_owned()),
-            GeneralName::IPAddress(bytes) => {
-                match (<[u8; 4]>::try_from(*bytes), <[u8; 16]>::try_from(*bytes)) {
-                    (Ok(v4), _) => self.ips.push(IpAddr::V4(Ipv4Addr::from(v4))),
-                    (_, Ok(v6)) => self.ips.push(IpAddr::V6(Ipv6Addr::from(v6))),
-                    _ => self.odd = Some("one of its addresses is invalid"),
-                }
-            }
+            GeneralName::IPAddress(bytes) => match ip(bytes) {
+                Some(ip) => self.ips.push(ip),
+                None => self.odd = Some("one of its addresses is invalid"),
+            },
             _ => self.odd = Some("it has alternative names that are neither DNS names nor addresses"),
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::cluster::ClusterError;
+use crate::cluster::{ClusterError, REQUEST_TIMEOUT};
 use tunnel_net::pki::PkiError;
 
 /// The reason why no new certificate was issued.
@@ -92,7 +92,7 @@ impl From<ClusterError> for CsrError {
 
 /// Runs one operation at kube-apiserver with a timeout. It normally takes milliseconds.
 pub(crate) async fn with_timeout<T>(work: impl Future<Output = kube::Result<T>>) -> Result<T, CsrError> {
-    match timeout(OPERATION_TIMEOUT, work).await {
+    match timeout(REQUEST_TIMEOUT, work).await {
         Err(_) => Err(ClusterError::Silent.into()),
         Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {
             Err(CsrError::ChangedOrDeleted)
@@ -101,7 +101,5 @@ pub(crate) async fn with_timeout<T>(work: impl Future<Output = kube::Result<T>>)
     }
 }
 
-/// Timeout for one operation at kube-apiserver.
-const OPERATION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout from the request to the certificate. Kubernetes deletes decided requests after an hour.
 pub(crate) const SIGNING_TIMEOUT: Duration = Duration::from_secs(15 * 60);

@@ -1,13 +1,13 @@
 //! The certificate that a file holds.
 
 use std::collections::BTreeSet;
-use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use tokio::fs;
-use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
 
+use tunnel_net::tls::certificate::{alternative_names, name_text};
 use tunnel_net::tls::pem;
 
 /// The properties of a stored certificate that a renewal depends on.
@@ -35,22 +35,9 @@ impl StoredCertificate {
         let (_, certificate) = X509Certificate::from_der(&leaf).ok()?;
         let seconds = u64::try_from(certificate.validity().not_after.timestamp()).ok()?;
         let until = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-        let names = certificate.subject_alternative_name().ok().flatten();
-        let names = names.iter().flat_map(|all| &all.value.general_names).filter_map(name).collect();
+        let names = alternative_names(&certificate).iter().filter_map(name_text).collect();
         // A clock that was set back must not delay the renewal.
         (now < until).then_some(Self { received: modified.min(now), until, names })
-    }
-}
-
-pub(super) fn name(name: &GeneralName<'_>) -> Option<String> {
-    match name {
-        GeneralName::DNSName(name) => Some((*name).to_owned()),
-        GeneralName::IPAddress(bytes) => match (<[u8; 4]>::try_from(*bytes), <[u8; 16]>::try_from(*bytes)) {
-            (Ok(v4), _) => Some(Ipv4Addr::from(v4).to_string()),
-            (_, Ok(v6)) => Some(Ipv6Addr::from(v6).to_string()),
-            _ => None,
-        },
-        _ => None,
     }
 }
 

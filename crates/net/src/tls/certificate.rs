@@ -33,7 +33,7 @@ fn common_names<'c>(cert: &'c X509Certificate<'_>) -> impl Iterator<Item = &'c s
 }
 
 /// Returns the subject alternative names.
-pub(crate) fn alternative_names<'c, 'a>(cert: &'c X509Certificate<'a>) -> &'c [GeneralName<'a>] {
+pub fn alternative_names<'c, 'a>(cert: &'c X509Certificate<'a>) -> &'c [GeneralName<'a>] {
     let names = cert.subject_alternative_name().ok().flatten();
     names.map_or(&[], |names| names.value.general_names.as_slice())
 }
@@ -46,8 +46,17 @@ fn dns<'c>(cert: &'c X509Certificate<'_>) -> impl Iterator<Item = &'c str> {
     })
 }
 
+/// Returns a DNS name or an IP address as text; `None` for any other name.
+pub fn name_text(name: &GeneralName<'_>) -> Option<String> {
+    match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        GeneralName::IPAddress(bytes) => ip(bytes).map(|ip| ip.to_string()),
+        _ => None,
+    }
+}
+
 /// Returns the IP address that a name contains.
-pub(crate) fn ip(bytes: &[u8]) -> Option<IpAddr> {
+pub fn ip(bytes: &[u8]) -> Option<IpAddr> {
     let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
     v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
 }
