@@ -1,7 +1,6 @@
 //! Which nodes peers have, as they announce and answer, and which nodes were recently not found.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +10,6 @@ use tokio::time::Instant;
 
 use crate::registry::Finder;
 use crate::registry::node_not_found::NodeNotFound;
-use crate::registry::peers::MAX_KNOWN;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
 use tunnel_proto::frame::{Found, FrameKind};
@@ -20,18 +18,10 @@ use tunnel_proto::state::LinkId;
 /// The nodes of all peers, and the searches that have failed.
 #[derive(Debug, Default)]
 pub(crate) struct NodesAtPeers {
-    table: Mutex<PeerNodeTable>,
+    /// Bounded by [`MAX_NODES`].
+    nodes: Mutex<HashMap<NodeName, NodeAtPeer>>,
     /// Bounded by [`MAX_FAILURES`].
     failures: Mutex<HashMap<NodeName, (Instant, NodeNotFound)>>,
-}
-
-/// The nodes of all peers, under the lock of [`NodesAtPeers`].
-#[derive(Debug, Default)]
-struct PeerNodeTable {
-    /// Bounded by [`MAX_NODES`].
-    nodes: HashMap<NodeName, NodeAtPeer>,
-    /// Number of nodes of each server; none is 0. Bounded by [`MAX_KNOWN`].
-    shares: HashMap<Instance, usize>,
 }
 
 /// The server that has a node.
@@ -52,13 +42,13 @@ pub(crate) struct NodeAtPeer {
 impl NodesAtPeers {
     /// Returns which server has the node.
     pub(crate) fn get(&self, node: &NodeName) -> Option<NodeAtPeer> {
-        self.table.lock().nodes.get(node).filter(|at| at.doubted.is_none()).cloned()
+        self.nodes.lock().get(node).filter(|at| at.doubted.is_none()).cloned()
     }
 
     /// Returns all nodes for which `is` is true.
     pub(crate) fn filter(&self, is: impl Fn(&NodeAtPeer) -> bool) -> Vec<(NodeName, NodeAtPeer)> {
-        let table = self.table.lock();
-        let found = table.nodes.iter().filter(|(_, at)| at.doubted.is_none() && is(at));
+        let nodes = self.nodes.lock();
+        let found = nodes.iter().filter(|(_, at)| at.doubted.is_none() && is(at));
         found.map(|(node, at)| (node.clone(), at.clone())).collect()
     }
 
@@ -66,26 +56,20 @@ impl NodesAtPeers {
     /// the server with most are removed, so that a server that announces names without end takes no room of others.
     pub(crate) fn insert(&self, node: &NodeName, link: &LinkSender, found: &Found) {
         let Some(server) = link.instance else { return };
-        let mut table = self.table.lock();
-        table.remove(node);
-        if table.shares.len() >= MAX_KNOWN && !table.shares.contains_key(&server) {
-            // Most of these processes have ended long ago. The nodes of the others can be found again.
-            *table = PeerNodeTable::default();
-        }
-        if table.nodes.len() >= MAX_NODES {
-            table.halve_largest_share();
-        }
-        *table.shares.entry(server).or_default() += 1;
         let (instance, ips) = (found.instance, found.ips.clone());
         let at = NodeAtPeer { server, instance, link: link.id, doubted: None, ips };
-        table.nodes.insert(node.clone(), at);
-        drop(table);
+        let mut nodes = self.nodes.lock();
+        if nodes.len() >= MAX_NODES && !nodes.contains_key(node) {
+            halve_largest_share(&mut nodes);
+        }
+        nodes.insert(node.clone(), at);
+        drop(nodes);
         self.failures.lock().remove(node);
     }
 
     /// Records that the node is probably no longer at that server; `None` means at any server.
     pub(crate) fn doubt(&self, node: &NodeName, server: Option<Instance>) {
-        if let Some(at) = self.table.lock().nodes.get_mut(node)
+        if let Some(at) = self.nodes.lock().get_mut(node)
             && server.is_none_or(|server| server == at.server)
         {
             at.doubted.get_or_insert_with(Instant::now);
@@ -94,12 +78,12 @@ impl NodesAtPeers {
 
     /// Returns how long ago the node was last at a server; `None` if that is unknown, or it is still there.
     pub(crate) fn last_seen(&self, node: &NodeName) -> Option<Duration> {
-        self.table.lock().nodes.get(node)?.doubted.map(|since| since.elapsed())
+        self.nodes.lock().get(node)?.doubted.map(|since| since.elapsed())
     }
 
     /// Removes everything known about the node.
     pub(crate) fn remove(&self, node: &NodeName) {
-        self.table.lock().remove(node);
+        self.nodes.lock().remove(node);
         self.failures.lock().remove(node);
     }
 
@@ -121,28 +105,18 @@ impl NodesAtPeers {
     }
 }
 
-impl PeerNodeTable {
-    fn remove(&mut self, node: &NodeName) {
-        let Some(at) = self.nodes.remove(node) else { return };
-        if let Entry::Occupied(mut share) = self.shares.entry(at.server) {
-            *share.get_mut() -= 1;
-            if *share.get() == 0 {
-                share.remove();
-            }
-        }
+/// Removes half of the nodes of the server with most nodes. Any half will do, because each node can be found again.
+fn halve_largest_share(nodes: &mut HashMap<NodeName, NodeAtPeer>) {
+    let mut shares = HashMap::<Instance, usize>::new();
+    for at in nodes.values() {
+        *shares.entry(at.server).or_default() += 1;
     }
-
-    /// Removes half of the nodes of the server with most nodes. Any half will do, because each node can be found again.
-    fn halve_largest_share(&mut self) {
-        let Some((largest, _)) = self.shares.iter().max_by_key(|(_, nodes)| **nodes) else { return };
-        let largest = *largest;
-        let mut its = 0;
-        self.nodes.retain(|_, at| {
-            its += usize::from(at.server == largest);
-            at.server != largest || its % 2 == 1
-        });
-        self.shares.insert(largest, its.div_ceil(2));
-    }
+    let largest = shares.into_iter().max_by_key(|(_, nodes)| *nodes).map(|(server, _)| server);
+    let mut its = 0;
+    nodes.retain(|_, at| {
+        its += usize::from(Some(at.server) == largest);
+        Some(at.server) != largest || its % 2 == 0
+    });
 }
 
 /// Maximum number of nodes of all peers: thirty servers with 10,000 each.
@@ -260,24 +234,9 @@ mod tests {
         for n in 1000..2000 {
             nodes.insert_at(&node("quiet", n), server(1));
         }
-        let table = nodes.table.lock();
-        assert!(table.nodes.len() <= MAX_NODES && table.nodes.len() > MAX_NODES / 2);
-        assert_eq!(table.shares[&server(1)], 2000);
-        assert_eq!(table.shares.values().sum::<usize>(), table.nodes.len());
-    }
-
-    #[tokio::test]
-    async fn endless_process_instances_take_bounded_memory() {
-        let nodes = NodesAtPeers::default();
-        for n in 0..10 * MAX_KNOWN {
-            nodes.insert_at(&node("moving", 1), server(n));
-            assert_eq!(nodes.table.lock().shares.len(), 1);
-        }
-        for n in 0..2 * MAX_KNOWN {
-            nodes.insert_at(&node("left", n), server(n));
-        }
-        let table = nodes.table.lock();
-        assert!(table.shares.len() <= MAX_KNOWN && table.nodes.len() <= MAX_KNOWN);
+        let nodes = nodes.nodes.lock();
+        assert!(nodes.len() <= MAX_NODES && nodes.len() > MAX_NODES / 2);
+        assert_eq!(nodes.values().filter(|at| at.server == server(1)).count(), 2000);
     }
 }
 
