@@ -25,10 +25,10 @@ use tokio::sync::watch;
 use crate::registry::dns_search::NodeDnsLookup;
 use crate::registry::links::{LinkChange, LinkRole, LinksByNode, ReplaceOutcome};
 use crate::registry::node_not_found::NodeNotFound;
-use crate::registry::nodes_at_peers::{NodeAtPeer, NodesAtPeers};
+use crate::registry::nodes_at_peers::NodeAtPeer;
 use crate::registry::peers::Peers;
 use crate::registry::replace::Conflicts;
-use crate::registry::search::{NodeQuery, Searches};
+use crate::registry::search::{NodeQuery, PeerSearch};
 use crate::registry::waiters::{NodeWaiter, NodeWaiters};
 use tunnel_base::addresses::owners::{AddressClaim, ClaimSource};
 use tunnel_base::metrics::Metrics;
@@ -226,7 +226,7 @@ pub struct Finder {
     pub(crate) registry: Arc<Registry>,
     /// This process.
     pub(super) own: Instance,
-    pub(crate) others: Option<PeerSearch>,
+    pub(crate) others: Option<Arc<PeerSearch>>,
     /// Why servers that should be peers cannot be asked.
     unqueried_reason: Mutex<Option<UnqueriedReason>>,
 }
@@ -240,14 +240,6 @@ pub enum UnqueriedReason {
     /// Kubernetes has not yet listed the servers.
     #[error("Kubernetes does not list them")]
     Unlisted,
-}
-
-/// The state that a server with peers needs to find nodes elsewhere.
-#[derive(Debug)]
-pub(crate) struct PeerSearch {
-    pub(crate) peers: Arc<Peers>,
-    pub(super) nodes: Arc<NodesAtPeers>,
-    searches: Searches,
 }
 
 /// A path to a node: the link over which a session is opened or resumed.
@@ -274,9 +266,7 @@ impl Finder {
         dns: NodeDnsLookup,
         port: u16,
     ) -> Arc<Self> {
-        let nodes = Arc::<NodesAtPeers>::default();
-        let searches = Searches::new(peers.clone(), nodes.clone(), dns, port);
-        let others = Some(PeerSearch { peers, nodes, searches });
+        let others = Some(PeerSearch::new(peers, dns, port));
         Arc::new(Self { registry, own, others, unqueried_reason: Mutex::default() })
     }
 
@@ -334,12 +324,12 @@ impl Finder {
     async fn search(&self, query: &NodeQuery) -> Result<Path, NodeNotFound> {
         let Some(others) = &self.others else { return Err(NodeNotFound::default()) };
         if !query.is_any() {
-            return others.searches.join(query.clone()).await;
+            return others.join(query.clone()).await;
         }
         if let Some(missing) = others.nodes.recent_failure(&query.node) {
             return Err(missing);
         }
-        others.searches.join(query.clone()).await.inspect_err(|missing| {
+        others.join(query.clone()).await.inspect_err(|missing| {
             others.nodes.record_failure(&query.node, missing);
             others.nodes.doubt(&query.node, None);
         })

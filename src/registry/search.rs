@@ -62,57 +62,55 @@ impl NodeQuery {
     }
 }
 
-/// The searches in progress. A request for the same node joins the running search, so that a thousand sessions of one
-/// node ask the peers once.
+/// What a server with peers needs to find nodes elsewhere, and the searches in progress. A request for the same node
+/// joins the running search, so that a thousand sessions of one node ask the peers once.
 ///
 /// A search runs while it has waiters. The table holds weak handles, the waiters strong ones, and the last waiter to
 /// leave removes the entry. A new request may arrive between the drop of the last strong handle and that removal. It
 /// then finds a dead handle, starts its own search and replaces the handle. The leaving waiter therefore checks again,
 /// under the lock, that the entry is still dead.
 #[derive(Debug)]
-pub(crate) struct Searches {
-    context: SearchContext,
-    running: Mutex<HashMap<NodeQuery, WeakShared<RunningSearch>>>,
-}
-
-/// The parts of a server that its searches for nodes use.
-#[derive(Debug, Clone)]
-pub(crate) struct SearchContext {
-    peers: Arc<Peers>,
-    nodes: Arc<NodesAtPeers>,
-    dns: Arc<NodeDnsLookup>,
+pub(crate) struct PeerSearch {
+    pub(crate) peers: Arc<Peers>,
+    pub(super) nodes: NodesAtPeers,
+    dns: NodeDnsLookup,
     /// Port of peers, for those found by DNS.
     port: u16,
+    running: Mutex<HashMap<NodeQuery, WeakShared<RunningSearch>>>,
 }
 
 type RunningSearch = BoxFuture<'static, Result<Path, NodeNotFound>>;
 
-impl Searches {
-    pub(crate) fn new(peers: Arc<Peers>, nodes: Arc<NodesAtPeers>, dns: NodeDnsLookup, port: u16) -> Self {
-        let context = SearchContext { peers, nodes, dns: Arc::new(dns), port };
-        Self { context, running: Mutex::default() }
+impl PeerSearch {
+    pub(crate) fn new(peers: Arc<Peers>, dns: NodeDnsLookup, port: u16) -> Arc<Self> {
+        Arc::new(Self { peers, nodes: NodesAtPeers::default(), dns, port, running: Mutex::default() })
     }
 
     /// Starts a search or joins the running one. Takes about 2 s at most. Cancel safe.
-    pub(crate) async fn join(&self, query: NodeQuery) -> Result<Path, NodeNotFound> {
+    pub(crate) async fn join(self: &Arc<Self>, query: NodeQuery) -> Result<Path, NodeNotFound> {
         // Dropped after the search, so that the last waiter finds no handle of it.
         let _waiter = SearchWaiter { searches: self, query: query.clone() };
         let search = {
             let mut running = self.running.lock();
             let joined = running.get(&query).and_then(WeakShared::upgrade);
             joined.unwrap_or_else(|| {
-                let search = search(self.context.clone(), query.clone()).boxed().shared();
+                let search = search(self.clone(), query.clone()).boxed().shared();
                 running.extend(search.downgrade().map(|weak| (query.clone(), weak)));
                 search
             })
         };
         search.await
     }
+
+    /// Returns the peers at addresses that DNS returned.
+    fn servers_at(&self, addresses: &[IpAddr]) -> Vec<PeerHandle> {
+        addresses.iter().take(MAX_NAMED).flat_map(|ip| self.peers.at(*ip, self.port)).collect()
+    }
 }
 
 /// A waiter of a search. The last one to leave removes the search from the table.
 struct SearchWaiter<'a> {
-    searches: &'a Searches,
+    searches: &'a PeerSearch,
     query: NodeQuery,
 }
 
@@ -126,7 +124,7 @@ impl Drop for SearchWaiter<'_> {
 }
 
 /// Asks all peers, and the servers that DNS names.
-async fn search(context: SearchContext, query: NodeQuery) -> Result<Path, NodeNotFound> {
+async fn search(context: Arc<PeerSearch>, query: NodeQuery) -> Result<Path, NodeNotFound> {
     let started = Instant::now();
     let mut until = started + SEARCH_TIMEOUT;
     let mut lookup = pin!(context.dns.lookup(&query.node).fuse());
@@ -158,13 +156,6 @@ async fn search(context: SearchContext, query: NodeQuery) -> Result<Path, NodeNo
     Ok(Path { sender, instance: found.instance })
 }
 
-impl SearchContext {
-    /// Returns the peers at addresses that DNS returned.
-    fn servers_at(&self, addresses: &[IpAddr]) -> Vec<PeerHandle> {
-        addresses.iter().take(MAX_NAMED).flat_map(|ip| self.peers.at(*ip, self.port)).collect()
-    }
-}
-
 /// A server that has received something from the node within this time certainly has the node.
 const FRESH_ANSWER_AGE: Duration = Duration::from_secs(7);
 /// If no answer is that fresh, the search takes the freshest one after this time.
@@ -176,7 +167,7 @@ const MAX_NAMED: usize = 8;
 
 /// The peers that one search has asked, and their answers.
 struct PeerQueries<'a> {
-    context: &'a SearchContext,
+    context: &'a PeerSearch,
     query: &'a NodeQuery,
     peers: Vec<PeerHandle>,
     answers: FuturesUnordered<BoxFuture<'static, PeerAnswer>>,
@@ -189,7 +180,7 @@ struct PeerQueries<'a> {
 type PeerAnswer = Result<(Arc<LinkSender>, Found), PeerError>;
 
 impl<'a> PeerQueries<'a> {
-    fn new(context: &'a SearchContext, query: &'a NodeQuery) -> Self {
+    fn new(context: &'a PeerSearch, query: &'a NodeQuery) -> Self {
         Self {
             context,
             query,
@@ -260,18 +251,17 @@ mod tests {
     }
 
     /// Returns a context without known nodes and with a DNS that does not answer.
-    fn context(peers: &Arc<Peers>) -> SearchContext {
+    fn context(peers: &Arc<Peers>) -> Arc<PeerSearch> {
         let resolver = Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap();
         let zone = NodeZone::new("nodes.test".into(), Vec::new(), |_| false);
         let none = watch::Sender::default().subscribe();
-        let dns = Arc::new(NodeDnsLookup::new(Arc::new(resolver), Arc::new(zone), none));
-        SearchContext { peers: peers.clone(), nodes: Arc::default(), dns, port: 1 }
+        PeerSearch::new(peers.clone(), NodeDnsLookup::new(Arc::new(resolver), Arc::new(zone), none), 1)
     }
 
     /// Runs a search while servers answer with `answer`; `None` gives no answer. Returns the result and the links
     /// asked.
     async fn search_with(
-        context: &SearchContext,
+        context: &Arc<PeerSearch>,
         links: &[Arc<LinkSender>],
         answer: impl Fn(&LinkSender, Found) -> Option<Found>,
     ) -> (Result<Path, NodeNotFound>, Vec<u64>) {
