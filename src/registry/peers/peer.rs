@@ -34,8 +34,6 @@ pub struct Peer {
     /// Time of the last use of its link.
     used: Mutex<Instant>,
     state: watch::Sender<PeerState>,
-    /// Why the last attempt to link failed; `None` once one succeeds.
-    trouble: Mutex<Option<PeerError>>,
     /// The name that it announced when it was last linked.
     name: Mutex<Option<names::ServerDisplayName>>,
 }
@@ -50,7 +48,6 @@ impl Peer {
             dismissed: CancellationToken::new(),
             used: Mutex::new(Instant::now()),
             state: watch::Sender::new(PeerState::Unlinked),
-            trouble: Mutex::default(),
             name: Mutex::default(),
         })
     }
@@ -66,7 +63,10 @@ impl Peer {
 
     /// Returns why the last attempt to link failed; `None` once one succeeds.
     pub(crate) fn last_error(&self) -> Option<PeerError> {
-        self.trouble.lock().clone()
+        match &*self.state.borrow() {
+            PeerState::Failed(_, why) | PeerState::Dialling(_, Some(why)) => Some(why.clone()),
+            _ => None,
+        }
     }
 
     /// Returns the name that it announced when it was last linked.
@@ -118,7 +118,7 @@ impl Peer {
             }
             let why = "no longer listed as a peer".into();
             self.state.send_replace(PeerState::Stopped(PeerError::NoLink { at: self.at, cause: why }));
-            self.note(None, &context);
+            context.changed.send_replace(());
             // Checked after the state was set, because another thread may have listed the peer again. If that happened
             // before the check, this task continues; otherwise the list finds the stopped state and replaces the peer.
             if drain.is_draining() || self.dismissed.is_cancelled() || !self.listed.load(Relaxed) {
@@ -142,7 +142,7 @@ impl Peer {
                 // DNS returned it, and the search no longer waits for it.
                 () = sleep(IDLE_TIMEOUT) => break,
             }
-            self.state.send_replace(PeerState::Dialling(Instant::now()));
+            self.state.send_replace(PeerState::Dialling(Instant::now(), self.last_error()));
             let pause = match context.dialer.dial(self.at, false).await {
                 Ok(link) => {
                     failures = 0;
@@ -152,7 +152,7 @@ impl Peer {
                 Err(why @ PeerError::SelfDial(_)) => {
                     tracing::debug!(server_addr = %self.at, "address belongs to this server");
                     self.state.send_replace(PeerState::Stopped(why));
-                    self.note(None, context);
+                    context.changed.send_replace(());
                     return;
                 }
                 Err(why) => {
@@ -182,19 +182,9 @@ impl Peer {
             tracing::debug!(error = %why, "cannot link to peer");
         }
         let pause = why.pause(failures, listed);
-        self.state.send_replace(PeerState::Failed(Instant::now() + pause, why.clone()));
-        self.note(Some(why), context);
+        self.state.send_replace(PeerState::Failed(Instant::now() + pause, why));
+        context.changed.send_replace(());
         pause
-    }
-
-    fn note(&self, trouble: Option<PeerError>, context: &PeerDialContext) {
-        let mut known = self.trouble.lock();
-        let changed = *known != trouble;
-        *known = trouble;
-        drop(known);
-        if changed {
-            context.changed.send_replace(());
-        }
     }
 
     /// Sets the state as if it had just been linked.
@@ -241,7 +231,6 @@ impl Peer {
         tracing::info!(link = %link.id, server_addr = %self.at, server, "linked to peer");
         *self.name.lock() = link.ends().and_then(|ends| ends.server_name.clone());
         self.state.send_replace(PeerState::Linked(link.clone()));
-        self.note(None, context);
         context.changed.send_replace(());
         context.links_changed.notify_one();
         context.registry.wake_all_waiters();
@@ -280,7 +269,7 @@ impl Peer {
                 }
                 PeerState::Stopped(why) => return Err(why),
                 PeerState::Failed(until, why) if Instant::now() < until => return Err(why),
-                PeerState::Dialling(since) => since,
+                PeerState::Dialling(since, _) => since,
                 PeerState::Linked(_) | PeerState::Unlinked | PeerState::Failed(..) => {
                     self.redial.notify_one();
                     started
@@ -303,8 +292,8 @@ const LINK_WAIT: Duration = Duration::from_secs(1);
 pub(crate) enum PeerState {
     /// No link, and none is requested.
     Unlinked,
-    /// A link has been in progress since then.
-    Dialling(Instant),
+    /// A link has been in progress since then. The last attempt failed for that reason, if it did.
+    Dialling(Instant, Option<PeerError>),
     /// The last attempt failed; the next one starts no earlier than that time.
     Failed(Instant, PeerError),
     Linked(Arc<LinkSender>),
