@@ -3,6 +3,7 @@
 pub(crate) mod disputes;
 pub(crate) mod partial_objects;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -17,8 +18,9 @@ use crate::address_watch::partial_objects::{
 };
 use crate::cluster::{Cluster, ClusterError};
 use crate::partial::PartialNode;
-use crate::watcher::{ObjectWatcher, WatchHandler};
+use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects};
 use tunnel_base::addresses::AddressBook;
+use tunnel_base::addresses::cluster_state::ServiceSide;
 use tunnel_base::drain::Drain;
 
 /// A watch of Nodes, pods, Services, their endpoints, and the Services that operators list by hand. The last known
@@ -76,9 +78,7 @@ impl ClusterAddressWatch {
     async fn follow_manual_services(&self) {
         let which = watcher::Config::default().fields(&format!("metadata.name={CACHE}"));
         let followed = ObjectWatcher { cluster: &self.cluster, what: CACHE_WORDS, which };
-        match followed
-            .run(Api::namespaced, ManualServicesHandler { watch: self, found: false, listed: false })
-            .await {}
+        match followed.run(Api::namespaced, (self, WatchedObjects::default())).await {}
     }
 }
 
@@ -136,40 +136,25 @@ impl<K: PartialObject + Resource<DynamicType = ()>> WatchHandler<K> for KindHand
     }
 }
 
-/// The handler of the ConfigMap in which operators list Services.
-struct ManualServicesHandler<'a> {
-    watch: &'a ClusterAddressWatch,
-    /// Whether the list in progress contains the ConfigMap.
-    found: bool,
-    listed: bool,
-}
-
-impl WatchHandler<PartialTunnelCache> for ManualServicesHandler<'_> {
+/// Handles the ConfigMap in which operators list Services.
+impl WatchHandler<PartialTunnelCache>
+    for (&ClusterAddressWatch, WatchedObjects<HashMap<String, ServiceSide>>)
+{
     fn on_event(&mut self, event: Event<PartialTunnelCache>) -> bool {
-        let sides = match event {
-            Event::Init => {
-                (self.found, self.listed) = (false, false);
-                None
-            }
-            Event::InitApply(cache) | Event::Apply(cache) => {
-                self.found = true;
-                Some(cache.sides())
-            }
-            Event::Delete(_) => Some(Default::default()),
-            Event::InitDone => {
-                self.listed = true;
-                (self.watch.report)(CACHE_WORDS, Ok(()));
-                (!self.found).then(Default::default)
-            }
-        };
-        if let Some(sides) = sides {
-            self.watch.book.change(|facts| facts.sides = sides);
+        let (watch, caches) = self;
+        let is_list = matches!(event, Event::InitDone);
+        if caches.take(event, PartialTunnelCache::sides) {
+            let sides = caches.known().and_then(|caches| caches.values().next()).cloned();
+            watch.book.change(|facts| facts.sides = sides.unwrap_or_default());
         }
-        self.listed
+        if is_list {
+            (watch.report)(CACHE_WORDS, Ok(()));
+        }
+        caches.are_followed()
     }
 
     fn on_watch_failed(&mut self, cause: &ClusterError) {
-        (self.watch.report)(CACHE_WORDS, Err(cause.to_string()));
+        (self.0.report)(CACHE_WORDS, Err(cause.to_string()));
     }
 }
 
