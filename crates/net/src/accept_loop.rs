@@ -105,13 +105,15 @@ where
     L: Accept,
     H: ConnectionHandler<L::AnyStream>,
 {
-    let AcceptLimits { permits, proxies, refused, refusals, for_operators } = limits;
-    let (limiter, max_files) = (FairLimiter::new(PermitLimits::permits(permits)), fd_limit::limit());
-    let closing = FairLimiter::new(PermitLimits::permits(fd_limit::at_most(MAX_CLOSING, 16)));
-    let handler = Arc::new(handler);
-    let acceptor =
-        AcceptLoopState { handler, limiter, refused, refusals, closing, max_files, for_operators, drain };
-    let acceptor = Arc::new(acceptor);
+    let max_files = fd_limit::limit();
+    let acceptor = Arc::new(AcceptLoopState {
+        handler: Arc::new(handler),
+        limiter: FairLimiter::new(PermitLimits::permits(limits.permits)),
+        closing: FairLimiter::new(PermitLimits::permits(fd_limit::at_most(MAX_CLOSING, 16))),
+        limits,
+        max_files,
+        drain,
+    });
     let mut warned: Option<Instant> = None;
     loop {
         let (socket, peer) = tokio::select! {
@@ -120,7 +122,7 @@ where
             accepted = listener.accept() => accepted,
         };
         let from = SocketAddr::new(canonical_ip(peer.ip()), peer.port());
-        if !for_operators && fd_limit::is_in_reserve(&socket, max_files) {
+        if !acceptor.limits.for_operators && fd_limit::is_in_reserve(&socket, max_files) {
             if warned.is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {
                 warned = Some(Instant::now());
                 warn!(
@@ -131,7 +133,7 @@ where
                 );
             }
             acceptor.reject(socket, from, ConnectionRejection::OpenFiles);
-        } else if proxies.contains(from.ip()) {
+        } else if acceptor.limits.proxies.contains(from.ip()) {
             Arc::clone(&acceptor).read_proxy_header(socket, from);
         } else {
             acceptor.admit(socket, from);
@@ -143,14 +145,12 @@ where
 #[derive(Debug)]
 struct AcceptLoopState<H> {
     handler: Arc<H>,
+    limits: AcceptLimits,
     limiter: FairLimiter,
-    refused: ReasonCounter,
-    refusals: RefusalLog,
     /// Permits for rejected connections that were sent bytes and are not closed yet.
     closing: FairLimiter,
     /// Maximum number of open files of this process.
     max_files: u64,
-    for_operators: bool,
     drain: Drain,
 }
 
@@ -171,7 +171,7 @@ impl<H> AcceptLoopState<H> {
         let lost = permit.revoked();
         // Boxed, so that the future is not stored a second time in the task.
         let serving = Box::pin(Arc::clone(&self.handler).handle(Accepted { socket, from, permit }));
-        let refused = self.refused.clone();
+        let refused = self.limits.refused.clone();
         self.drain.spawn(self.handler.span(from), async move {
             tokio::select! {
                 biased;
@@ -187,7 +187,7 @@ impl<H> AcceptLoopState<H> {
     /// Returns how many permits may be held. While files are scarce, that is a quarter of all files: newcomers then
     /// take permits of the sources with most. Operators may have some in the reserve.
     fn max_permits(&self, newcomer: &impl AsFd) -> usize {
-        if self.for_operators && fd_limit::is_in_reserve(newcomer, self.max_files) {
+        if self.limits.for_operators && fd_limit::is_in_reserve(newcomer, self.max_files) {
             return fd_limit::operator_connections(self.max_files);
         }
         if !fd_limit::are_scarce(newcomer, self.max_files) {
@@ -212,7 +212,7 @@ impl<H> AcceptLoopState<H> {
             let read = timeout(HEADER_TIMEOUT, proxied_client(socket.tcp())).instrument(span.clone());
             let read = tokio::select! {
                 biased;
-                () = lost.cancelled() => return self.refused.count("evicted"),
+                () = lost.cancelled() => return self.limits.refused.count("evicted"),
                 read = read => read,
             };
             drop(permit);
@@ -221,8 +221,8 @@ impl<H> AcceptLoopState<H> {
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => format!("no PROXY header within {HEADER_TIMEOUT:?}"),
             };
-            self.refused.count("proxy_header");
-            if self.refusals.may_log("proxy_header", balancer.ip()) {
+            self.limits.refused.count("proxy_header");
+            if self.limits.refusals.may_log("proxy_header", balancer.ip()) {
                 span.in_scope(|| {
                     warn!(
                         error = %why,
@@ -240,7 +240,7 @@ impl<H> AcceptLoopState<H> {
         H: ConnectionHandler<S>,
         S: Connection + AsFd + 'static,
     {
-        self.refused.count(why.name());
+        self.limits.refused.count(why.name());
         let reply = self.handler.rejection_bytes(from, why);
         // Sent by a system call, because the runtime does not know yet that a new socket is writable.
         let raw = SockRef::from(&socket);
@@ -313,10 +313,14 @@ mod tests {
                 handler: Arc::new(()),
                 closing: limiter.clone(),
                 limiter,
-                refused: metrics.links_rejected.clone(),
-                refusals: metrics.refusals.clone(),
+                limits: AcceptLimits {
+                    permits: 1000,
+                    proxies: Networks::default(),
+                    refused: metrics.links_rejected.clone(),
+                    refusals: metrics.refusals.clone(),
+                    for_operators: false,
+                },
                 max_files,
-                for_operators: false,
                 drain: Drain::new(),
             };
             let who = Source::of("192.0.2.1".parse().unwrap());
