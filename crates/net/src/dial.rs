@@ -203,15 +203,13 @@ impl fmt::Display for ConnectError {
                     write!(f, "{between}cannot connect to {at} from here: {cause}")?;
                 }
                 [first, rest @ ..] => {
-                    let also =
+                    write!(f, "{between}{} {}", first.at(), FailureDisplay(first))?;
+                    let mut also =
                         if let AddressFailure::Timeout(..) = first { ", nor did" } else { ", and so did" };
-                    write!(
-                        f,
-                        "{between}{} {}{}",
-                        first.at(),
-                        FailureDisplay(first),
-                        OtherFailures(also, rest)
-                    )?;
+                    for failure in rest {
+                        write!(f, "{also} {}", failure.at())?;
+                        also = ",";
+                    }
                 }
                 [] => {}
             }
@@ -234,18 +232,6 @@ impl fmt::Display for FailureDisplay<'_> {
                 write!(f, "cannot be reached: {cause}")
             }
         }
-    }
-}
-
-/// Formats the addresses after the first that failed in the same way: the words before them, then the addresses.
-struct OtherFailures<'a>(&'static str, &'a [AddressFailure]);
-
-impl fmt::Display for OtherFailures<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (n, failure) in self.1.iter().enumerate() {
-            write!(f, "{} {}", if n == 0 { self.0 } else { "," }, failure.at())?;
-        }
-        Ok(())
     }
 }
 
