@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
-use tokio_rustls::rustls::client::verify_server_name;
 use tokio_rustls::rustls::pki_types::ServerName;
-use tokio_rustls::rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert};
+use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert};
 use tokio_rustls::rustls::sign::CertifiedKey;
 use tracing::warn;
+
+use crate::tls::certificate;
 
 /// A resolver for rustls that presents the same certificate to all clients, whatever name they ask for.
 #[derive(Debug)]
@@ -27,13 +28,10 @@ impl SingleCertResolver {
         Self { certified: Arc::new(certified), file, warned: Mutex::default() }
     }
 
-    /// Returns true if the certificate is valid for that name, or cannot be parsed.
+    /// Returns true if the certificate is valid for that name, or the name is not one that it can contain.
     fn is_for(&self, name: &str) -> bool {
-        let Some(leaf) = self.certified.cert.first() else { return true };
-        match (ParsedCertificate::try_from(leaf), ServerName::try_from(name)) {
-            (Ok(leaf), Ok(name)) => verify_server_name(&leaf, &name).is_ok(),
-            _ => true,
-        }
+        let (leaf, name) = (self.certified.cert.first(), ServerName::try_from(name));
+        leaf.zip(name.ok()).is_none_or(|(leaf, name)| certificate::is_for_server(leaf, &name))
     }
 
     /// Returns true if another warning is due.

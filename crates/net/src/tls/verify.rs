@@ -43,12 +43,8 @@ impl PeerVerifier {
         let servers = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
             .build()
             .map_err(text)?;
-        // Dates are checked when the certificate is read, and only cause warnings.
-        let valid = certificate::validity(leaf)?;
-        let now = UnixTime::now().as_secs().clamp(*valid.start(), *valid.end());
-        let at = UnixTime::since_unix_epoch(Duration::from_secs(now));
         let peers = Self { servers, name };
-        peers.verify(leaf, above, at).map_err(|cause| unfit(&cause, &peers.name))?;
+        peers.verify(leaf, above, time_in_validity(leaf)?).map_err(|cause| unfit(&cause, &peers.name))?;
         Ok(peers)
     }
 
@@ -75,9 +71,7 @@ pub fn issuer(
     chain: &[CertificateDer<'_>],
 ) -> Option<CertificateDer<'static>> {
     let (leaf, above) = chain.split_first()?;
-    let valid = certificate::validity(leaf).ok()?;
-    let now = UnixTime::now().as_secs().clamp(*valid.start(), *valid.end());
-    let at = UnixTime::since_unix_epoch(Duration::from_secs(now));
+    let at = time_in_validity(leaf).ok()?;
     let name = ServerName::try_from("localhost").ok()?;
     let has_signed = |authority: &&CertificateDer<'static>| {
         let mut roots = RootCertStore::empty();
@@ -97,6 +91,14 @@ pub fn issuer(
         })
     };
     authorities.iter().find(has_signed).cloned()
+}
+
+/// Returns the current time or, if the certificate is not valid now, the nearest time when it is. Dates are checked when
+/// a certificate is read, and only cause warnings.
+fn time_in_validity(leaf: &CertificateDer<'_>) -> Result<UnixTime, String> {
+    let valid = certificate::validity(leaf)?;
+    let now = UnixTime::now().as_secs().clamp(*valid.start(), *valid.end());
+    Ok(UnixTime::since_unix_epoch(Duration::from_secs(now)))
 }
 
 /// Trusts every certificate, but still checks that the server has its key.
