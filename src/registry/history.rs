@@ -2,8 +2,6 @@
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasher as _, RandomState};
-use std::ops::Range;
 use std::sync::Arc;
 
 use tokio::time::Instant;
@@ -33,16 +31,9 @@ pub struct UnlinkedNode {
 }
 
 /// The history of up to [`MAX_NODES`] nodes that were linked here.
-///
-/// Names and errors are stored in one text. A separate allocation for each, made when a link has just started or ended,
-/// would hold a memory page of its own. These pages would be most of the memory of a server that thousands of edges
-/// have left.
 #[derive(Debug, Default)]
 pub(crate) struct NodeHistory {
-    /// By the hash of the name. Of two nodes with the same hash only the newer is remembered.
-    nodes: HashMap<u64, RememberedNode>,
-    texts: String,
-    hashes: RandomState,
+    nodes: HashMap<NodeName, RememberedNode>,
     /// The nodes that were refused and never linked here, the latest last. They are separate, because invented names
     /// must not displace the others.
     refused: VecDeque<(NodeName, LastError)>,
@@ -50,36 +41,32 @@ pub(crate) struct NodeHistory {
     drops: VecDeque<(NodeName, LastError)>,
 }
 
-/// What is remembered of one node. The ranges are positions in the text.
+/// What is remembered of one node.
 #[derive(Debug, Default)]
 struct RememberedNode {
-    name: Range<usize>,
     disconnected: Option<Instant>,
-    error: Option<(Instant, Range<usize>)>,
+    error: Option<LastError>,
 }
 
 impl NodeHistory {
     /// Records that the node has just lost its link.
     pub(crate) fn on_unlinked(&mut self, node: &NodeName) {
-        self.enter(node, 0).disconnected = Some(Instant::now());
+        self.enter(node).disconnected = Some(Instant::now());
     }
 
     /// Records that the node is linked.
     pub(crate) fn on_linked(&mut self, node: &NodeName) {
         self.refused.retain(|(refused, _)| refused != node);
-        let hash = self.hashes.hash_one(node);
-        let Some(was) = self.nodes.get_mut(&hash).filter(|was| was.is(&self.texts, node)) else { return };
+        let Some(was) = self.nodes.get_mut(node) else { return };
         was.disconnected = None;
         if was.error.is_none() {
-            self.nodes.remove(&hash);
+            self.nodes.remove(node);
         }
     }
 
     /// Records an error of the node that has just occurred.
     pub(crate) fn failed(&mut self, node: &NodeName, why: &str) {
-        self.enter(node, why.len());
-        let why = put(&mut self.texts, why);
-        self.enter(node, 0).error = Some((Instant::now(), why));
+        self.enter(node).error = Some(LastError::now(why));
     }
 
     /// Records that a node without a link was refused.
@@ -88,7 +75,7 @@ impl NodeHistory {
             return self.failed(node, why);
         }
         self.refused.retain(|(refused, _)| refused != node);
-        self.refused.push_back((node.clone(), LastError { at: Instant::now(), why: why.into() }));
+        self.refused.push_back((node.clone(), LastError::now(why)));
         if self.refused.len() > MAX_REFUSED {
             self.refused.pop_front();
         }
@@ -101,7 +88,7 @@ impl NodeHistory {
         if let Some(at) = oldest.or((self.drops.len() >= MAX_DROPS).then_some(0)) {
             self.drops.remove(at);
         }
-        self.drops.push_back((node.clone(), LastError { at: Instant::now(), why: why.into() }));
+        self.drops.push_back((node.clone(), LastError::now(why)));
     }
 
     /// Returns the last ends of links, the latest last.
@@ -111,12 +98,12 @@ impl NodeHistory {
 
     /// Returns when the node lost its link, if it is not linked again.
     pub(crate) fn disconnected(&self, node: &NodeName) -> Option<Instant> {
-        self.get(node)?.disconnected
+        self.nodes.get(node)?.disconnected
     }
 
     /// Returns the last error of the node.
     pub(crate) fn error(&self, node: &NodeName) -> Option<LastError> {
-        self.last_error(self.get(node)?)
+        self.nodes.get(node)?.error.clone()
     }
 
     /// Returns the number of remembered nodes.
@@ -127,14 +114,16 @@ impl NodeHistory {
 
     /// Returns up to `most` of the nodes that have lost their link, the latest first.
     pub(crate) fn lost(&self, most: usize) -> Vec<UnlinkedNode> {
-        let mut disconnected: Vec<_> =
-            self.nodes.values().filter_map(|was| Some((was.disconnected?, was))).collect();
-        disconnected.sort_unstable_by_key(|(at, _)| Reverse(*at));
-        let with_error = |(at, was): (Instant, &RememberedNode)| {
-            let node = text(&self.texts, &was.name).parse().ok()?;
-            Some(UnlinkedNode { node, at, error: self.last_error(was), was_linked: true })
+        let mut lost: Vec<_> =
+            self.nodes.iter().filter_map(|(node, was)| Some((was.disconnected?, node, was))).collect();
+        lost.sort_unstable_by_key(|(at, ..)| Reverse(*at));
+        let unlinked = |(at, node, was): (Instant, &NodeName, &RememberedNode)| UnlinkedNode {
+            node: node.clone(),
+            at,
+            error: was.error.clone(),
+            was_linked: true,
         };
-        disconnected.into_iter().take(most).filter_map(with_error).collect()
+        lost.into_iter().take(most).map(unlinked).collect()
     }
 
     /// Returns up to `most` of the nodes without a link, the latest first.
@@ -151,31 +140,12 @@ impl NodeHistory {
         all
     }
 
-    fn last_error(&self, was: &RememberedNode) -> Option<LastError> {
-        let (at, why) = was.error.as_ref()?;
-        Some(LastError { at: *at, why: text(&self.texts, why).into() })
-    }
-
-    fn get(&self, node: &NodeName) -> Option<&RememberedNode> {
-        self.nodes.get(&self.hashes.hash_one(node)).filter(|was| was.is(&self.texts, node))
-    }
-
-    /// Returns the node's entry, and reserves `more` bytes in the text.
-    fn enter(&mut self, node: &NodeName, more: usize) -> &mut RememberedNode {
-        let name = node.as_str();
-        if self.get(node).is_some() {
-            self.make_room(more);
-        } else {
-            if self.nodes.len() >= MAX_NODES {
-                self.forget_half();
-            }
-            self.make_room(name.len() + more);
+    /// Returns the node's entry.
+    fn enter(&mut self, node: &NodeName) -> &mut RememberedNode {
+        if self.nodes.len() >= MAX_NODES && !self.nodes.contains_key(node) {
+            self.forget_half();
         }
-        let was = self.nodes.entry(self.hashes.hash_one(node)).or_default();
-        if !was.is(&self.texts, node) {
-            *was = RememberedNode { name: put(&mut self.texts, name), ..RememberedNode::default() };
-        }
-        was
+        self.nodes.entry(node.clone()).or_default()
     }
 
     /// Removes the half of the entries that have not changed for longest.
@@ -185,47 +155,19 @@ impl NodeHistory {
         let (_, middle, _) = times.select_nth_unstable(middle);
         self.nodes.retain(|_, was| was.last() > *middle);
     }
-
-    /// Reserves `more` bytes: drops the parts of the text that no node refers to.
-    fn make_room(&mut self, more: usize) {
-        if self.texts.len() + more <= self.texts.capacity() {
-            return;
-        }
-        let used: usize = self.nodes.values().flat_map(RememberedNode::ranges).map(Range::len).sum();
-        let before = std::mem::replace(&mut self.texts, String::with_capacity(2 * (used + more)));
-        for range in self.nodes.values_mut().flat_map(RememberedNode::ranges_mut) {
-            *range = put(&mut self.texts, text(&before, range));
-        }
-    }
 }
 
 impl RememberedNode {
-    fn is(&self, texts: &str, node: &NodeName) -> bool {
-        text(texts, &self.name).eq_ignore_ascii_case(node.as_str())
-    }
-
     /// Returns when the entry last changed.
     fn last(&self) -> Option<Instant> {
-        self.disconnected.max(self.error.as_ref().map(|(at, _)| *at))
-    }
-
-    fn ranges(&self) -> impl Iterator<Item = &Range<usize>> {
-        std::iter::once(&self.name).chain(self.error.as_ref().map(|(_, why)| why))
-    }
-
-    fn ranges_mut(&mut self) -> impl Iterator<Item = &mut Range<usize>> {
-        std::iter::once(&mut self.name).chain(self.error.as_mut().map(|(_, why)| why))
+        self.disconnected.max(self.error.as_ref().map(|error| error.at))
     }
 }
 
-fn text<'t>(texts: &'t str, range: &Range<usize>) -> &'t str {
-    texts.get(range.clone()).unwrap_or_default()
-}
-
-fn put(texts: &mut String, text: &str) -> Range<usize> {
-    let start = texts.len();
-    texts.push_str(text);
-    start..texts.len()
+impl LastError {
+    fn now(why: &str) -> Self {
+        Self { at: Instant::now(), why: why.into() }
+    }
 }
 
 /// Maximum number of remembered nodes.
@@ -257,7 +199,7 @@ mod tests {
     }
 
     proptest! {
-        /// After any changes, the last change of each node is remembered in at most twice the necessary memory.
+        /// After any changes, the last change of each node is remembered.
         #[test]
         fn the_history_matches_a_simple_model(steps in prop::collection::vec((0u8..20, step()), 1..300)) {
             let mut past = NodeHistory::default();
@@ -283,8 +225,6 @@ mod tests {
                 }
                 let disconnected = past.all_disconnected(usize::MAX);
                 prop_assert_eq!(disconnected.len(), model.values().filter(|was| was.0).count());
-                // Twenty nodes and the one being added: each has a name and an error of up to 160 characters.
-                prop_assert!(past.texts.capacity() <= 2 * 21 * 340, "{}", past.texts.capacity());
             }
         }
     }
@@ -323,7 +263,6 @@ mod tests {
         for (nth, unlinked) in newest.iter().enumerate() {
             assert_eq!(unlinked.node, node(3 * MAX_NODES - 1 - nth));
         }
-        assert!(past.texts.capacity() < 200 * MAX_NODES, "{}", past.texts.capacity());
         // Once all have linked again without an error, only errors are left.
         for n in 0..3 * MAX_NODES {
             past.on_linked(&node(n));
