@@ -7,12 +7,13 @@ use std::{fmt, io, iter};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use percent_encoding::percent_decode_str;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
 use crate::dial::{ConnectError, dial};
 use crate::no_proxy::NoProxyRules;
+use crate::proxy_protocol::read_until;
 use tunnel_base::logging::printable::printable;
 use tunnel_base::names::Target;
 
@@ -141,7 +142,10 @@ impl OutboundProxy {
             "CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nUser-Agent: tunnel\r\n{authorization}\r\n"
         );
         socket.write_all(head.as_bytes()).await?;
-        let head = head_of(socket).await?;
+        let mut head = Vec::new();
+        if !read_until(socket, &mut head, b"\r\n\r\n", MAX_HEAD).await? {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the header of the response is too long"));
+        }
         let line =
             String::from_utf8_lossy(head.split(|b| *b == b'\r').next().unwrap_or_default()).into_owned();
         if line.starts_with("HTTP/1.") {
@@ -157,28 +161,6 @@ impl fmt::Debug for OutboundProxy {
         let credentials = if self.authorization.is_some() { "***@" } else { "" };
         write!(f, "Proxy({credentials}{})", self.at)
     }
-}
-
-/// Reads up to and including the empty line, and not a byte more: the following bytes come from the target.
-async fn head_of(socket: &mut TcpStream) -> io::Result<Vec<u8>> {
-    let mut head = Vec::new();
-    let mut waiting = vec![0; MAX_HEAD];
-    while head.len() < MAX_HEAD {
-        let n = socket.peek(&mut waiting).await?;
-        if n == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let before = head.len();
-        head.extend_from_slice(waiting.get(..n).unwrap_or_default());
-        let end = head.windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4);
-        head.truncate(end.unwrap_or(head.len()));
-        let part = waiting.get_mut(..head.len() - before).unwrap_or_default();
-        socket.read_exact(part).await?;
-        if end.is_some() {
-            return Ok(head);
-        }
-    }
-    Err(io::Error::new(io::ErrorKind::InvalidData, "the header of the response is too long"))
 }
 
 /// Port of an `http://` URL without one.

@@ -34,7 +34,10 @@ pub async fn read(socket: &TcpStream) -> Result<Option<SocketAddr>, ProxyProtoco
     if header == v2::PROTOCOL_PREFIX {
         binary(socket, &mut header).await?;
     } else if header.starts_with(v1::PROTOCOL_PREFIX.as_bytes()) {
-        text(socket, &mut header).await?;
+        // The header is one line.
+        if !read_until(socket, &mut header, b"\r\n", MAX_LINE).await? {
+            return Err(ProxyProtocolError::Header("line too long".into()));
+        }
     }
     source(&header)
 }
@@ -69,24 +72,31 @@ async fn binary(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxyPro
     Ok(())
 }
 
-/// Reads the rest of a v1 header, which is one line. The bytes after it belong to the client, so it peeks first.
-async fn text(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxyProtocolError> {
-    let mut ahead = [0; MAX_LINE];
-    while !header.ends_with(b"\r\n") {
-        let room = MAX_LINE.saturating_sub(header.len());
-        if room == 0 {
-            return Err(ProxyProtocolError::Header("line too long".into()));
+/// Reads up to and including the first `end`, and not a byte more: the following bytes come from another program. `read`
+/// has what was read before. Returns false if there is no end within `most` bytes.
+pub(crate) async fn read_until(
+    socket: &TcpStream,
+    read: &mut Vec<u8>,
+    end: &[u8],
+    most: usize,
+) -> io::Result<bool> {
+    let mut ahead = vec![0; most];
+    while !read.ends_with(end) {
+        let before = read.len();
+        let room = ahead.get_mut(..most.saturating_sub(before)).unwrap_or_default();
+        if room.is_empty() {
+            return Ok(false);
         }
-        let seen = socket.peek(&mut ahead[..room]).await?;
+        let seen = socket.peek(room).await?;
         if seen == 0 {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let line = ahead[..seen].iter().position(|byte| *byte == b'\n').map_or(seen, |end| end + 1);
-        let read = header.len();
-        header.resize(read + line, 0);
-        fill(socket, &mut header[read..]).await?;
+        read.extend_from_slice(room.get(..seen).unwrap_or_default());
+        let found = read.windows(end.len()).position(|part| part == end);
+        read.truncate(found.map_or(read.len(), |at| at + end.len()));
+        fill(socket, &mut read[before..]).await?;
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Reads until `space` is full.
