@@ -73,9 +73,7 @@ impl Cluster {
         let namespace = self.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
         Ok((client, namespace))
     }
-}
 
-impl Cluster {
     /// Returns the names and addresses in the URL and in the expected certificate of kube-apiserver. IPv6 addresses are
     /// in brackets.
     ///

@@ -56,33 +56,32 @@ impl TcpListenSocket {
     /// Accepted sockets inherit the listener's options (Linux copies them), so no connection needs system calls for
     /// them.
     pub fn bind(at: SocketAddr) -> Result<Self, BindError> {
-        let warn = |at: SocketAddr, cause: &io::Error| {
-            warn!(
-                local_addr = %at,
-                error = %cause,
-                hint = "clients of edges on this machine may reach this port with the rights of this machine",
-                "cannot announce port to local edges"
-            );
-        };
-        Self::bind_announced(at, |at| PortAnnouncement::new(at).inspect_err(|cause| warn(at, cause)).ok())
+        Self::bind_announced(at, true)
     }
 
     /// Like [`Self::bind`], but for a port that may be a target: it gives a client of this machine no more than others.
     pub fn bind_public(at: SocketAddr) -> Result<Self, BindError> {
-        Self::bind_announced(at, |_| None)
+        Self::bind_announced(at, false)
     }
 
-    fn bind_announced(
-        at: SocketAddr,
-        announce: impl FnOnce(SocketAddr) -> Option<PortAnnouncement>,
-    ) -> Result<Self, BindError> {
+    fn bind_announced(at: SocketAddr, is_announced: bool) -> Result<Self, BindError> {
+        let announce = |at| {
+            PortAnnouncement::new(at).inspect_err(|cause| {
+                warn!(
+                    local_addr = %at,
+                    error = %cause,
+                    hint = "clients of edges on this machine may reach this port with the rights of this machine",
+                    "cannot announce port to local edges"
+                );
+            })
+        };
         let bound = || {
             let (socket, at) = open_socket(at, TcpSocket::new_v6)?;
             socket.set_reuseaddr(true)?;
             tune(&SockRef::from(&socket))?;
             socket.bind(at)?;
             let at = socket.local_addr()?;
-            let announced = announce(at);
+            let announced = is_announced.then(|| announce(at).ok()).flatten();
             Ok(Self { socket: socket.listen(BACKLOG)?, at, announced })
         };
         bound().map_err(|cause| BindError { at, cause })

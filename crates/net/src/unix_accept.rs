@@ -102,8 +102,7 @@ impl Drop for UnixAccept {
 ///
 /// Changing the file's own mode later could change another file that has the path by then.
 fn private_socket() -> io::Result<Socket> {
-    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    socket.set_nonblocking(true)?;
+    let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
     let file = File::from(OwnedFd::from(socket));
     file.set_permissions(fs::Permissions::from_mode(0o600))?;
     Ok(OwnedFd::from(file).into())
@@ -111,9 +110,8 @@ fn private_socket() -> io::Result<Socket> {
 
 /// Returns true if a process listens on a socket's file.
 fn is_listening(path: &Path) -> io::Result<bool> {
-    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     // Must not block on a full queue.
-    socket.set_nonblocking(true)?;
+    let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
     match socket.connect(&SockAddr::unix(path)?) {
         Err(cause) if cause.kind() == io::ErrorKind::ConnectionRefused => Ok(false),
         Ok(()) => Ok(true),
