@@ -45,7 +45,7 @@ use tunnel_base::metrics::Metrics;
 use tunnel_base::names::Instance;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::process::third_of_memory;
-use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
+use tunnel_link::grpc::LinkContext;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::limiter::FairLimiter;
@@ -239,12 +239,8 @@ impl Edge {
             resolver: resolver.clone(),
         };
         let link_context = LinkContext {
-            table: self.table.clone(),
-            server_name: None,
-            metrics: self.metrics.clone(),
-            drain: self.links.clone(),
             congestion: uplink.congestion.as_deref().map(Arc::from),
-            plain_idle_timeout: PLAIN_IDLE_TIMEOUT,
+            ..LinkContext::new(self.table.clone(), self.metrics.clone(), self.links.clone())
         };
         let (grants, metrics, sessions) = (self.grants.clone(), self.metrics.clone(), self.sessions.clone());
         let backend = SessionAcceptor::new(dialer, pool.clone(), grants, metrics, sessions);

@@ -24,7 +24,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{DeviceName, Host, Instance, NodeName, Target, UserName};
 use tunnel_base::process::third_of_memory;
-use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
+use tunnel_link::grpc::LinkContext;
 use tunnel_link::table::handles::Session;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::http_proxy::OutboundProxy;
@@ -150,14 +150,7 @@ impl ClientUplinks {
             resume_timeout: RESUME_TIMEOUT,
         };
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
-        let link_context = LinkContext {
-            table: table.clone(),
-            server_name: None,
-            metrics: metrics.clone(),
-            drain: links.clone(),
-            congestion: None,
-            plain_idle_timeout: PLAIN_IDLE_TIMEOUT,
-        };
+        let link_context = LinkContext::new(table.clone(), metrics.clone(), links.clone());
         let (uplinks, pool) = (Uplinks::new(NodeName::none()), BufferPool::new());
         let dialer = dialer(config, &link_context, pool.clone()).map_err(ClientLinkError::Config)?;
         let keeper = Arc::new(Reconnector {

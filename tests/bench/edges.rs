@@ -20,7 +20,7 @@ use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};
-use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT, dial};
+use tunnel_link::grpc::{LinkContext, dial};
 use tunnel_link::link::Link;
 use tunnel_link::table::{LinkEvent, SessionLimits, SessionTable};
 use tunnel_net::listen::tune_link;
@@ -116,14 +116,7 @@ impl Edges {
                 address: Ipv4Addr::from_bits(FIRST_ADDRESS + u32::try_from(number)?),
                 tls: Arc::new(own),
                 pool: pool.clone(),
-                link_context: LinkContext {
-                    table,
-                    server_name: None,
-                    metrics,
-                    drain: drain.clone(),
-                    congestion: None,
-                    plain_idle_timeout: PLAIN_IDLE_TIMEOUT,
-                },
+                link_context: LinkContext::new(table, metrics, drain.clone()),
                 counts: counts.clone(),
             };
             let begin = BETWEEN * u32::try_from(number - self.first)?;

@@ -13,8 +13,8 @@ use tunnel::registry::peers::peer_dialer::TlsPeerDialer;
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, SessionId};
+use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::dial_peer;
-use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::tls::peer::PeerTlsConfig;
@@ -441,8 +441,7 @@ fn link_context() -> LinkContext {
     let limits =
         SessionLimits { windows, memory: 100_000, sessions: 10, resume_timeout: Duration::from_secs(60) };
     let table = SessionTable::new(Instance::random(), limits, metrics.clone());
-    let (drain, congestion, server_name) = (Drain::new(), None, None);
-    LinkContext { table, server_name, metrics, drain, congestion, plain_idle_timeout: PLAIN_IDLE_TIMEOUT }
+    LinkContext::new(table, metrics, Drain::new())
 }
 
 #[tokio::test]

@@ -47,6 +47,14 @@ pub struct LinkContext {
     pub plain_idle_timeout: Duration,
 }
 
+impl LinkContext {
+    /// Returns the context of a process without a name, with the defaults of links.
+    pub fn new(table: Arc<SessionTable>, metrics: Metrics, drain: Drain) -> Self {
+        let plain_idle_timeout = PLAIN_IDLE_TIMEOUT;
+        Self { table, server_name: None, metrics, drain, congestion: None, plain_idle_timeout }
+    }
+}
+
 /// Creates the outbound side of a new link.
 fn outbound(peer: Remote, instance: Option<Instance>, link_context: &LinkContext) -> OutboundStream {
     let id = LinkId(NEXT_LINK.fetch_add(1, Relaxed));

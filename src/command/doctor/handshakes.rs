@@ -16,8 +16,8 @@ use tunnel_base::drain::Drain;
 use tunnel_base::files;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Host, Instance, Target};
+use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::LinkDialError;
-use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::OutboundProxy;
@@ -151,14 +151,7 @@ async fn call(
         resume_timeout: Duration::ZERO,
     };
     let table = SessionTable::new(Instance::random(), limits, metrics.clone());
-    let link_context = LinkContext {
-        table,
-        server_name: None,
-        metrics,
-        drain: Drain::new(),
-        congestion: None,
-        plain_idle_timeout: PLAIN_IDLE_TIMEOUT,
-    };
+    let link_context = LinkContext::new(table, metrics, Drain::new());
     let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
     let metadata = match linked {
         true => HeaderMap::new(),

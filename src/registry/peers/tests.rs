@@ -11,7 +11,7 @@ use crate::registry::peers::node_counts::PeerLoad;
 use crate::registry::peers::node_list::{MAX_LISTED, NodeListEnd};
 use crate::registry::peers::peer_dialer::{PeerDialer, REDIAL_DELAY, TlsPeerDialer};
 use tunnel_base::metrics::Metrics;
-use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
+use tunnel_link::grpc::LinkContext;
 use tunnel_link::link::Link;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::pool::BufferPool;
@@ -32,14 +32,7 @@ pub(crate) fn peers(list: &[&str]) -> (Arc<Peers>, watch::Sender<Vec<SocketAddr>
     let limits =
         SessionLimits { windows, memory: 100_000, sessions: 10, resume_timeout: Duration::from_secs(60) };
     let table = SessionTable::new(Instance::from_bits(1), limits, metrics.clone());
-    let link_context = LinkContext {
-        table,
-        server_name: None,
-        metrics: metrics.clone(),
-        drain: Drain::new(),
-        congestion: None,
-        plain_idle_timeout: PLAIN_IDLE_TIMEOUT,
-    };
+    let link_context = LinkContext::new(table, metrics.clone(), Drain::new());
     let (tell, addresses) = watch::channel(list.iter().map(|at| at.parse().unwrap()).collect());
     let (own, drain) = (link_context.table.instance(), link_context.drain.clone());
     let (dialer, made) = TlsPeerDialer::new(tls, BufferPool::new(), link_context);
