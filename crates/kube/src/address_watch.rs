@@ -5,7 +5,6 @@ pub(crate) mod partial_objects;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 use kube::api::Api;
@@ -70,7 +69,7 @@ impl ClusterAddressWatch {
     where
         K: PartialObject + Resource<DynamicType = ()>,
     {
-        let taker = KindHandler::<K> { watch: self, what, listed: false, kind: PhantomData };
+        let taker = KindHandler { watch: self, what, listed: false };
         let followed = ObjectWatcher { cluster: &self.cluster, what, which: watcher::Config::default() };
         match followed.run(|client, _| api(client), taker).await {}
     }
@@ -83,20 +82,13 @@ impl ClusterAddressWatch {
 }
 
 /// The handler of objects of one kind.
-struct KindHandler<'a, K> {
+struct KindHandler<'a> {
     watch: &'a ClusterAddressWatch,
     what: &'static str,
     listed: bool,
-    kind: PhantomData<fn(K)>,
 }
 
-impl<K: PartialObject> KindHandler<'_, K> {
-    fn report(&self, state: Result<(), String>) {
-        (self.watch.report)(self.what, state);
-    }
-}
-
-impl<K: PartialObject + Resource<DynamicType = ()>> WatchHandler<K> for KindHandler<'_, K> {
+impl<K: PartialObject + Resource<DynamicType = ()>> WatchHandler<K> for KindHandler<'_> {
     fn on_event(&mut self, event: Event<K>) -> bool {
         match event {
             Event::Init => {
@@ -125,14 +117,14 @@ impl<K: PartialObject + Resource<DynamicType = ()>> WatchHandler<K> for KindHand
                     K::table(facts).addresses()
                 });
                 self.watch.disputes.log_disputed(&self.watch.book, claimed);
-                self.report(Ok(()));
+                (self.watch.report)(self.what, Ok(()));
             }
         }
         self.listed
     }
 
     fn on_watch_failed(&mut self, cause: &ClusterError) {
-        self.report(Err(cause.to_string()));
+        (self.watch.report)(self.what, Err(cause.to_string()));
     }
 }
 
