@@ -28,7 +28,7 @@ use tracing::warn;
 
 use crate::reload::{ReloadError, ReloadedValue};
 use crate::tls::client_certificate::ServerTls;
-use crate::tls::link_auth::{ClientVerifier, LinkCaFiles};
+use crate::tls::link_auth::LinkCaFiles;
 use crate::tls::params::TlsParams;
 use crate::tls::pem::{SUPPORTED_KEYS, certs, private_key};
 use crate::tls::resolver::SingleCertResolver;
@@ -245,9 +245,7 @@ impl ClientAuth {
         provider: Arc<CryptoProvider>,
     ) -> Result<Option<Arc<dyn ClientCertVerifier>>, String> {
         match (self, cas) {
-            (Self::Required(path), [ca, ..]) => {
-                Ok(Some(Arc::new(ClientVerifier::new(roots(path, ca)?, &provider)?)))
-            }
+            (Self::Required(path), [ca, ..]) => link_auth::required(roots(path, ca)?, provider).map(Some),
             (Self::Links(links), _) => links.verifier(cas, &own.cert, provider),
             (Self::Anonymous | Self::Required(_), _) => Ok(None),
         }

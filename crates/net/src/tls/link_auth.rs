@@ -1,4 +1,4 @@
-//! Certificates at the port for links: of edges, users and peers.
+//! Certificates of clients: of edges, users and peers at the port for links, and of those at ports that require one.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -34,11 +34,24 @@ pub struct LinkCaFiles {
 
 /// Verifies each certificate by the CAs for its kind alone, so that no CA can issue certificates of another kind.
 #[derive(Debug)]
-struct LinkVerifier {
+struct ClientVerifier {
     edges: Option<Arc<dyn ClientCertVerifier>>,
-    users: Option<(UserCertRule, ClientVerifier)>,
+    /// Verifies the certificates of users, those for which the rule is true; all others if there is no rule.
+    users: Option<(Option<UserCertRule>, Arc<dyn ClientCertVerifier>)>,
     peers: Option<PeerVerifier>,
+    /// Whether each client must present a certificate.
+    is_mandatory: bool,
     provider: Arc<CryptoProvider>,
+}
+
+/// Returns a verifier of clients that must present a certificate from these CAs, and not one that was issued for an
+/// edge.
+pub(super) fn required(
+    roots: RootCertStore,
+    provider: Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, String> {
+    let users = Some((None, issued_by(roots, &provider)?));
+    Ok(Arc::new(ClientVerifier { edges: None, users, peers: None, is_mandatory: true, provider }))
 }
 
 impl LinkCaFiles {
@@ -76,12 +89,12 @@ impl LinkCaFiles {
                 .ok()
         });
         let edges = edges.map(|roots| issued_by(roots, &provider)).transpose()?;
-        let users = users.map(|roots| ClientVerifier::new(roots, &provider)).transpose()?;
-        let users = self.user_certs(own).zip(users);
+        let users = users.map(|roots| issued_by(roots, &provider)).transpose()?;
+        let users = self.user_certs(own).map(Some).zip(users);
         if edges.is_none() && users.is_none() && peers.is_none() {
             return Ok(None);
         }
-        Ok(Some(Arc::new(LinkVerifier { edges, users, peers, provider })))
+        Ok(Some(Arc::new(ClientVerifier { edges, users, peers, is_mandatory: false, provider })))
     }
 
     /// Fails if a CA for edges' certificates also signs servers' certificates, even with another certificate.
@@ -104,14 +117,17 @@ impl LinkCaFiles {
     }
 }
 
-impl ClientCertVerifier for LinkVerifier {
+impl ClientCertVerifier for ClientVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        // Clients have only one certificate and need no hint.
-        &[]
+        match &self.users {
+            Some((_, users)) if self.is_mandatory => users.root_hint_subjects(),
+            // At the port for links, clients have only one certificate and need no hint.
+            _ => &[],
+        }
     }
 
     fn client_auth_mandatory(&self) -> bool {
-        false
+        self.is_mandatory
     }
 
     fn verify_client_cert(
@@ -122,7 +138,14 @@ impl ClientCertVerifier for LinkVerifier {
     ) -> Result<ClientCertVerified, Error> {
         match (&self.edges, &self.users, &self.peers) {
             (Some(edges), ..) if certificate::is_edges(leaf) => edges.verify_client_cert(leaf, above, now),
-            (_, Some((rule, users)), _) if rule.is_users(leaf) => users.verify_client_cert(leaf, above, now),
+            (_, Some((rule, users)), _) if rule.as_ref().is_none_or(|rule| rule.is_users(leaf)) => {
+                let verified = users.verify_client_cert(leaf, above, now)?;
+                // Otherwise a node, or a thief of its disk, would be a client of all other nodes.
+                if certificate::is_for_edges(leaf) {
+                    return Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure));
+                }
+                Ok(verified)
+            }
             (.., Some(peers)) => peers.verify(leaf, above, now).map(|()| ClientCertVerified::assertion()),
             _ => Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)),
         }
@@ -176,58 +199,5 @@ impl UserCertRule {
     pub(super) fn is_users(&self, leaf: &CertificateDer<'_>) -> bool {
         let is_servers = |name| certificate::is_for_server(leaf, name);
         !certificate::is_edges(leaf) && !self.servers.as_ref().is_some_and(is_servers)
-    }
-}
-
-/// Trusts clients with certificates from some CAs, but never with one that was issued for an edge.
-///
-/// Otherwise a node, or a thief of its disk, would be a client of all other nodes.
-#[derive(Debug)]
-pub(crate) struct ClientVerifier(Arc<dyn ClientCertVerifier>);
-
-impl ClientVerifier {
-    pub(crate) fn new(roots: RootCertStore, provider: &Arc<CryptoProvider>) -> Result<Self, String> {
-        issued_by(roots, provider).map(Self)
-    }
-}
-
-impl ClientCertVerifier for ClientVerifier {
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.0.root_hint_subjects()
-    }
-
-    fn verify_client_cert(
-        &self,
-        leaf: &CertificateDer<'_>,
-        above: &[CertificateDer<'_>],
-        now: UnixTime,
-    ) -> Result<ClientCertVerified, Error> {
-        let verified = self.0.verify_client_cert(leaf, above, now)?;
-        if certificate::is_for_edges(leaf) {
-            return Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure));
-        }
-        Ok(verified)
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.0.verify_tls12_signature(message, cert, signed)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.0.verify_tls13_signature(message, cert, signed)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_verify_schemes()
     }
 }
