@@ -104,8 +104,7 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
                 status.set_readable();
                 return;
             };
-            let next = value.check_files(&seen).await;
-            seen = value.report(seen, next, &status);
+            seen = value.check_files(seen, &status).await;
         }
     }
 
@@ -113,59 +112,53 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
         FileState { content: Some(self.0.first), ..FileState::default() }
     }
 
-    async fn check_files(&self, seen: &FileState) -> ReloadCheck<T> {
-        let mut contents = Vec::with_capacity(self.0.paths.len());
-        for path in &self.0.paths {
-            match tokio::fs::read(path).await.and_then(files::decode) {
-                Ok(content) if content.trim_ascii().is_empty() => {
-                    return ReloadCheck::Unreadable(ReloadError::Empty(path.clone()));
-                }
-                Ok(content) => contents.push(content),
-                Err(cause) => return ReloadCheck::Unreadable(unreadable(path, cause)),
+    /// Reads the files. If they have changed, stores the new value, or reports the error.
+    async fn check_files(&self, seen: FileState, status: &FileErrorSlot) -> FileState {
+        let contents = match self.read_files().await {
+            Ok(contents) => contents,
+            Err(cause) => {
+                self.report_error(&cause, status);
+                // If bad content returns, it must be reported again.
+                return FileState { content: seen.content.filter(|_| !seen.bad), ..FileState::default() };
             }
-        }
+        };
         let content = fingerprint(&contents);
         if seen.content == Some(content) {
-            return ReloadCheck::Unchanged;
-        }
-        if seen.unsettled != Some(content) {
-            return ReloadCheck::Changing(content);
-        }
-        match (self.0.parse)(&contents) {
-            Ok(value) => ReloadCheck::New(content, value),
-            Err(cause) => ReloadCheck::Bad(content, ReloadError::Content(cause)),
-        }
-    }
-
-    /// Stores the new value, or reports the error.
-    fn report(&self, seen: FileState, found: ReloadCheck<T>, status: &FileErrorSlot) -> FileState {
-        match found {
             // Unchanged bad content was reported before.
-            ReloadCheck::Unchanged if seen.bad => FileState { unsettled: None, ..seen },
-            ReloadCheck::Unchanged => {
-                if status.set_readable() {
-                    info!(files = %self.0, "files can be read again, unchanged");
-                }
-                FileState { unsettled: None, ..seen }
+            if !seen.bad && status.set_readable() {
+                info!(files = %self.0, "files can be read again, unchanged");
             }
-            ReloadCheck::Changing(content) => FileState { unsettled: Some(content), ..seen },
-            ReloadCheck::New(content, value) => {
+            return FileState { unsettled: None, ..seen };
+        }
+        // A writer may not have finished.
+        if seen.unsettled != Some(content) {
+            return FileState { unsettled: Some(content), ..seen };
+        }
+        let parsed = (self.0.parse)(&contents);
+        let bad = parsed.is_err();
+        match parsed {
+            Ok(value) => {
                 self.0.value.store(Arc::new(value));
                 info!(files = %self.0, "files reloaded");
                 self.0.changed.send_replace(());
                 status.set_reloaded();
-                FileState { content: Some(content), ..FileState::default() }
             }
-            ReloadCheck::Bad(content, cause) => {
-                self.report_error(&cause, status);
-                FileState { content: Some(content), unsettled: None, bad: true }
-            }
-            ReloadCheck::Unreadable(cause) => {
-                self.report_error(&cause, status);
-                // If bad content returns, it must be reported again.
-                FileState { content: seen.content.filter(|_| !seen.bad), ..FileState::default() }
-            }
+            Err(cause) => self.report_error(&ReloadError::Content(cause), status),
         }
+        FileState { content: Some(content), unsettled: None, bad }
+    }
+
+    async fn read_files(&self) -> Result<Vec<Vec<u8>>, ReloadError> {
+        let mut contents = Vec::with_capacity(self.0.paths.len());
+        for path in &self.0.paths {
+            let content = tokio::fs::read(path).await.and_then(files::decode);
+            let content = content.map_err(|cause| unreadable(path, cause))?;
+            if content.trim_ascii().is_empty() {
+                return Err(ReloadError::Empty(path.clone()));
+            }
+            contents.push(content);
+        }
+        Ok(contents)
     }
 
     fn report_error(&self, cause: &ReloadError, status: &FileErrorSlot) {
@@ -208,19 +201,6 @@ struct FileState {
     unsettled: Option<u64>,
     /// Whether the parsed content was bad.
     bad: bool,
-}
-
-/// The result of one check of the files.
-enum ReloadCheck<T> {
-    Unchanged,
-    /// New content that was read only once: its fingerprint. A writer may not have finished.
-    Changing(u64),
-    /// Changed content that was parsed: its fingerprint and value.
-    New(u64, T),
-    /// Changed content that cannot be parsed, with its fingerprint.
-    Bad(u64, ReloadError),
-    /// Files that cannot be read, or are empty.
-    Unreadable(ReloadError),
 }
 
 impl<T> fmt::Display for Shared<T> {
@@ -394,8 +374,7 @@ mod tests {
         status: &FileErrorSlot,
     ) -> FileState {
         for _ in 0..2 {
-            let found = reload.check_files(&seen).await;
-            seen = reload.report(seen, found, status);
+            seen = reload.check_files(seen, status).await;
         }
         seen
     }
@@ -453,8 +432,7 @@ mod tests {
         let (mut seen, [status]) = (reload.first_state(), watched());
         for (content, counts) in [("", 1), ("2", 1), ("", 1), ("2", 1), ("23", 1), ("234", 1), ("234", 234)] {
             std::fs::write(&path, content).unwrap();
-            let found = reload.check_files(&seen).await;
-            seen = reload.report(seen, found, &status);
+            seen = reload.check_files(seen, &status).await;
             assert_eq!(*reload.load(), counts, "{content}");
         }
     }
