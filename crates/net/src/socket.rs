@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self};
+use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -141,7 +142,10 @@ pub type Buffered<T> = Hooked<T, TlsInputBuffer>;
 /// Bytes read from the socket of a [`Buffered`] that TLS has not taken yet.
 pub struct TlsInputBuffer {
     pool: BufferPool,
-    arrived: Option<BufferedBytes>,
+    /// The buffer of the last read, until a read finds nothing.
+    buffer: Option<PooledBuffer>,
+    /// Positions of the bytes in the buffer that were read and not yet returned.
+    unread: Range<usize>,
 }
 
 impl<T> Socket<T> {
@@ -179,7 +183,7 @@ impl<T> Socket<T> {
 impl<T> Buffered<T> {
     /// Wraps a socket.
     pub fn new(io: T, pool: BufferPool) -> Self {
-        Self { io, hook: TlsInputBuffer { pool, arrived: None } }
+        Self { io, hook: TlsInputBuffer { pool, buffer: None, unread: 0..0 } }
     }
 }
 
@@ -240,16 +244,19 @@ impl<T: AsyncRead + Unpin> ReadHook<T> for TlsInputBuffer {
         cx: &mut Context<'_>,
         out: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.arrived.as_ref().is_none_or(BufferedBytes::is_empty) {
-            let buffer = match self.arrived.take() {
-                Some(used_up) => used_up.buffer,
-                None => self.pool.take(),
-            };
-            let arrived = ready!(BufferedBytes::poll(io, cx, buffer))?;
-            self.arrived = (!arrived.is_empty()).then_some(arrived);
+        if self.unread.is_empty() {
+            // If nothing is there, the buffer is returned to its pool.
+            let mut buffer = self.buffer.take().unwrap_or_else(|| self.pool.take());
+            let mut unfilled = ReadBuf::new(&mut buffer);
+            ready!(io.poll_read(cx, &mut unfilled))?;
+            self.unread = 0..unfilled.filled().len();
+            self.buffer = Some(buffer).filter(|_| !self.unread.is_empty());
         }
-        if let Some(arrived) = &mut self.arrived {
-            arrived.copy(out);
+        if let Some(buffer) = &self.buffer {
+            let unread = buffer.get(self.unread.clone()).unwrap_or_default();
+            let part = unread.get(..out.remaining()).unwrap_or(unread);
+            out.put_slice(part);
+            self.unread.start += part.len();
         }
         Poll::Ready(Ok(()))
     }
@@ -264,38 +271,6 @@ impl<T: fmt::Debug> fmt::Debug for Socket<T> {
 impl fmt::Debug for TlsInputBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("TlsInputBuffer")
-    }
-}
-
-/// A buffer with bytes that were read and not yet returned: `taken..filled`.
-struct BufferedBytes {
-    buffer: PooledBuffer,
-    taken: usize,
-    filled: usize,
-}
-
-impl BufferedBytes {
-    /// Reads once. If nothing is there, `buffer` is returned to its pool.
-    fn poll<T: AsyncRead + Unpin>(
-        io: Pin<&mut T>,
-        cx: &mut Context<'_>,
-        mut buffer: PooledBuffer,
-    ) -> Poll<io::Result<Self>> {
-        let mut unfilled = ReadBuf::new(&mut buffer);
-        ready!(io.poll_read(cx, &mut unfilled))?;
-        let filled = unfilled.filled().len();
-        Poll::Ready(Ok(Self { buffer, taken: 0, filled }))
-    }
-
-    fn is_empty(&self) -> bool {
-        self.taken >= self.filled
-    }
-
-    fn copy(&mut self, out: &mut ReadBuf<'_>) {
-        let waiting = self.buffer.get(self.taken..self.filled).unwrap_or_default();
-        let part = waiting.get(..out.remaining()).unwrap_or(waiting);
-        out.put_slice(part);
-        self.taken += part.len();
     }
 }
 
@@ -346,7 +321,7 @@ mod tests {
         })
         .await;
         assert_eq!(pool.idle(), 1, "the one buffer that both used was returned");
-        assert!(buffered.hook.arrived.is_none());
+        assert!(buffered.hook.buffer.is_none());
     }
 
     #[tokio::test]
