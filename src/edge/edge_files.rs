@@ -78,7 +78,7 @@ impl LoadedEdgeFiles {
         let tokens = tokens(uplink, startup);
         let proxy = startup.collect(StartupErrorKind::Config, &["HTTPS_PROXY"], proxy(uplink));
         let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
-        startup.congestion(&format!("{TABLE}.congestion"), uplink.congestion.as_deref())?;
+        startup.congestion("edge.uplink.congestion", uplink.congestion.as_deref())?;
         Ok(Self {
             tls: tls?,
             servers: servers?,
@@ -160,5 +160,3 @@ pub(super) fn proxy(uplink: &UplinkConfig) -> Result<Option<OutboundProxy>, Prox
     let Some(url) = &uplink.https_proxy else { return Ok(None) };
     OutboundProxy::new(url.reveal(), uplink.no_proxy.as_deref().unwrap_or_default())
 }
-
-const TABLE: &str = "edge.uplink";
