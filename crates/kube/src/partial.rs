@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, NodeAddress};
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt as _};
 use serde::Deserialize;
@@ -33,18 +33,10 @@ pub(crate) struct PartialNodeStatus {
     addresses: Vec<NodeAddress>,
 }
 
-/// An address in a Node's status, with its type.
-#[derive(Debug, Clone, Deserialize)]
-struct NodeAddress {
-    #[serde(rename = "type")]
-    kind: String,
-    address: String,
-}
-
 impl PartialNodeStatus {
     /// Returns all addresses of these kinds.
     pub(crate) fn of_kinds<const N: usize>(&self, kinds: [&'static str; N]) -> impl Iterator<Item = &str> {
-        let all = self.addresses.iter().filter(move |address| kinds.contains(&address.kind.as_str()));
+        let all = self.addresses.iter().filter(move |address| kinds.contains(&address.type_.as_str()));
         all.map(|address| address.address.as_str())
     }
 

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1 as whole;
-use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::core::v1::{self as whole, PodIP, ServiceStatus};
+use k8s_openapi::api::discovery::v1::{EndpointConditions, EndpointSlice};
 use kube::Resource;
 use kube::api::ObjectMeta;
 use serde::{Deserialize, Deserializer};
@@ -99,13 +99,7 @@ struct PodSpec {
 struct PodStatus {
     phase: String,
     #[serde(rename = "podIPs")]
-    pod_ips: Vec<PodIp>,
-}
-
-/// An address of a pod.
-#[derive(Debug, Clone, Deserialize)]
-struct PodIp {
-    ip: String,
+    pod_ips: Vec<PodIP>,
 }
 
 impl PartialObject for PartialPod {
@@ -156,27 +150,6 @@ struct ServiceSpec {
     ports: Vec<PortSpec>,
 }
 
-/// The part of a Service's status that is read: the addresses of its load balancer.
-#[derive(Debug, Clone, Deserialize, Default)]
-#[serde(default, rename_all = "camelCase")]
-struct ServiceStatus {
-    load_balancer: LoadBalancer,
-}
-
-/// The load balancer in a Service's status.
-#[derive(Debug, Clone, Deserialize, Default)]
-#[serde(default)]
-struct LoadBalancer {
-    ingress: Vec<LoadBalancerIngress>,
-}
-
-/// An ingress point of a load balancer.
-#[derive(Debug, Clone, Deserialize)]
-struct LoadBalancerIngress {
-    /// An ingress may have only a host name.
-    ip: Option<String>,
-}
-
 /// A port of a Service or of an EndpointSlice.
 #[derive(Debug, Clone, Deserialize, Default)]
 #[serde(default)]
@@ -203,7 +176,9 @@ impl PartialObject for PartialService {
         };
         // A headless Service has "None" there.
         let ips = addresses(cluster_ips.iter().map(String::as_str));
-        let balanced = self.status.load_balancer.ingress.iter().filter_map(|ingress| ingress.ip.as_deref());
+        let balancer = self.status.load_balancer.and_then(|balancer| balancer.ingress).unwrap_or_default();
+        // An ingress may have only a host name.
+        let balanced = balancer.iter().filter_map(|ingress| ingress.ip.as_deref());
         let outside = addresses(external_ips.iter().map(String::as_str).chain(balanced));
         Some(KubeService { ips, outside, ports: tcp(ports), external })
     }
@@ -228,14 +203,8 @@ pub(crate) struct PartialEndpointSlice {
 struct SliceEndpoint {
     addresses: Vec<String>,
     #[serde(default)]
-    conditions: SliceEndpointConditions,
+    conditions: EndpointConditions,
     node_name: Option<String>,
-}
-
-/// The condition of an endpoint that is read.
-#[derive(Debug, Clone, Deserialize, Default)]
-struct SliceEndpointConditions {
-    ready: Option<bool>,
 }
 
 impl PartialObject for PartialEndpointSlice {
