@@ -7,13 +7,14 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::Api;
 use kube::runtime::watcher::{self, Event};
 use kube::{Client, Resource, ResourceExt as _};
 
 use crate::address_watch::disputes::DisputeLogLimiter;
 use crate::address_watch::partial_objects::{
-    PartialEndpointSlice, PartialObject, PartialPod, PartialService, PartialTunnelCache,
+    PartialEndpointSlice, PartialObject, PartialPod, PartialService, sides,
 };
 use crate::cluster::{Cluster, ClusterError};
 use crate::partial::PartialNode;
@@ -129,15 +130,13 @@ impl<K: PartialObject + Resource<DynamicType = ()>> WatchHandler<K> for KindHand
 }
 
 /// Handles the ConfigMap in which operators list Services.
-impl WatchHandler<PartialTunnelCache>
-    for (&ClusterAddressWatch, WatchedObjects<HashMap<String, ServiceSide>>)
-{
-    fn on_event(&mut self, event: Event<PartialTunnelCache>) -> bool {
+impl WatchHandler<ConfigMap> for (&ClusterAddressWatch, WatchedObjects<HashMap<String, ServiceSide>>) {
+    fn on_event(&mut self, event: Event<ConfigMap>) -> bool {
         let (watch, caches) = self;
         let is_list = matches!(event, Event::InitDone);
-        if caches.take(event, PartialTunnelCache::sides) {
-            let sides = caches.known().and_then(|caches| caches.values().next()).cloned();
-            watch.book.change(|facts| facts.sides = sides.unwrap_or_default());
+        if caches.take(event, sides) {
+            let known = caches.known().and_then(|caches| caches.values().next()).cloned();
+            watch.book.change(|facts| facts.sides = known.unwrap_or_default());
         }
         if is_list {
             (watch.report)(CACHE_WORDS, Ok(()));

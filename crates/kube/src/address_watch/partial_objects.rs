@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::{self as whole, PodIP, ServiceStatus};
+use k8s_openapi::api::core::v1::{self as whole, ConfigMap, PodIP, ServiceStatus};
 use k8s_openapi::api::discovery::v1::{EndpointConditions, EndpointSlice};
 use kube::Resource;
 use kube::api::ObjectMeta;
@@ -123,7 +123,6 @@ pub(super) fn addresses<'a>(texts: impl Iterator<Item = &'a str>) -> Box<[IpAddr
 
 part_of!(PartialService, whole::Service);
 part_of!(PartialEndpointSlice, EndpointSlice);
-part_of!(PartialTunnelCache, whole::ConfigMap);
 
 /// The fields of a Service that the address book uses; read instead of the whole object.
 #[derive(Debug, Clone, Deserialize)]
@@ -236,38 +235,21 @@ impl PartialObject for PartialEndpointSlice {
     }
 }
 
-/// The part of SuperEdge's ConfigMap `tunnel-cache` that operators write: the Services that they list.
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct PartialTunnelCache {
-    #[serde(deserialize_with = "meta")]
-    metadata: ObjectMeta,
-    #[serde(default)]
-    data: CacheData,
-}
-
-/// The key of ConfigMap `tunnel-cache` that is read: one Service per line, with its side.
-#[derive(Debug, Clone, Deserialize, Default)]
-#[serde(default)]
-struct CacheData {
-    user_services: String,
-}
-
-impl PartialTunnelCache {
-    /// Returns the side of each Service, keyed by `namespace/name`. Invalid lines are ignored.
-    pub(crate) fn sides(&self) -> HashMap<String, ServiceSide> {
-        let lines = self.data.user_services.lines();
-        let sides = lines.filter_map(|line| {
-            let mut words = line.split_whitespace();
-            let (service, namespace) = words.next()?.split_once('.')?;
-            let side = match words.next()? {
-                "edge" => ServiceSide::Edge,
-                "cloud" => ServiceSide::Cloud,
-                _ => return None,
-            };
-            Some((format!("{namespace}/{service}"), side))
-        });
-        sides.collect()
-    }
+/// Returns the side of each Service that operators list in SuperEdge's ConfigMap `tunnel-cache`, one per line, keyed by
+/// `namespace/name`. Invalid lines are ignored.
+pub(crate) fn sides(cache: &ConfigMap) -> HashMap<String, ServiceSide> {
+    let text = cache.data.as_ref().and_then(|data| data.get("user_services"));
+    let sides = text.into_iter().flat_map(|text| text.lines()).filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let (service, namespace) = words.next()?.split_once('.')?;
+        let side = match words.next()? {
+            "edge" => ServiceSide::Edge,
+            "cloud" => ServiceSide::Cloud,
+            _ => return None,
+        };
+        Some((format!("{namespace}/{service}"), side))
+    });
+    sides.collect()
 }
 
 fn tcp(ports: Vec<PortSpec>) -> Box<[ServicePort]> {

@@ -123,14 +123,13 @@ fn only_ready_endpoints_of_a_slice_are_read() {
 #[test]
 fn user_services_are_read_line_by_line() {
     let text = "web.shop    edge\n\ndb.shop\tcloud and more\noneword\nx.y nowhere\nplain edge\n";
-    let cache: PartialTunnelCache = serde_json::from_value(
+    let cache: ConfigMap = serde_json::from_value(
         json!({"metadata": {"name": "c"}, "data": {"user_services": text, "services": "a.b edge"}}),
     )
     .unwrap();
     let expected = [("shop/web".to_owned(), ServiceSide::Edge), ("shop/db".to_owned(), ServiceSide::Cloud)];
-    assert_eq!(cache.sides(), HashMap::from(expected));
-    let empty: PartialTunnelCache = serde_json::from_value(json!({"metadata": {"name": "c"}})).unwrap();
-    assert!(empty.sides().is_empty());
+    assert_eq!(sides(&cache), HashMap::from(expected));
+    assert!(sides(&ConfigMap::default()).is_empty());
 }
 
 #[test]
