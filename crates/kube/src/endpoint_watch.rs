@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tracing::debug;
 
 use crate::cluster::{Cluster, ClusterError};
-use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects};
+use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects, publish};
 use tunnel_base::addresses::cluster_state::{Endpoints, ServiceEndpoints};
 use tunnel_base::drain::Drain;
 
@@ -71,19 +71,10 @@ impl EndpointWatch {
         let all: BTreeSet<_> = endpoints.ready.union(&endpoints.unready).collect();
         let others = all.into_iter().filter(|ip| **ip != own).map(|ip| SocketAddr::new(*ip, self.own.port()));
         let others: Vec<_> = others.collect();
-        self.peers.send_if_modified(|old| {
-            let news = *old != others;
-            if news {
-                debug!(service = self.service, peers = ?others, "peers changed");
-                *old = others;
-            }
-            news
-        });
-        self.endpoints.send_if_modified(|old| {
-            let news = old.as_ref() != Some(&endpoints);
-            *old = Some(endpoints);
-            news
-        });
+        if publish(&self.peers, others.clone()) {
+            debug!(service = self.service, peers = ?others, "peers changed");
+        }
+        publish(&self.endpoints, Some(endpoints));
         self.unlisted.send_if_modified(|why| why.take().is_some());
     }
 }

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use crate::cluster::Cluster;
 use crate::partial::{EDGE_LABELS, has_label};
-use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects};
+use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects, publish};
 use tunnel_base::addresses::cluster_state::KnownNodes;
 use tunnel_base::drain::Drain;
 
@@ -53,11 +53,7 @@ impl WatchHandler<NodeMeta> for (&NodeWatch, WatchedObjects<bool>) {
     fn on_event(&mut self, event: Event<NodeMeta>) -> bool {
         let (watch, nodes) = self;
         if nodes.take(event, |node| is_edge(node, &watch.labels)) {
-            watch.known.send_if_modified(|published| {
-                let is_changed = published.as_ref() != nodes.known();
-                *published = nodes.known().cloned();
-                is_changed
-            });
+            publish(&watch.known, nodes.known().cloned());
         }
         nodes.are_followed()
     }

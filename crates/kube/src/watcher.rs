@@ -9,6 +9,7 @@ use futures_util::StreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
+use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
@@ -141,6 +142,15 @@ impl ObjectWatcher<'_> {
         }
         Err(ClusterError::Silent)
     }
+}
+
+/// Publishes a value, unless it is the published one. Returns true if it was published.
+pub(crate) fn publish<T: PartialEq>(to: &watch::Sender<T>, value: T) -> bool {
+    to.send_if_modified(|published| {
+        let is_changed = *published != value;
+        *published = value;
+        is_changed
+    })
 }
 
 fn failed(cause: watcher::Error) -> ClusterError {

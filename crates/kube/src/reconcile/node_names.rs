@@ -22,7 +22,7 @@ use crate::partial::PartialNode;
 use crate::reconcile::hosts_text::{RenderedHosts, holders, text};
 use crate::reconcile::kube_node_state::KubeNodeState;
 use crate::reconcile::lease::{LeaderLease, LeaderTerm};
-use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects};
+use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects, publish};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::Glob;
 
@@ -297,11 +297,7 @@ impl NodeNamesReconciler {
         let found = Api::<Service>::namespaced(client.clone(), home).get_opt(&self.params.service).await?;
         let ips = found.and_then(|service| service.spec?.cluster_ips).unwrap_or_default();
         let ips: BTreeSet<IpAddr> = ips.iter().filter_map(|ip| ip.parse().ok()).collect();
-        self.service.send_if_modified(|old| {
-            let is_changed = *old != ips;
-            old.clone_from(&ips);
-            is_changed
-        });
+        publish(&self.service, ips.clone());
         Ok(ips)
     }
 

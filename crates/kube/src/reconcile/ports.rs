@@ -14,7 +14,7 @@ use tracing::{debug, info, warn};
 
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, write};
 use crate::reconcile::service_ports::{NOT_OURS, ServicePortChange, changed, is_ours};
-use crate::watcher::{ObjectWatcher, WatchHandler};
+use crate::watcher::{ObjectWatcher, WatchHandler, publish};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ConfigMapPorts;
 
@@ -108,23 +108,14 @@ impl PortWatch {
         let (ports, wrong) = ConfigMapPorts::parse(&data, own);
         let mut wrong: Vec<_> =
             wrong.iter().map(|wrong| format!("ConfigMap {namespace}/{configmap}: {wrong}")).collect();
-        self.publish(&ports);
+        if publish(&self.ports, ports.clone()) {
+            let ConfigMapPorts { http, https, loopback } = &ports;
+            info!(?http, ?https, ?loopback, "node ports changed");
+        }
         if let Some(service) = service {
             wrong.extend(self.update_service(client, &home, service, &ports).await?);
         }
         Ok(wrong)
-    }
-
-    fn publish(&self, ports: &ConfigMapPorts) {
-        self.ports.send_if_modified(|old| {
-            let is_changed = old != ports;
-            if is_changed {
-                let ConfigMapPorts { http, https, loopback } = ports;
-                info!(?http, ?https, ?loopback, "node ports changed");
-                old.clone_from(ports);
-            }
-            is_changed
-        });
     }
 
     /// Reconciles the ports of the Service if it is managed.
