@@ -1,6 +1,6 @@
 //! Eviction: which sessions end when sessions or memory run out.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio::time::Instant;
@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use crate::table::SessionTable;
 use crate::table::session::SharedSession;
 use tunnel_base::names::SessionId;
+use tunnel_base::refusal_log;
 use tunnel_net::fair_map::FairMap;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
@@ -99,9 +100,8 @@ pub(crate) fn source(client: &str) -> Arc<str> {
     if let Some((user, _)) = client.rsplit_once('@') {
         return user.split_once('/').map_or(user, |(user, _device)| user).into();
     }
-    match client.parse().map(|at: SocketAddr| at.ip().to_canonical()) {
-        Ok(IpAddr::V6(ip)) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).to_string().into(),
-        Ok(ip) => ip.to_string().into(),
+    match client.parse::<SocketAddr>() {
+        Ok(at) => refusal_log::source(at.ip()).to_string().into(),
         Err(_) => client.into(),
     }
 }
