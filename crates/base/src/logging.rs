@@ -7,7 +7,6 @@ mod json;
 mod libraries;
 pub mod printable;
 
-use std::fmt;
 use std::io::{self};
 use std::path::PathBuf;
 
@@ -46,6 +45,7 @@ pub struct LogSettings {
 }
 
 /// The running loggers. Keep this until the process ends: dropping it flushes the queued lines.
+#[derive(Debug)]
 #[must_use = "dropping it stops the log writers"]
 pub struct LoggingGuard {
     level: LogLevelHandle,
@@ -54,7 +54,7 @@ pub struct LoggingGuard {
 }
 
 /// A handle that changes the log level at runtime. Cheap to clone.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct LogLevelHandle(reload::Handle<Targets, Registry>);
 
 /// The reason why logging could not be started.
@@ -170,18 +170,6 @@ impl LogLevelHandle {
     /// Fails if logging has ended.
     pub fn set(&self, verbosity: i32) -> Result<(), LogEnded> {
         self.0.reload(targets(verbosity)).map_err(|_| LogEnded)
-    }
-}
-
-impl fmt::Debug for LoggingGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LoggingGuard")
-    }
-}
-
-impl fmt::Debug for LogLevelHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LogLevelHandle")
     }
 }
 

@@ -8,6 +8,7 @@ use tokio::time::timeout;
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT, write};
 
 /// A shared text in a Secret of this server's namespace, under one key.
+#[derive(Debug)]
 pub struct SecretEntry {
     cluster: Cluster,
     name: String,
@@ -112,12 +113,6 @@ impl SecretEntry {
 /// Returns the version of a Secret. Each change of any of its data gives it another one.
 fn version(found: Option<&Secret>) -> String {
     found.and_then(|found| found.metadata.resource_version.clone()).unwrap_or_default()
-}
-
-impl std::fmt::Debug for SecretEntry {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SharedSecret").field("name", &self.name).finish_non_exhaustive()
-    }
 }
 
 /// Kubernetes' limit for a Secret, minus the rest of the object.

@@ -30,7 +30,7 @@ use tunnel_base::refusal_log::source;
 pub struct Source(IpAddr);
 
 /// A limited number of permits that sources share fairly. Cheap to clone; clones share the permits.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct FairLimiter<K: Clone + Ord + Hash = Source>(Arc<Mutex<LimiterState<K>>>);
 
 /// The limits that a [`FairLimiter`] enforces.
@@ -199,12 +199,6 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
 
     fn lock(&self) -> MutexGuard<'_, LimiterState<K>> {
         self.0.lock()
-    }
-}
-
-impl<K: Clone + Ord + Hash> Clone for FairLimiter<K> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
     }
 }
 

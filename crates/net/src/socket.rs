@@ -140,6 +140,7 @@ pub struct Socket<T> {
 pub type Buffered<T> = Hooked<T, TlsInputBuffer>;
 
 /// Bytes read from the socket of a [`Buffered`] that TLS has not taken yet.
+#[derive(Debug)]
 pub struct TlsInputBuffer {
     pool: BufferPool,
     /// The buffer of the last read, until a read finds nothing.
@@ -265,12 +266,6 @@ impl<T: AsyncRead + Unpin> ReadHook<T> for TlsInputBuffer {
 impl<T: fmt::Debug> fmt::Debug for Socket<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Socket").field("io", &self.io).field("early", &self.buffered.len()).finish()
-    }
-}
-
-impl fmt::Debug for TlsInputBuffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("TlsInputBuffer")
     }
 }
 

@@ -1,7 +1,6 @@
 //! Certificates of clients, which are verified again while their sessions last: they expire, and CAs are removed.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -15,6 +14,7 @@ use crate::tls::certificate;
 use crate::tls::link_auth::UserCertRule;
 
 /// The TLS of a server's port, with the rule for clients' certificates.
+#[derive(Debug)]
 pub struct ServerTls {
     /// The configuration of handshakes.
     pub config: Arc<ServerConfig>,
@@ -78,12 +78,6 @@ impl ServerTls {
         }
         accepted.insert(chain.clone(), until);
         Ok(until)
-    }
-}
-
-impl fmt::Debug for ServerTls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerTls").field("clients", &self.clients).finish_non_exhaustive()
     }
 }
 
