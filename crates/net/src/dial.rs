@@ -169,7 +169,7 @@ impl ConnectError {
             [AddressFailure::Local(only, cause)] if Target::from(*only) == *at => {
                 format!("not from here: {cause}")
             }
-            [only] if Target::from(only.at()) == *at => format!("it {}", FailureDisplay(only)),
+            [only] if Target::from(only.at()) == *at => format!("it {}", only.text()),
             _ => self.to_string(),
         }
     }
@@ -203,7 +203,7 @@ impl fmt::Display for ConnectError {
                     write!(f, "{between}cannot connect to {at} from here: {cause}")?;
                 }
                 [first, rest @ ..] => {
-                    write!(f, "{between}{} {}", first.at(), FailureDisplay(first))?;
+                    write!(f, "{between}{} {}", first.at(), first.text())?;
                     let mut also =
                         if let AddressFailure::Timeout(..) = first { ", nor did" } else { ", and so did" };
                     for failure in rest {
@@ -220,25 +220,19 @@ impl fmt::Display for ConnectError {
 
 impl std::error::Error for ConnectError {}
 
-/// Formats what happened at an address, after the address.
-struct FailureDisplay<'a>(&'a AddressFailure);
-
-impl fmt::Display for FailureDisplay<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            AddressFailure::Refused(_) => f.write_str("refused the connection"),
-            AddressFailure::Timeout(_, timeout) => write!(f, "did not answer within {timeout:?}"),
-            AddressFailure::Unreachable(_, cause) | AddressFailure::Local(_, cause) => {
-                write!(f, "cannot be reached: {cause}")
-            }
-        }
-    }
-}
-
 impl AddressFailure {
     fn at(&self) -> SocketAddr {
         match self {
             Self::Unreachable(at, _) | Self::Local(at, _) | Self::Refused(at) | Self::Timeout(at, _) => *at,
+        }
+    }
+
+    /// Returns what happened at the address, after the address.
+    fn text(&self) -> String {
+        match self {
+            Self::Refused(_) => "refused the connection".to_owned(),
+            Self::Timeout(_, timeout) => format!("did not answer within {timeout:?}"),
+            Self::Unreachable(_, cause) | Self::Local(_, cause) => format!("cannot be reached: {cause}"),
         }
     }
 

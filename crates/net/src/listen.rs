@@ -40,7 +40,7 @@ pub struct TcpListenSocket {
 
 /// The error of an address that cannot be listened on, with a hint.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {at}: {cause}{}", Remedy(.cause.kind(), .at.port()))]
+#[error("cannot listen on {at}: {cause}{}", remedy(.cause.kind(), .at.port()))]
 pub struct BindError {
     /// The requested address.
     pub at: SocketAddr,
@@ -261,30 +261,17 @@ fn is_of_one_connection(cause: &io::Error) -> bool {
     matches!(cause.kind(), Kind::ConnectionAborted | Kind::ConnectionReset | Kind::ConnectionRefused)
 }
 
-/// The hint at the end of a [`BindError`]'s text.
-struct Remedy(io::ErrorKind, u16);
-
-impl fmt::Display for Remedy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(kind, port) = self;
-        match kind {
-            io::ErrorKind::AddrInUse => {
-                write!(
-                    f,
-                    "; stop the program that uses the port (`ss -ltnp 'sport = :{port}'` shows it) or choose another"
-                )
-            }
-            io::ErrorKind::PermissionDenied if *port < FIRST_FREE_PORT => {
-                write!(
-                    f,
-                    "; allow CAP_NET_BIND_SERVICE, which ports below {FIRST_FREE_PORT} require, or choose another port"
-                )
-            }
-            io::ErrorKind::AddrNotAvailable => {
-                f.write_str("; use an address of this machine, or 0.0.0.0 for all")
-            }
-            _ => Ok(()),
-        }
+/// Returns the hint at the end of a [`BindError`]'s text.
+fn remedy(kind: io::ErrorKind, port: u16) -> String {
+    match kind {
+        io::ErrorKind::AddrInUse => format!(
+            "; stop the program that uses the port (`ss -ltnp 'sport = :{port}'` shows it) or choose another"
+        ),
+        io::ErrorKind::PermissionDenied if port < FIRST_FREE_PORT => format!(
+            "; allow CAP_NET_BIND_SERVICE, which ports below {FIRST_FREE_PORT} require, or choose another port"
+        ),
+        io::ErrorKind::AddrNotAvailable => "; use an address of this machine, or 0.0.0.0 for all".to_owned(),
+        _ => String::new(),
     }
 }
 
