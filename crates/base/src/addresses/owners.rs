@@ -53,11 +53,13 @@ pub struct RejectedClaim {
 }
 
 /// The reason why a [`RejectedClaim`] does not apply.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum ClaimRejectReason {
     /// A node may not have the address: the end of a sentence.
+    #[error("it is {0}")]
     NotANodeAddress(&'static str),
     /// A source of the same trust claims the address for another node.
+    #[error("also claimed for {0}")]
     Disputed(NodeName),
 }
 
@@ -118,15 +120,6 @@ impl fmt::Display for ClaimSource {
             Self::Kubernetes => "Kubernetes",
             Self::Edge => "its edge",
         })
-    }
-}
-
-impl fmt::Display for ClaimRejectReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotANodeAddress(why) => write!(f, "it is {why}"),
-            Self::Disputed(other) => write!(f, "also claimed for {other}"),
-        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Errors of TLS handshakes, described without the library's terms.
 
-use std::{fmt, io};
+use std::io;
 
 use tokio_rustls::rustls::pki_types::UnixTime;
 use tokio_rustls::rustls::{self, AlertDescription, CertificateError, PeerMisbehaved};
@@ -13,33 +13,46 @@ use tunnel_base::logging::printable::printable;
 ///
 /// Displays what was found about the remote ("it"), without a hint, because that depends on whose configuration is
 /// concerned.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TlsHandshakeError {
     /// The certificate was signed by a CA that is not trusted.
+    #[error("its certificate was signed by a CA that this end does not trust")]
     UnknownIssuer,
     /// The certificate is for these names, and not for the expected one.
+    #[error("{}", wrong_name(.0))]
     Name(Vec<String>),
     /// The certificate has expired: when, and the time of this machine's clock.
+    #[error("its certificate expired on {0}; the time on this machine is {1}")]
     Expired(String, String),
     /// The certificate is not valid yet: since when it is, and the time of this machine's clock.
+    #[error("its certificate is valid from {0}; the time on this machine is {1}")]
     NotValidYet(String, String),
     /// The certificate is a CA's own.
+    #[error("its certificate is a CA certificate, which no server or client may present")]
     CaUsedAsEndEntity,
     /// The certificate is not valid for a server, or for a client.
+    #[error("its certificate is not valid for this end of a connection (extended key usage)")]
     Purpose,
     /// The remote does not speak TLS.
+    #[error("it does not speak TLS")]
     NotTls,
     /// The remote speaks TLS, but not the required protocol over it.
+    #[error("it speaks TLS, but not the required protocol over it (ALPN)")]
     Protocol,
     /// The remote rejects this end's certificate, or requires one.
+    #[error("it rejects the certificate, or requires one (TLS alert {0:?})")]
     AlertReceived(AlertDescription),
     /// The server is stopping.
+    #[error("it is stopping")]
     Stopping,
     /// The remote closed the connection during the handshake.
+    #[error("it closed the connection during the handshake")]
     Closed,
     /// The certificate is not valid for another reason, in the library's words.
+    #[error("{0}")]
     OtherCertificate(String),
     /// Another error, in the library's words.
+    #[error("{0}")]
     Other(String),
 }
 
@@ -138,37 +151,11 @@ impl TlsHandshakeError {
     }
 }
 
-impl fmt::Display for TlsHandshakeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::UnknownIssuer => {
-                f.write_str("its certificate was signed by a CA that this end does not trust")
-            }
-            Self::Name(names) if names.is_empty() => f.write_str("its certificate is not for that name"),
-            Self::Name(names) => {
-                write!(f, "its certificate is for {}, and not for that name", names.join(", "))
-            }
-            Self::Expired(on, now) => {
-                write!(f, "its certificate expired on {on}; the time on this machine is {now}")
-            }
-            Self::NotValidYet(from, now) => {
-                write!(f, "its certificate is valid from {from}; the time on this machine is {now}")
-            }
-            Self::CaUsedAsEndEntity => {
-                f.write_str("its certificate is a CA certificate, which no server or client may present")
-            }
-            Self::Purpose => {
-                f.write_str("its certificate is not valid for this end of a connection (extended key usage)")
-            }
-            Self::NotTls => f.write_str("it does not speak TLS"),
-            Self::Protocol => f.write_str("it speaks TLS, but not the required protocol over it (ALPN)"),
-            Self::AlertReceived(alert) => {
-                write!(f, "it rejects the certificate, or requires one (TLS alert {alert:?})")
-            }
-            Self::Stopping => f.write_str("it is stopping"),
-            Self::Closed => f.write_str("it closed the connection during the handshake"),
-            Self::OtherCertificate(text) | Self::Other(text) => f.write_str(text),
-        }
+/// Returns the text about a certificate that is for these names, and not for the expected one.
+fn wrong_name(names: &[String]) -> String {
+    match names {
+        [] => "its certificate is not for that name".to_owned(),
+        names => format!("its certificate is for {}, and not for that name", names.join(", ")),
     }
 }
 
