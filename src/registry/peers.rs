@@ -16,7 +16,6 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -52,8 +51,8 @@ pub struct Peers {
     /// Held while a list of all nodes is made, so that there is one at a time. The last one is kept for callers that
     /// wait.
     listing: tokio::sync::Mutex<Option<CachedNodeList>>,
-    /// Number of callers that wait for a list.
-    listing_waiters: AtomicUsize,
+    /// Cloned by each caller that waits for a list.
+    listing_waiters: Arc<()>,
     /// The loads that peers have reported, and when.
     loads: Mutex<HashMap<Instance, (Load, Instant)>>,
 }
@@ -91,7 +90,7 @@ impl Peers {
             questions: Questions::default(),
             pages: Questions::default(),
             listing: tokio::sync::Mutex::default(),
-            listing_waiters: AtomicUsize::new(0),
+            listing_waiters: Arc::default(),
             loads: Mutex::default(),
         });
         let first = addresses.borrow().clone();

@@ -1,8 +1,6 @@
 //! The nodes of all servers, listed for operators. Peers are asked only while somebody waits for the list.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -44,7 +42,7 @@ impl Peers {
     /// requests. Cancel safe.
     pub async fn list_nodes(&self) -> Arc<[PeerNodes]> {
         let called = Instant::now();
-        let waiter = WaiterGuard::new(&self.listing_waiters);
+        let waiter = self.listing_waiters.clone();
         let mut last = self.listing.lock().await;
         drop(waiter);
         let known = last.take().filter(|last| last.began >= called);
@@ -58,7 +56,7 @@ impl Peers {
             }
         };
         let nodes = list.nodes.clone();
-        *last = Some(list).filter(|_| self.listing_waiters.load(SeqCst) > 0);
+        *last = Some(list).filter(|_| Arc::strong_count(&self.listing_waiters) > 1);
         nodes
     }
 
@@ -117,22 +115,6 @@ impl Peers {
 pub(crate) struct CachedNodeList {
     began: Instant,
     nodes: Arc<[PeerNodes]>,
-}
-
-/// A guard that counts a caller as waiting.
-struct WaiterGuard<'a>(&'a AtomicUsize);
-
-impl<'a> WaiterGuard<'a> {
-    fn new(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, SeqCst);
-        Self(count)
-    }
-}
-
-impl Drop for WaiterGuard<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, SeqCst);
-    }
 }
 
 /// Maximum number of nodes of all peers in a list.
