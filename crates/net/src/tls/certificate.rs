@@ -1,6 +1,5 @@
 //! Certificates: their names, their expiry, and errors that clients would only report as "bad certificate".
 
-use std::fmt;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
@@ -140,7 +139,8 @@ pub struct CertificateSummary {
 
 /// The reason why some or all clients reject a certificate. Displays as a text that follows the file's name, with a
 /// hint.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{found}; {hint}")]
 pub struct CertificateWarning {
     /// The property that it concerns.
     pub about: CertWarningKind,
@@ -159,12 +159,6 @@ pub enum CertWarningKind {
     Dates,
     /// It is not valid yet, or this machine's clock is wrong.
     Clock,
-}
-
-impl fmt::Display for CertificateWarning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; {}", self.found, self.hint)
-    }
 }
 
 /// Summarises a server's certificate and its problems.
