@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpStream;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::info_span;
@@ -172,6 +172,8 @@ pub(crate) struct ListenerDeps {
     pub(crate) stopping: CancellationToken,
     /// The accept loops of a listener. They end once the drain of `context` starts, and with them its ports close.
     pub(crate) accepting: TaskTracker,
+    /// Holds a token while clients are redirected to a port, which must not close before.
+    pub(crate) redirecting: TaskTracker,
     /// Ends once no session needs a link any more.
     pub(crate) links: Drain,
     /// Reloads files when they change.
@@ -190,12 +192,9 @@ pub(crate) struct BoundListener {
     pub(crate) at: Option<SocketAddr>,
     /// Its address or path, for messages.
     pub(crate) shown: String,
-    /// Starts serving. Returns a receiver if the server must wait for it before it closes the port.
-    pub(crate) spawn: ListenerStart,
+    /// Starts serving.
+    pub(crate) spawn: Box<dyn FnOnce(&ListenerDeps) + Send>,
 }
-
-/// Starts serving. The receiver is notified once no more clients are redirected to the port.
-type ListenerStart = Box<dyn FnOnce(&ListenerDeps) -> Option<oneshot::Receiver<()>> + Send>;
 
 impl BoundListener {
     /// Returns a listener on a TCP port, served by `protocol`.
@@ -242,29 +241,15 @@ impl BoundListener {
         P: ListenerProtocol<L::AnyStream>,
     {
         let shown = listener.at().to_string();
-        let spawn: ListenerStart = Box::new(move |deps| {
+        let spawn = Box::new(move |deps: &ListenerDeps| {
             let (proxies, protocol) = (access.proxies(), protocol(deps));
             let policy = access.policy(Some(deps.zone.clone()));
             let context = ListenerContext { listener: name, policy, ..deps.context.clone() };
             let serving =
                 deps.accepting.track_future(client_handler::run(protocol, listener, proxies, context));
             deps.context.drain.spawn(info_span!("clients", listener = name), serving);
-            None
         });
         Self { name, at: None, shown, spawn }
-    }
-
-    /// Also starts `more`, and the server waits for its receiver before it closes the port.
-    pub(crate) fn and_then(
-        self,
-        more: impl FnOnce(&ListenerDeps) -> oneshot::Receiver<()> + Send + 'static,
-    ) -> Self {
-        let Self { name, at, shown, spawn } = self;
-        let spawn: ListenerStart = Box::new(move |deps| {
-            spawn(deps);
-            Some(more(deps))
-        });
-        Self { name, at, shown, spawn }
     }
 }
 

@@ -27,7 +27,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use rustix::system::uname;
-use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
+use tokio::sync::{Mutex, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, info_span, warn};
@@ -119,8 +119,6 @@ pub struct Server {
     context: Arc<ServerContext>,
     listeners: Arc<Mutex<OpenListeners>>,
     listener_policies: ListenerPolicies,
-    /// Each completes once no more clients are redirected to a listener.
-    redirects: Vec<oneshot::Receiver<()>>,
     drain_timeout: Duration,
 }
 
@@ -186,6 +184,8 @@ pub(crate) struct ServerContext {
     pub(crate) certificates: MonitoredCertificates,
     /// Cancelled when the server begins to stop; no call is accepted from then on.
     pub(crate) stopping: CancellationToken,
+    /// Holds a token while clients are redirected to a listener.
+    pub(crate) redirecting: TaskTracker,
     pub(crate) drains: Drains,
 }
 
@@ -219,7 +219,7 @@ impl Server {
         let listener_policies = policies.policies();
         let deps = context.listener_deps(&settings);
         let mut open = OpenListeners::new(deps, policies, settings.tls.clone(), other_ports);
-        let redirects = open.serve(listeners);
+        open.serve(listeners);
         registry::spawn_publisher(&settings, &files, &context, bound.grpc.port());
         context.spawn_admin(&settings, admin_ports, viewers, level, bound.grpc);
         load::spawn_balance(&context, &settings);
@@ -237,7 +237,6 @@ impl Server {
             context,
             listeners: Arc::new(Mutex::new(open)),
             listener_policies,
-            redirects,
             drain_timeout: settings.session.drain_timeout,
             settings: Arc::new(settings),
         })
@@ -390,6 +389,7 @@ impl ServerContext {
             watcher: FileWatcher::new(&drains.links),
             certificates: MonitoredCertificates::default(),
             stopping: CancellationToken::new(),
+            redirecting: TaskTracker::new(),
             drains,
         };
         let (users, zone) = (prepared.users.clone(), context.zone.clone());
@@ -451,6 +451,7 @@ impl ServerContext {
             readiness: self.readiness.clone(),
             stopping: self.stopping.clone(),
             accepting: TaskTracker::new(),
+            redirecting: self.redirecting.clone(),
             links: self.drains.links.clone(),
             files: self.watcher.clone(),
             resume_timeout: settings.session.resume_timeout,

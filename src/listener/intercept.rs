@@ -6,12 +6,11 @@ mod node_searches;
 mod presence;
 mod reconciler;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use bytes::Bytes;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
@@ -28,7 +27,7 @@ use crate::config::{self, Environment};
 use crate::intercept::{InterceptError, InterceptRules, NftTable, original_destination};
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
-use crate::listener::intercept::reconciler::PreparedIntercept;
+use crate::listener::intercept::presence::InterceptedAddresses;
 use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, single};
 use crate::registry::node_not_found::NodeNotFound;
 use crate::route::RouteError;
@@ -231,21 +230,18 @@ impl ListenerConfig for InterceptConfig {
             }
         };
         mark::set(self.mark.mark);
-        let intercepted = Arc::new(NodesByAddress::default());
-        let mut prepared =
-            Some(PreparedIntercept { table, intercepted: intercepted.clone(), settings: self.clone() });
+        let intercepted = Arc::new(InterceptedAddresses::default());
+        // The first port starts the interception for all.
+        let mut prepared = Some((table, self.clone()));
         let all = [Some(listeners.v4), listeners.v6, listeners.forwarded].into_iter().flatten();
         let ports = all.map(|listener| {
-            let intercepted = intercepted.clone();
-            let port = BoundListener::tcp(KIND.name, listener, access.clone(), move |deps| Intercept {
-                intercepted,
-                ports: deps.ports.clone(),
-            });
-            // The first port starts the interception for all.
-            match prepared.take() {
-                Some(prepared) => port.and_then(move |deps| prepared.spawn(deps)),
-                None => port,
-            }
+            let (intercepted, prepared) = (intercepted.clone(), prepared.take());
+            BoundListener::tcp(KIND.name, listener, access.clone(), move |deps| {
+                if let Some((table, settings)) = prepared {
+                    reconciler::spawn(table, intercepted.clone(), settings, deps);
+                }
+                Intercept { intercepted, ports: deps.ports.clone() }
+            })
         });
         Ok(ports.collect())
     }
@@ -325,35 +321,19 @@ const KEY: &str = "server.intercept";
 
 /// A listener to which the kernel redirects connections meant for nodes.
 #[derive(Debug)]
-pub struct Intercept {
-    /// The nodes with intercepted addresses.
-    pub intercepted: Arc<NodesByAddress>,
+struct Intercept {
+    intercepted: Arc<InterceptedAddresses>,
     /// The ports that are served on the nodes' loopback.
-    pub ports: watch::Receiver<ConfigMapPorts>,
+    ports: watch::Receiver<ConfigMapPorts>,
 }
 
-/// The currently intercepted addresses and their nodes.
-#[derive(Debug, Default)]
-pub struct NodesByAddress(ArcSwap<HashMap<IpAddr, InterceptedNode>>);
-
-/// The node that an intercepted address belongs to, in [`NodesByAddress`].
+/// The node that an intercepted address belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InterceptedNode {
+struct InterceptedNode {
     /// The node.
-    pub node: NodeName,
+    node: NodeName,
     /// Time of the node's disconnection, if it is connected to no server. Its connections are then refused at once.
-    pub left: Option<Instant>,
-}
-
-impl NodesByAddress {
-    /// Replaces the intercepted addresses.
-    pub fn set(&self, nodes: HashMap<IpAddr, InterceptedNode>) {
-        self.0.store(Arc::new(nodes));
-    }
-
-    fn node(&self, ip: IpAddr) -> Option<InterceptedNode> {
-        self.0.load().get(&ip).cloned()
-    }
+    left: Option<Instant>,
 }
 
 impl InterceptedNode {
@@ -382,7 +362,7 @@ impl Intercept {
         if here.is_ok_and(|here| here == meant) {
             return Err("not_redirected");
         }
-        let node = self.intercepted.node(meant.ip()).ok_or("not_a_nodes_address")?;
+        let node = self.intercepted.nodes().get(&meant.ip()).cloned().ok_or("not_a_nodes_address")?;
         let target = at(&node.node, meant, self.ports.borrow().is_on_loopback(meant.port()));
         Ok((node, target))
     }
@@ -449,14 +429,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_intercepted_node_that_disconnected_is_denied_with_its_last_seen_time() {
-        let intercepted = NodesByAddress::default();
-        let ip = IpAddr::from([10, 0, 0, 7]);
-        intercepted
-            .set(HashMap::from([(ip, InterceptedNode { node: node("edge7"), left: Some(Instant::now()) })]));
+        let intercepted = InterceptedNode { node: node("edge7"), left: Some(Instant::now()) };
         tokio::time::advance(Duration::from_secs(3)).await;
-        let denial = intercepted.node(ip).unwrap().reachable().unwrap_err();
+        let denial = intercepted.reachable().unwrap_err();
         assert_eq!(denial.to_string(), "node edge7 is not connected, last seen 3s ago");
         assert_eq!(InterceptedNode { node: node("edge7"), left: None }.reachable().unwrap(), node("edge7"));
-        assert_eq!(intercepted.node([10, 0, 0, 8].into()), None);
     }
 }

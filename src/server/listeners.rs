@@ -3,7 +3,6 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use tokio::sync::oneshot;
 use tokio_util::task::TaskTracker;
 use tracing::info;
 
@@ -73,19 +72,17 @@ impl OpenListeners {
         Self { deps, policies, tls, other_ports, open: Vec::new() }
     }
 
-    /// Serves clients. Each receiver is notified once no more clients are redirected to a listener.
-    pub(crate) fn serve(&mut self, prepared: Vec<PreparedListener>) -> Vec<oneshot::Receiver<()>> {
+    /// Serves clients.
+    pub(crate) fn serve(&mut self, prepared: Vec<PreparedListener>) {
         self.policies.watch(&self.deps.files);
-        let mut redirects = Vec::new();
         for PreparedListener { table, requested, ports } in prepared {
             let (drain, accepting) = (self.deps.context.drain.child(), TaskTracker::new());
             let context = ListenerContext { drain: drain.clone(), ..self.deps.context.clone() };
             let deps = ListenerDeps { context, accepting: accepting.clone(), ..self.deps.clone() };
             log_open(&ports);
-            redirects.extend(ports.into_iter().filter_map(|port| (port.spawn)(&deps)));
+            ports.into_iter().for_each(|port| (port.spawn)(&deps));
             self.open.push(OpenListener { table, requested, drain, accepting });
         }
-        redirects
     }
 
     /// Opens the listeners that these tables add, and closes those that they no longer have. A listener with other
@@ -129,7 +126,6 @@ impl OpenListeners {
                 (Err(errors), again)
             }
         };
-        // Only a listener that is not live has redirects.
         self.serve(next);
         result
     }

@@ -4,7 +4,6 @@ use std::future::Future;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
@@ -19,7 +18,8 @@ impl Server {
     /// clients for a moment, until balancers notice. Then it closes its listeners, and waits for sessions until the
     /// deadline or until `at_once` completes.
     pub async fn shutdown(self, at_once: impl Future<Output = ()>) -> Drained {
-        let ServerContext { registry, user_links, finder, readiness, stopping, drains, .. } = &*self.context;
+        let ServerContext { registry, user_links, finder, readiness, stopping, redirecting, drains, .. } =
+            &*self.context;
         let Drains { clients, publisher, links, admin } = drains;
         let (at_once, deadline) = (at_once.shared(), self.drain_timeout);
         let until = Instant::now() + deadline;
@@ -31,7 +31,8 @@ impl Server {
         registry.drain_all();
         user_links.drain_all();
         // From then on, traffic to nodes goes there directly, not to a listener that is about to close.
-        let _ = timeout(CLOSE_TIMEOUT.min(deadline), join_all(self.redirects)).await;
+        redirecting.close();
+        let _ = timeout(CLOSE_TIMEOUT.min(deadline), redirecting.wait()).await;
         if self.context.peers.is_some() {
             tokio::select! {
                 () = sleep(LISTEN_GRACE.min(deadline / 4)) => {}

@@ -5,59 +5,58 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::{debug, error, info, info_span, warn};
 
 use crate::intercept::rules::InterceptSets;
 use crate::intercept::{InterceptError, NftTable};
 use crate::listener::ListenerDeps;
+use crate::listener::intercept::InterceptConfig;
 use crate::listener::intercept::claim_log::ClaimLog;
 use crate::listener::intercept::node_searches::NodeDiscovery;
 use crate::listener::intercept::presence::InterceptedAddresses;
-use crate::listener::intercept::{InterceptConfig, NodesByAddress};
 use tunnel_base::addresses::owners::{AddressClaim, ClaimRejectReason, ClaimSource, RejectedClaim};
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::off_limits::is_off_limits;
 use tunnel_net::interfaces::LocalAddresses;
 
-/// The prepared table, and the listeners' lookup of intercepted nodes.
-#[derive(Debug)]
-pub(super) struct PreparedIntercept {
-    pub(super) table: NftTable,
-    pub(super) intercepted: Arc<NodesByAddress>,
-    pub(super) settings: InterceptConfig,
-}
-
-impl PreparedIntercept {
-    /// Intercepts until the server begins to stop. The receiver is notified once nothing is intercepted.
-    pub(super) fn spawn(self, deps: &ListenerDeps) -> oneshot::Receiver<()> {
-        let Self { table, intercepted, settings } = self;
-        if !deps.uses_kubernetes && !settings.trust_edge_addresses {
-            info!(
-                hint =
-                    "list addresses in the token file, or set server.intercept.trust_edge_addresses = true",
-                "addresses claimed by edges are ignored without Kubernetes"
-            );
-        }
-        let (done, emptied) = oneshot::channel();
-        let own =
-            LocalAddresses::of_interfaces(settings.host_ip.into_iter().chain(settings.pod_ip).collect());
-        let reconciler = NftReconciler::new(table, intercepted, settings, own, deps.clone());
-        deps.links.spawn(info_span!("intercept"), reconciler.run(done));
-        emptied
+/// Intercepts until the server begins to stop. `redirecting` waits until nothing is intercepted.
+pub(super) fn spawn(
+    table: NftTable,
+    presence: Arc<InterceptedAddresses>,
+    settings: InterceptConfig,
+    deps: &ListenerDeps,
+) {
+    if !deps.uses_kubernetes && !settings.trust_edge_addresses {
+        info!(
+            hint = "list addresses in the token file, or set server.intercept.trust_edge_addresses = true",
+            "addresses claimed by edges are ignored without Kubernetes"
+        );
     }
+    let reconciler = NftReconciler {
+        table,
+        own: LocalAddresses::of_interfaces(settings.host_ip.into_iter().chain(settings.pod_ip).collect()),
+        settings,
+        deps: deps.clone(),
+        presence,
+        seeker: NodeDiscovery::new(),
+        claim_log: ClaimLog::default(),
+        ports: BTreeSet::new(),
+        kept: None,
+    };
+    deps.links.spawn(info_span!("intercept"), reconciler.run(deps.redirecting.token()));
 }
 
 /// The only task that writes the table.
-pub(super) struct NftReconciler {
+struct NftReconciler {
     table: NftTable,
-    intercepted: Arc<NodesByAddress>,
     settings: InterceptConfig,
     /// The addresses of this host.
     own: LocalAddresses,
     deps: ListenerDeps,
-    presence: InterceptedAddresses,
+    presence: Arc<InterceptedAddresses>,
     seeker: NodeDiscovery,
     claim_log: ClaimLog,
     /// The intercepted ports.
@@ -67,28 +66,15 @@ pub(super) struct NftReconciler {
 }
 
 impl NftReconciler {
-    pub(super) fn new(
-        table: NftTable,
-        intercepted: Arc<NodesByAddress>,
-        settings: InterceptConfig,
-        own: LocalAddresses,
-        deps: ListenerDeps,
-    ) -> Self {
-        let (presence, seeker, claim_log, ports) =
-            (InterceptedAddresses::default(), NodeDiscovery::new(), ClaimLog::default(), BTreeSet::new());
-        Self { table, intercepted, settings, own, deps, presence, seeker, claim_log, ports, kept: None }
-    }
-
-    /// Intercepts until the server begins to stop, then empties the table and notifies `emptied`. Deletes the table
+    /// Intercepts until the server begins to stop, then empties the table and drops `redirecting`. Deletes the table
     /// once no session needs it.
-    pub(super) async fn run(mut self, emptied: oneshot::Sender<()>) {
+    async fn run(mut self, redirecting: TaskTrackerToken) {
         let (links, stopping) = (self.deps.links.clone(), self.deps.stopping.clone());
         let mut changes = self.deps.registry.subscribe();
         let mut pace = Debounce::new();
         while !stopping.is_cancelled() {
             let changed = self.refresh_addresses();
             if changed || self.kept.is_none_or(|at| at.elapsed() >= PORT_REFRESH_INTERVAL) {
-                self.intercepted.set(self.presence.nodes().clone());
                 let nodes = self.presence.nodes().keys().copied().collect();
                 let kept = self.table.sync(&InterceptSets { nodes, ports: self.ports.clone() }).await;
                 self.record_result(kept);
@@ -101,8 +87,7 @@ impl NftReconciler {
         let emptying = self.table.sync(&InterceptSets::default()).await;
         self.record_result(emptying);
         info!("interception stopped");
-        // The receiver is missing if the start was aborted.
-        let _ = emptied.send(());
+        drop(redirecting);
         links.draining().await;
         self.table.delete().await;
     }
@@ -129,9 +114,8 @@ impl NftReconciler {
             refuses(ip).or_else(|| self.deps.context.addresses.refusal(&claim)).is_some()
         };
         let mut knows = HashMap::new();
-        for node in
-            holders.nodes.values().chain(self.presence.nodes().values().map(|intercepted| &intercepted.node))
-        {
+        let intercepted = self.presence.nodes();
+        for node in holders.nodes.values().chain(intercepted.values().map(|intercepted| &intercepted.node)) {
             if !knows.contains_key(node) {
                 knows.insert(node.clone(), self.deps.finder.knows(node));
             }
