@@ -150,6 +150,7 @@ impl Edge {
             long_heads: long_heads(true),
             pool,
             route: self.route.clone(),
+            zone: Arc::default(),
             addresses: Arc::default(),
             direct: None,
             uplink: Some(UplinkRouting::Edge { node: settings.uplink.node.clone(), nodes }),

@@ -50,7 +50,6 @@ use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::addresses::owners::AddressClaim;
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ConfigMapPorts;
-use tunnel_base::policy::zone::NodeZone;
 use tunnel_net::listen::{Accept, TcpListenSocket};
 use tunnel_net::reload::{FileWatcher, ReloadedValue};
 use tunnel_net::tls::client_certificate::ServerTls;
@@ -157,8 +156,6 @@ pub(crate) struct ListenerSetup<'a> {
 pub(crate) struct ListenerDeps {
     /// The context of a listener, without its access policy.
     pub(crate) context: ListenerContext,
-    /// The zone in which nodes have a second name.
-    pub(crate) zone: Arc<NodeZone>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) finder: Arc<Finder>,
     /// The peers; `None` if this server has none.
@@ -242,8 +239,7 @@ impl BoundListener {
     {
         let shown = listener.at().to_string();
         let spawn = Box::new(move |deps: &ListenerDeps| {
-            let (proxies, protocol) = (access.proxies(), protocol(deps));
-            let policy = access.policy(Some(deps.zone.clone()));
+            let (ListenerAccess { proxies, policy }, protocol) = (access, protocol(deps));
             let context = ListenerContext { listener: name, policy, ..deps.context.clone() };
             let serving =
                 deps.accepting.track_future(client_handler::run(protocol, listener, proxies, context));

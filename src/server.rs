@@ -392,8 +392,7 @@ impl ServerContext {
             redirecting: TaskTracker::new(),
             drains,
         };
-        let (users, zone) = (prepared.users.clone(), context.zone.clone());
-        context.user_links = UserLinks::new(users, zone, context.listener_context());
+        context.user_links = UserLinks::new(prepared.users.clone(), context.listener_context());
         (context, dialled_links)
     }
 
@@ -407,6 +406,7 @@ impl ServerContext {
             long_heads: long_heads(false),
             pool: self.pool.clone(),
             route: self.route.clone(),
+            zone: self.zone.clone(),
             addresses: self.cluster.addresses.clone(),
             direct: Some(self.direct.clone()),
             uplink: None,
@@ -442,7 +442,6 @@ impl ServerContext {
         let edge_links = self.edge_links.clone();
         ListenerDeps {
             context: self.listener_context(),
-            zone: self.zone.clone(),
             registry: self.registry.clone(),
             finder: self.finder.clone(),
             peers: self.peers.clone(),

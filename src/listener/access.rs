@@ -21,7 +21,6 @@ use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::auth::{PasswordChecker, Users};
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_base::policy::Networks;
-use tunnel_base::policy::zone::NodeZone;
 use tunnel_net::reload::{FileWatcher, ReloadedValue};
 use tunnel_net::tls::client_certificate::ClientCertificate;
 
@@ -47,8 +46,10 @@ type KeyedPolicy = (String, Weak<ArcSwap<AccessPolicy>>);
 /// Access to one port, with the lists and files that decide it.
 #[derive(Debug, Clone)]
 pub struct ListenerAccess {
-    proxies: Networks,
-    policy: Arc<ArcSwap<AccessPolicy>>,
+    /// The networks of load balancers in front of the port.
+    pub proxies: Networks,
+    /// The access policy, which follows the settings.
+    pub policy: Arc<ArcSwap<AccessPolicy>>,
 }
 
 impl AccessPolicyBuilder {
@@ -64,8 +65,7 @@ impl AccessPolicyBuilder {
             ClientAuthConfig::Basic { users, key } => Some(self.logins(users, key, startup)?),
         };
         let AccessConfig { proxy_protocol, allow_from, rules, names, .. } = access.clone();
-        let policy =
-            Arc::new(ArcSwap::from_pointee(AccessPolicy { allow_from, logins, names, rules, zone: None }));
+        let policy = Arc::new(ArcSwap::from_pointee(AccessPolicy { allow_from, logins, names, rules }));
         let mut policies = self.policies.0.lock();
         policies.retain(|(_, policy)| policy.strong_count() > 0);
         policies.push((table.to_owned(), Arc::downgrade(&policy)));
@@ -106,7 +106,7 @@ impl AccessPolicyBuilder {
         if !has_passwords && tls.as_ref().is_none_or(|tls| tls.client_ca.is_none()) {
             return Ok(None);
         }
-        let policy = self.prepare(table, access, startup)?.policy(None);
+        let policy = self.prepare(table, access, startup)?.policy;
         let user = move |certificate: Option<ClientCertificate>, head: HeaderMap, from| -> UserFuture {
             let policy = policy.load_full();
             // The policy reads the credentials for proxies; a browser sends the same ones to a server.
@@ -172,20 +172,5 @@ impl ListenerPolicies {
                 info!(listener = table, "access policy reloaded");
             }
         }
-    }
-}
-
-impl ListenerAccess {
-    /// Returns the networks of load balancers in front of the port.
-    pub fn proxies(&self) -> Networks {
-        self.proxies.clone()
-    }
-
-    /// Returns the access policy of a listener, which follows the settings. `zone` is the zone in which nodes have a
-    /// second name.
-    pub fn policy(self, zone: Option<Arc<NodeZone>>) -> Arc<ArcSwap<AccessPolicy>> {
-        let policy = AccessPolicy { zone, ..AccessPolicy::clone(&self.policy.load()) };
-        self.policy.store(Arc::new(policy));
-        self.policy
     }
 }

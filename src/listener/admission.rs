@@ -87,6 +87,8 @@ pub struct ListenerContext {
     pub pool: BufferPool,
     /// Router that opens sessions.
     pub route: SessionRouter,
+    /// Zone in which nodes have a second name.
+    pub zone: Arc<NodeZone>,
     /// Address book that finds the node of an address, a pod or a Service.
     pub addresses: Arc<AddressBook>,
     /// Dialer for targets at no node. `None` means that this process dials no target.
@@ -142,8 +144,6 @@ pub struct AccessPolicy {
     pub names: Vec<CertificateGlob>,
     /// The users and networks that may reach each node and port.
     pub rules: Rules,
-    /// The DNS zone in which nodes have a second name. `None` means that only their own names are accepted.
-    pub zone: Option<Arc<NodeZone>>,
 }
 
 impl AccessPolicy {
@@ -204,14 +204,6 @@ impl AccessPolicy {
         }
         let who = user.unwrap_or("you");
         Err(Denial::Forbidden(format!("no rule lets {who} reach port {port} of node {node}")))
-    }
-
-    /// Returns the node for a name from a client, which may be the node's own name or its name in the zone.
-    pub(crate) fn own_name(&self, name: NodeName) -> NodeName {
-        match &self.zone {
-            Some(zone) => zone.node(name),
-            None => name,
-        }
     }
 }
 
@@ -474,7 +466,7 @@ impl Admission {
         let user = access.user.clone();
         let judge = |node: &_, port| policy.authorize(user.as_deref(), from, node, port);
         let may = |node: &_, port| judge(node, port).is_ok();
-        let mut destination = self.destination(&policy, node, target, may)?;
+        let mut destination = self.destination(node, target, may)?;
         let (node, port) = (destination.node.clone(), destination.target.port);
         access.node = Some(node.clone());
         judge(&node, port)?;
@@ -487,7 +479,6 @@ impl Admission {
     /// belongs to no known node may be a node's name, if the client `may` reach that node.
     fn destination(
         &self,
-        policy: &AccessPolicy,
         node: Option<NodeName>,
         target: Target,
         may: impl Fn(&NodeName, u16) -> bool,
@@ -499,12 +490,12 @@ impl Admission {
         let all =
             self.category == SessionCategory::Egress && matches!(self.proof, ClientIdentity::Certificate(_));
         if let Some(node) = node {
-            return Ok(Destination { all, ..Destination::at(policy.own_name(node), target) });
+            return Ok(Destination { all, ..Destination::at(self.context.zone.node(node), target) });
         }
         let requested = match (&target.host, target.host.node()) {
             // Replace a name in the zone by the node's own name, which the edge knows.
             (Host::Name(_), Some(name)) => {
-                Target { host: policy.own_name(name).as_str().parse()?, port: target.port }
+                Target { host: self.context.zone.node(name).as_str().parse()?, port: target.port }
             }
             _ => target.clone(),
         };

@@ -253,7 +253,7 @@ impl<C: NodePortConnection> ListenerProtocol<C> for NodePort {
                 server_name: server_name.as_deref(),
                 trusted: policy.is_trusted_proxy(&proof, from),
                 default_port,
-                policy: &policy,
+                zone: &context.zone,
                 addresses: &context.addresses,
             };
             let (node, target) = self.place(head, &requester)?.ok_or_else(unnamed)?;

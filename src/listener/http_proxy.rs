@@ -195,11 +195,10 @@ impl EdgeProxy {
 
     /// Starts serving clients until the drain of `context` begins. Returns the access policy, which can be reloaded.
     pub(crate) fn spawn(self, context: ListenerContext, files: &FileWatcher) -> ListenerPolicies {
-        let Self { listener, access, mut policies } = self;
-        let proxies = access.proxies();
+        let Self { listener, access: ListenerAccess { proxies, policy }, mut policies } = self;
         info!(local_addr = %listener.at(), "HTTP proxy started");
         policies.watch(files);
-        let context = ListenerContext { listener: KIND.name, policy: access.policy(None), ..context };
+        let context = ListenerContext { listener: KIND.name, policy, ..context };
         let drain = context.drain.clone();
         drain
             .spawn(info_span!("clients"), client_handler::run(HttpProxyProtocol, listener, proxies, context));

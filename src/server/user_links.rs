@@ -16,7 +16,6 @@ use crate::server::link_denial::LinkDenial;
 use crate::session_io::grants::SessionSubject;
 use tunnel_base::metrics::label_values::DENIALS;
 use tunnel_base::names::{NameError, UserDevice, UserName};
-use tunnel_base::policy::zone::NodeZone;
 use tunnel_link::grpc::accept::{Call, CallRejection, CallerCertificate};
 use tunnel_link::sender::LinkSender;
 use tunnel_net::limiter::{FairLimiter, Permit, PermitLimits};
@@ -53,9 +52,8 @@ struct UserLink {
 
 impl UserLinks {
     /// Accepts links of users with `access`, or none.
-    pub(crate) fn new(access: Option<ListenerAccess>, zone: Arc<NodeZone>, context: ListenerContext) -> Self {
-        let context = access.map(|access| {
-            let policy = access.policy(Some(zone));
+    pub(crate) fn new(access: Option<ListenerAccess>, context: ListenerContext) -> Self {
+        let context = access.map(|ListenerAccess { policy, .. }| {
             context.metrics.sessions.expose(LISTENER, &DENIALS);
             Arc::new(ListenerContext { listener: LISTENER, policy, ..context })
         });

@@ -60,6 +60,7 @@ impl UserProxy {
             long_heads: long_heads(true),
             pool: links.pool.clone(),
             route: links.route.clone(),
+            zone: Arc::default(),
             addresses: Arc::default(),
             direct: None,
             uplink: Some(UplinkRouting::User),

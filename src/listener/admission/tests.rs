@@ -92,6 +92,7 @@ pub(crate) fn context(
         long_heads: heads::long_heads(false),
         pool: BufferPool::new(),
         route: SessionRouter::from_edge(uplinks, table, time, time),
+        zone: Arc::default(),
         addresses: Arc::default(),
         direct: None,
         uplink: None,
@@ -444,7 +445,8 @@ async fn a_request_at_an_edge_that_just_lost_its_link_waits_for_the_next() {
 #[tokio::test]
 async fn a_request_may_name_its_node_separately_from_the_target() {
     let zone = NodeZone::new("nodes.test".into(), Vec::new(), |_: &NodeName| false);
-    let context = unlinked(AccessPolicy { zone: Some(Arc::new(zone)), ..AccessPolicy::default() });
+    let context = ListenerContext::clone(&unlinked(AccessPolicy::default()));
+    let context = Arc::new(ListenerContext { zone: Arc::new(zone), ..context });
     for node in ["node1", "node1.nodes.test"] {
         let request = OpenRequest { node: node.parse().ok(), ..open_request("127.0.0.1:6443").unwrap() };
         let (checked, access) = check(&context, ClientIdentity::None, Ok(request)).await;

@@ -17,6 +17,7 @@ use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::canonical_ip;
 use tunnel_base::policy::off_limits::is_off_limits;
 use tunnel_base::policy::ports::{KUBELET, PortTarget};
+use tunnel_base::policy::zone::NodeZone;
 
 /// What routing needs besides the request's head, at a node port with or without TLS.
 pub(crate) struct RequestRoutingContext<'a> {
@@ -26,7 +27,8 @@ pub(crate) struct RequestRoutingContext<'a> {
     pub(crate) trusted: bool,
     /// The port for a Host header without one.
     pub(crate) default_port: u16,
-    pub(crate) policy: &'a AccessPolicy,
+    /// The zone in which nodes have a second name.
+    pub(crate) zone: &'a NodeZone,
     pub(crate) addresses: &'a AddressBook,
 }
 
@@ -133,7 +135,7 @@ impl NodePort {
         requester: &RequestRoutingContext<'_>,
     ) -> Result<NodeName, Denial> {
         let Host::Ip(ip) = tunnel_host.host else {
-            return Ok(requester.policy.own_name(tunnel_host.host.to_string().parse()?));
+            return Ok(requester.zone.node(tunnel_host.host.to_string().parse()?));
         };
         let known = requester.addresses.node_at(ip)?.map(|(node, _)| node);
         known.or_else(|| self.finder.node_named_by_address(&tunnel_host.host)).ok_or_else(|| {
@@ -179,7 +181,7 @@ impl NodePort {
 impl RequestRoutingContext<'_> {
     /// Returns the node of that name, which may be a name in the zone.
     fn node_by_name(&self, host: &Host) -> Option<NodeName> {
-        host.node().map(|name| self.policy.own_name(name))
+        host.node().map(|name| self.zone.node(name))
     }
 
     /// Returns the address to dial at the node, and whether it is the node's own. Returns `None` for any address of the

@@ -35,6 +35,13 @@ pub enum DnsNameError {
     Foreign,
 }
 
+impl Default for NodeZone {
+    /// No zone: nodes have only their own names.
+    fn default() -> Self {
+        Self::new(String::new(), Vec::new(), |_| false)
+    }
+}
+
 impl NodeZone {
     /// Creates a zone. `suffix` is lower case, without leading or trailing dots, and may be empty. Then `vouched`
     /// returns true for names of several labels that are known to be nodes', in addition to names that match

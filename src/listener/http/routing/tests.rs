@@ -35,7 +35,7 @@ fn with(headers: &[(&HeaderName, &str)]) -> Parts {
 struct Site {
     finder: Arc<Finder>,
     addresses: AddressBook,
-    policy: AccessPolicy,
+    zone: NodeZone,
 }
 
 impl Site {
@@ -65,8 +65,7 @@ impl Site {
             }
         });
         let zone = NodeZone::new("nodes.test".into(), Vec::new(), |_| false);
-        let policy = AccessPolicy { zone: Some(Arc::new(zone)), ..AccessPolicy::default() };
-        Self { finder: Finder::without_peers(registry, Instance::random()), addresses, policy }
+        Self { finder: Finder::without_peers(registry, Instance::random()), addresses, zone }
     }
 
     /// Returns the route of a request as `target at node`, `-` if it names no node, or the denial.
@@ -79,8 +78,8 @@ impl Site {
             finder: self.finder.clone(),
             ports,
         };
-        let (policy, addresses) = (&self.policy, &self.addresses);
-        let requester = RequestRoutingContext { server_name, trusted, default_port: 80, policy, addresses };
+        let (zone, addresses) = (&self.zone, &self.addresses);
+        let requester = RequestRoutingContext { server_name, trusted, default_port: 80, zone, addresses };
         match port.place(head, &requester) {
             Ok(Some((node, target))) => format!("{target} at {}", node.as_str().to_lowercase()),
             Ok(None) => "-".to_owned(),
