@@ -98,9 +98,6 @@ pub(crate) fn single<T: ListenerConfig>(listener: Option<T>) -> Vec<Arc<dyn List
 
 /// The settings of a configured listener: those of one table.
 pub(crate) trait ListenerConfig: Any + fmt::Debug + Send + Sync {
-    /// Returns the name of its kind.
-    fn name(&self) -> &'static str;
-
     /// Returns the files that it reads, except those of its access rules.
     fn files(&self) -> Vec<NamedFile> {
         Vec::new()

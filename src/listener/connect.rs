@@ -113,10 +113,6 @@ fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig
 }
 
 impl ListenerConfig for ConnectConfig {
-    fn name(&self) -> &'static str {
-        KIND.name
-    }
-
     fn files(&self) -> Vec<NamedFile> {
         self.tls.iter().flat_map(ListenerTlsConfig::files).collect()
     }

@@ -82,10 +82,6 @@ pub(crate) const KIND: ListenerKind = ListenerKind {
 };
 
 impl ListenerConfig for EgressConfig {
-    fn name(&self) -> &'static str {
-        KIND.name
-    }
-
     fn files(&self) -> Vec<NamedFile> {
         match self {
             Self::Port { certificates, .. } => certificates.files(),

@@ -134,10 +134,6 @@ pub(crate) fn warn_if_open(
 }
 
 impl ListenerConfig for HttpConfig {
-    fn name(&self) -> &'static str {
-        KIND.name
-    }
-
     fn access(&self) -> (&str, &AccessConfig) {
         ("server.http", &self.access)
     }

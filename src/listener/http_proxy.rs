@@ -107,10 +107,6 @@ fn check_superedge_variables(access: &AccessConfig, env: &Environment, report: &
 }
 
 impl ListenerConfig for HttpProxyConfig {
-    fn name(&self) -> &'static str {
-        KIND.name
-    }
-
     fn files(&self) -> Vec<NamedFile> {
         self.tls.iter().flat_map(ListenerTlsConfig::files).collect()
     }

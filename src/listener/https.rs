@@ -244,10 +244,6 @@ fn target_identity(
 }
 
 impl ListenerConfig for HttpsConfig {
-    fn name(&self) -> &'static str {
-        KIND.name
-    }
-
     fn files(&self) -> Vec<NamedFile> {
         let HttpsMode::Terminate(certificates, targets) = &self.mode else { return Vec::new() };
         let file = |name: &str, path: &Path, kind| {

@@ -207,10 +207,6 @@ const AUTH_METHODS: AuthMethods = AuthMethods { password: false, tls: PortTlsSta
 const MAX_NAME: usize = 64;
 
 impl ListenerConfig for InterceptConfig {
-    fn name(&self) -> &'static str {
-        KIND.name
-    }
-
     fn access(&self) -> (&str, &AccessConfig) {
         (KEY, &self.access)
     }

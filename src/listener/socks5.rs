@@ -72,10 +72,6 @@ fn settings(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerCo
 const PASSWORD: AuthMethods = AuthMethods { password: true, tls: PortTlsState::Unsupported };
 
 impl ListenerConfig for Socks5Config {
-    fn name(&self) -> &'static str {
-        KIND.name
-    }
-
     fn access(&self) -> (&str, &AccessConfig) {
         ("server.socks5", &self.access)
     }

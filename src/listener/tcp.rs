@@ -202,10 +202,6 @@ const AUTH_METHODS: AuthMethods = AuthMethods { password: false, tls: PortTlsSta
 const TARGET: &str = "target";
 
 impl ListenerConfig for TcpListenerConfig {
-    fn name(&self) -> &'static str {
-        KIND.name
-    }
-
     fn access(&self) -> (&str, &AccessConfig) {
         (&self.key, &self.access)
     }

@@ -78,6 +78,7 @@ pub(crate) enum ListenerChange {
 /// The table of a listener for clients. Equal tables differ at most in keys that change while the listener is open.
 #[derive(Debug, Clone)]
 pub(crate) struct ListenerConfigTable {
+    pub(crate) kind: &'static ListenerKind,
     pub(crate) config: Arc<dyn ListenerConfig>,
     /// Its values in effect, except of keys that change while the listener is open.
     pub(crate) values: toml::Table,
@@ -85,22 +86,17 @@ pub(crate) struct ListenerConfigTable {
 
 impl ListenerConfigTable {
     /// Reads the values of a table that was just read.
-    fn new(config: Arc<dyn ListenerConfig>, report: &ConfigDiagnostics) -> Self {
+    fn new(kind: &'static ListenerKind, config: Arc<dyn ListenerConfig>, report: &ConfigDiagnostics) -> Self {
         let mut values = report.effective.get(config.access().0).cloned().unwrap_or_default();
         for key in LIVE_ACCESS_KEYS {
             values.remove(key);
         }
-        Self { config, values }
+        Self { kind, config, values }
     }
 
     /// Returns the full key of the table.
     pub(crate) fn key(&self) -> &str {
         self.config.access().0
-    }
-
-    /// Returns true if the listener opens and closes when the config changes. Otherwise a change waits for a restart.
-    pub(crate) fn is_live(&self) -> bool {
-        LISTENERS.iter().any(|kind| kind.name == self.config.name() && kind.is_live)
     }
 }
 
@@ -135,13 +131,16 @@ impl ServerConfig {
         let clients = clients::read(&mut table, report);
         let mut tables =
             ListenerConfigReader { server: &mut table, inherited: AccessConfig::default(), env, report };
-        let listeners: Vec<_> = LISTENERS.iter().flat_map(|kind| (kind.read)(&mut tables)).collect();
-        let listeners: Vec<_> =
-            listeners.into_iter().map(|listener| ListenerConfigTable::new(listener, report)).collect();
+        let mut listeners = Vec::new();
+        for kind in LISTENERS {
+            for config in (kind.read)(&mut tables) {
+                listeners.push(ListenerConfigTable::new(kind, config, tables.report));
+            }
+        }
         let (dns, peers) = peers::read(&mut table, env, report);
         // A port that forwards to the port of a request's Host.
         let by_host = |kind: &str| {
-            let listener = listeners.iter().find(|listener| listener.config.name() == kind)?;
+            let listener = listeners.iter().find(|listener| listener.kind.name == kind)?;
             let port = listener.config.node_ports().iter().find(|port| port.stands_for == PortTarget::Host);
             port.map(|port| port.at.port())
         };
@@ -176,13 +175,13 @@ impl ServerConfig {
 
     /// Returns true if a listener of this kind is configured.
     pub(crate) fn has_listener(&self, kind: &ListenerKind) -> bool {
-        self.listeners.iter().any(|listener| listener.config.name() == kind.name)
+        self.listeners.iter().any(|listener| listener.kind.name == kind.name)
     }
 
     /// Returns what a reload of another config does to listeners, each with the key of its table.
     pub(crate) fn listener_changes<'c>(&'c self, new: &'c Self) -> Vec<(ListenerChange, &'c str)> {
         let live =
-            |listeners: &'c [ListenerConfigTable]| listeners.iter().filter(|listener| listener.is_live());
+            |listeners: &'c [ListenerConfigTable]| listeners.iter().filter(|listener| listener.kind.is_live);
         let has = |all: &Self, key: &str| all.listeners.iter().any(|listener| listener.key() == key);
         let closes = live(&self.listeners).filter(|old| !has(new, old.key()));
         let closes = closes.map(|old| (ListenerChange::Closes, old.key()));
