@@ -52,7 +52,7 @@ use tunnel_net::limiter::FairLimiter;
 use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::FileWatcher;
-use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 use tunnel_proto::halves::WindowLimits;
 
 /// The addresses on which an edge listens.
@@ -144,6 +144,7 @@ impl Edge {
         let nodes = settings.http_proxy.as_ref().and_then(|proxy| proxy.nodes.clone());
         ListenerContext {
             listener: http_proxy::KIND.name,
+            category: SessionCategory::HttpProxy,
             policy: Arc::default(),
             grants: self.grants.clone(),
             sessions: sessions(MAX_SESSIONS, MAX_SESSIONS.div_ceil(PROXY_CLIENTS)),

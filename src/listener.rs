@@ -54,6 +54,7 @@ use tunnel_net::listen::{Accept, TcpListenSocket};
 use tunnel_net::reload::{FileWatcher, ReloadedValue};
 use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::tls::handshake::TlsSocket;
+use tunnel_proto::frame::SessionCategory;
 
 /// The kinds of listeners, in the order in which their tables are read.
 pub const LISTENERS: &[ListenerKind] = &[
@@ -151,7 +152,7 @@ pub(crate) struct ListenerSetup<'a> {
 /// What the listeners of a server share. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct ListenerDeps {
-    /// The context of a listener, without its access policy.
+    /// The context of a listener, without its name, category and access policy.
     pub(crate) context: ListenerContext,
     pub(crate) registry: Arc<Registry>,
     pub(crate) finder: Arc<Finder>,
@@ -194,6 +195,7 @@ impl BoundListener {
     /// Returns a listener on a TCP port, served by `protocol`.
     pub(crate) fn tcp<P>(
         name: &'static str,
+        category: SessionCategory,
         listener: TcpListenSocket,
         access: ListenerAccess,
         protocol: impl FnOnce(&ListenerDeps) -> P + Send + 'static,
@@ -202,12 +204,13 @@ impl BoundListener {
         P: ListenerProtocol<TcpStream>,
     {
         let at = listener.at();
-        Self { at: Some(at), ..Self::new(name, listener, access, protocol) }
+        Self { at: Some(at), ..Self::new(name, category, listener, access, protocol) }
     }
 
     /// Returns a listener on a TCP port, with TLS if that is given, served by `protocol`.
     pub(crate) fn tcp_or_tls<P>(
         name: &'static str,
+        category: SessionCategory,
         listener: TcpListenSocket,
         access: ListenerAccess,
         tls: Option<ReloadedValue<ServerTls>>,
@@ -216,8 +219,8 @@ impl BoundListener {
     where
         P: ListenerProtocol<TcpStream> + ListenerProtocol<TlsSocket>,
     {
-        let Some(tls) = tls else { return Self::tcp(name, listener, access, |_| protocol) };
-        Self::tcp(name, listener, access, move |deps| {
+        let Some(tls) = tls else { return Self::tcp(name, category, listener, access, |_| protocol) };
+        Self::tcp(name, category, listener, access, move |deps| {
             deps.files.watch("tls", &tls);
             TlsListenerProtocol::new(protocol, tls, deps.context.pool.clone())
         })
@@ -226,6 +229,7 @@ impl BoundListener {
     /// Returns a listener on any kind of port, served by `protocol`.
     pub(crate) fn new<L, P>(
         name: &'static str,
+        category: SessionCategory,
         listener: L,
         access: ListenerAccess,
         protocol: impl FnOnce(&ListenerDeps) -> P + Send + 'static,
@@ -237,7 +241,7 @@ impl BoundListener {
         let shown = listener.at().to_string();
         let spawn = Box::new(move |deps: &ListenerDeps| {
             let (ListenerAccess { proxies, policy }, protocol) = (access, protocol(deps));
-            let context = ListenerContext { listener: name, policy, ..deps.context.clone() };
+            let context = ListenerContext { listener: name, category, policy, ..deps.context.clone() };
             let serving =
                 deps.accepting.track_future(client_handler::run(protocol, listener, proxies, context));
             deps.context.drain.spawn(info_span!("clients", listener = name), serving);

@@ -77,6 +77,7 @@ use tunnel_net::limiter::FairLimiter;
 use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::FileWatcher;
+use tunnel_proto::frame::SessionCategory;
 use tunnel_proto::halves::WindowLimits;
 
 /// The addresses at which a server listens.
@@ -396,10 +397,11 @@ impl ServerContext {
         (context, dialled_links)
     }
 
-    /// Returns the context of a listener, without its name and its access policy.
+    /// Returns the context of users' links, without its name and access policy. Each listener also has its category.
     fn listener_context(&self) -> ListenerContext {
         ListenerContext {
             listener: "",
+            category: SessionCategory::Ssh,
             policy: Arc::default(),
             grants: self.grants.clone(),
             sessions: self.session_permits.clone(),

@@ -46,9 +46,6 @@ pub trait ListenerProtocol<S>: Send + Sync + 'static {
     /// The stream that carries the session's bytes: the accepted stream, or TLS over it.
     type Connection: Connection;
 
-    /// Returns the category in the Open frame.
-    fn category(&self) -> SessionCategory;
-
     /// Returns the span for log messages about a client. Its fields `trace_id` and `session` are recorded once known.
     fn span(&self, from: SocketAddr) -> Span;
 
@@ -69,12 +66,14 @@ pub trait ListenerProtocol<S>: Send + Sync + 'static {
     ) -> impl Future<Output = AdmissionOutcome<Self::Connection>> + Send;
 }
 
-/// Everything that a listener needs to serve clients. All but `listener` and `policy` is shared by the listeners of a
-/// process. Cheap to clone.
+/// Everything that a listener needs to serve clients. All but `listener`, `category` and `policy` is shared by the
+/// listeners of a process. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct ListenerContext {
     /// The name of the listener in metrics and the access log.
     pub listener: &'static str,
+    /// The category of its sessions in the Open frame. With `Https`, the edge speaks TLS with the target.
+    pub category: SessionCategory,
     /// The access policy, which is reloaded with the config.
     pub policy: Arc<ArcSwap<AccessPolicy>>,
     /// Grants of open sessions, shared by all listeners of this process.
@@ -291,7 +290,6 @@ pub struct DeniedRequest {
 #[derive(Debug)]
 pub struct Admission {
     context: Arc<ListenerContext>,
-    category: SessionCategory,
     from: SocketAddr,
     /// The identity proved by the connection itself. The protocol sets it before it calls [`Self::open`] or
     /// [`Self::authorize`]; then no password is requested.
@@ -319,7 +317,6 @@ enum ClientPermit {
 #[derive(Debug)]
 pub struct AuthorizedRequest {
     context: Arc<ListenerContext>,
-    category: SessionCategory,
     from: SocketAddr,
     basis: AccessBasis,
     destination: Destination,
@@ -327,15 +324,9 @@ pub struct AuthorizedRequest {
 }
 
 impl Admission {
-    pub(crate) fn new(
-        context: Arc<ListenerContext>,
-        category: SessionCategory,
-        from: SocketAddr,
-        permit: Permit,
-    ) -> Self {
+    pub(crate) fn new(context: Arc<ListenerContext>, from: SocketAddr, permit: Permit) -> Self {
         Self {
             context,
-            category,
             from,
             proof: ClientIdentity::None,
             device: None,
@@ -423,11 +414,11 @@ impl Admission {
         let mut access = AccessLogEntry::start(self.context.listener, self.from.to_string());
         (access.trace, access.device) = (trace, self.device.clone());
         Span::current().record("trace_id", access.trace.as_str());
-        let (context, category, from) = (Arc::clone(&self.context), self.category, self.from);
+        let (context, from) = (Arc::clone(&self.context), self.from);
         match self.check(request, &mut access).await {
             Ok((destination, basis)) => {
                 access.set_pending(true);
-                Ok(AuthorizedRequest { context, category, from, basis, destination, access })
+                Ok(AuthorizedRequest { context, from, basis, destination, access })
             }
             Err(denial) => Err(DeniedRequest::new(denial, access, &context, from)),
         }
@@ -487,8 +478,8 @@ impl Admission {
             return uplink.destination(target);
         }
         // kube-apiserver's egress selector sends all targets here, including targets that no edge reaches.
-        let all =
-            self.category == SessionCategory::Egress && matches!(self.proof, ClientIdentity::Certificate(_));
+        let all = self.context.category == SessionCategory::Egress
+            && matches!(self.proof, ClientIdentity::Certificate(_));
         if let Some(node) = node {
             return Ok(Destination { all, ..Destination::at(self.context.zone.node(node), target) });
         }
@@ -571,10 +562,10 @@ impl AuthorizedRequest {
 
     /// Opens the session, which keeps the permit.
     async fn open_with(self, permit: SessionPermit) -> Result<GrantedSession, DeniedRequest> {
-        let Self { context, category, from, basis, destination, mut access } = self;
+        let Self { context, from, basis, destination, mut access } = self;
         access.set_pending(false);
         let started = Instant::now();
-        let opened = match destination.session_request(&context, category, &access, &permit) {
+        let opened = match destination.session_request(&context, &access, &permit) {
             None => destination.dial(&context).await,
             Some(request) => match context.route.open(request).await {
                 Ok(session) => Ok(TargetStream { stream: session.into(), right: None }),

@@ -23,7 +23,6 @@ use tunnel_net::tls::handshake::TlsSocket;
 use tunnel_net::tls::params::TlsParams;
 use tunnel_net::tls::pem;
 use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsServerConfig};
-use tunnel_proto::frame::SessionCategory;
 
 /// A listener over TLS. A client that presents a certificate is identified by its names.
 #[derive(Debug)]
@@ -45,10 +44,6 @@ impl<F> TlsListenerProtocol<F> {
 
 impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for TlsListenerProtocol<F> {
     type Connection = F::Connection;
-
-    fn category(&self) -> SessionCategory {
-        self.protocol.category()
-    }
 
     fn span(&self, from: SocketAddr) -> Span {
         self.protocol.span(from)
@@ -82,10 +77,6 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for TlsListener
 
 impl<F: ListenerProtocol<UnixStream>> ListenerProtocol<UnixStream> for UnixListenerProtocol<F> {
     type Connection = F::Connection;
-
-    fn category(&self) -> SessionCategory {
-        self.0.category()
-    }
 
     fn span(&self, from: SocketAddr) -> Span {
         self.0.span(from)

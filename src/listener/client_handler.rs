@@ -81,8 +81,7 @@ where
 
     async fn handle(self: Arc<Self>, accepted: Accepted<S>) {
         let Accepted { socket, from, permit } = accepted;
-        let category = self.protocol.category();
-        let mut admission = Admission::new(Arc::clone(&self.context), category, from, permit);
+        let mut admission = Admission::new(Arc::clone(&self.context), from, permit);
         let head_is_read = admission.head_is_read.clone();
         let head = {
             // Boxed, so that a session does not retain the memory of the handshake.

@@ -133,26 +133,23 @@ impl ListenerConfig for ConnectConfig {
         let port = |(listener, tls)| {
             BoundListener::tcp_or_tls(
                 KIND.name,
+                SessionCategory::Ssh,
                 listener,
                 access.clone(),
                 tls,
-                ConnectProtocol(SessionCategory::Ssh),
+                ConnectProtocol,
             )
         };
         Ok(ports.map(port).collect())
     }
 }
 
-/// The protocol of the CONNECT listeners, whose sessions have this category.
+/// The protocol of the CONNECT listeners.
 #[derive(Debug)]
-pub struct ConnectProtocol(pub SessionCategory);
+pub struct ConnectProtocol;
 
 impl<C: Connection + 'static> ListenerProtocol<C> for ConnectProtocol {
     type Connection = C;
-
-    fn category(&self) -> SessionCategory {
-        self.0
-    }
 
     fn span(&self, from: SocketAddr) -> Span {
         info_span!("connect", client = %from, trace_id = field::Empty, session = field::Empty)

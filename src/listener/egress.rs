@@ -103,18 +103,19 @@ impl ListenerConfig for EgressConfig {
                 let (access, tls, listener) = (access?, tls?, listener?);
                 BoundListener::tcp_or_tls(
                     KIND.name,
+                    SessionCategory::Egress,
                     listener,
                     access,
                     Some(tls),
-                    ConnectProtocol(SessionCategory::Egress),
+                    ConnectProtocol,
                 )
             }
             Self::Unix { path, access } => {
                 let access = setup.policies.prepare("server.egress", access, setup.startup);
                 let listener = setup.startup.bind_local("server.egress.listen", path);
                 let (access, listener) = (access?, listener?);
-                BoundListener::new(KIND.name, listener, access, |_| {
-                    UnixListenerProtocol(ConnectProtocol(SessionCategory::Egress))
+                BoundListener::new(KIND.name, SessionCategory::Egress, listener, access, |_| {
+                    UnixListenerProtocol(ConnectProtocol)
                 })
             }
         };

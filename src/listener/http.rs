@@ -147,9 +147,13 @@ impl ListenerConfig for HttpConfig {
         let ports = bind(&self.ports, setup.startup);
         let (access, ports) = (access?, ports?);
         let port = |(listener, stands_for)| {
-            BoundListener::tcp(KIND.name, listener, ListenerAccess::clone(&access), |deps| {
-                NodePort::new(stands_for, SessionCategory::HttpProxy, None, deps)
-            })
+            BoundListener::tcp(
+                KIND.name,
+                SessionCategory::HttpProxy,
+                listener,
+                ListenerAccess::clone(&access),
+                |deps| NodePort::new(stands_for, None, deps),
+            )
         };
         Ok(ports.into_iter().map(port).collect())
     }
@@ -169,8 +173,6 @@ pub(crate) fn bind(
 pub struct NodePort {
     /// The target that the node dials.
     pub stands_for: PortTarget,
-    /// The category of its sessions. With `Https`, the edge speaks TLS with the target.
-    pub category: SessionCategory,
     /// TLS of this server with targets, for clients that have presented a certificate; `None` if it speaks none.
     pub target_tls: Option<ReloadedValue<ClientConfig>>,
     /// Finds the connected nodes.
@@ -182,11 +184,10 @@ pub struct NodePort {
 impl NodePort {
     pub(crate) fn new(
         stands_for: PortTarget,
-        category: SessionCategory,
         target_tls: Option<ReloadedValue<ClientConfig>>,
         deps: &ListenerDeps,
     ) -> Self {
-        Self { stands_for, category, target_tls, finder: deps.finder.clone(), ports: deps.ports.clone() }
+        Self { stands_for, target_tls, finder: deps.finder.clone(), ports: deps.ports.clone() }
     }
 }
 
@@ -217,10 +218,6 @@ impl NodePortConnection for TlsSocket {
 
 impl<C: NodePortConnection> ListenerProtocol<C> for NodePort {
     type Connection = C;
-
-    fn category(&self) -> SessionCategory {
-        self.category
-    }
 
     fn span(&self, from: SocketAddr) -> Span {
         match C::IS_TLS {

@@ -119,7 +119,14 @@ impl ListenerConfig for HttpProxyConfig {
         let access = setup.policies.prepare("server.http_proxy", &self.access, setup.startup);
         let listener = setup.startup.bind("server.http_proxy.listen", self.listen);
         let tls = self.tls.as_ref().map(|tls| tls.load(setup.tls, setup.startup)).transpose();
-        Ok(vec![BoundListener::tcp_or_tls(KIND.name, listener?, access?, tls?, HttpProxyProtocol)])
+        Ok(vec![BoundListener::tcp_or_tls(
+            KIND.name,
+            SessionCategory::HttpProxy,
+            listener?,
+            access?,
+            tls?,
+            HttpProxyProtocol,
+        )])
     }
 }
 
@@ -212,10 +219,6 @@ pub struct HttpProxyProtocol;
 impl<C: Connection + 'static> ListenerProtocol<C> for HttpProxyProtocol {
     type Connection = C;
 
-    fn category(&self) -> SessionCategory {
-        SessionCategory::HttpProxy
-    }
-
     fn span(&self, from: SocketAddr) -> Span {
         info_span!("proxy", client = %from, trace_id = field::Empty, session = field::Empty)
     }
@@ -231,7 +234,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for HttpProxyProtocol {
         let connects = begin == CONNECT;
         let socket = Hooked { io: socket, hook: PrereadBytes(begin) };
         let served = if connects {
-            ConnectProtocol(SessionCategory::HttpProxy).handshake(socket, admission).await
+            ConnectProtocol.handshake(socket, admission).await
         } else {
             forward(socket, admission, None, &parse_plain).await
         };

@@ -284,19 +284,23 @@ impl ListenerConfig for HttpsConfig {
         let port = |(listener, stands_for)| match (tls.clone(), stands_for) {
             (Some(tls), stands_for) => {
                 let (watched, targets) = (watched.take(), targets.clone());
-                Some(BoundListener::tcp(KIND.name, listener, access.clone(), move |deps| {
+                Some(BoundListener::tcp(KIND.name, category, listener, access.clone(), move |deps| {
                     if let Some((clients, targets)) = watched {
                         deps.files.watch("tls", &clients);
                         if let Some(targets) = targets {
                             deps.files.watch("target tls", &targets);
                         }
                     }
-                    let port = NodePort::new(stands_for, category, targets, deps);
+                    let port = NodePort::new(stands_for, targets, deps);
                     TlsListenerProtocol::new(port, tls, deps.context.pool.clone())
                 }))
             }
             (None, PortTarget::Target(target)) => {
-                Some(BoundListener::tcp(KIND.name, listener, access.clone(), |_| Passthrough { target }))
+                // Not `Https`, because the edge would then use TLS to the target itself.
+                let category = SessionCategory::Tcp;
+                Some(BoundListener::tcp(KIND.name, category, listener, access.clone(), |_| Passthrough {
+                    target,
+                }))
             }
             // The config does not allow it: no Host header is read there.
             (None, PortTarget::Host) => None,

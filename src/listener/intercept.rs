@@ -232,7 +232,7 @@ impl ListenerConfig for InterceptConfig {
         let all = [Some(listeners.v4), listeners.v6, listeners.forwarded].into_iter().flatten();
         let ports = all.map(|listener| {
             let (intercepted, prepared) = (intercepted.clone(), prepared.take());
-            BoundListener::tcp(KIND.name, listener, access.clone(), move |deps| {
+            BoundListener::tcp(KIND.name, SessionCategory::Tcp, listener, access.clone(), move |deps| {
                 if let Some((table, settings)) = prepared {
                     reconciler::spawn(table, intercepted.clone(), settings, deps);
                 }
@@ -372,10 +372,6 @@ fn at(node: &NodeName, meant: SocketAddr, on_loopback: bool) -> Target {
 
 impl ListenerProtocol<TcpStream> for Intercept {
     type Connection = TcpStream;
-
-    fn category(&self) -> SessionCategory {
-        SessionCategory::Tcp
-    }
 
     fn span(&self, from: SocketAddr) -> Span {
         info_span!("intercept", client = %from, trace_id = field::Empty, session = field::Empty)

@@ -14,7 +14,6 @@ use crate::listener::denial::Denial;
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_net::socket::Connection as _;
 use tunnel_net::tls::client_hello::{ClientHello, NotTls};
-use tunnel_proto::frame::SessionCategory;
 
 /// A port of `[server.https.ports]` that passes TLS through.
 #[derive(Debug)]
@@ -25,11 +24,6 @@ pub struct Passthrough {
 
 impl ListenerProtocol<TcpStream> for Passthrough {
     type Connection = TcpStream;
-
-    /// Not `Https`, because the edge would then use TLS to the target itself.
-    fn category(&self) -> SessionCategory {
-        SessionCategory::Tcp
-    }
 
     fn span(&self, from: SocketAddr) -> Span {
         info_span!("passthrough", client = %from, trace_id = field::Empty, session = field::Empty)

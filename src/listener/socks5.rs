@@ -79,7 +79,7 @@ impl ListenerConfig for Socks5Config {
     fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
         let access = setup.policies.prepare("server.socks5", &self.access, setup.startup);
         let listener = setup.startup.bind("server.socks5.listen", self.listen);
-        Ok(vec![BoundListener::tcp(KIND.name, listener?, access?, |_| Socks5)])
+        Ok(vec![BoundListener::tcp(KIND.name, SessionCategory::HttpProxy, listener?, access?, |_| Socks5)])
     }
 }
 
@@ -92,10 +92,6 @@ pub struct Socks5;
 
 impl<C: Connection + 'static> ListenerProtocol<C> for Socks5 {
     type Connection = C;
-
-    fn category(&self) -> SessionCategory {
-        SessionCategory::HttpProxy
-    }
 
     fn span(&self, from: SocketAddr) -> Span {
         info_span!("socks5", client = %from, trace_id = field::Empty, session = field::Empty)

@@ -212,7 +212,7 @@ impl ListenerConfig for TcpListenerConfig {
         let bound = ports.with_targets(target).map(|(at, target)| {
             let (listener, node, send_proxy) =
                 (setup.startup.bind(&self.key, at)?, node.clone(), *send_proxy);
-            Ok(BoundListener::tcp(KIND.name, listener, access.clone()?, move |deps| {
+            Ok(BoundListener::tcp(KIND.name, SessionCategory::Tcp, listener, access.clone()?, move |deps| {
                 let finder = deps.finder.clone();
                 TcpProtocol { node, target, send_proxy, finder, warned: AtomicBool::new(false) }
             }))
@@ -268,10 +268,6 @@ impl TcpProtocol {
 
 impl ListenerProtocol<TcpStream> for TcpProtocol {
     type Connection = TcpStream;
-
-    fn category(&self) -> SessionCategory {
-        SessionCategory::Tcp
-    }
 
     fn span(&self, from: SocketAddr) -> Span {
         info_span!("tcp", client = %from, trace_id = field::Empty, session = field::Empty)

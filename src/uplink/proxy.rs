@@ -54,6 +54,7 @@ impl UserProxy {
         let (Self { http, socks5, shared }, clients) = (self, Drain::new());
         let context = ListenerContext {
             listener: "",
+            category: SessionCategory::HttpProxy,
             policy: Arc::default(),
             grants: Grants::default(),
             sessions: sessions(MAX_SESSIONS, MAX_SESSIONS),
@@ -69,6 +70,7 @@ impl UserProxy {
         };
         spawn(http_proxy::KIND.name, http, HttpProxyProtocol, &context);
         spawn(socks5::KIND.name, socks5, Socks5, &context);
+        let context = ListenerContext { category: SessionCategory::Ssh, ..context };
         spawn("shared", RecordStreamListener(shared), SharedSocketProtocol, &context);
         RunningProxy { links, clients }
     }
@@ -106,10 +108,6 @@ struct SharedSocketProtocol;
 impl ListenerProtocol<RecordStream> for SharedSocketProtocol {
     type Connection = RecordStream;
 
-    fn category(&self) -> SessionCategory {
-        SessionCategory::Ssh
-    }
-
     fn span(&self, _from: SocketAddr) -> Span {
         info_span!("shared", trace_id = field::Empty, session = field::Empty)
     }
@@ -119,7 +117,7 @@ impl ListenerProtocol<RecordStream> for SharedSocketProtocol {
         socket: RecordStream,
         admission: &mut Admission,
     ) -> AdmissionOutcome<RecordStream> {
-        let mut outcome = ConnectProtocol(SessionCategory::Ssh).handshake(socket, admission).await;
+        let mut outcome = ConnectProtocol.handshake(socket, admission).await;
         if let AdmissionOutcome::Opened { session, socket, .. } = &mut outcome
             && let (SessionStream::Session(stream), Some(target)) = (&session.session, &session.access.target)
         {

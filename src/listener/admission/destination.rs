@@ -12,7 +12,7 @@ use crate::session_io::session_stream::SessionStream;
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::off_limits::is_number;
-use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
+use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// An open stream to a target, and the right to the target if this process has dialled it.
 pub(crate) struct TargetStream {
@@ -43,7 +43,6 @@ impl Destination {
     pub(crate) fn session_request(
         &self,
         context: &ListenerContext,
-        category: SessionCategory,
         access: &AccessLogEntry,
         permit: &SessionPermit,
     ) -> Option<SessionRequest> {
@@ -60,7 +59,7 @@ impl Destination {
         Some(SessionRequest {
             node,
             target: self.target.clone(),
-            category,
+            category: context.category,
             client,
             listener: access.listener,
             permit: Some(permit.clone()),

@@ -16,7 +16,7 @@ use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::metrics::ActiveSessionGuard;
 use tunnel_base::names::{DeviceName, NodeName, SessionId};
 use tunnel_link::relay::bindings::RelayOutcome;
-use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
+use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// A session that this process relays for a user, with its access line, counter and permit.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Admission {
     ) -> Self {
         let (device, permit) = (Some(device), ClientPermit::Link);
         let head_is_read = Arc::default();
-        Self { context, category: SessionCategory::Ssh, from, proof, device, head_is_read, permit }
+        Self { context, from, proof, device, head_is_read, permit }
     }
 }
 

@@ -86,6 +86,7 @@ pub(crate) fn context(
     let time = Duration::from_secs(9);
     ListenerContext {
         listener: "line",
+        category: SessionCategory::Ssh,
         policy: Arc::new(ArcSwap::from_pointee(policy)),
         grants: Grants::default(),
         sessions: admission::sessions(9, 9),
@@ -186,7 +187,7 @@ async fn a_permit_is_released_on_open_only_by_single_request_protocols() {
     let (here, elsewhere) = (Source::of(CLIENT_ADDRESS.ip()), Source::of([198, 51, 100, 1].into()));
     for keeps in [true, false] {
         let permit = limiter.try_acquire(&here).unwrap();
-        let mut admission = Admission::new(context.clone(), SessionCategory::Ssh, CLIENT_ADDRESS, permit);
+        let mut admission = Admission::new(context.clone(), CLIENT_ADDRESS, permit);
         let open = async {
             match keeps {
                 true => {
@@ -210,7 +211,7 @@ async fn only_an_idle_client_of_many_requests_is_evicted() {
     let here = Source::of(CLIENT_ADDRESS.ip());
     let (permit, _other) = (limiter.try_acquire(&here).unwrap(), limiter.try_acquire(&here).unwrap());
     let lost = permit.revoked();
-    let mut admission = Admission::new(context.clone(), SessionCategory::Ssh, CLIENT_ADDRESS, permit);
+    let mut admission = Admission::new(context.clone(), CLIENT_ADDRESS, permit);
     let parse = |_: &_| open_request("node1:22");
     let mut requests = RequestRouter::new(&mut admission, None, &parse);
     let head = http::Request::new(()).into_parts().0;
@@ -251,7 +252,7 @@ async fn check(
 ) -> (Result<Destination, Denial>, AccessLogEntry) {
     let permit =
         FairLimiter::new(PermitLimits::permits(1)).try_acquire(&Source::of(CLIENT_ADDRESS.ip())).unwrap();
-    let mut admission = Admission::new(context.clone(), SessionCategory::Ssh, CLIENT_ADDRESS, permit);
+    let mut admission = Admission::new(context.clone(), CLIENT_ADDRESS, permit);
     admission.proof = proof;
     let mut access = AccessLogEntry::start("line", "test".into());
     (admission.check(request, &mut access).await.map(|(destination, _)| destination), access)

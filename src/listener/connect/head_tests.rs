@@ -31,13 +31,13 @@ where
     let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
     let from = SocketAddr::from(([127, 0, 0, 1], 5));
     let permit = FairLimiter::new(PermitLimits::permits(1)).try_acquire(&Source::of(from.ip())).unwrap();
-    let mut admission = Admission::new(context, SessionCategory::Ssh, from, permit);
+    let mut admission = Admission::new(context, from, permit);
     let accepts = async {
         let _far = accept(offered.recv().await.unwrap()).await;
         pending::<()>().await;
     };
     tokio::select! {
-        done = Box::pin(ConnectProtocol(SessionCategory::Ssh).handshake(socket, &mut admission)) => done,
+        done = Box::pin(ConnectProtocol.handshake(socket, &mut admission)) => done,
         () = accepts => unreachable!(),
     }
 }

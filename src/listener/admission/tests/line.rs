@@ -13,10 +13,6 @@ pub(crate) struct Line;
 impl ListenerProtocol<UnixStream> for Line {
     type Connection = UnixStream;
 
-    fn category(&self) -> SessionCategory {
-        SessionCategory::Ssh
-    }
-
     fn span(&self, _from: SocketAddr) -> Span {
         Span::none()
     }
@@ -58,10 +54,6 @@ pub(crate) struct Lines;
 impl ListenerProtocol<UnixStream> for Lines {
     type Connection = UnixStream;
 
-    fn category(&self) -> SessionCategory {
-        SessionCategory::Ssh
-    }
-
     fn span(&self, _from: SocketAddr) -> Span {
         Span::none()
     }
@@ -91,10 +83,6 @@ pub(crate) struct Switch;
 
 impl ListenerProtocol<UnixStream> for Switch {
     type Connection = UnixStream;
-
-    fn category(&self) -> SessionCategory {
-        SessionCategory::Ssh
-    }
 
     fn span(&self, _from: SocketAddr) -> Span {
         Span::none()

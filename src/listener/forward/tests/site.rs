@@ -17,8 +17,6 @@ use tunnel_link::table::handles::{IncomingSession, Session};
 use tunnel_net::ByteStream;
 use tunnel_net::limiter::{FairLimiter, PermitLimits, Source};
 
-use tunnel_proto::frame::SessionCategory;
-
 use super::*;
 use http::request::Parts;
 
@@ -50,7 +48,7 @@ impl Site {
         let served = context.clone();
         drain.spawn(Span::none(), async move {
             let context = Arc::new(served.clone());
-            let mut admission = Admission::new(context, SessionCategory::Ssh, from, permit);
+            let mut admission = Admission::new(context, from, permit);
             let word = match forward(socket, &mut admission, None, &by_host).await {
                 AdmissionOutcome::Opened { session, socket, buffered } => {
                     let socket = Socket::with_early(socket, served.pool.clone(), buffered);

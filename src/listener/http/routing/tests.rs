@@ -13,7 +13,7 @@ use tunnel_base::policy::zone::NodeZone;
 use tunnel_base::policy::{Networks, network};
 use tunnel_link::sender::LinkSender;
 use tunnel_net::tls::testing::client_certificate;
-use tunnel_proto::frame::{Remote, SessionCategory};
+use tunnel_proto::frame::Remote;
 use tunnel_proto::state::LinkId;
 
 use super::*;
@@ -73,7 +73,6 @@ impl Site {
         let ports = watch::channel(ConfigMapPorts::default()).1;
         let port = NodePort {
             stands_for: stands_for.parse().unwrap(),
-            category: SessionCategory::HttpProxy,
             target_tls: None,
             finder: self.finder.clone(),
             ports,
