@@ -1,5 +1,6 @@
 //! Files from SuperEdge's manifests and documents; all of them load.
 
+use crate::config::listen::ListenAddress;
 use crate::listener::egress::EgressConfig;
 use crate::listener::https::HttpsConfig;
 use crate::listener::tcp::TcpListenerConfig;
@@ -219,13 +220,10 @@ fn a_superedge_cloud_file_with_https_and_egress_loads() {
     assert_eq!(cloud.links.ports.admin_listen.port(), 51010);
     assert_eq!(connect(&cloud).listen, "0.0.0.0:22".parse().unwrap());
     assert!(!connect(&cloud).is_default);
-    let Some(EgressConfig::Port { listen, certificates, .. }) = cloud.listener() else {
-        panic!("{:?}", cloud.listeners)
-    };
+    let egress: &EgressConfig = cloud.listener().unwrap();
+    let Some(ListenAddress::Port(listen)) = egress.listen else { panic!("{egress:?}") };
     assert_eq!(listen.to_string(), "0.0.0.0:8000");
-    assert!(
-        certificates.cert.ends_with("tunnel-server.crt") && certificates.key.ends_with("tunnel-server.key")
-    );
+    assert!(egress.cert.ends_with("tunnel-server.crt") && egress.key.ends_with("tunnel-server.key"));
     let unserved = ["stream.dns"];
     assert_eq!(warned(&warnings, WarningKind::Unsupported), unserved.map(|key| format!("mode.cloud.{key}")));
 }
@@ -236,11 +234,10 @@ fn superedges_newest_cloud_file_loads() {
     assert_eq!(cloud.links.ports.metrics_listen, Some("0.0.0.0:6000".parse().unwrap()));
     assert_eq!(cloud.tls.min_version, TlsVersion::V12);
     assert_eq!(cloud.tls.cipher_suites.len(), 2);
-    let Some(EgressConfig::Port { listen, certificates, .. }) = cloud.listener() else {
-        panic!("{:?}", cloud.listeners)
-    };
-    assert_eq!((listen.port(), certificates.client_ca.as_ref()), (8000, None));
-    assert_eq!(certificates.cert.to_str(), Some("/etc/tunnel/certs/egress.crt"));
+    let egress: &EgressConfig = cloud.listener().unwrap();
+    let Some(ListenAddress::Port(listen)) = egress.listen else { panic!("{egress:?}") };
+    assert_eq!((listen.port(), egress.client_ca.as_ref()), (8000, None));
+    assert_eq!(egress.cert.to_str(), Some("/etc/tunnel/certs/egress.crt"));
     assert_eq!(warned(&warnings, WarningKind::Insecure)[0], "mode.cloud.egress.port", "{warnings:?}");
     let unserved = ["mode.cloud.stream.register"];
     assert_eq!(warned(&warnings, WarningKind::Unsupported), unserved);
