@@ -6,6 +6,7 @@ use crate::listener::client_handler;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -29,7 +30,9 @@ use crate::listener::connect::ConnectProtocol;
 use crate::listener::denial::Denial;
 use crate::listener::forward::forward;
 use crate::listener::requests::credentials;
-use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, NamedFile, single};
+use crate::listener::{
+    BoundListener, ListenerConfig, ListenerConfigReader, ListenerKind, ListenerSetup, NamedFile, single,
+};
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::names::{NameError, Target};
 use tunnel_base::policy::Glob;
@@ -63,33 +66,25 @@ impl Default for HttpProxyConfig {
     }
 }
 
-pub(crate) const KIND: ListenerKind = ListenerKind {
-    name: "http_proxy",
-    by_address: true,
-    is_live: true,
-    read: |tables| single(read(tables.server, &tables.inherited, tables.env, tables.report)),
-};
+pub(crate) const KIND: ListenerKind =
+    ListenerKind { name: "http_proxy", by_address: true, is_live: true, read };
 
-/// Reads the table. Returns `None` if it is absent, or has no address to listen on, which is an error.
-fn read(
-    server: &mut ConfigTable<'_>,
-    inherited: &AccessConfig,
-    env: &Environment,
-    report: &mut ConfigDiagnostics,
-) -> Option<HttpProxyConfig> {
-    let mut table = server.table(KIND.name, report);
+/// Reads the table. A table without an address to listen on is an error.
+fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
+    let report = &mut *tables.report;
+    let mut table = tables.server.table(KIND.name, report);
     let mut proxy: HttpProxyConfig = table.fields(report);
     let is_set = listen::require(&table, report);
     proxy.tls = ListenerTlsConfig::read(&mut table, report);
     let methods = AuthMethods { password: true, tls: PortTlsState::of(proxy.tls.as_ref()) };
-    proxy.access = AccessConfig::read(&mut table, methods, inherited, report);
+    proxy.access = AccessConfig::read(&mut table, methods, &tables.inherited, report);
     listen_tls::require_names(&table, report);
     if is_set {
         proxy.access.warn_if_open(table.key("listen"), proxy.listen, methods, "every node", report);
-        check_superedge_variables(&proxy.access, env, report);
+        check_superedge_variables(&proxy.access, tables.env, report);
     }
     table.close_optional(&proxy, report);
-    is_set.then_some(proxy)
+    single(is_set.then_some(proxy))
 }
 
 /// Checks SuperEdge's environment variables for this port, which are keys here. A port that they restrict must not open
@@ -298,16 +293,23 @@ const CONNECT: &[u8; 8] = b"CONNECT ";
 
 #[cfg(test)]
 mod tests {
+    use std::any::Any;
+
     use super::*;
 
     fn read_text(text: &str, env: &Environment) -> (Option<String>, Vec<String>) {
         let mut report = ConfigDiagnostics::default();
-        let mut file = ConfigTable::parse(text, &Environment::default(), &mut report);
-        let proxy = read(&mut file, &AccessConfig::default(), env, &mut report);
+        let server = &mut ConfigTable::parse(text, &Environment::default(), &mut report);
+        let inherited = AccessConfig::default();
+        let proxy = read(&mut ListenerConfigReader { server, inherited, env, report: &mut report }).pop();
+        let listen = |proxy: Arc<dyn ListenerConfig>| {
+            let proxy: &HttpProxyConfig = (proxy.as_ref() as &dyn Any).downcast_ref().unwrap();
+            proxy.listen.to_string()
+        };
         let reading = report.finish(text, ());
         let errors = reading.errors.iter().map(ToString::to_string);
         let read_text = errors.chain(reading.warnings.iter().map(ToString::to_string)).collect();
-        (proxy.map(|proxy| proxy.listen.to_string()), read_text)
+        (proxy.map(listen), read_text)
     }
 
     #[test]

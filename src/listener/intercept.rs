@@ -20,15 +20,15 @@ use tokio::time::Instant;
 use tracing::{Span, debug, field, info_span};
 
 use crate::config::access::{AccessConfig, AuthMethods};
-use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls::PortTlsState;
-use crate::config::table::ConfigTable;
-use crate::config::{self, Environment};
+use crate::config::{self};
 use crate::intercept::{InterceptError, InterceptRules, NftTable, original_destination};
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
 use crate::listener::intercept::presence::InterceptedAddresses;
-use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, single};
+use crate::listener::{
+    BoundListener, ListenerConfig, ListenerConfigReader, ListenerKind, ListenerSetup, single,
+};
 use crate::registry::node_not_found::NodeNotFound;
 use crate::route::RouteError;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
@@ -119,17 +119,13 @@ pub(crate) const KIND: ListenerKind = ListenerKind {
     by_address: true,
     // The table of nftables and the mark are the process's.
     is_live: false,
-    read: |tables| single(read(tables.server, &tables.inherited, tables.env, tables.report)),
+    read,
 };
 
-/// Reads the table. Returns `None` if it is absent, or unusable, which is recorded.
-pub(crate) fn read(
-    server: &mut ConfigTable<'_>,
-    inherited: &AccessConfig,
-    env: &Environment,
-    report: &mut ConfigDiagnostics,
-) -> Option<InterceptConfig> {
-    let mut table = server.table(KIND.name, report);
+/// Reads the table.
+fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
+    let (report, env) = (&mut *tables.report, tables.env);
+    let mut table = tables.server.table(KIND.name, report);
     let mut intercept: InterceptConfig = table.fields(report);
     if intercept.networks.is_empty() && table.is_present() && !table.is_wrong("networks", report) {
         let found = table.has("networks").then(|| "an empty list".to_owned());
@@ -138,7 +134,7 @@ pub(crate) fn read(
         table.error("networks", found, expected, report);
     }
     // There is no load balancer between the kernel and its listeners.
-    let default = AccessConfig { proxy_protocol: Networks::default(), ..inherited.clone() };
+    let default = AccessConfig { proxy_protocol: Networks::default(), ..tables.inherited.clone() };
     intercept.access = AccessConfig::read(&mut table, AUTH_METHODS, &default, report);
     let InterceptConfig { access, forwarded_networks, .. } = &intercept;
     if !forwarded_networks.is_empty() {
@@ -157,7 +153,7 @@ pub(crate) fn read(
     intercept.host_ip = config::address("HOST_IP", env.host_ip.as_deref(), report);
     intercept.pod_ip = env.pod_ip.as_deref().and_then(|ip| ip.parse().ok());
     table.close_optional(&intercept, report);
-    (!intercept.networks.is_empty()).then_some(intercept)
+    single((!intercept.networks.is_empty()).then_some(intercept))
 }
 
 /// Reads a name that nft accepts without quotes.
