@@ -139,10 +139,6 @@ pub(crate) fn tls_params(
     tls: &Tls,
     startup: &mut StartupErrorCollector,
 ) -> Result<(TlsParams, Vec<String>), NotPrepared> {
-    let min_version = match tls.min_version {
-        TlsVersion::V12 => "VersionTLS12",
-        TlsVersion::V13 => "VersionTLS13",
-    };
-    let offer = TlsParams::parse(min_version, &tls.cipher_suites.join(","));
+    let offer = TlsParams::new(tls.min_version == TlsVersion::V13, &tls.cipher_suites);
     startup.collect(StartupErrorKind::Config, &["server.tls.cipher_suites"], offer)
 }

@@ -95,9 +95,6 @@ pub enum Trust {
 /// The reason why a TLS configuration cannot be used. Each text is for the operator.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TlsError {
-    /// The text is not one of Go's names of TLS versions.
-    #[error("{0:?} is not a TLS version; expected VersionTLS12 or VersionTLS13")]
-    Version(String),
     /// None of the cipher suites is supported.
     #[error(
         "none of the cipher suites {0:?} is supported; leave the list empty, or add \

@@ -133,7 +133,7 @@ impl ScriptedServer {
     /// Starts a server with the certificate of `place`.
     pub(crate) async fn start(place: &TestDir) -> Self {
         let identity = IdentityFiles { cert: place.files.cert.clone(), key: place.files.key.clone() };
-        let (offer, _) = TlsParams::parse("", "").unwrap();
+        let offer = TlsParams::default();
         let server =
             TlsServerConfig { identity, clients: ClientAuth::Anonymous, offer, alpn: vec![b"h2".to_vec()] };
         let acceptor = server.load().unwrap().load().acceptor();

@@ -15,29 +15,22 @@ pub struct TlsParams {
 }
 
 impl TlsParams {
-    /// Parses `tls_min_version` and `tls_cipher_suites` in SuperEdge's spelling. Empty text means the default.
+    /// Returns the parameters of a server that accepts only TLS 1.3, or TLS 1.2 too, and these suites; an empty list means
+    /// all. TLS 1.3 and its suites are always enabled, as in Go. Also returns warnings about unsupported suites, which
+    /// are ignored.
     ///
-    /// TLS 1.3 and its suites are always enabled, as in Go. The second value contains warnings about deviations from
-    /// the input: unsupported suites are ignored, versions below 1.2 become 1.2.
-    pub fn parse(min_version: &str, suites: &str) -> Result<(Self, Vec<String>), TlsError> {
-        let mut warnings = Vec::new();
-        let mut versions = match min_version.trim() {
-            "" | "VersionTLS12" => BOTH,
-            "VersionTLS13" => NEWEST,
-            old @ ("VersionTLS10" | "VersionTLS11") => {
-                warnings
-                    .push(format!("tls_min_version {old} is no longer supported, raised to VersionTLS12"));
-                BOTH
-            }
-            other => return Err(TlsError::Version(other.to_owned())),
-        };
+    /// # Errors
+    ///
+    /// None of the suites is supported.
+    pub fn new(is_newest_only: bool, suites: &[String]) -> Result<(Self, Vec<String>), TlsError> {
+        let (mut versions, mut warnings) = (if is_newest_only { NEWEST } else { BOTH }, Vec::new());
         let mut provider = provider();
-        if !suites.trim().is_empty() {
+        if !suites.is_empty() {
             let (supported, unknown) = chosen(&provider, suites);
             if supported.is_empty() {
-                return Err(TlsError::NoSuite(suites.to_owned()));
+                return Err(TlsError::NoSuite(suites.join(",")));
             }
-            warnings.extend(unknown.iter().map(|name| {
+            warnings.extend(unknown.into_iter().map(|name| {
                 format!("tls_cipher_suites: {name} is not supported (insecure or misspelt) and is ignored")
             }));
             provider.cipher_suites.retain(|suite| suite.tls13().is_some() || supported.contains(suite));
@@ -74,9 +67,12 @@ pub(super) fn provider() -> CryptoProvider {
 }
 
 /// Returns the supported suites of a list, and the names of the others.
-fn chosen<'a>(provider: &CryptoProvider, list: &'a str) -> (Vec<SupportedCipherSuite>, Vec<&'a str>) {
+fn chosen<'a>(
+    provider: &CryptoProvider,
+    names: &'a [String],
+) -> (Vec<SupportedCipherSuite>, Vec<&'a String>) {
     let (mut known, mut unknown) = (Vec::new(), Vec::new());
-    for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+    for name in names {
         match provider.cipher_suites.iter().find(|suite| has_go_name(suite, name)) {
             Some(suite) => known.push(*suite),
             None => unknown.push(name),
@@ -103,10 +99,20 @@ mod tests {
     use super::*;
 
     /// The list in SuperEdge's default configuration.
-    const SHIPPED: &str = "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,\
-        TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,\
-        TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305,TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305,\
-        TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA,TLS_RSA_WITH_AES_128_CBC_SHA";
+    const SHIPPED: [&str; 8] = [
+        "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+        "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+        "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
+        "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+        "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305",
+        "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305",
+        "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
+        "TLS_RSA_WITH_AES_128_CBC_SHA",
+    ];
+
+    fn params(suites: &[&str]) -> Result<(TlsParams, Vec<String>), TlsError> {
+        TlsParams::new(false, &suites.iter().map(|suite| (*suite).to_owned()).collect::<Vec<_>>())
+    }
 
     fn old_suites(offer: &TlsParams) -> usize {
         offer.provider.cipher_suites.iter().filter(|suite| suite.tls13().is_none()).count()
@@ -114,7 +120,7 @@ mod tests {
 
     #[test]
     fn superedges_default_list_gives_six_suites_and_warnings_about_the_rest() {
-        let (offer, warnings) = TlsParams::parse("VersionTLS12", SHIPPED).unwrap();
+        let (offer, warnings) = params(&SHIPPED).unwrap();
         assert_eq!(old_suites(&offer), 6);
         assert_eq!(warnings.len(), 2, "{warnings:?}");
         assert_eq!(offer.provider.cipher_suites.len() - 6, 3, "suites of TLS 1.3 are always enabled");
@@ -122,34 +128,31 @@ mod tests {
 
     #[test]
     fn empty_settings_select_the_default() {
-        let (offer, warnings) = TlsParams::parse("", " ").unwrap();
+        let (offer, warnings) = params(&[]).unwrap();
         assert_eq!((offer.versions.len(), old_suites(&offer), warnings.len()), (2, 6, 0));
     }
 
     #[test]
     fn tls13_aes_128_gcm_is_the_preferred_suite() {
-        for offer in [TlsParams::default(), TlsParams::parse("", SHIPPED).unwrap().0] {
+        for offer in [TlsParams::default(), params(&SHIPPED).unwrap().0] {
             let first = offer.provider.cipher_suites[0].suite();
             assert_eq!(first, CipherSuite::TLS13_AES_128_GCM_SHA256);
         }
     }
 
     #[test]
-    fn old_versions_are_raised_with_a_warning_and_unknown_ones_are_refused() {
-        let (offer, warnings) = TlsParams::parse("VersionTLS10", "").unwrap();
-        assert_eq!((offer.versions.len(), warnings.len()), (2, 1));
-        assert_eq!(TlsParams::parse("VersionTLS13", "").unwrap().0.versions.len(), 1);
-        assert!(matches!(TlsParams::parse("1.2", ""), Err(TlsError::Version(_))));
+    fn a_server_may_accept_only_tls_1_3() {
+        assert_eq!(TlsParams::new(true, &[]).unwrap().0.versions.len(), 1);
     }
 
     #[test]
     fn a_list_without_a_usable_suite_is_an_error() {
-        assert!(matches!(TlsParams::parse("", "TLS_RSA_WITH_RC4_128_SHA"), Err(TlsError::NoSuite(_))));
+        assert!(matches!(params(&["TLS_RSA_WITH_RC4_128_SHA"]), Err(TlsError::NoSuite(_))));
     }
 
     #[test]
     fn a_list_of_tls_1_3_suites_only_offers_no_older_version() {
-        let (offer, warnings) = TlsParams::parse("", "TLS_AES_128_GCM_SHA256").unwrap();
+        let (offer, warnings) = params(&["TLS_AES_128_GCM_SHA256"]).unwrap();
         assert_eq!((offer.versions.len(), old_suites(&offer), warnings.len()), (1, 0, 0));
     }
 }
