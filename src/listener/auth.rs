@@ -1,7 +1,6 @@
 //! Passwords of clients: the users, and the checks, which are limited.
 
 mod failed_logins;
-pub(crate) mod recent_logins;
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -19,8 +18,8 @@ use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use crate::listener::auth::failed_logins::{LoginThrottle, LoginThrottleKey};
-use crate::listener::auth::recent_logins::LoginCache;
 use crate::listener::denial::{Denial, NAME_CHARS};
+use tunnel_net::fair_map::FairMap;
 use tunnel_net::limiter::{FairLimiter, PermitLimits, Source};
 use tunnel_net::reload::ReloadedValue;
 
@@ -53,7 +52,8 @@ pub enum UsersError {
 /// A password checker that limits concurrent checks, is fair to sources, and caches correct passwords for a minute.
 pub struct PasswordChecker {
     users: ReloadedValue<Users>,
-    recent: Mutex<LoginCache>,
+    /// Fingerprints of successful logins, with their times.
+    recent: Mutex<FairMap<Source, u128, Instant>>,
     failures: Mutex<LoginThrottle>,
     /// Two random keys of this process for the fingerprints in `recent`.
     keys: (RandomState, RandomState),
@@ -103,7 +103,7 @@ impl PasswordChecker {
     pub fn new(users: ReloadedValue<Users>) -> Self {
         Self {
             users,
-            recent: Mutex::default(),
+            recent: Mutex::new(FairMap::new(MAX_RECENT_LOGINS)),
             failures: Mutex::new(LoginThrottle::new()),
             keys: (RandomState::new(), RandomState::new()),
             turns: FairLimiter::new(PermitLimits {
@@ -131,14 +131,14 @@ impl PasswordChecker {
         };
         let (who, print) = ((from, self.keys.0.hash_one(&name)), self.fingerprint(&name, &password, &hash));
         let login = Login { user: name, hash };
-        if self.recent.lock().contains(print, Instant::now()) {
+        if self.is_recent(print) {
             return Ok(login);
         }
         self.check_throttle(&who)?;
         let turn = timeout(LOGIN_TIMEOUT, self.turns.acquire(&from)).await;
         let turn = turn.ok().and_then(Result::ok).ok_or(Denial::Busy("too many logins at once"))?;
         // While this login waited, another one with the same password may have succeeded, or others may have failed.
-        if self.recent.lock().contains(print, Instant::now()) {
+        if self.is_recent(print) {
             return Ok(login);
         }
         self.check_throttle(&who)?;
@@ -153,8 +153,14 @@ impl PasswordChecker {
             return Err(Denial::Password(login.user.chars().take(NAME_CHARS).collect()));
         }
         self.failures.lock().forget(&who);
-        self.recent.lock().add(print, Instant::now());
+        let now = Instant::now();
+        self.recent.lock().insert(&from, print, now, now);
         Ok(login)
+    }
+
+    /// Returns true if a login with this fingerprint succeeded within the last minute, and needs no second check.
+    fn is_recent(&self, print: u128) -> bool {
+        self.recent.lock().get(&print).is_some_and(|since| since.elapsed() < LOGIN_TTL)
     }
 
     /// Returns an error if this source sent too many wrong passwords for this user within a minute.
@@ -232,6 +238,12 @@ const MAX_COST: u32 = 14;
 fn max_concurrent() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get().saturating_sub(1).max(1))
 }
+
+/// Lifetime of a recent login. It saves a bcrypt check for each of many short connections.
+const LOGIN_TTL: Duration = Duration::from_secs(60);
+
+/// Maximum number of recent logins; about 300 bytes each.
+const MAX_RECENT_LOGINS: usize = 16 * 1024;
 
 /// Maximum number of waiting logins, over all sources.
 const MAX_WAITING_LOGINS: usize = 256;

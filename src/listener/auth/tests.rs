@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use tokio::task::JoinSet;
 
-use crate::listener::auth::recent_logins::LOGIN_TTL;
 use tunnel_base::drain::Drain;
 use tunnel_net::reload::FileWatcher;
 
