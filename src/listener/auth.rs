@@ -41,14 +41,6 @@ pub struct Login {
     hash: Arc<str>,
 }
 
-/// A reason for rejecting an htpasswd file.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum UsersError {
-    /// No line contains a user with a bcrypt hash.
-    #[error("no user with a bcrypt hash; create one with `htpasswd -nB <name>`")]
-    Empty,
-}
-
 /// A password checker that limits concurrent checks, is fair to sources, and caches correct passwords for a minute.
 pub struct PasswordChecker {
     users: ReloadedValue<Users>,
@@ -67,8 +59,8 @@ impl Users {
     ///
     /// # Errors
     ///
-    /// Returns [`UsersError::Empty`] if no line contains a user with a bcrypt hash.
-    pub fn parse(text: &str) -> Result<Self, UsersError> {
+    /// Returns the reason and a hint if no line contains a user with a bcrypt hash.
+    pub fn parse(text: &str) -> Result<Self, &'static str> {
         let mut hashes = HashMap::new();
         let mut cost = MIN_COST;
         for (at, line) in (1..).zip(text.lines()) {
@@ -92,7 +84,7 @@ impl Users {
             }
         }
         if hashes.is_empty() {
-            return Err(UsersError::Empty);
+            return Err("no user with a bcrypt hash; create one with `htpasswd -nB <name>`");
         }
         Ok(Self { hashes, nobody: format!("$2b${cost:02}${DUMMY_HASH}").into() })
     }
