@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::Full;
+use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::time::{Sleep, sleep};
@@ -62,20 +62,13 @@ pub(crate) struct BodyNotRequested;
 
 /// A response's body that is sent to the client: the target's, or one of this process.
 pub(crate) struct ResponseBody {
-    body: ResponseSource,
+    /// The target's, read from its session, or one of this process, such as an error text.
+    body: Either<Incoming, Full<Bytes>>,
     clock: Arc<IdleTimer>,
     /// Gate of the request's body, closed when this body is dropped; `None` without one.
     continue_gate: Option<Arc<ContinueGate>>,
     /// The guard of the request, which ends with the response.
     _request: Option<InFlightGuard>,
-}
-
-/// The origin of a [`ResponseBody`].
-pub(crate) enum ResponseSource {
-    /// The target's body, read from its session.
-    Target(Incoming),
-    /// A body of this process, such as an error text.
-    Own(Full<Bytes>),
 }
 
 impl RequestBody {
@@ -202,10 +195,10 @@ impl ContinueGate {
 }
 
 impl ResponseBody {
-    /// Creates the body of a response. When it is dropped, the client's idle time starts, and a body that the target
-    /// has not requested is discarded.
-    pub(crate) fn new(body: ResponseSource, clock: Arc<IdleTimer>) -> Self {
-        Self { body, clock, continue_gate: None, _request: None }
+    /// Creates the body of a response of this process. When it is dropped, the client's idle time starts, and a body
+    /// that the target has not requested is discarded.
+    pub(crate) fn new(body: Bytes, clock: Arc<IdleTimer>) -> Self {
+        Self { body: Either::Right(body.into()), clock, continue_gate: None, _request: None }
     }
 
     /// Creates the body of a target's response. `continue_gate` is the gate of the request's body; `request` is in
@@ -216,40 +209,29 @@ impl ResponseBody {
         continue_gate: Option<Arc<ContinueGate>>,
         request: InFlightGuard,
     ) -> Self {
-        Self { body: ResponseSource::Target(body), clock, continue_gate, _request: Some(request) }
+        Self { body: Either::Left(body), clock, continue_gate, _request: Some(request) }
     }
 }
 
 impl Body for ResponseBody {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = Box<dyn Error + Send + Sync>;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        match &mut self.body {
-            ResponseSource::Target(body) => {
-                let frame = ready!(Pin::new(body).poll_frame(cx));
-                self.clock.on_response_part();
-                Poll::Ready(frame)
-            }
-            ResponseSource::Own(body) => Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
-        }
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        self.clock.on_response_part();
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.body {
-            ResponseSource::Target(body) => body.is_end_stream(),
-            ResponseSource::Own(body) => body.is_end_stream(),
-        }
+        self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.body {
-            ResponseSource::Target(body) => body.size_hint(),
-            ResponseSource::Own(body) => body.size_hint(),
-        }
+        self.body.size_hint()
     }
 }
 

@@ -9,7 +9,6 @@ use http::header::{CONNECTION, UPGRADE};
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body::Body as _;
-use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::SendRequest;
 use parking_lot::Mutex;
@@ -19,7 +18,7 @@ use crate::listener::admission::{AuthorizedRequest, DeniedRequest, GrantedSessio
 use crate::listener::denial::Denial;
 use crate::listener::forward::headers;
 use crate::listener::forward::idle_timer::IdleTimer;
-use crate::listener::forward::message::{ContinueGate, RequestBody, ResponseBody, ResponseSource};
+use crate::listener::forward::message::{ContinueGate, RequestBody, ResponseBody};
 use crate::listener::forward::upstream::{InformationalLimit, UpstreamError, UpstreamSession};
 use crate::listener::requests::{RequestRoute, RequestRouter};
 use tunnel_base::metrics::in_flight_requests::{InFlightGuard, InFlightRequests};
@@ -89,8 +88,7 @@ impl<'a> RequestForwarder<'a> {
                 if !has_body {
                     answer.headers_mut().remove(CONNECTION);
                 }
-                answer
-                    .map(|body| ResponseBody::new(ResponseSource::Own(body.into()), Arc::clone(&self.clock)))
+                answer.map(|body| ResponseBody::new(body, Arc::clone(&self.clock)))
             }
         };
         self.clock.on_response_part();
@@ -210,7 +208,7 @@ impl<'a> RequestForwarder<'a> {
             .map_err(|why| Denial::UpstreamFailed(why.to_owned()))?;
         opened.alive.hold_request(request);
         *self.switched.lock() = Some(opened);
-        let body = ResponseBody::new(ResponseSource::Own(Full::default()), Arc::clone(&self.clock));
+        let body = ResponseBody::new(Bytes::new(), Arc::clone(&self.clock));
         Ok(Response::from_parts(head, body))
     }
 
