@@ -32,7 +32,7 @@ use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{ListenerContext, sessions};
 use crate::listener::http_proxy::{self, EdgeProxy};
 use crate::parts::with_kubernetes;
-use crate::route::{SessionRouter, Uplinks};
+use crate::route::{PathProvider, SessionRouter, Uplinks};
 use crate::session_io::grants::Grants;
 use crate::startup::{StartupErrorCollector, StartupErrors};
 use crate::uplink::link_dialer::LinkDialer;
@@ -208,8 +208,8 @@ impl Edge {
                 channelz: ports.channelz.as_ref().map(TcpListenSocket::at),
                 proxy,
             },
-            route: SessionRouter::from_edge(
-                uplinks.clone(),
+            route: SessionRouter::new(
+                PathProvider::Uplinks(uplinks.clone()),
                 table.clone(),
                 OPEN_TIMEOUT,
                 session.resume_timeout,

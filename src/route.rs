@@ -104,26 +104,14 @@ pub struct SessionRouter {
 pub type RandomFraction = fn() -> f64;
 
 impl SessionRouter {
-    /// Creates the router of a server: `finder` finds the nodes.
+    /// Creates the router of a process with these paths.
     pub fn new(
-        finder: Arc<Finder>,
+        paths: PathProvider,
         table: Arc<SessionTable>,
         open_timeout: Duration,
         resume_timeout: Duration,
     ) -> Self {
-        let (paths, chance) = (PathProvider::Nodes(finder), rand::random);
-        Self { paths, table, open_timeout, resume_timeout, chance }
-    }
-
-    /// Creates the router of an edge: every path uses one of its links to the cloud.
-    pub fn from_edge(
-        uplinks: Arc<Uplinks>,
-        table: Arc<SessionTable>,
-        open_timeout: Duration,
-        resume_timeout: Duration,
-    ) -> Self {
-        let (paths, chance) = (PathProvider::Uplinks(uplinks), rand::random);
-        Self { paths, table, open_timeout, resume_timeout, chance }
+        Self { paths, table, open_timeout, resume_timeout, chance: rand::random }
     }
 
     /// Returns the node that is named by this host's address, if a search may find it.
@@ -458,7 +446,7 @@ const REPLACED_NODE_WAIT: Duration = Duration::from_secs(3);
 
 /// The source of paths for a process's sessions: which links may lead to a node.
 #[derive(Debug, Clone)]
-pub(crate) enum PathProvider {
+pub enum PathProvider {
     /// On a server: paths to nodes.
     Nodes(Arc<Finder>),
     /// On a server: paths to peers, by process, for sessions of an edge with a target that a peer has dialled.

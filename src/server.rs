@@ -52,7 +52,7 @@ use crate::registry::Finder;
 use crate::registry::Registry;
 use crate::registry::dns_search::NodeDnsLookup;
 use crate::registry::peers::Peers;
-use crate::route::SessionRouter;
+use crate::route::{PathProvider, SessionRouter};
 use crate::server::cluster::KubernetesView;
 use crate::server::config::ServerConfig;
 use crate::server::config_files::{LivePolicies, LoadedServerFiles};
@@ -185,14 +185,14 @@ pub(crate) struct ServerContext {
     pub(crate) certificates: MonitoredCertificates,
     /// Cancelled when the server begins to stop; no call is accepted from then on.
     pub(crate) stopping: CancellationToken,
-    /// Holds a token while clients are redirected to a listener.
-    pub(crate) redirecting: TaskTracker,
     pub(crate) drains: Drains,
 }
 
 /// The tasks in the order in which they are stopped: clients first, links when no session needs them, admin ports last.
 #[derive(Debug, Default)]
 pub(crate) struct Drains {
+    /// Holds a token while clients are redirected to a listener.
+    pub(crate) redirecting: TaskTracker,
     pub(crate) clients: Drain,
     pub(crate) publisher: Drain,
     pub(crate) links: Drain,
@@ -364,9 +364,9 @@ impl ServerContext {
         };
         let for_edges = dialer(settings, files, TargetDialerRole::ForEdges, &policies.for_edges);
         let for_clients = dialer(settings, files, TargetDialerRole::ForClients, &policies.for_clients);
-        let clients = drains.clients.clone();
+        let (clients, paths) = (drains.clients.clone(), PathProvider::Nodes(finder.clone()));
         let mut context = Self {
-            route: SessionRouter::new(finder.clone(), table, session.open_timeout, session.resume_timeout),
+            route: SessionRouter::new(paths, table, session.open_timeout, session.resume_timeout),
             registry,
             finder,
             peers,
@@ -390,7 +390,6 @@ impl ServerContext {
             watcher: FileWatcher::new(&drains.links),
             certificates: MonitoredCertificates::default(),
             stopping: CancellationToken::new(),
-            redirecting: TaskTracker::new(),
             drains,
         };
         context.user_links = UserLinks::new(prepared.users.clone(), context.listener_context());
@@ -452,7 +451,7 @@ impl ServerContext {
             readiness: self.readiness.clone(),
             stopping: self.stopping.clone(),
             accepting: TaskTracker::new(),
-            redirecting: self.redirecting.clone(),
+            redirecting: self.drains.redirecting.clone(),
             links: self.drains.links.clone(),
             files: self.watcher.clone(),
             resume_timeout: settings.session.resume_timeout,

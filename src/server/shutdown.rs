@@ -18,9 +18,8 @@ impl Server {
     /// clients for a moment, until balancers notice. Then it closes its listeners, and waits for sessions until the
     /// deadline or until `at_once` completes.
     pub async fn shutdown(self, at_once: impl Future<Output = ()>) -> Drained {
-        let ServerContext { registry, user_links, finder, readiness, stopping, redirecting, drains, .. } =
-            &*self.context;
-        let Drains { clients, publisher, links, admin } = drains;
+        let ServerContext { registry, user_links, finder, readiness, stopping, drains, .. } = &*self.context;
+        let Drains { redirecting, clients, publisher, links, admin } = drains;
         let (at_once, deadline) = (at_once.shared(), self.drain_timeout);
         let until = Instant::now() + deadline;
         readiness.set(DRAINING_CONDITION, Err("stopping".into()));

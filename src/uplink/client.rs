@@ -14,7 +14,7 @@ use tracing::info_span;
 use crate::admin::readiness::Readiness;
 use crate::config::edge::ServerAddress;
 use crate::config::{RESUME_TIMEOUT, SecretString};
-use crate::route::{OpenError, SessionRequest, SessionRouter, Uplinks};
+use crate::route::{OpenError, PathProvider, SessionRequest, SessionRouter, Uplinks};
 use crate::uplink::link_dialer::caching_resolver::CachingResolver;
 use crate::uplink::link_dialer::{
     DialPreference, LinkDialer, NewLink, ServerEndpoint, UplinkFailure, UserIdentity,
@@ -163,7 +163,12 @@ impl ClientUplinks {
             redial: Notify::new(),
             sent_until_closed: Mutex::default(),
         });
-        let route = SessionRouter::from_edge(uplinks.clone(), table.clone(), OPEN_TIMEOUT, RESUME_TIMEOUT);
+        let route = SessionRouter::new(
+            PathProvider::Uplinks(uplinks.clone()),
+            table.clone(),
+            OPEN_TIMEOUT,
+            RESUME_TIMEOUT,
+        );
         Ok((Self { route, uplinks, table, pool, metrics, links }, keeper))
     }
 

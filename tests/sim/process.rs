@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tunnel::registry::Finder;
 use tunnel::registry::Registry;
-use tunnel::route::SessionRouter;
+use tunnel::route::{PathProvider, SessionRouter};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::table::{SessionLimits, SessionTable};
@@ -59,7 +59,8 @@ impl Simulation {
         let real = plan.scenario != Scenario::Pods && !plan.wild;
         let route = real.then(|| {
             let finder = Finder::without_peers(registry.clone(), table.instance());
-            SessionRouter::new(finder, table.clone(), patience, plan.grace).with_chance(chance)
+            SessionRouter::new(PathProvider::Nodes(finder), table.clone(), patience, plan.grace)
+                .with_chance(chance)
         });
         let place = Place {
             at,

@@ -16,7 +16,7 @@ use crate::listener::admission::tests::line::{Line, Lines, Switch};
 use crate::listener::auth::{PasswordChecker, Users};
 use crate::listener::requests::RequestRouter;
 use crate::listener::trace_id::new_trace;
-use crate::route::{RouteError, SessionRequest, Uplinks};
+use crate::route::{PathProvider, RouteError, SessionRequest, Uplinks};
 use crate::session_io::tests::{linked, take};
 use tunnel_base::names::{NameError, NodeName, Target};
 use tunnel_base::policy::zone::NodeZone;
@@ -92,7 +92,7 @@ pub(crate) fn context(
         sessions: admission::sessions(9, 9),
         long_heads: heads::long_heads(false),
         pool: BufferPool::new(),
-        route: SessionRouter::from_edge(uplinks, table, time, time),
+        route: SessionRouter::new(PathProvider::Uplinks(uplinks), table, time, time),
         zone: Arc::default(),
         addresses: Arc::default(),
         direct: None,
@@ -414,7 +414,7 @@ async fn a_request_at_an_edge_that_just_lost_its_link_waits_for_the_next() {
     let drain = Drain::new();
     let (table, link, mut offered) = linked(&drain);
     let (uplinks, time) = (Uplinks::new("edge-1".parse().unwrap()), Duration::from_secs(9));
-    let route = SessionRouter::from_edge(uplinks.clone(), table, time, time);
+    let route = SessionRouter::new(PathProvider::Uplinks(uplinks.clone()), table, time, time);
     let (node, target): (NodeName, Target) = ("node2".parse().unwrap(), "node2:22".parse().unwrap());
     let request = SessionRequest {
         node,
