@@ -58,46 +58,48 @@ impl SessionStream {
 
     /// Returns the session's id, or `None` for a direct connection.
     pub fn id(&self) -> Option<SessionId> {
-        match self {
-            Self::Session(session) => Some(session.id()),
-            Self::Direct(_) => None,
-            Self::Tls(over) => transport_below_tls(over).id(),
-        }
+        self.session().map(Session::id)
     }
 
     /// Returns how often the session was resumed on another path.
     pub fn resumed(&self) -> u32 {
-        match self {
-            Self::Session(session) => session.resumed(),
-            Self::Direct(_) => 0,
-            Self::Tls(over) => transport_below_tls(over).resumed(),
-        }
+        self.session().map_or(0, Session::resumed)
     }
 
     /// Returns why the session ended, or `None` if it ended cleanly.
     pub fn ended(&self) -> Option<SessionError> {
-        match self {
-            Self::Session(session) => session.ended(),
-            Self::Direct(_) => None,
-            Self::Tls(over) => transport_below_tls(over).ended(),
-        }
+        self.session().and_then(Session::ended)
     }
 
     /// Ends the stream at once. What was not delivered is dropped.
     pub fn reset(self, why: SessionError) {
-        match self {
-            Self::Session(session) => session.reset(why),
-            Self::Direct(_) => {}
-            Self::Tls(over) => over.into_io().into_inner().0.into_inner().reset(why),
+        if let Some(session) = self.into_session() {
+            session.reset(why);
         }
     }
 
     /// Ends the stream like a failed connection.
     pub fn break_off(self, why: SessionError) {
+        if let Some(session) = self.into_session() {
+            session.break_off(why);
+        }
+    }
+
+    /// Returns the session that carries the bytes, or `None` for a direct connection.
+    fn session(&self) -> Option<&Session> {
         match self {
-            Self::Session(session) => session.break_off(why),
-            Self::Direct(_) => {}
-            Self::Tls(over) => over.into_io().into_inner().0.into_inner().break_off(why),
+            Self::Session(session) => Some(session),
+            Self::Direct(_) => None,
+            Self::Tls(over) => transport_below_tls(over).session(),
+        }
+    }
+
+    /// Like [`Self::session`], for its end. A direct connection is dropped.
+    fn into_session(self) -> Option<Session> {
+        match self {
+            Self::Session(session) => Some(session),
+            Self::Direct(_) => None,
+            Self::Tls(over) => over.into_io().into_inner().0.into_inner().into_session(),
         }
     }
 

@@ -32,6 +32,7 @@ pub(crate) struct HttpSession {
     pub(super) muted: Option<bool>,
     /// The end of the first request's URL, which hyper does not write.
     pub(super) url_end: Option<Bytes>,
+    /// How the target's end ended, if it did.
     pub(super) ended: Option<CopyEnd>,
 }
 
@@ -45,11 +46,6 @@ impl HttpSession {
             url_end: None,
             ended: None,
         }
-    }
-
-    /// Returns how the target's end ended, if it did.
-    pub(crate) fn ended(&self) -> Option<CopyEnd> {
-        self.ended
     }
 
     /// Records the status of the response that the client gets instead of the session's.

@@ -343,7 +343,7 @@ impl UpstreamSession {
     /// Ends a session. Returns the reason why its request got no response, if the remote end gave one.
     fn end_session(&self, over: ReleasedSession, cut: bool) -> Option<SessionError> {
         let ReleasedSession { pipe, error, unused } = over;
-        let ended = pipe.ended();
+        let ended = pipe.ended;
         let opened = pipe.into_opened(unused);
         let reset = opened.session.ended();
         let ended = match (ended, error) {
