@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::{debug, error, info, info_span, warn};
 
@@ -71,7 +71,6 @@ impl NftReconciler {
     async fn run(mut self, redirecting: TaskTrackerToken) {
         let (links, stopping) = (self.deps.links.clone(), self.deps.stopping.clone());
         let mut changes = self.deps.registry.subscribe();
-        let mut pace = Debounce::new();
         while !stopping.is_cancelled() {
             let changed = self.refresh_addresses();
             if changed || self.kept.is_none_or(|at| at.elapsed() >= PORT_REFRESH_INTERVAL) {
@@ -81,7 +80,7 @@ impl NftReconciler {
             }
             tokio::select! {
                 () = stopping.cancelled() => {}
-                () = pace.next(&mut changes) => {}
+                () = next_update(&mut changes) => {}
             }
         }
         let emptying = self.table.sync(&InterceptSets::default()).await;
@@ -210,31 +209,12 @@ const REASON_PEER_ADDRESS: &str = "another server's";
 /// The name of its condition in `/readyz`.
 const INTERCEPT_CONDITION: &str = "intercept";
 
-/// A timer for updates: at each change and each tick, with a minimum time between two.
-#[derive(Debug)]
-pub(super) struct Debounce {
-    ticks: Interval,
-    looked: Instant,
-}
-
-impl Debounce {
-    /// Returns the timer; the first update is due now.
-    pub(super) fn new() -> Self {
-        let mut ticks = interval(POLL_INTERVAL);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { ticks, looked: Instant::now() }
-    }
-
-    /// Waits until the next update is due. No change is lost if it is dropped early.
-    pub(super) async fn next(&mut self, changes: &mut watch::Receiver<()>) {
-        sleep_until(self.looked + MIN_INTERVAL).await;
-        tokio::select! {
-            // The channel never closes: the registry holds the sender.
-            _ = changes.changed() => {}
-            _ = self.ticks.tick() => {}
-        }
-        self.looked = Instant::now();
-    }
+/// Waits until the next update is due: at a change, but not sooner than [`MIN_INTERVAL`], and otherwise after
+/// [`POLL_INTERVAL`]. No change is lost if it is dropped early.
+async fn next_update(changes: &mut watch::Receiver<()>) {
+    sleep(MIN_INTERVAL).await;
+    // The channel never closes: the registry holds the sender.
+    let _ = timeout(POLL_INTERVAL - MIN_INTERVAL, changes.changed()).await;
 }
 
 /// Interval between updates for changes without a notification: nodes at peers, claims, and the time since a
@@ -251,10 +231,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn frequent_changes_are_debounced() {
         let (changed, mut changes) = watch::channel(());
-        let (started, mut pace) = (Instant::now(), Debounce::new());
+        let started = Instant::now();
         for looks in 1..=10 {
             changed.send_replace(());
-            pace.next(&mut changes).await;
+            next_update(&mut changes).await;
             assert!(started.elapsed() >= MIN_INTERVAL * looks, "{:?}", started.elapsed());
         }
         assert!(started.elapsed() < POLL_INTERVAL * 10, "and not longer than that");
