@@ -27,41 +27,31 @@ impl TableOwner {
     ///
     /// Returns [`InterceptError::Owned`], [`InterceptError::Denied`], or another error if the kernel cannot do it.
     pub(crate) fn of(table: &str) -> Result<Self, InterceptError> {
-        let failed = |cause: io::Error| InterceptError::Failed(format!("cannot query the kernel: {cause}"));
-        let mut kernel = netlink::open(NETLINK_NETFILTER).map_err(failed)?;
-        kernel.send(&batch(&format!("{table}-owner"))).map_err(failed)?;
+        let mut kernel = netlink::open(NETLINK_NETFILTER).map_err(|cause| failed(&cause))?;
+        kernel.send(&batch(&format!("{table}-owner"))).map_err(|cause| failed(&cause))?;
         let mut room = [0; OWNER_BUFFER_SIZE];
         // The kernel has responded before `send` returns.
-        let len = kernel.read(&mut room).map_err(failed)?;
-        match parse_response(room.get(..len).unwrap_or_default()) {
-            MarkerTableResult::Made => Ok(Self { _kernel: kernel }),
-            MarkerTableResult::MayNot => Err(InterceptError::Denied),
-            MarkerTableResult::Refused(EPERM | EEXIST) => Err(InterceptError::Owned(table.to_owned())),
-            MarkerTableResult::Refused(EOPNOTSUPP) => Err(InterceptError::KernelTooOld),
-            MarkerTableResult::Refused(code) => Err(failed(io::Error::from_raw_os_error(code))),
-        }
+        let len = kernel.read(&mut room).map_err(|cause| failed(&cause))?;
+        check_response(room.get(..len).unwrap_or_default(), table)?;
+        Ok(Self { _kernel: kernel })
     }
 }
 
-/// The kernel's response to creating the marker table of a [`TableOwner`].
-#[derive(Debug, PartialEq, Eq)]
-enum MarkerTableResult {
-    /// The table was created: this process owns the name.
-    Made,
-    /// The whole batch was refused, as the process may not change this network.
-    MayNot,
-    /// The table was refused with this error.
-    Refused(i32),
+/// Returns an error unless the kernel responds that the marker table was created.
+fn check_response(answer: &[u8], table: &str) -> Result<(), InterceptError> {
+    let cause = netlink::error(answer);
+    match (cause.raw_os_error(), answer.get(8..12)) {
+        (Some(0), _) => Ok(()),
+        // The whole batch was refused, as the process may not change this network.
+        (Some(EPERM), Some(number)) if *number == BEGIN.to_ne_bytes() => Err(InterceptError::Denied),
+        (Some(EPERM | EEXIST), _) => Err(InterceptError::Owned(table.to_owned())),
+        (Some(EOPNOTSUPP) | None, _) => Err(InterceptError::KernelTooOld),
+        (Some(_), _) => Err(failed(&cause)),
+    }
 }
 
-/// Parses the kernel's response.
-fn parse_response(answer: &[u8]) -> MarkerTableResult {
-    let code = netlink::error(answer).raw_os_error();
-    match (code, answer.get(8..12)) {
-        (Some(0), _) => MarkerTableResult::Made,
-        (Some(EPERM), Some(number)) if *number == BEGIN.to_ne_bytes() => MarkerTableResult::MayNot,
-        (code, _) => MarkerTableResult::Refused(code.unwrap_or(EOPNOTSUPP)),
-    }
+fn failed(cause: &io::Error) -> InterceptError {
+    InterceptError::Failed(format!("cannot query the kernel: {cause}"))
 }
 
 /// Builds a transaction that creates a table with an owner, unless a table with that name exists.
@@ -115,16 +105,14 @@ mod tests {
 
     #[test]
     fn missing_privileges_are_distinguished_from_a_refused_table() {
-        assert_eq!(parse_response(&answer(MAKE, 0)), MarkerTableResult::Made);
-        assert_eq!(parse_response(&answer(BEGIN, EPERM)), MarkerTableResult::MayNot);
-        for code in [EPERM, EEXIST, EOPNOTSUPP] {
-            assert_eq!(parse_response(&answer(MAKE, code)), MarkerTableResult::Refused(code));
+        let check = |answer: &[u8]| check_response(answer, "t");
+        assert!(check(&answer(MAKE, 0)).is_ok());
+        assert!(matches!(check(&answer(BEGIN, EPERM)), Err(InterceptError::Denied)));
+        for code in [EPERM, EEXIST] {
+            assert!(matches!(check(&answer(MAKE, code)), Err(InterceptError::Owned(_))));
         }
-        assert_eq!(
-            parse_response(&[]),
-            MarkerTableResult::Refused(EOPNOTSUPP),
-            "without a response there is no ownership"
-        );
+        assert!(matches!(check(&answer(MAKE, EOPNOTSUPP)), Err(InterceptError::KernelTooOld)));
+        assert!(check(&[]).is_err(), "without a response there is no ownership");
     }
 
     #[test]
