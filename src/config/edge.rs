@@ -284,20 +284,6 @@ fn warn_template<'h>(
     }
 }
 
-pub(crate) fn session(edge: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics) -> EdgeSessionConfig {
-    let mut table = edge.table("session", report);
-    let session: EdgeSessionConfig = table.fields(report);
-    table.close(&session, report);
-    session
-}
-
-pub(crate) fn allow(edge: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics) -> AllowConfig {
-    let mut table = edge.table("allow", report);
-    let allow: AllowConfig = table.fields(report);
-    table.close(&allow, report);
-    allow
-}
-
 /// `[edge.target_tls]`: TLS to targets, for clients of the servers' HTTPS ports (`[server.https]`, mode = "terminate").
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(default)]

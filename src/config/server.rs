@@ -198,13 +198,6 @@ pub(crate) fn links(cloud: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics)
     links
 }
 
-pub(crate) fn direct(cloud: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics) -> DirectConfig {
-    let mut table = cloud.table("direct", report);
-    let direct: DirectConfig = table.fields(report);
-    table.close(&direct, report);
-    direct
-}
-
 pub(crate) fn session(cloud: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics) -> SessionConfig {
     let mut table = cloud.table("session", report);
     let mut session: SessionConfig = table.fields(report);
@@ -220,9 +213,7 @@ pub(crate) fn edge_access(
     env: &Environment,
     report: &mut ConfigDiagnostics,
 ) -> EdgeAccessConfig {
-    let mut table = cloud.table("edge_access", report);
-    let access: EdgeAccessConfig = table.fields(report);
-    table.close(&access, report);
+    let access: EdgeAccessConfig = cloud.settings("edge_access", report);
     let listed = env.edge_no_proxy.as_deref().is_some_and(|list| !list.trim().is_empty());
     if listed && !(access.targets.is_empty() && access.nodes.is_empty()) {
         let text = "SuperEdge's list of targets that edges may not reach is ignored; [server.edge_access] lists what they may reach";
@@ -259,12 +250,4 @@ pub enum TlsVersion {
     /// TLS 1.3.
     #[serde(rename = "1.3")]
     V13,
-}
-
-/// Reads the table.
-pub(crate) fn tls(cloud: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics) -> Tls {
-    let mut table = cloud.table("tls", report);
-    let tls: Tls = table.fields(report);
-    table.close(&tls, report);
-    tls
 }

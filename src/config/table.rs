@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -79,6 +80,17 @@ impl<'t> ConfigTable<'t> {
                 Self { path, place: Some(entry.place), ..Self::default() }
             }
         }
+    }
+
+    /// Reads a nested table that has the keys of `T` and no others, and records the values in effect.
+    pub(crate) fn settings<T>(&mut self, key: &'static str, report: &mut ConfigDiagnostics) -> T
+    where
+        T: DeserializeOwned + Default + Serialize,
+    {
+        let mut table = self.table(key, report);
+        let settings = table.fields(report);
+        table.close(&settings, report);
+        settings
     }
 
     /// Takes all remaining keys, which are names chosen by the user, each with its table, in file order. A value of

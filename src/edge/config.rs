@@ -93,8 +93,8 @@ impl EdgeConfig {
         let uplink = edge::uplink(&mut table, env, node_ip, csr.is_some(), report);
         let ports = ("uplink.admin_listen", &uplink.ports);
         let admin = admin_listener::admin(&mut table, "edge", ports, env, report);
-        let session = edge::session(&mut table, report);
-        let allow = edge::allow(&mut table, report);
+        let session = table.settings("session", report);
+        let allow = table.settings("allow", report);
         let pod_ip = config::address("POD_IP", env.pod_ip.as_deref(), report);
         let target_tls = edge::target_tls(&mut table, report);
         let http_proxy = http_proxy::read_edge(&mut table, report);
