@@ -25,11 +25,9 @@ pub(crate) struct ConfigTable<'t> {
     requested: BTreeMap<&'static str, Option<usize>>,
 }
 
-/// One key of a [`ConfigTable`], with its value.
+/// The value of one key of a [`ConfigTable`].
 #[derive(Debug)]
 pub(super) struct TableEntry<'t> {
-    /// The key as written.
-    name: String,
     /// Position in the file.
     place: usize,
     value: DeValue<'t>,
@@ -100,17 +98,17 @@ impl<'t> ConfigTable<'t> {
         short: &'static str,
         report: &mut ConfigDiagnostics,
     ) -> Vec<(String, Self)> {
-        let mut entries: Vec<TableEntry<'t>> = std::mem::take(&mut self.entries).into_values().collect();
-        entries.sort_by_key(|entry| entry.place);
+        let mut entries: Vec<_> = std::mem::take(&mut self.entries).into_iter().collect();
+        entries.sort_by_key(|(_, entry)| entry.place);
         let mut tables = Vec::new();
-        for TableEntry { name, place, value } in entries {
+        for (name, TableEntry { place, value }) in entries {
             let path = self.key(format_args!("\"{}\"", value::excerpt(&name)));
             report.known.insert(path.clone());
             report.given.insert(path.clone());
             let table = match value {
                 DeValue::Table(table) => Self::of(path, place, table),
                 value => {
-                    let entry = TableEntry { name: short.to_owned(), place, value };
+                    let entry = TableEntry { place, value };
                     Self {
                         path,
                         place: Some(place),
@@ -186,17 +184,16 @@ impl<'t> ConfigTable<'t> {
 
     /// Records an error for every key that was never requested, with the most similar known key.
     pub(crate) fn finish(self, report: &mut ConfigDiagnostics) {
-        for entry in self.entries.values() {
-            let expected = value::suggestion(&entry.name, self.requested.keys().copied());
-            report.unknown(entry.place, &self.key(value::excerpt(&entry.name)), &expected);
+        for (name, entry) in &self.entries {
+            let expected = value::suggestion(name, self.requested.keys().copied());
+            report.unknown(entry.place, &self.key(value::excerpt(name)), &expected);
         }
     }
 
     fn of(path: String, place: usize, table: DeTable<'t>) -> Self {
         let entry = |(name, value): (Spanned<std::borrow::Cow<'t, str>>, Spanned<DeValue<'t>>)| {
             let place = name.span().start;
-            let name = name.into_inner().into_owned();
-            (name.clone(), TableEntry { name, place, value: value.into_inner() })
+            (name.into_inner().into_owned(), TableEntry { place, value: value.into_inner() })
         };
         let entries = table.into_iter().map(entry).collect();
         Self { path, place: Some(place), entries, ..Self::default() }
