@@ -369,7 +369,7 @@ mod tests {
     use serde::Deserialize;
 
     use super::*;
-    use crate::config::value::forms::{BoundedCount, ByteSize, Millis};
+    use crate::config::value::forms::{self, ByteSize, Millis};
     use crate::config::{Environment, ParsedConfig, SecretString};
 
     #[derive(Debug, Default, PartialEq, Deserialize)]
@@ -383,7 +383,7 @@ mod tests {
         rules: Vec<Inner>,
         #[serde(with = "Millis::<100, 60_000>")]
         wait: Option<std::time::Duration>,
-        #[serde(with = "BoundedCount::<1, 9>")]
+        #[serde(deserialize_with = "forms::count::<9, _>")]
         count: usize,
         #[serde(with = "ByteSize::<1024>")]
         size: Option<usize>,

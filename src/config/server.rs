@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::admin_ports::AdminPorts;
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTable;
-use crate::config::value::forms::{BoundedCount, ByteSize, Millis};
+use crate::config::value::forms::{ByteSize, Millis};
 use crate::config::{self, DAY, Environment, MIN_MEMORY, WarningKind};
 use tunnel_base::names::ServerDisplayName;
 use tunnel_base::policy::targets::Targets;
@@ -104,12 +104,12 @@ pub struct SessionConfig {
     #[serde(with = "Millis::<100, 600_000>")]
     pub open_timeout: Duration,
     /// Maximum number of concurrent sessions; further ones get 503.
-    #[serde(with = "BoundedCount::<1, MAX_SESSIONS>")]
+    #[serde(deserialize_with = "forms::count::<MAX_SESSIONS, _>")]
     pub max_sessions: usize,
     /// Maximum number of concurrent sessions per client; further ones get 503. A client is a user if auth = "basic",
     /// otherwise an IPv4 address or an IPv6 /64. A session counts until its last bytes are delivered. Default: a
     /// quarter of max_sessions.
-    #[serde(with = "BoundedCount::<1, MAX_SESSIONS>")]
+    #[serde(deserialize_with = "forms::count::<MAX_SESSIONS, _>")]
     pub max_per_client: usize,
     /// Timeout for sessions to finish once the server is stopping.
     #[serde(with = "Millis::<0, DAY>")]

@@ -65,26 +65,10 @@ impl<const MIN: usize> ByteSize<MIN> {
     }
 }
 
-/// A whole number from `MIN` to `MAX`.
-pub(crate) struct BoundedCount<const MIN: usize, const MAX: usize>;
-
-impl<const MIN: usize, const MAX: usize> BoundedCount<MIN, MAX> {
-    pub(crate) fn deserialize<'de, D, T>(deserializer: D) -> Result<T, D::Error>
-    where
-        D: Deserializer<'de>,
-        T: From<usize>,
-    {
-        let number = usize::deserialize(deserializer).ok().filter(|number| (MIN..=MAX).contains(number));
-        let expected = || D::Error::custom(format_args!("expected a whole number from {MIN} to {MAX}"));
-        number.map(T::from).ok_or_else(expected)
-    }
-
-    pub(crate) fn serialize<S: Serializer, T: Serialize>(
-        value: &T,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        value.serialize(serializer)
-    }
+/// Reads a whole number from 1 to `MAX`.
+pub(crate) fn count<'de, const MAX: usize, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+    let number = usize::deserialize(deserializer).ok().filter(|number| (1..=MAX).contains(number));
+    number.ok_or_else(|| D::Error::custom(format_args!("expected a whole number from 1 to {MAX}")))
 }
 
 /// Reads a file name.
