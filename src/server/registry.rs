@@ -27,14 +27,13 @@ pub(crate) fn spawn_publisher(
     shared: &ServerContext,
     grpc: u16,
 ) {
-    let servers = PeerLiveness { peers: shared.peers.clone(), port: grpc };
-    let Some(store) = store(settings, files, shared, &servers) else { return };
+    let Some(store) = store(settings, files, shared, grpc) else { return };
     let readiness = shared.readiness.clone();
     let publisher = Publisher {
         registry: shared.registry.clone(),
         store,
         zone: shared.zone.clone(),
-        vet: record_filter(settings, files, shared, servers),
+        vet: record_filter(settings, files, shared, grpc),
         metrics: shared.link_context.metrics.clone(),
         report: Box::new(move |state| readiness.set_degraded(DNS_CONDITION, state)),
     };
@@ -42,33 +41,21 @@ pub(crate) fn spawn_publisher(
     drain.spawn(info_span!("publisher"), publisher.run(drain.clone()));
 }
 
-/// The publisher's check whether a server answers at an address. It decides which records are of dead servers, and
-/// which addresses in DNS belong to servers.
-#[derive(Debug, Clone)]
-struct PeerLiveness {
-    /// The links to peers; `None` if this server has none.
-    peers: Option<Arc<Peers>>,
-    /// The gRPC port of all servers.
-    port: u16,
-}
-
-impl PeerLiveness {
-    /// Returns true if a server answers at that address. Cancel safe.
-    async fn answers(self, ip: IpAddr) -> bool {
-        match self.peers {
-            Some(peers) => peers.answers(ip, self.port).await,
-            None => false,
-        }
+/// Returns true if a server answers at that address, with gRPC port `grpc`. The publisher's check which records are of
+/// dead servers, and which addresses in DNS belong to servers. Cancel safe.
+async fn answers(peers: Option<Arc<Peers>>, ip: IpAddr, grpc: u16) -> bool {
+    match peers {
+        Some(peers) => peers.answers(ip, grpc).await,
+        None => false,
     }
 }
 
-/// Returns the store for records, or `None` if nothing is published. `servers` checks which servers with records are
-/// alive.
+/// Returns the store for records, or `None` if nothing is published.
 fn store(
     settings: &ServerConfig,
     files: &LoadedServerFiles,
     shared: &ServerContext,
-    servers: &PeerLiveness,
+    grpc: u16,
 ) -> Option<Box<dyn RecordStore>> {
     // The config check ensures that there is an address.
     let (dns, server) = (&settings.dns, settings.pod_ip?);
@@ -80,10 +67,9 @@ fn store(
             Some(Box::new(EtcdRecords::new(members, dns.etcd.prefix.clone(), server)))
         }
         PublishTo::ConfigMap => {
-            let name = dns.configmap.clone();
-            let servers = servers.clone();
+            let (name, peers) = (dns.configmap.clone(), shared.peers.clone());
             let lives =
-                move |server| -> BoxFuture<'static, bool> { Box::pin(servers.clone().answers(server)) };
+                move |server| -> BoxFuture<'static, bool> { Box::pin(answers(peers.clone(), server, grpc)) };
             let (cluster, pods) = (settings.peers.cluster.as_ref()?, shared.cluster.pods.as_ref());
             with_kubernetes!(Some(api::cluster::records(cluster, name, server, pods, lives)), else None)
         }
@@ -96,12 +82,13 @@ fn record_filter(
     settings: &ServerConfig,
     files: &LoadedServerFiles,
     shared: &ServerContext,
-    servers: PeerLiveness,
+    grpc: u16,
 ) -> RecordFilter {
     let (own, no_servers) = (settings.pod_ip, shared.cluster.service_addresses.clone());
+    let peers = shared.peers.clone();
     let mut vet = RecordFilter::new(files.dns.clone(), move |ip| {
-        let (servers, known) = (servers.clone(), Some(ip) == own || no_servers.borrow().contains(&ip));
-        Box::pin(async move { known || servers.answers(ip).await })
+        let (peers, known) = (peers.clone(), Some(ip) == own || no_servers.borrow().contains(&ip));
+        Box::pin(async move { known || answers(peers, ip, grpc).await })
     });
     if let Some(cluster) = settings.peers.cluster.clone() {
         vet.set_nodes(move || {
