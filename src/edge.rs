@@ -103,10 +103,11 @@ impl Edge {
         let PreparedEdge { files, admin: ports, proxy, mut policies, viewers } = startup.finish(prepared)?;
         let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(EdgeProxy::at));
         policies.watch(&edge.files);
+        edge.listener_policies = policies.policies();
         let level_at_ports = settings.uplink.ports.sets_level;
         let pool = BufferPool::new();
         if let Some(proxy) = proxy {
-            edge.listener_policies = proxy.spawn(edge.listener_context(&settings, pool.clone()), &edge.files);
+            proxy.spawn(edge.listener_context(&settings, pool.clone()));
         }
         let (authorities, shown) = (settings.ca_files(), settings.certificates());
         let certificate = settings.csr.clone();

@@ -56,8 +56,9 @@ pub(crate) fn prepare(
     let files = LoadedEdgeFiles::read(settings, startup);
     let ports = ("uplink", &settings.uplink.ports);
     let admin = bind_admin("edge", ports, &settings.admin, &Tls::default(), startup);
-    let proxy = settings.http_proxy.as_ref().map(|proxy| EdgeProxy::bind(proxy, startup)).transpose();
     let mut policies = AccessPolicyBuilder::default();
+    let proxy = settings.http_proxy.as_ref();
+    let proxy = proxy.map(|proxy| EdgeProxy::bind(proxy, &mut policies, startup)).transpose();
     let viewers = policies.viewers("edge.admin", &settings.admin, startup);
     Ok(PreparedEdge { files: files?, admin: admin?, proxy: proxy?, policies, viewers: viewers? })
 }

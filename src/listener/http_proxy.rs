@@ -22,7 +22,7 @@ use crate::config::listen;
 use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState};
 use crate::config::table::ConfigTable;
 use crate::config::{Environment, WarningKind};
-use crate::listener::access::{AccessPolicyBuilder, ListenerAccess, ListenerPolicies};
+use crate::listener::access::{AccessPolicyBuilder, ListenerAccess};
 use crate::listener::admission::{
     Admission, AdmissionOutcome, ListenerContext, ListenerProtocol, OpenRequest,
 };
@@ -38,7 +38,6 @@ use tunnel_base::names::{NameError, Target};
 use tunnel_base::policy::Glob;
 use tunnel_net::hooked::{Hooked, ReadHook};
 use tunnel_net::listen::TcpListenSocket;
-use tunnel_net::reload::FileWatcher;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::SessionCategory;
 
@@ -171,19 +170,18 @@ pub(crate) fn read_edge(
 pub(crate) struct EdgeProxy {
     listener: TcpListenSocket,
     access: ListenerAccess,
-    policies: AccessPolicyBuilder,
 }
 
 impl EdgeProxy {
     /// Reads the proxy's files and binds its port.
     pub(crate) fn bind(
         settings: &EdgeProxyConfig,
+        policies: &mut AccessPolicyBuilder,
         startup: &mut StartupErrorCollector,
     ) -> Result<Self, NotPrepared> {
-        let mut policies = AccessPolicyBuilder::default();
         let access = policies.prepare(EDGE_KEY, &settings.access, startup);
         let listener = startup.bind("edge.http_proxy.listen", settings.listen);
-        Ok(Self { listener: listener?, access: access?, policies })
+        Ok(Self { listener: listener?, access: access? })
     }
 
     /// Returns the listening address.
@@ -191,16 +189,14 @@ impl EdgeProxy {
         self.listener.at()
     }
 
-    /// Starts serving clients until the drain of `context` begins. Returns the access policy, which can be reloaded.
-    pub(crate) fn spawn(self, context: ListenerContext, files: &FileWatcher) -> ListenerPolicies {
-        let Self { listener, access: ListenerAccess { proxies, policy }, mut policies } = self;
+    /// Starts serving clients until the drain of `context` begins.
+    pub(crate) fn spawn(self, context: ListenerContext) {
+        let Self { listener, access: ListenerAccess { proxies, policy } } = self;
         info!(local_addr = %listener.at(), "HTTP proxy started");
-        policies.watch(files);
         let context = ListenerContext { listener: KIND.name, policy, ..context };
         let drain = context.drain.clone();
         drain
             .spawn(info_span!("clients"), client_handler::run(HttpProxyProtocol, listener, proxies, context));
-        policies.policies()
     }
 }
 
