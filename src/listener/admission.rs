@@ -294,6 +294,8 @@ pub struct Admission {
     /// The identity proved by the connection itself. The protocol sets it before it calls [`Self::open`] or
     /// [`Self::authorize`]; then no password is requested.
     pub proof: ClientIdentity,
+    /// The server name that the client sent in TLS (SNI).
+    pub server_name: Option<String>,
     /// The user's device, if it has a link here.
     device: Option<DeviceName>,
     /// Notified once the head is read.
@@ -329,6 +331,7 @@ impl Admission {
             context,
             from,
             proof: ClientIdentity::None,
+            server_name: None,
             device: None,
             head_is_read: Arc::default(),
             permit: ClientPermit::Connection(permit),

@@ -68,6 +68,7 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for TlsListener
                 if let Some(certificate) = certificate {
                     admission.proof = ClientIdentity::Certificate(certificate);
                 }
+                admission.server_name = stream.get_ref().1.server_name().map(str::to_owned);
                 self.protocol.handshake(stream, admission).await
             }
             Err(reason) => AdmissionOutcome::Failed { reason, socket: None },

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::request::Parts;
 use serde::{Deserialize, Serialize, Serializer};
-use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::rustls::ClientConfig;
 use tracing::{Span, field, info_span};
@@ -37,7 +36,6 @@ use tunnel_base::serde_forms::ConfigPort;
 use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::reload::ReloadedValue;
 use tunnel_net::socket::Connection;
-use tunnel_net::tls::handshake::TlsSocket;
 use tunnel_proto::frame::SessionCategory;
 
 /// `[server.http]`: ports that stand for one port of every node, without TLS. The Host of each request names the node:
@@ -152,7 +150,7 @@ impl ListenerConfig for HttpConfig {
                 SessionCategory::HttpProxy,
                 listener,
                 ListenerAccess::clone(&access),
-                |deps| NodePort::new(stands_for, None, deps),
+                |deps| NodePort::new(stands_for, false, None, deps),
             )
         };
         Ok(ports.into_iter().map(port).collect())
@@ -173,6 +171,8 @@ pub(crate) fn bind(
 pub struct NodePort {
     /// The target that the node dials.
     pub stands_for: PortTarget,
+    /// Whether clients use TLS.
+    pub is_tls: bool,
     /// TLS of this server with targets, for clients that have presented a certificate; `None` if it speaks none.
     pub target_tls: Option<ReloadedValue<ClientConfig>>,
     /// Finds the connected nodes.
@@ -184,43 +184,19 @@ pub struct NodePort {
 impl NodePort {
     pub(crate) fn new(
         stands_for: PortTarget,
+        is_tls: bool,
         target_tls: Option<ReloadedValue<ClientConfig>>,
         deps: &ListenerDeps,
     ) -> Self {
-        Self { stands_for, target_tls, finder: deps.finder.clone(), ports: deps.ports.clone() }
+        Self { stands_for, is_tls, target_tls, finder: deps.finder.clone(), ports: deps.ports.clone() }
     }
 }
 
-/// A client's connection to a node port: without TLS, or over it.
-pub trait NodePortConnection: Connection + 'static {
-    /// Whether the client uses TLS.
-    const IS_TLS: bool;
-
-    /// Returns the server name that the client sent in TLS (SNI).
-    fn server_name(&self) -> Option<String>;
-}
-
-impl NodePortConnection for TcpStream {
-    const IS_TLS: bool = false;
-
-    fn server_name(&self) -> Option<String> {
-        None
-    }
-}
-
-impl NodePortConnection for TlsSocket {
-    const IS_TLS: bool = true;
-
-    fn server_name(&self) -> Option<String> {
-        self.get_ref().1.server_name().map(str::to_owned)
-    }
-}
-
-impl<C: NodePortConnection> ListenerProtocol<C> for NodePort {
+impl<C: Connection + 'static> ListenerProtocol<C> for NodePort {
     type Connection = C;
 
     fn span(&self, from: SocketAddr) -> Span {
-        match C::IS_TLS {
+        match self.is_tls {
             false => info_span!("http", client = %from, trace_id = field::Empty, session = field::Empty),
             true => info_span!("https", client = %from, trace_id = field::Empty, session = field::Empty),
         }
@@ -231,9 +207,9 @@ impl<C: NodePortConnection> ListenerProtocol<C> for NodePort {
     }
 
     async fn handshake(&self, socket: C, admission: &mut Admission) -> AdmissionOutcome<C> {
-        let (tls, server_name) = (self.target_tls.clone(), socket.server_name());
-        let default_port = if C::IS_TLS { 443 } else { 80 };
-        let unnamed = || if C::IS_TLS { Denial::NoNodeInHost } else { Denial::NoHost };
+        let (tls, server_name) = (self.target_tls.clone(), admission.server_name.take());
+        let default_port = if self.is_tls { 443 } else { 80 };
+        let unnamed = || if self.is_tls { Denial::NoNodeInHost } else { Denial::NoHost };
         let (context, proof, from) =
             (admission.context().clone(), admission.proof.clone(), admission.from().ip());
         let shown = tls.is_none() || matches!(proof, ClientIdentity::Certificate(_));

@@ -291,7 +291,7 @@ impl ListenerConfig for HttpsConfig {
                             deps.files.watch("target tls", &targets);
                         }
                     }
-                    let port = NodePort::new(stands_for, targets, deps);
+                    let port = NodePort::new(stands_for, true, targets, deps);
                     TlsListenerProtocol::new(port, tls, deps.context.pool.clone())
                 }))
             }

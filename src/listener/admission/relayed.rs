@@ -39,7 +39,7 @@ impl Admission {
     ) -> Self {
         let (device, permit) = (Some(device), ClientPermit::Link);
         let head_is_read = Arc::default();
-        Self { context, from, proof, device, head_is_read, permit }
+        Self { context, from, proof, server_name: None, device, head_is_read, permit }
     }
 }
 

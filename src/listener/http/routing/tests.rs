@@ -73,6 +73,7 @@ impl Site {
         let ports = watch::channel(ConfigMapPorts::default()).1;
         let port = NodePort {
             stands_for: stands_for.parse().unwrap(),
+            is_tls: false,
             target_tls: None,
             finder: self.finder.clone(),
             ports,
