@@ -94,26 +94,18 @@ struct ReleasedSession {
 pub(crate) enum UpstreamError {
     /// The session had ended before anything was sent. The request may be sent over another session.
     Unsent(Box<Request<RequestBody>>),
-    /// The client's body was incomplete or invalid.
-    Body,
     /// The session ended without a byte of a response. The target may have received the request.
     Silence(String),
-    /// The session ended because the target did not respond in time.
-    Timeout(String),
-    /// The response's head is long, and there are too many such heads.
-    Busy,
-    /// The target sent an invalid response.
-    Target(String),
+    /// Any other reason: the request is not sent again.
+    Other(Denial),
 }
 
 impl From<UpstreamError> for Denial {
     fn from(error: UpstreamError) -> Self {
         match error {
             UpstreamError::Unsent(_) => Self::UpstreamFailed("it closed the connection".to_owned()),
-            UpstreamError::Body => Self::Request("the body ends early, or its chunked coding is invalid"),
-            UpstreamError::Silence(why) | UpstreamError::Target(why) => Self::UpstreamFailed(why),
-            UpstreamError::Timeout(why) => Self::UpstreamTimeout(why),
-            UpstreamError::Busy => Self::Busy(TOO_MANY_LONG_HEADS),
+            UpstreamError::Silence(why) => Self::UpstreamFailed(why),
+            UpstreamError::Other(denial) => denial,
         }
     }
 }
@@ -282,14 +274,14 @@ impl UpstreamSession {
         let why = over.and_then(|over| self.end_session(ReleasedSession { error: Some(error), ..over }, cut));
         let late = why.as_ref().is_some_and(|why| why.code == ErrorCode::TargetTimeout);
         let why = why.map_or(seen, |why| why.reason);
-        Err(match unsent {
-            Some(request) => UpstreamError::Unsent(Box::new(request)),
-            None if is_busy => UpstreamError::Busy,
-            None if body => UpstreamError::Body,
-            None if late => UpstreamError::Timeout(why),
-            None if silence => UpstreamError::Silence(why),
-            None => UpstreamError::Target(why),
-        })
+        Err(UpstreamError::Other(match unsent {
+            Some(request) => return Err(UpstreamError::Unsent(Box::new(request))),
+            None if is_busy => Denial::Busy(TOO_MANY_LONG_HEADS),
+            None if body => Denial::Request("the body ends early, or its chunked coding is invalid"),
+            None if late => Denial::UpstreamTimeout(why),
+            None if silence => return Err(UpstreamError::Silence(why)),
+            None => Denial::UpstreamFailed(why),
+        }))
     }
 
     /// Ends the session of a request with too many informational responses.
@@ -301,7 +293,7 @@ impl UpstreamSession {
             }
             over.pipe.into_opened(over.unused).break_off("upstream_invalid", invalid(&why));
         }
-        UpstreamError::Target(why)
+        UpstreamError::Other(Denial::UpstreamFailed(why))
     }
 
     /// Keeps the session for requests with this route, once its response is complete. With `None` it is not reused.
