@@ -1,6 +1,6 @@
 //! Keys of listeners: an address (our form) or a port on all interfaces (SuperEdge's form).
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::de::{Deserializer, Error};
@@ -37,16 +37,12 @@ impl Serialize for ListenAddress {
     }
 }
 
-/// Records an error if a listener's table is present without an address. Returns true if it has a valid one.
-pub(crate) fn require(table: &ConfigTable<'_>, report: &mut ConfigDiagnostics) -> bool {
+/// Records an error if a listener's table is present without an address.
+pub(crate) fn require(table: &ConfigTable<'_>, report: &mut ConfigDiagnostics) {
     if table.is_present() && !table.has(LISTEN) {
         table.error(LISTEN, None, "set the address to listen on: listen = \"ip:port\"", report);
     }
-    table.has(LISTEN) && !table.is_wrong(LISTEN, report)
 }
-
-/// The address in a table without `listen`, which is not used.
-pub(crate) const NO_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 #[cfg(test)]
 mod tests {

@@ -44,14 +44,14 @@ use tunnel_proto::frame::SessionCategory;
 
 /// `[server.connect]`: the CONNECT listener for users and their tools, such as ssh. Its access rules are the defaults
 /// of all other listeners' tables. Without this table there is no such port.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct ConnectConfig {
     /// Address (ip:port) where clients request node:port with HTTP CONNECT. Required.
     ///
     /// Required: `"127.0.0.1:2222"`
     #[serde(deserialize_with = "forms::listen_address")]
-    pub listen: SocketAddr,
+    pub listen: Option<SocketAddr>,
     /// Address (ip:port) of a second port without TLS, for programs that know none, such as nc and corkscrew. Their
     /// passwords cross the network unencrypted. Requires cert. Default: none.
     ///
@@ -69,18 +69,6 @@ pub struct ConnectConfig {
     pub access: AccessConfig,
 }
 
-impl Default for ConnectConfig {
-    fn default() -> Self {
-        Self {
-            listen: listen::NO_ADDRESS,
-            plain_listen: None,
-            tls: None,
-            is_default: false,
-            access: AccessConfig::default(),
-        }
-    }
-}
-
 pub(crate) const KIND: ListenerKind =
     ListenerKind { name: "connect", by_address: false, is_live: true, read };
 
@@ -89,7 +77,7 @@ fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig
     let report = &mut *tables.report;
     let mut table = tables.server.table(KIND.name, report);
     let mut connect: ConnectConfig = table.fields(report);
-    let is_set = listen::require(&table, report);
+    listen::require(&table, report);
     connect.tls = ListenerTlsConfig::read(&mut table, report);
     let methods = AuthMethods { password: true, tls: PortTlsState::of(connect.tls.as_ref()) };
     connect.access = AccessConfig::read(&mut table, methods, &AccessConfig::default(), report);
@@ -98,9 +86,9 @@ fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig
         let expected = "set cert and key, or remove it, because listen is without TLS already";
         table.error("plain_listen", Some("set, but cert is not".to_owned()), expected, report);
     }
-    if is_set {
+    if let Some(at) = connect.listen {
         let key = table.key("auth");
-        connect.access.warn_if_open(key, connect.listen, methods, "every node", report);
+        connect.access.warn_if_open(key, at, methods, "every node", report);
     }
     if let Some(at) = connect.plain_listen {
         let methods = AuthMethods { password: true, tls: PortTlsState::Unsupported };
@@ -109,7 +97,7 @@ fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig
     connect.is_default = report.implied.contains(&table.key("listen"));
     tables.inherited = connect.access.clone();
     table.close_optional(&connect, report);
-    single(is_set.then_some(connect))
+    single(connect.listen.is_some().then_some(connect))
 }
 
 impl ListenerConfig for ConnectConfig {
@@ -124,7 +112,7 @@ impl ListenerConfig for ConnectConfig {
     fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
         let access = setup.policies.prepare("server.connect", &self.access, setup.startup);
         let (key, by_default) = ("server.connect.listen", self.is_default);
-        let listener = setup.startup.bind_optional(key, self.listen, by_default);
+        let listener = setup.startup.bind_optional(key, self.listen.ok_or(NotPrepared)?, by_default);
         let plain = self.plain_listen.map(|at| setup.startup.bind("server.connect.plain_listen", at));
         let tls = self.tls.as_ref().map(|tls| tls.load(setup.tls, setup.startup)).transpose();
         let (access, listener, plain, tls) = (access?, listener?, plain.transpose()?, tls?);

@@ -43,26 +43,20 @@ use tunnel_proto::frame::SessionCategory;
 
 /// `[server.http_proxy]`: HTTP proxy: CONNECT as in `[server.connect]`, and plain requests (GET http://node:port/…),
 /// each of which is sent where its URL points to. Without this table there is no proxy.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct HttpProxyConfig {
     /// Address (ip:port) of the proxy. Required.
     ///
     /// Required: `"127.0.0.1:8080"`
     #[serde(deserialize_with = "forms::listen_address")]
-    pub listen: SocketAddr,
+    pub listen: Option<SocketAddr>,
     /// TLS of the port, if it has any.
     #[serde(skip)]
     pub tls: Option<ListenerTlsConfig>,
     /// Access rules.
     #[serde(skip)]
     pub access: AccessConfig,
-}
-
-impl Default for HttpProxyConfig {
-    fn default() -> Self {
-        Self { listen: listen::NO_ADDRESS, tls: None, access: AccessConfig::default() }
-    }
 }
 
 pub(crate) const KIND: ListenerKind =
@@ -73,17 +67,17 @@ fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig
     let report = &mut *tables.report;
     let mut table = tables.server.table(KIND.name, report);
     let mut proxy: HttpProxyConfig = table.fields(report);
-    let is_set = listen::require(&table, report);
+    listen::require(&table, report);
     proxy.tls = ListenerTlsConfig::read(&mut table, report);
     let methods = AuthMethods { password: true, tls: PortTlsState::of(proxy.tls.as_ref()) };
     proxy.access = AccessConfig::read(&mut table, methods, &tables.inherited, report);
     listen_tls::require_names(&table, report);
-    if is_set {
-        proxy.access.warn_if_open(table.key("listen"), proxy.listen, methods, "every node", report);
+    if let Some(at) = proxy.listen {
+        proxy.access.warn_if_open(table.key("listen"), at, methods, "every node", report);
         check_superedge_variables(&proxy.access, tables.env, report);
     }
     table.close_optional(&proxy, report);
-    single(is_set.then_some(proxy))
+    single(proxy.listen.is_some().then_some(proxy))
 }
 
 /// Checks SuperEdge's environment variables for this port, which are keys here. A port that they restrict must not open
@@ -111,7 +105,7 @@ impl ListenerConfig for HttpProxyConfig {
 
     fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
         let access = setup.policies.prepare("server.http_proxy", &self.access, setup.startup);
-        let listener = setup.startup.bind("server.http_proxy.listen", self.listen);
+        let listener = setup.startup.bind("server.http_proxy.listen", self.listen.ok_or(NotPrepared)?);
         let tls = self.tls.as_ref().map(|tls| tls.load(setup.tls, setup.startup)).transpose();
         Ok(vec![BoundListener::tcp_or_tls(
             KIND.name,
@@ -125,14 +119,14 @@ impl ListenerConfig for HttpProxyConfig {
 }
 
 /// `[edge.http_proxy]`: HTTP proxy for programs on this node: CONNECT host:port, and plain requests.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct EdgeProxyConfig {
     /// Address (ip:port) of the proxy. Required.
     ///
     /// Required: `"127.0.0.1:3128"`
     #[serde(deserialize_with = "forms::listen_address")]
-    pub listen: SocketAddr,
+    pub listen: Option<SocketAddr>,
     /// The hosts that are nodes.
     ///
     /// Example: `["edge-*"]`
@@ -142,12 +136,6 @@ pub struct EdgeProxyConfig {
     pub access: AccessConfig,
 }
 
-impl Default for EdgeProxyConfig {
-    fn default() -> Self {
-        Self { listen: listen::NO_ADDRESS, nodes: None, access: AccessConfig::default() }
-    }
-}
-
 /// Reads the table. Returns `None` if it is absent, or has no address to listen on, which is an error.
 pub(crate) fn read_edge(
     edge: &mut ConfigTable<'_>,
@@ -155,15 +143,15 @@ pub(crate) fn read_edge(
 ) -> Option<EdgeProxyConfig> {
     let mut table = edge.table(KIND.name, report);
     let mut proxy: EdgeProxyConfig = table.fields(report);
-    let is_set = listen::require(&table, report);
+    listen::require(&table, report);
     let methods = AuthMethods { password: true, tls: PortTlsState::Unsupported };
     proxy.access = AccessConfig::read(&mut table, methods, &AccessConfig::default(), report);
-    if is_set {
+    if let Some(at) = proxy.listen {
         let reached = "everything that [server.edge_access] allows this edge";
-        proxy.access.warn_if_open(table.key("listen"), proxy.listen, methods, reached, report);
+        proxy.access.warn_if_open(table.key("listen"), at, methods, reached, report);
     }
     table.close_optional(&proxy, report);
-    is_set.then_some(proxy)
+    proxy.listen.is_some().then_some(proxy)
 }
 
 /// The proxy of an edge, bound but not serving yet.
@@ -180,7 +168,7 @@ impl EdgeProxy {
         startup: &mut StartupErrorCollector,
     ) -> Result<Self, NotPrepared> {
         let access = policies.prepare(EDGE_KEY, &settings.access, startup);
-        let listener = startup.bind("edge.http_proxy.listen", settings.listen);
+        let listener = startup.bind("edge.http_proxy.listen", settings.listen.ok_or(NotPrepared)?);
         Ok(Self { listener: listener?, access: access? })
     }
 
@@ -300,7 +288,7 @@ mod tests {
         let proxy = read(&mut ListenerConfigReader { server, inherited, env, report: &mut report }).pop();
         let listen = |proxy: Arc<dyn ListenerConfig>| {
             let proxy: &HttpProxyConfig = (proxy.as_ref() as &dyn Any).downcast_ref().unwrap();
-            proxy.listen.to_string()
+            proxy.listen.unwrap().to_string()
         };
         let reading = report.finish(text, ());
         let errors = reading.errors.iter().map(ToString::to_string);
@@ -349,7 +337,7 @@ mod tests {
     #[test]
     fn the_edges_proxy_listens_on_the_configured_address() {
         let (proxy, read_text) = read_edge_text("[http_proxy]\nlisten = \"[::1]:3128\"");
-        assert_eq!((proxy.unwrap().listen.to_string().as_str(), read_text), ("[::1]:3128", vec![]));
+        assert_eq!((proxy.unwrap().listen.unwrap().to_string().as_str(), read_text), ("[::1]:3128", vec![]));
         assert_eq!(read_edge_text(""), (None, vec![]), "no table, no port");
         assert!(read_edge_text("[http_proxy]").1[0].contains("set the address to listen on"));
     }

@@ -32,23 +32,17 @@ use tunnel_proto::frame::SessionCategory;
 
 /// `[server.socks5]`: SOCKS5 with host names (RFC 1928, CONNECT) and passwords (RFC 1929), for programs that know no
 /// HTTP proxy. Without this table there is no such port.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Socks5Config {
     /// Address (ip:port) of the proxy. Required.
     ///
     /// Required: `"127.0.0.1:1080"`
     #[serde(deserialize_with = "forms::listen_address")]
-    pub listen: SocketAddr,
+    pub listen: Option<SocketAddr>,
     /// Access rules.
     #[serde(skip)]
     pub access: AccessConfig,
-}
-
-impl Default for Socks5Config {
-    fn default() -> Self {
-        Self { listen: listen::NO_ADDRESS, access: AccessConfig::default() }
-    }
 }
 
 pub(crate) const KIND: ListenerKind =
@@ -59,13 +53,13 @@ fn settings(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerCo
     let report = &mut *tables.report;
     let mut table = tables.server.table(KIND.name, report);
     let mut socks5: Socks5Config = table.fields(report);
-    let is_set = listen::require(&table, report);
+    listen::require(&table, report);
     socks5.access = AccessConfig::read(&mut table, PASSWORD, &tables.inherited, report);
-    if is_set {
-        socks5.access.warn_if_open(table.key("listen"), socks5.listen, PASSWORD, "every node", report);
+    if let Some(at) = socks5.listen {
+        socks5.access.warn_if_open(table.key("listen"), at, PASSWORD, "every node", report);
     }
     table.close_optional(&socks5, report);
-    single(is_set.then_some(socks5))
+    single(socks5.listen.is_some().then_some(socks5))
 }
 
 /// Clients may send a password, and are asked for no certificate.
@@ -78,7 +72,7 @@ impl ListenerConfig for Socks5Config {
 
     fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
         let access = setup.policies.prepare("server.socks5", &self.access, setup.startup);
-        let listener = setup.startup.bind("server.socks5.listen", self.listen);
+        let listener = setup.startup.bind("server.socks5.listen", self.listen.ok_or(NotPrepared)?);
         Ok(vec![BoundListener::tcp(KIND.name, SessionCategory::HttpProxy, listener?, access?, |_| Socks5)])
     }
 }

@@ -218,7 +218,7 @@ fn a_superedge_cloud_file_with_an_empty_https_table_loads() {
 fn a_superedge_cloud_file_with_https_and_egress_loads() {
     let (cloud, warnings) = cloud(CLOUD_HTTPS);
     assert_eq!(cloud.links.ports.admin_listen.port(), 51010);
-    assert_eq!(connect(&cloud).listen, "0.0.0.0:22".parse().unwrap());
+    assert_eq!(connect(&cloud).listen, "0.0.0.0:22".parse().ok());
     assert!(!connect(&cloud).is_default);
     let egress: &EgressConfig = cloud.listener().unwrap();
     let Some(ListenAddress::Port(listen)) = egress.listen else { panic!("{egress:?}") };
@@ -260,7 +260,7 @@ fn superedges_edge_files_of_all_versions_load() {
 
     let (middle, warnings) = edge(EDGE_HTTPS);
     assert_eq!(middle.uplink.tls_server_name, Some("tunnel.cloud.io".parse().unwrap()));
-    assert_eq!(middle.http_proxy.unwrap().listen, "0.0.0.0:51009".parse().unwrap());
+    assert_eq!(middle.http_proxy.unwrap().listen, "0.0.0.0:51009".parse().ok());
     assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
     let limiters = ["mode.edge.httpproxy.proxyport", "mode.edge.stream.client.logport"];
     assert_eq!(warned(&warnings, WarningKind::Insecure), limiters);
@@ -269,7 +269,7 @@ fn superedges_edge_files_of_all_versions_load() {
     let server = new.uplink.server_addresses().next().unwrap();
     assert_eq!((server.dns.to_string(), server.at.port), ("127.0.0.1".into(), 31234));
     assert_eq!(new.uplink.ca.to_str(), Some("/etc/tunnel/certs/ca.crt"));
-    assert_eq!(new.http_proxy.unwrap().listen, "0.0.0.0:51009".parse().unwrap());
+    assert_eq!(new.http_proxy.unwrap().listen, "0.0.0.0:51009".parse().ok());
     assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
     let limiters = ["mode.edge.http_proxy.port", "mode.edge.stream.client.log_port"];
     assert_eq!(warned(&warnings, WarningKind::Insecure), limiters);
