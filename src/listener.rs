@@ -39,7 +39,6 @@ use crate::config::access::AccessConfig;
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::server::Tls;
 use crate::config::table::ConfigTable;
-use crate::listener::access::{AccessPolicyBuilder, ListenerAccess};
 use crate::listener::admission::{ListenerContext, ListenerProtocol};
 use crate::listener::authenticated::TlsListenerProtocol;
 use crate::listener::http::NodePortConfig;
@@ -49,6 +48,7 @@ use crate::registry::peers::Peers;
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::addresses::owners::AddressClaim;
 use tunnel_base::drain::Drain;
+use tunnel_base::policy::Networks;
 use tunnel_base::policy::ports::ConfigMapPorts;
 use tunnel_net::listen::{Accept, TcpListenSocket};
 use tunnel_net::reload::{FileWatcher, ReloadedValue};
@@ -112,8 +112,9 @@ pub(crate) trait ListenerConfig: Any + fmt::Debug + Send + Sync {
         &[]
     }
 
-    /// Reads its files and binds its ports.
-    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared>;
+    /// Reads its files, except those of its access rules, and binds its ports. `tls` has the TLS versions and cipher suites
+    /// of the server's ports.
+    fn bind(&self, tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared>;
 }
 
 /// A file that a listener reads.
@@ -140,20 +141,14 @@ pub(crate) enum FileKind {
     Ca,
 }
 
-/// What listeners are bound with.
-#[derive(Debug)]
-pub(crate) struct ListenerSetup<'a> {
-    pub(crate) policies: &'a mut AccessPolicyBuilder,
-    /// TLS versions and cipher suites of the server's ports.
-    pub(crate) tls: &'a Tls,
-    pub(crate) startup: &'a mut StartupErrorCollector,
-}
-
-/// What the listeners of a server share. Cheap to clone.
+/// What a listener of a server is served with. All but the name and policy in `context`, `proxies` and `accepting` is
+/// shared by all listeners. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct ListenerDeps {
-    /// The context of a listener, without its name, category and access policy.
+    /// The context of the listener, without the category of a port.
     pub(crate) context: ListenerContext,
+    /// The networks of load balancers in front of its ports.
+    pub(crate) proxies: Networks,
     pub(crate) registry: Arc<Registry>,
     pub(crate) finder: Arc<Finder>,
     /// The peers; `None` if this server has none.
@@ -180,9 +175,7 @@ pub(crate) struct ListenerDeps {
 }
 
 /// A bound port or socket of a listener.
-pub(crate) struct BoundListener {
-    /// The name of its kind.
-    pub(crate) name: &'static str,
+pub(crate) struct BoundPort {
     /// Its address; `None` for a Unix socket.
     pub(crate) at: Option<SocketAddr>,
     /// Its address or path, for messages.
@@ -191,36 +184,32 @@ pub(crate) struct BoundListener {
     pub(crate) spawn: Box<dyn FnOnce(&ListenerDeps) + Send>,
 }
 
-impl BoundListener {
+impl BoundPort {
     /// Returns a listener on a TCP port, served by `protocol`.
     pub(crate) fn tcp<P>(
-        name: &'static str,
         category: SessionCategory,
         listener: TcpListenSocket,
-        access: ListenerAccess,
         protocol: impl FnOnce(&ListenerDeps) -> P + Send + 'static,
     ) -> Self
     where
         P: ListenerProtocol<TcpStream>,
     {
         let at = listener.at();
-        Self { at: Some(at), ..Self::new(name, category, listener, access, protocol) }
+        Self { at: Some(at), ..Self::new(category, listener, protocol) }
     }
 
     /// Returns a listener on a TCP port, with TLS if that is given, served by `protocol`.
     pub(crate) fn tcp_or_tls<P>(
-        name: &'static str,
         category: SessionCategory,
         listener: TcpListenSocket,
-        access: ListenerAccess,
         tls: Option<ReloadedValue<ServerTls>>,
         protocol: P,
     ) -> Self
     where
         P: ListenerProtocol<TcpStream> + ListenerProtocol<TlsSocket>,
     {
-        let Some(tls) = tls else { return Self::tcp(name, category, listener, access, |_| protocol) };
-        Self::tcp(name, category, listener, access, move |deps| {
+        let Some(tls) = tls else { return Self::tcp(category, listener, |_| protocol) };
+        Self::tcp(category, listener, move |deps| {
             deps.files.watch("tls", &tls);
             TlsListenerProtocol::new(protocol, tls, deps.context.pool.clone())
         })
@@ -228,10 +217,8 @@ impl BoundListener {
 
     /// Returns a listener on any kind of port, served by `protocol`.
     pub(crate) fn new<L, P>(
-        name: &'static str,
         category: SessionCategory,
         listener: L,
-        access: ListenerAccess,
         protocol: impl FnOnce(&ListenerDeps) -> P + Send + 'static,
     ) -> Self
     where
@@ -240,13 +227,13 @@ impl BoundListener {
     {
         let shown = listener.at().to_string();
         let spawn = Box::new(move |deps: &ListenerDeps| {
-            let (ListenerAccess { proxies, policy }, protocol) = (access, protocol(deps));
-            let context = ListenerContext { listener: name, category, policy, ..deps.context.clone() };
-            let serving =
-                deps.accepting.track_future(client_handler::run(protocol, listener, proxies, context));
-            deps.context.drain.spawn(info_span!("clients", listener = name), serving);
+            let (protocol, proxies) = (protocol(deps), deps.proxies.clone());
+            let context = ListenerContext { category, ..deps.context.clone() };
+            let span = info_span!("clients", listener = context.listener);
+            let serving = client_handler::run(protocol, listener, proxies, context);
+            deps.context.drain.spawn(span, deps.accepting.track_future(serving));
         });
-        Self { name, at: None, shown, spawn }
+        Self { at: None, shown, spawn }
     }
 }
 

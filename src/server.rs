@@ -46,7 +46,7 @@ use crate::invitations::SharedEnrolments;
 use crate::listener::access::{AccessPolicyBuilder, ListenerAccess, ListenerPolicies, bind_admin};
 use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{self, ClientKey, ListenerContext};
-use crate::listener::{BoundListener, ListenerDeps, connect};
+use crate::listener::{ListenerDeps, connect};
 use crate::parts::with_kubernetes;
 use crate::registry::Finder;
 use crate::registry::Registry;
@@ -66,6 +66,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::logging::LogLevelHandle;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::Instance;
+use tunnel_base::policy::Networks;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::zone::NodeZone;
 use tunnel_base::process::third_of_memory;
@@ -312,20 +313,22 @@ impl PreparedServer {
     fn own_ports(&self) -> BTreeSet<u16> {
         let admin::AdminListeners { log, metrics, channelz, .. } = &self.admin;
         let ports = [log, metrics, channelz].into_iter().flatten().map(TcpListenSocket::at);
-        let clients = self.clients().filter_map(|port| port.at);
+        let clients = self.clients().map(|(_, at)| at);
         ports.chain(clients).chain([self.grpc.at()]).map(|at| at.port()).collect()
     }
 
-    /// Returns the ports and sockets for clients.
-    fn clients(&self) -> impl Iterator<Item = &BoundListener> {
-        self.listeners.iter().flat_map(|listener| &listener.ports)
+    /// Returns the ports for clients, each with the name of its listener.
+    fn clients(&self) -> impl Iterator<Item = (&'static str, SocketAddr)> {
+        self.listeners.iter().flat_map(|PreparedListener { table, ports, .. }| {
+            ports.iter().filter_map(|port| Some((table.kind.name, port.at?)))
+        })
     }
 
     fn addresses(&self, settings: &ServerConfig) -> ServerListenAddresses {
         let admin = &self.admin;
         ServerListenAddresses {
             grpc: self.grpc.at(),
-            clients: self.clients().filter_map(|port| Some((port.name, port.at?))).collect(),
+            clients: self.clients().collect(),
             log: admin.log.as_ref().map_or(settings.links.ports.admin_listen, TcpListenSocket::at),
             metrics: admin.metrics.as_ref().map(TcpListenSocket::at),
             channelz: admin.channelz.as_ref().map(TcpListenSocket::at),
@@ -443,6 +446,7 @@ impl ServerContext {
         let edge_links = self.edge_links.clone();
         ListenerDeps {
             context: self.listener_context(),
+            proxies: Networks::default(),
             registry: self.registry.clone(),
             finder: self.finder.clone(),
             peers: self.peers.clone(),

@@ -1,6 +1,7 @@
 //! The CONNECT listener: `CONNECT <node>:<port>`, followed by the session's bytes.
 
 use crate::config::listen_tls;
+use crate::config::server::Tls;
 use std::convert::Infallible;
 use std::future::{Pending, pending, poll_fn};
 use std::io;
@@ -33,10 +34,8 @@ use crate::listener::denial::{
     Denial, NO_SSH, SSH, automatic_response, bad_head, header_failure, reject_http2, reject_ssh, written,
 };
 use crate::listener::trace_id::{new_trace, trace_of};
-use crate::listener::{
-    BoundListener, ListenerConfig, ListenerConfigReader, ListenerKind, ListenerSetup, NamedFile, single,
-};
-use crate::startup::NotPrepared;
+use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, NamedFile, single};
+use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::names::{NameError, Target};
 use tunnel_net::hooked::{Hooked, ReadHook};
 use tunnel_net::socket::Connection;
@@ -109,25 +108,16 @@ impl ListenerConfig for ConnectConfig {
         ("server.connect", &self.access)
     }
 
-    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
-        let access = setup.policies.prepare("server.connect", &self.access, setup.startup);
+    fn bind(&self, tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared> {
         let (key, by_default) = ("server.connect.listen", self.is_default);
-        let listener = setup.startup.bind_optional(key, self.listen.ok_or(NotPrepared)?, by_default);
-        let plain = self.plain_listen.map(|at| setup.startup.bind("server.connect.plain_listen", at));
-        let tls = self.tls.as_ref().map(|tls| tls.load(setup.tls, setup.startup)).transpose();
-        let (access, listener, plain, tls) = (access?, listener?, plain.transpose()?, tls?);
+        let listener = startup.bind_optional(key, self.listen.ok_or(NotPrepared)?, by_default);
+        let plain = self.plain_listen.map(|at| startup.bind("server.connect.plain_listen", at));
+        let tls = self.tls.as_ref().map(|files| files.load(tls, startup)).transpose();
+        let (listener, plain, tls) = (listener?, plain.transpose()?, tls?);
         let ports =
             listener.map(|listener| (listener, tls)).into_iter().chain(plain.map(|plain| (plain, None)));
-        let port = |(listener, tls)| {
-            BoundListener::tcp_or_tls(
-                KIND.name,
-                SessionCategory::Ssh,
-                listener,
-                access.clone(),
-                tls,
-                ConnectProtocol,
-            )
-        };
+        let port =
+            |(listener, tls)| BoundPort::tcp_or_tls(SessionCategory::Ssh, listener, tls, ConnectProtocol);
         Ok(ports.map(port).collect())
     }
 }

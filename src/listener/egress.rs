@@ -1,6 +1,7 @@
 //! The egress listener: where kube-apiserver sends CONNECT, over mutual TLS or a Unix socket.
 
 use crate::config::listen_tls;
+use crate::config::server::Tls;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -12,10 +13,8 @@ use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState};
 use crate::config::value::forms;
 use crate::listener::authenticated::UnixListenerProtocol;
 use crate::listener::connect::ConnectProtocol;
-use crate::listener::{
-    BoundListener, ListenerConfig, ListenerConfigReader, ListenerKind, ListenerSetup, NamedFile, single,
-};
-use crate::startup::NotPrepared;
+use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, NamedFile, single};
+use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::policy::Networks;
 use tunnel_proto::frame::SessionCategory;
 
@@ -75,20 +74,18 @@ impl ListenerConfig for EgressConfig {
         ("server.egress", &self.access)
     }
 
-    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
-        let (key, name, category) = ("server.egress.listen", KIND.name, SessionCategory::Egress);
-        let access = setup.policies.prepare("server.egress", &self.access, setup.startup);
+    fn bind(&self, tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared> {
+        let (key, category) = ("server.egress.listen", SessionCategory::Egress);
         let port = match &self.listen {
             Some(ListenAddress::Unix(path)) => {
-                let listener = setup.startup.bind_local(key, path);
+                let listener = startup.bind_local(key, path);
                 let protocol = UnixListenerProtocol(ConnectProtocol);
-                BoundListener::new(name, category, listener?, access?, |_| protocol)
+                BoundPort::new(category, listener?, |_| protocol)
             }
             Some(ListenAddress::Port(at)) => {
-                let tls = self.tls().load(setup.tls, setup.startup);
-                let listener = setup.startup.bind(key, *at);
-                let (access, tls, listener) = (access?, tls?, listener?);
-                BoundListener::tcp_or_tls(name, category, listener, access, Some(tls), ConnectProtocol)
+                let tls = self.tls().load(tls, startup);
+                let listener = startup.bind(key, *at);
+                BoundPort::tcp_or_tls(category, listener?, Some(tls?), ConnectProtocol)
             }
             None => return Err(NotPrepared),
         };

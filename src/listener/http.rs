@@ -17,18 +17,16 @@ use tracing::{Span, field, info_span};
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls::PortTlsState;
+use crate::config::server::Tls;
 use crate::config::table::ConfigTable;
 use crate::config::value::forms;
-use crate::listener::access::ListenerAccess;
 use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol, OpenRequest};
 use crate::listener::denial::Denial;
 use crate::listener::forward::forward;
 use crate::listener::http::routing::RequestRoutingContext;
 use crate::listener::requests::credentials;
-use crate::listener::{
-    BoundListener, ListenerConfig, ListenerConfigReader, ListenerDeps, ListenerKind, ListenerSetup, single,
-};
+use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerDeps, ListenerKind, single};
 use crate::registry::Finder;
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::policy::ports::{ConfigMapPorts, PortTarget};
@@ -140,20 +138,13 @@ impl ListenerConfig for HttpConfig {
         &self.ports
     }
 
-    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
-        let access = setup.policies.prepare("server.http", &self.access, setup.startup);
-        let ports = bind(&self.ports, setup.startup);
-        let (access, ports) = (access?, ports?);
+    fn bind(&self, _tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared> {
         let port = |(listener, stands_for)| {
-            BoundListener::tcp(
-                KIND.name,
-                SessionCategory::HttpProxy,
-                listener,
-                ListenerAccess::clone(&access),
-                |deps| NodePort::new(stands_for, false, None, deps),
-            )
+            BoundPort::tcp(SessionCategory::HttpProxy, listener, |deps| {
+                NodePort::new(stands_for, false, None, deps)
+            })
         };
-        Ok(ports.into_iter().map(port).collect())
+        Ok(bind(&self.ports, startup)?.into_iter().map(port).collect())
     }
 }
 

@@ -1,6 +1,7 @@
 //! The HTTP proxy: CONNECT, and plain requests with an absolute URL. Each request is authorized separately.
 
 use crate::config::listen_tls;
+use crate::config::server::Tls;
 use crate::config::value::forms;
 use crate::listener::client_handler;
 use std::io;
@@ -30,9 +31,7 @@ use crate::listener::connect::ConnectProtocol;
 use crate::listener::denial::Denial;
 use crate::listener::forward::forward;
 use crate::listener::requests::credentials;
-use crate::listener::{
-    BoundListener, ListenerConfig, ListenerConfigReader, ListenerKind, ListenerSetup, NamedFile, single,
-};
+use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, NamedFile, single};
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::names::{NameError, Target};
 use tunnel_base::policy::Glob;
@@ -103,18 +102,11 @@ impl ListenerConfig for HttpProxyConfig {
         ("server.http_proxy", &self.access)
     }
 
-    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
-        let access = setup.policies.prepare("server.http_proxy", &self.access, setup.startup);
-        let listener = setup.startup.bind("server.http_proxy.listen", self.listen.ok_or(NotPrepared)?);
-        let tls = self.tls.as_ref().map(|tls| tls.load(setup.tls, setup.startup)).transpose();
-        Ok(vec![BoundListener::tcp_or_tls(
-            KIND.name,
-            SessionCategory::HttpProxy,
-            listener?,
-            access?,
-            tls?,
-            HttpProxyProtocol,
-        )])
+    fn bind(&self, tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared> {
+        let listener = startup.bind("server.http_proxy.listen", self.listen.ok_or(NotPrepared)?);
+        let tls = self.tls.as_ref().map(|files| files.load(tls, startup)).transpose();
+        let category = SessionCategory::HttpProxy;
+        Ok(vec![BoundPort::tcp_or_tls(category, listener?, tls?, HttpProxyProtocol)])
     }
 }
 

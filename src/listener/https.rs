@@ -2,6 +2,7 @@
 //! the node.
 
 use crate::config::listen_tls;
+use crate::config::server::Tls;
 use crate::config::value::forms;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -19,8 +20,7 @@ use crate::listener::authenticated::TlsListenerProtocol;
 use crate::listener::http::{NodePort, NodePortConfig, NodePorts, bind, by_text, node_ports, warn_if_open};
 use crate::listener::passthrough::Passthrough;
 use crate::listener::{
-    BoundListener, FileKind, ListenerConfig, ListenerConfigReader, ListenerKind, ListenerSetup, NamedFile,
-    single,
+    BoundPort, FileKind, ListenerConfig, ListenerConfigReader, ListenerKind, NamedFile, single,
 };
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_base::policy::CertificateGlob;
@@ -267,24 +267,23 @@ impl ListenerConfig for HttpsConfig {
         &self.ports
     }
 
-    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
-        let access = setup.policies.prepare("server.https", &self.access, setup.startup);
+    fn bind(&self, tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared> {
         let (tls, targets) = match &self.mode {
             HttpsMode::Passthrough => (Ok(None), Ok(None)),
             HttpsMode::Terminate(files, shown) => {
-                let targets = shown.as_ref().map(|shown| target_tls_config(shown, setup.startup)).transpose();
-                (files.load(setup.tls, setup.startup).map(Some), targets)
+                let targets = shown.as_ref().map(|shown| target_tls_config(shown, startup)).transpose();
+                (files.load(tls, startup).map(Some), targets)
             }
         };
-        let ports = bind(&self.ports, setup.startup);
-        let (access, tls, targets, ports) = (access?, tls?, targets?, ports?);
+        let ports = bind(&self.ports, startup);
+        let (tls, targets, ports) = (tls?, targets?, ports?);
         // The first port watches the files for all.
         let mut watched = tls.clone().map(|tls| (tls, targets.clone()));
         let category = if targets.is_some() { SessionCategory::HttpProxy } else { SessionCategory::Https };
         let port = |(listener, stands_for)| match (tls.clone(), stands_for) {
             (Some(tls), stands_for) => {
                 let (watched, targets) = (watched.take(), targets.clone());
-                Some(BoundListener::tcp(KIND.name, category, listener, access.clone(), move |deps| {
+                Some(BoundPort::tcp(category, listener, move |deps| {
                     if let Some((clients, targets)) = watched {
                         deps.files.watch("tls", &clients);
                         if let Some(targets) = targets {
@@ -298,9 +297,7 @@ impl ListenerConfig for HttpsConfig {
             (None, PortTarget::Target(target)) => {
                 // Not `Https`, because the edge would then use TLS to the target itself.
                 let category = SessionCategory::Tcp;
-                Some(BoundListener::tcp(KIND.name, category, listener, access.clone(), |_| Passthrough {
-                    target,
-                }))
+                Some(BoundPort::tcp(category, listener, |_| Passthrough { target }))
             }
             // The config does not allow it: no Host header is read there.
             (None, PortTarget::Host) => None,

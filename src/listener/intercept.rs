@@ -21,14 +21,13 @@ use tracing::{Span, debug, field, info_span};
 
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen_tls::PortTlsState;
+use crate::config::server::Tls;
 use crate::config::{self};
 use crate::intercept::{InterceptError, InterceptRules, NftTable, original_destination};
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
 use crate::listener::intercept::presence::InterceptedAddresses;
-use crate::listener::{
-    BoundListener, ListenerConfig, ListenerConfigReader, ListenerKind, ListenerSetup, single,
-};
+use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, single};
 use crate::registry::node_not_found::NodeNotFound;
 use crate::route::RouteError;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
@@ -208,16 +207,15 @@ impl ListenerConfig for InterceptConfig {
     }
 
     /// Also claims the table, and marks all sockets of this process from now on.
-    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
-        let access = setup.policies.prepare(KEY, &self.access, setup.startup);
-        let is_on_host = check_host_network(self.host_ip, setup.startup);
-        let listeners = InterceptListeners::bind(self, setup.startup);
-        let (listeners, access) = (listeners?, access?);
+    fn bind(&self, _tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared> {
+        let is_on_host = check_host_network(self.host_ip, startup);
+        let listeners = InterceptListeners::bind(self, startup);
+        let listeners = listeners?;
         is_on_host?;
         let table = match NftTable::claim(listeners.rules(self)) {
             Ok(table) => table,
             Err(why) => {
-                setup.startup.error(kind(&why), KEY, why.to_string());
+                startup.error(kind(&why), KEY, why.to_string());
                 return Err(NotPrepared);
             }
         };
@@ -228,7 +226,7 @@ impl ListenerConfig for InterceptConfig {
         let all = [Some(listeners.v4), listeners.v6, listeners.forwarded].into_iter().flatten();
         let ports = all.map(|listener| {
             let (intercepted, prepared) = (intercepted.clone(), prepared.take());
-            BoundListener::tcp(KIND.name, SessionCategory::Tcp, listener, access.clone(), move |deps| {
+            BoundPort::tcp(SessionCategory::Tcp, listener, move |deps| {
                 if let Some((table, settings)) = prepared {
                     reconciler::spawn(table, intercepted.clone(), settings, deps);
                 }

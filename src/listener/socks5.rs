@@ -16,16 +16,15 @@ use tracing::{Span, field, info_span, warn};
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen;
 use crate::config::listen_tls::PortTlsState;
+use crate::config::server::Tls;
 use crate::config::value::forms;
 use crate::listener::admission::{
     Admission, AdmissionOutcome, GrantedSession, ListenerProtocol, OpenRequest,
 };
 use crate::listener::denial::Denial;
 use crate::listener::trace_id::new_trace;
-use crate::listener::{
-    BoundListener, ListenerConfig, ListenerConfigReader, ListenerKind, ListenerSetup, single,
-};
-use crate::startup::NotPrepared;
+use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, single};
+use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::names::Target;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::SessionCategory;
@@ -70,10 +69,9 @@ impl ListenerConfig for Socks5Config {
         ("server.socks5", &self.access)
     }
 
-    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
-        let access = setup.policies.prepare("server.socks5", &self.access, setup.startup);
-        let listener = setup.startup.bind("server.socks5.listen", self.listen.ok_or(NotPrepared)?);
-        Ok(vec![BoundListener::tcp(KIND.name, SessionCategory::HttpProxy, listener?, access?, |_| Socks5)])
+    fn bind(&self, _tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared> {
+        let listener = startup.bind("server.socks5.listen", self.listen.ok_or(NotPrepared)?);
+        Ok(vec![BoundPort::tcp(SessionCategory::HttpProxy, listener?, |_| Socks5)])
     }
 }
 

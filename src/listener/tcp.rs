@@ -18,15 +18,14 @@ use tracing::{Span, field, info_span, warn};
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls::PortTlsState;
+use crate::config::server::Tls;
 use crate::config::table::ConfigTable;
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
 use crate::listener::tcp::range::ListenPortRange;
-use crate::listener::{
-    BoundListener, ListenerConfig, ListenerConfigReader, ListenerKind, ListenerSetup, single,
-};
+use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, single};
 use crate::registry::Finder;
-use crate::startup::NotPrepared;
+use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::names::{NameError, NodeName, Target};
 use tunnel_base::policy::canonical_ip;
 use tunnel_net::proxy_protocol;
@@ -206,13 +205,11 @@ impl ListenerConfig for TcpListenerConfig {
         (&self.key, &self.access)
     }
 
-    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
-        let access = setup.policies.prepare(&self.key, &self.access, setup.startup);
+    fn bind(&self, _tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared> {
         let Self { ports, to: TcpTarget { node, target }, send_proxy, .. } = self;
         let bound = ports.with_targets(target).map(|(at, target)| {
-            let (listener, node, send_proxy) =
-                (setup.startup.bind(&self.key, at)?, node.clone(), *send_proxy);
-            Ok(BoundListener::tcp(KIND.name, SessionCategory::Tcp, listener, access.clone()?, move |deps| {
+            let (listener, node, send_proxy) = (startup.bind(&self.key, at)?, node.clone(), *send_proxy);
+            Ok(BoundPort::tcp(SessionCategory::Tcp, listener, move |deps| {
                 let finder = deps.finder.clone();
                 TcpProtocol { node, target, send_proxy, finder, warned: AtomicBool::new(false) }
             }))

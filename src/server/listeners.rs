@@ -7,9 +7,9 @@ use tokio_util::task::TaskTracker;
 use tracing::info;
 
 use crate::config::server::Tls;
-use crate::listener::access::AccessPolicyBuilder;
+use crate::listener::access::{AccessPolicyBuilder, ListenerAccess};
 use crate::listener::admission::ListenerContext;
-use crate::listener::{BoundListener, ListenerDeps, ListenerSetup};
+use crate::listener::{BoundPort, ListenerDeps};
 use crate::server::config::ListenerConfigTable;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrors};
 use tunnel_base::drain::Drain;
@@ -28,10 +28,11 @@ pub(crate) struct OpenListeners {
 
 /// A listener with bound ports, which serves no client yet.
 pub(crate) struct PreparedListener {
-    table: ListenerConfigTable,
+    pub(crate) table: ListenerConfigTable,
+    access: ListenerAccess,
     /// The addresses that it requested, each with its key.
     requested: Vec<(String, SocketAddr)>,
-    pub(crate) ports: Vec<BoundListener>,
+    pub(crate) ports: Vec<BoundPort>,
 }
 
 struct OpenListener {
@@ -52,10 +53,12 @@ pub(crate) fn prepare(
     startup: &mut StartupErrorCollector,
 ) -> Result<Vec<PreparedListener>, NotPrepared> {
     let prepared = tables.iter().map(|table| {
+        let (key, access) = table.config.access();
+        let access = policies.prepare(key, access, startup);
         let before = startup.ports().len();
-        let ports = table.config.bind(&mut ListenerSetup { policies, tls, startup });
+        let ports = table.config.bind(tls, startup);
         let requested = startup.ports().iter().skip(before).cloned().collect();
-        Ok(PreparedListener { table: table.clone(), requested, ports: ports? })
+        Ok(PreparedListener { table: table.clone(), access: access?, requested, ports: ports? })
     });
     // All of them, so that each error is noted.
     prepared.collect::<Vec<_>>().into_iter().collect()
@@ -75,11 +78,14 @@ impl OpenListeners {
     /// Serves clients.
     pub(crate) fn serve(&mut self, prepared: Vec<PreparedListener>) {
         self.policies.watch(&self.deps.files);
-        for PreparedListener { table, requested, ports } in prepared {
+        for PreparedListener { table, access: ListenerAccess { proxies, policy }, requested, ports } in
+            prepared
+        {
             let (drain, accepting) = (self.deps.context.drain.child(), TaskTracker::new());
-            let context = ListenerContext { drain: drain.clone(), ..self.deps.context.clone() };
-            let deps = ListenerDeps { context, accepting: accepting.clone(), ..self.deps.clone() };
-            log_open(&ports);
+            let (listener, shared) = (table.kind.name, self.deps.context.clone());
+            let context = ListenerContext { listener, policy, drain: drain.clone(), ..shared };
+            let deps = ListenerDeps { context, proxies, accepting: accepting.clone(), ..self.deps.clone() };
+            log_open(listener, &ports);
             ports.into_iter().for_each(|port| (port.spawn)(&deps));
             self.open.push(OpenListener { table, requested, drain, accepting });
         }
@@ -150,12 +156,12 @@ impl OpenListeners {
 }
 
 /// Logs the ports of a listener. A long range is one line.
-fn log_open(ports: &[BoundListener]) {
+fn log_open(listener: &str, ports: &[BoundPort]) {
     let more = ports.len().checked_sub(MAX_LOGGED).filter(|more| *more > 0);
     let shown = if more.is_some() { 1 } else { ports.len() };
     for port in ports.iter().take(shown) {
         let ports = more.map(|_| ports.len());
-        info!(listener = port.name, local_addr = %port.shown, ports, "listening for clients");
+        info!(listener, local_addr = %port.shown, ports, "listening for clients");
     }
 }
 
