@@ -108,8 +108,8 @@ pub(crate) trait ListenerConfig: Any + fmt::Debug + Send + Sync {
     fn access(&self) -> (&str, &AccessConfig);
 
     /// Returns its ports that stand for a port of every node.
-    fn node_ports(&self) -> &[NodePortConfig] {
-        &[]
+    fn node_ports(&self) -> Vec<NodePortConfig> {
+        Vec::new()
     }
 
     /// Reads its files, except those of its access rules, and binds its ports. `tls` has the TLS versions and cipher suites

@@ -40,9 +40,9 @@ use tunnel_proto::frame::SessionCategory;
 /// http://node1:10255/metrics, if DNS resolves the nodes' names to this server. The headers of `[server.https]` apply,
 /// from clients in allow_from. These clients cannot send a password: if auth is "basic" in `[server.connect]`, set auth
 /// = "none" here.
-#[derive(Debug, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
-struct HttpConfigKeys {
+pub struct HttpConfig {
     /// Address of the ports.
     #[serde(deserialize_with = "forms::ip")]
     listen_ip: IpAddr,
@@ -52,6 +52,9 @@ struct HttpConfigKeys {
     /// Example: `{ "10255" = "127.0.0.1:10255", "10264" = "host" }`
     #[serde(serialize_with = "by_text")]
     ports: NodePorts,
+    /// Access rules.
+    #[serde(skip)]
+    pub access: AccessConfig,
 }
 
 /// The ports of `[server.http]` and `[server.https]`, and the target of each.
@@ -62,19 +65,11 @@ pub(crate) fn by_text<S: Serializer>(ports: &NodePorts, serializer: S) -> Result
     serializer.collect_map(ports.iter().map(|(port, stands_for)| (port.0.to_string(), stands_for)))
 }
 
-impl Default for HttpConfigKeys {
+impl Default for HttpConfig {
     fn default() -> Self {
-        Self { listen_ip: Ipv6Addr::UNSPECIFIED.into(), ports: NodePorts::new() }
+        let listen_ip = Ipv6Addr::UNSPECIFIED.into();
+        Self { listen_ip, ports: NodePorts::new(), access: AccessConfig::default() }
     }
-}
-
-/// Ports of a server, without TLS, that each stand for one port of every node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HttpConfig {
-    /// The ports; at least one.
-    pub ports: Vec<NodePortConfig>,
-    /// Access rules.
-    pub access: AccessConfig,
 }
 
 /// A port of this server, and the port of each node that it stands for.
@@ -95,19 +90,18 @@ fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig
     let report = &mut *tables.report;
     let mut table = tables.server.table(KIND.name, report);
     let methods = AuthMethods { password: false, tls: PortTlsState::Unsupported };
-    let keys: HttpConfigKeys = table.fields(report);
-    let ports = node_ports(&table, keys.listen_ip, &keys.ports);
-    let access = AccessConfig::read(&mut table, methods, &tables.inherited, report);
-    warn_if_open(&table, &ports, &access, methods, report);
-    table.close_optional(&keys, report);
-    single((!ports.is_empty()).then_some(HttpConfig { ports, access }))
+    let mut http: HttpConfig = table.fields(report);
+    http.access = AccessConfig::read(&mut table, methods, &tables.inherited, report);
+    warn_if_open(&table, &http.node_ports(), &http.access, methods, report);
+    table.close_optional(&http, report);
+    single((!http.ports.is_empty()).then_some(http))
 }
 
-/// Returns the ports of a table, each with the full key of its entry.
-pub(crate) fn node_ports(table: &ConfigTable<'_>, ip: IpAddr, ports: &NodePorts) -> Vec<NodePortConfig> {
+/// Returns the ports of a table at this address, each with the full key of its entry.
+pub(crate) fn node_ports(table: &str, ip: IpAddr, ports: &NodePorts) -> Vec<NodePortConfig> {
     let port = |(port, stands_for): (&ConfigPort<0>, &PortTarget)| NodePortConfig {
         at: SocketAddr::new(ip, port.0),
-        key: table.key(format_args!("ports.\"{}\"", port.0)),
+        key: format!("{table}.ports.\"{}\"", port.0),
         stands_for: stands_for.clone(),
     };
     ports.iter().map(port).collect()
@@ -134,8 +128,8 @@ impl ListenerConfig for HttpConfig {
         ("server.http", &self.access)
     }
 
-    fn node_ports(&self) -> &[NodePortConfig] {
-        &self.ports
+    fn node_ports(&self) -> Vec<NodePortConfig> {
+        node_ports("server.http", self.listen_ip, &self.ports)
     }
 
     fn bind(&self, _tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared> {
@@ -144,7 +138,7 @@ impl ListenerConfig for HttpConfig {
                 NodePort::new(stands_for, false, None, deps)
             })
         };
-        Ok(bind(&self.ports, startup)?.into_iter().map(port).collect())
+        Ok(bind(&self.node_ports(), startup)?.into_iter().map(port).collect())
     }
 }
 

@@ -35,9 +35,9 @@ use tunnel_proto::frame::SessionCategory;
 /// At a port with "host", X-Tunnel-Proxy-Dest replaces Host: it is the target that the node dials (host:port). All
 /// other clients are denied these headers; targets never receive them. Clients of these ports cannot send a password:
 /// if auth is "basic" in `[server.connect]`, set auth = "none" or client_ca here.
-#[derive(Debug, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
-struct HttpsConfigKeys {
+pub struct HttpsConfig {
     /// Who terminates the clients' TLS. "terminate": this server; the edge speaks TLS to the target
     /// (`[edge.target_tls]` there). "passthrough": the target; this server only reads the node's name (SNI) in the
     /// client's first message (ClientHello). With "terminate" each request goes to the node that its Host names,
@@ -47,7 +47,7 @@ struct HttpsConfigKeys {
     /// alert unrecognized_name. kube-apiserver names one for logs; for exec, attach and port-forward only if it runs
     /// with --kubelet-certificate-authority. A client that is denied gets access_denied; internal_error means that the
     /// target cannot be reached. The access log contains the reason.
-    mode: Mode,
+    pub(crate) mode: Mode,
     /// Address of the ports.
     #[serde(deserialize_with = "forms::ip")]
     listen_ip: IpAddr,
@@ -96,17 +96,23 @@ struct HttpsConfigKeys {
     /// Whether targets are trusted without verification, such as kubelets with self-signed certificates. Anyone between
     /// an edge and its kubelet can then impersonate the kubelet.
     target_insecure_skip_verify: bool,
+    /// The identity that this server presents to targets; `None` if edges speak TLS with them.
+    #[serde(skip)]
+    pub targets: Option<TargetTlsFiles>,
+    /// Access rules.
+    #[serde(skip)]
+    pub access: AccessConfig,
 }
 
 /// A value of `mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Mode {
+pub(crate) enum Mode {
     Terminate,
     Passthrough,
 }
 
-impl Default for HttpsConfigKeys {
+impl Default for HttpsConfig {
     /// SuperEdge's paths of certificate and key.
     fn default() -> Self {
         let [cert, key] =
@@ -122,29 +128,10 @@ impl Default for HttpsConfigKeys {
             target_key: None,
             target_ca: None,
             target_insecure_skip_verify: false,
+            targets: None,
+            access: AccessConfig::default(),
         }
     }
-}
-
-/// Ports of a server, with TLS, that each stand for one port of every node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HttpsConfig {
-    /// Whether the server or the target terminates clients' TLS.
-    pub mode: HttpsMode,
-    /// The ports; at least one.
-    pub ports: Vec<NodePortConfig>,
-    /// Access rules.
-    pub access: AccessConfig,
-}
-
-/// Who terminates the TLS of clients of `[server.https]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum HttpsMode {
-    /// This server, with these files. TLS to the target is opened by the server if it has files for it, otherwise by the
-    /// edge.
-    Terminate(ListenerTlsConfig, Option<TargetTlsFiles>),
-    /// The target. Only the name is read from the client's TLS.
-    Passthrough,
 }
 
 /// The identity that this server presents to targets with its own TLS, for clients that have presented a certificate.
@@ -164,22 +151,16 @@ pub(crate) const KIND: ListenerKind = ListenerKind { name: "https", by_address: 
 fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
     let mut table = tables.server.table(KIND.name, report);
-    let keys: HttpsConfigKeys = table.fields(report);
-    let passthrough = keys.mode == Mode::Passthrough;
-    let ports = node_ports(&table, keys.listen_ip, &keys.ports);
+    let mut https: HttpsConfig = table.fields(report);
+    let passthrough = https.mode == Mode::Passthrough;
+    let ports = https.node_ports();
     if let Some(port) = ports.iter().find(|port| passthrough && port.stands_for == PortTarget::Host) {
         let part = format!(".\"{}\"", port.at.port());
         let expected = "set the target that each node dials; the Host cannot be read in this mode";
         let found = "\"host\", but mode is \"passthrough\"".to_owned();
         table.error_in("ports", &part, found, expected, report);
     }
-    let certificates = ListenerTlsConfig {
-        table: table.key(""),
-        cert: keys.cert.clone(),
-        key: keys.key.clone(),
-        client_ca: keys.client_ca.clone(),
-    };
-    let requests_certificates = !passthrough && certificates.client_ca.is_some();
+    let requests_certificates = !passthrough && https.client_ca.is_some();
     let tls = PortTlsState::On { client_certificate: requests_certificates };
     let proofs = AuthMethods { password: false, tls };
     if passthrough && (table.has("cert") || table.has("key")) {
@@ -191,23 +172,23 @@ fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig
         let expected = "let the target request certificates; in this mode clients speak TLS with it";
         table.error("client_ca", found, expected, report);
     }
-    let access = AccessConfig::read(&mut table, proofs, &tables.inherited, report);
+    https.access = AccessConfig::read(&mut table, proofs, &tables.inherited, report);
     if requests_certificates {
         listen_tls::require_names(&table, report);
     }
-    let named = !access.names.is_empty() && !access.names.iter().any(CertificateGlob::matches_everything);
-    let targets = target_identity(&table, &keys, requests_certificates && named, report);
-    let mode = if passthrough { HttpsMode::Passthrough } else { HttpsMode::Terminate(certificates, targets) };
-    warn_if_open(&table, &ports, &access, proofs, report);
-    table.close_optional(&keys, report);
-    single((!ports.is_empty()).then_some(HttpsConfig { mode, ports, access }))
+    let names = &https.access.names;
+    let named = !names.is_empty() && !names.iter().any(CertificateGlob::matches_everything);
+    https.targets = target_identity(&table, &https, requests_certificates && named, report);
+    warn_if_open(&table, &ports, &https.access, proofs, report);
+    table.close_optional(&https, report);
+    single((!ports.is_empty()).then_some(https))
 }
 
 /// Checks the keys for TLS to targets. Returns `None` if edges speak TLS with targets, or after an error, which is
 /// recorded. `proved` is true if only some clients are accepted, by their certificates.
 fn target_identity(
     table: &ConfigTable<'_>,
-    keys: &HttpsConfigKeys,
+    keys: &HttpsConfig,
     proved: bool,
     report: &mut ConfigDiagnostics,
 ) -> Option<TargetTlsFiles> {
@@ -243,39 +224,46 @@ fn target_identity(
     Some(TargetTlsFiles { cert, key, ca: keys.target_ca.clone().filter(|_| !insecure) })
 }
 
+impl HttpsConfig {
+    /// Returns the files for TLS with clients.
+    fn tls(&self) -> ListenerTlsConfig {
+        let Self { cert, key, client_ca, .. } = self.clone();
+        ListenerTlsConfig { table: "server.https.".to_owned(), cert, key, client_ca }
+    }
+}
+
 impl ListenerConfig for HttpsConfig {
     fn files(&self) -> Vec<NamedFile> {
-        let HttpsMode::Terminate(certificates, targets) = &self.mode else { return Vec::new() };
+        if self.mode == Mode::Passthrough {
+            return Vec::new();
+        }
         let file = |name: &str, path: &Path, kind| {
             let key = format!("server.https.target_{name}");
             NamedFile { key, path: path.to_owned(), kind }
         };
-        let shown = targets.iter().flat_map(|TargetTlsFiles { cert, key, ca }| {
+        let shown = self.targets.iter().flat_map(|TargetTlsFiles { cert, key, ca }| {
             let ca = ca.iter().map(move |ca| file("ca", ca, FileKind::Ca));
             [file("cert", cert, FileKind::ClientCertificate), file("key", key, FileKind::Secret)]
                 .into_iter()
                 .chain(ca)
         });
-        certificates.files().into_iter().chain(shown).collect()
+        self.tls().files().into_iter().chain(shown).collect()
     }
 
     fn access(&self) -> (&str, &AccessConfig) {
         ("server.https", &self.access)
     }
 
-    fn node_ports(&self) -> &[NodePortConfig] {
-        &self.ports
+    fn node_ports(&self) -> Vec<NodePortConfig> {
+        node_ports("server.https", self.listen_ip, &self.ports)
     }
 
     fn bind(&self, tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared> {
-        let (tls, targets) = match &self.mode {
-            HttpsMode::Passthrough => (Ok(None), Ok(None)),
-            HttpsMode::Terminate(files, shown) => {
-                let targets = shown.as_ref().map(|shown| target_tls_config(shown, startup)).transpose();
-                (files.load(tls, startup).map(Some), targets)
-            }
-        };
-        let ports = bind(&self.ports, startup);
+        let is_terminated = self.mode == Mode::Terminate;
+        let targets = self.targets.as_ref().filter(|_| is_terminated);
+        let targets = targets.map(|files| target_tls_config(files, startup)).transpose();
+        let tls = is_terminated.then(|| self.tls().load(tls, startup)).transpose();
+        let ports = bind(&self.node_ports(), startup);
         let (tls, targets, ports) = (tls?, targets?, ports?);
         // The first port watches the files for all.
         let mut watched = tls.clone().map(|tls| (tls, targets.clone()));

@@ -141,8 +141,8 @@ impl ServerConfig {
         // A port that forwards to the port of a request's Host.
         let by_host = |kind: &str| {
             let listener = listeners.iter().find(|listener| listener.kind.name == kind)?;
-            let port = listener.config.node_ports().iter().find(|port| port.stands_for == PortTarget::Host);
-            port.map(|port| port.at.port())
+            let mut ports = listener.config.node_ports().into_iter();
+            ports.find(|port| port.stands_for == PortTarget::Host).map(|port| port.at.port())
         };
         let (http, https) = (by_host(http::KIND.name), by_host(https::KIND.name));
         let by_address = LISTENERS.iter().any(|kind| kind.by_address && table.has(kind.name));

@@ -1,5 +1,6 @@
 use crate::config::Environment;
 use crate::edge::config::EdgeConfig;
+use crate::listener::ListenerConfig as _;
 use crate::listener::http::HttpConfig;
 use crate::listener::https::HttpsConfig;
 use crate::listener::tcp::TcpListenerConfig;
@@ -88,8 +89,8 @@ fn migrated_server_settings_load_and_remark_on_each_old_setting() {
     let (settings, warnings) = ServerConfig::read(&text, &in_a_cluster()).unwrap();
     assert_eq!(warnings, []);
     assert_eq!(settings.links.listen, "0.0.0.0:10262".parse().unwrap());
-    let https = &settings.listener::<HttpsConfig>().unwrap().ports[0];
-    let http = &settings.listener::<HttpConfig>().unwrap().ports[0];
+    let https = &settings.listener::<HttpsConfig>().unwrap().node_ports()[0];
+    let http = &settings.listener::<HttpConfig>().unwrap().node_ports()[0];
     assert_eq!((https.at, &https.stands_for), ("0.0.0.0:20263".parse().unwrap(), &PortTarget::Host));
     assert_eq!((http.at, &http.stands_for), ("10.0.0.5:10264".parse().unwrap(), &PortTarget::Host));
     let ports = settings.ports.unwrap();
@@ -133,7 +134,7 @@ fn the_migrated_http_port_keeps_the_address_of_the_old_one() {
     ] {
         let text = migrated(old, Role::Server).unwrap();
         let (settings, _) = ServerConfig::read(&text, &in_a_cluster()).unwrap();
-        assert_eq!(settings.listener::<HttpConfig>().unwrap().ports[0].at, at.parse().unwrap());
+        assert_eq!(settings.listener::<HttpConfig>().unwrap().node_ports()[0].at, at.parse().unwrap());
     }
 }
 
@@ -271,7 +272,7 @@ fn a_superedge_file_is_migrated_with_the_same_meaning() {
     assert_eq!(
         (
             settings.listeners_of::<TcpListenerConfig>().len(),
-            settings.listener::<HttpsConfig>().unwrap().ports.len()
+            settings.listener::<HttpsConfig>().unwrap().node_ports().len()
         ),
         (1, 1)
     );

@@ -1,6 +1,6 @@
 //! Certificates issued by Kubernetes, and the identity that the server presents to targets.
 
-use crate::listener::https::{HttpsConfig, HttpsMode, TargetTlsFiles};
+use crate::listener::https::{HttpsConfig, TargetTlsFiles};
 
 use super::*;
 use crate::config::kubernetes::ProfileKind;
@@ -22,9 +22,7 @@ fn a_target_certificate_requires_authenticated_clients() {
     let proved = "client_ca = \"/ca\"\nnames = [\"a\"]\n";
     let shown = |lines: &str| {
         let (settings, warnings) = cloud(&https(&format!("{proved}{lines}")));
-        let HttpsMode::Terminate(_, shown) = settings.listener::<HttpsConfig>().unwrap().mode.clone() else {
-            panic!("terminate")
-        };
+        let shown = settings.listener::<HttpsConfig>().unwrap().targets.clone();
         (shown, warned(&warnings, WarningKind::Insecure).into_iter().map(str::to_owned).collect::<Vec<_>>())
     };
     let identity = |key: &str, ca: Option<&str>| {

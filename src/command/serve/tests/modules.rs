@@ -1,8 +1,9 @@
 //! The tables of all listeners except CONNECT's.
 
 use crate::config::server::invitations::InvitationStoreKind;
+use crate::listener::ListenerConfig as _;
 use crate::listener::http::NodePortConfig;
-use crate::listener::https::{HttpsConfig, HttpsMode};
+use crate::listener::https::{HttpsConfig, Mode};
 use crate::listener::tcp::TcpListenerConfig;
 
 use super::*;
@@ -126,17 +127,17 @@ fn an_https_node_port_represents_one_port_of_every_node() {
         "#;
     let (settings, warnings) = cloud(&format!("{CLOSED}{text}"));
     let https = settings.listener::<HttpsConfig>().unwrap();
-    assert_eq!((&https.mode, warnings), (&HttpsMode::Passthrough, vec![]));
+    assert_eq!((https.mode, warnings), (Mode::Passthrough, vec![]));
     let shown = |port: &NodePortConfig| (port.at.to_string(), port.stands_for.to_string());
     let want = [("127.0.0.1:9100", "localhost:9100"), ("127.0.0.1:10250", "127.0.0.1:10250")];
     assert_eq!(
-        https.ports.iter().map(shown).collect::<Vec<_>>(),
+        https.node_ports().iter().map(shown).collect::<Vec<_>>(),
         want.map(|(at, to)| (at.to_owned(), to.to_owned()))
     );
     assert!(!https.access.rules.is_empty() && connect(&settings).access.rules.is_empty());
     let open = format!("{CLOSED}{}", text.replace("listen_ip = \"127.0.0.1\"", ""));
     let (settings, warnings) = cloud(&open);
-    assert_eq!(settings.listener::<HttpsConfig>().unwrap().ports[1].at, "[::]:10250".parse().unwrap());
+    assert_eq!(settings.listener::<HttpsConfig>().unwrap().node_ports()[1].at, "[::]:10250".parse().unwrap());
     assert_eq!(warned(&warnings, WarningKind::Insecure), ["server.https.ports"]);
     let text = "anyone who reaches [::]:9100 can reach localhost:9100 at every node (other entries of this table: 1) \
                 without authentication; set client_ca or allow_from";

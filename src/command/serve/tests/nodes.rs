@@ -2,6 +2,7 @@
 
 use tunnel_base::policy::ports::PortTarget;
 
+use crate::listener::ListenerConfig as _;
 use crate::listener::http::HttpConfig;
 
 use super::*;
@@ -13,7 +14,7 @@ const BY_HOST: &str = "[server.http]\nlisten_ip = \"127.0.0.1\"\nports = { \"102
 fn a_node_port_by_host_represents_every_port_of_every_node() {
     let (settings, warnings) = cloud(&format!("{CLOSED}{BY_HOST}"));
     assert_eq!(
-        (&settings.listener::<HttpConfig>().unwrap().ports[0].stands_for, warnings),
+        (&settings.listener::<HttpConfig>().unwrap().node_ports()[0].stands_for, warnings),
         (&PortTarget::Host, vec![])
     );
     let open = format!("{CLOSED}{}", BY_HOST.replace("listen_ip = \"127.0.0.1\"", ""));
