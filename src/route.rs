@@ -195,11 +195,7 @@ impl SessionRouter {
 
     /// Runs [`Self::resume`] for each session that has lost its path, in its own task. Returns when draining starts.
     pub async fn resume_parked(self, drain: Drain) {
-        loop {
-            let parked = tokio::select! {
-                () = drain.draining() => return,
-                parked = self.table.next_parked() => parked,
-            };
+        while let Some(parked) = drain.run_until(self.table.next_parked()).await {
             let (route, span) = (self.clone(), info_span!("resume", session = %parked.id()));
             drain.spawn(span, async move { route.resume(parked).await });
         }

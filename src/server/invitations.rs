@@ -70,12 +70,8 @@ pub(crate) async fn joined(
 
 /// Judges the links and sessions of users again after each change of the store, until draining starts.
 pub(crate) async fn follow_devices(mut changes: watch::Receiver<()>, grants: Grants, drain: Drain) {
-    loop {
-        tokio::select! {
-            biased;
-            () = drain.draining() => return,
-            Ok(()) = changes.changed() => grants.rights_changed(),
-        }
+    while let Some(Ok(())) = drain.run_until(changes.changed()).await {
+        grants.rights_changed();
     }
 }
 

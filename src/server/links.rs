@@ -60,16 +60,10 @@ pub(crate) fn spawn(
 /// Accepts or refuses calls, each in its own task, because pinging an older link takes a while.
 async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: Arc<ServerContext>) {
     let links = shared.link_context.drain.clone();
-    loop {
-        let arrival = tokio::select! {
-            biased;
-            () = links.draining() => return,
-            arrival = arrivals.recv() => arrival,
-        };
+    while let Some(Some(arrival)) = links.run_until(arrivals.recv()).await {
         let call = match arrival {
-            None => return,
-            Some(IncomingCall::Call(call)) => call,
-            Some(IncomingCall::Enrol(enrol_request)) => {
+            IncomingCall::Call(call) => call,
+            IncomingCall::Enrol(enrol_request) => {
                 invitations::spawn(enrol_request, shared.clone());
                 continue;
             }
@@ -214,13 +208,7 @@ async fn admit_peer(call: Box<Call>, instance: Instance, is_backup: bool, shared
 /// Drives the links that this server has dialled to peers.
 async fn run_dialled_links(mut made: mpsc::Receiver<Link>, shared: Arc<ServerContext>) {
     let links = shared.link_context.drain.clone();
-    loop {
-        let link = tokio::select! {
-            biased;
-            () = links.draining() => return,
-            link = made.recv() => link,
-        };
-        let Some(mut link) = link else { return };
+    while let Some(Some(mut link)) = links.run_until(made.recv()).await {
         let (span, shared) =
             (info_span!("link", peer = link.sender.instance.map(field::debug)), shared.clone());
         links.spawn(span, async move { drop(run_link(&mut link, true, &shared).await) });

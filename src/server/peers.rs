@@ -60,13 +60,9 @@ fn report(peers: Arc<Peers>, readiness: Readiness, drain: &Drain) {
     let draining = drain.clone();
     drain.spawn(info_span!("report"), async move {
         let mut changes = peers.changes();
-        loop {
-            changes.mark_unchanged();
+        changes.mark_changed();
+        while let Some(Ok(())) = draining.run_until(changes.changed()).await {
             readiness.set_degraded("peers", peers.check());
-            tokio::select! {
-                () = draining.draining() => return,
-                changed = changes.changed() => if changed.is_err() { return },
-            }
         }
     });
 }

@@ -126,6 +126,11 @@ impl Drain {
         self.draining.cancelled().await;
     }
 
+    /// Runs `work` until draining starts. Returns `None` if that happens first, and drops `work`. Cancel safe if `work` is.
+    pub async fn run_until<F: Future>(&self, work: F) -> Option<F::Output> {
+        self.draining.run_until_cancelled(work).await
+    }
+
     /// Like [`Self::draining`], but returns an owned future for code that takes no [`Drain`].
     pub fn started(self) -> impl Future<Output = ()> + Send {
         self.draining.cancelled_owned()

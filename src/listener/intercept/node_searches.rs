@@ -42,10 +42,7 @@ impl NodeDiscovery {
                 let finder = finder.clone();
                 async move { drop(finder.find_path(&node, None, None).await) }
             });
-            tokio::select! {
-                () = drain.draining() => {}
-                () = all => {}
-            }
+            let _ = drain.run_until(all).await;
             drop(permit);
         });
     }

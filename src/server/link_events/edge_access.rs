@@ -85,12 +85,7 @@ impl RequestFromEdge {
 /// longer allowed. Returns when draining starts.
 pub(crate) async fn judge_relays(shared: Arc<ServerContext>, drain: Drain) {
     let mut changes = shared.grants.changes();
-    loop {
-        tokio::select! {
-            biased;
-            () = drain.draining() => return,
-            _ = changes.changed() => {}
-        }
+    while drain.run_until(changes.changed()).await.is_some() {
         let relayed = stream::iter(shared.link_context.table.relays.of_edges());
         relayed.for_each_concurrent(MAX_SEARCHES, |session| judge_relay(session, &shared)).await;
     }
