@@ -178,10 +178,9 @@ impl SharedEnrolments {
             }
             failing = looked.is_err();
             report(looked.map_err(|why| why.to_string()));
-            tokio::select! {
-                biased;
-                () = drain.draining() => return,
-                () = sleep(REFRESH_INTERVAL.mul_f64(0.5 + rand::random::<f64>())) => {}
+            let pause = sleep(REFRESH_INTERVAL.mul_f64(0.5 + rand::random::<f64>()));
+            if drain.run_until(pause).await.is_none() {
+                return;
             }
         }
     }

@@ -253,11 +253,7 @@ impl Peers {
 
     pub(crate) async fn follow(self: Arc<Self>, mut addresses: watch::Receiver<Vec<SocketAddr>>) {
         let drain = self.dial_context.drain.clone();
-        loop {
-            tokio::select! {
-                () = drain.draining() => return,
-                changed = addresses.changed() => if changed.is_err() { return },
-            }
+        while let Some(Ok(())) = drain.run_until(addresses.changed()).await {
             let list = addresses.borrow_and_update().clone();
             self.list(&list);
         }

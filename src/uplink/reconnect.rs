@@ -341,10 +341,7 @@ impl Reconnector {
 
     /// Waits before redialling while another process with this node's name is alive.
     async fn wait_name_free(&self) {
-        tokio::select! {
-            () = self.link_context.drain.draining() => {}
-            () = sleep(NAME_CONFLICT_PAUSE) => {}
-        }
+        let _ = self.link_context.drain.run_until(sleep(NAME_CONFLICT_PAUSE)).await;
     }
 
     /// Handles an event of a link.
@@ -460,11 +457,7 @@ impl Reconnector {
             Err(why) => return debug!(error = %why, "cannot watch addresses and routes"),
         };
         let links = self.link_context.drain.clone();
-        loop {
-            tokio::select! {
-                () = links.draining() => return,
-                changed = network.next() => if changed.is_err() { return },
-            }
+        while let Some(Ok(_)) = links.run_until(network.next()).await {
             info!("addresses or default route changed, probing links");
             self.uplinks.probe();
             if !self.uplinks.is_linked() {

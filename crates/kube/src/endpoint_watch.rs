@@ -60,10 +60,7 @@ impl EndpointWatch {
             what: &what,
             which: watcher::Config::default().labels(&of),
         };
-        tokio::select! {
-            never = followed.run(Api::namespaced, (&self, WatchedObjects::default())) => match never {},
-            () = drain.draining() => {}
-        }
+        drain.run_until(followed.run(Api::namespaced, (&self, WatchedObjects::default()))).await;
     }
 
     fn set(&self, endpoints: Endpoints) {

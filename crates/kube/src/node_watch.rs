@@ -38,10 +38,7 @@ impl NodeWatch {
             what: "names and labels of Nodes",
             which: watcher::Config::default(),
         };
-        tokio::select! {
-            never = followed.run(|client, _| Api::all(client), (&self, WatchedObjects::default())) => match never {},
-            () = drain.draining() => {}
-        }
+        drain.run_until(followed.run(|client, _| Api::all(client), (&self, WatchedObjects::default()))).await;
     }
 }
 

@@ -115,12 +115,7 @@ where
         drain,
     });
     let mut warned: Option<Instant> = None;
-    loop {
-        let (socket, peer) = tokio::select! {
-            biased;
-            () = acceptor.drain.draining() => return,
-            accepted = listener.accept() => accepted,
-        };
+    while let Some((socket, peer)) = acceptor.drain.run_until(listener.accept()).await {
         let from = SocketAddr::new(canonical_ip(peer.ip()), peer.port());
         if !acceptor.limits.for_operators && fd_limit::is_in_reserve(&socket, max_files) {
             if warned.is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {

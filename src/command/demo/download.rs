@@ -93,11 +93,7 @@ impl SimulatedNetwork {
         let listener = TcpListenSocket::bind(super::ephemeral_address())?;
         let (at, cut, tasks) = (listener.at(), self.0.subscribe(), drain.clone());
         drain.spawn(info_span!("line"), async move {
-            loop {
-                let (mut socket, _) = tokio::select! {
-                    () = tasks.draining() => return,
-                    accepted = listener.accept() => accepted,
-                };
+            while let Some((mut socket, _)) = tasks.run_until(listener.accept()).await {
                 let (mut cut, drain) = (cut.clone(), tasks.clone());
                 tasks.spawn(info_span!("line"), async move {
                     let forward = async {

@@ -15,11 +15,7 @@ use tunnel_net::listen::TcpListenSocket;
 
 /// Serves the page on each connection, whatever the request, until draining starts; over TLS if `tls` is set.
 pub(crate) async fn serve(listener: TcpListenSocket, tls: Option<TlsAcceptor>, drain: Drain) {
-    loop {
-        let (socket, _) = tokio::select! {
-            () = drain.draining() => return,
-            accepted = listener.accept() => accepted,
-        };
+    while let Some((socket, _)) = drain.run_until(listener.accept()).await {
         let tls = tls.clone();
         drain.spawn(info_span!("page"), async move {
             match tls {

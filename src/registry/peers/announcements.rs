@@ -50,12 +50,9 @@ impl Peers {
     /// Announces over a link to each linked peer, until draining begins.
     pub(crate) async fn follow_links(self: Arc<Self>) {
         let drain = self.dial_context.drain.clone();
-        loop {
+        self.choose_links();
+        while drain.run_until(self.dial_context.links_changed.notified()).await.is_some() {
             self.choose_links();
-            tokio::select! {
-                () = drain.draining() => return,
-                () = self.dial_context.links_changed.notified() => {}
-            }
         }
     }
 

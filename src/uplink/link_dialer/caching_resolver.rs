@@ -57,9 +57,8 @@ impl CachingResolver {
         let (answers, answer) = oneshot::channel();
         let (known, queried) = (self.clone(), name.to_owned());
         self.drain.spawn(info_span!("lookup", name), async move {
-            tokio::select! {
-                () = known.drain.draining() => {}
-                found = known.query_dns(&queried) => drop(answers.send(found)),
+            if let Some(found) = known.drain.run_until(known.query_dns(&queried)).await {
+                let _ = answers.send(found);
             }
         });
         match timeout(DNS_TIMEOUT, answer).await {

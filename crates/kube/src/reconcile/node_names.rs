@@ -121,10 +121,7 @@ impl NodeNamesReconciler {
             };
             lease.acquire(least, &self.report).await
         };
-        tokio::select! {
-            term = acquired => Some(term),
-            () = drain.draining() => None,
-        }
+        drain.run_until(acquired).await
     }
 
     /// Writes until another holder has written. Returns the reason for stopping.

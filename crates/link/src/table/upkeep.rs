@@ -42,14 +42,9 @@ impl SessionTable {
     /// Gives up old sessions and releases unused buffers of `pool` every few seconds, until draining starts.
     pub async fn upkeep(self: Arc<Self>, pool: BufferPool, drain: Drain) {
         let mut ticks = tokio::time::interval(UPKEEP);
-        loop {
-            tokio::select! {
-                () = drain.draining() => return,
-                _ = ticks.tick() => {
-                    self.tick(Instant::now());
-                    pool.trim();
-                }
-            }
+        while drain.run_until(ticks.tick()).await.is_some() {
+            self.tick(Instant::now());
+            pool.trim();
         }
     }
 
