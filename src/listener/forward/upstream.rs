@@ -44,9 +44,12 @@ pub(crate) struct UpstreamSession {
 }
 
 /// The locked state of an [`UpstreamSession`].
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Inner {
-    state: State,
+    /// The session while hyper reads and writes it.
+    running: Option<Box<Connection<HttpIo, RequestBody>>>,
+    /// The session once hyper has given it back.
+    ended: Option<Box<ReleasedSession>>,
     /// The grant of the last session. A client without a session is judged by it, too.
     grant: Option<Grant>,
     /// The sender of requests, unless a request is in flight.
@@ -65,17 +68,6 @@ struct IdleSender {
     /// The route of requests that may reuse the session, if any may.
     route: Option<RequestRoute>,
     sender: SendRequest<RequestBody>,
-}
-
-/// The session of an [`UpstreamSession`]: none, open, or ended.
-#[derive(Debug)]
-enum State {
-    /// There is no session.
-    None,
-    /// hyper reads and writes the session.
-    Running(Box<Connection<HttpIo, RequestBody>>),
-    /// hyper has given the session back.
-    Ended(Box<ReleasedSession>),
 }
 
 /// A session that hyper has given back; it may still be open.
@@ -140,16 +132,8 @@ const MAX_INFORMATIONAL: usize = 100;
 
 impl UpstreamSession {
     pub(crate) fn new(context: &ListenerContext, source: Source) -> Self {
-        let inner = Inner {
-            state: State::None,
-            grant: None,
-            idle: None,
-            in_flight: false,
-            answered: false,
-            long_head: None,
-        };
         let (metrics, drain) = (context.metrics.clone(), context.drain.clone());
-        Self { inner: Mutex::new(inner), metrics, drain, long_heads: (context.long_heads.clone(), source) }
+        Self { inner: Mutex::default(), metrics, drain, long_heads: (context.long_heads.clone(), source) }
     }
 
     /// Drives the session with hyper, and releases a session that has ended.
@@ -157,10 +141,10 @@ impl UpstreamSession {
         let over = {
             let mut inner = self.inner.lock();
             inner.poll(cx);
-            if inner.in_flight { None } else { inner.take_over() }
+            if inner.in_flight { None } else { inner.ended.take() }
         };
         if let Some(over) = over {
-            self.end_session(over, false);
+            self.end_session(*over, false);
         }
     }
 
@@ -193,7 +177,7 @@ impl UpstreamSession {
         let session = HttpSession { url_end, ..HttpSession::new(opened, &self.metrics) };
         let (sender, connection) = client().handshake(TokioIo::new(ByteStreamIo::new(session))).await?;
         let mut inner = self.inner.lock();
-        (inner.state, inner.answered) = (State::Running(Box::new(connection)), false);
+        (inner.running, inner.answered) = (Some(Box::new(connection)), false);
         inner.long_head = None;
         Ok(sender)
     }
@@ -213,7 +197,7 @@ impl UpstreamSession {
         *sender = new;
         {
             let mut inner = self.inner.lock();
-            (inner.state, inner.in_flight) = (State::Running(Box::new(connection)), true);
+            (inner.running, inner.in_flight) = (Some(Box::new(connection)), true);
             inner.long_head = Some(permit);
         }
         let answer = sender.send_request(stand_in).await;
@@ -308,12 +292,12 @@ impl UpstreamSession {
         let over = poll_fn(|cx| {
             let mut inner = self.inner.lock();
             inner.poll(cx);
-            match (inner.take_over(), &inner.state) {
-                (None, State::Running(_)) => Poll::Pending,
-                (over, _) => Poll::Ready(over),
+            match inner.ended.take() {
+                None if inner.running.is_some() => Poll::Pending,
+                over => Poll::Ready(over),
             }
         });
-        let ReleasedSession { pipe, unused, .. } = over.await?;
+        let ReleasedSession { pipe, unused, .. } = *over.await?;
         Some(pipe.into_opened(unused))
     }
 
@@ -329,7 +313,7 @@ impl UpstreamSession {
     fn take(&self) -> (Option<ReleasedSession>, bool) {
         let mut inner = self.inner.lock();
         let cut = inner.idle.take().is_none_or(|idle| !idle.sender.is_ready());
-        (inner.take_over().or_else(|| inner.stop()), cut)
+        (inner.ended.take().map(|over| *over).or_else(|| inner.stop()), cut)
     }
 
     /// Ends a session. Returns the reason why its request got no response, if the remote end gave one.
@@ -361,37 +345,19 @@ impl UpstreamSession {
 
 impl Inner {
     fn poll(&mut self, cx: &mut Context<'_>) {
-        if let State::Running(connection) = &mut self.state
+        if let Some(connection) = &mut self.running
             && let Poll::Ready(ended) = connection.poll_without_shutdown(cx)
             && let Some(over) = self.stop()
         {
-            self.state = State::Ended(Box::new(ReleasedSession { error: ended.err(), ..over }));
+            self.ended = Some(Box::new(ReleasedSession { error: ended.err(), ..over }));
         }
     }
 
     /// Takes the session from hyper.
     fn stop(&mut self) -> Option<ReleasedSession> {
-        match std::mem::replace(&mut self.state, State::None) {
-            State::Running(connection) => {
-                let parts = connection.into_parts();
-                let (pipe, unread) = parts.io.into_inner().into_parts();
-                Some(ReleasedSession { pipe, unused: concat(parts.read_buf, unread), error: None })
-            }
-            state => {
-                self.state = state;
-                None
-            }
-        }
-    }
-
-    fn take_over(&mut self) -> Option<ReleasedSession> {
-        match std::mem::replace(&mut self.state, State::None) {
-            State::Ended(over) => Some(*over),
-            state => {
-                self.state = state;
-                None
-            }
-        }
+        let parts = self.running.take()?.into_parts();
+        let (pipe, unread) = parts.io.into_inner().into_parts();
+        Some(ReleasedSession { pipe, unused: concat(parts.read_buf, unread), error: None })
     }
 }
 
