@@ -43,7 +43,6 @@ use crate::listener::admission::{ListenerContext, ListenerProtocol};
 use crate::listener::authenticated::TlsListenerProtocol;
 use crate::listener::http::NodePortConfig;
 use crate::registry::Finder;
-use crate::registry::Registry;
 use crate::registry::peers::Peers;
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::addresses::owners::AddressClaim;
@@ -149,7 +148,6 @@ pub(crate) struct ListenerDeps {
     pub(crate) context: ListenerContext,
     /// The networks of load balancers in front of its ports.
     pub(crate) proxies: Networks,
-    pub(crate) registry: Arc<Registry>,
     pub(crate) finder: Arc<Finder>,
     /// The peers; `None` if this server has none.
     pub(crate) peers: Option<Arc<Peers>>,

@@ -447,7 +447,6 @@ impl ServerContext {
         ListenerDeps {
             context: self.listener_context(),
             proxies: Networks::default(),
-            registry: self.registry.clone(),
             finder: self.finder.clone(),
             peers: self.peers.clone(),
             ports: self.cluster.ports.clone(),
