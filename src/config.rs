@@ -106,7 +106,7 @@ pub struct ConfigError {
 
 /// All errors. Displays as one line each.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConfigErrors<F = ConfigError>(Vec<F>);
+pub struct ConfigErrors<F = ConfigError>(pub Vec<F>);
 
 /// A warning about a file that loads nevertheless.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -203,21 +203,6 @@ impl<F> ConfigErrors<F> {
     /// Iterates over the errors.
     pub fn iter(&self) -> std::slice::Iter<'_, F> {
         self.0.iter()
-    }
-}
-
-impl<F> FromIterator<F> for ConfigErrors<F> {
-    fn from_iter<I: IntoIterator<Item = F>>(errors: I) -> Self {
-        Self(errors.into_iter().collect())
-    }
-}
-
-impl<'a, F> IntoIterator for &'a ConfigErrors<F> {
-    type Item = &'a F;
-    type IntoIter = std::slice::Iter<'a, F>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.iter()
     }
 }
 

@@ -205,7 +205,7 @@ fn check(
 
 /// Logs one line for each error, and one for all.
 fn report(faults: &StartupErrors, config: &Path, outcome: &str) {
-    for found in faults {
+    for found in faults.iter() {
         let ConfigError { key, line, text } = &found.error;
         let key = Some(key).filter(|key| !key.is_empty()).map(field::display);
         // A line without a key is not TOML, and may be the only one that is read.

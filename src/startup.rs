@@ -254,7 +254,7 @@ impl StartupErrorCollector {
                 errors.push(error);
             }
         }
-        errors.into_iter().collect()
+        ConfigErrors(errors)
     }
 
     /// Returns true if no other key uses that port; otherwise records an error.

@@ -125,7 +125,7 @@ pub fn show(args: &ConfigFileArgs, output: ShowFormat, env: &Environment) -> Res
             }
         };
         if !errors.is_empty() {
-            let errors: ConfigErrors = errors.into_iter().collect();
+            let errors = ConfigErrors(errors);
             return Err(CommandError::unusable(format!("{} has errors:\n{errors}", file.path.display())));
         }
         for (path, table) in effective {
@@ -177,7 +177,7 @@ pub fn diff(
     if old.roles.contains(&Role::Server) && new.roles.contains(&Role::Server) {
         let ParsedConfig { settings: before, errors, .. } = ServerConfig::examine(&old.text, &env);
         if !errors.is_empty() {
-            let errors: ConfigErrors = errors.into_iter().collect();
+            let errors = ConfigErrors(errors);
             return Err(CommandError::unusable(format!("{} has errors:\n{errors}", old.path.display())));
         }
         let ParsedConfig { settings, spelling, .. } = ServerConfig::examine(&new.text, &env);

@@ -101,7 +101,7 @@ pub async fn run(args: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Doc
     }
     let ports = startup.ports().to_vec();
     let errors = startup.into_errors();
-    for fault in &errors {
+    for fault in errors.iter() {
         found.add_error("config", fault.to_string(), "a config and files without errors", "");
     }
     if errors.iter().next().is_none() {

@@ -126,7 +126,7 @@ impl OpenListeners {
                 self.open.extend(others);
                 let tables: Vec<_> = first.into_iter().map(|closed| closed.table).collect();
                 let again = self.prepare(&tables).unwrap_or_else(|more| {
-                    errors = errors.iter().chain(&more).cloned().collect();
+                    errors.0.extend(more.0);
                     Vec::new()
                 });
                 (Err(errors), again)
