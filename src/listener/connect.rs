@@ -16,7 +16,6 @@ use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
 use http_body_util::Empty;
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
@@ -28,7 +27,7 @@ use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen;
 use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState};
 use crate::config::value::forms;
-use crate::listener::admission::heads::{HEAD_BYTES, HEAD_FIELDS};
+use crate::listener::admission::heads::{HEAD_BYTES, HEAD_FIELDS, http_server};
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol, OpenRequest};
 use crate::listener::denial::{
     Denial, NO_SSH, SSH, automatic_response, bad_head, header_failure, reject_http2, reject_ssh, written,
@@ -207,7 +206,7 @@ async fn read_head<C: Connection>(socket: C) -> Result<ConnectHead<C>, BadHead<C
         pending()
     };
     let io = tokio::io::join(Hooked { io: socket, hook: HeadCapture::default() }, Vec::new());
-    let mut connection = server().serve_connection(TokioIo::new(io), service_fn(take));
+    let mut connection = http_server().serve_connection(TokioIo::new(io), service_fn(take));
     let (ended, request) = poll_fn(|cx| {
         let polled = connection.poll_without_shutdown(cx);
         let request = taken.lock().take();
@@ -273,18 +272,6 @@ fn malformed_target(head: &[u8]) -> Option<(Version, NameError)> {
         return None;
     }
     Some((version, target.parse::<Target>().err()?))
-}
-
-/// Returns hyper's server config. Connections are not reused.
-fn server() -> http1::Builder {
-    let mut server = http1::Builder::new();
-    server
-        .max_headers(HEAD_FIELDS)
-        .max_header_size(HEAD_BYTES)
-        .max_buf_size(HEAD_BYTES)
-        .half_close(true)
-        .auto_date_header(false);
-    server
 }
 
 /// Returns the 200 response exactly as SuperEdge writes it. It is short because some clients read only a line or two.

@@ -27,7 +27,9 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_rustls::rustls::ClientConfig;
 
-use crate::listener::admission::heads::{HEAD_BYTES, HEAD_FIELDS, LONG_HEAD_BYTES, LONG_HEAD_FIELDS};
+use crate::listener::admission::heads::{
+    HEAD_BYTES, HEAD_FIELDS, LONG_HEAD_BYTES, LONG_HEAD_FIELDS, http_server,
+};
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerContext};
 use crate::listener::client_handler::HEAD_TIME;
 use crate::listener::denial::{Denial, bad_head, header_failure, reject_http2, written};
@@ -224,14 +226,8 @@ enum ConnectionEnd {
 }
 
 fn server() -> http1::Builder {
-    let mut server = http1::Builder::new();
-    server
-        .preserve_header_case(true)
-        .max_headers(HEAD_FIELDS)
-        .max_header_size(HEAD_BYTES)
-        .max_buf_size(HEAD_BYTES)
-        .auto_date_header(false)
-        .half_close(true);
+    let mut server = http_server();
+    server.preserve_header_case(true);
     server
 }
 

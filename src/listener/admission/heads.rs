@@ -1,5 +1,7 @@
 //! Limits of the heads of requests and responses, and the memory for those of all connections.
 
+use hyper::server::conn::http1;
+
 use crate::config::{edge, server};
 use tunnel_base::process::third_of_memory;
 use tunnel_net::fd_limit;
@@ -9,6 +11,18 @@ use tunnel_net::limiter::{FairLimiter, PermitLimits};
 pub(crate) const HEAD_BYTES: usize = 64 * 1024;
 /// Maximum number of header fields of such a head. Parsing takes 64 bytes of scratch space for each, so it is low.
 pub(crate) const HEAD_FIELDS: usize = 1024;
+
+/// Returns hyper's server for such heads.
+pub(crate) fn http_server() -> http1::Builder {
+    let mut server = http1::Builder::new();
+    server
+        .max_headers(HEAD_FIELDS)
+        .max_header_size(HEAD_BYTES)
+        .max_buf_size(HEAD_BYTES)
+        .half_close(true)
+        .auto_date_header(false);
+    server
+}
 
 /// Maximum length in bytes of a long head, as in kube-apiserver. Its connection needs a permit of [`long_heads`].
 pub(crate) const LONG_HEAD_BYTES: usize = 1 << 20;
