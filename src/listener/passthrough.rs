@@ -38,7 +38,7 @@ impl ListenerProtocol<TcpStream> for Passthrough {
         mut socket: TcpStream,
         admission: &mut Admission,
     ) -> AdmissionOutcome<TcpStream> {
-        let BufferedClientHello { name, bytes } = match read_hello(&mut socket).await {
+        let (name, buffered) = match read_hello(&mut socket).await {
             Ok(hello) => hello,
             Err(reason) => {
                 debug!(reason, "no TLS ClientHello");
@@ -49,7 +49,7 @@ impl ListenerProtocol<TcpStream> for Passthrough {
             return AdmissionOutcome::Failed { reason: "reset_while_opening", socket: None };
         };
         match opened {
-            Ok(session) => AdmissionOutcome::Opened { session, socket, buffered: bytes },
+            Ok(session) => AdmissionOutcome::Opened { session, socket, buffered },
             Err(denied) => match socket.write_all(&denied.denial.alert()).await {
                 Ok(()) => AdmissionOutcome::Closed(Some(socket)),
                 Err(_) => AdmissionOutcome::Failed { reason: "reset", socket: None },
@@ -58,17 +58,9 @@ impl ListenerProtocol<TcpStream> for Passthrough {
     }
 }
 
-/// The first TLS message of a client of a [`Passthrough`] port.
-#[derive(Debug)]
-pub(super) struct BufferedClientHello {
-    /// The name in its SNI.
-    name: Option<String>,
-    /// All bytes read, to be sent to the target.
-    bytes: Bytes,
-}
-
-/// Reads until the ClientHello is complete. The error is a fixed label for metrics.
-pub(super) async fn read_hello(socket: &mut TcpStream) -> Result<BufferedClientHello, &'static str> {
+/// Reads until the ClientHello is complete. Returns the name in its SNI, and all bytes read, to be sent to the target. The
+/// error is a fixed label for metrics.
+async fn read_hello(socket: &mut TcpStream) -> Result<(Option<String>, Bytes), &'static str> {
     let mut bytes = BytesMut::with_capacity(FIRST_READ);
     loop {
         let room = HELLO_BYTES - bytes.len();
@@ -79,13 +71,13 @@ pub(super) async fn read_hello(socket: &mut TcpStream) -> Result<BufferedClientH
             Err(_) => return Err("reset"),
         }
         if let Some(hello) = ClientHello::parse(&bytes).map_err(|NotTls| "not_tls")? {
-            return Ok(BufferedClientHello { name: hello.server_name, bytes: bytes.freeze() });
+            return Ok((hello.server_name, bytes.freeze()));
         }
     }
 }
 
 /// Returns the node that a server name identifies.
-pub(super) fn node(name: Option<String>) -> Result<NodeName, Denial> {
+fn node(name: Option<String>) -> Result<NodeName, Denial> {
     let host: Host = name.ok_or(Denial::NoServerName)?.parse()?;
     host.node().ok_or(Denial::NoServerName)
 }
@@ -103,7 +95,7 @@ mod tests {
     use super::*;
 
     /// Sends these bytes in pieces, closes the connection, and returns the result of reading the ClientHello.
-    async fn read(bytes: &[u8], piece: usize) -> Result<BufferedClientHello, &'static str> {
+    async fn read(bytes: &[u8], piece: usize) -> Result<(Option<String>, Bytes), &'static str> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (client, accepted) =
             tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
