@@ -35,18 +35,16 @@ struct LoadedConfig<T> {
     spelling: KeySpellings,
 }
 
-/// Applies a config. If that fails, the previous config is still in force.
-pub type Applying = BoxFuture<'static, Result<(), Vec<ConfigError>>>;
-
 impl ConfigFile {
     /// Re-reads the file when it changes, until draining starts, and passes the config to `apply`. A file with errors
-    /// changes nothing. A config that cannot be applied is tried again when the file changes, or a reload is requested.
+    /// changes nothing. If a config cannot be applied, the previous one stays in force, and it is tried again when the
+    /// file changes, or a reload is requested.
     pub fn follow<T: Send + Sync + 'static>(
         self,
         examine: fn(&str, &Environment) -> ParsedConfig<T>,
         files: &FileWatcher,
         drain: &Drain,
-        apply: impl Fn(Arc<T>) -> Applying + Send + 'static,
+        apply: impl Fn(Arc<T>) -> BoxFuture<'static, Result<(), Vec<ConfigError>>> + Send + 'static,
     ) {
         let Self { path, text: started, environment } = self;
         let (parsed_with, at) = (environment.clone(), path.clone());

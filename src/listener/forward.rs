@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::{Response, StatusCode, Version};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -102,7 +103,9 @@ async fn serve<C: Connection>(
     drain: &Drain,
 ) -> ReleasedConnection<C> {
     let clock = Arc::clone(&io.clock);
-    let answer = |request| -> ResponseFuture<'_> { Box::pin(exchange.answer(request)) };
+    let answer = |request| -> BoxFuture<'_, Result<Response<ResponseBody>, Infallible>> {
+        Box::pin(exchange.answer(request))
+    };
     let mut connection = server.serve_connection(TokioIo::new(io), service_fn(answer));
     let mut draining = pin!(drain.draining());
     let mut silence = pin!(sleep_until(Instant::now()));
@@ -147,9 +150,6 @@ async fn serve<C: Connection>(
     let (socket, buffered) = io.into_parts(parts.read_buf);
     ReleasedConnection { ended, socket, buffered, rejected }
 }
-
-type ResponseFuture<'a> =
-    Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + 'a>>;
 
 /// Returns the outcome of serving a client, with its connection if that is still open. `limits` are those of a head:
 /// bytes, and fields.

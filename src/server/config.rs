@@ -147,6 +147,7 @@ impl ServerConfig {
         let (http, https) = (by_host(http::KIND.name), by_host(https::KIND.name));
         let by_address = LISTENERS.iter().any(|kind| kind.by_address && table.has(kind.name));
         let ports = ("links.admin_listen", &links.ports);
+        let published = (dns.publish == PublishTo::ConfigMap).then_some(&dns.configmap);
         let settings = Self {
             admin: admin_listener::admin(&mut table, "server", ports, env, report),
             links,
@@ -155,7 +156,7 @@ impl ServerConfig {
             ports: ports::node_ports(&mut table, http, https, env, report),
             listeners,
             session: server::session(&mut table, report),
-            node_names: node_names::node_names(&mut table, dns.published_configmap(), &dns.zone, env, report),
+            node_names: node_names::node_names(&mut table, published, &dns.zone, env, report),
             dns,
             peers,
             invitations: invitations::read(&mut table, env, report),

@@ -149,13 +149,6 @@ impl Default for DnsConfig {
     }
 }
 
-impl DnsConfig {
-    /// Returns the ConfigMap, if nodes are published in one.
-    pub(crate) fn published_configmap(&self) -> Option<&String> {
-        (self.publish == PublishTo::ConfigMap).then_some(&self.configmap)
-    }
-}
-
 /// Reads `[server.dns]`. `why` is the reason why Kubernetes cannot be used, if it cannot. The caller closes the table.
 pub(crate) fn read(
     table: &mut ConfigTable<'_>,
