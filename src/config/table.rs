@@ -1,5 +1,6 @@
 //! Tables that report the keys that were never requested.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -20,17 +21,9 @@ pub(crate) struct ConfigTable<'t> {
     path: String,
     /// Its position in the file, if present.
     place: Option<usize>,
-    entries: BTreeMap<String, TableEntry<'t>>,
+    entries: DeTable<'t>,
     /// The keys that were requested, with their positions if present.
     requested: BTreeMap<&'static str, Option<usize>>,
-}
-
-/// The value of one key of a [`ConfigTable`].
-#[derive(Debug)]
-pub(super) struct TableEntry<'t> {
-    /// Position in the file.
-    place: usize,
-    value: DeValue<'t>,
 }
 
 impl<'t> ConfigTable<'t> {
@@ -68,14 +61,12 @@ impl<'t> ConfigTable<'t> {
     /// Returns a nested table. It is empty if it is absent, or not a table, which is recorded.
     pub(crate) fn table(&mut self, key: &'static str, report: &mut ConfigDiagnostics) -> Self {
         let path = self.key(key);
-        let Some(entry) = self.take(key, report) else {
-            return Self { path, ..Self::default() };
-        };
-        match entry.value {
-            DeValue::Table(table) => Self::of(path, entry.place, table),
-            other => {
-                report.place_error(Some(entry.place), &path, Some(value::shown(&other)), "expected a table");
-                Self { path, place: Some(entry.place), ..Self::default() }
+        match self.take(key, report) {
+            None => Self { path, ..Self::default() },
+            Some((place, DeValue::Table(table))) => Self::of(path, place, table),
+            Some((place, other)) => {
+                report.place_error(Some(place), &path, Some(value::shown(&other)), "expected a table");
+                Self::of(path, place, DeTable::new())
             }
         }
     }
@@ -99,25 +90,22 @@ impl<'t> ConfigTable<'t> {
         report: &mut ConfigDiagnostics,
     ) -> Vec<(String, Self)> {
         let mut entries: Vec<_> = std::mem::take(&mut self.entries).into_iter().collect();
-        entries.sort_by_key(|(_, entry)| entry.place);
+        entries.sort_by_key(|(name, _)| name.span().start);
         let mut tables = Vec::new();
-        for (name, TableEntry { place, value }) in entries {
+        for (name, value) in entries {
+            let (span, name) = (name.span(), name.into_inner().into_owned());
             let path = self.key(format_args!("\"{}\"", value::excerpt(&name)));
             report.known.insert(path.clone());
             report.given.insert(path.clone());
-            let table = match value {
-                DeValue::Table(table) => Self::of(path, place, table),
+            let place = span.start;
+            let table = match value.into_inner() {
+                DeValue::Table(table) => table,
                 value => {
-                    let entry = TableEntry { place, value };
-                    Self {
-                        path,
-                        place: Some(place),
-                        entries: BTreeMap::from([(short.to_owned(), entry)]),
-                        ..Self::default()
-                    }
+                    let key = Spanned::new(span.clone(), Cow::Borrowed(short));
+                    DeTable::from_iter([(key, Spanned::new(span, value))])
                 }
             };
-            tables.push((name, table));
+            tables.push((name, Self::of(path, place, table)));
         }
         tables
     }
@@ -184,36 +172,33 @@ impl<'t> ConfigTable<'t> {
 
     /// Records an error for every key that was never requested, with the most similar known key.
     pub(crate) fn finish(self, report: &mut ConfigDiagnostics) {
-        for (name, entry) in &self.entries {
-            let expected = value::suggestion(name, self.requested.keys().copied());
-            report.unknown(entry.place, &self.key(value::excerpt(name)), &expected);
+        for name in self.entries.keys() {
+            let expected = value::suggestion(name.get_ref(), self.requested.keys().copied());
+            report.unknown(name.span().start, &self.key(value::excerpt(name.get_ref())), &expected);
         }
     }
 
-    fn of(path: String, place: usize, table: DeTable<'t>) -> Self {
-        let entry = |(name, value): (Spanned<std::borrow::Cow<'t, str>>, Spanned<DeValue<'t>>)| {
-            let place = name.span().start;
-            (name.into_inner().into_owned(), TableEntry { place, value: value.into_inner() })
-        };
-        let entries = table.into_iter().map(entry).collect();
+    fn of(path: String, place: usize, entries: DeTable<'t>) -> Self {
         Self { path, place: Some(place), entries, ..Self::default() }
     }
 
     /// Returns the position and the value of a key.
     pub(super) fn entry(&self, key: &str) -> Option<(usize, &DeValue<'t>)> {
-        self.entries.get(key).map(|entry| (entry.place, &entry.value))
+        let (name, value) = self.entries.get_key_value(key)?;
+        Some((name.span().start, value.get_ref()))
     }
 
-    /// Takes a key, which is then known.
+    /// Takes a key, which is then known, and returns its position and value.
     pub(super) fn take(
         &mut self,
         key: &'static str,
         report: &mut ConfigDiagnostics,
-    ) -> Option<TableEntry<'t>> {
+    ) -> Option<(usize, DeValue<'t>)> {
         report.known.insert(self.key(key));
         let refused = report.refused.contains(&self.key(key)).then(|| self.place.unwrap_or_default());
-        let entry = self.entries.remove(key);
-        self.requested.insert(key, entry.as_ref().map(|entry| entry.place).or(refused));
-        entry
+        let (name, value) = self.entries.remove_entry(key).unzip();
+        let place = name.map(|name| name.span().start);
+        self.requested.insert(key, place.or(refused));
+        place.zip(value.map(Spanned::into_inner))
     }
 }
