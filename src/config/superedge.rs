@@ -249,10 +249,10 @@ impl<'t> Translation<'_, 't> {
         let mut leaves = std::mem::take(&mut self.leaves);
         leaves.sort_by_key(|leaf| leaf.place.start);
         self.kubernetes(&leaves, purpose);
-        let ips = self.ips(&leaves);
+        let proxy_ip = self.proxy_ip(&leaves);
         let mut set = BTreeMap::new();
         for leaf in leaves {
-            let ip = leaf.path.first().and_then(|table| ips.get(table)).copied();
+            let ip = proxy_ip.filter(|_| leaf.path.first().is_some_and(|table| table == PROXY));
             let rows = self.rows;
             let row = rows.iter().find(|row| row.old.len() == leaf.path.len() && row.begins_with(&leaf.path));
             let Some(row) = row else { continue };
@@ -345,24 +345,19 @@ impl<'t> Translation<'_, 't> {
         }
     }
 
-    /// Returns the addresses that `ip` or `proxyip` sets, by table.
-    fn ips(&mut self, leaves: &[SuperEdgeValue<'t>]) -> BTreeMap<String, IpAddr> {
-        let mut ips = BTreeMap::new();
+    /// Returns the address that `ip` or `proxyip` of the HTTP proxy sets.
+    fn proxy_ip(&mut self, leaves: &[SuperEdgeValue<'t>]) -> Option<IpAddr> {
+        let mut found = None;
         for SuperEdgeValue { path, shown, place, value } in leaves {
-            let [table, key] = path.as_slice() else { continue };
-            if table != "httpproxy" || !matches!(key.as_str(), "ip" | "proxyip") {
+            if path != &[PROXY, "ip"] && path != &[PROXY, "proxyip"] {
                 continue;
             }
             match value::parsed(value) {
-                Ok(ip) => {
-                    ips.entry(table.clone()).or_insert(ip);
-                }
-                Err(wrong) => {
-                    self.report.place_error(Some(place.start), shown, Some(wrong.found), wrong.expected);
-                }
+                Ok(ip) => found = found.or(Some(ip)),
+                Err(wrong) => self.wrong(place, shown, wrong),
             }
         }
-        ips
+        found
     }
 
     /// Translates the tables `dns` and `register`: the ConfigMap to publish in, and the Service that lists the servers.
@@ -544,6 +539,9 @@ const DEFAULTS: [(&str, &str, &str); 5] = [
     ("server.links", "admin_listen", ADMIN),
     ("edge.uplink", "admin_listen", ADMIN),
 ];
+
+/// The table of the HTTP proxy, folded.
+const PROXY: &str = "httpproxy";
 
 /// The address of SuperEdge's admin listener.
 const ADMIN: &str = "127.0.0.1:51010";
