@@ -23,7 +23,7 @@ impl ConfigDiff {
     pub fn between(old: &str, new: &str, environment: &Environment) -> Self {
         let (old, new) = (leaves(old, environment), leaves(new, environment));
         let differs = |key: &&Vec<String>| {
-            old.get(*key).map(|leaf| &leaf.value) != new.get(*key).map(|leaf| &leaf.value)
+            old.get(*key).map(|(_, value)| value) != new.get(*key).map(|(_, value)| value)
         };
         let all = old.keys().chain(new.keys().filter(|key| !old.contains_key(*key)));
         // The proxy of an edge neither opens nor closes with the config, and its rules apply while it is open.
@@ -32,7 +32,7 @@ impl ConfigDiff {
         let mut changed = Self::default();
         for key in all.filter(differs) {
             let shown =
-                new.get(key).or_else(|| old.get(key)).map(|leaf| leaf.shown.clone()).unwrap_or_default();
+                new.get(key).or_else(|| old.get(key)).map(|(shown, _)| shown.clone()).unwrap_or_default();
             match effect(key) {
                 _ if is_of_proxy(key) && !keeps_proxy => changed.at_start.push(shown),
                 EffectTime::Live => changed.live.push(shown),
@@ -54,14 +54,8 @@ enum EffectTime {
     AtStart,
 }
 
-/// A value, with its key as written.
-struct ConfigValue {
-    shown: String,
-    value: toml::Value,
-}
-
-/// Returns every value that is not a table, by its key.
-fn leaves(text: &str, environment: &Environment) -> BTreeMap<Vec<String>, ConfigValue> {
+/// Returns every value that is not a table, by its key. Each also has its key as written.
+fn leaves(text: &str, environment: &Environment) -> BTreeMap<Vec<String>, (String, toml::Value)> {
     let (mut all, mut report) = (BTreeMap::new(), ConfigDiagnostics::default());
     let (table, _) = DeTable::parse_recoverable(text);
     let table = superedge::translate(table.into_inner(), environment, &mut report);
@@ -73,7 +67,7 @@ fn gather(
     table: &DeTable<'_>,
     path: &[String],
     report: &ConfigDiagnostics,
-    all: &mut BTreeMap<Vec<String>, ConfigValue>,
+    all: &mut BTreeMap<Vec<String>, (String, toml::Value)>,
 ) {
     for (name, value) in table {
         let path: Vec<_> = path.iter().cloned().chain([name.get_ref().to_string()]).collect();
@@ -81,7 +75,7 @@ fn gather(
             DeValue::Table(table) => gather(table, &path, report, all),
             value => {
                 let shown = report.spelling.of(&value::path(&path));
-                all.insert(path, ConfigValue { shown, value: value::plain(value) });
+                all.insert(path, (shown, value::plain(value)));
             }
         }
     }
