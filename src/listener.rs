@@ -77,14 +77,12 @@ pub struct ListenerKind {
     /// Whether its listeners open and close when the config changes. Otherwise a change waits for a restart.
     pub is_live: bool,
     /// Reads the table. Returns nothing if it is absent or unusable, which is recorded.
-    pub(crate) read: fn(&mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig>>,
+    pub(crate) read: fn(ConfigTable<'_>, &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>>,
 }
 
-/// The tables of listeners while they are read.
+/// What the tables of listeners are read with.
 #[derive(Debug)]
-pub(crate) struct ListenerConfigReader<'a, 't> {
-    /// The table `server`.
-    pub(crate) server: &'a mut ConfigTable<'t>,
+pub(crate) struct ListenerConfigReader<'a> {
     /// The access rules of a listener whose table has none.
     pub(crate) inherited: AccessConfig,
     pub(crate) env: &'a Environment,

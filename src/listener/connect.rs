@@ -2,6 +2,7 @@
 
 use crate::config::listen_tls;
 use crate::config::server::Tls;
+use crate::config::table::ConfigTable;
 use std::convert::Infallible;
 use std::future::{Pending, pending, poll_fn};
 use std::io;
@@ -71,9 +72,8 @@ pub(crate) const KIND: ListenerKind =
     ListenerKind { name: "connect", by_address: false, is_live: true, read };
 
 /// Reads the table, and warns if the port is open to all clients.
-fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
-    let mut table = tables.server.table(KIND.name, report);
     let mut connect: ConnectConfig = table.fields(report);
     listen::require(&table, report);
     connect.tls = ListenerTlsConfig::read(&mut table, report);

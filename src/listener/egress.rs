@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen::{self, ListenAddress};
 use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState};
+use crate::config::table::ConfigTable;
 use crate::config::value::forms;
 use crate::listener::authenticated::UnixListenerProtocol;
 use crate::listener::connect::ConnectProtocol;
@@ -94,9 +95,8 @@ impl ListenerConfig for EgressConfig {
 }
 
 /// Reads the table. A table without an address to listen on is an error.
-fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
-    let mut table = tables.server.table(KIND.name, report);
     let mut egress: EgressConfig = table.fields(report);
     listen::require(&table, report);
     let is_socket = matches!(egress.listen, Some(ListenAddress::Unix(_)));
@@ -131,13 +131,12 @@ mod tests {
     use super::*;
     use crate::config::Environment;
     use crate::config::diagnostics::ConfigDiagnostics;
-    use crate::config::table::ConfigTable;
 
     fn errors(text: &str) -> (Option<EgressConfig>, Vec<String>) {
         let (mut report, env) = (ConfigDiagnostics::default(), Environment::default());
-        let server = &mut ConfigTable::parse(text, &env, &mut report);
+        let table = ConfigTable::parse(text, &env, &mut report).table("egress", &mut report);
         let inherited = AccessConfig { allow_from: Some(Networks::default()), ..AccessConfig::default() };
-        let egress = read(&mut ListenerConfigReader { server, inherited, env: &env, report: &mut report })
+        let egress = read(table, &mut ListenerConfigReader { inherited, env: &env, report: &mut report })
             .pop()
             .and_then(|egress| (egress.as_ref() as &dyn Any).downcast_ref().cloned());
         let errors = report.finish(text, ()).errors;

@@ -86,9 +86,8 @@ pub struct NodePortConfig {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "http", by_address: false, is_live: true, read };
 
 /// Reads the table.
-fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
-    let mut table = tables.server.table(KIND.name, report);
     let methods = AuthMethods { password: false, tls: PortTlsState::Unsupported };
     let mut http: HttpConfig = table.fields(report);
     http.access = AccessConfig::read(&mut table, methods, &tables.inherited, report);

@@ -62,9 +62,8 @@ pub(crate) const KIND: ListenerKind =
     ListenerKind { name: "http_proxy", by_address: true, is_live: true, read };
 
 /// Reads the table. A table without an address to listen on is an error.
-fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
-    let mut table = tables.server.table(KIND.name, report);
     let mut proxy: HttpProxyConfig = table.fields(report);
     listen::require(&table, report);
     proxy.tls = ListenerTlsConfig::read(&mut table, report);
@@ -275,9 +274,10 @@ mod tests {
 
     fn read_text(text: &str, env: &Environment) -> (Option<String>, Vec<String>) {
         let mut report = ConfigDiagnostics::default();
-        let server = &mut ConfigTable::parse(text, &Environment::default(), &mut report);
+        let mut file = ConfigTable::parse(text, &Environment::default(), &mut report);
+        let table = file.table("http_proxy", &mut report);
         let inherited = AccessConfig::default();
-        let proxy = read(&mut ListenerConfigReader { server, inherited, env, report: &mut report }).pop();
+        let proxy = read(table, &mut ListenerConfigReader { inherited, env, report: &mut report }).pop();
         let listen = |proxy: Arc<dyn ListenerConfig>| {
             let proxy: &HttpProxyConfig = (proxy.as_ref() as &dyn Any).downcast_ref().unwrap();
             proxy.listen.unwrap().to_string()

@@ -148,9 +148,8 @@ pub struct TargetTlsFiles {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "https", by_address: true, is_live: true, read };
 
 /// Reads the table.
-fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
-    let mut table = tables.server.table(KIND.name, report);
     let mut https: HttpsConfig = table.fields(report);
     let passthrough = https.mode == Mode::Passthrough;
     let ports = https.node_ports();

@@ -22,6 +22,7 @@ use tracing::{Span, debug, field, info_span};
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen_tls::PortTlsState;
 use crate::config::server::Tls;
+use crate::config::table::ConfigTable;
 use crate::config::{self};
 use crate::intercept::{InterceptError, InterceptRules, NftTable, original_destination};
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol};
@@ -122,9 +123,8 @@ pub(crate) const KIND: ListenerKind = ListenerKind {
 };
 
 /// Reads the table.
-fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {
     let (report, env) = (&mut *tables.report, tables.env);
-    let mut table = tables.server.table(KIND.name, report);
     let mut intercept: InterceptConfig = table.fields(report);
     if intercept.networks.is_empty() && table.is_present() && !table.is_wrong("networks", report) {
         let found = table.has("networks").then(|| "an empty list".to_owned());

@@ -17,6 +17,7 @@ use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen;
 use crate::config::listen_tls::PortTlsState;
 use crate::config::server::Tls;
+use crate::config::table::ConfigTable;
 use crate::config::value::forms;
 use crate::listener::admission::{
     Admission, AdmissionOutcome, GrantedSession, ListenerProtocol, OpenRequest,
@@ -48,9 +49,11 @@ pub(crate) const KIND: ListenerKind =
     ListenerKind { name: "socks5", by_address: true, is_live: true, read: settings };
 
 /// Reads the table. Returns `None` if it is absent, or has no address to listen on, which is an error.
-fn settings(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
+fn settings(
+    mut table: ConfigTable<'_>,
+    tables: &mut ListenerConfigReader<'_>,
+) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
-    let mut table = tables.server.table(KIND.name, report);
     let mut socks5: Socks5Config = table.fields(report);
     listen::require(&table, report);
     socks5.access = AccessConfig::read(&mut table, PASSWORD, &tables.inherited, report);

@@ -80,13 +80,13 @@ pub struct TcpTarget {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "tcp", by_address: false, is_live: true, read };
 
 /// Reads the table. Its keys are addresses, as in SuperEdge.
-fn read(tables: &mut ListenerConfigReader<'_, '_>) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {
     let (report, inherited) = (&mut *tables.report, &tables.inherited);
-    let mut table = tables.server.table(KIND.name, report);
     let mut listeners: Vec<TcpListenerConfig> = Vec::new();
     for (name, entry) in table.named(TARGET, report) {
         listeners.extend(listener(&name, entry, inherited, &listeners, report));
     }
+    table.finish(report);
     listeners.into_iter().flat_map(|listener| single(Some(listener))).collect()
 }
 

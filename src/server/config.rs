@@ -129,11 +129,11 @@ impl ServerConfig {
         config::other_role(&mut file, &table, "edge", report);
         let links = server::links(&mut table, report);
         let clients = clients::read(&mut table, report);
-        let mut tables =
-            ListenerConfigReader { server: &mut table, inherited: AccessConfig::default(), env, report };
+        let mut tables = ListenerConfigReader { inherited: AccessConfig::default(), env, report };
         let mut listeners = Vec::new();
         for kind in LISTENERS {
-            for config in (kind.read)(&mut tables) {
+            let table = table.table(kind.name, tables.report);
+            for config in (kind.read)(table, &mut tables) {
                 listeners.push(ListenerConfigTable::new(kind, config, tables.report));
             }
         }
