@@ -26,11 +26,12 @@ use crate::config::config_watch::ConfigFile;
 use crate::config::edge::MEMORY;
 use crate::edge::config::EdgeConfig as Settings;
 use crate::edge::edge_files::{LoadedEdgeFiles, PreparedEdge, prepare};
-use crate::listener::access::ListenerPolicies;
+use crate::listener::access::{ListenerAccess, ListenerPolicies};
 use crate::listener::admission::destination::uplink_routing::UplinkRouting;
 use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{ListenerContext, sessions};
-use crate::listener::http_proxy::{self, EdgeProxy};
+use crate::listener::client_handler;
+use crate::listener::http_proxy::{self, HttpProxyProtocol};
 use crate::parts::with_kubernetes;
 use crate::route::{PathProvider, SessionRouter, Uplinks};
 use crate::session_io::grants::Grants;
@@ -101,13 +102,16 @@ impl Edge {
         let mut startup = StartupErrorCollector::default();
         let prepared = prepare(&settings, &mut startup);
         let PreparedEdge { files, admin: ports, proxy, mut policies, viewers } = startup.finish(prepared)?;
-        let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(EdgeProxy::at));
+        let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(|(listener, _)| listener.at()));
         policies.watch(&edge.files);
         edge.listener_policies = policies.policies();
         let level_at_ports = settings.uplink.ports.sets_level;
         let pool = BufferPool::new();
-        if let Some(proxy) = proxy {
-            proxy.spawn(edge.listener_context(&settings, pool.clone()));
+        if let Some((listener, ListenerAccess { proxies, policy })) = proxy {
+            info!(local_addr = %listener.at(), "HTTP proxy started");
+            let context = ListenerContext { policy, ..edge.listener_context(&settings, pool.clone()) };
+            let serving = client_handler::run(HttpProxyProtocol, listener, proxies, context);
+            edge.sessions.spawn(info_span!("clients"), serving);
         }
         let (authorities, shown) = (settings.ca_files(), settings.certificates());
         let certificate = settings.csr.clone();

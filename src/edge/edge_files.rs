@@ -12,12 +12,13 @@ use crate::config::SecretString;
 use crate::config::edge::{TargetTlsConfig, UplinkConfig};
 use crate::config::server::Tls;
 use crate::edge::config::EdgeConfig as Settings;
-use crate::listener::access::{AccessPolicyBuilder, bind_admin};
-use crate::listener::http_proxy::EdgeProxy;
+use crate::listener::access::{AccessPolicyBuilder, ListenerAccess, bind_admin};
+use crate::listener::http_proxy::EDGE_KEY;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use crate::uplink::link_dialer::ServerEndpoint;
 use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
 use tunnel_net::http_proxy::{OutboundProxy, ProxyError};
+use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::reload::ReloadedValue;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust};
@@ -42,7 +43,8 @@ pub(crate) struct LoadedEdgeFiles {
 pub(crate) struct PreparedEdge {
     pub(super) files: LoadedEdgeFiles,
     pub(super) admin: admin::AdminListeners,
-    pub(super) proxy: Option<EdgeProxy>,
+    /// The port of the HTTP proxy, and its access.
+    pub(super) proxy: Option<(TcpListenSocket, ListenerAccess)>,
     pub(super) policies: AccessPolicyBuilder,
     /// The users that may view the admin page from other machines.
     pub(super) viewers: Option<PageViewers>,
@@ -57,10 +59,13 @@ pub(crate) fn prepare(
     let ports = ("uplink", &settings.uplink.ports);
     let admin = bind_admin("edge", ports, &settings.admin, &Tls::default(), startup);
     let mut policies = AccessPolicyBuilder::default();
-    let proxy = settings.http_proxy.as_ref();
-    let proxy = proxy.map(|proxy| EdgeProxy::bind(proxy, &mut policies, startup)).transpose();
+    let proxy = settings.http_proxy.as_ref().map(|proxy| {
+        let access = policies.prepare(EDGE_KEY, &proxy.access, startup);
+        let listener = startup.bind("edge.http_proxy.listen", proxy.listen.ok_or(NotPrepared)?);
+        Ok((listener?, access?))
+    });
     let viewers = policies.viewers("edge.admin", &settings.admin, startup);
-    Ok(PreparedEdge { files: files?, admin: admin?, proxy: proxy?, policies, viewers: viewers? })
+    Ok(PreparedEdge { files: files?, admin: admin?, proxy: proxy.transpose()?, policies, viewers: viewers? })
 }
 
 impl LoadedEdgeFiles {

@@ -3,7 +3,6 @@
 use crate::config::listen_tls;
 use crate::config::server::Tls;
 use crate::config::value::forms;
-use crate::listener::client_handler;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -15,7 +14,7 @@ use http::header::HOST;
 use http::request::Parts;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
-use tracing::{Span, field, info, info_span};
+use tracing::{Span, field, info_span};
 
 use crate::config::access::{AccessConfig, AuthMethods, ClientAuthConfig};
 use crate::config::diagnostics::ConfigDiagnostics;
@@ -23,10 +22,7 @@ use crate::config::listen;
 use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState};
 use crate::config::table::ConfigTable;
 use crate::config::{Environment, WarningKind};
-use crate::listener::access::{AccessPolicyBuilder, ListenerAccess};
-use crate::listener::admission::{
-    Admission, AdmissionOutcome, ListenerContext, ListenerProtocol, OpenRequest,
-};
+use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol, OpenRequest};
 use crate::listener::connect::ConnectProtocol;
 use crate::listener::denial::Denial;
 use crate::listener::forward::forward;
@@ -36,7 +32,6 @@ use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::names::{NameError, Target};
 use tunnel_base::policy::Glob;
 use tunnel_net::hooked::{Hooked, ReadHook};
-use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::SessionCategory;
 
@@ -143,40 +138,6 @@ pub(crate) fn read_edge(
     }
     table.close_optional(&proxy, report);
     proxy.listen.is_some().then_some(proxy)
-}
-
-/// The proxy of an edge, bound but not serving yet.
-pub(crate) struct EdgeProxy {
-    listener: TcpListenSocket,
-    access: ListenerAccess,
-}
-
-impl EdgeProxy {
-    /// Reads the proxy's files and binds its port.
-    pub(crate) fn bind(
-        settings: &EdgeProxyConfig,
-        policies: &mut AccessPolicyBuilder,
-        startup: &mut StartupErrorCollector,
-    ) -> Result<Self, NotPrepared> {
-        let access = policies.prepare(EDGE_KEY, &settings.access, startup);
-        let listener = startup.bind("edge.http_proxy.listen", settings.listen.ok_or(NotPrepared)?);
-        Ok(Self { listener: listener?, access: access? })
-    }
-
-    /// Returns the listening address.
-    pub(crate) fn at(&self) -> SocketAddr {
-        self.listener.at()
-    }
-
-    /// Starts serving clients until the drain of `context` begins.
-    pub(crate) fn spawn(self, context: ListenerContext) {
-        let Self { listener, access: ListenerAccess { proxies, policy } } = self;
-        info!(local_addr = %listener.at(), "HTTP proxy started");
-        let context = ListenerContext { listener: KIND.name, policy, ..context };
-        let drain = context.drain.clone();
-        drain
-            .spawn(info_span!("clients"), client_handler::run(HttpProxyProtocol, listener, proxies, context));
-    }
 }
 
 /// The table of an edge's proxy.
