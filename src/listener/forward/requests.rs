@@ -103,10 +103,8 @@ impl<'a> RequestForwarder<'a> {
         under_way: InFlightGuard,
     ) -> Result<Response<ResponseBody>, DeniedRequest> {
         let mut router = self.router.lock().await;
-        let authorized = match headers::check(&mut head) {
-            Ok(()) => router.route(Ok(&head)).await?,
-            Err(denial) => router.route(Err(denial)).await?,
-        };
+        let checked = headers::check(&mut head);
+        let authorized = router.route(checked.map(|()| &head)).await?;
         let route = RequestRoute::of(&authorized);
         let (method, version) = (head.method.clone(), head.version);
         let upgrades = headers::prepare_request(&mut head, &body);
