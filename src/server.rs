@@ -22,7 +22,6 @@ use crate::server::link_events::edge_access;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
@@ -121,7 +120,6 @@ pub struct Server {
     context: Arc<ServerContext>,
     listeners: Arc<Mutex<OpenListeners>>,
     listener_policies: ListenerPolicies,
-    drain_timeout: Duration,
 }
 
 /// The files and ports named by the config, prepared before anything runs.
@@ -239,7 +237,6 @@ impl Server {
             context,
             listeners: Arc::new(Mutex::new(open)),
             listener_policies,
-            drain_timeout: settings.session.drain_timeout,
             settings: Arc::new(settings),
         })
     }
