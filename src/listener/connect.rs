@@ -1,8 +1,5 @@
 //! The CONNECT listener: `CONNECT <node>:<port>`, followed by the session's bytes.
 
-use crate::config::listen_tls;
-use crate::config::server::Tls;
-use crate::config::table::ConfigTable;
 use std::convert::Infallible;
 use std::future::{Pending, pending, poll_fn};
 use std::io;
@@ -26,7 +23,10 @@ use tracing::{Span, field, info_span, warn};
 
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen;
+use crate::config::listen_tls;
 use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState};
+use crate::config::server::Tls;
+use crate::config::table::ConfigTable;
 use crate::config::value::forms;
 use crate::listener::admission::heads::{HEAD_BYTES, HEAD_FIELDS, http_server};
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol, OpenRequest};

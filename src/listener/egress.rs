@@ -1,7 +1,5 @@
 //! The egress listener: where kube-apiserver sends CONNECT, over mutual TLS or a Unix socket.
 
-use crate::config::listen_tls;
-use crate::config::server::Tls;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -9,7 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen::{self, ListenAddress};
+use crate::config::listen_tls;
 use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState};
+use crate::config::server::Tls;
 use crate::config::table::ConfigTable;
 use crate::config::value::forms;
 use crate::listener::authenticated::UnixListenerProtocol;

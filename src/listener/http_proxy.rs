@@ -1,8 +1,5 @@
 //! The HTTP proxy: CONNECT, and plain requests with an absolute URL. Each request is authorized separately.
 
-use crate::config::listen_tls;
-use crate::config::server::Tls;
-use crate::config::value::forms;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -19,8 +16,11 @@ use tracing::{Span, field, info_span};
 use crate::config::access::{AccessConfig, AuthMethods, ClientAuthConfig};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen;
+use crate::config::listen_tls;
 use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState};
+use crate::config::server::Tls;
 use crate::config::table::ConfigTable;
+use crate::config::value::forms;
 use crate::config::{Environment, WarningKind};
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol, OpenRequest};
 use crate::listener::connect::ConnectProtocol;

@@ -1,9 +1,6 @@
 //! The HTTPS listener: a port of this server stands for one port of every node. The client's TLS or its request names
 //! the node.
 
-use crate::config::listen_tls;
-use crate::config::server::Tls;
-use crate::config::value::forms;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,8 +11,11 @@ use tokio_rustls::rustls::ClientConfig;
 use crate::config::WarningKind;
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::diagnostics::ConfigDiagnostics;
+use crate::config::listen_tls;
 use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState};
+use crate::config::server::Tls;
 use crate::config::table::ConfigTable;
+use crate::config::value::forms;
 use crate::listener::authenticated::TlsListenerProtocol;
 use crate::listener::http::{NodePort, NodePortConfig, NodePorts, bind, by_text, node_ports, warn_if_open};
 use crate::listener::passthrough::Passthrough;

@@ -19,11 +19,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{Span, debug, field, info_span};
 
+use crate::config;
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen_tls::PortTlsState;
 use crate::config::server::Tls;
 use crate::config::table::ConfigTable;
-use crate::config::{self};
 use crate::intercept::{InterceptError, InterceptRules, NftTable, original_destination};
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
