@@ -181,6 +181,13 @@ async fn the_socks5_port_refuses_with_the_closest_code() {
     assert_eq!(refused.1, 2);
 }
 
+/// Waits until the proxy that has ended has left no socket.
+async fn wait_until_socket_is_closed(place: &TestDir) {
+    let is_socket = |name: &std::ffi::OsStr| name.to_string_lossy().ends_with(".sock");
+    let sockets = || std::fs::read_dir(place.path().join("run/tunnel")).into_iter().flatten();
+    wait_until("its socket is closed", || !sockets().any(|file| is_socket(&file.unwrap().file_name()))).await;
+}
+
 #[tokio::test]
 async fn tunnel_connect_shares_the_link_of_a_proxy_and_falls_back_to_its_own() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
@@ -196,9 +203,7 @@ async fn tunnel_connect_shares_the_link_of_a_proxy_and_falls_back_to_its_own() {
     assert!(message.contains("403 no rule lets alice reach port"), "{message}");
     assert_eq!(line.connections(), 1, "that of the proxy");
     drop(proxy);
-    let is_socket = |name: &std::ffi::OsStr| name.to_string_lossy().ends_with(".sock");
-    let sockets = || std::fs::read_dir(place.path().join("run/tunnel")).unwrap();
-    wait_until("its socket is closed", || !sockets().any(|file| is_socket(&file.unwrap().file_name()))).await;
+    wait_until_socket_is_closed(&place).await;
     let local = Local::start_with(&[&at("node1", echo)], variable).await;
     assert_echo(&mut local.client().await, "hello").await;
     assert_eq!(line.connections(), 2);
@@ -226,6 +231,7 @@ async fn a_proxy_that_ends_interrupts_its_sessions_with_a_message() {
     let variable = home_of_alice(&place, server.server.bound.grpc);
     let target = at("node1", echo);
     for is_killed in [true, false] {
+        wait_until_socket_is_closed(&place).await;
         let proxy = LocalProxy::start(variable.clone()).await;
         let (mut local, mut client) = through(&proxy, &target, variable.clone()).await;
         if is_killed {
