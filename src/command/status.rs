@@ -165,7 +165,7 @@ fn nodes_text(all: &NodesResponse, with_own: bool, is_wide: bool) -> String {
         match server.state.as_str() {
             "truncated" => lines.push(format!("! {name} has more nodes; query its own socket")),
             "does_not_tell" => lines.push(format!(
-                "! {name} does not tell its nodes; it is busy, has no [server.peers], or its version does not know the request"
+                "! {name} does not tell its nodes; it is busy, cannot be reached, has no [server.peers], or its version does not know the request"
             )),
             "not_linked" => {
                 lines.push(format!("! {name}: {}", clean(server.error.as_deref().unwrap_or("no link"))));

@@ -174,7 +174,15 @@ impl LinkDialer {
         let mut order: Vec<_> = (0..self.servers.len()).map(|n| (first + n) % self.servers.len()).collect();
         order.sort_by_cached_key(|server| self.is_avoided(*server));
         for server in order {
-            let why = match self.connect_to(server, hint, purpose).await {
+            let attempt = self.connect_to(server, hint, purpose);
+            let made = match purpose {
+                // A program that is stopped still accepts connections. Sessions wait, and another server may answer.
+                LinkPurpose::Backup if self.servers.len() > 1 => timeout(BACKUP_TIMEOUT, attempt)
+                    .await
+                    .unwrap_or_else(|_| Err(anyhow!("no link within {BACKUP_TIMEOUT:?}"))),
+                _ => attempt.await,
+            };
+            let why = match made {
                 Ok(made) => return Ok(made),
                 Err(why) if self.servers.len() == 1 => why,
                 Err(why) => why.context(format!("{}", self.servers[server].at)),
@@ -412,6 +420,8 @@ fn is_broken(why: &anyhow::Error) -> bool {
 
 /// Timeout for each step of connecting to a server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for all steps of a backup link if there is another server to try: enough for a line of 1 s.
+const BACKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout for the first step, establishing the connection, if there is another server to try.
 const FIRST_CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 

@@ -183,6 +183,14 @@ async fn a_backup_link_to_another_server_takes_over_the_sessions() {
 
 #[tokio::test]
 async fn a_backup_link_goes_to_another_server_if_the_current_one_cannot_be_reached() {
+    // Nobody listens at the one address, and nobody answers at the other, as if the program there were stopped.
+    let stopped = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    for unreachable in [servers::addresses(1)[0], stopped.local_addr().unwrap()] {
+        a_backup_link_goes_elsewhere_than_to(unreachable).await;
+    }
+}
+
+async fn a_backup_link_goes_elsewhere_than_to(unreachable: SocketAddr) {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let servers = servers::start(&place, 2);
     let line = Line::to(servers[0].server.bound.grpc).await;
@@ -194,13 +202,14 @@ async fn a_backup_link_goes_to_another_server_if_the_current_one_cannot_be_reach
     assert_echo(&mut client, "before").await;
     pause_time();
     sleep(Duration::from_secs(2)).await;
-    line.route_to(servers::addresses(1)[0]);
+    line.route_to(unreachable);
     line.become_unresponsive();
     let started = Instant::now();
     assert_echo(&mut client, "lost on the way").await;
     assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
     assert_eq!(backup_links(&edge), [1, 0, 0]);
     servers[1].wait_for_node("node1").await;
+    tokio::time::resume();
 }
 
 /// Checks that sessions resume between two servers. The edge is at the second server, and the first reaches it over a
