@@ -26,12 +26,14 @@ pub struct RecordStream {
     outbound: Arc<OutboundRecords>,
     /// Whether the last record of this direction was queued.
     finished: bool,
-    /// Records that have arrived; the last one may be incomplete.
-    arrived: BytesMut,
-    /// Bytes of the current record that were not read.
-    unread: BytesMut,
+    header: [u8; HEADER],
+    /// Bytes of the header that have arrived.
+    header_bytes: usize,
+    /// Bytes of the current record that have not arrived.
+    left: usize,
     /// Whether the remote has ended its direction.
     ended: bool,
+    text: Vec<u8>,
     /// Handles the remote's notices.
     on_notice: Box<dyn FnMut(&str) + Send>,
     /// Returns the reason that the remote gets if this is dropped before its direction has ended.
@@ -69,9 +71,11 @@ impl RecordStream {
         Self {
             outbound: Arc::new(OutboundRecords { io, records: Mutex::default() }),
             finished: false,
-            arrived: BytesMut::new(),
-            unread: BytesMut::new(),
+            header: [0; HEADER],
+            header_bytes: 0,
+            left: 0,
             ended: false,
+            text: Vec::new(),
             on_notice: Box::new(on_notice),
             break_reason: Box::new(|| None),
             remote_reason: None,
@@ -95,51 +99,65 @@ impl RecordStream {
 
     /// Reads until there are bytes of the remote's direction, or it has ended.
     fn poll_record(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while self.unread.is_empty() && !self.ended {
+        while !self.ended {
             if self.remote_reason.is_some() {
                 return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
             }
-            let Some((kind, content)) = next_record(&mut self.arrived)? else {
-                ready!(self.outbound.poll_read(cx, &mut self.arrived))?;
+            if self.header_bytes < HEADER {
+                let room = self.header.get_mut(self.header_bytes..).unwrap_or_default();
+                self.header_bytes += ready!(self.outbound.poll_read(cx, room))?;
+                if let [_, high, low] = self.header
+                    && self.header_bytes == HEADER
+                {
+                    self.left = u16::from_be_bytes([high, low]).into();
+                }
                 continue;
-            };
-            let text = || String::from_utf8_lossy(&content).into_owned();
-            match kind {
-                RecordKind::Notice => (self.on_notice)(&text()),
-                RecordKind::Broken => self.remote_reason = Some(text()),
-                RecordKind::End => self.ended = true,
-                RecordKind::Bytes => self.unread = content,
             }
+            match RecordKind::try_from(self.header[0])? {
+                RecordKind::Bytes if self.left > 0 => break,
+                RecordKind::Bytes => {}
+                RecordKind::End => self.ended = true,
+                kind => {
+                    ready!(self.poll_text(cx))?;
+                    let text = String::from_utf8_lossy(&std::mem::take(&mut self.text)).into_owned();
+                    if kind == RecordKind::Broken {
+                        self.remote_reason = Some(text);
+                        continue;
+                    }
+                    (self.on_notice)(&text);
+                }
+            }
+            self.header_bytes = 0;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads the rest of a record with a text.
+    fn poll_text(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.text.len() + self.left > MAX_TEXT {
+            return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+        }
+        while self.left > 0 {
+            let mut part = [0; MAX_TEXT];
+            let room = part.get_mut(..self.left).unwrap_or_default();
+            let read = ready!(self.outbound.poll_read(cx, room))?;
+            self.text.extend_from_slice(part.get(..read).unwrap_or_default());
+            self.left -= read;
         }
         Poll::Ready(Ok(()))
     }
 }
 
-/// Splits off the first record, once all of it has arrived.
-fn next_record(arrived: &mut BytesMut) -> io::Result<Option<(RecordKind, BytesMut)>> {
-    let Some(&[kind, high, low]) = arrived.first_chunk() else { return Ok(None) };
-    let (kind, length) = (RecordKind::try_from(kind)?, u16::from_be_bytes([high, low]).into());
-    if matches!(kind, RecordKind::Notice | RecordKind::Broken) && length > MAX_TEXT {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    if arrived.len() < HEADER + length {
-        return Ok(None);
-    }
-    arrived.advance(HEADER);
-    Ok(Some((kind, arrived.split_to(length))))
-}
-
 impl OutboundRecords {
     /// Reads at least one byte.
-    fn poll_read(&self, cx: &mut Context<'_>, arrived: &mut BytesMut) -> Poll<io::Result<()>> {
-        arrived.reserve(READ);
+    fn poll_read(&self, cx: &mut Context<'_>, room: &mut [u8]) -> Poll<io::Result<usize>> {
         loop {
-            match self.io.try_read_buf(arrived) {
+            match self.io.try_read(room) {
                 Ok(0) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {
                     ready!(self.io.poll_read_ready(cx))?;
                 }
-                read => return Poll::Ready(read.map(drop)),
+                read => return Poll::Ready(read),
             }
         }
     }
@@ -205,9 +223,20 @@ impl AsyncRead for RecordStream {
         cx: &mut Context<'_>,
         out: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        ready!(self.poll_record(cx))?;
-        let part = self.unread.len().min(out.remaining());
-        out.put_slice(&self.unread.split_to(part));
+        let this = &mut *self;
+        ready!(this.poll_record(cx))?;
+        if this.ended {
+            return Poll::Ready(Ok(()));
+        }
+        let room = out.initialize_unfilled_to(this.left.min(out.remaining()));
+        if !room.is_empty() {
+            let read = ready!(this.outbound.poll_read(cx, room))?;
+            out.advance(read);
+            this.left -= read;
+            if this.left == 0 {
+                this.header_bytes = 0;
+            }
+        }
         Poll::Ready(Ok(()))
     }
 }
@@ -293,8 +322,6 @@ impl Accept for RecordStreamListener {
 
 /// Length of a record's header.
 const HEADER: usize = 3;
-/// Bytes for which there is room at each read.
-const READ: usize = 16 * 1024;
 /// Maximum length of a text.
 const MAX_TEXT: usize = 1024;
 
