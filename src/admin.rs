@@ -96,7 +96,8 @@ pub enum AdminProcess {
     Edge(Arc<Uplinks>),
 }
 
-/// The kind of an admin port of a process, which decides the paths that it serves. The requester decides to whom.
+/// The kind of an admin port of a process, which decides the paths that it serves. Who may request a path depends on the
+/// requester.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdminPortKind {
     /// All paths, each for the requesters that may use it.
@@ -108,7 +109,7 @@ pub enum AdminPortKind {
 /// The bound admin ports of a process that [`AdminContext`] serves, each `None` if there is none.
 #[derive(Debug, Default)]
 pub struct AdminListeners {
-    /// Listener for all paths.
+    /// Listener for all paths, which SuperEdge calls the log port.
     pub log: Option<TcpListenSocket>,
     /// TLS of that listener, if it has any.
     pub tls: Option<ReloadedValue<ServerTls>>,
@@ -305,7 +306,7 @@ impl AdminContext {
         }
     }
 
-    /// Returns the response to a request whose access is checked, unless it is a stream.
+    /// Returns the response to a request whose access has been checked; `/events` is not answered here.
     pub(super) async fn answer_at_once(
         &self,
         request: Request<Incoming>,

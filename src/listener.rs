@@ -109,8 +109,8 @@ pub(crate) trait ListenerConfig: Any + fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Reads its files, except those of its access rules, and binds its ports. `tls` has the TLS versions and cipher suites
-    /// of the server's ports.
+    /// Reads its files, except those of its access rules, and binds its ports. `tls` has the TLS versions and cipher
+    /// suites of the server's ports.
     fn bind(&self, tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared>;
 }
 
@@ -138,8 +138,8 @@ pub(crate) enum FileKind {
     Ca,
 }
 
-/// What a listener of a server is served with. All but the name and policy in `context`, `proxies` and `accepting` is
-/// shared by all listeners. Cheap to clone.
+/// What a listener of a server is served with. All but the name, policy and drain in `context`, `proxies` and
+/// `accepting` is shared by all listeners. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct ListenerDeps {
     /// The context of the listener, without the category of a port.

@@ -396,7 +396,7 @@ impl ServerContext {
         (context, dialled_links)
     }
 
-    /// Returns the context of users' links, without its name and access policy. Each listener also has its category.
+    /// Returns a context without name and access policy. Its category is that of users' links; ports set their own.
     fn listener_context(&self) -> ListenerContext {
         ListenerContext {
             listener: "",

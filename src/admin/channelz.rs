@@ -156,7 +156,7 @@ impl Entities {
     }
 }
 
-/// Answers a call that has one message by another one.
+/// Answers a call of one message with one message.
 async fn unary<M, R>(
     request: http::Request<Incoming>,
     answer: impl Fn(M) -> Result<R, Status>,
@@ -186,7 +186,7 @@ fn not_found(number: i64) -> Status {
     Status::not_found(format!("no entity has the number {number}"))
 }
 
-/// The path of the service's methods.
+/// What the paths of the service's methods start with.
 const SERVICE: &str = "/grpc.channelz.v1.Channelz/";
 /// Descriptions of the services, for clients that have no copy of them.
 const FILES: &[u8] = include_bytes!("channelz/channelz.bin");

@@ -101,7 +101,7 @@ fn refusal_text(answer: &Response<Bytes>) -> Option<String> {
     (!answer.status().is_success()).then(text)
 }
 
-/// The requests of admins. Other users may send the first one only.
+/// The requests of admins. Other users may only send `GET /nodes`.
 const OFFERED: [(&Method, &str); 6] = [
     (&Method::GET, "/nodes"),
     (&Method::GET, "/status"),

@@ -40,7 +40,7 @@ pub struct ListedServer {
     ///
     /// - `complete`: all nodes
     /// - `truncated`: the first ones; the list of all servers is limited
-    /// - `does_not_tell`: the server did not answer, for example because its version does not know the request
+    /// - `does_not_tell`: the server did not answer: it cannot be reached, is busy, or its version does not know the request
     /// - `not_linked`: a server without a link
     pub state: String,
     /// Why there is no link.

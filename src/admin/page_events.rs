@@ -145,6 +145,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_items_of_each_list_have_keys_of_their_own() {
+        for (list, items) in [
+            (
+                "links",
+                [serde_json::json!({"link": 1, "name": "a"}), serde_json::json!({"link": 2, "name": "a"})],
+            ),
+            (
+                "peers",
+                [serde_json::json!({"link": 1, "name": "a"}), serde_json::json!({"link": null, "name": "b"})],
+            ),
+            (
+                "sessions",
+                [serde_json::json!({"id": "a", "since": 1}), serde_json::json!({"id": "a", "since": 2})],
+            ),
+            ("disconnected", [serde_json::json!({"name": "a"}), serde_json::json!({"name": "b"})]),
+            (
+                "drops",
+                [serde_json::json!({"name": "a", "time": 1}), serde_json::json!({"name": "a", "time": 2})],
+            ),
+        ] {
+            assert_ne!(key(list, &items[0]), key(list, &items[1]), "{list}");
+        }
+    }
+
+    #[test]
     fn a_list_delta_contains_only_changed_and_removed_entries() {
         let mut sent = HashMap::new();
         let change = |sent: &mut HashMap<String, u64>, now: &[(&str, u32)]| {

@@ -139,7 +139,7 @@ impl fmt::Display for AdminClient {
     }
 }
 
-/// Names the chosen process and those of the other sockets that run on this machine. Empty if there are none.
+/// Names the chosen socket, and the others of running processes on this machine. Empty if there are no others.
 fn choice(chosen: &str, others: impl Iterator<Item = AdminSocket>) -> String {
     let running = others.filter(|(state, _)| *state != AdminSocketState::Ended);
     let others: Vec<_> = running.map(|(_, path)| format!("--socket={}", path.display())).collect();

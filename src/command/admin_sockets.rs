@@ -25,6 +25,7 @@ pub(crate) type AdminSocket = (AdminSocketState, PathBuf);
 /// these names. Programs that respond come first, then programs that this user may not query, then programs that have
 /// ended.
 pub(crate) async fn sockets(named: Option<PathBuf>, names: &[&str], env: &Environment) -> Vec<AdminSocket> {
+    // A named socket is queried whether it answers or not.
     if let Some(path) = named {
         return vec![(AdminSocketState::Answers, path)];
     }

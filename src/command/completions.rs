@@ -1,5 +1,5 @@
 //! `tunnel completions`: the scripts of shells, generated from the command line's definition. They complete names of
-//! nodes with the output of `tunnel nodes -o name`: arguments that are one have the hint of a host's name.
+//! nodes with the output of `tunnel nodes -o name`. An argument that is a node's name has the hint of a host's name.
 
 use clap::CommandFactory as _;
 use clap_complete::Shell;

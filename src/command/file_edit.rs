@@ -56,7 +56,7 @@ impl FileEdit {
 ///
 /// # Errors
 ///
-/// Returns the system's error. The file is then unchanged.
+/// Returns the system's error. The file is then unchanged, unless only writing its folder to the disk failed.
 pub(crate) fn replace(path: &Path, text: &str) -> Result<(), CommandError> {
     let keep_owner_and_mode = |file: &File| {
         let (before, now) = (fs::metadata(path)?, file.metadata()?);

@@ -163,15 +163,15 @@ async fn join_node(
     // Local steps that can fail come first, because an invitation can be used only once.
     let folder = OutputDir::resume(&args.install_dir, entries)?;
     let token = folder.write_once(TOKEN_FILE, &format!("{}\n", random_token()))?;
-    let text = |dir: &str| edge_config(node, &args.server, args.tls_server_name.as_ref(), false, dir);
-    folder.rewrite("edge.toml", &text(to))?;
+    let config = |dir: &str| edge_config(node, &args.server, args.tls_server_name.as_ref(), false, dir);
+    folder.rewrite("edge.toml", &config(to))?;
     if let Some(text) = new_unit {
         folder.rewrite(UNIT, &text)?;
     }
     let join_client = JoinClient::new(args, code, node.to_string(), token.trim(), folder, CA_FILE, env)?;
     join_client
         .join(|folder| {
-            let read = EdgeConfig::read(&text(&folder.to_string_lossy()), &Environment::default());
+            let read = EdgeConfig::read(&config(&folder.to_string_lossy()), &Environment::default());
             checked("edge.toml", read, Edge::validate)
         })
         .await?;

@@ -156,7 +156,7 @@ pub(crate) fn unit_of_this_machine(role: Role, config: &Path) -> Result<String, 
     unit(role, &program(), has_user(), config)
 }
 
-/// The text of a unit differs from the package's in the paths, and in the user if there is no such user.
+/// Returns the text of a unit. It differs from the package's in the paths, and in the user if there is no such user.
 fn unit(role: Role, program: &Path, has_user: bool, config: &Path) -> Result<String, CommandError> {
     let absolute = |path: &Path| {
         std::path::absolute(path).map_err(|cause: io::Error| CommandError::usage(cause.to_string()))

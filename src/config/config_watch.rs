@@ -37,8 +37,8 @@ struct LoadedConfig<T> {
 
 impl ConfigFile {
     /// Re-reads the file when it changes, until draining starts, and passes the config to `apply`. A file with errors
-    /// changes nothing. If a config cannot be applied, the previous one stays in force, and it is tried again when the
-    /// file changes, or a reload is requested.
+    /// changes nothing. If a config cannot be applied, the previous one stays in force; the new one is tried again when
+    /// the file changes, or a reload is requested.
     pub fn follow<T: Send + Sync + 'static>(
         self,
         examine: fn(&str, &Environment) -> ParsedConfig<T>,

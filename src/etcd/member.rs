@@ -38,7 +38,7 @@ use tunnel_net::tls::server_name;
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {
     /// There is no connection, for the reason in the text: the member cannot be reached, or a file is not usable. Usual
-    /// causes: it is down, a firewall, or mismatched TLS settings.
+    /// causes: the member is down, a firewall, or mismatched TLS settings.
     #[error("{0}")]
     NotConnected(String),
     /// The member returned an error.
@@ -154,7 +154,10 @@ impl EtcdConnection {
         }
         let mut client = Grpc::new(self.channel.clone());
         client.ready().await.map_err(|status| self.refused(status))?;
-        let answer = client.unary(request, PathAndQuery::from_static(method), ProstCodec::default()).await;
+        let answer = client.unary(request, PathAndQuery::from_static(method), ProstCodec::default());
+        // The endpoint's timeout ends with the head of the response.
+        let late = |_| Err(Status::deadline_exceeded("no response in time"));
+        let answer = timeout(CALL_TIMEOUT, answer).await.unwrap_or_else(late);
         answer.map(Response::into_inner).map_err(|status| self.refused(status))
     }
 
@@ -174,10 +177,7 @@ impl EtcdConnection {
     pub(crate) async fn keep_alive(&self, lease: i64) -> Result<bool, EtcdError> {
         // The method takes a stream of messages; this one has one.
         let message = LeaseKeepAliveRequest { id: lease };
-        let kept = self.call("/etcdserverpb.Lease/LeaseKeepAlive", message);
-        let kept = timeout(CALL_TIMEOUT, kept).await;
-        let kept: LeaseKeepAliveResponse =
-            kept.map_err(|_| self.refused(Status::deadline_exceeded("no response in time")))??;
+        let kept: LeaseKeepAliveResponse = self.call("/etcdserverpb.Lease/LeaseKeepAlive", message).await?;
         Ok(kept.ttl > 0)
     }
 

@@ -66,8 +66,8 @@ pub trait ListenerProtocol<S>: Send + Sync + 'static {
     ) -> impl Future<Output = AdmissionOutcome<Self::Connection>> + Send;
 }
 
-/// Everything that a listener needs to serve clients. All but `listener`, `category` and `policy` is shared by the
-/// listeners of a process. Cheap to clone.
+/// Everything that a listener needs to serve clients. All but `listener`, `category`, `policy` and `drain` is shared by
+/// the listeners of a process. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct ListenerContext {
     /// The name of the listener in metrics and the access log.

@@ -146,7 +146,11 @@ impl PasswordChecker {
         }
         self.failures.lock().forget(&who);
         let now = Instant::now();
-        self.recent.lock().insert(&from, print, now, now);
+        let mut recent = self.recent.lock();
+        if recent.len() >= MAX_RECENT_LOGINS {
+            recent.retain(|since| since.elapsed() < LOGIN_TTL);
+        }
+        recent.insert(&from, print, now, now);
         Ok(login)
     }
 

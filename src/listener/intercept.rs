@@ -209,8 +209,7 @@ impl ListenerConfig for InterceptConfig {
     /// Also claims the table, and marks all sockets of this process from now on.
     fn bind(&self, _tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared> {
         let is_on_host = check_host_network(self.host_ip, startup);
-        let listeners = InterceptListeners::bind(self, startup);
-        let listeners = listeners?;
+        let listeners = InterceptListeners::bind(self, startup)?;
         is_on_host?;
         let table = match NftTable::claim(listeners.rules(self)) {
             Ok(table) => table,

@@ -58,8 +58,8 @@ impl ListenerProtocol<TcpStream> for Passthrough {
     }
 }
 
-/// Reads until the ClientHello is complete. Returns the name in its SNI, and all bytes read, to be sent to the target. The
-/// error is a fixed label for metrics.
+/// Reads until the ClientHello is complete. Returns the name in its SNI, and all bytes read, to be sent to the target.
+/// The error is a fixed label for metrics.
 async fn read_hello(socket: &mut TcpStream) -> Result<(Option<String>, Bytes), &'static str> {
     let mut bytes = BytesMut::with_capacity(FIRST_READ);
     loop {

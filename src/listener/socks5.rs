@@ -48,7 +48,7 @@ pub struct Socks5Config {
 pub(crate) const KIND: ListenerKind =
     ListenerKind { name: "socks5", by_address: true, is_live: true, read: settings };
 
-/// Reads the table. Returns `None` if it is absent, or has no address to listen on, which is an error.
+/// Reads the table. Returns nothing if it is absent, or has no address to listen on, which is an error.
 fn settings(
     mut table: ConfigTable<'_>,
     tables: &mut ListenerConfigReader<'_>,

@@ -1,4 +1,4 @@
-//! An overview of this server's nodes for operators, including disconnected ones and their errors.
+//! A snapshot of this server's nodes for operators, including disconnected ones and their errors.
 
 use std::time::Duration;
 

@@ -41,8 +41,8 @@ pub(crate) fn spawn_publisher(
     drain.spawn(info_span!("publisher"), publisher.run(drain.clone()));
 }
 
-/// Returns true if a server answers at that address, with gRPC port `grpc`. The publisher's check which records are of
-/// dead servers, and which addresses in DNS belong to servers. Cancel safe.
+/// Returns true if a server answers at that address, with gRPC port `grpc`. The publisher uses it to find
+/// records of dead servers, and addresses in DNS that belong to servers. Cancel safe.
 async fn answers(peers: Option<Arc<Peers>>, ip: IpAddr, grpc: u16) -> bool {
     match peers {
         Some(peers) => peers.answers(ip, grpc).await,

@@ -172,14 +172,19 @@ impl LinkDialer {
     ) -> Result<NewLink, UplinkFailure> {
         let mut failed = UplinkFailure::default();
         let mut order: Vec<_> = (0..self.servers.len()).map(|n| (first + n) % self.servers.len()).collect();
-        order.sort_by_cached_key(|server| self.is_avoided(*server));
+        // Sessions resume at once where the unresponsive link of a backup link is.
+        let is_current = |server| purpose == LinkPurpose::Backup && server == first;
+        order.sort_by_cached_key(|server| !is_current(*server) && self.is_avoided(*server));
         for server in order {
             let attempt = self.connect_to(server, hint, purpose);
             let made = match purpose {
-                // A program that is stopped still accepts connections. Sessions wait, and another server may answer.
-                LinkPurpose::Backup if self.servers.len() > 1 => timeout(BACKUP_TIMEOUT, attempt)
-                    .await
-                    .unwrap_or_else(|_| Err(anyhow!("no link within {BACKUP_TIMEOUT:?}"))),
+                // A program that hangs still accepts connections. Sessions wait, and another server may answer.
+                LinkPurpose::Backup if self.servers.len() > 1 => {
+                    timeout(BACKUP_TIMEOUT, attempt).await.unwrap_or_else(|_| {
+                        self.link_context.metrics.link_dial_failures.count("timeout");
+                        Err(anyhow!("no link within {BACKUP_TIMEOUT:?}"))
+                    })
+                }
                 _ => attempt.await,
             };
             let why = match made {
@@ -420,7 +425,8 @@ fn is_broken(why: &anyhow::Error) -> bool {
 
 /// Timeout for each step of connecting to a server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout for all steps of a backup link if there is another server to try: enough for a line of 1 s.
+/// Timeout for all steps of a backup link if there is another server to try: enough at a
+/// round trip of 1 s.
 const BACKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout for the first step, establishing the connection, if there is another server to try.
 const FIRST_CONNECT_TIMEOUT: Duration = Duration::from_secs(4);

@@ -57,6 +57,13 @@ pub(super) struct CurrentLink {
     tokens: Arc<Vec<SecretString>>,
 }
 
+impl CurrentLink {
+    /// Prefers the address of this link.
+    fn hint(&self) -> DialPreference {
+        DialPreference { to: self.at, exclude: None }
+    }
+}
+
 /// Why a link is no longer the newest one, with the link that replaces it if there is one already.
 enum Replacement {
     /// The link was closed.
@@ -201,9 +208,9 @@ impl Reconnector {
     /// Dials a link that replaces a live one, for the first reason that there is.
     async fn replacement(&self, current: &CurrentLink, backup: &mut BackupDialer) -> Replacement {
         // At the same server, where sessions resume at once, or else at another one.
-        let hint = DialPreference { to: current.at, exclude: None };
-        let outrun =
-            backup.race(&current.sender, || self.dialer.connect(current.server, hint, LinkPurpose::Backup));
+        let outrun = backup.race(&current.sender, || {
+            self.dialer.connect(current.server, current.hint(), LinkPurpose::Backup)
+        });
         tokio::select! {
             made = self.fail_back(current) => Replacement::FailedBack(Box::new(made)),
             made = outrun => Replacement::Unresponsive(Box::new(made)),
@@ -269,8 +276,7 @@ impl Reconnector {
         current: &CurrentLink,
         purpose: LinkPurpose,
     ) -> anyhow::Result<NewLink> {
-        let hint = DialPreference { to: current.at, exclude: None };
-        self.dialer.connect_to(current.server, hint, purpose).await
+        self.dialer.connect_to(current.server, current.hint(), purpose).await
     }
 
     /// Returns a link to a preferred server, once one is reachable. Never completes for the most preferred one.

@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, Span};
 
-/// A handle for shutting down this process. Every task is spawned through it, so none is lost. Only hyper spawns tasks
-/// of its own for a link, which end with the link's connection.
+/// A handle for shutting down this process. Tasks are spawned through it, so none is lost, except hyper's tasks for a
+/// link or for kube-apiserver, which end with their connection.
 ///
 /// Has three states, in order: running, draining (no new work) and cut (tasks are aborted). Cheap to clone.
 #[derive(Debug, Clone, Default)]
@@ -126,7 +126,8 @@ impl Drain {
         self.draining.cancelled().await;
     }
 
-    /// Runs `work` until draining starts. Returns `None` if that happens first, and drops `work`. Cancel safe if `work` is.
+    /// Runs `work` until draining starts. Returns `None` if that happens first, and drops `work`. Cancel safe if `work`
+    /// is.
     pub async fn run_until<F: Future>(&self, work: F) -> Option<F::Output> {
         self.draining.run_until_cancelled(work).await
     }

@@ -140,8 +140,8 @@ pub fn create_private(path: &Path, text: &str) -> io::Result<()> {
 }
 
 /// Replaces a file by renaming, so that no reader sees a part of it, and a reader of the old file never sees the new
-/// content. The new file gets that mode, and then what `prepare` does to it, before it has any content. Blocks on the
-/// disk.
+/// content. The new file gets that mode, and then what `prepare` does to it, before it has any content. Only one caller at
+/// a time may replace a file, because the name of the new one is fixed. Blocks on the disk.
 ///
 /// # Errors
 ///

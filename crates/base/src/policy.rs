@@ -101,6 +101,15 @@ pub fn canonical_ip(ip: IpAddr) -> IpAddr {
     }
 }
 
+/// Returns the source of an address: an IPv4 address, or the first address of an IPv6 address's /64. An IPv4 address in
+/// an IPv6 address is treated as IPv4.
+pub fn source_of(from: IpAddr) -> IpAddr {
+    match canonical_ip(from) {
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
+        ip @ IpAddr::V4(_) => ip,
+    }
+}
+
 impl Networks {
     /// Returns true if one of the networks contains the address.
     pub fn contains(&self, ip: IpAddr) -> bool {

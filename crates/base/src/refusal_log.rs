@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::Future;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::policy::canonical_ip;
+use crate::policy::source_of;
 
 /// The refusals of a process. Allows `EACH` log lines a second for each reason and source, and sums up the rest. Cheap
 /// to clone.
@@ -34,7 +34,7 @@ impl RefusalLog {
         let mut counts = self.0.lock();
         counts.count(reason);
         let second = &mut counts.second;
-        let one = (reason, Some(source(from)));
+        let one = (reason, Some(source_of(from)));
         let known = second.len() < MAX_SOURCES_PER_SECOND || second.contains_key(&one);
         let count = second.entry(if known { one } else { (reason, None) }).or_default();
         *count += 1;
@@ -90,15 +90,6 @@ impl RefusalCounts {
         while self.minutes.front().is_some_and(|(start, _)| start.elapsed() >= HOUR) {
             self.minutes.pop_front();
         }
-    }
-}
-
-/// Returns the source of an address: an IPv4 address, or the first address of an IPv6 address's /64. An IPv4 address in
-/// an IPv6 address is treated as IPv4.
-pub fn source(from: IpAddr) -> IpAddr {
-    match canonical_ip(from) {
-        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
-        ip @ IpAddr::V4(_) => ip,
     }
 }
 

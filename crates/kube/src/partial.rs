@@ -1,21 +1,37 @@
 //! Partial types of Kubernetes objects: only the fields that are read, so that the rest never becomes a value.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Node, NodeAddress};
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt as _};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 /// The fields that are read of a Node.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct PartialNode {
+    #[serde(deserialize_with = "metadata")]
     metadata: ObjectMeta,
     #[serde(default)]
     pub(crate) spec: NodeSpec,
     #[serde(default)]
     pub(crate) status: PartialNodeStatus,
+}
+
+/// The metadata of a Node that is read. Its annotations and managed fields may be most of the object.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct NodeMetadata {
+    name: Option<String>,
+    resource_version: Option<String>,
+    labels: Option<BTreeMap<String, String>>,
+}
+
+fn metadata<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
+    let NodeMetadata { name, resource_version, labels } = NodeMetadata::deserialize(from)?;
+    Ok(ObjectMeta { name, resource_version, labels, ..ObjectMeta::default() })
 }
 
 /// The part of a Node's spec that is read: the networks of its pods.

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fair_map::FairMap;
 use crate::hooked::{Hooked, ReadHook};
-use tunnel_base::refusal_log::source;
+use tunnel_base::policy::source_of;
 
 /// The unit that shares are fair among: an IPv4 address, or the /64 network of an IPv6 address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -92,7 +92,7 @@ struct PermitWaiter {
 impl Source {
     /// Returns the source of an address.
     pub fn of(ip: IpAddr) -> Self {
-        Self(source(ip))
+        Self(source_of(ip))
     }
 }
 

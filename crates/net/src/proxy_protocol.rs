@@ -92,8 +92,10 @@ pub(crate) async fn read_until(
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         read.extend_from_slice(room.get(..seen).unwrap_or_default());
-        let found = read.windows(end.len()).position(|part| part == end);
-        read.truncate(found.map_or(read.len(), |at| at + end.len()));
+        // An end lies at least partly in the new bytes.
+        let from = before.saturating_sub(end.len() - 1);
+        let found = read[from..].windows(end.len()).position(|part| part == end);
+        read.truncate(found.map_or(read.len(), |at| from + at + end.len()));
         fill(socket, &mut read[before..]).await?;
     }
     Ok(true)
@@ -226,6 +228,8 @@ mod tests {
             b"PROXY TCP4 203.0.113.7 10.0.0.1 4000 22",
             b"",
             b"PROXY ",
+            b"PROXY \r\nABCDEF",
+            b"PROXY\r\nABCDEF\r\n",
             b"\r\n\r\n\0\r\nQUIT\n\x31\x11\0\0",
             &[b"PROXY ".as_slice(), &[b'x'; 1000]].concat(),
             &long,

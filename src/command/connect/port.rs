@@ -27,7 +27,7 @@ use crate::command::connect::session::{ConnectSession, PrintLine, SessionCarrier
 use crate::uplink::proxy::connect_shared;
 use tunnel_base::files;
 use tunnel_base::logging::printable::{one_line, printable};
-use tunnel_base::names::Target;
+use tunnel_base::names::{Host, Target};
 use tunnel_base::policy::canonical_ip;
 use tunnel_net::dial::dial;
 use tunnel_net::pool::BufferPool;
@@ -351,6 +351,9 @@ fn authorization(settings: &ClientSettings) -> Result<Option<HeaderValue>, Comma
 }
 
 async fn resolve(at: &Target) -> Result<Vec<SocketAddr>, String> {
+    if let Host::Ip(ip) = at.host {
+        return Ok(vec![SocketAddr::new(ip, at.port)]);
+    }
     let resolver = Resolver::system().map_err(|cause| cause.to_string())?;
     resolver.lookup_target(at).await.map_err(|cause| cause.to_string())
 }

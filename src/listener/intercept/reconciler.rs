@@ -22,7 +22,8 @@ use tunnel_base::names::NodeName;
 use tunnel_base::policy::off_limits::is_off_limits;
 use tunnel_net::interfaces::LocalAddresses;
 
-/// Intercepts until the server begins to stop. `redirecting` waits until nothing is intercepted.
+/// Intercepts until the server begins to stop. Holds a token of `deps.redirecting` until nothing is
+/// intercepted.
 pub(super) fn spawn(
     table: NftTable,
     presence: Arc<InterceptedAddresses>,

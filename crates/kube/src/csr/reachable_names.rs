@@ -1,4 +1,4 @@
-//! Nodes at which a Service's port is reachable.
+//! Names and addresses of the Nodes at which a Service's port is reachable.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -271,7 +271,7 @@ impl NodeNamesReconciler {
         let lines = text.lines().count();
         object.data.get_or_insert_default().insert(key.clone(), text);
         if !write(&api, configmap, &object, there).await? {
-            return Err(PassError::Fenced("another writer has changed it".to_owned()));
+            return Err(PassError::Fenced(format!("another writer has changed ConfigMap {configmap}")));
         }
         info!(lines, term = term.number, "node names written");
         Ok(true)

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::table::SessionTable;
 use crate::table::session::SharedSession;
 use tunnel_base::names::SessionId;
-use tunnel_base::refusal_log;
+use tunnel_base::policy::source_of;
 use tunnel_net::fair_map::FairMap;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
@@ -101,7 +101,7 @@ pub(crate) fn source(client: &str) -> Arc<str> {
         return user.split_once('/').map_or(user, |(user, _device)| user).into();
     }
     match client.parse::<SocketAddr>() {
-        Ok(at) => refusal_log::source(at.ip()).to_string().into(),
+        Ok(at) => source_of(at.ip()).to_string().into(),
         Err(_) => client.into(),
     }
 }

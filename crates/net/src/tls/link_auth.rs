@@ -36,7 +36,7 @@ pub struct LinkCaFiles {
 #[derive(Debug)]
 struct ClientVerifier {
     edges: Option<Arc<dyn ClientCertVerifier>>,
-    /// Verifies the certificates of users, those for which the rule is true; all others if there is no rule.
+    /// The rule for which certificates are users', and their verifier. Without a rule all are that are not edges'.
     users: Option<(Option<UserCertRule>, Arc<dyn ClientCertVerifier>)>,
     peers: Option<PeerVerifier>,
     /// Whether each client must present a certificate.

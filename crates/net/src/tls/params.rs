@@ -15,9 +15,9 @@ pub struct TlsParams {
 }
 
 impl TlsParams {
-    /// Returns the parameters of a server that accepts only TLS 1.3, or TLS 1.2 too, and these suites; an empty list means
-    /// all. TLS 1.3 and its suites are always enabled, as in Go. Also returns warnings about unsupported suites, which
-    /// are ignored.
+    /// Returns the parameters of a server. With `is_newest_only` it accepts only TLS 1.3, otherwise TLS 1.2 too. No name
+    /// of a suite means all; the suites of TLS 1.3 are always enabled, as in Go. Also returns warnings about unsupported
+    /// suites, which are ignored.
     ///
     /// # Errors
     ///
@@ -25,8 +25,9 @@ impl TlsParams {
     pub fn new(is_newest_only: bool, suites: &[String]) -> Result<(Self, Vec<String>), TlsError> {
         let (mut versions, mut warnings) = (if is_newest_only { NEWEST } else { BOTH }, Vec::new());
         let mut provider = provider();
+        let suites: Vec<_> = suites.iter().map(|name| name.trim()).filter(|name| !name.is_empty()).collect();
         if !suites.is_empty() {
-            let (supported, unknown) = chosen(&provider, suites);
+            let (supported, unknown) = chosen(&provider, &suites);
             if supported.is_empty() {
                 return Err(TlsError::NoSuite(suites.join(",")));
             }
@@ -67,15 +68,12 @@ pub(super) fn provider() -> CryptoProvider {
 }
 
 /// Returns the supported suites of a list, and the names of the others.
-fn chosen<'a>(
-    provider: &CryptoProvider,
-    names: &'a [String],
-) -> (Vec<SupportedCipherSuite>, Vec<&'a String>) {
+fn chosen<'a>(provider: &CryptoProvider, names: &[&'a str]) -> (Vec<SupportedCipherSuite>, Vec<&'a str>) {
     let (mut known, mut unknown) = (Vec::new(), Vec::new());
     for name in names {
         match provider.cipher_suites.iter().find(|suite| has_go_name(suite, name)) {
             Some(suite) => known.push(*suite),
-            None => unknown.push(name),
+            None => unknown.push(*name),
         }
     }
     (known, unknown)
