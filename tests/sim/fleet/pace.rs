@@ -22,7 +22,8 @@ use super::etcd::{Answer, Call, connection};
 struct SerialEtcd {
     /// Duration of each write. `None` makes each fail after a millisecond.
     each: Mutex<Option<Duration>>,
-    in_flight: AtomicUsize,
+    /// Each concurrent write has a clone, also until it is cancelled.
+    in_flight: Arc<()>,
     /// Highest number of concurrent writes.
     most: AtomicUsize,
 }
@@ -37,11 +38,11 @@ impl SerialEtcd {
     }
 
     async fn write(&self) -> Answer {
-        let before = self.in_flight.fetch_add(1, Relaxed) + 1;
-        self.most.fetch_max(before, Relaxed);
+        let _in_flight = self.in_flight.clone();
+        let count = Arc::strong_count(&self.in_flight) - 1;
+        self.most.fetch_max(count, Relaxed);
         let each = *self.each.lock().unwrap();
-        tokio::time::sleep(each.unwrap_or(Duration::from_millis(1)) * u32::try_from(before).unwrap()).await;
-        self.in_flight.fetch_sub(1, Relaxed);
+        tokio::time::sleep(each.unwrap_or(Duration::from_millis(1)) * u32::try_from(count).unwrap()).await;
         each.map(|_| Vec::new()).ok_or_else(|| Status::unavailable("refused"))
     }
 }
@@ -97,11 +98,14 @@ async fn slow_writes_reduce_the_number_of_concurrent_writes() {
     // As if there were hundreds of other servers, then a few, then none, then hundreds again.
     for (millis, most) in [(100, 8), (20, 16), (1, 64), (100, 8)] {
         *etcd.each.lock().unwrap() = Some(Duration::from_millis(millis));
-        for _ in 0..2 {
-            etcd.most.store(0, Relaxed);
+        // The first writes time out if etcd has become too slow for their number.
+        for _ in 0..3 {
             grow(&mut records, 1000);
-            ours.write(&records).await.unwrap();
+            _ = ours.write(&records).await;
         }
+        etcd.most.store(0, Relaxed);
+        grow(&mut records, 1000);
+        ours.write(&records).await.unwrap();
         assert_eq!(etcd.most.load(Relaxed), most, "{millis} ms for each");
     }
 }
