@@ -38,8 +38,8 @@
 //! Between `listener::connect` and `route`, `listener::admission` takes permits and checks who may reach what.
 //!
 //! Frames are pulled, not pushed. The copy of `session_io` writes bytes into the session's send buffer while it has
-//! room and wakes the link's [`tunnel_link::sender::LinkSender`], which marks the session as ready. When HTTP/2 can
-//! take more, the link sender asks its schedule for the next session and takes one frame from it. Bytes wait in their
+//! room and wakes the link's [`tunnel_link::link::Link`], which marks the session as ready. When HTTP/2 can
+//! take more, the link asks its schedule for the next session and takes one frame from it. Bytes wait in their
 //! own session, so order and fairness are decided at the last moment, and resuming a session only moves its send
 //! position back. A slow reader uses up its own window and stops only its own session.
 //!

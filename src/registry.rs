@@ -33,8 +33,8 @@ use crate::registry::waiters::{NodeWaiter, NodeWaiters};
 use tunnel_base::addresses::owners::{AddressClaim, ClaimSource};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Host, Instance, NodeName};
+use tunnel_link::link::Link;
 use tunnel_link::liveness::Suspicion;
-use tunnel_link::sender::LinkSender;
 use tunnel_link::table::SessionTable;
 use tunnel_proto::frame::{Found, Remote};
 
@@ -89,14 +89,14 @@ impl Registry {
         let nodes = self.nodes.lock();
         match nodes.primary(node) {
             // Its task, on another thread, is about to remove it.
-            Some(linked) => linked.sender.is_closed().then_some(Duration::ZERO),
+            Some(linked) => linked.link.is_closed().then_some(Duration::ZERO),
             None => nodes.past.disconnected(node).map(|at| at.elapsed()),
         }
     }
 
     /// Returns what this server, with process `own`, answers to a peer's `question` about the node.
     pub(crate) fn found(&self, node: &NodeName, question: u64, own: Instance) -> Found {
-        match self.link_of(node).filter(|linked| !linked.sender.is_closed()) {
+        match self.link_of(node).filter(|linked| !linked.link.is_closed()) {
             Some(linked) => linked.found(question, own),
             None => {
                 // 0 means never.
@@ -139,10 +139,10 @@ impl Registry {
         from: SocketAddr,
     ) -> Result<(), NameInUse> {
         let Some(old) = self.link_of(node) else { return Ok(()) };
-        if old.sender.is_plain() || old.sender.instance == instance {
+        if old.link.is_plain() || old.link.instance == instance {
             return Ok(());
         }
-        if old.sender.is_alive(Suspicion::NameRequested).await {
+        if old.link.is_alive(Suspicion::NameRequested).await {
             return Err(self.reject_newcomer(node, &old, &format!("from {from}")));
         }
         tracing::warn!(%node, old_addr = %old.from, "unresponsive link replaced by another process");
@@ -154,19 +154,19 @@ impl Registry {
     /// With `is_backup`, the earlier link stays as the previous link if it belongs to the same process. It is then
     /// returned, because its edge finds it unresponsive and sessions should continue on the new one. At most two links
     /// stay, so a third one closes the oldest.
-    pub fn insert(&self, linked: LinkedNode, is_backup: bool) -> Option<Arc<LinkSender>> {
-        let node = linked.sender.peer.node().cloned()?;
+    pub fn insert(&self, linked: LinkedNode, is_backup: bool) -> Option<Arc<Link>> {
+        let node = linked.link.peer.node().cloned()?;
         let reason = if is_backup { LinkChange::Backup(linked) } else { LinkChange::Linked(linked) };
         self.replace(&node, reason);
         let nodes = self.nodes.lock();
-        nodes.get(&node, LinkRole::Previous).map(|previous| previous.sender.clone())
+        nodes.get(&node, LinkRole::Previous).map(|previous| previous.link.clone())
     }
 
     /// Removes a link that has ended. The node's previous link, if any, becomes its primary link again. Does nothing if
     /// a newer link has replaced it: when a link's end is noticed, the node may already be linked again.
-    pub fn remove(&self, sender: &LinkSender) {
-        if let Some(node) = sender.peer.node() {
-            self.replace(node, LinkChange::Ended(sender.id));
+    pub fn remove(&self, link: &Link) {
+        if let Some(node) = link.peer.node() {
+            self.replace(node, LinkChange::Ended(link.id));
         }
     }
 
@@ -178,9 +178,9 @@ impl Registry {
         // Closing takes the link's own lock, and two locks are never held at once. A link delivers frames until its
         // loop ends.
         drop(nodes);
-        for link in closed {
-            tracing::warn!(%node, old_addr = %link.from, "link replaced by a newer one");
-            link.sender.close();
+        for old in closed {
+            tracing::warn!(%node, old_addr = %old.from, "link replaced by a newer one");
+            old.link.close();
         }
         if has_new_primary {
             // Sessions wait for a path.
@@ -213,8 +213,8 @@ impl Registry {
         }
     }
 
-    fn all_links(&self) -> Vec<Arc<LinkSender>> {
-        self.nodes.lock().all().map(|(_, _, linked)| linked.sender.clone()).collect()
+    fn all_links(&self) -> Vec<Arc<Link>> {
+        self.nodes.lock().all().map(|(_, _, linked)| linked.link.clone()).collect()
     }
 }
 
@@ -246,7 +246,7 @@ pub enum UnqueriedReason {
 #[derive(Debug, Clone)]
 pub struct Path {
     /// The node's own link, or the link to the peer that has it.
-    pub sender: Arc<LinkSender>,
+    pub link: Arc<Link>,
     /// The node's process; `None` for a plain node that is linked here.
     pub instance: Option<Instance>,
 }
@@ -295,7 +295,7 @@ impl Finder {
         &self,
         node: &NodeName,
         instance: Option<Instance>,
-        not: Option<&LinkSender>,
+        not: Option<&Link>,
     ) -> Result<Path, NodeNotFound> {
         let query = NodeQuery::new(node, instance, not);
         let mut searching = pin!(self.search(&query));
@@ -346,7 +346,7 @@ impl Finder {
 
     /// Returns a path without asking: the node is linked here, or to a peer that has announced it.
     fn known_path(&self, query: &NodeQuery) -> Option<Path> {
-        self.known_paths(&query.node).find(|path| query.accepts(path.instance, &path.sender))
+        self.known_paths(&query.node).find(|path| query.accepts(path.instance, &path.link))
     }
 
     /// Returns true if the node is known to be linked as another process than the requested one.
@@ -355,8 +355,8 @@ impl Finder {
     }
 
     fn known_paths(&self, node: &NodeName) -> impl Iterator<Item = Path> {
-        let here = self.registry.link_of(node).filter(|linked| !linked.sender.is_closed());
-        let here = here.map(|linked| Path { instance: linked.sender.instance, sender: linked.sender });
+        let here = self.registry.link_of(node).filter(|linked| !linked.link.is_closed());
+        let here = here.map(|linked| Path { instance: linked.link.instance, link: linked.link });
         here.into_iter().chain(self.path_by_peer(node))
     }
 
@@ -369,8 +369,8 @@ impl Finder {
         if !links.iter().any(|link| link.id == at.link) {
             return None;
         }
-        let sender = links.into_iter().find(|link| link.instance == Some(at.server))?;
-        Some(Path { sender, instance: at.instance })
+        let link = links.into_iter().find(|link| link.instance == Some(at.server))?;
+        Some(Path { link, instance: at.instance })
     }
 
     /// Returns true if the node is known to be linked, without asking peers.
@@ -431,7 +431,7 @@ impl Finder {
             return Err(NodeNotFound::default());
         };
         match others.peers.process(target_instance).await {
-            Ok(sender) => Ok(Path { sender, instance }),
+            Ok(link) => Ok(Path { link, instance }),
             Err(trouble) => Err(NodeNotFound { trouble, ..NodeNotFound::default() }),
         }
     }
@@ -445,8 +445,8 @@ impl Finder {
 
     /// Invalidates this path: its server reported that the node is not connected there.
     pub fn invalidate(&self, node: &NodeName, path: &Path) {
-        if let Some(others) = self.others.as_ref().filter(|_| path.sender.peer == Remote::Peer) {
-            others.nodes.doubt(node, path.sender.instance);
+        if let Some(others) = self.others.as_ref().filter(|_| path.link.peer == Remote::Peer) {
+            others.nodes.doubt(node, path.link.instance);
         }
     }
 
@@ -463,7 +463,7 @@ impl Finder {
         links.retain(|link| link.instance != Some(at) && link.has_sessions_of(node));
         let lives = join_all(links.iter().map(|link| link.is_alive(Suspicion::Superseded))).await;
         for (link, _) in links.iter().zip(lives).filter(|(_, lives)| !lives) {
-            self.invalidate(node, &Path { sender: link.clone(), instance: None });
+            self.invalidate(node, &Path { link: link.clone(), instance: None });
             table.detach_relays(link, Some(node));
             table.leave(link, Some(node), |_| true);
         }
@@ -477,7 +477,7 @@ pub(crate) const RELINK_WINDOW: Duration = Duration::from_secs(3);
 #[derive(Debug, Clone)]
 pub struct LinkedNode {
     /// The sending side of the link.
-    pub sender: Arc<LinkSender>,
+    pub link: Arc<Link>,
     /// The address that the edge connected from.
     pub from: SocketAddr,
     /// The addresses that the edge claims for its node.
@@ -490,9 +490,9 @@ impl LinkedNode {
     pub(super) fn found(&self, question: u64, own: Instance) -> Found {
         Found {
             here: true,
-            silence: self.sender.idle_for(),
-            instance: Some(self.sender.instance.unwrap_or(own)),
-            age: Some(self.sender.age()),
+            silence: self.link.idle_for(),
+            instance: Some(self.link.instance.unwrap_or(own)),
+            age: Some(self.link.age()),
             ips: self.ips.clone(),
             ..Found::not_here(question)
         }

@@ -14,7 +14,7 @@ use crate::registry::{Finder, Path, RELINK_WINDOW};
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Host, Instance, NodeName, SessionId, Target};
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_link::table::handles::{OpenOutcome, ParkedSession, Session};
 use tunnel_link::table::session::AnyPermit;
 use tunnel_link::table::{SessionTable, TableFull};
@@ -168,7 +168,7 @@ impl SessionRouter {
         // Asks on one path after another until the session is open or refused.
         let attempts = async {
             loop {
-                match search.ask(|path| opening.ask(&path.sender, path.instance), opening.answer()).await {
+                match search.ask(|path| opening.ask(&path.link, path.instance), opening.answer()).await {
                     OpenOutcome::Open => return Ok(()),
                     OpenOutcome::Refused(refusal) => {
                         return Err(RouteError::Refused { node: node.clone(), refusal });
@@ -224,7 +224,7 @@ impl SessionRouter {
                 };
                 return parked.give_up(SessionError::new(code, why));
             }
-            let answered = search.ask(|path| parked.resume(&path.sender), parked.answered());
+            let answered = search.ask(|path| parked.resume(&path.link), parked.answered());
             if timeout_at(until, answered).await.is_err() {
                 let why = format!("{far} did not resume");
                 return parked.give_up(SessionError::new(ErrorCode::Cancelled, why));
@@ -302,8 +302,8 @@ impl<'a> PathSearch<'a> {
     }
 
     /// Returns the link to ask over next, if it is a plain one.
-    pub(crate) fn plain(&self) -> Option<Arc<LinkSender>> {
-        self.found.as_ref().map(|path| path.sender.clone()).filter(|link| link.is_plain())
+    pub(crate) fn plain(&self) -> Option<Arc<Link>> {
+        self.found.as_ref().map(|path| path.link.clone()).filter(|link| link.is_plain())
     }
 
     /// Searches for the first path. Cancel safe.
@@ -335,7 +335,7 @@ impl<'a> PathSearch<'a> {
         let until = self.timeout.map_or(self.until, |timeout| self.until.min(Instant::now() + timeout));
         let end =
             |replaced: Option<Instant>| replaced.map_or(until, |since| until.min(since + REPLACED_NODE_WAIT));
-        let is_open_peer = |link: &&LinkSender| link.peer == Remote::Peer && !link.is_closed();
+        let is_open_peer = |link: &&Link| link.peer == Remote::Peer && !link.is_closed();
         let mut missing = NodeNotFound::default();
         // Time since which only another process of the node was found.
         let mut replaced: Option<Instant> = None;
@@ -351,7 +351,7 @@ impl<'a> PathSearch<'a> {
                 replaced.get_or_insert_with(Instant::now);
             }
             // A peer that failed may still claim to have the node, and reply sooner than the one that does.
-            let excluded = failed.as_ref().map(|failed| failed.sender.as_ref()).filter(is_open_peer);
+            let excluded = failed.as_ref().map(|failed| failed.link.as_ref()).filter(is_open_peer);
             let none = || Err(NodeNotFound { another: replaced.is_some(), ..missing.clone() });
             let finding = self.paths.find(self.node, self.instance, excluded);
             let found = tokio::select! {
@@ -360,7 +360,7 @@ impl<'a> PathSearch<'a> {
                 () = arrival.wait(), if excluded.is_some() => none(),
             };
             match found {
-                Ok(path) if failed.as_ref().is_none_or(|failed| failed.sender.id != path.sender.id) => {
+                Ok(path) if failed.as_ref().is_none_or(|failed| failed.link.id != path.link.id) => {
                     self.found = Some(path);
                     return Ok(());
                 }
@@ -412,7 +412,7 @@ impl<'a> PathSearch<'a> {
         sleep(self.wait).await;
         let mut backoff = Backoff::new();
         loop {
-            let not = self.asked.as_ref().map(|path| path.sender.as_ref());
+            let not = self.asked.as_ref().map(|path| path.link.as_ref());
             let arrival = self.paths.arrival(self.node);
             if let Ok(path) = self.paths.find(self.node, self.instance, not).await {
                 return path;
@@ -457,7 +457,7 @@ impl PathProvider {
         &self,
         node: &NodeName,
         instance: Option<Instance>,
-        not: Option<&LinkSender>,
+        not: Option<&Link>,
     ) -> Result<Path, NodeNotFound> {
         match self {
             Self::Nodes(finder) => finder.find_path(node, instance, not).await,
@@ -467,7 +467,7 @@ impl PathProvider {
                     uplinks.newest(not.map(|not| not.id)).ok_or_else(|| uplinks.not_linked_reason())?;
                 // On an edge, its own name means the cloud: the server that is asked dials the target.
                 let own = || newest.instance.filter(|_| uplinks.node() == node);
-                Ok(Path { instance: instance.or_else(own), sender: newest })
+                Ok(Path { instance: instance.or_else(own), link: newest })
             }
         }
     }
@@ -518,7 +518,7 @@ pub struct Uplinks {
     /// Node of this edge.
     node: NodeName,
     /// Links, the newest last.
-    links: Mutex<Vec<Arc<LinkSender>>>,
+    links: Mutex<Vec<Arc<Link>>>,
     /// Time when a link was closed.
     lost: Mutex<Option<Instant>>,
     /// Why the last attempt to link has failed, until there is a link.
@@ -539,7 +539,7 @@ impl Uplinks {
     }
 
     /// Adds a new link. Closes the oldest link beyond `MAX_LINKS`.
-    pub fn add(&self, link: Arc<LinkSender>) {
+    pub fn add(&self, link: Arc<Link>) {
         let oldest = {
             let mut links = self.links.lock();
             links.push(link);
@@ -553,13 +553,13 @@ impl Uplinks {
     }
 
     /// Removes a closed link.
-    pub fn remove(&self, link: &LinkSender) {
+    pub fn remove(&self, link: &Link) {
         self.links.lock().retain(|known| known.id != link.id);
         *self.lost.lock() = Some(Instant::now());
     }
 
     /// Returns the newest link, for new sessions and searches.
-    pub fn newest(&self, not: Option<LinkId>) -> Option<Arc<LinkSender>> {
+    pub fn newest(&self, not: Option<LinkId>) -> Option<Arc<Link>> {
         self.all().into_iter().rev().find(|link| !link.is_closed() && not != Some(link.id))
     }
 
@@ -613,7 +613,7 @@ impl Uplinks {
     }
 
     /// Returns every link, the newest last: a copy, so that no link's own lock is taken while this lock is held.
-    pub fn all(&self) -> Vec<Arc<LinkSender>> {
+    pub fn all(&self) -> Vec<Arc<Link>> {
         self.links.lock().clone()
     }
 }

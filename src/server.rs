@@ -70,7 +70,7 @@ use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::zone::NodeZone;
 use tunnel_base::process::third_of_memory;
 use tunnel_link::grpc::LinkContext;
-use tunnel_link::link::Link;
+use tunnel_link::link_reader::LinkReader;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::limiter::FairLimiter;
@@ -336,7 +336,7 @@ impl PreparedServer {
 impl ServerContext {
     /// Builds the state, and starts what keeps it up to date. Also returns the links that this server dials to peers,
     /// if it has any.
-    fn new(settings: &ServerConfig, prepared: &PreparedServer) -> (Self, Option<mpsc::Receiver<Link>>) {
+    fn new(settings: &ServerConfig, prepared: &PreparedServer) -> (Self, Option<mpsc::Receiver<LinkReader>>) {
         let files = &prepared.files;
         let port = prepared.grpc.at().port();
         let session = &settings.session;

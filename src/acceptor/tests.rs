@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use crate::acceptor::target_dialer::TargetDialerRole;
 use tunnel_base::names::{Instance, Target};
 use tunnel_base::policy::targets::Targets;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_link::table::handles::{OpenOutcome, PendingOpen, Session};
 use tunnel_link::table::{LinkEvent, SessionLimits, SessionTable};
 use tunnel_net::ByteStream;
@@ -26,7 +26,7 @@ use super::*;
 /// An opener and an acceptor with an in-memory link between them.
 struct Pair {
     opener: Arc<SessionTable>,
-    link: Arc<LinkSender>,
+    link: Arc<Link>,
     metrics: Metrics,
     drain: Drain,
 }
@@ -52,8 +52,8 @@ impl Pair {
         };
         let backend =
             SessionAcceptor::new(place, BufferPool::new(), Grants::default(), metrics.clone(), drain.clone());
-        let sender = |n| LinkSender::new(LinkId(n), Remote::Server("edge-1".parse().unwrap()), None);
-        let (near, far) = (sender(1), sender(2));
+        let link = |n| Link::new(LinkId(n), Remote::Server("edge-1".parse().unwrap()), None);
+        let (near, far) = (link(1), link(2));
         pump(&drain, &near, &far, &acceptor, Some(backend));
         pump(&drain, &far, &near, &opener, None);
         Self { opener, link: near, metrics, drain }
@@ -79,8 +79,8 @@ impl Pair {
 
 fn pump(
     drain: &Drain,
-    from: &Arc<LinkSender>,
-    back: &Arc<LinkSender>,
+    from: &Arc<Link>,
+    back: &Arc<Link>,
     to: &Arc<SessionTable>,
     backend: Option<SessionAcceptor>,
 ) {

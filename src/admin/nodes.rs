@@ -137,7 +137,7 @@ impl AdminContext {
         let here = server.registry.views().into_iter().map(|view| {
             let [sent_bytes, received_bytes] = view.bytes();
             let links = NodeLinksSample {
-                round_trip: view.primary.sender.measured_round_trip(),
+                round_trip: view.primary.link.measured_round_trip(),
                 sessions: view.sessions(),
                 sent_bytes,
                 received_bytes,

@@ -16,7 +16,7 @@ use crate::registry::LinkedNode;
 use crate::registry::Registry;
 use tunnel_base::drain::Drained;
 use tunnel_base::names::{Instance, NodeName};
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_link::table::SessionLimits;
 use tunnel_net::limiter::{PermitLimits, Source};
 use tunnel_proto::frame::Remote;
@@ -33,9 +33,9 @@ fn cloud(nodes: &[&str]) -> AdminContext {
     let registry = Registry::new(Metrics::server("", ""));
     for (number, node) in (1..).zip(nodes) {
         let peer = Remote::Edge(node.parse().unwrap());
-        let sender = LinkSender::new(LinkId(number), peer, None);
+        let link = Link::new(LinkId(number), peer, None);
         registry.insert(
-            LinkedNode { sender, from: ([10, 0, 0, 1], 5).into(), ips: std::sync::Arc::default() },
+            LinkedNode { link, from: ([10, 0, 0, 1], 5).into(), ips: std::sync::Arc::default() },
             false,
         );
     }
@@ -54,7 +54,7 @@ fn edge(linked: bool) -> AdminContext {
     let node: NodeName = "node1".parse().unwrap();
     let uplinks = Uplinks::new(node.clone());
     if linked {
-        uplinks.add(LinkSender::new(LinkId(1), Remote::Server(node), Some(Instance::random())));
+        uplinks.add(Link::new(LinkId(1), Remote::Server(node), Some(Instance::random())));
     }
     admin(AdminProcess::Edge(uplinks))
 }

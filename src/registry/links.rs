@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::registry::LinkedNode;
 use crate::registry::history::NodeHistory;
 use tunnel_base::names::{Instance, NodeName};
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_proto::frame::ListedNode;
 use tunnel_proto::state::LinkId;
 
@@ -77,7 +77,7 @@ pub struct NodeWithLinks {
     /// Its primary link.
     pub primary: LinkedNode,
     /// All its links.
-    links: Vec<Arc<LinkSender>>,
+    links: Vec<Arc<Link>>,
     earlier_bytes: [u64; 2],
 }
 
@@ -86,9 +86,9 @@ impl LinksByNode {
     /// link that replaced it.
     pub(crate) fn replace(&mut self, node: &NodeName, reason: LinkChange) -> ReplaceOutcome {
         let links = self.by_node.entry(node.clone()).or_default();
-        let before = links.get(LinkRole::Primary).map(|linked| linked.sender.id);
+        let before = links.get(LinkRole::Primary).map(|linked| linked.link.id);
         let closed = links.replace(reason);
-        let after = links.get(LinkRole::Primary).map(|linked| linked.sender.id);
+        let after = links.get(LinkRole::Primary).map(|linked| linked.link.id);
         if links.links.is_empty() {
             self.by_node.remove(node);
         }
@@ -152,8 +152,8 @@ impl LinksByNode {
 
     /// Returns the primary link to which that process may add an interactive one. It must be linked here and have no
     /// previous link, because then one of its two links is about to close.
-    pub(crate) fn busy_link(&self, node: &NodeName, instance: Option<Instance>) -> Option<Arc<LinkSender>> {
-        self.by_node.get(node)?.busy_link(instance).map(|busy| busy.sender.clone())
+    pub(crate) fn busy_link(&self, node: &NodeName, instance: Option<Instance>) -> Option<Arc<Link>> {
+        self.by_node.get(node)?.busy_link(instance).map(|busy| busy.link.clone())
     }
 }
 
@@ -161,7 +161,7 @@ impl RoleLinks {
     /// Returns the node with all its links, if it is found here.
     fn view(&self, node: &NodeName) -> Option<NodeWithLinks> {
         let primary = self.get(LinkRole::Primary)?.clone();
-        let links = self.links.iter().map(|(_, linked)| linked.sender.clone()).collect();
+        let links = self.links.iter().map(|(_, linked)| linked.link.clone()).collect();
         Some(NodeWithLinks { node: node.clone(), primary, links, earlier_bytes: self.earlier_bytes })
     }
 
@@ -183,7 +183,7 @@ impl RoleLinks {
                 }
             }
             LinkChange::Interactive(linked) => {
-                if self.busy_link(linked.sender.instance).is_some() {
+                if self.busy_link(linked.link.instance).is_some() {
                     closed.extend(self.take(LinkRole::Interactive));
                     self.links.push((LinkRole::Interactive, linked));
                 } else {
@@ -192,7 +192,7 @@ impl RoleLinks {
             }
             LinkChange::Retired(link) => {
                 let retired = self.links.iter().position(|(role, linked)| {
-                    linked.sender.id == link && matches!(role, LinkRole::Primary | LinkRole::Previous)
+                    linked.link.id == link && matches!(role, LinkRole::Primary | LinkRole::Previous)
                 });
                 if let Some(retired) = retired {
                     let (_, retired) = self.links.remove(retired);
@@ -201,7 +201,7 @@ impl RoleLinks {
                 }
             }
             LinkChange::Ended(link) => {
-                let ended = self.links.extract_if(.., |(_, linked)| linked.sender.id == link);
+                let ended = self.links.extract_if(.., |(_, linked)| linked.link.id == link);
                 let ended: Vec<_> = ended.map(|(_, linked)| linked).collect();
                 self.add_bytes(&ended);
             }
@@ -218,7 +218,7 @@ impl RoleLinks {
 
     /// Adds the bytes of links that no longer have a role.
     fn add_bytes(&mut self, links: &[LinkedNode]) {
-        for traffic in links.iter().map(|linked| linked.sender.traffic()) {
+        for traffic in links.iter().map(|linked| linked.link.traffic()) {
             let [sent, received] = &mut self.earlier_bytes;
             *sent += traffic.sent_bytes;
             *received += traffic.received_bytes;
@@ -230,14 +230,14 @@ impl RoleLinks {
         let previous = self.take(LinkRole::Previous);
         let interactive = self.get(LinkRole::Interactive);
         let is_foreign =
-            interactive.is_some_and(|interactive| interactive.sender.instance != linked.sender.instance);
+            interactive.is_some_and(|interactive| interactive.link.instance != linked.link.instance);
         let foreign = if is_foreign { self.take(LinkRole::Interactive) } else { None };
         self.links.push((LinkRole::Primary, linked));
         previous.into_iter().chain(foreign)
     }
 
     fn busy_link(&self, instance: Option<Instance>) -> Option<&LinkedNode> {
-        let primary = self.get(LinkRole::Primary).filter(|primary| primary.sender.instance == instance);
+        let primary = self.get(LinkRole::Primary).filter(|primary| primary.link.instance == instance);
         primary.filter(|_| instance.is_some() && self.get(LinkRole::Previous).is_none())
     }
 
@@ -272,7 +272,7 @@ impl NodeWithLinks {
 
     /// Returns the node for a list of nodes.
     pub fn listed(&self) -> ListedNode {
-        let primary = &self.primary.sender;
+        let primary = &self.primary.link;
         ListedNode {
             node: self.node.clone(),
             age: primary.age(),
@@ -286,14 +286,14 @@ impl NodeWithLinks {
 
     /// Returns the version that the edge reports.
     pub fn version(&self) -> Option<&str> {
-        self.primary.sender.ends()?.version.as_deref()
+        self.primary.link.ends()?.version.as_deref()
     }
 }
 
 impl LinkedNode {
     /// Returns true if this primary link stays next to a backup link, as the previous one.
     fn may_stay_with(&self, backup: &Self) -> bool {
-        let (primary, backup) = (&self.sender, &backup.sender);
+        let (primary, backup) = (&self.link, &backup.link);
         !primary.is_plain() && primary.instance == backup.instance && !primary.is_closed()
     }
 }
@@ -311,8 +311,8 @@ mod tests {
     fn linked(number: u64, instance: Option<u8>) -> LinkedNode {
         let peer = Remote::Edge("node1".parse().unwrap());
         let instance = instance.map(|instance| Instance::from_bits(instance.into()));
-        let sender = LinkSender::new(LinkId(number), peer, instance);
-        LinkedNode { sender, from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() }
+        let link = Link::new(LinkId(number), peer, instance);
+        LinkedNode { link, from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() }
     }
 
     proptest! {
@@ -324,12 +324,12 @@ mod tests {
             let mut open = HashSet::new();
             for (number, (step, instance, link)) in steps.into_iter().enumerate() {
                 let new = linked(number as u64, instance);
-                let known: Vec<_> = nodes.of(&node).map(|(_, linked)| linked.sender.id).collect();
+                let known: Vec<_> = nodes.of(&node).map(|(_, linked)| linked.link.id).collect();
                 let known = if known.is_empty() { LinkId(u64::MAX) } else { *link.get(&known) };
                 if step < 3 {
-                    open.insert(new.sender.id);
+                    open.insert(new.link.id);
                 }
-                let before = nodes.primary(&node).map(|linked| linked.sender.id);
+                let before = nodes.primary(&node).map(|linked| linked.link.id);
                 let replaced = nodes.replace(&node, match step {
                     0 => LinkChange::Linked(new),
                     1 => LinkChange::Backup(new),
@@ -341,12 +341,12 @@ mod tests {
                     }
                 });
                 for closed in replaced.closed {
-                    prop_assert!(open.remove(&closed.sender.id));
+                    prop_assert!(open.remove(&closed.link.id));
                 }
-                let held: Vec<_> = nodes.of(&node).map(|(role, linked)| (role, linked.sender.id)).collect();
+                let held: Vec<_> = nodes.of(&node).map(|(role, linked)| (role, linked.link.id)).collect();
                 prop_assert_eq!(held.iter().map(|(_, id)| *id).collect::<HashSet<_>>(), open.clone());
                 prop_assert_eq!(held.iter().map(|(role, _)| *role).collect::<HashSet<_>>().len(), held.len());
-                let after = nodes.primary(&node).map(|linked| linked.sender.id);
+                let after = nodes.primary(&node).map(|linked| linked.link.id);
                 prop_assert_eq!((nodes.len(), replaced.has_new_primary), (usize::from(after.is_some()), before != after));
                 let has = |role| nodes.get(&node, role).is_some();
                 prop_assert!(has(LinkRole::Primary) || !has(LinkRole::Previous), "it would be primary");
@@ -362,11 +362,11 @@ mod tests {
         nodes.replace(&node, LinkChange::Linked(first));
         nodes.replace(&node, LinkChange::Interactive(second.clone()));
         nodes.by_node.get_mut(&node).unwrap().earlier_bytes = [5, 7];
-        for reason in [LinkChange::Ended(second.sender.id), LinkChange::Linked(third.clone())] {
+        for reason in [LinkChange::Ended(second.link.id), LinkChange::Linked(third.clone())] {
             nodes.replace(&node, reason);
             assert_eq!(nodes.view(&node).unwrap().bytes(), [5, 7]);
         }
-        nodes.replace(&node, LinkChange::Ended(third.sender.id));
+        nodes.replace(&node, LinkChange::Ended(third.link.id));
         assert!(nodes.view(&node).is_none());
         nodes.replace(&node, LinkChange::Linked(linked(4, None)));
         assert_eq!(nodes.view(&node).unwrap().bytes(), [0, 0]);

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::registry::Finder;
 use crate::registry::node_not_found::NodeNotFound;
 use tunnel_base::names::{Instance, NodeName};
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_proto::frame::{Found, FrameKind};
 use tunnel_proto::state::LinkId;
 
@@ -54,7 +54,7 @@ impl NodesAtPeers {
 
     /// Records that the server at the remote end of a link has the node. If there are too many nodes, half of those of
     /// the server with most are removed, so that a server that announces names without end takes no room of others.
-    pub(crate) fn insert(&self, node: &NodeName, link: &LinkSender, found: &Found) {
+    pub(crate) fn insert(&self, node: &NodeName, link: &Link, found: &Found) {
         let Some(server) = link.instance else { return };
         let (instance, ips) = (found.instance, found.ips.clone());
         let at = NodeAtPeer { server, instance, link: link.id, doubted: None, ips };
@@ -143,7 +143,7 @@ impl Finder {
     }
 
     /// Answers a peer's question whether a node is linked here.
-    pub fn handle_find(&self, to: &LinkSender, node: &NodeName, question: u64) {
+    pub fn handle_find(&self, to: &Link, node: &NodeName, question: u64) {
         // Dropped if too much is queued on that link: a server that does not read its answers gets none.
         to.signal(node, FrameKind::Found(self.registry.found(node, question, self.own)));
     }
@@ -152,7 +152,7 @@ impl Finder {
     ///
     /// If the node is there, returns the process of the server. The caller then calls [`Self::resolve_conflict`] and
     /// [`Self::migrate_from_old_links`].
-    pub fn handle_found(&self, from: &LinkSender, node: &NodeName, found: Found) -> Option<Instance> {
+    pub fn handle_found(&self, from: &Link, node: &NodeName, found: Found) -> Option<Instance> {
         let (others, server) = (self.others.as_ref()?, from.instance?);
         let found = others.peers.handle_found(from, found)?;
         if !found.here {
@@ -177,7 +177,7 @@ mod tests {
 
     impl NodesAtPeers {
         fn insert_at(&self, node: &NodeName, server: Instance) {
-            let link = LinkSender::new(LinkId(1), Remote::Peer, Some(server));
+            let link = Link::new(LinkId(1), Remote::Peer, Some(server));
             self.insert(node, &link, &Found::not_here(0));
         }
     }
@@ -259,7 +259,7 @@ mod announcement_tests {
     use super::*;
 
     /// Returns the Found frames sent to a server.
-    fn sent(link: &LinkSender) -> Vec<Found> {
+    fn sent(link: &Link) -> Vec<Found> {
         let mut cx = Context::from_waker(Waker::noop());
         let mut all = Vec::new();
         while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
@@ -277,8 +277,8 @@ mod announcement_tests {
         NodeDnsLookup::new(resolver, zone, watch::Sender::default().subscribe())
     }
 
-    fn link(id: u64, peer: Remote) -> Arc<LinkSender> {
-        LinkSender::new(LinkId(id), peer, Some(Instance::from_bits(id.into())))
+    fn link(id: u64, peer: Remote) -> Arc<Link> {
+        Link::new(LinkId(id), peer, Some(Instance::from_bits(id.into())))
     }
 
     #[tokio::test(start_paused = true)]
@@ -292,7 +292,7 @@ mod announcement_tests {
         assert_eq!(sent(&requester), [Found::not_here(5)], "it was never linked");
         let edge = link(7, Remote::Edge(node.clone()));
         let from = ([127, 0, 0, 1], 1).into();
-        let linked = LinkedNode { sender: edge.clone(), from, ips: Arc::default() };
+        let linked = LinkedNode { link: edge.clone(), from, ips: Arc::default() };
         registry.insert(linked, false);
         registry.remove(&edge);
         tokio::time::advance(Duration::from_secs(2)).await;
@@ -309,7 +309,7 @@ mod announcement_tests {
         let links @ [first, second] = &[7, 8].map(|id| link(id, Remote::Peer));
         links.iter().for_each(|link| drop(peers.add_incoming(link, false)));
         settled().await;
-        let receive = |from: &Arc<LinkSender>, found| finder.handle_found(from, node, found);
+        let receive = |from: &Arc<Link>, found| finder.handle_found(from, node, found);
         let claims = || finder.claims().into_iter().map(|claim| claim.ip.to_string()).collect::<Vec<_>>();
         let ips = ["10.0.0.7", "fd00::7"];
         let of_edge = ips.map(|ip| ip.parse().unwrap()).into();
@@ -328,12 +328,12 @@ mod announcement_tests {
         assert_eq!(receive(second, here.clone()), second.instance, "it has moved");
         receive(first, Found::not_here(0));
         assert_eq!(claims(), ips);
-        let backup = LinkSender::new(LinkId(9), Remote::Peer, second.instance);
+        let backup = Link::new(LinkId(9), Remote::Peer, second.instance);
         peers.add_incoming(&backup, false);
         second.close();
         assert!(claims().is_empty() && finder.oldest_link().is_none(), "its server is not linked");
         tokio::time::advance(Duration::from_millis(1)).await;
-        let again = LinkSender::new(LinkId(9), Remote::Peer, second.instance);
+        let again = Link::new(LinkId(9), Remote::Peer, second.instance);
         peers.add_incoming(&again, false);
         settled().await;
         assert!(
@@ -344,7 +344,7 @@ mod announcement_tests {
         assert_eq!(claims(), ips);
         // A newer link of a server that was linked all the time changes nothing.
         tokio::time::advance(Duration::from_millis(1)).await;
-        let newer = LinkSender::new(LinkId(10), Remote::Peer, second.instance);
+        let newer = Link::new(LinkId(10), Remote::Peer, second.instance);
         peers.add_incoming(&newer, true);
         assert!(finder.knows(node));
     }

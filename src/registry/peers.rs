@@ -33,8 +33,8 @@ use crate::registry::peers::peer_dialer::{PeerDialContext, PeerDialer, PeerError
 use crate::registry::peers::questions::Questions;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Instance, NodeName, ServerDisplayName};
+use tunnel_link::link::Link;
 use tunnel_link::liveness::Suspicion;
-use tunnel_link::sender::LinkSender;
 use tunnel_net::path_mtu::REMEDY;
 use tunnel_proto::frame::{Found, FrameKind, Load, NodePage};
 
@@ -63,7 +63,7 @@ struct PeerList {
     /// Peers with a known address.
     known: BTreeMap<SocketAddr, Arc<Peer>>,
     /// Links that peers have made, the newest last.
-    incoming: Vec<Arc<LinkSender>>,
+    incoming: Vec<Arc<Link>>,
 }
 
 impl Peers {
@@ -104,12 +104,12 @@ impl Peers {
     ///
     /// With `is_backup`, the peer's earlier links stay and are returned. They are unresponsive for that peer, so
     /// sessions should continue on the new link. Otherwise earlier links that do not answer a ping are closed.
-    pub fn add_incoming(&self, sender: &Arc<LinkSender>, is_backup: bool) -> Vec<Arc<LinkSender>> {
+    pub fn add_incoming(&self, link: &Arc<Link>, is_backup: bool) -> Vec<Arc<Link>> {
         let before: Vec<_> = {
             let mut servers = self.servers.lock();
-            let same = |old: &&Arc<LinkSender>| sender.instance.is_some() && old.instance == sender.instance;
+            let same = |old: &&Arc<Link>| link.instance.is_some() && old.instance == link.instance;
             let before = servers.incoming.iter().filter(same).cloned().collect();
-            servers.incoming.push(sender.clone());
+            servers.incoming.push(link.clone());
             before
         };
         if is_backup {
@@ -129,8 +129,8 @@ impl Peers {
     }
 
     /// Removes a link that a peer has made and that has ended.
-    pub fn remove(&self, sender: &LinkSender) {
-        self.servers.lock().incoming.retain(|incoming| incoming.id != sender.id);
+    pub fn remove(&self, link: &Link) {
+        self.servers.lock().incoming.retain(|incoming| incoming.id != link.id);
         // An older link of that peer may be its newest again, and sessions wait for a path.
         self.dial_context.registry.wake_all_waiters();
     }
@@ -140,22 +140,21 @@ impl Peers {
         let (mut known, incoming) = self.servers();
         known.retain(|peer| !peer.is_self() && (peer.listed.load(Relaxed) || peer.up().is_some()));
         let linked: Vec<_> = known.iter().filter_map(|peer| peer.up()?.instance).collect();
-        let more = incoming
-            .into_iter()
-            .filter(|sender| sender.instance.is_none_or(|server| !linked.contains(&server)));
+        let more =
+            incoming.into_iter().filter(|link| link.instance.is_none_or(|server| !linked.contains(&server)));
         known.into_iter().map(PeerHandle::Known).chain(more.map(PeerHandle::Incoming)).collect()
     }
 
     /// Returns the peer at the remote end of a link.
-    pub fn peer_of(&self, sender: &Arc<LinkSender>) -> PeerHandle {
-        let is_linked = |peer: &Arc<Peer>| peer.up().is_some_and(|up| up.id == sender.id);
+    pub fn peer_of(&self, link: &Arc<Link>) -> PeerHandle {
+        let is_linked = |peer: &Arc<Peer>| peer.up().is_some_and(|up| up.id == link.id);
         let known = self.known().into_iter().find(is_linked);
-        known.map_or_else(|| PeerHandle::Incoming(sender.clone()), PeerHandle::Known)
+        known.map_or_else(|| PeerHandle::Incoming(link.clone()), PeerHandle::Known)
     }
 
     /// Returns the links to peers that are up now: those that this server has made, then those that peers have made,
     /// the newest first.
-    pub fn links(&self) -> Vec<Arc<LinkSender>> {
+    pub fn links(&self) -> Vec<Arc<Link>> {
         let (known, incoming): (Vec<_>, Vec<_>) = {
             let servers = self.servers.lock();
             (servers.known.values().cloned().collect(), servers.incoming.clone())
@@ -170,16 +169,16 @@ impl Peers {
         &self,
         server: &PeerHandle,
         node: &NodeName,
-    ) -> Result<(Arc<LinkSender>, Found), PeerError> {
-        let sender = server.link().await?;
-        let find = |question| sender.signal(node, FrameKind::Find(question));
-        let found = self.questions.ask(&sender, ANSWER_TIMEOUT, find).await;
+    ) -> Result<(Arc<Link>, Found), PeerError> {
+        let link = server.link().await?;
+        let find = |question| link.signal(node, FrameKind::Find(question));
+        let found = self.questions.ask(&link, ANSWER_TIMEOUT, find).await;
         let found = found.ok_or_else(|| PeerError::Silent(server.to_string()))?;
-        Ok((sender, found))
+        Ok((link, found))
     }
 
     /// Delivers a Found that answers a Find. Returns a Found that is an announcement.
-    pub fn handle_found(&self, from: &LinkSender, found: Found) -> Option<Found> {
+    pub fn handle_found(&self, from: &Link, found: Found) -> Option<Found> {
         if found.question == UNSOLICITED {
             return Some(found);
         }
@@ -189,7 +188,7 @@ impl Peers {
 
     /// Returns a copy of the list, to be read without the lock. It has only the newest live one of the links that one
     /// peer has made.
-    fn servers(&self) -> (Vec<Arc<Peer>>, Vec<Arc<LinkSender>>) {
+    fn servers(&self) -> (Vec<Arc<Peer>>, Vec<Arc<Link>>) {
         let servers = self.servers.lock();
         let mut seen = HashSet::new();
         let newest = servers.incoming.iter().rev();
@@ -226,9 +225,8 @@ impl Peers {
 
     /// Returns true if a peer is at that address, or has dialled a link from there that is still open.
     pub fn is_at(&self, ip: IpAddr) -> bool {
-        let incoming = |link: &Arc<LinkSender>| {
-            link.ends().and_then(|ends| ends.remote).is_some_and(|from| from.ip() == ip)
-        };
+        let incoming =
+            |link: &Arc<Link>| link.ends().and_then(|ends| ends.remote).is_some_and(|from| from.ip() == ip);
         self.addresses().contains(&ip) || self.servers.lock().incoming.iter().any(incoming)
     }
 
@@ -324,24 +322,24 @@ pub enum PeerHandle {
     /// By its address: one of the known peers.
     Known(Arc<Peer>),
     /// By the link that it has made.
-    Incoming(Arc<LinkSender>),
+    Incoming(Arc<Link>),
 }
 
 impl PeerHandle {
     /// Returns a link to the peer, and makes one if necessary. Waits at most 1 s.
-    pub async fn link(&self) -> Result<Arc<LinkSender>, PeerError> {
+    pub async fn link(&self) -> Result<Arc<Link>, PeerError> {
         match self {
             Self::Known(peer) => peer.link().await,
-            Self::Incoming(sender) if sender.is_closed() => Err(PeerError::Silent(self.to_string())),
-            Self::Incoming(sender) => Ok(sender.clone()),
+            Self::Incoming(link) if link.is_closed() => Err(PeerError::Silent(self.to_string())),
+            Self::Incoming(link) => Ok(link.clone()),
         }
     }
 
     /// Returns the current link to the peer, if any.
-    pub fn up(&self) -> Option<Arc<LinkSender>> {
+    pub fn up(&self) -> Option<Arc<Link>> {
         match self {
             Self::Known(peer) => peer.up(),
-            Self::Incoming(sender) => (!sender.is_closed()).then(|| sender.clone()),
+            Self::Incoming(link) => (!link.is_closed()).then(|| link.clone()),
         }
     }
 
@@ -357,7 +355,7 @@ impl PeerHandle {
     pub fn name(&self) -> Option<ServerDisplayName> {
         match self {
             Self::Known(peer) => peer.name(),
-            Self::Incoming(sender) => sender.ends()?.server_name.clone(),
+            Self::Incoming(link) => link.ends()?.server_name.clone(),
         }
     }
 
@@ -375,7 +373,7 @@ impl fmt::Display for PeerHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Known(peer) => peer.at.fmt(f),
-            Self::Incoming(sender) => match sender.instance {
+            Self::Incoming(link) => match link.instance {
                 Some(instance) => write!(f, "{instance:?}"),
                 None => f.write_str("without a name"),
             },
@@ -389,8 +387,8 @@ impl Peers {
     /// # Errors
     ///
     /// No reachable peer is that process. Returns the errors of the unreachable ones.
-    pub async fn process(&self, instance: Instance) -> Result<Arc<LinkSender>, Vec<PeerError>> {
-        let is = |link: &Arc<LinkSender>| link.instance == Some(instance) && !link.is_closed();
+    pub async fn process(&self, instance: Instance) -> Result<Arc<Link>, Vec<PeerError>> {
+        let is = |link: &Arc<Link>| link.instance == Some(instance) && !link.is_closed();
         // If there are two links to one peer, one may be dead without being known to be.
         if let Some(link) = self.links().into_iter().filter(is).min_by_key(|link| link.idle_for()) {
             return Ok(link);

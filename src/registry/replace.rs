@@ -16,8 +16,8 @@ use crate::registry::LinkedNode;
 use crate::registry::links::{LinkChange, LinkRole};
 use crate::registry::{NameInUse, Registry};
 use tunnel_base::names::{Instance, NodeName};
+use tunnel_link::link::Link;
 use tunnel_link::liveness::Suspicion;
-use tunnel_link::sender::LinkSender;
 use tunnel_proto::frame::{Conflict, Found};
 
 /// The names with a recent conflict; at most [`MAX_TRACKED_NAMES`].
@@ -45,18 +45,18 @@ impl Registry {
              machine its own name"
         );
         self.log_conflict(node, &why);
-        linked.sender.conflict(node, linked.sender.instance, why);
+        linked.link.conflict(node, linked.link.instance, why);
         NameInUse { node: node.clone(), from: linked.from }
     }
 
     /// Closes all links of a process that is linked here and loses its name to another one, with that reason.
     pub(crate) fn close_loser(&self, node: &NodeName, linked: &LinkedNode, why: String) {
         self.log_conflict(node, &why);
-        let of_loser = |link: &Arc<LinkSender>| link.instance == linked.sender.instance;
+        let of_loser = |link: &Arc<Link>| link.instance == linked.link.instance;
         for link in self.secondary_links(node).into_iter().filter(of_loser) {
             link.close_name_taken(why.clone());
         }
-        linked.sender.close_name_taken(why);
+        linked.link.close_name_taken(why);
     }
 
     fn log_conflict(&self, node: &NodeName, why: &str) {
@@ -110,7 +110,7 @@ const MAX_TRACKED_NAMES: usize = 1000;
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Pings a link of a node that was `found` elsewhere. Returns true if it answers, and closes it otherwise.
-async fn close_unless_answered(link: &LinkSender, node: &NodeName, found: &Found) -> bool {
+async fn close_unless_answered(link: &Link, node: &NodeName, found: &Found) -> bool {
     let suspicion = if found.instance == link.instance {
         Suspicion::EdgeMoved { idle: link.idle_for(), line: link.line_round_trip() }
     } else {
@@ -142,12 +142,12 @@ impl Finder {
     async fn contest_current(&self, at: Instance, node: &NodeName, found: &Found) {
         let Some(linked) = self.registry.link_of(node) else { return };
         // A plain link cannot be pinged.
-        if linked.sender.is_plain() {
+        if linked.link.is_plain() {
             return;
         }
-        let same = found.instance == linked.sender.instance;
-        let older = found.age.is_some_and(|age| age < linked.sender.age());
-        if !close_unless_answered(&linked.sender, node, found).await || same || !older {
+        let same = found.instance == linked.link.instance;
+        let older = found.age.is_some_and(|age| age < linked.link.age());
+        if !close_unless_answered(&linked.link, node, found).await || same || !older {
             return;
         }
         let Some(others) = &self.others else { return };
@@ -155,7 +155,7 @@ impl Finder {
         let place = format!("at peer {}", others.peers.peer_of(&other));
         let taken = self.registry.reject_newcomer(node, &linked, &place);
         self.registry.conflicts.record_refused(node, found.instance);
-        other.conflict(node, linked.sender.instance, taken);
+        other.conflict(node, linked.link.instance, taken);
     }
 
     /// Handles a Conflict from a peer: a process there keeps the node's name, because it is alive and its link is
@@ -166,7 +166,7 @@ impl Finder {
     /// number loses the name.
     pub fn handle_conflict(&self, node: &NodeName, conflict: Conflict) {
         let Some(linked) = self.registry.link_of(node) else { return };
-        let own = linked.sender.instance;
+        let own = linked.link.instance;
         let Some(keeper) = conflict.instance.filter(|_| conflict.instance != own) else { return };
         let smaller = own.is_some_and(|own| own.to_bytes() < keeper.to_bytes());
         if smaller && self.registry.conflicts.was_refused(node, keeper) {
@@ -178,10 +178,10 @@ impl Finder {
 
 impl Registry {
     /// Returns the node's links here, except its primary link.
-    pub(crate) fn secondary_links(&self, node: &NodeName) -> Vec<Arc<LinkSender>> {
+    pub(crate) fn secondary_links(&self, node: &NodeName) -> Vec<Arc<Link>> {
         let nodes = self.nodes.lock();
         let secondary = nodes.of(node).filter(|(role, _)| *role != LinkRole::Primary);
-        secondary.map(|(_, linked)| linked.sender.clone()).collect()
+        secondary.map(|(_, linked)| linked.link.clone()).collect()
     }
 
     /// Returns true if that process may add an interactive link to its node's primary link. It must be linked here and
@@ -192,9 +192,9 @@ impl Registry {
 
     /// Adds an interactive link to its node's primary link and returns that. Closes the earlier interactive link, if
     /// any. Returns `None` if [`Self::may_add_interactive`] does not allow it.
-    pub fn add_interactive(&self, linked: LinkedNode) -> Option<Arc<LinkSender>> {
-        let node = linked.sender.peer.node().cloned()?;
-        let busy = self.nodes.lock().busy_link(&node, linked.sender.instance)?;
+    pub fn add_interactive(&self, linked: LinkedNode) -> Option<Arc<Link>> {
+        let node = linked.link.peer.node().cloned()?;
+        let busy = self.nodes.lock().busy_link(&node, linked.link.instance)?;
         self.replace(&node, LinkChange::Interactive(linked));
         Some(busy)
     }
@@ -205,7 +205,7 @@ impl Registry {
     /// yet.
     pub fn node_counts(&self) -> (usize, usize) {
         let nodes = self.nodes.lock();
-        let drained = nodes.primaries().filter(|(_, linked)| linked.sender.is_drained()).count();
+        let drained = nodes.primaries().filter(|(_, linked)| linked.link.is_drained()).count();
         (nodes.len(), drained)
     }
 
@@ -217,9 +217,8 @@ impl Registry {
     pub fn drain_some(&self, most: usize, mut to: impl FnMut() -> Option<SocketAddr>) -> usize {
         let mut links: Vec<_> = {
             let nodes = self.nodes.lock();
-            let may =
-                |link: &LinkSender| !link.is_plain() && !link.is_drained() && link.age() >= MIN_LINK_AGE;
-            nodes.primaries().map(|(_, linked)| &linked.sender).filter(|link| may(link)).cloned().collect()
+            let may = |link: &Link| !link.is_plain() && !link.is_drained() && link.age() >= MIN_LINK_AGE;
+            nodes.primaries().map(|(_, linked)| &linked.link).filter(|link| may(link)).cloned().collect()
         };
         links.sort_by_cached_key(|link| (link.sessions(), Reverse(link.age())));
         links.iter().take(most).filter(|link| link.drain(to())).count()
@@ -227,9 +226,9 @@ impl Registry {
 
     /// Retires a link whose edge has announced another link. The node is no longer found by it, and it stays for its
     /// sessions until the edge closes it. If the node has two such links, the older one is closed.
-    pub fn retire_link(&self, sender: &LinkSender) {
-        if let Some(node) = sender.peer.node() {
-            self.replace(node, LinkChange::Retired(sender.id));
+    pub fn retire_link(&self, link: &Link) {
+        if let Some(node) = link.peer.node() {
+            self.replace(node, LinkChange::Retired(link.id));
         }
     }
 }
@@ -266,8 +265,8 @@ mod interactive_tests {
 
     fn linked(number: u64, instance: u128) -> LinkedNode {
         let (peer, instance) = (Remote::Edge("node1".parse().unwrap()), Some(Instance::from_bits(instance)));
-        let sender = LinkSender::new(LinkId(number), peer, instance);
-        LinkedNode { sender, from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() }
+        let link = Link::new(LinkId(number), peer, instance);
+        LinkedNode { link, from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() }
     }
 
     #[tokio::test]
@@ -279,8 +278,8 @@ mod interactive_tests {
         registry.insert(older.clone(), true);
         let node = "node1".parse().unwrap();
         registry.close_loser(&node, &registry.link_of(&node).unwrap(), "another machine".into());
-        for link in [older, primary, interactive] {
-            assert!(link.sender.is_closed(), "{:?}", link.sender.id);
+        for LinkedNode { link, .. } in [older, primary, interactive] {
+            assert!(link.is_closed(), "{:?}", link.id);
         }
     }
 
@@ -292,25 +291,22 @@ mod interactive_tests {
         assert!(registry.add_interactive(first.clone()).is_none(), "the node is not linked here");
         registry.insert(busy.clone(), false);
         assert!(registry.add_interactive(linked(9, 8)).is_none(), "another process");
-        assert_eq!(registry.add_interactive(first.clone()).map(|busy| busy.id), Some(busy.sender.id));
-        assert_eq!(registry.link_of(&node).map(|found| found.sender.id), Some(busy.sender.id));
+        assert_eq!(registry.add_interactive(first.clone()).map(|busy| busy.id), Some(busy.link.id));
+        assert_eq!(registry.link_of(&node).map(|found| found.link.id), Some(busy.link.id));
         registry.add_interactive(second.clone()).unwrap();
-        assert!(first.sender.is_closed() && !second.sender.is_closed(), "the newer one stays");
-        registry.remove(&first.sender);
-        assert_eq!(registry.secondary_links(&node)[0].id, second.sender.id);
+        assert!(first.link.is_closed() && !second.link.is_closed(), "the newer one stays");
+        registry.remove(&first.link);
+        assert_eq!(registry.secondary_links(&node)[0].id, second.link.id);
         let again = linked(10, 7);
-        assert!(registry.may_add_interactive(&node, busy.sender.instance));
-        let backup_link = linked(8, 7);
-        registry.insert(backup_link.clone(), true);
-        assert!(
-            !registry.may_add_interactive(&node, busy.sender.instance),
-            "one of the two is about to close"
-        );
-        registry.remove(&backup_link.sender);
+        assert!(registry.may_add_interactive(&node, busy.link.instance));
+        let backup = linked(8, 7);
+        registry.insert(backup.clone(), true);
+        assert!(!registry.may_add_interactive(&node, busy.link.instance), "one of the two is about to close");
+        registry.remove(&backup.link);
         registry.insert(again.clone(), false);
-        assert!(busy.sender.is_closed() && !second.sender.is_closed(), "its process may continue there");
+        assert!(busy.link.is_closed() && !second.link.is_closed(), "its process may continue there");
         registry.insert(linked(11, 12), false);
-        assert!(second.sender.is_closed(), "its process has been replaced");
+        assert!(second.link.is_closed(), "its process has been replaced");
         registry.close_all();
         assert!(registry.secondary_links(&node).iter().all(|link| link.is_closed()));
     }
@@ -332,13 +328,13 @@ mod moves_tests {
     use super::*;
 
     /// Inserts and returns a new link of the node with that number.
-    fn linked(registry: &Registry, number: u64, instance: Option<Instance>) -> Arc<LinkSender> {
+    fn linked(registry: &Registry, number: u64, instance: Option<Instance>) -> Arc<Link> {
         static LINKS: AtomicU64 = AtomicU64::new(0);
         let peer = Remote::Edge(format!("node{number}").parse().unwrap());
-        let sender = LinkSender::new(LinkId(LINKS.fetch_add(1, Relaxed)), peer, instance);
+        let link = Link::new(LinkId(LINKS.fetch_add(1, Relaxed)), peer, instance);
         let from = ([10, 0, 0, 1], 1).into();
-        registry.insert(LinkedNode { sender: sender.clone(), from, ips: Arc::default() }, false);
-        sender
+        registry.insert(LinkedNode { link: link.clone(), from, ips: Arc::default() }, false);
+        link
     }
 
     #[tokio::test(start_paused = true)]

@@ -20,7 +20,7 @@ use crate::registry::peers::PeerHandle;
 use crate::registry::peers::Peers;
 use crate::registry::peers::peer_dialer::PeerError;
 use tunnel_base::names::{Instance, NodeName};
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_proto::frame::{Found, Remote};
 use tunnel_proto::state::LinkId;
 
@@ -37,7 +37,7 @@ pub(crate) struct NodeQuery {
 }
 
 impl NodeQuery {
-    pub(crate) fn new(node: &NodeName, instance: Option<Instance>, not: Option<&LinkSender>) -> Self {
+    pub(crate) fn new(node: &NodeName, instance: Option<Instance>, not: Option<&Link>) -> Self {
         let exclude_server = not.filter(|not| not.peer == Remote::Peer).and_then(|not| not.instance);
         Self { node: node.clone(), instance, exclude_link: not.map(|not| not.id), exclude_server }
     }
@@ -53,11 +53,11 @@ impl NodeQuery {
     }
 
     /// Returns true if that link, which leads to that process of the node, may be used.
-    pub(crate) fn accepts(&self, instance: Option<Instance>, sender: &LinkSender) -> bool {
-        let is_excluded = self.exclude_link == Some(sender.id)
-            || sender.peer == Remote::Peer
+    pub(crate) fn accepts(&self, instance: Option<Instance>, link: &Link) -> bool {
+        let is_excluded = self.exclude_link == Some(link.id)
+            || link.peer == Remote::Peer
                 && self.exclude_server.is_some()
-                && self.exclude_server == sender.instance;
+                && self.exclude_server == link.instance;
         self.is_of(instance) && !is_excluded
     }
 }
@@ -130,7 +130,7 @@ async fn search(context: Arc<PeerSearch>, query: NodeQuery) -> Result<Path, Node
     let mut lookup = pin!(context.dns.lookup(&query.node).fuse());
     let mut peers = PeerQueries::new(&context, &query);
     peers.ask(context.peers.all());
-    let mut best = None::<(Arc<LinkSender>, Found)>;
+    let mut best = None::<(Arc<Link>, Found)>;
     while !lookup.is_terminated() || !peers.answers.is_empty() {
         tokio::select! {
             addresses = &mut lookup => match addresses {
@@ -151,9 +151,9 @@ async fn search(context: Arc<PeerSearch>, query: NodeQuery) -> Result<Path, Node
             () = sleep_until(until) => break,
         }
     }
-    let (sender, found) = best.ok_or(peers.missing)?;
-    context.nodes.insert(&query.node, &sender, &found);
-    Ok(Path { sender, instance: found.instance })
+    let (link, found) = best.ok_or(peers.missing)?;
+    context.nodes.insert(&query.node, &link, &found);
+    Ok(Path { link, instance: found.instance })
 }
 
 /// A server that has received something from the node within this time certainly has the node.
@@ -177,7 +177,7 @@ struct PeerQueries<'a> {
     without: HashSet<Option<Instance>>,
 }
 
-type PeerAnswer = Result<(Arc<LinkSender>, Found), PeerError>;
+type PeerAnswer = Result<(Arc<Link>, Found), PeerError>;
 
 impl<'a> PeerQueries<'a> {
     fn new(context: &'a PeerSearch, query: &'a NodeQuery) -> Self {
@@ -204,7 +204,7 @@ impl<'a> PeerQueries<'a> {
     }
 
     /// Handles an answer. Returns it if it leads to the node.
-    fn take(&mut self, answer: PeerAnswer) -> Option<(Arc<LinkSender>, Found)> {
+    fn take(&mut self, answer: PeerAnswer) -> Option<(Arc<Link>, Found)> {
         match answer {
             Ok((link, found)) if found.here => {
                 self.missing.another |= !self.query.is_of(found.instance);
@@ -236,7 +236,7 @@ mod tests {
     use tokio::sync::watch;
 
     /// Returns the number of the question for a node that is queued on a link.
-    fn question(link: &LinkSender) -> Option<u64> {
+    fn question(link: &Link) -> Option<u64> {
         let mut cx = Context::from_waker(Waker::noop());
         while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
             if let FrameKind::Find(question) = frame.body {
@@ -246,8 +246,8 @@ mod tests {
         None
     }
 
-    fn link(id: u64, server: u64) -> Arc<LinkSender> {
-        LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(server.into())))
+    fn link(id: u64, server: u64) -> Arc<Link> {
+        Link::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(server.into())))
     }
 
     /// Returns a context without known nodes and with a DNS that does not answer.
@@ -262,8 +262,8 @@ mod tests {
     /// asked.
     async fn search_with(
         context: &Arc<PeerSearch>,
-        links: &[Arc<LinkSender>],
-        answer: impl Fn(&LinkSender, Found) -> Option<Found>,
+        links: &[Arc<Link>],
+        answer: impl Fn(&Link, Found) -> Option<Found>,
     ) -> (Result<Path, NodeNotFound>, Vec<u64>) {
         let mut queried_peers = Vec::new();
         let answers = async {
@@ -295,9 +295,9 @@ mod tests {
             peers.add_incoming(server, false);
         }
         let (context, started) = (context(&peers), Instant::now());
-        let answer = |link: &LinkSender, away| (link.id.0 == 15).then_some(Found { here: true, ..away });
+        let answer = |link: &Link, away| (link.id.0 == 15).then_some(Found { here: true, ..away });
         let (found, queried_peers) = search_with(&context, &servers, answer).await;
-        assert_eq!((found.unwrap().sender.id.0, queried_peers.len()), (15, 10));
+        assert_eq!((found.unwrap().link.id.0, queried_peers.len()), (15, 10));
         assert!(started.elapsed() < Duration::from_millis(50), "{:?}", started.elapsed());
         assert_eq!(context.nodes.get(&"node1".parse().unwrap()).unwrap().server, Instance::from_bits(15));
     }

@@ -7,7 +7,7 @@ use crate::registry::Registry;
 use crate::registry::history::{LastError, UnlinkedNode};
 use crate::registry::links::{LinkRole, NodeWithLinks};
 use tunnel_base::names::NodeName;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_proto::frame::ListedNode;
 
 /// All links of nodes here at one moment, and the disconnected nodes.
@@ -25,8 +25,8 @@ impl Registry {
     /// Returns the node with the oldest link here, and whether there are others.
     pub fn longest(&self) -> Option<(NodeName, bool)> {
         let nodes = self.nodes.lock();
-        let living = nodes.primaries().filter(|(_, linked)| !linked.sender.is_closed());
-        let (node, _) = living.max_by_key(|(_, linked)| linked.sender.age())?;
+        let living = nodes.primaries().filter(|(_, linked)| !linked.link.is_closed());
+        let (node, _) = living.max_by_key(|(_, linked)| linked.link.age())?;
         Some((node.clone(), nodes.len() > 1))
     }
 
@@ -39,7 +39,7 @@ impl Registry {
         all.sort_unstable_by_key(|(node, _)| node.as_str());
         let mut bytes = 0;
         let fits = |(node, linked): &&(&NodeName, &LinkedNode)| {
-            let version = linked.sender.ends().and_then(|ends| ends.version.as_deref());
+            let version = linked.link.ends().and_then(|ends| ends.version.as_deref());
             bytes += node.as_str().len() + version.map_or(0, str::len);
             bytes <= MAX_PAGE_BYTES
         };
@@ -82,16 +82,16 @@ impl Registry {
     }
 
     /// Records why a link of a node has ended, then removes it like [`Self::remove`].
-    pub fn ended(&self, sender: &LinkSender, why: &str) {
-        if let Some(node) = sender.peer.node() {
+    pub fn ended(&self, link: &Link, why: &str) {
+        if let Some(node) = link.peer.node() {
             let (mut nodes, why) = (self.nodes.lock(), excerpt(why));
             nodes.past.failed(node, &why);
             // A link for interactive sessions comes and goes with the load of the other.
-            if nodes.get(node, LinkRole::Interactive).is_none_or(|linked| linked.sender.id != sender.id) {
+            if nodes.get(node, LinkRole::Interactive).is_none_or(|linked| linked.link.id != link.id) {
                 nodes.past.dropped(node, &why);
             }
         }
-        self.remove(sender);
+        self.remove(link);
     }
 
     /// Records that a link of a node was refused.
@@ -132,9 +132,9 @@ mod tests {
         let mut names: Vec<String> = (0..25).map(|n| format!("node-{n}")).collect();
         for (id, name) in (0..).zip(&names) {
             let peer = Remote::Edge(name.parse().unwrap());
-            let sender = LinkSender::new(LinkId(id), peer, Some(Instance::random()));
+            let link = Link::new(LinkId(id), peer, Some(Instance::random()));
             let from = ([10, 0, 0, 1], 1).into();
-            registry.insert(LinkedNode { sender, from, ips: Arc::default() }, false);
+            registry.insert(LinkedNode { link, from, ips: Arc::default() }, false);
         }
         names.sort();
         let (mut after, mut seen) = (None, Vec::new());
@@ -151,14 +151,13 @@ mod tests {
         assert_eq!(registry.page(after.as_ref(), 10), (Vec::new(), false));
     }
 
-    fn link(registry: &Registry, id: u64, node: &str) -> Arc<LinkSender> {
+    fn link(registry: &Registry, id: u64, node: &str) -> Arc<Link> {
         let instance = Some(Instance::from_bits(1));
         let peer = Remote::Edge(node.parse().unwrap());
-        let sender = LinkSender::new(LinkId(id), peer, instance);
-        let linked =
-            LinkedNode { sender: sender.clone(), from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() };
+        let link = Link::new(LinkId(id), peer, instance);
+        let linked = LinkedNode { link: link.clone(), from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() };
         registry.insert(linked, true);
-        sender
+        link
     }
 
     #[tokio::test(start_paused = true)]

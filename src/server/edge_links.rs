@@ -24,7 +24,7 @@ use tunnel_base::logging::AUDIT;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::tokens::{MIN_TOKEN_BYTES, NodeTokens, TokenError};
 use tunnel_link::grpc::accept::CallerCertificate;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_link::table::SessionTable;
 use tunnel_net::limiter::{FairLimiter, PermitLimits};
 use tunnel_net::reload::ReloadedValue;
@@ -60,7 +60,7 @@ pub(crate) struct EdgeCredentials {
 /// A link with the credentials for which it was accepted.
 #[derive(Debug, Clone)]
 struct EdgeLink {
-    sender: Arc<LinkSender>,
+    link: Arc<Link>,
     credentials: EdgeCredentials,
 }
 
@@ -231,23 +231,23 @@ impl EdgeLinkTable {
     }
 
     /// Records the link of an authenticated edge, so that it ends with the token.
-    pub(crate) fn track(&self, sender: &Arc<LinkSender>, credentials: &EdgeCredentials) {
-        let link = EdgeLink { sender: sender.clone(), credentials: credentials.clone() };
-        self.lock().insert(sender.id, link);
+    pub(crate) fn track(&self, link: &Arc<Link>, credentials: &EdgeCredentials) {
+        let tracked = EdgeLink { link: link.clone(), credentials: credentials.clone() };
+        self.lock().insert(link.id, tracked);
         // The file may have changed since the check.
         if self.authenticate(credentials).is_err() {
-            sender.close();
+            link.close();
         }
     }
 
     /// Returns true if an edge's link may open sessions: its credentials are not revoked.
-    pub(crate) fn is_valid(&self, sender: &LinkSender) -> bool {
-        self.lock().contains_key(&sender.id)
+    pub(crate) fn is_valid(&self, link: &Link) -> bool {
+        self.lock().contains_key(&link.id)
     }
 
     /// Forgets a link that has ended.
-    pub(crate) fn untrack(&self, sender: &LinkSender) {
-        self.lock().remove(&sender.id);
+    pub(crate) fn untrack(&self, link: &Link) {
+        self.lock().remove(&link.id);
     }
 
     /// Closes each link whose token was revoked, until draining begins.
@@ -277,28 +277,28 @@ impl EdgeLinkTable {
             }
             let all: Vec<EdgeLink> = self.lock().values().cloned().collect();
             let revoked =
-                all.into_iter().filter_map(|link| Some((self.authenticate(&link.credentials).err()?, link)));
+                all.into_iter().filter_map(|edge| Some((self.authenticate(&edge.credentials).err()?, edge)));
             let revoked: Vec<_> = revoked.collect();
             if revoked.is_empty() {
                 continue;
             }
             // Before the sessions are reset, so that no new one takes their place.
-            for (_, link) in &revoked {
-                self.untrack(&link.sender);
-                registry.remove(&link.sender);
+            for (_, edge) in &revoked {
+                self.untrack(&edge.link);
+                registry.remove(&edge.link);
             }
             let names: Vec<&str> = revoked
                 .iter()
                 .take(MAX_NODES_LOGGED)
-                .map(|(_, link)| link.credentials.hello.node.as_str())
+                .map(|(_, edge)| edge.credentials.hello.node.as_str())
                 .collect();
             warn!(
                 links = revoked.len(),
                 nodes = names.join(" "),
                 "links ended: token revoked, Node deleted or edge label removed"
             );
-            let close = |(why, link): (TokenError, EdgeLink)| {
-                (link.sender, revocation(&why, &link.credentials.hello.node))
+            let close = |(why, edge): (TokenError, EdgeLink)| {
+                (edge.link, revocation(&why, &edge.credentials.hello.node))
             };
             let revoked = revoked.into_iter().map(close).collect();
             // In its own task, because the next node must not keep its links meanwhile.
@@ -312,24 +312,23 @@ impl EdgeLinkTable {
 }
 
 /// Closes links after notifying their sessions of the reason.
-pub(crate) async fn close_links(revoked: Vec<(Arc<LinkSender>, String)>, table: Arc<SessionTable>) {
-    let reset = |(sender, why): &(Arc<LinkSender>, String)| {
-        table.reset_on(sender, &SessionError::new(ErrorCode::NotAllowed, why));
+pub(crate) async fn close_links(revoked: Vec<(Arc<Link>, String)>, table: Arc<SessionTable>) {
+    let reset = |(link, why): &(Arc<Link>, String)| {
+        table.reset_on(link, &SessionError::new(ErrorCode::NotAllowed, why));
     };
     // A busy process or a slow line may need longer than the minimum; the timeout covers an unresponsive remote.
     let started = Instant::now();
     let reset_sent = async {
-        let has_pending =
-            |sender: &LinkSender| !sender.is_closed() && sender.sessions() + sender.waiting() > 0;
-        while started.elapsed() < MIN_RESET_FLUSH || revoked.iter().any(|(sender, _)| has_pending(sender)) {
+        let has_pending = |link: &Link| !link.is_closed() && link.sessions() + link.waiting() > 0;
+        while started.elapsed() < MIN_RESET_FLUSH || revoked.iter().any(|(link, _)| has_pending(link)) {
             // Again, because an opening may have found the link just before it was removed.
             revoked.iter().for_each(reset);
             sleep(POLL_INTERVAL).await;
         }
     };
     let _ = timeout(MAX_RESET_FLUSH, reset_sent).await;
-    for (sender, _) in revoked {
-        sender.close();
+    for (link, _) in revoked {
+        link.close();
     }
 }
 
@@ -483,11 +482,11 @@ mod tests {
         let watching = links.clone().watch_revocations(Registry::new(metrics), table, drain.clone());
         drain.spawn(info_span!("tokens"), watching);
         let track = |id, name| {
-            let sender = LinkSender::new(LinkId(id), Remote::Edge(node(name)), Some(Instance::random()));
+            let link = Link::new(LinkId(id), Remote::Edge(node(name)), Some(Instance::random()));
             let mut credentials = credentials("shared", None);
             credentials.hello.node = node(name);
-            links.track(&sender, &credentials);
-            sender
+            links.track(&link, &credentials);
+            link
         };
         let tracked = [track(1, "node1"), track(2, "node2")];
         for (blocked, is_edge) in [(&tracked[0], true), (&tracked[1], false)] {

@@ -13,7 +13,7 @@ use crate::server::link_events::{handle_event, migrate_sessions, on_link_ended, 
 use tunnel_link::grpc::accept::{Call, CallRejection};
 use tunnel_link::grpc::link_end::LinkEnd;
 use tunnel_link::link::Link;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link_reader::LinkReader;
 use tunnel_link::table::LinkEvent;
 use tunnel_link::table::traffic_class::TrafficClassifier;
 use tunnel_proto::frame::{Frame, FrameKind, Remote};
@@ -22,7 +22,7 @@ use tunnel_proto::frame::{Frame, FrameKind, Remote};
 /// linked to this server is refused, which happens with a balancer.
 pub(crate) async fn admit_interactive(
     call: Box<Call>,
-    linked: impl Fn(&Arc<LinkSender>) -> LinkedNode,
+    linked: impl Fn(&Arc<Link>) -> LinkedNode,
     credentials: &EdgeCredentials,
     is_logged: bool,
     shared: &Arc<ServerContext>,
@@ -32,30 +32,30 @@ pub(crate) async fn admit_interactive(
         let denial = LinkDenial::new("no_primary_link", CallRejection::NoPrimaryLink);
         return denial.send(call, shared).await;
     }
-    let mut link = call.accept(Remote::Edge(hello.node.clone()));
-    let sender = link.sender.clone();
-    let Some(busy) = shared.registry.add_interactive(linked(&sender)) else { return };
-    shared.edge_links.track(&sender, credentials);
+    let mut reader = call.accept(Remote::Edge(hello.node.clone()));
+    let link = reader.link.clone();
+    let Some(busy) = shared.registry.add_interactive(linked(&link)) else { return };
+    shared.edge_links.track(&link, credentials);
     if is_logged {
-        info!(link = %sender.id, node = %hello.node, primary = %busy.id, "interactive link accepted");
+        info!(link = %link.id, node = %hello.node, primary = %busy.id, "interactive link accepted");
     }
     if shared.stopping.is_cancelled() {
-        sender.drain(None);
+        link.drain(None);
     }
-    run_interactive(&mut link, &busy, is_logged, shared).await;
-    shared.registry.remove(&sender);
-    shared.edge_links.untrack(&sender);
+    run_interactive(&mut reader, &busy, is_logged, shared).await;
+    shared.registry.remove(&link);
+    shared.edge_links.untrack(&link);
 }
 
 async fn run_interactive(
-    link: &mut Link,
-    busy: &Arc<LinkSender>,
+    reader: &mut LinkReader,
+    busy: &Arc<Link>,
     is_logged: bool,
     shared: &Arc<ServerContext>,
 ) {
-    shared.link_context.metrics.links.opened(link.sender.peer.kind());
+    shared.link_context.metrics.links.opened(reader.link.peer.kind());
     let room = search_permits(shared);
-    let sender = link.sender.clone();
+    let link = reader.link.clone();
     let (mut sorting, mut looks) =
         (TrafficClassifier::default(), interval(TrafficClassifier::SAMPLE_INTERVAL));
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -63,28 +63,28 @@ async fn run_interactive(
     let mut is_new = true;
     let why = loop {
         tokio::select! {
-            event = link.next() => match event {
+            event = reader.next() => match event {
                 Ok(LinkEvent::Signal(Frame { body: FrameKind::Drain(_), .. })) => {
                     is_new = false;
-                    busy.clear_interactive(&sender);
-                    migrate_sessions(&sender, is_logged, shared);
+                    busy.clear_interactive(&link);
+                    migrate_sessions(&link, is_logged, shared);
                 }
-                Ok(event) => handle_event(event, &sender, &room, shared),
+                Ok(event) => handle_event(event, &link, &room, shared),
                 Err(why) => break why,
             },
-            () = sender.wait_unresponsive() => {
-                info!(link = %sender.id, "unresponsive interactive link closed");
+            () = link.wait_unresponsive() => {
+                info!(link = %link.id, "unresponsive interactive link closed");
                 break LinkEnd::ClosedLocally;
             }
             _ = looks.tick() => {
-                if is_new && sender.traffic().received_messages > 0 && !sender.is_closed() {
+                if is_new && link.traffic().received_messages > 0 && !link.is_closed() {
                     is_new = false;
-                    busy.set_interactive(Some(sender.clone()));
+                    busy.set_interactive(Some(link.clone()));
                 }
                 shared.link_context.table.classify(busy, &mut sorting);
             }
         }
     };
-    busy.clear_interactive(&sender);
-    on_link_ended(link, &why, is_logged, shared);
+    busy.clear_interactive(&link);
+    on_link_ended(reader, &why, is_logged, shared);
 }

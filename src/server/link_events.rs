@@ -23,8 +23,8 @@ use tunnel_base::addresses::Location;
 use tunnel_base::names::{Host, Instance, NodeName, Target};
 use tunnel_link::grpc::link_end::LinkEnd;
 use tunnel_link::link::Link;
+use tunnel_link::link_reader::LinkReader;
 use tunnel_link::relay::bindings::RelayOutcome;
-use tunnel_link::sender::LinkSender;
 use tunnel_link::table::LinkEvent;
 use tunnel_link::table::handles::{IncomingSession, Session};
 use tunnel_link::table::relay_request::RelayRequest;
@@ -33,16 +33,20 @@ use tunnel_proto::frame::{ErrorCode, Found, Frame, FrameKind, Remote, SessionErr
 /// Drives a link until it ends. `is_logged` is false for one of many links of its node.
 ///
 /// The caller owns the link, because a future that takes it stores it twice: there are thousands.
-pub(crate) async fn run_link(link: &mut Link, is_logged: bool, shared: &Arc<ServerContext>) -> LinkEnd {
-    shared.link_context.metrics.links.opened(link.sender.peer.kind());
+pub(crate) async fn run_link(
+    reader: &mut LinkReader,
+    is_logged: bool,
+    shared: &Arc<ServerContext>,
+) -> LinkEnd {
+    shared.link_context.metrics.links.opened(reader.link.peer.kind());
     let room = search_permits(shared);
     let why = loop {
-        match link.next().await {
-            Ok(event) => handle_event(event, &link.sender, &room, shared),
+        match reader.next().await {
+            Ok(event) => handle_event(event, &reader.link, &room, shared),
             Err(why) => break why,
         }
     };
-    on_link_ended(link, &why, is_logged, shared);
+    on_link_ended(reader, &why, is_logged, shared);
     why
 }
 
@@ -52,10 +56,10 @@ pub(crate) fn search_permits(shared: &Arc<ServerContext>) -> SearchPermits {
     SearchPermits { per_link: own, all: shared.search_permits.clone() }
 }
 
-/// Handles an event of the link of `sender`.
+/// Handles an event of `link`.
 pub(crate) fn handle_event(
     event: LinkEvent,
-    sender: &Arc<LinkSender>,
+    link: &Arc<Link>,
     room: &SearchPermits,
     shared: &Arc<ServerContext>,
 ) {
@@ -63,37 +67,37 @@ pub(crate) fn handle_event(
         // Never happens: a server receives its requests as `LinkEvent::RelayRequest`. Dropping an offer refuses it.
         LinkEvent::Incoming(_) => {}
         LinkEvent::RelayRequest(request) => handle_request(request, shared, room),
-        LinkEvent::Signal(frame) => handle_signal(frame, sender, shared),
+        LinkEvent::Signal(frame) => handle_signal(frame, link, shared),
     }
 }
 
-fn handle_signal(Frame { node, body }: Frame, sender: &Arc<LinkSender>, shared: &Arc<ServerContext>) {
+fn handle_signal(Frame { node, body }: Frame, link: &Arc<Link>, shared: &Arc<ServerContext>) {
     match body {
-        FrameKind::Find(question) => shared.finder.handle_find(sender, &node, question),
+        FrameKind::Find(question) => shared.finder.handle_find(link, &node, question),
         FrameKind::Found(found) => {
-            if let Some(at) = shared.finder.handle_found(sender, &node, found.clone()) {
+            if let Some(at) = shared.finder.handle_found(link, &node, found.clone()) {
                 retire_old_links(at, node, Some(found), shared);
             }
         }
         FrameKind::Conflict(conflict) => shared.finder.handle_conflict(&node, conflict),
         FrameKind::Drain(_) => {
             // The edge has another link now and is found by that.
-            shared.registry.retire_link(sender);
-            shared.link_context.table.detach_relays(sender, None);
+            shared.registry.retire_link(link);
+            shared.link_context.table.detach_relays(link, None);
         }
         FrameKind::Load(load) => {
             if let Some(peers) = &shared.peers {
-                peers.handle_load(sender, load);
+                peers.handle_load(link, load);
             }
         }
         FrameKind::ListNodes(requested) => {
             if let Some(peers) = &shared.peers {
-                peers.handle_list_nodes(sender, &requested);
+                peers.handle_list_nodes(link, &requested);
             }
         }
         FrameKind::NodePage(page) => {
             if let Some(peers) = &shared.peers {
-                peers.handle_node_page(sender, page);
+                peers.handle_node_page(link, page);
             }
         }
         // The link handles these.
@@ -102,13 +106,19 @@ fn handle_signal(Frame { node, body }: Frame, sender: &Arc<LinkSender>, shared: 
 }
 
 /// Handles the end of a link.
-pub(crate) fn on_link_ended(link: &Link, why: &LinkEnd, is_logged: bool, shared: &Arc<ServerContext>) {
-    shared.link_context.metrics.links.closed(link.sender.peer.kind());
+pub(crate) fn on_link_ended(
+    reader: &LinkReader,
+    why: &LinkEnd,
+    is_logged: bool,
+    shared: &Arc<ServerContext>,
+) {
+    let link = &reader.link;
+    shared.link_context.metrics.links.closed(link.peer.kind());
     shared.link_context.metrics.links_closed.count(why.name());
-    let sessions = link.end(why);
-    let node = link.sender.peer.node().map(field::display);
-    if is_logged || link.sender.age() > LOGGED_LINK_AGE {
-        info!(link = %link.sender.id, node, reason = %why, sessions, "link has ended");
+    let sessions = reader.end(why);
+    let node = link.peer.node().map(field::display);
+    if is_logged || link.age() > LOGGED_LINK_AGE {
+        info!(link = %link.id, node, reason = %why, sessions, "link has ended");
     }
 }
 
@@ -116,7 +126,7 @@ pub(crate) fn on_link_ended(link: &Link, why: &LinkEnd, is_logged: bool, shared:
 ///
 /// The link itself stays. The edge may have dialled the new link as a backup because the old one did not answer. If the
 /// old one then answers first, the edge closes the new one, and the sessions return.
-pub(crate) fn migrate_sessions(left: &Arc<LinkSender>, is_logged: bool, shared: &Arc<ServerContext>) {
+pub(crate) fn migrate_sessions(left: &Arc<Link>, is_logged: bool, shared: &Arc<ServerContext>) {
     let table = &shared.link_context.table;
     table.detach_relays(left, None);
     let sessions = table.leave(left, None, |_| true);
@@ -246,7 +256,7 @@ pub(super) fn target_at_node(
 /// edge, this server dials the target itself.
 async fn bridge_to_node(
     offer: IncomingSession,
-    from: Arc<LinkSender>,
+    from: Arc<Link>,
     node: NodeName,
     target: Target,
     shared: Arc<ServerContext>,

@@ -22,7 +22,7 @@ use tunnel_link::grpc::accept::{
     Call, CallRejection, CallerCertificate, IncomingCall, PendingConnection, serve,
 };
 use tunnel_link::link::Link;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link_reader::LinkReader;
 use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler, ConnectionRejection};
 use tunnel_net::listen::{TcpListenSocket, tune_link};
 use tunnel_net::reload::ReloadedValue;
@@ -37,7 +37,7 @@ pub(crate) fn spawn(
     listener: TcpListenSocket,
     proxies: Networks,
     tls: ReloadedValue<ServerTls>,
-    made: Option<mpsc::Receiver<Link>>,
+    made: Option<mpsc::Receiver<LinkReader>>,
     shared: Arc<ServerContext>,
 ) {
     let links = shared.link_context.drain.clone();
@@ -101,33 +101,33 @@ async fn admit_edge(call: Box<Call>, hello: Hello, shared: Arc<ServerContext>) {
     };
     let from = call.from;
     let ips: Arc<[_]> = hello.ips.iter().copied().collect();
-    let linked = |sender: &Arc<LinkSender>| LinkedNode { sender: sender.clone(), from, ips: ips.clone() };
+    let linked = |link: &Arc<Link>| LinkedNode { link: link.clone(), from, ips: ips.clone() };
     if hello.purpose == LinkPurpose::Interactive {
         return Box::pin(admit_interactive(call, linked, &credentials, is_logged, &shared)).await;
     }
-    let mut link = call.accept(Remote::Edge(hello.node.clone()));
-    let sender = link.sender.clone();
+    let mut reader = call.accept(Remote::Edge(hello.node.clone()));
+    let link = reader.link.clone();
     let edge = hello.instance.map(field::debug);
     if is_logged {
-        info!(link = %sender.id, node = %hello.node, remote_addr = %from, edge, dialect = sender.dialect_name(), "node is linked");
+        info!(link = %link.id, node = %hello.node, remote_addr = %from, edge, dialect = link.dialect_name(), "node is linked");
     }
-    if let Some(silent) = shared.registry.insert(linked(&sender), hello.purpose == LinkPurpose::Backup) {
+    if let Some(silent) = shared.registry.insert(linked(&link), hello.purpose == LinkPurpose::Backup) {
         // The interactive link may also be unresponsive.
         if let Some(interactive_link) = silent.set_interactive(None) {
             migrate_sessions(&interactive_link, is_logged, &shared);
         }
         migrate_sessions(&silent, is_logged, &shared);
     }
-    shared.edge_links.track(&sender, &credentials);
+    shared.edge_links.track(&link, &credentials);
     shared.finder.on_linked(&hello.node);
     retire_old_links(shared.link_context.table.instance(), hello.node.clone(), None, &shared);
     if shared.stopping.is_cancelled() {
-        sender.drain(None);
+        link.drain(None);
     }
-    let why = run_link(&mut link, is_logged, &shared).await;
-    shared.registry.ended(&sender, &why.to_string());
+    let why = run_link(&mut reader, is_logged, &shared).await;
+    shared.registry.ended(&link, &why.to_string());
     shared.finder.on_unlinked(&hello.node);
-    shared.edge_links.untrack(&sender);
+    shared.edge_links.untrack(&link);
 }
 
 async fn admit_user(call: Box<Call>, hello: UserHello, shared: Arc<ServerContext>) {
@@ -135,27 +135,27 @@ async fn admit_user(call: Box<Call>, hello: UserHello, shared: Arc<ServerContext
         Ok(admitted) => admitted,
         Err(denial) => return denial.send(call, &shared).await,
     };
-    let (mut link, users) = (call.accept(Remote::Client(user.client.clone())), &shared.user_links);
-    let sender = link.sender.clone();
+    let (mut reader, users) = (call.accept(Remote::Client(user.client.clone())), &shared.user_links);
+    let link = reader.link.clone();
     // Only for debugging: each command of a user has a link. The access log has her sessions.
-    debug!(link = %sender.id, user = %user.client, remote_addr = %user.from, "user is linked");
-    users.add(&sender, &user, &hello);
+    debug!(link = %link.id, user = %user.client, remote_addr = %user.from, "user is linked");
+    users.add(&link, &user, &hello);
     if shared.stopping.is_cancelled() {
-        sender.drain(None);
+        link.drain(None);
     }
-    let mut running = pin!(run_link(&mut link, false, &shared));
+    let mut running = pin!(run_link(&mut reader, false, &shared));
     tokio::select! {
         _ = &mut running => {}
         why = user_links::revoked(&user, &shared) => {
             let UserDevice { user, device } = &user.client;
-            info!(link = %sender.id, %user, %device, reason = why, "link ended: user revoked");
+            info!(link = %link.id, %user, %device, reason = why, "link ended: user revoked");
             // Before the sessions are reset, so that no new one takes their place.
-            users.remove(&sender);
-            let closing = close_links(vec![(sender.clone(), why)], shared.link_context.table.clone());
+            users.remove(&link);
+            let closing = close_links(vec![(link.clone(), why)], shared.link_context.table.clone());
             let _ = tokio::join!(running, closing);
         }
     }
-    users.remove(&sender);
+    users.remove(&link);
 }
 
 /// Checks whether an edge may link. Returns true if its link is logged.
@@ -191,27 +191,27 @@ async fn admit_peer(call: Box<Call>, instance: Instance, is_backup: bool, shared
     if instance == shared.link_context.table.instance() {
         return call.refuse(CallRejection::SelfDial);
     }
-    let mut link = call.accept(Remote::Peer);
-    let sender = link.sender.clone();
-    info!(link = %sender.id, peer = ?instance, "peer is linked");
+    let mut reader = call.accept(Remote::Peer);
+    let link = reader.link.clone();
+    info!(link = %link.id, peer = ?instance, "peer is linked");
     if let Some(peers) = &shared.peers {
-        for silent in peers.add_incoming(&sender, is_backup) {
+        for silent in peers.add_incoming(&link, is_backup) {
             migrate_sessions(&silent, true, &shared);
         }
     }
-    run_link(&mut link, true, &shared).await;
+    run_link(&mut reader, true, &shared).await;
     if let Some(peers) = &shared.peers {
-        peers.remove(&sender);
+        peers.remove(&link);
     }
 }
 
 /// Drives the links that this server has dialled to peers.
-async fn run_dialled_links(mut made: mpsc::Receiver<Link>, shared: Arc<ServerContext>) {
+async fn run_dialled_links(mut made: mpsc::Receiver<LinkReader>, shared: Arc<ServerContext>) {
     let links = shared.link_context.drain.clone();
-    while let Some(Some(mut link)) = links.run_until(made.recv()).await {
+    while let Some(Some(mut reader)) = links.run_until(made.recv()).await {
         let (span, shared) =
-            (info_span!("link", peer = link.sender.instance.map(field::debug)), shared.clone());
-        links.spawn(span, async move { drop(run_link(&mut link, true, &shared).await) });
+            (info_span!("link", peer = reader.link.instance.map(field::debug)), shared.clone());
+        links.spawn(span, async move { drop(run_link(&mut reader, true, &shared).await) });
     }
 }
 

@@ -18,7 +18,7 @@ use crate::server::config_files::{LoadedServerFiles, REMEDY};
 use tunnel_base::drain::Drain;
 use tunnel_base::names::Host;
 use tunnel_link::grpc::LinkContext;
-use tunnel_link::link::Link;
+use tunnel_link::link_reader::LinkReader;
 use tunnel_net::pool::BufferPool;
 
 /// Starts to follow and link to the peers, as configured. Also returns the links made to them, which the caller runs.
@@ -30,7 +30,7 @@ pub(crate) fn start(
     registry: &Arc<Registry>,
     pool: &BufferPool,
     link_context: &LinkContext,
-) -> Option<(Arc<Peers>, mpsc::Receiver<Link>)> {
+) -> Option<(Arc<Peers>, mpsc::Receiver<LinkReader>)> {
     let (tls, drain) = (files.peers.clone()?, &link_context.drain);
     let service = settings.dns_name.as_ref().and_then(|service| match &service.host {
         Host::Name(name) => Some((name.to_string(), service.port)),

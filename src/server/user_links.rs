@@ -17,7 +17,7 @@ use crate::session_io::grants::SessionSubject;
 use tunnel_base::metrics::label_values::DENIALS;
 use tunnel_base::names::{NameError, UserDevice, UserName};
 use tunnel_link::grpc::accept::{Call, CallRejection, CallerCertificate};
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_net::limiter::{FairLimiter, Permit, PermitLimits};
 use tunnel_proto::hello::{UserHello, UserProof};
 use tunnel_proto::state::LinkId;
@@ -46,7 +46,7 @@ pub(crate) struct AuthenticatedUser {
 /// A link with its user.
 #[derive(Debug, Clone)]
 struct UserLink {
-    sender: Arc<LinkSender>,
+    link: Arc<Link>,
     user: AuthenticatedUser,
 }
 
@@ -62,31 +62,31 @@ impl UserLinks {
 
     /// Sends Drain on every link, so that each program links to another server.
     pub(crate) fn drain_all(&self) {
-        for link in self.all() {
-            link.sender.drain(None);
+        for user in self.all() {
+            user.link.drain(None);
         }
     }
 
     /// Closes every link.
     pub(crate) fn close_all(&self) {
-        for link in self.all() {
-            link.sender.close();
+        for user in self.all() {
+            user.link.close();
         }
     }
 
     /// Returns the user of an open link whose credentials are not revoked.
-    pub(crate) fn user_of(&self, sender: &LinkSender) -> Option<AuthenticatedUser> {
-        self.lock().get(&sender.id).map(|link| link.user.clone())
+    pub(crate) fn user_of(&self, link: &Link) -> Option<AuthenticatedUser> {
+        self.lock().get(&link.id).map(|link| link.user.clone())
     }
 
     /// Adds a link. Unless it is a backup link, closes the older ones of its process.
-    pub(crate) fn add(&self, sender: &Arc<LinkSender>, user: &AuthenticatedUser, hello: &UserHello) {
+    pub(crate) fn add(&self, link: &Arc<Link>, user: &AuthenticatedUser, hello: &UserHello) {
         let is_replaced = |known: &&UserLink| {
-            !hello.is_backup && known.sender.instance == sender.instance && known.user.client == user.client
+            !hello.is_backup && known.link.instance == link.instance && known.user.client == user.client
         };
         let mut links = self.lock();
-        let older: Vec<_> = links.values().filter(is_replaced).map(|known| known.sender.clone()).collect();
-        links.insert(sender.id, UserLink { sender: sender.clone(), user: user.clone() });
+        let older: Vec<_> = links.values().filter(is_replaced).map(|known| known.link.clone()).collect();
+        links.insert(link.id, UserLink { link: link.clone(), user: user.clone() });
         drop(links);
         for older in older {
             older.close();
@@ -94,8 +94,8 @@ impl UserLinks {
     }
 
     /// Removes a link that has ended, or whose user may no longer be linked.
-    pub(crate) fn remove(&self, sender: &LinkSender) {
-        self.lock().remove(&sender.id);
+    pub(crate) fn remove(&self, link: &Link) {
+        self.lock().remove(&link.id);
     }
 
     /// Returns a copy of the list, so that no link's own lock is taken while this lock is held.

@@ -13,7 +13,7 @@ use tracing::Span;
 use crate::session_io::grants::{Grants, SessionSubject, UNTIL_CHANGED};
 use tunnel_base::drain::Drain;
 use tunnel_base::names::Instance;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_link::table::handles::IncomingSession;
 use tunnel_link::table::{LinkEvent, SessionLimits, SessionTable};
 use tunnel_net::ByteStream;
@@ -27,13 +27,13 @@ use super::*;
 const LISTENER: &str = "test";
 
 /// Returns the opener's table, its link, and a channel of the sessions offered at the link's other end, all in memory.
-pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<LinkSender>, mpsc::Receiver<IncomingSession>) {
+pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<Link>, mpsc::Receiver<IncomingSession>) {
     let windows = WindowLimits { start: 64 * 1024, max: 1024 * 1024 };
     let resume_timeout = Duration::from_secs(60);
     let limits = SessionLimits { windows, memory: 16 << 20, sessions: 9, resume_timeout };
     let table = || SessionTable::new(Instance::random(), limits.clone(), Metrics::edge());
-    let sender = |n| LinkSender::new(LinkId(n), Remote::Server("node1".parse().unwrap()), None);
-    let (near, far, opener, acceptor) = (sender(1), sender(2), table(), table());
+    let link = |n| Link::new(LinkId(n), Remote::Server("node1".parse().unwrap()), None);
+    let (near, far, opener, acceptor) = (link(1), link(2), table(), table());
     let (offers, offered) = mpsc::channel::<IncomingSession>(1);
     for (from, back, to) in [(&near, &far, &acceptor), (&far, &near, &opener)] {
         let (from, back, to, offers) = (Arc::clone(from), Arc::clone(back), Arc::clone(to), offers.clone());

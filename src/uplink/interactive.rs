@@ -12,8 +12,8 @@ use tracing::{debug, info, info_span};
 use crate::uplink::reconnect::{CurrentLink, Reconnector};
 use tunnel_base::backoff::Backoff;
 use tunnel_link::link::Link;
+use tunnel_link::link_reader::LinkReader;
 use tunnel_link::liveness::{self, Suspicion};
-use tunnel_link::sender::LinkSender;
 use tunnel_link::table::LinkEvent;
 use tunnel_link::table::traffic_class::TrafficClassifier;
 use tunnel_proto::frame::{Frame, FrameKind};
@@ -25,7 +25,7 @@ impl Reconnector {
     /// There is none to a plain server, of a user's program, or with a short RTT. Never returns; when the future is
     /// dropped, the interactive link is handed over.
     pub(super) async fn run_interactive(self: &Arc<Self>, current: &CurrentLink) -> Infallible {
-        let busy = &current.sender;
+        let busy = &current.link;
         if busy.is_plain() || self.dialer.user.is_some() {
             std::future::pending::<()>().await;
         }
@@ -37,9 +37,9 @@ impl Reconnector {
             while Instant::now() >= cooldown_until && !self.is_shared(busy, &mut sorting).await {}
             sleep(backoff.pause(rand::random())).await;
             match self.dial_interactive(current).await {
-                Ok(link) => {
+                Ok(reader) => {
                     let started = Instant::now();
-                    if self.classify_sessions(busy, link, &mut sorting).await {
+                    if self.classify_sessions(busy, reader, &mut sorting).await {
                         cooldown_until = Instant::now() + liveness::DEAD;
                     }
                     backoff.on_attempt_end(started.elapsed(), false);
@@ -53,15 +53,15 @@ impl Reconnector {
     }
 
     /// Dials an interactive link to the server of the busy link. Any other server refuses it.
-    async fn dial_interactive(&self, current: &CurrentLink) -> anyhow::Result<Link> {
-        let link = self.dial_same_server(current, LinkPurpose::Interactive).await?.link;
-        anyhow::ensure!(link.sender.instance == current.sender.instance, "connected to another server");
-        Ok(link)
+    async fn dial_interactive(&self, current: &CurrentLink) -> anyhow::Result<LinkReader> {
+        let reader = self.dial_same_server(current, LinkPurpose::Interactive).await?.reader;
+        anyhow::ensure!(reader.link.instance == current.link.instance, "connected to another server");
+        Ok(reader)
     }
 
     /// Waits until the link is active, samples its sessions once, and returns true if interactive and bulk sessions
     /// share it and its RTT is long.
-    async fn is_shared(&self, busy: &Arc<LinkSender>, sorting: &mut TrafficClassifier) -> bool {
+    async fn is_shared(&self, busy: &Arc<Link>, sorting: &mut TrafficClassifier) -> bool {
         busy.wait_active().await;
         sleep(TrafficClassifier::SAMPLE_INTERVAL).await;
         if !is_long_rtt(busy.min_rtt()) || busy.sessions() < 2 {
@@ -75,16 +75,16 @@ impl Reconnector {
     /// true if the link has died, which the server may not have detected yet.
     async fn classify_sessions(
         self: &Arc<Self>,
-        busy: &Arc<LinkSender>,
-        link: Link,
+        busy: &Arc<Link>,
+        reader: LinkReader,
         sorting: &mut TrafficClassifier,
     ) -> bool {
-        let interactive_link = link.sender.clone();
+        let interactive_link = reader.link.clone();
         info!(link = %interactive_link.id, primary = %busy.id, "interactive link opened");
         // `keep_open` is also dropped with this future.
         let (keep_open, cancelled) = oneshot::channel();
         let (keeper, span) = (self.clone(), info_span!("interactive"));
-        self.link_context.drain.spawn(span, keeper.serve_interactive(link, busy.clone(), cancelled));
+        self.link_context.drain.spawn(span, keeper.serve_interactive(reader, busy.clone(), cancelled));
         // No session migrates before the link has answered, and the server waits for this ping.
         if !interactive_link.is_alive(Suspicion::New).await {
             info!(link = %interactive_link.id, "interactive link does not answer, no sessions migrated");
@@ -122,14 +122,14 @@ impl Reconnector {
     /// retired. Then its sessions migrate to the node's current link.
     async fn serve_interactive(
         self: Arc<Self>,
-        mut link: Link,
-        busy: Arc<LinkSender>,
+        mut reader: LinkReader,
+        busy: Arc<Link>,
         mut cancelled: oneshot::Receiver<()>,
     ) {
-        self.link_context.metrics.links.opened(link.sender.peer.kind());
+        self.link_context.metrics.links.opened(reader.link.peer.kind());
         let why = loop {
             tokio::select! {
-                event = link.next() => match event {
+                event = reader.next() => match event {
                     Ok(LinkEvent::Signal(Frame { body: FrameKind::Drain(_), .. })) => break None,
                     Ok(event) => {
                         self.handle_event(event);
@@ -141,10 +141,10 @@ impl Reconnector {
         };
         // Drop this before clearing: `classify_sessions` checks for it after `set_interactive`.
         drop(cancelled);
-        busy.clear_interactive(&link.sender);
+        busy.clear_interactive(&reader.link);
         match why {
-            Some(why) => self.ended(&link, &why),
-            None => self.hand_over(link, self.uplinks.wait_newer(None)).await,
+            Some(why) => self.ended(&reader, &why),
+            None => self.hand_over(reader, self.uplinks.wait_newer(None)).await,
         }
     }
 }

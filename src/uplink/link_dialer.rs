@@ -31,7 +31,7 @@ use crate::uplink::link_dialer::client_certificate::EdgeCertificate;
 use tunnel_base::names::{DeviceName, Host, Instance, NodeName, Target, UserName};
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::{ANSWER_TIMEOUT, LinkDialError};
-use tunnel_link::link::Link;
+use tunnel_link::link_reader::LinkReader;
 use tunnel_net::dial::{self, dial_in_order};
 use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::listen::{tune_interactive, tune_link};
@@ -116,7 +116,7 @@ pub(crate) struct UplinkFailure {
 
 /// A link that the [`LinkDialer`] has just made, and the server at its remote end.
 pub(crate) struct NewLink {
-    pub(crate) link: Link,
+    pub(crate) reader: LinkReader,
     /// Index of its server.
     pub(crate) server: usize,
     /// The dialled address; `None` through a proxy.
@@ -274,10 +274,10 @@ impl LinkDialer {
                 error: if shows { error.context(messages::CERTIFICATE_PRESENTED) } else { error },
             }
         });
-        let link = made?;
+        let reader = made?;
         let is_proxied = self.proxy.as_ref().is_some_and(|proxy| proxy.applies_to(&to.at));
-        let at = link.sender.ends().and_then(|ends| ends.remote).filter(|_| !is_proxied);
-        Ok(NewLink { link, server, at, tokens })
+        let at = reader.link.ends().and_then(|ends| ends.remote).filter(|_| !is_proxied);
+        Ok(NewLink { reader, server, at, tokens })
     }
 
     /// Returns the TLS config that presents the certificate to that server. Returns `None` if there is no certificate
@@ -303,7 +303,7 @@ impl LinkDialer {
         purpose: LinkPurpose,
         socket: TcpStream,
         shown: Option<Arc<ClientConfig>>,
-    ) -> Result<Link, DialFailure> {
+    ) -> Result<LinkReader, DialFailure> {
         let shows = shown.is_some();
         let tls = TlsConnector::from(shown.unwrap_or_else(|| self.tls.load()));
         let io =

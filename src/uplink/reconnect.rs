@@ -22,7 +22,7 @@ use tunnel_link::backup::BackupDialer;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::link_end::LinkEnd;
 use tunnel_link::link::Link;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link_reader::LinkReader;
 use tunnel_link::table::LinkEvent;
 use tunnel_net::interfaces::changes::NetworkChanges;
 use tunnel_net::path_mtu::REMEDY;
@@ -48,7 +48,7 @@ pub(crate) struct Reconnector {
 
 /// The link that is served, and where it leads.
 pub(super) struct CurrentLink {
-    pub(super) sender: Arc<LinkSender>,
+    pub(super) link: Arc<Link>,
     /// Index of its server.
     server: usize,
     /// The dialled address; `None` through a proxy.
@@ -106,11 +106,11 @@ impl Reconnector {
             authority: self.dialer.tls.changes(),
         };
         let mut next = ReconnectPlan { made: made.map(Box::new), ..ReconnectPlan::default() };
-        while let Some(NewLink { link, server, at, tokens }) = self.dial(next, &mut redial).await {
+        while let Some(NewLink { reader, server, at, tokens }) = self.dial(next, &mut redial).await {
             let started = Instant::now();
-            let current = CurrentLink { sender: link.sender.clone(), server, at, tokens };
-            next = self.serve(link, &current, &mut backup).await;
-            redial.backoff.on_attempt_end(started.elapsed(), current.sender.has_carried());
+            let current = CurrentLink { link: reader.link.clone(), server, at, tokens };
+            next = self.serve(reader, &current, &mut backup).await;
+            redial.backoff.on_attempt_end(started.elapsed(), current.link.has_carried());
             self.link_context.metrics.link_reconnects.inc();
         }
     }
@@ -180,20 +180,20 @@ impl Reconnector {
     /// Serves a link until it is closed or must be replaced, and replaces it.
     async fn serve(
         self: &Arc<Self>,
-        mut link: Link,
+        mut reader: LinkReader,
         current: &CurrentLink,
         backup: &mut BackupDialer,
     ) -> ReconnectPlan {
-        let CurrentLink { sender, server, .. } = current;
-        self.dialer.on_linked(*server, sender.instance);
-        info!(link = %sender.id, server = self.dialer.display_name(*server), instance = sender.instance.map(field::debug), dialect = sender.dialect_name(), "linked");
-        self.began(&link);
+        let CurrentLink { link, server, .. } = current;
+        self.dialer.on_linked(*server, link.instance);
+        info!(link = %link.id, server = self.dialer.display_name(*server), instance = link.instance.map(field::debug), dialect = link.dialect_name(), "linked");
+        self.began(link);
         let mut interactive = Box::pin(self.run_interactive(current));
         let mut replaced = Box::pin(self.replacement(current, backup));
         let replacement = loop {
             tokio::select! {
                 biased;
-                event = link.next() => match event {
+                event = reader.next() => match event {
                     Ok(LinkEvent::Signal(Frame { body: FrameKind::Drain(to), .. })) => break Replacement::Drained(to),
                     Ok(event) => self.handle_event(event),
                     Err(why) => break Replacement::Ended(why),
@@ -202,15 +202,14 @@ impl Reconnector {
                 never = &mut interactive => match never {},
             }
         };
-        self.replace(link, current, replacement).await
+        self.replace(reader, current, replacement).await
     }
 
     /// Dials a link that replaces a live one, for the first reason that there is.
     async fn replacement(&self, current: &CurrentLink, backup: &mut BackupDialer) -> Replacement {
         // At the same server, where sessions resume at once, or else at another one.
-        let outrun = backup.race(&current.sender, || {
-            self.dialer.connect(current.server, current.hint(), LinkPurpose::Backup)
-        });
+        let outrun = backup
+            .race(&current.link, || self.dialer.connect(current.server, current.hint(), LinkPurpose::Backup));
         tokio::select! {
             made = self.fail_back(current) => Replacement::FailedBack(Box::new(made)),
             made = outrun => Replacement::Unresponsive(Box::new(made)),
@@ -221,16 +220,16 @@ impl Reconnector {
     /// Replaces a link: decides what becomes of it, and what is served next.
     async fn replace(
         self: &Arc<Self>,
-        link: Link,
+        reader: LinkReader,
         current: &CurrentLink,
         replacement: Replacement,
     ) -> ReconnectPlan {
-        let CurrentLink { sender, server, at, .. } = current;
+        let CurrentLink { link, server, at, .. } = current;
         let mut next = ReconnectPlan { server: *server, ..ReconnectPlan::default() };
         let is_unresponsive = matches!(replacement, Replacement::Unresponsive(_));
         match replacement {
             Replacement::Ended(why) => {
-                self.ended(&link, &why);
+                self.ended(&reader, &why);
                 if let LinkEnd::NameTaken(why) = why {
                     warn!(error = %why, "node name in use by another process");
                     self.wait_name_free().await;
@@ -241,7 +240,7 @@ impl Reconnector {
                 info!("server requested a link to another server");
                 // A server that stops names no address. It refuses further links, and may soon be back.
                 if to.is_some() {
-                    self.dialer.on_move_requested(*server, sender.instance);
+                    self.dialer.on_move_requested(*server, link.instance);
                 }
                 next.hint = DialPreference { to, exclude: *at };
             }
@@ -250,21 +249,21 @@ impl Reconnector {
                 next.made = Some(made);
             }
             Replacement::Reauthenticated(made) => {
-                info!(link = %sender.id, "token changed, link replaced");
+                info!(link = %link.id, "token changed, link replaced");
                 next.made = Some(made);
             }
             Replacement::Unresponsive(made) => next.made = Some(made),
         }
         let keeper = self.clone();
-        let span = info_span!("link_retire", instance = sender.instance.map(field::debug));
+        let span = info_span!("link_retire", instance = link.instance.map(field::debug));
         self.link_context.drain.spawn(span, async move {
-            let newer = keeper.uplinks.wait_newer(Some(link.sender.id));
+            let newer = keeper.uplinks.wait_newer(Some(reader.link.id));
             if is_unresponsive {
                 // All its sessions resume on the newer link.
                 newer.await;
-                keeper.ended(&link, &LinkEnd::ReplacedByBackup);
+                keeper.ended(&reader, &LinkEnd::ReplacedByBackup);
             } else {
-                keeper.hand_over(link, newer).await;
+                keeper.hand_over(reader, newer).await;
             }
         });
         next
@@ -304,7 +303,7 @@ impl Reconnector {
     ///
     /// Never completes for a plain link: its server closes the older link when the newer one is established.
     async fn reauthenticate(&self, current: &CurrentLink) -> NewLink {
-        if current.sender.is_plain() {
+        if current.link.is_plain() {
             std::future::pending::<()>().await;
         }
         let mut changes = self.dialer.tokens.changes();
@@ -375,18 +374,19 @@ impl Reconnector {
         }
     }
 
-    fn began(&self, link: &Link) {
-        self.uplinks.add(link.sender.clone());
+    fn began(&self, link: &Arc<Link>) {
+        self.uplinks.add(link.clone());
         self.readiness.set(LINK_CONDITION, Ok(()));
         self.readiness.set_degraded(TOKEN_CONDITION, Ok(()));
-        let loss = link.sender.packet_loss();
+        let loss = link.packet_loss();
         self.readiness
             .set_degraded(MTU_CONDITION, loss.map_or(Ok(()), |loss| Err(format!("{loss}; {REMEDY}"))));
-        self.link_context.metrics.links.opened(link.sender.peer.kind());
+        self.link_context.metrics.links.opened(link.peer.kind());
     }
 
-    pub(super) fn ended(&self, link: &Link, why: &LinkEnd) {
-        self.uplinks.remove(&link.sender);
+    pub(super) fn ended(&self, reader: &LinkReader, why: &LinkEnd) {
+        let link = &reader.link;
+        self.uplinks.remove(link);
         if !self.uplinks.is_linked() {
             self.readiness.set(LINK_CONDITION, Err(format!("{why}; reconnecting")));
             // From now on the condition of the link has the reason.
@@ -396,11 +396,11 @@ impl Reconnector {
                 self.readiness.set(LINK_CONDITION, Ok(()));
             }
         }
-        self.link_context.metrics.links.closed(link.sender.peer.kind());
+        self.link_context.metrics.links.closed(link.peer.kind());
         self.link_context.metrics.links_closed.count(why.name());
-        link.end(why);
-        info!(link = %link.sender.id, reason = %why, "link has ended");
-        let sent_bytes = link.sender.traffic().sent_bytes;
+        reader.end(why);
+        info!(link = %link.id, reason = %why, "link has ended");
+        let sent_bytes = link.traffic().sent_bytes;
         if matches!(why, LinkEnd::Closed(_)) && self.sent_until_closed.lock().is_limit(sent_bytes) {
             warn!(sent_bytes, hint = BODY_LIMIT, "links are closed after similar numbers of bytes");
         }
@@ -480,14 +480,14 @@ const CHANGE_DEBOUNCE: Duration = Duration::from_secs(1);
 impl Reconnector {
     /// Serves a link that will be replaced. Sessions that this edge opened to nodes migrate once the `next` link
     /// exists; other sessions stay until they end or the server shuts down.
-    pub(super) async fn hand_over(&self, mut link: Link, next: impl Future<Output = ()>) {
+    pub(super) async fn hand_over(&self, mut reader: LinkReader, next: impl Future<Output = ()>) {
         let mut next = pin!(next);
-        let sender = link.sender.clone();
+        let link = reader.link.clone();
         let mut moved = false;
         let mut look = tokio::time::interval(POLL_INTERVAL);
         let why = loop {
             tokio::select! {
-                event = link.next() => match event {
+                event = reader.next() => match event {
                     Ok(event) => {
                         self.handle_event(event);
                     }
@@ -498,23 +498,23 @@ impl Reconnector {
                     // Sessions that end at that server stay: they would end with it anyway, and this link is their best
                     // route.
                     let next = self.uplinks.newest(None);
-                    let stays = next.is_some_and(|next| next.instance == sender.instance);
-                    let moves = |end: Option<_>| stays || end.is_none() || end != sender.instance;
-                    self.link_context.table.leave(&sender, None, moves);
-                    sender.drain(None);
+                    let stays = next.is_some_and(|next| next.instance == link.instance);
+                    let moves = |end: Option<_>| stays || end.is_none() || end != link.instance;
+                    self.link_context.table.leave(&link, None, moves);
+                    link.drain(None);
                 }
                 // The remaining sessions must not wait on a dead link.
-                () = sender.wait_unresponsive(), if moved => break LinkEnd::ReplacedByBackup,
+                () = link.wait_unresponsive(), if moved => break LinkEnd::ReplacedByBackup,
                 // The edge stops: no session migrates, and those on this link have ended.
                 () = self.link_context.drain.draining(), if !moved => moved = true,
                 _ = look.tick(), if moved => {
-                    if sender.sessions() == 0 {
-                        sender.close();
+                    if link.sessions() == 0 {
+                        link.close();
                     }
                 }
             }
         };
-        self.ended(&link, &why);
+        self.ended(&reader, &why);
         self.redial.notify_one();
     }
 }

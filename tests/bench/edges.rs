@@ -21,7 +21,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::grpc::{LinkContext, dial};
-use tunnel_link::link::Link;
+use tunnel_link::link_reader::LinkReader;
 use tunnel_link::table::{LinkEvent, SessionLimits, SessionTable};
 use tunnel_net::listen::tune_link;
 use tunnel_net::pool::BufferPool;
@@ -147,12 +147,12 @@ impl Edge {
                 self.counts.buffered.fetch_add(1, Relaxed);
             }
             match self.connect().await {
-                Ok((link, at)) => {
+                Ok((reader, at)) => {
                     let started = Instant::now();
                     if let Some(old) = old.take() {
                         tokio::spawn(leave(old));
                     }
-                    old = self.serve(link, at).await;
+                    old = self.serve(reader, at).await;
                     backoff.on_attempt_end(started.elapsed(), false);
                     if backoff == Backoff::new() {
                         tries = 0;
@@ -165,7 +165,7 @@ impl Edge {
     }
 
     /// Returns a link, and the index of its server.
-    async fn connect(&self) -> Result<(Link, usize)> {
+    async fn connect(&self) -> Result<(LinkReader, usize)> {
         let at = rand::rng().random_range(0..self.servers.len());
         let server = self.servers.get(at).context("no server is listed")?;
         let socket = timeout(TIMEOUT, self.dial(*server)).await.context("timeout while connecting")?;
@@ -189,11 +189,11 @@ impl Edge {
     }
 
     /// Serves the link until it ends. Returns the link if its server wants to replace it.
-    async fn serve(&self, mut link: Link, at: usize) -> Option<Link> {
+    async fn serve(&self, mut reader: LinkReader, at: usize) -> Option<LinkReader> {
         self.counts.linked.fetch_add(1, Relaxed);
         self.counts.at[at].fetch_add(1, Relaxed);
         let why = loop {
-            match link.next().await {
+            match reader.next().await {
                 Ok(LinkEvent::Signal(Frame { body: FrameKind::Drain(_), .. })) => break None,
                 // These edges receive no other requests.
                 Ok(_event) => {}
@@ -204,20 +204,20 @@ impl Edge {
         self.counts.at[at].fetch_sub(1, Relaxed);
         let Some(why) = why else {
             self.counts.drained.fetch_add(1, Relaxed);
-            return Some(link);
+            return Some(reader);
         };
-        link.end(&why);
+        reader.end(&why);
         count(&self.counts.ended, &why.to_string());
         None
     }
 }
 
 /// Retires the old link, as the real edge does once it has another one. No session runs there.
-async fn leave(mut old: Link) {
-    old.sender.drain(None);
+async fn leave(mut old: LinkReader) {
+    old.link.drain(None);
     let draining = timeout(LEAVE, async { while old.next().await.is_ok() {} });
     let _ = draining.await;
-    old.sender.close();
+    old.link.close();
 }
 
 impl State {

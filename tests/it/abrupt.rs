@@ -169,7 +169,7 @@ async fn assert_response_survives_a_cut(client: &TestServer, holder: &TestServer
         .await;
         line.reset();
         wait_until("there is a new link", || {
-            holder.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
+            holder.link("node1").is_some_and(|linked| linked.link.id != old.link.id)
         })
         .await;
         let mut got = Vec::new();
@@ -235,7 +235,7 @@ async fn a_session_abandoned_without_a_path_ends_at_its_target_on_reconnect() {
             line.reset();
             line.route_to(servers[1].server.bound.grpc);
             wait_until("there is a new link", || {
-                servers[1].link("node1").is_some_and(|link| link.sender.id != old.sender.id)
+                servers[1].link("node1").is_some_and(|linked| linked.link.id != old.link.id)
             })
             .await;
             let started = Stopwatch::start();

@@ -57,7 +57,7 @@ async fn a_second_process_with_the_same_name_at_another_server_is_refused_and_re
     wait_until("both count it", || conflicts(&servers[0]) > 0 && conflicts(&servers[1]) > 0).await;
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     wait_until("the younger link is closed", || servers[1].link("node1").is_none()).await;
-    assert_eq!(servers[0].link("node1").unwrap().sender.id, keeps.sender.id);
+    assert_eq!(servers[0].link("node1").unwrap().link.id, keeps.link.id);
     for server in &servers {
         assert_echo(&mut server.open(&at("node1", echo)).await, "at the older edge").await;
     }
@@ -196,7 +196,7 @@ async fn if_both_servers_claim_the_older_link_one_is_evicted() {
         send_frame(&mut other, found(theirs, Some(Duration::from_millis(1)))).await;
         assert_conflict_received(&mut other, 5).await;
         send_frame(&mut other, conflict(theirs)).await;
-        assert_eq!(server.link("node1").is_some_and(|link| !link.sender.is_closed()), stays, "{theirs}");
+        assert_eq!(server.link("node1").is_some_and(|linked| !linked.link.is_closed()), stays, "{theirs}");
     }
     assert_eq!(
         assert_eventually("the end of the link", link).await.unwrap().unwrap().code(),

@@ -204,7 +204,7 @@ async fn sessions_of_the_proxy_continue_over_new_links() {
         let old = server.wait_for_node("asker").await;
         line.reset();
         wait_until("there is a new link", || {
-            server.link("asker").is_some_and(|link| link.sender.id != old.sender.id)
+            server.link("asker").is_some_and(|linked| linked.link.id != old.link.id)
         })
         .await;
         for client in &mut clients {

@@ -113,7 +113,7 @@ async fn flooded(node: &str, most: usize, code: ErrorCode) {
         bad.send(StreamMsg { node: node.into(), ..message }).await;
     }
     assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
-    let waiting = server.link("bad").unwrap().sender.waiting();
+    let waiting = server.link("bad").unwrap().link.waiting();
     assert!((500..=most).contains(&waiting), "{waiting}");
     let left = || (server.server.table.len(), server.server.table.relayed());
     wait_until("only the client's session is left", || left().0 <= 1 && left().1 == (0, 0)).await;
@@ -143,7 +143,7 @@ async fn endless_pings_and_resumes_leave_a_bounded_number_of_answers() {
         bad.send(to_message(Frame { node: bad.node.clone(), body: FrameKind::Ping(Some(number)) })).await;
     }
     assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
-    let waiting = server.link("bad").unwrap().sender.waiting();
+    let waiting = server.link("bad").unwrap().link.waiting();
     assert!(waiting <= 1001, "{waiting}");
     assert_eq!(server.server.table.relayed(), (0, 0));
     let (_, answer) = bad.next_session_frame().await;
@@ -172,7 +172,7 @@ async fn an_edge_that_sends_but_never_reads_loses_its_link_and_sessions() {
     for _ in 0..20_000 {
         bad.send_session(SessionId::random(), open.clone()).await;
     }
-    wait_until("answers are queued", || server.link("bad").unwrap().sender.waiting() > 500).await;
+    wait_until("answers are queued", || server.link("bad").unwrap().link.waiting() > 500).await;
     pause_time();
     let speaking = spawn(async move {
         loop {
@@ -182,7 +182,7 @@ async fn an_edge_that_sends_but_never_reads_loses_its_link_and_sessions() {
     });
     let answer = server.request_connect("bad:22").await;
     assert_eq!(answer.status, 504, "{answer:?}");
-    let link = server.link("bad").unwrap().sender;
+    let link = server.link("bad").unwrap().link;
     tokio::time::timeout(Duration::from_secs(90), link.closed()).await.expect("its link is closed");
     wait_until("it is counted", || server.server.metrics.links_closed.counted("write_stalled") == 1).await;
     server.assert_idle().await;

@@ -209,22 +209,22 @@ async fn an_exchange_survives_broken_paths_in_its_request_and_response() {
     let server = server(&place, target);
     let line = Line::to(server.server.bound.grpc).await;
     let edge = start_edge(&place.edge("node-a", line.at, &shows(&place)));
-    let first = server.wait_for_node("node-a").await.sender.id;
+    let first = server.wait_for_node("node-a").await.link.id;
     let mut client = dial(&server, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
     send(&mut client, "POST / HTTP/1.1\r\nHost: node-a\r\nContent-Length: 6\r\n\r\nabc").await;
     assert!(assert_eventually("a head", arrives.recv()).await.unwrap().starts_with("POST / HTTP/1.1\r\n"));
     assert_eq!(assert_eventually("half a body", arrives.recv()).await.unwrap(), "abc");
     line.reset();
-    wait_until("the link is closed", || server.link("node-a").is_none_or(|link| link.sender.id != first))
+    wait_until("the link is closed", || server.link("node-a").is_none_or(|linked| linked.link.id != first))
         .await;
     send(&mut client, "def").await;
     assert_eq!(assert_eventually("the other half", arrives.recv()).await.unwrap(), "def");
     let answer = head(&mut client).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
     expect_bytes(&mut client, "3\r\nghi\r\n").await;
-    let second = server.wait_for_node("node-a").await.sender.id;
+    let second = server.wait_for_node("node-a").await.link.id;
     line.reset();
-    wait_until("the link is closed", || server.link("node-a").is_none_or(|link| link.sender.id != second))
+    wait_until("the link is closed", || server.link("node-a").is_none_or(|linked| linked.link.id != second))
         .await;
     go.notify_one();
     expect_bytes(&mut client, "3\r\njkl\r\n0\r\n\r\n").await;
@@ -494,7 +494,7 @@ async fn targets_see_the_servers_certificate_and_sessions_survive_a_reset() {
     let line = Line::to(server.server.bound.grpc).await;
     // The target's certificate is only valid for the name of this node.
     let _edge = start_edge(&place.edge(NAME, line.at, ""));
-    let first = server.wait_for_node(NAME).await.sender.id;
+    let first = server.wait_for_node(NAME).await.link.id;
     let mut client = dial(&server, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
     send(&mut client, &get(NAME, "/pods")).await;
     expect_bytes(&mut client, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nknown").await;
@@ -504,7 +504,7 @@ async fn targets_see_the_servers_certificate_and_sessions_survive_a_reset() {
     assert!(head(&mut client).await.unwrap().starts_with("HTTP/1.1 101 Switching Protocols\r\n"));
     expect_bytes(&mut client, "hi").await;
     line.reset();
-    wait_until("the link is closed", || server.link(NAME).is_none_or(|link| link.sender.id != first)).await;
+    wait_until("the link is closed", || server.link(NAME).is_none_or(|linked| linked.link.id != first)).await;
     send(&mut client, "more").await;
     expect_bytes(&mut client, "more").await;
     client.shutdown().await.unwrap();

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tunnel::edge::Edge;
 use tunnel::registry::links::LinkRole;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 
 use crate::support::clients::open;
 use crate::support::line::Line;
@@ -107,18 +107,18 @@ fn two_servers(place: &TestDir) -> Vec<TestServer> {
 }
 
 /// Returns node1's interactive link at a server.
-fn interactive(server: &TestServer) -> Option<Arc<LinkSender>> {
+fn interactive(server: &TestServer) -> Option<Arc<Link>> {
     let links = server.server.registry.overview(0).linked;
     let mut links = links
         .into_iter()
         .filter(|(node, role, ..)| node.as_str() == "node1" && *role == LinkRole::Interactive);
-    let found = links.next().map(|(_, _, linked, _)| linked.sender);
+    let found = links.next().map(|(_, _, linked, _)| linked.link);
     assert!(links.next().is_none(), "at most one interactive link");
     found.filter(|link| !link.is_closed())
 }
 
-fn first(server: &TestServer) -> Option<Arc<LinkSender>> {
-    server.link("node1").map(|linked| linked.sender)
+fn first(server: &TestServer) -> Option<Arc<Link>> {
+    server.link("node1").map(|linked| linked.link)
 }
 
 /// Waits until `primary_sessions` sessions run on the node's primary link at a server, and `interactive_sessions` on
@@ -128,14 +128,14 @@ async fn wait_for_sessions_on_links(
     primary_sessions: usize,
     interactive_sessions: usize,
 ) {
-    let on = |link: Option<Arc<LinkSender>>| link.map_or(0, |link| link.sessions());
+    let on = |link: Option<Arc<Link>>| link.map_or(0, |link| link.sessions());
     let counted = || [on(first(server)), on(interactive(server))];
     wait_until("each session runs on its link", || counted() == [primary_sessions, interactive_sessions])
         .await;
 }
 
 /// Waits until no session runs on a dead link, which must not take long.
-async fn assert_sessions_leave(dead: &[Arc<LinkSender>]) {
+async fn assert_sessions_leave(dead: &[Arc<Link>]) {
     let watch = Stopwatch::start();
     wait_until("no session runs on a dead link", || dead.iter().all(|link| link.sessions() == 0)).await;
     assert!(watch.elapsed() < SOON, "{:?}", watch.elapsed());

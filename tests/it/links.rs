@@ -196,14 +196,13 @@ async fn a_backup_link_runs_next_to_the_previous_one_until_one_is_closed() {
         Hello::with_purpose(&mut headers, LinkPurpose::Backup);
         headers
     };
-    let current = || server.link("node1").unwrap().sender;
+    let current = || server.link("node1").unwrap().link;
     let link = async || {
-        let before = server.link("node1").map(|linked| linked.sender.id);
+        let before = server.link("node1").map(|linked| linked.link.id);
         let call = remote::link_as_peer(&place, server.server.bound.grpc, None, backup_headers(), "node1")
             .await
             .unwrap();
-        wait_until("the new link is the primary", || server.link("node1").map(|l| l.sender.id) != before)
-            .await;
+        wait_until("the new link is the primary", || server.link("node1").map(|l| l.link.id) != before).await;
         call
     };
     let mut first = remote::link(&place, &server, "node1", Some(instance)).await;
@@ -233,7 +232,7 @@ async fn a_second_link_of_one_process_replaces_the_first_at_once() {
     first.wait_for_end().await;
     wait_until("the old link has ended", || server.server.metrics.links.all() == 1).await;
     let new = server.link("node1").expect("the end of the old link leaves the new one");
-    assert!(new.sender.id != old.sender.id && !new.sender.is_closed());
+    assert!(new.link.id != old.link.id && !new.link.is_closed());
     assert_eq!(server.server.metrics.nodes.get(), 1);
 }
 
@@ -249,7 +248,7 @@ async fn a_second_machine_with_the_same_name_does_not_replace_a_live_link() {
         .unwrap();
     assert_eq!(refused.code(), Grpc::AlreadyExists);
     assert!(refused.message().contains(&old.from.to_string()), "{refused:?}");
-    assert_eq!(server.link("node1").unwrap().sender.id, old.sender.id);
+    assert_eq!(server.link("node1").unwrap().link.id, old.link.id);
     assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
 
     let newcomer = start_edge(&place.edge("node1", server.server.bound.grpc, ""));
@@ -268,9 +267,8 @@ async fn a_frozen_link_is_replaced_after_two_seconds() {
     let _new =
         remote::try_link(&place, server.server.bound.grpc, "node1", Some(Instance::random())).await.unwrap();
     assert_eq!(started.elapsed().as_secs(), 2);
-    wait_until("the new link is up", || server.link("node1").is_some_and(|l| l.sender.id != old.sender.id))
-        .await;
-    assert!(old.sender.is_closed());
+    wait_until("the new link is up", || server.link("node1").is_some_and(|l| l.link.id != old.link.id)).await;
+    assert!(old.link.is_closed());
     drop(frozen);
 }
 
@@ -284,10 +282,10 @@ async fn a_plain_link_is_replaced_at_once() {
     let started = Instant::now();
     let _new =
         remote::try_link(&place, server.server.bound.grpc, "node1", Some(Instance::random())).await.unwrap();
-    wait_until("the old link is closed", || old.sender.is_closed()).await;
+    wait_until("the old link is closed", || old.link.is_closed()).await;
     assert!(started.elapsed().as_secs() < 1);
     plain.wait_for_end().await;
-    assert_ne!(server.link("node1").unwrap().sender.id, old.sender.id);
+    assert_ne!(server.link("node1").unwrap().link.id, old.link.id);
 }
 
 #[tokio::test]
@@ -326,11 +324,11 @@ async fn a_link_that_answers_its_pings_stays() {
     let server = TestServer::start(&place);
     pause_time();
     let mut idle = remote::link(&place, &server, "node1", Some(Instance::random())).await;
-    let link = server.wait_for_node("node1").await;
+    let linked = server.wait_for_node("node1").await;
     let started = Instant::now();
     spawn(async move { idle.wait_for_end().await });
     wait_within(4 * crate::support::TIMEOUT, "16 s have passed", || started.elapsed().as_secs() >= 16).await;
-    assert_eq!(server.link("node1").unwrap().sender.id, link.sender.id);
+    assert_eq!(server.link("node1").unwrap().link.id, linked.link.id);
 }
 
 #[tokio::test]
@@ -342,7 +340,7 @@ async fn an_edge_reconnects_at_once_after_its_path_is_reset() {
     let old = server.wait_for_node("node1").await;
     wait_until_ready(&edge).await;
     line.reset();
-    wait_until("there is a new link", || server.link("node1").is_some_and(|l| l.sender.id != old.sender.id))
+    wait_until("there is a new link", || server.link("node1").is_some_and(|l| l.link.id != old.link.id))
         .await;
     assert_echo(&mut open(server.connect, &at("node1", echo)).await, "hello").await;
     wait_until_ready(&edge).await;

@@ -23,7 +23,7 @@ async fn a_session_continues_over_new_links_without_losing_a_byte() {
     let (mut from, mut to) = server.open(&at("node1", echo)).await.into_split();
     let bytes = targets::pattern(8 << 20);
     let sent = bytes.clone();
-    let sender = spawn(async move {
+    let link = spawn(async move {
         to.write_all(&sent).await.unwrap();
         to.shutdown().await.unwrap();
     });
@@ -35,14 +35,14 @@ async fn a_session_continues_over_new_links_without_losing_a_byte() {
         let old = server.wait_for_node("node1").await;
         line.reset();
         wait_until("there is a new link", || {
-            server.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
+            server.link("node1").is_some_and(|linked| linked.link.id != old.link.id)
         })
         .await;
         assert_eq!(server.server.table.len(), 1, "cut {cut}");
     }
     assert_eventually("the rest", from.read_to_end(&mut back)).await.unwrap();
     assert!(back == bytes, "{} of {} bytes, or wrong ones", back.len(), bytes.len());
-    sender.await.unwrap();
+    link.await.unwrap();
     server.assert_idle().await;
     assert_edge_idle(&edge).await;
 }
@@ -60,7 +60,7 @@ async fn a_session_outlives_a_path_that_stops_responding() {
     line.become_unresponsive();
     client.write_all(b"lost on the way").await.unwrap();
     wait_until("there is a new link", || {
-        server.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
+        server.link("node1").is_some_and(|linked| linked.link.id != old.link.id)
     })
     .await;
     let mut back = [0; 15];
@@ -99,7 +99,7 @@ async fn restarted_edge(place: &TestDir, server: &TestServer) -> Edge {
     let old = server.link("node1").unwrap();
     let new = start_edge(&place.edge("node1", server.server.bound.grpc, ""));
     wait_until("the new edge is linked", || {
-        server.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
+        server.link("node1").is_some_and(|linked| linked.link.id != old.link.id)
     })
     .await;
     new

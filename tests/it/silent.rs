@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 use tunnel::edge::Edge;
 use tunnel::registry::LinkedNode;
 use tunnel_base::names::{Instance, SessionId};
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_proto::codec::extended::from_message;
 use tunnel_proto::frame::{FrameKind, Remote, SessionFrame};
 use tunnel_proto::state::LinkId;
@@ -52,7 +52,7 @@ async fn goes_on_after(directions: Silent) {
         assert_eventually("the echo", client.read_exact(&mut back)).await.unwrap();
         assert_eq!(&back, b"lost on the way");
         assert!(started.elapsed() < SOON, "{cut}: {:?}", started.elapsed());
-        assert!(server.link("node1").is_some_and(|link| link.sender.id != old.sender.id));
+        assert!(server.link("node1").is_some_and(|linked| linked.link.id != old.link.id));
         assert_eq!(backup_links(&edge), [cut, 0, 0]);
     }
     assert_echo(&mut client, "after").await;
@@ -103,7 +103,7 @@ async fn an_edge_that_was_idle_for_ten_minutes_dials_no_backup_link() {
     let old = server.wait_for_node("node1").await;
     line.become_unresponsive();
     wait_within(Duration::from_secs(45), "another link", || {
-        server.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
+        server.link("node1").is_some_and(|linked| linked.link.id != old.link.id)
     })
     .await;
     assert_eq!((line.connections(), backup_links(&edge)), (2, [0, 0, 0]));
@@ -116,7 +116,7 @@ async fn a_slow_path_keeps_its_link_and_gets_no_second_backup_at_once() {
     let server = TestServer::start(&place);
     let line = Line::to(server.server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
-    let link = server.wait_for_node("node1").await.sender.id;
+    let link = server.wait_for_node("node1").await.link.id;
     let mut client = server.open(&at("node1", echo)).await;
     assert_echo(&mut client, "before").await;
     pause_time();
@@ -134,7 +134,7 @@ async fn a_slow_path_keeps_its_link_and_gets_no_second_backup_at_once() {
         assert_eventually("the echo", client.read_exact(&mut back)).await.unwrap();
         wait_within(SOON, "the backup link was not needed", || backup_links(&edge)[1] == 1).await;
         assert_eq!((line.connections(), backup_links(&edge)), (2, [0, 1, 0]), "{slow}");
-        assert_eq!(server.link("node1").unwrap().sender.id, link, "{slow}");
+        assert_eq!(server.link("node1").unwrap().link.id, link, "{slow}");
     }
 }
 
@@ -251,10 +251,9 @@ async fn announcements_that_a_peer_does_not_take_delay_no_backup_link() {
     let mut first = peer.call().await;
     for number in 0..NODES {
         let node = format!("{}{number}", "n".repeat(200)).parse().unwrap();
-        let sender =
-            LinkSender::new(LinkId((1 << 40) + number), Remote::Edge(node), Some(Instance::random()));
+        let link = Link::new(LinkId((1 << 40) + number), Remote::Edge(node), Some(Instance::random()));
         let from = SocketAddr::from(([127, 0, 0, 1], 1));
-        let linked = LinkedNode { sender, from, ips: Arc::default() };
+        let linked = LinkedNode { link, from, ips: Arc::default() };
         server.server.registry.insert(linked, false);
     }
     first.answer(Some(Instance::random()));

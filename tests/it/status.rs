@@ -235,8 +235,8 @@ async fn nodes_at_peers_have_their_figures_and_lost_ones_are_down() {
         [edge_with(&place, &first, "near", "").await, edge_with(&place, &second, "far", "").await];
     let mut client = second.open(&at("far", echo)).await;
     assert_echo(&mut client, "hello").await;
-    let link = second.link("far").unwrap();
-    assert!(link.sender.is_alive(Suspicion::New).await);
+    let linked = second.link("far").unwrap();
+    assert!(linked.link.is_alive(Suspicion::New).await);
     let report: NodesResponse = serde_json::from_str(&nodes(NodesFormat::Json, false).await).unwrap();
     let listed = report.nodes.iter().find(|node| node.name == "far").unwrap();
     assert_eq!(listed.sessions, Some(1));
@@ -244,7 +244,7 @@ async fn nodes_at_peers_have_their_figures_and_lost_ones_are_down() {
     assert!(
         listed.sent_bytes.is_some_and(|sent| sent > 5) && listed.received_bytes.is_some_and(|got| got > 5)
     );
-    let measured = link.sender.measured_round_trip().unwrap().as_secs_f64();
+    let measured = linked.link.measured_round_trip().unwrap().as_secs_f64();
     assert!(
         listed.rtt_seconds.is_some_and(|rtt| rtt > 0.0 && rtt <= (100.0 * measured).max(0.1)),
         "{listed:?}"

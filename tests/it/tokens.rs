@@ -70,7 +70,7 @@ async fn a_token_file_that_is_missing_or_empty_or_holds_nothing_ends_no_link() {
     let place = TestDir::new();
     let servers = servers::start(&place, 1);
     let _edge = edge(&place, &servers[0], "node1").await;
-    let link = servers[0].link("node1").unwrap().sender.id;
+    let link = servers[0].link("node1").unwrap().link.id;
     pause_time();
     for text in ["", " \n", "# all removed\n", "default:\n", "garbage"] {
         place.file("token", text);
@@ -78,7 +78,7 @@ async fn a_token_file_that_is_missing_or_empty_or_holds_nothing_ends_no_link() {
     }
     std::fs::remove_file(place.path().join("token")).unwrap();
     tokio::time::sleep(Duration::from_secs(10)).await;
-    assert_eq!(servers[0].link("node1").map(|linked| linked.sender.id), Some(link));
+    assert_eq!(servers[0].link("node1").map(|linked| linked.link.id), Some(link));
     let _other = edge(&place, &servers[0], "node2").await;
 }
 
@@ -104,7 +104,7 @@ async fn an_edge_with_two_tokens_uses_the_one_that_the_server_accepts() {
     let servers = servers::start(&place, 1);
     let _edge = start_edge(&with_token_file(&place, servers[0].server.bound.grpc));
     servers[0].wait_for_node("node1").await;
-    let link = || servers[0].link("node1").map(|linked| linked.sender.id);
+    let link = || servers[0].link("node1").map(|linked| linked.link.id);
     let first = link();
     pause_time();
     place.file("token", "node1:new\n");
@@ -129,7 +129,7 @@ async fn a_changed_token_ends_no_session() {
     let servers = servers::start(&place, 2);
     let edge = start_edge(&with_token_file(&place, servers[0].server.bound.grpc));
     servers[0].wait_for_node("node1").await;
-    let link = || servers[0].link("node1").map(|linked| linked.sender.id);
+    let link = || servers[0].link("node1").map(|linked| linked.link.id);
     let first = link();
     let mut clients = Vec::new();
     for server in &servers {

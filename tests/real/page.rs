@@ -17,7 +17,7 @@ use tunnel::registry::LinkedNode;
 use tunnel::server::Server;
 use tunnel::server::config::ServerConfig;
 use tunnel_base::names::Instance;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_proto::frame::{Remote, SessionCategory};
 use tunnel_proto::state::LinkId;
 
@@ -132,20 +132,20 @@ const MEASURED: u32 = 10;
 const BUSY: Duration = Duration::from_secs(20);
 
 /// Registers a link of a node without an edge.
-fn link(server: &Server, number: u64) -> Arc<LinkSender> {
+fn link(server: &Server, number: u64) -> Arc<Link> {
     link_with_role(server, number, LinkId(1_000_000 + number), false)
 }
 
 /// The same with a number of the link, which replaces an earlier link of the node or, with `is_interactive`, does not.
-fn link_with_role(server: &Server, number: u64, id: LinkId, is_interactive: bool) -> Arc<LinkSender> {
+fn link_with_role(server: &Server, number: u64, id: LinkId, is_interactive: bool) -> Arc<Link> {
     let peer = Remote::Edge(format!("node{number:04}").parse().unwrap());
     let instance: Option<Instance> = format!("{number:032x}").parse().ok();
-    let sender = LinkSender::new(id, peer, instance);
+    let link = Link::new(id, peer, instance);
     server.registry.insert(
-        LinkedNode { sender: sender.clone(), from: ([10, 0, 0, 1], 9).into(), ips: Arc::default() },
+        LinkedNode { link: link.clone(), from: ([10, 0, 0, 1], 9).into(), ips: Arc::default() },
         is_interactive,
     );
-    sender
+    link
 }
 
 #[test]
@@ -382,7 +382,7 @@ fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
     browser.wait_for_page("its move", &has_event("node0000 moved to s1"));
     assert_eq!(browser.evaluate("document.getElementById('count').textContent"), "500");
     let left = servers[0].registry.link_of(&"node0000".parse().unwrap()).unwrap();
-    servers[0].registry.ended(&left.sender, "closed");
+    servers[0].registry.ended(&left.link, "closed");
     browser.wait_for_page("its one link", "tables.disconnected.rows.has('node0000')");
     let lost = "document.querySelectorAll('#disconnected tbody tr').length";
     assert_eq!(browser.evaluate(lost), 0);

@@ -22,7 +22,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_base::policy::zone::NodeZone;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::Remote;
 use tunnel_proto::state::LinkId;
@@ -61,14 +61,14 @@ impl PublishingServer {
 
     fn link(&self, node: usize) {
         let name: NodeName = format!("node-{node:07}").parse().unwrap();
-        let sender = LinkSender::new(LinkId(node as u64), Remote::Edge(name), Some(Instance::random()));
+        let link = Link::new(LinkId(node as u64), Remote::Edge(name), Some(Instance::random()));
         self.registry
-            .insert(LinkedNode { sender, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() }, false);
+            .insert(LinkedNode { link, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() }, false);
     }
 
     fn lose(&self, node: usize) {
         let name: NodeName = format!("node-{node:07}").parse().unwrap();
-        self.registry.remove(&self.registry.link_of(&name).unwrap().sender);
+        self.registry.remove(&self.registry.link_of(&name).unwrap().link);
     }
 }
 

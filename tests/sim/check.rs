@@ -109,7 +109,7 @@ impl Simulation {
         }
         for line in &self.lines {
             for (side, end) in line.ends.iter().enumerate().filter(|(_, end)| self.processes[end.at].alive) {
-                let (sessions, waiting) = (end.sender.sessions(), end.sender.waiting());
+                let (sessions, waiting) = (end.link.sessions(), end.link.waiting());
                 if sessions + waiting + end.turns.unanswered > 0 {
                     let unanswered = end.turns.unanswered;
                     left.push(format!(

@@ -20,15 +20,15 @@ impl Simulation {
         for frame in self.lines[line].deliver(side, &self.rng, &self.ledger) {
             let end = &mut self.lines[line].ends[side];
             end.turns.received(&frame.body);
-            let (at, sender) = (end.at, end.sender.clone());
+            let (at, link) = (end.at, end.link.clone());
             match frame.body {
-                FrameKind::Ping(number) => sender.pong(number),
-                FrameKind::Pong(Some(number)) => drop(sender.handle_pong(number, now)),
+                FrameKind::Ping(number) => link.pong(number),
+                FrameKind::Pong(Some(number)) => drop(link.handle_pong(number, now)),
                 FrameKind::Pong(None) => self.ledger.error("a pong without a number"),
                 FrameKind::Session(id, category, word) => {
                     let table = self.processes[at].table.clone();
                     let key = SessionKey { id, category, node: frame.node };
-                    let event = table.on_frame(&sender, key, word, now);
+                    let event = table.on_frame(&link, key, word, now);
                     self.event(event, at);
                 }
                 other => self.ledger.error(format!("unexpected frame {other:?}")),

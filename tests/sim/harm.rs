@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tunnel::registry::LinkedNode;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::state::LinkId;
 
@@ -23,27 +23,27 @@ impl Simulation {
     /// Like [`Self::link`], but an older link stays open if `is_backup` is set.
     ///
     /// Returns the older link's end at the server, if the server knows it as the node's.
-    pub(crate) fn link_as(&mut self, at: [usize; 2], is_backup: bool) -> Option<Arc<LinkSender>> {
+    pub(crate) fn link_as(&mut self, at: [usize; 2], is_backup: bool) -> Option<Arc<Link>> {
         let outboxes = self.lay(at);
         for side in [0, 1] {
             self.paths.add(at[side], at[1 - side], &outboxes[side]);
         }
-        let (server, sender) = (&self.processes[at[0]], outboxes[0].clone());
+        let (server, link) = (&self.processes[at[0]], outboxes[0].clone());
         let mut older = None;
         if server.place.route.is_some() {
-            let linked = LinkedNode { sender, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() };
+            let linked = LinkedNode { link, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() };
             older = server.registry.insert(linked, is_backup);
         }
         older
     }
 
     /// Creates a line between two processes, with a link that is not registered.
-    pub(crate) fn lay(&mut self, at: [usize; 2]) -> [Arc<LinkSender>; 2] {
+    pub(crate) fn lay(&mut self, at: [usize; 2]) -> [Arc<Link>; 2] {
         self.links += 1;
         let outboxes = [0, 1].map(|side| {
             let (me, other) = (&self.processes[at[side]], &self.processes[at[1 - side]]);
             let far = Some(other.table.instance());
-            LinkSender::new(LinkId(self.links * 2 + side as u64), me.sees(other), far)
+            Link::new(LinkId(self.links * 2 + side as u64), me.sees(other), far)
         });
         self.ledger.note(|| format!("link {} is created between {at:?}", self.links));
         let mut plan = self.plan.clone();
@@ -96,8 +96,8 @@ impl Simulation {
         if self.rng.one_in(40) && !self.lines.is_empty() {
             let line = self.rng.below(self.lines.len());
             let end = &mut self.lines[line].ends[self.rng.below(2)];
-            if !end.sender.is_closed() {
-                end.sender.ping();
+            if !end.link.is_closed() {
+                end.link.ping();
                 end.turns.ping();
             }
         }
@@ -116,15 +116,15 @@ impl Simulation {
             return;
         }
         let end = &line.ends[self.rng.below(2)];
-        let (process, sender) = (end.at, end.sender.clone());
+        let (process, link) = (end.at, end.link.clone());
         let table = self.processes[process].table.clone();
         if self.rng.one_in(2) {
             self.ledger
                 .note(|| format!("process {process} releases what is relayed by link {}", line.number));
-            table.detach_relays(&sender, None);
+            table.detach_relays(&link, None);
         } else {
             self.ledger.note(|| format!("process {process} leaves link {}", line.number));
-            table.leave(&sender, None, |_| true);
+            table.leave(&link, None, |_| true);
         }
     }
 
@@ -153,10 +153,10 @@ impl Simulation {
                 }
                 line.ends[side].over = true;
                 self.ledger.note(|| format!("end {side} of link {} notices", line.number));
-                let (sender, process) = (line.ends[side].sender.clone(), line.ends[side].at);
+                let (link, process) = (line.ends[side].link.clone(), line.ends[side].at);
                 let Process { table, registry, .. } = &self.processes[process];
-                table.link_ended(&sender, &SessionError::new(ErrorCode::Cancelled, "link closed"), now);
-                registry.remove(&sender);
+                table.link_ended(&link, &SessionError::new(ErrorCode::Cancelled, "link closed"), now);
+                registry.remove(&link);
             }
         }
         // Closed paths stay known for a while, as in a registry that is not up to date.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tunnel_base::names::SessionId;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_link::table::traffic_class::TrafficClassifier;
 
 use super::plan::Scenario;
@@ -18,8 +18,8 @@ pub(crate) struct InteractivePair {
     number: u64,
     /// Processes of the ends of both links.
     at: [usize; 2],
-    busy: [Arc<LinkSender>; 2],
-    interactive: [Arc<LinkSender>; 2],
+    busy: [Arc<Link>; 2],
+    interactive: [Arc<Link>; 2],
     classifiers: [TrafficClassifier; 2],
     /// Whether checks come so fast that every session seems idle.
     is_hasty: bool,
@@ -57,7 +57,7 @@ impl Simulation {
         }
         let line = &self.lines[alive[self.rng.below(alive.len())]];
         let (number, at) = (line.number, [0, 1].map(|side| line.ends[side].at));
-        let busy = [0, 1].map(|side| line.ends[side].sender.clone());
+        let busy = [0, 1].map(|side| line.ends[side].link.clone());
         let interactive = self.lay(at);
         self.ledger.note(|| format!("link {} is the interactive link of link {number}", self.links));
         for side in [0, 1] {

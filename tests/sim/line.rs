@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 use tunnel_base::names::SessionId;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::codec::{Decoder, encode_whole};
 use tunnel_proto::frame::{Frame, FrameKind, SessionFrame};
@@ -37,7 +37,7 @@ pub(crate) struct Line {
 pub(crate) struct End {
     /// Index of the process.
     pub(crate) at: usize,
-    pub(crate) sender: Arc<LinkSender>,
+    pub(crate) link: Arc<Link>,
     woken: Arc<WakeFlag>,
     waker: Waker,
     idle: bool,
@@ -59,7 +59,7 @@ struct Wire {
 }
 
 impl Line {
-    pub(crate) fn new(number: u64, at: [usize; 2], outboxes: [Arc<LinkSender>; 2], plan: &Plan) -> Self {
+    pub(crate) fn new(number: u64, at: [usize; 2], outboxes: [Arc<Link>; 2], plan: &Plan) -> Self {
         let Plan { latency, rate, codec, .. } = *plan;
         let [a, b] = outboxes;
         let wire = || Wire {
@@ -101,7 +101,7 @@ impl Line {
     ) -> Option<Frame> {
         let end = &mut self.ends[side];
         end.woken.take();
-        let frame = match end.sender.poll_pull(&mut Context::from_waker(&end.waker), now) {
+        let frame = match end.link.poll_pull(&mut Context::from_waker(&end.waker), now) {
             Poll::Ready(Some(frame)) => frame,
             Poll::Pending => {
                 end.idle = true;
@@ -157,7 +157,7 @@ impl Line {
         let mut frames = Vec::new();
         loop {
             match wire.reader.next_message() {
-                Ok(Some(message)) => match from_message(message, &self.ends[side].sender.peer) {
+                Ok(Some(message)) => match from_message(message, &self.ends[side].link.peer) {
                     Ok(frame) => frames.push(frame),
                     Err(why) => ledger.error(format!("invalid message: {why}")),
                 },
@@ -233,12 +233,12 @@ impl Line {
 }
 
 impl End {
-    fn new(at: usize, sender: Arc<LinkSender>) -> Self {
+    fn new(at: usize, link: Arc<Link>) -> Self {
         let woken = Arc::new(WakeFlag::default());
         let waker = woken.clone().into();
         Self {
             at,
-            sender,
+            link,
             woken,
             waker,
             idle: false,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{ErrorCode, Remote, SessionError};
 
@@ -32,8 +32,8 @@ impl Place {
         }
         let far = matches!(request.from().peer, Remote::Edge(_));
         match self.paths.next(self.at, &node, request.instance(), far, rng) {
-            Some(path) if far && rng.one_in(2) => self.relay(request, &path.sender).await,
-            Some(path) => request.pass(&path.sender),
+            Some(path) if far && rng.one_in(2) => self.relay(request, &path.link).await,
+            Some(path) => request.pass(&path.link),
             None if request.instance().is_some_and(|there| self.ledger.is_dead(there)) && rng.one_in(2) => {
                 request
                     .refuse(SessionError::new(ErrorCode::UnknownSession, "the node is now another process"));
@@ -43,7 +43,7 @@ impl Place {
     }
 
     /// Tries one path after another while the acceptor is not there, or does not reply in time.
-    async fn relay(&self, request: RelayRequest, first: &Arc<LinkSender>) {
+    async fn relay(&self, request: RelayRequest, first: &Arc<Link>) {
         let (rng, node) = (&self.rng, request.node().clone());
         request.try_path(first);
         loop {
@@ -56,7 +56,7 @@ impl Place {
                 Err(_) => false,
             };
             match self.paths.next(self.at, &node, request.instance(), true, rng) {
-                Some(path) => request.try_path(&path.sender),
+                Some(path) => request.try_path(&path.link),
                 None if is_over => {
                     return request.refuse(SessionError::new(ErrorCode::NodeNotConnected, "no other path"));
                 }
@@ -76,7 +76,7 @@ impl Place {
         // A Resume must not reach another process, which does not know the session and would refuse it.
         let other = |instance| request.instance().is_some_and(|expected| Some(expected) != instance);
         match path {
-            Some(path) if path.node.is_none() || !other(path.sender.instance) => request.pass(&path.sender),
+            Some(path) if path.node.is_none() || !other(path.link.instance) => request.pass(&path.link),
             _ => request.refuse(SessionError::new(ErrorCode::NodeNotConnected, "wrong")),
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use tunnel::route::{RouteError, SessionRequest, SessionRouter};
 use tunnel_base::names::{Instance, NodeName, Target};
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_link::table::handles::{IncomingSession, OpenOutcome, ParkedSession, Session};
 use tunnel_link::table::{SessionTable, TableFull};
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
@@ -179,7 +179,7 @@ impl Place {
 
     /// Returns the link to ask over: any link with a single server, otherwise according to the registry, which may be
     /// wrong.
-    fn path(&self, node: &NodeName, instance: Option<Instance>) -> Option<Arc<LinkSender>> {
+    fn path(&self, node: &NodeName, instance: Option<Instance>) -> Option<Arc<Link>> {
         let plan = self.plan.borrow();
         let anywhere = plan.scenario != Scenario::Pods || self.node.is_some() || self.rng.one_in(plan.lies);
         let path = if anywhere {
@@ -189,7 +189,7 @@ impl Place {
         };
         // A link that is not a server's is an edge's. An edge of another name would accept the session as its own.
         let wrong = path.node.as_ref().is_some_and(|there| there != node);
-        let other = instance.is_some() && path.node.is_some() && path.sender.instance != instance;
-        (!wrong && !other).then_some(path.sender)
+        let other = instance.is_some() && path.node.is_some() && path.link.instance != instance;
+        (!wrong && !other).then_some(path.link)
     }
 }

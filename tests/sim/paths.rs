@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use tunnel_base::names::{Instance, NodeName};
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_proto::frame::Remote;
 
 use super::chance::SeededRng;
@@ -19,15 +19,15 @@ pub(crate) struct Paths(Rc<RefCell<Vec<Path>>>);
 pub(crate) struct Path {
     pub(crate) from: usize,
     pub(crate) to: usize,
-    pub(crate) sender: Arc<LinkSender>,
+    pub(crate) link: Arc<Link>,
     /// Node at its other end, if that is an edge.
     pub(crate) node: Option<NodeName>,
 }
 
 impl Paths {
-    pub(crate) fn add(&self, from: usize, to: usize, sender: &Arc<LinkSender>) {
-        let node = if let Remote::Edge(node) = &sender.peer { Some(node.clone()) } else { None };
-        self.0.borrow_mut().push(Path { from, to, sender: sender.clone(), node });
+    pub(crate) fn add(&self, from: usize, to: usize, link: &Arc<Link>) {
+        let node = if let Remote::Edge(node) = &link.peer { Some(node.clone()) } else { None };
+        self.0.borrow_mut().push(Path { from, to, link: link.clone(), node });
     }
 
     /// Removes the links of a process that has died.
@@ -37,7 +37,7 @@ impl Paths {
 
     /// Removes closed links. The registry learns of them late.
     pub(crate) fn tidy(&self) {
-        self.0.borrow_mut().retain(|path| !path.sender.is_closed());
+        self.0.borrow_mut().retain(|path| !path.link.is_closed());
     }
 
     /// Returns any link of a process, alive or not.
@@ -57,7 +57,7 @@ impl Paths {
     ) -> Option<Path> {
         let leads = |path: &Path| match instance {
             // A session accepted by the cloud is in a server.
-            Some(_) => path.sender.instance == instance,
+            Some(_) => path.link.instance == instance,
             None => path.node.as_ref() == Some(node),
         };
         let near = self.all(|path| path.from == from && leads(path) && (far || path.node.is_some()));

@@ -11,7 +11,7 @@ use tunnel::registry::LinkedNode;
 use tunnel::registry::Registry;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId};
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_link::table::handles::{IncomingSession, PendingOpen, Session};
 use tunnel_link::table::{LinkEvent, SessionLimits, SessionTable};
 use tunnel_net::ByteStream as _;
@@ -41,11 +41,11 @@ impl Script {
     }
 
     /// Opens a session to a node over that link, whose remote accepts it.
-    fn open_session(&self, link: &Arc<LinkSender>, to: &NodeName) -> Session {
+    fn open_session(&self, link: &Arc<Link>, to: &NodeName) -> Session {
         self.accept_open(link, self.open(to))
     }
 
-    fn accept_open(&self, link: &Arc<LinkSender>, opening: PendingOpen) -> Session {
+    fn accept_open(&self, link: &Arc<Link>, opening: PendingOpen) -> Session {
         opening.ask(link, None);
         self.receive_frame(
             link,
@@ -56,7 +56,7 @@ impl Script {
     }
 
     /// Accepts a session that the edge at the other end of that link opens to this server.
-    fn accept_session(&self, link: &Arc<LinkSender>) -> Option<Session> {
+    fn accept_session(&self, link: &Arc<Link>) -> Option<Session> {
         let id = SessionId::random();
         match self.receive_frame(link, id, open_frame(1)) {
             Some(LinkEvent::RelayRequest(request)) => request.offer().map(IncomingSession::accept),
@@ -65,21 +65,21 @@ impl Script {
     }
 
     /// Handles a frame of a session that arrives over that link.
-    fn receive_frame(&self, link: &Arc<LinkSender>, id: SessionId, frame: SessionFrame) -> Option<LinkEvent> {
+    fn receive_frame(&self, link: &Arc<Link>, id: SessionId, frame: SessionFrame) -> Option<LinkEvent> {
         let node = link.peer.node().cloned().unwrap_or_else(|| node(1));
         let key = SessionKey { id, category: SessionCategory::Ssh, node };
         self.table.on_frame(link, key, frame, Instant::now())
     }
 
     /// Resumes the session that has lost its path over that link, whose remote accepts it.
-    fn resume_session(&self, link: &Arc<LinkSender>, epoch: u64) {
+    fn resume_session(&self, link: &Arc<Link>, epoch: u64) {
         let parked = self.table.next_parked().now_or_never().unwrap();
         parked.resume(link);
         self.receive_frame(link, parked.id(), SessionFrame::Resumed { received: 0, limit: 1 << 40, epoch });
         assert!(!parked.needs_path());
     }
 
-    fn end_link(&self, link: &LinkSender) {
+    fn end_link(&self, link: &Link) {
         self.table.link_ended(link, &why(), Instant::now());
     }
 
@@ -102,8 +102,8 @@ fn node(number: u64) -> NodeName {
 }
 
 /// Returns a link to the edge of the node with that number.
-fn link(number: u64) -> Arc<LinkSender> {
-    LinkSender::new(LinkId(number), Remote::Edge(node(number)), Some(Instance::random()))
+fn link(number: u64) -> Arc<Link> {
+    Link::new(LinkId(number), Remote::Edge(node(number)), Some(Instance::random()))
 }
 
 fn open_frame(epoch: u64) -> SessionFrame {
@@ -117,7 +117,7 @@ fn resume_frame(epoch: u64, at: Instance) -> SessionFrame {
 }
 
 /// Takes the next frame about a session that a link sends.
-fn next(link: &LinkSender) -> Option<(SessionId, SessionFrame)> {
+fn next(link: &Link) -> Option<(SessionId, SessionFrame)> {
     let mut cx = Context::from_waker(Waker::noop());
     while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
         match frame.body {
@@ -130,7 +130,7 @@ fn next(link: &LinkSender) -> Option<(SessionId, SessionFrame)> {
 }
 
 /// Takes everything that a link sends about sessions.
-fn sent(link: &LinkSender) -> Vec<SessionFrame> {
+fn sent(link: &Link) -> Vec<SessionFrame> {
     std::iter::from_fn(|| next(link)).map(|(_, frame)| frame).collect()
 }
 
@@ -230,7 +230,7 @@ async fn share(returns: u64) -> f64 {
         fill(&mut moved, 1 << 20);
         // It leaves a link that takes nothing, and returns when the backup link ends.
         script.table.leave(&a, Some(&node(1)), |_| true);
-        let c = LinkSender::new(LinkId(10 + number), c.peer.clone(), Some(Instance::random()));
+        let c = Link::new(LinkId(10 + number), c.peer.clone(), Some(Instance::random()));
         script.resume_session(&c, epoch + 1);
         script.end_link(&c);
         script.resume_session(&a, epoch + 2);
@@ -262,8 +262,7 @@ async fn a_session_that_leaves_a_link_and_returns_has_the_same_share_as_before()
 #[tokio::test]
 async fn resumes_that_alternate_between_two_links_leave_no_growing_queue() {
     let (script, links) = (Script::new(10), [1, 2].map(|_| link(1)));
-    let links =
-        [links[0].clone(), LinkSender::new(LinkId(2), links[1].peer.clone(), Some(Instance::random()))];
+    let links = [links[0].clone(), Link::new(LinkId(2), links[1].peer.clone(), Some(Instance::random()))];
     let session = script.accept_session(&links[0]).unwrap();
     let mine = script.table.instance();
     for epoch in 2..20_000 {
@@ -293,7 +292,7 @@ async fn answered_resumes_leave_no_queued_credits() {
 // Sessions without an owner.
 
 /// Ends a session whose remote has ended too and acknowledges nothing.
-fn end_with_unread_bytes(script: &Script, link: &Arc<LinkSender>, mut session: Session) -> SessionId {
+fn end_with_unread_bytes(script: &Script, link: &Arc<Link>, mut session: Session) -> SessionId {
     let id = session.id();
     fill(&mut session, 1000);
     finish(&mut session);
@@ -369,7 +368,7 @@ async fn sessions_with_an_undelivered_last_frame_count_and_are_evicted_for_new_o
 }
 
 /// Both directions have ended, and the opener never sends its last frame.
-fn close_without_last_frame(script: &Script, link: &Arc<LinkSender>) {
+fn close_without_last_frame(script: &Script, link: &Arc<Link>) {
     let mut session = script.accept_session(link).unwrap();
     let id = session.id();
     finish(&mut session);
@@ -440,7 +439,7 @@ async fn the_longest_idle_session_of_the_client_with_most_sessions_is_evicted() 
 async fn relayed_sessions_of_one_edge_leave_permits_for_other_edges() {
     let script = Script::new(16);
     let acceptor = link(9);
-    let relays = |edge: &Arc<LinkSender>, sessions: usize| -> usize {
+    let relays = |edge: &Arc<Link>, sessions: usize| -> usize {
         let relayed = || {
             let (id, node) = (SessionId::random(), node(9));
             let key = SessionKey { id, category: SessionCategory::Ssh, node };
@@ -461,15 +460,15 @@ async fn relayed_sessions_of_one_edge_leave_permits_for_other_edges() {
 
 // Links that replace one another.
 
-fn linked(sender: &Arc<LinkSender>) -> LinkedNode {
-    LinkedNode { sender: sender.clone(), from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() }
+fn linked(link: &Arc<Link>) -> LinkedNode {
+    LinkedNode { link: link.clone(), from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() }
 }
 
 /// Checks that a node's waiter is woken, and finds the older link, once the backup link is gone.
-fn assert_waiter_finds_the_older_link(remove: impl Fn(&Registry, &LinkSender)) {
+fn assert_waiter_finds_the_older_link(remove: impl Fn(&Registry, &Link)) {
     let registry = Registry::new(Metrics::server("", ""));
     let older = link(1);
-    let backup = LinkSender::new(LinkId(2), older.peer.clone(), older.instance);
+    let backup = Link::new(LinkId(2), older.peer.clone(), older.instance);
     registry.insert(linked(&older), false);
     registry.insert(linked(&backup), true);
     let node = node(1);
@@ -477,7 +476,7 @@ fn assert_waiter_finds_the_older_link(remove: impl Fn(&Registry, &LinkSender)) {
     assert!(arrival.wait().now_or_never().is_none());
     remove(&registry, &backup);
     assert!(arrival.wait().now_or_never().is_some());
-    assert_eq!(registry.link_of(&node).map(|linked| linked.sender.id), Some(older.id));
+    assert_eq!(registry.link_of(&node).map(|linked| linked.link.id), Some(older.id));
 }
 
 #[tokio::test]

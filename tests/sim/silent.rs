@@ -23,7 +23,7 @@ impl Simulation {
         let silent = [self.rng.one_in(2), self.rng.one_in(2)];
         line.fall_silent(silent);
         let (old, between) = (line.number, [line.ends[0].at, line.ends[1].at]);
-        let dialled = line.ends[0].sender.clone();
+        let dialled = line.ends[0].link.clone();
         self.ledger.note(|| format!("link {old} becomes unresponsive in {silent:?}, and gets a backup link"));
         self.ledger.backup_links();
         let primary = self.link_as(between, true);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
-use crate::sender::LinkSender;
+use crate::link::Link;
 use tunnel_base::metrics::Metrics;
 
 /// Decides when a backup link may be dialled to one place. There is at most one at a time.
@@ -35,7 +35,7 @@ impl BackupDialer {
     /// # Cancel safety
     ///
     /// Cancel safe if `dial` is.
-    pub async fn race<T, E, F>(&mut self, link: &LinkSender, dial: impl Fn() -> F) -> T
+    pub async fn race<T, E, F>(&mut self, link: &Link, dial: impl Fn() -> F) -> T
     where
         F: Future<Output = Result<T, E>>,
         E: fmt::Display,
@@ -108,14 +108,14 @@ mod tests {
     use super::*;
 
     /// Returns a link that has pinged its remote, and the number of that ping.
-    fn pinged() -> (Arc<LinkSender>, u64) {
-        let link = LinkSender::new(LinkId(1), Remote::Server(NodeName::none()), Some(Instance::random()));
+    fn pinged() -> (Arc<Link>, u64) {
+        let link = Link::new(LinkId(1), Remote::Server(NodeName::none()), Some(Instance::random()));
         let number = ping(&link);
         (link, number)
     }
 
     /// Pings a link's remote. Returns the number of the ping.
-    fn ping(link: &LinkSender) -> u64 {
+    fn ping(link: &Link) -> u64 {
         link.probe();
         let pulled = link.poll_pull(&mut Context::from_waker(Waker::noop()), Instant::now());
         let Poll::Ready(Some(frame)) = pulled else { panic!("no ping") };

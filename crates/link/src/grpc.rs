@@ -18,10 +18,10 @@ use std::time::Duration;
 
 use http::HeaderValue;
 
-use crate::link::OutboundStream;
+use crate::grpc::call_body::OutboundStream;
+use crate::link::Link;
+use crate::link::stats::LinkDescription;
 use crate::plain::PlainRemote;
-use crate::sender::LinkSender;
-use crate::sender::stats::LinkDescription;
 use crate::table::SessionTable;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
@@ -58,10 +58,10 @@ impl LinkContext {
 /// Creates the outbound side of a new link.
 fn outbound(peer: Remote, instance: Option<Instance>, link_context: &LinkContext) -> OutboundStream {
     let id = LinkId(NEXT_LINK.fetch_add(1, Relaxed));
-    let sender = LinkSender::new(id, peer, instance);
+    let link = Link::new(id, peer, instance);
     let LinkContext { table, plain_idle_timeout, .. } = link_context;
-    let plain = PlainRemote::of(&sender, table, *plain_idle_timeout);
-    OutboundStream { sender, plain }
+    let plain = PlainRemote::of(&link, table, *plain_idle_timeout);
+    OutboundStream { link, plain }
 }
 
 /// Returns the addresses of a connection.

@@ -5,12 +5,12 @@ pub mod congestion;
 mod frame_log;
 pub mod grpc;
 pub mod link;
+pub mod link_reader;
 pub mod liveness;
 mod lock;
 mod plain;
 pub mod relay;
 pub mod schedule;
-pub mod sender;
 pub mod table;
 
 pub use plain::SUPEREDGE;

@@ -1,257 +1,218 @@
-//! A running link: the read loop, keepalive, and the outbound side that its gRPC stream polls.
+//! A link: what waits to be sent there, and which sessions run there.
+//!
+//! Sessions keep the data that they have to send; the link only holds which of them need a turn. A frame is made when
+//! the link can take it, under the session's lock, so order and fairness are decided at the last moment.
+//!
+//! A link has one lock, and each session has one; they are never held together. The puller takes the next entry under
+//! the link's lock, releases it, and requests a frame from the session under the session's. In between the session may
+//! move to another link, or end. So each entry has the number of the session's stay on the link, and an entry of an
+//! earlier stay yields no frame. Nothing is dropped, logged or woken under the link's lock.
 
-use std::collections::VecDeque;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+pub(crate) mod ack_pacing;
+pub mod health;
+pub mod interactive;
+pub mod pacing;
+pub mod queue;
+pub mod sessions;
+pub mod signals;
+pub mod stats;
 
-use bytes::Bytes;
-use hyper::body::Incoming;
-use tokio::time::{Instant, sleep_until};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::frame_log::log_frame;
-use crate::grpc::link_end::LinkEnd;
-use crate::grpc::read_ahead::ReadAhead;
-use crate::liveness::{Liveness, LivenessRole, LivenessVerdict};
-use crate::plain::{PlainRemote, PlainRemoteReader};
-use crate::sender::LinkSender;
-use crate::table::{LinkEvent, SessionTable};
-use tunnel_base::metrics::Metrics;
-use tunnel_proto::codec::extended::{from_message, to_message};
-use tunnel_proto::codec::proto::StreamMsg;
-use tunnel_proto::codec::{Decoder, EncodedMessage, encode};
-use tunnel_proto::frame::{ErrorCode, FrameKind, Remote, SessionError, SessionKey};
+use crate::link::health::LinkHealth;
+use crate::link::interactive::InteractiveLink;
+use crate::link::queue::{MAX_QUEUED_REPLIES, SendItem, SendQueue};
+use crate::link::sessions::LinkSessions;
+use crate::link::stats::LinkStats;
+use crate::lock::{Mutex, MutexGuard, store_waker};
+use crate::schedule::frame_source::{FrameSource, QueueEntry, QueueRequest, Turn};
+use tunnel_base::names::{Instance, NodeName};
+use tunnel_proto::budget::Budget;
+use tunnel_proto::frame::{Frame, FrameKind, Remote, SessionFrame, SessionKey};
+use tunnel_proto::state::LinkId;
 
-/// A running link over one gRPC stream. Its driver calls [`Self::next`] until it ends; dropping it ends the stream.
+/// A link, shared by its sessions, its [reader](crate::link_reader::LinkReader) and its gRPC stream.
 #[derive(Debug)]
 pub struct Link {
-    /// The link's sending side, which carries the sessions.
-    pub sender: Arc<LinkSender>,
-    table: Arc<SessionTable>,
-    metrics: Metrics,
-    /// Reads from the remote if that is plain.
-    plain: Option<PlainRemoteReader>,
-    /// Whether the remote dialled this end. Then heartbeats are requests to answer; otherwise they are responses.
-    answers: bool,
-    incoming: Incoming,
-    ahead: ReadAhead,
-    reader: Decoder,
-    events: VecDeque<LinkEvent>,
-    /// Bytes read since the last yield to other tasks.
-    since_rest: usize,
-    liveness: Liveness,
-    _connection: DropGuard,
+    /// The link's number within this process; the log field `link`.
+    pub id: LinkId,
+    /// The remote end.
+    pub peer: Remote,
+    /// The remote process; `None` on a plain link.
+    pub instance: Option<Instance>,
+    /// Notified when a reader of a session on a plain link has taken bytes.
+    pub(crate) read: Notify,
+    /// For those who wait. The queue has a flag of its own, under the lock: nothing is queued after the end.
+    closed: CancellationToken,
+    /// Whether a Drain frame was sent on this link.
+    drained: AtomicBool,
+    /// Why the link was closed, if another process has the remote's name.
+    dismissed: OnceLock<String>,
+    state: Mutex<LinkState>,
+    /// Budget for the bytes that wait here for relayed sessions.
+    room: OnceLock<Arc<Budget>>,
+    /// Budget for the bytes from a plain remote, without a promised window, that wait here for readers.
+    unread: OnceLock<Arc<Budget>>,
+    health: LinkHealth,
+    stats: LinkStats,
 }
 
-/// The remote end of an accepted or answered call.
+/// What changes of a [`Link`], under its lock.
 #[derive(Debug)]
-pub(crate) struct RemoteInfo {
-    /// Whether the remote dialled us.
-    pub(crate) answers: bool,
-    /// Whether the remote dialled us for interactive sessions.
-    pub(crate) is_interactive: bool,
-    pub(crate) incoming: Incoming,
-    pub(crate) ahead: ReadAhead,
-    /// Cancelled when the link is dropped, so that the connection closes as well.
-    pub(crate) connection: CancellationToken,
+pub(crate) struct LinkState {
+    pub(crate) queue: SendQueue,
+    /// The sessions that have their path over this link.
+    pub(crate) sessions: LinkSessions,
+    /// The link for interactive sessions next to this one.
+    pub(crate) interactive: Option<Box<InteractiveLink>>,
 }
 
 impl Link {
-    pub(crate) fn new(
-        outbound: OutboundStream,
-        far: RemoteInfo,
-        table: Arc<SessionTable>,
-        metrics: Metrics,
-    ) -> Self {
-        let now = Instant::now();
-        let OutboundStream { sender, plain } = outbound;
-        let role = match (far.answers, sender.is_plain()) {
-            (false, false) => LivenessRole::Dialled,
-            (true, false) if far.is_interactive => LivenessRole::AcceptedInteractive,
-            (true, false) => LivenessRole::Accepted,
-            (true, true) => LivenessRole::SuperEdgeEdge,
-            (false, true) => LivenessRole::SuperEdgeServer,
-        };
-        let plain = plain.map(|remote| PlainRemoteReader::new(remote, metrics.clone(), far.answers));
-        Self {
-            sender,
-            table,
-            metrics,
-            answers: far.answers,
-            incoming: far.incoming,
-            ahead: far.ahead,
-            reader: Decoder::default(),
-            events: VecDeque::new(),
-            since_rest: 0,
-            liveness: Liveness::new(role, now),
-            plain,
-            _connection: far.connection.drop_guard(),
+    /// Creates a new link to `peer`. An extended link has congestion control.
+    pub fn new(id: LinkId, peer: Remote, instance: Option<Instance>) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            peer,
+            instance,
+            read: Notify::new(),
+            closed: CancellationToken::new(),
+            drained: AtomicBool::new(false),
+            dismissed: OnceLock::new(),
+            state: Mutex::new(LinkState {
+                queue: SendQueue::new(instance.is_some()),
+                sessions: LinkSessions::default(),
+                interactive: None,
+            }),
+            room: OnceLock::new(),
+            unread: OnceLock::new(),
+            health: LinkHealth::default(),
+            stats: LinkStats::default(),
+        })
+    }
+
+    /// Returns true if the remote is plain: a program of SuperEdge, which knows no limits, no resuming and no signals.
+    /// Sessions end with such a link.
+    pub fn is_plain(&self) -> bool {
+        self.instance.is_none()
+    }
+
+    /// Polls for the next frame to send. Returns `None` once the link is closed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: a frame is handed out once, and only if ready.
+    pub fn poll_pull(&self, cx: &mut Context<'_>, now: Instant) -> Poll<Option<Frame>> {
+        loop {
+            let mut state = self.lock_informed(now);
+            let next = state.queue.poll_next(cx, now);
+            let replaced = if next.is_pending() { store_waker(&mut state.queue.outbound, cx) } else { None };
+            drop(state);
+            drop(replaced);
+            let frame = match std::task::ready!(next) {
+                None => return Poll::Ready(None),
+                Some(SendItem::Frame(body)) => {
+                    let node = self.peer.frame_node().cloned().unwrap_or_else(NodeName::none);
+                    Some(Frame { node, body })
+                }
+                Some(SendItem::Reply(frame)) => Some(frame),
+                Some(SendItem::Turn(turn)) => self.take_frame(turn, now),
+            };
+            if let Some(frame) = frame {
+                log_frame("frame sent", self.id, &frame);
+                return Poll::Ready(Some(frame));
+            }
         }
     }
 
-    /// Returns the next event for the caller to handle.
-    ///
-    /// After an error the link is over; call [`Self::end`].
+    /// Queues a source for its turn if it has anything to send.
+    pub(crate) fn enter<S: FrameSource + 'static>(&self, source: &Arc<S>, request: &QueueRequest) {
+        if request.is_empty() {
+            return;
+        }
+        let entry = QueueEntry { source: source.clone(), stay: request.stay };
+        let _stale = self.with_state(|state| state.queue.handle_request(entry, request));
+    }
+
+    /// Closes the link: nothing more is sent on it.
+    pub fn close(&self) {
+        let _waiting = self.with_state(|state| state.queue.close());
+        self.closed.cancel();
+        self.request_check();
+    }
+
+    /// Waits until the link is closed.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub async fn next(&mut self) -> Result<LinkEvent, LinkEnd> {
-        loop {
-            // Each event is handled before the next frame is read, because the handling may affect how that frame is
-            // read.
-            if let Some(event) = self.events.pop_front() {
-                return Ok(event);
-            }
-            if let Some(plain) = &mut self.plain
-                && plain.pause_if_full(&self.ahead).await
-            {
-                self.liveness.handle_received(Instant::now());
-            }
-            if let Some(message) = self.reader.next_message()? {
-                self.since_rest += message.data.len() + YIELD_COST_PER_MESSAGE;
-                self.on_message(message);
-                if self.since_rest >= YIELD_AFTER_BYTES {
-                    self.since_rest = 0;
-                    let now = Instant::now();
-                    if self.liveness.is_stalled(self.sender.signs(now).blocked, now) {
-                        return Err(LinkEnd::WriteStalled);
-                    }
-                    tokio::task::yield_now().await;
-                }
-                continue;
-            }
-            let piece = self.read().await?;
-            self.reader.push(piece);
-        }
+    pub async fn closed(&self) {
+        self.closed.cancelled().await;
     }
 
-    /// Takes the link out of service. Returns the number of sessions with an end here that ran on it.
-    pub fn end(&self, why: &LinkEnd) -> usize {
-        let far = match &self.sender.peer {
-            Remote::Client(client) => format!("user {client}"),
-            peer => peer.node().map_or("a peer".into(), |node| format!("node {node}")),
-        };
-        let refusal = SessionError::new(ErrorCode::Cancelled, format!("the link to {far} closed: {why}"));
-        self.table.link_ended(&self.sender, &refusal, Instant::now())
+    /// Returns true if the remote does not take the answers to its sessions. Then it gets no new ones.
+    pub(crate) fn is_answer_queue_full(&self) -> bool {
+        self.lock().queue.waiting.answers.len() >= MAX_QUEUED_REPLIES
     }
 
-    /// Waits for the next bytes of the stream and pings an idle remote meanwhile.
-    async fn read(&mut self) -> Result<Bytes, LinkEnd> {
-        loop {
-            let next = self.poll_timeout();
-            let incoming = Pin::new(&mut self.incoming);
-            tokio::select! {
-                biased;
-                piece = self.ahead.next_piece(incoming) => {
-                    let now = Instant::now();
-                    self.sender.handle_received(now);
-                    if self.liveness.handle_received(now) {
-                        self.check()?;
-                    }
-                    return piece;
-                }
-                () = self.sender.check_requested() => {
-                    if self.sender.is_closed() {
-                        return Err(LinkEnd::ClosedLocally);
-                    }
-                    if self.liveness.is_watched() {
-                        self.check()?;
-                    }
-                }
-                () = sleep_until(next) => self.check()?,
-                () = rescheduled(self.plain.as_ref()) => {}
-            }
-        }
+    /// Returns true if the link was closed.
+    pub fn is_closed(&self) -> bool {
+        self.closed.is_cancelled()
     }
 
-    /// Checks the link, and the sessions of a plain remote.
-    fn check(&mut self) -> Result<(), LinkEnd> {
-        let now = Instant::now();
-        match self.liveness.handle_timeout(self.sender.signs(now), now) {
-            LivenessVerdict::Alive => {}
-            LivenessVerdict::PingDue => self.sender.ping(),
-            LivenessVerdict::Unresponsive => self.sender.wake_unresponsive(),
-            LivenessVerdict::Stalled => return Err(LinkEnd::WriteStalled),
-            LivenessVerdict::Dead(silent_for) => return Err(LinkEnd::TimedOut(silent_for)),
-        }
-        if let Some(plain) = &mut self.plain {
-            plain.tick(now, &mut self.events);
-        }
-        Ok(())
+    /// Returns the number of entries that wait to be sent: replies, and sessions with control frames or data, including
+    /// stale entries.
+    pub fn waiting(&self) -> usize {
+        let state = self.lock();
+        state.queue.waiting.replies.len() + state.queue.queued_entries()
     }
 
-    /// Returns when to check the link, and the sessions of a plain remote, next.
-    fn poll_timeout(&self) -> Instant {
-        let next = self.liveness.poll_timeout();
-        let due = self.plain.as_ref().and_then(PlainRemoteReader::next_due);
-        due.map_or(next, |due| due.min(next))
+    /// Takes a frame from the source in its turn, and queues the source again if it has more to send. A relayed source
+    /// that has sent its last frame leaves the link.
+    fn take_frame(&self, turn: Turn, now: Instant) -> Option<Frame> {
+        let source = &turn.entry().source;
+        let mut sent = source.clone().next_frame(self.id, &turn, now);
+        if source.is_over() {
+            self.detach_relay(&**source);
+        }
+        let frame = sent.frame.take().map(|frame| self.frame(source.key(), frame));
+        if frame.is_some() {
+            self.mark_active(now);
+        }
+        if sent.bytes > 0 || sent.backlog.is_some() || sent.credit {
+            let _done = self.with_state(|state| state.queue.handle_sent(turn, &sent, now));
+        }
+        frame
     }
 
-    /// Handles a message: a session's frame goes to the table, a signal becomes an event.
-    fn on_message(&mut self, message: StreamMsg) {
-        let now = Instant::now();
-        self.sender.count_received(message.data.len());
-        if let Some(plain) = &mut self.plain {
-            return plain.on_message(message, now, &mut self.events);
-        }
-        let frame = match from_message(message, &self.sender.peer) {
-            Ok(frame) => frame,
-            Err(bad) => return self.metrics.frames_dropped.count(bad.reason()),
-        };
-        log_frame("frame received", self.sender.id, &frame);
-        match frame.body {
-            // A Pong without a number is the same message as a Ping: answering that would never end.
-            FrameKind::Ping(None) if !self.answers => {}
-            FrameKind::Ping(number) => self.sender.pong(number),
-            FrameKind::Pong(Some(number)) => {
-                let rtt = self.sender.handle_pong(number, now);
-                self.metrics.rtt.observe(rtt.as_secs_f64());
-            }
-            FrameKind::Pong(None) => {}
-            FrameKind::Session(id, category, session_frame) => {
-                self.sender.mark_active(now);
-                let key = SessionKey { id, category, node: frame.node };
-                self.events.extend(self.table.on_frame(&self.sender, key, session_frame, now));
-            }
-            _ => self.events.push_back(LinkEvent::Signal(frame)),
-        }
+    /// Creates a frame about a session. On the link of an edge or a user's program only Open and Resume have another
+    /// node than the link's.
+    fn frame(&self, session: &SessionKey, frame: SessionFrame) -> Frame {
+        let asks = matches!(frame, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
+        let node = self.peer.frame_node().filter(|_| !asks).unwrap_or(&session.node).clone();
+        Frame { node, body: FrameKind::Session(session.id, session.category, frame) }
     }
-}
 
-/// Waits until the next check of a plain remote may be due sooner, or forever on another link.
-async fn rescheduled(plain: Option<&PlainRemoteReader>) {
-    match plain {
-        Some(plain) => plain.rescheduled().await,
-        None => std::future::pending().await,
+    pub(crate) fn lock(&self) -> MutexGuard<'_, LinkState> {
+        self.state.lock()
     }
-}
 
-/// The read loop yields to other tasks after this number of bytes.
-const YIELD_AFTER_BYTES: usize = 256 * 1024;
-/// Bytes that each message adds to that count, in addition to its data.
-const YIELD_COST_PER_MESSAGE: usize = 128;
-
-/// The outbound side of a link: supplies what the gRPC stream sends next.
-#[derive(Debug, Clone)]
-pub(crate) struct OutboundStream {
-    pub(crate) sender: Arc<LinkSender>,
-    /// Represents the remote if that is plain.
-    pub(crate) plain: Option<Arc<PlainRemote>>,
-}
-
-impl OutboundStream {
-    /// Polls for the next message to send. Returns `None` once the link is closed.
-    pub(crate) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<EncodedMessage>> {
-        if let Some(plain) = &self.plain {
-            return plain.poll_message(cx);
+    /// Runs `step` under the lock. If it has queued anything, wakes the gRPC stream afterwards. What the step returns
+    /// is dropped without the lock.
+    pub(crate) fn with_state<T>(&self, step: impl FnOnce(&mut LinkState) -> T) -> T {
+        let mut state = self.lock();
+        let result = step(&mut state);
+        let waker = state.queue.take_waker();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
         }
-        let frame = ready!(self.sender.poll_pull(cx, Instant::now()));
-        Poll::Ready(frame.map(|frame| {
-            let message = to_message(frame);
-            self.sender.count_sent(message.data.len());
-            encode(message)
-        }))
+        result
     }
 }

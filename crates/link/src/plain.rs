@@ -18,8 +18,8 @@ use tracing::{debug, info};
 
 use crate::frame_log::log_session_frame;
 use crate::grpc::read_ahead::ReadAhead;
+use crate::link::Link;
 use crate::lock::Mutex;
-use crate::sender::LinkSender;
 use crate::table::session::SharedSession;
 use crate::table::{LinkEvent, SessionTable};
 use tunnel_base::metrics::Metrics;
@@ -48,7 +48,7 @@ pub(crate) fn check(instance: Option<Instance>) -> Result<(), &'static str> {
 /// The state that represents a plain remote on its link. Shared by both directions of the link.
 #[derive(Debug)]
 pub(crate) struct PlainRemote {
-    sender: Arc<LinkSender>,
+    link: Arc<Link>,
     table: Arc<SessionTable>,
     codec: Mutex<SuperEdgeCodec>,
     /// Notified when a frame of this side has changed when [`PlainRemoteReader::tick`] is due.
@@ -59,17 +59,17 @@ impl PlainRemote {
     /// Returns the state of a new link, or `None` if its remote is not plain. If the remote reports no ends, sessions
     /// end after `idle_timeout` without traffic.
     pub(crate) fn of(
-        sender: &Arc<LinkSender>,
+        link: &Arc<Link>,
         table: &Arc<SessionTable>,
         idle_timeout: Duration,
     ) -> Option<Arc<Self>> {
-        if !sender.is_plain() {
+        if !link.is_plain() {
             return None;
         }
-        let node = sender.peer.node().cloned().unwrap_or_else(NodeName::none);
-        let to_edge = matches!(sender.peer, Remote::Edge(_));
+        let node = link.peer.node().cloned().unwrap_or_else(NodeName::none);
+        let to_edge = matches!(link.peer, Remote::Edge(_));
         Some(Arc::new(Self {
-            sender: sender.clone(),
+            link: link.clone(),
             table: table.clone(),
             codec: Mutex::new(SuperEdgeCodec::new(node, to_edge, idle_timeout, Instant::now())),
             rescheduled: Notify::new(),
@@ -80,7 +80,7 @@ impl PlainRemote {
     pub(crate) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<EncodedMessage>> {
         loop {
             let now = Instant::now();
-            let pulled = match self.sender.poll_pull(cx, now) {
+            let pulled = match self.link.poll_pull(cx, now) {
                 Poll::Ready(Some(frame)) => {
                     self.send(frame, now);
                     Poll::Ready(())
@@ -91,7 +91,7 @@ impl PlainRemote {
             // Checked last: every message added after this check wakes this task.
             let next = self.codec.lock().next_message();
             if let Some(message) = next {
-                self.sender.count_sent(message.data.len());
+                self.link.count_sent(message.data.len());
                 return Poll::Ready(Some(encode(message)));
             }
             ready!(pulled);
@@ -113,16 +113,16 @@ impl PlainRemote {
 
     /// Passes frames to their session. Returns what they require the link's driver to do.
     fn deliver(&self, decoded: Decoded, now: Instant) -> Vec<LinkEvent> {
-        let Some(node) = self.sender.peer.node() else { return Vec::new() };
+        let Some(node) = self.link.peer.node() else { return Vec::new() };
         let Decoded { id, category, frames } = decoded;
         let key = || SessionKey { id, category, node: node.clone() };
-        let events = frames.into_iter().map(|frame| self.table.on_frame(&self.sender, key(), frame, now));
+        let events = frames.into_iter().map(|frame| self.table.on_frame(&self.link, key(), frame, now));
         events.flatten().collect()
     }
 
     /// Returns the unread bytes of a session, or 0 if the session does not run here.
     fn unread(&self, id: SessionId) -> usize {
-        let here = |state: &SessionState| state.path() == Some(self.sender.id);
+        let here = |state: &SessionState| state.path() == Some(self.link.id);
         let unread = |state: &SessionState| if here(state) { state.recv.queued() } else { 0 };
         self.table.session(id).map_or(0, |session| session.read(unread))
     }
@@ -202,17 +202,17 @@ impl PlainRemoteReader {
         let replies = codec.has_messages();
         drop(codec);
         if replies {
-            self.remote.sender.wake_outbound();
+            self.remote.link.wake_outbound();
         }
         self.report_generation();
         match meaning {
             PlainEvent::Session(decoded) => {
                 for frame in &decoded.frames {
-                    log_session_frame("frame received", self.remote.sender.id, decoded.id, frame);
+                    log_session_frame("frame received", self.remote.link.id, decoded.id, frame);
                 }
                 self.deliver(decoded, now, events);
             }
-            PlainEvent::Heartbeat if self.answers => self.remote.sender.pong(None),
+            PlainEvent::Heartbeat if self.answers => self.remote.link.pong(None),
             PlainEvent::Heartbeat | PlainEvent::Answered => {}
             PlainEvent::Unknown(reason) => self.metrics.frames_dropped.count(reason),
         }
@@ -230,15 +230,15 @@ impl PlainRemoteReader {
         if before == known {
             return;
         }
-        let (sender, dialect) = (&self.remote.sender, generation.dialect());
+        let (link, dialect) = (&self.remote.link, generation.dialect());
         self.count_link();
         self.generation = known;
-        sender.set_dialect(dialect);
+        link.set_dialect(dialect);
         self.metrics.plain_links.opened(dialect);
         if before.is_none() {
-            info!(link = %sender.id, dialect, "remote is a program of SuperEdge");
+            info!(link = %link.id, dialect, "remote is a program of SuperEdge");
         } else {
-            debug!(link = %sender.id, dialect, "remote has another dialect than before");
+            debug!(link = %link.id, dialect, "remote has another dialect than before");
         }
     }
 
@@ -265,7 +265,7 @@ impl PlainRemoteReader {
             self.deliver(decoded, now, events);
         }
         self.report_generation();
-        self.remote.sender.wake_outbound();
+        self.remote.link.wake_outbound();
     }
 
     /// Returns when to call [`Self::tick`] for sessions or the remote's generation.
@@ -304,7 +304,7 @@ impl PlainRemoteReader {
             // Timed out or notified, the next check sees both. Readers on other links do not notify this one.
             let pause = if matches!(over, OverLimit::Process) { left.min(LOOK_INTERVAL) } else { left };
             let stalled = ahead.stall();
-            let _ = timeout(pause, self.remote.sender.read.notified()).await;
+            let _ = timeout(pause, self.remote.link.read.notified()).await;
             drop(stalled);
             self.pauses.add(fed, now.elapsed(), Instant::now());
             paused = true;
@@ -313,7 +313,7 @@ impl PlainRemoteReader {
     }
 
     fn over(&self, fed: SessionId) -> Option<OverLimit> {
-        let PlainRemote { sender, table, codec, .. } = &*self.remote;
+        let PlainRemote { link, table, codec, .. } = &*self.remote;
         let (early, all_early) = codec.lock().early(fed);
         if early >= PLAIN_QUEUE || all_early >= MAX_EARLY {
             return Some(OverLimit::Early);
@@ -323,21 +323,21 @@ impl PlainRemoteReader {
             most if most >= PLAIN_QUEUE => Some(OverLimit::Session),
             _ if table.unreserved.is_exhausted() => Some(OverLimit::Process),
             // A link may exceed its share until half of the process's limit is in use.
-            _ => sender.exceeds_fair_share(&table.unreserved).then_some(OverLimit::Link),
+            _ => link.exceeds_fair_share(&table.unreserved).then_some(OverLimit::Link),
         }
     }
 
     fn give_up(&self, fed: SessionId, over: OverLimit) {
-        let PlainRemote { sender, table, .. } = &*self.remote;
+        let PlainRemote { link, table, .. } = &*self.remote;
         let found = match over {
             OverLimit::Early => {
                 let reset = self.remote.codec.lock().give_up_early(fed);
                 // A session whose target is not reached yet has no event.
                 let _ = reset.map(|reset| self.remote.deliver(reset, Instant::now()));
-                return sender.wake_outbound();
+                return link.wake_outbound();
             }
             OverLimit::Session => None,
-            OverLimit::Link => largest_backlog(table.on_link(sender, None)),
+            OverLimit::Link => largest_backlog(table.on_link(link, None)),
             OverLimit::Process => largest_backlog(table.all()),
         };
         if let Some(session) = found.or_else(|| table.session(fed)) {

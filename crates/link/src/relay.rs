@@ -16,12 +16,12 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
+use crate::link::Link;
 use crate::lock::Mutex;
 use crate::relay::bindings::{Binding, BindingEndReporter, Bindings, RelayLeg, RelayOutcome, RelayStep, log};
 use crate::relay::queue::RelayQueue;
 use crate::relay::request::{Attempt, AttemptState, BindOutcome, SearchGuard};
 use crate::schedule::frame_source::FrameSource as _;
-use crate::sender::LinkSender;
 use tunnel_base::names::{SessionId, Target};
 use tunnel_proto::budget::{Budget, PairedReservation};
 use tunnel_proto::frame::{Remote, SessionError, SessionFrame, SessionKey};
@@ -141,13 +141,7 @@ impl RelayTable {
 
     /// Binds the session to the link towards its acceptor and sends the frame there. With `sought`, the answer *not
     /// here* makes the seeker search for another path; otherwise it goes to the opener.
-    pub(crate) fn bind_acceptor(
-        &self,
-        attempt: &Attempt,
-        to: &Arc<LinkSender>,
-        frame: SessionFrame,
-        sought: bool,
-    ) {
+    pub(crate) fn bind_acceptor(&self, attempt: &Attempt, to: &Arc<Link>, frame: SessionFrame, sought: bool) {
         let acceptor_leg = self.new_leg(attempt, to);
         let mut bindings = self.bindings.lock();
         let waits = |binding: &&mut Binding| binding.is_of(attempt) && binding.acceptor_leg.is_none();
@@ -199,8 +193,8 @@ impl RelayTable {
         }
     }
 
-    /// Passes a frame from the link of `from` to the other side. Returns false if the frame was ignored.
-    pub(crate) fn on_frame(&self, from: &LinkSender, id: SessionId, frame: SessionFrame) -> bool {
+    /// Passes a frame from `from` to the other side. Returns false if the frame was ignored.
+    pub(crate) fn on_frame(&self, from: &Link, id: SessionId, frame: SessionFrame) -> bool {
         let mut bindings = self.bindings.lock();
         let step = bindings.handle_frame(from.id, id, &frame);
         drop(bindings);
@@ -279,7 +273,7 @@ impl RelayTable {
         if bindings.all.get(&id).is_some_and(is_meant) { bindings.remove(&id) } else { None }
     }
 
-    fn new_leg(&self, attempt: &Attempt, link: &Arc<LinkSender>) -> RelayLeg {
+    fn new_leg(&self, attempt: &Attempt, link: &Arc<Link>) -> RelayLeg {
         let (all, of_link) = (self.queued.reservation(), link.relay_reservation(self.most_on_link));
         let taken = PairedReservation { all, of_link };
         let queue = RelayQueue::new(attempt.key.clone(), self.most, taken);
@@ -303,7 +297,7 @@ pub struct RelayedEdgeSession {
     /// Its id, category and node.
     pub key: SessionKey,
     /// The link of the edge that has opened it.
-    pub from: Arc<LinkSender>,
+    pub from: Arc<Link>,
     /// The target of its last request.
     pub target: Target,
 }

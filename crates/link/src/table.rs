@@ -20,11 +20,11 @@ use tokio::sync::Notify;
 use tokio::task::coop::consume_budget;
 use tokio::time::Instant;
 
+use crate::link::Link;
+use crate::link::sessions::DetachedSessions;
 use crate::lock::{Mutex, MutexGuard};
 use crate::relay::RelayTable;
 use crate::relay::request::{Attempt, BindOutcome};
-use crate::sender::LinkSender;
-use crate::sender::sessions::DetachedSessions;
 use crate::table::eviction::{ByClient, MAX_ORPHANS, source};
 use crate::table::handles::{IncomingSession, ParkedSession, PendingOpen, Session};
 use crate::table::relay_request::{RelayRequest, attribute, refused};
@@ -240,20 +240,20 @@ const CLOSE_FRAME_DIVISOR: usize = 8;
 const SHARDS: usize = 16;
 
 impl SessionTable {
-    /// Handles a frame about a session from the link of `sender`. For a request, the key's node is the acceptor's.
+    /// Handles a frame about a session from `link`. For a request, the key's node is the acceptor's.
     pub fn on_frame(
         self: &Arc<Self>,
-        sender: &Arc<LinkSender>,
+        link: &Arc<Link>,
         key: SessionKey,
         mut frame: SessionFrame,
         now: Instant,
     ) -> Option<LinkEvent> {
         if let Some(opener) = frame.opener() {
-            *opener = Opener::verified(opener.take(), &sender.peer, sender.instance);
+            *opener = Opener::verified(opener.take(), &link.peer, link.instance);
         }
         let mut known = self.session(key.id);
         if known.as_ref().is_some_and(|shared| !shared.is_of_origin(&frame)) {
-            self.reject_opener(sender, &key, &frame);
+            self.reject_opener(link, &key, &frame);
             return None;
         }
         if let SessionFrame::Resume { instance: Some(meant), .. } = &frame
@@ -261,9 +261,9 @@ impl SessionTable {
         {
             known = known.filter(|shared| !shared.supersede());
         }
-        let Some(shared) = known else { return self.on_frame_without_end(sender, key, frame) };
+        let Some(shared) = known else { return self.on_frame_without_end(link, key, frame) };
         let resumes = matches!(frame, SessionFrame::Resume { .. } | SessionFrame::Resumed { .. });
-        if !shared.on_frame(sender, frame, now) {
+        if !shared.on_frame(link, frame, now) {
             self.metrics.frames_dropped.count("unexpected");
             return None;
         }
@@ -276,35 +276,35 @@ impl SessionTable {
     /// Handles a frame about a session that has no end here, or none yet.
     fn on_frame_without_end(
         self: &Arc<Self>,
-        sender: &Arc<LinkSender>,
+        link: &Arc<Link>,
         mut key: SessionKey,
         mut frame: SessionFrame,
     ) -> Option<LinkEvent> {
         // A server's requests to an edge are meant for that edge; a link to it carries nothing else.
-        let at_server = !matches!(sender.peer, Remote::Server(_));
+        let at_server = !matches!(link.peer, Remote::Server(_));
         match &mut frame {
             SessionFrame::Open { .. } | SessionFrame::Resume { .. }
-                if key.category == SessionCategory::Admin && !matches!(sender.peer, Remote::Client(_)) =>
+                if key.category == SessionCategory::Admin && !matches!(link.peer, Remote::Client(_)) =>
             {
                 let why = "only the program of a user opens sessions of the category admin";
-                sender.reply(&key, refused(&frame, SessionError::new(ErrorCode::NotAllowed, why)));
+                link.reply(&key, refused(&frame, SessionError::new(ErrorCode::NotAllowed, why)));
                 None
             }
             SessionFrame::Open { client, .. } if at_server => {
-                attribute(sender, &mut key, client);
-                self.on_request(sender, key, frame)
+                attribute(link, &mut key, client);
+                self.on_request(link, key, frame)
             }
             // Only an edge that gives up a pending open does not know the process.
             SessionFrame::Resume { instance, .. } if at_server && *instance != Some(self.instance) => {
-                self.on_request(sender, key, frame)
+                self.on_request(link, key, frame)
             }
-            SessionFrame::Open { .. } => self.on_open(sender, key, frame).map(LinkEvent::Incoming),
+            SessionFrame::Open { .. } => self.on_open(link, key, frame).map(LinkEvent::Incoming),
             SessionFrame::Resume { epoch, opener, .. } => {
-                sender.reply(&key, self.failed_resume(key.id, opener.as_ref(), *epoch));
+                link.reply(&key, self.failed_resume(key.id, opener.as_ref(), *epoch));
                 None
             }
             _ => {
-                if !self.relays.on_frame(sender, key.id, frame) {
+                if !self.relays.on_frame(link, key.id, frame) {
                     self.metrics.frames_dropped.count("unknown_session");
                 }
                 None
@@ -314,7 +314,7 @@ impl SessionTable {
 
     fn on_request(
         self: &Arc<Self>,
-        from: &Arc<LinkSender>,
+        from: &Arc<Link>,
         key: SessionKey,
         frame: SessionFrame,
     ) -> Option<LinkEvent> {
@@ -356,7 +356,7 @@ impl SessionTable {
 
     /// Rejects a remote that tries to resume another opener's session, or as one to another target, with the same
     /// answer as for an unknown session.
-    fn reject_opener(&self, from: &LinkSender, session: &SessionKey, frame: &SessionFrame) {
+    fn reject_opener(&self, from: &Link, session: &SessionKey, frame: &SessionFrame) {
         self.metrics.frames_dropped.count("wrong_opener");
         from.reply(session, refused(frame, unknown_session()));
     }
@@ -367,7 +367,7 @@ impl SessionTable {
     /// gets Refused.
     pub(crate) fn on_open(
         self: &Arc<Self>,
-        sender: &Arc<LinkSender>,
+        link: &Arc<Link>,
         key: SessionKey,
         open: SessionFrame,
     ) -> Option<IncomingSession> {
@@ -380,27 +380,27 @@ impl SessionTable {
         let ended = self.ended.lock().refusal(key.id);
         let halves = if let Some(refusal) = ended {
             Err(refusal)
-        } else if sender.is_answer_queue_full() {
+        } else if link.is_answer_queue_full() {
             Err(SessionError::new(ErrorCode::Overloaded, "too many unread replies on this link"))
         } else {
-            self.halves_for(&source).ok_or_else(|| self.out_of_memory(&sender.peer))
+            self.halves_for(&source).ok_or_else(|| self.out_of_memory(&link.peer))
         };
         let (send, mut recv) = match halves {
             Ok(halves) => halves,
             Err(refusal) => {
-                sender.reply(&key, SessionFrame::Refused { epoch, refusal });
+                link.reply(&key, SessionFrame::Refused { epoch, refusal });
                 return None;
             }
         };
-        if sender.is_plain() {
-            recv.lift_limit(self.room_unread(sender));
+        if link.is_plain() {
+            recv.lift_limit(self.room_unread(link));
         }
-        let end = SessionState::acceptor(sender.id, epoch, limit, send, recv);
-        let shared = SharedSession::new(key, self, source.clone(), origin, end, Some(sender.clone()));
+        let end = SessionState::acceptor(link.id, epoch, limit, send, recv);
+        let shared = SharedSession::new(key, self, source.clone(), origin, end, Some(link.clone()));
         if let Err(first) = self.insert(&shared) {
             // The same Open has just arrived on another link, which another task reads.
             if first.is_of_origin(&open) {
-                first.on_frame(sender, open, Instant::now());
+                first.on_frame(link, open, Instant::now());
             }
             return None;
         }
@@ -411,8 +411,8 @@ impl SessionTable {
             self.clients.lock().remove(&id);
         }
         // Inserted here before it joins the link: a link that ends looks up its sessions in the table.
-        shared.join_first(sender);
-        let dial_timeout = if sender.is_plain() { PLAIN_DIAL_TIMEOUT } else { DIAL_TIMEOUT };
+        shared.join_first(link);
+        let dial_timeout = if link.is_plain() { PLAIN_DIAL_TIMEOUT } else { DIAL_TIMEOUT };
         Some(IncomingSession { session: Session::new(shared), target, client, dial_timeout })
     }
 
@@ -471,7 +471,7 @@ impl SessionTable {
     ///
     /// One is in the process's budget. The other is in the link's, a quarter of it, which applies once half of the
     /// process's budget is in use.
-    pub(crate) fn room_unread(&self, link: &LinkSender) -> PairedReservation {
+    pub(crate) fn room_unread(&self, link: &Link) -> PairedReservation {
         let of_link = link.unread_reservation(self.unreserved.limit() / 4);
         PairedReservation { all: self.unreserved.reservation(), of_link }
     }
@@ -499,14 +499,14 @@ impl SessionTable {
 impl SessionTable {
     /// Handles the end of a link: parks its sessions, or ends them with `why` if the remote cannot resume, and sends
     /// PathLost to the other side of relayed ones. Returns the number of sessions with an end here that ran on it.
-    pub fn link_ended(&self, sender: &LinkSender, why: &SessionError, now: Instant) -> usize {
-        let why = sender.is_plain().then(|| why.clone());
-        let DetachedSessions { own, relayed } = sender.detach_all();
+    pub fn link_ended(&self, link: &Link, why: &SessionError, now: Instant) -> usize {
+        let why = link.is_plain().then(|| why.clone());
+        let DetachedSessions { own, relayed } = link.detach_all();
         let sessions = own.len();
         for shared in own.into_iter().filter_map(|id| self.session(id)) {
-            shared.link_ended(sender.id, why.clone(), now);
+            shared.link_ended(link.id, why.clone(), now);
         }
-        self.relays.link_ended(sender.id, relayed);
+        self.relays.link_ended(link.id, relayed);
         sessions
     }
 
@@ -514,38 +514,36 @@ impl SessionTable {
     /// node, if `meant` accepts the process of their remote end. Returns their number.
     pub fn leave(
         &self,
-        sender: &Arc<LinkSender>,
+        link: &Arc<Link>,
         of: Option<&NodeName>,
         meant: impl Fn(Option<Instance>) -> bool,
     ) -> usize {
-        let sessions = self.on_link(sender, of).into_iter();
-        sessions
-            .filter(|session| meant(session.read(SessionState::instance)) && session.leave(sender))
-            .count()
+        let sessions = self.on_link(link, of).into_iter();
+        sessions.filter(|session| meant(session.read(SessionState::instance)) && session.leave(link)).count()
     }
 
     /// Makes sessions that are relayed over that link take another path: all, or those of one node. Both ends get
     /// PathLost.
-    pub fn detach_relays(&self, sender: &LinkSender, of: Option<&NodeName>) {
-        for id in sender.relayed(of) {
+    pub fn detach_relays(&self, link: &Link, of: Option<&NodeName>) {
+        for id in link.relayed(of) {
             self.relays.path_lost(id, None);
         }
     }
 
     /// Resets every session that runs on that link or is relayed over it, and sends the reason to all their ends.
-    pub fn reset_on(&self, sender: &LinkSender, why: &SessionError) {
-        for session in self.on_link(sender, None) {
+    pub fn reset_on(&self, link: &Link, why: &SessionError) {
+        for session in self.on_link(link, None) {
             session.reset(why.clone());
         }
-        for id in sender.relayed(None) {
+        for id in link.relayed(None) {
             self.relays.reset(id, why);
         }
     }
 
     /// Returns the sessions with an end here that run on that link, in the order in which they joined it: all, or those
     /// of one node.
-    pub(crate) fn on_link(&self, sender: &LinkSender, of: Option<&NodeName>) -> Vec<Arc<SharedSession>> {
-        sender.own(of).into_iter().filter_map(|id| self.session(id)).collect()
+    pub(crate) fn on_link(&self, link: &Link, of: Option<&NodeName>) -> Vec<Arc<SharedSession>> {
+        link.own(of).into_iter().filter_map(|id| self.session(id)).collect()
     }
 }
 

@@ -113,7 +113,7 @@ impl PlainCodec {
                 None
             }
             FrameKind::Session(id, category, frame) => self.send_session_frame(id, category, frame, now),
-            // Never sent on a plain link: its link sender accepts no signals.
+            // Never sent: a plain link accepts no signals.
             _ => None,
         }
     }

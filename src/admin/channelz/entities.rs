@@ -14,8 +14,8 @@ use crate::admin::channelz::wire::{
 };
 use crate::admin::{AdminContext, AdminProcess};
 use tunnel_base::policy::canonical_ip;
-use tunnel_link::sender::LinkSender;
-use tunnel_link::sender::stats::Traffic;
+use tunnel_link::link::Link;
+use tunnel_link::link::stats::Traffic;
 
 /// The entities: the server that accepts links, a channel for each dialled link, and a socket for each link.
 #[derive(Debug)]
@@ -48,13 +48,13 @@ impl Entities {
 
     /// Returns the dialled links.
     pub(super) fn channels(&self) -> EntitiesById<Channel> {
-        let channel = |link: &Arc<LinkSender>| (channel_id(link), self.channel(link));
+        let channel = |link: &Arc<Link>| (channel_id(link), self.channel(link));
         self.links().iter().filter(|link| is_dialled(link)).map(channel).collect()
     }
 
     /// Returns the accepted links.
     pub(super) fn server_sockets(&self) -> EntitiesById<SocketRef> {
-        let socket = |link: &Arc<LinkSender>| (socket_id(link), socket_ref(link));
+        let socket = |link: &Arc<Link>| (socket_id(link), socket_ref(link));
         self.links().iter().filter(|link| !is_dialled(link)).map(socket).collect()
     }
 
@@ -66,22 +66,22 @@ impl Entities {
             local: Some(address(at)),
             ..Socket::default()
         });
-        let socket = |link: &Arc<LinkSender>| (socket_id(link), self.socket(link));
+        let socket = |link: &Arc<Link>| (socket_id(link), self.socket(link));
         self.links().iter().map(socket).chain(listener.map(|listener| (LISTENER, listener))).collect()
     }
 
-    fn links(&self) -> Vec<Arc<LinkSender>> {
+    fn links(&self) -> Vec<Arc<Link>> {
         match &self.admin.side {
             AdminProcess::Cloud(server) => {
                 let nodes =
-                    server.registry.overview(0).linked.into_iter().map(|(_, _, linked, _)| linked.sender);
+                    server.registry.overview(0).linked.into_iter().map(|(_, _, linked, _)| linked.link);
                 nodes.chain(server.peers.iter().flat_map(|peers| peers.links())).collect()
             }
             AdminProcess::Edge(uplinks) => uplinks.all(),
         }
     }
 
-    fn channel(&self, link: &LinkSender) -> Channel {
+    fn channel(&self, link: &Link) -> Channel {
         let target = link.ends().and_then(|ends| ends.remote).map(|at| at.to_string()).unwrap_or_default();
         Channel {
             r#ref: Some(ChannelRef { channel_id: channel_id(link), name: target.clone() }),
@@ -97,7 +97,7 @@ impl Entities {
         }
     }
 
-    fn socket(&self, link: &LinkSender) -> Socket {
+    fn socket(&self, link: &Link) -> Socket {
         let Traffic { sent_messages, received_messages, .. } = link.traffic();
         let made = Some(self.time(link.created_at()));
         let (local_stream, remote_stream) = if is_dialled(link) { (made, None) } else { (None, made) };
@@ -130,21 +130,21 @@ impl Entities {
     }
 }
 
-fn is_dialled(link: &LinkSender) -> bool {
+fn is_dialled(link: &Link) -> bool {
     link.ends().is_some_and(|ends| ends.dialled)
 }
 
-pub(super) fn socket_ref(link: &LinkSender) -> SocketRef {
+pub(super) fn socket_ref(link: &Link) -> SocketRef {
     let name = link.peer.node().map_or_else(|| "a server".to_owned(), ToString::to_string);
     SocketRef { socket_id: socket_id(link), name }
 }
 
 /// Channels have even numbers, sockets odd ones. Link numbers start with 1.
-pub(super) fn channel_id(link: &LinkSender) -> i64 {
+pub(super) fn channel_id(link: &Link) -> i64 {
     count(link.id.0).saturating_mul(2).saturating_add(2)
 }
 
-pub(super) fn socket_id(link: &LinkSender) -> i64 {
+pub(super) fn socket_id(link: &Link) -> i64 {
     channel_id(link).saturating_add(1)
 }
 

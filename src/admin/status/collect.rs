@@ -22,7 +22,7 @@ use crate::registry::peers::Peers;
 use crate::registry::snapshot::RegistrySnapshot;
 use crate::session_io::grants::SessionSubject;
 use tunnel_base::names::{NodeName, ServerDisplayName};
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_link::table::session::view::SessionView;
 
 /// The parts of a server whose status is served.
@@ -121,7 +121,7 @@ impl AdminContext {
         status.links = linked
             .into_iter()
             .map(|(node, role, linked, error)| {
-                let mut link = self.link(node.to_string(), &linked.sender);
+                let mut link = self.link(node.to_string(), &linked.link);
                 match role {
                     LinkRole::Primary => {}
                     LinkRole::Previous => link.state = "previous".into(),
@@ -161,7 +161,7 @@ impl AdminContext {
         }
     }
 
-    fn link(&self, name: String, link: &LinkSender) -> LinkStatus {
+    fn link(&self, name: String, link: &Link) -> LinkStatus {
         let (ends, traffic) = (link.ends(), link.traffic());
         LinkStatus {
             name,

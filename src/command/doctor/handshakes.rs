@@ -158,15 +158,15 @@ async fn call(
         false => Hello::edge_request(&client.node, &token(settings), link_context.table.instance()),
     };
     match tunnel_link::grpc::dial::dial(io, &authority, &client.node, metadata, &link_context).await {
-        Ok(link) => {
+        Ok(reader) => {
             found.add_ok("token", format!("{} accepts it for {}", server.at, client.node));
-            if link.sender.is_plain() {
+            if reader.link.is_plain() {
                 let text = "the server speaks SuperEdge's dialect only, so a session ends with its link";
                 found.add_warning("dialect", text, "run this program as the server too");
             } else {
-                found.add_ok("dialect", link.sender.dialect_name());
+                found.add_ok("dialect", reader.link.dialect_name());
             }
-            link.sender.close();
+            reader.link.close();
         }
         Err(LinkDialError::Refused { .. }) if linked => {}
         Err(why @ LinkDialError::Refused { .. }) if why.is_token_refused() => {

@@ -21,7 +21,7 @@ use crate::session_io::tests::{linked, take};
 use tunnel_base::names::{NameError, NodeName, Target};
 use tunnel_base::policy::zone::NodeZone;
 use tunnel_base::policy::{Rule, network};
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_link::table::SessionTable;
 use tunnel_link::table::handles::IncomingSession;
 use tunnel_net::ByteStream;
@@ -79,7 +79,7 @@ pub(crate) fn context(
     policy: AccessPolicy,
     drain: Drain,
     table: Arc<SessionTable>,
-    link: Option<Arc<LinkSender>>,
+    link: Option<Arc<Link>>,
 ) -> ListenerContext {
     let uplinks = Uplinks::new("edge-1".parse().unwrap());
     link.into_iter().for_each(|link| uplinks.add(link));

@@ -16,7 +16,7 @@ use tracing::info_span;
 use crate::registry::Registry;
 use crate::registry::peers::Peers;
 use tunnel_base::names::{Instance, NodeName};
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_proto::frame::FrameKind;
 
 /// The links over which nodes are announced, one for each peer, by the peer's process.
@@ -26,7 +26,7 @@ pub(crate) struct AnnouncementLinks(Mutex<HashMap<Instance, Arc<AnnouncementLink
 /// A link over which nodes are announced. Any thread adds nodes; one task sends.
 #[derive(Debug)]
 struct AnnouncementLink {
-    link: Arc<LinkSender>,
+    link: Arc<Link>,
     /// The nodes that have connected or disconnected since they were last announced.
     pending: Mutex<HashSet<NodeName>>,
     added: Notify,
@@ -42,7 +42,7 @@ impl Peers {
     }
 
     /// Sends a peer's further announcements over another link than this one, which is unresponsive.
-    pub(crate) fn stop_announcing_over(&self, unresponsive: &LinkSender) {
+    pub(crate) fn stop_announcing_over(&self, unresponsive: &Link) {
         self.announcement_links.0.lock().retain(|_, used| used.link.id != unresponsive.id);
         self.dial_context.links_changed.notify_one();
     }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::registry::peers::{MAX_KNOWN, Peers};
 use tunnel_base::names::NodeName;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_proto::frame::{FrameKind, Load};
 
 /// A peer and its number of nodes.
@@ -33,7 +33,7 @@ impl Peers {
     }
 
     /// Records the load that a peer reports.
-    pub fn handle_load(&self, from: &LinkSender, load: Load) {
+    pub fn handle_load(&self, from: &Link, load: Load) {
         let Some(server) = from.instance else { return };
         let (now, mut loads) = (Instant::now(), self.loads.lock());
         loads.retain(|_, (_, at)| now - *at < LOAD_TTL);
@@ -54,8 +54,8 @@ impl Peers {
                 None => {}
             }
         }
-        for sender in incoming {
-            servers.push((None, sender.instance?));
+        for link in incoming {
+            servers.push((None, link.instance?));
         }
         servers.sort_by_key(|(at, server)| (server.to_bytes(), at.is_none()));
         servers.dedup_by_key(|(_, server)| *server);

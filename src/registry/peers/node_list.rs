@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout};
 use crate::registry::peers::PeerHandle;
 use crate::registry::peers::Peers;
 use tunnel_base::names::NodeName;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_proto::frame::{FrameKind, ListNodes, ListedNode, MAX_PAGE_NODES, NodePage};
 
 /// The nodes of one peer.
@@ -73,7 +73,7 @@ impl Peers {
         PeerNodes { server, nodes, end: end.unwrap_or(NodeListEnd::Silent) }
     }
 
-    async fn list_pages(&self, link: &LinkSender, share: usize, nodes: &mut Vec<ListedNode>) -> NodeListEnd {
+    async fn list_pages(&self, link: &Link, share: usize, nodes: &mut Vec<ListedNode>) -> NodeListEnd {
         let mut after: Option<NodeName> = None;
         loop {
             let request = |question| {
@@ -98,14 +98,14 @@ impl Peers {
     }
 
     /// Answers a peer's request for a page of the nodes that are linked here.
-    pub fn handle_list_nodes(&self, from: &LinkSender, request: &ListNodes) {
+    pub fn handle_list_nodes(&self, from: &Link, request: &ListNodes) {
         let (nodes, more) = self.dial_context.registry.page(request.after.as_ref(), MAX_PAGE_NODES);
         // Without room the peer's request times out.
         let _ = from.node_page(NodePage { question: request.question, nodes, more });
     }
 
     /// Delivers a page. A page that was not requested over that link is dropped.
-    pub fn handle_node_page(&self, from: &LinkSender, page: NodePage) {
+    pub fn handle_node_page(&self, from: &Link, page: NodePage) {
         self.pages.answer(page.question, from, page);
     }
 }

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::registry::peers::peer_dialer::{PeerDialContext, PeerError};
 use tunnel_base::names::{self};
 use tunnel_link::backup::BackupDialer;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 
 /// A peer. One task runs `run` for it.
 ///
@@ -53,10 +53,10 @@ impl Peer {
     }
 
     /// Returns the current link, if any.
-    pub(crate) fn up(&self) -> Option<Arc<LinkSender>> {
+    pub(crate) fn up(&self) -> Option<Arc<Link>> {
         let state = self.state.borrow().clone();
         match state {
-            PeerState::Linked(sender) if !sender.is_closed() => Some(sender),
+            PeerState::Linked(link) if !link.is_closed() => Some(link),
             _ => None,
         }
     }
@@ -189,7 +189,7 @@ impl Peer {
 
     /// Sets the state as if it had just been linked.
     #[cfg(test)]
-    pub(crate) fn set_linked(&self, link: &Arc<LinkSender>) {
+    pub(crate) fn set_linked(&self, link: &Arc<Link>) {
         self.state.send_replace(PeerState::Linked(link.clone()));
     }
 
@@ -211,7 +211,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Peer {
     /// Serves a link until it ends. An unresponsive link is replaced by a new one.
-    async fn serve(&self, mut link: Arc<LinkSender>, second: &mut BackupDialer, context: &PeerDialContext) {
+    async fn serve(&self, mut link: Arc<Link>, second: &mut BackupDialer, context: &PeerDialContext) {
         while let Some(next) = self.serve_one(&link, second, context).await {
             self.state.send_replace(PeerState::Linked(next.clone()));
             link.close();
@@ -223,10 +223,10 @@ impl Peer {
     /// Serves a link until it ends. Returns the backup link if it is unresponsive and that has answered first.
     async fn serve_one(
         &self,
-        link: &Arc<LinkSender>,
+        link: &Arc<Link>,
         second: &mut BackupDialer,
         context: &PeerDialContext,
-    ) -> Option<Arc<LinkSender>> {
+    ) -> Option<Arc<Link>> {
         let server = link.instance.map(tracing::field::debug);
         tracing::info!(link = %link.id, server_addr = %self.at, server, "linked to peer");
         *self.name.lock() = link.ends().and_then(|ends| ends.server_name.clone());
@@ -257,15 +257,15 @@ impl Peer {
 impl Peer {
     /// Returns the link, and makes one if there is none. Waits at most 1 s; a later call only waits for the rest of
     /// that time. For a while after a failure calls do not wait at all. Cancel safe.
-    pub(crate) async fn link(&self) -> Result<Arc<LinkSender>, PeerError> {
+    pub(crate) async fn link(&self) -> Result<Arc<Link>, PeerError> {
         let mut state = self.state.subscribe();
         let started = Instant::now();
         loop {
             let known = state.borrow_and_update().clone();
             let since = match known {
-                PeerState::Linked(sender) if !sender.is_closed() => {
+                PeerState::Linked(link) if !link.is_closed() => {
                     self.mark_used();
-                    return Ok(sender);
+                    return Ok(link);
                 }
                 PeerState::Stopped(why) => return Err(why),
                 PeerState::Failed(until, why) if Instant::now() < until => return Err(why),
@@ -296,7 +296,7 @@ pub(crate) enum PeerState {
     Dialling(Instant, Option<PeerError>),
     /// The last attempt failed; the next one starts no earlier than that time.
     Failed(Instant, PeerError),
-    Linked(Arc<LinkSender>),
+    Linked(Arc<Link>),
     /// Its task has ended, or the address is this server's own.
     Stopped(PeerError),
 }

@@ -20,7 +20,7 @@ use tunnel_base::names::{Host, Instance};
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::{LinkDialError, dial_peer};
 use tunnel_link::link::Link;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link_reader::LinkReader;
 use tunnel_net::dial::dial;
 use tunnel_net::listen::tune_link;
 use tunnel_net::path_mtu;
@@ -83,7 +83,7 @@ impl PeerError {
 pub trait PeerDialer: fmt::Debug + Send + Sync {
     /// Makes a link to the server at an address, as a backup link if `is_backup`, and hands it to the driver. Returns
     /// its sending side. Cancel safe: a dropped call leaves no link.
-    fn dial(&self, at: SocketAddr, is_backup: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>>;
+    fn dial(&self, at: SocketAddr, is_backup: bool) -> BoxFuture<'_, Result<Arc<Link>, PeerError>>;
 }
 
 /// A dialer over TLS. New links are sent to a channel, for their driver.
@@ -93,7 +93,7 @@ pub struct TlsPeerDialer {
     tls: ReloadedValue<PeerTls>,
     pool: BufferPool,
     /// Receives new links, which are driven at the other end.
-    links: mpsc::Sender<Link>,
+    links: mpsc::Sender<LinkReader>,
 }
 
 /// The state shared by the tasks of all peers.
@@ -116,7 +116,7 @@ impl TlsPeerDialer {
         tls: ReloadedValue<PeerTls>,
         pool: BufferPool,
         link_context: LinkContext,
-    ) -> (Arc<Self>, mpsc::Receiver<Link>) {
+    ) -> (Arc<Self>, mpsc::Receiver<LinkReader>) {
         let (links, made) = mpsc::channel(MAX_DIALLED);
         (Arc::new(Self { link_context, tls, pool, links }), made)
     }
@@ -124,7 +124,11 @@ impl TlsPeerDialer {
     /// Makes a link to the peer at an address. Nothing is sent before TLS has proved that it is a peer.
     ///
     /// An error comes with a fixed label for metrics.
-    async fn connect(&self, at: SocketAddr, is_backup: bool) -> Result<Link, (&'static str, PeerError)> {
+    async fn connect(
+        &self,
+        at: SocketAddr,
+        is_backup: bool,
+    ) -> Result<LinkReader, (&'static str, PeerError)> {
         let no = |cause: String| PeerError::NoLink { at, cause };
         let connect = async |_| {
             let socket = dial(&Host::Ip(at.ip()), &[at], CONNECT_TIMEOUT).await.map_err(|e| {
@@ -144,7 +148,7 @@ impl TlsPeerDialer {
         at: SocketAddr,
         is_backup: bool,
         socket: TcpStream,
-    ) -> Result<Link, (&'static str, PeerError)> {
+    ) -> Result<LinkReader, (&'static str, PeerError)> {
         let no = |cause: String| PeerError::NoLink { at, cause };
         let tls = self.tls.load();
         let connector = TlsConnector::from(tls.config.clone());
@@ -168,22 +172,22 @@ impl TlsPeerDialer {
 }
 
 impl PeerDialer for TlsPeerDialer {
-    fn dial(&self, at: SocketAddr, is_backup: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
+    fn dial(&self, at: SocketAddr, is_backup: bool) -> BoxFuture<'_, Result<Arc<Link>, PeerError>> {
         async move {
             let no = |cause: String| PeerError::NoLink { at, cause };
             let made = timeout(CONNECT_TIMEOUT, self.connect(at, is_backup)).await;
             let made =
                 made.unwrap_or_else(|_| Err(("timeout", no(format!("no link within {CONNECT_TIMEOUT:?}")))));
-            let link = made.map_err(|(reason, why)| {
+            let reader = made.map_err(|(reason, why)| {
                 // The list of peers may contain this server's own address; that is no failure.
                 if !matches!(why, PeerError::SelfDial(_)) {
                     self.link_context.metrics.link_dial_failures.count(reason);
                 }
                 why
             })?;
-            let sender = link.sender.clone();
-            self.links.send(link).await.map_err(|_| no("this server is stopping".into()))?;
-            Ok(sender)
+            let link = reader.link.clone();
+            self.links.send(reader).await.map_err(|_| no("this server is stopping".into()))?;
+            Ok(link)
         }
         .boxed()
     }

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::registry::peers::announcements::UNSOLICITED;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_proto::state::LinkId;
 
 /// The questions of one kind that wait for an answer, by number and link: an answer is only accepted from the link over
@@ -24,12 +24,7 @@ pub(crate) struct Questions<A> {
 impl<A> Questions<A> {
     /// Asks the peer at the remote end of a link. `send` sends the question of this number, and returns false if the
     /// link has no room. Returns `None` if the peer does not answer in time. Cancel safe.
-    pub(crate) async fn ask(
-        &self,
-        link: &LinkSender,
-        time: Duration,
-        send: impl FnOnce(u64) -> bool,
-    ) -> Option<A> {
+    pub(crate) async fn ask(&self, link: &Link, time: Duration, send: impl FnOnce(u64) -> bool) -> Option<A> {
         let question = self.next.fetch_add(1, Relaxed);
         let (answer, answered) = oneshot::channel();
         // Inserted before sending, because the answer may arrive on another thread before `send` returns. The guard
@@ -46,7 +41,7 @@ impl<A> Questions<A> {
     }
 
     /// Delivers an answer. One for which no caller waits is dropped.
-    pub(crate) fn answer(&self, question: u64, from: &LinkSender, answer: A) {
+    pub(crate) fn answer(&self, question: u64, from: &Link, answer: A) {
         let waiter = self.pending.lock().remove(&(question, from.id));
         if let Some(waiter) = waiter {
             // This fails only if the caller has just left.

@@ -12,7 +12,7 @@ use crate::registry::peers::node_list::{MAX_LISTED, NodeListEnd};
 use crate::registry::peers::peer_dialer::{PeerDialer, REDIAL_DELAY, TlsPeerDialer};
 use tunnel_base::metrics::Metrics;
 use tunnel_link::grpc::LinkContext;
-use tunnel_link::link::Link;
+use tunnel_link::link_reader::LinkReader;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::ReloadedValue;
@@ -23,7 +23,9 @@ use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::state::LinkId;
 
 /// Returns the peers of a server with this list, at addresses where nothing listens.
-pub(crate) fn peers(list: &[&str]) -> (Arc<Peers>, watch::Sender<Vec<SocketAddr>>, mpsc::Receiver<Link>) {
+pub(crate) fn peers(
+    list: &[&str],
+) -> (Arc<Peers>, watch::Sender<Vec<SocketAddr>>, mpsc::Receiver<LinkReader>) {
     let client = TlsClientConfig { trust: Trust::NoVerify, identity: None, alpn: Vec::new() };
     let name = tls::server_name("cloud.test").unwrap();
     let tls = ReloadedValue::fixed(PeerTls { config: client.load().unwrap().load(), name });
@@ -71,7 +73,7 @@ async fn an_unlisted_peer_remains_until_its_link_closes() {
     let PeerHandle::Known(peer) = peers.all().pop().unwrap() else { panic!("it is on the list") };
     // It is dialled at once, unsuccessfully.
     peers.changes().changed().await.unwrap();
-    let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)));
+    let link = Link::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)));
     peer.set_linked(&link);
     tell.send_replace(vec!["127.0.0.1:2".parse().unwrap()]);
     while !names(&peers.all()).contains(&"127.0.0.1:2".to_owned()) {
@@ -102,7 +104,7 @@ async fn listed_peers_are_dialled_at_once_and_unreachable_ones_reported() {
 struct OwnAddress(AtomicUsize);
 
 impl PeerDialer for OwnAddress {
-    fn dial(&self, at: SocketAddr, _: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
+    fn dial(&self, at: SocketAddr, _: bool) -> BoxFuture<'_, Result<Arc<Link>, PeerError>> {
         let expired = self.0.fetch_add(1, Relaxed) == 0;
         let cause = "the certificate expired".to_owned();
         ready(Err(if expired { PeerError::NotAPeer { at, cause } } else { PeerError::SelfDial(at) })).boxed()
@@ -189,12 +191,12 @@ async fn unlinked_addresses_from_dns_are_bounded_and_expire() {
 #[tokio::test]
 async fn an_answer_is_accepted_only_over_the_link_of_its_query() {
     let (peers, _tell, _made) = peers(&[]);
-    let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)));
+    let link = Link::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)));
     peers.add_incoming(&link, false);
     let server = peers.all().pop().unwrap();
     let node = "node1".parse().unwrap();
     let found = |question| Found { here: true, ..Found::not_here(question) };
-    let other = LinkSender::new(LinkId(8), Remote::Peer, Some(Instance::random()));
+    let other = Link::new(LinkId(8), Remote::Peer, Some(Instance::random()));
     let answers = async {
         while peers.questions.pending.lock().is_empty() {
             tokio::task::yield_now().await;
@@ -225,7 +227,7 @@ fn page(question: u64, names: &[String], more: bool) -> NodePage {
 }
 
 /// Answers each request that is pending, as `answers` does with its number.
-async fn answer_pages(peers: &Peers, link: &LinkSender, answers: impl Fn(u64) -> NodePage) {
+async fn answer_pages(peers: &Peers, link: &Link, answers: impl Fn(u64) -> NodePage) {
     loop {
         let pending: Vec<_> =
             peers.pages.pending.lock().keys().filter(|(_, id)| *id == link.id).copied().collect();
@@ -239,7 +241,7 @@ async fn answer_pages(peers: &Peers, link: &LinkSender, answers: impl Fn(u64) ->
 #[tokio::test(start_paused = true)]
 async fn nodes_of_all_peers_are_listed_and_a_silent_peer_is_reported() {
     let (peers, _tell, _made) = peers(&["127.0.0.1:1"]);
-    let link = |id: u64| LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())));
+    let link = |id: u64| Link::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())));
     let (answering, silent) = (link(7), link(8));
     peers.add_incoming(&answering, false);
     peers.add_incoming(&silent, false);
@@ -253,7 +255,7 @@ async fn nodes_of_all_peers_are_listed_and_a_silent_peer_is_reported() {
     };
     let ends: Vec<_> = listed.iter().map(|one| (one.server.to_string(), one.nodes.len(), &one.end)).collect();
     assert!(matches!(ends[0].2, NodeListEnd::NotLinked(_)), "{ends:?}");
-    let of = |link: &Arc<LinkSender>| {
+    let of = |link: &Arc<Link>| {
         listed.iter().find(|one| one.server.up().is_some_and(|up| up.id == link.id)).unwrap()
     };
     assert_eq!((of(&answering).nodes.len(), &of(&answering).end), (2, &NodeListEnd::Complete));
@@ -264,7 +266,7 @@ async fn nodes_of_all_peers_are_listed_and_a_silent_peer_is_reported() {
 #[tokio::test(start_paused = true)]
 async fn callers_that_wait_for_a_list_share_the_next_one() {
     let (peers, _tell, _made) = peers(&[]);
-    let silent = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)));
+    let silent = Link::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)));
     peers.add_incoming(&silent, false);
     let started = tokio::time::Instant::now();
     let later = async {
@@ -281,7 +283,7 @@ async fn callers_that_wait_for_a_list_share_the_next_one() {
 #[tokio::test(start_paused = true)]
 async fn the_node_list_of_a_peer_is_truncated_at_its_limit() {
     let (peers, _tell, _made) = peers(&[]);
-    let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)));
+    let link = Link::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)));
     peers.add_incoming(&link, false);
     let full = |question: u64| {
         let names: Vec<_> = (0..MAX_PAGE_NODES).map(|n| format!("node-{question}-{n}")).collect();
@@ -305,7 +307,7 @@ async fn the_node_list_of_a_peer_is_truncated_at_its_limit() {
 #[tokio::test(start_paused = true)]
 async fn a_relinked_peer_is_queried_over_the_newer_link_and_the_dead_one_closes() {
     let (peers, _tell, _made) = peers(&[]);
-    let link = |id| LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(7)));
+    let link = |id| Link::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(7)));
     let (old, new) = (link(1), link(2));
     peers.add_incoming(&old, false);
     peers.add_incoming(&new, false);
@@ -322,7 +324,7 @@ async fn a_peer_linked_in_both_directions_is_queried_once() {
     let PeerHandle::Known(known) = peers.all().pop().unwrap() else { panic!("it is on the list") };
     // It is dialled at once, unsuccessfully.
     peers.changes().changed().await.unwrap();
-    let link = |id| LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(7)));
+    let link = |id| Link::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(7)));
     peers.add_incoming(&link(1), false);
     assert_eq!(peers.all().len(), 2, "not yet known to be the same server");
     known.set_linked(&link(2));
@@ -357,7 +359,7 @@ async fn a_new_peer_link_wakes_waiters_for_a_node() {
     let (peers, _tell, _made) = peers(&[]);
     let registry = peers.dial_context.registry.clone();
     let arrival = registry.arrival(&"node1".parse().unwrap());
-    let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)));
+    let link = Link::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)));
     peers.add_incoming(&link, false);
     assert!(arrival.wait().now_or_never().is_some());
 }
@@ -367,7 +369,7 @@ async fn loads_are_valid_while_fresh_and_if_all_peers_report() {
     let (peers, tell, _made) = peers(&["127.0.0.1:1"]);
     let PeerHandle::Known(listed) = peers.all().pop().unwrap() else { panic!("it is on the list") };
     peers.changes().changed().await.unwrap();
-    let link = |id: u64| LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())));
+    let link = |id: u64| Link::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())));
     let load = |nodes| Load { nodes, stopping: false };
     let (dialled, incoming) = (link(7), link(8));
     peers.add_incoming(&incoming, false);
@@ -383,7 +385,7 @@ async fn loads_are_valid_while_fresh_and_if_all_peers_report() {
     peers.remove(&incoming);
     assert_eq!(peers.loads(), Some(vec![known]));
     // The same server has also made a link from its side.
-    let same = LinkSender::new(LinkId(9), Remote::Peer, dialled.instance);
+    let same = Link::new(LinkId(9), Remote::Peer, dialled.instance);
     peers.add_incoming(&same, false);
     assert_eq!(peers.loads(), Some(vec![known]));
     tokio::time::advance(Duration::from_secs(20)).await;
@@ -395,7 +397,7 @@ async fn loads_are_valid_while_fresh_and_if_all_peers_report() {
 async fn loads_of_many_instances_are_bounded() {
     let (peers, _tell, _made) = peers(&[]);
     for id in 0..MAX_KNOWN as u64 + 10 {
-        let link = LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())));
+        let link = Link::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())));
         peers.handle_load(&link, Load { nodes: 1, stopping: false });
     }
     assert_eq!(peers.loads.lock().len(), MAX_KNOWN);

@@ -16,8 +16,8 @@ use crate::session_io::REVOKED;
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{NodeName, SessionId, Target};
+use tunnel_link::link::Link;
 use tunnel_link::relay::RelayedEdgeSession;
-use tunnel_link::sender::LinkSender;
 use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
@@ -25,7 +25,7 @@ use tunnel_proto::frame::{ErrorCode, SessionError};
 #[derive(Debug, Clone)]
 pub(crate) struct RequestFromEdge {
     pub(super) session: SessionId,
-    pub(super) from: Arc<LinkSender>,
+    pub(super) from: Arc<Link>,
     pub(super) node: NodeName,
     pub(super) target: Target,
 }

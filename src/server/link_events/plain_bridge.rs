@@ -10,15 +10,15 @@ use crate::acceptor::LISTENER;
 use crate::server::ServerContext;
 use crate::server::link_events::edge_access::RequestFromEdge;
 use crate::server::link_events::{BridgeRequester, bridge, refuse_offer};
+use tunnel_link::link::Link;
 use tunnel_link::relay::bindings::RelayOutcome;
-use tunnel_link::sender::LinkSender;
 use tunnel_link::table::TableFull;
 use tunnel_link::table::handles::{IncomingSession, OpenOutcome, Session};
 use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{ErrorCode, Remote, SessionError};
 
 /// Accepts the request as the end of the session, and opens a plain session to the node.
-pub(crate) fn accept_for_plain(request: RelayRequest, plain: Arc<LinkSender>, shared: &Arc<ServerContext>) {
+pub(crate) fn accept_for_plain(request: RelayRequest, plain: Arc<Link>, shared: &Arc<ServerContext>) {
     let of_edge = matches!(request.from().peer, Remote::Edge(_));
     let access =
         if of_edge { BridgeRequester::Edge(RequestFromEdge::of(&request)) } else { BridgeRequester::Peer };
@@ -30,7 +30,7 @@ pub(crate) fn accept_for_plain(request: RelayRequest, plain: Arc<LinkSender>, sh
 /// Like [`accept_for_plain`], with access that the caller has judged. Returns when the session is over.
 pub(crate) async fn bridge_to_plain(
     request: RelayRequest,
-    plain: Arc<LinkSender>,
+    plain: Arc<Link>,
     access: BridgeRequester,
     shared: Arc<ServerContext>,
 ) -> RelayOutcome {
@@ -47,7 +47,7 @@ pub(crate) async fn bridge_to_plain(
 /// Opens a plain session to the offer's node.
 async fn open_plain(
     offer: &IncomingSession,
-    plain: &Arc<LinkSender>,
+    plain: &Arc<Link>,
     shared: &ServerContext,
 ) -> Result<Session, SessionError> {
     let (client, table) = (offer.client().to_owned(), &shared.link_context.table);

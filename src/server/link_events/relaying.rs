@@ -12,7 +12,7 @@ use crate::registry::node_not_found::NodeNotFound;
 use crate::route::{MOVE_WAIT, PathProvider, PathSearch};
 use crate::server::ServerContext;
 
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{ErrorCode, Remote, SessionError};
 
@@ -39,7 +39,7 @@ impl ServerContext {
         &self,
         request: RelayRequest,
         room: &SearchPermits,
-    ) -> Option<(RelayRequest, Arc<LinkSender>)> {
+    ) -> Option<(RelayRequest, Arc<Link>)> {
         let (node, instance) = (request.node().clone(), request.instance());
         // An edge serves its own node itself, so with that name it means the cloud.
         let own = matches!(&request.from().peer, Remote::Edge(edge) if *edge == node);
@@ -74,7 +74,7 @@ impl ServerContext {
             if let Some(plain) = search.plain() {
                 return Some((request, plain));
             }
-            if !search.ask(|path| request.try_path(&path.sender), request.path_failed()).await {
+            if !search.ask(|path| request.try_path(&path.link), request.path_failed()).await {
                 return None;
             }
             first = false;
@@ -85,22 +85,22 @@ impl ServerContext {
     /// used here, so there is at most one hop between servers.
     ///
     /// Returns the request like [`Self::relay`].
-    pub(super) fn pass(&self, request: RelayRequest) -> Option<(RelayRequest, Arc<LinkSender>)> {
-        let Some(linked) = self.registry.link_of(request.node()).filter(|linked| !linked.sender.is_closed())
+    pub(super) fn pass(&self, request: RelayRequest) -> Option<(RelayRequest, Arc<Link>)> {
+        let Some(linked) = self.registry.link_of(request.node()).filter(|linked| !linked.link.is_closed())
         else {
             let why = format!("node {} is not linked to this server", request.node());
             request.refuse(SessionError::new(ErrorCode::NodeNotConnected, why));
             return None;
         };
-        if request.instance().is_some_and(|required| linked.sender.instance != Some(required)) {
+        if request.instance().is_some_and(|required| linked.link.instance != Some(required)) {
             let why = format!("node {} is linked by another process", request.node());
             request.refuse(SessionError::new(ErrorCode::UnknownSession, why));
             return None;
         }
-        if linked.sender.is_plain() {
-            return Some((request, linked.sender));
+        if linked.link.is_plain() {
+            return Some((request, linked.link));
         }
-        request.pass(&linked.sender);
+        request.pass(&linked.link);
         None
     }
 }

@@ -170,7 +170,7 @@ impl TestServer {
         let links = self.server.registry.nodes();
         for node in links {
             if let Some(linked) = self.link(node.as_str()) {
-                wait_until("the link has no sessions", || linked.sender.sessions() == 0).await;
+                wait_until("the link has no sessions", || linked.link.sessions() == 0).await;
             }
         }
     }

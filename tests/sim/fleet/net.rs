@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 use tracing::Span;
 use tunnel::registry::peers::peer_dialer::{PeerDialer, PeerError};
 use tunnel_base::names::{Instance, NodeName};
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_net::resolver::{DnsLookupError, Lookup};
 use tunnel_proto::frame::Remote;
 use tunnel_proto::state::LinkId;
@@ -135,7 +135,7 @@ impl Wires {
 }
 
 impl PeerDialer for Wires {
-    fn dial(&self, at: SocketAddr, is_backup: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
+    fn dial(&self, at: SocketAddr, is_backup: bool) -> BoxFuture<'_, Result<Arc<Link>, PeerError>> {
         async move {
             // Time for a connection, TLS and the call.
             sleep(3 * LATENCY).await;
@@ -150,7 +150,7 @@ impl PeerDialer for Wires {
                 sleep(Duration::from_secs(1)).await;
                 return Err(PeerError::NoLink { at, cause: "no answer".to_owned() });
             }
-            let end = |instance| LinkSender::new(LinkId(self.net.number()), Remote::Peer, Some(instance));
+            let end = |instance| Link::new(LinkId(self.net.number()), Remote::Peer, Some(instance));
             let (there, back) = (end(far.own), end(self.own));
             far.peers.add_incoming(&back, is_backup);
             near.drain.spawn(Span::none(), carry([near.clone(), far.clone()], [there.clone(), back.clone()]));
@@ -162,7 +162,7 @@ impl PeerDialer for Wires {
 }
 
 /// Transfers frames from one end of a link to the other, until one of them is closed.
-async fn carry([near, far]: [Arc<SimServer>; 2], [end, other]: [Arc<LinkSender>; 2]) {
+async fn carry([near, far]: [Arc<SimServer>; 2], [end, other]: [Arc<Link>; 2]) {
     loop {
         let mut frames = Vec::new();
         near.figures.waits(end.waiting());

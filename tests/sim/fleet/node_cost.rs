@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use prost::Message as _;
 use tunnel_base::names::NodeName;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::frame::{Found, Frame, FrameKind, Remote};
 use tunnel_proto::state::LinkId;
@@ -39,9 +39,8 @@ async fn measure() {
         .map(|n| SimServer::start(&net, (Ipv4Addr::new(10, 0, 0, n), 9000).into()))
         .collect::<Vec<_>>();
     let (names, others) = (|| (0..30_000).map(|n| format!("node-{n:07}").parse::<NodeName>().unwrap()), 3);
-    let links: Vec<_> = (0..others)
-        .map(|n| LinkSender::new(LinkId(1 << 40 | n), Remote::Peer, Some(net.instance())))
-        .collect();
+    let links: Vec<_> =
+        (0..others).map(|n| Link::new(LinkId(1 << 40 | n), Remote::Peer, Some(net.instance()))).collect();
     let (process, before) = (net.instance(), memory());
     for server in &servers {
         for (node, from) in names().zip(links.iter().cycle()) {

@@ -15,7 +15,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::zone::NodeZone;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::Remote;
 use tunnel_proto::state::LinkId;
@@ -85,16 +85,16 @@ impl Cloud {
         let (name, at) = &mut self.nodes[node];
         *at = server;
         self.links += 1;
-        let sender = LinkSender::new(LinkId(self.links), Remote::Edge(name.clone()), None);
+        let link = Link::new(LinkId(self.links), Remote::Edge(name.clone()), None);
         let from = (self.servers[server].ip, 1).into();
-        let linked = LinkedNode { sender, from, ips: Arc::default() };
+        let linked = LinkedNode { link, from, ips: Arc::default() };
         self.servers[server].registry.insert(linked, false);
     }
 
     fn disconnect(&self, node: usize) {
         let (name, server) = &self.nodes[node];
         let registry = &self.servers[*server].registry;
-        registry.remove(&registry.link_of(name).unwrap().sender);
+        registry.remove(&registry.link_of(name).unwrap().link);
     }
 
     /// Moves these nodes to the next server each, as fast as servers accept them.

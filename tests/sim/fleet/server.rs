@@ -22,7 +22,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_base::policy::zone::NodeZone;
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_proto::frame::{Found, Frame, FrameKind, Load, Remote};
 use tunnel_proto::halves::WindowLimits;
@@ -94,8 +94,8 @@ impl SimServer {
     /// Connects a node's edge to this server.
     pub(crate) fn links(self: &Arc<Self>, net: &Net, node: &NodeName, process: Instance) {
         let (id, peer) = (LinkId(net.number()), Remote::Edge(node.clone()));
-        let sender = LinkSender::new(id, peer, Some(process));
-        let linked = LinkedNode { sender: sender.clone(), from: self.at, ips: Arc::default() };
+        let link = Link::new(id, peer, Some(process));
+        let linked = LinkedNode { link: link.clone(), from: self.at, ips: Arc::default() };
         self.registry.insert(linked, false);
         net.publish(node, self.at.ip());
         self.finder.on_linked(node);
@@ -105,22 +105,22 @@ impl SimServer {
     /// Closes a node's link to this server.
     pub(crate) fn loses(&self, net: &Net, node: &NodeName) {
         if let Some(linked) = self.registry.link_of(node) {
-            linked.sender.close();
-            self.registry.remove(&linked.sender);
+            linked.link.close();
+            self.registry.remove(&linked.link);
             self.finder.on_unlinked(node);
             net.withdraw(node, self.at.ip());
         }
     }
 
     /// Handles a frame of another server, like the driver of a link.
-    pub(crate) fn handle_frame(self: &Arc<Self>, from: &Arc<LinkSender>, frame: Frame) {
+    pub(crate) fn handle_frame(self: &Arc<Self>, from: &Arc<Link>, frame: Frame) {
         self.figures.count_received();
         match frame.body {
             FrameKind::Ping(number) => from.pong(number),
             FrameKind::Pong(Some(number)) => drop(from.handle_pong(number, Instant::now())),
             FrameKind::Find(question) => {
                 if let Some(linked) = self.registry.link_of(&frame.node) {
-                    linked.sender.handle_received(Instant::now());
+                    linked.link.handle_received(Instant::now());
                 }
                 self.finder.handle_find(from, &frame.node, question);
             }
@@ -154,9 +154,9 @@ impl SimServer {
     async fn edge_answers(&self, node: &NodeName) {
         let Some(linked) = self.registry.link_of(node) else { return pending().await };
         poll_fn(|cx| {
-            while let Some(frame) = ready!(linked.sender.poll_pull(cx, Instant::now())) {
+            while let Some(frame) = ready!(linked.link.poll_pull(cx, Instant::now())) {
                 if let FrameKind::Ping(Some(number)) = frame.body {
-                    linked.sender.handle_pong(number, Instant::now());
+                    linked.link.handle_pong(number, Instant::now());
                 }
             }
             Poll::Pending
@@ -174,8 +174,8 @@ impl SimServer {
 
     /// Returns true if a search leads to `there`. A path to another server is invalidated, as sessions do it.
     pub(crate) async fn finds(&self, node: &NodeName, there: &Self) -> bool {
-        let leads = |path: &Path| match &path.sender.peer {
-            Remote::Peer => path.sender.instance == Some(there.own),
+        let leads = |path: &Path| match &path.link.peer {
+            Remote::Peer => path.link.instance == Some(there.own),
             _ => self.own == there.own,
         };
         match self.finder.find_path(node, None, None).await {

@@ -18,10 +18,10 @@ use crate::grpc::call_body::CallBody;
 use crate::grpc::enrol::{self, EnrolRequest};
 use crate::grpc::read_ahead::{BoundedReadStream, ReadAhead};
 use crate::grpc::{FRAME, GRPC, LinkContext, METADATA, PATH, SEND_BUFFER, WINDOW, ends, outbound};
-use crate::link::{Link, RemoteInfo};
+use crate::link::stats::LinkDescription;
+use crate::link_reader::{LinkReader, RemoteInfo};
 use crate::liveness::{HTTP2_PING_EDGE_AFTER, HTTP2_PING_TIMEOUT};
 use crate::plain;
-use crate::sender::stats::LinkDescription;
 use tunnel_base::names::{NodeName, UserName};
 use tunnel_net::limiter::Permit;
 use tunnel_net::path_mtu::padding;
@@ -204,7 +204,7 @@ impl Call {
     /// Accepts the call and returns its link to `peer`, which is who the caller has proved to be.
     ///
     /// Takes the box, because a caller that moves the call out of it keeps the empty box for as long as the link lives.
-    pub fn accept(self: Box<Self>, peer: Remote) -> Link {
+    pub fn accept(self: Box<Self>, peer: Remote) -> LinkReader {
         let instance = self.caller.instance();
         let mut is_interactive = false;
         if let LinkCaller::Edge(hello) = &self.caller {
@@ -213,8 +213,8 @@ impl Call {
         }
         let LinkConnectionState { link_context, ahead, tcp_info, connection, accepted } = self.shared;
         let outbound = outbound(peer, instance, &link_context);
-        outbound.sender.set_tcp_info_reader(tcp_info);
-        outbound.sender.set_endpoints(self.ends);
+        outbound.link.set_tcp_info_reader(tcp_info);
+        outbound.link.set_endpoints(self.ends);
         let mut response = Response::new(CallBody::Stream { outbound: outbound.clone(), trailers: true });
         *response.headers_mut() = Hello::response(link_context.table.instance());
         if let Some(name) = &link_context.server_name {
@@ -224,7 +224,7 @@ impl Call {
         accepted.cancel();
         // Fails only if the connection is closed; then the link's first read fails too.
         let _ = self.answer.send(Some(response));
-        Link::new(
+        LinkReader::new(
             outbound,
             RemoteInfo { answers: true, is_interactive, incoming: self.incoming, ahead, connection },
             link_context.table,

@@ -2,17 +2,20 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf as _, Bytes};
 use http::HeaderMap;
 use http_body::Frame;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use tonic::Status;
 
-use crate::link::OutboundStream;
-use crate::sender::LinkSender;
-use tunnel_proto::codec::EncodedMessage;
+use crate::link::Link;
+use crate::plain::PlainRemote;
+use tunnel_proto::codec::extended::to_message;
+use tunnel_proto::codec::{EncodedMessage, encode};
 
 /// The body that one end of the call sends.
 #[derive(Debug, Default)]
@@ -68,7 +71,7 @@ impl http_body::Body for CallBody {
                     if let Some(chunk) = ready!(outbound.poll_message(cx)) {
                         return Poll::Ready(Some(Ok(Frame::data(chunk))));
                     }
-                    let last = trailers.then(|| status(&outbound.sender));
+                    let last = trailers.then(|| status(&outbound.link));
                     *self = Self::Refused;
                     if let Some(last) = last {
                         return Poll::Ready(Some(Ok(Frame::trailers(last))));
@@ -90,10 +93,33 @@ impl http_body::Body for CallBody {
 }
 
 /// Returns the status with which a server ends a link: OK, unless another process has the edge's name.
-fn status(link: &LinkSender) -> HeaderMap {
+fn status(link: &Link) -> HeaderMap {
     let taken = link.close_reason().map(Status::already_exists);
     let mut trailers = HeaderMap::new();
     // Fails only if the message cannot be a header. An encoded message always can.
     let _ = taken.unwrap_or_else(|| Status::ok("")).add_header(&mut trailers);
     trailers
+}
+
+/// The outbound side of a link: supplies what the stream sends next.
+#[derive(Debug, Clone)]
+pub(crate) struct OutboundStream {
+    pub(crate) link: Arc<Link>,
+    /// Represents the remote if that is plain.
+    pub(crate) plain: Option<Arc<PlainRemote>>,
+}
+
+impl OutboundStream {
+    /// Polls for the next message to send. Returns `None` once the link is closed.
+    pub(crate) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<EncodedMessage>> {
+        if let Some(plain) = &self.plain {
+            return plain.poll_message(cx);
+        }
+        let frame = ready!(self.link.poll_pull(cx, Instant::now()));
+        Poll::Ready(frame.map(|frame| {
+            let message = to_message(frame);
+            self.link.count_sent(message.data.len());
+            encode(message)
+        }))
+    }
 }

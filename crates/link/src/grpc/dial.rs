@@ -11,14 +11,14 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Code, Status};
 use tracing::Span;
 
-use crate::grpc::call_body::CallBody;
+use crate::grpc::call_body::{CallBody, OutboundStream};
 use crate::grpc::link_end::cause;
 use crate::grpc::read_ahead::{BoundedReadStream, ReadAhead};
 use crate::grpc::{FRAME, GRPC, LinkContext, METADATA, PATH, SEND_BUFFER, WINDOW, ends, outbound};
-use crate::link::{Link, OutboundStream, RemoteInfo};
+use crate::link::stats::LinkDescription;
+use crate::link_reader::{LinkReader, RemoteInfo};
 use crate::liveness::{HTTP2_PING_AFTER, HTTP2_PING_TIMEOUT};
 use crate::plain;
-use crate::sender::stats::LinkDescription;
 use tunnel_base::logging::printable::printable;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_net::path_mtu::padding;
@@ -142,7 +142,7 @@ pub async fn dial<IO>(
     node: &NodeName,
     metadata: HeaderMap,
     link_context: &LinkContext,
-) -> Result<Link, LinkDialError>
+) -> Result<LinkReader, LinkDialError>
 where
     IO: Connection + 'static,
 {
@@ -159,7 +159,7 @@ pub async fn dial_peer<IO>(
     authority: &str,
     is_backup: bool,
     link_context: &LinkContext,
-) -> Result<Link, LinkDialError>
+) -> Result<LinkReader, LinkDialError>
 where
     IO: Connection + 'static,
 {
@@ -207,16 +207,16 @@ impl LinkCallResponse {
         Ok(())
     }
 
-    fn link(self, peer: Remote, link_context: &LinkContext) -> Link {
+    fn link(self, peer: Remote, link_context: &LinkContext) -> LinkReader {
         let outbound = outbound(peer, self.instance, link_context);
-        outbound.sender.set_tcp_info_reader(self.tcp_info);
-        outbound.sender.set_endpoints(self.ends);
+        outbound.link.set_tcp_info_reader(self.tcp_info);
+        outbound.link.set_endpoints(self.ends);
         // Fails only if the body was dropped with its connection; then the link's first read fails too.
         let _ = self.agree.send(outbound.clone());
         let connection = self.connection.disarm();
         let (incoming, ahead) = (self.incoming, self.ahead);
         let far = RemoteInfo { answers: false, is_interactive: false, incoming, ahead, connection };
-        Link::new(outbound, far, link_context.table.clone(), link_context.metrics.clone())
+        LinkReader::new(outbound, far, link_context.table.clone(), link_context.metrics.clone())
     }
 }
 

@@ -10,7 +10,7 @@ use crate::liveness::STALLED;
 use tunnel_base::logging::printable::printable;
 use tunnel_proto::codec::DecodeError;
 
-/// The reason why a link ended, returned by [`Link::next`](crate::link::Link::next).
+/// The reason why a link ended, returned by [`LinkReader::next`](crate::link_reader::LinkReader::next).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LinkEnd {
     /// The remote ended the stream, or the connection broke.

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use tokio::sync::{Notify, oneshot};
 use tracing::{Level, debug, enabled};
 
+use crate::link::Link;
 use crate::relay::SearchGuard;
 use crate::relay::queue::{QueueFull, RelayQueue};
 use crate::relay::request::Attempt;
 use crate::schedule::frame_source::FrameSource as _;
-use crate::sender::LinkSender;
 use tunnel_base::names::{SessionId, Target};
 use tunnel_proto::frame::{ErrorCode, Opener, SessionError, SessionFrame, SessionKey};
 use tunnel_proto::state::LinkId;
@@ -176,7 +176,7 @@ impl Drop for BindingEndReporter {
 /// One side of a session: its link, and what waits there.
 #[derive(Debug, Clone)]
 pub(super) struct RelayLeg {
-    pub(super) link: Arc<LinkSender>,
+    pub(super) link: Arc<Link>,
     pub(super) queue: Arc<RelayQueue>,
 }
 

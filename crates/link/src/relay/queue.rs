@@ -25,7 +25,7 @@ use tunnel_proto::state::{ControlPriority, LinkId};
 pub(crate) struct RelayQueue {
     key: SessionKey,
     queue: Mutex<RelayQueueState>,
-    /// Set once it is closed. The link sender reads it without the queue's lock, to drop stale entries. An outdated
+    /// Set once it is closed. The link reads it without the queue's lock, to drop stale entries. An outdated
     /// read only keeps an entry a little longer.
     closed: AtomicBool,
     /// Bytes of data received so far.

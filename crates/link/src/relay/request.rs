@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
-use crate::sender::LinkSender;
+use crate::link::Link;
 use tunnel_base::names::Target;
 use tunnel_proto::frame::{Opener, SessionFrame, SessionKey};
 
@@ -13,7 +13,7 @@ use tunnel_proto::frame::{Opener, SessionFrame, SessionKey};
 pub(crate) struct Attempt {
     pub(crate) key: SessionKey,
     pub(crate) epoch: u64,
-    pub(crate) from: Arc<LinkSender>,
+    pub(crate) from: Arc<Link>,
     /// The opener of the session.
     pub(crate) opener: Option<Opener>,
     pub(crate) target: Target,
@@ -49,7 +49,7 @@ pub(super) struct SearchGuard(pub(super) Arc<Notify>);
 
 impl Attempt {
     /// Creates an attempt for an Open or Resume. Returns `None` for any other frame.
-    pub(crate) fn new(from: Arc<LinkSender>, key: SessionKey, frame: &SessionFrame) -> Option<Self> {
+    pub(crate) fn new(from: Arc<Link>, key: SessionKey, frame: &SessionFrame) -> Option<Self> {
         let (SessionFrame::Open { epoch, opener, target, .. }
         | SessionFrame::Resume { epoch, opener, target, .. }) = frame
         else {

@@ -22,8 +22,8 @@ const ID: u128 = 7;
 
 struct Relay {
     table: Arc<SessionTable>,
-    client: Arc<LinkSender>,
-    edge: Arc<LinkSender>,
+    client: Arc<Link>,
+    edge: Arc<Link>,
 }
 
 fn id() -> SessionId {
@@ -38,8 +38,8 @@ fn node() -> NodeName {
     "edge1".parse().unwrap()
 }
 
-fn link(number: u64, peer: Remote) -> Arc<LinkSender> {
-    LinkSender::new(LinkId(number), peer, Some(Instance::from_bits(u128::from(number))))
+fn link(number: u64, peer: Remote) -> Arc<Link> {
+    Link::new(LinkId(number), peer, Some(Instance::from_bits(u128::from(number))))
 }
 
 impl Relay {
@@ -62,18 +62,18 @@ impl Relay {
         relay
     }
 
-    fn on_frame(&self, from: &Arc<LinkSender>, frame: SessionFrame) -> Option<LinkEvent> {
+    fn on_frame(&self, from: &Arc<Link>, frame: SessionFrame) -> Option<LinkEvent> {
         self.table.on_frame(from, key(id()), frame, Instant::now())
     }
 
-    fn ask(&self, from: &Arc<LinkSender>, frame: SessionFrame) -> Option<RelayRequest> {
+    fn ask(&self, from: &Arc<Link>, frame: SessionFrame) -> Option<RelayRequest> {
         match self.on_frame(from, frame)? {
             LinkEvent::RelayRequest(request) => Some(request),
             other => panic!("{other:?}"),
         }
     }
 
-    fn end(&self, link: &LinkSender) {
+    fn end(&self, link: &Link) {
         let _ = self.table.link_ended(
             link,
             &SessionError::new(ErrorCode::Cancelled, "link closed"),
@@ -87,7 +87,7 @@ impl Relay {
 }
 
 /// Returns the next frame on a link; pings are answered at once.
-fn next(link: &LinkSender) -> Option<SessionFrame> {
+fn next(link: &Link) -> Option<SessionFrame> {
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
     while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
         match frame.body {
@@ -100,7 +100,7 @@ fn next(link: &LinkSender) -> Option<SessionFrame> {
 }
 
 /// Returns all frames that wait on a link now.
-fn frames(link: &LinkSender) -> Vec<SessionFrame> {
+fn frames(link: &Link) -> Vec<SessionFrame> {
     std::iter::from_fn(|| next(link)).collect()
 }
 
@@ -169,7 +169,7 @@ async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
     // The server replaces the opener in an edge's frame with that edge.
     let mut passed = frames(&relay.edge);
     assert_eq!(passed.pop().and_then(|mut frame| frame.opener()?.take()), "node/opener".parse().ok());
-    let goes_on = |opener: &Arc<LinkSender>| {
+    let goes_on = |opener: &Arc<Link>| {
         relay.on_frame(opener, data("up"));
         relay.on_frame(&relay.edge, data("down"));
         assert_eq!((frames(&relay.edge), frames(opener)), (vec![data("up")], vec![data("down")]));
@@ -329,7 +329,7 @@ async fn a_break_stays_behind_its_data_and_is_answered_by_the_far_end() {
 #[tokio::test]
 async fn there_is_one_hop_between_servers_and_no_path_back() {
     let relay = Relay::new();
-    let back = LinkSender::new(LinkId(5), Remote::Edge(node()), relay.client.instance);
+    let back = Link::new(LinkId(5), Remote::Edge(node()), relay.client.instance);
     for to in [link(3, Remote::Peer), relay.client.clone(), back] {
         relay.ask(&relay.client, open(1)).unwrap().pass(&to);
         assert!(
@@ -504,7 +504,7 @@ async fn a_link_that_takes_nothing_leaves_room_for_others() {
 #[tokio::test]
 async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask() {
     let relay = Relay::new();
-    let ask = |from: &Arc<LinkSender>, id: u128, frame: SessionFrame| {
+    let ask = |from: &Arc<Link>, id: u128, frame: SessionFrame| {
         let id = SessionId::from_bits(id);
         relay.table.on_frame(from, key(id), frame, Instant::now())
     };

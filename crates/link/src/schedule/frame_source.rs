@@ -1,6 +1,6 @@
 //! The trait of frame sources: an end of a session, or a relay queue.
 //!
-//! The link sender knows no sessions, only this trait, so the modules above may depend on it.
+//! The link knows no sessions, only this trait, so the modules above may depend on it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl Turn {
 }
 
 /// A source of frames that waits to send on a link. It creates each frame when the link can take it, under its own
-/// lock; the link sender calls it without holding its own.
+/// lock; the link calls it without holding its own.
 pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
     /// Returns the session that its frames are about.
     fn key(&self) -> &SessionKey;

@@ -113,7 +113,7 @@ mod tests {
 
     use bytes::Bytes;
 
-    use crate::sender::LinkSender;
+    use crate::link::Link;
     use crate::table::SessionLimits;
     use tunnel_base::metrics::Metrics;
     use tunnel_base::names::Instance;
@@ -126,16 +126,16 @@ mod tests {
 
     const SESSIONS: usize = 8;
 
-    fn table(memory: usize) -> (Arc<SessionTable>, Arc<LinkSender>) {
+    fn table(memory: usize) -> (Arc<SessionTable>, Arc<Link>) {
         let windows = WindowLimits { start: 1000, max: 1000 };
         let limits =
             SessionLimits { windows, memory, sessions: SESSIONS, resume_timeout: Duration::from_secs(60) };
         let table = SessionTable::new(Instance::from_bits(1), limits, Metrics::edge());
-        (table, LinkSender::new(LinkId(1), Remote::Edge("node1".parse().unwrap()), Some(Instance::random())))
+        (table, Link::new(LinkId(1), Remote::Edge("node1".parse().unwrap()), Some(Instance::random())))
     }
 
     /// Returns a session that was aborted with undelivered bytes which the remote has no room for.
-    async fn broken(table: &Arc<SessionTable>, link: &Arc<LinkSender>, bytes: usize) -> SessionId {
+    async fn broken(table: &Arc<SessionTable>, link: &Arc<Link>, bytes: usize) -> SessionId {
         let node = "node1".parse().unwrap();
         let opening =
             table.open(node, "node1:22".parse().unwrap(), SessionCategory::Ssh, "c".into(), "test").unwrap();

@@ -9,8 +9,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use crate::link::Link;
 use crate::lock::store_waker;
-use crate::sender::LinkSender;
 use crate::table::session::{AnyPermit, SearchTicket, SharedSession};
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_net::ByteStream;
@@ -71,7 +71,7 @@ impl PendingOpen {
 
     /// Sends the request over a link; `process` is the process that has the node, if known. May be repeated with
     /// another link.
-    pub fn ask(&self, link: &Arc<LinkSender>, process: Option<Instance>) {
+    pub fn ask(&self, link: &Arc<Link>, process: Option<Instance>) {
         self.0.shared.ask(link, process, false);
     }
 
@@ -200,7 +200,7 @@ impl ParkedSession {
     }
 
     /// Sends Resume over a link, or over its interactive link if the session should run there.
-    pub fn resume(&self, link: &Arc<LinkSender>) {
+    pub fn resume(&self, link: &Arc<Link>) {
         self.shared.ask(&link.link_for(self.id()), None, true);
     }
 
@@ -303,12 +303,12 @@ impl SessionMonitor {
     /// Returns since when the session has had no path, or the remote of its link has not answered; `None` if its path
     /// works.
     pub fn lost_since(&self) -> Option<Instant> {
-        let (lost, sender) = {
+        let (lost, link) = {
             let inner = self.0.lock();
             let lost = inner.lost.filter(|_| inner.state.needs_path()).map(|loss| loss.at);
-            (lost, inner.sender.clone())
+            (lost, inner.link.clone())
         };
-        lost.or_else(|| sender?.unresponsive_since(Instant::now()))
+        lost.or_else(|| link?.unresponsive_since(Instant::now()))
     }
 
     /// Returns true if nothing is sent or received any longer.
@@ -328,7 +328,7 @@ impl ByteStream for Session {
             let rtt = self.shared.path_rtt(inner);
             let (mut replaced, mut plain) = (None, None);
             let read = if let Some(bytes) = inner.state.recv.take(Instant::now(), rtt) {
-                plain = inner.sender.clone().filter(|sender| sender.is_plain());
+                plain = inner.link.clone().filter(|link| link.is_plain());
                 Poll::Ready(Ok(bytes))
             } else if inner.state.recv.is_ended() && !inner.state.is_truncated() {
                 Poll::Ready(Ok(Bytes::new()))

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
+use crate::link::Link;
 use crate::relay::bindings::RelayOutcome;
 use crate::relay::request::{Attempt, AttemptState};
-use crate::sender::LinkSender;
 use crate::table::SessionTable;
 use crate::table::handles::IncomingSession;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
@@ -56,7 +56,7 @@ impl RelayRequest {
     }
 
     /// Returns the link that it came over.
-    pub fn from(&self) -> &Arc<LinkSender> {
+    pub fn from(&self) -> &Arc<Link> {
         &self.attempt.from
     }
 
@@ -91,7 +91,7 @@ impl RelayRequest {
     ///
     /// If another path is still unanswered, this path can only serve the next attempt. As only the opener moves a
     /// session, both ends get PathLost.
-    pub fn try_path(&self, to: &Arc<LinkSender>) {
+    pub fn try_path(&self, to: &Arc<Link>) {
         let to = &to.link_for(self.attempt.key.id);
         match (self.table.relays.attempt_state(&self.attempt), &self.frame) {
             (AttemptState::Searching, Some(frame)) if self.is_valid_next_hop(to) => {
@@ -125,7 +125,7 @@ impl RelayRequest {
         }
     }
 
-    fn is_valid_next_hop(&self, to: &LinkSender) -> bool {
+    fn is_valid_next_hop(&self, to: &Link) -> bool {
         let from = &self.attempt.from;
         let second_hop = from.peer == Remote::Peer && to.peer == Remote::Peer;
         let back = from.id == to.id || to.instance == from.instance;
@@ -136,7 +136,7 @@ impl RelayRequest {
     ///
     /// A request from a peer goes to no other peer, and no request goes back to the process it came from. Both are
     /// refused as *not here*.
-    pub fn pass(mut self, to: &Arc<LinkSender>) {
+    pub fn pass(mut self, to: &Arc<Link>) {
         let to = &to.link_for(self.attempt.key.id);
         if !self.is_valid_next_hop(to) {
             return self.refuse(SessionError::new(
@@ -186,14 +186,13 @@ impl Drop for RelayRequest {
 
 /// Attributes an Open to the edge or user that has proved its name on the link, whatever the frame claims: none gets
 /// the rights of another listener, nor another's name. A peer has attributed it already.
-pub(super) fn attribute(sender: &LinkSender, key: &mut SessionKey, client: &mut String) {
-    match &sender.peer {
+pub(super) fn attribute(link: &Link, key: &mut SessionKey, client: &mut String) {
+    match &link.peer {
         Remote::Edge(_) => {
-            (key.category, *client) =
-                (SessionCategory::HttpProxy, sender.peer.requester().unwrap_or_default());
+            (key.category, *client) = (SessionCategory::HttpProxy, link.peer.requester().unwrap_or_default());
         }
         Remote::Client(name) => {
-            let at = sender.ends().and_then(|ends| ends.remote).map(|at| at.to_string());
+            let at = link.ends().and_then(|ends| ends.remote).map(|at| at.to_string());
             *client = format!("{name}@{}", at.unwrap_or_default());
             if key.category != SessionCategory::Admin {
                 key.category = SessionCategory::Ssh;

@@ -13,9 +13,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{Level, debug, enabled};
 
+use crate::link::Link;
 use crate::lock::{Mutex, MutexGuard};
 use crate::schedule::frame_source::{FrameSource, QueueMembership, QueueRequest, Turn, TurnOutput};
-use crate::sender::LinkSender;
 use crate::table::SessionTable;
 use crate::table::session::trace::{LoggedState, SessionChange};
 use tunnel_base::names::{Instance, Target};
@@ -57,7 +57,7 @@ pub(crate) enum SessionOrigin {
 pub(crate) struct Inner {
     pub(super) state: SessionState,
     /// The link of the state's path; follows it in [`Inner::follow_path`].
-    pub(super) sender: Option<Arc<LinkSender>>,
+    pub(super) link: Option<Arc<Link>>,
     /// Number of its stays on links so far. Its entries from earlier stays are stale and harmless.
     stay: u64,
     /// Where it waits on its link, and what it has sent there.
@@ -105,11 +105,11 @@ impl SharedSession {
         client: Arc<str>,
         origin: SessionOrigin,
         state: SessionState,
-        sender: Option<Arc<LinkSender>>,
+        link: Option<Arc<Link>>,
     ) -> Arc<Self> {
         let logged = LoggedState::of(&state);
-        let (session, node, link) = (key.id, &key.node, logged.link.map(tracing::field::display));
-        debug!(%session, epoch = logged.epoch, link, %node, role = logged.role, "session created");
+        let (session, node, on) = (key.id, &key.node, logged.link.map(tracing::field::display));
+        debug!(%session, epoch = logged.epoch, link = on, %node, role = logged.role, "session created");
         Arc::new(Self {
             key,
             table: Arc::downgrade(table),
@@ -119,7 +119,7 @@ impl SharedSession {
             stay: AtomicU64::new(FIRST_STAY),
             inner: Mutex::new(Inner {
                 state,
-                sender,
+                link,
                 stay: FIRST_STAY,
                 places: QueueMembership::default(),
                 seeker: None,
@@ -134,17 +134,12 @@ impl SharedSession {
         })
     }
 
-    /// Handles a frame of this session from the link of `sender`. Returns false if the frame was ignored. An Open or
+    /// Handles a frame of this session from `link`. Returns false if the frame was ignored. An Open or
     /// Resume may move the session to that link.
-    pub(crate) fn on_frame(
-        self: &Arc<Self>,
-        sender: &Arc<LinkSender>,
-        frame: SessionFrame,
-        now: Instant,
-    ) -> bool {
-        self.with_link(Some(sender), |inner| {
+    pub(crate) fn on_frame(self: &Arc<Self>, link: &Arc<Link>, frame: SessionFrame, now: Instant) -> bool {
+        self.with_link(Some(link), |inner| {
             inner.last_frame = now;
-            let actions = inner.state.handle_frame(sender.id, frame, now);
+            let actions = inner.state.handle_frame(link.id, frame, now);
             (!actions.dropped, actions)
         })
     }
@@ -173,7 +168,7 @@ impl SharedSession {
         self.with_state(|inner| {
             let actions = inner.state.abandon(why, Instant::now());
             // A plain remote does not answer, and its sessions end with its link.
-            let plain = inner.sender.as_ref().is_some_and(|sender| sender.is_plain());
+            let plain = inner.link.as_ref().is_some_and(|link| link.is_plain());
             ((), if plain && inner.state.is_orphaned() { inner.state.evict().1 } else { actions })
         });
         self.orphan();
@@ -241,7 +236,7 @@ impl SharedSession {
     /// - A session that may be forgotten never comes back.
     fn with_link<T>(
         self: &Arc<Self>,
-        link: Option<&Arc<LinkSender>>,
+        link: Option<&Arc<Link>>,
         step: impl FnOnce(&mut Inner) -> (T, Actions),
     ) -> T {
         let mut inner = self.lock();
@@ -269,8 +264,8 @@ impl SharedSession {
         if let Some(moved) = moved {
             self.follow(moved);
         }
-        if let Some((sender, request)) = request {
-            sender.enter(self, &request);
+        if let Some((link, request)) = request {
+            link.enter(self, &request);
         }
         let table = if actions.forget || search.is_some() { self.table.upgrade() } else { None };
         if let Some(table) = table {
@@ -305,7 +300,7 @@ impl SharedSession {
     }
 
     /// Makes a new acceptor join the link that its Open came over.
-    pub(crate) fn join_first(self: &Arc<Self>, link: &Arc<LinkSender>) {
+    pub(crate) fn join_first(self: &Arc<Self>, link: &Arc<Link>) {
         self.follow(Moved { left: None, joined: Some(link.clone()), stay: FIRST_STAY });
     }
 
@@ -333,10 +328,10 @@ impl Inner {
 
     /// Makes what is derived from the state's path follow it: the link, and the session's place there. A step moves a
     /// session to no other link than `link`. Returns what the links' own lists have to follow.
-    fn follow_path(&mut self, link: Option<&Arc<LinkSender>>, shown: &AtomicU64) -> Moved {
+    fn follow_path(&mut self, link: Option<&Arc<Link>>, shown: &AtomicU64) -> Moved {
         let path = self.state.path();
         let joined = link.filter(|link| Some(link.id) == path).cloned();
-        let left = std::mem::replace(&mut self.sender, joined.clone());
+        let left = std::mem::replace(&mut self.link, joined.clone());
         self.places = QueueMembership::default();
         self.stay += 1;
         shown.store(self.stay, Relaxed);
@@ -347,8 +342,8 @@ impl Inner {
 /// A change of a session's path, to be followed by the links.
 #[derive(Debug)]
 struct Moved {
-    left: Option<Arc<LinkSender>>,
-    joined: Option<Arc<LinkSender>>,
+    left: Option<Arc<Link>>,
+    joined: Option<Arc<Link>>,
     /// Number of the new stay.
     stay: u64,
 }
@@ -404,19 +399,19 @@ impl SharedSession {
     ) -> (Option<SessionFrame>, Actions) {
         let (mut frame, mut actions) = inner.state.poll_frame(link, max);
         if let Some(SessionFrame::ResetAt { refusal, .. }) = &frame
-            && inner.sender.as_ref().is_none_or(|sender| sender.is_plain())
+            && inner.link.as_ref().is_none_or(|link| link.is_plain())
         {
             let (reset, over) = inner.state.reset_instead(refusal.clone());
             (frame, actions) = (Some(reset), over);
         }
         let process = || self.table.upgrade().map(|table| table.instance());
-        let to_server = |link: &Arc<LinkSender>| matches!(link.peer, Remote::Server(_));
+        let to_server = |link: &Arc<Link>| matches!(link.peer, Remote::Server(_));
         match &mut frame {
             Some(SessionFrame::Credit { .. }) => inner.state.recv.credit_sent(now),
             Some(SessionFrame::Opened { instance, .. }) => *instance = process(),
             Some(SessionFrame::Open { opener, .. } | SessionFrame::Resume { opener, .. }) => {
                 inner.state.recv.reset_rtt();
-                if !inner.sender.as_ref().is_some_and(to_server) {
+                if !inner.link.as_ref().is_some_and(to_server) {
                     *opener = process().map(Opener::Server);
                 }
             }
@@ -429,46 +424,46 @@ impl SharedSession {
 
 impl Inner {
     /// Takes the request for the entries that it needs on its link and has not requested yet.
-    pub(crate) fn take_request(&mut self) -> Option<(Arc<LinkSender>, QueueRequest)> {
-        let sender = self.sender.as_ref()?;
+    pub(crate) fn take_request(&mut self) -> Option<(Arc<Link>, QueueRequest)> {
+        let link = self.link.as_ref()?;
         let request = self.places.request(self.state.control(), self.state.backlog());
         let is_new = !request.is_empty();
-        is_new.then(|| (sender.clone(), QueueRequest { stay: self.stay, ..request }))
+        is_new.then(|| (link.clone(), QueueRequest { stay: self.stay, ..request }))
     }
 }
 
 impl SharedSession {
     /// Returns the link's RTTs for the path to the session's remote end.
     pub(crate) fn path_rtt(&self, inner: &Inner) -> LinkRtt {
-        let Some(sender) = &inner.sender else { return LinkRtt::default() };
+        let Some(link) = &inner.link else { return LinkRtt::default() };
         let far = match &self.origin {
             SessionOrigin::Remote { opener: Some(Opener::Server(opener)), .. } => Some(*opener),
             SessionOrigin::Remote { .. } | SessionOrigin::Here { .. } => inner.state.instance(),
         };
         // An edge relays nothing. A server may, so there the process of the remote end is compared with the link's.
-        let ends_there = matches!(sender.peer, Remote::Edge(_)) || (far.is_some() && far == sender.instance);
-        LinkRtt { latest: sender.round_trip(), least: sender.min_rtt().filter(|_| ends_there) }
+        let ends_there = matches!(link.peer, Remote::Edge(_)) || (far.is_some() && far == link.instance);
+        LinkRtt { latest: link.round_trip(), least: link.min_rtt().filter(|_| ends_there) }
     }
 
-    /// Sends Open over the link of `sender`, or Resume if `again`; only for the opener. `process` is the process that
+    /// Sends Open over `link`, or Resume if `again`; only for the opener. `process` is the process that
     /// an Open is expected to reach, if known.
     ///
     /// One task opens a session and another finds a new path for it. If the session has opened and lost its path before
     /// the first task calls this, an Open would be wrong. So nothing is sent unless `again` matches the state.
-    pub(crate) fn ask(self: &Arc<Self>, sender: &Arc<LinkSender>, process: Option<Instance>, again: bool) {
-        let room = self.table.upgrade().filter(|_| sender.is_plain()).map(|table| table.room_unread(sender));
-        let left = self.with_link(Some(sender), |inner| {
+    pub(crate) fn ask(self: &Arc<Self>, link: &Arc<Link>, process: Option<Instance>, again: bool) {
+        let room = self.table.upgrade().filter(|_| link.is_plain()).map(|table| table.room_unread(link));
+        let left = self.with_link(Some(link), |inner| {
             if again != inner.state.needs_path() {
                 return (None, Actions::default());
             }
-            let (before, epoch) = (inner.sender.clone(), inner.state.epoch());
-            let actions = inner.state.start_attempt(sender.id, process);
+            let (before, epoch) = (inner.link.clone(), inner.state.epoch());
+            let actions = inner.state.start_attempt(link.id, process);
             match room {
                 Some(room) => inner.state.recv.lift_limit(room),
                 None => inner.state.recv.restore_limit(),
             }
-            let moves = inner.state.path() == Some(sender.id);
-            let left = before.filter(|before| moves && before.id != sender.id);
+            let moves = inner.state.path() == Some(link.id);
+            let left = before.filter(|before| moves && before.id != link.id);
             (left.map(|left| (left, epoch)), actions)
         });
         if let Some((left, epoch)) = left {
@@ -476,20 +471,20 @@ impl SharedSession {
         }
     }
 
-    /// Leaves the path over the link of `sender`, which may still work, to continue on another one; only for the
+    /// Leaves the path over `link`, which may still work, to continue on another one; only for the
     /// opener. Sends PathLost to the remote end. Returns false if the session stays: another thread has moved it
     /// meanwhile, only its last frame waits for its turn, or it ends with the link.
-    pub(crate) fn leave(self: &Arc<Self>, sender: &Arc<LinkSender>) -> bool {
+    pub(crate) fn leave(self: &Arc<Self>, link: &Arc<Link>) -> bool {
         let left = self.with_state(|inner| {
             let state = &mut inner.state;
             let stays = !state.is_opener() || state.phase() == Phase::Closing || self.ends_with_link();
-            if stays || state.path() != Some(sender.id) {
+            if stays || state.path() != Some(link.id) {
                 return (None, Actions::default());
             }
-            (Some(state.epoch()), state.handle_link_ended(sender.id, None, Instant::now()))
+            (Some(state.epoch()), state.handle_link_ended(link.id, None, Instant::now()))
         });
         if let Some(epoch) = left {
-            sender.lost(&self.key, epoch);
+            link.lost(&self.key, epoch);
         }
         left.is_some()
     }

@@ -137,7 +137,7 @@ struct Line {
 }
 
 struct LineEnd {
-    sender: Arc<LinkSender>,
+    link: Arc<Link>,
     wake: Wakeup,
     liveness: Liveness,
     received_at: Instant,
@@ -223,7 +223,7 @@ impl<'a> World<'a> {
             };
             let role = if side == 0 { LivenessRole::Dialled } else { LivenessRole::Accepted };
             LineEnd {
-                sender: LinkSender::new(LinkId(self.links), peer, Some(self.tables[there].instance())),
+                link: Link::new(LinkId(self.links), peer, Some(self.tables[there].instance())),
                 wake: Wakeup::new(),
                 liveness: Liveness::new(role, self.now),
                 received_at: self.now,
@@ -283,7 +283,7 @@ impl<'a> World<'a> {
             assert_eq!((table.len(), table.memory(), table.relayed()), (0, (0, 0), (0, 0)));
         }
         for end in self.lines.iter().flat_map(|line| &line.ends) {
-            assert_eq!(end.sender.sessions(), 0, "link {} has sessions", end.sender.id);
+            assert_eq!(end.link.sessions(), 0, "link {} has sessions", end.link.id);
         }
     }
 
@@ -305,10 +305,10 @@ impl<'a> World<'a> {
             return false;
         }
         if reading.is_some() {
-            let queue = &mut end.sender.lock().queue;
+            let queue = &mut end.link.lock().queue;
             queue.pacing.read(reading, queue.waiting.turns.len() > 0, self.now);
         }
-        match end.sender.poll_pull(&mut Context::from_waker(&end.wake.waker), self.now) {
+        match end.link.poll_pull(&mut Context::from_waker(&end.wake.waker), self.now) {
             Poll::Pending => return true,
             Poll::Ready(None) => line.cut = true,
             Poll::Ready(Some(frame)) => {
@@ -316,7 +316,7 @@ impl<'a> World<'a> {
                 if let FrameKind::Session(_, _, SessionFrame::Data(bytes)) = &frame.body {
                     end.written += bytes.len() as u64;
                 }
-                let link = end.sender.id;
+                let link = end.link.id;
                 self.check_sent(LINES[at][side], link, &frame);
                 if !self.lines[at].cut {
                     self.lines[at].wires[side].push_back(frame);
@@ -336,19 +336,19 @@ impl<'a> World<'a> {
         }
         let Some(frame) = line.wires[1 - side].pop_front() else { return false };
         let end = &mut line.ends[side];
-        end.sender.handle_received(now);
+        end.link.handle_received(now);
         end.liveness.handle_received(now);
         end.received_at = now;
         match frame.body {
-            FrameKind::Ping(number) => end.sender.pong(number),
+            FrameKind::Ping(number) => end.link.pong(number),
             FrameKind::Pong(Some(number)) => {
-                end.sender.handle_pong(number, now);
+                end.link.handle_pong(number, now);
             }
             FrameKind::Session(id, category, session_frame) => {
-                let (sender, process) = (end.sender.clone(), LINES[at][side]);
-                sender.mark_active(now);
+                let (link, process) = (end.link.clone(), LINES[at][side]);
+                link.mark_active(now);
                 let key = SessionKey { id, category, node: frame.node };
-                match self.tables[process].on_frame(&sender, key, session_frame, now) {
+                match self.tables[process].on_frame(&link, key, session_frame, now) {
                     Some(LinkEvent::Incoming(offer)) => self.offer(offer),
                     Some(LinkEvent::RelayRequest(request)) => self.relay(process, request),
                     Some(LinkEvent::Signal(_)) | None => {}
@@ -580,11 +580,11 @@ impl<'a> World<'a> {
         let (at, side) = self.some_end();
         let (now, line) = (self.now, &mut self.lines[at]);
         let end = &mut line.ends[side];
-        match end.liveness.handle_timeout(end.sender.signs(now), now) {
+        match end.liveness.handle_timeout(end.link.signs(now), now) {
             LivenessVerdict::Alive => {}
-            LivenessVerdict::PingDue => end.sender.ping(),
+            LivenessVerdict::PingDue => end.link.ping(),
             LivenessVerdict::Dead(_) => {
-                assert!(now - end.received_at >= DEAD, "link {} was alive", end.sender.id);
+                assert!(now - end.received_at >= DEAD, "link {} was alive", end.link.id);
                 line.cut = true;
             }
             LivenessVerdict::Unresponsive | LivenessVerdict::Stalled => line.cut = true,
@@ -603,8 +603,8 @@ impl<'a> World<'a> {
         if let (Owner::Opening(opening), Some(link)) = (&self.pairs[at].owners[0], link) {
             opening.ask(&link, None);
         } else if let Some(session) = self.tables[process].session(id) {
-            let sender = session.lock().sender.clone();
-            let _ = sender.is_some_and(|sender| session.leave(&sender));
+            let link = session.lock().link.clone();
+            let _ = link.is_some_and(|link| session.leave(&link));
         }
         self.check_session(process, id);
         true
@@ -643,9 +643,9 @@ impl<'a> World<'a> {
             1 | 2 => self.lines[at].stalled_until = self.counts.steps + stall,
             3 => {
                 let end = &self.lines[at].ends[side];
-                self.tables[LINES[at][side]].detach_relays(&end.sender, None);
+                self.tables[LINES[at][side]].detach_relays(&end.link, None);
             }
-            _ => self.lines[at].ends[side].sender.close(),
+            _ => self.lines[at].ends[side].link.close(),
         }
         true
     }
@@ -666,11 +666,11 @@ impl<'a> World<'a> {
         if !self.lines[at].cut || self.lines[at].ends[side].over {
             return false;
         }
-        let (process, sender) = (LINES[at][side], self.lines[at].ends[side].sender.clone());
-        self.check_link(process, &sender);
+        let (process, link) = (LINES[at][side], self.lines[at].ends[side].link.clone());
+        self.check_link(process, &link);
         let why = SessionError::new(ErrorCode::Cancelled, "the link is over");
-        self.tables[process].link_ended(&sender, &why, self.now);
-        assert!(sender.sessions() == 0 && sender.waiting() == 0, "link {} is not empty", sender.id);
+        self.tables[process].link_ended(&link, &why, self.now);
+        assert!(link.sessions() == 0 && link.waiting() == 0, "link {} is not empty", link.id);
         self.lines[at].ends[side].over = true;
         if self.lines[at].ends.iter().all(|end| end.over) {
             self.lines[at] = self.new_line(at);
@@ -679,7 +679,7 @@ impl<'a> World<'a> {
     }
 
     /// Returns a link of a process that it does not know to be over; only one to the edge if `to_edge`.
-    fn some_link(&mut self, process: usize, to_edge: bool) -> Option<Arc<LinkSender>> {
+    fn some_link(&mut self, process: usize, to_edge: bool) -> Option<Arc<Link>> {
         let first = self.below(LINES.len());
         let mut all = (0..LINES.len()).map(|more| (first + more) % LINES.len());
         let at = all.find(|at| {
@@ -687,7 +687,7 @@ impl<'a> World<'a> {
             let fits = LINES[*at][side] == process && (!to_edge || LINES[*at][1 - side] == EDGE);
             fits && !self.lines[*at].ends[side].over
         })?;
-        Some(self.lines[at].ends[usize::from(LINES[at][0] != process)].sender.clone())
+        Some(self.lines[at].ends[usize::from(LINES[at][0] != process)].link.clone())
     }
 
     fn some_end(&mut self) -> (usize, usize) {
@@ -725,7 +725,7 @@ impl World<'_> {
         let inner = session.lock();
         let state = &inner.state;
         let (phase, path) = (state.phase(), state.path());
-        assert_eq!(inner.sender.as_ref().map(|sender| sender.id), path, "the path is one");
+        assert_eq!(inner.link.as_ref().map(|link| link.id), path, "the path is one");
         match phase {
             Phase::Open | Phase::Resuming | Phase::Closing => {
                 assert!(path.is_some(), "{phase:?} has no path")
@@ -737,7 +737,7 @@ impl World<'_> {
             let ends = self.lines.iter().enumerate().flat_map(|(at, line)| {
                 line.ends.iter().enumerate().map(move |(side, end)| (LINES[at][side], end))
             });
-            let mut ends = ends.filter(|(_, end)| end.sender.id == path);
+            let mut ends = ends.filter(|(_, end)| end.link.id == path);
             assert!(ends.any(|(at, end)| at == process && !end.over), "link {path} of {phase:?} is over");
         }
         assert!(state.recv.queued() as u64 <= WINDOWS.max, "{} bytes are queued", state.recv.queued());
@@ -780,15 +780,15 @@ impl World<'_> {
     }
 
     /// Checks a link that ends: its list has exactly the sessions whose path it is, and what is queued was reserved.
-    fn check_link(&self, process: usize, sender: &LinkSender) {
+    fn check_link(&self, process: usize, link: &Link) {
         let table = &self.tables[process];
-        let mut own = sender.own(None);
-        let on_path = |session: &Arc<SharedSession>| session.read(SessionState::path) == Some(sender.id);
+        let mut own = link.own(None);
+        let on_path = |session: &Arc<SharedSession>| session.read(SessionState::path) == Some(link.id);
         let mut known: Vec<_> =
             table.all().into_iter().filter(on_path).map(|session| session.key.id).collect();
         own.sort_unstable();
         known.sort_unstable();
-        assert_eq!(own, known, "the sessions of link {}", sender.id);
+        assert_eq!(own, known, "the sessions of link {}", link.id);
         assert!(table.queued() <= table.memory().0);
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::sender::LinkSender;
+use crate::link::Link;
 use crate::table::SessionTable;
 use crate::table::session::SharedSession;
 use tunnel_base::names::SessionId;
@@ -98,7 +98,7 @@ impl TrafficClassifier {
 
     /// Ends the sample. Forgets sessions not seen for a while; a session without a path is not seen until it has a new
     /// one.
-    fn end_sample(&mut self, busy: &LinkSender) {
+    fn end_sample(&mut self, busy: &Link) {
         self.all = std::mem::take(&mut self.here).max(self.all / 8 * 7);
         self.sessions.retain(|id, traffic| {
             traffic.unseen += 1;
@@ -118,7 +118,7 @@ impl SessionTable {
     /// If there is an interactive link, interactive sessions are moved there and bulk is moved here. Sessions opened
     /// here leave their path; relayed ones are released, so that their opener resumes them. Those opened at the remote
     /// end are moved by the remote end.
-    pub fn classify(&self, busy: &Arc<LinkSender>, classifier: &mut TrafficClassifier) -> Classification {
+    pub fn classify(&self, busy: &Arc<Link>, classifier: &mut TrafficClassifier) -> Classification {
         let interactive = busy.interactive().filter(|link| !link.is_closed());
         let rtt = busy.min_rtt().unwrap_or_default();
         let before = classifier.sampled.replace(Instant::now());
@@ -138,7 +138,7 @@ impl SessionTable {
         classifier.end_sample(busy);
         // Between the end of the busy link and the next one, only the interactive link is left, so nothing is moved.
         let Some(interactive) = interactive.filter(|_| !busy.is_closed()) else { return result };
-        let leads_to = |link: &LinkSender| if link.id == busy.id { &interactive } else { busy };
+        let leads_to = |link: &Link| if link.id == busy.id { &interactive } else { busy };
         let movable = misplaced.into_iter().filter(|(_, link)| may_enter(leads_to(link), before));
         for (session, link) in movable.take(MAX_MOVES_PER_SAMPLE) {
             busy.set_link_for(session.id, link.id == busy.id);
@@ -152,7 +152,7 @@ impl SessionTable {
     }
 
     /// Returns the sessions that run on that link, with the bytes that they have moved.
-    fn sample(&self, link: &LinkSender) -> Vec<SampledSession> {
+    fn sample(&self, link: &Link) -> Vec<SampledSession> {
         let own = self.on_link(link, None).into_iter().filter_map(|end| {
             let (is_movable, moved) = end.traffic(link.id)?;
             Some(SampledSession { id: end.key.id, moved, is_movable, end: Some(end) })
@@ -179,7 +179,7 @@ struct SampledSession {
 /// Returns true if a session may be moved to that link: it has answered since the last sample.
 ///
 /// Otherwise pings the link, as it may be dead, and the session stays until a later sample.
-fn may_enter(link: &LinkSender, since: Option<Instant>) -> bool {
+fn may_enter(link: &Link, since: Option<Instant>) -> bool {
     let Some(since) = since else { return false };
     let lives = link.has_answered_since(since);
     if !lives && link.unanswered().is_none() {
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     /// Makes the remote answer every ping sent so far. Returns whether there was any.
-    fn answers(link: &LinkSender) -> bool {
+    fn answers(link: &Link) -> bool {
         let (mut cx, now, mut pinged) = (Context::from_waker(Waker::noop()), Instant::now(), false);
         while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, now) {
             if let FrameKind::Ping(Some(number)) = frame.body {
@@ -236,9 +236,8 @@ mod tests {
             SessionLimits { windows, memory: 1 << 20, sessions: 10, resume_timeout: Duration::from_secs(60) };
         let table = SessionTable::new(Instance::from_bits(1), limits, Metrics::server("", ""));
         let node: NodeName = "node1".parse().unwrap();
-        let [busy, interactive] = [1, 2].map(|number| {
-            LinkSender::new(LinkId(number), Remote::Edge(node.clone()), Some(Instance::random()))
-        });
+        let [busy, interactive] = [1, 2]
+            .map(|number| Link::new(LinkId(number), Remote::Edge(node.clone()), Some(Instance::random())));
         let opening = table
             .open(node.clone(), "node1:22".parse().unwrap(), SessionCategory::Ssh, "me".into(), "test")
             .unwrap();
@@ -310,7 +309,7 @@ mod tests {
 
     #[test]
     fn slow_bulk_of_many_is_bulk_and_what_one_terminal_says_is_not() {
-        let busy = LinkSender::new(LinkId(1), Remote::Peer, Some(Instance::random()));
+        let busy = Link::new(LinkId(1), Remote::Peer, Some(Instance::random()));
         let bulk = |sessions: u128, each: u64, every: u64| {
             let mut classifier = TrafficClassifier::default();
             for look in 0..16 {

@@ -11,7 +11,7 @@ use tunnel_base::names::Instance;
 use tunnel_base::policy::ports::ConfigMapPorts;
 use tunnel_base::policy::zone::NodeZone;
 use tunnel_base::policy::{Networks, network};
-use tunnel_link::sender::LinkSender;
+use tunnel_link::link::Link;
 use tunnel_net::tls::testing::client_certificate;
 use tunnel_proto::frame::Remote;
 use tunnel_proto::state::LinkId;
@@ -41,12 +41,9 @@ struct Site {
 impl Site {
     fn new() -> Self {
         let registry = Registry::new(Metrics::edge());
-        let edge4 =
-            LinkSender::new(LinkId(1), Remote::Edge("edge4".parse().unwrap()), Some(Instance::random()));
-        registry.insert(
-            LinkedNode { sender: edge4, from: ([10, 0, 0, 4], 1).into(), ips: Arc::default() },
-            false,
-        );
+        let edge4 = Link::new(LinkId(1), Remote::Edge("edge4".parse().unwrap()), Some(Instance::random()));
+        registry
+            .insert(LinkedNode { link: edge4, from: ([10, 0, 0, 4], 1).into(), ips: Arc::default() }, false);
         let addresses = AddressBook::new(
             vec![
                 (network("10.0.0.9").unwrap(), "edge9".parse().unwrap()),

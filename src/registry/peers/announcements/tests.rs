@@ -18,8 +18,8 @@ use tunnel_proto::state::LinkId;
 use super::*;
 
 /// Returns a link to a server; its process has the number `server`.
-fn link(id: u64, server: u64) -> Arc<LinkSender> {
-    LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(server.into())))
+fn link(id: u64, server: u64) -> Arc<Link> {
+    Link::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(server.into())))
 }
 
 fn node(n: u64) -> NodeName {
@@ -27,21 +27,20 @@ fn node(n: u64) -> NodeName {
 }
 
 /// Links `count` nodes here.
-fn link_nodes(peers: &Peers, count: u64) -> Vec<Arc<LinkSender>> {
+fn link_nodes(peers: &Peers, count: u64) -> Vec<Arc<Link>> {
     let mut links = Vec::new();
     for n in 0..count {
-        let sender = LinkSender::new(LinkId(1000 + n), Remote::Edge(node(n)), Some(Instance::random()));
-        let linked =
-            LinkedNode { sender: sender.clone(), from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() };
+        let link = Link::new(LinkId(1000 + n), Remote::Edge(node(n)), Some(Instance::random()));
+        let linked = LinkedNode { link: link.clone(), from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() };
         peers.dial_context.registry.insert(linked, false);
         peers.announce(&node(n));
-        links.push(sender);
+        links.push(link);
     }
     links
 }
 
 /// Takes the announcements that wait on a link: the nodes, and whether each is here.
-fn taken(link: &LinkSender) -> Vec<(NodeName, bool)> {
+fn taken(link: &Link) -> Vec<(NodeName, bool)> {
     let mut cx = Context::from_waker(Waker::noop());
     let mut all = Vec::new();
     while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
@@ -55,7 +54,7 @@ fn taken(link: &LinkSender) -> Vec<(NodeName, bool)> {
 }
 
 /// Takes all announcements over a link until no more follow, and returns their number.
-async fn count_announced(link: &LinkSender) -> usize {
+async fn count_announced(link: &Link) -> usize {
     let mut count = 0;
     loop {
         settled().await;
@@ -114,10 +113,10 @@ async fn pending_announcements_for_a_slow_peer_are_bounded() {
 
 /// A dialer that returns these links one after the other, and then fails.
 #[derive(Debug)]
-struct ScriptedDialer(Mutex<Vec<Arc<LinkSender>>>);
+struct ScriptedDialer(Mutex<Vec<Arc<Link>>>);
 
 impl PeerDialer for ScriptedDialer {
-    fn dial(&self, at: SocketAddr, _is_backup: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
+    fn dial(&self, at: SocketAddr, _is_backup: bool) -> BoxFuture<'_, Result<Arc<Link>, PeerError>> {
         let refused = PeerError::NoLink { at, cause: "refused".to_owned() };
         ready(self.0.lock().pop().ok_or(refused)).boxed()
     }

@@ -9,8 +9,8 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
+use crate::link::Link;
 use crate::schedule::frame_source::{ControlQueue, FrameSource as _, QueueEntry, QueueMembership, Turn};
-use crate::sender::LinkSender;
 use crate::table::handles::{OpenOutcome, PendingOpen, Session};
 use crate::table::session::{Inner, SessionOrigin, SharedSession};
 use crate::table::{LinkEvent, SessionLimits, SessionTable};
@@ -37,8 +37,8 @@ fn table() -> Arc<SessionTable> {
     SessionTable::new(Instance::from_bits(1), limits, Metrics::edge())
 }
 
-fn link(id: u64) -> Arc<LinkSender> {
-    LinkSender::new(LinkId(id), Remote::Edge("node1".parse().unwrap()), Some(Instance::random()))
+fn link(id: u64) -> Arc<Link> {
+    Link::new(LinkId(id), Remote::Edge("node1".parse().unwrap()), Some(Instance::random()))
 }
 
 fn opener(table: &Arc<SessionTable>) -> Arc<SharedSession> {
@@ -57,7 +57,7 @@ fn key(id: SessionId) -> SessionKey {
     SessionKey { id, category: SessionCategory::Ssh, node: "node1".parse().unwrap() }
 }
 
-fn ask(session: &Arc<SharedSession>, link: &Arc<LinkSender>) {
+fn ask(session: &Arc<SharedSession>, link: &Arc<Link>) {
     let again = session.lock().state.needs_path();
     session.ask(link, None, again);
 }
@@ -152,7 +152,7 @@ async fn the_least_round_trip_of_a_way_is_known_only_where_the_link_leads_to_the
         (Remote::Server(node()), Some(near), true),
         (Remote::Server(node()), Some(behind), false),
     ] {
-        let link = LinkSender::new(LinkId(1), peer, Some(near));
+        let link = Link::new(LinkId(1), peer, Some(near));
         let session = opener(&table);
         session.ask(&link, end, false);
         session.on_frame(&link, SessionFrame::Opened { limit: 9, epoch: 1, instance: end }, Instant::now());
@@ -278,7 +278,7 @@ async fn a_session_whose_seeker_was_lost_gets_another() {
 #[tokio::test]
 async fn an_opening_requested_on_a_plain_link_first_has_a_limit_on_the_next_one() {
     let (table, link) = (table(), link(2));
-    let plain = LinkSender::new(LinkId(1), Remote::Edge("node1".parse().unwrap()), None);
+    let plain = Link::new(LinkId(1), Remote::Edge("node1".parse().unwrap()), None);
     let session = opener(&table);
     let mut limits = Vec::new();
     for link in [&plain, &link] {
@@ -305,7 +305,7 @@ async fn an_opening_that_is_reset_from_elsewhere_was_never_open() {
 }
 
 /// Returns the frames that the session sends on that link.
-fn frames_on(link: &Arc<LinkSender>) -> Vec<SessionFrame> {
+fn frames_on(link: &Arc<Link>) -> Vec<SessionFrame> {
     let mut cx = Context::from_waker(Waker::noop());
     let pulled = std::iter::from_fn(|| match link.poll_pull(&mut cx, Instant::now()) {
         Poll::Ready(frame) => frame,
@@ -325,12 +325,12 @@ async fn an_opening_that_is_refused_leaves_no_acceptor_of_an_older_open() {
         let (here, there) = (table(), table());
         let links = [link(1), link(2)];
         let far = [1, 2].map(|id| {
-            LinkSender::new(LinkId(id), Remote::Server("node1".parse().unwrap()), Some(Instance::random()))
+            Link::new(LinkId(id), Remote::Server("node1".parse().unwrap()), Some(Instance::random()))
         });
         let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
         let opening = here.open(node, target, SessionCategory::Ssh, "c".into(), "test").unwrap();
         let key = key(opening.id());
-        let hears = |at: &Arc<SessionTable>, link: &Arc<LinkSender>, frame: &SessionFrame| {
+        let hears = |at: &Arc<SessionTable>, link: &Arc<Link>, frame: &SessionFrame| {
             at.on_frame(link, key.clone(), frame.clone(), Instant::now())
         };
         opening.ask(&links[0], None);
@@ -365,7 +365,7 @@ async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
     let limits =
         SessionLimits { windows, memory: 1 << 20, sessions: 2000, resume_timeout: Duration::from_secs(60) };
     let (table, now) = (SessionTable::new(Instance::from_bits(1), limits, Metrics::edge()), Instant::now());
-    let link = LinkSender::new(LinkId(1), Remote::Server("node1".parse().unwrap()), Some(Instance::random()));
+    let link = Link::new(LinkId(1), Remote::Server("node1".parse().unwrap()), Some(Instance::random()));
     let on_frame = |id, frame| table.on_frame(&link, key(id), frame, now);
     let open = || SessionFrame::Open {
         target: "[::1]:1".parse().unwrap(),

@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::ptr;
 use std::sync::Arc;
 
+use crate::link::Link;
 use crate::relay::queue::RelayQueue;
 use crate::schedule::frame_source::FrameSource;
-use crate::sender::LinkSender;
 use tunnel_base::names::{NodeName, SessionId};
 use tunnel_proto::budget::{Budget, Reservation};
 use tunnel_proto::frame::SessionKey;
@@ -14,7 +14,7 @@ use tunnel_proto::frame::SessionKey;
 /// The sessions that run on a link: those with an end here and relayed ones. Each has a number for the order in which
 /// it joined; in that order they are notified of the link's end, so that a simulation repeats from its seed.
 ///
-/// [`LinkSender::detach_all`] takes the whole list out, and afterwards joining fails. A session that comes too late
+/// [`Link::detach_all`] takes the whole list out, and afterwards joining fails. A session that comes too late
 /// sees that and handles the link's end itself. So every session handles the end exactly once.
 #[derive(Debug, Default)]
 pub(crate) struct LinkSessions {
@@ -159,7 +159,7 @@ fn in_order(mut numbered: Vec<(u64, SessionId)>) -> Vec<SessionId> {
     numbered.into_iter().map(|(_, id)| id).collect()
 }
 
-impl LinkSender {
+impl Link {
     /// Returns the number of sessions that have their path over this link, including relayed ones.
     pub fn sessions(&self) -> usize {
         let sessions = &self.lock().sessions;

@@ -7,9 +7,9 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::congestion::CongestionController;
+use crate::link::ack_pacing::AckPacing;
+use crate::link::{Link, LinkState};
 use crate::lock::MutexGuard;
-use crate::sender::ack_pacing::AckPacing;
-use crate::sender::{LinkSender, LinkState};
 use tunnel_net::tcp_info::{TcpInfo, TcpInfoReader};
 
 /// Decides when one link sends bulk, and acknowledgements.
@@ -79,7 +79,7 @@ impl Pacing {
     }
 }
 
-impl LinkSender {
+impl Link {
     /// Sets the reader for the kernel's TCP state of a new link. The link's RTT is the kernel's until a ping is
     /// answered. A plain link has no congestion control, so its reader is not used afterwards.
     pub(crate) fn set_tcp_info_reader(&self, reader: Option<TcpInfoReader>) {
@@ -112,7 +112,7 @@ impl LinkSender {
 
 #[cfg(test)]
 mod tests {
-    use crate::sender::ack_pacing::MAX_WAIT;
+    use crate::link::ack_pacing::MAX_WAIT;
     use std::future::poll_fn;
     use std::sync::Arc;
 
@@ -128,8 +128,8 @@ mod tests {
     use super::*;
 
     /// Returns a link with that RTT according to the kernel.
-    fn link(millis: u64) -> (Arc<LinkSender>, Arc<Speaker>) {
-        let link = LinkSender::new(LinkId(1), Remote::Server(NodeName::none()), Some(Instance::random()));
+    fn link(millis: u64) -> (Arc<Link>, Arc<Speaker>) {
+        let link = Link::new(LinkId(1), Remote::Server(NodeName::none()), Some(Instance::random()));
         let rtt = Duration::from_millis(millis);
         link.lock().queue.pacing.acks.read(&reading(rtt), Instant::now());
         (link, Speaker::new())
@@ -149,12 +149,12 @@ mod tests {
         }
     }
 
-    fn wants(link: &LinkSender, reader: &Arc<Speaker>, control: ControlPriority) {
+    fn wants(link: &Link, reader: &Arc<Speaker>, control: ControlPriority) {
         link.enter(reader, &QueueMembership::default().request(Some(control), None));
     }
 
     /// Returns what is sent now.
-    fn pulled(link: &LinkSender) -> Vec<FrameKind> {
+    fn pulled(link: &Link) -> Vec<FrameKind> {
         let next = || poll_fn(|cx| link.poll_pull(cx, Instant::now())).now_or_never();
         std::iter::from_fn(next).flatten().map(|frame| frame.body).collect()
     }
@@ -212,7 +212,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn on_a_short_way_or_an_unknown_one_nothing_waits() {
-        let unknown = LinkSender::new(LinkId(2), Remote::Peer, Some(Instance::random()));
+        let unknown = Link::new(LinkId(2), Remote::Peer, Some(Instance::random()));
         for link in [link(4).0, unknown] {
             for number in 0..10 {
                 link.pong(Some(number));
@@ -259,7 +259,7 @@ mod tcp_info_tests {
         let (_far, near) = tokio::join!(far, listener.accept());
         let (near, _) = near.unwrap();
         let reader = TcpInfoReader::of(&near).unwrap();
-        let link = LinkSender::new(LinkId(1), Remote::Edge(NodeName::none()), None);
+        let link = Link::new(LinkId(1), Remote::Edge(NodeName::none()), None);
         let assumed = link.round_trip();
         link.set_tcp_info_reader(Some(reader));
         assert!(link.round_trip() < assumed, "{:?}", link.round_trip());

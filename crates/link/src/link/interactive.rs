@@ -1,23 +1,23 @@
-//! The link for interactive sessions next to a link that is busy with bulk, and the sessions assigned to it.
+//! The link for interactive sessions in addition to a link that is busy with bulk, and the sessions assigned to it.
 //!
-//! `LinkSender::link_for` is the only place where it affects a session's path. Which sessions are interactive is
+//! `Link::link_for` is the only place where it affects a session's path. Which sessions are interactive is
 //! decided in `table::traffic_class`.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::sender::LinkSender;
+use crate::link::Link;
 use tunnel_base::names::SessionId;
 
 /// The interactive link next to a busy one.
 #[derive(Debug)]
 pub(crate) struct InteractiveLink {
-    link: Arc<LinkSender>,
+    link: Arc<Link>,
     /// The sessions assigned to it.
     meant: HashSet<SessionId>,
 }
 
-impl LinkSender {
+impl Link {
     /// Sets the link on which interactive sessions of this link may run, or none with `None`. Returns the previous one.
     ///
     /// Sessions that run on the previous link continue on the new one once they are resumed.
@@ -77,7 +77,7 @@ mod tests {
     #[tokio::test]
     async fn a_session_assigned_to_the_interactive_link_is_resumed_there_while_that_lives() {
         let [busy, first, second] = [1, 2, 3].map(|number| {
-            LinkSender::new(LinkId(number), Remote::Server(NodeName::none()), Some(Instance::random()))
+            Link::new(LinkId(number), Remote::Server(NodeName::none()), Some(Instance::random()))
         });
         let [meant, other] = [(); 2].map(|()| SessionId::random());
         let key = SessionKey { id: meant, category: SessionCategory::Ssh, node: NodeName::none() };

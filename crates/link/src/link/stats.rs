@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::link::Link;
 use crate::lock::Mutex;
-use crate::sender::LinkSender;
 use tunnel_base::names::ServerDisplayName;
 use tunnel_net::path_mtu::{self, MtuBlackHole};
 
@@ -50,7 +50,7 @@ pub(crate) struct LinkStats {
     received_bytes: AtomicU64,
 }
 
-impl LinkSender {
+impl Link {
     /// Records the link's endpoints; only the first call has an effect.
     pub(crate) fn set_endpoints(&self, ends: LinkDescription) {
         let _ = self.stats.ends.set(ends);
@@ -112,7 +112,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_link_counts_its_messages_and_has_no_rtt_before_the_first_answer() {
-        let link = LinkSender::new(LinkId(1), Remote::Peer, Some(Instance::random()));
+        let link = Link::new(LinkId(1), Remote::Peer, Some(Instance::random()));
         assert_eq!((link.measured_round_trip(), link.ends()), (None, None));
         link.count_sent(5);
         link.count_sent(0);

@@ -8,9 +8,9 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
+use crate::link::Link;
+use crate::link::queue::PingMeasurement;
 use crate::liveness::{CONFIRM_AFTER, LivenessSigns, PAUSE, PROBED, Suspicion, WATCHED};
-use crate::sender::LinkSender;
-use crate::sender::queue::PingMeasurement;
 use tunnel_proto::frame::FrameKind;
 
 /// What is known of a link's life without its lock, and who waits for changes.
@@ -59,7 +59,7 @@ impl LinkHealth {
     }
 }
 
-impl LinkSender {
+impl Link {
     /// Requests a ping to the remote.
     pub fn ping(&self) {
         self.with_state(|state| state.queue.request_ping());

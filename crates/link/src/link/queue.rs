@@ -7,13 +7,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::congestion::CongestionController;
+use crate::link::pacing::Pacing;
 use crate::liveness::RttEstimator;
 use crate::schedule::frame_source::{ControlQueue, QueueEntry, QueueRequest, Turn, TurnOutput};
 use crate::schedule::{FlowUsage, INTERACTIVE_BACKLOG, Scheduler};
-use crate::sender::pacing::Pacing;
 use tunnel_proto::frame::{Frame, FrameKind};
 
-/// Everything that waits for one link, under the link sender's lock.
+/// Everything that waits for one link, under the link's lock.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     pub(crate) closed: bool,
@@ -246,7 +246,7 @@ impl SendQueue {
     /// Removes stale entries, so that they do not accumulate on a link that takes nothing. Runs only when the queue has
     /// doubled, so that the cost per entry is low. Returns what it has removed.
     fn sweep(&mut self) -> Vec<QueueEntry> {
-        if self.queued_senders() < self.sweep_at {
+        if self.queued_entries() < self.sweep_at {
             return Vec::new();
         }
         let WaitingFrames { answers, credits, turns, .. } = &mut self.waiting;
@@ -258,12 +258,12 @@ impl SendQueue {
             *queue = kept.into();
             stale.extend(removed);
         }
-        self.sweep_at = SWEEP.max(2 * self.queued_senders());
+        self.sweep_at = SWEEP.max(2 * self.queued_entries());
         stale
     }
 
     /// Returns the number of entries that wait to send.
-    pub(crate) fn queued_senders(&self) -> usize {
+    pub(crate) fn queued_entries(&self) -> usize {
         self.waiting.answers.len() + self.waiting.credits.len() + self.waiting.turns.len()
     }
 

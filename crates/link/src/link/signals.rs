@@ -4,13 +4,13 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::sender::LinkSender;
+use crate::link::Link;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_proto::frame::{
     Conflict, ErrorCode, Frame, FrameKind, NodePage, SessionError, SessionFrame, SessionKey,
 };
 
-impl LinkSender {
+impl Link {
     /// Replies to a frame about an unknown session. Excess replies are dropped, because the remote retries.
     pub(crate) fn reply(&self, session: &SessionKey, frame: SessionFrame) {
         let frame = self.frame(session, frame);
