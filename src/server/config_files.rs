@@ -65,7 +65,8 @@ impl LoadedServerFiles {
         let tls = tls(settings, startup);
         // The errors of the certificate are already noted.
         let peers = tls.as_ref().ok().and_then(|_| peers(settings, startup));
-        let authority = tls.as_ref().map_or(Ok(None), |_| invitation_ca(settings, startup));
+        let leaf = pem::leaf(&settings.links.cert);
+        let authority = leaf.map_or(Ok(None), |_| invitation_ca(settings, startup));
         let (certificates, egress) = (edge_ca(settings).is_some(), settings.has_listener(&egress::KIND));
         let invitations = settings.invitations.store != InvitationStoreKind::None;
         let file = &settings.links.token_file;
@@ -95,26 +96,24 @@ fn tls(
     // Each file separately, so that all errors are noted.
     let cert = startup.check_file(CERT, &links.cert, |text| pem::certs(&links.cert, text));
     let key = startup.check_file(KEY, &links.key, |text| pem::private_key(&links.key, text));
-    let has_ca = links.peer_ca.exists();
+    let has_ca = links.peer_ca.exists() || settings.invitations.store != InvitationStoreKind::None;
     let ca = !has_ca || startup.check_file(CA, &links.peer_ca, |text| pem::certs(&links.peer_ca, text));
     let name = settings.peers.certificate_name.as_deref().filter(|_| has_ca);
     let name = name.map(tls::server_name).transpose();
-    let clients = LinkCaFiles {
-        edges: edge_ca(settings).cloned(),
-        users: settings.clients.as_ref().and_then(|clients| clients.client_ca.clone()),
-        // Without the file no peer can link here, so callers need not present a certificate.
-        peers: has_ca.then(|| links.peer_ca.clone()),
-        peer_name: startup.collect(StartupErrorKind::Config, &["server.peers.certificate_name"], name)?,
-    };
-    for (key, file) in [(USERS_CA, &clients.users), (EDGE_CA, &clients.edges)] {
+    let name = startup.collect(StartupErrorKind::Config, &["server.peers.certificate_name"], name);
+    let edges = edge_ca(settings).cloned();
+    let users = settings.clients.as_ref().and_then(|clients| clients.client_ca.clone());
+    let mut is_readable = cert && key && ca;
+    for (key, file) in [(USERS_CA, &users), (EDGE_CA, &edges)] {
         let Some(file) = file else { continue };
-        if !startup.check_file(key, file, |text| pem::certs(file, text)) {
-            return Err(NotPrepared);
-        }
+        is_readable &= startup.check_file(key, file, |text| pem::certs(file, text));
     }
-    if !(cert && key && ca) {
+    if !is_readable {
         return Err(NotPrepared);
     }
+    // Without the file no peer can link here, so callers need not present a certificate.
+    let clients =
+        LinkCaFiles { edges, users, peers: has_ca.then(|| links.peer_ca.clone()), peer_name: name? };
     let (offer, warnings) = offer?;
     for warning in warnings {
         warn!("{warning}");

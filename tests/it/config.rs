@@ -1,5 +1,7 @@
 //! Programs that are started with existing configs: SuperEdge's format, and environment variables.
 
+use std::path::Path;
+
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tunnel::config::{Environment, SecretString};
@@ -142,6 +144,29 @@ async fn ports_in_use_or_a_missing_key_prevent_the_start() {
     let (settings, _) = ServerConfig::read(&place.cloud(""), &Environment::default()).unwrap();
     let failed = format!("{:#}", Server::start(settings, None).unwrap_err());
     assert!(failed.contains("cloud.key"), "{failed}");
+}
+
+#[tokio::test]
+async fn a_wrong_certificate_and_wrong_cas_are_reported_at_once() {
+    let (place, other) = (TestDir::new(), TestDir::new());
+    let (junk, missing, store) =
+        (place.file("junk", "junk"), place.path().join("no"), place.path().join("store"));
+    let errors = |cert: &Path, key: &Path, peer_ca: &Path, client_ca: &Path| {
+        let text = format!(
+            "[server.links]\nlisten = \"127.0.0.1:0\"\ncert = {cert:?}\nkey = {key:?}\npeer_ca = {peer_ca:?}\n\
+             [server.clients]\nclient_ca = {client_ca:?}\nnames = [\"a\"]\nrules = []\n\
+             [server.invitations]\nstore = \"file\"\nfile = {store:?}\n"
+        );
+        let (settings, _) = ServerConfig::read(&text, &Environment::default()).unwrap();
+        let errors = Server::start(settings, None).unwrap_err().to_string();
+        errors.lines().filter_map(|line| Some(line.split_once(": ")?.0.to_owned())).collect::<Vec<_>>()
+    };
+    let all = ["server.links.cert", "server.links.key", "server.links.peer_ca", "server.clients.client_ca"];
+    let found = errors(&junk, &junk, &missing, &junk);
+    assert!(all.iter().all(|key| found.iter().any(|found| found == key)), "{found:?}");
+    let found = errors(&place.files.cert, &other.files.key, &other.files.ca, &place.files.ca);
+    let both = ["server.links.cert, server.links.key", "server.links.peer_ca"];
+    assert!(both.iter().all(|key| found.iter().any(|found| found == key)), "{found:?}");
 }
 
 #[tokio::test]
