@@ -16,6 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::Method;
 use serde::Serialize;
+use tokio::time::timeout;
 
 use crate::command::doctor::edge_checks::check_edge;
 use crate::command::doctor::server_checks::check_server;
@@ -123,18 +124,23 @@ pub async fn run(args: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Doc
     found
 }
 
-/// Records that nothing runs on this machine, and tries its `ports`, each with its key.
-fn not_running(
+/// Records that the program on this machine hangs, or that none runs. Then it tries its `ports`, each with its key.
+fn not_responding(
     program: &'static str,
     at: &AdminAddress,
-    why: &str,
+    why: &NoPage,
     ports: &[(String, SocketAddr)],
     found: &mut DoctorFindings,
 ) {
+    let unit = if program == "edge" { "tunnel-edge" } else { "tunnel-server" };
+    let NoPage::Unreachable(why) = why else {
+        let text = format!("the {program} on this machine runs, but did not respond within {TIMEOUT:?}");
+        let hint = format!("check its state and its log, or restart it with systemctl restart {unit}");
+        return found.add_error(program, text, "a response", &hint);
+    };
     if matches!(at, Ok(ListenAddress::Port(at)) if at.port() == 0) {
         found.add_warning(program, "its admin_listen has port 0, so it cannot be asked whether it runs", "");
     } else {
-        let unit = if program == "edge" { "tunnel-edge" } else { "tunnel-server" };
         let text = format!("no {program} on this machine responds: {why}");
         let hint = format!("start it with systemctl start {unit}; if it ends, see journalctl -u {unit}");
         found.add_error(program, text, &format!("a running {program}"), &hint);
@@ -316,19 +322,30 @@ async fn admin_address(ports: &AdminPorts, admin: &AdminConfig) -> AdminAddress 
     best.map(|(_, path)| ListenAddress::Unix(path))
 }
 
+/// Why the admin listener gave no page.
+enum NoPage {
+    /// It cannot be reached, or its response is wrong.
+    Unreachable(String),
+    /// It accepts connections, and does not respond.
+    Hangs,
+}
+
 /// Returns status and body of a page of the admin listener, or why there is no response.
-async fn fetch_page(at: &AdminAddress, path: &str) -> Result<(u16, String), String> {
-    match at.as_ref()? {
-        ListenAddress::Port(at) => {
-            let failed = |cause: String| format!("{at}: {cause}");
-            let socket =
-                dial(&Host::Ip(at.ip()), &[*at], TIMEOUT).await.map_err(|cause| failed(cause.to_string()))?;
-            admin_sockets::exchange(socket, Method::GET, path, Bytes::new()).await.map_err(failed)
+async fn fetch_page(at: &AdminAddress, path: &str) -> Result<(u16, String), NoPage> {
+    let page = async {
+        match at.as_ref()? {
+            ListenAddress::Port(at) => {
+                let failed = |cause: String| format!("{at}: {cause}");
+                let socket = dial(&Host::Ip(at.ip()), &[*at], TIMEOUT).await;
+                let socket = socket.map_err(|cause| failed(cause.to_string()))?;
+                admin_sockets::exchange(socket, Method::GET, path, Bytes::new()).await.map_err(failed)
+            }
+            ListenAddress::Unix(socket) => {
+                admin_sockets::ask(socket, Method::GET, path, "").await.map_err(|error| error.text)
+            }
         }
-        ListenAddress::Unix(socket) => {
-            admin_sockets::ask(socket, Method::GET, path, "").await.map_err(|error| error.text)
-        }
-    }
+    };
+    timeout(TIMEOUT, page).await.map_or(Err(NoPage::Hangs), |page| page.map_err(NoPage::Unreachable))
 }
 
 /// Timeout for each step of a check.

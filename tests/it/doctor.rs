@@ -15,7 +15,7 @@ use crate::support::clients::get;
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, edge, start_edge};
 use crate::support::remote::ScriptedServer;
 use crate::support::servers;
-use crate::support::{assert_eventually, targets};
+use crate::support::{assert_eventually, pause_time, targets};
 
 /// Returns the doctor's findings for a config: name, state and text of each check.
 async fn findings(
@@ -263,6 +263,23 @@ async fn doctor_without_a_running_program_fails_and_tries_its_ports() {
     let text = place.edge("node1", at, "").replacen("admin_listen = \"127.0.0.1:0\"", &admin, 1);
     let all = findings(&place, Role::Edge, &text, |_| ()).await;
     assert!(has(&all, "edge", "error", "no edge on this machine responds"), "{all:#?}");
+}
+
+#[tokio::test]
+async fn a_program_that_hangs_is_reported_instead_of_its_ports() {
+    pause_time();
+    let place = TestDir::new();
+    let hung = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = hung.local_addr().unwrap();
+    for (role, program, text) in
+        [(Role::Server, "server", place.cloud("")), (Role::Edge, "edge", place.edge("node1", at, ""))]
+    {
+        let text = text.replace("admin_listen = \"127.0.0.1:0\"", &format!("admin_listen = \"{at}\""));
+        let all = findings(&place, role, &text, |_| ()).await;
+        let expected = format!("the {program} on this machine runs, but did not respond within 5s");
+        assert!(has(&all, program, "error", &expected), "{all:#?}");
+        assert!(!has(&all, "port", "error", "cannot listen on"), "{all:#?}");
+    }
 }
 
 #[tokio::test]

@@ -12,7 +12,8 @@ use tokio::time::sleep;
 use crate::acceptor::target_dialer::{TargetDialer, TargetDialerRole};
 use crate::command::doctor::handshakes::handshakes;
 use crate::command::doctor::{
-    AdminAddress, DoctorArgs, DoctorFindings, TIMEOUT, add_conditions, admin_address, fetch_page, not_running,
+    AdminAddress, DoctorArgs, DoctorFindings, TIMEOUT, add_conditions, admin_address, fetch_page,
+    not_responding,
 };
 use crate::config::edge::ServerAddress;
 use crate::edge::config::EdgeConfig;
@@ -88,7 +89,7 @@ async fn check_running_edge(
     let status = match fetch_page(at, "/edge/healthz").await {
         Ok((status, _)) => status,
         Err(why) => {
-            not_running("edge", at, &why, ports, found);
+            not_responding("edge", at, &why, ports, found);
             return false;
         }
     };

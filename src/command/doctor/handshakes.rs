@@ -125,7 +125,7 @@ async fn secure(
             None
         }
         Err(_) => {
-            let hint = "check that the program that listens there is a server";
+            let hint = "check that the program that listens there is a server, and not stopped or overloaded";
             found.add_error("tls", format!("{}: no TLS handshake within {TIMEOUT:?}", server.at), "", hint);
             None
         }

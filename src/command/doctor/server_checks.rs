@@ -9,7 +9,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::command::doctor::{
     AdminAddress, DoctorArgs, DoctorFindings, TIMEOUT, add_conditions, admin_address, check_certificate,
-    check_of, fetch_page, not_running,
+    check_of, fetch_page, not_responding,
 };
 use crate::config::server::registry::PublishTo;
 use crate::parts::with_kubernetes;
@@ -79,7 +79,7 @@ const SERVER_NODE_LABEL: &str = "node-restriction.kubernetes.io/tunnel-server=tr
 /// Checks the server on this machine by its readiness.
 async fn check_running_server(at: &AdminAddress, ports: &[(String, SocketAddr)], found: &mut DoctorFindings) {
     match fetch_page(at, "/readyz").await {
-        Err(why) => not_running("server", at, &why, ports, found),
+        Err(why) => not_responding("server", at, &why, ports, found),
         Ok((200, body)) if body.trim() == "ok" => {
             found.add_ok("server", "the server on this machine is ready")
         }
