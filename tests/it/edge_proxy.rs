@@ -137,6 +137,15 @@ async fn the_other_node_refuses_targets_outside_its_own_policy() {
 }
 
 #[tokio::test]
+async fn a_node_that_is_not_connected_has_the_hint_to_check_its_edge() {
+    let place = TestDir::new();
+    let (_server, _edge, proxy) = alone(&place).await;
+    let refused = connect(proxy, "node9:22").await;
+    assert_eq!((refused.status, &*refused.phrase), (502, "node node9: it is not connected"));
+    assert!(refused.body.contains("hint: check that `tunnel edge` runs on that node"), "{refused:?}");
+}
+
+#[tokio::test]
 async fn the_own_node_and_forbidden_targets_are_refused_at_once() {
     let place = TestDir::new();
     let (server, edge, proxy) = alone(&place).await;

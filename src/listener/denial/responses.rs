@@ -164,8 +164,9 @@ pub(super) fn refused(refusal: &SessionError) -> (StatusCode, &'static str, &'st
         }
         ErrorCode::TargetTimeout => (StatusCode::GATEWAY_TIMEOUT, "check that the node can reach the target"),
         ErrorCode::TargetUnreachable => {
-            let next = "check that the node can resolve and reach the target; for the target's certificate, check ca in \
-                        [edge.target_tls] of that node's config";
+            // Also the code for a node that no server has, if an edge or a user's program asks for it.
+            let next = "check that `tunnel edge` runs on that node, and that the node can resolve and reach the target; for the \
+                        target's certificate, check ca in [edge.target_tls] of that node's config";
             (StatusCode::BAD_GATEWAY, next)
         }
         ErrorCode::NotAllowed => (
@@ -207,10 +208,6 @@ fn user_denied(refusal: &SessionError) -> (StatusCode, &'static str, &'static st
         ErrorCode::NotAllowed => {
             "ask an operator of the servers: a rule of [server.clients] must name you, the node and the port, and [edge.allow] \
              of the node its target; a revoked device needs a new invitation"
-        }
-        // Also the code for a node that no server has.
-        ErrorCode::TargetUnreachable => {
-            "check that `tunnel edge` runs on that node, and that the node can resolve and reach the target"
         }
         _ => next,
     };
