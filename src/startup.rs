@@ -192,7 +192,11 @@ impl StartupErrorCollector {
             }
         };
         if let Some(listener) = &bound {
-            info!(path = %listener.at(), "admin socket open");
+            let path = listener.at().to_string();
+            // Each further process of this name has another number.
+            let is_first = admin.listen.is_some() || path.ends_with(&format!("/{}.sock", admin.name));
+            let hint = (!is_first).then(|| format!("another {} runs on this machine", admin.name));
+            info!(%path, hint, "admin socket open");
         }
         Ok(bound)
     }

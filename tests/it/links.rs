@@ -251,7 +251,9 @@ async fn a_second_machine_with_the_same_name_does_not_replace_a_live_link() {
     assert_eq!(server.link("node1").unwrap().link.id, old.link.id);
     assert_echo(&mut server.open(&at("node1", echo)).await, "hello").await;
 
+    let (lines, _guard) = LogLines::start();
     let newcomer = start_edge(&place.edge("node1", server.server.bound.grpc, ""));
+    assert!(lines.text().contains("another edge runs on this machine"), "{}", lines.text());
     wait_until_not_ready(&newcomer, &format!("node node1 is linked from {}", old.from)).await;
     wait_until_ready(&edge).await;
 }
