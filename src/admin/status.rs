@@ -64,7 +64,7 @@ pub struct StatusResponse {
 /// The session and byte counts of a process, as part of its status.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Number of sessions with an end here.
+    /// Number of sessions with an end here, without requests of operators.
     pub sessions: usize,
     /// Number of relayed sessions.
     pub sessions_relayed: usize,

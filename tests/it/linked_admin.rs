@@ -81,7 +81,9 @@ async fn an_admin_queries_and_changes_the_cloud_over_her_link() {
     assert_eq!(nodes(send(&alice, "GET /nodes", "").await), ["node1", "other1"]);
     let status = json(send(&alice, "GET /status", "").await);
     assert_eq!((&status["role"], status["links"].as_array().unwrap().len()), (&"server".into(), 2));
-    assert!(status["sessions"].as_array().unwrap().iter().any(|one| one["user"] == "alice"), "{status}");
+    let users: Vec<_> =
+        status["sessions"].as_array().unwrap().iter().map(|one| one["user"].as_str()).collect();
+    assert_eq!((users, status["totals"]["sessions"].as_u64()), (vec![Some("alice")], Some(0)), "no request");
     let invited = json(send(&alice, "POST /invitations", &subject("dora/")).await);
     assert!(invited["code"].as_str().unwrap().ends_with(".dora/"), "{invited}");
     json(send(&alice, "POST /invitations", &subject("edge9")).await);

@@ -74,6 +74,7 @@ impl AdminContext {
     /// Returns the current status.
     pub fn status(&self) -> StatusResponse {
         let table = &self.table;
+        let (count, sessions) = table.overview(MAX_SESSIONS);
         let mut status = StatusResponse {
             role: "edge".into(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -84,14 +85,14 @@ impl AdminContext {
             ready: self.readiness.check().is_ok(),
             conditions: self.readiness.conditions(),
             totals: Totals {
-                sessions: table.len(),
+                sessions: count,
                 sessions_relayed: table.relayed().0,
                 bytes_to_target: self.metrics.bytes_to_target.get(),
                 bytes_to_client: self.metrics.bytes_to_client.get(),
             },
             refusals: self.metrics.refusals.last_hour().into_iter().map(|(why, n)| (why.into(), n)).collect(),
             certificates: self.metrics.certificates.all(),
-            sessions: table.overview(MAX_SESSIONS).into_iter().map(|one| self.session(one)).collect(),
+            sessions: sessions.into_iter().map(|one| self.session(one)).collect(),
             ..StatusResponse::default()
         };
         match &self.side {

@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use crate::table::SessionTable;
 use crate::table::session::{SessionOrigin, SharedSession};
 use tunnel_base::names::{NodeName, SessionId, Target};
-use tunnel_proto::frame::SessionKey;
+use tunnel_proto::frame::{SessionCategory, SessionKey};
 use tunnel_proto::state::{LinkId, Phase};
 
 /// A snapshot of one end of a session.
@@ -34,12 +34,14 @@ pub struct SessionView {
 }
 
 impl SessionTable {
-    /// Returns at most `most` sessions with an end here, in a stable order, so that two calls return the same ones
-    /// while they live. Each of the table's locks is held only for a copy.
-    pub fn overview(&self, most: usize) -> Vec<SessionView> {
+    /// Returns the number of sessions with an end here and at most `most` of them, without requests of operators. The
+    /// order is stable, so two calls return the same ones while they live. Each of the table's locks is held only for a
+    /// copy.
+    pub fn overview(&self, most: usize) -> (usize, Vec<SessionView>) {
         let mut sessions = self.all();
+        sessions.retain(|session| session.key.category != SessionCategory::Admin);
         sessions.sort_unstable_by_key(|session| session.key.id);
-        sessions.iter().take(most).map(|session| session.view()).collect()
+        (sessions.len(), sessions.iter().take(most).map(|session| session.view()).collect())
     }
 }
 
