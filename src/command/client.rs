@@ -10,6 +10,8 @@ use rustix::system::uname;
 use serde::Deserialize;
 
 use crate::command::CommandError;
+use crate::config::diagnostics::ConfigDiagnostics;
+use crate::config::table::ConfigTable;
 use crate::config::{Environment, SecretString};
 use crate::uplink::client::{ClientLinkConfig, UserCredentials};
 use tunnel_base::files;
@@ -82,7 +84,6 @@ pub(crate) enum SettingSource {
 /// `tunnel join --user` writes, or tunnel/client.toml in $XDG_CONFIG_HOME. Paths are relative to its directory. A
 /// secret in it that every user of the machine may read is refused.
 #[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct ClientConfigFile {
     /// Server's CONNECT port for `tunnel connect` and `tunnel ssh`, unless servers is set: HOST:PORT without TLS,
     /// https://HOST:PORT with TLS, or unix:/PATH. Default: "127.0.0.1:2222".
@@ -212,7 +213,7 @@ impl fmt::Display for SettingSource {
 }
 
 impl ClientConfigFile {
-    /// Reads a file, which may be missing. Errors do not quote it, because somebody may put a password there.
+    /// Reads a file, which may be missing. Errors quote no unknown key's value, which may be a password.
     fn read(path: &Path) -> Result<Self, CommandError> {
         let text = match files::read_text(path) {
             Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -220,11 +221,11 @@ impl ClientConfigFile {
             }
             read => read.map_err(|cause| wrong(path, &format_args!("cannot read: {cause}")))?,
         };
-        let mut file: Self = toml::from_str(&text).map_err(|cause| {
-            let before = cause.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-            let line = before.matches('\n').count() + 1;
-            wrong(path, &format_args!("line {line}: {}", cause.message()))
-        })?;
+        let mut report = ConfigDiagnostics::default();
+        let mut table = ConfigTable::parse(&text, &Environment::default(), &mut report);
+        let file: Self = table.fields(&mut report);
+        table.finish(&mut report);
+        let (mut file, _) = report.finish(&text, file).whole().map_err(|errors| wrong(path, &errors))?;
         if file.token.is_some() {
             refuse_readers(path)?;
         }
@@ -481,9 +482,10 @@ mod tests {
         for (text, expected) in [
             (
                 "server = \"a:1\"\npassword = \"secret-1\"\n",
-                "line 2: unknown field `password`, expected one of",
+                "line 2: password: unknown key: did you mean password_file?",
             ),
-            ("user = 7\n", "line 1: invalid type"),
+            ("user = 7\ntokn = \"secret-1\"\n", "line 1: user: 7: expected a text"),
+            ("user = 7\ntokn = \"secret-1\"\n", "line 2: tokn: unknown key: did you mean token?"),
             ("user = \"secret-1\n", "line 1: "),
         ] {
             std::fs::write(home.path().join("tunnel/client.toml"), text).unwrap();
