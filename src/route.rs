@@ -123,7 +123,7 @@ impl SessionRouter {
     /// Returns why this process has no link, if it links to servers and its last attempt has failed.
     pub fn link_failure(&self) -> Option<String> {
         let PathProvider::Uplinks(uplinks) = &self.paths else { return None };
-        uplinks.failure.lock().clone()
+        uplinks.failure.lock().as_ref().map(|failure| failure.text.clone())
     }
 
     /// Replaces the source of random numbers, for simulations with a seed.
@@ -149,7 +149,8 @@ impl SessionRouter {
             PathProvider::Nodes(_) => search = search.at_most(MOVE_WAIT),
             // A laptop may just have woken up. Without a link the search fails, with its own reason.
             PathProvider::Uplinks(uplinks) if *uplinks.node() == NodeName::none() => {
-                let _ = timeout_at(until, uplinks.wait_newer(None)).await;
+                let is_decided = || uplinks.newest(None).is_some() || uplinks.is_denied();
+                let _ = timeout_at(until, uplinks.wait(is_decided)).await;
             }
             PathProvider::Peers(_) | PathProvider::Uplinks(_) => {}
         }
@@ -522,8 +523,16 @@ pub struct Uplinks {
     /// Time when a link was closed.
     lost: Mutex<Option<Instant>>,
     /// Why the last attempt to link has failed, until there is a link.
-    failure: Mutex<Option<String>>,
+    failure: Mutex<Option<LinkFailure>>,
     came: NodeWaiters,
+}
+
+/// Why an attempt to link has failed.
+#[derive(Debug)]
+struct LinkFailure {
+    text: String,
+    /// Whether a server refused what this process proves, as it will until that has changed.
+    is_denied: bool,
 }
 
 impl Uplinks {
@@ -563,16 +572,24 @@ impl Uplinks {
         self.all().into_iter().rev().find(|link| !link.is_closed() && not != Some(link.id))
     }
 
-    /// Returns the reason why there is no link. A link that was closed recently is about to be replaced.
+    /// Returns the reason why there is no link. A link that was closed recently is about to be replaced, unless a server
+    /// has denied that.
     pub fn not_linked_reason(&self) -> NodeNotFound {
         let lost = self.lost.lock().map(|at| at.elapsed());
-        let seen = lost.filter(|lost| *lost < RELINK_WINDOW);
+        let seen = lost.filter(|lost| *lost < RELINK_WINDOW && !self.is_denied());
         NodeNotFound { seen, ..NodeNotFound::default() }
     }
 
     /// Records why an attempt to link has failed.
-    pub fn note_failure(&self, why: &str) {
-        *self.failure.lock() = Some(why.to_owned());
+    pub fn note_failure(&self, text: &str, is_denied: bool) {
+        *self.failure.lock() = Some(LinkFailure { text: text.to_owned(), is_denied });
+        if is_denied {
+            self.came.wake(&self.node);
+        }
+    }
+
+    fn is_denied(&self) -> bool {
+        self.failure.lock().as_ref().is_some_and(|failure| failure.is_denied)
     }
 
     /// Returns true if there is a link.
@@ -587,10 +604,15 @@ impl Uplinks {
 
     /// Waits until there is a link, and one newer than `than` if that is given. Cancel safe.
     pub async fn wait_newer(&self, than: Option<LinkId>) {
+        self.wait(|| self.newest(None).is_some_and(|newest| Some(newest.id) > than)).await;
+    }
+
+    /// Waits until this is true, which is checked when a link is added or denied. Cancel safe.
+    async fn wait(&self, is_over: impl Fn() -> bool) {
         loop {
             // Create the waiter before the check: a link that is added in between ends the wait.
             let arrival = self.arrival();
-            if self.newest(None).is_some_and(|newest| Some(newest.id) > than) {
+            if is_over() {
                 return;
             }
             arrival.wait().await;

@@ -16,7 +16,7 @@ use crate::config::{Environment, SecretString};
 use crate::uplink::client::{ClientLinkConfig, UserCredentials};
 use tunnel_base::files;
 use tunnel_base::names::{DeviceName, Target};
-use tunnel_net::reload::is_world_readable;
+use tunnel_net::reload::{ReloadError, ReloadedValue, is_world_readable};
 use tunnel_net::tls::IdentityFiles;
 
 /// Flags that name a server and the client's credentials.
@@ -46,7 +46,7 @@ pub struct ClientArgs {
 }
 
 /// The server, and how a client logs in there. Each value has its source.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct ClientSettings {
     /// The CONNECT port.
     pub(crate) server: SourcedValue<String>,
@@ -282,15 +282,9 @@ impl ClientConfigFile {
     }
 
     fn credentials(&self, path: &Path) -> Result<UserCredentials, CommandError> {
-        let token = match (&self.token, &self.token_file, self.identity(path)?) {
-            (Some(token), None, None) => token.clone(),
-            (None, Some(file), None) => {
-                refuse_readers(file)?;
-                let text = files::read_text(file).map_err(|cause| {
-                    wrong(path, &format_args!("token_file: cannot read {}: {cause}", file.display()))
-                })?;
-                SecretString::new(text.trim())
-            }
+        let tokens = match (&self.token, &self.token_file, self.identity(path)?) {
+            (Some(_), None, None) => reloaded_token(path, token_in),
+            (None, Some(file), None) => reloaded_token(file, |text| Some(text.trim().to_owned())),
             (None, None, Some(identity)) => {
                 refuse_readers(&identity.key)?;
                 return Ok(UserCredentials::Certificate(identity));
@@ -303,8 +297,22 @@ impl ClientConfigFile {
         };
         let user = self.user.as_ref().ok_or_else(|| wrong(path, &"a token requires user"))?;
         let user = user.parse().map_err(|why| wrong(path, &format_args!("user: {why}")))?;
-        Ok(UserCredentials::Token(user, token))
+        let tokens = tokens.map_err(|why| wrong(path, &format_args!("token_file: {why}")))?;
+        Ok(UserCredentials::Token(user, tokens))
     }
+}
+
+/// Returns the token in a file, which only this user may read; it is read again when the file changes.
+fn reloaded_token(
+    path: &Path,
+    token_in: fn(&str) -> Option<String>,
+) -> Result<ReloadedValue<Vec<SecretString>>, ReloadError> {
+    let file = path.to_owned();
+    ReloadedValue::file(path, move |text| {
+        refuse_readers(&file).map_err(|error| error.text)?;
+        let token = token_in(&String::from_utf8_lossy(text));
+        Ok(vec![SecretString::new(token.ok_or_else(|| format!("{} has no token", file.display()))?)])
+    })
 }
 
 /// Returns the token in the text of a `client.toml`, if it has one.
@@ -407,31 +415,31 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let dir = home.path().join("tunnel");
         let read = |text: &str| links(home.path(), text, 0o600).0.unwrap();
-        assert_eq!(read("server = \"a:1\"\nuser = \"ops\"\n"), None);
+        assert!(read("server = \"a:1\"\nuser = \"ops\"\n").is_none());
         let both = "servers = [\"a.example:9000\", \"[::1]:9\"]\nuser = \"alice\"\ndevice = \"Laptop\"\nca = \"ca.crt\"\n";
         let found = read(&format!("{both}token = \"t1\"\ntls_server_name = \"b\"\n")).unwrap();
-        let token = |text| UserCredentials::Token("alice".parse().unwrap(), SecretString::new(text));
-        let expected = ClientLinkConfig {
-            servers: vec!["a.example:9000".parse().unwrap(), "[::1]:9".parse().unwrap()],
-            tls_server_name: Some("b".parse().unwrap()),
-            ca: Some(dir.join("ca.crt")),
-            device: "laptop".parse().unwrap(),
-            proof: token("t1"),
-            https_proxy: None,
-            no_proxy: None,
+        let token = |found: &ClientLinkConfig| match &found.proof {
+            UserCredentials::Token(user, tokens) => (user.to_string(), tokens.load()[0].reveal().to_owned()),
+            other => panic!("{other:?}"),
         };
-        assert_eq!(found, expected);
+        let alice = |token: &str| ("alice".to_owned(), token.to_owned());
+        assert_eq!(token(&found), alice("t1"));
         assert!(!format!("{found:?}").contains("t1"));
+        let ClientLinkConfig { servers, tls_server_name, device, ca, .. } = found;
+        assert_eq!(servers, ["a.example:9000".parse().unwrap(), "[::1]:9".parse().unwrap()]);
+        assert_eq!((tls_server_name, ca), (Some("b".parse().unwrap()), Some(dir.join("ca.crt"))));
+        assert_eq!(device.as_str(), "laptop");
         std::fs::write(dir.join("token"), "t2\n").unwrap();
         std::fs::set_permissions(dir.join("token"), Permissions::from_mode(0o600)).unwrap();
-        assert_eq!(read(&format!("{both}token_file = \"token\"\n")).unwrap().proof, token("t2"));
+        assert_eq!(token(&read(&format!("{both}token_file = \"token\"\n")).unwrap()), alice("t2"));
         std::fs::set_permissions(dir.join("token"), Permissions::from_mode(0o644)).unwrap();
         let refused = links(home.path(), &format!("{both}token_file = \"token\"\n"), 0o600).0.unwrap_err();
         assert!(refused.text.contains("every user of this machine may read it"), "{refused}");
         let (found, settings) =
             links(home.path(), "servers = [\"a:1\"]\nca = \"ca\"\ncert = \"c\"\nkey = \"/k\"\n", 0o644);
         let identity = IdentityFiles { cert: dir.join("c"), key: "/k".into() };
-        assert_eq!(found.unwrap().unwrap().proof, UserCredentials::Certificate(identity.clone()));
+        let proof = found.unwrap().unwrap().proof;
+        assert!(matches!(&proof, UserCredentials::Certificate(shown) if *shown == identity), "{proof:?}");
         let (cert, key) = settings.unwrap().identity.unwrap();
         assert_eq!(IdentityFiles { cert: cert.value, key: key.value }, identity);
     }
@@ -469,9 +477,9 @@ mod tests {
         let xdg = ("XDG_CONFIG_HOME", home.path().to_str().unwrap());
         let text = "servers = [\"a:9000\"]\nca = \"ca.crt\"\nuser = \"alice\"\ntoken = \"secret-1\"\n";
         assert!(links(home.path(), text, 0o600).1.unwrap().links.is_some());
-        assert_eq!(found(&ClientArgs::default(), &[xdg, ("TUNNEL_SERVER", "c:1")]).unwrap().links, None);
+        assert!(found(&ClientArgs::default(), &[xdg, ("TUNNEL_SERVER", "c:1")]).unwrap().links.is_none());
         let flags = ClientArgs { server: Some("c:1".into()), ..ClientArgs::default() };
-        assert_eq!(found(&flags, &[xdg]).unwrap().links, None);
+        assert!(found(&flags, &[xdg]).unwrap().links.is_none());
     }
 
     #[test]

@@ -29,7 +29,7 @@ use tunnel_link::table::handles::Session;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::pool::BufferPool;
-use tunnel_net::reload::{ReloadedValue, fingerprint};
+use tunnel_net::reload::{FileWatcher, ReloadedValue, fingerprint};
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust};
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
@@ -37,7 +37,7 @@ use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::hello::LinkPurpose;
 
 /// The servers of a user, and how she proves herself there.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct ClientLinkConfig {
     /// Servers in order of preference, at least one.
     pub servers: Vec<Target>,
@@ -71,10 +71,10 @@ impl ClientLinkConfig {
 }
 
 /// How a user is proved.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum UserCredentials {
-    /// By the token of this user's device.
-    Token(UserName, SecretString),
+    /// By the token of this user's device, which another invitation replaces in its file.
+    Token(UserName, ReloadedValue<Vec<SecretString>>),
     /// By a client certificate, which names the user.
     Certificate(IdentityFiles),
 }
@@ -175,6 +175,9 @@ impl ClientUplinks {
     /// Starts the tasks that keep the link, which is `first` or yet to be dialled.
     fn keep(&self, keeper: Arc<Reconnector>, first: Option<NewLink>) {
         let Self { route, table, pool, links, .. } = self;
+        let files = FileWatcher::new(links);
+        files.watch("tls", &keeper.dialer.tls);
+        files.watch("tokens", &keeper.dialer.tokens);
         links.spawn(info_span!("upkeep"), table.clone().upkeep(pool.clone(), links.clone()));
         links.spawn(info_span!("resume_parked"), route.clone().resume_parked(links.clone()));
         links.spawn(info_span!("network"), keeper.clone().follow_network());
@@ -240,8 +243,8 @@ impl ClientUplinks {
 fn dialer(config: ClientLinkConfig, context: &LinkContext, pool: BufferPool) -> Result<LinkDialer, String> {
     let ClientLinkConfig { servers, tls_server_name, device, proof, ca, https_proxy, no_proxy } = config;
     let (name, tokens, identity) = match proof {
-        UserCredentials::Token(user, token) => (Some(user), vec![token], None),
-        UserCredentials::Certificate(identity) => (None, Vec::new(), Some(identity)),
+        UserCredentials::Token(user, tokens) => (Some(user), tokens, None),
+        UserCredentials::Certificate(identity) => (None, ReloadedValue::fixed(Vec::new()), Some(identity)),
     };
     let tls =
         TlsClientConfig { trust: ca.map_or(Trust::System, Trust::Ca), identity, alpn: vec![b"h2".to_vec()] };
@@ -261,7 +264,7 @@ fn dialer(config: ClientLinkConfig, context: &LinkContext, pool: BufferPool) -> 
         user: Some(UserIdentity { name, device }),
         ips: Vec::new(),
         servers,
-        tokens: ReloadedValue::fixed(tokens),
+        tokens,
         turn: AtomicUsize::new(0),
         tls,
         own: None,

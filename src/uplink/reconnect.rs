@@ -144,8 +144,8 @@ impl Reconnector {
     }
 
     async fn handle_dial_failure(&self, failure: UplinkFailure, backoff: &mut Backoff) {
-        let UplinkFailure { text, is_refused, is_name_taken, .. } = failure;
-        self.uplinks.note_failure(&text);
+        let UplinkFailure { text, is_refused, is_denied, is_name_taken } = failure;
+        self.uplinks.note_failure(&text, is_denied);
         // A link to a server that stops has only its earlier sessions: no new one reaches this node.
         let kept = if self.uplinks.is_linked() { "; only earlier sessions continue" } else { "" };
         self.readiness.set(LINK_CONDITION, Err(format!("{text}{kept}")));

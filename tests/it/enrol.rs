@@ -123,7 +123,7 @@ pub(crate) async fn invited_user(server: &TestServer, user: &str, lasting: Durat
 fn is_proven(server: &TestServer, client: &str, links: &ClientLinkConfig) -> bool {
     let UserCredentials::Token(_, token) = &links.proof else { panic!("{links:?}") };
     let enrolment = server.server.enrolment.as_ref().unwrap();
-    enrolment.device(client.parse().unwrap(), token.reveal()).is_joined()
+    enrolment.device(client.parse().unwrap(), token.load()[0].reveal()).is_joined()
 }
 
 /// Returns the config that was written, with a free log port.
@@ -392,7 +392,7 @@ async fn devices_of_a_user_join_at_any_server_and_a_revoked_one_is_proven_at_non
     assert_eq!(std::fs::read(dir.join("ca.crt")).unwrap(), std::fs::read(&place.files.ca).unwrap());
     assert_eq!((&laptop.servers[..], laptop.device.as_str()), (&[at.into()][..], "laptop"));
     let UserCredentials::Token(user, token) = &laptop.proof else { panic!("{laptop:?}") };
-    assert_eq!((user.as_str(), token.reveal().len()), ("alice", 64));
+    assert_eq!((user.as_str(), token.load()[0].reveal().len()), ("alice", 64));
     assert!(std::fs::read_to_string(place.path().join("enrolled")).unwrap().contains("alice/laptop"));
 
     let first = servers[0].server.enrolment.as_ref().unwrap();

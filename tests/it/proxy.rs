@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -14,13 +15,15 @@ use tunnel::uplink::proxy::{RunningProxy, UserProxy, bind_shared, connect_shared
 use tunnel_net::listen::TcpListenSocket;
 
 use crate::connecting::{Local, home_of_alice};
+use crate::enrol::{invited_user, join_as_user};
 use crate::http_proxy::{body, site};
 use crate::socks5::{by_name, request_session};
 use crate::support::clients::{ESTABLISHED, assert_echo, assert_reset, open, rest, send_request};
 use crate::support::line::Line;
+use crate::support::live::reloaded;
 use crate::support::programs::{TestDir, TestServer, at, edge};
 use crate::support::users::{server, tables};
-use crate::support::{assert_eventually, targets, wait_until};
+use crate::support::{Stopwatch, assert_eventually, targets, wait_until};
 
 /// A proxy with its own runtime, so that it can be killed.
 struct LocalProxy {
@@ -251,6 +254,29 @@ async fn a_proxy_that_ends_interrupts_its_sessions_with_a_message() {
             "{message}"
         );
     }
+}
+
+#[tokio::test]
+async fn a_revoked_token_is_reported_at_once_and_that_of_a_new_invitation_is_read() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = server(&place, "").await;
+    let _edge = edge(&place, &server, "node1").await;
+    let at_server = server.server.bound.grpc;
+    let proxy = LocalProxy::start(home_of_alice(&place, at_server)).await;
+    let joined = server.server.enrolment.as_ref().unwrap();
+    assert!(joined.revoke(&"alice/laptop".parse().unwrap(), "test").await.unwrap());
+    wait_until("the link has ended", || proxy.links() == 0).await;
+    let since = Stopwatch::start();
+    let refused = send_request(proxy.http, "CONNECT node1:22 HTTP/1.1\r\n\r\n").await;
+    assert!(refused.body.contains("invalid token (Unauthenticated)"), "{refused:?}");
+    assert!(since.elapsed() < Duration::from_secs(7), "{:?}", since.elapsed());
+
+    let invitation = invited_user(&server, "alice", Duration::from_secs(60)).await;
+    join_as_user(&place, at_server, &invitation, "laptop").await.unwrap();
+    std::fs::copy(place.path().join("laptop/tunnel/client.toml"), place.path().join("tunnel/client.toml"))
+        .unwrap();
+    reloaded(wait_until("a link with the new token", || proxy.links() == 1)).await;
+    assert_echo(&mut open(proxy.http, &at("node1", echo)).await, "hello").await;
 }
 
 #[tokio::test]

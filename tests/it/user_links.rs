@@ -10,6 +10,7 @@ use tunnel::route::RouteError;
 use tunnel::uplink::client::{ClientLinkConfig, ClientLinkError, ClientUplinks, UserCredentials};
 use tunnel_link::table::handles::Session;
 use tunnel_net::byte_stream_io::ByteStreamIo;
+use tunnel_net::reload::ReloadedValue;
 use tunnel_proto::frame::ErrorCode;
 use tunnel_proto::hello::Hello;
 
@@ -367,7 +368,10 @@ async fn each_refusal_of_a_user_is_logged_with_the_reason_and_her_name() {
         assert_eq!(found, 1, "{parts:?}: {text}");
     };
 
-    let proof = UserCredentials::Token("alice".parse().unwrap(), SecretString::new("wrong"));
+    let proof = UserCredentials::Token(
+        "alice".parse().unwrap(),
+        ReloadedValue::fixed(vec![SecretString::new("wrong")]),
+    );
     let wrong = ClientLinkConfig { proof, ..users::config(&place, "alice/laptop", &[at_server]) };
     ClientUplinks::connect(wrong).await.unwrap_err();
     let why = "reason=\"the device has not joined for this user, was revoked, or has another token\"";
@@ -425,7 +429,10 @@ async fn a_server_that_takes_no_links_of_users_says_so_and_an_older_one_is_named
     );
     let wrong = users::server(&place, "").await;
     let why = assert_eventually("the refusal", async {
-        let proof = UserCredentials::Token("alice".parse().unwrap(), SecretString::new("wrong"));
+        let proof = UserCredentials::Token(
+            "alice".parse().unwrap(),
+            ReloadedValue::fixed(vec![SecretString::new("wrong")]),
+        );
         let wrong = ClientLinkConfig { proof, ..config(&place, "alice/laptop", &[wrong.server.bound.grpc]) };
         ClientUplinks::connect(wrong).await.unwrap_err()
     })

@@ -15,6 +15,7 @@ use tunnel::invitations::store::SecretHash;
 use tunnel::uplink::client::{ClientLinkConfig, ClientLinkError, ClientUplinks, UserCredentials};
 use tunnel_base::names::{Target, UserDevice};
 use tunnel_link::table::handles::Session;
+use tunnel_net::reload::ReloadedValue;
 
 use crate::enrol::run_tunnel;
 use crate::parts::{free_port, loopback};
@@ -47,7 +48,7 @@ pub(crate) fn link_config(place: &TestDir, client: &str, port: u16) -> ClientLin
         servers: vec![format!("localhost:{port}").parse().unwrap()],
         tls_server_name: None,
         device,
-        proof: UserCredentials::Token(user, SecretString::new(USER_TOKEN)),
+        proof: UserCredentials::Token(user, ReloadedValue::fixed(vec![SecretString::new(USER_TOKEN)])),
         ca: Some(place.files.ca.clone()),
         https_proxy: None,
         no_proxy: None,

@@ -9,6 +9,7 @@ use tunnel::invitations::store::SecretHash;
 use tunnel::uplink::client::{ClientLinkConfig, ClientUplinks, UserCredentials};
 use tunnel_base::names::{Instance, Target, UserDevice};
 use tunnel_link::table::handles::Session;
+use tunnel_net::reload::ReloadedValue;
 use tunnel_net::tls::IdentityFiles;
 use tunnel_proto::hello::{UserHello, UserProof};
 
@@ -42,12 +43,12 @@ pub(crate) async fn server(place: &TestDir, more: &str) -> TestServer {
 /// Returns what a device's program links with.
 pub(crate) fn config(place: &TestDir, client: &str, servers: &[SocketAddr]) -> ClientLinkConfig {
     let UserDevice { user, device } = client.parse().unwrap();
-    let token = SecretString::new(USER_TOKEN);
+    let tokens = ReloadedValue::fixed(vec![SecretString::new(USER_TOKEN)]);
     ClientLinkConfig {
         tls_server_name: None,
         servers: servers.iter().map(|at| Target::from(*at)).collect(),
         device,
-        proof: UserCredentials::Token(user, token),
+        proof: UserCredentials::Token(user, tokens),
         ca: Some(place.files.ca.clone()),
         https_proxy: None,
         no_proxy: None,
