@@ -60,11 +60,7 @@ impl AdminClient {
             return Ok(Self { choice: choice(LINK, sockets), at: AdminApiEndpoint::Link(Box::new(links)) });
         }
         let Some((_, socket)) = sockets.next() else {
-            let CommandError { code, text } = no_socket(names);
-            return Err(CommandError {
-                code,
-                text: format!("{text}; or link as a user: tunnel join --user"),
-            });
+            return Err(no_socket(names));
         };
         let choice = choice(&socket.display().to_string(), sockets);
         Ok(Self { choice, at: AdminApiEndpoint::Socket(socket) })

@@ -138,7 +138,7 @@ fn not_responding(
         let hint = format!("check its state and its log, or restart it with systemctl restart {unit}");
         return found.add_error(program, text, "a response", &hint);
     };
-    if matches!(at, Ok(ListenAddress::Port(at)) if at.port() == 0) {
+    if matches!(at, Some(ListenAddress::Port(at)) if at.port() == 0) {
         found.add_warning(program, "its admin_listen has port 0, so it cannot be asked whether it runs", "");
     } else {
         let text = format!("no {program} on this machine responds: {why}");
@@ -307,19 +307,18 @@ fn add_conditions(program: &'static str, body: &str, found: &mut DoctorFindings)
 }
 
 /// Where the program with a config responds: at the port that a key sets, unless it uses TLS. Otherwise at its socket,
-/// as another program may have the default port. An error says why there is no socket.
-type AdminAddress = Result<ListenAddress, String>;
+/// as another program may have the default port. `None` if there is no socket.
+type AdminAddress = Option<ListenAddress>;
 
 async fn admin_address(ports: &AdminPorts, admin: &AdminConfig) -> AdminAddress {
     let at = ports.admin_listen;
     if !ports.is_default && admin.tls.is_none() {
         let local = SocketAddr::new([127, 0, 0, 1].into(), at.port());
-        return Ok(ListenAddress::Port(if at.ip().is_unspecified() { local } else { at }));
+        return Some(ListenAddress::Port(if at.ip().is_unspecified() { local } else { at }));
     }
     let env = Environment { runtime_dir: admin.runtime_dir.clone(), ..Environment::default() };
     let sockets = admin_sockets::sockets(admin.listen.clone(), &[admin.name], &env).await;
-    let best = sockets.into_iter().next().ok_or_else(|| admin_sockets::no_socket(&[admin.name]).text);
-    best.map(|(_, path)| ListenAddress::Unix(path))
+    sockets.into_iter().next().map(|(_, path)| ListenAddress::Unix(path))
 }
 
 /// Why the admin listener gave no page.
@@ -333,7 +332,7 @@ enum NoPage {
 /// Returns status and body of a page of the admin listener, or why there is no response.
 async fn fetch_page(at: &AdminAddress, path: &str) -> Result<(u16, String), NoPage> {
     let page = async {
-        match at.as_ref()? {
+        match at.as_ref().ok_or("no admin socket at the default paths")? {
             ListenAddress::Port(at) => {
                 let failed = |cause: String| format!("{at}: {cause}");
                 let socket = dial(&Host::Ip(at.ip()), &[*at], TIMEOUT).await;
