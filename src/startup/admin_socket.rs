@@ -63,7 +63,7 @@ impl SocketDirs {
                 Ok(Ok(listener)) => return Ok(listener),
                 Ok(Err(UnixBindError::Taken(path))) => {
                     let at = path.display();
-                    return Err(format!("another process listens on {at}; use that one, or stop it"));
+                    return Err(format!("another proxy listens on {at}; use that one, or stop it"));
                 }
                 Ok(Err(cause)) => reasons.push(cause.to_string()),
                 Err(reason) => reasons.push(reason),
