@@ -208,7 +208,7 @@ impl DoctorFindings {
 
     /// Adds a refused token, with the hint of its error, and one about the server.
     fn add_token_error(&mut self, error: impl Into<String>, hint: Option<&str>) {
-        let at_server = "check that a Node of this name has an edge label; see the server's log";
+        let at_server = "check that a Node of this name has an edge label";
         let hint = hint.map_or(at_server.to_owned(), |hint| format!("{hint}; {at_server}"));
         self.add_error("token", error, "a token or certificate that the server accepts", &hint);
     }
