@@ -64,8 +64,8 @@ pub struct Registry {
 /// The name is held by another process, and its link is alive.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "node {node} is linked from {from} by another process that is alive; end one of them if both run on one machine, otherwise \
-     give each machine its own name"
+    "node {node} is linked from {from} by another process that is alive; end one of them if both run on one machine, \
+     otherwise give each machine its own name"
 )]
 pub struct NameInUse {
     /// The name that both processes use.

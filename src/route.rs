@@ -572,8 +572,8 @@ impl Uplinks {
         self.all().into_iter().rev().find(|link| !link.is_closed() && not != Some(link.id))
     }
 
-    /// Returns the reason why there is no link. A link that was closed recently is about to be replaced, unless a server
-    /// has denied that.
+    /// Returns the reason why there is no link. A link that was closed recently is about to be replaced, unless a
+    /// server has denied that.
     pub fn not_linked_reason(&self) -> NodeNotFound {
         let lost = self.lost.lock().map(|at| at.elapsed());
         let seen = lost.filter(|lost| *lost < RELINK_WINDOW && !self.is_denied());

@@ -46,8 +46,8 @@ pub(crate) async fn sockets(named: Option<PathBuf>, names: &[&str], env: &Enviro
 pub(crate) fn no_socket(names: &[&str]) -> CommandError {
     CommandError::unavailable(format!(
         "no admin socket of {} found at the default paths; check that one of this user is running on this machine. Its log at \
-         the start contains the socket's path; set it with --socket=PATH, run this as the user of the program, or link as \
-         a user: tunnel join --user",
+         the start contains the socket's path; set it with --socket=PATH, run this as the user of the program, or link \
+         as a user: tunnel join --user",
         if names.contains(&"edge") { "a server or edge" } else { "a server" },
     ))
 }

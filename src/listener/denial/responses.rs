@@ -165,8 +165,8 @@ pub(super) fn refused(refusal: &SessionError) -> (StatusCode, &'static str, &'st
         ErrorCode::TargetTimeout => (StatusCode::GATEWAY_TIMEOUT, "check that the node can reach the target"),
         ErrorCode::TargetUnreachable => {
             // Also the code for a node that no server has, if an edge or a user's program asks for it.
-            let next = "check that `tunnel edge` runs on that node, and that the node can resolve and reach the target; for the \
-                        target's certificate, check ca in [edge.target_tls] of that node's config";
+            let next = "check that `tunnel edge` runs on that node, and that the node can resolve and reach the \
+                        target; for the target's certificate, check ca in [edge.target_tls] of that node's config";
             (StatusCode::BAD_GATEWAY, next)
         }
         ErrorCode::NotAllowed => (
