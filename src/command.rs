@@ -15,6 +15,7 @@ pub mod doctor;
 pub mod exit_code;
 pub mod file_edit;
 pub(crate) mod format;
+pub(crate) mod http_request;
 pub mod init;
 pub mod invitations;
 pub mod join;

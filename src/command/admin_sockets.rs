@@ -6,14 +6,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Method, Request};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
+use http_body_util::Full;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use crate::command::CommandError;
+use crate::command::{CommandError, http_request};
 use crate::config::Environment;
 use crate::startup::admin_socket::SocketDirs;
 use tunnel_base::logging::printable::plain_text;
@@ -98,36 +96,23 @@ pub(crate) async fn ask(
 /// Sends one request over a stream, like [`ask`]. Returns the response, or the reason why there is none. The other end
 /// may be any program, so its text cannot control a terminal.
 pub(crate) async fn exchange(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     method: Method,
     path: &str,
     body: Bytes,
 ) -> Result<(u16, String), String> {
-    let exchange = async {
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        let mut request = Request::new(Full::new(body));
-        *request.method_mut() = method;
-        *request.uri_mut() = http::Uri::try_from(path).unwrap_or_default();
-        request.headers_mut().insert(http::header::HOST, http::HeaderValue::from_static("localhost"));
-        // Owns the sender, so that the connection ends with the response.
-        let answer = async move {
-            let answer = sender.send_request(request).await?;
-            let (head, body) = answer.into_parts();
-            let body = Limited::new(body, MAX_BYTES).collect().await;
-            Ok::<_, hyper::Error>((head.status.as_u16(), body.map(|body| body.to_bytes())))
-        };
-        // The connection is driven at the same time. If it ends first, the sender returns the error.
-        let (answer, _) = tokio::join!(answer, connection);
-        answer
-    };
-    match timeout(TIMEOUT, exchange).await {
-        Ok(Ok((status, Ok(body)))) => Ok((status, plain_text(&String::from_utf8_lossy(&body)))),
-        Ok(Ok((_, Err(cause)))) => Err(cause.to_string()),
-        Ok(Err(cause)) => Err(cause.to_string()),
-        Err(_) => Err(format!(
+    let mut request = Request::new(Full::new(body));
+    *request.method_mut() = method;
+    *request.uri_mut() = http::Uri::try_from(path).unwrap_or_default();
+    request.headers_mut().insert(http::header::HOST, http::HeaderValue::from_static("localhost"));
+    let answer = timeout(TIMEOUT, http_request::send(stream, request, MAX_BYTES)).await.map_err(|_| {
+        format!(
             "no response within {TIMEOUT:?}; the process is stopped or overloaded: check its state and its log"
-        )),
-    }
+        )
+    })?;
+    let (head, body) = answer.map_err(|cause| cause.to_string())?.into_parts();
+    let body = body.map_err(|cause| cause.to_string())?;
+    Ok((head.status.as_u16(), plain_text(&String::from_utf8_lossy(&body))))
 }
 
 /// Timeout for a complete response. A server with 20,000 nodes needs some time to list them.

@@ -1,7 +1,6 @@
 //! A CONNECT port, of a server or of the user's proxy: how it is reached, logging in there, and its refusals.
 
 use std::fmt;
-use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,9 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::header::{HOST, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
 use http::{Method, Request, Response, Uri};
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::body::Incoming;
-use hyper::client::conn::http1;
+use http_body_util::Full;
 use hyper::ext::ReasonPhrase;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
@@ -21,9 +18,10 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use crate::command::CommandError;
 use crate::command::client::{ClientSettings, SourcedValue};
 use crate::command::connect::session::{ConnectSession, PrintLine, SessionCarrier};
+use crate::command::http_request::ReadBody;
+use crate::command::{CommandError, http_request};
 use crate::uplink::proxy::connect_shared;
 use tunnel_base::files;
 use tunnel_base::logging::printable::{one_line, printable};
@@ -192,10 +190,10 @@ impl ConnectPortClient {
     }
 
     /// Sends CONNECT, and takes the stream back from HTTP once the server has accepted.
-    async fn ask<C: Connection>(
+    async fn ask<C: Connection + 'static>(
         &self,
         stream: C,
-        request: Request<Empty<Bytes>>,
+        request: Request<Full<Bytes>>,
     ) -> Result<Socket<C>, CommandError> {
         let broken = |cause: hyper::Error| {
             if cause.is_parse() {
@@ -204,28 +202,12 @@ impl ConnectPortClient {
                 CommandError::unavailable(format!("{self} did not respond: {cause}"))
             }
         };
-        let (mut sender, mut connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
-        let mut answer = std::pin::pin!(async {
-            let answer = sender.send_request(request).await?;
-            Ok::<_, hyper::Error>(if answer.status().is_success() {
-                None
-            } else {
-                Some(refusal(answer, &self.login_hint).await)
-            })
-        });
-        let mut over = false;
-        let refused = loop {
-            tokio::select! {
-                biased;
-                refused = &mut answer => break refused.map_err(broken)?,
-                // Its error reaches the request too.
-                _ = poll_fn(|cx| connection.poll_without_shutdown(cx)), if !over => over = true,
-            }
-        };
-        if let Some(refused) = refused {
-            return Err(refused);
+        let answer = http_request::send(stream, request, MAX_BODY).await.map_err(broken)?;
+        if !answer.status().is_success() {
+            return Err(refusal(answer, &self.login_hint));
         }
-        let parts = connection.into_parts();
+        let accepted = hyper::upgrade::on(answer).await.map_err(broken)?;
+        let parts = accepted.downcast::<TokioIo<C>>().map_err(|_| self.no_connect_port())?;
         Ok(Socket::with_early(parts.io.into_inner(), self.pool.clone(), parts.read_buf))
     }
 
@@ -241,10 +223,10 @@ impl ConnectPortClient {
         ))
     }
 
-    fn request(&self, target: &Target, trace: &str) -> Result<Request<Empty<Bytes>>, CommandError> {
+    fn request(&self, target: &Target, trace: &str) -> Result<Request<Full<Bytes>>, CommandError> {
         let text = target.to_string();
         let wrong = |_| CommandError::usage(format!("{text:?} cannot be requested over HTTP"));
-        let mut request = Request::new(Empty::new());
+        let mut request = Request::new(Full::default());
         *request.method_mut() = Method::CONNECT;
         *request.uri_mut() = Uri::try_from(&*text).map_err(wrong)?;
         for (name, value) in [(HOST, &*text), (TRACE, trace)] {
@@ -275,18 +257,14 @@ impl fmt::Display for ConnectPortClient {
 
 /// Converts a refusal: the reason and the hints in its body. The reason phrase, which is cut, replaces an empty body.
 /// If the server requires credentials, `login_hint` replaces its hint, which is for other clients.
-async fn refusal(answer: Response<Incoming>, login_hint: &str) -> CommandError {
+fn refusal(answer: Response<ReadBody>, login_hint: &str) -> CommandError {
     let status = answer.status();
     let phrase = answer
         .extensions()
         .get::<ReasonPhrase>()
         .map(|reason| String::from_utf8_lossy(reason.as_bytes()).into_owned());
     let phrase = phrase.unwrap_or_else(|| status.canonical_reason().unwrap_or_default().to_owned());
-    let body = Limited::new(answer.into_body(), MAX_BODY)
-        .collect()
-        .await
-        .map(|body| body.to_bytes())
-        .unwrap_or_default();
+    let body = answer.into_body().unwrap_or_default();
     let body = String::from_utf8_lossy(&body).into_owned();
     let is_login_missing = status.as_u16() == 407;
     let mut lines = body.lines().filter(|line| !line.trim().is_empty());
