@@ -31,6 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTable;
+use tunnel_net::http_proxy::{OutboundProxy, ProxyError};
 
 /// Values from the environment and the command line, unparsed. An empty value means absent. Only `main` reads them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -57,14 +58,21 @@ pub struct Environment {
     pub cloud_proxy: Option<String>,
     /// `EDGE_NO_PROXY`: SuperEdge's list of targets that edges may not reach through the cloud.
     pub edge_no_proxy: Option<String>,
-    /// `HTTPS_PROXY` or `https_proxy`: the HTTP proxy through which an edge dials its servers. May contain a password.
-    pub https_proxy: Option<SecretString>,
-    /// `NO_PROXY` or `no_proxy`: hosts that are dialled without the proxy.
-    pub no_proxy: Option<String>,
+    /// The HTTP proxy through which servers are dialled.
+    pub proxy: ProxyVariables,
     /// `XDG_RUNTIME_DIR`: the directory for sockets of this user's programs.
     pub runtime_dir: Option<PathBuf>,
     /// This user's `client.toml`, below `XDG_CONFIG_HOME` or `HOME`.
     pub client_file: Option<PathBuf>,
+}
+
+/// The HTTP proxy through which edges and users' programs dial servers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProxyVariables {
+    /// `HTTPS_PROXY` or `https_proxy`: the proxy's URL. May contain a password.
+    pub https_proxy: Option<SecretString>,
+    /// `NO_PROXY` or `no_proxy`: hosts that are dialled without the proxy.
+    pub no_proxy: Option<String>,
 }
 
 /// A text that must not appear in logs. Displays as `***`.
@@ -145,11 +153,27 @@ impl Environment {
             cloud_proxy: variable("CLOUD_PROXY"),
             edge_no_proxy: variable("EDGE_NO_PROXY"),
             kubeconfig: None,
-            https_proxy: variable("HTTPS_PROXY").or_else(|| variable("https_proxy")).map(SecretString::new),
-            no_proxy: variable("NO_PROXY").or_else(|| variable("no_proxy")),
+            proxy: ProxyVariables {
+                https_proxy: variable("HTTPS_PROXY")
+                    .or_else(|| variable("https_proxy"))
+                    .map(SecretString::new),
+                no_proxy: variable("NO_PROXY").or_else(|| variable("no_proxy")),
+            },
             runtime_dir: variable("XDG_RUNTIME_DIR").map(PathBuf::from),
             client_file: config_home(&variable).map(|dir| dir.join("tunnel/client.toml")),
         }
+    }
+}
+
+impl ProxyVariables {
+    /// Returns the proxy, or `None` if none is set.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `HTTPS_PROXY` is not a supported proxy's URL.
+    pub fn parse(&self) -> Result<Option<OutboundProxy>, ProxyError> {
+        let url = self.https_proxy.as_ref().map_or("", SecretString::reveal);
+        OutboundProxy::new(url, self.no_proxy.as_deref().unwrap_or_default())
     }
 }
 

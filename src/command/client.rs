@@ -267,8 +267,7 @@ impl ClientConfigFile {
             device,
             proof: self.credentials(path)?,
             ca: self.ca.clone(),
-            https_proxy: env.https_proxy.clone().filter(|url| !url.reveal().is_empty()),
-            no_proxy: env.no_proxy.clone(),
+            proxy: env.proxy.clone(),
         }))
     }
 

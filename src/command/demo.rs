@@ -26,6 +26,7 @@ use tracing::info_span;
 use crate::command::admin_sockets::exchange;
 use crate::command::init::folder_on_machine;
 use crate::command::{Role, shell_word};
+use crate::config::ProxyVariables;
 use crate::uplink::client::{ClientLinkConfig, ClientUplinks, UserCredentials};
 use download::{DemoScreen, Download, RED, SimulatedNetwork};
 use listeners::{DemoContext, DemoListenerSet, ExtraDemoListener, connect, get};
@@ -306,8 +307,7 @@ impl<'a> Demo<'a> {
                 key: file("client.key"),
             }),
             ca: Some(file("ca.crt")),
-            https_proxy: None,
-            no_proxy: None,
+            proxy: ProxyVariables::default(),
         };
         ClientUplinks::connect(config).await.map_err(anyhow::Error::msg)
     }

@@ -14,7 +14,7 @@ use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls;
 use crate::config::table::ConfigTable;
 use crate::config::value::forms::{ByteSize, Millis};
-use crate::config::{self, DAY, Environment, MIN_MEMORY, SecretString, WarningKind, value};
+use crate::config::{self, DAY, Environment, MIN_MEMORY, ProxyVariables, SecretString, WarningKind, value};
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::targets::Targets;
 
@@ -70,12 +70,9 @@ pub struct UplinkConfig {
     /// Example: `"bbr"`
     #[serde(deserialize_with = "forms::filled_text")]
     pub congestion: Option<String>,
-    /// `HTTPS_PROXY`: URL of the proxy to dial through.
+    /// The proxy to dial through.
     #[serde(skip)]
-    pub https_proxy: Option<SecretString>,
-    /// `NO_PROXY`: hosts that are dialled without the proxy.
-    #[serde(skip)]
-    pub no_proxy: Option<String>,
+    pub proxy: ProxyVariables,
 }
 
 impl Default for UplinkConfig {
@@ -90,8 +87,7 @@ impl Default for UplinkConfig {
             servers: Vec::new(),
             ports: AdminPorts::default(),
             congestion: None,
-            https_proxy: None,
-            no_proxy: None,
+            proxy: ProxyVariables::default(),
         }
     }
 }
@@ -169,12 +165,8 @@ pub(crate) fn uplink(
 ) -> UplinkConfig {
     let mut table = edge.table("uplink", report);
     let keys: UplinkConfig = table.fields(report);
-    let mut uplink = UplinkConfig {
-        ports: AdminPorts::read(&mut table, report),
-        https_proxy: env.https_proxy.clone().filter(|url| !url.reveal().is_empty()),
-        no_proxy: env.no_proxy.clone().filter(|hosts| !hosts.is_empty()),
-        ..keys
-    };
+    let mut uplink =
+        UplinkConfig { ports: AdminPorts::read(&mut table, report), proxy: env.proxy.clone(), ..keys };
     if uplink.servers.is_empty() && !table.is_wrong("servers", report) {
         table.error("servers", None, "list the servers' addresses as host:port", report);
     }

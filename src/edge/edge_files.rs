@@ -17,7 +17,7 @@ use crate::listener::http_proxy::EDGE_KEY;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use crate::uplink::link_dialer::ServerEndpoint;
 use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
-use tunnel_net::http_proxy::{OutboundProxy, ProxyError};
+use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::reload::ReloadedValue;
 use tunnel_net::resolver::Resolver;
@@ -82,7 +82,7 @@ impl LoadedEdgeFiles {
         let servers = startup.collect(StartupErrorKind::Config, &["edge.uplink.tls_server_name"], servers);
         let targets = targets(&settings.target_tls, startup);
         let tokens = tokens(uplink, startup);
-        let proxy = startup.collect(StartupErrorKind::Config, &["HTTPS_PROXY"], proxy(uplink));
+        let proxy = startup.collect(StartupErrorKind::Config, &["HTTPS_PROXY"], uplink.proxy.parse());
         let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
         startup.congestion("edge.uplink.congestion", uplink.congestion.as_deref())?;
         Ok(Self {
@@ -160,9 +160,4 @@ fn parse_tokens(path: &Path, text: &[u8]) -> Result<Vec<SecretString>, String> {
             "{path}: the token file has {n} lines; write one or two tokens into it, one per line"
         )),
     }
-}
-
-pub(super) fn proxy(uplink: &UplinkConfig) -> Result<Option<OutboundProxy>, ProxyError> {
-    let Some(url) = &uplink.https_proxy else { return Ok(None) };
-    OutboundProxy::new(url.reveal(), uplink.no_proxy.as_deref().unwrap_or_default())
 }

@@ -13,7 +13,7 @@ use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
 use crate::config::edge::ServerAddress;
-use crate::config::{RESUME_TIMEOUT, SecretString};
+use crate::config::{ProxyVariables, RESUME_TIMEOUT, SecretString};
 use crate::route::{OpenError, PathProvider, SessionRequest, SessionRouter, Uplinks};
 use crate::uplink::link_dialer::caching_resolver::CachingResolver;
 use crate::uplink::link_dialer::{
@@ -27,7 +27,6 @@ use tunnel_base::process::third_of_memory;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::table::handles::Session;
 use tunnel_link::table::{SessionLimits, SessionTable};
-use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::{FileWatcher, ReloadedValue, fingerprint};
 use tunnel_net::resolver::Resolver;
@@ -49,10 +48,8 @@ pub struct ClientLinkConfig {
     pub proof: UserCredentials,
     /// The file of CAs that may sign the servers' certificate; `None`: those of this system.
     pub ca: Option<PathBuf>,
-    /// `HTTPS_PROXY`: URL of the proxy to dial through.
-    pub https_proxy: Option<SecretString>,
-    /// `NO_PROXY`: hosts that are dialled without the proxy.
-    pub no_proxy: Option<String>,
+    /// The proxy to dial through.
+    pub proxy: ProxyVariables,
 }
 
 impl ClientLinkConfig {
@@ -241,7 +238,7 @@ impl ClientUplinks {
 
 /// Reads the files, and creates the dialer of the links.
 fn dialer(config: ClientLinkConfig, context: &LinkContext, pool: BufferPool) -> Result<LinkDialer, String> {
-    let ClientLinkConfig { servers, tls_server_name, device, proof, ca, https_proxy, no_proxy } = config;
+    let ClientLinkConfig { servers, tls_server_name, device, proof, ca, proxy } = config;
     let (name, tokens, identity) = match proof {
         UserCredentials::Token(user, tokens) => (Some(user), tokens, None),
         UserCredentials::Certificate(identity) => (None, ReloadedValue::fixed(Vec::new()), Some(identity)),
@@ -254,10 +251,6 @@ fn dialer(config: ClientLinkConfig, context: &LinkContext, pool: BufferPool) -> 
         ServerEndpoint::new(&ServerAddress { at, dns }).map_err(|cause| cause.to_string())
     };
     let servers = servers.into_iter().map(endpoint).collect::<Result<_, _>>()?;
-    let proxy = https_proxy.map(|url| {
-        let hosts = no_proxy.as_deref().unwrap_or_default();
-        OutboundProxy::new(url.reveal(), hosts).map_err(|cause| format!("HTTPS_PROXY: {cause}"))
-    });
     let resolver = Resolver::system().map_err(|cause| cause.to_string())?;
     Ok(LinkDialer {
         node: NodeName::none(),
@@ -268,7 +261,7 @@ fn dialer(config: ClientLinkConfig, context: &LinkContext, pool: BufferPool) -> 
         turn: AtomicUsize::new(0),
         tls,
         own: None,
-        proxy: proxy.transpose()?.flatten(),
+        proxy: proxy.parse().map_err(|cause| cause.to_string())?,
         known: CachingResolver::new(resolver, RESUME_TIMEOUT, context.drain.clone()),
         pool,
         link_context: context.clone(),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tunnel::config::{Environment, SecretString};
+use tunnel::config::{Environment, ProxyVariables, SecretString};
 use tunnel::edge::Edge;
 use tunnel::edge::config::EdgeConfig as Settings;
 use tunnel::server::Server;
@@ -98,8 +98,10 @@ async fn an_edge_dials_through_the_proxy_of_its_environment() {
         let _ = tokio::io::copy_bidirectional(&mut socket, &mut onward).await;
     });
     let env = Environment {
-        https_proxy: Some(SecretString::new(format!("http://user:pass%20word@{proxy}"))),
-        no_proxy: Some("other.test".into()),
+        proxy: ProxyVariables {
+            https_proxy: Some(SecretString::new(format!("http://user:pass%20word@{proxy}"))),
+            no_proxy: Some("other.test".into()),
+        },
         ..Environment::default()
     };
     // A name that only the proxy can resolve.

@@ -10,7 +10,7 @@ use std::thread;
 use serde_json::json;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::Instant;
-use tunnel::config::SecretString;
+use tunnel::config::{ProxyVariables, SecretString};
 use tunnel::invitations::store::SecretHash;
 use tunnel::uplink::client::{ClientLinkConfig, ClientLinkError, ClientUplinks, UserCredentials};
 use tunnel_base::names::{Target, UserDevice};
@@ -50,8 +50,7 @@ pub(crate) fn link_config(place: &TestDir, client: &str, port: u16) -> ClientLin
         device,
         proof: UserCredentials::Token(user, ReloadedValue::fixed(vec![SecretString::new(USER_TOKEN)])),
         ca: Some(place.files.ca.clone()),
-        https_proxy: None,
-        no_proxy: None,
+        proxy: ProxyVariables::default(),
     }
 }
 

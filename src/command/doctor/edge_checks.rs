@@ -38,8 +38,7 @@ pub(super) async fn check_edge(
         Ok(resolver) => resolver,
         Err(why) => return found.add_error("dns", why.to_string(), "", "fix /etc/resolv.conf"),
     };
-    let url = client.https_proxy.as_ref().map(|url| url.reveal()).unwrap_or_default();
-    let proxy = match OutboundProxy::new(url, client.no_proxy.as_deref().unwrap_or_default()) {
+    let proxy = match client.proxy.parse() {
         Ok(proxy) => proxy,
         Err(why) => return found.add_error("proxy", why.to_string(), "", "correct HTTPS_PROXY, or unset it"),
     };

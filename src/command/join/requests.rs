@@ -71,10 +71,6 @@ impl<'a> JoinClient<'a> {
     ) -> Result<Self, CommandError> {
         let joining = JoinParams { secret: code.secret(), name, token: token.to_owned() };
         let name = args.tls_server_name.as_ref().unwrap_or(&args.server.host).to_string();
-        let proxy = env.https_proxy.as_ref().map(|url| {
-            OutboundProxy::new(url.reveal(), env.no_proxy.as_deref().unwrap_or_default())
-                .map_err(|cause| CommandError::unusable(format!("HTTPS_PROXY: {cause}")))
-        });
         Ok(Self {
             args,
             code,
@@ -82,7 +78,7 @@ impl<'a> JoinClient<'a> {
             name: server_name(&name).map_err(|cause| CommandError::usage(cause.to_string()))?,
             folder,
             ca_file,
-            proxy: proxy.transpose()?.flatten(),
+            proxy: env.proxy.parse().map_err(|cause| CommandError::unusable(cause.to_string()))?,
             resolver: Resolver::system().map_err(|cause| CommandError::unavailable(cause.to_string()))?,
         })
     }

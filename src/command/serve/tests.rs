@@ -22,7 +22,7 @@ use crate::server::config::ServerConfig;
 use tunnel_base::policy::targets::Targets;
 
 use crate::config::diagnostics::ConfigDiagnostics;
-use crate::config::{ConfigErrors, Environment, SecretString, Warning, WarningKind};
+use crate::config::{ConfigErrors, Environment, ProxyVariables, SecretString, Warning, WarningKind};
 use crate::listener::connect::ConnectConfig;
 use crate::startup::StartupErrorCollector;
 use std::time::Duration;
@@ -369,13 +369,15 @@ fn an_edge_takes_its_addresses_and_proxy_from_the_environment() {
     let env = Environment {
         node_ip: Some("192.0.2.1".to_owned()),
         pod_ip: Some("fd00::1".to_owned()),
-        https_proxy: Some(SecretString::new("http://user:word@proxy:3128")),
-        no_proxy: Some(String::new()),
+        proxy: ProxyVariables {
+            https_proxy: Some(SecretString::new("http://user:word@proxy:3128")),
+            no_proxy: Some(String::new()),
+        },
         ..node1()
     };
     let (edge, _) = EdgeConfig::read(LEAST, &env).unwrap();
     assert_eq!(edge.own, ["192.0.2.1".parse::<IpAddr>().unwrap(), "fd00::1".parse().unwrap()]);
-    assert!(edge.uplink.https_proxy.is_some() && edge.uplink.no_proxy.is_none());
+    assert!(edge.uplink.proxy.parse().unwrap().is_some());
 }
 
 #[test]

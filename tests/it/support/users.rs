@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use http::HeaderMap;
 use tonic::Code;
-use tunnel::config::SecretString;
+use tunnel::config::{ProxyVariables, SecretString};
 use tunnel::invitations::store::SecretHash;
 use tunnel::uplink::client::{ClientLinkConfig, ClientUplinks, UserCredentials};
 use tunnel_base::names::{Instance, Target, UserDevice};
@@ -50,8 +50,7 @@ pub(crate) fn config(place: &TestDir, client: &str, servers: &[SocketAddr]) -> C
         device,
         proof: UserCredentials::Token(user, tokens),
         ca: Some(place.files.ca.clone()),
-        https_proxy: None,
-        no_proxy: None,
+        proxy: ProxyVariables::default(),
     }
 }
 
