@@ -95,7 +95,7 @@ fn run(role: Role, args: &DaemonArgs) -> ExitCode {
         let _ = set_parent_process_death_signal(Some(Signal::KILL));
     }
     let mut startup = StartupErrorCollector::default();
-    let Ok(logs) = logs(role, args, &mut startup) else { return exit(StartupErrorKind::System) };
+    let logs = logs(role, args, &mut startup);
     let config = args.config(role);
     info!(version = env!("CARGO_PKG_VERSION"), role = role.name(), config = %config.display(), "starting");
     args.warn_of_ignored();
@@ -123,14 +123,10 @@ fn run(role: Role, args: &DaemonArgs) -> ExitCode {
     refused.most_severe().map_or(ExitCode::FAILURE, exit)
 }
 
-/// Starts logging. Falls back to stderr if the log directory cannot be used: with a warning for SuperEdge's command
-/// line, whose manifests mount a directory of root, otherwise to report the error.
-fn logs(
-    role: Role,
-    args: &DaemonArgs,
-    startup: &mut StartupErrorCollector,
-) -> Result<LoggingGuard, NotPrepared> {
-    let mut settings = LogSettings {
+/// Starts logging. A log directory that cannot be used is only a warning with SuperEdge's command line, whose manifests
+/// mount a directory of root.
+fn logs(role: Role, args: &DaemonArgs, startup: &mut StartupErrorCollector) -> LoggingGuard {
+    let settings = LogSettings {
         json: args.log_format == Format::Json,
         dir: args.log_dir.clone().filter(|_| !args.logtostderr),
         name: if role == Role::Server { "tunnel-cloud" } else { "tunnel-edge" },
@@ -138,29 +134,19 @@ fn logs(
         audit_file: args.audit_file.clone(),
         verbosity: args.verbosity,
     };
-    let mut unusable = Vec::new();
-    let logs = loop {
-        match LoggingGuard::start(settings.clone()) {
-            Ok(logs) => break logs,
-            Err(cause @ LogError::Dir { .. }) => {
-                settings.dir = None;
-                unusable.push(("--log-dir", cause));
-            }
-            Err(cause @ LogError::AuditFile { .. }) => {
-                settings.audit_file = None;
-                unusable.push(("--audit-file", cause));
-            }
-            Err(LogError::Twice) => return Err(NotPrepared),
-        }
-    };
-    for (key, cause) in unusable {
+    let (logs, unusable) = LoggingGuard::start(settings);
+    for cause in unusable {
+        let key = match cause {
+            LogError::Dir { .. } => "--log-dir",
+            LogError::AuditFile { .. } => "--audit-file",
+        };
         if args.is_superedge && key == "--log-dir" {
             warn!(key, error = %cause, hint = "make it writable for this user", "logging to stderr only");
         } else {
             startup.error(StartupErrorKind::LogFiles, key, cause.to_string());
         }
     }
-    Ok(logs)
+    logs
 }
 
 /// Checks a config file, and logs what a start would log.
@@ -278,33 +264,32 @@ async fn wait_stop(signals: &mut Signals) {
 
 fn run_demo(check: bool, with: &DemoListenerSet) -> ExitCode {
     let logs = LogSettings { name: "tunnel-demo", verbosity: -1, ..LogSettings::default() };
-    with_logs(logs, || {
-        let done = runtime(Role::Server).map_err(anyhow::Error::from).and_then(|runtime| {
-            runtime.block_on(async {
-                let mut signals = Signals::new()?;
-                let stop = async {
-                    tokio::select! {
-                        () = signals.next() => {}
-                        () = hangup() => {}
-                    }
-                };
-                demo::run(check, with, stop).await
-            })
-        });
-        match done {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                print_stderr(&format!("tunnel: {error:#}"));
-                ExitCode::FAILURE
-            }
+    let _logs = LoggingGuard::start(logs);
+    let done = runtime(Role::Server).map_err(anyhow::Error::from).and_then(|runtime| {
+        runtime.block_on(async {
+            let mut signals = Signals::new()?;
+            let stop = async {
+                tokio::select! {
+                    () = signals.next() => {}
+                    () = hangup() => {}
+                }
+            };
+            demo::run(check, with, stop).await
+        })
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            print_stderr(&format!("tunnel: {error:#}"));
+            ExitCode::FAILURE
         }
-    })
+    }
 }
 
 /// Approves certificates.
 fn approve(command_args: &ApproveArgs, env: &Environment) -> ExitCode {
-    let logs = LogSettings { name: "tunnel-approve", ..LogSettings::default() };
-    with_logs(logs, || print_result(in_runtime(approve::approve(command_args, env, interrupted()))))
+    let _logs = LoggingGuard::start(LogSettings { name: "tunnel-approve", ..LogSettings::default() });
+    print_result(in_runtime(approve::approve(command_args, env, interrupted())))
 }
 
 /// Runs the proxy of a user.
@@ -312,25 +297,13 @@ fn run_proxy(args: &ProxyArgs, env: &Environment) -> ExitCode {
     let json = args.log_format == Format::Json;
     let logs =
         LogSettings { name: "tunnel-proxy", json, verbosity: args.verbosity, ..LogSettings::default() };
-    with_logs(logs, || {
-        info!(version = env!("CARGO_PKG_VERSION"), role = "proxy", "starting");
-        info!("{}", fd_limit::raise());
-        let done = runtime(Role::Edge)
-            .map_err(|cause| no_threads(&cause))
-            .and_then(|runtime| runtime.block_on(proxy::run(args, env, interrupted())));
-        print_result(done)
-    })
-}
-
-/// Logs to stderr like a service while a command runs.
-fn with_logs(settings: LogSettings, work: impl FnOnce() -> ExitCode) -> ExitCode {
-    match LoggingGuard::start(settings) {
-        Ok(_logs) => work(),
-        Err(cause) => {
-            print_stderr(&format!("tunnel: {cause}"));
-            exit(StartupErrorKind::System)
-        }
-    }
+    let _logs = LoggingGuard::start(logs);
+    info!(version = env!("CARGO_PKG_VERSION"), role = "proxy", "starting");
+    info!("{}", fd_limit::raise());
+    let done = runtime(Role::Edge)
+        .map_err(|cause| no_threads(&cause))
+        .and_then(|runtime| runtime.block_on(proxy::run(args, env, interrupted())));
+    print_result(done)
 }
 
 /// Runs `tunnel doctor` and prints its findings.

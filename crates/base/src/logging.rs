@@ -57,7 +57,7 @@ pub struct LoggingGuard {
 #[derive(Debug, Clone)]
 pub struct LogLevelHandle(reload::Handle<Targets, Registry>);
 
-/// The reason why logging could not be started.
+/// The reason why lines do not go to a file.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// The directory cannot be created or written to. Grant the permission, or set another `--log-dir`.
@@ -78,9 +78,6 @@ pub enum LogError {
         #[source]
         cause: io::Error,
     },
-    /// Logging was already started in this process.
-    #[error("cannot start logging: already started in this process")]
-    Twice,
 }
 
 /// Error changing the level after logging has ended.
@@ -89,14 +86,18 @@ pub enum LogError {
 pub struct LogEnded;
 
 impl LoggingGuard {
-    /// Starts logging for the whole process.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the directory or the audit file cannot be used, or if logging was already started.
-    pub fn start(settings: LogSettings) -> Result<Self, LogError> {
-        let mut writers = Vec::new();
-        let in_files_only = settings.dir.is_some() && !settings.also_stderr;
+    /// Starts logging for the whole process, which has done so never before. Also returns why the directory or the
+    /// audit file cannot be used, if so: lines go to stderr instead of the directory.
+    pub fn start(settings: LogSettings) -> (Self, Vec<LogError>) {
+        let LogSettings { dir, audit_file, .. } = settings;
+        let open = |dir: PathBuf| {
+            LogFiles::open(&dir, settings.name, files::RETENTION, OF_PROCESS.clone())
+                .map_err(|cause| LogError::Dir { dir, cause })
+        };
+        let files = dir.map(open).transpose();
+        let audit = audit_file.map(|path| AuditFile::open(path, OF_PROCESS.clone())).transpose();
+        let (mut writers, mut unusable) = (Vec::new(), Vec::new());
+        let in_files_only = matches!(files, Ok(Some(_))) && !settings.also_stderr;
         // One layer for both outputs: with two, both would append a span's later fields to the text that they share.
         let mut to = BoxMakeWriter::new(io::sink);
         if !in_files_only {
@@ -104,15 +105,13 @@ impl LoggingGuard {
             writers.push(guard);
             to = BoxMakeWriter::new(writer);
         }
-        if let Some(dir) = settings.dir {
-            let files = LogFiles::open(&dir, settings.name, files::RETENTION, OF_PROCESS.clone())
-                .map_err(|cause| LogError::Dir { dir, cause })?;
+        if let Some(files) = files.map_err(|why| unusable.push(why)).ok().flatten() {
             let (writer, guard) = in_background(files);
             writers.push(guard);
             to = BoxMakeWriter::new(to.and(writer));
         }
-        if let Some(path) = settings.audit_file {
-            let (writer, guard) = in_background(AuditFile::open(path, OF_PROCESS.clone())?);
+        if let Some(audit) = audit.map_err(|why| unusable.push(why)).ok().flatten() {
+            let (writer, guard) = in_background(audit);
             writers.push(guard);
             to = BoxMakeWriter::new(to.and(writer.with_filter(|line| line.target() == AUDIT)));
         }
@@ -121,8 +120,9 @@ impl LoggingGuard {
             .with(filter)
             .with(LibraryLogLimit::default())
             .with(output(to, settings.json));
-        all.try_init().map_err(|_| LogError::Twice)?;
-        Ok(Self { level, in_files_only, _writers: writers })
+        // Fails only if logging was already started.
+        let _ = all.try_init();
+        (Self { level, in_files_only, _writers: writers }, unusable)
     }
 
     /// Returns a handle that changes the level.

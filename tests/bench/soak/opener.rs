@@ -37,7 +37,7 @@ pub(crate) struct Opener {
 impl Opener {
     /// Runs the edge in this process, until SIGTERM.
     pub(crate) fn run(&self) -> Result<()> {
-        let _lines = LoggingGuard::start(LogSettings::default())?;
+        let _lines = LoggingGuard::start(LogSettings::default());
         let text = fs::read_to_string(&self.config)?;
         let (settings, _) = Settings::read(&text, &Environment::default())?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
