@@ -45,47 +45,39 @@ fn main() -> ExitCode {
         }
     };
     let env = Environment::read(variable);
-    match args.command {
-        Command::Server(command_args) => run(Role::Server, &command_args),
-        Command::Edge(command_args) => run(Role::Edge, &command_args),
-        Command::Config(ConfigCommand::Check { config, output, diff }) => check(&config, output, diff, &env),
-        Command::Config(ConfigCommand::Show { config, output }) => {
-            print_result(config::show(&config, output, &env))
+    print_result(match args.command {
+        Command::Server(command_args) => return run(Role::Server, &command_args),
+        Command::Edge(command_args) => return run(Role::Edge, &command_args),
+        Command::Config(ConfigCommand::Check { config, output, diff }) => {
+            return check(&config, output, diff, &env);
         }
-        Command::Demo { check, listeners } => run_demo(check, &listeners.unwrap_or_default()),
-        Command::Doctor(command_args) => diagnose(&command_args),
+        Command::Demo { check, listeners } => return run_demo(check, &listeners.unwrap_or_default()),
+        Command::Doctor(command_args) => return diagnose(&command_args),
+        Command::Config(ConfigCommand::Show { config, output }) => config::show(&config, output, &env),
         Command::Approve(command_args) => approve(&command_args, &env),
         Command::Connect(command_args) => {
-            print_result(in_runtime(connect::connect(&command_args, variable, interrupted(), print_stderr)))
+            in_runtime(connect::connect(&command_args, variable, interrupted(), print_stderr))
         }
         Command::Proxy(command_args) => run_proxy(&command_args, &env),
-        Command::Ssh(command_args) => print_result(ssh::run(&command_args)),
-        Command::SshConfig(command_args) => print_result(ssh::config(&command_args)),
-        Command::Nodes { socket, output, down } => {
-            print_result(in_runtime(status::nodes(socket, output, down, &env)))
-        }
-        Command::Sessions(command_args) => print_result(in_runtime(sessions::run(command_args, &env))),
+        Command::Ssh(command_args) => ssh::run(&command_args),
+        Command::SshConfig(command_args) => ssh::config(&command_args),
+        Command::Nodes { socket, output, down } => in_runtime(status::nodes(socket, output, down, &env)),
+        Command::Sessions(command_args) => in_runtime(sessions::run(command_args, &env)),
         Command::Status { socket, watch: true, .. } => {
-            print_result(in_runtime(status::watch(socket, &env, interrupted(), print_stdout)))
+            in_runtime(status::watch(socket, &env, interrupted(), print_stdout))
         }
-        Command::Status { socket, output, watch: false } => {
-            print_result(in_runtime(status::status(socket, output, &env)))
-        }
-        Command::Init(command_args) => print_result(init::run(&command_args)),
-        Command::Invite(command_args) => print_result(in_runtime(invitations::invite(command_args, &env))),
-        Command::Join(command_args) => {
-            print_result(in_runtime(join::run(&command_args, &env, std::io::stdin())))
-        }
-        Command::Invitations(command_args) => {
-            print_result(in_runtime(invitations::manage(command_args, &env)))
-        }
-        Command::Service(command_args) => print_result(service::run(&command_args, variable)),
-        Command::Cert(command_args) => print_result(cert::run(&command_args)),
-        Command::Token(command_args) => print_result(token::run(&command_args)),
-        Command::Migrate(command_args) => print_result(migrate::run(&command_args, std::io::stdin())),
-        Command::Completions { shell } => print_result(Ok(completions::completions(shell))),
-        Command::Man { dir } => print_result(command::man(&dir)),
-    }
+        Command::Status { socket, output, watch: false } => in_runtime(status::status(socket, output, &env)),
+        Command::Init(command_args) => init::run(&command_args),
+        Command::Invite(command_args) => in_runtime(invitations::invite(command_args, &env)),
+        Command::Join(command_args) => in_runtime(join::run(&command_args, &env, std::io::stdin())),
+        Command::Invitations(command_args) => in_runtime(invitations::manage(command_args, &env)),
+        Command::Service(command_args) => service::run(&command_args, variable),
+        Command::Cert(command_args) => cert::run(&command_args),
+        Command::Token(command_args) => token::run(&command_args),
+        Command::Migrate(command_args) => migrate::run(&command_args, std::io::stdin()),
+        Command::Completions { shell } => Ok(completions::completions(shell)),
+        Command::Man { dir } => command::man(&dir),
+    })
 }
 
 /// Runs a server or an edge.
@@ -163,16 +155,17 @@ fn check(
     let logs = LogSettings { name: "tunnel-config", json: output == Format::Json, ..LogSettings::default() };
     let logs = LoggingGuard::start(logs);
     let (mut startup, kubeconfig) = (StartupErrorCollector::checking(), command_args.kubeconfig.as_deref());
-    for role in &file.roles {
-        let read = Settings::read(*role, &file.path, kubeconfig, variable, &mut startup);
-        if let Ok((settings, _)) = read {
-            match runtime(*role) {
-                Ok(runtime) => runtime.block_on(async { settings.check(&mut startup) }),
-                Err(cause) => {
-                    startup.error(StartupErrorKind::System, "", format!("cannot start threads: {cause}"))
-                }
+    let checked = in_runtime(async {
+        for role in &file.roles {
+            let read = Settings::read(*role, &file.path, kubeconfig, variable, &mut startup);
+            if let Ok((settings, _)) = read {
+                settings.check(&mut startup);
             }
         }
+        Ok(())
+    });
+    if let Err(error) = checked {
+        return print_result(Err(error));
     }
     let errors = startup.into_errors();
     let Some(most_severe_kind) = errors.most_severe() else {
@@ -287,23 +280,21 @@ fn run_demo(check: bool, with: &DemoListenerSet) -> ExitCode {
 }
 
 /// Approves certificates.
-fn approve(command_args: &ApproveArgs, env: &Environment) -> ExitCode {
+fn approve(command_args: &ApproveArgs, env: &Environment) -> Result<String, CommandError> {
     let _logs = LoggingGuard::start(LogSettings { name: "tunnel-approve", ..LogSettings::default() });
-    print_result(in_runtime(approve::approve(command_args, env, interrupted())))
+    in_runtime(approve::approve(command_args, env, interrupted()))
 }
 
 /// Runs the proxy of a user.
-fn run_proxy(args: &ProxyArgs, env: &Environment) -> ExitCode {
+fn run_proxy(args: &ProxyArgs, env: &Environment) -> Result<String, CommandError> {
     let json = args.log_format == Format::Json;
     let logs =
         LogSettings { name: "tunnel-proxy", json, verbosity: args.verbosity, ..LogSettings::default() };
     let _logs = LoggingGuard::start(logs);
     info!(version = env!("CARGO_PKG_VERSION"), role = "proxy", "starting");
     info!("{}", fd_limit::raise());
-    let done = runtime(Role::Edge)
-        .map_err(|cause| no_threads(&cause))
-        .and_then(|runtime| runtime.block_on(proxy::run(args, env, interrupted())));
-    print_result(done)
+    let runtime = runtime(Role::Edge).map_err(|cause| no_threads(&cause))?;
+    runtime.block_on(proxy::run(args, env, interrupted()))
 }
 
 /// Runs `tunnel doctor` and prints its findings.
