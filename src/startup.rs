@@ -6,7 +6,7 @@ pub mod systemd;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
 use tracing::{info, warn};
@@ -139,6 +139,16 @@ impl StartupErrorCollector {
             })
         });
         self.collect(StartupErrorKind::Config, &[key], held).is_ok()
+    }
+
+    /// Returns true if a PEM file has certificates, or there is no file; otherwise records an error.
+    pub fn check_certs(&mut self, key: &str, path: Option<&PathBuf>) -> bool {
+        path.is_none_or(|path| self.check_file(key, path, |text| pem::certs(path, text)))
+    }
+
+    /// Returns true if a PEM file has a private key, or there is no file; otherwise records an error.
+    pub fn check_private_key(&mut self, key: &str, path: Option<&PathBuf>) -> bool {
+        path.is_none_or(|path| self.check_file(key, path, |text| pem::private_key(path, text)))
     }
 
     /// Checks that the kernel has the congestion control that a key names, if any; otherwise records an error.

@@ -21,7 +21,6 @@ use tunnel_net::reload::ReloadedValue;
 use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::tls::handshake::TlsSocket;
 use tunnel_net::tls::params::TlsParams;
-use tunnel_net::tls::pem;
 use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsServerConfig};
 
 /// A listener over TLS. A client that presents a certificate is identified by its names.
@@ -120,16 +119,17 @@ impl ListenerTlsConfig {
         let offer = tls_params(tls, startup);
         let keys = ["cert", "key", "client_ca"].map(|file| self.key(file));
         // Each file separately, so that all errors are noted.
-        let has_cert = startup.check_file(&keys[0], cert, |text| pem::certs(cert, text));
-        let has_key = startup.check_file(&keys[1], key, |text| pem::private_key(key, text));
-        let ca = client_ca.as_ref();
-        let has_ca = ca.is_none_or(|ca| startup.check_file(&keys[2], ca, |text| pem::certs(ca, text)));
-        if !(has_cert && has_key && has_ca) {
+        let are_usable = [
+            startup.check_certs(&keys[0], Some(cert)),
+            startup.check_private_key(&keys[1], Some(key)),
+            startup.check_certs(&keys[2], client_ca.as_ref()),
+        ];
+        if are_usable.contains(&false) {
             return Err(NotPrepared);
         }
         let (offer, _) = offer?;
         let identity = IdentityFiles { cert: cert.clone(), key: key.clone() };
-        let clients = ca.cloned().map_or(ClientAuth::Anonymous, ClientAuth::Required);
+        let clients = client_ca.clone().map_or(ClientAuth::Anonymous, ClientAuth::Required);
         let server = TlsServerConfig { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] };
         startup.collect(StartupErrorKind::Config, &[&keys[0], &keys[1]], server.load())
     }

@@ -26,7 +26,7 @@ use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_base::policy::CertificateGlob;
 use tunnel_base::policy::ports::PortTarget;
 use tunnel_net::reload::ReloadedValue;
-use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust, pem};
+use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust};
 use tunnel_proto::frame::SessionCategory;
 
 /// `[server.https]`: ports that stand for one port of every node, for TLS: kube-apiserver reaches each kubelet at 10250
@@ -300,12 +300,12 @@ fn target_tls_config(
 ) -> Result<ReloadedValue<ClientConfig>, NotPrepared> {
     let TargetTlsFiles { cert, key, ca } = shown.clone();
     let keys = ["cert", "key", "ca"].map(|file| format!("server.https.target_{file}"));
-    let [has_cert, has_key] = [
-        startup.check_file(&keys[0], &cert, |text| pem::certs(&cert, text)),
-        startup.check_file(&keys[1], &key, |text| pem::private_key(&key, text)),
+    let are_usable = [
+        startup.check_certs(&keys[0], Some(&cert)),
+        startup.check_private_key(&keys[1], Some(&key)),
+        startup.check_certs(&keys[2], ca.as_ref()),
     ];
-    let has_ca = ca.as_ref().is_none_or(|ca| startup.check_file(&keys[2], ca, |text| pem::certs(ca, text)));
-    if !(has_cert && has_key && has_ca) {
+    if are_usable.contains(&false) {
         return Err(NotPrepared);
     }
     let identity = Some(IdentityFiles { cert, key });

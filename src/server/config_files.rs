@@ -93,22 +93,21 @@ fn tls(
 ) -> Result<ReloadedValue<ServerTls>, NotPrepared> {
     let links = &settings.links;
     let offer = tls_params(&settings.tls, startup);
-    // Each file separately, so that all errors are noted.
-    let cert = startup.check_file(CERT, &links.cert, |text| pem::certs(&links.cert, text));
-    let key = startup.check_file(KEY, &links.key, |text| pem::private_key(&links.key, text));
     let has_ca = links.peer_ca.exists() || settings.invitations.store != InvitationStoreKind::None;
-    let ca = !has_ca || startup.check_file(CA, &links.peer_ca, |text| pem::certs(&links.peer_ca, text));
+    let edges = edge_ca(settings).cloned();
+    let users = settings.clients.as_ref().and_then(|clients| clients.client_ca.clone());
+    // Each file separately, so that all errors are noted.
+    let are_usable = [
+        startup.check_certs(CERT, Some(&links.cert)),
+        startup.check_private_key(KEY, Some(&links.key)),
+        startup.check_certs(CA, Some(&links.peer_ca).filter(|_| has_ca)),
+        startup.check_certs(USERS_CA, users.as_ref()),
+        startup.check_certs(EDGE_CA, edges.as_ref()),
+    ];
     let name = settings.peers.certificate_name.as_deref().filter(|_| has_ca);
     let name = name.map(tls::server_name).transpose();
     let name = startup.collect(StartupErrorKind::Config, &["server.peers.certificate_name"], name);
-    let edges = edge_ca(settings).cloned();
-    let users = settings.clients.as_ref().and_then(|clients| clients.client_ca.clone());
-    let mut is_readable = cert && key && ca;
-    for (key, file) in [(USERS_CA, &users), (EDGE_CA, &edges)] {
-        let Some(file) = file else { continue };
-        is_readable &= startup.check_file(key, file, |text| pem::certs(file, text));
-    }
-    if !is_readable {
+    if are_usable.contains(&false) {
         return Err(NotPrepared);
     }
     // Without the file no peer can link here, so callers need not present a certificate.
@@ -182,15 +181,9 @@ fn publisher(settings: &ServerConfig, startup: &mut StartupErrorCollector) {
         return;
     }
     for (table, etcd) in settings.etcds() {
-        if let Some(ca) = &etcd.ca {
-            startup.check_file(&format!("{table}.etcd.ca"), ca, |text| pem::certs(ca, text));
-        }
-        if let Some(cert) = &etcd.cert {
-            startup.check_file(&format!("{table}.etcd.cert"), cert, |text| pem::certs(cert, text));
-        }
-        if let Some(key) = &etcd.key {
-            startup.check_file(&format!("{table}.etcd.key"), key, |text| pem::private_key(key, text));
-        }
+        startup.check_certs(&format!("{table}.etcd.ca"), etcd.ca.as_ref());
+        startup.check_certs(&format!("{table}.etcd.cert"), etcd.cert.as_ref());
+        startup.check_private_key(&format!("{table}.etcd.key"), etcd.key.as_ref());
         if let Some(password) = &etcd.password_file {
             startup.check_file(&format!("{table}.etcd.password_file"), password, not_empty);
         }
