@@ -164,9 +164,9 @@ async fn join_node(
     let folder = OutputDir::resume(&args.install_dir, entries)?;
     let token = folder.write_once(TOKEN_FILE, &format!("{}\n", random_token()))?;
     let config = |dir: &str| edge_config(node, &args.server, args.tls_server_name.as_ref(), false, dir);
-    folder.rewrite("edge.toml", &config(to))?;
+    folder.write("edge.toml", &config(to))?;
     if let Some(text) = new_unit {
-        folder.rewrite(UNIT, &text)?;
+        folder.write(UNIT, &text)?;
     }
     let join_client = JoinClient::new(args, code, node.to_string(), token.trim(), folder, CA_FILE, env)?;
     join_client

@@ -78,42 +78,27 @@ impl OutputDir {
         self.dir.join(UNFINISHED)
     }
 
-    /// Writes a file, by its path within the folder, and creates its parent folders.
+    /// Writes a file, by its path within the folder, and creates its parent folders. Replaces an earlier version.
     ///
     /// # Errors
     ///
-    /// Returns an error if it was written before, the disk is full, or similar.
+    /// Returns an error if the disk is full, or similar.
     pub(crate) fn write(&self, path: &str, text: &str) -> Result<(), CommandError> {
         let at = self.unfinished().join(path);
         let write = || {
             if let Some(above) = at.parent() {
                 DirBuilder::new().recursive(true).mode(DIR_MODE).create(above)?;
             }
-            files::create_private(&at, text)
+            files::replace(&at, FILE_MODE, text.as_bytes(), |_| Ok(()))
         };
-        let written = write();
-        if written.as_ref().is_err_and(|cause| cause.kind() != io::ErrorKind::AlreadyExists) {
-            // A partial file could be mistaken for a complete one.
-            let _ = fs::remove_file(&at);
-        }
-        written.map_err(|cause| failed(&self.dir.join(path), &cause))
-    }
-
-    /// Like [`Self::write`], but replaces an earlier version.
-    pub(crate) fn rewrite(&self, path: &str, text: &str) -> Result<(), CommandError> {
-        match fs::remove_file(self.unfinished().join(path)) {
-            Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
-                Err(failed(&self.dir.join(path), &cause))
-            }
-            _ => self.write(path, text),
-        }
+        write().map_err(|cause| failed(&self.dir.join(path), &cause))
     }
 
     /// Like [`Self::write`], unless the file was written before. Returns its content.
     pub(crate) fn write_once(&self, path: &str, text: &str) -> Result<String, CommandError> {
         match fs::read_to_string(self.unfinished().join(path)) {
             Ok(before) if !before.is_empty() => Ok(before),
-            _ => self.rewrite(path, text).map(|()| text.to_owned()),
+            _ => self.write(path, text).map(|()| text.to_owned()),
         }
     }
 
@@ -185,6 +170,7 @@ fn failed(path: &Path, cause: &io::Error) -> CommandError {
 const UNFINISHED: &str = ".unfinished";
 const LOCK: &str = ".unfinished.lock";
 const DIR_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
 
 #[cfg(test)]
 mod tests {
@@ -234,7 +220,7 @@ mod tests {
         let dir = place.path().join("new");
         let folder = started(&dir).unwrap();
         folder.write("a", "1").unwrap();
-        assert!(folder.write("a", "2").unwrap_err().text.contains("cannot write"));
+        assert!(folder.write("a/b", "2").unwrap_err().text.contains("cannot write"));
         drop(folder);
         assert!(!dir.exists());
         // A run with a missing entry takes back the moved files.
@@ -248,7 +234,7 @@ mod tests {
         folder.keep();
         let resumed = OutputDir::resume(place.path(), ["a".to_owned()]).unwrap();
         assert_eq!(resumed.write_once("a", "2").unwrap(), "1");
-        resumed.rewrite("a", "3").unwrap();
+        resumed.write("a", "3").unwrap();
         assert_eq!(resumed.write_once("a", "2").unwrap(), "3");
         resumed.keep();
         let folder = started(place.path()).unwrap();

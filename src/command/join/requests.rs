@@ -92,7 +92,7 @@ impl<'a> JoinClient<'a> {
         let asked = self.ask().await;
         let Self { folder, ca_file, .. } = self;
         let written = asked.and_then(|authority| {
-            let written = folder.rewrite(ca_file, &authority).and_then(|()| check(&folder.unfinished()));
+            let written = folder.write(ca_file, &authority).and_then(|()| check(&folder.unfinished()));
             written.map_err(|failure| JoinError { failure, is_final: false })
         });
         match written {
@@ -170,7 +170,7 @@ impl<'a> JoinClient<'a> {
         let pinned = shown.split_inclusive(CERTIFICATE_END).find(fits);
         let pinned =
             pinned.ok_or_else(|| JoinAttemptError::Foreign(format!("{} {WRONG_CLOUD}", self.named(at))))?;
-        self.folder.rewrite(self.ca_file, pinned).map_err(JoinAttemptError::Here)?;
+        self.folder.write(self.ca_file, pinned).map_err(JoinAttemptError::Here)?;
         let trust = Trust::Ca(self.folder.unfinished().join(self.ca_file));
         let proved = self.encrypted(self.connect(&[at]).await?, at, trust).await?;
         let wish = EnrolOperation::Join(self.joining.clone());

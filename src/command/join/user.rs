@@ -38,7 +38,7 @@ pub(super) async fn join(
     let folder = OutputDir::resume(dir, [CLIENT_FILE, CA_FILE].map(str::to_owned))?;
     let first = client_toml(args, user, &device, &random_token());
     let token = token_in(&folder.write_once(CLIENT_FILE, &first)?).unwrap_or_else(random_token);
-    folder.rewrite(CLIENT_FILE, &client_toml(args, user, &device, &token))?;
+    folder.write(CLIENT_FILE, &client_toml(args, user, &device, &token))?;
     let name = UserDevice { user: user.clone(), device: device.clone() }.to_string();
     JoinClient::new(args, code, name, &token, folder, CA_FILE, env)?.join(|_| Ok(())).await?;
     Ok(format!(
