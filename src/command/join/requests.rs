@@ -242,7 +242,6 @@ fn hint(error: &TlsHandshakeError) -> &'static str {
 fn miss(why: EnrolCallError, sent: bool) -> JoinAttemptError {
     match why {
         EnrolCallError::Refused(text) => JoinAttemptError::Refused(text),
-        EnrolCallError::Unserved => JoinAttemptError::Refused(why.to_string()),
         EnrolCallError::Unanswered(text) => JoinAttemptError::Unanswered { text, sent },
     }
 }

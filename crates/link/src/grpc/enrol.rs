@@ -65,11 +65,6 @@ pub enum EnrolCallError {
     /// The server rejected the request, and other servers would as well.
     #[error("{0}")]
     Refused(String),
-    /// The server takes no invitations.
-    #[error(
-        "this cloud takes no invitations; set store in [server.invitations] of its servers, and update older ones"
-    )]
-    Unserved,
 }
 
 impl EnrolRequest {
@@ -171,7 +166,7 @@ where
         let message = printable(status.message());
         match status.code() {
             GrpcCode::PermissionDenied => EnrolCallError::Refused(message),
-            GrpcCode::Unimplemented => EnrolCallError::Unserved,
+            GrpcCode::Unimplemented => EnrolCallError::Refused(UNSERVED.to_owned()),
             code => EnrolCallError::Unanswered(format!("{message} ({code:?})")),
         }
     })
@@ -203,6 +198,10 @@ where
     let connected = endpoint.timeout(ANSWER_TIMEOUT).connect_with_connector(connector).await;
     connected.map_err(|cause| broken(&cause))
 }
+
+/// The error of a server that takes no invitations.
+const UNSERVED: &str = "this cloud takes no invitations; set store in [server.invitations] of its servers, and update \
+                        older ones";
 
 /// Prefix of the paths of its calls, and these paths.
 const SERVICE: &str = "/enrol.Enrol/";
