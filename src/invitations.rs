@@ -494,8 +494,8 @@ impl AdvertisedCa {
         let paths = vec![authorities.clone(), certificate.clone()];
         ReloadedValue::new(paths, move |contents| {
             let [ca, cert] = contents else { return Err("a file is missing".into()) };
-            let all = pem::certs(&authorities, ca).map_err(|cause| cause.to_string())?;
-            let chain = pem::certs(&certificate, cert).map_err(|cause| cause.to_string())?;
+            let all = pem::certs(&authorities, ca)?;
+            let chain = pem::certs(&certificate, cert)?;
             let signer = issuer(&all, &chain).ok_or_else(|| {
                 format!(
                     "none of the CAs in {} issued {} with a supported signature; set the file of the CA that did, with \

@@ -22,7 +22,6 @@ use tunnel_base::files;
 use tunnel_base::names::{Host, NameError, NodeName, Target};
 use tunnel_net::pki::{CertificateAuthority, IssuedCert, PkiError};
 use tunnel_net::tls::certificate::KUBELET_CLIENT_PREFIX;
-use tunnel_net::tls::pem::PemError;
 use tunnel_net::tls::{self};
 
 /// Arguments of `tunnel init`.
@@ -154,7 +153,7 @@ pub(crate) fn read_authority(
         let content = files::read(path);
         content.map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", path.display())))
     };
-    let unusable = |cause: PemError| CommandError::unusable(format!("{option}: {cause}"));
+    let unusable = |cause: String| CommandError::unusable(format!("{option}: {cause}"));
     let (certs, private) = (read(cert)?, read(key)?);
     pem::certs(cert, &certs).map_err(unusable)?;
     pem::private_key(key, &private).map_err(unusable)?;

@@ -203,8 +203,8 @@ pub fn server_name(text: &str) -> Result<ServerName<'static>, TlsError> {
 
 impl IdentityFiles {
     fn certified(&self, cert: &[u8], key: &[u8], provider: &CryptoProvider) -> Result<CertifiedKey, String> {
-        let chain = certs(&self.cert, cert).map_err(text)?;
-        let key = private_key(&self.key, key).map_err(text)?;
+        let chain = certs(&self.cert, cert)?;
+        let key = private_key(&self.key, key)?;
         if let Some(leaf) = chain.first() {
             certificate::check(leaf).map_err(|error| format!("{} {error}", self.cert.display()))?;
         }
@@ -260,7 +260,7 @@ impl Trust {
 
 fn roots(path: &Path, pem: &[u8]) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
-    let (_, ignored) = roots.add_parsable_certificates(certs(path, pem).map_err(text)?);
+    let (_, ignored) = roots.add_parsable_certificates(certs(path, pem)?);
     if roots.is_empty() {
         return Err(format!("{} holds no usable CA certificate; expected X.509 version 3", path.display()));
     }

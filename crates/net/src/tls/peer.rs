@@ -10,7 +10,7 @@ use crate::reload::{ReloadError, ReloadedValue};
 use crate::tls::params::TlsParams;
 use crate::tls::pem::certs;
 use crate::tls::verify::PeerVerifier;
-use crate::tls::{IdentityFiles, TlsClientConfig, Trust, roots, text};
+use crate::tls::{IdentityFiles, TlsClientConfig, Trust, roots};
 
 /// The TLS files of a server that dials peers.
 #[derive(Debug, Clone)]
@@ -52,7 +52,7 @@ impl PeerTlsConfig {
             let ([cert, key, ca], Some(identity)) = (contents, &client.identity) else {
                 return Err("a file is missing".into());
             };
-            let own = certs(&identity.cert, cert).map_err(text)?;
+            let own = certs(&identity.cert, cert)?;
             let provider = TlsParams::default().provider();
             let peers = PeerVerifier::new(roots(&ca_path, ca)?, name.as_ref(), &own, &provider)?;
             let config = client.config(Some((identity, cert, key)), Some(ca))?;

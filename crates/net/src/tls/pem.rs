@@ -1,61 +1,25 @@
 //! Reads certificates and keys from PEM files. Only this code uses the PEM library.
 
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use tunnel_base::files;
 use tunnel_base::logging::printable::printable;
 
-/// The reason why a PEM file cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum PemError {
-    /// The file is not PEM, or has a damaged block.
-    #[error(
-        "{} is damaged: {cause}; restore it from the original \
-         (`openssl x509 -in FILE -noout -text` prints a certificate)", .path.display()
-    )]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// The parser's error.
-        cause: std::io::Error,
-    },
-    /// The file contains no certificate. Usual cause: the key's path instead of the certificate's.
-    #[error(
-        "{} holds no certificate: {found}; expected at least one `BEGIN CERTIFICATE` block{hint}", .path.display()
-    )]
-    NoCertificate {
-        /// The file.
-        path: PathBuf,
-        /// What it contains.
-        found: String,
-        /// How to convert that, if it is known.
-        hint: &'static str,
-    },
-    /// The file contains no private key. Usual causes: the wrong path, or a key with a passphrase.
-    #[error(
-        "{} holds no private key: {found}; expected a `BEGIN PRIVATE KEY` block without a passphrase{hint}",
-        .path.display()
-    )]
-    NoKey {
-        /// The file.
-        path: PathBuf,
-        /// What it contains.
-        found: String,
-        /// How to convert that, if it is known.
-        hint: &'static str,
-    },
-}
-
-/// Parses all certificates of a file, at least one. `path` is only used in the error.
-pub fn certs(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
+/// Parses all certificates of a file, at least one. `path` is only used in the error, which names the file, what was
+/// found in it, and how to fix that.
+pub fn certs(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let certs = rustls_pemfile::certs(&mut &*pem)
         .collect::<Result<Vec<_>, _>>()
-        .map_err(|cause| PemError::Damaged { path: path.into(), cause })?;
+        .map_err(|cause| damaged(path, &cause))?;
     if certs.is_empty() {
         let (found, hint) = content(pem, &CERTIFICATE_FORMS);
-        return Err(PemError::NoCertificate { path: path.into(), found, hint });
+        let path = path.display();
+        return Err(format!(
+            "{path} holds no certificate: {found}; expected at least one `BEGIN CERTIFICATE` block{hint}"
+        ));
     }
     Ok(certs)
 }
@@ -65,17 +29,28 @@ pub fn leaf(path: &Path) -> Option<CertificateDer<'static>> {
     certs(path, &files::read(path).ok()?).ok()?.into_iter().next()
 }
 
-/// Parses the first private key of a file: PKCS#8, PKCS#1 or SEC1. `path` is only used in the error.
-pub fn private_key(path: &Path, pem: &[u8]) -> Result<PrivateKeyDer<'static>, PemError> {
+/// Parses the first private key of a file: PKCS#8, PKCS#1 or SEC1. Errors are like those of [`certs`].
+pub fn private_key(path: &Path, pem: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
     let none = || {
         let (found, hint) = content(pem, &KEY_FORMS);
-        PemError::NoKey { path: path.into(), found, hint }
+        let path = path.display();
+        format!(
+            "{path} holds no private key: {found}; expected a `BEGIN PRIVATE KEY` block without a passphrase{hint}"
+        )
     };
     if pem.windows(PASSPHRASE.len()).any(|bytes| bytes == PASSPHRASE.as_bytes()) {
         return Err(none());
     }
     let key = rustls_pemfile::private_key(&mut &*pem);
-    key.map_err(|cause| PemError::Damaged { path: path.into(), cause })?.ok_or_else(none)
+    key.map_err(|cause| damaged(path, &cause))?.ok_or_else(none)
+}
+
+fn damaged(path: &Path, cause: &io::Error) -> String {
+    format!(
+        "{} is damaged: {cause}; restore it from the original (`openssl x509 -in FILE -noout -text` prints a \
+         certificate)",
+        path.display()
+    )
 }
 
 /// Describes a file without the expected block, and returns the hint for the first form that it contains.
@@ -180,7 +155,7 @@ mod tests {
             ),
             (certs(path, b"-----BEGIN CERTIFICATE-----\nAAAA\n").unwrap_err(), "is damaged"),
         ] {
-            assert!(shown.to_string().contains(expected), "{shown}");
+            assert!(shown.contains(expected), "{shown}");
         }
     }
 }
