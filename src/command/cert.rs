@@ -156,9 +156,7 @@ fn issue(cert_args: &IssueArgs) -> Result<String, CommandError> {
     let folder = OutputDir::start(&out, files.iter().map(|file| (*file).to_owned()))?;
     match &cert_args.kind {
         CertificateKind::Server { names } => {
-            let names: Vec<String> = names.iter().map(ToString::to_string).collect();
-            let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            write_issued(&folder, "server", &authority.server(&names).map_err(|cause| refused(&cause))?)?;
+            write_issued(&folder, "server", &authority.server(names).map_err(|cause| refused(&cause))?)?;
             folder.write("ca.crt", authority.cert())?;
         }
         CertificateKind::Client { name } => write_client(name, "", None, &authority, &folder)?,

@@ -5,7 +5,6 @@ pub(crate) mod config_files;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tunnel_net::tls::pem;
 
 use clap::value_parser;
 
@@ -18,7 +17,6 @@ use crate::edge::config::EdgeConfig;
 use crate::server::Server;
 use crate::server::config::ServerConfig;
 use crate::startup::StartupErrorCollector;
-use tunnel_base::files;
 use tunnel_base::names::{Host, NameError, NodeName, Target};
 use tunnel_net::pki::{CertificateAuthority, IssuedCert, PkiError};
 use tunnel_net::tls::certificate::KUBELET_CLIENT_PREFIX;
@@ -149,18 +147,8 @@ pub(crate) fn read_authority(
     cert: &Path,
     key: &Path,
 ) -> Result<CertificateAuthority, CommandError> {
-    let read = |path: &Path| {
-        let content = files::read(path);
-        content.map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", path.display())))
-    };
-    let unusable = |cause: String| CommandError::unusable(format!("{option}: {cause}"));
-    let (certs, private) = (read(cert)?, read(key)?);
-    pem::certs(cert, &certs).map_err(unusable)?;
-    pem::private_key(key, &private).map_err(unusable)?;
-    let [certs, private] = [certs, private].map(|pem| String::from_utf8_lossy(&pem).into_owned());
-    let shown = cert.display();
-    CertificateAuthority::read(&certs, &private)
-        .map_err(|cause| CommandError::unusable(format!("{option} {shown}: {cause}")))
+    CertificateAuthority::read(cert, key)
+        .map_err(|cause| CommandError::unusable(format!("{option}: {cause}")))
 }
 
 /// Returns the folder of each client: its name, without characters that are special in a path or a shell.
@@ -216,7 +204,6 @@ fn write_cloud(
         // Servers identify each other by a DNS name.
         names.push(POD_NAME.to_owned());
     }
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let server = signers.ours.server(&names).map_err(|cause| refused(&cause))?;
     write_issued(folder, "server/certs/server", &server)?;
     folder.write("server/certs/ca.crt", signers.ours.cert())?;

@@ -32,7 +32,6 @@ use tunnel::command::{Args, Command, Format, invitations, status};
 use tunnel::config::Environment;
 use tunnel::invitations::code::InvitationCode;
 use tunnel_base::names::Instance;
-use tunnel_net::pki::CertificateAuthority;
 use tunnel_net::tls::certificate::EDGE_SUBJECT;
 use tunnel_net::tls::{IdentityFiles, server_name};
 use tunnel_proto::hello::Hello;
@@ -94,8 +93,7 @@ async fn an_expired_certificate_cannot_resume_a_tls_session_at_any_port() {
     let place = TestDir::new();
     let server = server(&place, &format!("[\"{NAME}\"]"));
     let shows = IdentityFiles { cert: place.path().join("brief.crt"), key: place.path().join("brief.key") };
-    let authority = &place.authority.0;
-    let brief = CertificateAuthority::read(authority.cert(), &authority.key()).unwrap().signing_for(BRIEF);
+    let brief = place.read_authority().signing_for(BRIEF);
     let ends = SystemTime::now() + BRIEF + Duration::from_secs(1);
     // A server certificate, which a peer presents at the port for links.
     brief.server(&[NAME]).unwrap().write(&shows.cert, &shows.key).unwrap();

@@ -109,10 +109,11 @@ async fn the_expiry_of_a_new_certificate_is_reported_as_soon_as_it_is_in_use() {
     let server = TestServer::start(&place);
     let log = server.server.bound.log;
     wait_for_report(log, "ok\n").await;
-    let authority = &place.authority.0;
-    let authority = CertificateAuthority::read(authority.cert(), &authority.key()).unwrap();
-    let short =
-        authority.signing_for(Duration::from_secs(10 * 24 * 3600 + 60)).server(&["127.0.0.1"]).unwrap();
+    let short = place
+        .read_authority()
+        .signing_for(Duration::from_secs(10 * 24 * 3600 + 60))
+        .server(&["127.0.0.1"])
+        .unwrap();
     short.write(&place.path().join("cloud.crt"), &place.path().join("cloud.key")).unwrap();
     wait_for_report(log, "certificates: server.links.cert").await;
 }

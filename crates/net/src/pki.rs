@@ -14,6 +14,7 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer as _, ParsedExtension, X509Certificate};
 
 use crate::tls::certificate::{alternative_names, name_text};
+use crate::tls::pem::{certs, private_key};
 use tunnel_base::files;
 
 /// A CA with its own key. Two CAs never trust each other's certificates.
@@ -75,22 +76,28 @@ impl CertificateAuthority {
     pub fn new(name: &str, valid: Duration) -> Result<Self, PkiError> {
         let key = KeyPair::generate()?;
         let until = SystemTime::now() + valid;
-        let mut params = params(name, &[], until)?;
+        let mut params = params(name, Vec::new(), until)?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let pem = params.self_signed(&key)?.pem();
         Ok(Self { issuer: Issuer::new(params, key), pem, until })
     }
 
-    /// Reads an existing CA from the first certificate of a PEM text and its key.
+    /// Reads an existing CA from the first certificate of a PEM file and from that of its key. Blocks on the disk.
     ///
     /// # Errors
     ///
-    /// The certificate is not a CA's, is not valid now, or does not belong to the key.
-    pub fn read(cert: &str, key: &str) -> Result<Self, PkiError> {
-        let no = |why: &str| PkiError::NoAuthority(why.to_owned());
-        let der =
-            first(cert).ok_or_else(|| no("holds no certificate; expected a `BEGIN CERTIFICATE` block"))?;
+    /// A file cannot be read, or the certificate is not a CA's, is not valid now, or does not belong to the key.
+    pub fn read(cert: &Path, key: &Path) -> Result<Self, PkiError> {
+        let read = |path: &Path| {
+            let content = files::read(path);
+            content.map_err(|cause| PkiError::NoAuthority(format!("cannot read {}: {cause}", path.display())))
+        };
+        let no = |why: &str| PkiError::NoAuthority(format!("{} {why}", cert.display()));
+        let (pem, private) = (read(cert)?, read(key)?);
+        let certs = certs(cert, &pem).map_err(PkiError::NoAuthority)?;
+        let private = private_key(key, &private).map_err(PkiError::NoAuthority)?;
+        let der = certs.into_iter().next().ok_or_else(|| no("holds no certificate"))?;
         let (_, found) =
             X509Certificate::from_der(&der).map_err(|cause| no(&format!("is not a certificate: {cause}")))?;
         if !found.is_ca() {
@@ -101,9 +108,7 @@ impl CertificateAuthority {
             let (from, to) = (validity.not_before, validity.not_after);
             return Err(no(&format!("is valid from {from} to {to}, not now; check this machine's clock")));
         }
-        let no_key = || no("comes with a key file without a key; expected PEM without a passphrase");
-        let key = rustls_pemfile::private_key(&mut key.as_bytes()).ok().flatten().ok_or_else(no_key)?;
-        let key = KeyPair::try_from(&key).map_err(|_| {
+        let key = KeyPair::try_from(&private).map_err(|_| {
             no("comes with a key of a kind that cannot sign here; expected RSA, ECDSA with P-256 or P-384, or Ed25519")
         })?;
         if key.der_bytes() != found.public_key().subject_public_key.as_ref() {
@@ -112,7 +117,7 @@ impl CertificateAuthority {
         let seconds = u64::try_from(validity.not_after.timestamp()).unwrap_or(0);
         let until = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
         let issuer = Issuer::from_ca_cert_der(&der, key)?;
-        Ok(Self { issuer, pem: cert.to_owned(), until })
+        Ok(Self { issuer, pem: String::from_utf8_lossy(&pem).into_owned(), until })
     }
 
     /// Limits the validity of certificates that it signs to `valid` from now, and never beyond its own.
@@ -136,15 +141,17 @@ impl CertificateAuthority {
     /// Issues a certificate for a server that clients reach by these DNS names and IP addresses.
     ///
     /// It is also valid for a client, because servers present theirs to each other.
-    pub fn server(&self, names: &[&str]) -> Result<IssuedCert, PkiError> {
-        let mut params = params(names.first().unwrap_or(&""), names, self.until)?;
+    pub fn server(&self, names: &[impl ToString]) -> Result<IssuedCert, PkiError> {
+        let names: Vec<_> = names.iter().map(ToString::to_string).collect();
+        let common = names.first().cloned().unwrap_or_default();
+        let mut params = params(&common, names, self.until)?;
         params.extended_key_usages = vec![ServerAuth, ClientAuth];
         self.sign(params)
     }
 
     /// Issues a certificate for a client with this common name. It is not valid for a server.
     pub fn client(&self, name: &str) -> Result<IssuedCert, PkiError> {
-        let mut params = params(name, &[], self.until)?;
+        let mut params = params(name, Vec::new(), self.until)?;
         params.extended_key_usages = vec![ClientAuth];
         self.sign(params)
     }
@@ -168,8 +175,7 @@ impl CertificateAuthority {
         let common = found.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
         let names: Option<Vec<String>> = alternative_names(&found).iter().map(name_text).collect();
         let names = names.ok_or(PkiError::Unrenewable("has a name that is no DNS name or IP address"))?;
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let mut params = params(common.unwrap_or_default(), &names, self.until)?;
+        let mut params = params(common.unwrap_or_default(), names, self.until)?;
         let uses = found.extended_key_usage().ok().flatten();
         let uses = uses.map_or((false, false), |uses| (uses.value.server_auth, uses.value.client_auth));
         params.extended_key_usages = [(uses.0, ServerAuth), (uses.1, ClientAuth)]
@@ -193,6 +199,7 @@ impl CertificateRequest {
     /// Creates a key, and a request for a certificate with this common name, organization, DNS names and IP addresses.
     pub fn new(common: &str, organization: &str, names: &[&str]) -> Result<Self, PkiError> {
         // The signer alone decides how long it is valid.
+        let names = names.iter().map(ToString::to_string).collect();
         let mut params = params(common, names, SystemTime::now())?;
         params.distinguished_name.push(DnType::OrganizationName, organization);
         let key = KeyPair::generate()?;
@@ -287,8 +294,7 @@ fn first(pem: &str) -> Option<CertificateDer<'static>> {
     rustls_pemfile::certs(&mut pem.as_bytes()).next().and_then(Result::ok)
 }
 
-fn params(common: &str, names: &[&str], until: SystemTime) -> Result<CertificateParams, PkiError> {
-    let names: Vec<_> = names.iter().map(|name| String::from(*name)).collect();
+fn params(common: &str, names: Vec<String>, until: SystemTime) -> Result<CertificateParams, PkiError> {
     let mut params =
         CertificateParams::new(names.clone()).map_err(|cause| PkiError::Names { names, cause })?;
     params.distinguished_name.push(DnType::CommonName, common);
@@ -446,7 +452,11 @@ mod tests {
     #[test]
     fn a_loaded_ca_never_signs_beyond_its_own_expiry() {
         let first = CertificateAuthority::new("ours", DAY).unwrap();
-        let again = CertificateAuthority::read(first.cert(), &first.key()).unwrap().signing_for(100 * DAY);
+        let dir = tempfile::tempdir().unwrap();
+        let (cert, key) = (dir.path().join("ca.crt"), dir.path().join("ca.key"));
+        fs::write(&cert, first.cert()).unwrap();
+        fs::write(&key, first.key()).unwrap();
+        let again = CertificateAuthority::read(&cert, &key).unwrap().signing_for(100 * DAY);
         let ends = |pem: &str| {
             let der = der(pem);
             X509Certificate::from_der(&der).unwrap().1.validity().not_after.timestamp()
@@ -457,7 +467,7 @@ mod tests {
         let (_, signed) = X509Certificate::from_der(&der).unwrap();
         let (_, ca) = X509Certificate::from_der(&ca).unwrap();
         assert_eq!(signed.issuer(), ca.subject());
-        let short = CertificateAuthority::read(first.cert(), &first.key()).unwrap().signing_for(DAY / 2);
+        let short = CertificateAuthority::read(&cert, &key).unwrap().signing_for(DAY / 2);
         assert!(ends(short.server(&["a.b"]).unwrap().cert()) < ends(first.cert()) - 40_000);
     }
 
@@ -469,14 +479,18 @@ mod tests {
         );
         let server = ours.server(&["a.b"]).unwrap();
         let over = CertificateAuthority::new("over", Duration::ZERO).unwrap();
+        let dir = tempfile::tempdir().unwrap();
         for (cert, key, expected) in [
             (ours.cert(), others.key(), "does not belong to the key"),
-            (ours.cert(), "junk".to_owned(), "without a key"),
+            (ours.cert(), "junk".to_owned(), "ca.key holds no private key"),
             (server.cert(), server.key().to_owned(), "is not a CA certificate"),
             ("junk", ours.key(), "holds no certificate"),
             (over.cert(), over.key(), "not now"),
         ] {
-            let error = CertificateAuthority::read(cert, &key).unwrap_err().to_string();
+            let files = [dir.path().join("ca.crt"), dir.path().join("ca.key")];
+            fs::write(&files[0], cert).unwrap();
+            fs::write(&files[1], key).unwrap();
+            let error = CertificateAuthority::read(&files[0], &files[1]).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
     }

@@ -12,6 +12,7 @@ use tunnel::registry::LinkedNode;
 use tunnel::server::Server;
 use tunnel::server::config::ServerConfig;
 use tunnel_base::names::Target;
+use tunnel_net::pki::CertificateAuthority;
 use tunnel_net::tls::IdentityFiles;
 
 use super::clients::{self, Answer};
@@ -54,6 +55,13 @@ impl TestDir {
             IdentityFiles { cert: self.path().join("client.crt"), key: self.path().join("client.key") };
         self.authority.0.client(name).unwrap().write(&identity.cert, &identity.key).unwrap();
         identity
+    }
+
+    /// Returns the CA as it is read from files.
+    pub(crate) fn read_authority(&self) -> CertificateAuthority {
+        let Authority(authority) = &self.authority;
+        let (cert, key) = (self.file("read.crt", authority.cert()), self.file("read.key", &authority.key()));
+        CertificateAuthority::read(&cert, &key).unwrap()
     }
 
     /// Writes a file into the directory.
