@@ -11,7 +11,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
-use crate::dial::{ConnectError, dial};
+use crate::dial::dial;
 use crate::no_proxy::NoProxyRules;
 use crate::proxy_protocol::read_until;
 use tunnel_base::logging::printable::printable;
@@ -26,52 +26,10 @@ pub struct OutboundProxy {
     no_proxy: NoProxyRules,
 }
 
-/// The error of a connection through the proxy. Each text names the proxy; none contains credentials.
+/// The error of a proxy's address, or of a connection through it, which its text names. It contains no credentials.
 #[derive(Debug, thiserror::Error)]
-pub enum ProxyError {
-    /// The variable does not contain a proxy's address.
-    #[error("HTTPS_PROXY: {0:?} is not a proxy; expected http://host:port or http://user:password@host:port")]
-    Address(String),
-    /// The kind of proxy is not supported.
-    #[error(
-        "HTTPS_PROXY: {0}:// proxies are not supported; use http://host:port (the traffic through it is encrypted)"
-    )]
-    Scheme(String),
-    /// The proxy cannot be reached.
-    #[error("cannot connect to the proxy of HTTPS_PROXY: {0}")]
-    Dial(ConnectError),
-    /// The proxy requires credentials, or rejects the given ones.
-    #[error("the proxy {0} requires credentials; set HTTPS_PROXY to http://user:password@host:port")]
-    Credentials(Target),
-    /// The proxy refused the connection.
-    #[error(
-        "the proxy {at} did not connect to {target}: {status}; allow the target there, or add it to NO_PROXY"
-    )]
-    Refused {
-        /// The proxy's address.
-        at: Target,
-        /// The target.
-        target: Target,
-        /// The status line of the proxy's response.
-        status: String,
-    },
-    /// The proxy accepted the request and did not respond in time.
-    #[error("the proxy {at} did not answer within {timeout:?}")]
-    Timeout {
-        /// The proxy's address.
-        at: Target,
-        /// How long this process waited.
-        timeout: Duration,
-    },
-    /// The remote is not an HTTP proxy, or closed the connection.
-    #[error("the connection to the proxy {at} failed: {cause}")]
-    Broken {
-        /// The proxy's address.
-        at: Target,
-        /// The error.
-        cause: io::Error,
-    },
-}
+#[error("{0}")]
+pub struct ProxyError(String);
 
 impl OutboundProxy {
     /// Parses the values of `HTTPS_PROXY` and `NO_PROXY`. Returns `None` if the first is empty.
@@ -84,7 +42,10 @@ impl OutboundProxy {
             Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => rest,
             // The error contains only the scheme, if it looks like one, because a password may contain `://` too.
             Some((scheme, _)) if scheme.bytes().all(|b| b.is_ascii_alphanumeric()) => {
-                return Err(ProxyError::Scheme(scheme.to_owned()));
+                return Err(ProxyError(format!(
+                    "HTTPS_PROXY: {scheme}:// proxies are not supported; use http://host:port (the traffic through it \
+                     is encrypted)"
+                )));
             }
             _ => url,
         };
@@ -92,7 +53,11 @@ impl OutboundProxy {
             rest.rsplit_once('@').map_or((None, rest), |(credentials, place)| (Some(credentials), place));
         let place = place.split(['/', '?', '#']).next().unwrap_or(place);
         let at = place.parse().or_else(|_| format!("{place}:{DEFAULT_PORT}").parse());
-        let at: Target = at.map_err(|_| ProxyError::Address(place.to_owned()))?;
+        let at: Target = at.map_err(|_| {
+            ProxyError(format!(
+                "HTTPS_PROXY: {place:?} is not a proxy; expected http://host:port or http://user:password@host:port"
+            ))
+        })?;
         let authorization = credentials.map(|credentials| {
             let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
             let (user, password) = (percent_decode_str(user), percent_decode_str(password));
@@ -120,16 +85,22 @@ impl OutboundProxy {
         timeout: Duration,
     ) -> Result<TcpStream, ProxyError> {
         let deadline = Instant::now() + timeout;
-        let mut socket = dial(&self.at.host, addresses, timeout).await.map_err(ProxyError::Dial)?;
-        let status = match timeout_at(deadline, self.send_connect(&mut socket, target)).await {
-            Ok(Ok(status)) => status,
-            Ok(Err(cause)) => return Err(ProxyError::Broken { at: self.at.clone(), cause }),
-            Err(_) => return Err(ProxyError::Timeout { at: self.at.clone(), timeout }),
-        };
+        let at = &self.at;
+        let dialled = dial(&at.host, addresses, timeout).await;
+        let mut socket = dialled
+            .map_err(|why| ProxyError(format!("cannot connect to the proxy of HTTPS_PROXY: {why}")))?;
+        let answered = timeout_at(deadline, self.send_connect(&mut socket, target)).await;
+        let status = answered
+            .map_err(|_| ProxyError(format!("the proxy {at} did not answer within {timeout:?}")))?
+            .map_err(|cause| ProxyError(format!("the connection to the proxy {at} failed: {cause}")))?;
         match status.split_ascii_whitespace().nth(1) {
             Some("200") => Ok(socket),
-            Some("407") => Err(ProxyError::Credentials(self.at.clone())),
-            _ => Err(ProxyError::Refused { at: self.at.clone(), target: target.clone(), status }),
+            Some("407") => Err(ProxyError(format!(
+                "the proxy {at} requires credentials; set HTTPS_PROXY to http://user:password@host:port"
+            ))),
+            _ => Err(ProxyError(format!(
+                "the proxy {at} did not connect to {target}: {status}; allow the target there, or add it to NO_PROXY"
+            ))),
         }
     }
 

@@ -70,7 +70,7 @@ async fn each_error_names_the_proxy() {
 async fn an_endless_response_header_is_an_error() {
     let (_, way) =
         connect_via_proxy("", &format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(2 * MAX_HEAD))).await;
-    assert!(matches!(way, Err(ProxyError::Broken { .. })));
+    assert!(way.unwrap_err().to_string().starts_with("the connection to the proxy "));
 }
 
 #[test]
@@ -85,7 +85,8 @@ fn proxy_urls_are_read_in_their_usual_forms() {
         assert_eq!(proxy(url).at().to_string(), at);
     }
     assert!(OutboundProxy::new(" ", "*").unwrap().is_none());
-    assert!(matches!(OutboundProxy::new("socks5://p:1", ""), Err(ProxyError::Scheme(s)) if s == "socks5"));
+    let error = OutboundProxy::new("socks5://p:1", "").unwrap_err().to_string();
+    assert!(error.starts_with("HTTPS_PROXY: socks5:// proxies are not supported"), "{error}");
     assert_eq!(proxy("me:pa://ss@p:1").at().to_string(), "p:1");
     let exempting = OutboundProxy::new("http://p:1", "a.b").unwrap().unwrap();
     assert!(
