@@ -2,8 +2,7 @@
 //! clients.
 
 use std::fmt;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
@@ -36,37 +35,15 @@ pub struct CertificateRequest {
     key: KeyPair,
 }
 
-/// The error of a certificate or file that cannot be created.
+/// The error of a certificate or file that cannot be read or created.
 #[derive(Debug, thiserror::Error)]
-pub enum PkiError {
-    /// No certificate can contain one of these names.
-    #[error("cannot put {names:?} into a certificate: {cause}; use ASCII DNS names or IP addresses")]
-    Names {
-        /// The requested names.
-        names: Vec<String>,
-        /// The library's error.
-        cause: rcgen::Error,
-    },
-    /// A key or a signature could not be created.
-    #[error("cannot create a certificate: {0}")]
-    Make(#[from] rcgen::Error),
-    /// A file could not be written.
-    #[error("cannot write {}: {cause}; check that its directory exists and is writable", .path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        cause: io::Error,
-    },
-    /// The signer's response to a request is not a certificate for its key.
-    #[error("the issued certificate {0}")]
-    Foreign(&'static str),
-    /// The earlier certificate cannot be renewed.
-    #[error("the certificate {0}")]
-    Unrenewable(&'static str),
-    /// The given CA files are not usable. The text says what was found and what is expected.
-    #[error("{0}")]
-    NoAuthority(String),
+#[error("{0}")]
+pub struct PkiError(String);
+
+impl From<rcgen::Error> for PkiError {
+    fn from(cause: rcgen::Error) -> Self {
+        Self(format!("cannot create a certificate: {cause}"))
+    }
 }
 
 impl CertificateAuthority {
@@ -76,7 +53,7 @@ impl CertificateAuthority {
     pub fn new(name: &str, valid: Duration) -> Result<Self, PkiError> {
         let key = KeyPair::generate()?;
         let until = SystemTime::now() + valid;
-        let mut params = params(name, Vec::new(), until)?;
+        let mut params = params(name, &[], until)?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let pem = params.self_signed(&key)?.pem();
@@ -91,12 +68,12 @@ impl CertificateAuthority {
     pub fn read(cert: &Path, key: &Path) -> Result<Self, PkiError> {
         let read = |path: &Path| {
             let content = files::read(path);
-            content.map_err(|cause| PkiError::NoAuthority(format!("cannot read {}: {cause}", path.display())))
+            content.map_err(|cause| PkiError(format!("cannot read {}: {cause}", path.display())))
         };
-        let no = |why: &str| PkiError::NoAuthority(format!("{} {why}", cert.display()));
+        let no = |why: &str| PkiError(format!("{} {why}", cert.display()));
         let (pem, private) = (read(cert)?, read(key)?);
-        let certs = certs(cert, &pem).map_err(PkiError::NoAuthority)?;
-        let private = private_key(key, &private).map_err(PkiError::NoAuthority)?;
+        let certs = certs(cert, &pem).map_err(PkiError)?;
+        let private = private_key(key, &private).map_err(PkiError)?;
         let der = certs.into_iter().next().ok_or_else(|| no("holds no certificate"))?;
         let (_, found) =
             X509Certificate::from_der(&der).map_err(|cause| no(&format!("is not a certificate: {cause}")))?;
@@ -144,14 +121,14 @@ impl CertificateAuthority {
     pub fn server(&self, names: &[impl ToString]) -> Result<IssuedCert, PkiError> {
         let names: Vec<_> = names.iter().map(ToString::to_string).collect();
         let common = names.first().cloned().unwrap_or_default();
-        let mut params = params(&common, names, self.until)?;
+        let mut params = params(&common, &names, self.until)?;
         params.extended_key_usages = vec![ServerAuth, ClientAuth];
         self.sign(params)
     }
 
     /// Issues a certificate for a client with this common name. It is not valid for a server.
     pub fn client(&self, name: &str) -> Result<IssuedCert, PkiError> {
-        let mut params = params(name, Vec::new(), self.until)?;
+        let mut params = params(name, &[], self.until)?;
         params.extended_key_usages = vec![ClientAuth];
         self.sign(params)
     }
@@ -163,19 +140,20 @@ impl CertificateAuthority {
     ///
     /// The certificate cannot be read, or another CA has issued it.
     pub fn renew(&self, cert: &str) -> Result<IssuedCert, PkiError> {
-        let der = first(cert).ok_or(PkiError::Unrenewable("holds no `BEGIN CERTIFICATE` block"))?;
+        let no = |why: &str| PkiError(format!("the certificate {why}"));
+        let der = first(cert).ok_or_else(|| no("holds no `BEGIN CERTIFICATE` block"))?;
         let parsed = X509Certificate::from_der(&der);
-        let (_, found) = parsed.map_err(|_| PkiError::Unrenewable("is not an X.509 certificate"))?;
-        let ours = first(&self.pem).ok_or(PkiError::Unrenewable("cannot be compared with the CA"))?;
+        let (_, found) = parsed.map_err(|_| no("is not an X.509 certificate"))?;
+        let ours = first(&self.pem).ok_or_else(|| no("cannot be compared with the CA"))?;
         let parsed = X509Certificate::from_der(&ours);
-        let (_, authority) = parsed.map_err(|_| PkiError::Unrenewable("cannot be compared with the CA"))?;
+        let (_, authority) = parsed.map_err(|_| no("cannot be compared with the CA"))?;
         if !is_issued_by(&found, &authority) {
-            return Err(PkiError::Unrenewable("was issued by another CA"));
+            return Err(no("was issued by another CA"));
         }
         let common = found.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
         let names: Option<Vec<String>> = alternative_names(&found).iter().map(name_text).collect();
-        let names = names.ok_or(PkiError::Unrenewable("has a name that is no DNS name or IP address"))?;
-        let mut params = params(common.unwrap_or_default(), names, self.until)?;
+        let names = names.ok_or_else(|| no("has a name that is no DNS name or IP address"))?;
+        let mut params = params(common.unwrap_or_default(), &names, self.until)?;
         let uses = found.extended_key_usage().ok().flatten();
         let uses = uses.map_or((false, false), |uses| (uses.value.server_auth, uses.value.client_auth));
         params.extended_key_usages = [(uses.0, ServerAuth), (uses.1, ClientAuth)]
@@ -199,8 +177,8 @@ impl CertificateRequest {
     /// Creates a key, and a request for a certificate with this common name, organization, DNS names and IP addresses.
     pub fn new(common: &str, organization: &str, names: &[&str]) -> Result<Self, PkiError> {
         // The signer alone decides how long it is valid.
-        let names = names.iter().map(ToString::to_string).collect();
-        let mut params = params(common, names, SystemTime::now())?;
+        let names: Vec<_> = names.iter().map(ToString::to_string).collect();
+        let mut params = params(common, &names, SystemTime::now())?;
         params.distinguished_name.push(DnType::OrganizationName, organization);
         let key = KeyPair::generate()?;
         let pem = params.serialize_request(&key)?.pem()?;
@@ -217,14 +195,15 @@ impl CertificateRequest {
     ///
     /// # Errors
     ///
-    /// Fails with [`PkiError::Foreign`] if the text holds no certificate, or one for another key.
+    /// Fails if the text holds no certificate, or one for another key.
     pub fn signed(self, certificates: &str) -> Result<IssuedCert, PkiError> {
-        let der = first(certificates)
-            .ok_or(PkiError::Foreign("cannot be read; expected a `BEGIN CERTIFICATE` block"))?;
-        let (_, cert) = X509Certificate::from_der(&der)
-            .map_err(|_| PkiError::Foreign("cannot be read: not an X.509 certificate"))?;
+        let no = |why: &str| PkiError(format!("the issued certificate {why}"));
+        let der =
+            first(certificates).ok_or_else(|| no("cannot be read; expected a `BEGIN CERTIFICATE` block"))?;
+        let (_, cert) =
+            X509Certificate::from_der(&der).map_err(|_| no("cannot be read: not an X.509 certificate"))?;
         if cert.public_key().subject_public_key.as_ref() != self.key.der_bytes() {
-            return Err(PkiError::Foreign("is for another key"));
+            return Err(no("is for another key"));
         }
         Ok(IssuedCert { cert: certificates.to_owned(), key: self.key.serialize_pem() })
     }
@@ -294,9 +273,12 @@ fn first(pem: &str) -> Option<CertificateDer<'static>> {
     rustls_pemfile::certs(&mut pem.as_bytes()).next().and_then(Result::ok)
 }
 
-fn params(common: &str, names: Vec<String>, until: SystemTime) -> Result<CertificateParams, PkiError> {
-    let mut params =
-        CertificateParams::new(names.clone()).map_err(|cause| PkiError::Names { names, cause })?;
+fn params(common: &str, names: &[String], until: SystemTime) -> Result<CertificateParams, PkiError> {
+    let mut params = CertificateParams::new(names).map_err(|cause| {
+        PkiError(format!(
+            "cannot put {names:?} into a certificate: {cause}; use ASCII DNS names or IP addresses"
+        ))
+    })?;
     params.distinguished_name.push(DnType::CommonName, common);
     params.not_before = (SystemTime::now() - MAX_CLOCK_SKEW).into();
     params.not_after = until.into();
@@ -305,7 +287,10 @@ fn params(common: &str, names: Vec<String>, until: SystemTime) -> Result<Certifi
 
 fn replace(path: &Path, mode: u32, text: &str) -> Result<(), PkiError> {
     let written = files::replace(path, mode, text.as_bytes(), |_| Ok(()));
-    written.map_err(|cause| PkiError::Write { path: path.into(), cause })
+    written.map_err(|cause| {
+        let path = path.display();
+        PkiError(format!("cannot write {path}: {cause}; check that its directory exists and is writable"))
+    })
 }
 
 /// How far not-before lies in the past, so that a machine whose clock is slow by less accepts a new certificate at
