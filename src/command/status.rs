@@ -77,16 +77,16 @@ pub async fn watch(
 ) -> Result<String, CommandError> {
     let mut until = std::pin::pin!(until);
     let watch = async |api: &AdminClient| {
-        let mut output = Some(report(api, Format::Text).await?);
+        let mut output = report(api, Format::Text).await?;
         loop {
-            show(&format!("{CLEAR}{}", output.take().unwrap_or_default()));
-            tokio::select! {
-                () = &mut until => return Ok(String::new()),
-                () = sleep(WATCH_INTERVAL) => {}
-            }
+            show(&format!("{CLEAR}{output}"));
+            let next = async {
+                sleep(WATCH_INTERVAL).await;
+                report(api, Format::Text).await.unwrap_or_else(|error| error.text)
+            };
             output = tokio::select! {
                 () = &mut until => return Ok(String::new()),
-                output = report(api, Format::Text) => Some(output.unwrap_or_else(|error| error.text)),
+                next = next => next,
             };
         }
     };
