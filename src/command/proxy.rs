@@ -48,14 +48,13 @@ pub async fn run(
     let shared = bind_shared(&config, env.runtime_dir.as_deref());
     let shared =
         shared.map_err(|why| CommandError::unavailable(format!("no socket for this proxy: {why}")))?;
-    let proxy =
-        UserProxy { http: bind("--http", args.http)?, socks5: bind("--socks5", args.socks5)?, shared };
+    let (http, socks5) = (bind("--http", args.http)?, bind("--socks5", args.socks5)?);
     let mut stop = std::pin::pin!(stop);
     let links = tokio::select! {
         links = ClientUplinks::start(config) => links.map_err(|why| no_link(&why))?,
         () = &mut stop => return Ok(String::new()),
     };
-    let proxy = proxy.start(links);
+    let proxy = UserProxy::start(links, http, socks5, shared);
     systemd::notify_ready();
     stop.await;
     info!("stopping");

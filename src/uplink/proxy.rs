@@ -29,29 +29,24 @@ use tunnel_net::records::{RecordStream, RecordStreamListener};
 use tunnel_net::unix_accept::UnixAccept;
 use tunnel_proto::frame::SessionCategory;
 
-/// The ports and the socket of a user's proxy, bound but not serving yet.
-#[derive(Debug)]
-pub struct UserProxy {
-    /// HTTP proxy: CONNECT and plain requests.
-    pub http: TcpListenSocket,
-    /// SOCKS5.
-    pub socks5: TcpListenSocket,
-    /// The socket by which other programs of this user share the links.
-    pub shared: UnixAccept,
-}
-
 /// A user's proxy that serves clients.
 #[derive(Debug)]
-pub struct RunningProxy {
+pub struct UserProxy {
     /// The links that it shares.
     pub links: ClientUplinks,
     clients: Drain,
 }
 
 impl UserProxy {
-    /// Starts serving clients over `links`.
-    pub fn start(self, links: ClientUplinks) -> RunningProxy {
-        let (Self { http, socks5, shared }, clients) = (self, Drain::new());
+    /// Starts serving clients over `links`: of an HTTP proxy, of SOCKS5, and other programs of this user at the socket
+    /// of [`bind_shared`].
+    pub fn start(
+        links: ClientUplinks,
+        http: TcpListenSocket,
+        socks5: TcpListenSocket,
+        shared: UnixAccept,
+    ) -> Self {
+        let clients = Drain::new();
         let context = ListenerContext {
             listener: "",
             category: SessionCategory::HttpProxy,
@@ -72,11 +67,9 @@ impl UserProxy {
         spawn(socks5::KIND.name, socks5, Socks5, &context);
         let context = ListenerContext { category: SessionCategory::Ssh, ..context };
         spawn("shared", RecordStreamListener(shared), SharedSocketProtocol, &context);
-        RunningProxy { links, clients }
+        Self { links, clients }
     }
-}
 
-impl RunningProxy {
     /// Ends all sessions, and closes the links.
     pub async fn shutdown(self) {
         let Self { links, clients } = self;

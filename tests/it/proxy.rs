@@ -11,7 +11,7 @@ use tunnel::command::client;
 use tunnel::config::Environment;
 use tunnel::edge::Edge;
 use tunnel::uplink::client::{ClientLinkConfig, ClientUplinks};
-use tunnel::uplink::proxy::{RunningProxy, UserProxy, bind_shared, connect_shared, shared_sockets};
+use tunnel::uplink::proxy::{UserProxy, bind_shared, connect_shared, shared_sockets};
 use tunnel_net::listen::TcpListenSocket;
 
 use crate::connecting::{Local, home_of_alice};
@@ -29,7 +29,7 @@ use crate::support::{Stopwatch, assert_eventually, targets, wait_until};
 struct LocalProxy {
     http: SocketAddr,
     socks5: SocketAddr,
-    proxy: Option<RunningProxy>,
+    proxy: Option<UserProxy>,
     runtime: Option<Runtime>,
 }
 
@@ -53,7 +53,7 @@ impl LocalProxy {
             );
             let (http_at, socks5_at) = (http.at(), socks5.at());
             let links = ClientUplinks::start(config).await.unwrap();
-            (http_at, socks5_at, UserProxy { http, socks5, shared }.start(links))
+            (http_at, socks5_at, UserProxy::start(links, http, socks5, shared))
         });
         Self { http, socks5, proxy: Some(proxy), runtime: Some(runtime) }
     }
