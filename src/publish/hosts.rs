@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 use tracing::info;
 
-use crate::publish::shared_file::{SharedFileError, content, in_background, lock, replace};
+use crate::publish::shared_file::{SharedFileError, content, failed, in_background, lock, replace};
 use crate::publish::{PublishError, RecordStore};
 use tunnel_base::files::{self, with_suffix};
 use tunnel_base::policy::hosts_lines::{merged, servers, without};
@@ -127,9 +127,7 @@ fn read_signs(file: &Path) -> Result<ServerHeartbeats, SharedFileError> {
 fn write_signs(file: &Path, signs: &ServerHeartbeats) -> Result<(), SharedFileError> {
     if signs.is_empty() {
         return match fs::remove_file(file) {
-            Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
-                Err(SharedFileError::Io { path: file.to_owned(), cause })
-            }
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => Err(failed(file)(cause)),
             _ => Ok(()),
         };
     }
@@ -260,7 +258,8 @@ mod tests {
                         // On a busy machine a writer may wait longer for the others than it would in a server.
                         let written = loop {
                             match write(file, ip(server), &mine, SeenLifeSigns::new(), Instant::now()) {
-                                Err(SharedFileError::Locked(_)) => {}
+                                Err(why)
+                                    if why.to_string().contains("has been locked by another process") => {}
                                 other => break other,
                             }
                         };

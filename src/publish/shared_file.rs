@@ -3,36 +3,22 @@
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use tunnel_base::files::{self, FileLock, with_suffix};
 
 /// An error of reading or writing a file that processes share: a hosts file, or the store of invitations.
 #[derive(Debug, thiserror::Error)]
-pub enum SharedFileError {
-    /// Another process has held the lock for too long. Usual cause: a server that hangs in disk I/O.
-    #[error("{} has been locked by another process for more than {LOCK_TIMEOUT:?}; find it with `fuser`", .0.display())]
-    Locked(PathBuf),
-    /// A system call failed.
-    #[error("{}: {cause}; check that its directory exists, is not full and is writable for this user", .path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Error of the operating system.
-        cause: io::Error,
-    },
-    /// The writing task panicked, which is a bug.
-    #[error("the file was not written: {0}")]
-    Broken(String),
-}
+#[error("{0}")]
+pub struct SharedFileError(String);
 
 /// Runs blocking work on a suitable thread. Not cancel safe: the work continues without its caller.
 pub(crate) async fn in_background<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, SharedFileError> + Send + 'static,
 ) -> Result<T, SharedFileError> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|cause| Err(SharedFileError::Broken(cause.to_string())))
+    done.unwrap_or_else(|cause| Err(SharedFileError(format!("the file was not written: {cause}"))))
 }
 
 /// Creates the directory of a new file, accessible for this user only. Ignores errors, because writing the file then
@@ -47,7 +33,10 @@ pub(crate) fn make_directory(file: &Path) {
 pub(crate) fn lock(file: &Path) -> Result<FileLock, SharedFileError> {
     let path = with_suffix(file, ".lock");
     FileLock::acquire(&path, LOCK_TIMEOUT).map_err(|cause| match cause.kind() {
-        io::ErrorKind::WouldBlock => SharedFileError::Locked(path),
+        io::ErrorKind::WouldBlock => SharedFileError(format!(
+            "{} has been locked by another process for more than {LOCK_TIMEOUT:?}; find it with `fuser`",
+            path.display()
+        )),
         _ => failed(&path)(cause),
     })
 }
@@ -71,8 +60,14 @@ pub(crate) fn replace(file: &Path, mode: u32, text: &[u8]) -> Result<(), SharedF
     files::replace(file, mode, text, keep_mode).map_err(failed(file))
 }
 
-fn failed(path: &Path) -> impl Fn(io::Error) -> SharedFileError {
-    move |cause| SharedFileError::Io { path: path.to_owned(), cause }
+/// Returns a conversion of the system's errors about that file.
+pub(crate) fn failed(path: &Path) -> impl Fn(io::Error) -> SharedFileError {
+    move |cause| {
+        let path = path.display();
+        SharedFileError(format!(
+            "{path}: {cause}; check that its directory exists, is not full and is writable for this user"
+        ))
+    }
 }
 
 /// Timeout for the lock. Other writers take a few milliseconds each.

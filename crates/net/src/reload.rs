@@ -26,22 +26,8 @@ pub struct ReloadedValue<T>(Arc<Shared<T>>);
 
 /// The reason why a value could not be read from its files.
 #[derive(Debug, thiserror::Error)]
-pub enum ReloadError {
-    /// A file is missing, or this user may not read it.
-    #[error("cannot read {}: {cause}{}", .path.display(), files::hint(.cause))]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The error.
-        cause: io::Error,
-    },
-    /// A file with content is empty now. Usual causes: a full disk, or a writer that died.
-    #[error("{} is empty; restore its content", .0.display())]
-    Empty(PathBuf),
-    /// The content cannot be used. The text names the file and contains a hint.
-    #[error("{0}")]
-    Content(String),
-}
+#[error("{0}")]
+pub struct ReloadError(String);
 
 impl<T: Send + Sync + 'static> ReloadedValue<T> {
     /// Reads the files now and parses their contents, which are passed in the same order. Blocks on the disk: for
@@ -50,9 +36,9 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
     where
         F: Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync + 'static,
     {
-        let read = |path: &PathBuf| files::read(path).map_err(|cause| unreadable(path, cause));
+        let read = |path: &PathBuf| files::read(path).map_err(|cause| unreadable(path, &cause));
         let contents = paths.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-        let value = parse(&contents).map_err(ReloadError::Content)?;
+        let value = parse(&contents).map_err(ReloadError)?;
         Ok(Self(Arc::new(Shared {
             value: ArcSwap::from_pointee(value),
             first: fingerprint(&contents),
@@ -117,7 +103,7 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
         let contents = match self.read_files().await {
             Ok(contents) => contents,
             Err(cause) => {
-                self.report_error(&cause, status);
+                self.report_error(&cause.0, status);
                 // If bad content returns, it must be reported again.
                 return FileState { content: seen.content.filter(|_| !seen.bad), ..FileState::default() };
             }
@@ -143,7 +129,7 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
                 self.0.changed.send_replace(());
                 status.set_reloaded();
             }
-            Err(cause) => self.report_error(&ReloadError::Content(cause), status),
+            Err(cause) => self.report_error(&cause, status),
         }
         FileState { content: Some(content), unsettled: None, bad }
     }
@@ -152,17 +138,17 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
         let mut contents = Vec::with_capacity(self.0.paths.len());
         for path in &self.0.paths {
             let content = tokio::fs::read(path).await.and_then(files::decode);
-            let content = content.map_err(|cause| unreadable(path, cause))?;
+            let content = content.map_err(|cause| unreadable(path, &cause))?;
             if content.trim_ascii().is_empty() {
-                return Err(ReloadError::Empty(path.clone()));
+                return Err(ReloadError(format!("{} is empty; restore its content", path.display())));
             }
             contents.push(content);
         }
         Ok(contents)
     }
 
-    fn report_error(&self, cause: &ReloadError, status: &FileErrorSlot) {
-        if status.set_error(cause.to_string()) {
+    fn report_error(&self, cause: &str, status: &FileErrorSlot) {
+        if status.set_error(cause.to_owned()) {
             error!(files = %self.0, error = %cause, "cannot reload files, keeping previous content");
         }
     }
@@ -212,8 +198,8 @@ impl<T> fmt::Display for Shared<T> {
     }
 }
 
-fn unreadable(path: &Path, cause: io::Error) -> ReloadError {
-    ReloadError::Read { path: path.into(), cause }
+fn unreadable(path: &Path, cause: &io::Error) -> ReloadError {
+    ReloadError(format!("cannot read {}: {cause}{}", path.display(), files::hint(cause)))
 }
 
 /// Returns a hash of the contents, so that keys are not kept in memory only for comparison.
