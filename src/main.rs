@@ -152,8 +152,7 @@ fn check(
         Ok(file) => file,
         Err(error) => return print_result(Err(error)),
     };
-    let logs = LogSettings { name: "tunnel-config", json: output == Format::Json, ..LogSettings::default() };
-    let logs = LoggingGuard::start(logs);
+    let logs = LoggingGuard::start(LogSettings { json: output == Format::Json, ..LogSettings::default() });
     let (mut startup, kubeconfig) = (StartupErrorCollector::checking(), command_args.kubeconfig.as_deref());
     let checked = in_runtime(async {
         for role in &file.roles {
@@ -256,8 +255,7 @@ async fn wait_stop(signals: &mut Signals) {
 }
 
 fn run_demo(check: bool, with: &DemoListenerSet) -> ExitCode {
-    let logs = LogSettings { name: "tunnel-demo", verbosity: -1, ..LogSettings::default() };
-    let _logs = LoggingGuard::start(logs);
+    let _logs = LoggingGuard::start(LogSettings { verbosity: -1, ..LogSettings::default() });
     let done = runtime(Role::Server).map_err(anyhow::Error::from).and_then(|runtime| {
         runtime.block_on(async {
             let mut signals = Signals::new()?;
@@ -281,15 +279,14 @@ fn run_demo(check: bool, with: &DemoListenerSet) -> ExitCode {
 
 /// Approves certificates.
 fn approve(command_args: &ApproveArgs, env: &Environment) -> Result<String, CommandError> {
-    let _logs = LoggingGuard::start(LogSettings { name: "tunnel-approve", ..LogSettings::default() });
+    let _logs = LoggingGuard::start(LogSettings::default());
     in_runtime(approve::approve(command_args, env, interrupted()))
 }
 
 /// Runs the proxy of a user.
 fn run_proxy(args: &ProxyArgs, env: &Environment) -> Result<String, CommandError> {
     let json = args.log_format == Format::Json;
-    let logs =
-        LogSettings { name: "tunnel-proxy", json, verbosity: args.verbosity, ..LogSettings::default() };
+    let logs = LogSettings { json, verbosity: args.verbosity, ..LogSettings::default() };
     let _logs = LoggingGuard::start(logs);
     info!(version = env!("CARGO_PKG_VERSION"), role = "proxy", "starting");
     info!("{}", fd_limit::raise());

@@ -34,7 +34,7 @@ pub struct LogSettings {
     /// Directory for daily files, of which 7 days and 100 MiB are kept. It is created if missing. `None` logs to stderr
     /// only.
     pub dir: Option<PathBuf>,
-    /// First part of the file names, `tunnel-cloud` or `tunnel-edge`, so that both can share a directory.
+    /// First part of the names of its files, `tunnel-cloud` or `tunnel-edge`, so that both can share a directory.
     pub name: &'static str,
     /// Whether lines also go to stderr if there is a directory. Without a directory they always go to stderr.
     pub also_stderr: bool,
