@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::HOST;
 use http::{Method, Request};
 use http_body_util::Full;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -101,10 +102,8 @@ pub(crate) async fn exchange(
     path: &str,
     body: Bytes,
 ) -> Result<(u16, String), String> {
-    let mut request = Request::new(Full::new(body));
-    *request.method_mut() = method;
-    *request.uri_mut() = http::Uri::try_from(path).unwrap_or_default();
-    request.headers_mut().insert(http::header::HOST, http::HeaderValue::from_static("localhost"));
+    let request = Request::builder().method(method).uri(path).header(HOST, "localhost");
+    let request = request.body(Full::new(body)).map_err(|cause| cause.to_string())?;
     let answer = timeout(TIMEOUT, http_request::send(stream, request, MAX_BYTES)).await.map_err(|_| {
         format!(
             "no response within {TIMEOUT:?}; the process is stopped or overloaded: check its state and its log"

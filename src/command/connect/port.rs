@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::header::{HOST, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
-use http::{Method, Request, Response, Uri};
+use http::{Request, Response};
 use http_body_util::Full;
 use hyper::ext::ReasonPhrase;
 use hyper_util::rt::TokioIo;
@@ -225,19 +225,12 @@ impl ConnectPortClient {
 
     fn request(&self, target: &Target, trace: &str) -> Result<Request<Full<Bytes>>, CommandError> {
         let text = target.to_string();
-        let wrong = |_| CommandError::usage(format!("{text:?} cannot be requested over HTTP"));
-        let mut request = Request::new(Full::default());
-        *request.method_mut() = Method::CONNECT;
-        *request.uri_mut() = Uri::try_from(&*text).map_err(wrong)?;
-        for (name, value) in [(HOST, &*text), (TRACE, trace)] {
-            if let Ok(value) = HeaderValue::from_str(value) {
-                request.headers_mut().insert(name, value);
-            }
-        }
+        let mut request = Request::connect(&*text).header(HOST, &*text).header(TRACE, trace);
         if let Some(authorization) = &self.authorization {
-            request.headers_mut().insert(PROXY_AUTHORIZATION, authorization.clone());
+            request = request.header(PROXY_AUTHORIZATION, authorization);
         }
-        Ok(request)
+        let wrong = |_| CommandError::usage(format!("{text:?} cannot be requested over HTTP"));
+        request.body(Full::default()).map_err(wrong)
     }
 }
 
