@@ -248,20 +248,10 @@ impl SharedEnrolments {
     /// Fails if the store cannot be used.
     pub async fn revoke(&self, subject: &Invitee, who: &str) -> Result<bool, EnrolError> {
         let revoked = self.change(|enrolled| Ok(enrolled.revoke(subject))).await;
-        let (node, user) = (subject.node().map(display), subject.user().map(display));
-        let device = subject.device().map(display);
-        match &revoked {
-            Ok(true) => {
-                info!(target: AUDIT, actor = who, node, user, device, "token and open invitations revoked");
-            }
-            Ok(false) => {}
-            // The store may have done it.
-            Err(error) => {
-                info!(
-                    target: AUDIT, actor = who, node, user, device, %error,
-                    "revocation failed, or its result is unknown"
-                );
-            }
+        if let Some(message) = revocation_message(&revoked, "token and open invitations revoked") {
+            let (node, user) = (subject.node().map(display), subject.user().map(display));
+            let (device, error) = (subject.device().map(display), revoked.as_ref().err().map(display));
+            info!(target: AUDIT, actor = who, node, user, device, error, "{message}");
         }
         revoked
     }
@@ -274,15 +264,9 @@ impl SharedEnrolments {
     pub async fn end_key(&self, key: &str, nodes: bool, who: &str) -> Result<bool, EnrolError> {
         let now = now();
         let ended = self.change(|enrolled| Ok(enrolled.end_key(key, nodes, now))).await;
-        match &ended {
-            Ok(true) => info!(target: AUDIT, actor = who, key, with_nodes = nodes, "join key revoked"),
-            Ok(false) => {}
-            Err(error) => {
-                info!(
-                    target: AUDIT, actor = who, key, with_nodes = nodes, %error,
-                    "revocation failed, or its result is unknown"
-                );
-            }
+        if let Some(message) = revocation_message(&ended, "join key revoked") {
+            let error = ended.as_ref().err().map(display);
+            info!(target: AUDIT, actor = who, key, with_nodes = nodes, error, "{message}");
         }
         ended
     }
@@ -449,6 +433,16 @@ impl PendingJoin {
     fn answer(self) {
         // A machine that no longer waits repeats its request.
         let _ = self.answer.send(self.outcome);
+    }
+}
+
+/// Returns the audit line about a revocation; `None` if nothing was revoked.
+fn revocation_message(done: &Result<bool, EnrolError>, revoked: &'static str) -> Option<&'static str> {
+    match done {
+        Ok(true) => Some(revoked),
+        Ok(false) => None,
+        // The store may have done it.
+        Err(_) => Some("revocation failed, or its result is unknown"),
     }
 }
 
