@@ -69,7 +69,7 @@ impl TargetTls {
             Some(others) => others.load(),
             None => return Err(format!("its certificate cannot be verified; {REMEDY}")),
         };
-        let name = tls::server_name(&host.to_string()).map_err(|why| why.to_string())?;
+        let name = tls::server_name(&host.to_string())?;
         TlsConnector::from(config).connect(name, stream).await.map_err(|cause| tls_error_text(&cause))
     }
 }

@@ -151,7 +151,7 @@ fn peers(settings: &ServerConfig, startup: &mut StartupErrorCollector) -> Option
 }
 
 fn peer_tls(links: &LinkListenerConfig, name: Option<&str>) -> Result<ReloadedValue<PeerTls>, String> {
-    let name = name.map(tls::server_name).transpose().map_err(|cause| cause.to_string())?;
+    let name = name.map(tls::server_name).transpose()?;
     let identity = IdentityFiles { cert: links.cert.clone(), key: links.key.clone() };
     PeerTlsConfig { identity, ca: links.peer_ca.clone(), name }.load().map_err(|cause| cause.to_string())
 }

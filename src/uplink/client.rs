@@ -248,7 +248,7 @@ fn dialer(config: ClientLinkConfig, context: &LinkContext, pool: BufferPool) -> 
     let tls = tls.load().map_err(|cause| cause.to_string())?;
     let endpoint = |at: Target| {
         let dns = tls_server_name.clone().unwrap_or_else(|| at.host.clone());
-        ServerEndpoint::new(&ServerAddress { at, dns }).map_err(|cause| cause.to_string())
+        ServerEndpoint::new(&ServerAddress { at, dns })
     };
     let servers = servers.into_iter().map(endpoint).collect::<Result<_, _>>()?;
     let resolver = Resolver::system().map_err(|cause| cause.to_string())?;

@@ -40,8 +40,8 @@ use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::ReloadedValue;
 use tunnel_net::resolver::DnsLookupError;
 use tunnel_net::socket::Buffered;
+use tunnel_net::tls;
 use tunnel_net::tls::error::TlsHandshakeError;
-use tunnel_net::tls::{self, TlsError};
 use tunnel_proto::hello::{Hello, LinkPurpose, UserHello, UserProof};
 
 /// The dialer of links: resolves a server, connects to it, and proves the node's name or the user.
@@ -140,7 +140,7 @@ impl ServerEndpoint {
     /// # Errors
     ///
     /// Returns an error if the name expected in the server's certificate is invalid.
-    pub(crate) fn new(server: &ServerAddress) -> Result<Self, TlsError> {
+    pub(crate) fn new(server: &ServerAddress) -> Result<Self, String> {
         // `:authority` contains the name in the certificate, as Go's edges send it.
         let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
         let (at, name) = (server.at.clone(), tls::server_name(&server.dns.to_string())?);

@@ -172,7 +172,7 @@ impl Edge {
         let socket = socket.context("connecting")?;
         tune_link(&socket, None)?;
         let tls = TlsConnector::from(self.tls.clone());
-        let name = tls::server_name("localhost")?;
+        let name = tls::server_name("localhost").map_err(anyhow::Error::msg)?;
         let accepted = timeout(TIMEOUT, tls.connect(name, Buffered::new(socket, self.pool.clone()))).await;
         let io = accepted.context("timeout in the TLS handshake")?.context("TLS")?;
         let headers = Hello::edge_request(&self.node, TOKEN, self.link_context.table.instance());

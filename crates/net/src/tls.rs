@@ -92,20 +92,6 @@ pub enum Trust {
     NoVerify,
 }
 
-/// The reason why a TLS configuration cannot be used. Each text is for the operator.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum TlsError {
-    /// None of the cipher suites is supported.
-    #[error(
-        "none of the cipher suites {0:?} is supported; leave the list empty, or add \
-             TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"
-    )]
-    NoSuite(String),
-    /// The text is not a name that a certificate can contain.
-    #[error("{0:?} is neither a DNS name nor an IP address; use a name in the server's certificate")]
-    Name(String),
-}
-
 impl TlsServerConfig {
     /// Reads the files now. Logs warnings about the certificate now and whenever it changes.
     ///
@@ -196,9 +182,11 @@ impl TlsClientConfig {
 /// Parses the name to check a server's certificate against: a DNS name or an IP address.
 ///
 /// An address must be among the certificate's addresses, and no SNI is sent for it.
-pub fn server_name(text: &str) -> Result<ServerName<'static>, TlsError> {
+pub fn server_name(text: &str) -> Result<ServerName<'static>, String> {
     let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
-    ServerName::try_from(bare.to_owned()).map_err(|_| TlsError::Name(text.to_owned()))
+    ServerName::try_from(bare.to_owned()).map_err(|_| {
+        format!("{text:?} is neither a DNS name nor an IP address; use a name in the server's certificate")
+    })
 }
 
 impl IdentityFiles {

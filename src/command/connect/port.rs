@@ -284,8 +284,7 @@ fn encryption(
     let identity = identity.map(|(cert, key)| IdentityFiles { cert: cert.value, key: key.value });
     let settings = TlsClientConfig { trust, identity, alpn: vec![b"http/1.1".to_vec()] };
     let config = settings.load().map_err(|cause| CommandError::unusable(cause.to_string()))?;
-    let name =
-        tls::server_name(&at.host.to_string()).map_err(|cause| CommandError::usage(cause.to_string()))?;
+    let name = tls::server_name(&at.host.to_string()).map_err(CommandError::usage)?;
     Ok((TlsConnector::from(config.load()), name))
 }
 

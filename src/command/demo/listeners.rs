@@ -164,7 +164,8 @@ async fn encrypted(socket: TcpStream, name: &str, dir: &Path) -> anyhow::Result<
     let identity = IdentityFiles { cert: dir.join("client.crt"), key: dir.join("client.key") };
     let trust = Trust::Ca(dir.join("ca.crt"));
     let tls = TlsClientConfig { trust, identity: Some(identity), alpn: vec![b"http/1.1".to_vec()] }.load()?;
-    let shaken = TlsConnector::from(tls.load()).connect(server_name(name)?, socket);
+    let shaken =
+        TlsConnector::from(tls.load()).connect(server_name(name).map_err(anyhow::Error::msg)?, socket);
     shaken.await.context("TLS handshake failed")
 }
 

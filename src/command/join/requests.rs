@@ -75,7 +75,7 @@ impl<'a> JoinClient<'a> {
             args,
             code,
             joining,
-            name: server_name(&name).map_err(|cause| CommandError::usage(cause.to_string()))?,
+            name: server_name(&name).map_err(CommandError::usage)?,
             folder,
             ca_file,
             proxy: env.proxy.parse().map_err(|cause| CommandError::unusable(cause.to_string()))?,

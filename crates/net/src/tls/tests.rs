@@ -74,7 +74,7 @@ async fn names_and_addresses_are_checked_against_the_certificate() {
     assert!(do_handshake(&by_name, &trust, "127.0.0.1").await.is_err());
     assert!(do_handshake(&by_address, &trust, "tunnel.cloud.io").await.is_err());
     do_handshake(&by_name, &client(Trust::NoVerify, None), "127.0.0.1").await.unwrap();
-    assert!(matches!(server_name("no name"), Err(TlsError::Name(_))));
+    assert!(server_name("no name").unwrap_err().contains("neither a DNS name"));
     assert!(server_name("[::1]").is_ok());
 }
 
