@@ -117,14 +117,8 @@ pub enum JoinRefusal {
     #[error(transparent)]
     Uninvited(InvitationError),
     /// A temporary failure: the machine may retry.
-    #[error("{0}")]
-    Later(String),
-}
-
-impl JoinRefusal {
-    fn unavailable() -> Self {
-        Self::Later("this server cannot check invitations now; see its log".into())
-    }
+    #[error("this server cannot check invitations now; see its log")]
+    Later,
 }
 
 impl SharedEnrolments {
@@ -302,7 +296,7 @@ impl SharedEnrolments {
         };
         // Only a valid code may occupy the store. Otherwise guesses would delay or exclude the machines that have one.
         if check().is_err() && !self.refresh().await {
-            return Err(JoinRefusal::unavailable());
+            return Err(JoinRefusal::Later);
         }
         let is_first = match check() {
             Ok(true) => self.join_with_others(hash.clone(), joiner.clone(), token.clone()).await?,
@@ -343,7 +337,7 @@ impl SharedEnrolments {
                 }
             }
         }
-        answered.await.map_err(|_| JoinRefusal::unavailable())?.map_err(JoinRefusal::Uninvited)
+        answered.await.map_err(|_| JoinRefusal::Later)?.map_err(JoinRefusal::Uninvited)
     }
 
     async fn read_store(&self) -> Result<(), EnrolError> {

@@ -108,7 +108,7 @@ async fn judge(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
             }
         }
         let code =
-            if matches!(why, JoinRefusal::Later(_)) { ErrorCode::Overloaded } else { ErrorCode::NotAllowed };
+            if matches!(why, JoinRefusal::Later) { ErrorCode::Overloaded } else { ErrorCode::NotAllowed };
         return enrol_request.refuse(SessionError::new(code, why));
     }
     enrol_request.accept(enrolment.certificates());
