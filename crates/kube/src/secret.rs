@@ -16,27 +16,6 @@ pub struct SecretEntry {
     api: Option<Api<Secret>>,
 }
 
-/// The reason why a [`SecretEntry`] was not read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum SecretError {
-    /// A request to the cluster failed.
-    #[error("Secret {name}: {cause}")]
-    Cluster {
-        /// Name of the Secret.
-        name: String,
-        /// The error.
-        cause: ClusterError,
-    },
-    /// The text is longer than Kubernetes allows.
-    #[error(
-        "{bytes} bytes exceed the limit of {MAX_BYTES} for a Secret; use etcd, or revoke nodes that no longer exist"
-    )]
-    Full {
-        /// Size of the text in bytes.
-        bytes: usize,
-    },
-}
-
 impl SecretEntry {
     /// Creates the store without connecting. The Secret is created by the first write.
     pub fn new(cluster: Cluster, name: String, key: &'static str) -> Self {
@@ -49,7 +28,7 @@ impl SecretEntry {
     /// # Errors
     ///
     /// Fails if kube-apiserver does not answer or does not authorize the request.
-    pub async fn read(&mut self) -> Result<(Vec<u8>, String), SecretError> {
+    pub async fn read(&mut self) -> Result<(Vec<u8>, String), String> {
         let found = self.found().await;
         let found = self.checked(found)?;
         let data = found.as_ref().and_then(|found| found.data.as_ref()?.get(self.key));
@@ -63,9 +42,12 @@ impl SecretEntry {
     ///
     /// Like [`Self::read`]; after an error the text may or may not be written. Fails if the text is longer than
     /// Kubernetes allows.
-    pub async fn write(&mut self, before: &str, text: Vec<u8>) -> Result<bool, SecretError> {
+    pub async fn write(&mut self, before: &str, text: Vec<u8>) -> Result<bool, String> {
         if text.len() > MAX_BYTES {
-            return Err(SecretError::Full { bytes: text.len() });
+            return Err(format!(
+                "{} bytes exceed the limit of {MAX_BYTES} for a Secret; use etcd, or revoke nodes that no longer exist",
+                text.len()
+            ));
         }
         let written = self.try_write(before, text).await;
         self.checked(written)
@@ -101,11 +83,11 @@ impl SecretEntry {
         Ok(self.api.insert(Api::namespaced(client, &namespace)).clone())
     }
 
-    fn checked<T>(&mut self, done: Result<T, ClusterError>) -> Result<T, SecretError> {
+    fn checked<T>(&mut self, done: Result<T, ClusterError>) -> Result<T, String> {
         done.map_err(|cause| {
             // The next attempt reads the files again: a certificate or token may have expired.
             self.api = None;
-            SecretError::Cluster { name: self.name.clone(), cause }
+            format!("Secret {}: {cause}", self.name)
         })
     }
 }
