@@ -23,9 +23,7 @@ use tracing::{info, warn};
 use crate::invitations::code::{InvitationCode, Pin};
 use crate::invitations::invitee::Invitee;
 use crate::invitations::shared_text::{EnrolmentStore, SharedStateError};
-use crate::invitations::store::{
-    Enrolments, InvitationError, ListedEnrolment, SecretHash, TooManyInvitations,
-};
+use crate::invitations::store::{Enrolments, InvitationError, ListedEnrolment, SecretHash};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::names::{Host, NodeName, UserDevice};
@@ -88,23 +86,6 @@ pub struct NewInvitation {
     pub key: Option<String>,
     /// A name or address from the server certificate.
     pub host: Option<Host>,
-}
-
-/// Error reading or changing the [`Enrolments`] in their store.
-#[derive(Debug, thiserror::Error)]
-pub enum EnrolError {
-    /// There are too many open invitations for another one.
-    #[error(transparent)]
-    TooMany(#[from] TooManyInvitations),
-    /// The store is not available now.
-    #[error("cannot access the store of invitations: {0}")]
-    Store(#[from] SharedStateError),
-    /// The store contains something else.
-    #[error("cannot read invitations: {0}; name another store, or fix this one")]
-    Foreign(String),
-    /// Every attempt conflicted with another server's change.
-    #[error("invitations not changed: {MAX_ATTEMPTS} conflicting updates by other servers; try again")]
-    Contended,
 }
 
 /// Why a server refuses a machine's request to join.
@@ -171,7 +152,7 @@ impl SharedEnrolments {
                 warn!(error = %why, "cannot refresh invitations, retrying");
             }
             failing = looked.is_err();
-            report(looked.map_err(|why| why.to_string()));
+            report(looked);
             let pause = sleep(REFRESH_INTERVAL.mul_f64(0.5 + rand::random::<f64>()));
             if drain.run_until(pause).await.is_none() {
                 return;
@@ -209,7 +190,7 @@ impl SharedEnrolments {
         uses: Option<u32>,
         lasting: Duration,
         who: &str,
-    ) -> Result<NewInvitation, EnrolError> {
+    ) -> Result<NewInvitation, String> {
         let authority = self.authority.load();
         let code = InvitationCode::random(authority.pin, invitee.clone());
         let (now, hash) = (now(), code.hash());
@@ -230,7 +211,7 @@ impl SharedEnrolments {
     /// # Errors
     ///
     /// Fails if the store cannot be read.
-    pub async fn list(&self) -> Result<Vec<ListedEnrolment>, EnrolError> {
+    pub async fn list(&self) -> Result<Vec<ListedEnrolment>, String> {
         self.read_store().await?;
         Ok(self.known().list(now()))
     }
@@ -240,7 +221,7 @@ impl SharedEnrolments {
     /// # Errors
     ///
     /// Fails if the store cannot be used.
-    pub async fn revoke(&self, subject: &Invitee, who: &str) -> Result<bool, EnrolError> {
+    pub async fn revoke(&self, subject: &Invitee, who: &str) -> Result<bool, String> {
         let revoked = self.change(|enrolled| Ok(enrolled.revoke(subject))).await;
         if let Some(message) = revocation_message(&revoked, "token and open invitations revoked") {
             let (node, user) = (subject.node().map(display), subject.user().map(display));
@@ -255,7 +236,7 @@ impl SharedEnrolments {
     /// # Errors
     ///
     /// Fails if the store cannot be used.
-    pub async fn end_key(&self, key: &str, nodes: bool, who: &str) -> Result<bool, EnrolError> {
+    pub async fn end_key(&self, key: &str, nodes: bool, who: &str) -> Result<bool, String> {
         let now = now();
         let ended = self.change(|enrolled| Ok(enrolled.end_key(key, nodes, now))).await;
         if let Some(message) = revocation_message(&ended, "join key revoked") {
@@ -340,13 +321,11 @@ impl SharedEnrolments {
         answered.await.map_err(|_| JoinRefusal::Later)?.map_err(JoinRefusal::Uninvited)
     }
 
-    async fn read_store(&self) -> Result<(), EnrolError> {
+    async fn read_store(&self) -> Result<(), String> {
         let mut cell = self.cell.lock().await;
         let began = Instant::now();
         let seen = cell.read().await;
-        let read = seen
-            .map_err(EnrolError::from)
-            .and_then(|seen| self.parse(&seen.text).map_err(EnrolError::Foreign));
+        let read = seen.map_err(|why| no_access(&why)).and_then(|seen| self.parse(&seen.text));
         *self.looked.lock() = Some(LastStoreRead { began, is_ok: read.is_ok() });
         self.set_known(read?);
         Ok(())
@@ -354,24 +333,21 @@ impl SharedEnrolments {
 
     /// Changes the shared state: reads it, applies the change, and writes it unless another server changed it
     /// meanwhile. Retries after such a conflict.
-    async fn change<T>(
-        &self,
-        apply: impl FnMut(&mut Enrolments) -> Result<T, TooManyInvitations>,
-    ) -> Result<T, EnrolError> {
+    async fn change<T>(&self, apply: impl FnMut(&mut Enrolments) -> Result<T, String>) -> Result<T, String> {
         self.change_in(&mut *self.cell.lock().await, apply).await
     }
 
     async fn change_in<T>(
         &self,
         cell: &mut Box<dyn EnrolmentStore>,
-        mut apply: impl FnMut(&mut Enrolments) -> Result<T, TooManyInvitations>,
-    ) -> Result<T, EnrolError> {
+        mut apply: impl FnMut(&mut Enrolments) -> Result<T, String>,
+    ) -> Result<T, String> {
         // What the last write would have done. It may have been carried out although its response was lost.
         let mut tried = None;
         let mut failed = false;
         for _ in 0..MAX_ATTEMPTS {
-            let seen = cell.read().await?;
-            let old = self.parse(&seen.text).map_err(EnrolError::Foreign)?;
+            let seen = cell.read().await.map_err(|why| no_access(&why))?;
+            let old = self.parse(&seen.text)?;
             let mut new = old.clone();
             let done = apply(&mut new)?;
             if new == old {
@@ -384,21 +360,23 @@ impl SharedEnrolments {
                     return Ok(done);
                 }
                 Ok(false) => {}
-                Err(why) if failed => return Err(why.into()),
+                Err(why) if failed => return Err(no_access(&why)),
                 Err(_) => failed = true,
             }
             tried = Some(done);
             sleep(MAX_RETRY_PAUSE.mul_f64(rand::random())).await;
         }
-        Err(EnrolError::Contended)
+        Err(format!(
+            "invitations not changed: {MAX_ATTEMPTS} conflicting updates by other servers; try again"
+        ))
     }
 
     /// Parses the store's text. An empty store, for example on a disk that is not mounted, revokes no token.
     fn parse(&self, text: &[u8]) -> Result<Enrolments, String> {
         if text.trim_ascii().is_empty() && **self.known.load() != Enrolments::default() {
-            return Err("the store is empty, keeping the last known state".into());
+            return Err(foreign("the store is empty, keeping the last known state"));
         }
-        Enrolments::parse(text)
+        Enrolments::parse(text).map_err(|why| foreign(&why))
     }
 
     fn set_known(&self, enrolled: Enrolments) {
@@ -430,8 +408,18 @@ impl PendingJoin {
     }
 }
 
+/// Returns the error of a store that is not available now.
+fn no_access(cause: &SharedStateError) -> String {
+    format!("cannot access the store of invitations: {cause}")
+}
+
+/// Returns the error of a store that contains something else.
+fn foreign(why: &str) -> String {
+    format!("cannot read invitations: {why}; name another store, or fix this one")
+}
+
 /// Returns the audit line about a revocation; `None` if nothing was revoked.
-fn revocation_message(done: &Result<bool, EnrolError>, revoked: &'static str) -> Option<&'static str> {
+fn revocation_message(done: &Result<bool, String>, revoked: &'static str) -> Option<&'static str> {
     match done {
         Ok(true) => Some(revoked),
         Ok(false) => None,

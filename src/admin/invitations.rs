@@ -14,7 +14,7 @@ use crate::admin::BODY_TIME;
 use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{AdminAnswer, json, plain_text};
 use crate::invitations::invitee::Invitee;
-use crate::invitations::{EnrolError, NewInvitation, SharedEnrolments};
+use crate::invitations::{NewInvitation, SharedEnrolments};
 use tunnel_base::names::Target;
 
 /// The response to a request for an invitation.
@@ -156,7 +156,7 @@ fn no_invitations() -> Response<Full<Bytes>> {
     plain_text(StatusCode::NOT_FOUND, why)
 }
 
-fn enrolment_error(why: &EnrolError) -> Response<Full<Bytes>> {
+fn enrolment_error(why: &str) -> Response<Full<Bytes>> {
     plain_text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"))
 }
 

@@ -118,11 +118,6 @@ pub enum InvitationError {
     NodeRevoked(String),
 }
 
-/// The maximum number of open invitations is reached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("limit of {MAX_OPEN} open invitations reached; wait until some are used or expire")]
-pub struct TooManyInvitations;
-
 impl SecretHash {
     /// Returns the hash of a secret.
     pub fn of(secret: &str) -> Self {
@@ -219,7 +214,7 @@ impl Enrolments {
         uses: Option<u32>,
         until: u64,
         now: u64,
-    ) -> Result<(), TooManyInvitations> {
+    ) -> Result<(), String> {
         let node = invitee.key();
         let is_recent = |one: &StoredInvitation| one.until.saturating_add(EXPIRED_RETENTION) > now;
         self.invitations.retain(|_, one| {
@@ -228,7 +223,9 @@ impl Enrolments {
         });
         let open = self.invitations.values().filter(|one| one.is_open() && is_recent(one)).count();
         if open >= MAX_OPEN {
-            return Err(TooManyInvitations);
+            return Err(format!(
+                "limit of {MAX_OPEN} open invitations reached; wait until some are used or expire"
+            ));
         }
         self.invitations
             .insert(secret, StoredInvitation { node, until, uses, ..StoredInvitation::default() });
@@ -683,7 +680,8 @@ mod tests {
         for n in 1..MAX_OPEN {
             enrolled.invite(of(&n.to_string()), &subject(&format!("n{n}")), None, 1000, 0).unwrap();
         }
-        assert_eq!(enrolled.invite(of("more"), &subject("more"), None, 1000, 0), Err(TooManyInvitations));
+        let refused = enrolled.invite(of("more"), &subject("more"), None, 1000, 0).unwrap_err();
+        assert!(refused.contains("open invitations reached"), "{refused}");
         enrolled.invite(of("later"), &subject("later"), None, 100_000, 1000 + EXPIRED_RETENTION).unwrap();
         assert_eq!(enrolled.invitations.len(), 1);
     }
