@@ -61,35 +61,6 @@ pub struct Rule {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
 pub struct Rules(Vec<Rule>);
 
-/// Error parsing a policy's text, with a hint.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PolicyParseError {
-    /// Neither an address nor a network.
-    #[error("not a network; expected an address or a network, for example 10.0.0.0/8, 10.1.2.3 or fd00::/8")]
-    Network,
-    /// Bits after the prefix are set: either the address or the length is a typo.
-    #[error(
-        "address has bits set after the prefix; for the whole network write {0}, for one address remove the '/' and the length"
-    )]
-    HostBits(IpNet),
-    /// An IPv4 network written as IPv6. Clients are compared unwrapped, so it would never match.
-    #[error("an IPv4 network written as IPv6; write it as IPv4")]
-    Mapped,
-    /// Not a pattern for node names.
-    #[error("not a node name; expected letters, digits, '-', '_', '.', and '*' for any run of them")]
-    Glob,
-    /// Not a pattern for certificate names.
-    #[error(
-        "not a certificate name; expected text without control characters, and '*' for any run of characters"
-    )]
-    CertificateGlob,
-    /// An allowed target without a port, or with an invalid one.
-    #[error(
-        "expected network:port or network:*, for example 127.0.0.0/8:*, 10.1.2.3:443, [fd00::/8]:22 or self:22"
-    )]
-    Port,
-}
-
 /// Returns the IPv4 address inside an IPv6 address: `::ffff:10.0.0.1` (mapped) or `::10.0.0.1` (compatible); other
 /// addresses unchanged. Dial the result, as it is what was checked.
 pub fn canonical_ip(ip: IpAddr) -> IpAddr {
@@ -242,26 +213,28 @@ impl FromIterator<Rule> for Rules {
 }
 
 impl FromStr for Glob {
-    type Err = PolicyParseError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, PolicyParseError> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let known = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'*');
         if matches!(text.len(), 1..=253) && text.bytes().all(known) {
             Ok(Self(text.to_ascii_lowercase()))
         } else {
-            Err(PolicyParseError::Glob)
+            Err("not a node name; expected letters, digits, '-', '_', '.', and '*' for any run of them"
+                .to_owned())
         }
     }
 }
 
 impl FromStr for CertificateGlob {
-    type Err = PolicyParseError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, PolicyParseError> {
+    fn from_str(text: &str) -> Result<Self, String> {
         if matches!(text.len(), 1..=253) && !text.contains(char::is_control) {
             Ok(Self(text.to_ascii_lowercase()))
         } else {
-            Err(PolicyParseError::CertificateGlob)
+            Err("not a certificate name; expected text without control characters, and '*' for any run of characters"
+                .to_owned())
         }
     }
 }
@@ -275,21 +248,29 @@ impl fmt::Debug for Networks {
     }
 }
 
+const NOT_A_NETWORK: &str =
+    "not a network; expected an address or a network, for example 10.0.0.0/8, 10.1.2.3 or fd00::/8";
+
 /// Parses one network.
 ///
 /// # Errors
 ///
 /// Fails for anything but exactly one network of one family.
-pub fn network(text: &str) -> Result<IpNet, PolicyParseError> {
+pub fn network(text: &str) -> Result<IpNet, String> {
     let net = match text.parse::<IpAddr>() {
         Ok(ip) => IpNet::from(ip),
-        Err(_) => text.parse::<IpNet>().map_err(|_| PolicyParseError::Network)?,
+        Err(_) => text.parse::<IpNet>().map_err(|_| NOT_A_NETWORK)?,
     };
     if net.addr() != net.network() {
-        return Err(PolicyParseError::HostBits(net.trunc()));
+        return Err(format!(
+            "address has bits set after the prefix; for the whole network write {}, for one address remove the '/' and \
+             the length",
+            net.trunc()
+        ));
     }
     if net.prefix_len() > 0 && canonical_ip(net.addr()) != net.addr() {
-        return Err(PolicyParseError::Mapped);
+        // Clients are compared unwrapped, so it would never match.
+        return Err("an IPv4 network written as IPv6; write it as IPv4".to_owned());
     }
     Ok(net)
 }

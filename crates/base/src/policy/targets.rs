@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::names::debug_as_display;
 use crate::policy::off_limits::is_off_limits;
-use crate::policy::{PolicyParseError, canonical_ip, network, network_text};
+use crate::policy::{canonical_ip, network, network_text};
 
 /// The addresses and ports that may be dialled; by default loopback and the edge's own addresses, any port.
 ///
@@ -103,27 +103,31 @@ impl FromIterator<TargetEntry> for Targets {
     }
 }
 
-impl FromStr for TargetEntry {
-    type Err = PolicyParseError;
+/// The error of an allowed target without a port, or with an invalid one.
+const NO_PORT: &str =
+    "expected network:port or network:*, for example 127.0.0.0/8:*, 10.1.2.3:443, [fd00::/8]:22 or self:22";
 
-    fn from_str(text: &str) -> Result<Self, PolicyParseError> {
-        let (place, port) = text.rsplit_once(':').ok_or(PolicyParseError::Port)?;
+impl FromStr for TargetEntry {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (place, port) = text.rsplit_once(':').ok_or(NO_PORT)?;
         let port = match port {
             "*" => None,
             digits if digits.bytes().all(|b| b.is_ascii_digit()) => match digits.parse() {
                 Ok(port) if port > 0 => Some(port),
-                _ => return Err(PolicyParseError::Port),
+                _ => return Err(NO_PORT.to_owned()),
             },
-            _ => return Err(PolicyParseError::Port),
+            _ => return Err(NO_PORT.to_owned()),
         };
         let bare = place.strip_prefix('[').and_then(|p| p.strip_suffix(']'));
         let place = match bare {
             None if place.eq_ignore_ascii_case(SELF) => AllowedTargetNet::Own,
-            None if place.contains(':') => return Err(PolicyParseError::Port),
+            None if place.contains(':') => return Err(NO_PORT.to_owned()),
             None => AllowedTargetNet::Net(network(place)?),
             Some(bare) => match network(bare)? {
                 net @ IpNet::V6(_) => AllowedTargetNet::Net(net),
-                IpNet::V4(_) => return Err(PolicyParseError::Port),
+                IpNet::V4(_) => return Err(NO_PORT.to_owned()),
             },
         };
         Ok(Self { place, port })
