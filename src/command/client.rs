@@ -17,7 +17,7 @@ use crate::uplink::client::{ClientLinkConfig, UserCredentials};
 use tunnel_base::files;
 use tunnel_base::names::{DeviceName, Target};
 use tunnel_net::reload::{ReloadError, ReloadedValue, is_world_readable};
-use tunnel_net::tls::IdentityFiles;
+use tunnel_net::tls::{IdentityFiles, Trust};
 
 /// Flags that name a server and the client's credentials.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -45,16 +45,18 @@ pub struct ClientArgs {
     pub insecure: bool,
 }
 
-/// The server, and how a client logs in there. Each value has its source.
+/// The server, and how a client logs in there. Values that errors name have their source.
 #[derive(Debug, Clone)]
 pub(crate) struct ClientSettings {
     /// The CONNECT port.
     pub(crate) server: SourcedValue<String>,
     pub(crate) user: Option<SourcedValue<String>>,
     pub(crate) password_file: Option<SourcedValue<PathBuf>>,
-    pub(crate) ca: Option<SourcedValue<PathBuf>>,
-    /// Client certificate and its key.
-    pub(crate) identity: Option<(SourcedValue<PathBuf>, SourcedValue<PathBuf>)>,
+    /// Whom to trust over TLS, and how to authenticate there.
+    pub(crate) trust: Trust,
+    pub(crate) identity: Option<IdentityFiles>,
+    /// Whether `trust` or `identity` is of the command line, which then requires TLS.
+    pub(crate) requires_tls: bool,
     /// Whether the password may cross a network unencrypted.
     pub(crate) insecure: bool,
     /// The servers to link to instead, and how the user is proved there; `None` if one is named to connect to.
@@ -131,6 +133,7 @@ impl ClientSettings {
         let is_named =
             server.as_ref().is_some_and(|server| !matches!(server.source, SettingSource::File(..)));
         let links = if is_named { None } else { file.links(&path, &env)? };
+        let ca = keys(["--ca", "TUNNEL_CA", "ca"]).first(flags.ca.clone(), file.ca);
         let cert = keys(["--cert", "TUNNEL_CERT", "cert"]).first(flags.cert.clone(), file.cert);
         let key = keys(["--key", "TUNNEL_KEY", "key"]).first(flags.key.clone(), file.key);
         let password_file = keys(["--password-file", "TUNNEL_PASSWORD_FILE", "password_file"])
@@ -141,9 +144,9 @@ impl ClientSettings {
             server: server.unwrap_or_else(default),
             user: keys(["--user", "TUNNEL_USER", "user"]).first(flags.user.clone(), user),
             password_file,
-            ca: keys(["--ca", "TUNNEL_CA", "ca"]).first(flags.ca.clone(), file.ca),
+            trust: ca.map_or(Trust::System, |ca| Trust::Ca(ca.value)),
             identity: match (cert, key) {
-                (Some(cert), Some(key)) => Some((cert, key)),
+                (Some(cert), Some(key)) => Some(IdentityFiles { cert: cert.value, key: key.value }),
                 (None, None) => None,
                 (Some(given), None) | (None, Some(given)) => {
                     return Err(CommandError::usage(format!(
@@ -152,6 +155,7 @@ impl ClientSettings {
                     )));
                 }
             },
+            requires_tls: flags.ca.is_some() || flags.cert.is_some(),
             insecure: flags.insecure,
             links,
         })
@@ -192,13 +196,6 @@ impl<V: Fn(&str) -> Option<String>> SettingPlaces<'_, V> {
                 (self.variable)(name).map(|value| setting(value.into(), SettingSource::Variable(name)))
             })
             .or_else(|| in_file.map(|value| setting(value, SettingSource::File(key, self.file.to_owned()))))
-    }
-}
-
-impl<T> SourcedValue<T> {
-    /// Returns true if the value was found on the command line.
-    pub(crate) fn is_flag(&self) -> bool {
-        matches!(self.source, SettingSource::Flag(_))
     }
 }
 
@@ -375,17 +372,17 @@ mod tests {
         let flags = ClientArgs { server: Some("flag:1".into()), ..ClientArgs::default() };
 
         let settings = found(&flags, &[at_home, ("TUNNEL_SERVER", "env:1"), ("TUNNEL_USER", "env")]).unwrap();
-        assert_eq!((settings.server.value.as_str(), settings.server.is_flag()), ("flag:1", true));
+        assert_eq!(settings.server.value, "flag:1");
         let user = settings.user.unwrap();
         assert_eq!((user.value.as_str(), user.source.to_string().as_str()), ("env", "TUNNEL_USER"));
         let password = settings.password_file.unwrap();
         assert_eq!(password.value, dir.join("pw"), "a path is relative to the file");
         assert!(password.source.to_string().starts_with("password_file in /"), "{}", password.source);
-        assert_eq!(settings.ca.unwrap().value, Path::new("/abs/ca"));
-        let (cert, key) = settings.identity.unwrap();
-        assert_eq!([cert.value, key.value], [dir.join("me.crt"), dir.join("me.key")]);
+        assert_eq!(settings.trust, Trust::Ca("/abs/ca".into()));
+        let identity = IdentityFiles { cert: dir.join("me.crt"), key: dir.join("me.key") };
+        assert_eq!(settings.identity, Some(identity));
         let settings = found(&flags, &[at_home, ("TUNNEL_CERT", "/c"), ("TUNNEL_KEY", "/k")]).unwrap();
-        assert_eq!(settings.identity.unwrap().0.value, Path::new("/c"));
+        assert_eq!(settings.identity.unwrap().cert, Path::new("/c"));
         let error = found(&ClientArgs::default(), &[("TUNNEL_CERT", "/c")]).unwrap_err();
         assert_eq!(error.text, "TUNNEL_CERT: a certificate needs its key; set both files");
 
@@ -439,8 +436,7 @@ mod tests {
         let identity = IdentityFiles { cert: dir.join("c"), key: "/k".into() };
         let proof = found.unwrap().unwrap().proof;
         assert!(matches!(&proof, UserCredentials::Certificate(shown) if *shown == identity), "{proof:?}");
-        let (cert, key) = settings.unwrap().identity.unwrap();
-        assert_eq!(IdentityFiles { cert: cert.value, key: key.value }, identity);
+        assert_eq!(settings.unwrap().identity, Some(identity));
     }
 
     #[test]

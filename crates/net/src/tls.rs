@@ -82,7 +82,7 @@ pub enum ClientAuth {
 }
 
 /// The servers that a TLS client trusts.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Trust {
     /// Servers with a certificate from a CA in this file (one or several). The system's CAs are not used.
     Ca(PathBuf),

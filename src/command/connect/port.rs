@@ -32,7 +32,7 @@ use tunnel_net::pool::BufferPool;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::socket::{Connection, Socket};
 use tunnel_net::tls::error::TlsHandshakeError;
-use tunnel_net::tls::{self, IdentityFiles, TlsClientConfig, Trust};
+use tunnel_net::tls::{self, TlsClientConfig};
 
 /// A CONNECT port: how to reach it, and how to log in there.
 pub(crate) struct ConnectPortClient {
@@ -89,12 +89,7 @@ impl ConnectPortClient {
             let tls = if secure { Some(encryption(settings, &at)?) } else { None };
             (ConnectAddress::At(at), tls)
         };
-        let certificate = settings.identity.as_ref().map(|(cert, _)| cert);
-        if tls.is_none()
-            && [&settings.ca.as_ref(), &certificate]
-                .iter()
-                .any(|file| file.is_some_and(SourcedValue::is_flag))
-        {
+        if tls.is_none() && settings.requires_tls {
             return Err(CommandError::usage(format!(
                 "--ca and --cert require TLS; use https:// in {source}"
             )));
@@ -279,9 +274,7 @@ fn encryption(
     settings: &ClientSettings,
     at: &Target,
 ) -> Result<(TlsConnector, ServerName<'static>), CommandError> {
-    let trust = settings.ca.as_ref().map_or(Trust::System, |ca| Trust::Ca(ca.value.clone()));
-    let identity = settings.identity.clone();
-    let identity = identity.map(|(cert, key)| IdentityFiles { cert: cert.value, key: key.value });
+    let ClientSettings { trust, identity, .. } = settings.clone();
     let settings = TlsClientConfig { trust, identity, alpn: vec![b"http/1.1".to_vec()] };
     let config = settings.load().map_err(|cause| CommandError::unusable(cause.to_string()))?;
     let name = tls::server_name(&at.host.to_string()).map_err(CommandError::usage)?;
