@@ -28,8 +28,8 @@ use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::codec::{EncodedMessage, encode};
 use tunnel_proto::frame::{ErrorCode, Frame, Remote, SessionError, SessionKey};
 use tunnel_proto::state::SessionState;
-use tunnel_proto::superedge::generations::{SuperEdgeCodec, SuperEdgeGeneration};
-use tunnel_proto::superedge::{Decoded, PlainEvent};
+use tunnel_proto::superedge::generations::SuperEdgeGeneration;
+use tunnel_proto::superedge::{Decoded, PlainEvent, SuperEdgeCodec};
 
 /// `Ok` if SuperEdge's dialect is compiled in, otherwise the reason why it cannot be used, with a hint.
 pub const SUPEREDGE: Result<(), &str> = if cfg!(feature = "superedge") {
@@ -259,10 +259,6 @@ impl PlainRemoteReader {
             if let Some(decoded) = decoded {
                 self.deliver(decoded, now, events);
             }
-        }
-        let idle = self.remote.codec.lock().tick(now);
-        for decoded in idle {
-            self.deliver(decoded, now, events);
         }
         self.report_generation();
         self.remote.link.wake_outbound();
