@@ -24,7 +24,7 @@ use crate::link::Link;
 use crate::link::sessions::DetachedSessions;
 use crate::lock::{Mutex, MutexGuard};
 use crate::relay::RelayTable;
-use crate::relay::request::{Attempt, BindOutcome};
+use crate::relay::attempt::{Attempt, BindOutcome};
 use crate::table::eviction::{ByClient, MAX_ORPHANS, source};
 use crate::table::handles::{IncomingSession, ParkedSession, PendingOpen, Session};
 use crate::table::relay_request::{RelayRequest, attribute, refused};
