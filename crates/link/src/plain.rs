@@ -133,8 +133,6 @@ impl PlainRemote {
 pub(crate) struct PlainRemoteReader {
     remote: Arc<PlainRemote>,
     metrics: Metrics,
-    /// Whether the remote dialled this end. Then heartbeats are requests to answer; otherwise they are responses.
-    answers: bool,
     /// The remote's generation, as last reported.
     generation: Option<SuperEdgeGeneration>,
     /// The session that received data last.
@@ -191,8 +189,8 @@ enum OverLimit {
 }
 
 impl PlainRemoteReader {
-    pub(crate) fn new(remote: Arc<PlainRemote>, metrics: Metrics, answers: bool) -> Self {
-        Self { remote, metrics, answers, generation: None, fed: None, pauses: ReadPauseTimes::default() }
+    pub(crate) fn new(remote: Arc<PlainRemote>, metrics: Metrics) -> Self {
+        Self { remote, metrics, generation: None, fed: None, pauses: ReadPauseTimes::default() }
     }
 
     /// Handles a message from the remote.
@@ -212,7 +210,10 @@ impl PlainRemoteReader {
                 }
                 self.deliver(decoded, now, events);
             }
-            PlainEvent::Heartbeat if self.answers => self.remote.link.pong(None),
+            // An edge's is a request, and a server's the response to ours.
+            PlainEvent::Heartbeat if matches!(self.remote.link.peer, Remote::Edge(_)) => {
+                self.remote.link.pong(None)
+            }
             PlainEvent::Heartbeat | PlainEvent::Answered => {}
             PlainEvent::Unknown(reason) => self.metrics.frames_dropped.count(reason),
         }
