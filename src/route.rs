@@ -207,7 +207,7 @@ impl SessionRouter {
     /// At most one task searches per session, because there is at most one [`ParkedSession`] of it. If the new path is
     /// lost before this task notices, the loop continues with the same [`ParkedSession`]. [`ParkedSession::needs_path`]
     /// releases it only if, under the session's lock, no path is needed. So no loss remains without a search.
-    pub async fn resume(&self, parked: ParkedSession) {
+    pub async fn resume(&self, mut parked: ParkedSession) {
         let until = Instant::now() + self.resume_timeout;
         let node = parked.node().clone();
         let far = self.paths.call(&node);

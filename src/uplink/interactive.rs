@@ -98,7 +98,8 @@ impl Reconnector {
         let mut shared = Instant::now();
         let died = loop {
             tokio::select! {
-                () = interactive_link.closed() => break true,
+                // If its server drained, it was handed over before.
+                () = interactive_link.closed() => break !interactive_link.is_drained(),
                 () = interactive_link.wait_unresponsive() => {
                     info!(link = %interactive_link.id, "interactive link unresponsive, opening another one");
                     interactive_link.close();

@@ -90,6 +90,8 @@ struct Redial {
 #[derive(Default)]
 struct ReconnectPlan {
     made: Option<Box<NewLink>>,
+    /// The unresponsive link that `made` replaces.
+    unresponsive: Option<LinkReader>,
     /// Index of the server to try first.
     server: usize,
     hint: DialPreference,
@@ -106,18 +108,18 @@ impl Reconnector {
             authority: self.dialer.tls.changes(),
         };
         let mut next = ReconnectPlan { made: made.map(Box::new), ..ReconnectPlan::default() };
-        while let Some(NewLink { reader, server, at, tokens }) = self.dial(next, &mut redial).await {
+        while let Some(NewLink { reader, server, at, tokens }) = self.dial(&mut next, &mut redial).await {
             let started = Instant::now();
             let current = CurrentLink { link: reader.link.clone(), server, at, tokens };
-            next = self.serve(reader, &current, &mut backup).await;
+            next = self.serve(reader, &current, next.unresponsive, &mut backup).await;
             redial.backoff.on_attempt_end(started.elapsed(), current.link.has_carried());
             self.link_context.metrics.link_reconnects.inc();
         }
     }
 
     /// Returns the next link, and dials until there is one. Returns `None` when the edge or program stops.
-    async fn dial(&self, next: ReconnectPlan, redial: &mut Redial) -> Option<NewLink> {
-        if let Some(made) = next.made {
+    async fn dial(&self, next: &mut ReconnectPlan, redial: &mut Redial) -> Option<NewLink> {
+        if let Some(made) = next.made.take() {
             return Some(*made);
         }
         let links = &self.link_context.drain;
@@ -177,17 +179,22 @@ impl Reconnector {
         }
     }
 
-    /// Serves a link until it is closed or must be replaced, and replaces it.
+    /// Serves a link until it is closed or must be replaced, and replaces it. First ends the unresponsive link that it
+    /// replaces, whose sessions resume on it.
     async fn serve(
         self: &Arc<Self>,
         mut reader: LinkReader,
         current: &CurrentLink,
+        unresponsive: Option<LinkReader>,
         backup: &mut BackupDialer,
     ) -> ReconnectPlan {
         let CurrentLink { link, server, .. } = current;
         self.dialer.on_linked(*server, link.instance);
         info!(link = %link.id, server = self.dialer.display_name(*server), instance = link.instance.map(field::debug), dialect = link.dialect_name(), "linked");
         self.began(link);
+        if let Some(reader) = unresponsive {
+            self.ended(&reader, &LinkEnd::ReplacedByBackup);
+        }
         let mut interactive = Box::pin(self.run_interactive(current));
         let mut replaced = Box::pin(self.replacement(current, backup));
         let replacement = loop {
@@ -226,7 +233,6 @@ impl Reconnector {
     ) -> ReconnectPlan {
         let CurrentLink { link, server, at, .. } = current;
         let mut next = ReconnectPlan { server: *server, ..ReconnectPlan::default() };
-        let is_unresponsive = matches!(replacement, Replacement::Unresponsive(_));
         match replacement {
             Replacement::Ended(why) => {
                 self.ended(&reader, &why);
@@ -252,19 +258,15 @@ impl Reconnector {
                 info!(link = %link.id, "token changed, link replaced");
                 next.made = Some(made);
             }
-            Replacement::Unresponsive(made) => next.made = Some(made),
+            Replacement::Unresponsive(made) => {
+                return ReconnectPlan { made: Some(made), unresponsive: Some(reader), ..next };
+            }
         }
         let keeper = self.clone();
         let span = info_span!("link_retire", instance = link.instance.map(field::debug));
         self.link_context.drain.spawn(span, async move {
             let newer = keeper.uplinks.wait_newer(Some(reader.link.id));
-            if is_unresponsive {
-                // All its sessions resume on the newer link.
-                newer.await;
-                keeper.ended(&reader, &LinkEnd::ReplacedByBackup);
-            } else {
-                keeper.hand_over(reader, newer).await;
-            }
+            keeper.hand_over(reader, newer).await;
         });
         next
     }

@@ -143,7 +143,7 @@ impl Place {
     }
 
     /// Searches for a path with the program's router, or less cleverly.
-    pub(crate) async fn seek(self, parked: ParkedSession) {
+    pub(crate) async fn seek(self, mut parked: ParkedSession) {
         if let Some(route) = &self.route {
             return route.resume(parked).await;
         }

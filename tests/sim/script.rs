@@ -73,7 +73,7 @@ impl Script {
 
     /// Resumes the session that has lost its path over that link, whose remote accepts it.
     fn resume_session(&self, link: &Arc<Link>, epoch: u64) {
-        let parked = self.table.next_parked().now_or_never().unwrap();
+        let mut parked = self.table.next_parked().now_or_never().unwrap();
         parked.resume(link);
         self.receive_frame(link, parked.id(), SessionFrame::Resumed { received: 0, limit: 1 << 40, epoch });
         assert!(!parked.needs_path());

@@ -178,7 +178,7 @@ impl Link {
     fn take_frame(&self, turn: Turn, now: Instant) -> Option<Frame> {
         let source = &turn.entry().source;
         let mut sent = source.clone().next_frame(self.id, &turn, now);
-        if source.is_over() {
+        if sent.is_over {
             self.detach_relay(&**source);
         }
         let frame = sent.frame.take().map(|frame| self.frame(source.key(), frame));

@@ -73,7 +73,7 @@ impl LinkReader {
             (true, true) => LivenessRole::SuperEdgeEdge,
             (false, true) => LivenessRole::SuperEdgeServer,
         };
-        let plain = plain.map(|remote| PlainRemoteReader::new(remote, metrics.clone(), far.answers));
+        let plain = plain.map(|remote| PlainRemoteReader::new(remote, metrics.clone()));
         Self {
             link,
             table,

@@ -28,8 +28,8 @@ use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::codec::{EncodedMessage, encode};
 use tunnel_proto::frame::{ErrorCode, Frame, Remote, SessionError, SessionKey};
 use tunnel_proto::state::SessionState;
-use tunnel_proto::superedge::generations::{SuperEdgeCodec, SuperEdgeGeneration};
-use tunnel_proto::superedge::{Decoded, PlainEvent};
+use tunnel_proto::superedge::generations::SuperEdgeGeneration;
+use tunnel_proto::superedge::{Decoded, PlainEvent, SuperEdgeCodec};
 
 /// `Ok` if SuperEdge's dialect is compiled in, otherwise the reason why it cannot be used, with a hint.
 pub const SUPEREDGE: Result<(), &str> = if cfg!(feature = "superedge") {
@@ -133,8 +133,6 @@ impl PlainRemote {
 pub(crate) struct PlainRemoteReader {
     remote: Arc<PlainRemote>,
     metrics: Metrics,
-    /// Whether the remote dialled this end. Then heartbeats are requests to answer; otherwise they are responses.
-    answers: bool,
     /// The remote's generation, as last reported.
     generation: Option<SuperEdgeGeneration>,
     /// The session that received data last.
@@ -191,8 +189,8 @@ enum OverLimit {
 }
 
 impl PlainRemoteReader {
-    pub(crate) fn new(remote: Arc<PlainRemote>, metrics: Metrics, answers: bool) -> Self {
-        Self { remote, metrics, answers, generation: None, fed: None, pauses: ReadPauseTimes::default() }
+    pub(crate) fn new(remote: Arc<PlainRemote>, metrics: Metrics) -> Self {
+        Self { remote, metrics, generation: None, fed: None, pauses: ReadPauseTimes::default() }
     }
 
     /// Handles a message from the remote.
@@ -212,7 +210,10 @@ impl PlainRemoteReader {
                 }
                 self.deliver(decoded, now, events);
             }
-            PlainEvent::Heartbeat if self.answers => self.remote.link.pong(None),
+            // An edge's is a request, and a server's the response to ours.
+            PlainEvent::Heartbeat if matches!(self.remote.link.peer, Remote::Edge(_)) => {
+                self.remote.link.pong(None)
+            }
             PlainEvent::Heartbeat | PlainEvent::Answered => {}
             PlainEvent::Unknown(reason) => self.metrics.frames_dropped.count(reason),
         }
@@ -259,10 +260,6 @@ impl PlainRemoteReader {
             if let Some(decoded) = decoded {
                 self.deliver(decoded, now, events);
             }
-        }
-        let idle = self.remote.codec.lock().tick(now);
-        for decoded in idle {
-            self.deliver(decoded, now, events);
         }
         self.report_generation();
         self.remote.link.wake_outbound();

@@ -8,9 +8,9 @@
 //! different threads, so a frame may reach a queue after its binding was replaced. That does no harm: each binding has
 //! its own queues, and a closed queue drops late frames.
 
+pub(crate) mod attempt;
 pub mod bindings;
 pub mod queue;
-pub(crate) mod request;
 
 use std::sync::Arc;
 
@@ -18,9 +18,9 @@ use tokio::sync::oneshot;
 
 use crate::link::Link;
 use crate::lock::Mutex;
+use crate::relay::attempt::{Attempt, AttemptState, BindOutcome, SearchGuard};
 use crate::relay::bindings::{Binding, BindingEndReporter, Bindings, RelayLeg, RelayOutcome, RelayStep, log};
 use crate::relay::queue::RelayQueue;
-use crate::relay::request::{Attempt, AttemptState, BindOutcome, SearchGuard};
 use crate::schedule::frame_source::FrameSource as _;
 use tunnel_base::names::{SessionId, Target};
 use tunnel_proto::budget::{Budget, PairedReservation};

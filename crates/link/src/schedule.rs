@@ -11,8 +11,7 @@
 
 pub(crate) mod frame_source;
 
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 
 use crate::schedule::frame_source::QueueEntry;
 
@@ -21,9 +20,13 @@ use crate::schedule::frame_source::QueueEntry;
 pub(crate) struct Scheduler {
     clock: u64,
     entered: u64,
-    small: BinaryHeap<QueuedFlow>,
-    bulk: BinaryHeap<QueuedFlow>,
+    /// The flows with little to send, and the others, in the order of their turns.
+    small: BTreeMap<TurnOrder, QueuedFlow>,
+    bulk: BTreeMap<TurnOrder, QueuedFlow>,
 }
+
+/// The order of turns: where a flow's next frame would end on its account; then first come, first served.
+type TurnOrder = (u64, u64);
 
 /// What a flow has sent on its link so far; nothing by default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -37,10 +40,6 @@ pub(crate) struct FlowUsage {
 /// A flow that waits for its turn.
 #[derive(Debug)]
 pub(crate) struct QueuedFlow {
-    /// Where its next frame would end on its account.
-    ends: u64,
-    /// Breaks ties: first come, first served.
-    entered: u64,
     /// Its current state.
     pub(crate) flow_state: FlowUsage,
     /// Whether it has little to send.
@@ -56,18 +55,19 @@ impl Scheduler {
         let account = flow_state.account.max(self.clock.saturating_sub(MAX_LAG));
         let ends = account + cost(backlog.min(longest));
         let (flow_state, small) = (FlowUsage { account, ..flow_state }, backlog <= INTERACTIVE_BACKLOG);
-        let turn = QueuedFlow { ends, entered: self.entered, flow_state, small, entry };
+        let queue = if small { &mut self.small } else { &mut self.bulk };
+        queue.insert((ends, self.entered), QueuedFlow { flow_state, small, entry });
         self.entered += 1;
-        if small { self.small.push(turn) } else { self.bulk.push(turn) }
     }
 
     /// Takes the next flow; only one with a backlog up to [`INTERACTIVE_BACKLOG`] if `small_only`.
     pub(crate) fn next(&mut self, small_only: bool) -> Option<QueuedFlow> {
-        let small_first = match (self.small.peek(), self.bulk.peek()) {
-            (Some(small), Some(bulk)) => small > bulk,
+        let small_first = match (self.small.first_key_value(), self.bulk.first_key_value()) {
+            (Some((small, _)), Some((bulk, _))) => small < bulk,
             (small, _) => small.is_some(),
         };
-        if small_first || small_only { self.small.pop() } else { self.bulk.pop() }
+        let queue = if small_first || small_only { &mut self.small } else { &mut self.bulk };
+        queue.pop_first().map(|(_, turn)| turn)
     }
 
     /// Advances the clock to the end of the frame that was just sent.
@@ -75,16 +75,11 @@ impl Scheduler {
         self.clock = self.clock.max(flow_state.account);
     }
 
-    /// Removes the flows for which `is_stale` returns true, and returns them.
-    pub(crate) fn remove_if(&mut self, is_stale: impl Fn(&QueueEntry) -> bool) -> Vec<QueuedFlow> {
-        let mut removed = Vec::new();
-        for queue in [&mut self.small, &mut self.bulk] {
-            let (stale, kept): (Vec<_>, Vec<_>) =
-                std::mem::take(queue).into_iter().partition(|turn| is_stale(&turn.entry));
-            *queue = kept.into();
-            removed.extend(stale);
-        }
-        removed
+    /// Removes the entries for which `is_stale` returns true, and returns them.
+    pub(crate) fn remove_if(&mut self, is_stale: impl Fn(&QueueEntry) -> bool) -> Vec<QueueEntry> {
+        let queues = [&mut self.small, &mut self.bulk].into_iter();
+        let stale = queues.flat_map(|queue| queue.extract_if(.., |_, turn| is_stale(&turn.entry)));
+        stale.map(|(_, turn)| turn.entry).collect()
     }
 
     /// Returns the number of flows that wait.
@@ -113,27 +108,6 @@ impl QueuedFlow {
         let little = self.small && len <= INTERACTIVE_BACKLOG;
         let small = if little { self.flow_state.small.saturating_add(1) } else { 0 };
         FlowUsage { account: self.flow_state.account + cost(len), small }
-    }
-}
-
-impl PartialEq for QueuedFlow {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for QueuedFlow {}
-
-impl PartialOrd for QueuedFlow {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for QueuedFlow {
-    /// The greatest turn ends earliest, as [`BinaryHeap`] requires.
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.ends, other.entered).cmp(&(self.ends, self.entered))
     }
 }
 

@@ -24,11 +24,11 @@ use crate::link::Link;
 use crate::link::sessions::DetachedSessions;
 use crate::lock::{Mutex, MutexGuard};
 use crate::relay::RelayTable;
-use crate::relay::request::{Attempt, BindOutcome};
+use crate::relay::attempt::{Attempt, BindOutcome};
 use crate::table::eviction::{ByClient, MAX_ORPHANS, source};
 use crate::table::handles::{IncomingSession, ParkedSession, PendingOpen, Session};
 use crate::table::relay_request::{RelayRequest, attribute, refused};
-use crate::table::session::{SearchTicket, SessionOrigin, SharedSession};
+use crate::table::session::{SessionOrigin, SharedSession};
 use crate::table::tombstones::{Tombstones, unknown_session};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
@@ -569,8 +569,9 @@ impl SessionTable {
         }
     }
 
-    pub(crate) fn add_parked(&self, session: &Arc<SharedSession>, search: SearchTicket) {
-        self.parked.lock().push_back(ParkedSession { shared: session.clone(), search });
+    pub(crate) fn add_parked(&self, session: &Arc<SharedSession>, consecutive_losses: u32) {
+        let parked = ParkedSession { shared: session.clone(), consecutive_losses, is_released: false };
+        self.parked.lock().push_back(parked);
         self.came.notify_one();
     }
 }

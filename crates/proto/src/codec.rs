@@ -1,7 +1,5 @@
 //! Encodes and decodes `StreamMsg`: gRPC framing and protobuf, without copying the data.
 
-use std::fmt;
-
 use bytes::buf::Chain;
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use prost::Message as _;
@@ -117,12 +115,6 @@ impl Decoder {
             Err(_) => 0,
         };
         message_len.saturating_sub(self.partial.len())
-    }
-}
-
-impl fmt::Display for StreamMsg {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{} of {} bytes", self.category, self.r#type, self.data.len())
     }
 }
 

@@ -18,7 +18,7 @@ use crate::frame::{
     SessionCategory, SessionError, SessionFrame,
 };
 use crate::hello::{Hello, LinkCaller, LinkPurpose};
-use crate::superedge::{PlainCodec, PlainEvent};
+use crate::superedge::{PlainEvent, SuperEdgeCodec};
 use tunnel_base::names::{Instance, NodeName, SessionId};
 
 fn node() -> NodeName {
@@ -154,8 +154,11 @@ fn node_lists() -> Vec<(&'static str, FrameKind, Remote)> {
 /// Returns the messages of a plain link: from a server to its edge, and from an edge to its server.
 fn plain_messages() -> Vec<(&'static str, StreamMsg)> {
     let mut sent = Vec::new();
-    let (mut plain, now) = (PlainCodec::new(node()), Instant::now());
-    let mut record = |plain: &mut PlainCodec, name, id, frame| {
+    let now = Instant::now();
+    let mut plain = SuperEdgeCodec::new(node(), true, Duration::from_secs(60), now);
+    let probe = plain.next_message().unwrap();
+    plain.handle_message(StreamMsg { r#type: "connect-failed".into(), ..probe }, now);
+    let mut record = |plain: &mut SuperEdgeCodec, name, id, frame| {
         let _ = plain.send_frame(
             Frame { node: node(), body: FrameKind::Session(id, SessionCategory::Ssh, frame) },
             now,

@@ -1,43 +1,73 @@
 //! Represents a remote with the plain dialect: translates frames to SuperEdge's messages, and back.
 //!
-//! Implements the newest generation of SuperEdge (docs/reference/superedge-wire.md#generations); [`g4`] is the codec of
-//! v0.8 and v0.9, and [`generations`] finds out which of the two a remote needs.
+//! Two generations are served (docs/reference/superedge-wire.md#generations), and [`generations`] finds out which one a
+//! remote is. What only one of them does is in this module for the newest, and in [`g4`] for v0.8 and v0.9. A session
+//! keeps the generation that it started with.
 //!
 //! A plain remote knows no limits, no half-close and no resume. So its limit is infinite, and bytes handed to the link
 //! count as received. A finished direction is remembered until the other is finished as well, and `closed` ends both.
-//! When a target has ended, its client usually only waits for that, so `closed` follows soon.
+//! When a target has ended, its client usually only waits for that, so `closed` follows soon. Timers stand in for what
+//! a remote does not report: each session has at most one, and its meaning depends on the session's state.
 
 pub mod g4;
 pub mod generations;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use crate::codec::extended::{HEARTBEAT, STREAM, heartbeat};
+use crate::codec::extended::heartbeat;
 use crate::codec::proto::StreamMsg;
 use crate::frame::{ErrorCode, Frame, FrameKind, SessionCategory, SessionError, SessionFrame};
+use crate::superedge::g4::{ANSWER_TIMEOUT, G4Stage, NO_ANSWER};
+use crate::superedge::generations::SuperEdgeGeneration;
 use tunnel_base::names::{NodeName, SessionId, Target};
 
-/// The sessions of a plain link, with their state.
+/// The sessions of a link to a program of SuperEdge, with their state.
 #[derive(Debug)]
-pub struct PlainCodec {
+pub struct SuperEdgeCodec {
     node: NodeName,
+    /// Whether the remote is an edge.
+    to_edge: bool,
     by_topic: HashMap<String, SessionId>,
     sessions: HashMap<SessionId, PlainSession>,
-    /// Messages to send; replies are bounded by [`MAX_WAITING`].
+    /// The timers of sessions, in order of time.
+    timers: BTreeSet<(Instant, SessionId)>,
+    /// Messages to send. Those that the remote causes are bounded by [`MAX_WAITING`] and [`MAX_SESSIONS`].
     waiting: VecDeque<StreamMsg>,
-    /// Sessions of which the target has ended, with the time of the next check, in order of time.
-    ending: VecDeque<(Instant, SessionId)>,
+    generation: Option<SuperEdgeGeneration>,
+    probe_topic: String,
+    /// When a remote that has not answered the probe is taken for an older one.
+    decide_at: Instant,
+    /// Sessions to request once the generation is known. Bounded by the sessions of this process.
+    held: HashMap<SessionId, RequestedSession>,
+    /// Time without traffic after which a session of v0.8 or v0.9 ends.
+    idle_timeout: Duration,
+    /// Topics of v0.8 and v0.9 that were closed here: bytes that cross `closed` must not make this end dial again. At
+    /// most [`MAX_CLOSED`](g4::MAX_CLOSED).
+    closed: VecDeque<String>,
+    /// Bytes of all sessions that wait for their dial here, with an overhead for each piece.
+    early: usize,
 }
 
 /// The state of a session with a plain remote.
 #[derive(Debug)]
 struct PlainSession {
+    generation: SuperEdgeGeneration,
     topic: String,
     category: SessionCategory,
+    /// Whether the target is at this end.
+    accepted: bool,
+    /// Category of the messages from here.
+    wire_category: SessionCategory,
+    /// Type of those with data.
+    data_type: &'static str,
+    /// Target that they repeat; empty if they do not.
+    addr: String,
+    /// What a session of v0.8 or v0.9 waits for; others are open.
+    stage: G4Stage,
     epoch: u64,
     /// Bytes sent to the remote.
     sent: u64,
@@ -46,27 +76,83 @@ struct PlainSession {
     /// Whether our direction is finished. `closed` is sent once the remote's is finished as well, or after
     /// [`HALF_OPEN`] without traffic.
     finished: bool,
-    /// Whether the target is at this end.
-    accepted: bool,
     /// Whether the remote has sent bytes after our direction was finished.
     received_after_fin: bool,
     last: Instant,
+    /// Time of its entry in [`SuperEdgeCodec::timers`].
+    timer: Option<Instant>,
 }
 
 impl PlainSession {
+    /// Creates a session of the newest generation.
     fn new(topic: String, category: SessionCategory, epoch: u64, accepted: bool, now: Instant) -> Self {
+        // A plain remote no longer has a category for TCP ports, and `ssh` has the same effect.
+        let wire_category = if category == SessionCategory::Tcp { SessionCategory::Ssh } else { category };
         Self {
+            generation: SuperEdgeGeneration::G5,
             topic,
             category,
+            accepted,
+            wire_category,
+            data_type: "tcp-forward",
+            addr: String::new(),
+            stage: G4Stage::Open,
             epoch,
             sent: 0,
             received: 0,
             finished: false,
-            accepted,
             received_after_fin: false,
             last: now,
+            timer: None,
         }
     }
+
+    /// Returns when its timer is due, as things are now.
+    fn deadline(&self, idle_timeout: Duration) -> Option<Instant> {
+        let is_g4 = self.generation == SuperEdgeGeneration::G4;
+        let idle = is_g4.then(|| self.last + idle_timeout);
+        let half_open = if self.waits_for_client() { AFTER_TARGET } else { HALF_OPEN };
+        let half_open = self.finished.then(|| self.last + half_open);
+        [idle, self.stage.deadline(self.last), half_open].into_iter().flatten().min()
+    }
+
+    /// Returns true if the target here has ended, and the client has sent nothing since.
+    fn waits_for_client(&self) -> bool {
+        self.accepted && self.finished && !self.received_after_fin
+    }
+
+    fn opened(&self) -> SessionFrame {
+        SessionFrame::Opened { limit: u64::MAX, epoch: self.epoch, instance: None }
+    }
+
+    fn receive(&mut self, data: Bytes) -> SessionFrame {
+        self.received_after_fin |= self.finished;
+        self.received += u64::try_from(data.len()).unwrap_or(u64::MAX);
+        SessionFrame::Data(data)
+    }
+
+    /// Returns true if the remote handles `closed`.
+    fn is_closable(&self) -> bool {
+        self.generation == SuperEdgeGeneration::G5 || self.wire_category != SessionCategory::HttpProxy
+    }
+
+    /// Returns the frames for this end if the remote has closed both directions.
+    fn closing(&self) -> Vec<SessionFrame> {
+        let refusal = SessionError::new(ErrorCode::NoError, "closed by remote");
+        vec![
+            SessionFrame::Fin { total: self.received + 1 },
+            SessionFrame::Reset { epoch: self.epoch, refusal },
+        ]
+    }
+}
+
+/// A session that this end requests.
+#[derive(Debug)]
+struct RequestedSession {
+    id: SessionId,
+    category: SessionCategory,
+    target: Target,
+    epoch: u64,
 }
 
 /// The frames of one session that result from a plain message.
@@ -87,24 +173,13 @@ pub enum PlainEvent {
     Session(Decoded),
     /// A ping. A server replies with the same message.
     Heartbeat,
-    /// The reply is queued: [`PlainCodec::next_message`] returns it.
+    /// The reply is queued: [`SuperEdgeCodec::next_message`] returns it.
     Answered,
     /// An unknown message, with the cause for metrics.
     Unknown(&'static str),
 }
 
-impl PlainCodec {
-    /// Creates the state of a new link to or from `node`.
-    pub fn new(node: NodeName) -> Self {
-        Self {
-            node,
-            by_topic: HashMap::new(),
-            sessions: HashMap::new(),
-            waiting: VecDeque::new(),
-            ending: VecDeque::new(),
-        }
-    }
-
+impl SuperEdgeCodec {
     /// Sends a frame. Returns the frames that the local session gets at once, because the remote does not send them.
     pub fn send_frame(&mut self, frame: Frame, now: Instant) -> Option<Decoded> {
         match frame.body {
@@ -118,41 +193,6 @@ impl PlainCodec {
         }
     }
 
-    /// Returns the next message to send.
-    pub fn next_message(&mut self) -> Option<StreamMsg> {
-        self.waiting.pop_front()
-    }
-
-    /// Sends `closed` for finished sessions that were idle for `HALF_OPEN`.
-    pub fn tick(&mut self, now: Instant) -> Vec<Decoded> {
-        let late = |s: &PlainSession| s.finished && now - s.last >= HALF_OPEN;
-        let ids: Vec<SessionId> = self.sessions.iter().filter(|(_, s)| late(s)).map(|(id, _)| *id).collect();
-        ids.into_iter().filter_map(|id| self.close(id)).collect()
-    }
-
-    /// Returns the time of the next call to [`Self::ended`], if nothing changes.
-    pub fn next_end(&self) -> Option<Instant> {
-        self.ending.front().map(|(at, _)| *at)
-    }
-
-    /// Returns sessions whose target ended some time ago, and whose remote has sent nothing since. The caller closes or
-    /// postpones each of them.
-    pub fn ended(&mut self, now: Instant) -> Vec<SessionId> {
-        let count = self.ending.iter().take_while(|(at, _)| *at <= now).count();
-        let due = self.ending.drain(..count).map(|(_, id)| id);
-        due.filter(|id| self.sessions.get(id).is_some_and(|session| !session.received_after_fin)).collect()
-    }
-
-    /// Postpones the close of a session, because the target has not yet taken all bytes from the remote.
-    pub fn postpone_close(&mut self, id: SessionId, now: Instant) {
-        self.ending.push_back((now + AFTER_TARGET, id));
-    }
-
-    /// Ends a session in both directions. Returns the frames for this end.
-    pub fn close(&mut self, id: SessionId) -> Option<Decoded> {
-        self.end(id, "EOF").map(|session| closing_frames(id, &session))
-    }
-
     fn send_session_frame(
         &mut self,
         id: SessionId,
@@ -161,37 +201,42 @@ impl PlainCodec {
         now: Instant,
     ) -> Option<Decoded> {
         if let SessionFrame::Open { target, epoch, .. } = frame {
-            self.open(id, category, &target, epoch, now);
+            return self.request(RequestedSession { id, category, target, epoch }, now);
+        }
+        // The only other frame of such a session ends it, and the remote does not know it.
+        if self.held.remove(&id).is_some() {
             return None;
         }
         let session = self.sessions.get_mut(&id)?;
-        session.last = now;
-        let topic = session.topic.clone();
-        let received = match frame {
+        let frames = match frame {
             SessionFrame::Opened { epoch, .. } => {
-                session.epoch = epoch;
-                self.send(category, "connected", topic, Bytes::new());
-                return None;
+                (session.epoch, session.last) = (epoch, now);
+                if session.generation == SuperEdgeGeneration::G4 {
+                    self.accepted_g4(id)
+                } else {
+                    self.send_message(id, "connected", Bytes::new());
+                    Vec::new()
+                }
             }
             SessionFrame::Data(bytes) => {
+                session.last = now;
                 session.sent += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+                session.stage.on_data_sent(now);
                 let received = session.sent;
-                self.send(category, "tcp-forward", topic, bytes);
-                received
+                self.send_data(id, bytes);
+                vec![SessionFrame::Credit { received, limit: u64::MAX }]
             }
             SessionFrame::Fin { total } => {
-                session.finished = true;
-                if session.accepted {
-                    self.postpone_close(id, now);
-                }
-                total
+                (session.finished, session.last) = (true, now);
+                vec![SessionFrame::Credit { received: total, limit: u64::MAX }]
             }
-            SessionFrame::Refused { refusal, .. } => {
-                self.drop_session(id);
-                self.send(category, "connect-failed", topic, refusal.reason.into());
+            SessionFrame::Refused { refusal, .. } if session.generation == SuperEdgeGeneration::G5 => {
+                self.send_message(id, "connect-failed", refusal.reason.into());
+                self.remove(id);
                 return None;
             }
-            SessionFrame::Reset { refusal, .. } => {
+            SessionFrame::Refused { refusal, .. } | SessionFrame::Reset { refusal, .. } => {
+                self.answer_failed_access(id, &refusal);
                 self.end(id, if refusal.code == ErrorCode::NoError { "EOF" } else { &refusal.reason });
                 return None;
             }
@@ -201,107 +246,213 @@ impl PlainCodec {
             }
             _ => return None,
         };
-        Some(Decoded { id, category, frames: vec![SessionFrame::Credit { received, limit: u64::MAX }] })
+        self.advance_timer(id);
+        (!frames.is_empty()).then_some(Decoded { id, category, frames })
     }
 
-    fn open(&mut self, id: SessionId, category: SessionCategory, target: &Target, epoch: u64, now: Instant) {
-        let topic = id.topic();
-        let addr = address(&self.node, target);
-        self.insert(id, PlainSession::new(topic.clone(), category, epoch, false, now));
+    /// Requests a session from a remote of the newest generation.
+    fn open(&mut self, requested: RequestedSession, now: Instant) {
+        let RequestedSession { id, category, target, epoch } = requested;
+        let session = PlainSession::new(id.topic(), category, epoch, false, now);
+        let addr = self.address(&target);
         let text = format!("CONNECT {addr} HTTP/1.1\r\n\r\n\r\n");
-        let message = StreamMsg { addr, ..self.message(category, "connecting", topic, text.into()) };
-        self.waiting.push_back(message);
+        self.waiting.push_back(StreamMsg { addr, ..self.message(&session, "connecting", text.into()) });
+        self.insert(id, session);
     }
 
-    fn end(&mut self, id: SessionId, text: &str) -> Option<PlainSession> {
-        let session = self.drop_session(id)?;
-        self.send(session.category, "closed", session.topic.clone(), Bytes::copy_from_slice(text.as_bytes()));
-        Some(session)
+    /// Returns the target in a form that SuperEdge's edge at that node can dial. The node's own name may not resolve
+    /// there, so it becomes loopback.
+    fn address(&self, target: &Target) -> String {
+        if self.node.matches_host(&target.host) {
+            format!("127.0.0.1:{}", target.port)
+        } else {
+            target.to_string()
+        }
+    }
+
+    /// Returns the next message to send.
+    pub fn next_message(&mut self) -> Option<StreamMsg> {
+        self.waiting.pop_front()
+    }
+
+    /// Returns true if messages wait to be sent.
+    pub fn has_messages(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Sends data of a session.
+    fn send_data(&mut self, id: SessionId, data: Bytes) {
+        let Some(kind) = self.sessions.get(&id).map(|session| session.data_type) else { return };
+        self.send_message(id, kind, data);
+    }
+
+    fn send_message(&mut self, id: SessionId, kind: &str, data: Bytes) {
+        let Some(session) = self.sessions.get(&id) else { return };
+        self.waiting.push_back(self.message(session, kind, data));
+    }
+
+    fn message(&self, session: &PlainSession, kind: &str, data: Bytes) -> StreamMsg {
+        StreamMsg {
+            node: self.node.as_str().to_owned(),
+            category: session.wire_category.name().into(),
+            r#type: kind.into(),
+            topic: session.topic.clone(),
+            data,
+            addr: session.addr.clone(),
+        }
+    }
+
+    /// Sends a reply to a message about an unknown session. Beyond [`MAX_WAITING`] queued messages there is none.
+    fn answer(&mut self, reply: StreamMsg) -> PlainEvent {
+        if self.waiting.len() < MAX_WAITING {
+            self.waiting.push_back(reply);
+        }
+        PlainEvent::Answered
+    }
+
+    /// Ends a session at the remote, if that handles `closed`.
+    fn end(&mut self, id: SessionId, text: &str) {
+        let closable = self.sessions.get(&id).is_some_and(PlainSession::is_closable);
+        // A remote that does not read must not fill the queue by opening sessions.
+        if closable && self.waiting.len() < MAX_SESSIONS {
+            self.send_message(id, "closed", Bytes::copy_from_slice(text.as_bytes()));
+        }
+        if let Some(session) = self.remove(id)
+            && session.is_closable()
+        {
+            self.remember_closed(session);
+        }
     }
 
     fn insert(&mut self, id: SessionId, session: PlainSession) {
+        self.remove(id);
         self.by_topic.insert(session.topic.clone(), id);
         self.sessions.insert(id, session);
+        self.reset_timer(id);
     }
 
-    fn drop_session(&mut self, id: SessionId) -> Option<PlainSession> {
+    fn remove(&mut self, id: SessionId) -> Option<PlainSession> {
         let session = self.sessions.remove(&id)?;
         self.by_topic.remove(&session.topic);
+        if let Some(at) = session.timer {
+            self.timers.remove(&(at, id));
+        }
+        self.early = self.early.saturating_sub(session.stage.early());
         Some(session)
     }
 
-    fn send(&mut self, category: SessionCategory, kind: &str, topic: String, data: Bytes) {
-        let message = self.message(category, kind, topic, data);
-        self.waiting.push_back(message);
-    }
-
-    fn message(&self, category: SessionCategory, kind: &str, topic: String, data: Bytes) -> StreamMsg {
-        let node = self.node.as_str().to_owned();
-        StreamMsg {
-            node,
-            category: name(category).into(),
-            r#type: kind.into(),
-            topic,
-            data,
-            addr: String::new(),
+    /// Sets a session's timer to its deadline.
+    fn reset_timer(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let next = session.deadline(self.idle_timeout);
+        if let Some(before) = std::mem::replace(&mut session.timer, next) {
+            self.timers.remove(&(before, id));
         }
+        self.timers.extend(next.map(|at| (at, id)));
     }
-}
 
-/// Returns the name of a category for a plain remote. A plain remote no longer has one for TCP ports, and `ssh` has the
-/// same effect.
-fn name(category: SessionCategory) -> &'static str {
-    match category {
-        SessionCategory::Tcp => SessionCategory::Ssh.name(),
-        category => category.name(),
-    }
-}
-
-/// Returns the target in a form that SuperEdge's edge at that node can dial. The node's own name may not resolve there,
-/// so it becomes loopback.
-fn address(node: &NodeName, target: &Target) -> String {
-    if node.matches_host(&target.host) { format!("127.0.0.1:{}", target.port) } else { target.to_string() }
-}
-
-/// Returns the frames for a remote that has closed both directions.
-fn closing_frames(id: SessionId, session: &PlainSession) -> Decoded {
-    Decoded { id, category: session.category, frames: closing(session.received, session.epoch) }
-}
-
-fn closing(received: u64, epoch: u64) -> Vec<SessionFrame> {
-    let refusal = SessionError::new(ErrorCode::NoError, "closed by remote");
-    vec![SessionFrame::Fin { total: received + 1 }, SessionFrame::Reset { epoch, refusal }]
-}
-
-/// Time after the last byte for which a finished direction waits for the other, because `closed` ends both.
-const HALF_OPEN: Duration = Duration::from_secs(30);
-/// Time after the end of a target in which the remote may send more.
-const AFTER_TARGET: Duration = Duration::from_secs(1);
-
-impl PlainCodec {
-    /// Handles a message from the remote.
-    pub fn handle_message(&mut self, message: StreamMsg, now: Instant) -> PlainEvent {
-        if message.category == STREAM {
-            return if message.r#type == HEARTBEAT {
-                PlainEvent::Heartbeat
-            } else {
-                PlainEvent::Unknown("unknown_type")
-            };
-        }
-        let Some(category) = SessionCategory::from_name(&message.category) else {
-            return PlainEvent::Unknown("unknown_type");
+    /// Sets a session's timer if its deadline is now earlier. A later one is noticed when the timer is due, so that
+    /// data does not reorder the timers.
+    fn advance_timer(&mut self, id: SessionId) {
+        let idle = self.idle_timeout;
+        let sooner = |session: &PlainSession| {
+            session.deadline(idle).is_some_and(|at| session.timer.is_none_or(|timer| at < timer))
         };
-        if !message.node.eq_ignore_ascii_case(self.node.as_str()) {
-            return PlainEvent::Unknown("wrong_node");
+        if self.sessions.get(&id).is_some_and(sooner) {
+            self.reset_timer(id);
         }
-        let known = self.by_topic.get(&message.topic).copied();
-        match (known, message.r#type.as_str()) {
-            (None, "connecting") => self.handle_connecting(category, message, now),
-            (None, "closed") => PlainEvent::Unknown("unknown_session"),
+    }
+
+    /// Returns when to call [`Self::due`], if nothing changes.
+    pub fn next_due(&self) -> Option<Instant> {
+        let timer = self.timers.first().map(|(at, _)| *at);
+        let undecided = self.generation.is_none().then_some(self.decide_at);
+        undecided.into_iter().chain(timer).min()
+    }
+
+    /// Returns the sessions for which [`Self::handle_due`] must be called.
+    pub fn due(&mut self, now: Instant) -> Vec<SessionId> {
+        if self.generation.is_none() && now >= self.decide_at {
+            self.decide(SuperEdgeGeneration::G4, now);
+        }
+        self.timers.iter().take_while(|(at, _)| *at <= now).map(|(_, id)| *id).collect()
+    }
+
+    /// Handles a session's timer. `taken` is true if the target here has received all bytes from the remote. Returns
+    /// the frames for this end.
+    pub fn handle_due(&mut self, id: SessionId, taken: bool, now: Instant) -> Option<Decoded> {
+        let session = self.sessions.get_mut(&id)?;
+        let (category, epoch) = (session.category, session.epoch);
+        if session.deadline(self.idle_timeout).is_none_or(|at| at > now) {
+            self.reset_timer(id);
+            return None;
+        }
+        let reset = |code, reason: String| {
+            vec![SessionFrame::Reset { epoch, refusal: SessionError::new(code, reason) }]
+        };
+        let frames = match &session.stage {
+            G4Stage::Dialling => {
+                session.stage = G4Stage::Unanswered { since: None };
+                let opened = session.opened();
+                self.reset_timer(id);
+                return Some(Decoded { id, category, frames: vec![opened] });
+            }
+            G4Stage::Unanswered { since: Some(since) } if now - *since >= ANSWER_TIMEOUT => {
+                reset(ErrorCode::TargetTimeout, NO_ANSWER.into())
+            }
+            _ if session.waits_for_client() && !taken => {
+                session.last = now;
+                self.reset_timer(id);
+                return None;
+            }
+            _ if session.finished => session.closing(),
+            _ => {
+                let idle = self.idle_timeout;
+                reset(ErrorCode::Cancelled, format!("no bytes for {idle:?}; SuperEdge v0.9 reports no ends"))
+            }
+        };
+        self.end(id, "EOF");
+        Some(Decoded { id, category, frames })
+    }
+
+    /// Handles a message about a session that is known.
+    fn handle_session_message(&mut self, id: SessionId, message: StreamMsg, now: Instant) -> PlainEvent {
+        let Some(session) = self.sessions.get_mut(&id) else { return PlainEvent::Unknown("unknown_session") };
+        session.last = now;
+        let (category, epoch) = (session.category, session.epoch);
+        let frames = match (session.generation, message.r#type.as_str()) {
+            (_, "closed") => {
+                let frames = session.closing();
+                self.remove(id);
+                frames
+            }
+            (SuperEdgeGeneration::G4, "frontend" | "backend") => {
+                return self.handle_data(id, message.data, now);
+            }
+            (SuperEdgeGeneration::G5, "connected") => vec![session.opened()],
+            (SuperEdgeGeneration::G5, "connect-failed") => {
+                self.remove(id);
+                vec![SessionFrame::Refused { epoch, refusal: refusal(&message.data) }]
+            }
+            (SuperEdgeGeneration::G5, "tcp-forward") => vec![session.receive(message.data)],
+            _ => return PlainEvent::Unknown("unknown_type"),
+        };
+        PlainEvent::Session(Decoded { id, category, frames })
+    }
+
+    /// Handles a message of the newest generation about a session that is not known.
+    fn handle_other_message(
+        &mut self,
+        category: SessionCategory,
+        message: StreamMsg,
+        now: Instant,
+    ) -> PlainEvent {
+        match message.r#type.as_str() {
+            "connecting" => self.handle_connecting(category, message, now),
+            "closed" => PlainEvent::Unknown("unknown_session"),
             // Check the length of the id first: long ids repeated in a thousand replies would take gigabytes.
-            (None, _) if message.topic.len() > MAX_TOPIC => PlainEvent::Unknown("bad_session_id"),
-            (None, _) => self.answer("closed", category, message.topic, SESSION_CLOSED_TEXT.into()),
-            (Some(id), _) => self.handle_session_message(id, message, now),
+            _ if message.topic.len() > MAX_TOPIC => PlainEvent::Unknown("bad_session_id"),
+            _ => self.answer(reply(&message, "closed", SESSION_CLOSED_TEXT.into())),
         }
     }
 
@@ -315,53 +466,26 @@ impl PlainCodec {
         let fits = message.topic.len() <= MAX_TOPIC && self.sessions.len() < MAX_SESSIONS;
         let (Ok(target), true) = (target, fits) else {
             let text = format!("cannot connect to {:.100}: expected host:port", message.addr);
-            let topic = message.topic.chars().take(MAX_TOPIC).collect();
-            return self.answer("connect-failed", category, topic, text.into());
+            let failed = StreamMsg { topic: message.topic.chars().take(MAX_TOPIC).collect(), ..message };
+            return self.answer(reply(&failed, "connect-failed", text.into()));
         };
         let id = SessionId::random();
         self.insert(id, PlainSession::new(message.topic, category, 1, true, now));
-        let open = SessionFrame::Open {
-            target,
-            limit: u64::MAX,
-            epoch: 1,
-            client: "a plain remote".into(),
-            opener: None,
-        };
-        PlainEvent::Session(Decoded { id, category, frames: vec![open] })
+        requested_by_remote(id, category, target)
     }
+}
 
-    fn handle_session_message(&mut self, id: SessionId, message: StreamMsg, now: Instant) -> PlainEvent {
-        let Some(session) = self.sessions.get_mut(&id) else { return PlainEvent::Unknown("unknown_session") };
-        session.last = now;
-        let (category, epoch) = (session.category, session.epoch);
-        let frames = match message.r#type.as_str() {
-            "connected" => vec![SessionFrame::Opened { limit: u64::MAX, epoch, instance: None }],
-            "connect-failed" => {
-                self.drop_session(id);
-                vec![SessionFrame::Refused { epoch, refusal: refusal(&message.data) }]
-            }
-            "tcp-forward" => {
-                session.received_after_fin |= session.finished;
-                session.received += u64::try_from(message.data.len()).unwrap_or(u64::MAX);
-                vec![SessionFrame::Data(message.data)]
-            }
-            "closed" => {
-                let decoded = closing_frames(id, session);
-                self.drop_session(id);
-                decoded.frames
-            }
-            _ => return PlainEvent::Unknown("unknown_type"),
-        };
-        PlainEvent::Session(Decoded { id, category, frames })
-    }
+/// Returns the request of a plain remote for a session here.
+fn requested_by_remote(id: SessionId, category: SessionCategory, target: Target) -> PlainEvent {
+    let client = "a plain remote".into();
+    let open = SessionFrame::Open { target, limit: u64::MAX, epoch: 1, client, opener: None };
+    PlainEvent::Session(Decoded { id, category, frames: vec![open] })
+}
 
-    /// Replies to a message about an unknown session. Beyond [`MAX_WAITING`] queued messages there is no reply.
-    fn answer(&mut self, kind: &str, category: SessionCategory, topic: String, data: Bytes) -> PlainEvent {
-        if self.waiting.len() < MAX_WAITING {
-            self.send(category, kind, topic, data);
-        }
-        PlainEvent::Answered
-    }
+/// Returns a reply to a message of which only the length of the topic was checked.
+fn reply(to: &StreamMsg, kind: &str, data: Bytes) -> StreamMsg {
+    let (node, category, topic) = (to.node.clone(), to.category.clone(), to.topic.clone());
+    StreamMsg { node, category, r#type: kind.into(), topic, data, addr: String::new() }
 }
 
 /// Returns the error code for Go's text of a failed dial.
@@ -377,8 +501,12 @@ fn refusal(text: &Bytes) -> SessionError {
     SessionError::new(code, text)
 }
 
+/// Time after the last byte for which a finished direction waits for the other, because `closed` ends both.
+const HALF_OPEN: Duration = Duration::from_secs(30);
+/// Time after the end of a target in which the remote may send more.
+const AFTER_TARGET: Duration = Duration::from_secs(1);
 /// Maximum length of a plain remote's topic in bytes; it may be any text.
-pub(crate) const MAX_TOPIC: usize = 256;
+const MAX_TOPIC: usize = 256;
 /// Maximum number of replies queued for one link.
 const MAX_WAITING: usize = 1000;
 /// Maximum number of sessions per plain link: bounds the memory that a remote can use.

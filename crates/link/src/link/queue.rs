@@ -251,8 +251,7 @@ impl SendQueue {
         }
         let WaitingFrames { answers, credits, turns, .. } = &mut self.waiting;
         let is_stale = |entry: &QueueEntry| entry.source.is_stale(entry.stay);
-        let mut stale: Vec<QueueEntry> =
-            turns.remove_if(is_stale).into_iter().map(|turn| turn.entry).collect();
+        let mut stale = turns.remove_if(is_stale);
         for queue in [answers, credits] {
             let (removed, kept): (Vec<_>, Vec<_>) = std::mem::take(queue).into_iter().partition(is_stale);
             *queue = kept.into();

@@ -8,8 +8,8 @@ use tracing::{Level, debug, enabled};
 
 use crate::link::Link;
 use crate::relay::SearchGuard;
+use crate::relay::attempt::Attempt;
 use crate::relay::queue::{QueueFull, RelayQueue};
-use crate::relay::request::Attempt;
 use crate::schedule::frame_source::FrameSource as _;
 use tunnel_base::names::{SessionId, Target};
 use tunnel_proto::frame::{ErrorCode, Opener, SessionError, SessionFrame, SessionKey};

@@ -114,6 +114,11 @@ impl RelayQueue {
         Ok(queue.take_request())
     }
 
+    /// Returns true if it has sent its last frame.
+    pub(crate) fn is_over(&self) -> bool {
+        self.queue.lock().is_over()
+    }
+
     /// Returns the bytes of data received so far. Takes no lock.
     pub(crate) fn passed(&self) -> u64 {
         self.passed.load(Relaxed)
@@ -171,7 +176,7 @@ impl FrameSource for RelayQueue {
 
     fn next_frame(self: Arc<Self>, _link: LinkId, turn: &Turn, _now: Instant) -> TurnOutput {
         let mut queue = self.queue.lock();
-        match turn {
+        let output = match turn {
             Turn::Control(_, from) => {
                 let frame = queue.answer.take().or_else(|| queue.credit.take());
                 if let Some(SessionFrame::Credit { limit, .. }) = &frame {
@@ -188,16 +193,16 @@ impl FrameSource for RelayQueue {
                 let backlog = queue.backlog();
                 queue.places.on_data(flow, frame, backlog)
             }
-        }
-    }
-
-    fn is_over(&self) -> bool {
-        let queue = self.queue.lock();
-        queue.sealed && queue.answer.is_none() && queue.ordered.is_empty()
+        };
+        TurnOutput { is_over: queue.is_over(), ..output }
     }
 }
 
 impl RelayQueueState {
+    fn is_over(&self) -> bool {
+        self.sealed && self.answer.is_none() && self.ordered.is_empty()
+    }
+
     fn empty(&mut self) {
         self.answer = None;
         self.credit = None;

@@ -57,12 +57,6 @@ pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
 
     /// Returns what it sends in its turn.
     fn next_frame(self: Arc<Self>, link: LinkId, turn: &Turn, now: Instant) -> TurnOutput;
-
-    /// Returns true if it is relayed and has sent its last frame, so that the link no longer counts it. A session
-    /// itself leaves its links.
-    fn is_over(&self) -> bool {
-        false
-    }
 }
 
 /// The queues of a link in which a source waits, and what it has sent there. It has at most one entry in each, so they
@@ -120,7 +114,7 @@ impl QueueMembership {
         let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
         self.flow_state = if frame.is_some() { flow.flow_state_after(bytes) } else { flow.flow_state };
         self.turns = backlog.is_some();
-        TurnOutput { frame, bytes, flow_state: self.flow_state, backlog, credit: false }
+        TurnOutput { frame, bytes, flow_state: self.flow_state, backlog, ..TurnOutput::default() }
     }
 }
 
@@ -160,4 +154,7 @@ pub(crate) struct TurnOutput {
     pub(crate) backlog: Option<usize>,
     /// Whether it needs another turn for a credit.
     pub(crate) credit: bool,
+    /// Whether it is relayed and this was its last frame, so that the link no longer counts it. A session itself leaves
+    /// its links.
+    pub(crate) is_over: bool,
 }

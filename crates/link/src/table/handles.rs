@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::link::Link;
 use crate::lock::store_waker;
-use crate::table::session::{AnyPermit, SearchTicket, SharedSession};
+use crate::table::session::{AnyPermit, SharedSession};
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_net::ByteStream;
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
@@ -56,7 +56,9 @@ pub struct IncomingSession {
 #[derive(Debug)]
 pub struct ParkedSession {
     pub(super) shared: Arc<SharedSession>,
-    pub(super) search: SearchTicket,
+    pub(super) consecutive_losses: u32,
+    /// Whether another one may search, because the session needed no path when this one checked.
+    pub(super) is_released: bool,
 }
 
 impl PendingOpen {
@@ -169,7 +171,7 @@ impl IncomingSession {
 impl ParkedSession {
     /// Returns the number of earlier consecutive losses of its path without a byte moved in between.
     pub fn consecutive_losses(&self) -> u32 {
-        self.search.consecutive_losses
+        self.consecutive_losses
     }
 
     /// Returns the node of its acceptor.
@@ -189,14 +191,13 @@ impl ParkedSession {
 
     /// Returns true if the session still needs a path. Once it returns false, the next loss creates another
     /// [`ParkedSession`].
-    pub fn needs_path(&self) -> bool {
+    pub fn needs_path(&mut self) -> bool {
         let mut inner = self.shared.lock();
-        let mine = inner.seeker == Some(self.search.seeker);
-        let seeks = mine && inner.state.needs_path();
-        if mine && !seeks {
-            inner.seeker = None;
+        if !self.is_released && !inner.state.needs_path() {
+            inner.is_searched = false;
+            self.is_released = true;
         }
-        seeks
+        !self.is_released
     }
 
     /// Sends Resume over a link, or over its interactive link if the session should run there.
@@ -221,10 +222,12 @@ impl ParkedSession {
 
 impl Drop for ParkedSession {
     fn drop(&mut self) {
-        self.shared.with_state(|inner| {
-            inner.seeker.take_if(|seeker| *seeker == self.search.seeker);
-            ((), Actions::default())
-        });
+        if !self.is_released {
+            self.shared.with_state(|inner| {
+                inner.is_searched = false;
+                ((), Actions::default())
+            });
+        }
     }
 }
 

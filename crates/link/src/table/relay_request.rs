@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use crate::link::Link;
+use crate::relay::attempt::{Attempt, AttemptState};
 use crate::relay::bindings::RelayOutcome;
-use crate::relay::request::{Attempt, AttemptState};
 use crate::table::SessionTable;
 use crate::table::handles::IncomingSession;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};

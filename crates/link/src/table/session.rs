@@ -62,9 +62,8 @@ pub(crate) struct Inner {
     stay: u64,
     /// Where it waits on its link, and what it has sent there.
     places: QueueMembership,
-    /// The number of the `ParkedSession` that may search for a path, and the number of those handed out.
-    pub(super) seeker: Option<u64>,
-    pub(super) seekers: u64,
+    /// Whether a `ParkedSession` has the right to search for a path.
+    pub(super) is_searched: bool,
     /// The last loss of its path.
     pub(super) lost: Option<PathLoss>,
     /// Time of the last received frame.
@@ -79,14 +78,6 @@ pub(crate) struct Inner {
 
 /// A permit of any kind that a session keeps.
 pub type AnyPermit = Arc<dyn Any + Send + Sync>;
-
-/// The right to search for a path, which one task has at a time.
-#[derive(Debug)]
-pub(crate) struct SearchTicket {
-    pub(super) seeker: u64,
-    /// Number of earlier consecutive losses of the path without a byte moved in between.
-    pub(super) consecutive_losses: u32,
-}
 
 /// A loss of a session's path.
 #[derive(Debug, Clone, Copy)]
@@ -122,8 +113,7 @@ impl SharedSession {
                 link,
                 stay: FIRST_STAY,
                 places: QueueMembership::default(),
-                seeker: None,
-                seekers: 0,
+                is_searched: false,
                 lost: None,
                 last_frame: Instant::now(),
                 reader: None,
@@ -272,8 +262,8 @@ impl SharedSession {
             if actions.forget {
                 table.forget(self, is_opener, ended);
             }
-            if let Some(search) = search {
-                table.add_parked(self, search);
+            if let Some(loss) = search {
+                table.add_parked(self, loss.consecutive);
             }
         }
         // After the session was forgotten, so that a client that gets the permit finds a place in the table.
@@ -312,18 +302,17 @@ impl SharedSession {
 impl Inner {
     /// Takes the right to search for a path if the session needs one, has none, and no task searches. The caller holds
     /// the session's lock, so that of two threads that notice the same loss only one takes it.
-    fn take_search(&mut self) -> Option<SearchTicket> {
+    fn take_search(&mut self) -> Option<PathLoss> {
         let needs = self.state.is_opener() && self.state.needs_path() && self.state.path().is_none();
-        if !needs || self.seeker.is_some() {
+        if !needs || self.is_searched {
             return None;
         }
-        self.seekers += 1;
-        self.seeker = Some(self.seekers);
+        self.is_searched = true;
         let (at, moved) = (Instant::now(), self.state.bytes_transferred());
         let repeats = |last: &PathLoss| at - last.at < RECENT_LOSS && last.moved == moved;
         let consecutive = self.lost.filter(repeats).map_or(0, |last| last.consecutive + 1);
         self.lost = Some(PathLoss { consecutive, at, moved });
-        Some(SearchTicket { seeker: self.seekers, consecutive_losses: consecutive })
+        self.lost
     }
 
     /// Makes what is derived from the state's path follow it: the link, and the session's place there. A step moves a

@@ -547,7 +547,7 @@ impl<'a> World<'a> {
             return false;
         }
         let at = self.below(self.parked.len());
-        let (process, parked) = &self.parked[at];
+        let (process, parked) = &mut self.parked[at];
         let waits = parked.answered().now_or_never().is_none();
         if !parked.needs_path() || !self.healed && self.rng.random_ratio(1, 32) {
             self.parked.swap_remove(at);

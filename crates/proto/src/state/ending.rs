@@ -125,6 +125,7 @@ impl SessionState {
     /// is missing, the first call marks the start of the wait.
     pub fn mark_waiting(&mut self, now: Instant) -> Option<Instant> {
         match (&self.departed, self.phase) {
+            (_, Phase::Closed) => None,
             (Some(departed), _) => Some(departed.since),
             (None, Phase::LastAck | Phase::Closing) => Some(*self.waiting_since.get_or_insert(now)),
             (None, _) if self.is_opener() => None,
@@ -145,10 +146,9 @@ impl SessionState {
             (Phase::LastAck | Phase::Closing, _) => {
                 (Some(false), self.close(SessionError::new(ErrorCode::NoError, "")))
             }
-            (_, None) => (None, Actions::default()),
             (Phase::Open | Phase::Resuming, Some(DepartedOwner { why, .. })) => (Some(true), self.reset(why)),
             (Phase::Parked, Some(DepartedOwner { why, .. })) => (Some(true), self.close(why)),
-            (_, Some(_)) => (Some(true), Actions::default()),
+            _ => (None, Actions::default()),
         }
     }
 

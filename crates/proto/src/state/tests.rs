@@ -638,6 +638,16 @@ async fn an_orphaned_session_can_be_evicted() {
 }
 
 #[tokio::test]
+async fn a_closed_session_has_nothing_left_to_evict_or_to_wait_for() {
+    for mut end in [opener(Phase::Open), acceptor(Phase::Open)] {
+        end.send.write(Bytes::from_static(b"bytes"));
+        let _ = end.abort(refusal(ErrorCode::Cancelled), now());
+        let _ = end.handle_frame(A, reset(1, ErrorCode::Cancelled), now());
+        assert_eq!((end.phase(), end.mark_waiting(now()), end.evict().0), (Phase::Closed, None, None));
+    }
+}
+
+#[tokio::test]
 async fn an_open_cancelled_without_a_path_is_revoked_over_the_next_path() {
     let mut end = opener(Phase::Opening);
     end.instance = instance();

@@ -1,36 +1,20 @@
-//! Finds out which generation of SuperEdge a remote is, and translates with that generation's codec.
+//! Finds out which generation of SuperEdge a remote is, and has each session translated as that generation requires.
 //!
 //! Nothing on the wire names the generation. So each link begins with a message that the newest generation answers at
 //! once with an error, and that older ones ignore. Sessions wait for the answer. See
 //! docs/reference/superedge-wire.md#which-generation-a-remote-is.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::g4::G4Codec;
-use super::{Decoded, PlainCodec, PlainEvent};
-use crate::codec::extended::STREAM;
+use super::{Decoded, PlainEvent, RequestedSession, SuperEdgeCodec};
+use crate::codec::extended::{HEARTBEAT, STREAM};
 use crate::codec::proto::StreamMsg;
-use crate::frame::{ErrorCode, Frame, FrameKind, SessionCategory, SessionError, SessionFrame};
+use crate::frame::{ErrorCode, SessionCategory, SessionError, SessionFrame};
 use tunnel_base::names::{NodeName, SessionId};
-
-/// The sessions of a link to a program of SuperEdge, with the codecs of both generations.
-#[derive(Debug)]
-pub struct SuperEdgeCodec {
-    newest: PlainCodec,
-    g4: G4Codec,
-    generation: Option<SuperEdgeGeneration>,
-    /// The probe, until it is sent.
-    probe: Option<StreamMsg>,
-    probe_topic: String,
-    /// When a remote that has not answered the probe is taken for an older one.
-    decide_at: Instant,
-    /// Sessions to open once the generation is known. Bounded by the sessions of this process.
-    held: HashMap<SessionId, Frame>,
-}
 
 /// A generation of SuperEdge that is served; see docs/reference/superedge-wire.md#generations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +33,15 @@ impl SuperEdgeGeneration {
             Self::G5 => "plain",
         }
     }
+
+    /// Returns the only generation that sends messages of that type; `None` if both do, or none.
+    fn of_message(kind: &str) -> Option<Self> {
+        match kind {
+            "frontend" | "backend" | "access" => Some(Self::G4),
+            "connecting" | "connected" | "connect-failed" | "tcp-forward" => Some(Self::G5),
+            _ => None,
+        }
+    }
 }
 
 impl SuperEdgeCodec {
@@ -57,13 +50,19 @@ impl SuperEdgeCodec {
     pub fn new(node: NodeName, to_edge: bool, idle_timeout: Duration, now: Instant) -> Self {
         let probe = probe(&node, to_edge);
         Self {
-            newest: PlainCodec::new(node.clone()),
-            g4: G4Codec::new(node, to_edge, idle_timeout),
+            node,
+            to_edge,
+            by_topic: HashMap::new(),
+            sessions: HashMap::new(),
+            timers: BTreeSet::new(),
             generation: None,
             probe_topic: probe.topic.clone(),
-            probe: Some(probe),
+            waiting: VecDeque::from([probe]),
             decide_at: now + PROBE_TIMEOUT,
             held: HashMap::new(),
+            idle_timeout,
+            closed: VecDeque::new(),
+            early: 0,
         }
     }
 
@@ -72,127 +71,58 @@ impl SuperEdgeCodec {
         self.generation
     }
 
-    /// Sends a frame. Returns the frames that the local session gets at once, because the remote does not send them.
-    pub fn send_frame(&mut self, frame: Frame, now: Instant) -> Option<Decoded> {
-        match frame.body {
-            FrameKind::Session(id, _, SessionFrame::Open { .. }) => self.open(id, frame, now),
-            // The only other frame of such a session ends it, and the remote does not know it.
-            FrameKind::Session(id, ..) if self.held.remove(&id).is_some() => None,
-            FrameKind::Session(id, category, session_frame) if self.g4.has(id) => {
-                self.g4.send_frame(id, category, session_frame, now)
-            }
-            _ => self.newest.send_frame(frame, now),
+    /// Requests a session, once the generation is known. Returns the refusal of one that no generation can serve.
+    pub(super) fn request(&mut self, requested: RequestedSession, now: Instant) -> Option<Decoded> {
+        let RequestedSession { id, category, epoch, .. } = requested;
+        // Refused on behalf of the remote: no supported generation uses TLS to targets.
+        if category == SessionCategory::Https {
+            let refusal = SessionError::new(ErrorCode::TargetUnreachable, NO_TLS);
+            return Some(Decoded { id, category, frames: vec![SessionFrame::Refused { refusal, epoch }] });
         }
-    }
-
-    fn open(&mut self, id: SessionId, frame: Frame, now: Instant) -> Option<Decoded> {
-        match (self.generation, frame.body) {
-            // Refused on behalf of the remote: no supported generation uses TLS to targets.
-            (
-                _,
-                FrameKind::Session(_, category @ SessionCategory::Https, SessionFrame::Open { epoch, .. }),
-            ) => {
-                let refusal = SessionError::new(ErrorCode::TargetUnreachable, NO_TLS);
-                Some(Decoded { id, category, frames: vec![SessionFrame::Refused { refusal, epoch }] })
-            }
-            (Some(SuperEdgeGeneration::G4), FrameKind::Session(_, category, open)) => {
-                self.g4.send_frame(id, category, open, now)
-            }
-            (Some(_), body) => self.newest.send_frame(Frame { node: frame.node, body }, now),
-            (None, body) => {
-                self.held.insert(id, Frame { node: frame.node, body });
-                None
-            }
+        match self.generation {
+            Some(SuperEdgeGeneration::G4) => self.open_g4(requested, now),
+            Some(SuperEdgeGeneration::G5) => self.open(requested, now),
+            None => drop(self.held.insert(id, requested)),
         }
-    }
-
-    /// Returns the next message to send.
-    pub fn next_message(&mut self) -> Option<StreamMsg> {
-        let probe = self.probe.take();
-        probe.or_else(|| self.newest.next_message()).or_else(|| self.g4.next_message())
-    }
-
-    /// Returns true if messages wait to be sent.
-    pub fn has_messages(&self) -> bool {
-        self.probe.is_some() || !self.newest.waiting.is_empty() || self.g4.has_messages()
-    }
-
-    /// Returns the bytes of a session, and of all sessions, that wait for a dial here. Returns 0 for both if none of
-    /// the session do.
-    pub fn early(&self, id: SessionId) -> (usize, usize) {
-        self.g4.early(id)
-    }
-
-    /// Ends a session that has too many such bytes. Returns the frames for this end.
-    pub fn give_up_early(&mut self, id: SessionId) -> Option<Decoded> {
-        self.g4.give_up_early(id)
-    }
-
-    /// Sends `closed` for half-closed sessions that were idle for long. Returns the frames for this end.
-    pub fn tick(&mut self, now: Instant) -> Vec<Decoded> {
-        self.newest.tick(now)
-    }
-
-    /// Returns when to call [`Self::due`], if nothing changes.
-    pub fn next_due(&self) -> Option<Instant> {
-        let undecided = self.generation.is_none().then_some(self.decide_at);
-        [undecided, self.newest.next_end(), self.g4.next_due()].into_iter().flatten().min()
-    }
-
-    /// Returns the sessions for which [`Self::handle_due`] must be called.
-    pub fn due(&mut self, now: Instant) -> Vec<SessionId> {
-        if self.generation.is_none() && now >= self.decide_at {
-            self.decide(SuperEdgeGeneration::G4, now);
-        }
-        let mut due = self.newest.ended(now);
-        due.extend(self.g4.due(now));
-        due
-    }
-
-    /// Handles a session that is due. `taken` is true if the target here has received all bytes from the remote.
-    /// Returns the frames for this end.
-    pub fn handle_due(&mut self, id: SessionId, taken: bool, now: Instant) -> Option<Decoded> {
-        if self.g4.has(id) {
-            return self.g4.handle_due(id, taken, now);
-        }
-        if !taken {
-            self.newest.postpone_close(id, now);
-            return None;
-        }
-        self.newest.close(id)
+        None
     }
 
     /// Handles a message from the remote.
     pub fn handle_message(&mut self, message: StreamMsg, now: Instant) -> PlainEvent {
         if message.category == STREAM {
-            return self.newest.handle_message(message, now);
+            let beats = message.r#type == HEARTBEAT;
+            return if beats { PlainEvent::Heartbeat } else { PlainEvent::Unknown("unknown_type") };
         }
         if message.topic == self.probe_topic {
             self.decide(SuperEdgeGeneration::G5, now);
             return PlainEvent::Answered;
         }
-        match message.r#type.as_str() {
-            "frontend" | "backend" | "access" => {
-                self.decide(SuperEdgeGeneration::G4, now);
-                self.g4.handle_message(message, now)
-            }
-            "closed" if self.g4.has_topic(&message.topic) => self.g4.handle_message(message, now),
-            kind => {
-                if matches!(kind, "connecting" | "connected" | "connect-failed" | "tcp-forward") {
-                    self.decide(SuperEdgeGeneration::G5, now);
-                }
-                self.newest.handle_message(message, now)
-            }
+        let generation = SuperEdgeGeneration::of_message(&message.r#type);
+        if let Some(generation) = generation {
+            self.decide(generation, now);
+        }
+        let Some(category) = SessionCategory::from_name(&message.category) else {
+            return PlainEvent::Unknown("unknown_type");
+        };
+        if !message.node.eq_ignore_ascii_case(self.node.as_str()) {
+            return PlainEvent::Unknown("wrong_node");
+        }
+        if let Some(id) = self.by_topic.get(&message.topic) {
+            return self.handle_session_message(*id, message, now);
+        }
+        match generation {
+            Some(SuperEdgeGeneration::G4) => self.handle_other_g4_message(category, message, now),
+            Some(SuperEdgeGeneration::G5) | None => self.handle_other_message(category, message, now),
         }
     }
 
-    /// Records the remote's generation, and opens the sessions that waited for it. A remote that was too slow for the
-    /// probe is recognized by its later messages.
-    fn decide(&mut self, generation: SuperEdgeGeneration, now: Instant) {
+    /// Records the remote's generation, and requests the sessions that waited for it. A remote that was too slow for
+    /// the probe is recognized by its later messages.
+    pub(super) fn decide(&mut self, generation: SuperEdgeGeneration, now: Instant) {
         self.generation = Some(generation);
-        for (id, frame) in std::mem::take(&mut self.held) {
-            // Opening a session produces no frames for it, except for one that was not held.
-            let _ = self.open(id, frame, now);
+        for (_, requested) in std::mem::take(&mut self.held) {
+            // One that is refused was not held.
+            let _ = self.request(requested, now);
         }
     }
 }

@@ -4,8 +4,12 @@ use crate::superedge::MAX_TOPIC;
 
 use super::*;
 
-fn plain() -> PlainCodec {
-    PlainCodec::new("edge-1".parse().unwrap())
+fn plain() -> SuperEdgeCodec {
+    let now = Instant::now();
+    let mut plain = SuperEdgeCodec::new("edge-1".parse().unwrap(), true, Duration::from_secs(600), now);
+    plain.decide(SuperEdgeGeneration::G5, now);
+    plain.next_message();
+    plain
 }
 
 fn id() -> SessionId {
@@ -14,7 +18,7 @@ fn id() -> SessionId {
 
 /// Returns the message that is sent, and the frames that our session gets.
 fn send_frame_of(
-    plain: &mut PlainCodec,
+    plain: &mut SuperEdgeCodec,
     id: SessionId,
     frame: SessionFrame,
 ) -> (Option<StreamMsg>, Vec<SessionFrame>) {
@@ -28,17 +32,17 @@ fn send_frame_of(
     (message, decoded.map(|h| h.frames).unwrap_or_default())
 }
 
-fn send_frame(plain: &mut PlainCodec, frame: SessionFrame) -> (Option<StreamMsg>, Vec<SessionFrame>) {
+fn send_frame(plain: &mut SuperEdgeCodec, frame: SessionFrame) -> (Option<StreamMsg>, Vec<SessionFrame>) {
     send_frame_of(plain, id(), frame)
 }
 
 /// Returns the type of the reply to the remote.
-fn answer(plain: &mut PlainCodec, event: &PlainEvent) -> String {
+fn answer(plain: &mut SuperEdgeCodec, event: &PlainEvent) -> String {
     assert_eq!(*event, PlainEvent::Answered);
     plain.next_message().unwrap().r#type
 }
 
-fn handle_message(plain: &mut PlainCodec, kind: &str, topic: &str, data: &str) -> PlainEvent {
+fn handle_message(plain: &mut SuperEdgeCodec, kind: &str, topic: &str, data: &str) -> PlainEvent {
     let message = StreamMsg {
         node: "edge-1".into(),
         category: "ssh".into(),
@@ -73,7 +77,7 @@ fn a_tcp_session_has_category_ssh_on_the_wire() {
     assert_eq!((decoded.id, decoded.category), (id(), SessionCategory::Tcp));
 }
 
-fn opened(plain: &mut PlainCodec) -> String {
+fn opened(plain: &mut SuperEdgeCodec) -> String {
     let open = SessionFrame::Open {
         target: "edge-1:22".parse().unwrap(),
         limit: 9,
@@ -118,10 +122,12 @@ async fn a_half_closed_session_ends_after_thirty_seconds() {
     assert!(sent.0.is_none());
     assert_eq!(sent.1, [SessionFrame::Credit { received: 1, limit: u64::MAX }]);
     assert_eq!(frames(handle_message(&mut plain, "tcp-forward", &topic, "late answer")).len(), 1);
-    assert!(plain.tick(Instant::now() + Duration::from_secs(29)).is_empty());
-    let ended = plain.tick(Instant::now() + Duration::from_secs(30));
+    assert_eq!(plain.due(Instant::now() + Duration::from_secs(29)), []);
+    let due = Instant::now() + Duration::from_secs(30);
+    assert_eq!(plain.due(due), [id()]);
+    let ended = plain.handle_due(id(), true, due).unwrap();
     assert_eq!(plain.next_message().unwrap().r#type, "closed");
-    assert!(matches!(ended[0].frames[..], [SessionFrame::Fin { total: 12 }, SessionFrame::Reset { .. }]));
+    assert!(matches!(ended.frames[..], [SessionFrame::Fin { total: 12 }, SessionFrame::Reset { .. }]));
 }
 
 #[tokio::test(start_paused = true)]
@@ -134,28 +140,26 @@ async fn a_targets_end_closes_the_session_unless_the_remote_keeps_sending() {
         };
         frames(handle_message(&mut plain, "tcp-forward", "t", "question"));
         send_frame_of(&mut plain, opened_session.id, SessionFrame::Data("answer".into()));
-        assert_eq!(plain.next_end(), None);
+        assert_eq!(plain.next_due(), None);
         assert_eq!(send_frame_of(&mut plain, opened_session.id, SessionFrame::Fin { total: 7 }).0, None);
-        assert_eq!(plain.next_end(), Some(now + AFTER_TARGET));
+        assert_eq!(plain.next_due(), Some(now + AFTER_TARGET));
         if received_after_fin {
             frames(handle_message(&mut plain, "tcp-forward", "t", "more"));
         }
-        let ended = plain.ended(now + AFTER_TARGET);
-        assert_eq!(ended, if received_after_fin { vec![] } else { vec![opened_session.id] });
-        for id in ended {
-            // The received bytes are not taken yet.
-            plain.postpone_close(id, now + AFTER_TARGET);
-            assert_eq!(plain.ended(now + AFTER_TARGET), []);
-            assert_eq!(plain.ended(now + AFTER_TARGET * 2), [id]);
-            let decoded = plain.close(id).unwrap();
-            assert!(
-                matches!(decoded.frames[..], [SessionFrame::Fin { total: 9 }, SessionFrame::Reset { .. }]),
-                "{decoded:?}"
-            );
-            assert_eq!(plain.next_message().unwrap().r#type, "closed");
-        }
-        assert_eq!(plain.tick(now + Duration::from_secs(30)).len(), usize::from(received_after_fin));
-        assert!(plain.sessions.is_empty());
+        let id = opened_session.id;
+        assert_eq!(plain.due(now + AFTER_TARGET), [id]);
+        // The received bytes are not taken yet, or more have arrived.
+        assert_eq!(plain.handle_due(id, received_after_fin, now + AFTER_TARGET), None);
+        let due = now + if received_after_fin { HALF_OPEN } else { AFTER_TARGET * 2 };
+        assert_eq!((plain.due(now + AFTER_TARGET), plain.next_due()), (vec![], Some(due)));
+        let decoded = plain.handle_due(id, true, due).unwrap();
+        let received = if received_after_fin { 13 } else { 9 };
+        assert!(
+            matches!(decoded.frames[..], [SessionFrame::Fin { total }, SessionFrame::Reset { .. }] if total == received),
+            "{decoded:?}"
+        );
+        assert_eq!(plain.next_message().unwrap().r#type, "closed");
+        assert!(plain.sessions.is_empty() && plain.timers.is_empty());
     }
 }
 
@@ -214,7 +218,7 @@ async fn heartbeats_are_recognised_and_unknown_messages_refused() {
     let beat = heartbeat(&plain.node);
     assert_eq!(beat.topic, "edge-1heartbeat");
     assert_eq!(plain.handle_message(beat, Instant::now()), PlainEvent::Heartbeat);
-    let event = handle_message(&mut plain, "access", "t", "");
+    let event = handle_message(&mut plain, "control", "t", "");
     assert_eq!(answer(&mut plain, &event), "closed");
     let foreign = StreamMsg { node: "other".into(), category: "ssh".into(), ..StreamMsg::default() };
     assert_eq!(plain.handle_message(foreign, Instant::now()), PlainEvent::Unknown("wrong_node"));

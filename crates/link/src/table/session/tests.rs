@@ -250,7 +250,7 @@ async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
     let closed = SessionError::new(ErrorCode::Cancelled, "link closed");
     let parked = || table.next_parked().now_or_never();
     table.link_ended(&links[0], &closed, now);
-    let first = parked().unwrap();
+    let mut first = parked().unwrap();
     first.resume(&links[1]);
     table.link_ended(&links[1], &closed, now);
     assert!(parked().is_none(), "its seeker notices that itself");

@@ -1,6 +1,6 @@
 //! How the generation of a remote is found out, and what waits for that.
 
-use bytes::Bytes;
+use crate::frame::{Frame, FrameKind};
 
 use super::*;
 
