@@ -265,7 +265,7 @@ impl InterceptListeners {
             table: settings.table.clone(),
             mark: settings.mark.mark,
             mask: settings.mark.mask,
-            v4: Some(port(&self.v4)),
+            v4: port(&self.v4),
             v6: self.v6.as_ref().map(port),
             forwarded: self
                 .forwarded
