@@ -136,10 +136,9 @@ impl Edge {
             viewers,
             streams: FairLimiter::new(admin::STREAMS),
         };
-        admin.spawn(ports, None, &edge.files, &edge.admin);
         let certificates = MonitoredCertificates::default();
         certificates.set(shown, authorities);
-        admin.follow_files(certificates, &edge.files, &edge.admin);
+        admin.spawn(ports, None, certificates, &edge.files, &edge.admin);
         info!(admin_addr = edge.bound.log.map(tracing::field::display), "edge started");
         Ok(edge)
     }

@@ -508,10 +508,8 @@ impl ServerContext {
             viewers,
             streams: FairLimiter::new(admin::STREAMS),
         });
-        let drain = &self.drains.admin;
-        admin.spawn(ports, Some(grpc), &self.watcher, drain);
         self.certificates.set(settings.certificates(), settings.ca_files());
-        admin.follow_files(self.certificates.clone(), &self.watcher, drain);
+        admin.spawn(ports, Some(grpc), self.certificates.clone(), &self.watcher, &self.drains.admin);
     }
 }
 

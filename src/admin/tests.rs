@@ -324,7 +324,7 @@ async fn the_admin_socket_answers_with_any_host_header() {
     let drain = Drain::new();
     let listeners =
         AdminListeners { local: Some(UnixAccept::bind(&path).unwrap()), ..AdminListeners::default() };
-    cloud(&["a"]).spawn(listeners, None, &FileWatcher::new(&drain), &drain);
+    cloud(&["a"]).spawn(listeners, None, MonitoredCertificates::default(), &FileWatcher::new(&drain), &drain);
     let mut socket = tokio::net::UnixStream::connect(&path).await.unwrap();
     socket.write_all(b"GET /status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
     let mut answer = String::new();
