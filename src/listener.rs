@@ -43,7 +43,6 @@ use crate::listener::admission::{ListenerContext, ListenerProtocol};
 use crate::listener::authenticated::TlsListenerProtocol;
 use crate::listener::http::NodePortConfig;
 use crate::registry::Finder;
-use crate::registry::peers::Peers;
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::addresses::owners::AddressClaim;
 use tunnel_base::drain::Drain;
@@ -147,8 +146,6 @@ pub(crate) struct ListenerDeps {
     /// The networks of load balancers in front of its ports.
     pub(crate) proxies: Networks,
     pub(crate) finder: Arc<Finder>,
-    /// The peers; `None` if this server has none.
-    pub(crate) peers: Option<Arc<Peers>>,
     /// The ports of nodes that are redirected here, and which of them are ports of the node's loopback.
     pub(crate) ports: watch::Receiver<ConfigMapPorts>,
     /// Returns the addresses that linked edges claim.

@@ -283,6 +283,11 @@ impl Finder {
         self.others.is_none()
     }
 
+    /// Returns the peers; `None` if this server has none.
+    pub fn peers(&self) -> Option<&Arc<Peers>> {
+        self.others.as_ref().map(|others| &others.peers)
+    }
+
     /// Returns the registry of nodes that are linked to this server.
     pub fn registry(&self) -> &Arc<Registry> {
         &self.registry

@@ -50,7 +50,6 @@ use crate::parts::with_kubernetes;
 use crate::registry::Finder;
 use crate::registry::Registry;
 use crate::registry::dns_search::NodeDnsLookup;
-use crate::registry::peers::Peers;
 use crate::route::{PathProvider, SessionRouter};
 use crate::server::cluster::KubernetesView;
 use crate::server::config::ServerConfig;
@@ -145,8 +144,6 @@ pub(crate) struct ServerContext {
     pub(crate) link_context: LinkContext,
     pub(crate) registry: Arc<Registry>,
     pub(crate) finder: Arc<Finder>,
-    /// The peers; `None` if this server has none.
-    pub(crate) peers: Option<Arc<Peers>>,
     pub(crate) route: SessionRouter,
     pub(crate) pool: BufferPool,
     /// Dials targets of the cloud for edges.
@@ -358,9 +355,9 @@ impl ServerContext {
                 .unzip();
         let no_servers = cluster.service_addresses.clone();
         let dns = NodeDnsLookup::new(Arc::new(files.dns.clone()), zone.clone(), no_servers);
-        let finder = match &peers {
+        let finder = match peers {
             None => Finder::without_peers(registry.clone(), table.instance()),
-            Some(peers) => Finder::new(registry.clone(), table.instance(), peers.clone(), dns, port),
+            Some(peers) => Finder::new(registry.clone(), table.instance(), peers, dns, port),
         };
         let for_edges = dialer(settings, files, TargetDialerRole::ForEdges, &policies.for_edges);
         let for_clients = dialer(settings, files, TargetDialerRole::ForClients, &policies.for_clients);
@@ -369,7 +366,6 @@ impl ServerContext {
             route: SessionRouter::new(paths, table, session.open_timeout, session.resume_timeout),
             registry,
             finder,
-            peers,
             backend: SessionAcceptor::new(for_edges, pool.clone(), grants.clone(), metrics, clients),
             direct: DirectDialer::new(for_clients, session.open_timeout),
             link_context,
@@ -445,7 +441,6 @@ impl ServerContext {
             context: self.listener_context(),
             proxies: Networks::default(),
             finder: self.finder.clone(),
-            peers: self.peers.clone(),
             ports: self.cluster.ports.clone(),
             claims: Arc::new(move || edge_links.address_claims()),
             readiness: self.readiness.clone(),
@@ -488,9 +483,7 @@ impl ServerContext {
         grpc: SocketAddr,
     ) {
         let view = ServerStatusSource {
-            registry: self.registry.clone(),
             name: self.link_context.server_name.clone(),
-            peers: self.peers.clone(),
             finder: self.finder.clone(),
             publishes: settings.dns.publish.name(),
             enrolment: self.enrolment.clone(),

@@ -40,10 +40,8 @@ fn cloud(nodes: &[&str]) -> AdminContext {
         );
     }
     admin(AdminProcess::Cloud(ServerStatusSource {
-        finder: Finder::without_peers(registry.clone(), Instance::from_bits(7)),
-        registry,
+        finder: Finder::without_peers(registry, Instance::from_bits(7)),
         name: "eu-1".parse().ok(),
-        peers: None,
         publishes: Some("hosts"),
         enrolment: None,
         port: 9000,

@@ -86,17 +86,17 @@ fn handle_signal(Frame { node, body }: Frame, link: &Arc<Link>, shared: &Arc<Ser
             shared.link_context.table.detach_relays(link, None);
         }
         FrameKind::Load(load) => {
-            if let Some(peers) = &shared.peers {
+            if let Some(peers) = shared.finder.peers() {
                 peers.handle_load(link, load);
             }
         }
         FrameKind::ListNodes(requested) => {
-            if let Some(peers) = &shared.peers {
+            if let Some(peers) = shared.finder.peers() {
                 peers.handle_list_nodes(link, &requested);
             }
         }
         FrameKind::NodePage(page) => {
-            if let Some(peers) = &shared.peers {
+            if let Some(peers) = shared.finder.peers() {
                 peers.handle_node_page(link, page);
             }
         }
@@ -144,7 +144,7 @@ pub(crate) fn retire_old_links(
     found: Option<Found>,
     shared: &Arc<ServerContext>,
 ) {
-    if shared.peers.is_none() {
+    if shared.finder.is_alone() {
         return;
     }
     // Beyond the limit nothing is pinged, and a dead link is detected by its ping timeout.

@@ -67,7 +67,7 @@ fn store(
             Some(Box::new(EtcdRecords::new(members, dns.etcd.prefix.clone(), server)))
         }
         PublishTo::ConfigMap => {
-            let (name, peers) = (dns.configmap.clone(), shared.peers.clone());
+            let (name, peers) = (dns.configmap.clone(), shared.finder.peers().cloned());
             let lives =
                 move |server| -> BoxFuture<'static, bool> { Box::pin(answers(peers.clone(), server, grpc)) };
             let (cluster, pods) = (settings.peers.cluster.as_ref()?, shared.cluster.pods.as_ref());
@@ -85,7 +85,7 @@ fn record_filter(
     grpc: u16,
 ) -> RecordFilter {
     let (own, no_servers) = (settings.pod_ip, shared.cluster.service_addresses.clone());
-    let peers = shared.peers.clone();
+    let peers = shared.finder.peers().cloned();
     let mut vet = RecordFilter::new(files.dns.clone(), move |ip| {
         let (peers, known) = (peers.clone(), Some(ip) == own || no_servers.borrow().contains(&ip));
         Box::pin(async move { known || answers(peers, ip, grpc).await })

@@ -32,7 +32,7 @@ impl Server {
         // From then on, traffic to nodes goes there directly, not to a listener that is about to close.
         redirecting.close();
         let _ = timeout(CLOSE_TIMEOUT.min(deadline), redirecting.wait()).await;
-        if self.context.peers.is_some() {
+        if !finder.is_alone() {
             tokio::select! {
                 () = sleep(LISTEN_GRACE.min(deadline / 4)) => {}
                 () = at_once.clone() => {}

@@ -95,7 +95,7 @@ impl NftReconciler {
     /// Updates the intercepted addresses. Returns true if they have changed.
     fn refresh_addresses(&mut self) -> bool {
         let own = self.own.now().all;
-        let peers = self.deps.peers.as_ref().map(|peers| peers.addresses()).unwrap_or_default();
+        let peers = self.deps.finder.peers().map(|peers| peers.addresses()).unwrap_or_default();
         let refuses = |ip: IpAddr| {
             let why = [
                 (!self.settings.networks.contains(ip), REASON_OUTSIDE_NETWORKS),
