@@ -164,7 +164,7 @@ pub(crate) struct ServerContext {
     /// Permits for sessions of clients and users.
     pub(crate) session_permits: FairLimiter<ClientKey>,
     /// Permits for concurrent searches of all edges.
-    pub(crate) search_permits: Arc<Semaphore>,
+    pub(crate) search_permits: Semaphore,
     /// Permits for pinging older links of nodes that have linked again.
     pub(crate) move_permits: Arc<Semaphore>,
     /// How many links each node has opened recently.
@@ -377,7 +377,7 @@ impl ServerContext {
             session_permits: admission::sessions(session.max_sessions, session.max_per_client),
             policies,
             grants,
-            search_permits: Arc::new(Semaphore::new(link_events::MAX_SEARCHES)),
+            search_permits: Semaphore::new(link_events::MAX_SEARCHES),
             move_permits: Arc::new(Semaphore::new(MAX_CONCURRENT_MOVES)),
             link_rates: LinkRateLimiter::default(),
             zone,
