@@ -23,7 +23,7 @@ pub(crate) mod trace_id;
 use std::any::Any;
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -113,7 +113,7 @@ pub(crate) trait ListenerConfig: Any + fmt::Debug + Send + Sync {
     fn bind(&self, tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared>;
 }
 
-/// A file that a listener reads.
+/// A PEM file that a listener reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NamedFile {
     /// The full key that names it.
@@ -124,17 +124,40 @@ pub(crate) struct NamedFile {
     pub(crate) kind: FileKind,
 }
 
-/// What a file of a listener contains.
+/// What a PEM file of a listener contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FileKind {
-    /// A secret, which only this user may read.
-    Secret,
+    /// A private key, which only this user may read.
+    PrivateKey,
     /// A certificate that the server presents to clients.
     ServerCertificate,
     /// A certificate that it presents to targets, as their client.
     ClientCertificate,
     /// CAs that it trusts.
     Ca,
+}
+
+impl NamedFile {
+    pub(crate) fn new(key: impl Into<String>, path: &Path, kind: FileKind) -> Self {
+        Self { key: key.into(), path: path.to_owned(), kind }
+    }
+
+    /// Checks what each of these files contains. All of them, so that each error is recorded.
+    pub(crate) fn check_all(files: &[Self], startup: &mut StartupErrorCollector) -> Result<(), NotPrepared> {
+        let mut result = Ok(());
+        for Self { key, path, kind } in files {
+            let is_right = match kind {
+                FileKind::PrivateKey => startup.check_private_key(key, Some(path)),
+                FileKind::ServerCertificate | FileKind::ClientCertificate | FileKind::Ca => {
+                    startup.check_certs(key, Some(path))
+                }
+            };
+            if !is_right {
+                result = Err(NotPrepared);
+            }
+        }
+        result
+    }
 }
 
 /// What a listener of a server is served with. All but the name, policy and drain in `context`, `proxies` and

@@ -101,11 +101,12 @@ impl<F: ListenerProtocol<UnixStream>> ListenerProtocol<UnixStream> for UnixListe
 impl ListenerTlsConfig {
     /// Returns the files, with the keys that name them.
     pub(crate) fn files(&self) -> Vec<NamedFile> {
-        let file =
-            |name: &str, path: &Path, kind| NamedFile { key: self.key(name), path: path.to_owned(), kind };
+        let file = |name: &str, path: &Path, kind| NamedFile::new(self.key(name), path, kind);
+        let own = [
+            file("cert", &self.cert, FileKind::ServerCertificate),
+            file("key", &self.key, FileKind::PrivateKey),
+        ];
         let ca = self.client_ca.iter().map(|ca| file("client_ca", ca, FileKind::Ca));
-        let own =
-            [file("cert", &self.cert, FileKind::ServerCertificate), file("key", &self.key, FileKind::Secret)];
         own.into_iter().chain(ca).collect()
     }
 
@@ -115,23 +116,13 @@ impl ListenerTlsConfig {
         tls: &Tls,
         startup: &mut StartupErrorCollector,
     ) -> Result<ReloadedValue<ServerTls>, NotPrepared> {
-        let Self { cert, key, client_ca, .. } = self;
         let offer = tls_params(tls, startup);
-        let keys = ["cert", "key", "client_ca"].map(|file| self.key(file));
-        // Each file separately, so that all errors are noted.
-        let are_usable = [
-            startup.check_certs(&keys[0], Some(cert)),
-            startup.check_private_key(&keys[1], Some(key)),
-            startup.check_certs(&keys[2], client_ca.as_ref()),
-        ];
-        if are_usable.contains(&false) {
-            return Err(NotPrepared);
-        }
+        NamedFile::check_all(&self.files(), startup)?;
         let (offer, _) = offer?;
-        let identity = IdentityFiles { cert: cert.clone(), key: key.clone() };
-        let clients = client_ca.clone().map_or(ClientAuth::Anonymous, ClientAuth::Required);
+        let identity = IdentityFiles { cert: self.cert.clone(), key: self.key.clone() };
+        let clients = self.client_ca.clone().map_or(ClientAuth::Anonymous, ClientAuth::Required);
         let server = TlsServerConfig { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] };
-        startup.collect(StartupErrorKind::Config, &[&keys[0], &keys[1]], server.load())
+        startup.collect(StartupErrorKind::Config, &[&self.key("cert"), &self.key("key")], server.load())
     }
 }
 

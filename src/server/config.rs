@@ -235,7 +235,7 @@ impl ServerConfig {
                 all.push((key.clone(), users.clone()));
             }
         }
-        all.extend(self.listener_files(FileKind::Secret));
+        all.extend(self.listener_files(FileKind::PrivateKey));
         for (table, etcd) in self.etcds() {
             for (key, file) in [("key", &etcd.key), ("password_file", &etcd.password_file)] {
                 all.extend(file.iter().map(|file| (format!("{table}.etcd.{key}"), file.clone())));
