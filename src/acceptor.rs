@@ -105,7 +105,7 @@ impl SessionAcceptor {
         target: C,
     ) {
         let (session, alive) = (offer.accept().into(), self.metrics.sessions.start(LISTENER));
-        let opened = OpenSession { session, buffered: Bytes::new(), access, grant, alive, permit: () };
+        let opened = OpenSession { session, buffered: Bytes::new(), access, grant, alive, permit: None };
         run_session(opened, LocalParty::Target, Socket::new(target, self.pool.clone()), &self.metrics).await;
     }
 

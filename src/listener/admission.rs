@@ -206,9 +206,6 @@ impl AccessPolicy {
     }
 }
 
-/// A session opened for a client, with its permit.
-pub type GrantedSession = OpenSession<SessionPermit>;
-
 /// A session permit. The session shares it, and keeps it until its last bytes are delivered.
 pub type SessionPermit = Arc<Permit<ClientKey>>;
 
@@ -222,7 +219,7 @@ pub enum AdmissionOutcome<C> {
     /// The client has its response, and its connection now carries the session's bytes.
     Opened {
         /// The session opened for the client.
-        session: GrantedSession,
+        session: OpenSession,
         /// The connection, without any wrapper of the handshake.
         socket: C,
         /// Bytes received after the head before the response was sent.
@@ -366,7 +363,7 @@ impl Admission {
         &mut self,
         request: Result<OpenRequest, Denial>,
         trace: String,
-    ) -> Result<GrantedSession, DeniedRequest> {
+    ) -> Result<OpenSession, DeniedRequest> {
         let (authorized, permit) = self.authorize(request, trace).await?.with_permit()?;
         // Opening may take long; a client that has passed the checks must not keep others from connecting meanwhile.
         self.permit = ClientPermit::Session(permit.clone());
@@ -379,7 +376,7 @@ impl Admission {
         reset: impl Future<Output = ()>,
         request: Result<OpenRequest, Denial>,
         trace: String,
-    ) -> Option<Result<GrantedSession, DeniedRequest>> {
+    ) -> Option<Result<OpenSession, DeniedRequest>> {
         tokio::select! {
             biased;
             opened = self.open(request, trace) => Some(opened),
@@ -393,7 +390,7 @@ impl Admission {
         reset: impl Future<Output = ()>,
         node: Result<NodeName, Denial>,
         target: &Target,
-    ) -> Option<Result<GrantedSession, DeniedRequest>> {
+    ) -> Option<Result<OpenSession, DeniedRequest>> {
         let (target, credentials) = (target.clone(), HeaderMap::new());
         let request = node.map(|node| OpenRequest { node: Some(node), target, credentials });
         self.open_unless(reset, request, new_trace()).await
@@ -539,7 +536,7 @@ impl AuthorizedRequest {
     /// # Errors
     ///
     /// Returns the denial for the client.
-    pub async fn open(self) -> Result<GrantedSession, DeniedRequest> {
+    pub async fn open(self) -> Result<OpenSession, DeniedRequest> {
         let (request, permit) = self.with_permit()?;
         request.open_with(permit).await
     }
@@ -564,7 +561,7 @@ impl AuthorizedRequest {
     }
 
     /// Opens the session, which keeps the permit.
-    async fn open_with(self, permit: SessionPermit) -> Result<GrantedSession, DeniedRequest> {
+    async fn open_with(self, permit: SessionPermit) -> Result<OpenSession, DeniedRequest> {
         let Self { context, from, basis, destination, mut access } = self;
         access.set_pending(false);
         let started = Instant::now();
@@ -597,8 +594,8 @@ impl AuthorizedRequest {
                 if let Some(id) = access.id {
                     Span::current().record("session", field::display(id));
                 }
-                let alive = context.metrics.sessions.start(access.listener);
-                Ok(OpenSession { session, buffered: Bytes::new(), access, grant, alive, permit })
+                let (alive, buffered) = (context.metrics.sessions.start(access.listener), Bytes::new());
+                Ok(OpenSession { session, buffered, access, grant, alive, permit: Some(permit) })
             }
             Err(denial) => Err(DeniedRequest::new(denial, access, &context, from)),
         }

@@ -19,12 +19,11 @@ use crate::config::listen_tls::PortTlsState;
 use crate::config::server::Tls;
 use crate::config::table::ConfigTable;
 use crate::config::value::forms;
-use crate::listener::admission::{
-    Admission, AdmissionOutcome, GrantedSession, ListenerProtocol, OpenRequest,
-};
+use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol, OpenRequest};
 use crate::listener::denial::Denial;
 use crate::listener::trace_id::new_trace;
 use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, single};
+use crate::session_io::OpenSession;
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::names::Target;
 use tunnel_net::socket::Connection;
@@ -113,7 +112,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Socks5 {
 async fn handshake<C: Connection>(
     socket: &mut C,
     admission: &mut Admission,
-) -> Result<Option<GrantedSession>, &'static str> {
+) -> Result<Option<OpenSession>, &'static str> {
     let request = match authenticate(socket, admission).await? {
         Ok(credentials) => read_request(socket, credentials).await?,
         Err(refused) => Err(refused),

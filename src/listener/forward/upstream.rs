@@ -15,18 +15,18 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
 
+use crate::listener::admission::ListenerContext;
 use crate::listener::admission::heads::{HEAD_BYTES, HEAD_FIELDS, LONG_HEAD_BYTES, LONG_HEAD_FIELDS};
-use crate::listener::admission::{GrantedSession, ListenerContext};
 use crate::listener::denial::Denial;
 use crate::listener::forward::TOO_MANY_LONG_HEADS;
 use crate::listener::forward::idle_timer::IdleTimer;
 use crate::listener::forward::message::{BodyNotRequested, RequestBody};
 use crate::listener::forward::session_connection::{HttpIo, HttpSession, concat};
 use crate::listener::requests::RequestRoute;
-use crate::session_io::LocalParty;
 use crate::session_io::copy::close::close_gracefully;
 use crate::session_io::copy::{CopyEnd, EndKind, Side};
 use crate::session_io::grants::Grant;
+use crate::session_io::{LocalParty, OpenSession};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_net::byte_stream_io::ByteStreamIo;
@@ -170,7 +170,7 @@ impl UpstreamSession {
     /// does not pass through hyper.
     pub(crate) async fn start(
         &self,
-        opened: GrantedSession,
+        opened: OpenSession,
         url_end: Option<Bytes>,
     ) -> Result<SendRequest<RequestBody>, hyper::Error> {
         self.inner.lock().grant = Some(opened.grant.clone());
@@ -288,7 +288,7 @@ impl UpstreamSession {
     }
 
     /// Returns the session itself, once the target has switched to another protocol.
-    pub(crate) async fn switch(&self) -> Option<GrantedSession> {
+    pub(crate) async fn switch(&self) -> Option<OpenSession> {
         let over = poll_fn(|cx| {
             let mut inner = self.inner.lock();
             inner.poll(cx);
