@@ -310,7 +310,7 @@ impl Edge {
         }
         self.links.start();
         self.table.end_all(&why).await;
-        self.uplinks.close_all();
+        self.uplinks.all().iter().for_each(|link| link.close());
         self.links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         self.admin.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         drained

@@ -202,21 +202,8 @@ impl Registry {
         self.changed.subscribe()
     }
 
-    /// Sends Drain on every link, so that each edge links to another server.
-    pub fn drain_all(&self) {
-        for link in self.all_links() {
-            link.drain(None);
-        }
-    }
-
-    /// Closes every link.
-    pub fn close_all(&self) {
-        for link in self.all_links() {
-            link.close();
-        }
-    }
-
-    fn all_links(&self) -> Vec<Arc<Link>> {
+    /// Returns every link: a copy, so that no link's own lock is taken while this lock is held.
+    pub fn links(&self) -> Vec<Arc<Link>> {
         self.nodes.lock().all().map(|(_, _, linked)| linked.link.clone()).collect()
     }
 }
@@ -441,13 +428,6 @@ impl Finder {
         match others.peers.process(target_instance).await {
             Ok(link) => Ok(Path { link, instance }),
             Err(trouble) => Err(NodeNotFound { trouble, ..NodeNotFound::default() }),
-        }
-    }
-
-    /// Closes all links to peers.
-    pub fn close_links(&self) {
-        for link in self.others.iter().flat_map(|others| others.peers.links()) {
-            link.close();
         }
     }
 

@@ -634,13 +634,6 @@ impl Uplinks {
         }
     }
 
-    /// Closes every link.
-    pub fn close_all(&self) {
-        for link in self.all() {
-            link.close();
-        }
-    }
-
     /// Returns every link, the newest last: a copy, so that no link's own lock is taken while this lock is held.
     pub fn all(&self) -> Vec<Arc<Link>> {
         self.links.lock().clone()
