@@ -249,7 +249,7 @@ impl Edge {
             ..LinkContext::new(self.table.clone(), self.metrics.clone(), self.links.clone())
         };
         let (grants, metrics, sessions) = (self.grants.clone(), self.metrics.clone(), self.sessions.clone());
-        let backend = SessionAcceptor::new(dialer, pool.clone(), grants, metrics, sessions);
+        let backend = SessionAcceptor::new(dialer, Some(target_tls), pool.clone(), grants, metrics, sessions);
         let cloud = LinkDialer {
             node: uplink.node,
             user: None,
@@ -267,7 +267,7 @@ impl Edge {
         Arc::new(Reconnector {
             dialer: cloud,
             link_context,
-            backend: Some(backend.with_tls(target_tls)),
+            backend: Some(backend),
             sessions: self.sessions.clone(),
             readiness: self.readiness.clone(),
             uplinks: self.uplinks.clone(),

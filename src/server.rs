@@ -366,7 +366,7 @@ impl ServerContext {
             route: SessionRouter::new(paths, table, session.open_timeout, session.resume_timeout),
             registry,
             finder,
-            backend: SessionAcceptor::new(for_edges, pool.clone(), grants.clone(), metrics, clients),
+            backend: SessionAcceptor::new(for_edges, None, pool.clone(), grants.clone(), metrics, clients),
             direct: DirectDialer::new(for_clients, session.open_timeout),
             link_context,
             pool,
