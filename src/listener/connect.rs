@@ -68,8 +68,7 @@ pub struct ConnectConfig {
     pub access: AccessConfig,
 }
 
-pub(crate) const KIND: ListenerKind =
-    ListenerKind { name: "connect", by_address: false, is_live: true, read };
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "connect", by_address: false, read };
 
 /// Reads the table, and warns if the port is open to all clients.
 fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {

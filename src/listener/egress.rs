@@ -56,7 +56,7 @@ impl Default for EgressConfig {
     }
 }
 
-pub(crate) const KIND: ListenerKind = ListenerKind { name: "egress", by_address: true, is_live: true, read };
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "egress", by_address: true, read };
 
 impl EgressConfig {
     /// Returns the files for TLS, which the port always has.

@@ -83,7 +83,7 @@ pub struct NodePortConfig {
     pub stands_for: PortTarget,
 }
 
-pub(crate) const KIND: ListenerKind = ListenerKind { name: "http", by_address: false, is_live: true, read };
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "http", by_address: false, read };
 
 /// Reads the table.
 fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {

@@ -53,8 +53,7 @@ pub struct HttpProxyConfig {
     pub access: AccessConfig,
 }
 
-pub(crate) const KIND: ListenerKind =
-    ListenerKind { name: "http_proxy", by_address: true, is_live: true, read };
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "http_proxy", by_address: true, read };
 
 /// Reads the table. A table without an address to listen on is an error.
 fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {

@@ -130,7 +130,7 @@ impl Default for HttpsConfig {
     }
 }
 
-pub(crate) const KIND: ListenerKind = ListenerKind { name: "https", by_address: true, is_live: true, read };
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "https", by_address: true, read };
 
 /// Reads the table.
 fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {

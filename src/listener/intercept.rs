@@ -114,13 +114,7 @@ pub struct MarkBits {
     pub mask: u32,
 }
 
-pub(crate) const KIND: ListenerKind = ListenerKind {
-    name: "intercept",
-    by_address: true,
-    // The table of nftables and the mark are the process's.
-    is_live: false,
-    read,
-};
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "intercept", by_address: true, read };
 
 /// Reads the table.
 fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {

@@ -44,8 +44,7 @@ pub struct Socks5Config {
     pub access: AccessConfig,
 }
 
-pub(crate) const KIND: ListenerKind =
-    ListenerKind { name: "socks5", by_address: true, is_live: true, read: settings };
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "socks5", by_address: true, read: settings };
 
 /// Reads the table. Returns nothing if it is absent, or has no address to listen on, which is an error.
 fn settings(

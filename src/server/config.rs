@@ -181,8 +181,9 @@ impl ServerConfig {
 
     /// Returns what a reload of another config does to listeners, each with the key of its table.
     pub(crate) fn listener_changes<'c>(&'c self, new: &'c Self) -> Vec<(ListenerChange, &'c str)> {
-        let live =
-            |listeners: &'c [ListenerConfigTable]| listeners.iter().filter(|listener| listener.kind.is_live);
+        let live = |listeners: &'c [ListenerConfigTable]| {
+            listeners.iter().filter(|listener| listener.kind.is_live())
+        };
         let has = |all: &Self, key: &str| all.listeners.iter().any(|listener| listener.key() == key);
         let closes = live(&self.listeners).filter(|old| !has(new, old.key()));
         let closes = closes.map(|old| (ListenerChange::Closes, old.key()));
