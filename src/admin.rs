@@ -335,7 +335,7 @@ impl AdminContext {
                 method_not_allowed("GET", READ_ONLY)
             }
             ("/cloud/healthz", AdminProcess::Cloud(server)) => {
-                plain_text(StatusCode::OK, go_list(&server.finder.registry().nodes()))
+                plain_text(StatusCode::OK, go_list(&server.finder.registry.nodes()))
             }
             ("/edge/healthz", AdminProcess::Edge(uplinks)) => {
                 let linked = uplinks.is_linked();

@@ -483,7 +483,7 @@ impl PathProvider {
     /// Returns a waiter for a new path to the node.
     pub(crate) fn arrival(&self, node: &NodeName) -> NodeWaiter<'_> {
         match self {
-            Self::Nodes(finder) | Self::Peers(finder) => finder.registry().arrival(node),
+            Self::Nodes(finder) | Self::Peers(finder) => finder.registry.arrival(node),
             Self::Uplinks(uplinks) => uplinks.arrival(),
         }
     }

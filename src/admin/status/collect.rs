@@ -113,7 +113,7 @@ impl AdminContext {
         let relayed = relayed.into_iter().filter_map(|one| self.relayed_session(one));
         status.sessions.extend(relayed);
         let RegistrySnapshot { linked, disconnected, drops } =
-            server.finder.registry().overview(MAX_DISCONNECTED);
+            server.finder.registry.overview(MAX_DISCONNECTED);
         status.links = linked
             .into_iter()
             .map(|(node, role, linked, error)| {

@@ -71,7 +71,7 @@ impl NftReconciler {
     /// once no session needs it.
     async fn run(mut self, redirecting: TaskTrackerToken) {
         let (links, stopping) = (self.deps.links.clone(), self.deps.stopping.clone());
-        let mut changes = self.deps.finder.registry().subscribe();
+        let mut changes = self.deps.finder.registry.subscribe();
         while !stopping.is_cancelled() {
             let changed = self.refresh_addresses();
             if changed || self.kept.is_none_or(|at| at.elapsed() >= PORT_REFRESH_INTERVAL) {
