@@ -25,7 +25,6 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -190,8 +189,6 @@ pub(crate) struct ListenerDeps {
     pub(crate) links: Drain,
     /// Reloads files when they change.
     pub(crate) files: FileWatcher,
-    /// How long a session waits for its edge.
-    pub(crate) resume_timeout: Duration,
     /// Whether Kubernetes is asked for addresses.
     pub(crate) uses_kubernetes: bool,
 }

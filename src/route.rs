@@ -96,7 +96,7 @@ pub struct SessionRouter {
     /// Timeout for opening a session, over all paths.
     pub(crate) open_timeout: Duration,
     /// Timeout for resuming a session.
-    resume_timeout: Duration,
+    pub(crate) resume_timeout: Duration,
     chance: RandomFraction,
 }
 

@@ -449,7 +449,6 @@ impl ServerContext {
             redirecting: self.drains.redirecting.clone(),
             links: self.drains.links.clone(),
             files: self.watcher.clone(),
-            resume_timeout: settings.session.resume_timeout,
             uses_kubernetes: settings.addresses.cluster.is_some(),
         }
     }

@@ -174,11 +174,6 @@ impl ServerConfig {
         settings
     }
 
-    /// Returns true if a listener of this kind is configured.
-    pub(crate) fn has_listener(&self, kind: &ListenerKind) -> bool {
-        self.listeners.iter().any(|listener| listener.kind.name == kind.name)
-    }
-
     /// Returns what a reload of another config does to listeners, each with the key of its table.
     pub(crate) fn listener_changes<'c>(&'c self, new: &'c Self) -> Vec<(ListenerChange, &'c str)> {
         let live = |listeners: &'c [ListenerConfigTable]| {

@@ -121,9 +121,9 @@ impl NftReconciler {
             }
         }
         let linked = |node: &NodeName| knows.get(node).copied().unwrap_or_default();
+        let (now, resume_timeout) = (Instant::now(), self.deps.context.route.resume_timeout);
         let changed =
-            self.presence.update(&holders.nodes, refused, linked, Instant::now(), self.deps.resume_timeout)
-                | self.refresh_ports();
+            self.presence.update(&holders.nodes, refused, linked, now, resume_timeout) | self.refresh_ports();
         let unknown = knows.iter().filter(|(_, knows)| !**knows).map(|(node, _)| node.clone()).collect();
         self.seeker.query_unknown(&unknown, &self.deps);
         self.log_rejected_claims(holders.rejected);
