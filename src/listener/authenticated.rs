@@ -1,10 +1,10 @@
-//! Listeners over TLS and on Unix sockets, which identify clients by a client certificate or as a local user.
+//! Listeners over TLS, which identify clients by a client certificate.
 
 use std::net::SocketAddr;
 use std::path::Path;
 
 use bytes::Bytes;
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::TcpStream;
 use tracing::Span;
 
 use crate::config::listen_tls::ListenerTlsConfig;
@@ -29,10 +29,6 @@ pub struct TlsListenerProtocol<F> {
     protocol: F,
     port: TlsPort,
 }
-
-/// A listener on a unix socket. A client is identified as its local user: `uid=0` for root.
-#[derive(Debug)]
-pub struct UnixListenerProtocol<F>(pub F);
 
 impl<F> TlsListenerProtocol<F> {
     /// Wraps a listener in TLS.
@@ -72,29 +68,6 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for TlsListener
             }
             Err(reason) => AdmissionOutcome::Failed { reason, socket: None },
         }
-    }
-}
-
-impl<F: ListenerProtocol<UnixStream>> ListenerProtocol<UnixStream> for UnixListenerProtocol<F> {
-    type Connection = F::Connection;
-
-    fn span(&self, from: SocketAddr) -> Span {
-        self.0.span(from)
-    }
-
-    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
-        self.0.rejection_bytes(denial, trace)
-    }
-
-    async fn handshake(
-        &self,
-        socket: UnixStream,
-        admission: &mut Admission,
-    ) -> AdmissionOutcome<F::Connection> {
-        if let Ok(user) = socket.peer_cred() {
-            admission.proof = ClientIdentity::User(format!("uid={}", user.uid()));
-        }
-        self.0.handshake(socket, admission).await
     }
 }
 

@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tracing::{Span, debug};
 
+use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::admission::heads::max_pending;
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerContext, ListenerProtocol};
 use crate::listener::denial::Denial;
@@ -82,6 +83,9 @@ where
     async fn handle(self: Arc<Self>, accepted: Accepted<S>) {
         let Accepted { socket, from, permit } = accepted;
         let mut admission = Admission::new(Arc::clone(&self.context), from, permit);
+        if let Some(uid) = socket.peer_uid() {
+            admission.proof = ClientIdentity::User(format!("uid={uid}"));
+        }
         let head_is_read = admission.head_is_read.clone();
         let head = {
             // Boxed, so that a session does not retain the memory of the handshake.
