@@ -237,21 +237,6 @@ pub enum AdmissionOutcome<C> {
     },
 }
 
-impl<C> AdmissionOutcome<C> {
-    /// Converts the connection.
-    pub(crate) fn map<D>(self, change: impl FnOnce(C) -> D) -> AdmissionOutcome<D> {
-        match self {
-            Self::Opened { session, socket, buffered } => {
-                AdmissionOutcome::Opened { session, socket: change(socket), buffered }
-            }
-            Self::Closed(socket) => AdmissionOutcome::Closed(socket.map(change)),
-            Self::Failed { reason, socket } => {
-                AdmissionOutcome::Failed { reason, socket: socket.map(change) }
-            }
-        }
-    }
-}
-
 /// A client's request, as read by the listener.
 #[derive(Debug)]
 pub struct OpenRequest {
