@@ -35,8 +35,8 @@ use tracing::info_span;
 use crate::admin::readiness::Readiness;
 use crate::config::Environment;
 use crate::config::access::AccessConfig;
-use crate::config::live::LIVE_LISTENERS;
 use crate::config::diagnostics::ConfigDiagnostics;
+use crate::config::live::LIVE_LISTENERS;
 use crate::config::server::Tls;
 use crate::config::table::ConfigTable;
 use crate::listener::admission::{ListenerContext, ListenerProtocol};
@@ -76,13 +76,13 @@ pub struct ListenerKind {
     /// Reads the table. Returns nothing if it is absent or unusable, which is recorded.
     pub(crate) read: fn(ConfigTable<'_>, &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>>,
 }
+
 impl ListenerKind {
     /// Returns true if its listeners open and close when the config changes. Otherwise a change waits for a restart.
     pub(crate) fn is_live(&self) -> bool {
         LIVE_LISTENERS.contains(&self.name)
     }
 }
-
 
 /// What the tables of listeners are read with.
 #[derive(Debug)]

@@ -282,18 +282,11 @@ pub struct Admission {
     device: Option<DeviceName>,
     /// Notified once the head is read.
     pub(super) head_is_read: Arc<Notify>,
-    permit: ClientPermit,
-}
-
-/// The permit of a client without a session.
-#[derive(Debug)]
-enum ClientPermit {
-    /// Its link is limited.
-    Link,
-    /// Its connection is limited.
-    Connection(Permit),
-    /// It has requested a session, so its connection keeps no other client from connecting.
-    Session(#[expect(dead_code, reason = "it is held")] SessionPermit),
+    /// Its connection's permit; `None` once a session was requested with [`Self::open`]: from then on its connection keeps
+    /// no other client from connecting. Links have their own limits.
+    pub(crate) permit: Option<Permit>,
+    /// The permit of its session, which limits it instead.
+    _session_permit: Option<SessionPermit>,
 }
 
 /// A request that has passed all checks. It owns its data, so that it can outlive the [`Admission`]. Without
@@ -316,15 +309,8 @@ impl Admission {
             server_name: None,
             device: None,
             head_is_read: Arc::default(),
-            permit: ClientPermit::Connection(permit),
-        }
-    }
-
-    /// Returns the connection permit; `None` once a session was requested with [`Self::open`].
-    pub(crate) fn connection_permit(&self) -> Option<&Permit> {
-        match &self.permit {
-            ClientPermit::Connection(permit) => Some(permit),
-            ClientPermit::Link | ClientPermit::Session(_) => None,
+            permit: Some(permit),
+            _session_permit: None,
         }
     }
 
@@ -339,37 +325,33 @@ impl Admission {
     }
 
     /// Checks the request and opens the session; counts and logs it. An error in `request` is reported only to clients
-    /// with an allowed address. Cancel safe: dropping the future leaves no session.
+    /// with an allowed address. Returns `None` if `reset` completes first, because the client disconnected. Cancel safe:
+    /// dropping the future leaves no session.
     ///
     /// # Errors
     ///
     /// Returns the denial to send to the client.
     pub async fn open(
         &mut self,
-        request: Result<OpenRequest, Denial>,
-        trace: String,
-    ) -> Result<OpenSession, DeniedRequest> {
-        let (authorized, permit) = self.authorize(request, trace).await?.with_permit()?;
-        // Opening may take long; a client that has passed the checks must not keep others from connecting meanwhile.
-        self.permit = ClientPermit::Session(permit.clone());
-        authorized.open_with(permit).await
-    }
-
-    /// Like [`Self::open`]. Returns `None` if `reset` completes first, because the client disconnected.
-    pub async fn open_unless(
-        &mut self,
         reset: impl Future<Output = ()>,
         request: Result<OpenRequest, Denial>,
         trace: String,
     ) -> Option<Result<OpenSession, DeniedRequest>> {
+        let opening = async {
+            let (authorized, permit) = self.authorize(request, trace).await?.with_permit()?;
+            // Opening may take long; a client that has passed the checks must not keep others from connecting
+            // meanwhile.
+            (self.permit, self._session_permit) = (None, Some(permit.clone()));
+            authorized.open_with(permit).await
+        };
         tokio::select! {
             biased;
-            opened = self.open(request, trace) => Some(opened),
+            opened = opening => Some(opened),
             () = reset => None,
         }
     }
 
-    /// Like [`Self::open_unless`], for a listener that knows the node.
+    /// Like [`Self::open`], for a listener that knows the node.
     pub async fn open_at(
         &mut self,
         reset: impl Future<Output = ()>,
@@ -378,7 +360,7 @@ impl Admission {
     ) -> Option<Result<OpenSession, DeniedRequest>> {
         let (target, credentials) = (target.clone(), HeaderMap::new());
         let request = node.map(|node| OpenRequest { node: Some(node), target, credentials });
-        self.open_unless(reset, request, new_trace()).await
+        self.open(reset, request, new_trace()).await
     }
 
     /// Checks a request without opening a session; counts and logs a denial. The client's permit is active until
@@ -393,7 +375,7 @@ impl Admission {
         trace: String,
     ) -> Result<AuthorizedRequest, DeniedRequest> {
         self.head_is_read.notify_one();
-        if let Some(permit) = self.connection_permit() {
+        if let Some(permit) = &self.permit {
             permit.mark_active();
         }
         let mut access = AccessLogEntry::start(self.context.listener, self.from.to_string());
@@ -411,7 +393,7 @@ impl Admission {
 
     /// Marks the permit as idle after a response: from now on this process waits for the client.
     pub fn mark_idle(&self) {
-        if let Some(permit) = self.connection_permit() {
+        if let Some(permit) = &self.permit {
             permit.mark_idle();
         }
     }

@@ -54,7 +54,7 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for TlsListener
         socket: TcpStream,
         admission: &mut Admission,
     ) -> AdmissionOutcome<F::Connection> {
-        let Some(permit) = admission.connection_permit() else {
+        let Some(permit) = &admission.permit else {
             return AdmissionOutcome::Failed { reason: "tls", socket: None };
         };
         let refusals = &admission.context().metrics.refusals;

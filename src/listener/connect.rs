@@ -151,7 +151,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for ConnectProtocol {
                 }
                 if let Some(status) = rejected
                     && let Err(denied) =
-                        admission.open(Err(bad_head(status, HEAD_BYTES, HEAD_FIELDS)), new_trace()).await
+                        admission.authorize(Err(bad_head(status, HEAD_BYTES, HEAD_FIELDS)), new_trace()).await
                 {
                     let answer = written(Version::HTTP_11, &denied.answer());
                     // A client that has disconnected gets no reason.
@@ -160,7 +160,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for ConnectProtocol {
                 return AdmissionOutcome::Failed { reason, socket: Some(socket) };
             }
         };
-        let Some(opened) = admission.open_unless(socket.remote_reset(), request, trace).await else {
+        let Some(opened) = admission.open(socket.remote_reset(), request, trace).await else {
             return AdmissionOutcome::Failed { reason: "reset_while_opening", socket: Some(socket) };
         };
         let answer = match &opened {

@@ -120,7 +120,7 @@ async fn handshake<C: Connection>(
         Ok(request) => (Ok(request), None),
         Err(SocksRejection { denial, reply }) => (Err(denial), Some(reply)),
     };
-    let Some(opened) = admission.open_unless(socket.remote_reset(), request, new_trace()).await else {
+    let Some(opened) = admission.open(socket.remote_reset(), request, new_trace()).await else {
         return Err("reset_while_opening");
     };
     let reply = match (&opened, early) {
