@@ -85,9 +85,8 @@ impl SessionAcceptor {
             Ok((TargetConnection::Tcp(socket), grant)) => self.carry(offer, access, grant, socket).await,
             Ok((TargetConnection::Tls(stream), grant)) => self.carry(offer, access, grant, *stream).await,
             Err(refusal) => {
-                self.metrics.sessions.refused(LISTENER, refusal.code.name());
                 let from = address(offer.client());
-                access.refuse(refusal.code.name(), &refusal.reason, from, &self.metrics.refusals);
+                access.refuse(refusal.code.name(), &refusal.reason, from, &self.metrics);
                 offer.refuse(refusal);
             }
         }

@@ -297,7 +297,7 @@ pub struct AuthorizedRequest {
     from: SocketAddr,
     basis: AccessBasis,
     destination: Destination,
-    access: AccessLogEntry,
+    pub(super) access: AccessLogEntry,
 }
 
 impl Admission {
@@ -576,13 +576,16 @@ impl DeniedRequest {
     }
 
     /// Creates a denied request; counts and logs it.
-    fn new(denial: Denial, mut access: AccessLogEntry, context: &ListenerContext, from: SocketAddr) -> Self {
-        let metrics = &context.metrics;
-        metrics.sessions.refused(access.listener, denial.name());
+    pub(super) fn new(
+        denial: Denial,
+        mut access: AccessLogEntry,
+        context: &ListenerContext,
+        from: SocketAddr,
+    ) -> Self {
         access.status = Some(denial.status().as_u16());
         let trusted = from.ip().is_loopback() || access.user.is_some();
         let trace = access.trace.clone().into_boxed_str();
-        access.refuse(denial.name(), &denial.to_string(), from.ip(), &metrics.refusals);
+        access.refuse(denial.name(), &denial.to_string(), from.ip(), &context.metrics);
         Self { denial, trusted, trace }
     }
 }

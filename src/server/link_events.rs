@@ -200,10 +200,8 @@ fn spawn_relay(request: RelayRequest, shared: &Arc<ServerContext>, room: &Arc<Se
 
 /// Refuses a request of an edge for something that it may not reach; counts and logs that.
 fn refuse(request: RelayRequest, why: SessionError, access: &RequestFromEdge, shared: &Arc<ServerContext>) {
-    let metrics = &shared.link_context.metrics;
     let (entry, at) = access.log_entry();
-    metrics.sessions.refused(LISTENER, why.code.name());
-    entry.refuse(why.code.name(), &why.reason, at, &metrics.refusals);
+    entry.refuse(why.code.name(), &why.reason, at, &shared.link_context.metrics);
     request.refuse(why);
 }
 
