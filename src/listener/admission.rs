@@ -488,11 +488,6 @@ impl AuthorizedRequest {
         &self.destination.target
     }
 
-    /// Returns the authenticated user, if there is one.
-    pub fn user(&self) -> Option<&str> {
-        self.access.user.as_deref()
-    }
-
     /// Returns true if responses to the client may contain addresses and times.
     pub fn is_trusted(&self) -> bool {
         self.from.ip().is_loopback() || self.access.user.is_some()

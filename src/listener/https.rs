@@ -281,7 +281,8 @@ impl ListenerConfig for HttpsConfig {
                             deps.files.watch("target tls", &targets);
                         }
                     }
-                    let port = NodePort::new(stands_for, true, targets, deps);
+                    let (finder, ports) = (deps.finder.clone(), deps.ports.clone());
+                    let port = NodePort { stands_for, is_tls: true, target_tls: targets, finder, ports };
                     TlsListenerProtocol::new(port, tls, deps.context.pool.clone())
                 }))
             }

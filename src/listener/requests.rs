@@ -44,8 +44,11 @@ pub(crate) struct RequestRoute {
 impl RequestRoute {
     /// Returns the route of an authorized request.
     pub(crate) fn of(authorized: &AuthorizedRequest) -> Self {
-        let user = authorized.user().map(str::to_owned);
-        Self { user, node: authorized.node().clone(), target: authorized.target().clone() }
+        Self {
+            user: authorized.access.user.clone(),
+            node: authorized.node().clone(),
+            target: authorized.target().clone(),
+        }
     }
 }
 
