@@ -36,8 +36,8 @@ pub struct SessionAcceptor {
 }
 
 impl SessionAcceptor {
-    /// Creates an acceptor that dials with `dialer`, and with `tls` the targets of HTTPS listeners. `drain` waits for its
-    /// sessions.
+    /// Creates an acceptor that dials with `dialer`, and with `tls` the targets of HTTPS listeners. `drain` waits for
+    /// its sessions.
     pub fn new(
         dialer: TargetDialer,
         tls: Option<TargetTls>,

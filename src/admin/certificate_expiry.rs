@@ -39,8 +39,8 @@ impl MonitoredCertificates {
     }
 }
 
-/// Reports files that cannot be reloaded, and the expiry of certificates, until draining starts. Checks the certificates
-/// every minute and after each reload.
+/// Reports files that cannot be reloaded, and the expiry of certificates, until draining starts. Checks the
+/// certificates every minute and after each reload.
 pub(super) async fn follow(
     certificates: MonitoredCertificates,
     watcher: FileWatcher,

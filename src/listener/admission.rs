@@ -282,8 +282,8 @@ pub struct Admission {
     device: Option<DeviceName>,
     /// Notified once the head is read.
     pub(super) head_is_read: Arc<Notify>,
-    /// Its connection's permit; `None` once a session was requested with [`Self::open`]: from then on its connection keeps
-    /// no other client from connecting. Links have their own limits.
+    /// Its connection's permit; `None` once a session was requested with [`Self::open`]: from then on its connection
+    /// keeps no other client from connecting. Links have their own limits.
     pub(crate) permit: Option<Permit>,
     /// The permit of its session, which limits it instead.
     _session_permit: Option<SessionPermit>,
@@ -325,8 +325,8 @@ impl Admission {
     }
 
     /// Checks the request and opens the session; counts and logs it. An error in `request` is reported only to clients
-    /// with an allowed address. Returns `None` if `reset` completes first, because the client disconnected. Cancel safe:
-    /// dropping the future leaves no session.
+    /// with an allowed address. Returns `None` if `reset` completes first, because the client disconnected. Cancel
+    /// safe: dropping the future leaves no session.
     ///
     /// # Errors
     ///

@@ -41,8 +41,8 @@ struct DnsNameCheck {
 
 impl RecordFilter {
     /// Creates a policy. `resolver` looks up names, and `is_pod` returns true if a server accepts links at an address,
-    /// within a few seconds. `nodes` lists the cluster's Nodes, all of which may be published: their names in lower case,
-    /// or why they cannot be listed.
+    /// within a few seconds. `nodes` lists the cluster's Nodes, all of which may be published: their names in lower
+    /// case, or why they cannot be listed.
     pub fn new(
         resolver: Resolver,
         is_pod: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static,
