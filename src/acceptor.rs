@@ -36,26 +36,22 @@ pub struct SessionAcceptor {
 }
 
 impl SessionAcceptor {
-    /// Creates an acceptor that dials with `dialer`. `drain` waits for its sessions.
+    /// Creates an acceptor that dials with `dialer`, and with `tls` the targets of HTTPS listeners. `drain` waits for
+    /// its sessions.
     pub fn new(
         dialer: TargetDialer,
+        tls: Option<TargetTls>,
         pool: BufferPool,
         grants: Grants,
         metrics: Metrics,
         drain: Drain,
     ) -> Self {
-        Self { dialer: Arc::new(dialer), tls: None, pool, grants, metrics, drain }
+        Self { dialer: Arc::new(dialer), tls, pool, grants, metrics, drain }
     }
 
     /// Returns the dialer of its targets.
     pub fn dialer(&self) -> &TargetDialer {
         &self.dialer
-    }
-
-    /// Uses TLS to the targets of HTTPS listeners.
-    #[must_use]
-    pub fn with_tls(self, tls: TargetTls) -> Self {
-        Self { tls: Some(tls), ..self }
     }
 
     /// Answers an offer and serves its session in its own task. Returns at once, for use on a read loop.
@@ -89,9 +85,8 @@ impl SessionAcceptor {
             Ok((TargetConnection::Tcp(socket), grant)) => self.carry(offer, access, grant, socket).await,
             Ok((TargetConnection::Tls(stream), grant)) => self.carry(offer, access, grant, *stream).await,
             Err(refusal) => {
-                self.metrics.sessions.refused(LISTENER, refusal.code.name());
                 let from = address(offer.client());
-                access.refuse(refusal.code.name(), &refusal.reason, from, &self.metrics.refusals);
+                access.refuse(refusal.code.name(), &refusal.reason, from, &self.metrics);
                 offer.refuse(refusal);
             }
         }
@@ -105,7 +100,7 @@ impl SessionAcceptor {
         target: C,
     ) {
         let (session, alive) = (offer.accept().into(), self.metrics.sessions.start(LISTENER));
-        let opened = OpenSession { session, buffered: Bytes::new(), access, grant, alive, permit: () };
+        let opened = OpenSession { session, buffered: Bytes::new(), access, grant, alive, permit: None };
         run_session(opened, LocalParty::Target, Socket::new(target, self.pool.clone()), &self.metrics).await;
     }
 

@@ -32,6 +32,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tracing::{Span, debug, info, info_span};
 
+use crate::admin::certificate_expiry::MonitoredCertificates;
 use crate::admin::invitations::{invite, list, revoke};
 use crate::admin::page::{PageViewers, live_page};
 use crate::admin::page_events::EventStream;
@@ -207,11 +208,12 @@ impl AdminConnectionHandler {
 
 impl AdminContext {
     /// Serves the configured admin ports until `drain` starts; see [`serve`]. `grpc` is the address at which edges link
-    /// to a server. `files` reloads their TLS.
+    /// to a server. `files` reloads their TLS. Reports files that cannot be reloaded, and when `certificates` expire.
     pub fn spawn(
         &self,
         listeners: AdminListeners,
         grpc: Option<SocketAddr>,
+        certificates: MonitoredCertificates,
         files: &FileWatcher,
         drain: &Drain,
     ) {
@@ -230,11 +232,12 @@ impl AdminContext {
             drain.spawn(info_span!("channelz"), serving);
         }
         if let Some(listener) = listeners.local {
-            drain.spawn(
-                info_span!("admin"),
-                serve(listener, None, self.clone(), AdminPortKind::All, drain.clone()),
-            );
+            drain.spawn(info_span!("admin"), serve(listener, None, self.clone(), all, drain.clone()));
         }
+        let (metrics, readiness) = (self.metrics.clone(), self.readiness.clone());
+        let followed =
+            certificate_expiry::follow(certificates, files.clone(), metrics, readiness, drain.clone());
+        drain.spawn(info_span!("files"), followed);
     }
 }
 
@@ -332,7 +335,7 @@ impl AdminContext {
                 method_not_allowed("GET", READ_ONLY)
             }
             ("/cloud/healthz", AdminProcess::Cloud(server)) => {
-                plain_text(StatusCode::OK, go_list(&server.registry.nodes()))
+                plain_text(StatusCode::OK, go_list(&server.finder.registry.nodes()))
             }
             ("/edge/healthz", AdminProcess::Edge(uplinks)) => {
                 let linked = uplinks.is_linked();

@@ -136,10 +136,9 @@ impl Edge {
             viewers,
             streams: FairLimiter::new(admin::STREAMS),
         };
-        admin.spawn(ports, None, &edge.files, &edge.admin);
         let certificates = MonitoredCertificates::default();
         certificates.set(shown, authorities);
-        admin.follow_files(certificates, &edge.files, &edge.admin);
+        admin.spawn(ports, None, certificates, &edge.files, &edge.admin);
         info!(admin_addr = edge.bound.log.map(tracing::field::display), "edge started");
         Ok(edge)
     }
@@ -250,7 +249,7 @@ impl Edge {
             ..LinkContext::new(self.table.clone(), self.metrics.clone(), self.links.clone())
         };
         let (grants, metrics, sessions) = (self.grants.clone(), self.metrics.clone(), self.sessions.clone());
-        let backend = SessionAcceptor::new(dialer, pool.clone(), grants, metrics, sessions);
+        let backend = SessionAcceptor::new(dialer, Some(target_tls), pool.clone(), grants, metrics, sessions);
         let cloud = LinkDialer {
             node: uplink.node,
             user: None,
@@ -268,7 +267,7 @@ impl Edge {
         Arc::new(Reconnector {
             dialer: cloud,
             link_context,
-            backend: Some(backend.with_tls(target_tls)),
+            backend: Some(backend),
             sessions: self.sessions.clone(),
             readiness: self.readiness.clone(),
             uplinks: self.uplinks.clone(),
@@ -311,7 +310,7 @@ impl Edge {
         }
         self.links.start();
         self.table.end_all(&why).await;
-        self.uplinks.close_all();
+        self.uplinks.all().iter().for_each(|link| link.close());
         self.links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         self.admin.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         drained

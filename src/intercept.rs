@@ -35,7 +35,7 @@ pub struct InterceptRules {
     /// Bits of a connection's mark that are compared.
     pub mask: u32,
     /// Port of the listener at 127.0.0.1.
-    pub v4: Option<u16>,
+    pub v4: u16,
     /// Port of the listener at `::1`.
     pub v6: Option<u16>,
     /// Networks of which forwarded traffic is intercepted, and the port of the listener for it.

@@ -23,9 +23,8 @@ pub(crate) mod trace_id;
 use std::any::Any;
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -37,13 +36,13 @@ use crate::admin::readiness::Readiness;
 use crate::config::Environment;
 use crate::config::access::AccessConfig;
 use crate::config::diagnostics::ConfigDiagnostics;
+use crate::config::live::LIVE_LISTENERS;
 use crate::config::server::Tls;
 use crate::config::table::ConfigTable;
 use crate::listener::admission::{ListenerContext, ListenerProtocol};
 use crate::listener::authenticated::TlsListenerProtocol;
 use crate::listener::http::NodePortConfig;
 use crate::registry::Finder;
-use crate::registry::peers::Peers;
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::addresses::owners::AddressClaim;
 use tunnel_base::drain::Drain;
@@ -74,10 +73,15 @@ pub struct ListenerKind {
     pub name: &'static str,
     /// Whether clients may name a target by its address. Then addresses are watched in Kubernetes by default.
     pub by_address: bool,
-    /// Whether its listeners open and close when the config changes. Otherwise a change waits for a restart.
-    pub is_live: bool,
     /// Reads the table. Returns nothing if it is absent or unusable, which is recorded.
     pub(crate) read: fn(ConfigTable<'_>, &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>>,
+}
+
+impl ListenerKind {
+    /// Returns true if its listeners open and close when the config changes. Otherwise a change waits for a restart.
+    pub(crate) fn is_live(&self) -> bool {
+        LIVE_LISTENERS.contains(&self.name)
+    }
 }
 
 /// What the tables of listeners are read with.
@@ -114,7 +118,7 @@ pub(crate) trait ListenerConfig: Any + fmt::Debug + Send + Sync {
     fn bind(&self, tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared>;
 }
 
-/// A file that a listener reads.
+/// A PEM file that a listener reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NamedFile {
     /// The full key that names it.
@@ -125,17 +129,40 @@ pub(crate) struct NamedFile {
     pub(crate) kind: FileKind,
 }
 
-/// What a file of a listener contains.
+/// What a PEM file of a listener contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FileKind {
-    /// A secret, which only this user may read.
-    Secret,
+    /// A private key, which only this user may read.
+    PrivateKey,
     /// A certificate that the server presents to clients.
     ServerCertificate,
     /// A certificate that it presents to targets, as their client.
     ClientCertificate,
     /// CAs that it trusts.
     Ca,
+}
+
+impl NamedFile {
+    pub(crate) fn new(key: impl Into<String>, path: &Path, kind: FileKind) -> Self {
+        Self { key: key.into(), path: path.to_owned(), kind }
+    }
+
+    /// Checks what each of these files contains. All of them, so that each error is recorded.
+    pub(crate) fn check_all(files: &[Self], startup: &mut StartupErrorCollector) -> Result<(), NotPrepared> {
+        let mut result = Ok(());
+        for Self { key, path, kind } in files {
+            let is_right = match kind {
+                FileKind::PrivateKey => startup.check_private_key(key, Some(path)),
+                FileKind::ServerCertificate | FileKind::ClientCertificate | FileKind::Ca => {
+                    startup.check_certs(key, Some(path))
+                }
+            };
+            if !is_right {
+                result = Err(NotPrepared);
+            }
+        }
+        result
+    }
 }
 
 /// What a listener of a server is served with. All but the name, policy and drain in `context`, `proxies` and
@@ -147,8 +174,6 @@ pub(crate) struct ListenerDeps {
     /// The networks of load balancers in front of its ports.
     pub(crate) proxies: Networks,
     pub(crate) finder: Arc<Finder>,
-    /// The peers; `None` if this server has none.
-    pub(crate) peers: Option<Arc<Peers>>,
     /// The ports of nodes that are redirected here, and which of them are ports of the node's loopback.
     pub(crate) ports: watch::Receiver<ConfigMapPorts>,
     /// Returns the addresses that linked edges claim.
@@ -164,8 +189,6 @@ pub(crate) struct ListenerDeps {
     pub(crate) links: Drain,
     /// Reloads files when they change.
     pub(crate) files: FileWatcher,
-    /// How long a session waits for its edge.
-    pub(crate) resume_timeout: Duration,
     /// Whether Kubernetes is asked for addresses.
     pub(crate) uses_kubernetes: bool,
 }
@@ -235,15 +258,12 @@ impl BoundPort {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
-    use crate::config::live::LIVE_LISTENERS;
 
     #[test]
-    fn the_listeners_that_follow_the_config_are_those_of_its_diff() {
-        let live: BTreeSet<_> = LISTENERS.iter().filter(|kind| kind.is_live).map(|kind| kind.name).collect();
-        assert_eq!(live, BTreeSet::from(LIVE_LISTENERS));
+    fn only_the_intercept_listener_waits_for_a_restart() {
+        let waiting: Vec<_> = LISTENERS.iter().filter(|kind| !kind.is_live()).map(|kind| kind.name).collect();
+        assert_eq!(waiting, ["intercept"]);
     }
 
     #[test]

@@ -53,8 +53,9 @@ use tunnel_proto::frame::{Found, Remote};
 #[derive(Debug)]
 pub struct Registry {
     nodes: Mutex<LinksByNode>,
-    /// Wakes the waiters of a node when it links.
-    awaited: NodeWaiters,
+    /// Wakes the waiters of a node when it links, or a peer announces it; all waiters after a new link to a peer, which
+    /// may lead to any node.
+    pub(super) awaited: NodeWaiters,
     conflicts: Conflicts,
     /// Notified whenever the set of linked nodes may have changed.
     changed: watch::Sender<()>,
@@ -112,16 +113,6 @@ impl Registry {
     /// Returns a waiter for the node. Each later link of the node, here or at a peer, wakes it.
     pub fn arrival(&self, node: &NodeName) -> NodeWaiter<'_> {
         self.awaited.arrival(node)
-    }
-
-    /// Wakes the waiters of a node that a peer has announced.
-    pub fn wake_waiters(&self, node: &NodeName) {
-        self.awaited.wake(node);
-    }
-
-    /// Wakes all waiters: a new peer link may lead to any node.
-    pub fn wake_all_waiters(&self) {
-        self.awaited.wake_all();
     }
 
     /// Checks whether a process may link as `node` from that address. Takes up to 2 s.
@@ -202,21 +193,8 @@ impl Registry {
         self.changed.subscribe()
     }
 
-    /// Sends Drain on every link, so that each edge links to another server.
-    pub fn drain_all(&self) {
-        for link in self.all_links() {
-            link.drain(None);
-        }
-    }
-
-    /// Closes every link.
-    pub fn close_all(&self) {
-        for link in self.all_links() {
-            link.close();
-        }
-    }
-
-    fn all_links(&self) -> Vec<Arc<Link>> {
+    /// Returns every link: a copy, so that no link's own lock is taken while this lock is held.
+    pub fn links(&self) -> Vec<Arc<Link>> {
         self.nodes.lock().all().map(|(_, _, linked)| linked.link.clone()).collect()
     }
 }
@@ -283,9 +261,9 @@ impl Finder {
         self.others.is_none()
     }
 
-    /// Returns the registry of nodes that are linked to this server.
-    pub fn registry(&self) -> &Arc<Registry> {
-        &self.registry
+    /// Returns the peers; `None` if this server has none.
+    pub fn peers(&self) -> Option<&Arc<Peers>> {
+        self.others.as_ref().map(|others| &others.peers)
     }
 
     /// Finds a path to a node, and to its process `instance` if one is given. Avoids the link `not` and the peer at its
@@ -307,7 +285,8 @@ impl Finder {
             // The waiter is created before the check, so a node that links in between ends the wait below. The search
             // would not notice it, because it only asks peers.
             let arrival = self.registry.arrival(node);
-            if let Some(path) = self.known_path(&query) {
+            let known = self.known_paths(node).find(|path| query.accepts(path.instance, &path.link));
+            if let Some(path) = known {
                 return Ok(path);
             }
             // The node has linked, but as another process than the requested one. The caller decides how long it still
@@ -347,16 +326,12 @@ impl Finder {
         NodeNotFound { seen, another, unqueried_reason: *self.unqueried_reason.lock(), ..missing }
     }
 
-    /// Returns a path without asking: the node is linked here, or to a peer that has announced it.
-    fn known_path(&self, query: &NodeQuery) -> Option<Path> {
-        self.known_paths(&query.node).find(|path| query.accepts(path.instance, &path.link))
-    }
-
     /// Returns true if the node is known to be linked as another process than the requested one.
     fn is_another(&self, query: &NodeQuery) -> bool {
         self.known_paths(&query.node).any(|path| !query.is_of(path.instance))
     }
 
+    /// Returns the paths that are known without asking: to the node here, and to a peer that has announced it.
     fn known_paths(&self, node: &NodeName) -> impl Iterator<Item = Path> {
         let here = self.registry.link_of(node).filter(|linked| !linked.link.is_closed());
         let here = here.map(|linked| Path { instance: linked.link.instance, link: linked.link });
@@ -436,13 +411,6 @@ impl Finder {
         match others.peers.process(target_instance).await {
             Ok(link) => Ok(Path { link, instance }),
             Err(trouble) => Err(NodeNotFound { trouble, ..NodeNotFound::default() }),
-        }
-    }
-
-    /// Closes all links to peers.
-    pub fn close_links(&self) {
-        for link in self.others.iter().flat_map(|others| others.peers.links()) {
-            link.close();
         }
     }
 

@@ -96,7 +96,7 @@ pub struct SessionRouter {
     /// Timeout for opening a session, over all paths.
     pub(crate) open_timeout: Duration,
     /// Timeout for resuming a session.
-    resume_timeout: Duration,
+    pub(crate) resume_timeout: Duration,
     chance: RandomFraction,
 }
 
@@ -336,11 +336,9 @@ impl<'a> PathSearch<'a> {
         let until = self.timeout.map_or(self.until, |timeout| self.until.min(Instant::now() + timeout));
         let end =
             |replaced: Option<Instant>| replaced.map_or(until, |since| until.min(since + REPLACED_NODE_WAIT));
-        let is_open_peer = |link: &&Link| link.peer == Remote::Peer && !link.is_closed();
-        let mut missing = NodeNotFound::default();
         // Time since which only another process of the node was found.
         let mut replaced: Option<Instant> = None;
-        // The path that failed. The first lookup searches for another one.
+        let mut missing = NodeNotFound::default();
         let mut failed = self.asked.take();
         if let Some(failed) = &failed {
             self.paths.invalidate(self.node, failed);
@@ -351,40 +349,49 @@ impl<'a> PathSearch<'a> {
             if self.paths.is_replaced(self.node, self.instance) {
                 replaced.get_or_insert_with(Instant::now);
             }
-            // A peer that failed may still claim to have the node, and reply sooner than the one that does.
-            let excluded = failed.as_ref().map(|failed| failed.link.as_ref()).filter(is_open_peer);
-            let none = || Err(NodeNotFound { another: replaced.is_some(), ..missing.clone() });
-            let finding = self.paths.find(self.node, self.instance, excluded);
-            let found = tokio::select! {
-                found = timeout_at(end(replaced), finding) => found.unwrap_or_else(|_| none()),
-                // The new path may be by the excluded link.
-                () = arrival.wait(), if excluded.is_some() => none(),
-            };
-            match found {
-                Ok(path) if failed.as_ref().is_none_or(|failed| failed.link.id != path.link.id) => {
+            match self.look_up(failed.take(), &arrival, end(replaced)).await {
+                Ok(Some(path)) => {
                     self.found = Some(path);
                     return Ok(());
                 }
-                Ok(_) => {}
+                Ok(None) => {}
                 Err(not_found) => {
+                    replaced = not_found.another.then(|| replaced.unwrap_or_else(Instant::now));
                     missing = not_found;
-                    replaced = missing.another.then(|| replaced.unwrap_or_else(Instant::now));
-                    let is_over = |since: Instant| since.elapsed() >= REPLACED_NODE_WAIT;
-                    if replaced.is_some_and(|since| self.paths.is_alone() || is_over(since)) {
-                        return Err(missing);
-                    }
-                    if Instant::now() >= until {
-                        return Err(NodeNotFound { another: false, ..missing });
-                    }
                 }
             }
-            failed = None;
+            let is_final = |since: Instant| self.paths.is_alone() || since.elapsed() >= REPLACED_NODE_WAIT;
+            let another = replaced.is_some_and(is_final);
+            if another || Instant::now() >= until {
+                return Err(NodeNotFound { another, ..missing });
+            }
             let pause = self.pause();
             tokio::select! {
                 () = arrival.wait() => {}
                 () = sleep_until(end(replaced).min(Instant::now() + pause)) => {}
             }
         }
+    }
+
+    /// Looks up a path, but not the one that failed. Returns `None` if there is no other one by `end`.
+    async fn look_up(
+        &self,
+        failed: Option<Path>,
+        arrival: &NodeWaiter<'_>,
+        end: Instant,
+    ) -> Result<Option<Path>, NodeNotFound> {
+        let failed = failed.map(|path| path.link);
+        // A peer that failed may still claim to have the node, and reply sooner than the one that does.
+        let is_open_peer = |link: &&Link| link.peer == Remote::Peer && !link.is_closed();
+        let excluded = failed.as_deref().filter(is_open_peer);
+        let found = tokio::select! {
+            found = timeout_at(end, self.paths.find(self.node, self.instance, excluded)) => found,
+            // The new path may be by the excluded link.
+            () = arrival.wait(), if excluded.is_some() => return Ok(None),
+        };
+        let is_other = |path: &Path| failed.as_ref().is_none_or(|failed| failed.id != path.link.id);
+        let Ok(found) = found else { return Ok(None) };
+        found.map(|path| Some(path).filter(is_other))
     }
 
     /// Asks over the path that was found, and then over others while none has answered and others are left.
@@ -476,7 +483,7 @@ impl PathProvider {
     /// Returns a waiter for a new path to the node.
     pub(crate) fn arrival(&self, node: &NodeName) -> NodeWaiter<'_> {
         match self {
-            Self::Nodes(finder) | Self::Peers(finder) => finder.registry().arrival(node),
+            Self::Nodes(finder) | Self::Peers(finder) => finder.registry.arrival(node),
             Self::Uplinks(uplinks) => uplinks.arrival(),
         }
     }
@@ -624,13 +631,6 @@ impl Uplinks {
         for link in self.all() {
             link.interactive().inspect(|interactive_link| interactive_link.probe());
             link.probe();
-        }
-    }
-
-    /// Closes every link.
-    pub fn close_all(&self) {
-        for link in self.all() {
-            link.close();
         }
     }
 

@@ -50,7 +50,6 @@ use crate::parts::with_kubernetes;
 use crate::registry::Finder;
 use crate::registry::Registry;
 use crate::registry::dns_search::NodeDnsLookup;
-use crate::registry::peers::Peers;
 use crate::route::{PathProvider, SessionRouter};
 use crate::server::cluster::KubernetesView;
 use crate::server::config::ServerConfig;
@@ -145,8 +144,6 @@ pub(crate) struct ServerContext {
     pub(crate) link_context: LinkContext,
     pub(crate) registry: Arc<Registry>,
     pub(crate) finder: Arc<Finder>,
-    /// The peers; `None` if this server has none.
-    pub(crate) peers: Option<Arc<Peers>>,
     pub(crate) route: SessionRouter,
     pub(crate) pool: BufferPool,
     /// Dials targets of the cloud for edges.
@@ -167,7 +164,7 @@ pub(crate) struct ServerContext {
     /// Permits for sessions of clients and users.
     pub(crate) session_permits: FairLimiter<ClientKey>,
     /// Permits for concurrent searches of all edges.
-    pub(crate) search_permits: Arc<Semaphore>,
+    pub(crate) search_permits: Semaphore,
     /// Permits for pinging older links of nodes that have linked again.
     pub(crate) move_permits: Arc<Semaphore>,
     /// How many links each node has opened recently.
@@ -358,9 +355,9 @@ impl ServerContext {
                 .unzip();
         let no_servers = cluster.service_addresses.clone();
         let dns = NodeDnsLookup::new(Arc::new(files.dns.clone()), zone.clone(), no_servers);
-        let finder = match &peers {
+        let finder = match peers {
             None => Finder::without_peers(registry.clone(), table.instance()),
-            Some(peers) => Finder::new(registry.clone(), table.instance(), peers.clone(), dns, port),
+            Some(peers) => Finder::new(registry.clone(), table.instance(), peers, dns, port),
         };
         let for_edges = dialer(settings, files, TargetDialerRole::ForEdges, &policies.for_edges);
         let for_clients = dialer(settings, files, TargetDialerRole::ForClients, &policies.for_clients);
@@ -369,8 +366,7 @@ impl ServerContext {
             route: SessionRouter::new(paths, table, session.open_timeout, session.resume_timeout),
             registry,
             finder,
-            peers,
-            backend: SessionAcceptor::new(for_edges, pool.clone(), grants.clone(), metrics, clients),
+            backend: SessionAcceptor::new(for_edges, None, pool.clone(), grants.clone(), metrics, clients),
             direct: DirectDialer::new(for_clients, session.open_timeout),
             link_context,
             pool,
@@ -381,7 +377,7 @@ impl ServerContext {
             session_permits: admission::sessions(session.max_sessions, session.max_per_client),
             policies,
             grants,
-            search_permits: Arc::new(Semaphore::new(link_events::MAX_SEARCHES)),
+            search_permits: Semaphore::new(link_events::MAX_SEARCHES),
             move_permits: Arc::new(Semaphore::new(MAX_CONCURRENT_MOVES)),
             link_rates: LinkRateLimiter::default(),
             zone,
@@ -445,7 +441,6 @@ impl ServerContext {
             context: self.listener_context(),
             proxies: Networks::default(),
             finder: self.finder.clone(),
-            peers: self.peers.clone(),
             ports: self.cluster.ports.clone(),
             claims: Arc::new(move || edge_links.address_claims()),
             readiness: self.readiness.clone(),
@@ -454,7 +449,6 @@ impl ServerContext {
             redirecting: self.drains.redirecting.clone(),
             links: self.drains.links.clone(),
             files: self.watcher.clone(),
-            resume_timeout: settings.session.resume_timeout,
             uses_kubernetes: settings.addresses.cluster.is_some(),
         }
     }
@@ -488,9 +482,7 @@ impl ServerContext {
         grpc: SocketAddr,
     ) {
         let view = ServerStatusSource {
-            registry: self.registry.clone(),
             name: self.link_context.server_name.clone(),
-            peers: self.peers.clone(),
             finder: self.finder.clone(),
             publishes: settings.dns.publish.name(),
             enrolment: self.enrolment.clone(),
@@ -508,10 +500,8 @@ impl ServerContext {
             viewers,
             streams: FairLimiter::new(admin::STREAMS),
         });
-        let drain = &self.drains.admin;
-        admin.spawn(ports, Some(grpc), &self.watcher, drain);
         self.certificates.set(settings.certificates(), settings.ca_files());
-        admin.follow_files(self.certificates.clone(), &self.watcher, drain);
+        admin.spawn(ports, Some(grpc), self.certificates.clone(), &self.watcher, &self.drains.admin);
     }
 }
 

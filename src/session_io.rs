@@ -18,12 +18,13 @@ use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::metrics::{ActiveSessionGuard, Metrics};
 use tunnel_link::relay::bindings::RelayOutcome;
 use tunnel_link::table::handles::Session;
+use tunnel_link::table::session::AnyPermit;
 use tunnel_net::socket::{Connection, Socket};
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// An open session with its access line, counters and permit.
 #[derive(Debug)]
-pub struct OpenSession<P> {
+pub struct OpenSession {
     /// The stream to the remote.
     pub session: SessionStream,
     /// Bytes that were read from the session and counted, but not yet given to the client or target at this end.
@@ -34,12 +35,12 @@ pub struct OpenSession<P> {
     pub grant: Grant,
     /// Counts the session as active.
     pub alive: ActiveSessionGuard,
-    /// The session's permit in this process. Released when the session ends, before its connection is closed
-    /// gracefully. A client's session shares it, and keeps it until its last bytes are delivered.
-    pub permit: P,
+    /// A client's permit. Released when the session ends, before its connection is closed gracefully. The session
+    /// shares it, and keeps it until its last bytes are delivered.
+    pub permit: Option<AnyPermit>,
 }
 
-impl<P> OpenSession<P> {
+impl OpenSession {
     /// Writes the access line of an ended session, counts it, and releases its permit. Side A is the connection of
     /// `local`.
     ///
@@ -144,8 +145,8 @@ impl LocalParty {
 /// the grant is revoked.
 ///
 /// Not cancel safe: a dropped call aborts the connection, resets the session, and records that in the access line.
-pub async fn run_session<C: Connection, P>(
-    mut opened: OpenSession<P>,
+pub async fn run_session<C: Connection>(
+    mut opened: OpenSession,
     local: LocalParty,
     mut socket: Socket<C>,
     metrics: &Metrics,

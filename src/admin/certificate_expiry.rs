@@ -6,9 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use tokio::time::sleep;
-use tracing::info_span;
 
-use crate::admin::AdminContext;
 use crate::admin::readiness::Readiness;
 use tunnel_base::drain::Drain;
 use tunnel_base::files;
@@ -41,16 +39,8 @@ impl MonitoredCertificates {
     }
 }
 
-impl AdminContext {
-    /// Reports files that cannot be reloaded, and the expiry of certificates, until `drain` starts.
-    pub fn follow_files(&self, files: MonitoredCertificates, watcher: &FileWatcher, drain: &Drain) {
-        let followed =
-            follow(files, watcher.clone(), self.metrics.clone(), self.readiness.clone(), drain.clone());
-        drain.spawn(info_span!("files"), followed);
-    }
-}
-
-/// Checks the certificates every minute and after each reload, until draining starts.
+/// Reports files that cannot be reloaded, and the expiry of certificates, until draining starts. Checks the
+/// certificates every minute and after each reload.
 pub(super) async fn follow(
     certificates: MonitoredCertificates,
     watcher: FileWatcher,

@@ -91,12 +91,12 @@ impl AdminContext {
     ///
     /// [`Peers::list_nodes`]: crate::registry::peers::Peers::list_nodes
     pub(crate) async fn nodes(&self, server: &ServerStatusSource) -> NodesResponse {
-        let peers = match &server.peers {
+        let peers = match server.finder.peers() {
             Some(peers) => peers.list_nodes().await,
             None => Arc::default(),
         };
         let handles: Vec<_> = peers.iter().map(|peer| peer.server.clone()).collect();
-        let own: Vec<_> = server.registry.views().iter().map(NodeWithLinks::listed).collect();
+        let own: Vec<_> = server.finder.registry.views().iter().map(NodeWithLinks::listed).collect();
         let lists = peers.iter().map(|peer| (&peer.nodes, &peer.end));
         let lists = std::iter::once((&own, &NodeListEnd::Complete)).chain(lists);
         let now = Instant::now();
@@ -134,7 +134,7 @@ impl AdminContext {
     /// Returns the response of `/metrics/nodes`.
     pub(crate) fn node_metrics(&self, server: &ServerStatusSource, form: ExpositionFormat) -> String {
         let now = Instant::now();
-        let here = server.registry.views().into_iter().map(|view| {
+        let here = server.finder.registry.views().into_iter().map(|view| {
             let [sent_bytes, received_bytes] = view.bytes();
             let links = NodeLinksSample {
                 round_trip: view.primary.link.measured_round_trip(),
@@ -157,7 +157,7 @@ impl AdminContext {
 
 /// Returns the nodes that this server has lost within a day and that no peer is known to have, the latest first.
 fn down(server: &ServerStatusSource) -> Vec<UnlinkedNode> {
-    let mut lost = server.registry.lost(LOST);
+    let mut lost = server.finder.registry.lost(LOST);
     lost.retain(|lost| !server.finder.knows(&lost.node));
     lost
 }

@@ -40,10 +40,8 @@ fn cloud(nodes: &[&str]) -> AdminContext {
         );
     }
     admin(AdminProcess::Cloud(ServerStatusSource {
-        finder: Finder::without_peers(registry.clone(), Instance::from_bits(7)),
-        registry,
+        finder: Finder::without_peers(registry, Instance::from_bits(7)),
         name: "eu-1".parse().ok(),
-        peers: None,
         publishes: Some("hosts"),
         enrolment: None,
         port: 9000,
@@ -324,7 +322,7 @@ async fn the_admin_socket_answers_with_any_host_header() {
     let drain = Drain::new();
     let listeners =
         AdminListeners { local: Some(UnixAccept::bind(&path).unwrap()), ..AdminListeners::default() };
-    cloud(&["a"]).spawn(listeners, None, &FileWatcher::new(&drain), &drain);
+    cloud(&["a"]).spawn(listeners, None, MonitoredCertificates::default(), &FileWatcher::new(&drain), &drain);
     let mut socket = tokio::net::UnixStream::connect(&path).await.unwrap();
     socket.write_all(b"GET /status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
     let mut answer = String::new();

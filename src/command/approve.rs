@@ -79,7 +79,7 @@ pub async fn approve(
         .map_err(|error| CommandError::unavailable(error.to_string()))?;
     let pods = format!("system:serviceaccount:{}", args.service_account);
     let namespace = args.service_account.split_once(':').map(|(namespace, _)| namespace.to_owned());
-    let cluster = ClusterSettings { kubeconfig: args.kubeconfig.clone(), namespace, service: None };
+    let cluster = ClusterSettings { kubeconfig: args.kubeconfig.clone(), namespace };
     let (services, names) = (args.services.clone(), args.names.iter().map(|name| name.to_ascii_lowercase()));
     let (readiness, pulse, drain) =
         (Readiness::waiting_for(&[REQUESTS]), ProgressWatchdog::new(), Drain::new());

@@ -15,11 +15,9 @@ pub struct ClusterSettings {
     pub kubeconfig: Option<PathBuf>,
     /// `POD_NAMESPACE`; `None` means the namespace of the service account or the file.
     pub namespace: Option<String>,
-    /// The Service whose ready endpoints are the servers; `None` if Kubernetes does not list them.
-    pub service: Option<String>,
 }
 
-/// Returns the cluster, without the Service of the servers.
+/// Returns the cluster.
 ///
 /// # Errors
 ///
@@ -27,7 +25,7 @@ pub struct ClusterSettings {
 pub(crate) fn reached(env: &Environment) -> Result<ClusterSettings, &'static str> {
     parts::KUBERNETES?;
     let namespace = env.pod_namespace.clone().filter(|name| !name.is_empty());
-    let cluster = ClusterSettings { kubeconfig: env.kubeconfig.clone(), namespace, service: None };
+    let cluster = ClusterSettings { kubeconfig: env.kubeconfig.clone(), namespace };
     let inside = env.kubernetes_service_host.as_ref().is_some_and(|host| !host.is_empty());
     let outside = "this process runs outside a cluster; set its kubeconfig with --kubeconfig";
     if inside || env.kubeconfig.is_some() { Ok(cluster) } else { Err(outside) }

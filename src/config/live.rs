@@ -106,7 +106,8 @@ const EDGE_PROXY: [&str; 2] = ["edge", "http_proxy"];
 /// The keys of a listener's table that change while it is open.
 pub(crate) const LIVE_ACCESS_KEYS: [&str; 3] = ["allow_from", "names", "rules"];
 
-/// The tables of listeners that open and close with the config.
+/// The tables of listeners that open and close with the config. Not `intercept`: its table of nftables and its mark are
+/// the process's.
 pub(crate) const LIVE_LISTENERS: [&str; 7] =
     ["connect", "egress", "http", "http_proxy", "https", "socks5", "tcp"];
 

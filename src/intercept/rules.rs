@@ -30,7 +30,7 @@ impl InterceptRules {
             set(json!({ "name": PORTS, "type": "inet_service", "flags": ["timeout"], "timeout": PORT_TIMEOUT_SECONDS })),
         ]);
         commands.extend(self.chain(OUTPUT));
-        for (is_v4, port) in [(true, self.v4), (false, self.v6)] {
+        for (is_v4, port) in [(true, Some(self.v4)), (false, self.v6)] {
             commands.extend(port.map(|port| self.rule(OUTPUT, &redirect(is_v4, port))));
         }
         if let Some((from, port)) = &self.forwarded {
@@ -160,7 +160,7 @@ mod tests {
             table: "tunnel".to_owned(),
             mark: 0x40,
             mask: 0xf0,
-            v4: Some(7001),
+            v4: 7001,
             v6: Some(7002),
             forwarded: None,
         }

@@ -206,9 +206,6 @@ impl AccessPolicy {
     }
 }
 
-/// A session opened for a client, with its permit.
-pub type GrantedSession = OpenSession<SessionPermit>;
-
 /// A session permit. The session shares it, and keeps it until its last bytes are delivered.
 pub type SessionPermit = Arc<Permit<ClientKey>>;
 
@@ -222,7 +219,7 @@ pub enum AdmissionOutcome<C> {
     /// The client has its response, and its connection now carries the session's bytes.
     Opened {
         /// The session opened for the client.
-        session: GrantedSession,
+        session: OpenSession,
         /// The connection, without any wrapper of the handshake.
         socket: C,
         /// Bytes received after the head before the response was sent.
@@ -238,21 +235,6 @@ pub enum AdmissionOutcome<C> {
         /// The connection, if it is still open. It is closed gracefully, because an error response may be in flight.
         socket: Option<C>,
     },
-}
-
-impl<C> AdmissionOutcome<C> {
-    /// Converts the connection.
-    pub(crate) fn map<D>(self, change: impl FnOnce(C) -> D) -> AdmissionOutcome<D> {
-        match self {
-            Self::Opened { session, socket, buffered } => {
-                AdmissionOutcome::Opened { session, socket: change(socket), buffered }
-            }
-            Self::Closed(socket) => AdmissionOutcome::Closed(socket.map(change)),
-            Self::Failed { reason, socket } => {
-                AdmissionOutcome::Failed { reason, socket: socket.map(change) }
-            }
-        }
-    }
 }
 
 /// A client's request, as read by the listener.
@@ -300,18 +282,11 @@ pub struct Admission {
     device: Option<DeviceName>,
     /// Notified once the head is read.
     pub(super) head_is_read: Arc<Notify>,
-    permit: ClientPermit,
-}
-
-/// The permit of a client without a session.
-#[derive(Debug)]
-enum ClientPermit {
-    /// Its link is limited.
-    Link,
-    /// Its connection is limited.
-    Connection(Permit),
-    /// It has requested a session, so its connection keeps no other client from connecting.
-    Session(#[expect(dead_code, reason = "it is held")] SessionPermit),
+    /// Its connection's permit; `None` once a session was requested with [`Self::open`]: from then on its connection
+    /// keeps no other client from connecting. Links have their own limits.
+    pub(crate) permit: Option<Permit>,
+    /// The permit of its session, which limits it instead.
+    _session_permit: Option<SessionPermit>,
 }
 
 /// A request that has passed all checks. It owns its data, so that it can outlive the [`Admission`]. Without
@@ -322,7 +297,7 @@ pub struct AuthorizedRequest {
     from: SocketAddr,
     basis: AccessBasis,
     destination: Destination,
-    access: AccessLogEntry,
+    pub(super) access: AccessLogEntry,
 }
 
 impl Admission {
@@ -334,15 +309,8 @@ impl Admission {
             server_name: None,
             device: None,
             head_is_read: Arc::default(),
-            permit: ClientPermit::Connection(permit),
-        }
-    }
-
-    /// Returns the connection permit; `None` once a session was requested with [`Self::open`].
-    pub(crate) fn connection_permit(&self) -> Option<&Permit> {
-        match &self.permit {
-            ClientPermit::Connection(permit) => Some(permit),
-            ClientPermit::Link | ClientPermit::Session(_) => None,
+            permit: Some(permit),
+            _session_permit: None,
         }
     }
 
@@ -357,46 +325,42 @@ impl Admission {
     }
 
     /// Checks the request and opens the session; counts and logs it. An error in `request` is reported only to clients
-    /// with an allowed address. Cancel safe: dropping the future leaves no session.
+    /// with an allowed address. Returns `None` if `reset` completes first, because the client disconnected. Cancel
+    /// safe: dropping the future leaves no session.
     ///
     /// # Errors
     ///
     /// Returns the denial to send to the client.
     pub async fn open(
         &mut self,
-        request: Result<OpenRequest, Denial>,
-        trace: String,
-    ) -> Result<GrantedSession, DeniedRequest> {
-        let (authorized, permit) = self.authorize(request, trace).await?.with_permit()?;
-        // Opening may take long; a client that has passed the checks must not keep others from connecting meanwhile.
-        self.permit = ClientPermit::Session(permit.clone());
-        authorized.open_with(permit).await
-    }
-
-    /// Like [`Self::open`]. Returns `None` if `reset` completes first, because the client disconnected.
-    pub async fn open_unless(
-        &mut self,
         reset: impl Future<Output = ()>,
         request: Result<OpenRequest, Denial>,
         trace: String,
-    ) -> Option<Result<GrantedSession, DeniedRequest>> {
+    ) -> Option<Result<OpenSession, DeniedRequest>> {
+        let opening = async {
+            let (authorized, permit) = self.authorize(request, trace).await?.with_permit()?;
+            // Opening may take long; a client that has passed the checks must not keep others from connecting
+            // meanwhile.
+            (self.permit, self._session_permit) = (None, Some(permit.clone()));
+            authorized.open_with(permit).await
+        };
         tokio::select! {
             biased;
-            opened = self.open(request, trace) => Some(opened),
+            opened = opening => Some(opened),
             () = reset => None,
         }
     }
 
-    /// Like [`Self::open_unless`], for a listener that knows the node.
+    /// Like [`Self::open`], for a listener that knows the node.
     pub async fn open_at(
         &mut self,
         reset: impl Future<Output = ()>,
         node: Result<NodeName, Denial>,
         target: &Target,
-    ) -> Option<Result<GrantedSession, DeniedRequest>> {
+    ) -> Option<Result<OpenSession, DeniedRequest>> {
         let (target, credentials) = (target.clone(), HeaderMap::new());
         let request = node.map(|node| OpenRequest { node: Some(node), target, credentials });
-        self.open_unless(reset, request, new_trace()).await
+        self.open(reset, request, new_trace()).await
     }
 
     /// Checks a request without opening a session; counts and logs a denial. The client's permit is active until
@@ -411,7 +375,7 @@ impl Admission {
         trace: String,
     ) -> Result<AuthorizedRequest, DeniedRequest> {
         self.head_is_read.notify_one();
-        if let Some(permit) = self.connection_permit() {
+        if let Some(permit) = &self.permit {
             permit.mark_active();
         }
         let mut access = AccessLogEntry::start(self.context.listener, self.from.to_string());
@@ -429,7 +393,7 @@ impl Admission {
 
     /// Marks the permit as idle after a response: from now on this process waits for the client.
     pub fn mark_idle(&self) {
-        if let Some(permit) = self.connection_permit() {
+        if let Some(permit) = &self.permit {
             permit.mark_idle();
         }
     }
@@ -524,11 +488,6 @@ impl AuthorizedRequest {
         &self.destination.target
     }
 
-    /// Returns the authenticated user, if there is one.
-    pub fn user(&self) -> Option<&str> {
-        self.access.user.as_deref()
-    }
-
     /// Returns true if responses to the client may contain addresses and times.
     pub fn is_trusted(&self) -> bool {
         self.from.ip().is_loopback() || self.access.user.is_some()
@@ -539,7 +498,7 @@ impl AuthorizedRequest {
     /// # Errors
     ///
     /// Returns the denial for the client.
-    pub async fn open(self) -> Result<GrantedSession, DeniedRequest> {
+    pub async fn open(self) -> Result<OpenSession, DeniedRequest> {
         let (request, permit) = self.with_permit()?;
         request.open_with(permit).await
     }
@@ -564,7 +523,7 @@ impl AuthorizedRequest {
     }
 
     /// Opens the session, which keeps the permit.
-    async fn open_with(self, permit: SessionPermit) -> Result<GrantedSession, DeniedRequest> {
+    async fn open_with(self, permit: SessionPermit) -> Result<OpenSession, DeniedRequest> {
         let Self { context, from, basis, destination, mut access } = self;
         access.set_pending(false);
         let started = Instant::now();
@@ -597,8 +556,8 @@ impl AuthorizedRequest {
                 if let Some(id) = access.id {
                     Span::current().record("session", field::display(id));
                 }
-                let alive = context.metrics.sessions.start(access.listener);
-                Ok(OpenSession { session, buffered: Bytes::new(), access, grant, alive, permit })
+                let (alive, buffered) = (context.metrics.sessions.start(access.listener), Bytes::new());
+                Ok(OpenSession { session, buffered, access, grant, alive, permit: Some(permit) })
             }
             Err(denial) => Err(DeniedRequest::new(denial, access, &context, from)),
         }
@@ -612,13 +571,16 @@ impl DeniedRequest {
     }
 
     /// Creates a denied request; counts and logs it.
-    fn new(denial: Denial, mut access: AccessLogEntry, context: &ListenerContext, from: SocketAddr) -> Self {
-        let metrics = &context.metrics;
-        metrics.sessions.refused(access.listener, denial.name());
+    pub(super) fn new(
+        denial: Denial,
+        mut access: AccessLogEntry,
+        context: &ListenerContext,
+        from: SocketAddr,
+    ) -> Self {
         access.status = Some(denial.status().as_u16());
         let trusted = from.ip().is_loopback() || access.user.is_some();
         let trace = access.trace.clone().into_boxed_str();
-        access.refuse(denial.name(), &denial.to_string(), from.ip(), &metrics.refusals);
+        access.refuse(denial.name(), &denial.to_string(), from.ip(), &context.metrics);
         Self { denial, trusted, trace }
     }
 }

@@ -1,10 +1,10 @@
-//! Listeners over TLS and on Unix sockets, which identify clients by a client certificate or as a local user.
+//! Listeners over TLS, which identify clients by a client certificate.
 
 use std::net::SocketAddr;
 use std::path::Path;
 
 use bytes::Bytes;
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::TcpStream;
 use tracing::Span;
 
 use crate::config::listen_tls::ListenerTlsConfig;
@@ -30,10 +30,6 @@ pub struct TlsListenerProtocol<F> {
     port: TlsPort,
 }
 
-/// A listener on a unix socket. A client is identified as its local user: `uid=0` for root.
-#[derive(Debug)]
-pub struct UnixListenerProtocol<F>(pub F);
-
 impl<F> TlsListenerProtocol<F> {
     /// Wraps a listener in TLS.
     pub fn new(protocol: F, tls: ReloadedValue<ServerTls>, pool: BufferPool) -> Self {
@@ -58,7 +54,7 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for TlsListener
         socket: TcpStream,
         admission: &mut Admission,
     ) -> AdmissionOutcome<F::Connection> {
-        let Some(permit) = admission.connection_permit() else {
+        let Some(permit) = &admission.permit else {
             return AdmissionOutcome::Failed { reason: "tls", socket: None };
         };
         let refusals = &admission.context().metrics.refusals;
@@ -75,37 +71,15 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for TlsListener
     }
 }
 
-impl<F: ListenerProtocol<UnixStream>> ListenerProtocol<UnixStream> for UnixListenerProtocol<F> {
-    type Connection = F::Connection;
-
-    fn span(&self, from: SocketAddr) -> Span {
-        self.0.span(from)
-    }
-
-    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
-        self.0.rejection_bytes(denial, trace)
-    }
-
-    async fn handshake(
-        &self,
-        socket: UnixStream,
-        admission: &mut Admission,
-    ) -> AdmissionOutcome<F::Connection> {
-        if let Ok(user) = socket.peer_cred() {
-            admission.proof = ClientIdentity::User(format!("uid={}", user.uid()));
-        }
-        self.0.handshake(socket, admission).await
-    }
-}
-
 impl ListenerTlsConfig {
     /// Returns the files, with the keys that name them.
     pub(crate) fn files(&self) -> Vec<NamedFile> {
-        let file =
-            |name: &str, path: &Path, kind| NamedFile { key: self.key(name), path: path.to_owned(), kind };
+        let file = |name: &str, path: &Path, kind| NamedFile::new(self.key(name), path, kind);
+        let own = [
+            file("cert", &self.cert, FileKind::ServerCertificate),
+            file("key", &self.key, FileKind::PrivateKey),
+        ];
         let ca = self.client_ca.iter().map(|ca| file("client_ca", ca, FileKind::Ca));
-        let own =
-            [file("cert", &self.cert, FileKind::ServerCertificate), file("key", &self.key, FileKind::Secret)];
         own.into_iter().chain(ca).collect()
     }
 
@@ -115,23 +89,13 @@ impl ListenerTlsConfig {
         tls: &Tls,
         startup: &mut StartupErrorCollector,
     ) -> Result<ReloadedValue<ServerTls>, NotPrepared> {
-        let Self { cert, key, client_ca, .. } = self;
         let offer = tls_params(tls, startup);
-        let keys = ["cert", "key", "client_ca"].map(|file| self.key(file));
-        // Each file separately, so that all errors are noted.
-        let are_usable = [
-            startup.check_certs(&keys[0], Some(cert)),
-            startup.check_private_key(&keys[1], Some(key)),
-            startup.check_certs(&keys[2], client_ca.as_ref()),
-        ];
-        if are_usable.contains(&false) {
-            return Err(NotPrepared);
-        }
+        NamedFile::check_all(&self.files(), startup)?;
         let (offer, _) = offer?;
-        let identity = IdentityFiles { cert: cert.clone(), key: key.clone() };
-        let clients = client_ca.clone().map_or(ClientAuth::Anonymous, ClientAuth::Required);
+        let identity = IdentityFiles { cert: self.cert.clone(), key: self.key.clone() };
+        let clients = self.client_ca.clone().map_or(ClientAuth::Anonymous, ClientAuth::Required);
         let server = TlsServerConfig { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] };
-        startup.collect(StartupErrorKind::Config, &[&keys[0], &keys[1]], server.load())
+        startup.collect(StartupErrorKind::Config, &[&self.key("cert"), &self.key("key")], server.load())
     }
 }
 

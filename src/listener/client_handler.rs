@@ -9,8 +9,11 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tracing::{Span, debug};
 
+use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::admission::heads::max_pending;
-use crate::listener::admission::{Admission, AdmissionOutcome, ListenerContext, ListenerProtocol};
+use crate::listener::admission::{
+    Admission, AdmissionOutcome, DeniedRequest, ListenerContext, ListenerProtocol,
+};
 use crate::listener::denial::Denial;
 use crate::listener::trace_id::new_trace;
 use crate::session_io::copy::close::close_gracefully;
@@ -69,19 +72,18 @@ where
             ConnectionRejection::Full => Denial::Busy("too many connections are waiting without a request"),
             ConnectionRejection::OpenFiles => Denial::Busy(fd_limit::REACHED),
         };
-        let metrics = &self.context.metrics;
-        metrics.sessions.refused(self.context.listener, denial.name());
         let mut access = AccessLogEntry::start(self.context.listener, from.to_string());
         access.trace = new_trace();
-        access.status = Some(denial.status().as_u16());
-        let rejection = self.protocol.rejection_bytes(&denial, &access.trace);
-        access.refuse(denial.name(), &denial.to_string(), from.ip(), &metrics.refusals);
-        rejection
+        let denied = DeniedRequest::new(denial, access, &self.context, from);
+        self.protocol.rejection_bytes(&denied.denial, &denied.trace)
     }
 
     async fn handle(self: Arc<Self>, accepted: Accepted<S>) {
         let Accepted { socket, from, permit } = accepted;
         let mut admission = Admission::new(Arc::clone(&self.context), from, permit);
+        if let Some(uid) = socket.peer_uid() {
+            admission.proof = ClientIdentity::User(format!("uid={uid}"));
+        }
         let head_is_read = admission.head_is_read.clone();
         let head = {
             // Boxed, so that a session does not retain the memory of the handshake.

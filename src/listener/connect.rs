@@ -68,8 +68,7 @@ pub struct ConnectConfig {
     pub access: AccessConfig,
 }
 
-pub(crate) const KIND: ListenerKind =
-    ListenerKind { name: "connect", by_address: false, is_live: true, read };
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "connect", by_address: false, read };
 
 /// Reads the table, and warns if the port is open to all clients.
 fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {
@@ -152,7 +151,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for ConnectProtocol {
                 }
                 if let Some(status) = rejected
                     && let Err(denied) =
-                        admission.open(Err(bad_head(status, HEAD_BYTES, HEAD_FIELDS)), new_trace()).await
+                        admission.authorize(Err(bad_head(status, HEAD_BYTES, HEAD_FIELDS)), new_trace()).await
                 {
                     let answer = written(Version::HTTP_11, &denied.answer());
                     // A client that has disconnected gets no reason.
@@ -161,7 +160,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for ConnectProtocol {
                 return AdmissionOutcome::Failed { reason, socket: Some(socket) };
             }
         };
-        let Some(opened) = admission.open_unless(socket.remote_reset(), request, trace).await else {
+        let Some(opened) = admission.open(socket.remote_reset(), request, trace).await else {
             return AdmissionOutcome::Failed { reason: "reset_while_opening", socket: Some(socket) };
         };
         let answer = match &opened {

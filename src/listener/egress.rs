@@ -12,7 +12,6 @@ use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState};
 use crate::config::server::Tls;
 use crate::config::table::ConfigTable;
 use crate::config::value::forms;
-use crate::listener::authenticated::UnixListenerProtocol;
 use crate::listener::connect::ConnectProtocol;
 use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, NamedFile, single};
 use crate::startup::{NotPrepared, StartupErrorCollector};
@@ -56,7 +55,7 @@ impl Default for EgressConfig {
     }
 }
 
-pub(crate) const KIND: ListenerKind = ListenerKind { name: "egress", by_address: true, is_live: true, read };
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "egress", by_address: true, read };
 
 impl EgressConfig {
     /// Returns the files for TLS, which the port always has.
@@ -79,9 +78,7 @@ impl ListenerConfig for EgressConfig {
         let (key, category) = ("server.egress.listen", SessionCategory::Egress);
         let port = match &self.listen {
             Some(ListenAddress::Unix(path)) => {
-                let listener = startup.bind_local(key, path);
-                let protocol = UnixListenerProtocol(ConnectProtocol);
-                BoundPort::new(category, listener?, |_| protocol)
+                BoundPort::new(category, startup.bind_local(key, path)?, |_| ConnectProtocol)
             }
             Some(ListenAddress::Port(at)) => {
                 let tls = self.tls().load(tls, startup);

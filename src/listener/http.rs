@@ -26,7 +26,7 @@ use crate::listener::denial::Denial;
 use crate::listener::forward::forward;
 use crate::listener::http::routing::RequestRoutingContext;
 use crate::listener::requests::credentials;
-use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerDeps, ListenerKind, single};
+use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, single};
 use crate::registry::Finder;
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::policy::ports::{ConfigMapPorts, PortTarget};
@@ -83,7 +83,7 @@ pub struct NodePortConfig {
     pub stands_for: PortTarget,
 }
 
-pub(crate) const KIND: ListenerKind = ListenerKind { name: "http", by_address: false, is_live: true, read };
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "http", by_address: false, read };
 
 /// Reads the table.
 fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {
@@ -134,7 +134,8 @@ impl ListenerConfig for HttpConfig {
     fn bind(&self, _tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared> {
         let port = |(listener, stands_for)| {
             BoundPort::tcp(SessionCategory::HttpProxy, listener, |deps| {
-                NodePort::new(stands_for, false, None, deps)
+                let (finder, ports) = (deps.finder.clone(), deps.ports.clone());
+                NodePort { stands_for, is_tls: false, target_tls: None, finder, ports }
             })
         };
         Ok(bind(&self.node_ports(), startup)?.into_iter().map(port).collect())
@@ -163,17 +164,6 @@ pub struct NodePort {
     pub finder: Arc<Finder>,
     /// The ports that are served on the nodes' loopback.
     pub ports: watch::Receiver<ConfigMapPorts>,
-}
-
-impl NodePort {
-    pub(crate) fn new(
-        stands_for: PortTarget,
-        is_tls: bool,
-        target_tls: Option<ReloadedValue<ClientConfig>>,
-        deps: &ListenerDeps,
-    ) -> Self {
-        Self { stands_for, is_tls, target_tls, finder: deps.finder.clone(), ports: deps.ports.clone() }
-    }
 }
 
 impl<C: Connection + 'static> ListenerProtocol<C> for NodePort {

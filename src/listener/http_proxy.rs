@@ -53,8 +53,7 @@ pub struct HttpProxyConfig {
     pub access: AccessConfig,
 }
 
-pub(crate) const KIND: ListenerKind =
-    ListenerKind { name: "http_proxy", by_address: true, is_live: true, read };
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "http_proxy", by_address: true, read };
 
 /// Reads the table. A table without an address to listen on is an error.
 fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {
@@ -148,7 +147,7 @@ pub(crate) const EDGE_KEY: &str = "edge.http_proxy";
 pub struct HttpProxyProtocol;
 
 impl<C: Connection + 'static> ListenerProtocol<C> for HttpProxyProtocol {
-    type Connection = C;
+    type Connection = Hooked<C, PrereadBytes>;
 
     fn span(&self, from: SocketAddr) -> Span {
         info_span!("proxy", client = %from, trace_id = field::Empty, session = field::Empty)
@@ -158,19 +157,22 @@ impl<C: Connection + 'static> ListenerProtocol<C> for HttpProxyProtocol {
         denial.text(trace)
     }
 
-    async fn handshake(&self, mut socket: C, admission: &mut Admission) -> AdmissionOutcome<C> {
+    async fn handshake(
+        &self,
+        mut socket: C,
+        admission: &mut Admission,
+    ) -> AdmissionOutcome<Self::Connection> {
         let Ok(begin) = start(&mut socket).await else {
+            let socket = Hooked { io: socket, hook: PrereadBytes::default() };
             return AdmissionOutcome::Failed { reason: "header_missing", socket: Some(socket) };
         };
         let connects = begin == CONNECT;
         let socket = Hooked { io: socket, hook: PrereadBytes(begin) };
-        let served = if connects {
+        if connects {
             ConnectProtocol.handshake(socket, admission).await
         } else {
             forward(socket, admission, None, &parse_plain).await
-        };
-        // The buffered first bytes were read with the first head, so the wrapper is no longer needed.
-        served.map(|socket| socket.io)
+        }
     }
 }
 
@@ -204,8 +206,8 @@ async fn start<C: AsyncRead + Unpin>(socket: &mut C) -> io::Result<Vec<u8>> {
 }
 
 /// The bytes already read from a stream, which are read again first.
-#[derive(Debug)]
-struct PrereadBytes(Vec<u8>);
+#[derive(Debug, Default)]
+pub struct PrereadBytes(Vec<u8>);
 
 impl<T: AsyncRead + Unpin> ReadHook<T> for PrereadBytes {
     fn poll_read(

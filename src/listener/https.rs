@@ -2,7 +2,7 @@
 //! the node.
 
 use std::net::{IpAddr, Ipv6Addr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -96,9 +96,6 @@ pub struct HttpsConfig {
     /// Whether targets are trusted without verification, such as kubelets with self-signed certificates. Anyone between
     /// an edge and its kubelet can then impersonate the kubelet.
     target_insecure_skip_verify: bool,
-    /// The identity that this server presents to targets; `None` if edges speak TLS with them.
-    #[serde(skip)]
-    pub targets: Option<TargetTlsFiles>,
     /// Access rules.
     #[serde(skip)]
     pub access: AccessConfig,
@@ -128,24 +125,12 @@ impl Default for HttpsConfig {
             target_key: None,
             target_ca: None,
             target_insecure_skip_verify: false,
-            targets: None,
             access: AccessConfig::default(),
         }
     }
 }
 
-/// The identity that this server presents to targets with its own TLS, for clients that have presented a certificate.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TargetTlsFiles {
-    /// PEM file of the certificate.
-    pub cert: PathBuf,
-    /// PEM file of its private key.
-    pub key: PathBuf,
-    /// PEM file of the CAs that may sign targets' certificates; `None` trusts any target.
-    pub ca: Option<PathBuf>,
-}
-
-pub(crate) const KIND: ListenerKind = ListenerKind { name: "https", by_address: true, is_live: true, read };
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "https", by_address: true, read };
 
 /// Reads the table.
 fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {
@@ -177,20 +162,19 @@ fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Ve
     }
     let names = &https.access.names;
     let named = !names.is_empty() && !names.iter().any(CertificateGlob::matches_everything);
-    https.targets = target_identity(&table, &https, requests_certificates && named, report);
+    check_target_keys(&table, &https, requests_certificates && named, report);
     warn_if_open(&table, &ports, &https.access, proofs, report);
     table.close_optional(&https, report);
     single((!ports.is_empty()).then_some(https))
 }
 
-/// Checks the keys for TLS to targets. Returns `None` if edges speak TLS with targets, or after an error, which is
-/// recorded. `proved` is true if only some clients are accepted, by their certificates.
-fn target_identity(
+/// Checks the keys for TLS to targets. `proved` is true if only some clients are accepted, by their certificates.
+fn check_target_keys(
     table: &ConfigTable<'_>,
     keys: &HttpsConfig,
     proved: bool,
     report: &mut ConfigDiagnostics,
-) -> Option<TargetTlsFiles> {
+) {
     let insecure = keys.target_insecure_skip_verify;
     for given in ["target_key", "target_ca", "target_insecure_skip_verify"] {
         let is_off = given == "target_insecure_skip_verify" && !insecure;
@@ -199,7 +183,7 @@ fn target_identity(
         }
     }
     if !table.has("target_cert") {
-        return None;
+        return;
     }
     if !proved {
         let found =
@@ -217,10 +201,6 @@ fn target_identity(
         let text = "targets are not verified: anyone between an edge and a target can impersonate the target";
         report.warn(table.key("target_insecure_skip_verify"), WarningKind::Insecure, text);
     }
-    // One file may contain both.
-    let cert = keys.target_cert.clone()?;
-    let key = keys.target_key.clone().unwrap_or_else(|| cert.clone());
-    Some(TargetTlsFiles { cert, key, ca: keys.target_ca.clone().filter(|_| !insecure) })
 }
 
 impl HttpsConfig {
@@ -229,6 +209,41 @@ impl HttpsConfig {
         let Self { cert, key, client_ca, .. } = self.clone();
         ListenerTlsConfig { table: "server.https.".to_owned(), cert, key, client_ca }
     }
+
+    /// Returns the files for this server's own TLS with targets: none if edges speak TLS with them.
+    pub(crate) fn target_files(&self) -> Vec<NamedFile> {
+        let Some(cert) = &self.target_cert else { return Vec::new() };
+        // One file may contain both.
+        let key = self.target_key.as_ref().unwrap_or(cert);
+        let ca = self.target_ca.as_ref().filter(|_| !self.target_insecure_skip_verify);
+        let files = [
+            ("cert", Some(cert), FileKind::ClientCertificate),
+            ("key", Some(key), FileKind::PrivateKey),
+            ("ca", ca, FileKind::Ca),
+        ];
+        let file = |(name, path, kind): (&str, Option<&PathBuf>, _)| {
+            Some(NamedFile::new(format!("server.https.target_{name}"), path?, kind))
+        };
+        files.into_iter().filter_map(file).collect()
+    }
+
+    /// Returns this server's own TLS for HTTP/1 with targets, for clients that have presented a certificate. Returns
+    /// `None` if edges speak TLS with targets.
+    fn target_tls(
+        &self,
+        startup: &mut StartupErrorCollector,
+    ) -> Result<Option<ReloadedValue<ClientConfig>>, NotPrepared> {
+        let Some(cert) = self.target_cert.clone() else { return Ok(None) };
+        NamedFile::check_all(&self.target_files(), startup)?;
+        let key = self.target_key.clone().unwrap_or_else(|| cert.clone());
+        let trust = match &self.target_ca {
+            _ if self.target_insecure_skip_verify => Trust::NoVerify,
+            ca => Trust::Ca(ca.clone().ok_or(NotPrepared)?),
+        };
+        let identity = Some(IdentityFiles { cert, key });
+        let client = TlsClientConfig { trust, identity, alpn: vec![b"http/1.1".to_vec()] };
+        startup.collect(StartupErrorKind::Config, &["server.https.target_cert"], client.load()).map(Some)
+    }
 }
 
 impl ListenerConfig for HttpsConfig {
@@ -236,17 +251,7 @@ impl ListenerConfig for HttpsConfig {
         if self.mode == Mode::Passthrough {
             return Vec::new();
         }
-        let file = |name: &str, path: &Path, kind| {
-            let key = format!("server.https.target_{name}");
-            NamedFile { key, path: path.to_owned(), kind }
-        };
-        let shown = self.targets.iter().flat_map(|TargetTlsFiles { cert, key, ca }| {
-            let ca = ca.iter().map(move |ca| file("ca", ca, FileKind::Ca));
-            [file("cert", cert, FileKind::ClientCertificate), file("key", key, FileKind::Secret)]
-                .into_iter()
-                .chain(ca)
-        });
-        self.tls().files().into_iter().chain(shown).collect()
+        self.tls().files().into_iter().chain(self.target_files()).collect()
     }
 
     fn access(&self) -> (&str, &AccessConfig) {
@@ -259,8 +264,7 @@ impl ListenerConfig for HttpsConfig {
 
     fn bind(&self, tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared> {
         let is_terminated = self.mode == Mode::Terminate;
-        let targets = self.targets.as_ref().filter(|_| is_terminated);
-        let targets = targets.map(|files| target_tls_config(files, startup)).transpose();
+        let targets = if is_terminated { self.target_tls(startup) } else { Ok(None) };
         let tls = is_terminated.then(|| self.tls().load(tls, startup)).transpose();
         let ports = bind(&self.node_ports(), startup);
         let (tls, targets, ports) = (tls?, targets?, ports?);
@@ -277,7 +281,8 @@ impl ListenerConfig for HttpsConfig {
                             deps.files.watch("target tls", &targets);
                         }
                     }
-                    let port = NodePort::new(stands_for, true, targets, deps);
+                    let (finder, ports) = (deps.finder.clone(), deps.ports.clone());
+                    let port = NodePort { stands_for, is_tls: true, target_tls: targets, finder, ports };
                     TlsListenerProtocol::new(port, tls, deps.context.pool.clone())
                 }))
             }
@@ -291,25 +296,4 @@ impl ListenerConfig for HttpsConfig {
         };
         Ok(ports.into_iter().filter_map(port).collect())
     }
-}
-
-/// Returns the TLS from a port for HTTP/1 to targets.
-fn target_tls_config(
-    shown: &TargetTlsFiles,
-    startup: &mut StartupErrorCollector,
-) -> Result<ReloadedValue<ClientConfig>, NotPrepared> {
-    let TargetTlsFiles { cert, key, ca } = shown.clone();
-    let keys = ["cert", "key", "ca"].map(|file| format!("server.https.target_{file}"));
-    let are_usable = [
-        startup.check_certs(&keys[0], Some(&cert)),
-        startup.check_private_key(&keys[1], Some(&key)),
-        startup.check_certs(&keys[2], ca.as_ref()),
-    ];
-    if are_usable.contains(&false) {
-        return Err(NotPrepared);
-    }
-    let identity = Some(IdentityFiles { cert, key });
-    let trust = ca.map_or(Trust::NoVerify, Trust::Ca);
-    let client = TlsClientConfig { trust, identity, alpn: vec![b"http/1.1".to_vec()] };
-    startup.collect(StartupErrorKind::Config, &[&keys[0]], client.load())
 }

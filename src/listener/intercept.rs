@@ -114,13 +114,7 @@ pub struct MarkBits {
     pub mask: u32,
 }
 
-pub(crate) const KIND: ListenerKind = ListenerKind {
-    name: "intercept",
-    by_address: true,
-    // The table of nftables and the mark are the process's.
-    is_live: false,
-    read,
-};
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "intercept", by_address: true, read };
 
 /// Reads the table.
 fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {
@@ -265,7 +259,7 @@ impl InterceptListeners {
             table: settings.table.clone(),
             mark: settings.mark.mark,
             mask: settings.mark.mask,
-            v4: Some(port(&self.v4)),
+            v4: port(&self.v4),
             v6: self.v6.as_ref().map(port),
             forwarded: self
                 .forwarded

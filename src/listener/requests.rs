@@ -9,7 +9,7 @@ use http::request::Parts;
 use tokio::time::timeout;
 use tokio_rustls::rustls::ClientConfig;
 
-use crate::listener::admission::{Admission, AuthorizedRequest, DeniedRequest, GrantedSession, OpenRequest};
+use crate::listener::admission::{Admission, AuthorizedRequest, DeniedRequest, OpenRequest};
 use crate::listener::denial::Denial;
 use crate::listener::trace_id::{new_trace, trace_of};
 use crate::session_io::OpenSession;
@@ -44,8 +44,11 @@ pub(crate) struct RequestRoute {
 impl RequestRoute {
     /// Returns the route of an authorized request.
     pub(crate) fn of(authorized: &AuthorizedRequest) -> Self {
-        let user = authorized.user().map(str::to_owned);
-        Self { user, node: authorized.node().clone(), target: authorized.target().clone() }
+        Self {
+            user: authorized.access.user.clone(),
+            node: authorized.node().clone(),
+            target: authorized.target().clone(),
+        }
     }
 }
 
@@ -72,7 +75,7 @@ impl<'a> RequestRouter<'a> {
         self.trace = head.as_ref().map_or_else(|_| new_trace(), |head| trace_of(&head.headers));
         let request = head.and_then(self.parse);
         let authorized = self.admission.authorize(request, self.trace.clone()).await?;
-        if let Some(permit) = self.admission.connection_permit() {
+        if let Some(permit) = &self.admission.permit {
             permit.suspend();
         }
         self.trusted = authorized.is_trusted();
@@ -93,7 +96,7 @@ impl<'a> RequestRouter<'a> {
     /// # Errors
     ///
     /// Returns the denial for the client.
-    pub(crate) async fn open(&self, authorized: AuthorizedRequest) -> Result<GrantedSession, DeniedRequest> {
+    pub(crate) async fn open(&self, authorized: AuthorizedRequest) -> Result<OpenSession, DeniedRequest> {
         let node = authorized.node().clone();
         let opened = authorized.open().await?;
         let Some(tls) = &self.tls else { return Ok(opened) };
@@ -115,26 +118,25 @@ impl<'a> RequestRouter<'a> {
 
 /// Wraps an opened session in TLS. If that fails, ends the session and writes its access log entry.
 async fn encrypted(
-    opened: GrantedSession,
+    mut opened: OpenSession,
     node: &NodeName,
     config: Arc<ClientConfig>,
     pool: BufferPool,
-) -> Result<GrantedSession, TlsHandshakeError> {
-    let OpenSession { session, buffered, mut access, grant, alive, permit } = opened;
+) -> Result<OpenSession, TlsHandshakeError> {
     let accepted = match tls::server_name(node.as_str()) {
         Err(why) => Err(TlsHandshakeError::Other(why.to_string())),
-        Ok(name) => match timeout(TARGET_TLS_TIMEOUT, session.encrypted(config, name, pool)).await {
+        Ok(name) => match timeout(TARGET_TLS_TIMEOUT, opened.session.encrypted(config, name, pool)).await {
             Ok(accepted) => accepted.map_err(|cause| TlsHandshakeError::of(&cause)),
             Err(_) => Err(TlsHandshakeError::Other(format!("not finished within {TARGET_TLS_TIMEOUT:?}"))),
         },
     };
     match accepted {
-        Ok(session) => Ok(OpenSession { session, buffered, access, grant, alive, permit }),
+        Ok(session) => Ok(OpenSession { session, ..opened }),
         Err(error) => {
             let denial = Denial::TargetTls(error.clone());
-            access.status = Some(denial.status().as_u16());
-            access.end(denial.name(), &denial.to_string());
-            alive.end(denial.name());
+            opened.access.status = Some(denial.status().as_u16());
+            opened.access.end(denial.name(), &denial.to_string());
+            opened.alive.end(denial.name());
             Err(error)
         }
     }

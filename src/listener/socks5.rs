@@ -19,12 +19,11 @@ use crate::config::listen_tls::PortTlsState;
 use crate::config::server::Tls;
 use crate::config::table::ConfigTable;
 use crate::config::value::forms;
-use crate::listener::admission::{
-    Admission, AdmissionOutcome, GrantedSession, ListenerProtocol, OpenRequest,
-};
+use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol, OpenRequest};
 use crate::listener::denial::Denial;
 use crate::listener::trace_id::new_trace;
 use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, single};
+use crate::session_io::OpenSession;
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::names::Target;
 use tunnel_net::socket::Connection;
@@ -45,8 +44,7 @@ pub struct Socks5Config {
     pub access: AccessConfig,
 }
 
-pub(crate) const KIND: ListenerKind =
-    ListenerKind { name: "socks5", by_address: true, is_live: true, read: settings };
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "socks5", by_address: true, read: settings };
 
 /// Reads the table. Returns nothing if it is absent, or has no address to listen on, which is an error.
 fn settings(
@@ -113,7 +111,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Socks5 {
 async fn handshake<C: Connection>(
     socket: &mut C,
     admission: &mut Admission,
-) -> Result<Option<GrantedSession>, &'static str> {
+) -> Result<Option<OpenSession>, &'static str> {
     let request = match authenticate(socket, admission).await? {
         Ok(credentials) => read_request(socket, credentials).await?,
         Err(refused) => Err(refused),
@@ -122,7 +120,7 @@ async fn handshake<C: Connection>(
         Ok(request) => (Ok(request), None),
         Err(SocksRejection { denial, reply }) => (Err(denial), Some(reply)),
     };
-    let Some(opened) = admission.open_unless(socket.remote_reset(), request, new_trace()).await else {
+    let Some(opened) = admission.open(socket.remote_reset(), request, new_trace()).await else {
         return Err("reset_while_opening");
     };
     let reply = match (&opened, early) {

@@ -77,7 +77,7 @@ pub struct TcpTarget {
     pub target: Target,
 }
 
-pub(crate) const KIND: ListenerKind = ListenerKind { name: "tcp", by_address: false, is_live: true, read };
+pub(crate) const KIND: ListenerKind = ListenerKind { name: "tcp", by_address: false, read };
 
 /// Reads the table. Its keys are addresses, as in SuperEdge.
 fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {

@@ -27,7 +27,8 @@ pub struct RecordFilter {
 }
 
 type IsServer = dyn Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync;
-type NodeLister = dyn Fn() -> BoxFuture<'static, Result<BTreeSet<String>, String>> + Send + Sync;
+/// Lists the Nodes of a cluster.
+pub type NodeLister = dyn Fn() -> BoxFuture<'static, Result<BTreeSet<String>, String>> + Send + Sync;
 
 /// The outcome of looking up a node's name in DNS before it is published, kept by a [`RecordFilter`].
 #[derive(Debug)]
@@ -40,28 +41,21 @@ struct DnsNameCheck {
 
 impl RecordFilter {
     /// Creates a policy. `resolver` looks up names, and `is_pod` returns true if a server accepts links at an address,
-    /// within a few seconds.
+    /// within a few seconds. `nodes` lists the cluster's Nodes, all of which may be published: their names in lower
+    /// case, or why they cannot be listed.
     pub fn new(
         resolver: Resolver,
         is_pod: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static,
+        nodes: Option<Box<NodeLister>>,
     ) -> Self {
         Self {
             resolver,
             is_pod: Box::new(is_pod),
-            nodes: None,
+            nodes,
             listed: None,
             verdicts: HashMap::new(),
             named: HashSet::new(),
         }
-    }
-
-    /// Sets the source of the cluster's Node names, all of which may be published. It returns the names in lower case,
-    /// or why they cannot be listed.
-    pub fn set_nodes(
-        &mut self,
-        nodes: impl Fn() -> BoxFuture<'static, Result<BTreeSet<String>, String>> + Send + Sync + 'static,
-    ) {
-        self.nodes = Some(Box::new(nodes));
     }
 
     /// Returns the records of the nodes that may have one. Logs the reason for each of the others once, up to a limit.
@@ -193,11 +187,10 @@ mod tests {
     async fn dotted_names_are_published_only_for_listed_nodes_and_the_list_is_cached() {
         let nobody = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let dns = Resolver::of_servers(&[nobody.local_addr().unwrap()]).unwrap();
-        let mut vet = RecordFilter::new(dns, |_| Box::pin(async { false }));
         let (zone, lookups) =
             (NodeZone::new(String::new(), Vec::new(), |_| false), Arc::new(AtomicUsize::new(0)));
         let count = lookups.clone();
-        vet.set_nodes(move || {
+        let list: Box<NodeLister> = Box::new(move || {
             let turn = count.fetch_add(1, Relaxed);
             Box::pin(async move {
                 match turn {
@@ -206,6 +199,7 @@ mod tests {
                 }
             })
         });
+        let mut vet = RecordFilter::new(dns, |_| Box::pin(async { false }), Some(list));
         let nodes = || ["A.example.org", "b.example.org", "n"].map(|node| node.parse().unwrap()).to_vec();
         for _ in 0..10 {
             let records = vet.records(nodes(), &zone, &BTreeSet::new()).await;

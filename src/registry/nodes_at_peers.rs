@@ -160,7 +160,7 @@ impl Finder {
             return None;
         }
         others.nodes.insert(node, from, &found);
-        self.registry.wake_waiters(node);
+        self.registry.awaited.wake(node);
         Some(server)
     }
 }

@@ -115,7 +115,7 @@ impl Peers {
         if is_backup {
             before.iter().for_each(|unresponsive| self.stop_announcing_over(unresponsive));
         }
-        self.dial_context.registry.wake_all_waiters();
+        self.dial_context.registry.awaited.wake_all();
         self.dial_context.links_changed.notify_one();
         for (newer, old) in (1..).zip(before.iter().rev().cloned()) {
             // A peer may reach this server by two addresses, or may have lost the older link: a ping tells which.
@@ -132,7 +132,7 @@ impl Peers {
     pub fn remove(&self, link: &Link) {
         self.servers.lock().incoming.retain(|incoming| incoming.id != link.id);
         // An older link of that peer may be its newest again, and sessions wait for a path.
-        self.dial_context.registry.wake_all_waiters();
+        self.dial_context.registry.awaited.wake_all();
     }
 
     /// Returns all peers that can be asked for a node, each once.
@@ -271,7 +271,7 @@ impl Peers {
         for at in list {
             self.add(*at, true);
         }
-        self.dial_context.registry.wake_all_waiters();
+        self.dial_context.registry.awaited.wake_all();
     }
 
     fn remove_unlisted(&self, over: &[Arc<Peer>]) {

@@ -307,7 +307,7 @@ mod interactive_tests {
         assert!(busy.link.is_closed() && !second.link.is_closed(), "its process may continue there");
         registry.insert(linked(11, 12), false);
         assert!(second.link.is_closed(), "its process has been replaced");
-        registry.close_all();
+        registry.links().iter().for_each(|link| link.close());
         assert!(registry.secondary_links(&node).iter().all(|link| link.is_closed()));
     }
 }

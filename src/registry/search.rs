@@ -89,17 +89,50 @@ impl PeerSearch {
     /// Starts a search or joins the running one. Takes about 2 s at most. Cancel safe.
     pub(crate) async fn join(self: &Arc<Self>, query: NodeQuery) -> Result<Path, NodeNotFound> {
         // Dropped after the search, so that the last waiter finds no handle of it.
-        let _waiter = SearchWaiter { searches: self, query: query.clone() };
+        let _waiter = SearchWaiter { running: &self.running, query: query.clone() };
         let search = {
             let mut running = self.running.lock();
             let joined = running.get(&query).and_then(WeakShared::upgrade);
             joined.unwrap_or_else(|| {
-                let search = search(self.clone(), query.clone()).boxed().shared();
+                let search = self.clone().search(query.clone()).boxed().shared();
                 running.extend(search.downgrade().map(|weak| (query.clone(), weak)));
                 search
             })
         };
         search.await
+    }
+
+    /// Asks all peers, and the servers that DNS names.
+    async fn search(self: Arc<Self>, query: NodeQuery) -> Result<Path, NodeNotFound> {
+        let started = Instant::now();
+        let mut until = started + SEARCH_TIMEOUT;
+        let mut lookup = pin!(self.dns.lookup(&query.node).fuse());
+        let mut queries = PeerQueries::new(&self.peers, &query);
+        queries.ask(self.peers.all());
+        let mut best = None::<(Arc<Link>, Found)>;
+        while !lookup.is_terminated() || !queries.answers.is_empty() {
+            tokio::select! {
+                addresses = &mut lookup => match addresses {
+                    Ok(addresses) => queries.ask(self.servers_at(&addresses)),
+                    Err(why) => queries.missing.dns = Some(why),
+                },
+                Some(answer) = queries.answers.next() => {
+                    let Some((link, found)) = queries.take(answer) else { continue };
+                    let silence = found.silence;
+                    if best.as_ref().is_none_or(|(_, best)| silence < best.silence) {
+                        best = Some((link, found));
+                    }
+                    if silence <= FRESH_ANSWER_AGE {
+                        break;
+                    }
+                    until = started + ANSWER_COMPARE_TIME;
+                }
+                () = sleep_until(until) => break,
+            }
+        }
+        let (link, found) = best.ok_or(queries.missing)?;
+        self.nodes.insert(&query.node, &link, &found);
+        Ok(Path { link, instance: found.instance })
     }
 
     /// Returns the peers at addresses that DNS returned.
@@ -110,50 +143,17 @@ impl PeerSearch {
 
 /// A waiter of a search. The last one to leave removes the search from the table.
 struct SearchWaiter<'a> {
-    searches: &'a PeerSearch,
+    running: &'a Mutex<HashMap<NodeQuery, WeakShared<RunningSearch>>>,
     query: NodeQuery,
 }
 
 impl Drop for SearchWaiter<'_> {
     fn drop(&mut self) {
-        let mut running = self.searches.running.lock();
+        let mut running = self.running.lock();
         if running.get(&self.query).is_some_and(|search| search.upgrade().is_none()) {
             running.remove(&self.query);
         }
     }
-}
-
-/// Asks all peers, and the servers that DNS names.
-async fn search(context: Arc<PeerSearch>, query: NodeQuery) -> Result<Path, NodeNotFound> {
-    let started = Instant::now();
-    let mut until = started + SEARCH_TIMEOUT;
-    let mut lookup = pin!(context.dns.lookup(&query.node).fuse());
-    let mut peers = PeerQueries::new(&context, &query);
-    peers.ask(context.peers.all());
-    let mut best = None::<(Arc<Link>, Found)>;
-    while !lookup.is_terminated() || !peers.answers.is_empty() {
-        tokio::select! {
-            addresses = &mut lookup => match addresses {
-                Ok(addresses) => peers.ask(context.servers_at(&addresses)),
-                Err(why) => peers.missing.dns = Some(why),
-            },
-            Some(answer) = peers.answers.next() => {
-                let Some((link, found)) = peers.take(answer) else { continue };
-                let silence = found.silence;
-                if best.as_ref().is_none_or(|(_, best)| silence < best.silence) {
-                    best = Some((link, found));
-                }
-                if silence <= FRESH_ANSWER_AGE {
-                    break;
-                }
-                until = started + ANSWER_COMPARE_TIME;
-            }
-            () = sleep_until(until) => break,
-        }
-    }
-    let (link, found) = best.ok_or(peers.missing)?;
-    context.nodes.insert(&query.node, &link, &found);
-    Ok(Path { link, instance: found.instance })
 }
 
 /// A server that has received something from the node within this time certainly has the node.
@@ -167,9 +167,9 @@ const MAX_NAMED: usize = 8;
 
 /// The peers that one search has asked, and their answers.
 struct PeerQueries<'a> {
-    context: &'a PeerSearch,
+    peers: &'a Arc<Peers>,
     query: &'a NodeQuery,
-    peers: Vec<PeerHandle>,
+    queried: Vec<PeerHandle>,
     answers: FuturesUnordered<BoxFuture<'static, PeerAnswer>>,
     /// The combined answers of the peers that do not have the node.
     missing: NodeNotFound,
@@ -180,11 +180,11 @@ struct PeerQueries<'a> {
 type PeerAnswer = Result<(Arc<Link>, Found), PeerError>;
 
 impl<'a> PeerQueries<'a> {
-    fn new(context: &'a PeerSearch, query: &'a NodeQuery) -> Self {
+    fn new(peers: &'a Arc<Peers>, query: &'a NodeQuery) -> Self {
         Self {
-            context,
+            peers,
             query,
-            peers: Vec::new(),
+            queried: Vec::new(),
             answers: FuturesUnordered::new(),
             missing: NodeNotFound::default(),
             without: HashSet::new(),
@@ -194,11 +194,11 @@ impl<'a> PeerQueries<'a> {
     /// Asks those of these peers that were not asked yet.
     fn ask(&mut self, peers: Vec<PeerHandle>) {
         for peer in peers {
-            if self.peers.iter().any(|known| known.is(&peer)) {
+            if self.queried.iter().any(|known| known.is(&peer)) {
                 continue;
             }
-            self.peers.push(peer.clone());
-            let (peers, node) = (self.context.peers.clone(), self.query.node.clone());
+            self.queried.push(peer.clone());
+            let (peers, node) = (self.peers.clone(), self.query.node.clone());
             self.answers.push(async move { peers.ask(&peer, &node).await }.boxed());
         }
     }
@@ -250,8 +250,8 @@ mod tests {
         Link::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(server.into())))
     }
 
-    /// Returns a context without known nodes and with a DNS that does not answer.
-    fn context(peers: &Arc<Peers>) -> Arc<PeerSearch> {
+    /// Returns a search without known nodes and with a DNS that does not answer.
+    fn peer_search(peers: &Arc<Peers>) -> Arc<PeerSearch> {
         let resolver = Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap();
         let zone = NodeZone::new("nodes.test".into(), Vec::new(), |_| false);
         let none = watch::Sender::default().subscribe();
@@ -261,7 +261,7 @@ mod tests {
     /// Runs a search while servers answer with `answer`; `None` gives no answer. Returns the result and the links
     /// asked.
     async fn search_with(
-        context: &Arc<PeerSearch>,
+        searches: &Arc<PeerSearch>,
         links: &[Arc<Link>],
         answer: impl Fn(&Link, Found) -> Option<Found>,
     ) -> (Result<Path, NodeNotFound>, Vec<u64>) {
@@ -272,7 +272,7 @@ mod tests {
                     if let Some(question) = question(link) {
                         queried_peers.push(link.id.0);
                         if let Some(found) = answer(link, Found::not_here(question)) {
-                            context.peers.handle_found(link, found);
+                            searches.peers.handle_found(link, found);
                         }
                     }
                 }
@@ -281,7 +281,7 @@ mod tests {
         };
         let node = "node1".parse().unwrap();
         let found = tokio::select! {
-            found = search(context.clone(), NodeQuery::new(&node, None, None)) => found,
+            found = searches.clone().search(NodeQuery::new(&node, None, None)) => found,
             () = answers => unreachable!(),
         };
         (found, queried_peers)
@@ -294,20 +294,20 @@ mod tests {
         for server in &servers {
             peers.add_incoming(server, false);
         }
-        let (context, started) = (context(&peers), Instant::now());
+        let (searches, started) = (peer_search(&peers), Instant::now());
         let answer = |link: &Link, away| (link.id.0 == 15).then_some(Found { here: true, ..away });
-        let (found, queried_peers) = search_with(&context, &servers, answer).await;
+        let (found, queried_peers) = search_with(&searches, &servers, answer).await;
         assert_eq!((found.unwrap().link.id.0, queried_peers.len()), (15, 10));
         assert!(started.elapsed() < Duration::from_millis(50), "{:?}", started.elapsed());
-        assert_eq!(context.nodes.get(&"node1".parse().unwrap()).unwrap().server, Instance::from_bits(15));
+        assert_eq!(searches.nodes.get(&"node1".parse().unwrap()).unwrap().server, Instance::from_bits(15));
     }
 
     #[tokio::test]
     async fn a_peer_queried_over_two_links_counts_once_as_not_having_the_node() {
         let (peers, _tell, _made) = peers(&[]);
         let links = [link(1, 7), link(2, 7), link(3, 8)];
-        let (context, query) = (context(&peers), NodeQuery::new(&"node1".parse().unwrap(), None, None));
-        let mut queries = PeerQueries::new(&context, &query);
+        let query = NodeQuery::new(&"node1".parse().unwrap(), None, None);
+        let mut queries = PeerQueries::new(&peers, &query);
         for link in links {
             queries.take(Ok((link, Found::not_here(1))));
         }

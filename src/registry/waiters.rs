@@ -64,11 +64,8 @@ impl NodeWaiters {
 impl NodeWaiter<'_> {
     /// Waits until the node links; returns at once if it has linked since this waiter was created. Cancel safe.
     pub async fn wait(&self) {
-        let mut wake_waiters = self.wake_waiters.clone();
-        if wake_waiters.changed().await.is_err() {
-            // Never reached: this waiter is counted, and the sender lives while the count is above 0.
-            std::future::pending::<()>().await;
-        }
+        // The sender lives while this waiter is counted.
+        let _ = self.wake_waiters.clone().changed().await;
     }
 }
 

@@ -74,7 +74,7 @@ fn unchanging<T: Default>() -> watch::Receiver<T> {
 /// Watches the pods of the servers, if the config names their Service.
 fn follow_pods(settings: &ServerConfig, grpc: u16, drain: &Drain) -> Option<ServerPods> {
     let cluster = settings.peers.cluster.as_ref()?;
-    let service = cluster.service.clone()?;
+    let service = settings.peers.kubernetes_service.clone()?;
     // The config check ensures that there is an address.
     let own = SocketAddr::new(settings.pod_ip?, grpc);
     with_kubernetes!(Some(api::cluster::follow_pods(cluster, service, own, drain)), else None)

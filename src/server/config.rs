@@ -174,15 +174,11 @@ impl ServerConfig {
         settings
     }
 
-    /// Returns true if a listener of this kind is configured.
-    pub(crate) fn has_listener(&self, kind: &ListenerKind) -> bool {
-        self.listeners.iter().any(|listener| listener.kind.name == kind.name)
-    }
-
     /// Returns what a reload of another config does to listeners, each with the key of its table.
     pub(crate) fn listener_changes<'c>(&'c self, new: &'c Self) -> Vec<(ListenerChange, &'c str)> {
-        let live =
-            |listeners: &'c [ListenerConfigTable]| listeners.iter().filter(|listener| listener.kind.is_live);
+        let live = |listeners: &'c [ListenerConfigTable]| {
+            listeners.iter().filter(|listener| listener.kind.is_live())
+        };
         let has = |all: &Self, key: &str| all.listeners.iter().any(|listener| listener.key() == key);
         let closes = live(&self.listeners).filter(|old| !has(new, old.key()));
         let closes = closes.map(|old| (ListenerChange::Closes, old.key()));
@@ -235,7 +231,7 @@ impl ServerConfig {
                 all.push((key.clone(), users.clone()));
             }
         }
-        all.extend(self.listener_files(FileKind::Secret));
+        all.extend(self.listener_files(FileKind::PrivateKey));
         for (table, etcd) in self.etcds() {
             for (key, file) in [("key", &etcd.key), ("password_file", &etcd.password_file)] {
                 all.extend(file.iter().map(|file| (format!("{table}.etcd.{key}"), file.clone())));

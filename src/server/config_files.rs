@@ -67,7 +67,8 @@ impl LoadedServerFiles {
         let peers = tls.as_ref().ok().and_then(|_| peers(settings, startup));
         let leaf = pem::leaf(&settings.links.cert);
         let authority = leaf.map_or(Ok(None), |_| invitation_ca(settings, startup));
-        let (certificates, egress) = (edge_ca(settings).is_some(), settings.has_listener(&egress::KIND));
+        let certificates = edge_ca(settings).is_some();
+        let egress = settings.listeners.iter().any(|listener| listener.kind.name == egress::KIND.name);
         let invitations = settings.invitations.store != InvitationStoreKind::None;
         let file = &settings.links.token_file;
         let tokens = edge_links::read(file, certificates, invitations, egress, startup);

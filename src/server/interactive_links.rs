@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tokio::sync::Semaphore;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::info;
 
@@ -9,7 +10,7 @@ use crate::registry::LinkedNode;
 use crate::server::ServerContext;
 use crate::server::edge_links::EdgeCredentials;
 use crate::server::link_denial::LinkDenial;
-use crate::server::link_events::{handle_event, migrate_sessions, on_link_ended, search_permits};
+use crate::server::link_events::{MAX_SEARCHES_PER_EDGE, handle_event, migrate_sessions, on_link_ended};
 use tunnel_link::grpc::accept::{Call, CallRejection};
 use tunnel_link::grpc::link_end::LinkEnd;
 use tunnel_link::link::Link;
@@ -54,7 +55,7 @@ async fn run_interactive(
     shared: &Arc<ServerContext>,
 ) {
     shared.link_context.metrics.links.opened(reader.link.peer.kind());
-    let room = search_permits(shared);
+    let room = Arc::new(Semaphore::new(MAX_SEARCHES_PER_EDGE));
     let link = reader.link.clone();
     let (mut sorting, mut looks) =
         (TrafficClassifier::default(), interval(TrafficClassifier::SAMPLE_INTERVAL));

@@ -16,7 +16,6 @@ use crate::route::{RouteError, SessionRequest};
 use crate::server::ServerContext;
 use crate::server::link_events::edge_access::RequestFromEdge;
 use crate::server::link_events::plain_bridge::accept_for_plain;
-use crate::server::link_events::relaying::{SearchPermits, with_permit};
 use crate::session_io::bridge_sessions;
 use crate::session_io::grants::{Grant, SessionSubject, UNTIL_CHANGED};
 use tunnel_base::addresses::Location;
@@ -39,7 +38,7 @@ pub(crate) async fn run_link(
     shared: &Arc<ServerContext>,
 ) -> LinkEnd {
     shared.link_context.metrics.links.opened(reader.link.peer.kind());
-    let room = search_permits(shared);
+    let room = Arc::new(Semaphore::new(MAX_SEARCHES_PER_EDGE));
     let why = loop {
         match reader.next().await {
             Ok(event) => handle_event(event, &reader.link, &room, shared),
@@ -50,17 +49,11 @@ pub(crate) async fn run_link(
     why
 }
 
-/// Returns the permits for concurrent searches of one more link.
-pub(crate) fn search_permits(shared: &Arc<ServerContext>) -> SearchPermits {
-    let own = Arc::new(Semaphore::new(MAX_SEARCHES_PER_EDGE));
-    SearchPermits { per_link: own, all: shared.search_permits.clone() }
-}
-
-/// Handles an event of `link`.
+/// Handles an event of `link`. `room` has the permits for concurrent searches of this link.
 pub(crate) fn handle_event(
     event: LinkEvent,
     link: &Arc<Link>,
-    room: &SearchPermits,
+    room: &Arc<Semaphore>,
     shared: &Arc<ServerContext>,
 ) {
     match event {
@@ -86,17 +79,17 @@ fn handle_signal(Frame { node, body }: Frame, link: &Arc<Link>, shared: &Arc<Ser
             shared.link_context.table.detach_relays(link, None);
         }
         FrameKind::Load(load) => {
-            if let Some(peers) = &shared.peers {
+            if let Some(peers) = shared.finder.peers() {
                 peers.handle_load(link, load);
             }
         }
         FrameKind::ListNodes(requested) => {
-            if let Some(peers) = &shared.peers {
+            if let Some(peers) = shared.finder.peers() {
                 peers.handle_list_nodes(link, &requested);
             }
         }
         FrameKind::NodePage(page) => {
-            if let Some(peers) = &shared.peers {
+            if let Some(peers) = shared.finder.peers() {
                 peers.handle_node_page(link, page);
             }
         }
@@ -144,7 +137,7 @@ pub(crate) fn retire_old_links(
     found: Option<Found>,
     shared: &Arc<ServerContext>,
 ) {
-    if shared.peers.is_none() {
+    if shared.finder.is_alone() {
         return;
     }
     // Beyond the limit nothing is pinged, and a dead link is detected by its ping timeout.
@@ -166,7 +159,7 @@ pub(crate) fn retire_old_links(
 const LOGGED_LINK_AGE: Duration = Duration::from_secs(60);
 
 /// Handles a request that arrived over a link. `room` limits the concurrent searches of this link.
-pub(crate) fn handle_request(request: RelayRequest, shared: &Arc<ServerContext>, room: &SearchPermits) {
+pub(crate) fn handle_request(request: RelayRequest, shared: &Arc<ServerContext>, room: &Arc<Semaphore>) {
     match &request.from().peer {
         Remote::Edge(edge) if !shared.edge_links.is_valid(request.from()) => {
             let why = format!("the credentials of node {edge} were revoked");
@@ -187,12 +180,12 @@ pub(crate) fn handle_request(request: RelayRequest, shared: &Arc<ServerContext>,
 }
 
 /// Relays the request of an edge if it is allowed, in its own task, because the search for a path may take seconds.
-fn spawn_relay(request: RelayRequest, shared: &Arc<ServerContext>, room: &SearchPermits) {
+fn spawn_relay(request: RelayRequest, shared: &Arc<ServerContext>, room: &Arc<Semaphore>) {
     let span = info_span!("relay", node = %request.node());
     let (room, shared) = (room.clone(), shared.clone());
     shared.link_context.drain.clone().spawn(span, async move {
         let access = RequestFromEdge::of(&request);
-        let judged = with_permit(access.judge(&shared), &room).await;
+        let judged = shared.with_search_permit(access.judge(&shared), &room).await;
         let judged = judged.unwrap_or_else(|why| Err(SessionError::new(ErrorCode::NodeNotConnected, why)));
         match judged {
             Err(why) if why.code == ErrorCode::NodeNotConnected => return request.refuse(why),
@@ -207,10 +200,8 @@ fn spawn_relay(request: RelayRequest, shared: &Arc<ServerContext>, room: &Search
 
 /// Refuses a request of an edge for something that it may not reach; counts and logs that.
 fn refuse(request: RelayRequest, why: SessionError, access: &RequestFromEdge, shared: &Arc<ServerContext>) {
-    let metrics = &shared.link_context.metrics;
     let (entry, at) = access.log_entry();
-    metrics.sessions.refused(LISTENER, why.code.name());
-    entry.refuse(why.code.name(), &why.reason, at, &metrics.refusals);
+    entry.refuse(why.code.name(), &why.reason, at, &shared.link_context.metrics);
     request.refuse(why);
 }
 

@@ -194,13 +194,13 @@ async fn admit_peer(call: Box<Call>, instance: Instance, is_backup: bool, shared
     let mut reader = call.accept(Remote::Peer);
     let link = reader.link.clone();
     info!(link = %link.id, peer = ?instance, "peer is linked");
-    if let Some(peers) = &shared.peers {
+    if let Some(peers) = shared.finder.peers() {
         for silent in peers.add_incoming(&link, is_backup) {
             migrate_sessions(&silent, true, &shared);
         }
     }
     run_link(&mut reader, true, &shared).await;
-    if let Some(peers) = &shared.peers {
+    if let Some(peers) = shared.finder.peers() {
         peers.remove(&link);
     }
 }
@@ -234,7 +234,7 @@ impl ConnectionHandler for LinkConnectionHandler {
 
     /// While the server stops, edges are refused before they cost a TLS handshake. Peers may still reach its sessions.
     fn admits(&self, from: SocketAddr) -> Result<(), ConnectionRejection> {
-        let is_peer = || self.shared.peers.as_ref().is_some_and(|peers| peers.is_at(from.ip()));
+        let is_peer = || self.shared.finder.peers().is_some_and(|peers| peers.is_at(from.ip()));
         if self.shared.stopping.is_cancelled() && !is_peer() {
             Err(ConnectionRejection::Stopping)
         } else {

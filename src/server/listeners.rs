@@ -100,10 +100,10 @@ impl OpenListeners {
     /// to open again if it had to close first for its port; this is in the errors.
     pub(crate) async fn apply(&mut self, tables: &[ListenerConfigTable]) -> Result<(), StartupErrors> {
         let is_new = |table: &&ListenerConfigTable| {
-            table.kind.is_live && !self.open.iter().any(|open| open.table == **table)
+            table.kind.is_live() && !self.open.iter().any(|open| open.table == **table)
         };
         let opening: Vec<_> = tables.iter().filter(is_new).cloned().collect();
-        let is_kept = |open: &OpenListener| !open.table.kind.is_live || tables.contains(&open.table);
+        let is_kept = |open: &OpenListener| !open.table.kind.is_live() || tables.contains(&open.table);
         let (kept, closing): (Vec<_>, Vec<_>) = std::mem::take(&mut self.open).into_iter().partition(is_kept);
         self.open = kept;
         let requested = match self.check(&opening) {

@@ -17,7 +17,7 @@ use tunnel_proto::frame::Load;
 /// Spawns the task, which runs until the server's links end.
 pub(crate) fn spawn_balance(shared: &Arc<ServerContext>, settings: &ServerConfig) {
     let moves = settings.peers.rebalance;
-    let Some(peers) = shared.peers.clone() else { return };
+    let Some(peers) = shared.finder.peers().cloned() else { return };
     let (shared, drain) = (shared.clone(), shared.link_context.drain.clone());
     drain.clone().spawn(info_span!("balance"), async move {
         let (mut balance, mut last_report) = (Balance::default(), None::<Instant>);

@@ -47,11 +47,11 @@ pub(crate) fn start(
 /// Reports on peers that do not answer or cannot be asked.
 pub(crate) fn spawn_reports(shared: &ServerContext) {
     let (readiness, drain) = (&shared.readiness, &shared.drains.links);
-    if let Some(peers) = &shared.peers {
+    if let Some(peers) = shared.finder.peers() {
         report(peers.clone(), readiness.clone(), drain);
     }
     if let Some(pods) = shared.cluster.pods.clone() {
-        report_unqueried(shared.finder.clone(), pods, shared.peers.is_none(), readiness.clone(), drain);
+        report_unqueried(shared.finder.clone(), pods, readiness.clone(), drain);
     }
 }
 
@@ -68,21 +68,15 @@ fn report(peers: Arc<Peers>, readiness: Readiness, drain: &Drain) {
 }
 
 /// Reports servers in the cluster that cannot be asked for a node: in `/readyz`, and in the error of a node that is not
-/// found. `unlinked` is true if this server cannot link to peers.
-fn report_unqueried(
-    finder: Arc<Finder>,
-    pods: ServerPods,
-    unlinked: bool,
-    readiness: Readiness,
-    drain: &Drain,
-) {
+/// found.
+fn report_unqueried(finder: Arc<Finder>, pods: ServerPods, readiness: Readiness, drain: &Drain) {
     let ServerPods { peers: mut listed, mut unlisted, .. } = pods;
     let draining = drain.clone();
     drain.spawn(info_span!("report"), async move {
         loop {
             let (why, text) = match &*unlisted.borrow_and_update() {
                 Some(cause) => (Some(UnqueriedReason::Unlisted), Err(cause.clone())),
-                None if unlinked && !listed.borrow_and_update().is_empty() => (
+                None if finder.is_alone() && !listed.borrow_and_update().is_empty() => (
                     Some(UnqueriedReason::Unlinked),
                     Err(format!("cannot link to the other servers; {REMEDY}")),
                 ),

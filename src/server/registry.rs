@@ -12,7 +12,7 @@ use crate::etcd::{EtcdAccess, EtcdClient};
 use crate::parts::with_kubernetes;
 use crate::publish::etcd::EtcdRecords;
 use crate::publish::hosts::Hosts;
-use crate::publish::record_filter::RecordFilter;
+use crate::publish::record_filter::{NodeLister, RecordFilter};
 use crate::publish::{Publisher, RecordStore};
 use crate::registry::peers::Peers;
 use crate::server::ServerContext;
@@ -67,7 +67,7 @@ fn store(
             Some(Box::new(EtcdRecords::new(members, dns.etcd.prefix.clone(), server)))
         }
         PublishTo::ConfigMap => {
-            let (name, peers) = (dns.configmap.clone(), shared.peers.clone());
+            let (name, peers) = (dns.configmap.clone(), shared.finder.peers().cloned());
             let lives =
                 move |server| -> BoxFuture<'static, bool> { Box::pin(answers(peers.clone(), server, grpc)) };
             let (cluster, pods) = (settings.peers.cluster.as_ref()?, shared.cluster.pods.as_ref());
@@ -85,20 +85,20 @@ fn record_filter(
     grpc: u16,
 ) -> RecordFilter {
     let (own, no_servers) = (settings.pod_ip, shared.cluster.service_addresses.clone());
-    let peers = shared.peers.clone();
-    let mut vet = RecordFilter::new(files.dns.clone(), move |ip| {
+    let peers = shared.finder.peers().cloned();
+    let is_server = move |ip| -> BoxFuture<'static, bool> {
         let (peers, known) = (peers.clone(), Some(ip) == own || no_servers.borrow().contains(&ip));
         Box::pin(async move { known || answers(peers, ip, grpc).await })
-    });
-    if let Some(cluster) = settings.peers.cluster.clone() {
-        vet.set_nodes(move || {
+    };
+    let nodes = settings.peers.cluster.clone().map(|cluster| -> Box<NodeLister> {
+        Box::new(move || {
             let cluster = cluster.clone();
             Box::pin(async {
                 with_kubernetes!(api::cluster::nodes(cluster, None).await, else Ok(Default::default()))
             })
-        });
-    }
-    vet
+        })
+    });
+    RecordFilter::new(files.dns.clone(), is_server, nodes)
 }
 
 /// Converts the config of an etcd.

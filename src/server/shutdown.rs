@@ -27,12 +27,15 @@ impl Server {
         stopping.cancel();
         // Started first, so that balancers stop sending clients here.
         publisher.start();
-        registry.drain_all();
-        user_links.drain_all();
+        // Edges and users' programs then link to another server.
+        let callers = || registry.links().into_iter().chain(user_links.links());
+        for link in callers() {
+            link.drain(None);
+        }
         // From then on, traffic to nodes goes there directly, not to a listener that is about to close.
         redirecting.close();
         let _ = timeout(CLOSE_TIMEOUT.min(deadline), redirecting.wait()).await;
-        if self.context.peers.is_some() {
+        if !finder.is_alone() {
             tokio::select! {
                 () = sleep(LISTEN_GRACE.min(deadline / 4)) => {}
                 () = at_once.clone() => {}
@@ -52,9 +55,10 @@ impl Server {
         links.start();
         self.table.end_all(&why).await;
         publisher.finish(CLOSE_TIMEOUT, std::future::pending()).await;
-        registry.close_all();
-        user_links.close_all();
-        finder.close_links();
+        let to_peers = finder.peers().into_iter().flat_map(|peers| peers.links());
+        for link in callers().chain(to_peers) {
+            link.close();
+        }
         links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         admin.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         drained

@@ -60,20 +60,6 @@ impl UserLinks {
         Self { context, ..Self::default() }
     }
 
-    /// Sends Drain on every link, so that each program links to another server.
-    pub(crate) fn drain_all(&self) {
-        for user in self.all() {
-            user.link.drain(None);
-        }
-    }
-
-    /// Closes every link.
-    pub(crate) fn close_all(&self) {
-        for user in self.all() {
-            user.link.close();
-        }
-    }
-
     /// Returns the user of an open link whose credentials are not revoked.
     pub(crate) fn user_of(&self, link: &Link) -> Option<AuthenticatedUser> {
         self.lock().get(&link.id).map(|link| link.user.clone())
@@ -98,9 +84,9 @@ impl UserLinks {
         self.lock().remove(&link.id);
     }
 
-    /// Returns a copy of the list, so that no link's own lock is taken while this lock is held.
-    fn all(&self) -> Vec<UserLink> {
-        self.lock().values().cloned().collect()
+    /// Returns every link: a copy, so that no link's own lock is taken while this lock is held.
+    pub(crate) fn links(&self) -> Vec<Arc<Link>> {
+        self.lock().values().map(|known| known.link.clone()).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<LinkId, UserLink>> {

@@ -103,6 +103,14 @@ impl SessionStream {
         }
     }
 
+    fn stream(&mut self) -> &mut dyn ByteStream {
+        match self {
+            Self::Session(session) => session,
+            Self::Direct(connection) => connection,
+            Self::Tls(over) => &mut **over,
+        }
+    }
+
     /// Marks both directions as finished, so that dropping the stream still delivers bytes in flight.
     pub fn mark_finished(&self) {
         match self {
@@ -126,35 +134,19 @@ impl From<Session> for SessionStream {
 
 impl ByteStream for SessionStream {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
-        match self {
-            Self::Session(session) => session.poll_read_chunk(cx),
-            Self::Direct(connection) => connection.poll_read_chunk(cx),
-            Self::Tls(over) => over.poll_read_chunk(cx),
-        }
+        self.stream().poll_read_chunk(cx)
     }
 
     fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
-        match self {
-            Self::Session(session) => session.poll_write_chunk(cx, bytes),
-            Self::Direct(connection) => connection.poll_write_chunk(cx, bytes),
-            Self::Tls(over) => over.poll_write_chunk(cx, bytes),
-        }
+        self.stream().poll_write_chunk(cx, bytes)
     }
 
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self {
-            Self::Session(session) => session.poll_flush(cx),
-            Self::Direct(connection) => connection.poll_flush(cx),
-            Self::Tls(over) => over.poll_flush(cx),
-        }
+        self.stream().poll_flush(cx)
     }
 
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self {
-            Self::Session(session) => session.poll_finish(cx),
-            Self::Direct(connection) => connection.poll_finish(cx),
-            Self::Tls(over) => over.poll_finish(cx),
-        }
+        self.stream().poll_finish(cx)
     }
 
     fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {

@@ -80,7 +80,7 @@ fn run(drain: &Drain, metrics: &Metrics, session: SessionStream, socket: Socket<
         access: AccessLogEntry::start(LISTENER, "test".into()),
         alive: metrics.sessions.start(LISTENER),
         grant: Grants::default().add(SessionSubject::default(), || Ok(UNTIL_CHANGED)).unwrap(),
-        permit: (),
+        permit: None,
     };
     let metrics = metrics.clone();
     drain.spawn(Span::none(), async move { run_session(opened, LocalParty::Client, socket, &metrics).await });

@@ -231,7 +231,7 @@ impl ClientUplinks {
         self.reset_sessions();
         self.links.start();
         sleep(FLUSH_TIMEOUT).await;
-        self.uplinks.close_all();
+        self.uplinks.all().iter().for_each(|link| link.close());
         self.links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
     }
 }

@@ -185,7 +185,7 @@ fn start_with_certificate(place: &TestDir, server: SocketAddr) -> Edge {
         EdgeConfig::read(&place.edge("node1", server, ""), &Environment::default()).unwrap();
     // Without a kube-apiserver it is never renewed.
     let kubeconfig = Some(place.path().join("none"));
-    let cluster = ClusterSettings { kubeconfig, namespace: None, service: None };
+    let cluster = ClusterSettings { kubeconfig, namespace: None };
     settings.csr = Some(EdgeCsrConfig { enabled: true, cluster, file, ..EdgeCsrConfig::default() });
     Edge::start(settings, None).unwrap()
 }

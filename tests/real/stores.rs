@@ -51,7 +51,7 @@ impl PublishingServer {
             registry: registry.clone(),
             store: Box::new(EtcdRecords::new(members, "/skydns".into(), address)),
             zone: Arc::new(NodeZone::new("nodes.test".into(), Vec::new(), |_| false)),
-            vet: RecordFilter::new(resolver, |_| Box::pin(std::future::ready(false))),
+            vet: RecordFilter::new(resolver, |_| Box::pin(std::future::ready(false)), None),
             metrics: metrics.clone(),
             report: Box::new(|_| {}),
         };

@@ -7,8 +7,8 @@ use tokio::time::Instant;
 use tracing::info;
 
 use crate::logging::ACCESS;
+use crate::metrics::Metrics;
 use crate::names::{DeviceName, NodeName, SessionId, Target};
-use crate::refusal_log::RefusalLog;
 
 /// The access line of one session, filled while it runs. [`Self::end`] writes it; dropping it writes it with the result
 /// `aborted`, unless [`Self::set_pending`] was called.
@@ -74,10 +74,12 @@ impl AccessLogEntry {
         self.write(result, why);
     }
 
-    /// Like [`Self::end`], for a refused client at `from`. Writes no line if there are too many similar ones.
-    pub fn refuse(mut self, result: &'static str, why: &str, from: IpAddr, refusals: &RefusalLog) {
+    /// Like [`Self::end`], for a refused client at `from`, which is also counted. Writes no line if there are too many
+    /// similar ones.
+    pub fn refuse(mut self, result: &'static str, why: &str, from: IpAddr, metrics: &Metrics) {
+        metrics.sessions.refused(self.listener, result);
         self.silent = true;
-        if refusals.may_log(result, from) {
+        if metrics.refusals.may_log(result, from) {
             self.write(result, why);
         }
     }

@@ -12,8 +12,8 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
 use crate::dial::dial;
+use crate::exact_read::read_until;
 use crate::no_proxy::NoProxyRules;
-use crate::proxy_protocol::read_until;
 use tunnel_base::logging::printable::printable;
 use tunnel_base::names::Target;
 

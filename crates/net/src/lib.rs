@@ -3,6 +3,7 @@
 pub mod accept_loop;
 pub mod byte_stream_io;
 pub mod dial;
+pub(crate) mod exact_read;
 pub mod fair_map;
 pub mod fd_limit;
 pub mod hooked;

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use ppp::{HeaderResult, v1, v2};
 use tokio::net::TcpStream;
 
+use crate::exact_read::{fill, read_until};
 use tunnel_base::policy::canonical_ip;
 
 /// The reason for closing a balancer's connection.
@@ -69,49 +70,6 @@ async fn binary(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxyPro
     let read = header.len();
     header.resize(read + length, 0);
     fill(socket, &mut header[read..]).await?;
-    Ok(())
-}
-
-/// Reads up to and including the first `end`, and not a byte more: the following bytes come from another program. `read`
-/// has what was read before. Returns false if there is no end within `most` bytes.
-pub(crate) async fn read_until(
-    socket: &TcpStream,
-    read: &mut Vec<u8>,
-    end: &[u8],
-    most: usize,
-) -> io::Result<bool> {
-    let mut ahead = vec![0; most];
-    while !read.ends_with(end) {
-        let before = read.len();
-        let room = ahead.get_mut(..most.saturating_sub(before)).unwrap_or_default();
-        if room.is_empty() {
-            return Ok(false);
-        }
-        let seen = socket.peek(room).await?;
-        if seen == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        read.extend_from_slice(room.get(..seen).unwrap_or_default());
-        // An end lies at least partly in the new bytes.
-        let from = before.saturating_sub(end.len() - 1);
-        let found = read[from..].windows(end.len()).position(|part| part == end);
-        read.truncate(found.map_or(read.len(), |at| from + at + end.len()));
-        fill(socket, &mut read[before..]).await?;
-    }
-    Ok(true)
-}
-
-/// Reads until `space` is full.
-async fn fill(socket: &TcpStream, mut space: &mut [u8]) -> io::Result<()> {
-    while !space.is_empty() {
-        socket.readable().await?;
-        match socket.try_read(space) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(n) => space = &mut space[n..],
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-        }
-    }
     Ok(())
 }
 

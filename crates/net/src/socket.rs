@@ -33,6 +33,11 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
         in_error(self.tcp())
     }
 
+    /// Returns the id of the local user at the remote end. Returns `None` for a stream that is not of a Unix socket.
+    fn peer_uid(&self) -> Option<u32> {
+        None
+    }
+
     /// Returns true if a remote that has finished its direction may still read. Over TLS few do: a closing remote sends
     /// the same.
     fn may_half_close(&self) -> bool {
@@ -70,6 +75,10 @@ impl Connection for TcpStream {
 impl Connection for UnixStream {
     fn tcp(&self) -> Option<&TcpStream> {
         None
+    }
+
+    fn peer_uid(&self) -> Option<u32> {
+        self.peer_cred().ok().map(|user| user.uid())
     }
 
     async fn remote_reset(&self) {

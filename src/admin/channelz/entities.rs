@@ -73,9 +73,9 @@ impl Entities {
     fn links(&self) -> Vec<Arc<Link>> {
         match &self.admin.side {
             AdminProcess::Cloud(server) => {
-                let nodes =
-                    server.registry.overview(0).linked.into_iter().map(|(_, _, linked, _)| linked.link);
-                nodes.chain(server.peers.iter().flat_map(|peers| peers.links())).collect()
+                let nodes = server.finder.registry.overview(0).linked.into_iter();
+                let nodes = nodes.map(|(_, _, linked, _)| linked.link);
+                nodes.chain(server.finder.peers().into_iter().flat_map(|peers| peers.links())).collect()
             }
             AdminProcess::Edge(uplinks) => uplinks.all(),
         }

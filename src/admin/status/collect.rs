@@ -14,11 +14,9 @@ use crate::admin::status::{
 use crate::admin::{AdminContext, AdminProcess};
 use crate::invitations::SharedEnrolments;
 use crate::registry::Finder;
-use crate::registry::Registry;
 use crate::registry::history::{LastError, UnlinkedNode};
 use crate::registry::links::LinkRole;
 use crate::registry::peers::PeerHandle;
-use crate::registry::peers::Peers;
 use crate::registry::snapshot::RegistrySnapshot;
 use crate::session_io::grants::SessionSubject;
 use tunnel_base::names::{NodeName, ServerDisplayName};
@@ -28,13 +26,9 @@ use tunnel_link::table::session::view::SessionView;
 /// The parts of a server whose status is served.
 #[derive(Debug, Clone)]
 pub struct ServerStatusSource {
-    /// Registry of connected nodes.
-    pub registry: Arc<Registry>,
     /// The name that this server announces, or its process if another server announces the same name.
     pub name: Option<ServerDisplayName>,
-    /// The peers; `None` if this is the only server.
-    pub peers: Option<Arc<Peers>>,
-    /// Knows which nodes peers have.
+    /// Knows the nodes that are linked here, the peers, and their nodes.
     pub finder: Arc<Finder>,
     /// Kind of the record store, as a fixed word; `None` if nothing is published.
     pub publishes: Option<&'static str>,
@@ -118,7 +112,8 @@ impl AdminContext {
         let relayed = self.grants.relayed(MAX_SESSIONS.saturating_sub(status.sessions.len()));
         let relayed = relayed.into_iter().filter_map(|one| self.relayed_session(one));
         status.sessions.extend(relayed);
-        let RegistrySnapshot { linked, disconnected, drops } = server.registry.overview(MAX_DISCONNECTED);
+        let RegistrySnapshot { linked, disconnected, drops } =
+            server.finder.registry.overview(MAX_DISCONNECTED);
         status.links = linked
             .into_iter()
             .map(|(node, role, linked, error)| {
@@ -142,7 +137,7 @@ impl AdminContext {
             reason: error.why.to_string(),
         };
         status.drops = drops.into_iter().map(drop).collect();
-        let peers: Vec<_> = server.peers.iter().flat_map(|peers| peers.all()).collect();
+        let peers: Vec<_> = server.finder.peers().into_iter().flat_map(|peers| peers.all()).collect();
         let mut names = self.server_names(server, &peers).into_iter();
         status.name = names.next();
         status.peers = names.zip(&peers).map(|(name, peer)| self.peer(name, peer)).collect();

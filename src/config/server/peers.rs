@@ -98,8 +98,7 @@ pub(crate) fn read(
     }
     let publishes = dns.publish != PublishTo::None;
     let is_used = dns.publish == PublishTo::ConfigMap || peers.kubernetes_service.is_some();
-    let service = peers.kubernetes_service.clone();
-    peers.cluster = reached.ok().filter(|_| is_used).map(|cluster| ClusterSettings { service, ..cluster });
+    peers.cluster = reached.ok().filter(|_| is_used);
     if (publishes || peers.cluster.is_some()) && env.pod_ip.as_ref().is_none_or(String::is_empty) {
         let expected = "set it to the address for publishing and for peers; in Kubernetes from status.podIP";
         report.error("POD_IP", None, expected);
@@ -119,11 +118,10 @@ pub(crate) fn read(
 impl PeerConfig {
     /// Returns the key that names peers, if any does.
     fn key(&self, report: &ConfigDiagnostics) -> Option<PeerConfigKey> {
-        let is_in_cluster = self.cluster.as_ref().is_some_and(|cluster| cluster.service.is_some());
         let key = match self {
             Self { addresses, .. } if !addresses.is_empty() => "server.peers.addresses",
             Self { dns_name: Some(_), .. } => "server.peers.dns_name",
-            _ if is_in_cluster => "server.peers.kubernetes_service",
+            Self { cluster: Some(_), kubernetes_service: Some(_), .. } => "server.peers.kubernetes_service",
             _ => return None,
         };
         Some(PeerConfigKey { key, must_link: !report.implied.contains(key) })

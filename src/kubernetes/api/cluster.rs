@@ -20,7 +20,7 @@ use tunnel_kube::node_watch::NodeWatch;
 
 /// Converts the config of a cluster.
 pub(crate) fn access(cluster: &ClusterSettings) -> Cluster {
-    let ClusterSettings { kubeconfig, namespace, .. } = cluster.clone();
+    let ClusterSettings { kubeconfig, namespace } = cluster.clone();
     Cluster { kubeconfig, namespace }
 }
 

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::admission::{
-    Admission, AuthorizedRequest, ClientPermit, DeniedRequest, ListenerContext, SessionPermit,
+    Admission, AuthorizedRequest, DeniedRequest, ListenerContext, SessionPermit,
 };
 use crate::listener::denial::Denial;
 use crate::session_io::REVOKED;
@@ -37,9 +37,9 @@ impl Admission {
         proof: ClientIdentity,
         device: DeviceName,
     ) -> Self {
-        let (device, permit) = (Some(device), ClientPermit::Link);
-        let head_is_read = Arc::default();
-        Self { context, from, proof, server_name: None, device, head_is_read, permit }
+        let (device, head_is_read) = (Some(device), Arc::default());
+        let (server_name, permit, _session_permit) = (None, None, None);
+        Self { context, from, proof, server_name, device, head_is_read, permit, _session_permit }
     }
 }
 

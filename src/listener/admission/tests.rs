@@ -1,7 +1,7 @@
 use tunnel_net::accept_loop::ConnectionHandler;
 pub(crate) mod line;
 
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
 
 use http::HeaderMap;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -193,7 +193,10 @@ async fn a_permit_is_released_on_open_only_by_single_request_protocols() {
                 true => {
                     admission.authorize(open_request("node1:22"), new_trace()).await.unwrap().open().await
                 }
-                false => admission.open(open_request("node1:22"), new_trace()).await,
+                false => {
+                    let opened = admission.open(pending(), open_request("node1:22"), new_trace());
+                    opened.await.expect("the client stays")
+                }
             }
         };
         let (granted, _far) = tokio::join!(open, async { offered.recv().await.unwrap().accept() });

@@ -14,13 +14,14 @@ use hyper::client::conn::http1::SendRequest;
 use parking_lot::Mutex;
 use tracing::debug;
 
-use crate::listener::admission::{AuthorizedRequest, DeniedRequest, GrantedSession, ListenerContext};
+use crate::listener::admission::{AuthorizedRequest, DeniedRequest, ListenerContext};
 use crate::listener::denial::Denial;
 use crate::listener::forward::headers;
 use crate::listener::forward::idle_timer::IdleTimer;
 use crate::listener::forward::message::{ContinueGate, RequestBody, ResponseBody};
 use crate::listener::forward::upstream::{InformationalLimit, UpstreamError, UpstreamSession};
 use crate::listener::requests::{RequestRoute, RequestRouter};
+use crate::session_io::OpenSession;
 use tunnel_base::metrics::in_flight_requests::{InFlightGuard, InFlightRequests};
 use tunnel_net::limiter::Source;
 use tunnel_proto::frame::{ErrorCode, SessionError};
@@ -30,7 +31,7 @@ pub(crate) struct RequestForwarder<'a> {
     pub(super) router: tokio::sync::Mutex<RequestRouter<'a>>,
     upstream: UpstreamSession,
     /// The session after a switch to another protocol.
-    switched: Mutex<Option<GrantedSession>>,
+    switched: Mutex<Option<OpenSession>>,
     clock: Arc<IdleTimer>,
     requests: InFlightRequests,
     /// The end of the next request's URL, if hyper cannot represent all of it.
@@ -67,7 +68,7 @@ impl<'a> RequestForwarder<'a> {
     }
 
     /// Ends the session, if there is one. A session that switched to another protocol is returned instead.
-    pub(crate) fn end(self) -> Option<GrantedSession> {
+    pub(crate) fn end(self) -> Option<OpenSession> {
         self.upstream.close();
         self.switched.into_inner()
     }

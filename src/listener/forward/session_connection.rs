@@ -8,8 +8,8 @@ use http::StatusCode;
 use hyper_util::rt::TokioIo;
 use prometheus_client::metrics::counter::Counter;
 
-use crate::listener::admission::GrantedSession;
 use crate::listener::forward::long_url::extended;
+use crate::session_io::OpenSession;
 use crate::session_io::copy::{ByteCounter, CopyEnd, EndKind, Side};
 use tunnel_base::metrics::Metrics;
 use tunnel_net::ByteStream;
@@ -24,7 +24,7 @@ pub(super) type HttpIo = TokioIo<ByteStreamIo<HttpSession>>;
 /// error.
 #[derive(Debug)]
 pub(crate) struct HttpSession {
-    pub(super) opened: GrantedSession,
+    pub(super) opened: OpenSession,
     pub(super) up: Counter,
     pub(super) down: Counter,
     /// Set if hyper's writes are dropped, because the request was sent before. Whether hyper has written it again;
@@ -37,7 +37,7 @@ pub(crate) struct HttpSession {
 }
 
 impl HttpSession {
-    pub(crate) fn new(opened: GrantedSession, metrics: &Metrics) -> Self {
+    pub(crate) fn new(opened: OpenSession, metrics: &Metrics) -> Self {
         Self {
             opened,
             up: metrics.bytes_to_target.clone(),
@@ -54,7 +54,7 @@ impl HttpSession {
     }
 
     /// Returns the session; `unused` are the bytes that hyper has read but not consumed.
-    pub(crate) fn into_opened(self, unused: Bytes) -> GrantedSession {
+    pub(crate) fn into_opened(self, unused: Bytes) -> OpenSession {
         let mut opened = self.opened;
         opened.buffered = concat(unused, opened.buffered);
         opened

@@ -15,18 +15,18 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
 
+use crate::listener::admission::ListenerContext;
 use crate::listener::admission::heads::{HEAD_BYTES, HEAD_FIELDS, LONG_HEAD_BYTES, LONG_HEAD_FIELDS};
-use crate::listener::admission::{GrantedSession, ListenerContext};
 use crate::listener::denial::Denial;
 use crate::listener::forward::TOO_MANY_LONG_HEADS;
 use crate::listener::forward::idle_timer::IdleTimer;
 use crate::listener::forward::message::{BodyNotRequested, RequestBody};
 use crate::listener::forward::session_connection::{HttpIo, HttpSession, concat};
 use crate::listener::requests::RequestRoute;
-use crate::session_io::LocalParty;
 use crate::session_io::copy::close::close_gracefully;
 use crate::session_io::copy::{CopyEnd, EndKind, Side};
 use crate::session_io::grants::Grant;
+use crate::session_io::{LocalParty, OpenSession};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_net::byte_stream_io::ByteStreamIo;
@@ -46,10 +46,10 @@ pub(crate) struct UpstreamSession {
 /// The locked state of an [`UpstreamSession`].
 #[derive(Debug, Default)]
 struct Inner {
-    /// The session while hyper reads and writes it.
-    running: Option<Box<Connection<HttpIo, RequestBody>>>,
-    /// The session once hyper has given it back.
-    ended: Option<Box<ReleasedSession>>,
+    /// hyper's connection over the session, until hyper releases the session.
+    connection: Option<Box<Connection<HttpIo, RequestBody>>>,
+    /// The session once hyper has released it, until it is ended or handed over.
+    released: Option<Box<ReleasedSession>>,
     /// The grant of the last session. A client without a session is judged by it, too.
     grant: Option<Grant>,
     /// The sender of requests, unless a request is in flight.
@@ -141,7 +141,7 @@ impl UpstreamSession {
         let over = {
             let mut inner = self.inner.lock();
             inner.poll(cx);
-            if inner.in_flight { None } else { inner.ended.take() }
+            if inner.in_flight { None } else { inner.released.take() }
         };
         if let Some(over) = over {
             self.end_session(*over, false);
@@ -170,14 +170,14 @@ impl UpstreamSession {
     /// does not pass through hyper.
     pub(crate) async fn start(
         &self,
-        opened: GrantedSession,
+        opened: OpenSession,
         url_end: Option<Bytes>,
     ) -> Result<SendRequest<RequestBody>, hyper::Error> {
         self.inner.lock().grant = Some(opened.grant.clone());
         let session = HttpSession { url_end, ..HttpSession::new(opened, &self.metrics) };
         let (sender, connection) = client().handshake(TokioIo::new(ByteStreamIo::new(session))).await?;
         let mut inner = self.inner.lock();
-        (inner.running, inner.answered) = (Some(Box::new(connection)), false);
+        (inner.connection, inner.answered) = (Some(Box::new(connection)), false);
         inner.long_head = None;
         Ok(sender)
     }
@@ -197,7 +197,7 @@ impl UpstreamSession {
         *sender = new;
         {
             let mut inner = self.inner.lock();
-            (inner.running, inner.in_flight) = (Some(Box::new(connection)), true);
+            (inner.connection, inner.in_flight) = (Some(Box::new(connection)), true);
             inner.long_head = Some(permit);
         }
         let answer = sender.send_request(stand_in).await;
@@ -288,12 +288,12 @@ impl UpstreamSession {
     }
 
     /// Returns the session itself, once the target has switched to another protocol.
-    pub(crate) async fn switch(&self) -> Option<GrantedSession> {
+    pub(crate) async fn switch(&self) -> Option<OpenSession> {
         let over = poll_fn(|cx| {
             let mut inner = self.inner.lock();
             inner.poll(cx);
-            match inner.ended.take() {
-                None if inner.running.is_some() => Poll::Pending,
+            match inner.released.take() {
+                None if inner.connection.is_some() => Poll::Pending,
                 over => Poll::Ready(over),
             }
         });
@@ -313,7 +313,7 @@ impl UpstreamSession {
     fn take(&self) -> (Option<ReleasedSession>, bool) {
         let mut inner = self.inner.lock();
         let cut = inner.idle.take().is_none_or(|idle| !idle.sender.is_ready());
-        (inner.ended.take().map(|over| *over).or_else(|| inner.stop()), cut)
+        (inner.released.take().map(|over| *over).or_else(|| inner.stop()), cut)
     }
 
     /// Ends a session. Returns the reason why its request got no response, if the remote end gave one.
@@ -345,17 +345,17 @@ impl UpstreamSession {
 
 impl Inner {
     fn poll(&mut self, cx: &mut Context<'_>) {
-        if let Some(connection) = &mut self.running
+        if let Some(connection) = &mut self.connection
             && let Poll::Ready(ended) = connection.poll_without_shutdown(cx)
             && let Some(over) = self.stop()
         {
-            self.ended = Some(Box::new(ReleasedSession { error: ended.err(), ..over }));
+            self.released = Some(Box::new(ReleasedSession { error: ended.err(), ..over }));
         }
     }
 
     /// Takes the session from hyper.
     fn stop(&mut self) -> Option<ReleasedSession> {
-        let parts = self.running.take()?.into_parts();
+        let parts = self.connection.take()?.into_parts();
         let (pipe, unread) = parts.io.into_inner().into_parts();
         Some(ReleasedSession { pipe, unused: concat(parts.read_buf, unread), error: None })
     }

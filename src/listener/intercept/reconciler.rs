@@ -71,7 +71,7 @@ impl NftReconciler {
     /// once no session needs it.
     async fn run(mut self, redirecting: TaskTrackerToken) {
         let (links, stopping) = (self.deps.links.clone(), self.deps.stopping.clone());
-        let mut changes = self.deps.finder.registry().subscribe();
+        let mut changes = self.deps.finder.registry.subscribe();
         while !stopping.is_cancelled() {
             let changed = self.refresh_addresses();
             if changed || self.kept.is_none_or(|at| at.elapsed() >= PORT_REFRESH_INTERVAL) {
@@ -95,7 +95,7 @@ impl NftReconciler {
     /// Updates the intercepted addresses. Returns true if they have changed.
     fn refresh_addresses(&mut self) -> bool {
         let own = self.own.now().all;
-        let peers = self.deps.peers.as_ref().map(|peers| peers.addresses()).unwrap_or_default();
+        let peers = self.deps.finder.peers().map(|peers| peers.addresses()).unwrap_or_default();
         let refuses = |ip: IpAddr| {
             let why = [
                 (!self.settings.networks.contains(ip), REASON_OUTSIDE_NETWORKS),
@@ -121,9 +121,9 @@ impl NftReconciler {
             }
         }
         let linked = |node: &NodeName| knows.get(node).copied().unwrap_or_default();
+        let (now, resume_timeout) = (Instant::now(), self.deps.context.route.resume_timeout);
         let changed =
-            self.presence.update(&holders.nodes, refused, linked, Instant::now(), self.deps.resume_timeout)
-                | self.refresh_ports();
+            self.presence.update(&holders.nodes, refused, linked, now, resume_timeout) | self.refresh_ports();
         let unknown = knows.iter().filter(|(_, knows)| !**knows).map(|(node, _)| node.clone()).collect();
         self.seeker.query_unknown(&unknown, &self.deps);
         self.log_rejected_claims(holders.rejected);

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info_span, warn};
@@ -47,17 +48,6 @@ impl PeerAddressSource {
         all.dedup();
         all
     }
-
-    /// Waits for a change in the cluster. Cancel safe.
-    async fn changed(&mut self) {
-        if let Some(cluster) = &mut self.cluster
-            && cluster.changed().await.is_ok()
-        {
-            return;
-        }
-        // There is none, or its watcher has ended and the last list stays.
-        std::future::pending().await
-    }
 }
 
 async fn look(
@@ -72,7 +62,8 @@ async fn look(
     loop {
         tokio::select! {
             () = drain.draining() => return,
-            () = named.changed() => {}
+            // Once its watcher has ended, the last list stays.
+            Some(Ok(())) = OptionFuture::from(named.cluster.as_mut().map(watch::Receiver::changed)) => {}
             _ = ticks.tick() => if let Some((name, _)) = &named.service {
                 match resolver.addresses(name).await {
                     Ok(addresses) => (found, warned) = (addresses, None),
@@ -91,11 +82,9 @@ async fn look(
             },
         }
         let all = named.all(&found);
-        sender.send_if_modified(|known| {
-            let changed = *known != all;
-            *known = all;
-            changed
-        });
+        if *sender.borrow() != all {
+            sender.send_replace(all);
+        }
     }
 }
 

@@ -233,7 +233,7 @@ impl Peer {
         self.state.send_replace(PeerState::Linked(link.clone()));
         context.changed.send_replace(());
         context.links_changed.notify_one();
-        context.registry.wake_all_waiters();
+        context.registry.awaited.wake_all();
         self.mark_used();
         let mut outrun = pin!(second.race(link, || context.dialer.dial(self.at, true)));
         while !link.is_closed() {

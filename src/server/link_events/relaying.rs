@@ -16,16 +16,6 @@ use tunnel_link::link::Link;
 use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{ErrorCode, Remote, SessionError};
 
-/// The permits for concurrent searches, of one link and in total. A node that is linked here, or cached, needs no
-/// search.
-#[derive(Debug, Clone)]
-pub(crate) struct SearchPermits {
-    /// Permits for this link.
-    pub(crate) per_link: Arc<Semaphore>,
-    /// Permits for all links.
-    pub(crate) all: Arc<Semaphore>,
-}
-
 impl ServerContext {
     /// Relays an edge's request to its node, or to the server that has dialled for the edge. Continues searching while
     /// the answer is *not here*.
@@ -35,10 +25,11 @@ impl ServerContext {
     /// opener's next attempt.
     ///
     /// Returns the request with the node's link if that is plain: this server must then be the end of the session.
+    /// `room` has the permits for searches of the request's link.
     pub(crate) async fn relay(
         &self,
         request: RelayRequest,
-        room: &SearchPermits,
+        room: &Semaphore,
     ) -> Option<(RelayRequest, Arc<Link>)> {
         let (node, instance) = (request.node().clone(), request.instance());
         // An edge serves its own node itself, so with that name it means the cloud.
@@ -57,7 +48,7 @@ impl ServerContext {
             let found = tokio::select! {
                 biased;
                 () = request.wait_cancelled() => return None,
-                found = with_permit(looking, room) => found,
+                found = self.with_search_permit(looking, room) => found,
             };
             match found {
                 Ok(Ok(())) => {}
@@ -103,22 +94,24 @@ impl ServerContext {
         request.pass(&linked.link);
         None
     }
-}
 
-/// Runs a search, with a permit unless it is ready at once. The error names the limit that was reached.
-pub(super) async fn with_permit<T>(
-    looking: impl Future<Output = T>,
-    room: &SearchPermits,
-) -> Result<T, &'static str> {
-    let mut looking = pin!(looking);
-    if let Some(found) = looking.as_mut().now_or_never() {
-        return Ok(found);
+    /// Runs a search, with a permit of its link and one of this server unless it is ready at once: a node that is
+    /// linked here, or cached, needs no search. The error names the limit that was reached.
+    pub(super) async fn with_search_permit<T>(
+        &self,
+        looking: impl Future<Output = T>,
+        room: &Semaphore,
+    ) -> Result<T, &'static str> {
+        let mut looking = pin!(looking);
+        if let Some(found) = looking.as_mut().now_or_never() {
+            return Ok(found);
+        }
+        let own = room.try_acquire();
+        let _own = own.map_err(|_| "too many concurrent node searches on this link")?;
+        let all = self.search_permits.try_acquire();
+        let _all = all.map_err(|_| "too many concurrent node searches on this server")?;
+        Ok(looking.await)
     }
-    let own = room.per_link.try_acquire();
-    let _own = own.map_err(|_| "too many concurrent node searches on this link")?;
-    let all = room.all.try_acquire();
-    let _all = all.map_err(|_| "too many concurrent node searches on this server")?;
-    Ok(looking.await)
 }
 
 /// Returns the error for the opener if no path was found. For an Open it is final, because the search has taken as long

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use http::HeaderMap;
+use tokio::sync::Semaphore;
 use tracing::info_span;
 
 use crate::admin::requester::LinkedUser;
@@ -13,14 +14,13 @@ use crate::listener::denial::Denial;
 use crate::server::ServerContext;
 use crate::server::link_events::BridgeRequester;
 use crate::server::link_events::plain_bridge::bridge_to_plain;
-use crate::server::link_events::relaying::SearchPermits;
 use crate::server::user_links::AuthenticatedUser;
 use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 
 /// Relays a request of a user's program if it is allowed, in its own task, because the search for a path may take
 /// seconds.
-pub(crate) fn spawn_request(request: RelayRequest, shared: &Arc<ServerContext>, room: &SearchPermits) {
+pub(crate) fn spawn_request(request: RelayRequest, shared: &Arc<ServerContext>, room: &Arc<Semaphore>) {
     let Some(user) = shared.user_links.user_of(request.from()) else {
         return request
             .refuse(SessionError::new(ErrorCode::NotAllowed, "the access of this user was revoked"));
@@ -58,7 +58,7 @@ async fn answer(request: RelayRequest, user: AuthenticatedUser, shared: Arc<Serv
 async fn relay(
     mut request: RelayRequest,
     user: AuthenticatedUser,
-    room: SearchPermits,
+    room: Arc<Semaphore>,
     shared: Arc<ServerContext>,
 ) {
     let (id, resumes, target) = (request.id(), request.resumes(), request.target().clone());

@@ -57,7 +57,7 @@ impl Net {
     /// Removes a server. Its links are closed at once, like those of a killed process.
     pub(crate) fn remove(&self, server: &SimServer) {
         self.lock().remove(&server.at);
-        server.finder.close_links();
+        server.finder.peers().into_iter().flat_map(|peers| peers.links()).for_each(|link| link.close());
         server.drain.start();
     }
 

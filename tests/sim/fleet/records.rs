@@ -57,7 +57,7 @@ impl PublishingServer {
             registry: registry.clone(),
             store: Box::new(etcd::EtcdRecords::new(cluster, "/skydns".to_owned(), ip)),
             zone: Arc::new(NodeZone::new(ZONE.to_owned(), Vec::new(), |_| false)),
-            vet: RecordFilter::new(resolver, |_| Box::pin(std::future::ready(false))),
+            vet: RecordFilter::new(resolver, |_| Box::pin(std::future::ready(false)), None),
             metrics,
             report: Box::new(move |state| {
                 let mut reports = report_state.lock().unwrap();

@@ -36,11 +36,10 @@ pub struct LinkCaFiles {
 #[derive(Debug)]
 struct ClientVerifier {
     edges: Option<Arc<dyn ClientCertVerifier>>,
-    /// The rule for which certificates are users', and their verifier. Without a rule all are that are not edges'.
+    /// The rule for which certificates are users', and their verifier. Without a rule all are that are not edges', and
+    /// each client must present one.
     users: Option<(Option<UserCertRule>, Arc<dyn ClientCertVerifier>)>,
     peers: Option<PeerVerifier>,
-    /// Whether each client must present a certificate.
-    is_mandatory: bool,
     provider: Arc<CryptoProvider>,
 }
 
@@ -51,7 +50,7 @@ pub(super) fn required(
     provider: Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ClientCertVerifier>, String> {
     let users = Some((None, issued_by(roots, &provider)?));
-    Ok(Arc::new(ClientVerifier { edges: None, users, peers: None, is_mandatory: true, provider }))
+    Ok(Arc::new(ClientVerifier { edges: None, users, peers: None, provider }))
 }
 
 impl LinkCaFiles {
@@ -94,7 +93,7 @@ impl LinkCaFiles {
         if edges.is_none() && users.is_none() && peers.is_none() {
             return Ok(None);
         }
-        Ok(Some(Arc::new(ClientVerifier { edges, users, peers, is_mandatory: false, provider })))
+        Ok(Some(Arc::new(ClientVerifier { edges, users, peers, provider })))
     }
 
     /// Fails if a CA for edges' certificates also signs servers' certificates, even with another certificate.
@@ -120,14 +119,14 @@ impl LinkCaFiles {
 impl ClientCertVerifier for ClientVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         match &self.users {
-            Some((_, users)) if self.is_mandatory => users.root_hint_subjects(),
+            Some((None, users)) => users.root_hint_subjects(),
             // At the port for links, clients have only one certificate and need no hint.
             _ => &[],
         }
     }
 
     fn client_auth_mandatory(&self) -> bool {
-        self.is_mandatory
+        matches!(self.users, Some((None, _)))
     }
 
     fn verify_client_cert(

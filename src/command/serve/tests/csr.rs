@@ -1,6 +1,6 @@
 //! Certificates issued by Kubernetes, and the identity that the server presents to targets.
 
-use crate::listener::https::{HttpsConfig, TargetTlsFiles};
+use crate::listener::https::HttpsConfig;
 
 use super::*;
 use crate::config::kubernetes::ProfileKind;
@@ -22,18 +22,18 @@ fn a_target_certificate_requires_authenticated_clients() {
     let proved = "client_ca = \"/ca\"\nnames = [\"a\"]\n";
     let shown = |lines: &str| {
         let (settings, warnings) = cloud(&https(&format!("{proved}{lines}")));
-        let shown = settings.listener::<HttpsConfig>().unwrap().targets.clone();
+        let files = settings.listener::<HttpsConfig>().unwrap().target_files();
+        let shown: Vec<_> = files.iter().map(|file| file.path.to_str().unwrap().to_owned()).collect();
         (shown, warned(&warnings, WarningKind::Insecure).into_iter().map(str::to_owned).collect::<Vec<_>>())
     };
-    let identity = |key: &str, ca: Option<&str>| {
-        Some(TargetTlsFiles { cert: "/c".into(), key: key.into(), ca: ca.map(Into::into) })
-    };
-    assert_eq!(shown(""), (None, vec![]));
-    assert_eq!(shown("target_cert = \"/c\"\ntarget_ca = \"/ca\"\n"), (identity("/c", Some("/ca")), vec![]));
+    let files = |paths: &[&str]| paths.iter().map(|path| (*path).to_owned()).collect::<Vec<_>>();
+    assert_eq!(shown(""), (vec![], vec![]));
+    let usual = "target_cert = \"/c\"\ntarget_ca = \"/ca\"\n";
+    assert_eq!(shown(usual), (files(&["/c", "/c", "/ca"]), vec![]));
     let apart = "target_cert = \"/c\"\ntarget_key = \"/k\"\ntarget_insecure_skip_verify = true\n";
     assert_eq!(
         shown(apart),
-        (identity("/k", None), vec!["server.https.target_insecure_skip_verify".to_owned()])
+        (files(&["/c", "/k"]), vec!["server.https.target_insecure_skip_verify".to_owned()])
     );
 
     let certificate = "target_cert = \"/c\"\ntarget_ca = \"/ca\"\n";

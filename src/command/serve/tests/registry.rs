@@ -132,11 +132,8 @@ const NODES: &str =
 #[test]
 fn superedges_dns_table_publishes_to_its_configmap_unless_overridden() {
     let cluster = |service: Option<&str>| {
-        Some(ClusterSettings {
-            kubeconfig: None,
-            namespace: Some("edge-system".into()),
-            service: service.map(str::to_owned),
-        })
+        let settings = ClusterSettings { kubeconfig: None, namespace: Some("edge-system".into()) };
+        Some((settings, service.map(str::to_owned)))
     };
     let map = |name: &str| (PublishTo::ConfigMap, name.to_owned());
     let nothing = || (PublishTo::None, "tunnel-nodes".to_owned());
@@ -158,7 +155,9 @@ fn superedges_dns_table_publishes_to_its_configmap_unless_overridden() {
         let (cloud, warnings) = inside(&text, None).unwrap();
         assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0], "{text}");
         assert_eq!((cloud.dns.publish, cloud.dns.configmap), publish, "{text}");
-        assert_eq!((cloud.peers.several, cloud.peers.cluster), (expected.is_some(), expected), "{text}");
+        let PeerConfig { several, cluster, kubernetes_service, .. } = cloud.peers;
+        let cluster = cluster.map(|cluster| (cluster, kubernetes_service));
+        assert_eq!((several, cluster), (expected.is_some(), expected), "{text}");
     }
     let ours = "[server.peers]\nkubernetes_service = \"pods\"\n";
     for (text, key, must_link) in [

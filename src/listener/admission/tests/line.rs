@@ -4,6 +4,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::listener::trace_id::new_trace;
+use std::future::pending;
 
 use super::*;
 use tunnel_net::listen::Accept;
@@ -36,7 +37,8 @@ impl ListenerProtocol<UnixStream> for Line {
         if let Ok(user) = socket.peer_cred() {
             admission.proof = ClientIdentity::User(format!("uid {}", user.uid()));
         }
-        let (answer, session) = match admission.open(open_request(line.trim()), new_trace()).await {
+        let opened = admission.open(pending(), open_request(line.trim()), new_trace()).await;
+        let (answer, session) = match opened.expect("the client stays") {
             Ok(session) => ("ok\n".to_owned(), Some(session)),
             Err(denied) => (format!("no: {}\n", denied.denial.sentence(denied.trusted)), None),
         };
