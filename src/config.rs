@@ -30,7 +30,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::config::diagnostics::ConfigDiagnostics;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use tunnel_net::http_proxy::{OutboundProxy, ProxyError};
 
 /// Values from the environment and the command line, unparsed. An empty value means absent. Only `main` reads them.
@@ -282,8 +282,8 @@ impl fmt::Display for Warning {
 
 /// Handles the other role's table. Both may be in one file, but a file with only the other one is the wrong file.
 pub(crate) fn other_role(
-    file: &mut ConfigTable<'_>,
-    ours: &ConfigTable<'_>,
+    file: &mut ConfigTableReader<'_>,
+    ours: &ConfigTableReader<'_>,
     other: &'static str,
     report: &mut ConfigDiagnostics,
 ) {

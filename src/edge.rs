@@ -27,7 +27,7 @@ use crate::config::edge::MEMORY;
 use crate::edge::config::EdgeConfig as Settings;
 use crate::edge::edge_files::{LoadedEdgeFiles, PreparedEdge, prepare};
 use crate::listener::access::{ListenerAccess, ListenerPolicies};
-use crate::listener::admission::destination::uplink_routing::UplinkRouting;
+use crate::listener::admission::destination::destination_mapping::DestinationMapping;
 use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{ListenerContext, sessions};
 use crate::listener::client_handler;
@@ -158,7 +158,7 @@ impl Edge {
             zone: Arc::default(),
             addresses: Arc::default(),
             direct: None,
-            uplink: Some(UplinkRouting::Edge { node: settings.uplink.node.clone(), nodes }),
+            uplink: Some(DestinationMapping::Edge { node: settings.uplink.node.clone(), nodes }),
             metrics: self.metrics.clone(),
             drain: self.sessions.clone(),
         }

@@ -15,7 +15,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use tracing::debug;
 
-use crate::etcd::member::{ErrorKind, EtcdConnection, EtcdError};
+use crate::etcd::member::{EtcdConnection, EtcdError, EtcdErrorKind};
 use tunnel_base::names::Target;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust};
@@ -92,7 +92,7 @@ impl EtcdClient {
                 Err(cause) => cause,
             };
             debug!(error = %cause, "etcd member failed");
-            if cause.kind() == ErrorKind::LoggedOut {
+            if cause.kind() == EtcdErrorKind::LoggedOut {
                 self.forget();
             } else {
                 self.next();

@@ -28,7 +28,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::names::{Host, NodeName, UserDevice};
 use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
-use tunnel_link::grpc::enrol::JoinParams;
+use tunnel_link::grpc::enrol::JoinCredentials;
 use tunnel_net::reload::{ReloadError, ReloadedValue};
 use tunnel_net::tls::certificate::host_of;
 use tunnel_net::tls::pem::SUPPORTED_KEYS;
@@ -255,7 +255,7 @@ impl SharedEnrolments {
     pub async fn join(
         &self,
         from: IpAddr,
-        JoinParams { secret, name, token }: &JoinParams,
+        JoinCredentials { secret, name, token }: &JoinCredentials,
         has_line: impl Fn(&NodeName) -> bool,
     ) -> Result<(), JoinRefusal> {
         let Ok(joiner @ (Invitee::Node(_) | Invitee::Device(_))) = name.parse::<Invitee>() else {

@@ -38,7 +38,7 @@ use crate::config::access::AccessConfig;
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::live::LIVE_LISTENERS;
 use crate::config::server::Tls;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use crate::listener::admission::{ListenerContext, ListenerProtocol};
 use crate::listener::authenticated::TlsListenerProtocol;
 use crate::listener::http::NodePortConfig;
@@ -74,7 +74,7 @@ pub struct ListenerKind {
     /// Whether clients may name a target by its address. Then addresses are watched in Kubernetes by default.
     pub by_address: bool,
     /// Reads the table. Returns nothing if it is absent or unusable, which is recorded.
-    pub(crate) read: fn(ConfigTable<'_>, &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>>,
+    pub(crate) read: fn(ConfigTableReader<'_>, &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>>,
 }
 
 impl ListenerKind {

@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::registry::dns_search::NodeDnsLookup;
-use crate::registry::links::{LinkChange, LinkRole, LinksByNode, ReplaceOutcome};
+use crate::registry::links::{LinkChange, LinkChangeOutcome, LinksByNode, NodeLinkRole};
 use crate::registry::node_not_found::NodeNotFound;
 use crate::registry::nodes_at_peers::NodeAtPeer;
 use crate::registry::peers::Peers;
@@ -153,7 +153,7 @@ impl Registry {
         let reason = if is_backup { LinkChange::Backup(linked) } else { LinkChange::Linked(linked) };
         self.replace(&node, reason);
         let nodes = self.nodes.lock();
-        nodes.get(&node, LinkRole::Previous).map(|previous| previous.link.clone())
+        nodes.get(&node, NodeLinkRole::Previous).map(|previous| previous.link.clone())
     }
 
     /// Removes a link that has ended. The node's previous link, if any, becomes its primary link again. Does nothing if
@@ -167,7 +167,7 @@ impl Registry {
     /// Changes the links of a node, closes those that have no role any more, and wakes whom that concerns.
     pub(crate) fn replace(&self, node: &NodeName, reason: LinkChange) {
         let mut nodes = self.nodes.lock();
-        let ReplaceOutcome { closed, has_new_primary } = nodes.replace(node, reason);
+        let LinkChangeOutcome { closed, has_new_primary } = nodes.replace(node, reason);
         self.metrics.nodes.set(i64::try_from(nodes.len()).unwrap_or(i64::MAX));
         // Closing takes the link's own lock, and two locks are never held at once. A link delivers frames until its
         // loop ends.

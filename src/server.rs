@@ -54,7 +54,7 @@ use crate::route::{PathProvider, SessionRouter};
 use crate::server::cluster::KubernetesView;
 use crate::server::config::ServerConfig;
 use crate::server::config_files::{LivePolicies, LoadedServerFiles};
-use crate::server::edge_links::EdgeLinkTable;
+use crate::server::edge_links::EdgeAuthenticator;
 use crate::server::link_rates::LinkRateLimiter;
 use crate::server::listeners::{OpenListeners, PreparedListener};
 use crate::server::user_links::UserLinks;
@@ -151,7 +151,7 @@ pub(crate) struct ServerContext {
     /// Dials targets outside of nodes for clients.
     pub(crate) direct: DirectDialer,
     // Who may do what.
-    pub(crate) edge_links: Arc<EdgeLinkTable>,
+    pub(crate) edge_links: Arc<EdgeAuthenticator>,
     pub(crate) user_links: UserLinks,
     /// Answers operators, also over links of users. Set before the first link is accepted.
     pub(crate) admin: OnceLock<AdminContext>,
@@ -345,7 +345,8 @@ impl ServerContext {
         let cluster = KubernetesView::follow(settings, port, prepared.own_ports(), &readiness, &drains.links);
         let enrolment = invitations::start(settings, files, &readiness, &drains.links);
         let (tokens, certificates) = (files.tokens.clone(), config_files::edge_ca(settings).is_some());
-        let edge_links = EdgeLinkTable::new(tokens, enrolment.clone(), cluster.nodes.clone(), certificates);
+        let edge_links =
+            EdgeAuthenticator::new(tokens, enrolment.clone(), cluster.nodes.clone(), certificates);
         let zone = zone(settings, edge_links.clone());
         let pool = BufferPool::new();
         let grants = Grants::default();
@@ -538,7 +539,7 @@ fn link_context(settings: &ServerConfig, links: &Drain) -> LinkContext {
     }
 }
 
-fn zone(settings: &ServerConfig, edge_links: Arc<EdgeLinkTable>) -> Arc<NodeZone> {
+fn zone(settings: &ServerConfig, edge_links: Arc<EdgeAuthenticator>) -> Arc<NodeZone> {
     let patterns = settings.dns.publish_names.clone();
     Arc::new(NodeZone::new(settings.dns.zone.clone(), patterns, move |node: &_| edge_links.has_node(node)))
 }

@@ -14,7 +14,7 @@ use tunnel_base::policy::targets::Targets;
 use tunnel_link::link::Link;
 use tunnel_link::table::handles::{OpenOutcome, PendingOpen, Session};
 use tunnel_link::table::{LinkEvent, SessionLimits, SessionTable};
-use tunnel_net::ByteStream;
+use tunnel_net::ChunkStream;
 use tunnel_net::interfaces::{InterfaceSnapshot, LocalAddresses};
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::{FrameKind, Remote, SessionKey};

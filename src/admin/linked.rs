@@ -26,7 +26,7 @@ use crate::admin::{AdminContext, AdminProcess, HEAD_BYTES, HEAD_TIME};
 use tunnel_base::logging::AUDIT;
 use tunnel_base::logging::printable::printable;
 use tunnel_link::table::handles::Session;
-use tunnel_net::byte_stream_io::ByteStreamIo;
+use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 impl AdminContext {
@@ -41,7 +41,7 @@ impl AdminContext {
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME).max_buf_size(HEAD_BYTES);
         http.keep_alive(false).half_close(true);
-        let io = TokioIo::new(ByteStreamIo::new(session));
+        let io = TokioIo::new(ChunkStreamIo::new(session));
         let mut connection = http.serve_connection(io, service_fn(answer));
         let served = timeout(REQUEST_TIME, poll_fn(|cx| connection.poll_without_shutdown(cx))).await;
         let why = match served {

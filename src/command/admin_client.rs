@@ -14,7 +14,7 @@ use crate::config::Environment;
 use crate::route::RouteError;
 use crate::uplink::client::ClientUplinks;
 use tunnel_base::logging::printable::one_line as clean;
-use tunnel_net::byte_stream_io::ByteStreamIo;
+use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_proto::frame::ErrorCode;
 
 /// Where a command sends its requests.
@@ -110,7 +110,7 @@ impl AdminClient {
             RouteError::Refused { refusal, .. } => CommandError::unavailable(format!("{self}: {refusal}")),
             why => failed(&why),
         })?;
-        let answer = exchange(ByteStreamIo::new(session), method, path, body.into()).await;
+        let answer = exchange(ChunkStreamIo::new(session), method, path, body.into()).await;
         answer.map_err(|cause| failed(&cause))
     }
 

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use crate::command::CommandError;
 use crate::config::diagnostics::ConfigDiagnostics;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use crate::config::{Environment, SecretString};
 use crate::uplink::client::{ClientLinkConfig, UserCredentials};
 use tunnel_base::files;
@@ -219,7 +219,7 @@ impl ClientConfigFile {
             read => read.map_err(|cause| wrong(path, &format_args!("cannot read: {cause}")))?,
         };
         let mut report = ConfigDiagnostics::default();
-        let mut table = ConfigTable::parse(&text, &Environment::default(), &mut report);
+        let mut table = ConfigTableReader::parse(&text, &Environment::default(), &mut report);
         let file: Self = table.fields(&mut report);
         table.finish(&mut report);
         let (mut file, _) = report.finish(&text, file).whole().map_err(|errors| wrong(path, &errors))?;

@@ -41,13 +41,13 @@ pub enum SessionsCommand {
         "sudo tunnel sessions end 1f0c9a2e",
         "sudo tunnel sessions end --user alice",
     ]))]
-    End(EndArgs),
+    End(EndSessionsArgs),
 }
 
 /// Arguments of `tunnel sessions end`: one of them.
 #[derive(Debug, Clone, clap::Args)]
 #[group(required = true, multiple = false)]
-pub struct EndArgs {
+pub struct EndSessionsArgs {
     /// Id of a session, as in the list and in the log.
     #[arg(value_name = "ID")]
     pub id: Option<String>,
@@ -75,7 +75,7 @@ struct SessionList {
 /// Returns an error if there is no response, or no such session.
 pub async fn run(args: SessionsArgs, env: &Environment) -> Result<String, CommandError> {
     let work = async |api: &AdminClient| {
-        let Some(SessionsCommand::End(EndArgs { id, user, node })) = args.command else {
+        let Some(SessionsCommand::End(EndSessionsArgs { id, user, node })) = args.command else {
             let status: StatusResponse = api.parse(&api.get("/status").await?)?;
             return Ok(match args.output {
                 Format::Json => json(&SessionList { now: status.now, sessions: status.sessions }),

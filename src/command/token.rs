@@ -36,12 +36,12 @@ pub enum TokenCommand {
         "tunnel token rotate node7 --out node7.token",
         "tunnel token rotate node7 --finish    # once the edge has the new token",
     ]))]
-    Rotate(RotateArgs),
+    Rotate(RotateTokenArgs),
 }
 
 /// Arguments of `tunnel token rotate`.
 #[derive(Debug, Clone, clap::Args)]
-pub struct RotateArgs {
+pub struct RotateTokenArgs {
     /// Node that gets a new token, or `default`.
     #[arg(value_name = "NODE", value_parser = line_name)]
     pub node: NodeName,
@@ -67,7 +67,7 @@ pub fn run(args_of: &TokenCommand) -> Result<String, CommandError> {
             let listed = TokenList::read(&token_file(file.as_deref())?)?;
             Ok(if *output == Format::Json { json(&listed) } else { listed.text() })
         }
-        TokenCommand::Rotate(RotateArgs { node, file, out, finish }) => {
+        TokenCommand::Rotate(RotateTokenArgs { node, file, out, finish }) => {
             let file = token_file(file.as_deref())?;
             if *finish { finish_rotation_of(&file, node) } else { start(&file, node, out.as_deref()) }
         }
@@ -217,7 +217,7 @@ mod tests {
 
     fn args(file: &Path, out: Option<PathBuf>, finish: bool) -> TokenCommand {
         let node = "node7".parse().unwrap();
-        TokenCommand::Rotate(RotateArgs { node, file: Some(file.to_owned()), out, finish })
+        TokenCommand::Rotate(RotateTokenArgs { node, file: Some(file.to_owned()), out, finish })
     }
 
     #[test]

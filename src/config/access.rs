@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls::PortTlsState;
 use crate::config::listen_tls::names;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use crate::config::{WarningKind, value};
 use tunnel_base::policy::{CertificateGlob, Network, Networks, Rules};
 use tunnel_base::serde_forms::non_empty;
@@ -65,7 +65,7 @@ pub struct AccessConfig {
     /// Networks that clients may connect from; `None` allows any.
     pub allow_from: Option<Networks>,
     /// How clients authenticate.
-    pub auth: ClientAuthConfig,
+    pub auth: PasswordAuthConfig,
     /// What clients may reach; empty allows everything.
     pub rules: Rules,
     /// Names (CN or DNS) of accepted client certificates. Empty at ports that request none.
@@ -74,7 +74,7 @@ pub struct AccessConfig {
 
 /// How clients of a listener authenticate, besides certificates.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum ClientAuthConfig {
+pub enum PasswordAuthConfig {
     /// No authentication.
     #[default]
     None,
@@ -116,7 +116,7 @@ impl AuthMethods {
 impl AccessConfig {
     /// Reads the keys of a listener's table, and records the values in effect. Absent keys are taken from `default`.
     pub(crate) fn read(
-        table: &mut ConfigTable<'_>,
+        table: &mut ConfigTableReader<'_>,
         proofs: AuthMethods,
         default: &Self,
         report: &mut ConfigDiagnostics,
@@ -126,7 +126,7 @@ impl AccessConfig {
         if let Some(rules) = &rules {
             check_rule_users(table, rules, proofs.certified(), report);
         }
-        if let (Some(rules), Some(ClientAuthConfig::None)) = (&rules, &auth)
+        if let (Some(rules), Some(PasswordAuthConfig::None)) = (&rules, &auth)
             && rules.has_users()
             && !proofs.certified()
         {
@@ -151,8 +151,8 @@ impl AccessConfig {
     /// Returns the keys that set these rules.
     fn keys(&self) -> AccessConfigKeys {
         let (auth, users) = match &self.auth {
-            ClientAuthConfig::None => (AuthKind::None, None),
-            ClientAuthConfig::Basic { users, .. } => (AuthKind::Basic, Some(users.clone())),
+            PasswordAuthConfig::None => (AuthKind::None, None),
+            PasswordAuthConfig::Basic { users, .. } => (AuthKind::Basic, Some(users.clone())),
         };
         AccessConfigKeys {
             proxy_protocol: Some(self.proxy_protocol.clone()),
@@ -173,11 +173,11 @@ impl AccessConfig {
         reached: &str,
         report: &mut ConfigDiagnostics,
     ) {
-        if self.auth != ClientAuthConfig::None && proofs.password {
+        if self.auth != PasswordAuthConfig::None && proofs.password {
             return proofs.tls.warn_passwords(key, at, report);
         }
         let fenced = self.allow_from.as_ref().is_some_and(|nets| !nets.contains_all_addresses());
-        if self.auth != ClientAuthConfig::None || proofs.certified() || at.ip().is_loopback() || fenced {
+        if self.auth != PasswordAuthConfig::None || proofs.certified() || at.ip().is_loopback() || fenced {
             return;
         }
         let text =
@@ -188,25 +188,25 @@ impl AccessConfig {
 
 /// Checks the keys for authentication. Returns `None` if they have an error, which is recorded.
 pub(super) fn auth(
-    table: &ConfigTable<'_>,
+    table: &ConfigTableReader<'_>,
     kind: Option<AuthKind>,
     users: Option<PathBuf>,
     proofs: AuthMethods,
-    default: &ClientAuthConfig,
+    default: &PasswordAuthConfig,
     report: &mut ConfigDiagnostics,
-) -> Option<ClientAuthConfig> {
+) -> Option<PasswordAuthConfig> {
     if table.is_wrong("users", report) || table.is_wrong("auth", report) {
         return None;
     }
     let basic = kind.map(|kind| kind == AuthKind::Basic);
     let silent = |found: &str| Some(found.to_owned());
     let auth = match (basic, users, default) {
-        (Some(true), Some(users), _) | (None, Some(users), ClientAuthConfig::Basic { .. }) => {
-            ClientAuthConfig::Basic { users, key: table.key("users") }
+        (Some(true), Some(users), _) | (None, Some(users), PasswordAuthConfig::Basic { .. }) => {
+            PasswordAuthConfig::Basic { users, key: table.key("users") }
         }
-        (Some(true) | None, None, default @ ClientAuthConfig::Basic { .. }) => default.clone(),
-        (Some(false) | None, None, _) => ClientAuthConfig::None,
-        (Some(true), None, ClientAuthConfig::None) => {
+        (Some(true) | None, None, default @ PasswordAuthConfig::Basic { .. }) => default.clone(),
+        (Some(false) | None, None, _) => PasswordAuthConfig::None,
+        (Some(true), None, PasswordAuthConfig::None) => {
             table.error("users", None, "auth is \"basic\"; set the htpasswd file", report);
             return None;
         }
@@ -214,12 +214,12 @@ pub(super) fn auth(
             table.error("users", silent("set, but auth is \"none\""), "set auth = \"basic\"", report);
             return None;
         }
-        (None, Some(_), ClientAuthConfig::None) => {
+        (None, Some(_), PasswordAuthConfig::None) => {
             table.error("users", silent("set, but auth is not"), "set auth = \"basic\"", report);
             return None;
         }
     };
-    if auth != ClientAuthConfig::None && !proofs.password && !proofs.certified() && table.is_present() {
+    if auth != PasswordAuthConfig::None && !proofs.password && !proofs.certified() && table.is_present() {
         let found = if basic.is_some() { "\"basic\"" } else { "\"basic\", inherited from [server.connect]" };
         let expected = "clients of this port cannot send a password, so none would be accepted; set auth = \"none\" in this \
                       table, and restrict clients with allow_from";
@@ -232,7 +232,7 @@ pub(super) fn auth(
 /// Records an error for each user of a rule that no client can be. The user name of a password cannot contain ':', but
 /// the name in a certificate can, if clients are `certified`.
 pub(crate) fn check_rule_users(
-    table: &ConfigTable<'_>,
+    table: &ConfigTableReader<'_>,
     rules: &Rules,
     certified: bool,
     report: &mut ConfigDiagnostics,
@@ -247,7 +247,11 @@ pub(crate) fn check_rule_users(
 }
 
 /// Warns if every client may send a PROXY header.
-pub(crate) fn warn_trusted(table: &ConfigTable<'_>, proxies: &Networks, report: &mut ConfigDiagnostics) {
+pub(crate) fn warn_trusted(
+    table: &ConfigTableReader<'_>,
+    proxies: &Networks,
+    report: &mut ConfigDiagnostics,
+) {
     if proxies.contains_all_addresses() {
         let text = "any client can claim any address; list only the networks of your load balancers";
         report.warn(table.key(PROXIES), WarningKind::Insecure, text);

@@ -7,12 +7,12 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::config::Environment;
-use crate::config::access::{AccessConfig, ClientAuthConfig};
+use crate::config::access::{AccessConfig, PasswordAuthConfig};
 use crate::config::admin_ports::AdminPorts;
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls::names;
 use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState, require_names};
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 
 /// `[server.admin]` and `[edge.admin]`: operators' access to the process.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
@@ -52,7 +52,7 @@ pub struct AdminConfig {
 /// Reads a table `admin`, and warns if other machines can reach the admin listener, whose address `key` sets in the
 /// parent. `name` is the socket's name if there is no `listen = "unix:/path"`.
 pub(crate) fn admin(
-    parent: &mut ConfigTable<'_>,
+    parent: &mut ConfigTableReader<'_>,
     name: &'static str,
     (key, ports): (&str, &AdminPorts),
     env: &Environment,
@@ -68,7 +68,7 @@ pub(crate) fn admin(
     if let Some(users) = admin.users.clone() {
         let key = table.key("users");
         tls.warn_passwords(key.clone(), ports.admin_listen, report);
-        admin.access.auth = ClientAuthConfig::Basic { users, key };
+        admin.access.auth = PasswordAuthConfig::Basic { users, key };
     }
     if tls != (PortTlsState::On { client_certificate: true }) {
         ports.warn_if_reachable(parent.key(key), report);

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::WarningKind;
 use crate::config::diagnostics::ConfigDiagnostics;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 
 /// `[server.links] and [edge.uplink]`: ports for operators.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -55,7 +55,7 @@ impl Default for AdminPorts {
 impl AdminPorts {
     /// Reads the keys of a table, and records the values in effect. Warns if other machines can reach gRPC's debugging
     /// port.
-    pub(crate) fn read(table: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics) -> Self {
+    pub(crate) fn read(table: &mut ConfigTableReader<'_>, report: &mut ConfigDiagnostics) -> Self {
         let mut ports: Self = table.fields(report);
         let key = table.key("admin_listen");
         ports.is_default = !table.has("admin_listen") || report.implied.contains(&key);

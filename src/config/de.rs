@@ -1,6 +1,6 @@
 //! Reads a table into a struct through serde, and records all errors of its values at once.
 //!
-//! serde stops at the first error. [`ConfigTable::fields`] records it and reads the table again without that value,
+//! serde stops at the first error. [`ConfigTableReader::fields`] records it and reads the table again without that value,
 //! until there is no further error.
 
 use std::cell::{Cell, RefCell};
@@ -16,11 +16,11 @@ use serde::forward_to_deserialize_any;
 use toml::de::{DeTable, DeValue};
 
 use crate::config::diagnostics::ConfigDiagnostics;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use crate::config::value;
 use crate::config::value::suggestion;
 
-impl ConfigTable<'_> {
+impl ConfigTableReader<'_> {
     /// Reads the keys that are fields of `T`. A key that is absent or has an error, which is recorded, keeps its
     /// default. Several structs may share a table.
     pub(crate) fn fields<T: DeserializeOwned + Default>(&mut self, report: &mut ConfigDiagnostics) -> T {
@@ -77,7 +77,7 @@ struct ConfigTableState {
 
 /// The table that a struct is read from.
 struct TableDeserializer<'r, 't> {
-    table: &'r ConfigTable<'t>,
+    table: &'r ConfigTableReader<'t>,
     pass: &'r ConfigTableState,
 }
 
@@ -406,7 +406,7 @@ mod tests {
 
     fn read(text: &str) -> ParsedConfig<Sample> {
         let mut report = ConfigDiagnostics::default();
-        let mut file = ConfigTable::parse(text, &Environment::default(), &mut report);
+        let mut file = ConfigTableReader::parse(text, &Environment::default(), &mut report);
         let mut table = file.table("t", &mut report);
         let sample = table.fields(&mut report);
         table.finish(&mut report);

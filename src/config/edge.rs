@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::admin_ports::AdminPorts;
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use crate::config::value::forms::{ByteSize, Millis};
 use crate::config::{self, DAY, Environment, MIN_MEMORY, ProxyVariables, SecretString, WarningKind, value};
 use tunnel_base::names::{Host, NodeName, Target};
@@ -157,7 +157,7 @@ pub const MEMORY: usize = 12 << 20;
 
 /// Reads `[edge.uplink]`. `certified` is true if a certificate is issued for this edge.
 pub(crate) fn uplink(
-    edge: &mut ConfigTable<'_>,
+    edge: &mut ConfigTableReader<'_>,
     env: &Environment,
     node_ip: Option<IpAddr>,
     certified: bool,
@@ -183,7 +183,11 @@ pub(crate) fn uplink(
     uplink
 }
 
-fn env_node(table: &ConfigTable<'_>, env: &Environment, report: &mut ConfigDiagnostics) -> Option<NodeName> {
+fn env_node(
+    table: &ConfigTableReader<'_>,
+    env: &Environment,
+    report: &mut ConfigDiagnostics,
+) -> Option<NodeName> {
     let Some(name) = env.node_name.as_deref().filter(|name| !name.is_empty()) else {
         let here = table.key("node");
         if report.spelling.of(&here) == here {
@@ -200,7 +204,7 @@ fn env_node(table: &ConfigTable<'_>, env: &Environment, report: &mut ConfigDiagn
 }
 
 fn check_token(
-    table: &ConfigTable<'_>,
+    table: &ConfigTableReader<'_>,
     token: Option<&SecretString>,
     certified: bool,
     report: &mut ConfigDiagnostics,
@@ -265,7 +269,7 @@ fn template(text: &str) -> Option<Host> {
 }
 
 fn warn_template<'h>(
-    table: &ConfigTable<'_>,
+    table: &ConfigTableReader<'_>,
     key: &'static str,
     mut hosts: impl Iterator<Item = &'h Host>,
     report: &mut ConfigDiagnostics,
@@ -300,7 +304,10 @@ pub struct TargetTlsConfig {
     pub ca: Option<PathBuf>,
 }
 
-pub(crate) fn target_tls(edge: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics) -> TargetTlsConfig {
+pub(crate) fn target_tls(
+    edge: &mut ConfigTableReader<'_>,
+    report: &mut ConfigDiagnostics,
+) -> TargetTlsConfig {
     let mut table = edge.table("target_tls", report);
     let tls: TargetTlsConfig = table.fields(report);
     listen_tls::require_pair(&table, report);

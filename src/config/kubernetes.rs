@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings, reached};
 use crate::config::diagnostics::ConfigDiagnostics;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use crate::config::value::forms::Millis;
 use tunnel_base::names::Host;
 
@@ -97,7 +97,7 @@ impl Default for ServerCsrConfig {
 
 /// Reads `[server.csr]`. Returns `None` if nothing is requested.
 pub(crate) fn csr(
-    cloud: &mut ConfigTable<'_>,
+    cloud: &mut ConfigTableReader<'_>,
     env: &Environment,
     report: &mut ConfigDiagnostics,
 ) -> Option<ServerCsrConfig> {
@@ -117,7 +117,7 @@ pub(crate) fn csr(
 
 /// Returns the cluster if a table needs one. `key` is the key that needs it, for the error if there is none.
 fn required_cluster(
-    table: &ConfigTable<'_>,
+    table: &ConfigTableReader<'_>,
     key: &'static str,
     is_needed: bool,
     env: &Environment,
@@ -189,7 +189,7 @@ impl Default for EdgeCsrConfig {
 
 /// Reads `[edge.csr]`. Returns `None` if the token alone identifies this edge.
 pub(crate) fn edge_csr(
-    edge: &mut ConfigTable<'_>,
+    edge: &mut ConfigTableReader<'_>,
     node_ip: Option<IpAddr>,
     env: &Environment,
     report: &mut ConfigDiagnostics,

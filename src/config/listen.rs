@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::config::admin_listener::{LISTEN, unix_path};
 use crate::config::diagnostics::ConfigDiagnostics;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 
 /// The address of a listener that may be a port or a Unix socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl Serialize for ListenAddress {
 }
 
 /// Records an error if a listener's table is present without an address.
-pub(crate) fn require(table: &ConfigTable<'_>, report: &mut ConfigDiagnostics) {
+pub(crate) fn require(table: &ConfigTableReader<'_>, report: &mut ConfigDiagnostics) {
     if table.is_present() && !table.has(LISTEN) {
         table.error(LISTEN, None, "set the address to listen on: listen = \"ip:port\"", report);
     }
@@ -50,7 +50,7 @@ mod tests {
     use crate::config::Environment;
     use crate::config::access::AccessConfig;
     use crate::config::access::AuthMethods;
-    use crate::config::access::ClientAuthConfig;
+    use crate::config::access::PasswordAuthConfig;
     use crate::config::listen_tls::PortTlsState;
     use crate::config::listen_tls::require_names;
 
@@ -69,7 +69,7 @@ mod tests {
     /// Returns the rules of `ssh` and of another module, and the errors and warnings.
     fn read(text: &str, proofs: AuthMethods) -> (AccessConfig, AccessConfig, Vec<String>) {
         let mut report = ConfigDiagnostics::default();
-        let mut file = ConfigTable::parse(text, &Environment::default(), &mut report);
+        let mut file = ConfigTableReader::parse(text, &Environment::default(), &mut report);
         let mut table = file.table("ssh", &mut report);
         let ssh = AccessConfig::read(&mut table, PASSWORD, &AccessConfig::default(), &mut report);
         table.finish(&mut report);
@@ -91,7 +91,7 @@ mod tests {
     fn a_listener_inherits_absent_access_keys_from_the_connect_listener() {
         let (ssh, module, reported) = read(SSH, PASSWORD_OVER_TLS);
         assert_eq!((&module, reported), (&ssh, vec![]));
-        let ClientAuthConfig::Basic { key, .. } = module.auth else { panic!("{module:?}") };
+        let PasswordAuthConfig::Basic { key, .. } = module.auth else { panic!("{module:?}") };
         assert_eq!(key, "ssh.users");
     }
 
@@ -104,16 +104,19 @@ mod tests {
         assert!(!ssh.proxy_protocol.is_empty() && module.proxy_protocol.is_empty());
         let from = module.allow_from.unwrap();
         assert!(from.contains("192.0.2.1".parse().unwrap()) && !from.contains("10.0.0.1".parse().unwrap()));
-        assert_eq!(module.auth, ClientAuthConfig::Basic { users: "/own".into(), key: "module.users".into() });
+        assert_eq!(
+            module.auth,
+            PasswordAuthConfig::Basic { users: "/own".into(), key: "module.users".into() }
+        );
         let (_, module, reported) = read(&format!("{SSH}auth = \"none\""), PASSWORD);
-        assert_eq!((module.auth, reported), (ClientAuthConfig::None, vec![]), "restricted by allow_from");
+        assert_eq!((module.auth, reported), (PasswordAuthConfig::None, vec![]), "restricted by allow_from");
     }
 
     #[test]
     fn basic_auth_is_an_error_for_a_protocol_without_passwords() {
         for text in [SSH, "[module]\nauth = \"basic\"\nusers = \"/own\""] {
             let (_, module, reported) = read(text, NO_METHOD);
-            assert_eq!(module.auth, ClientAuthConfig::None);
+            assert_eq!(module.auth, PasswordAuthConfig::None);
             assert!(
                 reported[0].contains("module.auth: \"basic\"") && reported[0].contains("auth = \"none\""),
                 "{reported:?}"

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::WarningKind;
 use crate::config::diagnostics::ConfigDiagnostics;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use tunnel_base::policy::CertificateGlob;
 use tunnel_base::serde_forms::non_empty;
 
@@ -80,7 +80,7 @@ pub(crate) enum PortTlsState {
 impl ListenerTlsConfig {
     /// Reads the keys of a table without TLS by default, and records the values in effect. Returns `None` if they set
     /// no TLS, or after an error, which is recorded.
-    pub(crate) fn read(table: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics) -> Option<Self> {
+    pub(crate) fn read(table: &mut ConfigTableReader<'_>, report: &mut ConfigDiagnostics) -> Option<Self> {
         let keys: TlsConfigKeys = table.fields(report);
         require_pair(table, report);
         if table.has("client_ca") && !table.has("cert") {
@@ -119,7 +119,7 @@ impl PortTlsState {
 }
 
 /// Records an error if a table has a certificate without its key, or the other way round.
-pub(crate) fn require_pair(table: &ConfigTable<'_>, report: &mut ConfigDiagnostics) {
+pub(crate) fn require_pair(table: &ConfigTableReader<'_>, report: &mut ConfigDiagnostics) {
     for (given, other) in [("cert", "key"), ("key", "cert")] {
         if table.has(given) && !table.has(other) {
             table.error(other, None, "a certificate needs its key; set both files", report);
@@ -128,7 +128,7 @@ pub(crate) fn require_pair(table: &ConfigTable<'_>, report: &mut ConfigDiagnosti
 }
 
 /// Records an error if a listener requests certificates, and does not say whose.
-pub(crate) fn require_names(table: &ConfigTable<'_>, report: &mut ConfigDiagnostics) {
+pub(crate) fn require_names(table: &ConfigTableReader<'_>, report: &mut ConfigDiagnostics) {
     if table.has("client_ca") && !table.has("names") {
         let expected = "list the names (CN or DNS) of client certificates, for example [\"system:kube-apiserver\"]; \
                       [\"*\"] accepts every certificate that a CA of client_ca has signed or will sign";
@@ -137,7 +137,7 @@ pub(crate) fn require_names(table: &ConfigTable<'_>, report: &mut ConfigDiagnost
 }
 
 pub(super) fn names(
-    table: &mut ConfigTable<'_>,
+    table: &mut ConfigTableReader<'_>,
     tls: PortTlsState,
     report: &mut ConfigDiagnostics,
 ) -> Vec<CertificateGlob> {

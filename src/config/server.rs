@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::admin_ports::AdminPorts;
 use crate::config::diagnostics::ConfigDiagnostics;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use crate::config::value::forms::{ByteSize, Millis};
 use crate::config::{self, DAY, Environment, MIN_MEMORY, WarningKind};
 use tunnel_base::names::ServerDisplayName;
@@ -189,7 +189,7 @@ impl Default for DirectConfig {
 /// Default maximum of bytes that sessions may reserve.
 pub const MEMORY: usize = 256 << 20;
 
-pub(crate) fn links(cloud: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics) -> LinkListenerConfig {
+pub(crate) fn links(cloud: &mut ConfigTableReader<'_>, report: &mut ConfigDiagnostics) -> LinkListenerConfig {
     let mut table = cloud.table("links", report);
     let mut links: LinkListenerConfig = table.fields(report);
     links.ports = AdminPorts::read(&mut table, report);
@@ -198,7 +198,7 @@ pub(crate) fn links(cloud: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics)
     links
 }
 
-pub(crate) fn session(cloud: &mut ConfigTable<'_>, report: &mut ConfigDiagnostics) -> SessionConfig {
+pub(crate) fn session(cloud: &mut ConfigTableReader<'_>, report: &mut ConfigDiagnostics) -> SessionConfig {
     let mut table = cloud.table("session", report);
     let mut session: SessionConfig = table.fields(report);
     if !table.has("max_per_client") {
@@ -209,7 +209,7 @@ pub(crate) fn session(cloud: &mut ConfigTable<'_>, report: &mut ConfigDiagnostic
 }
 
 pub(crate) fn edge_access(
-    cloud: &mut ConfigTable<'_>,
+    cloud: &mut ConfigTableReader<'_>,
     env: &Environment,
     report: &mut ConfigDiagnostics,
 ) -> EdgeAccessConfig {

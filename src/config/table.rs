@@ -13,10 +13,10 @@ use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::value;
 use crate::config::{Environment, superedge};
 
-/// A table whose keys are requested one by one. [`ConfigTable::finish`] records an error for each key that was never
+/// A table whose keys are requested one by one. [`ConfigTableReader::finish`] records an error for each key that was never
 /// requested.
 #[derive(Debug, Default)]
-pub(crate) struct ConfigTable<'t> {
+pub(crate) struct ConfigTableReader<'t> {
     /// The full key of the table itself; empty for the file.
     path: String,
     /// Its position in the file, if present.
@@ -26,7 +26,7 @@ pub(crate) struct ConfigTable<'t> {
     requested: BTreeMap<&'static str, Option<usize>>,
 }
 
-impl<'t> ConfigTable<'t> {
+impl<'t> ConfigTableReader<'t> {
     /// Parses a file, and translates one of SuperEdge. Records its syntax errors like all other errors, and continues
     /// with what could be parsed.
     pub(crate) fn parse(text: &'t str, env: &Environment, report: &mut ConfigDiagnostics) -> Self {

@@ -4,12 +4,12 @@ use crate::config::admin_listener;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use crate::config::access::ClientAuthConfig;
+use crate::config::access::PasswordAuthConfig;
 use crate::config::admin_listener::AdminConfig;
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::edge::{self, AllowConfig, EdgeSessionConfig, TargetTlsConfig, UplinkConfig};
 use crate::config::kubernetes::{self, EdgeCsrConfig};
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
 use crate::listener::http_proxy::{self, EdgeProxyConfig};
 
@@ -63,8 +63,8 @@ impl EdgeConfig {
         ];
         let files = files.into_iter().filter_map(|(key, file)| Some((key, file.as_deref()?)));
         let proxy = self.http_proxy.iter().filter_map(|proxy| match &proxy.access.auth {
-            ClientAuthConfig::None => None,
-            ClientAuthConfig::Basic { users, .. } => Some(("edge.http_proxy.users", users.as_path())),
+            PasswordAuthConfig::None => None,
+            PasswordAuthConfig::Basic { users, .. } => Some(("edge.http_proxy.users", users.as_path())),
         });
         let all = token.chain(files).chain(proxy);
         all.map(|(key, path)| (key.to_owned(), path.to_owned())).collect()
@@ -85,7 +85,7 @@ impl EdgeConfig {
     }
 
     pub(crate) fn gather(text: &str, env: &Environment, report: &mut ConfigDiagnostics) -> Self {
-        let mut file = ConfigTable::parse(text, env, report);
+        let mut file = ConfigTableReader::parse(text, env, report);
         let mut table = file.table("edge", report);
         config::other_role(&mut file, &table, "server", report);
         let node_ip = config::address("NODE_IP", env.node_ip.as_deref(), report);

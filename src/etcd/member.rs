@@ -56,7 +56,7 @@ pub enum EtcdError {
 
 /// The kind of an [`EtcdError`], by what the caller can do about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ErrorKind {
+pub(crate) enum EtcdErrorKind {
     /// Log in again.
     LoggedOut,
     /// Create a new lease.
@@ -78,17 +78,17 @@ pub struct EtcdConnection {
 }
 
 impl EtcdError {
-    pub(crate) fn kind(&self) -> ErrorKind {
+    pub(crate) fn kind(&self) -> EtcdErrorKind {
         match self {
-            Self::LeaseLost => ErrorKind::LeaseLost,
+            Self::LeaseLost => EtcdErrorKind::LeaseLost,
             Self::Refused { status, .. } => match status.code() {
-                Code::Unauthenticated => ErrorKind::LoggedOut,
+                Code::Unauthenticated => EtcdErrorKind::LoggedOut,
                 // The token was issued before users or roles were changed.
-                Code::InvalidArgument if status.message().contains("auth") => ErrorKind::LoggedOut,
-                Code::NotFound => ErrorKind::LeaseLost,
-                _ => ErrorKind::Other,
+                Code::InvalidArgument if status.message().contains("auth") => EtcdErrorKind::LoggedOut,
+                Code::NotFound => EtcdErrorKind::LeaseLost,
+                _ => EtcdErrorKind::Other,
             },
-            Self::NotConnected(_) => ErrorKind::Other,
+            Self::NotConnected(_) => EtcdErrorKind::Other,
         }
     }
 }
@@ -185,7 +185,7 @@ impl EtcdConnection {
     pub(crate) async fn revoke(&self, lease: i64) -> Result<(), EtcdError> {
         let revoked = self.call("/etcdserverpb.Lease/LeaseRevoke", LeaseRevokeRequest { id: lease }).await;
         match revoked.map(|LeaseRevokeResponse {}| ()) {
-            Err(cause) if cause.kind() == ErrorKind::LeaseLost => Ok(()),
+            Err(cause) if cause.kind() == EtcdErrorKind::LeaseLost => Ok(()),
             revoked => revoked,
         }
     }

@@ -155,7 +155,8 @@ fn token(n: usize) -> String {
 
 /// Joins as a machine whose node has no line in the token file.
 async fn join(server: &SharedEnrolments, secret: &str, name: &str, token: &str) -> Result<(), JoinRefusal> {
-    let params = JoinParams { secret: secret.to_owned(), name: name.to_owned(), token: token.to_owned() };
+    let params =
+        JoinCredentials { secret: secret.to_owned(), name: name.to_owned(), token: token.to_owned() };
     server.join(FROM, &params, |_| false).await
 }
 

@@ -12,7 +12,7 @@ use tracing::info;
 
 use crate::admin;
 use crate::admin::page::{PageViewers, UserFuture};
-use crate::config::access::{AccessConfig, ClientAuthConfig};
+use crate::config::access::{AccessConfig, PasswordAuthConfig};
 use crate::config::admin_listener::AdminConfig;
 use crate::config::admin_ports::AdminPorts;
 use crate::config::server::Tls;
@@ -61,8 +61,8 @@ impl AccessPolicyBuilder {
         startup: &mut StartupErrorCollector,
     ) -> Result<ListenerAccess, NotPrepared> {
         let logins = match &access.auth {
-            ClientAuthConfig::None => None,
-            ClientAuthConfig::Basic { users, key } => Some(self.logins(users, key, startup)?),
+            PasswordAuthConfig::None => None,
+            PasswordAuthConfig::Basic { users, key } => Some(self.logins(users, key, startup)?),
         };
         let AccessConfig { proxy_protocol, allow_from, rules, names, .. } = access.clone();
         let policy = Arc::new(ArcSwap::from_pointee(AccessPolicy { allow_from, logins, names, rules }));
@@ -102,7 +102,7 @@ impl AccessPolicyBuilder {
         AdminConfig { tls, access, .. }: &AdminConfig,
         startup: &mut StartupErrorCollector,
     ) -> Result<Option<PageViewers>, NotPrepared> {
-        let has_passwords = access.auth != ClientAuthConfig::None;
+        let has_passwords = access.auth != PasswordAuthConfig::None;
         if !has_passwords && tls.as_ref().is_none_or(|tls| tls.client_ca.is_none()) {
             return Ok(None);
         }

@@ -20,7 +20,7 @@ use tracing::{Span, field};
 
 use crate::acceptor::target_dialer::DirectDialer;
 use crate::listener::admission::basis::{AccessBasis, ClientIdentity};
-use crate::listener::admission::destination::uplink_routing::UplinkRouting;
+use crate::listener::admission::destination::destination_mapping::DestinationMapping;
 use crate::listener::admission::destination::{Destination, TargetStream};
 use crate::listener::auth::{Login, PasswordChecker};
 use crate::listener::denial::Denial;
@@ -93,7 +93,7 @@ pub struct ListenerContext {
     /// Dialer for targets at no node. `None` means that this process dials no target.
     pub direct: Option<DirectDialer>,
     /// Routing over links to servers. `None` at a server.
-    pub uplink: Option<UplinkRouting>,
+    pub uplink: Option<DestinationMapping>,
     /// Metrics of connections, sessions and bytes.
     pub metrics: Metrics,
     /// Once draining starts, no client is accepted; the drain waits for the connected ones.
@@ -111,8 +111,8 @@ impl ListenerContext {
     fn stopping_denial(&self) -> Denial {
         Denial::Busy(match self.uplink {
             None => "this server is stopping",
-            Some(UplinkRouting::Edge { .. }) => "this edge is stopping",
-            Some(UplinkRouting::User) => "this proxy is stopping",
+            Some(DestinationMapping::Edge { .. }) => "this edge is stopping",
+            Some(DestinationMapping::User) => "this proxy is stopping",
         })
     }
 
@@ -125,7 +125,7 @@ impl ListenerContext {
             (AcquireError::Total, None) => {
                 "session limit reached: [server.session] max_sessions of this server"
             }
-            (_, Some(UplinkRouting::User)) => "session limit of this proxy reached",
+            (_, Some(DestinationMapping::User)) => "session limit of this proxy reached",
             (AcquireError::PerSource, Some(_)) => "per-client session limit of this edge reached",
             (AcquireError::Total, Some(_)) => "session limit of this edge reached",
         })
@@ -341,7 +341,8 @@ impl Admission {
             let (authorized, permit) = self.authorize(request, trace).await?.with_permit()?;
             // Opening may take long; a client that has passed the checks must not keep others from connecting
             // meanwhile.
-            (self.permit, self._session_permit) = (None, Some(permit.clone()));
+            self.permit = None;
+            self._session_permit = Some(permit.clone());
             authorized.open_with(permit).await
         };
         tokio::select! {

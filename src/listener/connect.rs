@@ -26,7 +26,7 @@ use crate::config::listen;
 use crate::config::listen_tls;
 use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState};
 use crate::config::server::Tls;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
 use crate::listener::admission::heads::{HEAD_BYTES, HEAD_FIELDS, http_server};
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol, OpenRequest};
@@ -71,7 +71,10 @@ pub struct ConnectConfig {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "connect", by_address: false, read };
 
 /// Reads the table, and warns if the port is open to all clients.
-fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(
+    mut table: ConfigTableReader<'_>,
+    tables: &mut ListenerConfigReader<'_>,
+) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
     let mut connect: ConnectConfig = table.fields(report);
     listen::require(&table, report);

@@ -10,7 +10,7 @@ use crate::config::listen::{self, ListenAddress};
 use crate::config::listen_tls;
 use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState};
 use crate::config::server::Tls;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
 use crate::listener::connect::ConnectProtocol;
 use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, NamedFile, single};
@@ -92,7 +92,10 @@ impl ListenerConfig for EgressConfig {
 }
 
 /// Reads the table. A table without an address to listen on is an error.
-fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(
+    mut table: ConfigTableReader<'_>,
+    tables: &mut ListenerConfigReader<'_>,
+) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
     let mut egress: EgressConfig = table.fields(report);
     listen::require(&table, report);
@@ -131,7 +134,7 @@ mod tests {
 
     fn errors(text: &str) -> (Option<EgressConfig>, Vec<String>) {
         let (mut report, env) = (ConfigDiagnostics::default(), Environment::default());
-        let table = ConfigTable::parse(text, &env, &mut report).table("egress", &mut report);
+        let table = ConfigTableReader::parse(text, &env, &mut report).table("egress", &mut report);
         let inherited = AccessConfig { allow_from: Some(Networks::default()), ..AccessConfig::default() };
         let egress = read(table, &mut ListenerConfigReader { inherited, env: &env, report: &mut report })
             .pop()

@@ -18,7 +18,7 @@ use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls::PortTlsState;
 use crate::config::server::Tls;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
 use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol, OpenRequest};
@@ -86,7 +86,10 @@ pub struct NodePortConfig {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "http", by_address: false, read };
 
 /// Reads the table.
-fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(
+    mut table: ConfigTableReader<'_>,
+    tables: &mut ListenerConfigReader<'_>,
+) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
     let methods = AuthMethods { password: false, tls: PortTlsState::Unsupported };
     let mut http: HttpConfig = table.fields(report);
@@ -107,7 +110,7 @@ pub(crate) fn node_ports(table: &str, ip: IpAddr, ports: &NodePorts) -> Vec<Node
 }
 
 pub(crate) fn warn_if_open(
-    table: &ConfigTable<'_>,
+    table: &ConfigTableReader<'_>,
     ports: &[NodePortConfig],
     access: &AccessConfig,
     proofs: AuthMethods,
@@ -135,7 +138,7 @@ impl ListenerConfig for HttpConfig {
         let port = |(listener, stands_for)| {
             BoundPort::tcp(SessionCategory::HttpProxy, listener, |deps| {
                 let (finder, ports) = (deps.finder.clone(), deps.ports.clone());
-                NodePort { stands_for, is_tls: false, target_tls: None, finder, ports }
+                NodePortProtocol { stands_for, is_tls: false, target_tls: None, finder, ports }
             })
         };
         Ok(bind(&self.node_ports(), startup)?.into_iter().map(port).collect())
@@ -153,7 +156,7 @@ pub(crate) fn bind(
 
 /// The protocol of a node port: what it means at the nodes, and how nodes are found.
 #[derive(Debug, Clone)]
-pub struct NodePort {
+pub struct NodePortProtocol {
     /// The target that the node dials.
     pub stands_for: PortTarget,
     /// Whether clients use TLS.
@@ -166,7 +169,7 @@ pub struct NodePort {
     pub ports: watch::Receiver<ConfigMapPorts>,
 }
 
-impl<C: Connection + 'static> ListenerProtocol<C> for NodePort {
+impl<C: Connection + 'static> ListenerProtocol<C> for NodePortProtocol {
     type Connection = C;
 
     fn span(&self, from: SocketAddr) -> Span {

@@ -13,13 +13,13 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tracing::{Span, field, info_span};
 
-use crate::config::access::{AccessConfig, AuthMethods, ClientAuthConfig};
+use crate::config::access::{AccessConfig, AuthMethods, PasswordAuthConfig};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen;
 use crate::config::listen_tls;
 use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState};
 use crate::config::server::Tls;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
 use crate::config::{Environment, WarningKind};
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol, OpenRequest};
@@ -56,7 +56,10 @@ pub struct HttpProxyConfig {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "http_proxy", by_address: true, read };
 
 /// Reads the table. A table without an address to listen on is an error.
-fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(
+    mut table: ConfigTableReader<'_>,
+    tables: &mut ListenerConfigReader<'_>,
+) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
     let mut proxy: HttpProxyConfig = table.fields(report);
     listen::require(&table, report);
@@ -75,7 +78,7 @@ fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Ve
 /// Checks SuperEdge's environment variables for this port, which are keys here. A port that they restrict must not open
 /// without the keys.
 fn check_superedge_variables(access: &AccessConfig, env: &Environment, report: &mut ConfigDiagnostics) {
-    if env.proxy_authorization.as_deref() == Some("true") && access.auth == ClientAuthConfig::None {
+    if env.proxy_authorization.as_deref() == Some("true") && access.auth == PasswordAuthConfig::None {
         let expected =
             "it requires passwords; set auth = \"basic\" and users in [server.http_proxy], or unset it";
         report.error("PROXY_AUTHORIZATION", Some("true".to_owned()), expected);
@@ -123,7 +126,7 @@ pub struct EdgeProxyConfig {
 
 /// Reads the table. Returns `None` if it is absent, or has no address to listen on, which is an error.
 pub(crate) fn read_edge(
-    edge: &mut ConfigTable<'_>,
+    edge: &mut ConfigTableReader<'_>,
     report: &mut ConfigDiagnostics,
 ) -> Option<EdgeProxyConfig> {
     let mut table = edge.table(KIND.name, report);
@@ -237,7 +240,7 @@ mod tests {
 
     fn read_text(text: &str, env: &Environment) -> (Option<String>, Vec<String>) {
         let mut report = ConfigDiagnostics::default();
-        let mut file = ConfigTable::parse(text, &Environment::default(), &mut report);
+        let mut file = ConfigTableReader::parse(text, &Environment::default(), &mut report);
         let table = file.table("http_proxy", &mut report);
         let inherited = AccessConfig::default();
         let proxy = read(table, &mut ListenerConfigReader { inherited, env, report: &mut report }).pop();
@@ -282,7 +285,7 @@ mod tests {
 
     fn read_edge_text(text: &str) -> (Option<EdgeProxyConfig>, Vec<String>) {
         let mut report = ConfigDiagnostics::default();
-        let mut file = ConfigTable::parse(text, &Environment::default(), &mut report);
+        let mut file = ConfigTableReader::parse(text, &Environment::default(), &mut report);
         let proxy = read_edge(&mut file, &mut report);
         let reading = report.finish(text, ());
         let errors = reading.errors.iter().map(ToString::to_string);

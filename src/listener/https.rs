@@ -14,10 +14,12 @@ use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls;
 use crate::config::listen_tls::{ListenerTlsConfig, PortTlsState};
 use crate::config::server::Tls;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
 use crate::listener::authenticated::TlsListenerProtocol;
-use crate::listener::http::{NodePort, NodePortConfig, NodePorts, bind, by_text, node_ports, warn_if_open};
+use crate::listener::http::{
+    NodePortConfig, NodePortProtocol, NodePorts, bind, by_text, node_ports, warn_if_open,
+};
 use crate::listener::passthrough::Passthrough;
 use crate::listener::{
     BoundPort, FileKind, ListenerConfig, ListenerConfigReader, ListenerKind, NamedFile, single,
@@ -133,7 +135,10 @@ impl Default for HttpsConfig {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "https", by_address: true, read };
 
 /// Reads the table.
-fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(
+    mut table: ConfigTableReader<'_>,
+    tables: &mut ListenerConfigReader<'_>,
+) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
     let mut https: HttpsConfig = table.fields(report);
     let passthrough = https.mode == Mode::Passthrough;
@@ -170,7 +175,7 @@ fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Ve
 
 /// Checks the keys for TLS to targets. `proved` is true if only some clients are accepted, by their certificates.
 fn check_target_keys(
-    table: &ConfigTable<'_>,
+    table: &ConfigTableReader<'_>,
     keys: &HttpsConfig,
     proved: bool,
     report: &mut ConfigDiagnostics,
@@ -282,7 +287,8 @@ impl ListenerConfig for HttpsConfig {
                         }
                     }
                     let (finder, ports) = (deps.finder.clone(), deps.ports.clone());
-                    let port = NodePort { stands_for, is_tls: true, target_tls: targets, finder, ports };
+                    let port =
+                        NodePortProtocol { stands_for, is_tls: true, target_tls: targets, finder, ports };
                     TlsListenerProtocol::new(port, tls, deps.context.pool.clone())
                 }))
             }

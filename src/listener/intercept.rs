@@ -23,7 +23,7 @@ use crate::config;
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen_tls::PortTlsState;
 use crate::config::server::Tls;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use crate::intercept::{InterceptError, InterceptRules, NftTable, original_destination};
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
@@ -117,7 +117,10 @@ pub struct MarkBits {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "intercept", by_address: true, read };
 
 /// Reads the table.
-fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(
+    mut table: ConfigTableReader<'_>,
+    tables: &mut ListenerConfigReader<'_>,
+) -> Vec<Arc<dyn ListenerConfig>> {
     let (report, env) = (&mut *tables.report, tables.env);
     let mut intercept: InterceptConfig = table.fields(report);
     if intercept.networks.is_empty() && table.is_present() && !table.is_wrong("networks", report) {

@@ -17,7 +17,7 @@ use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen;
 use crate::config::listen_tls::PortTlsState;
 use crate::config::server::Tls;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol, OpenRequest};
 use crate::listener::denial::Denial;
@@ -48,7 +48,7 @@ pub(crate) const KIND: ListenerKind = ListenerKind { name: "socks5", by_address:
 
 /// Reads the table. Returns nothing if it is absent, or has no address to listen on, which is an error.
 fn settings(
-    mut table: ConfigTable<'_>,
+    mut table: ConfigTableReader<'_>,
     tables: &mut ListenerConfigReader<'_>,
 ) -> Vec<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;

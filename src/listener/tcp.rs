@@ -19,7 +19,7 @@ use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::listen_tls::PortTlsState;
 use crate::config::server::Tls;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
 use crate::listener::tcp::range::ListenPortRange;
@@ -80,7 +80,10 @@ pub struct TcpTarget {
 pub(crate) const KIND: ListenerKind = ListenerKind { name: "tcp", by_address: false, read };
 
 /// Reads the table. Its keys are addresses, as in SuperEdge.
-fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Vec<Arc<dyn ListenerConfig>> {
+fn read(
+    mut table: ConfigTableReader<'_>,
+    tables: &mut ListenerConfigReader<'_>,
+) -> Vec<Arc<dyn ListenerConfig>> {
     let (report, inherited) = (&mut *tables.report, &tables.inherited);
     let mut listeners: Vec<TcpListenerConfig> = Vec::new();
     for (name, entry) in table.named(TARGET, report) {
@@ -93,7 +96,7 @@ fn read(mut table: ConfigTable<'_>, tables: &mut ListenerConfigReader<'_>) -> Ve
 /// Reads one entry; `earlier` are those before it. Returns `None` if it is unusable, which is recorded.
 fn listener(
     name: &str,
-    mut table: ConfigTable<'_>,
+    mut table: ConfigTableReader<'_>,
     inherited: &AccessConfig,
     earlier: &[TcpListenerConfig],
     report: &mut ConfigDiagnostics,

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use crate::etcd::EtcdClient;
-use crate::etcd::member::{ErrorKind, EtcdConnection, EtcdError};
+use crate::etcd::member::{EtcdConnection, EtcdError, EtcdErrorKind};
 use crate::publish::{PublishError, RecordStore};
 
 /// The records of this server's nodes in an etcd cluster, from which DNS reads them.
@@ -49,11 +49,11 @@ impl EtcdRecords {
     /// Renews an expired login or lease once; any other error is this member's failure.
     async fn try_member(&mut self, records: &BTreeSet<String>) -> Result<(), EtcdError> {
         match self.write_once(records).await.map_err(|cause| (cause.kind(), cause)) {
-            Err((ErrorKind::LoggedOut, cause)) => {
+            Err((EtcdErrorKind::LoggedOut, cause)) => {
                 debug!(error = %cause, "logging in again");
                 self.members.forget();
             }
-            Err((ErrorKind::LeaseLost, cause)) => {
+            Err((EtcdErrorKind::LeaseLost, cause)) => {
                 debug!(error = %cause, "requesting new lease");
                 self.lease = None;
             }

@@ -10,7 +10,7 @@ use tunnel_base::names::NodeName;
 
 /// The last error of a node: its link ended or was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LastError {
+pub struct NodeLinkError {
     /// Time of the error.
     pub at: Instant,
     /// The reason, in at most 320 characters.
@@ -25,7 +25,7 @@ pub struct UnlinkedNode {
     /// When it disconnected or, if it was never linked here, was last refused.
     pub at: Instant,
     /// Its last error.
-    pub error: Option<LastError>,
+    pub error: Option<NodeLinkError>,
     /// Whether it was linked here.
     pub was_linked: bool,
 }
@@ -36,16 +36,16 @@ pub(crate) struct NodeHistory {
     nodes: HashMap<NodeName, RememberedNode>,
     /// The nodes that were refused and never linked here, the latest last. They are separate, because invented names
     /// must not displace the others.
-    refused: VecDeque<(NodeName, LastError)>,
+    refused: VecDeque<(NodeName, NodeLinkError)>,
     /// The last ends of links, with a share for each node, the latest last.
-    drops: VecDeque<(NodeName, LastError)>,
+    drops: VecDeque<(NodeName, NodeLinkError)>,
 }
 
 /// What is remembered of one node.
 #[derive(Debug, Default)]
 struct RememberedNode {
     disconnected: Option<Instant>,
-    error: Option<LastError>,
+    error: Option<NodeLinkError>,
 }
 
 impl NodeHistory {
@@ -66,7 +66,7 @@ impl NodeHistory {
 
     /// Records an error of the node that has just occurred.
     pub(crate) fn failed(&mut self, node: &NodeName, why: &str) {
-        self.enter(node).error = Some(LastError::now(why));
+        self.enter(node).error = Some(NodeLinkError::now(why));
     }
 
     /// Records that a node without a link was refused.
@@ -75,7 +75,7 @@ impl NodeHistory {
             return self.failed(node, why);
         }
         self.refused.retain(|(refused, _)| refused != node);
-        self.refused.push_back((node.clone(), LastError::now(why)));
+        self.refused.push_back((node.clone(), NodeLinkError::now(why)));
         if self.refused.len() > MAX_REFUSED {
             self.refused.pop_front();
         }
@@ -88,11 +88,11 @@ impl NodeHistory {
         if let Some(at) = oldest.or((self.drops.len() >= MAX_DROPS).then_some(0)) {
             self.drops.remove(at);
         }
-        self.drops.push_back((node.clone(), LastError::now(why)));
+        self.drops.push_back((node.clone(), NodeLinkError::now(why)));
     }
 
     /// Returns the last ends of links, the latest last.
-    pub(crate) fn drops(&self) -> Vec<(NodeName, LastError)> {
+    pub(crate) fn drops(&self) -> Vec<(NodeName, NodeLinkError)> {
         self.drops.iter().cloned().collect()
     }
 
@@ -102,7 +102,7 @@ impl NodeHistory {
     }
 
     /// Returns the last error of the node.
-    pub(crate) fn error(&self, node: &NodeName) -> Option<LastError> {
+    pub(crate) fn error(&self, node: &NodeName) -> Option<NodeLinkError> {
         self.nodes.get(node)?.error.clone()
     }
 
@@ -164,7 +164,7 @@ impl RememberedNode {
     }
 }
 
-impl LastError {
+impl NodeLinkError {
     fn now(why: &str) -> Self {
         Self { at: Instant::now(), why: why.into() }
     }

@@ -13,7 +13,7 @@ use tunnel_proto::state::LinkId;
 
 /// The role of a link among the links of its node. A node has at most one link of each role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum LinkRole {
+pub enum NodeLinkRole {
     /// The node is found by this link.
     Primary,
     /// The previous link of a process that keeps two for a while.
@@ -43,7 +43,7 @@ pub(crate) enum LinkChange {
 
 /// What [`LinksByNode::replace`] has changed.
 #[derive(Debug, Default)]
-pub(crate) struct ReplaceOutcome {
+pub(crate) struct LinkChangeOutcome {
     /// Links without a role. The caller closes them, without the lock: closing a link takes the link's own.
     pub(crate) closed: Vec<LinkedNode>,
     /// Whether the node is found by another link, or no longer.
@@ -64,7 +64,7 @@ pub(crate) struct LinksByNode {
 #[derive(Debug, Default)]
 struct RoleLinks {
     /// In no particular order.
-    links: Vec<(LinkRole, LinkedNode)>,
+    links: Vec<(NodeLinkRole, LinkedNode)>,
     /// Bytes sent and received on earlier links. They keep the node's totals from falling while it is linked.
     earlier_bytes: [u64; 2],
 }
@@ -84,11 +84,11 @@ pub struct NodeWithLinks {
 impl LinksByNode {
     /// Changes the links of a node. Links are compared by their ids, so a link that ends late never removes the newer
     /// link that replaced it.
-    pub(crate) fn replace(&mut self, node: &NodeName, reason: LinkChange) -> ReplaceOutcome {
+    pub(crate) fn replace(&mut self, node: &NodeName, reason: LinkChange) -> LinkChangeOutcome {
         let links = self.by_node.entry(node.clone()).or_default();
-        let before = links.get(LinkRole::Primary).map(|linked| linked.link.id);
+        let before = links.get(NodeLinkRole::Primary).map(|linked| linked.link.id);
         let closed = links.replace(reason);
-        let after = links.get(LinkRole::Primary).map(|linked| linked.link.id);
+        let after = links.get(NodeLinkRole::Primary).map(|linked| linked.link.id);
         if links.links.is_empty() {
             self.by_node.remove(node);
         }
@@ -103,35 +103,35 @@ impl LinksByNode {
             }
             _ => {}
         }
-        ReplaceOutcome { closed, has_new_primary: before != after }
+        LinkChangeOutcome { closed, has_new_primary: before != after }
     }
 
     /// Returns the link of a node with that role.
-    pub(crate) fn get(&self, node: &NodeName, role: LinkRole) -> Option<&LinkedNode> {
+    pub(crate) fn get(&self, node: &NodeName, role: NodeLinkRole) -> Option<&LinkedNode> {
         self.by_node.get(node)?.get(role)
     }
 
     /// Returns the primary link of a node.
     pub(crate) fn primary(&self, node: &NodeName) -> Option<&LinkedNode> {
-        self.get(node, LinkRole::Primary)
+        self.get(node, NodeLinkRole::Primary)
     }
 
     /// Returns all links, in no particular order.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (&NodeName, LinkRole, &LinkedNode)> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&NodeName, NodeLinkRole, &LinkedNode)> {
         self.by_node
             .iter()
             .flat_map(|(node, links)| links.links.iter().map(move |(role, of)| (node, *role, of)))
     }
 
     /// Returns the links of a node, in no particular order.
-    pub(crate) fn of(&self, node: &NodeName) -> impl Iterator<Item = (LinkRole, &LinkedNode)> {
+    pub(crate) fn of(&self, node: &NodeName) -> impl Iterator<Item = (NodeLinkRole, &LinkedNode)> {
         let links = self.by_node.get(node).map(|links| links.links.iter());
         links.into_iter().flatten().map(|(role, linked)| (*role, linked))
     }
 
     /// Returns the nodes that are found here, each with its primary link, in no particular order.
     pub(crate) fn primaries(&self) -> impl Iterator<Item = (&NodeName, &LinkedNode)> {
-        self.by_node.iter().filter_map(|(node, links)| Some((node, links.get(LinkRole::Primary)?)))
+        self.by_node.iter().filter_map(|(node, links)| Some((node, links.get(NodeLinkRole::Primary)?)))
     }
 
     /// Returns a node that is found here, with all its links.
@@ -160,7 +160,7 @@ impl LinksByNode {
 impl RoleLinks {
     /// Returns the node with all its links, if it is found here.
     fn view(&self, node: &NodeName) -> Option<NodeWithLinks> {
-        let primary = self.get(LinkRole::Primary)?.clone();
+        let primary = self.get(NodeLinkRole::Primary)?.clone();
         let links = self.links.iter().map(|(_, linked)| linked.link.clone()).collect();
         Some(NodeWithLinks { node: node.clone(), primary, links, earlier_bytes: self.earlier_bytes })
     }
@@ -170,34 +170,34 @@ impl RoleLinks {
         let mut closed = Vec::new();
         match reason {
             LinkChange::Linked(linked) => {
-                closed.extend(self.take(LinkRole::Primary));
+                closed.extend(self.take(NodeLinkRole::Primary));
                 closed.extend(self.put_primary(linked));
             }
             LinkChange::Backup(linked) => {
-                let earlier = self.take(LinkRole::Primary);
+                let earlier = self.take(NodeLinkRole::Primary);
                 let stays = earlier.as_ref().is_some_and(|earlier| earlier.may_stay_with(&linked));
                 closed.extend(self.put_primary(linked));
                 match earlier {
-                    Some(earlier) if stays => self.links.push((LinkRole::Previous, earlier)),
+                    Some(earlier) if stays => self.links.push((NodeLinkRole::Previous, earlier)),
                     earlier => closed.extend(earlier),
                 }
             }
             LinkChange::Interactive(linked) => {
                 if self.busy_link(linked.link.instance).is_some() {
-                    closed.extend(self.take(LinkRole::Interactive));
-                    self.links.push((LinkRole::Interactive, linked));
+                    closed.extend(self.take(NodeLinkRole::Interactive));
+                    self.links.push((NodeLinkRole::Interactive, linked));
                 } else {
                     closed.push(linked);
                 }
             }
             LinkChange::Retired(link) => {
                 let retired = self.links.iter().position(|(role, linked)| {
-                    linked.link.id == link && matches!(role, LinkRole::Primary | LinkRole::Previous)
+                    linked.link.id == link && matches!(role, NodeLinkRole::Primary | NodeLinkRole::Previous)
                 });
                 if let Some(retired) = retired {
                     let (_, retired) = self.links.remove(retired);
-                    closed.extend(self.take(LinkRole::Retiring));
-                    self.links.push((LinkRole::Retiring, retired));
+                    closed.extend(self.take(NodeLinkRole::Retiring));
+                    self.links.push((NodeLinkRole::Retiring, retired));
                 }
             }
             LinkChange::Ended(link) => {
@@ -207,10 +207,10 @@ impl RoleLinks {
             }
         }
         // The previous link takes the place of a primary link that has ended or retires.
-        if self.get(LinkRole::Primary).is_none()
-            && let Some(previous) = self.take(LinkRole::Previous)
+        if self.get(NodeLinkRole::Primary).is_none()
+            && let Some(previous) = self.take(NodeLinkRole::Previous)
         {
-            self.links.push((LinkRole::Primary, previous));
+            self.links.push((NodeLinkRole::Primary, previous));
         }
         self.add_bytes(&closed);
         closed
@@ -227,25 +227,25 @@ impl RoleLinks {
 
     /// Adds a primary link. Returns the previous link, and the interactive link of another process.
     fn put_primary(&mut self, linked: LinkedNode) -> impl Iterator<Item = LinkedNode> {
-        let previous = self.take(LinkRole::Previous);
-        let interactive = self.get(LinkRole::Interactive);
+        let previous = self.take(NodeLinkRole::Previous);
+        let interactive = self.get(NodeLinkRole::Interactive);
         let is_foreign =
             interactive.is_some_and(|interactive| interactive.link.instance != linked.link.instance);
-        let foreign = if is_foreign { self.take(LinkRole::Interactive) } else { None };
-        self.links.push((LinkRole::Primary, linked));
+        let foreign = if is_foreign { self.take(NodeLinkRole::Interactive) } else { None };
+        self.links.push((NodeLinkRole::Primary, linked));
         previous.into_iter().chain(foreign)
     }
 
     fn busy_link(&self, instance: Option<Instance>) -> Option<&LinkedNode> {
-        let primary = self.get(LinkRole::Primary).filter(|primary| primary.link.instance == instance);
-        primary.filter(|_| instance.is_some() && self.get(LinkRole::Previous).is_none())
+        let primary = self.get(NodeLinkRole::Primary).filter(|primary| primary.link.instance == instance);
+        primary.filter(|_| instance.is_some() && self.get(NodeLinkRole::Previous).is_none())
     }
 
-    fn get(&self, role: LinkRole) -> Option<&LinkedNode> {
+    fn get(&self, role: NodeLinkRole) -> Option<&LinkedNode> {
         self.links.iter().find(|(has, _)| *has == role).map(|(_, linked)| linked)
     }
 
-    fn take(&mut self, role: LinkRole) -> Option<LinkedNode> {
+    fn take(&mut self, role: NodeLinkRole) -> Option<LinkedNode> {
         let at = self.links.iter().position(|(has, _)| *has == role)?;
         Some(self.links.swap_remove(at).1)
     }
@@ -349,7 +349,7 @@ mod tests {
                 let after = nodes.primary(&node).map(|linked| linked.link.id);
                 prop_assert_eq!((nodes.len(), replaced.has_new_primary), (usize::from(after.is_some()), before != after));
                 let has = |role| nodes.get(&node, role).is_some();
-                prop_assert!(has(LinkRole::Primary) || !has(LinkRole::Previous), "it would be primary");
+                prop_assert!(has(NodeLinkRole::Primary) || !has(NodeLinkRole::Previous), "it would be primary");
             }
         }
     }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::registry::Finder;
 use crate::registry::LinkedNode;
-use crate::registry::links::{LinkChange, LinkRole};
+use crate::registry::links::{LinkChange, NodeLinkRole};
 use crate::registry::{NameInUse, Registry};
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::link::Link;
@@ -180,7 +180,7 @@ impl Registry {
     /// Returns the node's links here, except its primary link.
     pub(crate) fn secondary_links(&self, node: &NodeName) -> Vec<Arc<Link>> {
         let nodes = self.nodes.lock();
-        let secondary = nodes.of(node).filter(|(role, _)| *role != LinkRole::Primary);
+        let secondary = nodes.of(node).filter(|(role, _)| *role != NodeLinkRole::Primary);
         secondary.map(|(_, linked)| linked.link.clone()).collect()
     }
 

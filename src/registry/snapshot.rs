@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::registry::LinkedNode;
 use crate::registry::Registry;
-use crate::registry::history::{LastError, UnlinkedNode};
-use crate::registry::links::{LinkRole, NodeWithLinks};
+use crate::registry::history::{NodeLinkError, UnlinkedNode};
+use crate::registry::links::{NodeLinkRole, NodeWithLinks};
 use tunnel_base::names::NodeName;
 use tunnel_link::link::Link;
 use tunnel_proto::frame::ListedNode;
@@ -14,11 +14,11 @@ use tunnel_proto::frame::ListedNode;
 #[derive(Debug, Default)]
 pub struct RegistrySnapshot {
     /// The links by node name, the primary link of a node first.
-    pub linked: Vec<(NodeName, LinkRole, LinkedNode, Option<LastError>)>,
+    pub linked: Vec<(NodeName, NodeLinkRole, LinkedNode, Option<NodeLinkError>)>,
     /// The nodes without a link here, the latest first.
     pub disconnected: Vec<UnlinkedNode>,
     /// The last ends of links that nodes were found by or had been found by, the latest last.
-    pub drops: Vec<(NodeName, LastError)>,
+    pub drops: Vec<(NodeName, NodeLinkError)>,
 }
 
 impl Registry {
@@ -87,7 +87,7 @@ impl Registry {
             let (mut nodes, why) = (self.nodes.lock(), excerpt(why));
             nodes.past.failed(node, &why);
             // A link for interactive sessions comes and goes with the load of the other.
-            if nodes.get(node, LinkRole::Interactive).is_none_or(|linked| linked.link.id != link.id) {
+            if nodes.get(node, NodeLinkRole::Interactive).is_none_or(|linked| linked.link.id != link.id) {
                 nodes.past.dropped(node, &why);
             }
         }
@@ -194,7 +194,7 @@ mod tests {
             .collect();
         assert_eq!(
             with_error,
-            [("a", LinkRole::Primary, None), ("b", LinkRole::Primary, Some("the token differs"))]
+            [("a", NodeLinkRole::Primary, None), ("b", NodeLinkRole::Primary, Some("the token differs"))]
         );
         let names: Vec<_> = disconnected.iter().map(|one| (one.node.as_str(), one.was_linked)).collect();
         assert_eq!(names, [("c", true), ("stranger", false)]);

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::config::access::{AccessConfig, ClientAuthConfig};
+use crate::config::access::{AccessConfig, PasswordAuthConfig};
 use crate::config::admin_listener::AdminConfig;
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::kubernetes::node_names::{self, NodeNameSettings};
@@ -19,7 +19,7 @@ use crate::config::server::invitations::{self, InvitationConfig, InvitationStore
 use crate::config::server::peers::{self, PeerConfig};
 use crate::config::server::registry::{DnsConfig, EtcdSettings, PublishTo};
 use crate::config::server::{self, DirectConfig, EdgeAccessConfig, LinkListenerConfig, SessionConfig, Tls};
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
 use crate::listener::{FileKind, LISTENERS, ListenerConfig, ListenerConfigReader, ListenerKind, http, https};
 use tunnel_base::names::UserName;
@@ -35,7 +35,7 @@ pub struct ServerConfig {
     /// The access of users' programs that link to this server; `None` accepts none.
     pub clients: Option<ClientLinksConfig>,
     /// The configured listeners for clients.
-    pub(crate) listeners: Vec<ListenerConfigTable>,
+    pub(crate) listeners: Vec<ConfiguredListener>,
     /// The ConfigMap of named node ports; `None` disables it.
     pub ports: Option<NodePortsConfig>,
     /// The ConfigMap from which DNS reads the addresses of all nodes; `None` disables it.
@@ -77,14 +77,14 @@ pub(crate) enum ListenerChange {
 
 /// The table of a listener for clients. Equal tables differ at most in keys that change while the listener is open.
 #[derive(Debug, Clone)]
-pub(crate) struct ListenerConfigTable {
+pub(crate) struct ConfiguredListener {
     pub(crate) kind: &'static ListenerKind,
     pub(crate) config: Arc<dyn ListenerConfig>,
     /// Its values in effect, except of keys that change while the listener is open.
     pub(crate) values: toml::Table,
 }
 
-impl ListenerConfigTable {
+impl ConfiguredListener {
     /// Reads the values of a table that was just read.
     fn new(kind: &'static ListenerKind, config: Arc<dyn ListenerConfig>, report: &ConfigDiagnostics) -> Self {
         let mut values = report.effective.get(config.access().0).cloned().unwrap_or_default();
@@ -100,7 +100,7 @@ impl ListenerConfigTable {
     }
 }
 
-impl PartialEq for ListenerConfigTable {
+impl PartialEq for ConfiguredListener {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key() && self.values == other.values
     }
@@ -124,7 +124,7 @@ impl ServerConfig {
     }
 
     pub(crate) fn gather(text: &str, env: &Environment, report: &mut ConfigDiagnostics) -> Self {
-        let mut file = ConfigTable::parse(text, env, report);
+        let mut file = ConfigTableReader::parse(text, env, report);
         let mut table = file.table("server", report);
         config::other_role(&mut file, &table, "edge", report);
         let links = server::links(&mut table, report);
@@ -134,7 +134,7 @@ impl ServerConfig {
         for kind in LISTENERS {
             let table = table.table(kind.name, tables.report);
             for config in (kind.read)(table, &mut tables) {
-                listeners.push(ListenerConfigTable::new(kind, config, tables.report));
+                listeners.push(ConfiguredListener::new(kind, config, tables.report));
             }
         }
         let (dns, peers) = peers::read(&mut table, env, report);
@@ -176,9 +176,8 @@ impl ServerConfig {
 
     /// Returns what a reload of another config does to listeners, each with the key of its table.
     pub(crate) fn listener_changes<'c>(&'c self, new: &'c Self) -> Vec<(ListenerChange, &'c str)> {
-        let live = |listeners: &'c [ListenerConfigTable]| {
-            listeners.iter().filter(|listener| listener.kind.is_live())
-        };
+        let live =
+            |listeners: &'c [ConfiguredListener]| listeners.iter().filter(|listener| listener.kind.is_live());
         let has = |all: &Self, key: &str| all.listeners.iter().any(|listener| listener.key() == key);
         let closes = live(&self.listeners).filter(|old| !has(new, old.key()));
         let closes = closes.map(|old| (ListenerChange::Closes, old.key()));
@@ -225,7 +224,7 @@ impl ServerConfig {
         ];
         for (_, access) in self.access() {
             // A file that several tables inherit from one is listed once.
-            if let ClientAuthConfig::Basic { users, key } = &access.auth
+            if let PasswordAuthConfig::Basic { users, key } = &access.auth
                 && !all.iter().any(|(known, _)| known == key)
             {
                 all.push((key.clone(), users.clone()));

@@ -32,12 +32,12 @@ use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_net::tls::handshake::MAX_HANDSHAKES;
 use tunnel_net::tls::link_auth::edge_names;
 use tunnel_proto::frame::{ErrorCode, SessionError};
-use tunnel_proto::hello::Hello;
+use tunnel_proto::hello::EdgeHello;
 use tunnel_proto::state::LinkId;
 
 /// The links of edges to this server, each with the credentials for which it was accepted.
 #[derive(Debug)]
-pub(crate) struct EdgeLinkTable {
+pub(crate) struct EdgeAuthenticator {
     tokens: ReloadedValue<NodeTokens>,
     /// The nodes that joined by invitation; `None` if that is not enabled.
     enrolment: Option<Arc<SharedEnrolments>>,
@@ -53,7 +53,7 @@ pub(crate) struct EdgeLinkTable {
 /// The hello of an edge, and the node of the certificate that it presented, if any.
 #[derive(Debug, Clone)]
 pub(crate) struct EdgeCredentials {
-    pub(crate) hello: Hello,
+    pub(crate) hello: EdgeHello,
     pub(crate) certificate_node: Option<NodeName>,
 }
 
@@ -126,7 +126,7 @@ fn is_empty_intended(tokens: &NodeTokens, is_optional: bool) -> bool {
     tokens.has_blocked_nodes() || is_optional && tokens.errors().is_empty()
 }
 
-impl EdgeLinkTable {
+impl EdgeAuthenticator {
     /// Returns an empty list. [`Self::watch_revocations`] closes links.
     pub(crate) fn new(
         tokens: ReloadedValue<NodeTokens>,
@@ -172,7 +172,7 @@ impl EdgeLinkTable {
             lines.map(|(ip, node)| AddressClaim { ip: *ip, node: node.clone(), by: ClaimSource::TokenLine });
         let links = self.lock();
         let edges = links.values().flat_map(|EdgeLink { credentials, .. }| {
-            let Hello { ips, node, .. } = &credentials.hello;
+            let EdgeHello { ips, node, .. } = &credentials.hello;
             ips.iter().map(|ip| AddressClaim { ip: *ip, node: node.clone(), by: ClaimSource::Edge })
         });
         lines.chain(edges).collect()
@@ -388,7 +388,7 @@ mod tests {
 
     /// Returns the credentials of the edge of node1, with that token and the certificate of the node `certificate`.
     fn credentials(token: &str, certificate: Option<&str>) -> EdgeCredentials {
-        let hello = Hello {
+        let hello = EdgeHello {
             node: node("node1"),
             token: token.to_owned(),
             instance: None,
@@ -398,8 +398,8 @@ mod tests {
         EdgeCredentials { hello, certificate_node: certificate.map(node) }
     }
 
-    fn edge_links(tokens: &str, nodes: Option<watch::Receiver<KnownNodes>>) -> Arc<EdgeLinkTable> {
-        EdgeLinkTable::new(ReloadedValue::fixed(NodeTokens::parse(tokens)), None, nodes, true)
+    fn edge_links(tokens: &str, nodes: Option<watch::Receiver<KnownNodes>>) -> Arc<EdgeAuthenticator> {
+        EdgeAuthenticator::new(ReloadedValue::fixed(NodeTokens::parse(tokens)), None, nodes, true)
     }
 
     /// Returns these Nodes, each with whether it has the edge label.

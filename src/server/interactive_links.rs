@@ -11,7 +11,7 @@ use crate::server::ServerContext;
 use crate::server::edge_links::EdgeCredentials;
 use crate::server::link_denial::LinkDenial;
 use crate::server::link_events::{MAX_SEARCHES_PER_EDGE, handle_event, migrate_sessions, on_link_ended};
-use tunnel_link::grpc::accept::{Call, CallRejection};
+use tunnel_link::grpc::accept::{CallRejection, LinkCall};
 use tunnel_link::grpc::link_end::LinkEnd;
 use tunnel_link::link::Link;
 use tunnel_link::link_reader::LinkReader;
@@ -22,7 +22,7 @@ use tunnel_proto::frame::{Frame, FrameKind, Remote};
 /// Adds the link to its node's primary link, and distributes the sessions of both until it ends. A node that is not
 /// linked to this server is refused, which happens with a balancer.
 pub(crate) async fn admit_interactive(
-    call: Box<Call>,
+    call: Box<LinkCall>,
     linked: impl Fn(&Arc<Link>) -> LinkedNode,
     credentials: &EdgeCredentials,
     is_logged: bool,

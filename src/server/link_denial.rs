@@ -7,7 +7,7 @@ use tokio::time::timeout;
 use tracing::{field, warn};
 
 use crate::server::ServerContext;
-use tunnel_link::grpc::accept::{Call, CallRejection};
+use tunnel_link::grpc::accept::{CallRejection, LinkCall};
 use tunnel_net::limiter::Source;
 use tunnel_proto::hello::{LinkCaller, UserProof};
 
@@ -42,7 +42,7 @@ impl LinkDenial {
     }
 
     /// Counts and logs the denial, and answers the call.
-    pub(crate) async fn send(self, call: Box<Call>, shared: &ServerContext) {
+    pub(crate) async fn send(self, call: Box<LinkCall>, shared: &ServerContext) {
         let metrics = &shared.link_context.metrics;
         metrics.links_rejected.count(self.reason);
         if let Some(why) = self.why
@@ -57,7 +57,7 @@ impl LinkDenial {
     }
 }
 
-fn log(call: &Call, why: &str) {
+fn log(call: &LinkCall, why: &str) {
     let remote_addr = field::display(call.from);
     match &call.caller {
         LinkCaller::Edge(hello) => warn!(node = %hello.node, remote_addr, reason = %why, "edge refused"),
@@ -71,7 +71,7 @@ fn log(call: &Call, why: &str) {
 }
 
 /// Answers a wrong token late, and few of a source at once, so that guesses take long. A right token never waits here.
-async fn refuse_token(call: Box<Call>, shared: &ServerContext) {
+async fn refuse_token(call: Box<LinkCall>, shared: &ServerContext) {
     match shared.edge_links.refusal_permits.try_acquire(&Source::of(call.from.ip())) {
         Ok(_permit) => {
             // Ends early if the server stops.

@@ -19,7 +19,7 @@ use crate::server::{ServerContext, invitations, user_links};
 use tunnel_base::names::{Instance, UserDevice};
 use tunnel_base::policy::Networks;
 use tunnel_link::grpc::accept::{
-    Call, CallRejection, CallerCertificate, IncomingCall, PendingConnection, serve,
+    CallRejection, CallerCertificate, IncomingCall, LinkCall, PendingConnection, serve,
 };
 use tunnel_link::link::Link;
 use tunnel_link::link_reader::LinkReader;
@@ -29,7 +29,7 @@ use tunnel_net::reload::ReloadedValue;
 use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::tls::handshake::{MAX_HANDSHAKES, TlsAccepted, TlsHandshaker};
 use tunnel_proto::frame::Remote;
-use tunnel_proto::hello::{Hello, LinkCaller, LinkPurpose, UserHello};
+use tunnel_proto::hello::{EdgeHello, LinkCaller, LinkPurpose, UserHello};
 
 /// Serves links until the server stops: callers open them at the listener, or they were `made` to peers. Load balancers
 /// in the networks of `proxies` send a PROXY header.
@@ -62,7 +62,7 @@ async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: Arc<Se
     let links = shared.link_context.drain.clone();
     while let Some(Some(arrival)) = links.run_until(arrivals.recv()).await {
         let call = match arrival {
-            IncomingCall::Call(call) => call,
+            IncomingCall::Link(call) => call,
             IncomingCall::Enrol(enrol_request) => {
                 invitations::spawn(enrol_request, shared.clone());
                 continue;
@@ -81,7 +81,7 @@ async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: Arc<Se
 }
 
 /// Serves a call until its link ends. The links of ten thousand edges each keep this future, so what is rare is boxed.
-async fn admit_call(call: Box<Call>, shared: Arc<ServerContext>) {
+async fn admit_call(call: Box<LinkCall>, shared: Arc<ServerContext>) {
     match call.caller.clone() {
         LinkCaller::Edge(hello) => admit_edge(call, hello, shared).await,
         LinkCaller::Client(hello) => Box::pin(admit_user(call, hello, shared)).await,
@@ -91,7 +91,7 @@ async fn admit_call(call: Box<Call>, shared: Arc<ServerContext>) {
     }
 }
 
-async fn admit_edge(call: Box<Call>, hello: Hello, shared: Arc<ServerContext>) {
+async fn admit_edge(call: Box<LinkCall>, hello: EdgeHello, shared: Arc<ServerContext>) {
     let certificate_node =
         if let CallerCertificate::Edge(node) = &call.certificate { node.clone() } else { None };
     let credentials = EdgeCredentials { hello: hello.clone(), certificate_node };
@@ -130,7 +130,7 @@ async fn admit_edge(call: Box<Call>, hello: Hello, shared: Arc<ServerContext>) {
     shared.edge_links.untrack(&link);
 }
 
-async fn admit_user(call: Box<Call>, hello: UserHello, shared: Arc<ServerContext>) {
+async fn admit_user(call: Box<LinkCall>, hello: UserHello, shared: Arc<ServerContext>) {
     let (user, _permit) = match user_links::authenticate(&call, &hello, &shared).await {
         Ok(admitted) => admitted,
         Err(denial) => return denial.send(call, &shared).await,
@@ -164,7 +164,7 @@ async fn check_edge(
     from: SocketAddr,
     shared: &Arc<ServerContext>,
 ) -> Result<bool, LinkDenial> {
-    let (Hello { node, instance, .. }, registry) = (&credentials.hello, &shared.registry);
+    let (EdgeHello { node, instance, .. }, registry) = (&credentials.hello, &shared.registry);
     if let Err(why) = shared.edge_links.authenticate_fresh(credentials).await {
         registry.refused(node, &why.to_string());
         return Err(LinkDenial::token(why));
@@ -187,7 +187,7 @@ async fn check_edge(
     }
 }
 
-async fn admit_peer(call: Box<Call>, instance: Instance, is_backup: bool, shared: Arc<ServerContext>) {
+async fn admit_peer(call: Box<LinkCall>, instance: Instance, is_backup: bool, shared: Arc<ServerContext>) {
     if instance == shared.link_context.table.instance() {
         return call.refuse(CallRejection::SelfDial);
     }

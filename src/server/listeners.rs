@@ -10,7 +10,7 @@ use crate::config::server::Tls;
 use crate::listener::access::{AccessPolicyBuilder, ListenerAccess};
 use crate::listener::admission::ListenerContext;
 use crate::listener::{BoundPort, ListenerDeps};
-use crate::server::config::ListenerConfigTable;
+use crate::server::config::ConfiguredListener;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrors};
 use tunnel_base::drain::Drain;
 use tunnel_net::listen::share_port;
@@ -28,7 +28,7 @@ pub(crate) struct OpenListeners {
 
 /// A listener with bound ports, which serves no client yet.
 pub(crate) struct PreparedListener {
-    pub(crate) table: ListenerConfigTable,
+    pub(crate) table: ConfiguredListener,
     access: ListenerAccess,
     /// The addresses that it requested, each with its key.
     requested: Vec<(String, SocketAddr)>,
@@ -36,7 +36,7 @@ pub(crate) struct PreparedListener {
 }
 
 struct OpenListener {
-    table: ListenerConfigTable,
+    table: ConfiguredListener,
     /// The addresses that it requested, each with its key.
     requested: Vec<(String, SocketAddr)>,
     /// Accepts no client once this drain starts. Its sessions continue.
@@ -47,7 +47,7 @@ struct OpenListener {
 
 /// Reads the files of listeners and binds their ports. Notes all errors.
 pub(crate) fn prepare(
-    tables: &[ListenerConfigTable],
+    tables: &[ConfiguredListener],
     tls: &Tls,
     policies: &mut AccessPolicyBuilder,
     startup: &mut StartupErrorCollector,
@@ -98,8 +98,8 @@ impl OpenListeners {
     ///
     /// A file cannot be used, or an address cannot be bound. All listeners then are as before, except that one may fail
     /// to open again if it had to close first for its port; this is in the errors.
-    pub(crate) async fn apply(&mut self, tables: &[ListenerConfigTable]) -> Result<(), StartupErrors> {
-        let is_new = |table: &&ListenerConfigTable| {
+    pub(crate) async fn apply(&mut self, tables: &[ConfiguredListener]) -> Result<(), StartupErrors> {
+        let is_new = |table: &&ConfiguredListener| {
             table.kind.is_live() && !self.open.iter().any(|open| open.table == **table)
         };
         let opening: Vec<_> = tables.iter().filter(is_new).cloned().collect();
@@ -137,7 +137,7 @@ impl OpenListeners {
     }
 
     /// Checks all of these tables that can be checked while others have their ports. Returns the requested addresses.
-    fn check(&self, tables: &[ListenerConfigTable]) -> Result<Vec<SocketAddr>, StartupErrors> {
+    fn check(&self, tables: &[ConfiguredListener]) -> Result<Vec<SocketAddr>, StartupErrors> {
         let kept = self.open.iter().flat_map(|open| &open.requested);
         let mut startup = StartupErrorCollector::checking();
         startup.reserve_ports(self.other_ports.iter().chain(kept));
@@ -148,7 +148,7 @@ impl OpenListeners {
         if startup.is_clear() { Ok(requested) } else { Err(startup.into_errors()) }
     }
 
-    fn prepare(&mut self, tables: &[ListenerConfigTable]) -> Result<Vec<PreparedListener>, StartupErrors> {
+    fn prepare(&mut self, tables: &[ConfiguredListener]) -> Result<Vec<PreparedListener>, StartupErrors> {
         let mut startup = StartupErrorCollector::default();
         let prepared = prepare(tables, &self.tls, &mut self.policies, &mut startup);
         startup.finish(prepared)
@@ -180,7 +180,7 @@ async fn close(listeners: &[OpenListener]) {
 
 impl OpenListener {
     /// Returns true if it must close before one of these tables can open, which request these addresses.
-    fn is_in_the_way(&self, opening: &[ListenerConfigTable], requested: &[SocketAddr]) -> bool {
+    fn is_in_the_way(&self, opening: &[ConfiguredListener], requested: &[SocketAddr]) -> bool {
         let shares = |at: SocketAddr| requested.iter().any(|other| share_port(at, *other));
         opening.iter().any(|table| table.key() == self.table.key())
             || self.requested.iter().any(|(_, at)| shares(*at))

@@ -16,7 +16,7 @@ use crate::server::link_denial::LinkDenial;
 use crate::session_io::grants::SessionSubject;
 use tunnel_base::metrics::label_values::DENIALS;
 use tunnel_base::names::{NameError, UserDevice, UserName};
-use tunnel_link::grpc::accept::{Call, CallRejection, CallerCertificate};
+use tunnel_link::grpc::accept::{CallRejection, CallerCertificate, LinkCall};
 use tunnel_link::link::Link;
 use tunnel_net::limiter::{FairLimiter, Permit, PermitLimits};
 use tunnel_proto::hello::{UserHello, UserProof};
@@ -117,7 +117,7 @@ const REQUEST_LIMITS: PermitLimits =
 
 /// Checks whether a user's program may link.
 pub(crate) async fn authenticate(
-    call: &Call,
+    call: &LinkCall,
     hello: &UserHello,
     shared: &Arc<ServerContext>,
 ) -> Result<(AuthenticatedUser, Permit<UserName>), LinkDenial> {

@@ -14,13 +14,13 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::time::{Instant, timeout_at};
 
 use crate::session_io::copy::close::{DELIVERY_TIMEOUT, READER_PAUSE};
-use tunnel_net::ByteStream;
+use tunnel_net::ChunkStream;
 use tunnel_net::socket::in_error;
 
 /// Copies in both directions until both sides have finished, without copying bytes in memory.
 ///
 /// - A side that finishes ends only one direction: the other side is finished, and its own direction continues.
-/// - A side that cannot be written to, or is [lost](ByteStream::poll_lost), may have sent bytes that are not delivered
+/// - A side that cannot be written to, or is [lost](ChunkStream::poll_lost), may have sent bytes that are not delivered
 ///   yet, such as the response of a server that rejects an upload. It is read to its end. Meanwhile the bytes that the
 ///   other side sends are discarded, so that it does not block. This ends once the other side has accepted no byte for
 ///   [`DELIVERY_TIMEOUT`], or for [`READER_PAUSE`] if the bytes are known to end cleanly.
@@ -30,12 +30,12 @@ use tunnel_net::socket::in_error;
 ///
 /// Yields to other tasks every [`BYTES_PER_TURN`] bytes. Dropping the future leaves both streams usable, but bytes that
 /// were read from one stream and not yet written to the other are lost.
-pub async fn copy_bidirectional<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> CopyEnd {
+pub async fn copy_bidirectional<A: ChunkStream, B: ChunkStream>(a: &mut A, b: &mut B) -> CopyEnd {
     copy(a, b, &mut CopyDirection::new(Side::A), &mut CopyDirection::new(Side::B)).await
 }
 
 /// Like [`copy_bidirectional`], with a direction from `a` and one from `b`.
-pub(crate) async fn copy<A: ByteStream, B: ByteStream>(
+pub(crate) async fn copy<A: ChunkStream, B: ChunkStream>(
     a: &mut A,
     b: &mut B,
     to_b: &mut CopyDirection<'_>,
@@ -164,7 +164,7 @@ pub(crate) enum CopyStep {
 impl CopyTurn<'_, '_> {
     /// Copies bytes in both directions, each given as its source and itself. A direction that used up the last turn
     /// comes second, so that neither starves.
-    fn run<A: ByteStream, B: ByteStream>(
+    fn run<A: ChunkStream, B: ChunkStream>(
         &mut self,
         (a, to_b): (&mut A, &mut CopyDirection<'_>),
         (b, to_a): (&mut B, &mut CopyDirection<'_>),
@@ -236,7 +236,7 @@ impl<'a> CopyDirection<'a> {
     }
 
     /// Copies bytes until the direction has to wait (`Continue`), the turn is used up, or the source cannot be read.
-    pub(crate) fn run<F: ByteStream, T: ByteStream>(
+    pub(crate) fn run<F: ChunkStream, T: ChunkStream>(
         &mut self,
         turn: &mut CopyTurn<'_, '_>,
         from: &mut F,
@@ -257,7 +257,7 @@ impl<'a> CopyDirection<'a> {
         }
     }
 
-    fn copy<F: ByteStream, T: ByteStream>(
+    fn copy<F: ChunkStream, T: ChunkStream>(
         &mut self,
         turn: &mut CopyTurn<'_, '_>,
         from: &mut F,
@@ -292,7 +292,7 @@ impl<'a> CopyDirection<'a> {
     }
 
     /// Flushes the destination's buffer when there is nothing more to write for now.
-    fn flush<T: ByteStream>(&mut self, turn: &mut CopyTurn<'_, '_>, to: &mut T) -> CopyPoll {
+    fn flush<T: ChunkStream>(&mut self, turn: &mut CopyTurn<'_, '_>, to: &mut T) -> CopyPoll {
         if self.unflushed {
             match ready!(to.poll_flush(turn.cx)) {
                 Ok(()) => self.unflushed = false,
@@ -305,7 +305,7 @@ impl<'a> CopyDirection<'a> {
         Poll::Pending
     }
 
-    fn finish<T: ByteStream>(&mut self, turn: &mut CopyTurn<'_, '_>, to: &mut T) -> CopyPoll {
+    fn finish<T: ChunkStream>(&mut self, turn: &mut CopyTurn<'_, '_>, to: &mut T) -> CopyPoll {
         if let Err(cause) = ready!(to.poll_finish(turn.cx)) {
             turn.log.failed(self.from.other(), EndKind::WriteFailed(cause.kind()));
         }
@@ -313,7 +313,7 @@ impl<'a> CopyDirection<'a> {
         Poll::Ready(ControlFlow::Continue(()))
     }
 
-    fn discard<F: ByteStream>(&mut self, turn: &mut CopyTurn<'_, '_>, from: &mut F) -> CopyPoll {
+    fn discard<F: ChunkStream>(&mut self, turn: &mut CopyTurn<'_, '_>, from: &mut F) -> CopyPoll {
         if *turn.room == 0 {
             return Poll::Ready(ControlFlow::Break(CopyStep::Turn));
         }
@@ -329,7 +329,7 @@ impl<'a> CopyDirection<'a> {
     }
 
     /// Checks whether the source is lost, and returns true if that is new. `back` is the direction towards it.
-    fn check_source<F: ByteStream>(
+    fn check_source<F: ChunkStream>(
         &mut self,
         turn: &mut CopyTurn<'_, '_>,
         from: &mut F,

@@ -13,8 +13,8 @@ use tokio_rustls::rustls::pki_types::ServerName;
 
 use tunnel_base::names::SessionId;
 use tunnel_link::table::handles::Session;
-use tunnel_net::ByteStream;
-use tunnel_net::byte_stream_io::ByteStreamIo;
+use tunnel_net::ChunkStream;
+use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::{Connection, Socket};
 use tunnel_proto::frame::SessionError;
@@ -32,7 +32,7 @@ pub enum SessionStream {
 }
 
 /// TLS over a stream to a target.
-type TlsOverTarget = Socket<TlsStream<ByteStreamIo<SessionStream>>>;
+type TlsOverTarget = Socket<TlsStream<ChunkStreamIo<SessionStream>>>;
 
 impl SessionStream {
     /// Wraps a connection dialled by this process. Dropping it resets the connection.
@@ -52,7 +52,7 @@ impl SessionStream {
         name: ServerName<'static>,
         pool: BufferPool,
     ) -> io::Result<Self> {
-        let stream = TlsConnector::from(config).connect(name, ByteStreamIo::new(self)).await?;
+        let stream = TlsConnector::from(config).connect(name, ChunkStreamIo::new(self)).await?;
         Ok(Self::Tls(Box::new(Socket::new(stream, pool))))
     }
 
@@ -103,7 +103,7 @@ impl SessionStream {
         }
     }
 
-    fn stream(&mut self) -> &mut dyn ByteStream {
+    fn stream(&mut self) -> &mut dyn ChunkStream {
         match self {
             Self::Session(session) => session,
             Self::Direct(connection) => connection,
@@ -132,7 +132,7 @@ impl From<Session> for SessionStream {
     }
 }
 
-impl ByteStream for SessionStream {
+impl ChunkStream for SessionStream {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         self.stream().poll_read_chunk(cx)
     }

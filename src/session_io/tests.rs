@@ -16,7 +16,7 @@ use tunnel_base::names::Instance;
 use tunnel_link::link::Link;
 use tunnel_link::table::handles::IncomingSession;
 use tunnel_link::table::{LinkEvent, SessionLimits, SessionTable};
-use tunnel_net::ByteStream;
+use tunnel_net::ChunkStream;
 use tunnel_net::pool::BufferPool;
 use tunnel_proto::frame::{FrameKind, Remote, SessionCategory, SessionKey};
 use tunnel_proto::halves::WindowLimits;
@@ -86,7 +86,7 @@ fn run(drain: &Drain, metrics: &Metrics, session: SessionStream, socket: Socket<
     drain.spawn(Span::none(), async move { run_session(opened, LocalParty::Client, socket, &metrics).await });
 }
 
-pub(crate) async fn take(session: &mut impl ByteStream) -> std::io::Result<Bytes> {
+pub(crate) async fn take(session: &mut impl ChunkStream) -> std::io::Result<Bytes> {
     poll_fn(|cx| session.poll_read_chunk(cx)).await
 }
 
@@ -189,7 +189,7 @@ async fn leave(mut socket: TcpStream, how: DisconnectKind) {
 }
 
 /// Reads a stream to its end.
-async fn all(stream: &mut impl ByteStream) -> Vec<u8> {
+async fn all(stream: &mut impl ChunkStream) -> Vec<u8> {
     let mut all = Vec::new();
     while let Some(bytes) = Some(take(stream).await.unwrap()).filter(|bytes| !bytes.is_empty()) {
         all.extend_from_slice(&bytes);

@@ -42,7 +42,7 @@ use tunnel_net::resolver::DnsLookupError;
 use tunnel_net::socket::Buffered;
 use tunnel_net::tls;
 use tunnel_net::tls::error::TlsHandshakeError;
-use tunnel_proto::hello::{Hello, LinkPurpose, UserHello, UserProof};
+use tunnel_proto::hello::{EdgeHello, LinkPurpose, UserHello, UserProof};
 
 /// The dialer of links: resolves a server, connects to it, and proves the node's name or the user.
 #[derive(Debug)]
@@ -331,9 +331,9 @@ impl LinkDialer {
     fn hello(&self, purpose: LinkPurpose, token: &str) -> HeaderMap {
         let instance = self.link_context.table.instance();
         let Some(UserIdentity { name, device }) = &self.user else {
-            let mut metadata = Hello::edge_request(&self.node, token, instance);
-            Hello::with_purpose(&mut metadata, purpose);
-            Hello::with_node_ips(&mut metadata, &self.ips);
+            let mut metadata = EdgeHello::edge_request(&self.node, token, instance);
+            EdgeHello::with_purpose(&mut metadata, purpose);
+            EdgeHello::with_node_ips(&mut metadata, &self.ips);
             return metadata;
         };
         let proof = match name.clone() {

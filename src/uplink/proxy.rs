@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tracing::{Span, field, info, info_span};
 
-use crate::listener::admission::destination::uplink_routing::UplinkRouting;
+use crate::listener::admission::destination::destination_mapping::DestinationMapping;
 use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerContext, ListenerProtocol, sessions};
 use crate::listener::connect::ConnectProtocol;
@@ -59,7 +59,7 @@ impl UserProxy {
             zone: Arc::default(),
             addresses: Arc::default(),
             direct: None,
-            uplink: Some(UplinkRouting::User),
+            uplink: Some(DestinationMapping::User),
             metrics: links.metrics.clone(),
             drain: clients.clone(),
         };

@@ -29,7 +29,7 @@ use tunnel_net::socket::Buffered;
 use tunnel_net::tls::{self, TlsClientConfig, Trust};
 use tunnel_proto::frame::{Frame, FrameKind};
 use tunnel_proto::halves::WindowLimits;
-use tunnel_proto::hello::Hello;
+use tunnel_proto::hello::EdgeHello;
 
 use crate::process::Process;
 use crate::role::print_message;
@@ -175,7 +175,7 @@ impl Edge {
         let name = tls::server_name("localhost").map_err(anyhow::Error::msg)?;
         let accepted = timeout(TIMEOUT, tls.connect(name, Buffered::new(socket, self.pool.clone()))).await;
         let io = accepted.context("timeout in the TLS handshake")?.context("TLS")?;
-        let headers = Hello::edge_request(&self.node, TOKEN, self.link_context.table.instance());
+        let headers = EdgeHello::edge_request(&self.node, TOKEN, self.link_context.table.instance());
         Ok((dial::dial(io, "localhost", &self.node, headers, &self.link_context).await?, at))
     }
 

@@ -15,7 +15,7 @@ use tunnel::config::Environment;
 use tunnel::invitations::JoinRefusal;
 use tunnel::invitations::code::InvitationCode;
 use tunnel::uplink::client::{ClientLinkConfig, UserCredentials};
-use tunnel_link::grpc::enrol::JoinParams;
+use tunnel_link::grpc::enrol::JoinCredentials;
 
 use crate::support::clients::assert_echo;
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, start_edge};
@@ -75,7 +75,7 @@ pub(crate) async fn join_at(
     token: &str,
 ) -> Result<(), JoinRefusal> {
     let enrolment = server.server.enrolment.as_ref().unwrap();
-    let params = JoinParams { secret: secret.into(), name: name.into(), token: token.into() };
+    let params = JoinCredentials { secret: secret.into(), name: name.into(), token: token.into() };
     enrolment.join([127, 0, 0, 1].into(), &params, |_| false).await
 }
 

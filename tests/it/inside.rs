@@ -7,7 +7,7 @@ use tunnel::edge::Edge;
 use tunnel::route::SessionRequest;
 use tunnel_base::drain::Drained;
 use tunnel_link::table::handles::Session;
-use tunnel_net::ByteStream as _;
+use tunnel_net::ChunkStream as _;
 use tunnel_proto::frame::{ErrorCode, SessionCategory};
 
 use crate::support::line::Line;

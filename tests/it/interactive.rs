@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tunnel::edge::Edge;
-use tunnel::registry::links::LinkRole;
+use tunnel::registry::links::NodeLinkRole;
 use tunnel_link::link::Link;
 
 use crate::support::clients::open;
@@ -111,7 +111,7 @@ fn interactive(server: &TestServer) -> Option<Arc<Link>> {
     let links = server.server.registry.overview(0).linked;
     let mut links = links
         .into_iter()
-        .filter(|(node, role, ..)| node.as_str() == "node1" && *role == LinkRole::Interactive);
+        .filter(|(node, role, ..)| node.as_str() == "node1" && *role == NodeLinkRole::Interactive);
     let found = links.next().map(|(_, _, linked, _)| linked.link);
     assert!(links.next().is_none(), "at most one interactive link");
     found.filter(|link| !link.is_closed())

@@ -34,7 +34,7 @@ use tunnel::invitations::code::InvitationCode;
 use tunnel_base::names::Instance;
 use tunnel_net::tls::certificate::EDGE_SUBJECT;
 use tunnel_net::tls::{IdentityFiles, server_name};
-use tunnel_proto::hello::Hello;
+use tunnel_proto::hello::EdgeHello;
 
 use crate::support::clients::{assert_reset, get, send_request};
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, edge, edge_with};
@@ -173,7 +173,7 @@ async fn an_edges_certificate_is_refused_even_if_every_name_is_allowed() {
 
 /// Links as node1 with this token over a connection. Returns whether the token was accepted; `None` without an answer.
 async fn answered(io: TlsStream<TcpStream>, token: &str) -> Option<bool> {
-    let headers = Hello::edge_request(&"node1".parse().unwrap(), token, Instance::random());
+    let headers = EdgeHello::edge_request(&"node1".parse().unwrap(), token, Instance::random());
     match remote::call(io, headers, "node1").await {
         Ok(_) => Some(true),
         Err(status) => (status.code() == Code::Unauthenticated).then_some(false),

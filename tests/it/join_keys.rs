@@ -10,7 +10,7 @@ use tunnel::command::CommandError;
 use tunnel::command::join;
 use tunnel::config::Environment;
 use tunnel::invitations::NewInvitation;
-use tunnel_link::grpc::enrol::{EnrolCallError, EnrolOperation, JoinParams, call_enrol};
+use tunnel_link::grpc::enrol::{EnrolCallError, EnrolOperation, JoinCredentials, call_enrol};
 use tunnel_net::tls::{TlsClientConfig, Trust, server_name};
 
 use crate::enrol::{cloud, configs, invited, line, run, settings, with_socket};
@@ -33,12 +33,12 @@ async fn key_for(server: &TestServer, pattern: &str, uses: u32, lasting: Duratio
 #[derive(Clone)]
 struct Machine {
     tls: TlsConnector,
-    params: JoinParams,
+    params: JoinCredentials,
 }
 
 impl Machine {
     fn new(tls: &TlsConnector, key: &NewInvitation, name: &str, token: &str) -> Self {
-        let params = JoinParams { secret: key.code.secret(), name: name.into(), token: token.into() };
+        let params = JoinCredentials { secret: key.code.secret(), name: name.into(), token: token.into() };
         Self { tls: tls.clone(), params }
     }
 

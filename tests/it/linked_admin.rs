@@ -7,11 +7,11 @@ use tunnel::route::RouteError;
 use tunnel::uplink::client::ClientUplinks;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_link::table::handles::Session;
-use tunnel_net::byte_stream_io::ByteStreamIo;
+use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_net::tls::IdentityFiles;
 use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionCategory, SessionFrame};
-use tunnel_proto::hello::{Hello, LinkCaller};
+use tunnel_proto::hello::{EdgeHello, LinkCaller};
 
 use crate::support::call::Call;
 use crate::support::clients::assert_echo;
@@ -29,7 +29,7 @@ type Answer = (u16, String);
 
 /// Sends a request, `METHOD PATH`, in a session of its own. Returns the response.
 async fn send(links: &ClientUplinks, request: &str, body: &str) -> Answer {
-    let mut session = ByteStreamIo::new(links.open_admin().await.unwrap());
+    let mut session = ChunkStreamIo::new(links.open_admin().await.unwrap());
     let head =
         format!("{request} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}", body.len());
     session.write_all(head.as_bytes()).await.unwrap();
@@ -213,8 +213,8 @@ async fn requests_of_a_user_are_bounded_and_end_in_time() {
 }
 
 /// Sends the first half of a request.
-async fn half_a_request(links: &ClientUplinks) -> ByteStreamIo<Session> {
-    let mut session = ByteStreamIo::new(links.open_admin().await.unwrap());
+async fn half_a_request(links: &ClientUplinks) -> ChunkStreamIo<Session> {
+    let mut session = ChunkStreamIo::new(links.open_admin().await.unwrap());
     session.write_all(b"GET /nodes HTTP/1.1\r\nHost").await.unwrap();
     session.flush().await.unwrap();
     session
@@ -301,7 +301,7 @@ async fn an_edge_a_peer_and_a_server_open_no_session_of_operators() {
     let place = TestDir::new();
     let server = server(&place, "admins = [\"alice\"]").await;
     let node: NodeName = "node1".parse().unwrap();
-    let edge = Hello::edge_request(&node, TOKEN, Instance::from_bits(8));
+    let edge = EdgeHello::edge_request(&node, TOKEN, Instance::from_bits(8));
     let peer = IdentityFiles { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let mut calls = [
         attempt(&place, &server, None, edge).await.unwrap(),

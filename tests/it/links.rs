@@ -8,7 +8,7 @@ use tunnel::edge::Edge;
 use tunnel_base::names::Instance;
 use tunnel_proto::codec::extended::from_message;
 use tunnel_proto::frame::{FrameKind, Remote};
-use tunnel_proto::hello::{Hello, LinkPurpose};
+use tunnel_proto::hello::{EdgeHello, LinkPurpose};
 
 use crate::certificates::Authority;
 use crate::support::clients::{assert_echo, get, open};
@@ -192,8 +192,8 @@ async fn a_backup_link_runs_next_to_the_previous_one_until_one_is_closed() {
     let server = TestServer::start(&place);
     let instance = Instance::random();
     let backup_headers = || {
-        let mut headers = Hello::edge_request(&"node1".parse().unwrap(), TOKEN, instance);
-        Hello::with_purpose(&mut headers, LinkPurpose::Backup);
+        let mut headers = EdgeHello::edge_request(&"node1".parse().unwrap(), TOKEN, instance);
+        EdgeHello::with_purpose(&mut headers, LinkPurpose::Backup);
         headers
     };
     let current = || server.link("node1").unwrap().link;

@@ -9,10 +9,10 @@ use tunnel::config::SecretString;
 use tunnel::route::RouteError;
 use tunnel::uplink::client::{ClientLinkConfig, ClientLinkError, ClientUplinks, UserCredentials};
 use tunnel_link::table::handles::Session;
-use tunnel_net::byte_stream_io::ByteStreamIo;
+use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_net::reload::ReloadedValue;
 use tunnel_proto::frame::ErrorCode;
-use tunnel_proto::hello::Hello;
+use tunnel_proto::hello::EdgeHello;
 
 use crate::admin::tunnel_sessions;
 use crate::enrol::{invited_user, join_as_user};
@@ -97,7 +97,7 @@ async fn a_users_session_to_a_plain_node_is_logged_with_its_result() {
         plain.send_plain("closed", &open.topic, "EOF").await;
     };
     let (session, ()) = tokio::join!(open(&links, "node1:22"), accept);
-    let mut session = ByteStreamIo::new(session.unwrap());
+    let mut session = ChunkStreamIo::new(session.unwrap());
     let mut received = Vec::new();
     session.read_to_end(&mut received).await.unwrap();
     assert_eq!(received, b"hello");
@@ -419,7 +419,7 @@ async fn a_server_that_takes_no_links_of_users_says_so_and_an_older_one_is_named
     let answer = async {
         let mut call = older.call().await;
         // As a server without the role reads the hello.
-        let why = Hello::from_request(&call.headers).unwrap_err();
+        let why = EdgeHello::from_request(&call.headers).unwrap_err();
         call.answer_as(Status::unknown(why.to_string()).into_http::<()>().headers().clone());
     };
     let (why, ()) = tokio::join!(refused(older_at), answer);

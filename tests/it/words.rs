@@ -15,7 +15,7 @@ use tunnel::uplink::client::UserCredentials;
 use tunnel_base::logging::LogLevelHandle;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
-use tunnel_proto::hello::Hello;
+use tunnel_proto::hello::EdgeHello;
 
 use crate::enrol::{join_as_user, join_at};
 use crate::http_proxy::site;
@@ -209,7 +209,7 @@ async fn no_log_level_contains_a_secret() {
     let code = enrolment.invite(&Invitee::Node(node.clone()), None, hour, "test").await.unwrap().code;
     let (joined, grpc) = ("JOINEDTOKEN".repeat(3), server.server.bound.grpc);
     join_at(&server, &code.secret(), "node3", &joined).await.unwrap();
-    let headers = Hello::edge_request(&node, &joined, Instance::random());
+    let headers = EdgeHello::edge_request(&node, &joined, Instance::random());
     let _node3 = remote::dial(&place, grpc, headers, "node3").await.unwrap();
     let alice = enrolment.invite(&"alice/".parse().unwrap(), None, hour, "test").await.unwrap().code;
     let UserCredentials::Token(_, token) =

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::sleep;
 use tunnel_link::table::handles::Session;
-use tunnel_net::ByteStream as _;
+use tunnel_net::ChunkStream as _;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 use super::chance::{MOST, content};

@@ -14,7 +14,7 @@ use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_link::link::Link;
 use tunnel_link::table::handles::{IncomingSession, PendingOpen, Session};
 use tunnel_link::table::{LinkEvent, SessionLimits, SessionTable};
-use tunnel_net::ByteStream as _;
+use tunnel_net::ChunkStream as _;
 use tunnel_proto::frame::{
     ErrorCode, FrameKind, Remote, SessionCategory, SessionError, SessionFrame, SessionKey,
 };

@@ -20,7 +20,7 @@ use http::HeaderValue;
 
 use crate::grpc::call_body::OutboundStream;
 use crate::link::Link;
-use crate::link::stats::LinkDescription;
+use crate::link::stats::LinkEndpoints;
 use crate::plain::PlainRemote;
 use crate::table::SessionTable;
 use tunnel_base::drain::Drain;
@@ -65,9 +65,9 @@ fn outbound(peer: Remote, instance: Option<Instance>, link_context: &LinkContext
 }
 
 /// Returns the addresses of a connection.
-fn ends(io: &impl Connection) -> LinkDescription {
+fn ends(io: &impl Connection) -> LinkEndpoints {
     let tcp = io.tcp();
-    LinkDescription {
+    LinkEndpoints {
         local: tcp.and_then(|tcp| tcp.local_addr().ok()),
         remote: tcp.and_then(|tcp| tcp.peer_addr().ok()),
         dialled: false,
@@ -92,7 +92,7 @@ const SEND_BUFFER: usize = 64 * 1024;
 /// HTTP/2's flow-control window in bytes.
 ///
 /// It exceeds 25 MB, twice the bandwidth-delay product of 1 Gbit/s at 100 ms. So HTTP/2 never limits a link, and seldom
-/// sends a window update, which costs a packet. It costs no memory: [`ReadAhead`](read_ahead::ReadAhead) bounds what is
+/// sends a window update, which costs a packet. It costs no memory: [`ReadAheadBound`](read_ahead::ReadAheadBound) bounds what is
 /// read.
 const WINDOW: u32 = 32 << 20;
 /// Maximum size of a call's metadata in bytes.

@@ -32,7 +32,7 @@ use crate::link::queue::{MAX_QUEUED_REPLIES, SendItem, SendQueue};
 use crate::link::sessions::LinkSessions;
 use crate::link::stats::LinkStats;
 use crate::lock::{Mutex, MutexGuard, store_waker};
-use crate::schedule::frame_source::{FrameSource, QueueEntry, QueueRequest, Turn};
+use crate::schedule::frame_source::{FrameSource, QueueRequest, QueuedSource, Turn};
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_proto::budget::Budget;
 use tunnel_proto::frame::{Frame, FrameKind, Remote, SessionFrame, SessionKey};
@@ -136,7 +136,7 @@ impl Link {
         if request.is_empty() {
             return;
         }
-        let entry = QueueEntry { source: source.clone(), stay: request.stay };
+        let entry = QueuedSource { source: source.clone(), stay: request.stay };
         let _stale = self.with_state(|state| state.queue.handle_request(entry, request));
     }
 

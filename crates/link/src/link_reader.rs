@@ -12,7 +12,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::frame_log::log_frame;
 use crate::grpc::call_body::OutboundStream;
 use crate::grpc::link_end::LinkEnd;
-use crate::grpc::read_ahead::ReadAhead;
+use crate::grpc::read_ahead::ReadAheadBound;
 use crate::link::Link;
 use crate::liveness::{Liveness, LivenessRole, LivenessVerdict};
 use crate::plain::PlainRemoteReader;
@@ -35,7 +35,7 @@ pub struct LinkReader {
     /// Whether the remote dialled this end. Then heartbeats are requests to answer; otherwise they are responses.
     answers: bool,
     incoming: Incoming,
-    ahead: ReadAhead,
+    ahead: ReadAheadBound,
     decoder: Decoder,
     events: VecDeque<LinkEvent>,
     /// Bytes read since the last yield to other tasks.
@@ -52,7 +52,7 @@ pub(crate) struct RemoteInfo {
     /// Whether the remote dialled us for interactive sessions.
     pub(crate) is_interactive: bool,
     pub(crate) incoming: Incoming,
-    pub(crate) ahead: ReadAhead,
+    pub(crate) ahead: ReadAheadBound,
     /// Cancelled when the link is dropped, so that the connection closes as well.
     pub(crate) connection: CancellationToken,
 }

@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, info};
 
 use crate::frame_log::log_session_frame;
-use crate::grpc::read_ahead::ReadAhead;
+use crate::grpc::read_ahead::ReadAheadBound;
 use crate::link::Link;
 use crate::lock::Mutex;
 use crate::table::session::SharedSession;
@@ -29,7 +29,7 @@ use tunnel_proto::codec::{EncodedMessage, encode};
 use tunnel_proto::frame::{ErrorCode, Frame, Remote, SessionError, SessionKey};
 use tunnel_proto::state::SessionState;
 use tunnel_proto::superedge::generations::SuperEdgeGeneration;
-use tunnel_proto::superedge::{Decoded, PlainEvent, SuperEdgeCodec};
+use tunnel_proto::superedge::{Decoded, PlainEvent, SuperEdgeTranslator};
 
 /// `Ok` if SuperEdge's dialect is compiled in, otherwise the reason why it cannot be used, with a hint.
 pub const SUPEREDGE: Result<(), &str> = if cfg!(feature = "superedge") {
@@ -50,7 +50,7 @@ pub(crate) fn check(instance: Option<Instance>) -> Result<(), &'static str> {
 pub(crate) struct PlainRemote {
     link: Arc<Link>,
     table: Arc<SessionTable>,
-    codec: Mutex<SuperEdgeCodec>,
+    codec: Mutex<SuperEdgeTranslator>,
     /// Notified when a frame of this side has changed when [`PlainRemoteReader::tick`] is due.
     rescheduled: Notify,
 }
@@ -71,7 +71,7 @@ impl PlainRemote {
         Some(Arc::new(Self {
             link: link.clone(),
             table: table.clone(),
-            codec: Mutex::new(SuperEdgeCodec::new(node, to_edge, idle_timeout, Instant::now())),
+            codec: Mutex::new(SuperEdgeTranslator::new(node, to_edge, idle_timeout, Instant::now())),
             rescheduled: Notify::new(),
         }))
     }
@@ -284,7 +284,7 @@ impl PlainRemoteReader {
     ///
     /// Once the allowed pause is used up, the session with most unread bytes is reset so that the others continue. Call
     /// this after each message, because each may belong to another session.
-    pub(crate) async fn pause_if_full(&mut self, ahead: &ReadAhead) -> bool {
+    pub(crate) async fn pause_if_full(&mut self, ahead: &ReadAheadBound) -> bool {
         let Some(fed) = self.fed.take() else { return false };
         let mut paused = false;
         while let Some(over) = self.over(fed) {

@@ -13,7 +13,7 @@ pub(crate) mod frame_source;
 
 use std::collections::BTreeMap;
 
-use crate::schedule::frame_source::QueueEntry;
+use crate::schedule::frame_source::QueuedSource;
 
 /// The turns of everything that waits for one link. Its clock starts at 0.
 #[derive(Debug, Default)]
@@ -45,13 +45,19 @@ pub(crate) struct QueuedFlow {
     /// Whether it has little to send.
     small: bool,
     /// Its entry.
-    pub(crate) entry: QueueEntry,
+    pub(crate) entry: QueuedSource,
 }
 
 impl Scheduler {
     /// Queues an entry for its turn, with its state, the bytes that it has to send, and the longest frame it may send
     /// at once.
-    pub(crate) fn enter(&mut self, entry: QueueEntry, flow_state: FlowUsage, backlog: usize, longest: usize) {
+    pub(crate) fn enter(
+        &mut self,
+        entry: QueuedSource,
+        flow_state: FlowUsage,
+        backlog: usize,
+        longest: usize,
+    ) {
         let account = flow_state.account.max(self.clock.saturating_sub(MAX_LAG));
         let ends = account + cost(backlog.min(longest));
         let (flow_state, small) = (FlowUsage { account, ..flow_state }, backlog <= INTERACTIVE_BACKLOG);
@@ -76,7 +82,7 @@ impl Scheduler {
     }
 
     /// Removes the entries for which `is_stale` returns true, and returns them.
-    pub(crate) fn remove_if(&mut self, is_stale: impl Fn(&QueueEntry) -> bool) -> Vec<QueueEntry> {
+    pub(crate) fn remove_if(&mut self, is_stale: impl Fn(&QueuedSource) -> bool) -> Vec<QueuedSource> {
         let queues = [&mut self.small, &mut self.bulk].into_iter();
         let stale = queues.flat_map(|queue| queue.extract_if(.., |_, turn| is_stale(&turn.entry)));
         stale.map(|(_, turn)| turn.entry).collect()
@@ -176,8 +182,8 @@ pub(crate) mod tests {
     }
 
     /// Returns an entry of that stay, by which a test knows it again.
-    fn entry(number: u64) -> QueueEntry {
-        QueueEntry { source: Speaker::new(), stay: number }
+    fn entry(number: u64) -> QueuedSource {
+        QueuedSource { source: Speaker::new(), stay: number }
     }
 
     fn at(account: u64) -> FlowUsage {

@@ -21,7 +21,7 @@ use tokio::task::coop::consume_budget;
 use tokio::time::Instant;
 
 use crate::link::Link;
-use crate::link::sessions::DetachedSessions;
+use crate::link::sessions::EndedLinkSessions;
 use crate::lock::{Mutex, MutexGuard};
 use crate::relay::RelayTable;
 use crate::relay::attempt::{Attempt, BindOutcome};
@@ -501,7 +501,7 @@ impl SessionTable {
     /// PathLost to the other side of relayed ones. Returns the number of sessions with an end here that ran on it.
     pub fn link_ended(&self, link: &Link, why: &SessionError, now: Instant) -> usize {
         let why = link.is_plain().then(|| why.clone());
-        let DetachedSessions { own, relayed } = link.detach_all();
+        let EndedLinkSessions { own, relayed } = link.detach_all();
         let sessions = own.len();
         for shared in own.into_iter().filter_map(|id| self.session(id)) {
             shared.link_ended(link.id, why.clone(), now);

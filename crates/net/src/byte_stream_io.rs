@@ -8,20 +8,20 @@ use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-use crate::ByteStream;
+use crate::ChunkStream;
 use crate::socket::{CHUNK, Connection};
 
-/// Adapts a [`ByteStream`] to tokio's traits.
+/// Adapts a [`ChunkStream`] to tokio's traits.
 ///
 /// It buffers at most one read chunk that did not fit, and one written chunk that was not accepted yet.
 #[derive(Debug)]
-pub struct ByteStreamIo<D> {
+pub struct ChunkStreamIo<D> {
     inner: D,
     unread: Bytes,
     unsent: Bytes,
 }
 
-impl<D> ByteStreamIo<D> {
+impl<D> ChunkStreamIo<D> {
     /// Wraps a stream.
     pub fn new(inner: D) -> Self {
         Self { inner, unread: Bytes::new(), unsent: Bytes::new() }
@@ -49,13 +49,13 @@ impl<D> ByteStreamIo<D> {
 }
 
 /// Ends as its inner stream does.
-impl<D: ByteStream> Connection for ByteStreamIo<D> {
+impl<D: ChunkStream> Connection for ChunkStreamIo<D> {
     fn tcp(&self) -> Option<&TcpStream> {
         None
     }
 }
 
-impl<D: ByteStream> ByteStreamIo<D> {
+impl<D: ChunkStream> ChunkStreamIo<D> {
     fn poll_push(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.unsent.is_empty() {
             ready!(self.inner.poll_write_chunk(cx, &mut self.unsent))?;
@@ -64,7 +64,7 @@ impl<D: ByteStream> ByteStreamIo<D> {
     }
 }
 
-impl<D: ByteStream> AsyncRead for ByteStreamIo<D> {
+impl<D: ChunkStream> AsyncRead for ChunkStreamIo<D> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -80,7 +80,7 @@ impl<D: ByteStream> AsyncRead for ByteStreamIo<D> {
     }
 }
 
-impl<D: ByteStream> AsyncWrite for ByteStreamIo<D> {
+impl<D: ChunkStream> AsyncWrite for ChunkStreamIo<D> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
     }
@@ -133,7 +133,7 @@ mod tests {
     #[tokio::test]
     async fn every_byte_passes_both_ways_through_a_small_stream() {
         let (near, far) = duplex(1000);
-        let mut ours = ByteStreamIo::new(Socket::new(near, BufferPool::new()));
+        let mut ours = ChunkStreamIo::new(Socket::new(near, BufferPool::new()));
         let (mut read, mut write) = tokio::io::split(far);
         let content: Vec<u8> = (0..300_000_u32).map(|n| n.to_be_bytes()[3]).collect();
         let echo = async {

@@ -83,7 +83,7 @@ impl DisconnectDetector {
         self.unacknowledged = true;
     }
 
-    /// Ready with the cause once the remote is lost, like [`ByteStream::poll_lost`](crate::ByteStream::poll_lost).
+    /// Ready with the cause once the remote is lost, like [`ChunkStream::poll_lost`](crate::ChunkStream::poll_lost).
     ///
     /// `is_closed` returns true if the remote of a connection without TCP has closed it. Everything that it sent can
     /// then still be read.

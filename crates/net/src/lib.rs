@@ -37,7 +37,7 @@ use tokio::net::TcpStream;
 /// A byte stream with two directions that passes bytes on without copying them.
 ///
 /// Implemented by sockets (`socket::Socket`) and by the tunnel's sessions; `copy_bidirectional` joins any two.
-pub trait ByteStream: Unpin + Send {
+pub trait ChunkStream: Unpin + Send {
     /// Returns bytes that have arrived. Empty bytes mean that the remote end has finished its direction.
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>>;
 

@@ -14,7 +14,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::net::TcpStream;
 
-use crate::path_mtu::known_losses::{BlackHoleCertainty, KNOWN, KnownBlackHole};
+use crate::path_mtu::known_losses::{KNOWN, KnownBlackHole, MtuBlackHoleCertainty};
 use crate::path_mtu::stall::StalledHandshake;
 use crate::tcp_info::TcpInfoReader;
 
@@ -72,7 +72,7 @@ where
             attempts.clear();
         }
         stall.was_suspected |= stalled.is_some_and(|before| before.is_certain || before.was_suspected);
-        stall.note(smaller, BlackHoleCertainty::Tried);
+        stall.note(smaller, MtuBlackHoleCertainty::Tried);
         stalled = Some(stall);
     };
     match stalled {
@@ -91,17 +91,19 @@ pub fn padding(connection: Option<&TcpInfoReader>) -> usize {
 
 /// Returns the maximum size of a segment to that address, if large packets to it are lost.
 pub(crate) fn segment_limit(to: IpAddr) -> Option<u32> {
-    known(to).filter(|known| known.certainty != BlackHoleCertainty::Suspected).map(|known| known.loss.segment)
+    known(to)
+        .filter(|known| known.certainty != MtuBlackHoleCertainty::Suspected)
+        .map(|known| known.loss.segment)
 }
 
 /// Returns what is lost on the way to that address, if links to it use small segments for that reason.
 pub fn packet_loss(to: IpAddr) -> Option<MtuBlackHole> {
-    known(to).filter(|known| known.certainty == BlackHoleCertainty::Proven).map(|known| known.loss)
+    known(to).filter(|known| known.certainty == MtuBlackHoleCertainty::Proven).map(|known| known.loss)
 }
 
 /// Returns true if the last handshake with that address was slow without small segments, for an unknown reason.
 pub fn is_suspected(to: IpAddr) -> bool {
-    known(to).is_some_and(|known| known.certainty == BlackHoleCertainty::Suspected)
+    known(to).is_some_and(|known| known.certainty == MtuBlackHoleCertainty::Suspected)
 }
 
 fn known(to: IpAddr) -> Option<KnownBlackHole> {

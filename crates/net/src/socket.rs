@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::{client, server};
 
-use crate::ByteStream;
+use crate::ChunkStream;
 use crate::hooked::{Hooked, ReadHook};
 use crate::keepalive::DisconnectDetector;
 use crate::pool::{BufferPool, PooledBuffer};
@@ -131,7 +131,7 @@ impl<T: Connection, H: ReadHook<T> + Unpin + Send> Connection for Hooked<T, H> {
     }
 }
 
-/// A socket, or TLS over one, as a [`ByteStream`]. It holds a read buffer only while a read is filling it.
+/// A socket, or TLS over one, as a [`ChunkStream`]. It holds a read buffer only while a read is filling it.
 pub struct Socket<T> {
     io: T,
     pool: BufferPool,
@@ -197,7 +197,7 @@ impl<T> Buffered<T> {
     }
 }
 
-impl<T: Connection> ByteStream for Socket<T> {
+impl<T: Connection> ChunkStream for Socket<T> {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         if !self.buffered.is_empty() {
             return Poll::Ready(Ok(std::mem::take(&mut self.buffered)));

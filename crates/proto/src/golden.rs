@@ -17,8 +17,8 @@ use crate::frame::{
     Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, ListedNode, Load, NodePage, Remote,
     SessionCategory, SessionError, SessionFrame,
 };
-use crate::hello::{Hello, LinkCaller, LinkPurpose};
-use crate::superedge::{PlainEvent, SuperEdgeCodec};
+use crate::hello::{EdgeHello, LinkCaller, LinkPurpose};
+use crate::superedge::{PlainEvent, SuperEdgeTranslator};
 use tunnel_base::names::{Instance, NodeName, SessionId};
 
 fn node() -> NodeName {
@@ -155,10 +155,10 @@ fn node_lists() -> Vec<(&'static str, FrameKind, Remote)> {
 fn plain_messages() -> Vec<(&'static str, StreamMsg)> {
     let mut sent = Vec::new();
     let now = Instant::now();
-    let mut plain = SuperEdgeCodec::new(node(), true, Duration::from_secs(60), now);
+    let mut plain = SuperEdgeTranslator::new(node(), true, Duration::from_secs(60), now);
     let probe = plain.next_message().unwrap();
     plain.handle_message(StreamMsg { r#type: "connect-failed".into(), ..probe }, now);
-    let mut record = |plain: &mut SuperEdgeCodec, name, id, frame| {
+    let mut record = |plain: &mut SuperEdgeTranslator, name, id, frame| {
         let _ = plain.send_frame(
             Frame { node: node(), body: FrameKind::Session(id, SessionCategory::Ssh, frame) },
             now,
@@ -221,22 +221,22 @@ async fn every_frame_and_header_is_byte_for_byte_as_recorded() {
     for (name, message) in plain_messages() {
         now.push((name, hex(message)));
     }
-    now.push(("header of an edge", headers(&Hello::edge_request(&node(), "a<b>", instance()))));
+    now.push(("header of an edge", headers(&EdgeHello::edge_request(&node(), "a<b>", instance()))));
     for (name, older) in [
         ("header of an edge, backup", LinkPurpose::Backup),
         ("header of an edge, interactive", LinkPurpose::Interactive),
     ] {
-        let mut sent = Hello::edge_request(&node(), "t", instance());
-        Hello::with_purpose(&mut sent, older);
+        let mut sent = EdgeHello::edge_request(&node(), "t", instance());
+        EdgeHello::with_purpose(&mut sent, older);
         now.push((name, headers(&sent)));
     }
     now.push(("header of a server", headers(&LinkCaller::peer_request(instance()))));
     let mut backup = LinkCaller::peer_request(instance());
-    Hello::with_purpose(&mut backup, LinkPurpose::Backup);
+    EdgeHello::with_purpose(&mut backup, LinkPurpose::Backup);
     now.push(("header of a server, backup", headers(&backup)));
-    now.push(("header of a response", headers(&Hello::response(instance()))));
-    let mut named = Hello::response(instance());
-    Hello::with_server_name(&mut named, &"eu-1".parse().unwrap());
+    now.push(("header of a response", headers(&EdgeHello::response(instance()))));
+    let mut named = EdgeHello::response(instance());
+    EdgeHello::with_server_name(&mut named, &"eu-1".parse().unwrap());
     now.push(("header of a response, with the server's name", headers(&named)));
     for (name, body, _) in node_lists() {
         now.push((name, hex(to_message(Frame { node: node(), body }))));

@@ -11,7 +11,7 @@ use tunnel_base::names::{DeviceName, Instance, NameError, NodeName, ServerDispla
 
 /// The hello that an edge sends with the call for a link.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Hello {
+pub struct EdgeHello {
     /// Node that the caller claims to be.
     pub node: NodeName,
     /// Secret that proves the node's name.
@@ -68,7 +68,7 @@ pub enum LinkPurpose {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LinkCaller {
     /// An edge, with a token that proves its name.
-    Edge(Hello),
+    Edge(EdgeHello),
     /// A user's program, which is not authenticated yet. It is never plain.
     Client(UserHello),
     /// Another server, which has presented the cloud's certificate. It is never plain.
@@ -129,7 +129,7 @@ impl LinkCaller {
         match headers.get(&ROLE).map(HeaderValue::as_bytes) {
             Some(PEER) => {}
             Some(CLIENT) => return UserHello::from_request(headers).map(Self::Client),
-            _ => return Hello::from_request(headers).map(Self::Edge),
+            _ => return EdgeHello::from_request(headers).map(Self::Edge),
         }
         if headers.contains_key(http::header::AUTHORIZATION) {
             return Err(HelloError::BadRole("peer".into()));
@@ -199,7 +199,7 @@ impl UserHello {
     }
 }
 
-impl Hello {
+impl EdgeHello {
     /// Parses a request's metadata leniently: unknown headers and JSON members are ignored.
     pub fn from_request(headers: &HeaderMap) -> Result<Self, HelloError> {
         let text = headers.get(http::header::AUTHORIZATION).ok_or(HelloError::NoToken)?;
@@ -289,9 +289,9 @@ fn ips(headers: &HeaderMap) -> Box<[IpAddr]> {
     text.split(',').take(MAX_NODE_IPS).filter_map(|ip| ip.parse().ok()).collect()
 }
 
-impl fmt::Debug for Hello {
+impl fmt::Debug for EdgeHello {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Hello({}, {:?})", self.node, self.instance)
+        write!(f, "EdgeHello({}, {:?})", self.node, self.instance)
     }
 }
 
@@ -458,25 +458,25 @@ mod tests {
     #[test]
     fn an_edge_identifies_itself_and_another_version_is_refused() {
         let node = "edge-1".parse().unwrap();
-        let mut headers = Hello::edge_request(&node, "a<b>&c", Instance::from_bits(3));
-        let hello = Hello::from_request(&headers).unwrap();
+        let mut headers = EdgeHello::edge_request(&node, "a<b>&c", Instance::from_bits(3));
+        let hello = EdgeHello::from_request(&headers).unwrap();
         assert_eq!(hello.token, "a<b>&c");
         assert_eq!(hello.instance, Some(Instance::from_bits(3)));
         for version in ["1", "3", "5", "70000", "", "x", " 4"] {
             headers.insert("tunnel-dialect", HeaderValue::from_static(version));
             let refused = OtherVersion { remote: version.into() };
-            assert_eq!(Hello::from_request(&headers), Err(refused.clone().into()));
-            assert_eq!(Hello::from_response(&headers), Err(refused));
+            assert_eq!(EdgeHello::from_request(&headers), Err(refused.clone().into()));
+            assert_eq!(EdgeHello::from_response(&headers), Err(refused));
         }
         headers.insert("tunnel-dialect", HeaderValue::from_static("4"));
         headers.remove("tunnel-instance");
-        assert_eq!(Hello::from_request(&headers).unwrap().instance, None);
+        assert_eq!(EdgeHello::from_request(&headers).unwrap().instance, None);
     }
 
     #[test]
     fn the_remotes_program_is_read_as_short_printable_text() {
         let node = "edge-1".parse().unwrap();
-        let ours = Hello::edge_request(&node, "t", Instance::from_bits(3));
+        let ours = EdgeHello::edge_request(&node, "t", Instance::from_bits(3));
         assert_eq!(user_agent(&ours).as_deref(), Some(env!("CARGO_PKG_VERSION")));
         let go = |value: &[u8]| {
             let value = HeaderValue::from_bytes(value).unwrap();
@@ -490,16 +490,16 @@ mod tests {
     #[test]
     fn a_backup_link_is_marked_and_a_plain_edge_has_none() {
         let node = "edge-1".parse().unwrap();
-        let mut headers = Hello::edge_request(&node, "t", Instance::from_bits(3));
-        let purpose_of = |headers: &HeaderMap| Hello::from_request(headers).unwrap().purpose;
+        let mut headers = EdgeHello::edge_request(&node, "t", Instance::from_bits(3));
+        let purpose_of = |headers: &HeaderMap| EdgeHello::from_request(headers).unwrap().purpose;
         assert_eq!(purpose_of(&headers), LinkPurpose::Primary);
-        Hello::with_purpose(&mut headers, LinkPurpose::Backup);
+        EdgeHello::with_purpose(&mut headers, LinkPurpose::Backup);
         assert_eq!(purpose_of(&headers), LinkPurpose::Backup);
         for other in ["0", "2"] {
             headers.insert("tunnel-link", HeaderValue::from_static(other));
             assert_eq!(purpose_of(&headers), LinkPurpose::Primary);
         }
-        Hello::with_purpose(&mut headers, LinkPurpose::Backup);
+        EdgeHello::with_purpose(&mut headers, LinkPurpose::Backup);
         headers.remove("tunnel-instance");
         assert_eq!(
             purpose_of(&headers),
@@ -510,12 +510,12 @@ mod tests {
 
     #[test]
     fn an_interactive_link_has_its_own_role() {
-        let mut headers = Hello::edge_request(&"edge-1".parse().unwrap(), "t", Instance::from_bits(3));
-        Hello::with_purpose(&mut headers, LinkPurpose::Interactive);
-        assert_eq!(Hello::from_request(&headers).unwrap().purpose, LinkPurpose::Interactive);
+        let mut headers = EdgeHello::edge_request(&"edge-1".parse().unwrap(), "t", Instance::from_bits(3));
+        EdgeHello::with_purpose(&mut headers, LinkPurpose::Interactive);
+        assert_eq!(EdgeHello::from_request(&headers).unwrap().purpose, LinkPurpose::Interactive);
         headers.remove("tunnel-instance");
         assert!(
-            Hello::from_request(&headers).is_err(),
+            EdgeHello::from_request(&headers).is_err(),
             "a plain edge has no process that could have two links"
         );
     }
@@ -523,20 +523,21 @@ mod tests {
     #[test]
     fn an_edge_sends_its_nodes_addresses_and_only_the_first_few_are_read() {
         let ours = |ips: &[IpAddr]| {
-            let mut headers = Hello::edge_request(&"edge-1".parse().unwrap(), "t", Instance::from_bits(3));
-            Hello::with_node_ips(&mut headers, ips);
+            let mut headers =
+                EdgeHello::edge_request(&"edge-1".parse().unwrap(), "t", Instance::from_bits(3));
+            EdgeHello::with_node_ips(&mut headers, ips);
             headers
         };
         let both: [IpAddr; 2] = [[10, 0, 0, 7].into(), "fd00::7".parse().unwrap()];
-        assert_eq!(*Hello::from_request(&ours(&both)).unwrap().ips, both);
+        assert_eq!(*EdgeHello::from_request(&ours(&both)).unwrap().ips, both);
         assert!(!ours(&[]).contains_key("tunnel-node-ips"));
         let many: Vec<_> = (0..100).map(|last| IpAddr::from([10, 0, 0, last])).collect();
-        assert_eq!(*Hello::from_request(&ours(&many)).unwrap().ips, many[..MAX_NODE_IPS]);
+        assert_eq!(*EdgeHello::from_request(&ours(&many)).unwrap().ips, many[..MAX_NODE_IPS]);
         let mut headers = ours(&[]);
         let wild = "x,10.0.0.7,,fd00::7 ,1.2.3.4,a,b,c,10.0.0.9";
         headers.insert("tunnel-node-ips", HeaderValue::from_static(wild));
         assert_eq!(
-            *Hello::from_request(&headers).unwrap().ips,
+            *EdgeHello::from_request(&headers).unwrap().ips,
             ["10.0.0.7", "1.2.3.4"].map(|ip| ip.parse().unwrap()) as [IpAddr; 2]
         );
     }
@@ -548,23 +549,26 @@ mod tests {
             r#"{"NodeName":"n1","TOKEN":"t","more":1}"#,
             "Bearer {\"nodename\":\"n1\",\"token\":\"\\u0074\"}",
         ] {
-            let hello = Hello::from_request(&request(text)).unwrap();
+            let hello = EdgeHello::from_request(&request(text)).unwrap();
             assert_eq!((hello.node.as_str(), hello.token.as_str()), ("n1", "t"));
             assert_eq!(hello.instance, None);
         }
-        assert_eq!(Hello::from_request(&HeaderMap::new()), Err(HelloError::NoToken));
-        assert!(matches!(Hello::from_request(&request("Bearer nonsense")), Err(HelloError::NotJson(_))));
-        assert!(matches!(Hello::from_request(&request("{}")), Err(HelloError::BadName(_))));
-        assert!(matches!(Hello::from_request(&request(r#"{"nodename":1}"#)), Err(HelloError::NotJson(_))));
+        assert_eq!(EdgeHello::from_request(&HeaderMap::new()), Err(HelloError::NoToken));
+        assert!(matches!(EdgeHello::from_request(&request("Bearer nonsense")), Err(HelloError::NotJson(_))));
+        assert!(matches!(EdgeHello::from_request(&request("{}")), Err(HelloError::BadName(_))));
+        assert!(matches!(
+            EdgeHello::from_request(&request(r#"{"nodename":1}"#)),
+            Err(HelloError::NotJson(_))
+        ));
     }
 
     #[test]
     fn a_server_with_a_token_is_refused_and_debug_output_has_no_token() {
         let mut headers = request(r#"{"nodename":"n1","token":"secret"}"#);
-        assert!(!format!("{:?}", Hello::from_request(&headers).unwrap()).contains("secret"));
+        assert!(!format!("{:?}", EdgeHello::from_request(&headers).unwrap()).contains("secret"));
         headers.insert("tunnel-role", HeaderValue::from_static("peer"));
-        assert!(matches!(Hello::from_request(&headers), Err(HelloError::BadRole(_))));
-        let ours = Hello::edge_request(&"n".parse().unwrap(), "secret", Instance::from_bits(1));
+        assert!(matches!(EdgeHello::from_request(&headers), Err(HelloError::BadRole(_))));
+        let ours = EdgeHello::edge_request(&"n".parse().unwrap(), "secret", Instance::from_bits(1));
         assert!(!format!("{ours:?}").contains("secret"));
     }
 
@@ -583,13 +587,13 @@ mod tests {
                 let caller = LinkCaller::from_request(&hello.request(), certified);
                 assert_eq!(caller, Ok(LinkCaller::Client(hello.clone())));
             }
-            assert!(Hello::from_request(&hello.request()).is_err(), "an older server refuses the role");
+            assert!(EdgeHello::from_request(&hello.request()).is_err(), "an older server refuses the role");
         }
         assert!(!format!("{:?}", hello(token())).contains("secret"));
         let mut as_edge = hello(token()).request();
         as_edge.insert("tunnel-role", HeaderValue::from_static("edge"));
         assert!(matches!(LinkCaller::from_request(&as_edge, true), Err(HelloError::BadName(_))));
-        let mut as_client = Hello::edge_request(&"n1".parse().unwrap(), "t", Instance::from_bits(3));
+        let mut as_client = EdgeHello::edge_request(&"n1".parse().unwrap(), "t", Instance::from_bits(3));
         as_client.insert("tunnel-role", HeaderValue::from_static("client"));
         assert!(matches!(LinkCaller::from_request(&as_client, true), Err(HelloError::BadName(_))));
         let mut plain = hello(token()).request();
@@ -614,21 +618,21 @@ mod tests {
     #[test]
     fn a_server_announces_its_name_and_one_that_sends_none_or_a_bad_one_has_none() {
         for mut headers in
-            [LinkCaller::peer_request(Instance::from_bits(5)), Hello::response(Instance::from_bits(5))]
+            [LinkCaller::peer_request(Instance::from_bits(5)), EdgeHello::response(Instance::from_bits(5))]
         {
-            assert_eq!(Hello::server_name(&headers), None);
-            Hello::with_server_name(&mut headers, &"eu-1.example".parse().unwrap());
-            assert_eq!(Hello::server_name(&headers).unwrap().as_str(), "eu-1.example");
+            assert_eq!(EdgeHello::server_name(&headers), None);
+            EdgeHello::with_server_name(&mut headers, &"eu-1.example".parse().unwrap());
+            assert_eq!(EdgeHello::server_name(&headers).unwrap().as_str(), "eu-1.example");
             for bad in ["", "a b", "<b>", &"x".repeat(65)] {
                 headers.insert("tunnel-server-name", HeaderValue::from_str(bad).unwrap());
-                assert_eq!(Hello::server_name(&headers), None, "{bad}");
+                assert_eq!(EdgeHello::server_name(&headers), None, "{bad}");
             }
         }
     }
 
     #[test]
     fn an_edge_is_an_edge_with_or_without_a_servers_certificate() {
-        let headers = Hello::edge_request(&"n1".parse().unwrap(), "t", Instance::from_bits(3));
+        let headers = EdgeHello::edge_request(&"n1".parse().unwrap(), "t", Instance::from_bits(3));
         for certified in [false, true] {
             let caller = LinkCaller::from_request(&headers, certified).unwrap();
             assert!(matches!(&caller, LinkCaller::Edge(hello) if hello.node.as_str() == "n1"));

@@ -27,7 +27,7 @@ use tunnel_base::names::{NodeName, SessionId, Target};
 
 /// The sessions of a link to a program of SuperEdge, with their state.
 #[derive(Debug)]
-pub struct SuperEdgeCodec {
+pub struct SuperEdgeTranslator {
     node: NodeName,
     /// Whether the remote is an edge.
     to_edge: bool,
@@ -79,7 +79,7 @@ struct PlainSession {
     /// Whether the remote has sent bytes after our direction was finished.
     received_after_fin: bool,
     last: Instant,
-    /// Time of its entry in [`SuperEdgeCodec::timers`].
+    /// Time of its entry in [`SuperEdgeTranslator::timers`].
     timer: Option<Instant>,
 }
 
@@ -173,13 +173,13 @@ pub enum PlainEvent {
     Session(Decoded),
     /// A ping. A server replies with the same message.
     Heartbeat,
-    /// The reply is queued: [`SuperEdgeCodec::next_message`] returns it.
+    /// The reply is queued: [`SuperEdgeTranslator::next_message`] returns it.
     Answered,
     /// An unknown message, with the cause for metrics.
     Unknown(&'static str),
 }
 
-impl SuperEdgeCodec {
+impl SuperEdgeTranslator {
     /// Sends a frame. Returns the frames that the local session gets at once, because the remote does not send them.
     pub fn send_frame(&mut self, frame: Frame, now: Instant) -> Option<Decoded> {
         match frame.body {

@@ -14,8 +14,8 @@ use crate::admin::status::{
 use crate::admin::{AdminContext, AdminProcess};
 use crate::invitations::SharedEnrolments;
 use crate::registry::Finder;
-use crate::registry::history::{LastError, UnlinkedNode};
-use crate::registry::links::LinkRole;
+use crate::registry::history::{NodeLinkError, UnlinkedNode};
+use crate::registry::links::NodeLinkRole;
 use crate::registry::peers::PeerHandle;
 use crate::registry::snapshot::RegistrySnapshot;
 use crate::session_io::grants::SessionSubject;
@@ -119,10 +119,10 @@ impl AdminContext {
             .map(|(node, role, linked, error)| {
                 let mut link = self.link(node.to_string(), &linked.link);
                 match role {
-                    LinkRole::Primary => {}
-                    LinkRole::Previous => link.state = "previous".into(),
-                    LinkRole::Interactive => link.state = "interactive".into(),
-                    LinkRole::Retiring => link.state = "retiring".into(),
+                    NodeLinkRole::Primary => {}
+                    NodeLinkRole::Previous => link.state = "previous".into(),
+                    NodeLinkRole::Interactive => link.state = "interactive".into(),
+                    NodeLinkRole::Retiring => link.state = "retiring".into(),
                 }
                 link.address = Some(linked.from.to_string());
                 link.error = error.map(|error| self.error(&error));
@@ -131,7 +131,7 @@ impl AdminContext {
             .collect();
         status.disconnected =
             disconnected.into_iter().map(|unlinked| self.disconnected(server, unlinked)).collect();
-        let drop = |(node, error): (NodeName, LastError)| LinkEndStatus {
+        let drop = |(node, error): (NodeName, NodeLinkError)| LinkEndStatus {
             name: node.to_string(),
             time: self.clock.time(error.at),
             reason: error.why.to_string(),
@@ -239,7 +239,7 @@ impl AdminContext {
         }
     }
 
-    fn error(&self, error: &LastError) -> ReportedError {
+    fn error(&self, error: &NodeLinkError) -> ReportedError {
         ReportedError { time: Some(self.clock.time(error.at)), text: error.why.to_string() }
     }
 }

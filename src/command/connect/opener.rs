@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::command::CommandError;
 use crate::command::client::ClientSettings;
 use crate::command::connect::port::ConnectPortClient;
-use crate::command::connect::session::{ConnectSession, PrintLine, SessionCarrier};
+use crate::command::connect::session::{ConnectSession, ConnectStream, PrintLine};
 use crate::listener::denial::Denial;
 use crate::uplink::client::{ClientLinkError, ClientUplinks};
 use crate::uplink::proxy::{connect_shared, shared_sockets};
@@ -52,7 +52,7 @@ impl SessionOpener {
         let session = links.open(target).await;
         let session = session.map_err(|error| denied(&Denial::of_user(error.why, &links.route)))?;
         let (from, trace) = ("the servers".to_owned(), session.id().to_string());
-        Ok(ConnectSession { stream: SessionCarrier::Link(session, target.clone(), print_line), from, trace })
+        Ok(ConnectSession { stream: ConnectStream::Link(session, target.clone(), print_line), from, trace })
     }
 
     /// Closes the links of this process.

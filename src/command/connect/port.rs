@@ -19,7 +19,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::command::client::{ClientSettings, SourcedValue};
-use crate::command::connect::session::{ConnectSession, PrintLine, SessionCarrier};
+use crate::command::connect::session::{ConnectSession, ConnectStream, PrintLine};
 use crate::command::http_request::ReadBody;
 use crate::command::{CommandError, http_request};
 use crate::uplink::proxy::connect_shared;
@@ -149,11 +149,11 @@ impl ConnectPortClient {
                     let print_line = print_line.clone();
                     let stream = connect_shared(path, move |line| print_line(line)).await;
                     let stream = stream.ok_or_else(|| failed(&"it has ended; run the command again"))?;
-                    Ok(SessionCarrier::Proxy(Box::new(self.ask(stream, request).await?)))
+                    Ok(ConnectStream::Proxy(Box::new(self.ask(stream, request).await?)))
                 }
                 ConnectAddress::Socket(path) => {
                     let stream = UnixStream::connect(path).await.map_err(|cause| unreached(&cause))?;
-                    Ok(SessionCarrier::Unix(self.ask(stream, request).await?))
+                    Ok(ConnectStream::Unix(self.ask(stream, request).await?))
                 }
                 ConnectAddress::At(at) => {
                     let addresses = resolve(at).await.map_err(|why| unreached(&why))?;
@@ -162,7 +162,7 @@ impl ConnectPortClient {
                         .await
                         .map_err(|why| unreached(&why.after(at)))?;
                     match &self.tls {
-                        None => Ok(SessionCarrier::Tcp(self.ask(stream, request).await?)),
+                        None => Ok(ConnectStream::Tcp(self.ask(stream, request).await?)),
                         Some((tls, name)) => {
                             let stream = tls.connect(name.clone(), stream).await;
                             let stream = stream.map_err(|cause| match TlsHandshakeError::of(&cause) {
@@ -173,7 +173,7 @@ impl ConnectPortClient {
                                     name.to_str()
                                 )),
                             })?;
-                            Ok(SessionCarrier::Tls(Box::new(self.ask(stream, request).await?)))
+                            Ok(ConnectStream::Tls(Box::new(self.ask(stream, request).await?)))
                         }
                     }
                 }

@@ -12,7 +12,7 @@ use crate::session_io::copy::{CopyEnd, Side, copy_bidirectional};
 use crate::uplink::path_report::{interruption, report_path};
 use tunnel_base::names::Target;
 use tunnel_link::table::handles::Session;
-use tunnel_net::ByteStream;
+use tunnel_net::ChunkStream;
 use tunnel_net::records::RecordStream;
 use tunnel_net::socket::{Connection, Socket};
 
@@ -21,7 +21,7 @@ pub(crate) type PrintLine = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// An open session.
 pub(crate) struct ConnectSession {
-    pub(crate) stream: SessionCarrier,
+    pub(crate) stream: ConnectStream,
     /// Where it was opened.
     pub(crate) from: String,
     /// Identifies the session in the server's access log.
@@ -29,7 +29,7 @@ pub(crate) struct ConnectSession {
 }
 
 /// What carries a session in this process.
-pub(crate) enum SessionCarrier {
+pub(crate) enum ConnectStream {
     Tcp(Socket<TcpStream>),
     Unix(Socket<UnixStream>),
     Tls(Box<Socket<TlsStream<TcpStream>>>),
@@ -42,13 +42,13 @@ pub(crate) enum SessionCarrier {
 impl ConnectSession {
     /// Copies bytes between `here`, which is side A, and the session until both have ended. Then closes the connection
     /// that carries it: gracefully only if all bytes were transferred. A dropped call resets the connection.
-    pub(crate) async fn carry(&mut self, here: &mut impl ByteStream) -> CopyEnd {
+    pub(crate) async fn carry(&mut self, here: &mut impl ChunkStream) -> CopyEnd {
         match &mut self.stream {
-            SessionCarrier::Tcp(socket) => copy_between(here, socket).await,
-            SessionCarrier::Unix(socket) => copy_between(here, socket).await,
-            SessionCarrier::Tls(socket) => copy_between(here, &mut **socket).await,
-            SessionCarrier::Proxy(socket) => copy_between(here, &mut **socket).await,
-            SessionCarrier::Link(session, target, print_line) => {
+            ConnectStream::Tcp(socket) => copy_between(here, socket).await,
+            ConnectStream::Unix(socket) => copy_between(here, socket).await,
+            ConnectStream::Tls(socket) => copy_between(here, &mut **socket).await,
+            ConnectStream::Proxy(socket) => copy_between(here, &mut **socket).await,
+            ConnectStream::Link(session, target, print_line) => {
                 let report = report_path(session.path_monitor(), target.clone(), |line| print_line(line));
                 let mut reporting = std::pin::pin!(report);
                 // Dropping the session resets it, unless both directions have ended.
@@ -68,8 +68,8 @@ impl ConnectSession {
     pub(crate) fn interruption_error(&self, kind: ErrorKind) -> CommandError {
         let Self { from, trace, stream } = self;
         let why = match stream {
-            SessionCarrier::Link(session, ..) => interruption(&session.path_monitor()),
-            SessionCarrier::Proxy(socket) => {
+            ConnectStream::Link(session, ..) => interruption(&session.path_monitor()),
+            ConnectStream::Proxy(socket) => {
                 let reason = socket.io().remote_reason().map(str::to_owned);
                 Some(reason.unwrap_or_else(|| format!("{from} has ended")))
             }
@@ -94,7 +94,7 @@ pub(crate) fn interrupted(why: &str) -> CommandError {
     CommandError { code: exit_code::IO_ERROR, text: format!("session interrupted: {why}") }
 }
 
-async fn copy_between<C: Connection>(here: &mut impl ByteStream, server: &mut Socket<C>) -> CopyEnd {
+async fn copy_between<C: Connection>(here: &mut impl ChunkStream, server: &mut Socket<C>) -> CopyEnd {
     // Set in advance in case this process is killed: a truncated upload must not look complete to the target.
     server.io().set_reset_on_drop(true);
     let ended = copy_bidirectional(here, server).await;

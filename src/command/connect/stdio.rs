@@ -17,7 +17,7 @@ use crate::command::CommandError;
 use crate::command::connect::session::{ConnectSession, interrupted};
 use crate::session_io::copy::{CopyEnd, EndKind, Side};
 use crate::startup::signals::hangup;
-use tunnel_net::ByteStream as _;
+use tunnel_net::ChunkStream as _;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::{Connection, Socket};
 
@@ -183,7 +183,7 @@ const HANGUP_GRACE: Duration = Duration::from_secs(1);
 mod tests {
     use tokio::net::UnixStream;
 
-    use crate::command::connect::session::SessionCarrier;
+    use crate::command::connect::session::ConnectStream;
 
     use super::*;
 
@@ -197,7 +197,7 @@ mod tests {
         let file = |end: std::os::fd::OwnedFd| tokio::fs::File::from_std(end.into());
         let (input, output) = (file(input.into()), Some(file(output.into())));
         let stdio = Stdio { input, ended: false, output, failed: None, is_terminal: false, reader: None };
-        let stream = SessionCarrier::Unix(Socket::new(near, BufferPool::new()));
+        let stream = ConnectStream::Unix(Socket::new(near, BufferPool::new()));
         let session = ConnectSession { stream, from: "cloud".to_owned(), trace: "00".to_owned() };
         let mut copying = std::pin::pin!(copy(stdio, session));
         let waited = tokio::time::timeout(Duration::from_secs(1000), &mut copying).await;

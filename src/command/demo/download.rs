@@ -19,7 +19,7 @@ use crate::uplink::client::ClientUplinks;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::Target;
 use tunnel_link::table::handles::Session;
-use tunnel_net::byte_stream_io::ByteStreamIo;
+use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_net::listen::TcpListenSocket;
 
 /// The lines of the demo, and under them a progress bar if stderr is a terminal.
@@ -114,7 +114,7 @@ impl SimulatedNetwork {
 
 /// A running download.
 pub(crate) struct Download {
-    session: ByteStreamIo<Session>,
+    session: ChunkStreamIo<Session>,
     digest: Digest,
     done: usize,
     pauses: DownloadPauses,
@@ -123,7 +123,7 @@ pub(crate) struct Download {
 impl Download {
     /// Starts the download from a target.
     pub(crate) async fn start(links: &ClientUplinks, target: &Target) -> anyhow::Result<Self> {
-        let mut session = ByteStreamIo::new(links.open(target).await?);
+        let mut session = ChunkStreamIo::new(links.open(target).await?);
         let request = format!("GET {DOWNLOAD} HTTP/1.1\r\nHost: {target}\r\n\r\n");
         session.write_all(request.as_bytes()).await?;
         read_head(&mut session).await?;

@@ -27,7 +27,7 @@ use tunnel_net::socket::Buffered;
 use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_net::tls::{self, IdentityFiles, TlsClientConfig, Trust};
 use tunnel_proto::halves::WindowLimits;
-use tunnel_proto::hello::Hello;
+use tunnel_proto::hello::EdgeHello;
 
 type Secured = tokio_rustls::client::TlsStream<Buffered<TcpStream>>;
 
@@ -155,7 +155,7 @@ async fn call(
     let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
     let metadata = match linked {
         true => HeaderMap::new(),
-        false => Hello::edge_request(&client.node, &token(settings), link_context.table.instance()),
+        false => EdgeHello::edge_request(&client.node, &token(settings), link_context.table.instance()),
     };
     match tunnel_link::grpc::dial::dial(io, &authority, &client.node, metadata, &link_context).await {
         Ok(reader) => {

@@ -18,7 +18,7 @@ use crate::config::Environment;
 use crate::invitations::AdvertisedCa;
 use crate::invitations::code::InvitationCode;
 use tunnel_base::names::Target;
-use tunnel_link::grpc::enrol::{EnrolCallError, EnrolOperation, JoinParams, call_enrol};
+use tunnel_link::grpc::enrol::{EnrolCallError, EnrolOperation, JoinCredentials, call_enrol};
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::resolver::Resolver;
@@ -29,7 +29,7 @@ use tunnel_net::tls::{TlsClientConfig, Trust, server_name};
 pub(super) struct JoinClient<'a> {
     args: &'a JoinArgs,
     code: &'a InvitationCode,
-    joining: JoinParams,
+    joining: JoinCredentials,
     /// The name in the servers' certificate.
     name: ServerName<'static>,
     folder: OutputDir,
@@ -69,7 +69,7 @@ impl<'a> JoinClient<'a> {
         ca_file: &'static str,
         env: &Environment,
     ) -> Result<Self, CommandError> {
-        let joining = JoinParams { secret: code.secret(), name, token: token.to_owned() };
+        let joining = JoinCredentials { secret: code.secret(), name, token: token.to_owned() };
         let name = args.tls_server_name.as_ref().unwrap_or(&args.server.host).to_string();
         Ok(Self {
             args,

@@ -8,7 +8,7 @@ use crate::config::cluster::{self, ClusterSettings};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::kubernetes::ports::NAMESPACE;
 use crate::config::kubernetes::required_cluster;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use tunnel_base::policy::Glob;
 
 /// `[server.node_names]`: addresses of all nodes of the cluster, in a ConfigMap that CoreDNS's hosts plugin mounts, as
@@ -89,7 +89,7 @@ impl Default for NodeNameSettings {
 /// Reads `[server.node_names]`. `published` is the ConfigMap in which nodes are published, `zone` their zone. Returns
 /// `None` if the table is absent, or unusable, which is recorded.
 pub(crate) fn node_names(
-    cloud: &mut ConfigTable<'_>,
+    cloud: &mut ConfigTableReader<'_>,
     published: Option<&String>,
     zone: &str,
     env: &Environment,

@@ -6,7 +6,7 @@ use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::kubernetes::required_cluster;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 
 /// `[server.node_ports]`: ports of nodes, listed in a ConfigMap while the servers run, as in YurtTunnel. Keys of the
 /// ConfigMap: http-proxy-ports and https-proxy-ports, such as "9051,9052", for services at nodes that speak HTTP, and HTTP
@@ -60,7 +60,7 @@ impl Default for NodePortsConfig {
 /// Reads `[server.node_ports]`. `http` and `https` are the ports that forward by Host. Returns `None` if the table is
 /// absent, or unusable, which is recorded.
 pub(crate) fn node_ports(
-    cloud: &mut ConfigTable<'_>,
+    cloud: &mut ConfigTableReader<'_>,
     http: Option<u16>,
     https: Option<u16>,
     env: &Environment,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
 use crate::config::diagnostics::ConfigDiagnostics;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::Network;
 
@@ -42,7 +42,7 @@ pub struct AddressSettings {
 
 /// Reads `[server.addresses]`. `by_address` is true if a listener's clients name targets by address.
 pub(crate) fn read(
-    cloud: &mut ConfigTable<'_>,
+    cloud: &mut ConfigTableReader<'_>,
     by_address: bool,
     env: &Environment,
     report: &mut ConfigDiagnostics,

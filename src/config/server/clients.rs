@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::access::AccessConfig;
 use crate::config::diagnostics::ConfigDiagnostics;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
 use tunnel_base::names::UserName;
 use tunnel_base::policy::{CertificateGlob, Network, Networks, Rules};
@@ -67,7 +67,7 @@ pub const TABLE: &str = "server.clients";
 
 /// Reads the table. Returns `None` if it is absent.
 pub(crate) fn read(
-    server: &mut ConfigTable<'_>,
+    server: &mut ConfigTableReader<'_>,
     report: &mut ConfigDiagnostics,
 ) -> Option<ClientLinksConfig> {
     let mut table = server.table("clients", report);

@@ -9,7 +9,7 @@ use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::server::registry::{self, EtcdSettings};
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 
 /// `[server.invitations]`: the invitations of a cloud (tunnel invite, tunnel join), and the nodes and users' devices
 /// that have joined. A node that has joined must use the token that it made then, or one from a line in the token file;
@@ -68,7 +68,7 @@ impl Default for InvitationConfig {
 
 /// Reads the table.
 pub(crate) fn read(
-    cloud: &mut ConfigTable<'_>,
+    cloud: &mut ConfigTableReader<'_>,
     env: &Environment,
     report: &mut ConfigDiagnostics,
 ) -> InvitationConfig {

@@ -10,7 +10,7 @@ use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::server::registry::{self, DnsConfig, PublishTo};
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use tunnel_base::names::{Host, NodeName, Target};
 
 /// `[server.peers]`: where the peers are, the other servers of this cloud. They are queried for a node if DNS has no
@@ -83,7 +83,7 @@ impl Default for PeerConfig {
 
 /// Reads `[server.dns]` and `[server.peers]`.
 pub(crate) fn read(
-    cloud: &mut ConfigTable<'_>,
+    cloud: &mut ConfigTableReader<'_>,
     env: &Environment,
     report: &mut ConfigDiagnostics,
 ) -> (DnsConfig, PeerConfig) {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::config::cluster;
 use crate::config::diagnostics::ConfigDiagnostics;
-use crate::config::table::ConfigTable;
+use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
 use tunnel_base::names::{NodeName, Target};
 use tunnel_base::policy::Glob;
@@ -151,7 +151,7 @@ impl Default for DnsConfig {
 
 /// Reads `[server.dns]`. `why` is the reason why Kubernetes cannot be used, if it cannot. The caller closes the table.
 pub(crate) fn read(
-    table: &mut ConfigTable<'_>,
+    table: &mut ConfigTableReader<'_>,
     why: Option<&str>,
     report: &mut ConfigDiagnostics,
 ) -> DnsConfig {
@@ -170,7 +170,7 @@ pub(crate) fn read(
 
 /// Reads the keys of an etcd. `above` is the default prefix.
 pub(crate) fn etcd(
-    table: &mut ConfigTable<'_>,
+    table: &mut ConfigTableReader<'_>,
     used: bool,
     above: &str,
     report: &mut ConfigDiagnostics,

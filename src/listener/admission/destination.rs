@@ -1,9 +1,9 @@
 //! Targets that are at no linked node: what this process dials itself, and where clients of an edge find their targets.
 
-pub mod uplink_routing;
+pub mod destination_mapping;
 
 use crate::acceptor::target_dialer::{DialRight, DialledTarget, DirectDialer, TargetDialError};
-use crate::listener::admission::destination::uplink_routing::{UplinkRouting, not_routed};
+use crate::listener::admission::destination::destination_mapping::{DestinationMapping, not_routed};
 use crate::listener::admission::{ListenerContext, SessionPermit};
 use crate::listener::denial::Denial;
 use crate::registry::node_not_found::NodeNotFound;
@@ -49,7 +49,7 @@ impl Destination {
         let node = match &context.uplink {
             None if self.node == NodeName::direct() => return None,
             // An edge serves its own node itself, so in a request its own node's name stands for the cloud.
-            Some(UplinkRouting::Edge { node, .. }) if self.node == NodeName::direct() => node.clone(),
+            Some(DestinationMapping::Edge { node, .. }) if self.node == NodeName::direct() => node.clone(),
             _ => self.node.clone(),
         };
         let client = match &access.user {
@@ -88,8 +88,8 @@ impl Destination {
         let Self { node, target, direct, all } = self;
         match &context.uplink {
             None => {}
-            Some(UplinkRouting::Edge { .. }) => return Err(not_routed(why, node == NodeName::direct())),
-            Some(UplinkRouting::User) => return Err(Denial::of_user(why, &context.route)),
+            Some(DestinationMapping::Edge { .. }) => return Err(not_routed(why, node == NodeName::direct())),
+            Some(DestinationMapping::User) => return Err(Denial::of_user(why, &context.route)),
         }
         let direct = direct.and_then(|direct| Some((context.direct_dialer(direct.port, all)?, direct)));
         match (why, direct) {
@@ -171,7 +171,7 @@ mod tests {
 
     fn located(nodes: Option<&[&str]>, target: &str) -> Result<String, u16> {
         let nodes = nodes.map(|globs| globs.iter().map(|glob| glob.parse().unwrap()).collect());
-        let own_node = UplinkRouting::Edge { node: "Edge-1".parse().unwrap(), nodes };
+        let own_node = DestinationMapping::Edge { node: "Edge-1".parse().unwrap(), nodes };
         let found =
             own_node.destination(target.parse().unwrap()).map_err(|denial| denial.status().as_u16())?;
         Ok(format!("{} {}", found.node, found.target))

@@ -37,9 +37,16 @@ impl Admission {
         proof: ClientIdentity,
         device: DeviceName,
     ) -> Self {
-        let (device, head_is_read) = (Some(device), Arc::default());
-        let (server_name, permit, _session_permit) = (None, None, None);
-        Self { context, from, proof, server_name, device, head_is_read, permit, _session_permit }
+        Self {
+            context,
+            from,
+            proof,
+            server_name: None,
+            device: Some(device),
+            head_is_read: Arc::default(),
+            permit: None,
+            _session_permit: None,
+        }
     }
 }
 

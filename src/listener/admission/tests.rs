@@ -24,7 +24,7 @@ use tunnel_base::policy::{Rule, network};
 use tunnel_link::link::Link;
 use tunnel_link::table::SessionTable;
 use tunnel_link::table::handles::IncomingSession;
-use tunnel_net::ByteStream;
+use tunnel_net::ChunkStream;
 use tunnel_net::interfaces::{InterfaceSnapshot, LocalAddresses};
 use tunnel_net::limiter::Source;
 use tunnel_net::reload::ReloadedValue;

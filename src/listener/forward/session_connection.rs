@@ -12,11 +12,11 @@ use crate::listener::forward::long_url::extended;
 use crate::session_io::OpenSession;
 use crate::session_io::copy::{ByteCounter, CopyEnd, EndKind, Side};
 use tunnel_base::metrics::Metrics;
-use tunnel_net::ByteStream;
-use tunnel_net::byte_stream_io::ByteStreamIo;
+use tunnel_net::ChunkStream;
+use tunnel_net::byte_stream_io::ChunkStreamIo;
 
 /// The connection that hyper reads and writes.
-pub(super) type HttpIo = TokioIo<ByteStreamIo<HttpSession>>;
+pub(super) type HttpIo = TokioIo<ChunkStreamIo<HttpSession>>;
 
 /// An open session that carries HTTP.
 ///
@@ -65,7 +65,7 @@ impl HttpSession {
     }
 }
 
-impl ByteStream for HttpSession {
+impl ChunkStream for HttpSession {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         if self.muted == Some(false) {
             // hyper writes within the same poll.

@@ -29,7 +29,7 @@ use crate::session_io::grants::Grant;
 use crate::session_io::{LocalParty, OpenSession};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_net::byte_stream_io::ByteStreamIo;
+use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_net::limiter::{FairLimiter, Permit, Source};
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
@@ -175,7 +175,7 @@ impl UpstreamSession {
     ) -> Result<SendRequest<RequestBody>, hyper::Error> {
         self.inner.lock().grant = Some(opened.grant.clone());
         let session = HttpSession { url_end, ..HttpSession::new(opened, &self.metrics) };
-        let (sender, connection) = client().handshake(TokioIo::new(ByteStreamIo::new(session))).await?;
+        let (sender, connection) = client().handshake(TokioIo::new(ChunkStreamIo::new(session))).await?;
         let mut inner = self.inner.lock();
         (inner.connection, inner.answered) = (Some(Box::new(connection)), false);
         inner.long_head = None;
@@ -193,7 +193,7 @@ impl UpstreamSession {
     ) -> hyper::Result<Response<Incoming>> {
         let opened = over.pipe.into_opened(over.unused);
         let session = HttpSession { muted: Some(false), ..HttpSession::new(opened, &self.metrics) };
-        let (new, connection) = long_client().handshake(TokioIo::new(ByteStreamIo::new(session))).await?;
+        let (new, connection) = long_client().handshake(TokioIo::new(ChunkStreamIo::new(session))).await?;
         *sender = new;
         {
             let mut inner = self.inner.lock();

@@ -11,7 +11,7 @@ use crate::listener::admission::AccessPolicy;
 use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::denial::Denial;
 use crate::listener::forward::headers::{TUNNEL_DEST, TUNNEL_HOST};
-use crate::listener::http::NodePort;
+use crate::listener::http::NodePortProtocol;
 use tunnel_base::addresses::{AddressBook, LocateError};
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::canonical_ip;
@@ -54,7 +54,7 @@ impl AccessPolicy {
     }
 }
 
-impl NodePort {
+impl NodePortProtocol {
     /// Returns the node and target of a request, or `None` if nothing in it names a node.
     ///
     /// A trusted client may name the node and the target by headers. Otherwise the first match determines the node:

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 use crate::session_io::copy::{CopyEnd, EndKind, Side};
-use tunnel_net::ByteStream;
+use tunnel_net::ChunkStream;
 use tunnel_net::sock_diag::unacknowledged;
 use tunnel_net::socket::{Connection, Socket};
 
@@ -30,7 +30,7 @@ pub async fn close<C: Connection>(socket: &mut Socket<C>, side: Side, ended: Cop
 /// Finishes the sending direction, then reads and discards until the remote finishes too. Closing a socket with unread
 /// bytes makes the kernel send RST, which discards bytes that the remote has not read. Gives up after
 /// [`LINGER_SILENCE`] without a byte, [`LINGER_TIMEOUT`] in total, or [`LINGER_MAX_BYTES`] bytes. Ignores errors.
-pub async fn close_gracefully<D: ByteStream>(stream: &mut D) {
+pub async fn close_gracefully<D: ChunkStream>(stream: &mut D) {
     let _ = timeout(LINGER_TIMEOUT, async {
         if poll_fn(|cx| stream.poll_finish(cx)).await.is_err() {
             return;

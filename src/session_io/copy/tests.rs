@@ -30,7 +30,7 @@ struct Outcome {
     ended: CopyEnd,
 }
 
-async fn copied<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> Outcome {
+async fn copied<A: ChunkStream, B: ChunkStream>(a: &mut A, b: &mut B) -> Outcome {
     let (mut to_b, mut to_a) = (CopyDirection::new(Side::A), CopyDirection::new(Side::B));
     let ended = copy(a, b, &mut to_b, &mut to_a).await;
     Outcome { to_a: to_a.given, to_b: to_b.given, ended }
@@ -99,7 +99,7 @@ async fn half_close_is_passed_on_real_sockets() {
 /// Counts the bytes read from the inner stream.
 struct Counted(Socket<TcpStream>, watch::Sender<usize>);
 
-impl ByteStream for Counted {
+impl ChunkStream for Counted {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         let taken = ready!(self.0.poll_read_chunk(cx))?;
         self.1.send_modify(|all| *all += taken.len());
@@ -194,7 +194,7 @@ impl Scripted {
     }
 }
 
-impl ByteStream for Scripted {
+impl ChunkStream for Scripted {
     fn poll_read_chunk(&mut self, _: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         match self.takes.is_empty() {
             true => Poll::Pending,
@@ -251,7 +251,7 @@ struct LateBytes {
     has_arrived: bool,
 }
 
-impl ByteStream for LateBytes {
+impl ChunkStream for LateBytes {
     fn poll_read_chunk(&mut self, _: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         match self.has_arrived && !self.takes.is_empty() {
             true => Poll::Ready(self.takes.remove(0)),
@@ -285,7 +285,7 @@ async fn bytes_received_before_a_read_error_are_delivered() {
 /// A stream that always has bytes, and counts the reads. It discards written bytes.
 struct Endless(usize);
 
-impl ByteStream for Endless {
+impl ChunkStream for Endless {
     fn poll_read_chunk(&mut self, _: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         self.0 += 1;
         Poll::Ready(Ok(Bytes::from_static(&[0; 64 * 1024])))

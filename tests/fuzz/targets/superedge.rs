@@ -10,13 +10,13 @@ use libfuzzer_sys::fuzz_target;
 use tokio::time::Instant;
 use tunnel_proto::codec::Decoder;
 use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionError, SessionFrame};
-use tunnel_proto::superedge::{Decoded, PlainEvent, SuperEdgeCodec};
+use tunnel_proto::superedge::{Decoded, PlainEvent, SuperEdgeTranslator};
 
 fuzz_target!(|input: (bool, &[u8])| {
     let (to_edge, stream) = input;
     let node: tunnel_base::names::NodeName = "node1".parse().expect("a name");
     let mut now = Instant::now();
-    let mut codec = SuperEdgeCodec::new(node.clone(), to_edge, Duration::from_secs(60), now);
+    let mut codec = SuperEdgeTranslator::new(node.clone(), to_edge, Duration::from_secs(60), now);
     let mut decoder = Decoder::default();
     decoder.push(Bytes::copy_from_slice(stream));
     let (mut messages, mut sessions, mut sent) = (0, Vec::new(), 0);

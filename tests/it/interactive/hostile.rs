@@ -7,7 +7,7 @@ use tonic::Code as Grpc;
 use tunnel_base::names::{Instance, SessionId};
 use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::frame::{Frame, FrameKind, SessionFrame};
-use tunnel_proto::hello::{Hello, LinkPurpose};
+use tunnel_proto::hello::{EdgeHello, LinkPurpose};
 
 use super::{DELAY, World, assert_all_finish, first, interactive, wait_for_sessions_on_links};
 use crate::support::line::Line;
@@ -53,7 +53,7 @@ async fn an_interactive_link_has_its_role_in_its_hello() {
 
 fn spawn(node: &str, instance: Option<Instance>) -> HeaderMap {
     let mut headers = remote::headers(node, instance);
-    Hello::with_purpose(&mut headers, LinkPurpose::Interactive);
+    EdgeHello::with_purpose(&mut headers, LinkPurpose::Interactive);
     headers
 }
 

@@ -3,7 +3,7 @@
 use http::{HeaderMap, HeaderValue};
 use tonic::Code;
 use tunnel_base::names::Instance;
-use tunnel_proto::hello::{Hello, LinkCaller};
+use tunnel_proto::hello::{EdgeHello, LinkCaller};
 
 use crate::support::clients::assert_echo;
 use crate::support::programs::{TOKEN, TestDir, TestServer, at, edge};
@@ -12,7 +12,7 @@ use crate::support::{assert_eventually, pause_time, remote, targets, wait_until}
 
 /// Returns the metadata of an edge's call with this JSON.
 fn claims(json: &str) -> HeaderMap {
-    let mut headers = Hello::edge_request(&"node1".parse().unwrap(), "", Instance::random());
+    let mut headers = EdgeHello::edge_request(&"node1".parse().unwrap(), "", Instance::random());
     headers.insert("authorization", HeaderValue::from_str(&format!("Bearer {json}")).unwrap());
     headers
 }

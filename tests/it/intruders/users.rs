@@ -12,7 +12,7 @@ use tunnel_proto::frame::{
     Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, Load, NodePage, Opener, SessionCategory,
     SessionError, SessionFrame,
 };
-use tunnel_proto::hello::{Hello, LinkCaller, UserHello, UserProof};
+use tunnel_proto::hello::{EdgeHello, LinkCaller, UserHello, UserProof};
 
 use crate::certificates::Authority;
 use crate::support::call::{Call, message};
@@ -46,7 +46,8 @@ async fn what_proves_a_user_never_proves_an_edge_or_a_server_nor_the_other_way_r
         headers.insert("tunnel-role", HeaderValue::from_static(role));
         headers
     };
-    let edge = |token: &str| Hello::edge_request(&"alice".parse().unwrap(), token, Instance::from_bits(8));
+    let edge =
+        |token: &str| EdgeHello::edge_request(&"alice".parse().unwrap(), token, Instance::from_bits(8));
     let peer_request = || LinkCaller::peer_request(Instance::from_bits(9));
     let user_token = || hello(token("alice", USER_TOKEN)).request();
     let mut plain = user_token();

@@ -15,7 +15,7 @@ use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::codec::{Decoder, encode_whole};
 use tunnel_proto::frame::{Frame, FrameKind, Remote, SessionCategory, SessionError, SessionFrame};
-use tunnel_proto::hello::Hello;
+use tunnel_proto::hello::EdgeHello;
 
 use super::assert_eventually;
 
@@ -64,14 +64,14 @@ impl Call {
         answer: oneshot::Sender<Response<ReceivedFrame>>,
     ) -> Self {
         // A server names no node when it calls.
-        let node = Hello::from_request(&headers).map_or_else(|_| NodeName::none(), |hello| hello.node);
+        let node = EdgeHello::from_request(&headers).map_or_else(|_| NodeName::none(), |hello| hello.node);
         let (sender, frames) = frame_channel();
         Self { answer: Some((answer, frames.0)), ..Self::outgoing(node, headers, sender, incoming_body) }
     }
 
     /// Sends the response headers, of a process that speaks extended if there is an instance, otherwise of a plain one.
     pub(crate) fn answer(&mut self, instance: Option<Instance>) {
-        self.answer_as(instance.map(Hello::response).unwrap_or_default());
+        self.answer_as(instance.map(EdgeHello::response).unwrap_or_default());
     }
 
     /// Sends these response headers.

@@ -17,7 +17,7 @@ use tonic::Status;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_net::tls::params::TlsParams;
 use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsClientConfig, TlsServerConfig, Trust};
-use tunnel_proto::hello::Hello;
+use tunnel_proto::hello::EdgeHello;
 
 use super::call::{Call, frame_channel};
 use super::programs::{NAME, TOKEN, TestDir, TestServer};
@@ -55,7 +55,7 @@ pub(crate) async fn try_link(
 /// Returns the metadata of an edge's call. It announces extended only if there is an instance.
 pub(crate) fn headers(node: &str, instance: Option<Instance>) -> HeaderMap {
     let mut headers =
-        Hello::edge_request(&node.parse().unwrap(), TOKEN, instance.unwrap_or(Instance::from_bits(0)));
+        EdgeHello::edge_request(&node.parse().unwrap(), TOKEN, instance.unwrap_or(Instance::from_bits(0)));
     if instance.is_none() {
         for name in ["tunnel-dialect", "tunnel-instance", "tunnel-role"] {
             headers.remove(name);

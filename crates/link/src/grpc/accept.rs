@@ -16,9 +16,9 @@ use tonic::Status;
 
 use crate::grpc::call_body::CallBody;
 use crate::grpc::enrol::{self, EnrolRequest};
-use crate::grpc::read_ahead::{BoundedReadStream, ReadAhead};
+use crate::grpc::read_ahead::{BoundedReadStream, ReadAheadBound};
 use crate::grpc::{FRAME, GRPC, LinkContext, METADATA, PATH, SEND_BUFFER, WINDOW, ends, outbound};
-use crate::link::stats::LinkDescription;
+use crate::link::stats::LinkEndpoints;
 use crate::link_reader::{LinkReader, RemoteInfo};
 use crate::liveness::{HTTP2_PING_EDGE_AFTER, HTTP2_PING_TIMEOUT};
 use crate::plain;
@@ -29,13 +29,13 @@ use tunnel_net::socket::Connection;
 use tunnel_net::tcp_info::TcpInfoReader;
 use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_proto::frame::Remote;
-use tunnel_proto::hello::{Hello, HelloError, LinkCaller, LinkPurpose, is_padded, pad, user_agent};
+use tunnel_proto::hello::{EdgeHello, HelloError, LinkCaller, LinkPurpose, is_padded, pad, user_agent};
 
 /// What arrives at the listener for links.
 #[derive(Debug)]
 pub enum IncomingCall {
     /// A request to become a link.
-    Call(Box<Call>),
+    Link(Box<LinkCall>),
     /// A request from a machine that is not a node yet.
     Enrol(EnrolRequest),
 }
@@ -43,7 +43,7 @@ pub enum IncomingCall {
 /// A call that requests a link. Dropping it rejects it.
 #[derive(Debug)]
 #[must_use = "dropping a call rejects it"]
-pub struct Call {
+pub struct LinkCall {
     /// The caller's address.
     pub from: SocketAddr,
     /// The caller as described by its hello. A peer is authenticated by its certificate, others not yet.
@@ -53,7 +53,7 @@ pub struct Call {
     incoming: Incoming,
     /// `None` closes the connection without a response.
     answer: oneshot::Sender<Option<Response<CallBody>>>,
-    ends: LinkDescription,
+    ends: LinkEndpoints,
     shared: LinkConnectionState,
 }
 
@@ -137,12 +137,12 @@ where
     IO: Connection + 'static,
 {
     let (connection, accepted) = (CancellationToken::new(), CancellationToken::new());
-    let ahead = ReadAhead::default();
+    let ahead = ReadAheadBound::default();
     let handler = CallHandler {
         from,
         certificate: waiting.certificate.clone(),
         arrivals,
-        ends: LinkDescription { remote: Some(from), ..ends(&io) },
+        ends: LinkEndpoints { remote: Some(from), ..ends(&io) },
         shared: LinkConnectionState {
             link_context: link_context.clone(),
             ahead: ahead.clone(),
@@ -200,7 +200,7 @@ fn http() -> http2::Builder<LinkExecutor> {
     http
 }
 
-impl Call {
+impl LinkCall {
     /// Accepts the call and returns its link to `peer`, which is who the caller has proved to be.
     ///
     /// Takes the box, because a caller that moves the call out of it keeps the empty box for as long as the link lives.
@@ -216,9 +216,9 @@ impl Call {
         outbound.link.set_tcp_info_reader(tcp_info);
         outbound.link.set_endpoints(self.ends);
         let mut response = Response::new(CallBody::Stream { outbound: outbound.clone(), trailers: true });
-        *response.headers_mut() = Hello::response(link_context.table.instance());
+        *response.headers_mut() = EdgeHello::response(link_context.table.instance());
         if let Some(name) = &link_context.server_name {
-            Hello::with_server_name(response.headers_mut(), name);
+            EdgeHello::with_server_name(response.headers_mut(), name);
         }
         response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
         accepted.cancel();
@@ -236,7 +236,7 @@ impl Call {
     pub fn refuse(self, why: CallRejection) {
         let mut response = Status::from(why).into_http();
         // Lets a peer see that one of our servers has rejected it.
-        response.headers_mut().extend(Hello::response(self.shared.link_context.table.instance()));
+        response.headers_mut().extend(EdgeHello::response(self.shared.link_context.table.instance()));
         let _ = self.answer.send(Some(response));
         // The graceful shutdown sends the response before it closes the connection.
         self.shared.connection.cancel();
@@ -271,7 +271,7 @@ struct CallHandler {
     from: SocketAddr,
     certificate: CallerCertificate,
     arrivals: mpsc::Sender<IncomingCall>,
-    ends: LinkDescription,
+    ends: LinkEndpoints,
     shared: LinkConnectionState,
 }
 
@@ -280,7 +280,7 @@ struct CallHandler {
 #[derive(Debug, Clone)]
 struct LinkConnectionState {
     link_context: LinkContext,
-    ahead: ReadAhead,
+    ahead: ReadAheadBound,
     tcp_info: Option<TcpInfoReader>,
     /// Cancelled to close the connection.
     connection: CancellationToken,
@@ -329,17 +329,17 @@ impl CallHandler {
         }
         let (answer, answered) = oneshot::channel();
         let is_server = matches!(caller, LinkCaller::Peer { .. });
-        let server_name = is_server.then(|| Hello::server_name(&parts.headers)).flatten();
-        let call = Call {
+        let server_name = is_server.then(|| EdgeHello::server_name(&parts.headers)).flatten();
+        let call = LinkCall {
             from: self.from,
             caller,
             certificate: self.certificate.clone(),
             incoming,
             answer,
-            ends: LinkDescription { version: user_agent(&parts.headers), server_name, ..self.ends.clone() },
+            ends: LinkEndpoints { version: user_agent(&parts.headers), server_name, ..self.ends.clone() },
             shared: self.shared.clone(),
         };
-        if self.arrivals.try_send(IncomingCall::Call(Box::new(call))).is_err() {
+        if self.arrivals.try_send(IncomingCall::Link(Box::new(call))).is_err() {
             return self.refuse(
                 Status::unavailable("server is shutting down or has too many pending calls"),
                 "overloaded",
@@ -355,7 +355,7 @@ impl CallHandler {
         self.shared.link_context.metrics.links_rejected.count(reason);
         self.shared.connection.cancel();
         let mut response = status.into_http();
-        response.headers_mut().extend(Hello::response(self.shared.link_context.table.instance()));
+        response.headers_mut().extend(EdgeHello::response(self.shared.link_context.table.instance()));
         Ok(response)
     }
 }

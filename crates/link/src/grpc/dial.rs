@@ -13,9 +13,9 @@ use tracing::Span;
 
 use crate::grpc::call_body::{CallBody, OutboundStream};
 use crate::grpc::link_end::cause;
-use crate::grpc::read_ahead::{BoundedReadStream, ReadAhead};
+use crate::grpc::read_ahead::{BoundedReadStream, ReadAheadBound};
 use crate::grpc::{FRAME, GRPC, LinkContext, METADATA, PATH, SEND_BUFFER, WINDOW, ends, outbound};
-use crate::link::stats::LinkDescription;
+use crate::link::stats::LinkEndpoints;
 use crate::link_reader::{LinkReader, RemoteInfo};
 use crate::liveness::{HTTP2_PING_AFTER, HTTP2_PING_TIMEOUT};
 use crate::plain;
@@ -28,7 +28,7 @@ use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_proto::codec::encode;
 use tunnel_proto::codec::extended::heartbeat;
 use tunnel_proto::frame::Remote;
-use tunnel_proto::hello::{Hello, LinkCaller, LinkPurpose, OtherVersion, pad, user_agent};
+use tunnel_proto::hello::{EdgeHello, LinkCaller, LinkPurpose, OtherVersion, pad, user_agent};
 
 /// Why a link to a server could not be established.
 #[derive(Debug, thiserror::Error)]
@@ -135,7 +135,7 @@ impl LinkDialError {
     }
 }
 
-/// Turns an edge's or a user's encrypted connection to a server into a link; `metadata` is the metadata that [`Hello`] creates.
+/// Turns an edge's or a user's encrypted connection to a server into a link; `metadata` is the metadata that [`EdgeHello`] creates.
 pub async fn dial<IO>(
     io: IO,
     authority: &str,
@@ -166,10 +166,10 @@ where
     let own = link_context.table.instance();
     let mut metadata = LinkCaller::peer_request(own);
     if is_backup {
-        Hello::with_purpose(&mut metadata, LinkPurpose::Backup);
+        EdgeHello::with_purpose(&mut metadata, LinkPurpose::Backup);
     }
     if let Some(name) = &link_context.server_name {
-        Hello::with_server_name(&mut metadata, name);
+        EdgeHello::with_server_name(&mut metadata, name);
     }
     let answered = call(io, authority, metadata, &NodeName::none(), link_context).await?;
     match (answered.instance, answered.refusal()) {
@@ -184,9 +184,9 @@ where
 struct LinkCallResponse {
     headers: http::response::Parts,
     incoming: Incoming,
-    ahead: ReadAhead,
+    ahead: ReadAheadBound,
     tcp_info: Option<TcpInfoReader>,
-    ends: LinkDescription,
+    ends: LinkEndpoints,
     instance: Option<Instance>,
     /// Passes the link's outbound stream to the body of the call.
     agree: oneshot::Sender<OutboundStream>,
@@ -231,7 +231,7 @@ async fn call<IO>(
 where
     IO: Connection + 'static,
 {
-    let (ahead, tcp_info) = (ReadAhead::default(), io.tcp().and_then(TcpInfoReader::of));
+    let (ahead, tcp_info) = (ReadAheadBound::default(), io.tcp().and_then(TcpInfoReader::of));
     pad(&mut metadata, padding(tcp_info.as_ref()));
     let ends = ends(&io);
     let broken = |e: hyper::Error| match ahead.rejection() {
@@ -268,9 +268,9 @@ where
         .map_err(|_| LinkDialError::Timeout)?
         .map_err(broken)?;
     let (headers, incoming) = response.into_parts();
-    let instance = Hello::from_response(&headers.headers)?;
-    let (version, server_name) = (user_agent(&headers.headers), Hello::server_name(&headers.headers));
-    let ends = LinkDescription { version, server_name, dialled: true, ..ends };
+    let instance = EdgeHello::from_response(&headers.headers)?;
+    let (version, server_name) = (user_agent(&headers.headers), EdgeHello::server_name(&headers.headers));
+    let ends = LinkEndpoints { version, server_name, dialled: true, ..ends };
     Ok(LinkCallResponse { headers, incoming, ahead, tcp_info, ends, instance, agree, connection })
 }
 

@@ -42,12 +42,12 @@ pub enum EnrolOperation {
     /// Returns the CA of the servers' certificates.
     Ca,
     /// Joins as a node or device.
-    Join(JoinParams),
+    Join(JoinCredentials),
 }
 
 /// The parameters of a join. `Debug` omits the secrets.
 #[derive(Clone)]
-pub struct JoinParams {
+pub struct JoinCredentials {
     /// The secret of the invitation.
     pub secret: String,
     /// The node's name, or `USER/DEVICE`.
@@ -80,9 +80,9 @@ impl EnrolRequest {
     }
 }
 
-impl std::fmt::Debug for JoinParams {
+impl std::fmt::Debug for JoinCredentials {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("JoinParams").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("JoinCredentials").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
@@ -109,7 +109,7 @@ where
         JOIN => {
             let join = service_fn(|request: tonic::Request<JoinRequest>| {
                 let JoinRequest { secret, node: name, token } = request.into_inner();
-                ask(from, EnrolOperation::Join(JoinParams { secret, name, token }), &hand_on)
+                ask(from, EnrolOperation::Join(JoinCredentials { secret, name, token }), &hand_on)
             });
             unary_server().unary(join, request).await
         }
@@ -158,7 +158,7 @@ where
     let channel = channel(io, authority).await?;
     let answer = match wish {
         EnrolOperation::Ca => unary(channel, GET_CA, GetCaRequest {}).await,
-        EnrolOperation::Join(JoinParams { secret, name, token }) => {
+        EnrolOperation::Join(JoinCredentials { secret, name, token }) => {
             unary(channel, JOIN, JoinRequest { secret, node: name, token }).await
         }
     };

@@ -26,9 +26,9 @@ use tunnel_proto::hello::LinkPurpose;
 
 /// Bytes read from one connection and not yet taken by its link; shared by both. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct ReadAhead(Arc<Shared>);
+pub(crate) struct ReadAheadBound(Arc<Shared>);
 
-/// The state that a connection and its link share through clones of [`ReadAhead`].
+/// The state that a connection and its link share through clones of [`ReadAheadBound`].
 #[derive(Debug, Default)]
 struct Shared {
     /// Bytes below HTTP/2, including its frame headers.
@@ -48,12 +48,12 @@ struct Shared {
 
 /// Marks a link as left unread until dropped.
 #[derive(Debug)]
-pub(crate) struct ReadPauseGuard(ReadAhead);
+pub(crate) struct ReadPauseGuard(ReadAheadBound);
 
 /// An encrypted connection that is read at most [`MAX_READ_AHEAD`] bytes ahead of its link.
-pub(crate) type BoundedReadStream<IO> = Hooked<IO, ReadAhead>;
+pub(crate) type BoundedReadStream<IO> = Hooked<IO, ReadAheadBound>;
 
-impl ReadAhead {
+impl ReadAheadBound {
     /// Marks the link as left unread.
     pub(crate) fn stall(&self) -> ReadPauseGuard {
         self.0.stalled.fetch_add(1, SeqCst);
@@ -132,7 +132,7 @@ impl Drop for ReadPauseGuard {
     }
 }
 
-impl<T: Connection> ReadHook<T> for ReadAhead {
+impl<T: Connection> ReadHook<T> for ReadAheadBound {
     fn poll_read(
         &mut self,
         io: Pin<&mut T>,
@@ -200,13 +200,13 @@ mod tests {
         all
     }
 
-    fn catches_up(ahead: &ReadAhead) {
+    fn catches_up(ahead: &ReadAheadBound) {
         ahead.on_all_taken(&Context::from_waker(std::task::Waker::noop()));
     }
 
     #[tokio::test]
     async fn a_connection_is_read_a_bound_ahead_and_goes_on_as_its_link_takes() {
-        let ahead = ReadAhead::default();
+        let ahead = ReadAheadBound::default();
         let mut bounded = BoundedReadStream { io: endless(), hook: ahead.clone() };
         assert_eq!(reads(&mut bounded).await, MAX_READ_AHEAD);
         assert_eq!(reads(&mut bounded).await, 0);
@@ -218,7 +218,7 @@ mod tests {
 
     #[tokio::test]
     async fn while_a_link_is_left_unread_another_that_has_taken_all_frees_nothing() {
-        let ahead = ReadAhead::default();
+        let ahead = ReadAheadBound::default();
         let mut bounded = BoundedReadStream { io: endless(), hook: ahead.clone() };
         let stalled = ahead.stall();
         assert_eq!(reads(&mut bounded).await, MAX_READ_AHEAD);
@@ -231,7 +231,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_at_its_bound_wakes_its_link_and_is_woken_by_it() {
-        let ahead = ReadAhead::default();
+        let ahead = ReadAheadBound::default();
         let mut bounded = BoundedReadStream { io: endless(), hook: ahead.clone() };
         let (link, connection) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
         ahead.on_all_taken(&Context::from_waker(&link.clone().into()));

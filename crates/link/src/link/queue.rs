@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::congestion::CongestionController;
 use crate::link::pacing::Pacing;
 use crate::liveness::RttEstimator;
-use crate::schedule::frame_source::{ControlQueue, QueueEntry, QueueRequest, Turn, TurnOutput};
+use crate::schedule::frame_source::{ControlQueueKind, QueueRequest, QueuedSource, Turn, TurnOutput};
 use crate::schedule::{FlowUsage, INTERACTIVE_BACKLOG, Scheduler};
 use tunnel_proto::frame::{Frame, FrameKind};
 
@@ -41,9 +41,9 @@ pub(crate) struct WaitingFrames {
     /// Signals, last frames, and replies about unknown sessions. Limited by [`MAX_QUEUED_REPLIES`], except for frames
     /// of this process's own sessions.
     pub(crate) replies: VecDeque<Frame>,
-    pub(crate) answers: VecDeque<QueueEntry>,
+    pub(crate) answers: VecDeque<QueuedSource>,
     /// Sessions that have a credit to send.
-    pub(crate) credits: VecDeque<QueueEntry>,
+    pub(crate) credits: VecDeque<QueuedSource>,
     pub(crate) turns: Scheduler,
 }
 
@@ -105,11 +105,11 @@ impl SendQueue {
         }
         if let Some(session) = self.waiting.answers.pop_front() {
             self.pacing.acks.send_now();
-            return Poll::Ready(Some(SendItem::Turn(Turn::Control(session, ControlQueue::Answers))));
+            return Poll::Ready(Some(SendItem::Turn(Turn::Control(session, ControlQueueKind::Answers))));
         }
         if acks && let Some(session) = self.waiting.credits.pop_front() {
             self.pacing.acks.on_sent(now);
-            return Poll::Ready(Some(SendItem::Turn(Turn::Control(session, ControlQueue::Credits))));
+            return Poll::Ready(Some(SendItem::Turn(Turn::Control(session, ControlQueueKind::Credits))));
         }
         let small_only = self.waiting.turns.has_bulk()
             && self.pacing.bulk.as_mut().is_some_and(|bulk| bulk.is_blocked(now));
@@ -135,7 +135,11 @@ impl SendQueue {
 
     /// Queues a source, which the caller keeps alive, for its turns. Returns stale entries, to be dropped without the
     /// lock.
-    pub(crate) fn handle_request(&mut self, entry: QueueEntry, request: &QueueRequest) -> Vec<QueueEntry> {
+    pub(crate) fn handle_request(
+        &mut self,
+        entry: QueuedSource,
+        request: &QueueRequest,
+    ) -> Vec<QueuedSource> {
         if self.closed {
             return Vec::new();
         }
@@ -245,12 +249,12 @@ impl SendQueue {
 
     /// Removes stale entries, so that they do not accumulate on a link that takes nothing. Runs only when the queue has
     /// doubled, so that the cost per entry is low. Returns what it has removed.
-    fn sweep(&mut self) -> Vec<QueueEntry> {
+    fn sweep(&mut self) -> Vec<QueuedSource> {
         if self.queued_entries() < self.sweep_at {
             return Vec::new();
         }
         let WaitingFrames { answers, credits, turns, .. } = &mut self.waiting;
-        let is_stale = |entry: &QueueEntry| entry.source.is_stale(entry.stay);
+        let is_stale = |entry: &QueuedSource| entry.source.is_stale(entry.stay);
         let mut stale = turns.remove_if(is_stale);
         for queue in [answers, credits] {
             let (removed, kept): (Vec<_>, Vec<_>) = std::mem::take(queue).into_iter().partition(is_stale);
@@ -362,7 +366,7 @@ mod tests {
 
     /// Returns the turn of a session in that state with `backlog` bytes to send; everything before it is sent.
     fn turn(queue: &mut SendQueue, flow_state: FlowUsage, backlog: usize, now: Instant) -> QueuedFlow {
-        let entry = QueueEntry { source: Speaker::new(), stay: 0 };
+        let entry = QueuedSource { source: Speaker::new(), stay: 0 };
         queue.waiting.turns.enter(entry, flow_state, backlog, 65_200);
         loop {
             let next = queue.poll_next(&mut Context::from_waker(Waker::noop()), now);

@@ -146,7 +146,7 @@ enum SupersededQueue {
 
 /// What ran on a link that has ended, in the order of joining.
 #[derive(Debug, Default)]
-pub(crate) struct DetachedSessions {
+pub(crate) struct EndedLinkSessions {
     /// Sessions with an end in this process.
     pub(crate) own: Vec<SessionId>,
     /// Relayed sessions.
@@ -248,14 +248,14 @@ impl Link {
     }
 
     /// Closes the link for good and returns all sessions that ran on it.
-    pub(crate) fn detach_all(&self) -> DetachedSessions {
+    pub(crate) fn detach_all(&self) -> EndedLinkSessions {
         self.close();
         let (own, relayed) = {
             let sessions = &mut self.lock().sessions;
             sessions.ended = true;
             (std::mem::take(&mut sessions.own), std::mem::take(&mut sessions.relayed))
         };
-        DetachedSessions { own: in_order(own.numbered(None)), relayed: in_order(relayed.numbered(None)) }
+        EndedLinkSessions { own: in_order(own.numbered(None)), relayed: in_order(relayed.numbered(None)) }
     }
 
     /// Runs `step` on the sessions of the link. Returns `None` if the link has ended.

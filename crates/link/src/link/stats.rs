@@ -12,7 +12,7 @@ use tunnel_net::path_mtu::{self, MtuBlackHole};
 
 /// The connection under a link, and the program at its remote end.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct LinkDescription {
+pub struct LinkEndpoints {
     /// Address of this end.
     pub local: Option<SocketAddr>,
     /// Address of the remote end, or of the proxy if one was dialled through.
@@ -41,7 +41,7 @@ pub struct Traffic {
 /// Endpoints, dialect and counters of a running link.
 #[derive(Debug, Default)]
 pub(crate) struct LinkStats {
-    ends: OnceLock<LinkDescription>,
+    ends: OnceLock<LinkEndpoints>,
     /// Dialect of a remote that is another program, once known.
     dialect: Mutex<Option<&'static str>>,
     sent_messages: AtomicU64,
@@ -52,12 +52,12 @@ pub(crate) struct LinkStats {
 
 impl Link {
     /// Records the link's endpoints; only the first call has an effect.
-    pub(crate) fn set_endpoints(&self, ends: LinkDescription) {
+    pub(crate) fn set_endpoints(&self, ends: LinkEndpoints) {
         let _ = self.stats.ends.set(ends);
     }
 
     /// Returns the link's endpoints if they are known.
-    pub fn ends(&self) -> Option<&LinkDescription> {
+    pub fn ends(&self) -> Option<&LinkEndpoints> {
         self.stats.ends.get()
     }
 
@@ -120,9 +120,9 @@ mod tests {
         let seen = link.traffic();
         assert_eq!((seen.sent_messages, seen.sent_bytes), (2, 5));
         assert_eq!((seen.received_messages, seen.received_bytes), (1, 7));
-        let ends = LinkDescription { version: Some("0.1.0".into()), ..LinkDescription::default() };
+        let ends = LinkEndpoints { version: Some("0.1.0".into()), ..LinkEndpoints::default() };
         link.set_endpoints(ends.clone());
-        link.set_endpoints(LinkDescription::default());
+        link.set_endpoints(LinkEndpoints::default());
         assert_eq!(link.ends(), Some(&ends));
     }
 }

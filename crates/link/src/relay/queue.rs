@@ -290,7 +290,7 @@ const MERGE_BELOW: usize = 4 * 1024;
 
 #[cfg(test)]
 mod tests {
-    use crate::schedule::frame_source::{ControlQueue, QueueEntry};
+    use crate::schedule::frame_source::{ControlQueueKind, QueuedSource};
     use tunnel_base::names::{NodeName, SessionId};
     use tunnel_proto::budget::Budget;
     use tunnel_proto::frame::SessionCategory;
@@ -318,7 +318,7 @@ mod tests {
         let granted = |received, limit| SessionFrame::Credit { received, limit };
         // For the first credit the used part is unknown.
         assert_eq!(push(granted(0, 1000)), QueueRequest { credit: true, ..needed });
-        let turn = Turn::Control(QueueEntry { source: queue.clone(), stay: 0 }, ControlQueue::Credits);
+        let turn = Turn::Control(QueuedSource { source: queue.clone(), stay: 0 }, ControlQueueKind::Credits);
         let sent = queue.clone().next_frame(LinkId(1), &turn, Instant::now());
         assert_eq!((sent.frame, sent.credit), (Some(granted(0, 1000)), false));
         assert_eq!(push(granted(400, 1400)), credit);

@@ -13,7 +13,7 @@ use tunnel_proto::state::{ControlPriority, LinkId};
 
 /// An entry of a source in one of a link's queues.
 #[derive(Debug, Clone)]
-pub(crate) struct QueueEntry {
+pub(crate) struct QueuedSource {
     pub(crate) source: Arc<dyn FrameSource>,
     /// Number of the source's stay on the link when it entered. A session that leaves a link and returns has another
     /// number, and the entries that it left behind are stale.
@@ -22,7 +22,7 @@ pub(crate) struct QueueEntry {
 
 /// A queue of a link for frames that go before data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ControlQueue {
+pub(crate) enum ControlQueueKind {
     Answers,
     Credits,
 }
@@ -31,14 +31,14 @@ pub(crate) enum ControlQueue {
 #[derive(Debug)]
 pub(crate) enum Turn {
     /// For a frame that goes before data.
-    Control(QueueEntry, ControlQueue),
+    Control(QueuedSource, ControlQueueKind),
     /// For data: at most `longest` bytes, or nothing if the source has more than `most` to send.
     Data { flow: QueuedFlow, longest: usize, most: usize },
 }
 
 impl Turn {
     /// Returns the source's entry.
-    pub(crate) fn entry(&self) -> &QueueEntry {
+    pub(crate) fn entry(&self) -> &QueuedSource {
         match self {
             Self::Control(entry, _) => entry,
             Self::Data { flow, .. } => &flow.entry,
@@ -97,10 +97,10 @@ impl QueueMembership {
     }
 
     /// Records that its entry has left that queue.
-    pub(crate) fn on_control(&mut self, queue: ControlQueue) {
+    pub(crate) fn on_control(&mut self, queue: ControlQueueKind) {
         match queue {
-            ControlQueue::Answers => self.answers = false,
-            ControlQueue::Credits => (self.credits, self.needed) = (false, false),
+            ControlQueueKind::Answers => self.answers = false,
+            ControlQueueKind::Credits => (self.credits, self.needed) = (false, false),
         }
     }
 

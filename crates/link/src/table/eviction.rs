@@ -117,7 +117,7 @@ mod tests {
     use crate::table::SessionLimits;
     use tunnel_base::metrics::Metrics;
     use tunnel_base::names::Instance;
-    use tunnel_net::ByteStream as _;
+    use tunnel_net::ChunkStream as _;
     use tunnel_proto::frame::{Remote, SessionCategory, SessionFrame, SessionKey};
     use tunnel_proto::halves::WindowLimits;
     use tunnel_proto::state::{LinkId, SessionState};

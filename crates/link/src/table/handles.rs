@@ -13,7 +13,7 @@ use crate::link::Link;
 use crate::lock::store_waker;
 use crate::table::session::{AnyPermit, SharedSession};
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
-use tunnel_net::ByteStream;
+use tunnel_net::ChunkStream;
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 use tunnel_proto::state::{Actions, Phase, SessionState};
 
@@ -325,7 +325,7 @@ impl SessionMonitor {
     }
 }
 
-impl ByteStream for Session {
+impl ChunkStream for Session {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         let (read, _replaced, plain) = self.shared.with_state(|inner| {
             let rtt = self.shared.path_rtt(inner);

@@ -17,7 +17,7 @@ use crate::link::Link;
 use crate::lock::{Mutex, MutexGuard};
 use crate::schedule::frame_source::{FrameSource, QueueMembership, QueueRequest, Turn, TurnOutput};
 use crate::table::SessionTable;
-use crate::table::session::trace::{LoggedState, SessionChange};
+use crate::table::session::trace::{LoggedState, LoggedTransition};
 use tunnel_base::names::{Instance, Target};
 use tunnel_proto::frame::{
     ErrorCode, Opener, Remote, SessionCategory, SessionError, SessionFrame, SessionKey,
@@ -240,7 +240,7 @@ impl SharedSession {
         let request = inner.take_request();
         let ended = inner.state.ended().map(|why| why.code);
         let is_logged = now != before && enabled!(Level::DEBUG);
-        let change = is_logged.then(|| SessionChange { before, now, why: inner.state.ended().cloned() });
+        let change = is_logged.then(|| LoggedTransition { before, now, why: inner.state.ended().cloned() });
         let permit = if actions.forget { inner.permit.take() } else { None };
         let is_opener = inner.state.is_opener();
         let search = inner.take_search();

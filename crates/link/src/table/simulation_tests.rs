@@ -22,7 +22,7 @@ use futures_util::FutureExt;
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 use tokio::runtime::Runtime;
-use tunnel_net::ByteStream;
+use tunnel_net::ChunkStream;
 use tunnel_net::tcp_info::TcpInfo;
 use tunnel_proto::frame::FrameKind;
 use tunnel_proto::state::{LinkId, Phase};

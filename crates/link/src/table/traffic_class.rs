@@ -26,7 +26,7 @@ pub struct TrafficClassifier {
 
 /// The result of one sample of a link's sessions: how many are bulk, and which left the link.
 #[derive(Debug, Default)]
-pub struct Classification {
+pub struct ClassificationSummary {
     /// Number of sessions that move bulk.
     pub bulk: usize,
     /// Number of sessions that do not, among those sampled for long enough and not starting to.
@@ -118,11 +118,11 @@ impl SessionTable {
     /// If there is an interactive link, interactive sessions are moved there and bulk is moved here. Sessions opened
     /// here leave their path; relayed ones are released, so that their opener resumes them. Those opened at the remote
     /// end are moved by the remote end.
-    pub fn classify(&self, busy: &Arc<Link>, classifier: &mut TrafficClassifier) -> Classification {
+    pub fn classify(&self, busy: &Arc<Link>, classifier: &mut TrafficClassifier) -> ClassificationSummary {
         let interactive = busy.interactive().filter(|link| !link.is_closed());
         let rtt = busy.min_rtt().unwrap_or_default();
         let before = classifier.sampled.replace(Instant::now());
-        let (mut result, mut misplaced) = (Classification::default(), Vec::new());
+        let (mut result, mut misplaced) = (ClassificationSummary::default(), Vec::new());
         for link in [Some(busy), interactive.as_ref()].into_iter().flatten() {
             for session in self.sample(link) {
                 let traffic = classifier.sample(session.id, session.moved);

@@ -17,12 +17,12 @@ pub(super) static KNOWN: LazyLock<Mutex<HashMap<IpAddr, KnownBlackHole>>> = Lazy
 pub(super) struct KnownBlackHole {
     pub(super) loss: MtuBlackHole,
     pub(crate) since: Instant,
-    pub(crate) certainty: BlackHoleCertainty,
+    pub(crate) certainty: MtuBlackHoleCertainty,
 }
 
 /// Whether small segments help at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum BlackHoleCertainty {
+pub(super) enum MtuBlackHoleCertainty {
     /// They are being tried.
     Tried,
     /// They helped once, without proof by the kernel. A server that stalled, or another one behind the same address,
@@ -32,7 +32,7 @@ pub(super) enum BlackHoleCertainty {
     Proven,
 }
 
-impl BlackHoleCertainty {
+impl MtuBlackHoleCertainty {
     pub(crate) fn lasts(self) -> Duration {
         match self {
             // A dial that is cancelled and made again needs it.

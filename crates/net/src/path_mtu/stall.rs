@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
-use crate::path_mtu::known_losses::{BlackHoleCertainty, KNOWN, KnownBlackHole, MAX_KNOWN};
+use crate::path_mtu::known_losses::{KNOWN, KnownBlackHole, MAX_KNOWN, MtuBlackHoleCertainty};
 use crate::path_mtu::{MtuBlackHole, REMEDY, is_suspected};
 use crate::tcp_info::TcpInfoReader;
 
@@ -51,7 +51,7 @@ impl StalledHandshake {
     }
 
     /// Records the maximum segment for the address.
-    pub(super) fn note(&self, segment: u32, certainty: BlackHoleCertainty) -> MtuBlackHole {
+    pub(super) fn note(&self, segment: u32, certainty: MtuBlackHoleCertainty) -> MtuBlackHole {
         let loss = MtuBlackHole { to: self.at.ip(), lost: self.path_mtu, segment };
         let mut known = KNOWN.lock();
         if known.len() >= MAX_KNOWN {
@@ -69,10 +69,10 @@ impl StalledHandshake {
         let helped = self.is_certain || self.lasted >= self.since.elapsed() * MIN_SPEEDUP;
         match limit.filter(|_| helped) {
             Some(segment) if self.is_certain || self.was_suspected => {
-                let loss = self.note(segment, BlackHoleCertainty::Proven);
+                let loss = self.note(segment, MtuBlackHoleCertainty::Proven);
                 warn!(error = %loss, hint = REMEDY, "path loses large packets, using small ones");
             }
-            Some(segment) => drop(self.note(segment, BlackHoleCertainty::Suspected)),
+            Some(segment) => drop(self.note(segment, MtuBlackHoleCertainty::Suspected)),
             None => drop(KNOWN.lock().remove(&self.at.ip())),
         }
     }

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::{
     Decoded, MAX_SESSIONS, MAX_TOPIC, PlainEvent, PlainSession, RequestedSession, SESSION_CLOSED_TEXT,
-    SuperEdgeCodec, reply, requested_by_remote,
+    SuperEdgeTranslator, reply, requested_by_remote,
 };
 use crate::codec::proto::StreamMsg;
 use crate::frame::{ErrorCode, SessionCategory, SessionError, SessionFrame};
@@ -57,7 +57,7 @@ impl G4Stage {
     }
 }
 
-impl SuperEdgeCodec {
+impl SuperEdgeTranslator {
     /// Requests a session from such a remote.
     pub(super) fn open_g4(&mut self, requested: RequestedSession, now: Instant) {
         let RequestedSession { id, category, target, epoch } = requested;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::{Decoded, PlainEvent, RequestedSession, SuperEdgeCodec};
+use super::{Decoded, PlainEvent, RequestedSession, SuperEdgeTranslator};
 use crate::codec::extended::{HEARTBEAT, STREAM};
 use crate::codec::proto::StreamMsg;
 use crate::frame::{ErrorCode, SessionCategory, SessionError, SessionFrame};
@@ -44,7 +44,7 @@ impl SuperEdgeGeneration {
     }
 }
 
-impl SuperEdgeCodec {
+impl SuperEdgeTranslator {
     /// Creates the state of a new link to or from `node`. `to_edge` is true if the remote is an edge. Sessions of a
     /// remote that does not report ends are closed after `idle_timeout` without traffic.
     pub fn new(node: NodeName, to_edge: bool, idle_timeout: Duration, now: Instant) -> Self {

@@ -4,9 +4,9 @@ use crate::superedge::MAX_TOPIC;
 
 use super::*;
 
-fn plain() -> SuperEdgeCodec {
+fn plain() -> SuperEdgeTranslator {
     let now = Instant::now();
-    let mut plain = SuperEdgeCodec::new("edge-1".parse().unwrap(), true, Duration::from_secs(600), now);
+    let mut plain = SuperEdgeTranslator::new("edge-1".parse().unwrap(), true, Duration::from_secs(600), now);
     plain.decide(SuperEdgeGeneration::G5, now);
     plain.next_message();
     plain
@@ -18,7 +18,7 @@ fn id() -> SessionId {
 
 /// Returns the message that is sent, and the frames that our session gets.
 fn send_frame_of(
-    plain: &mut SuperEdgeCodec,
+    plain: &mut SuperEdgeTranslator,
     id: SessionId,
     frame: SessionFrame,
 ) -> (Option<StreamMsg>, Vec<SessionFrame>) {
@@ -32,17 +32,20 @@ fn send_frame_of(
     (message, decoded.map(|h| h.frames).unwrap_or_default())
 }
 
-fn send_frame(plain: &mut SuperEdgeCodec, frame: SessionFrame) -> (Option<StreamMsg>, Vec<SessionFrame>) {
+fn send_frame(
+    plain: &mut SuperEdgeTranslator,
+    frame: SessionFrame,
+) -> (Option<StreamMsg>, Vec<SessionFrame>) {
     send_frame_of(plain, id(), frame)
 }
 
 /// Returns the type of the reply to the remote.
-fn answer(plain: &mut SuperEdgeCodec, event: &PlainEvent) -> String {
+fn answer(plain: &mut SuperEdgeTranslator, event: &PlainEvent) -> String {
     assert_eq!(*event, PlainEvent::Answered);
     plain.next_message().unwrap().r#type
 }
 
-fn handle_message(plain: &mut SuperEdgeCodec, kind: &str, topic: &str, data: &str) -> PlainEvent {
+fn handle_message(plain: &mut SuperEdgeTranslator, kind: &str, topic: &str, data: &str) -> PlainEvent {
     let message = StreamMsg {
         node: "edge-1".into(),
         category: "ssh".into(),
@@ -77,7 +80,7 @@ fn a_tcp_session_has_category_ssh_on_the_wire() {
     assert_eq!((decoded.id, decoded.category), (id(), SessionCategory::Tcp));
 }
 
-fn opened(plain: &mut SuperEdgeCodec) -> String {
+fn opened(plain: &mut SuperEdgeTranslator) -> String {
     let open = SessionFrame::Open {
         target: "edge-1:22".parse().unwrap(),
         limit: 9,

@@ -14,7 +14,7 @@ use crate::session_io::tests::linked;
 use crate::session_io::{LocalParty, run_session};
 use tunnel_base::drain::Drain;
 use tunnel_link::table::handles::{IncomingSession, Session};
-use tunnel_net::ByteStream;
+use tunnel_net::ChunkStream;
 use tunnel_net::limiter::{FairLimiter, PermitLimits, Source};
 
 use super::*;

@@ -68,7 +68,7 @@ impl Site {
     /// Returns the route of a request as `target at node`, `-` if it names no node, or the denial.
     fn place(&self, stands_for: &str, head: &Parts, server_name: Option<&str>, trusted: bool) -> String {
         let ports = watch::channel(ConfigMapPorts::default()).1;
-        let port = NodePort {
+        let port = NodePortProtocol {
             stands_for: stands_for.parse().unwrap(),
             is_tls: false,
             target_tls: None,

@@ -10,13 +10,15 @@ use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
 use crate::link::Link;
-use crate::schedule::frame_source::{ControlQueue, FrameSource as _, QueueEntry, QueueMembership, Turn};
+use crate::schedule::frame_source::{
+    ControlQueueKind, FrameSource as _, QueueMembership, QueuedSource, Turn,
+};
 use crate::table::handles::{OpenOutcome, PendingOpen, Session};
 use crate::table::session::{Inner, SessionOrigin, SharedSession};
 use crate::table::{LinkEvent, SessionLimits, SessionTable};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId};
-use tunnel_net::ByteStream as _;
+use tunnel_net::ChunkStream as _;
 use tunnel_proto::budget::Budget;
 use tunnel_proto::frame::{
     ErrorCode, Frame, FrameKind, Remote, SessionCategory, SessionError, SessionFrame, SessionKey,
@@ -284,7 +286,7 @@ async fn an_opening_requested_on_a_plain_link_first_has_a_limit_on_the_next_one(
     for link in [&plain, &link] {
         session.ask(link, None, false);
         let stay = session.lock().stay;
-        let turn = Turn::Control(QueueEntry { source: session.clone(), stay }, ControlQueue::Answers);
+        let turn = Turn::Control(QueuedSource { source: session.clone(), stay }, ControlQueueKind::Answers);
         let frame = session.clone().next_frame(link.id, &turn, Instant::now()).frame;
         let Some(SessionFrame::Open { limit, .. }) = frame else { panic!("{frame:?}") };
         limits.push(limit);

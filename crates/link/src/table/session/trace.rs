@@ -20,7 +20,7 @@ pub(super) struct LoggedState {
 
 /// A change to be logged once the lock is released.
 #[derive(Debug)]
-pub(super) struct SessionChange {
+pub(super) struct LoggedTransition {
     pub(super) before: LoggedState,
     pub(super) now: LoggedState,
     pub(super) why: Option<SessionError>,
@@ -54,7 +54,7 @@ impl LoggedState {
     }
 }
 
-impl SessionChange {
+impl LoggedTransition {
     /// Logs the change. Another thread's line about a later step may come first; they differ in epoch or link.
     pub(super) fn log(self, core: &SharedSession) {
         let Self { before, now, why } = self;

@@ -36,19 +36,19 @@ fn node() -> NodeName {
     "node1".parse().unwrap()
 }
 
-fn codec(to_edge: bool) -> SuperEdgeCodec {
+fn codec(to_edge: bool) -> SuperEdgeTranslator {
     let now = Instant::now();
-    let mut codec = SuperEdgeCodec::new(node(), to_edge, IDLE, now);
+    let mut codec = SuperEdgeTranslator::new(node(), to_edge, IDLE, now);
     codec.decide(SuperEdgeGeneration::G4, now);
     codec.next_message();
     codec
 }
 
-fn server() -> SuperEdgeCodec {
+fn server() -> SuperEdgeTranslator {
     codec(true)
 }
 
-fn edge() -> SuperEdgeCodec {
+fn edge() -> SuperEdgeTranslator {
     codec(false)
 }
 
@@ -65,12 +65,16 @@ fn opened(epoch: u64) -> SessionFrame {
     SessionFrame::Opened { limit: u64::MAX, epoch, instance: None }
 }
 
-fn send(codec: &mut SuperEdgeCodec, category: SessionCategory, frame: SessionFrame) -> Vec<SessionFrame> {
+fn send(
+    codec: &mut SuperEdgeTranslator,
+    category: SessionCategory,
+    frame: SessionFrame,
+) -> Vec<SessionFrame> {
     send_at(codec, id(), category, frame, Instant::now())
 }
 
 fn send_at(
-    codec: &mut SuperEdgeCodec,
+    codec: &mut SuperEdgeTranslator,
     id: SessionId,
     category: SessionCategory,
     frame: SessionFrame,
@@ -81,11 +85,11 @@ fn send_at(
 }
 
 /// Returns the next message, with its random topic replaced by that of `like`.
-fn sent(codec: &mut SuperEdgeCodec, like: &StreamMsg) -> StreamMsg {
+fn sent(codec: &mut SuperEdgeTranslator, like: &StreamMsg) -> StreamMsg {
     StreamMsg { topic: like.topic.clone(), ..codec.next_message().unwrap() }
 }
 
-fn handle_message(codec: &mut SuperEdgeCodec, message: &StreamMsg, topic: &str) -> Decoded {
+fn handle_message(codec: &mut SuperEdgeTranslator, message: &StreamMsg, topic: &str) -> Decoded {
     let message = StreamMsg { topic: topic.into(), ..message.clone() };
     match codec.handle_message(message, Instant::now()) {
         PlainEvent::Session(decoded) => decoded,
@@ -94,7 +98,7 @@ fn handle_message(codec: &mut SuperEdgeCodec, message: &StreamMsg, topic: &str) 
 }
 
 /// Returns what the timers that are due at that time do.
-fn pass(codec: &mut SuperEdgeCodec, now: Instant) -> Vec<SessionFrame> {
+fn pass(codec: &mut SuperEdgeTranslator, now: Instant) -> Vec<SessionFrame> {
     let due = codec.due(now);
     due.into_iter()
         .filter_map(|id| codec.handle_due(id, true, now))
@@ -417,7 +421,7 @@ async fn replies_do_not_echo_long_texts() {
     }
 }
 
-fn assert_is_empty(codec: &SuperEdgeCodec) {
+fn assert_is_empty(codec: &SuperEdgeTranslator) {
     assert!(codec.sessions.is_empty() && codec.by_topic.is_empty() && codec.timers.is_empty(), "{codec:?}");
     assert_eq!(codec.early, 0);
 }

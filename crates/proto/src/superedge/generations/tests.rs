@@ -4,8 +4,8 @@ use crate::frame::{Frame, FrameKind};
 
 use super::*;
 
-fn codec(to_edge: bool) -> SuperEdgeCodec {
-    SuperEdgeCodec::new(node(), to_edge, Duration::from_secs(600), Instant::now())
+fn codec(to_edge: bool) -> SuperEdgeTranslator {
+    SuperEdgeTranslator::new(node(), to_edge, Duration::from_secs(600), Instant::now())
 }
 
 fn node() -> NodeName {
@@ -33,7 +33,7 @@ fn message(kind: &str, topic: &str) -> StreamMsg {
     }
 }
 
-fn kinds(codec: &mut SuperEdgeCodec) -> Vec<String> {
+fn kinds(codec: &mut SuperEdgeTranslator) -> Vec<String> {
     std::iter::from_fn(|| codec.next_message()).map(|message| message.r#type).collect()
 }
 

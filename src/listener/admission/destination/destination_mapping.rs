@@ -10,7 +10,7 @@ use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// How a listener of a process with links to servers finds the targets of its clients.
 #[derive(Debug, Clone)]
-pub enum UplinkRouting {
+pub enum DestinationMapping {
     /// At an edge: at other nodes by name, or in the cloud.
     Edge {
         /// Name of the edge's own node.
@@ -22,7 +22,7 @@ pub enum UplinkRouting {
     User,
 }
 
-impl UplinkRouting {
+impl DestinationMapping {
     /// Returns where a target is: at the node that its host names, or in the cloud.
     pub(crate) fn destination(&self, target: Target) -> Result<Destination, Denial> {
         let node = target.host.node();
