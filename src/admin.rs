@@ -51,7 +51,7 @@ use tunnel_base::metrics::format::ExpositionFormat;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::Networks;
 use tunnel_link::table::SessionTable;
-use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler};
+use tunnel_net::accept_loop::{self, AcceptSettings, Accepted, ConnectionHandler};
 use tunnel_net::fd_limit;
 use tunnel_net::limiter::{FairLimiter, Permit, PermitLimits};
 use tunnel_net::listen::{Accept, TcpListenSocket};
@@ -142,8 +142,8 @@ pub async fn serve<L>(
 }
 
 /// Returns the limits of a port for operators.
-fn accept_limits(connections: usize, metrics: &Metrics) -> AcceptLimits {
-    AcceptLimits {
+fn accept_limits(connections: usize, metrics: &Metrics) -> AcceptSettings {
+    AcceptSettings {
         permits: fd_limit::at_most(connections, 16),
         proxies: Networks::default(),
         refused: metrics.connections_rejected.clone(),

@@ -28,7 +28,7 @@ use crate::registry::node_not_found::NodeNotFound;
 use crate::registry::nodes_at_peers::NodeAtPeer;
 use crate::registry::peers::Peers;
 use crate::registry::replace::Conflicts;
-use crate::registry::search::{NodeQuery, PeerSearch};
+use crate::registry::search::{NodeSearchCriteria, PeerSearch};
 use crate::registry::waiters::{NodeWaiter, NodeWaiters};
 use tunnel_base::addresses::owners::{AddressClaim, ClaimSource};
 use tunnel_base::metrics::Metrics;
@@ -278,7 +278,7 @@ impl Finder {
         instance: Option<Instance>,
         not: Option<&Link>,
     ) -> Result<Path, NodeNotFound> {
-        let query = NodeQuery::new(node, instance, not);
+        let query = NodeSearchCriteria::new(node, instance, not);
         let mut searching = pin!(self.search(&query));
         let mut has_linked = false;
         loop {
@@ -303,7 +303,7 @@ impl Finder {
     }
 
     /// Asks the peers, unless that has failed a moment ago.
-    async fn search(&self, query: &NodeQuery) -> Result<Path, NodeNotFound> {
+    async fn search(&self, query: &NodeSearchCriteria) -> Result<Path, NodeNotFound> {
         let Some(others) = &self.others else { return Err(NodeNotFound::default()) };
         if !query.is_any() {
             return others.join(query.clone()).await;
@@ -318,7 +318,7 @@ impl Finder {
     }
 
     /// Adds to the error of a search what this server knows without asking.
-    fn complete(&self, query: &NodeQuery, missing: NodeNotFound) -> NodeNotFound {
+    fn complete(&self, query: &NodeSearchCriteria, missing: NodeNotFound) -> NodeNotFound {
         let at_peers = self.others.as_ref().and_then(|others| others.nodes.last_seen(&query.node));
         let seen =
             missing.seen.into_iter().chain(self.registry.last_linked(&query.node)).chain(at_peers).min();
@@ -327,7 +327,7 @@ impl Finder {
     }
 
     /// Returns true if the node is known to be linked as another process than the requested one.
-    fn is_another(&self, query: &NodeQuery) -> bool {
+    fn is_another(&self, query: &NodeSearchCriteria) -> bool {
         self.known_paths(&query.node).any(|path| !query.is_of(path.instance))
     }
 
@@ -358,7 +358,7 @@ impl Finder {
 
     /// Returns true if the node is known to be linked as another process than this one.
     pub fn is_replaced(&self, node: &NodeName, instance: Instance) -> bool {
-        self.is_another(&NodeQuery::new(node, Some(instance), None))
+        self.is_another(&NodeSearchCriteria::new(node, Some(instance), None))
     }
 
     /// Returns the node that is named by this host's address, if a search may find it: it is or was linked here, or

@@ -13,7 +13,7 @@ use tunnel_base::names::{Instance, Target};
 use tunnel_base::policy::targets::Targets;
 use tunnel_link::link::Link;
 use tunnel_link::table::handles::{OpenOutcome, PendingOpen, Session};
-use tunnel_link::table::{LinkEvent, SessionLimits, SessionTable};
+use tunnel_link::table::{FrameEvent, SessionLimits, SessionTable};
 use tunnel_net::ChunkStream;
 use tunnel_net::interfaces::{InterfaceSnapshot, LocalAddresses};
 use tunnel_net::resolver::Resolver;
@@ -89,7 +89,7 @@ fn pump(
         while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {
             let FrameKind::Session(id, category, word) = frame.body else { continue };
             let key = SessionKey { id, category, node: frame.node };
-            if let Some(LinkEvent::Incoming(offer)) = to.on_frame(&back, key, word, Instant::now()) {
+            if let Some(FrameEvent::Incoming(offer)) = to.on_frame(&back, key, word, Instant::now()) {
                 backend.as_ref().unwrap().serve_incoming(offer);
             }
         }

@@ -21,7 +21,7 @@ use crate::invitations::invitee::Invitee;
 use crate::invitations::store::ListedEnrolment;
 use tunnel_base::logging::printable;
 use tunnel_base::names::{DeviceName, NodeName, Target, UserDevice, UserName};
-use tunnel_base::policy::Glob;
+use tunnel_base::policy::NodeGlob;
 
 /// Arguments of `tunnel invite`.
 #[derive(Debug, Clone, clap::Args)]
@@ -36,7 +36,7 @@ pub struct InviteArgs {
     /// With --uses: pattern of the nodes for which to make a join key. With --user: nodes that the user should reach,
     /// separated by commas; only printed, as a rule for the servers' config. '*' matches any run of characters.
     #[arg(long, value_name = "NODES", value_delimiter = ',')]
-    pub nodes: Vec<Glob>,
+    pub nodes: Vec<NodeGlob>,
     /// Number of nodes that may join by the key, each under its own name.
     #[arg(long, value_name = "NUMBER", requires = "nodes", conflicts_with = "user")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_USES)))]

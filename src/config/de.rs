@@ -379,7 +379,7 @@ mod tests {
         password: SecretString,
         is_on: bool,
         kind: Option<Kind>,
-        list: Vec<tunnel_base::policy::Glob>,
+        list: Vec<tunnel_base::policy::NodeGlob>,
         rules: Vec<Inner>,
         #[serde(with = "Millis::<100, 60_000>")]
         wait: Option<std::time::Duration>,

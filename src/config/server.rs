@@ -21,7 +21,7 @@ use crate::config::value::forms::{ByteSize, Millis};
 use crate::config::{self, DAY, Environment, MIN_MEMORY, WarningKind};
 use tunnel_base::names::ServerDisplayName;
 use tunnel_base::policy::targets::Targets;
-use tunnel_base::policy::{Glob, Networks};
+use tunnel_base::policy::{Networks, NodeGlob};
 use tunnel_link::grpc::PLAIN_IDLE_TIMEOUT;
 
 /// `[server.links]`: the port on which edges and peers make links, its certificates and tokens, and the ports for
@@ -158,7 +158,7 @@ pub struct EdgeAccessConfig {
     pub targets: Targets,
     /// Patterns of nodes that edges may reach, such as "edge-*"; '*' matches any run of characters, case is ignored. A
     /// target with the address of such a node, or a Service there, is reached through the node's edge.
-    pub nodes: Vec<Glob>,
+    pub nodes: Vec<NodeGlob>,
 }
 
 impl Default for EdgeAccessConfig {

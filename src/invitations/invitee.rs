@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use tunnel_base::names::{DeviceName, NameError, NodeName, UserDevice, UserName};
-use tunnel_base::policy::Glob;
+use tunnel_base::policy::NodeGlob;
 
 /// A node, a pattern of nodes, a user, or a device of a user. As text `edge7`, `edge*`, `alice/` or `alice/laptop`: no
 /// node's name has a slash or a star.
@@ -14,7 +14,7 @@ pub enum Invitee {
     /// A node.
     Node(NodeName),
     /// All nodes whose names match, for a join key.
-    Nodes(Glob),
+    Nodes(NodeGlob),
     /// A user with all her devices.
     User(UserName),
     /// One device of a user.

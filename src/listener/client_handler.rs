@@ -21,7 +21,7 @@ use crate::session_io::{LocalParty, run_session};
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::metrics::label_values::DENIALS;
 use tunnel_base::policy::Networks;
-use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler, ConnectionRejection};
+use tunnel_net::accept_loop::{self, AcceptSettings, Accepted, ConnectionHandler, ConnectionRejection};
 use tunnel_net::fd_limit;
 use tunnel_net::listen::Accept;
 use tunnel_net::socket::{Connection, Socket};
@@ -37,7 +37,7 @@ where
         (context.metrics.connections_rejected.clone(), context.metrics.refusals.clone());
     context.metrics.sessions.expose(context.listener, &DENIALS);
     let permits = max_pending(context.uplink.is_some());
-    let limits = AcceptLimits { permits, proxies, refused, refusals, for_operators: false };
+    let limits = AcceptSettings { permits, proxies, refused, refusals, for_operators: false };
     let (drain, context) = (context.drain.clone(), Arc::new(context));
     accept_loop::run(listener, limits, ClientHandler { protocol, context }, drain).await;
 }

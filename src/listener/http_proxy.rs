@@ -30,7 +30,7 @@ use crate::listener::requests::credentials;
 use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, NamedFile, single};
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::names::{NameError, Target};
-use tunnel_base::policy::Glob;
+use tunnel_base::policy::NodeGlob;
 use tunnel_net::hooked::{Hooked, ReadHook};
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::SessionCategory;
@@ -118,7 +118,7 @@ pub struct EdgeProxyConfig {
     /// The hosts that are nodes.
     ///
     /// Example: `["edge-*"]`
-    pub nodes: Option<Vec<Glob>>,
+    pub nodes: Option<Vec<NodeGlob>>,
     /// Access rules.
     #[serde(skip)]
     pub access: AccessConfig,

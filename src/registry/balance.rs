@@ -19,7 +19,7 @@ pub struct NodeCounts<'a> {
 
 /// The decision, second by second, how many edges are asked to link elsewhere.
 #[derive(Debug, Default)]
-pub struct Balance {
+pub struct Rebalancer {
     state: BalanceState,
     /// Number of failed rounds in a row.
     failed_moves: u32,
@@ -50,7 +50,7 @@ struct RebalanceRound {
     share: f64,
 }
 
-impl Balance {
+impl Rebalancer {
     /// Returns how many edges to ask now. To be called once a second. `weights` is `None` if not all peers are known or
     /// one of them is stopping; nothing is done then, except that a cooldown continues.
     pub fn next_batch(&mut self, weights: Option<NodeCounts<'_>>, now: Instant) -> usize {

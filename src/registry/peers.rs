@@ -27,7 +27,7 @@ use tracing::info_span;
 
 use crate::registry::Registry;
 use crate::registry::peers::announcements::{AnnouncementLinks, UNSOLICITED};
-use crate::registry::peers::node_list::CachedNodeList;
+use crate::registry::peers::node_list::CachedPeerNodes;
 use crate::registry::peers::peer::Peer;
 use crate::registry::peers::peer_dialer::{PeerDialContext, PeerDialer, PeerError};
 use crate::registry::peers::questions::Questions;
@@ -50,7 +50,7 @@ pub struct Peers {
     pages: Questions<NodePage>,
     /// Held while a list of all nodes is made, so that there is one at a time. The last one is kept for callers that
     /// wait.
-    listing: tokio::sync::Mutex<Option<CachedNodeList>>,
+    listing: tokio::sync::Mutex<Option<CachedPeerNodes>>,
     /// Cloned by each caller that waits for a list.
     listing_waiters: Arc<()>,
     /// The loads that peers have reported, and when.

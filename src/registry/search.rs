@@ -26,7 +26,7 @@ use tunnel_proto::state::LinkId;
 
 /// The node that a search looks for, with its restrictions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct NodeQuery {
+pub(crate) struct NodeSearchCriteria {
     pub(crate) node: NodeName,
     /// The only process of the node that is accepted, if any.
     instance: Option<Instance>,
@@ -36,7 +36,7 @@ pub(crate) struct NodeQuery {
     exclude_server: Option<Instance>,
 }
 
-impl NodeQuery {
+impl NodeSearchCriteria {
     pub(crate) fn new(node: &NodeName, instance: Option<Instance>, not: Option<&Link>) -> Self {
         let exclude_server = not.filter(|not| not.peer == Remote::Peer).and_then(|not| not.instance);
         Self { node: node.clone(), instance, exclude_link: not.map(|not| not.id), exclude_server }
@@ -76,7 +76,7 @@ pub(crate) struct PeerSearch {
     dns: NodeDnsLookup,
     /// Port of peers, for those found by DNS.
     port: u16,
-    running: Mutex<HashMap<NodeQuery, WeakShared<RunningSearch>>>,
+    running: Mutex<HashMap<NodeSearchCriteria, WeakShared<RunningSearch>>>,
 }
 
 type RunningSearch = BoxFuture<'static, Result<Path, NodeNotFound>>;
@@ -87,7 +87,7 @@ impl PeerSearch {
     }
 
     /// Starts a search or joins the running one. Takes about 2 s at most. Cancel safe.
-    pub(crate) async fn join(self: &Arc<Self>, query: NodeQuery) -> Result<Path, NodeNotFound> {
+    pub(crate) async fn join(self: &Arc<Self>, query: NodeSearchCriteria) -> Result<Path, NodeNotFound> {
         // Dropped after the search, so that the last waiter finds no handle of it.
         let _waiter = SearchWaiter { running: &self.running, query: query.clone() };
         let search = {
@@ -103,7 +103,7 @@ impl PeerSearch {
     }
 
     /// Asks all peers, and the servers that DNS names.
-    async fn search(self: Arc<Self>, query: NodeQuery) -> Result<Path, NodeNotFound> {
+    async fn search(self: Arc<Self>, query: NodeSearchCriteria) -> Result<Path, NodeNotFound> {
         let started = Instant::now();
         let mut until = started + SEARCH_TIMEOUT;
         let mut lookup = pin!(self.dns.lookup(&query.node).fuse());
@@ -143,8 +143,8 @@ impl PeerSearch {
 
 /// A waiter of a search. The last one to leave removes the search from the table.
 struct SearchWaiter<'a> {
-    running: &'a Mutex<HashMap<NodeQuery, WeakShared<RunningSearch>>>,
-    query: NodeQuery,
+    running: &'a Mutex<HashMap<NodeSearchCriteria, WeakShared<RunningSearch>>>,
+    query: NodeSearchCriteria,
 }
 
 impl Drop for SearchWaiter<'_> {
@@ -168,7 +168,7 @@ const MAX_NAMED: usize = 8;
 /// The peers that one search has asked, and their answers.
 struct PeerQueries<'a> {
     peers: &'a Arc<Peers>,
-    query: &'a NodeQuery,
+    query: &'a NodeSearchCriteria,
     queried: Vec<PeerHandle>,
     answers: FuturesUnordered<BoxFuture<'static, PeerAnswer>>,
     /// The combined answers of the peers that do not have the node.
@@ -180,7 +180,7 @@ struct PeerQueries<'a> {
 type PeerAnswer = Result<(Arc<Link>, Found), PeerError>;
 
 impl<'a> PeerQueries<'a> {
-    fn new(peers: &'a Arc<Peers>, query: &'a NodeQuery) -> Self {
+    fn new(peers: &'a Arc<Peers>, query: &'a NodeSearchCriteria) -> Self {
         Self {
             peers,
             query,
@@ -281,7 +281,7 @@ mod tests {
         };
         let node = "node1".parse().unwrap();
         let found = tokio::select! {
-            found = searches.clone().search(NodeQuery::new(&node, None, None)) => found,
+            found = searches.clone().search(NodeSearchCriteria::new(&node, None, None)) => found,
             () = answers => unreachable!(),
         };
         (found, queried_peers)
@@ -306,7 +306,7 @@ mod tests {
     async fn a_peer_queried_over_two_links_counts_once_as_not_having_the_node() {
         let (peers, _tell, _made) = peers(&[]);
         let links = [link(1, 7), link(2, 7), link(3, 8)];
-        let query = NodeQuery::new(&"node1".parse().unwrap(), None, None);
+        let query = NodeSearchCriteria::new(&"node1".parse().unwrap(), None, None);
         let mut queries = PeerQueries::new(&peers, &query);
         for link in links {
             queries.take(Ok((link, Found::not_here(1))));

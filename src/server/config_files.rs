@@ -15,7 +15,7 @@ use crate::server::config::ServerConfig;
 use crate::server::edge_links;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_base::names::UserName;
-use tunnel_base::policy::Glob;
+use tunnel_base::policy::NodeGlob;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::tokens::NodeTokens;
 use tunnel_net::reload::{FileWatcher, ReloadedValue};
@@ -218,7 +218,7 @@ pub(crate) struct LivePolicies {
     /// Targets outside of nodes that clients may have it dial.
     pub(crate) for_clients: Arc<ArcSwap<Targets>>,
     /// The nodes that edges may reach through this server.
-    pub(crate) nodes: Arc<ArcSwap<Vec<Glob>>>,
+    pub(crate) nodes: Arc<ArcSwap<Vec<NodeGlob>>>,
     /// The users who may send requests of operators over their links.
     pub(crate) admins: Arc<ArcSwap<Vec<UserName>>>,
 }

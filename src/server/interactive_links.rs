@@ -15,7 +15,7 @@ use tunnel_link::grpc::accept::{CallRejection, LinkCall};
 use tunnel_link::grpc::link_end::LinkEnd;
 use tunnel_link::link::Link;
 use tunnel_link::link_reader::LinkReader;
-use tunnel_link::table::LinkEvent;
+use tunnel_link::table::FrameEvent;
 use tunnel_link::table::traffic_class::TrafficClassifier;
 use tunnel_proto::frame::{Frame, FrameKind, Remote};
 
@@ -65,7 +65,7 @@ async fn run_interactive(
     let why = loop {
         tokio::select! {
             event = reader.next() => match event {
-                Ok(LinkEvent::Signal(Frame { body: FrameKind::Drain(_), .. })) => {
+                Ok(FrameEvent::Signal(Frame { body: FrameKind::Drain(_), .. })) => {
                     is_new = false;
                     busy.clear_interactive(&link);
                     migrate_sessions(&link, is_logged, shared);

@@ -24,7 +24,7 @@ use tunnel_link::grpc::link_end::LinkEnd;
 use tunnel_link::link::Link;
 use tunnel_link::link_reader::LinkReader;
 use tunnel_link::relay::bindings::RelayOutcome;
-use tunnel_link::table::LinkEvent;
+use tunnel_link::table::FrameEvent;
 use tunnel_link::table::handles::{IncomingSession, Session};
 use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{ErrorCode, Found, Frame, FrameKind, Remote, SessionError};
@@ -51,16 +51,16 @@ pub(crate) async fn run_link(
 
 /// Handles an event of `link`. `room` has the permits for concurrent searches of this link.
 pub(crate) fn handle_event(
-    event: LinkEvent,
+    event: FrameEvent,
     link: &Arc<Link>,
     room: &Arc<Semaphore>,
     shared: &Arc<ServerContext>,
 ) {
     match event {
-        // Never happens: a server receives its requests as `LinkEvent::RelayRequest`. Dropping an offer refuses it.
-        LinkEvent::Incoming(_) => {}
-        LinkEvent::RelayRequest(request) => handle_request(request, shared, room),
-        LinkEvent::Signal(frame) => handle_signal(frame, link, shared),
+        // Never happens: a server receives its requests as `FrameEvent::RelayRequest`. Dropping an offer refuses it.
+        FrameEvent::Incoming(_) => {}
+        FrameEvent::RelayRequest(request) => handle_request(request, shared, room),
+        FrameEvent::Signal(frame) => handle_signal(frame, link, shared),
     }
 }
 

@@ -23,7 +23,7 @@ use tunnel_link::grpc::accept::{
 };
 use tunnel_link::link::Link;
 use tunnel_link::link_reader::LinkReader;
-use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler, ConnectionRejection};
+use tunnel_net::accept_loop::{self, AcceptSettings, Accepted, ConnectionHandler, ConnectionRejection};
 use tunnel_net::listen::{TcpListenSocket, tune_link};
 use tunnel_net::reload::ReloadedValue;
 use tunnel_net::tls::client_certificate::ServerTls;
@@ -48,7 +48,7 @@ pub(crate) fn spawn(
     links.spawn(info_span!("calls"), accept_calls(arrived, shared.clone()));
     let metrics = &shared.link_context.metrics;
     let (refused, refusals) = (metrics.links_rejected.clone(), metrics.refusals.clone());
-    let limits = AcceptLimits { permits: CONNECTIONS, proxies, refused, refusals, for_operators: false };
+    let limits = AcceptSettings { permits: CONNECTIONS, proxies, refused, refusals, for_operators: false };
     let handshakes = TlsHandshaker::new(tls, shared.pool.clone(), CONNECTIONS);
     let handshake_failures = HandshakeFailures::default();
     let summaries = run_summaries(handshake_failures.clone(), shared.link_rates.clone(), links.clone());

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::info_span;
 
-use crate::registry::balance::{Balance, NodeCounts};
+use crate::registry::balance::{NodeCounts, Rebalancer};
 use crate::registry::peers::Peers;
 use crate::registry::peers::node_counts::{ANNOUNCE_INTERVAL, PeerLoad};
 use crate::server::ServerContext;
@@ -20,7 +20,7 @@ pub(crate) fn spawn_balance(shared: &Arc<ServerContext>, settings: &ServerConfig
     let Some(peers) = shared.finder.peers().cloned() else { return };
     let (shared, drain) = (shared.clone(), shared.link_context.drain.clone());
     drain.clone().spawn(info_span!("balance"), async move {
-        let (mut balance, mut last_report) = (Balance::default(), None::<Instant>);
+        let (mut balance, mut last_report) = (Rebalancer::default(), None::<Instant>);
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut stopping = false;
@@ -44,7 +44,7 @@ pub(crate) fn spawn_balance(shared: &Arc<ServerContext>, settings: &ServerConfig
 }
 
 /// Asks as many edges as are due. Returns how many were asked.
-fn rebalance(balance: &mut Balance, here: usize, peers: &Peers, shared: &ServerContext) -> usize {
+fn rebalance(balance: &mut Rebalancer, here: usize, peers: &Peers, shared: &ServerContext) -> usize {
     let loads = peers.loads();
     let nodes: Option<Vec<u64>> = loads.as_ref().map(|loads| loads.iter().map(|load| load.nodes).collect());
     let weights = nodes.as_deref().map(|others| NodeCounts { here, others });

@@ -15,7 +15,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::names::Instance;
 use tunnel_link::link::Link;
 use tunnel_link::table::handles::IncomingSession;
-use tunnel_link::table::{LinkEvent, SessionLimits, SessionTable};
+use tunnel_link::table::{FrameEvent, SessionLimits, SessionTable};
 use tunnel_net::ChunkStream;
 use tunnel_net::pool::BufferPool;
 use tunnel_proto::frame::{FrameKind, Remote, SessionCategory, SessionKey};
@@ -41,7 +41,7 @@ pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<Link>, mpsc::Rece
             while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {
                 let FrameKind::Session(id, category, word) = frame.body else { continue };
                 let key = SessionKey { id, category, node: frame.node };
-                if let Some(LinkEvent::Incoming(offer)) = to.on_frame(&back, key, word, Instant::now()) {
+                if let Some(FrameEvent::Incoming(offer)) = to.on_frame(&back, key, word, Instant::now()) {
                     offers.try_send(offer).unwrap();
                 }
             }

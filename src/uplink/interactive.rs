@@ -14,7 +14,7 @@ use tunnel_base::backoff::Backoff;
 use tunnel_link::link::Link;
 use tunnel_link::link_reader::LinkReader;
 use tunnel_link::liveness::{self, Suspicion};
-use tunnel_link::table::LinkEvent;
+use tunnel_link::table::FrameEvent;
 use tunnel_link::table::traffic_class::TrafficClassifier;
 use tunnel_proto::frame::{Frame, FrameKind};
 use tunnel_proto::hello::LinkPurpose;
@@ -131,7 +131,7 @@ impl Reconnector {
         let why = loop {
             tokio::select! {
                 event = reader.next() => match event {
-                    Ok(LinkEvent::Signal(Frame { body: FrameKind::Drain(_), .. })) => break None,
+                    Ok(FrameEvent::Signal(Frame { body: FrameKind::Drain(_), .. })) => break None,
                     Ok(event) => {
                         self.handle_event(event);
                     }

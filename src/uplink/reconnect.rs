@@ -23,7 +23,7 @@ use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::link_end::LinkEnd;
 use tunnel_link::link::Link;
 use tunnel_link::link_reader::LinkReader;
-use tunnel_link::table::LinkEvent;
+use tunnel_link::table::FrameEvent;
 use tunnel_net::interfaces::changes::NetworkChanges;
 use tunnel_net::path_mtu::REMEDY;
 use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionError};
@@ -201,7 +201,7 @@ impl Reconnector {
             tokio::select! {
                 biased;
                 event = reader.next() => match event {
-                    Ok(LinkEvent::Signal(Frame { body: FrameKind::Drain(to), .. })) => break Replacement::Drained(to),
+                    Ok(FrameEvent::Signal(Frame { body: FrameKind::Drain(to), .. })) => break Replacement::Drained(to),
                     Ok(event) => self.handle_event(event),
                     Err(why) => break Replacement::Ended(why),
                 },
@@ -352,19 +352,19 @@ impl Reconnector {
     }
 
     /// Handles an event of a link.
-    pub(super) fn handle_event(&self, event: LinkEvent) {
+    pub(super) fn handle_event(&self, event: FrameEvent) {
         match event {
-            LinkEvent::Incoming(offer) if self.sessions.is_draining() => {
+            FrameEvent::Incoming(offer) if self.sessions.is_draining() => {
                 offer.refuse(SessionError::new(ErrorCode::Overloaded, "the edge is stopping"));
             }
-            LinkEvent::Incoming(offer) => match &self.backend {
+            FrameEvent::Incoming(offer) => match &self.backend {
                 Some(backend) => backend.serve_incoming(offer),
                 None => {
                     let why = "a user's program accepts no sessions";
                     offer.refuse(SessionError::new(ErrorCode::NotAllowed, why));
                 }
             },
-            LinkEvent::Signal(Frame { body: FrameKind::Conflict(conflict), .. }) => {
+            FrameEvent::Signal(Frame { body: FrameKind::Conflict(conflict), .. }) => {
                 self.readiness.note_until(
                     NODE_NAME_CONDITION,
                     conflict.reason,
@@ -372,7 +372,7 @@ impl Reconnector {
                 );
             }
             // A server sends an edge no others, except Drain: a second one has no effect.
-            LinkEvent::RelayRequest(_) | LinkEvent::Signal(_) => {}
+            FrameEvent::RelayRequest(_) | FrameEvent::Signal(_) => {}
         }
     }
 

@@ -22,7 +22,7 @@ use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::grpc::{LinkContext, dial};
 use tunnel_link::link_reader::LinkReader;
-use tunnel_link::table::{LinkEvent, SessionLimits, SessionTable};
+use tunnel_link::table::{FrameEvent, SessionLimits, SessionTable};
 use tunnel_net::listen::tune_link;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::Buffered;
@@ -194,7 +194,7 @@ impl Edge {
         self.counts.at[at].fetch_add(1, Relaxed);
         let why = loop {
             match reader.next().await {
-                Ok(LinkEvent::Signal(Frame { body: FrameKind::Drain(_), .. })) => break None,
+                Ok(FrameEvent::Signal(Frame { body: FrameKind::Drain(_), .. })) => break None,
                 // These edges receive no other requests.
                 Ok(_event) => {}
                 Err(why) => break Some(why),

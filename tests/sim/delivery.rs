@@ -2,7 +2,7 @@
 
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
-use tunnel_link::table::LinkEvent;
+use tunnel_link::table::FrameEvent;
 use tunnel_proto::frame::{FrameKind, SessionKey};
 
 use super::world::Simulation;
@@ -36,14 +36,14 @@ impl Simulation {
         }
     }
 
-    fn event(&self, event: Option<LinkEvent>, at: usize) {
+    fn event(&self, event: Option<FrameEvent>, at: usize) {
         let process = &self.processes[at];
         let place = &process.place;
         match event {
-            Some(LinkEvent::Incoming(offer)) if !process.is_server() => {
+            Some(FrameEvent::Incoming(offer)) if !process.is_server() => {
                 place.spawner.spawn("acceptor".into(), place.clone().answer(offer));
             }
-            Some(LinkEvent::RelayRequest(request)) if process.is_server() && self.plan.servers > 1 => {
+            Some(FrameEvent::RelayRequest(request)) if process.is_server() && self.plan.servers > 1 => {
                 place.spawner.spawn("guide".into(), place.clone().relay_request(request));
             }
             Some(other) => self.ledger.error(format!("process {at} gets unexpected event {other:?}")),

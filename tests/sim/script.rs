@@ -13,7 +13,7 @@ use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_link::link::Link;
 use tunnel_link::table::handles::{IncomingSession, PendingOpen, Session};
-use tunnel_link::table::{LinkEvent, SessionLimits, SessionTable};
+use tunnel_link::table::{FrameEvent, SessionLimits, SessionTable};
 use tunnel_net::ChunkStream as _;
 use tunnel_proto::frame::{
     ErrorCode, FrameKind, Remote, SessionCategory, SessionError, SessionFrame, SessionKey,
@@ -59,13 +59,13 @@ impl Script {
     fn accept_session(&self, link: &Arc<Link>) -> Option<Session> {
         let id = SessionId::random();
         match self.receive_frame(link, id, open_frame(1)) {
-            Some(LinkEvent::RelayRequest(request)) => request.offer().map(IncomingSession::accept),
+            Some(FrameEvent::RelayRequest(request)) => request.offer().map(IncomingSession::accept),
             _ => None,
         }
     }
 
     /// Handles a frame of a session that arrives over that link.
-    fn receive_frame(&self, link: &Arc<Link>, id: SessionId, frame: SessionFrame) -> Option<LinkEvent> {
+    fn receive_frame(&self, link: &Arc<Link>, id: SessionId, frame: SessionFrame) -> Option<FrameEvent> {
         let node = link.peer.node().cloned().unwrap_or_else(|| node(1));
         let key = SessionKey { id, category: SessionCategory::Ssh, node };
         self.table.on_frame(link, key, frame, Instant::now())
@@ -444,7 +444,7 @@ async fn relayed_sessions_of_one_edge_leave_permits_for_other_edges() {
             let (id, node) = (SessionId::random(), node(9));
             let key = SessionKey { id, category: SessionCategory::Ssh, node };
             match script.table.on_frame(edge, key, open_frame(1), Instant::now()) {
-                Some(LinkEvent::RelayRequest(request)) => request.pass(&acceptor),
+                Some(FrameEvent::RelayRequest(request)) => request.pass(&acceptor),
                 _ => return false,
             }
             true

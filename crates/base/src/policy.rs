@@ -32,7 +32,7 @@ pub struct Networks(Vec<IpNet>);
 
 /// A pattern for node names, in which `*` matches any run of characters. Case is ignored.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Glob(String);
+pub struct NodeGlob(String);
 
 /// A pattern for names in a client's certificate, in which `*` matches any run of characters. Case is ignored.
 #[derive(Clone, PartialEq, Eq)]
@@ -49,8 +49,8 @@ pub struct Rule {
     #[serde(deserialize_with = "non_empty::<_, Network, _>")]
     pub from: Option<Networks>,
     /// Nodes that may be requested.
-    #[serde(deserialize_with = "non_empty::<_, Glob, _>")]
-    pub nodes: Option<Vec<Glob>>,
+    #[serde(deserialize_with = "non_empty::<_, NodeGlob, _>")]
+    pub nodes: Option<Vec<NodeGlob>>,
     /// Ports of the target.
     #[serde(deserialize_with = "non_empty::<_, ConfigPort<1>, _>")]
     pub ports: Option<Vec<ConfigPort<1>>>,
@@ -104,7 +104,7 @@ impl Networks {
     }
 }
 
-impl Glob {
+impl NodeGlob {
     /// Returns true if the node matches.
     pub fn matches(&self, node: &NodeName) -> bool {
         matches(self.0.as_bytes(), node.as_str().as_bytes())
@@ -212,7 +212,7 @@ impl FromIterator<Rule> for Rules {
     }
 }
 
-impl FromStr for Glob {
+impl FromStr for NodeGlob {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -239,8 +239,8 @@ impl FromStr for CertificateGlob {
     }
 }
 
-display_text!(Glob, CertificateGlob);
-debug_as_display!(Glob, CertificateGlob);
+display_text!(NodeGlob, CertificateGlob);
+debug_as_display!(NodeGlob, CertificateGlob);
 
 impl fmt::Debug for Networks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -392,13 +392,13 @@ mod tests {
     proptest! {
         #[test]
         fn globs_match_like_a_recursive_model(glob in "[ab*]{1,8}", name in "[abAB]{1,10}") {
-            let parsed: Glob = glob.parse().unwrap();
+            let parsed: NodeGlob = glob.parse().unwrap();
             prop_assert_eq!(parsed.matches(&node(&name)), model(glob.as_bytes(), name.as_bytes()));
         }
 
         #[test]
         fn a_glob_with_many_stars_matches_fast(stars in 1_usize..120) {
-            let glob: Glob = format!("{}b", "*a".repeat(stars)).parse().unwrap();
+            let glob: NodeGlob = format!("{}b", "*a".repeat(stars)).parse().unwrap();
             prop_assert!(!glob.matches(&node(&"a".repeat(250))));
         }
 
@@ -423,7 +423,7 @@ mod tests {
 
         #[test]
         fn no_text_makes_a_policy_panic(text in ".{0,80}") {
-            let _ = (network(&text), text.parse::<Glob>(), text.parse::<TargetEntry>());
+            let _ = (network(&text), text.parse::<NodeGlob>(), text.parse::<TargetEntry>());
         }
     }
 }

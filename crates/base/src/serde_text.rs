@@ -6,7 +6,7 @@ use serde::ser::{Serialize, Serializer};
 use crate::names::{Host, NodeName, ServerDisplayName, Target, UserName};
 use crate::policy::ports::{HOST, PortTarget};
 use crate::policy::targets::TargetEntry;
-use crate::policy::{CertificateGlob, Glob};
+use crate::policy::{CertificateGlob, NodeGlob};
 
 /// Serializes types through `Display` and deserializes them through `FromStr`.
 macro_rules! as_text {
@@ -25,7 +25,7 @@ macro_rules! as_text {
     )*};
 }
 
-as_text!(NodeName, UserName, ServerDisplayName, Host, Target, TargetEntry, Glob, CertificateGlob);
+as_text!(NodeName, UserName, ServerDisplayName, Host, Target, TargetEntry, NodeGlob, CertificateGlob);
 
 impl<'de> Deserialize<'de> for PortTarget {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -70,7 +70,7 @@ mod tests {
         #[test]
         fn patterns_and_names_serialise_as_they_are_parsed(text in "[a-z0-9*][a-z0-9*._-]{0,20}[a-z0-9*]") {
             let json = format!("{text:?}");
-            prop_assert_eq!(&stays::<Glob>(&json), &json);
+            prop_assert_eq!(&stays::<NodeGlob>(&json), &json);
             if text.parse::<NodeName>().is_ok() {
                 prop_assert_eq!(&stays::<NodeName>(&json), &json);
             }

@@ -25,7 +25,7 @@ use tunnel_base::drain::Drain;
 
 /// A watch of Nodes, pods, Services, their endpoints, and the Services that operators list by hand. The last known
 /// state applies while kube-apiserver does not answer.
-pub struct ClusterAddressWatch {
+pub struct AddressBookUpdater {
     cluster: Cluster,
     book: Arc<AddressBook>,
     report: StateReporter,
@@ -35,7 +35,7 @@ pub struct ClusterAddressWatch {
 /// A callback for the state of each kind of object: complete, or why not.
 type StateReporter = Arc<dyn Fn(&'static str, Result<(), String>) + Send + Sync>;
 
-impl ClusterAddressWatch {
+impl AddressBookUpdater {
     /// Creates a watch; sends no request. Calls `report` with the state of each kind now and whenever it changes; it
     /// must not block.
     pub fn new(
@@ -84,7 +84,7 @@ impl ClusterAddressWatch {
 
 /// The handler of objects of one kind.
 struct KindHandler<'a> {
-    watch: &'a ClusterAddressWatch,
+    watch: &'a AddressBookUpdater,
     what: &'static str,
     listed: bool,
 }
@@ -130,7 +130,7 @@ impl<K: PartialObject + Resource<DynamicType = ()>> WatchHandler<K> for KindHand
 }
 
 /// Handles the ConfigMap in which operators list Services.
-impl WatchHandler<ConfigMap> for (&ClusterAddressWatch, WatchedObjects<HashMap<String, ServiceSide>>) {
+impl WatchHandler<ConfigMap> for (&AddressBookUpdater, WatchedObjects<HashMap<String, ServiceSide>>) {
     fn on_event(&mut self, event: Event<ConfigMap>) -> bool {
         let (watch, caches) = self;
         let is_list = matches!(event, Event::InitDone);
@@ -149,9 +149,9 @@ impl WatchHandler<ConfigMap> for (&ClusterAddressWatch, WatchedObjects<HashMap<S
     }
 }
 
-impl fmt::Debug for ClusterAddressWatch {
+impl fmt::Debug for AddressBookUpdater {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClusterAddressWatch").field("cluster", &self.cluster).finish_non_exhaustive()
+        f.debug_struct("AddressBookUpdater").field("cluster", &self.cluster).finish_non_exhaustive()
     }
 }
 

@@ -16,7 +16,7 @@ use crate::grpc::read_ahead::ReadAheadBound;
 use crate::link::Link;
 use crate::liveness::{Liveness, LivenessRole, LivenessVerdict};
 use crate::plain::PlainRemoteReader;
-use crate::table::{LinkEvent, SessionTable};
+use crate::table::{FrameEvent, SessionTable};
 use tunnel_base::metrics::Metrics;
 use tunnel_proto::codec::Decoder;
 use tunnel_proto::codec::extended::from_message;
@@ -37,7 +37,7 @@ pub struct LinkReader {
     incoming: Incoming,
     ahead: ReadAheadBound,
     decoder: Decoder,
-    events: VecDeque<LinkEvent>,
+    events: VecDeque<FrameEvent>,
     /// Bytes read since the last yield to other tasks.
     since_rest: usize,
     liveness: Liveness,
@@ -97,7 +97,7 @@ impl LinkReader {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub async fn next(&mut self) -> Result<LinkEvent, LinkEnd> {
+    pub async fn next(&mut self) -> Result<FrameEvent, LinkEnd> {
         loop {
             // Each event is handled before the next frame is read, because the handling may affect how that frame is
             // read.
@@ -215,7 +215,7 @@ impl LinkReader {
                 let key = SessionKey { id, category, node: frame.node };
                 self.events.extend(self.table.on_frame(&self.link, key, session_frame, now));
             }
-            _ => self.events.push_back(LinkEvent::Signal(frame)),
+            _ => self.events.push_back(FrameEvent::Signal(frame)),
         }
     }
 }

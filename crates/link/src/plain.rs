@@ -21,7 +21,7 @@ use crate::grpc::read_ahead::ReadAheadBound;
 use crate::link::Link;
 use crate::lock::Mutex;
 use crate::table::session::SharedSession;
-use crate::table::{LinkEvent, SessionTable};
+use crate::table::{FrameEvent, SessionTable};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_proto::codec::proto::StreamMsg;
@@ -112,7 +112,7 @@ impl PlainRemote {
     }
 
     /// Passes frames to their session. Returns what they require the link's driver to do.
-    fn deliver(&self, decoded: Decoded, now: Instant) -> Vec<LinkEvent> {
+    fn deliver(&self, decoded: Decoded, now: Instant) -> Vec<FrameEvent> {
         let Some(node) = self.link.peer.node() else { return Vec::new() };
         let Decoded { id, category, frames } = decoded;
         let key = || SessionKey { id, category, node: node.clone() };
@@ -194,7 +194,7 @@ impl PlainRemoteReader {
     }
 
     /// Handles a message from the remote.
-    pub(crate) fn on_message(&mut self, message: StreamMsg, now: Instant, events: &mut VecDeque<LinkEvent>) {
+    pub(crate) fn on_message(&mut self, message: StreamMsg, now: Instant, events: &mut VecDeque<FrameEvent>) {
         let mut codec = self.remote.codec.lock();
         let meaning = codec.handle_message(message, now);
         let replies = codec.has_messages();
@@ -219,7 +219,7 @@ impl PlainRemoteReader {
         }
     }
 
-    fn deliver(&mut self, decoded: Decoded, now: Instant, events: &mut VecDeque<LinkEvent>) {
+    fn deliver(&mut self, decoded: Decoded, now: Instant, events: &mut VecDeque<FrameEvent>) {
         self.fed = Some(decoded.id);
         events.extend(self.remote.deliver(decoded, now));
     }
@@ -252,7 +252,7 @@ impl PlainRemoteReader {
 
     /// Handles sessions for which a time has come: the target has ended and has received all its data, or the remote
     /// does not report what this end waits for.
-    pub(crate) fn tick(&mut self, now: Instant, events: &mut VecDeque<LinkEvent>) {
+    pub(crate) fn tick(&mut self, now: Instant, events: &mut VecDeque<FrameEvent>) {
         let due = self.remote.codec.lock().due(now);
         for id in due {
             let taken = self.remote.unread(id) == 0;

@@ -81,7 +81,7 @@ pub struct SessionTable {
 
 /// What a frame requires the caller to do.
 #[derive(Debug)]
-pub enum LinkEvent {
+pub enum FrameEvent {
     /// The remote end requests a session here.
     Incoming(IncomingSession),
     /// A request to reach a node through this server.
@@ -247,7 +247,7 @@ impl SessionTable {
         key: SessionKey,
         mut frame: SessionFrame,
         now: Instant,
-    ) -> Option<LinkEvent> {
+    ) -> Option<FrameEvent> {
         if let Some(opener) = frame.opener() {
             *opener = Opener::verified(opener.take(), &link.peer, link.instance);
         }
@@ -279,7 +279,7 @@ impl SessionTable {
         link: &Arc<Link>,
         mut key: SessionKey,
         mut frame: SessionFrame,
-    ) -> Option<LinkEvent> {
+    ) -> Option<FrameEvent> {
         // A server's requests to an edge are meant for that edge; a link to it carries nothing else.
         let at_server = !matches!(link.peer, Remote::Server(_));
         match &mut frame {
@@ -298,7 +298,7 @@ impl SessionTable {
             SessionFrame::Resume { instance, .. } if at_server && *instance != Some(self.instance) => {
                 self.on_request(link, key, frame)
             }
-            SessionFrame::Open { .. } => self.on_open(link, key, frame).map(LinkEvent::Incoming),
+            SessionFrame::Open { .. } => self.on_open(link, key, frame).map(FrameEvent::Incoming),
             SessionFrame::Resume { epoch, opener, .. } => {
                 link.reply(&key, self.failed_resume(key.id, opener.as_ref(), *epoch));
                 None
@@ -317,7 +317,7 @@ impl SessionTable {
         from: &Arc<Link>,
         key: SessionKey,
         frame: SessionFrame,
-    ) -> Option<LinkEvent> {
+    ) -> Option<FrameEvent> {
         let attempt = Attempt::new(from.clone(), key, &frame)?;
         let most = self.limits.sessions;
         let too_many = if from.is_answer_queue_full() || from.sessions() >= most {
@@ -337,7 +337,7 @@ impl SessionTable {
         match self.relays.on_request(&attempt) {
             BindOutcome::Newest => {
                 let (table, frame) = (self.clone(), Some(frame));
-                return Some(LinkEvent::RelayRequest(RelayRequest { table, attempt, frame }));
+                return Some(FrameEvent::RelayRequest(RelayRequest { table, attempt, frame }));
             }
             BindOutcome::Stale => self.metrics.frames_dropped.count("unexpected"),
             BindOutcome::WrongOpener => self.reject_opener(from, &attempt.key, &frame),

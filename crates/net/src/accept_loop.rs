@@ -29,7 +29,7 @@ use tunnel_base::refusal_log::RefusalLog;
 
 /// The limits of a listener, and what counts and logs the connections that it rejects.
 #[derive(Debug)]
-pub struct AcceptLimits {
+pub struct AcceptSettings {
     /// Maximum number of connections that are not authenticated yet.
     pub permits: usize,
     /// Networks of balancers. TCP connections from there begin with a PROXY header.
@@ -100,7 +100,7 @@ impl ConnectionRejection {
 }
 
 /// Accepts connections until draining begins. Each is served in its own task, which the drain waits for.
-pub async fn run<L, H>(listener: L, limits: AcceptLimits, handler: H, drain: Drain)
+pub async fn run<L, H>(listener: L, limits: AcceptSettings, handler: H, drain: Drain)
 where
     L: Accept,
     H: ConnectionHandler<L::AnyStream>,
@@ -140,7 +140,7 @@ where
 #[derive(Debug)]
 struct AcceptLoopState<H> {
     handler: Arc<H>,
-    limits: AcceptLimits,
+    limits: AcceptSettings,
     limiter: FairLimiter,
     /// Permits for rejected connections that were sent bytes and are not closed yet.
     closing: FairLimiter,
@@ -308,7 +308,7 @@ mod tests {
                 handler: Arc::new(()),
                 closing: limiter.clone(),
                 limiter,
-                limits: AcceptLimits {
+                limits: AcceptSettings {
                     permits: 1000,
                     proxies: Networks::default(),
                     refused: metrics.links_rejected.clone(),

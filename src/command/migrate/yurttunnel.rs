@@ -4,13 +4,13 @@ pub(crate) mod flags;
 pub(crate) mod objects;
 pub(crate) mod output;
 
-use crate::command::migrate::yurttunnel::objects::YurtObjects;
+use crate::command::migrate::yurttunnel::objects::YurtTunnelDeployment;
 use crate::command::migrate::yurttunnel::output::{cloud, edge};
 use crate::command::{CommandError, Role};
 
 /// Returns a config of servers or edges that replaces the objects in these texts, each with the name of its file.
 pub(crate) fn migrate(texts: &[(String, String)], role: Role) -> Result<String, CommandError> {
-    let mut old = YurtObjects::default();
+    let mut old = YurtTunnelDeployment::default();
     for (text, name) in texts {
         old.add(text).map_err(|why| CommandError::unusable(format!("{name}: {why}")))?;
     }

@@ -9,7 +9,7 @@ use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::kubernetes::ports::NAMESPACE;
 use crate::config::kubernetes::required_cluster;
 use crate::config::table::ConfigTableReader;
-use tunnel_base::policy::Glob;
+use tunnel_base::policy::NodeGlob;
 
 /// `[server.node_names]`: addresses of all nodes of the cluster, in a ConfigMap that CoreDNS's hosts plugin mounts, as
 /// in YurtTunnel. Names of edges resolve to a Service of the servers, all others to the nodes themselves. The server
@@ -41,7 +41,7 @@ pub struct NodeNameSettings {
     /// that of any host on the Internet. Default: none, only Nodes with names of one label are written.
     ///
     /// Example: `["*.nodes.example.org"]`
-    pub names: Vec<Glob>,
+    pub names: Vec<NodeGlob>,
     /// Service in the servers' namespace that edges' names resolve to.
     #[serde(deserialize_with = "cluster::object_name")]
     pub service: String,

@@ -12,7 +12,7 @@ use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
 use tunnel_base::names::{NodeName, Target};
-use tunnel_base::policy::Glob;
+use tunnel_base::policy::NodeGlob;
 
 /// `[server.dns]`: where a server publishes its nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -34,7 +34,7 @@ pub struct DnsConfig {
     /// case is ignored.
     ///
     /// Example: `["*.edge.example.org"]`
-    pub publish_names: Vec<Glob>,
+    pub publish_names: Vec<NodeGlob>,
     /// File for publish = "hosts". Several servers may share it: each changes its own lines, and removes those of a
     /// server that was killed and has not checked the file for 30 s. Files that end in .lock, .signs and .new are
     /// created next to it, so this user must be allowed to write to its directory. No default.

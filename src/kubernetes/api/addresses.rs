@@ -9,7 +9,7 @@ use crate::config::cluster::ClusterSettings;
 use crate::kubernetes::api::cluster::access;
 use tunnel_base::addresses::AddressBook;
 use tunnel_base::drain::Drain;
-use tunnel_kube::address_watch::ClusterAddressWatch;
+use tunnel_kube::address_watch::AddressBookUpdater;
 
 /// Keeps the address book up to date with the cluster. Problems with the cluster appear in `readiness`.
 pub(crate) fn follow(
@@ -20,6 +20,6 @@ pub(crate) fn follow(
 ) {
     let readiness = readiness.clone();
     let report = move |what, state| readiness.set_degraded(what, state);
-    let watch = ClusterAddressWatch::new(access(cluster), book.clone(), report);
+    let watch = AddressBookUpdater::new(access(cluster), book.clone(), report);
     drain.spawn(info_span!("addresses"), watch.follow(drain.clone()));
 }

@@ -4,7 +4,7 @@ use super::*;
 
 /// The servers of a cloud, simulated in steps of a second. Edges that dial reach any of them.
 struct Cloud {
-    servers: Vec<(Balance, u64)>,
+    servers: Vec<(Rebalancer, u64)>,
     /// Number of servers, at the end of the list, that no edge ever reaches.
     shut: usize,
     known_counts: Vec<u64>,
@@ -15,7 +15,7 @@ struct Cloud {
 
 impl Cloud {
     fn new(nodes: &[u64]) -> Self {
-        let servers = nodes.iter().map(|nodes| (Balance::default(), *nodes)).collect();
+        let servers = nodes.iter().map(|nodes| (Rebalancer::default(), *nodes)).collect();
         Self { servers, shut: 0, known_counts: nodes.to_vec(), second: 0, started: Instant::now(), moved: 0 }
     }
 
@@ -103,7 +103,7 @@ async fn rebalancing_pauses_if_edges_never_reach_the_emptier_server() {
 
 #[tokio::test(start_paused = true)]
 async fn no_edge_is_moved_before_all_loads_are_known_for_ten_seconds() {
-    let (mut balance, now) = (Balance::default(), Instant::now());
+    let (mut balance, now) = (Rebalancer::default(), Instant::now());
     let after = |seconds| now + Duration::from_secs(seconds);
     let weights = NodeCounts { here: 1000, others: &[0] };
     for second in 0..10 {
@@ -124,7 +124,7 @@ async fn no_edge_is_moved_before_all_loads_are_known_for_ten_seconds() {
 
 #[tokio::test(start_paused = true)]
 async fn a_briefly_unknown_peer_does_not_end_the_cooldown() {
-    let (mut balance, now) = (Balance::default(), Instant::now());
+    let (mut balance, now) = (Rebalancer::default(), Instant::now());
     let weights = NodeCounts { here: 100, others: &[10] };
     let requested: Vec<u64> = (0..500)
         .filter(|second| {
@@ -142,7 +142,7 @@ async fn a_briefly_unknown_peer_does_not_end_the_cooldown() {
 async fn no_server_falls_below_the_mean_and_small_differences_are_ignored() {
     for (here, others) in [(2, vec![1]), (3, vec![2, 2]), (1, vec![0, 0]), (120, vec![90, 90]), (0, vec![0])]
     {
-        let (mut balance, now) = (Balance::default(), Instant::now());
+        let (mut balance, now) = (Rebalancer::default(), Instant::now());
         for second in 0..60 {
             let requested = balance
                 .next_batch(Some(NodeCounts { here, others: &others }), now + Duration::from_secs(second));

@@ -52,7 +52,7 @@ impl Peers {
                 let (began, peers) = (Instant::now(), self.all());
                 let share = MAX_LISTED / peers.len().max(1);
                 let nodes = join_all(peers.into_iter().map(|server| self.list_nodes_of(server, share))).await;
-                CachedNodeList { began, nodes: nodes.into() }
+                CachedPeerNodes { began, nodes: nodes.into() }
             }
         };
         let nodes = list.nodes.clone();
@@ -112,7 +112,7 @@ impl Peers {
 
 /// The last list of all nodes.
 #[derive(Debug)]
-pub(crate) struct CachedNodeList {
+pub(crate) struct CachedPeerNodes {
     began: Instant,
     nodes: Arc<[PeerNodes]>,
 }

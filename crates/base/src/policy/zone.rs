@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use crate::names::NodeName;
-use crate::policy::Glob;
+use crate::policy::NodeGlob;
 
 /// The DNS name of a node, if it may have one.
 ///
@@ -14,7 +14,7 @@ use crate::policy::Glob;
 pub struct NodeZone {
     /// Suffix for node names: lower case, without leading or trailing dots; may be empty.
     suffix: String,
-    patterns: Vec<Glob>,
+    patterns: Vec<NodeGlob>,
     vouched: Box<dyn Fn(&NodeName) -> bool + Send + Sync>,
 }
 
@@ -48,7 +48,7 @@ impl NodeZone {
     /// `patterns`. It must be fast.
     pub fn new(
         suffix: String,
-        patterns: Vec<Glob>,
+        patterns: Vec<NodeGlob>,
         vouched: impl Fn(&NodeName) -> bool + Send + Sync + 'static,
     ) -> Self {
         Self { suffix, patterns, vouched: Box::new(vouched) }

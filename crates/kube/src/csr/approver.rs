@@ -20,7 +20,7 @@ use tracing::{debug, info, warn};
 
 use crate::cluster::Cluster;
 use crate::csr::apiserver_names::ApiserverNames;
-use crate::csr::csr_info::CsrInfo;
+use crate::csr::csr_info::CsrSpec;
 use crate::csr::decision::{CsrDecision, CsrFacts, decide};
 use crate::csr::error::{CsrError, with_timeout};
 use crate::csr::profile::Profile;
@@ -166,7 +166,7 @@ impl Approver {
         if is_settled(csr) {
             return Ok(());
         }
-        let Some(request) = CsrInfo::read(csr) else {
+        let Some(request) = CsrSpec::read(csr) else {
             debug!(csr = csr.name_any(), "ignoring unreadable request");
             return Ok(());
         };

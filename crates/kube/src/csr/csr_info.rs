@@ -7,7 +7,7 @@ use crate::csr::profile::Profile;
 
 /// A request and its requester, which kube-apiserver has authenticated.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct CsrInfo {
+pub struct CsrSpec {
     /// Name of the signer.
     pub signer: String,
     /// User who created the request.
@@ -20,7 +20,7 @@ pub struct CsrInfo {
     pub content: CsrContent,
 }
 
-impl CsrInfo {
+impl CsrSpec {
     /// Reads a CertificateSigningRequest. Returns `None` if its PKCS#10 text is invalid.
     pub fn read(csr: &CertificateSigningRequest) -> Option<Self> {
         let spec = &csr.spec;

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use crate::csr::apiserver_names::ApiserverNames;
 
 use crate::csr::content::CsrContent;
-use crate::csr::csr_info::CsrInfo;
+use crate::csr::csr_info::CsrSpec;
 use crate::csr::profile::Profile;
 use tunnel_base::logging::printable::printable;
 
@@ -31,7 +31,7 @@ pub struct CsrFacts {
 }
 
 /// Decides on a request. `pods` is the servers' user (their service account).
-pub fn decide(request: &CsrInfo, pods: &str, apiserver: &ApiserverNames, facts: &CsrFacts) -> CsrDecision {
+pub fn decide(request: &CsrSpec, pods: &str, apiserver: &ApiserverNames, facts: &CsrFacts) -> CsrDecision {
     let Some(profile) = request.profile() else { return CsrDecision::NotOurs };
     let permitted = check_common(request, profile).and_then(|()| match profile {
         Profile::Server => check_requester(request, pods)
@@ -45,7 +45,7 @@ pub fn decide(request: &CsrInfo, pods: &str, apiserver: &ApiserverNames, facts: 
 }
 
 /// Checks the rules common to all profiles.
-fn check_common(request: &CsrInfo, profile: Profile) -> Result<(), String> {
+fn check_common(request: &CsrSpec, profile: Profile) -> Result<(), String> {
     if let Some(odd) = request.content.odd {
         return Err(format!("{odd}, which this approver does not accept"));
     }
@@ -57,7 +57,7 @@ fn check_common(request: &CsrInfo, profile: Profile) -> Result<(), String> {
     Ok(())
 }
 
-fn check_requester(request: &CsrInfo, pods: &str) -> Result<(), String> {
+fn check_requester(request: &CsrSpec, pods: &str) -> Result<(), String> {
     if request.requester == pods {
         return Ok(());
     }
@@ -92,7 +92,7 @@ fn check_proxy_client(content: &CsrContent) -> Result<(), String> {
     Err("it has alternative names, but a proxy client must have none".to_owned())
 }
 
-fn check_edge(request: &CsrInfo, addresses: Option<&BTreeSet<IpAddr>>) -> Result<(), String> {
+fn check_edge(request: &CsrSpec, addresses: Option<&BTreeSet<IpAddr>>) -> Result<(), String> {
     let Some(node) = request.node() else {
         return Err(format!(
             "only a node may request this certificate, for itself (user system:node:NAME in group system:nodes), not {:?}",

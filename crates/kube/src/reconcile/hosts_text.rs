@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use crate::reconcile::kube_node_state::KubeNodeState;
 use tunnel_base::names::NodeName;
-use tunnel_base::policy::Glob;
+use tunnel_base::policy::NodeGlob;
 use tunnel_base::policy::zone::is_reserved;
 
 /// The hosts file to write into the ConfigMap, and the nodes that it leaves out.
@@ -24,7 +24,7 @@ pub(crate) struct RenderedHosts {
 /// the Nodes with the most bytes are left out.
 pub(crate) fn text(
     nodes: &BTreeMap<String, KubeNodeState>,
-    dotted: &[Glob],
+    dotted: &[NodeGlob],
     service: &BTreeSet<IpAddr>,
     holders: &BTreeMap<String, BTreeSet<IpAddr>>,
     most: usize,
@@ -150,7 +150,8 @@ mod tests {
     fn a_name_with_dots_is_written_only_if_the_config_allows_it() {
         let nodes =
             nodes(&[("registry.example.com", false, &["10.0.0.1"]), ("n.example.org", true, &["10.0.0.2"])]);
-        let of = |dotted: &[Glob]| text(&nodes, dotted, &ips(&["10.96.0.20"]), &BTreeMap::new(), usize::MAX);
+        let of =
+            |dotted: &[NodeGlob]| text(&nodes, dotted, &ips(&["10.96.0.20"]), &BTreeMap::new(), usize::MAX);
         assert_eq!((of(&[]).lines.as_str(), of(&[]).left_out.len()), ("", 2));
         let rendered = of(&["*.example.org".parse().unwrap()]);
         assert_eq!(rendered.lines, "10.96.0.20\tn.example.org\n");

@@ -24,7 +24,7 @@ use crate::reconcile::kube_node_state::KubeNodeState;
 use crate::reconcile::lease::{LeaderLease, LeaderTerm};
 use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects, publish};
 use tunnel_base::drain::Drain;
-use tunnel_base::policy::Glob;
+use tunnel_base::policy::NodeGlob;
 
 /// The sources and the target of the node names.
 #[derive(Debug, Clone)]
@@ -44,7 +44,7 @@ pub struct NamesReconcilerParams {
     /// Label and value of Nodes that are edges.
     pub edges: (String, String),
     /// Patterns of allowed names with dots. Other Nodes with dots in their names are not written.
-    pub names: Vec<Glob>,
+    pub names: Vec<NodeGlob>,
     /// Service of the servers, in the server's namespace.
     pub service: String,
     /// ConfigMap in the server's namespace in which servers publish their nodes. An edge's name resolves to its server,

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::schedule::frame_source::FrameSource as _;
 use crate::table::relay_request::RelayRequest;
-use crate::table::{LinkEvent, SessionLimits, SessionTable};
+use crate::table::{FrameEvent, SessionLimits, SessionTable};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_proto::frame::{ErrorCode, FrameKind, Remote, SessionCategory, SessionError, SessionKey};
@@ -62,13 +62,13 @@ impl Relay {
         relay
     }
 
-    fn on_frame(&self, from: &Arc<Link>, frame: SessionFrame) -> Option<LinkEvent> {
+    fn on_frame(&self, from: &Arc<Link>, frame: SessionFrame) -> Option<FrameEvent> {
         self.table.on_frame(from, key(id()), frame, Instant::now())
     }
 
     fn ask(&self, from: &Arc<Link>, frame: SessionFrame) -> Option<RelayRequest> {
         match self.on_frame(from, frame)? {
-            LinkEvent::RelayRequest(request) => Some(request),
+            FrameEvent::RelayRequest(request) => Some(request),
             other => panic!("{other:?}"),
         }
     }
@@ -480,7 +480,7 @@ async fn a_link_that_takes_nothing_leaves_room_for_others() {
         relay.table.on_frame(&relay.client, key(id), frame, Instant::now())
     });
     let pass = |id, to| match on_frame(id, open(1)) {
-        Some(LinkEvent::RelayRequest(request)) => request.pass(to),
+        Some(FrameEvent::RelayRequest(request)) => request.pass(to),
         other => panic!("{other:?}"),
     };
     // A thousand sessions, each with as much as its link takes.
@@ -511,7 +511,7 @@ async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask(
     let others = [link(5, Remote::Peer), link(6, Remote::Peer)];
     let mut first = None;
     for id in 0..3000 {
-        if let Some(LinkEvent::RelayRequest(request)) = ask(&others[usize::from(id >= 1500)], id, open(1)) {
+        if let Some(FrameEvent::RelayRequest(request)) = ask(&others[usize::from(id >= 1500)], id, open(1)) {
             request.pass(&relay.edge);
             let _ = frames(&relay.edge);
             first.get_or_insert(id);
@@ -524,7 +524,7 @@ async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask(
     ));
     assert_eq!(refused.len(), 1000);
     // A session that is already relayed may take another path.
-    assert!(matches!(ask(&others[0], first.unwrap(), resume(2)), Some(LinkEvent::RelayRequest(_))));
+    assert!(matches!(ask(&others[0], first.unwrap(), resume(2)), Some(FrameEvent::RelayRequest(_))));
 }
 
 #[tokio::test]

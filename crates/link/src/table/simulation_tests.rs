@@ -349,9 +349,9 @@ impl<'a> World<'a> {
                 link.mark_active(now);
                 let key = SessionKey { id, category, node: frame.node };
                 match self.tables[process].on_frame(&link, key, session_frame, now) {
-                    Some(LinkEvent::Incoming(offer)) => self.offer(offer),
-                    Some(LinkEvent::RelayRequest(request)) => self.relay(process, request),
-                    Some(LinkEvent::Signal(_)) | None => {}
+                    Some(FrameEvent::Incoming(offer)) => self.offer(offer),
+                    Some(FrameEvent::RelayRequest(request)) => self.relay(process, request),
+                    Some(FrameEvent::Signal(_)) | None => {}
                 }
                 self.check_session(process, id);
             }

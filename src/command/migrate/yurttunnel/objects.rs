@@ -8,7 +8,7 @@ use crate::parts::with_kubernetes;
 
 /// The objects of YurtTunnel that were found.
 #[derive(Debug, Default)]
-pub(crate) struct YurtObjects {
+pub(crate) struct YurtTunnelDeployment {
     /// The server's flags, in their order, without dashes.
     pub(crate) server: Option<Vec<(String, String)>>,
     /// The agent's flags.
@@ -21,7 +21,7 @@ pub(crate) struct YurtObjects {
     pub(crate) services: Vec<(String, String)>,
 }
 
-impl YurtObjects {
+impl YurtTunnelDeployment {
     /// Adds the objects of a text, which consists of documents or lists of objects.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use crate::command::migrate::yurttunnel::flags::{YurtServerFlags, agent, server};
-use crate::command::migrate::yurttunnel::objects::YurtObjects;
+use crate::command::migrate::yurttunnel::objects::YurtTunnelDeployment;
 use crate::command::migrate::yurttunnel::{MigrationRemark, MigrationVerdict};
 use tunnel_base::logging::printable::printable;
 use tunnel_base::policy::ports::ConfigMapPorts;
@@ -14,7 +14,7 @@ use tunnel_base::policy::ports::ConfigMapPorts;
 /// # Errors
 ///
 /// Returns an error if no server was found.
-pub(crate) fn cloud(old: &YurtObjects) -> Result<String, String> {
+pub(crate) fn cloud(old: &YurtTunnelDeployment) -> Result<String, String> {
     let Some(flags) = &old.server else { return Err(missing("yurt-tunnel-server", "Deployment")) };
     let (server, of_flags) = server(flags);
     let remarks = of_objects(old, &server, of_flags);
@@ -71,7 +71,7 @@ kubernetes_service = "tunnel-cloud-pods"
 
 /// Adds remarks on all other objects to those on the flags.
 fn of_objects(
-    old: &YurtObjects,
+    old: &YurtTunnelDeployment,
     server: &YurtServerFlags,
     mut remarks: Vec<MigrationRemark>,
 ) -> Vec<MigrationRemark> {
@@ -91,7 +91,7 @@ fn of_objects(
 /// # Errors
 ///
 /// Returns an error if no agent was found.
-pub(crate) fn edge(old: &YurtObjects) -> Result<String, String> {
+pub(crate) fn edge(old: &YurtTunnelDeployment) -> Result<String, String> {
     let Some(flags) = &old.agent else { return Err(missing("yurt-tunnel-agent", "DaemonSet")) };
     let (cloud, remarks) = agent(flags);
     let server = cloud.map_or_else(
@@ -121,7 +121,7 @@ targets = ["127.0.0.0/8:*", "[::1]:*", "self:*"]
 
 /// Returns the namespace of the ConfigMap of ports; `None` if there is no ConfigMap, or its namespace is not a valid
 /// name.
-pub(super) fn namespace(old: &YurtObjects) -> Option<&str> {
+pub(super) fn namespace(old: &YurtTunnelDeployment) -> Option<&str> {
     let (namespace, _) = old.ports.as_ref()?;
     let sound = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     let is_label = (1..=63).contains(&namespace.len()) && namespace.bytes().all(sound);
@@ -129,7 +129,7 @@ pub(super) fn namespace(old: &YurtObjects) -> Option<&str> {
 }
 
 /// Returns remarks on the ports in the ConfigMap.
-pub(super) fn ports(old: &YurtObjects, own: &BTreeSet<u16>) -> Vec<MigrationRemark> {
+pub(super) fn ports(old: &YurtTunnelDeployment, own: &BTreeSet<u16>) -> Vec<MigrationRemark> {
     let Some((found, data)) = &old.ports else { return Vec::new() };
     let odd = namespace(old).is_none().then(|| MigrationRemark {
         verdict: MigrationVerdict::Gone,
@@ -151,7 +151,7 @@ pub(super) fn ports(old: &YurtObjects, own: &BTreeSet<u16>) -> Vec<MigrationRema
     odd.into_iter().chain(kept).chain(wrong).collect()
 }
 
-pub(super) fn services(old: &YurtObjects) -> impl Iterator<Item = MigrationRemark> {
+pub(super) fn services(old: &YurtTunnelDeployment) -> impl Iterator<Item = MigrationRemark> {
     old.services.iter().map(|(name, kind)| {
         let why = match name.as_str() {
             "x-tunnel-server-internal-svc" => {

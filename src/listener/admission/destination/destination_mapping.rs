@@ -4,7 +4,7 @@ use crate::listener::admission::destination::Destination;
 use crate::listener::denial::Denial;
 use crate::route::RouteError;
 use tunnel_base::names::{Host, NodeName, Target};
-use tunnel_base::policy::Glob;
+use tunnel_base::policy::NodeGlob;
 use tunnel_base::policy::off_limits::{is_number, is_off_limits};
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
@@ -16,7 +16,7 @@ pub enum DestinationMapping {
         /// Name of the edge's own node.
         node: NodeName,
         /// Patterns of hosts that are nodes. `None` means names without a dot.
-        nodes: Option<Vec<Glob>>,
+        nodes: Option<Vec<NodeGlob>>,
     },
     /// At a user's program: its server finds the node.
     User,

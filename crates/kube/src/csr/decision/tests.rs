@@ -17,7 +17,7 @@ fn apiserver() -> ApiserverNames {
 }
 
 /// Returns a request that is approved.
-fn good(profile: Profile) -> CsrInfo {
+fn good(profile: Profile) -> CsrSpec {
     let mut content = CsrContent {
         common_names: texts(&[profile.common_name()]),
         organizations: texts(&[profile.organization()]),
@@ -35,7 +35,7 @@ fn good(profile: Profile) -> CsrInfo {
         Profile::Edge => ("system:node:node7", "system:nodes"),
         _ => (PODS, "system:serviceaccounts"),
     };
-    CsrInfo {
+    CsrSpec {
         signer: profile.signer().to_owned(),
         requester: requester.to_owned(),
         groups: texts(&[group, "system:authenticated"]),
@@ -52,19 +52,19 @@ fn facts() -> CsrFacts {
     CsrFacts { addresses: Some(addresses()), reachable_names: reachable_names.map(str::to_owned).into() }
 }
 
-fn verdict(request: &CsrInfo) -> CsrDecision {
+fn verdict(request: &CsrSpec) -> CsrDecision {
     decide(request, PODS, &apiserver(), &facts())
 }
 
 /// Returns the reason of a denial.
-fn denied(request: &CsrInfo) -> String {
+fn denied(request: &CsrSpec) -> String {
     match verdict(request) {
         CsrDecision::Deny(why) => why,
         other => panic!("{other:?}: {request:?}"),
     }
 }
 
-fn changed(profile: Profile, change: impl FnOnce(&mut CsrInfo)) -> CsrInfo {
+fn changed(profile: Profile, change: impl FnOnce(&mut CsrSpec)) -> CsrSpec {
     let mut request = good(profile);
     change(&mut request);
     request
@@ -208,7 +208,7 @@ fn an_odd_request_or_one_for_other_usages_is_denied() {
 fn requests_of_kubelets_are_left_untouched() {
     let serving =
         changed(Profile::Server, |request| request.content.common_names = texts(&["system:node:node7"]));
-    let client = CsrInfo {
+    let client = CsrSpec {
         signer: "kubernetes.io/kube-apiserver-client-kubelet".to_owned(),
         content: CsrContent {
             common_names: texts(&["system:node:node7"]),
@@ -241,13 +241,13 @@ fn words() -> impl Strategy<Value = Vec<String>> {
     prop::collection::vec(word(), 0..4)
 }
 
-fn anything() -> impl Strategy<Value = CsrInfo> {
+fn anything() -> impl Strategy<Value = CsrSpec> {
     let ips = prop::collection::vec(any::<u32>().prop_map(|ip| IpAddr::from(ip.to_be_bytes())), 0..3);
     let content = (words(), words(), words(), ips).prop_map(|(common_names, organizations, dns, ips)| {
         CsrContent { common_names, organizations, dns, ips, odd: None }
     });
     (word(), word(), words(), words(), content).prop_map(|(signer, requester, groups, usages, content)| {
-        CsrInfo { signer, requester, groups, usages, content }
+        CsrSpec { signer, requester, groups, usages, content }
     })
 }
 

@@ -15,7 +15,7 @@ use crate::schedule::frame_source::{
 };
 use crate::table::handles::{OpenOutcome, PendingOpen, Session};
 use crate::table::session::{Inner, SessionOrigin, SharedSession};
-use crate::table::{LinkEvent, SessionLimits, SessionTable};
+use crate::table::{FrameEvent, SessionLimits, SessionTable};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_net::ChunkStream as _;
@@ -345,7 +345,7 @@ async fn an_opening_that_is_refused_leaves_no_acceptor_of_an_older_open() {
         drop(opening);
         let resume = frames_on(&links[1]).pop().unwrap();
         let offer = if late { None } else { hears(&there, &far[0], &older) };
-        assert!(late || matches!(offer, Some(LinkEvent::Incoming(_))));
+        assert!(late || matches!(offer, Some(FrameEvent::Incoming(_))));
         hears(&there, &far[1], &resume);
         if late {
             assert!(hears(&there, &far[0], &older).is_none(), "it must open nothing");
@@ -379,7 +379,7 @@ async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
     let mut cx = Context::from_waker(Waker::noop());
     let mut sessions = Vec::new();
     for _ in 0..1001 {
-        let Some(LinkEvent::Incoming(offer)) = on_frame(SessionId::random(), open()) else {
+        let Some(FrameEvent::Incoming(offer)) = on_frame(SessionId::random(), open()) else {
             panic!("refused")
         };
         sessions.push(offer.accept());
@@ -391,7 +391,7 @@ async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
     }
     assert!(link.waiting() > 1000);
     let offered = on_frame(SessionId::random(), open());
-    assert!(matches!(offered, Some(LinkEvent::Incoming(_))), "{offered:?}");
+    assert!(matches!(offered, Some(FrameEvent::Incoming(_))), "{offered:?}");
 }
 
 const WINDOWS: WindowLimits = WindowLimits { start: 1000, max: 4000 };
