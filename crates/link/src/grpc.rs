@@ -92,8 +92,8 @@ const SEND_BUFFER: usize = 64 * 1024;
 /// HTTP/2's flow-control window in bytes.
 ///
 /// It exceeds 25 MB, twice the bandwidth-delay product of 1 Gbit/s at 100 ms. So HTTP/2 never limits a link, and seldom
-/// sends a window update, which costs a packet. It costs no memory: [`ReadAheadBound`](read_ahead::ReadAheadBound) bounds what is
-/// read.
+/// sends a window update, which costs a packet. It costs no memory:
+/// [`ReadAheadBound`](read_ahead::ReadAheadBound) bounds what is read.
 const WINDOW: u32 = 32 << 20;
 /// Maximum size of a call's metadata in bytes.
 const METADATA: u32 = 16 * 1024;

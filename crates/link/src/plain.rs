@@ -102,7 +102,7 @@ impl PlainRemote {
         let mut codec = self.codec.lock();
         let before = codec.next_due();
         let decoded = codec.send_frame(frame, now);
-        let sooner = codec.next_due() < before || before.is_none();
+        let sooner = codec.next_due().is_some_and(|at| before.is_none_or(|before| at < before));
         drop(codec);
         if sooner {
             self.rescheduled.notify_one();

@@ -73,9 +73,9 @@ struct PlainSession {
     sent: u64,
     /// Bytes received from the remote.
     received: u64,
-    /// Whether our direction is finished. `closed` is sent once the remote's is finished as well, or after
-    /// [`HALF_OPEN`] without traffic.
-    finished: bool,
+    /// When our direction was finished. `closed` is sent once the remote's is finished as well, or after [`HALF_OPEN`]
+    /// without traffic.
+    finished: Option<Instant>,
     /// Whether the remote has sent bytes after our direction was finished.
     received_after_fin: bool,
     last: Instant,
@@ -100,7 +100,7 @@ impl PlainSession {
             epoch,
             sent: 0,
             received: 0,
-            finished: false,
+            finished: None,
             received_after_fin: false,
             last: now,
             timer: None,
@@ -112,13 +112,13 @@ impl PlainSession {
         let is_g4 = self.generation == SuperEdgeGeneration::G4;
         let idle = is_g4.then(|| self.last + idle_timeout);
         let half_open = if self.waits_for_client() { AFTER_TARGET } else { HALF_OPEN };
-        let half_open = self.finished.then(|| self.last + half_open);
+        let half_open = self.finished.map(|_| self.last + half_open);
         [idle, self.stage.deadline(self.last), half_open].into_iter().flatten().min()
     }
 
     /// Returns true if the target here has ended, and the client has sent nothing since.
     fn waits_for_client(&self) -> bool {
-        self.accepted && self.finished && !self.received_after_fin
+        self.accepted && self.finished.is_some() && !self.received_after_fin
     }
 
     fn opened(&self) -> SessionFrame {
@@ -126,7 +126,7 @@ impl PlainSession {
     }
 
     fn receive(&mut self, data: Bytes) -> SessionFrame {
-        self.received_after_fin |= self.finished;
+        self.received_after_fin |= self.finished.is_some();
         self.received += u64::try_from(data.len()).unwrap_or(u64::MAX);
         SessionFrame::Data(data)
     }
@@ -227,7 +227,7 @@ impl SuperEdgeTranslator {
                 vec![SessionFrame::Credit { received, limit: u64::MAX }]
             }
             SessionFrame::Fin { total } => {
-                (session.finished, session.last) = (true, now);
+                (session.finished, session.last) = (Some(now), now);
                 vec![SessionFrame::Credit { received: total, limit: u64::MAX }]
             }
             SessionFrame::Refused { refusal, .. } if session.generation == SuperEdgeGeneration::G5 => {
@@ -400,12 +400,16 @@ impl SuperEdgeTranslator {
             G4Stage::Unanswered { since: Some(since) } if now - *since >= ANSWER_TIMEOUT => {
                 reset(ErrorCode::TargetTimeout, NO_ANSWER.into())
             }
-            _ if session.waits_for_client() && !taken => {
+            // A target that reads nothing any longer must not keep the session.
+            _ if session.waits_for_client()
+                && !taken
+                && session.finished.is_some_and(|at| now - at < HALF_OPEN) =>
+            {
                 session.last = now;
                 self.reset_timer(id);
                 return None;
             }
-            _ if session.finished => session.closing(),
+            _ if session.finished.is_some() => session.closing(),
             _ => {
                 let idle = self.idle_timeout;
                 reset(ErrorCode::Cancelled, format!("no bytes for {idle:?}; SuperEdge v0.9 reports no ends"))

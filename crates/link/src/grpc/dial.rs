@@ -135,7 +135,8 @@ impl LinkDialError {
     }
 }
 
-/// Turns an edge's or a user's encrypted connection to a server into a link; `metadata` is the metadata that [`EdgeHello`] creates.
+/// Turns an edge's or a user's encrypted connection to a server into a link; `metadata` is the metadata that
+/// [`EdgeHello`] creates.
 pub async fn dial<IO>(
     io: IO,
     authority: &str,

@@ -121,8 +121,8 @@ impl SessionState {
     }
 
     /// Returns since when the session has waited for its remote, which alone can end or continue it. Returns `None` if
-    /// it waits for its owner, or for the task that searches its path. Call it regularly: if nothing but a last frame
-    /// is missing, the first call marks the start of the wait.
+    /// it waits for its owner, or for the task that searches its path, or is closed. Call it regularly: if nothing but a
+    /// last frame is missing, the first call marks the start of the wait.
     pub fn mark_waiting(&mut self, now: Instant) -> Option<Instant> {
         match (&self.departed, self.phase) {
             (_, Phase::Closed) => None,
@@ -133,7 +133,7 @@ impl SessionState {
         }
     }
 
-    /// Returns true if [`Self::evict`] would end the session.
+    /// Returns true if [`Self::evict`] would end the session, unless it is closed.
     pub fn can_be_evicted(&self) -> bool {
         self.departed.is_some() || matches!(self.phase, Phase::LastAck | Phase::Closing)
     }

@@ -158,12 +158,32 @@ async fn a_targets_end_closes_the_session_unless_the_remote_keeps_sending() {
         let decoded = plain.handle_due(id, true, due).unwrap();
         let received = if received_after_fin { 13 } else { 9 };
         assert!(
-            matches!(decoded.frames[..], [SessionFrame::Fin { total }, SessionFrame::Reset { .. }] if total == received),
+            matches!(
+                decoded.frames[..],
+                [SessionFrame::Fin { total }, SessionFrame::Reset { .. }] if total == received
+            ),
             "{decoded:?}"
         );
         assert_eq!(plain.next_message().unwrap().r#type, "closed");
         assert!(plain.sessions.is_empty() && plain.timers.is_empty());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_that_has_ended_and_reads_nothing_keeps_its_session_for_30_s() {
+    let (mut plain, now) = (plain(), Instant::now());
+    let PlainEvent::Session(opened) = handle_message(&mut plain, "connecting", "t", "CONNECT") else {
+        panic!()
+    };
+    send_frame_of(&mut plain, opened.id, SessionFrame::Fin { total: 1 });
+    let mut seconds = 0;
+    while let Some(due) = plain.next_due() {
+        seconds = (due - now).as_secs();
+        if plain.handle_due(opened.id, false, due).is_some() || seconds > 60 {
+            break;
+        }
+    }
+    assert_eq!((seconds, plain.sessions.len()), (30, 0));
 }
 
 #[tokio::test(start_paused = true)]
