@@ -373,7 +373,8 @@ impl<'a> PathSearch<'a> {
         }
     }
 
-    /// Looks up a path, but not the one that failed. Returns `None` if there is no other one by `end`.
+    /// Looks up a path, but not the one that failed. Returns `None` if there is no other one by `end`, or
+    /// if a link arrives before.
     async fn look_up(
         &self,
         failed: Option<Path>,
@@ -604,7 +605,7 @@ impl Uplinks {
         !self.links.lock().is_empty()
     }
 
-    /// Returns a waiter for the next link.
+    /// Returns a waiter for the next link, or for a denial of one.
     pub fn arrival(&self) -> NodeWaiter<'_> {
         self.came.arrival(&self.node)
     }

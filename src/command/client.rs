@@ -279,8 +279,22 @@ impl ClientConfigFile {
 
     fn credentials(&self, path: &Path) -> Result<UserCredentials, CommandError> {
         let tokens = match (&self.token, &self.token_file, self.identity(path)?) {
-            (Some(_), None, None) => reloaded_token(path, token_in),
-            (None, Some(file), None) => reloaded_token(file, |text| Some(text.trim().to_owned())),
+            (Some(_), None, None) => {
+                let is_for = (self.servers.clone(), self.user.clone(), self.device.clone());
+                reloaded_token(path, move |text| {
+                    let file: Self = toml::from_str(text).map_err(|cause| cause.message().to_owned())?;
+                    if (file.servers, file.user, file.device) != is_for {
+                        return Err(
+                            "names other servers, another user or another device; restart this program"
+                                .to_owned(),
+                        );
+                    }
+                    file.token.ok_or_else(|| "has no token".to_owned())
+                })
+                .map_err(|why| wrong(path, &why))?
+            }
+            (None, Some(file), None) => reloaded_token(file, |text| Ok(SecretString::new(text.trim())))
+                .map_err(|why| wrong(path, &format_args!("token_file: {why}")))?,
             (None, None, Some(identity)) => {
                 refuse_readers(&identity.key)?;
                 return Ok(UserCredentials::Certificate(identity));
@@ -293,21 +307,21 @@ impl ClientConfigFile {
         };
         let user = self.user.as_ref().ok_or_else(|| wrong(path, &"a token requires user"))?;
         let user = user.parse().map_err(|why| wrong(path, &format_args!("user: {why}")))?;
-        let tokens = tokens.map_err(|why| wrong(path, &format_args!("token_file: {why}")))?;
         Ok(UserCredentials::Token(user, tokens))
     }
 }
 
-/// Returns the token in a file, which only this user may read; it is read again when the file changes.
+/// Returns the token in a file, which only this user may read; it is read again when the file changes. `token_in`
+/// returns the token in the file's text, or what is wrong with it.
 fn reloaded_token(
     path: &Path,
-    token_in: fn(&str) -> Option<String>,
+    token_in: impl Fn(&str) -> Result<SecretString, String> + Send + Sync + 'static,
 ) -> Result<ReloadedValue<Vec<SecretString>>, ReloadError> {
     let file = path.to_owned();
     ReloadedValue::file(path, move |text| {
         refuse_readers(&file).map_err(|error| error.text)?;
         let token = token_in(&String::from_utf8_lossy(text));
-        Ok(vec![SecretString::new(token.ok_or_else(|| format!("{} has no token", file.display()))?)])
+        Ok(vec![token.map_err(|why| format!("{}: {why}", file.display()))?])
     })
 }
 
@@ -352,12 +366,38 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+    use tunnel_base::drain::Drain;
+    use tunnel_net::reload::FileWatcher;
 
     fn found(flags: &ClientArgs, variables: &[(&str, &str)]) -> Result<ClientSettings, CommandError> {
         let variable = |name: &str| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         };
         ClientSettings::find(flags, variable)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_running_program_takes_a_new_token_only_for_its_servers_user_and_device() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("tunnel/client.toml");
+        let write = |user: &str, token: &str| {
+            let text = format!("servers = [\"a:9000\"]\nuser = \"{user}\"\ntoken = \"{token}\"\n");
+            links(home.path(), &text, 0o600).0.unwrap().unwrap().proof
+        };
+        let UserCredentials::Token(_, tokens) = write("alice", "t1") else { panic!("a token") };
+        let (drain, mut changes) = (Drain::new(), tokens.changes());
+        let watcher = FileWatcher::new(&drain);
+        watcher.watch("tokens", &tokens);
+        write("alice", "t2");
+        changes.changed().await.unwrap();
+        assert_eq!(tokens.load()[0].reveal(), "t2");
+        let mut states = watcher.changes();
+        write("bob", "t3");
+        states.changed().await.unwrap();
+        let error = watcher.check().unwrap_err();
+        assert!(error.contains("another user") && error.contains(&*file.to_string_lossy()), "{error}");
+        assert_eq!(tokens.load()[0].reveal(), "t2");
+        drain.finish(std::time::Duration::ZERO, std::future::pending()).await;
     }
 
     #[test]

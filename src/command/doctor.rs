@@ -331,20 +331,20 @@ enum NoPage {
 
 /// Returns status and body of a page of the admin listener, or why there is no response.
 async fn fetch_page(at: &AdminAddress, path: &str) -> Result<(u16, String), NoPage> {
-    let page = async {
-        match at.as_ref().ok_or("no admin socket at the default paths")? {
-            ListenAddress::Port(at) => {
-                let failed = |cause: String| format!("{at}: {cause}");
-                let socket = dial(&Host::Ip(at.ip()), &[*at], TIMEOUT).await;
-                let socket = socket.map_err(|cause| failed(cause.to_string()))?;
-                admin_sockets::exchange(socket, Method::GET, path, Bytes::new()).await.map_err(failed)
-            }
-            ListenAddress::Unix(socket) => {
-                admin_sockets::ask(socket, Method::GET, path, "").await.map_err(|error| error.text)
-            }
+    match at {
+        None => Err(NoPage::Unreachable("no admin socket at the default paths".to_owned())),
+        Some(ListenAddress::Port(at)) => {
+            let failed = |cause: String| NoPage::Unreachable(format!("{at}: {cause}"));
+            let socket = dial(&Host::Ip(at.ip()), &[*at], TIMEOUT).await;
+            let socket = socket.map_err(|cause| failed(cause.to_string()))?;
+            let page = admin_sockets::exchange(socket, Method::GET, path, Bytes::new());
+            timeout(TIMEOUT, page).await.map_err(|_| NoPage::Hangs)?.map_err(failed)
         }
-    };
-    timeout(TIMEOUT, page).await.map_or(Err(NoPage::Hangs), |page| page.map_err(NoPage::Unreachable))
+        Some(ListenAddress::Unix(socket)) => {
+            let page = timeout(TIMEOUT, admin_sockets::ask(socket, Method::GET, path, ""));
+            page.await.map_err(|_| NoPage::Hangs)?.map_err(|error| NoPage::Unreachable(error.text))
+        }
+    }
 }
 
 /// Timeout for each step of a check.

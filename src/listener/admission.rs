@@ -43,7 +43,7 @@ use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 
 /// A listener's protocol: reads a client's request from the accepted stream `S` and responds.
 pub trait ListenerProtocol<S>: Send + Sync + 'static {
-    /// The stream that carries the session's bytes: the accepted stream, or TLS over it.
+    /// The stream that carries the session's bytes: the accepted stream, TLS over it, or another wrapper of it.
     type Connection: Connection;
 
     /// Returns the span for log messages about a client. Its fields `trace_id` and `session` are recorded once known.
@@ -220,7 +220,7 @@ pub enum AdmissionOutcome<C> {
     Opened {
         /// The session opened for the client.
         session: OpenSession,
-        /// The connection, without any wrapper of the handshake.
+        /// The connection.
         socket: C,
         /// Bytes received after the head before the response was sent.
         buffered: Bytes,
@@ -273,8 +273,8 @@ pub struct DeniedRequest {
 pub struct Admission {
     context: Arc<ListenerContext>,
     from: SocketAddr,
-    /// The identity proved by the connection itself. The protocol sets it before it calls [`Self::open`] or
-    /// [`Self::authorize`]; then no password is requested.
+    /// The identity proved by the connection itself. It is set before [`Self::open`] or [`Self::authorize`] is called;
+    /// then no password is requested.
     pub proof: ClientIdentity,
     /// The server name that the client sent in TLS (SNI).
     pub server_name: Option<String>,

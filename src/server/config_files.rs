@@ -65,8 +65,9 @@ impl LoadedServerFiles {
         let tls = tls(settings, startup);
         // The errors of the certificate are already noted.
         let peers = tls.as_ref().ok().and_then(|_| peers(settings, startup));
-        let leaf = pem::leaf(&settings.links.cert);
-        let authority = leaf.map_or(Ok(None), |_| invitation_ca(settings, startup));
+        // The error of a certificate that cannot be read is already noted.
+        let is_noted = tls.is_err() && pem::leaf(&settings.links.cert).is_none();
+        let authority = if is_noted { Ok(None) } else { invitation_ca(settings, startup) };
         let certificates = edge_ca(settings).is_some();
         let egress = settings.listeners.iter().any(|listener| listener.kind.name == egress::KIND.name);
         let invitations = settings.invitations.store != InvitationStoreKind::None;

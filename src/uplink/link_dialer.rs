@@ -121,7 +121,7 @@ pub(crate) struct NewLink {
     pub(crate) server: usize,
     /// The dialled address; `None` through a proxy.
     pub(crate) at: Option<SocketAddr>,
-    /// The edge's tokens when the link was dialled.
+    /// The tokens when the link was dialled.
     pub(crate) tokens: Arc<Vec<SecretString>>,
 }
 

@@ -53,7 +53,7 @@ pub(super) struct CurrentLink {
     server: usize,
     /// The dialled address; `None` through a proxy.
     at: Option<SocketAddr>,
-    /// The edge's tokens when the link was dialled.
+    /// The tokens when the link was dialled.
     tokens: Arc<Vec<SecretString>>,
 }
 
@@ -300,8 +300,8 @@ impl Reconnector {
         }
     }
 
-    /// Returns a link that replaces the current one once the tokens of this edge differ from those of its handshake.
-    /// The older link stays until then, because servers may learn the new token later than this edge.
+    /// Returns a link that replaces the current one once the tokens differ from those of its handshake.
+    /// The older link stays until then, because servers may learn the new token later.
     ///
     /// Never completes for a plain link: its server closes the older link when the newer one is established.
     async fn reauthenticate(&self, current: &CurrentLink) -> NewLink {

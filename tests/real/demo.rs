@@ -82,7 +82,7 @@ fn a_download_survives_two_killed_servers_and_a_cut_line() {
         assert_eq!(lines.len(), 6, "{output}");
         for line in lines {
             let page = run("sh", &["-c", &format!("{line} -sS -m 20")], None, TIMEOUT);
-            assert!(page.stdout.contains("EdgeHello from node1"), "{line}: {page:?}");
+            assert!(page.stdout.contains("Hello from node1"), "{line}: {page:?}");
         }
         let url = output.lines().map(str::trim).find(|line| line.starts_with("http://")).unwrap();
         let page = run("curl", &["-sS", "-m", "20", url], None, TIMEOUT);

@@ -12,6 +12,7 @@ use http::header::{HOST, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
 use http::{Request, Response};
 use http_body_util::Full;
 use hyper::ext::ReasonPhrase;
+use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -198,7 +199,8 @@ impl ConnectPortClient {
             }
         };
         let answer = http_request::send(stream, request, MAX_BODY).await.map_err(broken)?;
-        if !answer.status().is_success() {
+        // The stream is not returned after 204, whatever the request.
+        if !answer.status().is_success() || answer.extensions().get::<OnUpgrade>().is_none() {
             return Err(refusal(answer, &self.login_hint));
         }
         let accepted = hyper::upgrade::on(answer).await.map_err(broken)?;

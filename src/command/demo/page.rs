@@ -79,7 +79,7 @@ pub(crate) fn expected_digest() -> Hash {
 }
 
 pub(crate) const PAGE: &str =
-    "<!doctype html><title>node1</title><h1>EdgeHello from node1</h1><p>This came through the tunnel.\n";
+    "<!doctype html><title>node1</title><h1>Hello from node1</h1><p>This came through the tunnel.\n";
 /// Path of the download.
 pub(crate) const DOWNLOAD: &str = "/download";
 pub(crate) const MIB: usize = 1024 * 1024;
