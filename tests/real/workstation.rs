@@ -52,7 +52,7 @@ fn commands_of_operators_use_a_link_where_no_server_runs() {
     for (line, expected) in [
         ("tunnel nodes", "node1"),
         ("tunnel nodes -o name", "node1\n"),
-        ("tunnel status", "1 session"),
+        ("tunnel status", "0 sessions"),
         ("tunnel sessions -o json", "\"sessions\": ["),
         ("tunnel invitations list", "alice"),
         ("tunnel invite --node edge7", "on edge7, within 1 h, as root:"),
