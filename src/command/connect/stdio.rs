@@ -51,7 +51,7 @@ async fn copy(stdio: Stdio, mut session: ConnectSession) -> Result<(), CommandEr
     let ended = session.carry(&mut here).await;
     // Bytes received before a failure are still written.
     let flushed = poll_fn(|cx| here.poll_flush(cx)).await.map_err(|cause| stdout_error(cause.kind()));
-    match ended {
+    let result = match ended {
         CopyEnd { how: EndKind::Finished, .. } => flushed,
         CopyEnd { by: Side::A, how: EndKind::ReadFailed(kind) } => {
             Err(interrupted(&format!("cannot read stdin: {kind}")))
@@ -60,7 +60,13 @@ async fn copy(stdio: Stdio, mut session: ConnectSession) -> Result<(), CommandEr
         CopyEnd { by: Side::B, how: EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind) } => {
             Err(session.interruption_error(kind))
         }
+    };
+    if result.is_err() {
+        // ssh ends as soon as its ProxyCommand's stdout is closed. So stdout is closed by the end of this process, when
+        // the error is printed.
+        std::mem::forget(here);
     }
+    result
 }
 
 fn stdout_error(kind: io::ErrorKind) -> CommandError {
