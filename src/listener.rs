@@ -147,7 +147,7 @@ impl NamedFile {
         Self { key: key.into(), path: path.to_owned(), kind }
     }
 
-    /// Checks what each of these files contains. All of them, so that each error is recorded.
+    /// Checks what all of these files contain, so that each error is recorded.
     pub(crate) fn check_all(files: &[Self], startup: &mut StartupErrorCollector) -> Result<(), NotPrepared> {
         let mut result = Ok(());
         for Self { key, path, kind } in files {

@@ -373,8 +373,8 @@ impl<'a> PathSearch<'a> {
         }
     }
 
-    /// Looks up a path, but not the one that failed. Returns `None` if there is no other one by `end`, or
-    /// if a link arrives before.
+    /// Looks up a path, but not the one that failed. Returns `None` if there is no other one by `end`, or if
+    /// a link arrives before.
     async fn look_up(
         &self,
         failed: Option<Path>,

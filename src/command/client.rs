@@ -55,7 +55,7 @@ pub(crate) struct ClientSettings {
     /// Whom to trust over TLS, and how to authenticate there.
     pub(crate) trust: Trust,
     pub(crate) identity: Option<IdentityFiles>,
-    /// Whether `trust` or `identity` is of the command line, which then requires TLS.
+    /// Whether a flag sets `trust` or `identity`: then TLS is required.
     pub(crate) requires_tls: bool,
     /// Whether the password may cross a network unencrypted.
     pub(crate) insecure: bool,

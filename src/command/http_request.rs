@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 pub(crate) type ReadBody = Result<Bytes, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Sends a request, and reads the response with at most `max_bytes` of its body. Then the stream is closed, unless the
-/// response has accepted CONNECT: [`hyper::upgrade::on`] returns it then.
+/// response accepts CONNECT: [`hyper::upgrade::on`] returns that stream.
 ///
 /// # Cancel safety
 ///

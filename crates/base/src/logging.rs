@@ -86,8 +86,8 @@ pub enum LogError {
 pub struct LogEnded;
 
 impl LoggingGuard {
-    /// Starts logging for the whole process, which has done so never before. Also returns why the directory or the
-    /// audit file cannot be used, if so: lines go to stderr instead of the directory.
+    /// Starts logging for the whole process; call it once. Also returns why the directory or the audit file cannot be
+    /// used, if so: lines go to stderr instead of the directory.
     pub fn start(settings: LogSettings) -> (Self, Vec<LogError>) {
         let LogSettings { dir, audit_file, .. } = settings;
         let open = |dir: PathBuf| {

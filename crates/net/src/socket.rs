@@ -33,8 +33,8 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
         in_error(self.tcp())
     }
 
-    /// Returns the id of the local user at the remote end. Returns `None` for streams that are no Unix sockets, and
-    /// for those within one that users share.
+    /// Returns the id of the local user at the remote end. Returns `None` for a stream that is no Unix socket, and
+    /// for one within a user's shared socket.
     fn peer_uid(&self) -> Option<u32> {
         None
     }

@@ -199,7 +199,7 @@ impl ConnectPortClient {
             }
         };
         let answer = http_request::send(stream, request, MAX_BODY).await.map_err(broken)?;
-        // The stream is not returned after 204, whatever the request.
+        // After 204 hyper returns no stream, even for CONNECT.
         if !answer.status().is_success() || answer.extensions().get::<OnUpgrade>().is_none() {
             return Err(refusal(answer, &self.login_hint));
         }

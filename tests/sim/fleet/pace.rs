@@ -22,7 +22,7 @@ use super::etcd::{Answer, Call, connection};
 struct SerialEtcd {
     /// Duration of each write. `None` makes each fail after a millisecond.
     each: Mutex<Option<Duration>>,
-    /// Each concurrent write has a clone, also until it is cancelled.
+    /// Each running write holds a clone, so that a cancelled one does not count.
     in_flight: Arc<()>,
     /// Highest number of concurrent writes.
     most: AtomicUsize,
