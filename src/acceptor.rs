@@ -74,10 +74,11 @@ impl SessionAcceptor {
         };
         self.metrics.open_duration.observe(started.elapsed().as_secs_f64());
         let granted = dialled.and_then(|(connection, right)| {
-            let judge = move || right.judge().map(|()| UNTIL_CHANGED).map_err(|why| why.reason);
             let grant = self
                 .grants
-                .add((&access).into(), judge)
+                .add((&access).into(), move || {
+                    right.judge().map(|()| UNTIL_CHANGED).map_err(|why| why.reason)
+                })
                 .map_err(|why| SessionError::new(ErrorCode::NotAllowed, why))?;
             Ok((connection, grant))
         });
@@ -99,13 +100,15 @@ impl SessionAcceptor {
         grant: Grant,
         target: C,
     ) {
-        let (session, alive) = (offer.accept().into(), self.metrics.sessions.start(LISTENER));
+        let session = offer.accept().into();
+        let alive = self.metrics.sessions.start(LISTENER);
         let opened = OpenSession { session, buffered: Bytes::new(), access, grant, alive, permit: None };
         run_session(opened, LocalParty::Target, Socket::new(target, self.pool.clone()), &self.metrics).await;
     }
 
     async fn dial(&self, offer: &IncomingSession) -> Result<(TargetConnection, DialRight), SessionError> {
-        let (target, until) = (offer.target(), Instant::now() + offer.dial_timeout());
+        let target = offer.target();
+        let until = Instant::now() + offer.dial_timeout();
         let tls = match (&self.tls, offer.category()) {
             (_, category) if category != SessionCategory::Https => None,
             (Some(tls), _) => Some(tls),

@@ -220,7 +220,8 @@ impl AdminContext {
         if let Some(tls) = &listeners.tls {
             files.watch("admin tls", tls);
         }
-        let (all, metrics) = (AdminPortKind::All, AdminPortKind::Metrics);
+        let all = AdminPortKind::All;
+        let metrics = AdminPortKind::Metrics;
         for (listener, tls, port) in [(listeners.log, listeners.tls, all), (listeners.metrics, None, metrics)]
         {
             if let Some(listener) = listener {
@@ -234,7 +235,8 @@ impl AdminContext {
         if let Some(listener) = listeners.local {
             drain.spawn(info_span!("admin"), serve(listener, None, self.clone(), all, drain.clone()));
         }
-        let (metrics, readiness) = (self.metrics.clone(), self.readiness.clone());
+        let metrics = self.metrics.clone();
+        let readiness = self.readiness.clone();
         let followed =
             certificate_expiry::follow(certificates, files.clone(), metrics, readiness, drain.clone());
         drain.spawn(info_span!("files"), followed);
@@ -291,7 +293,8 @@ impl AdminContext {
         requester: &AdminRequester,
         drain: &Drain,
     ) -> Response<AdminBody> {
-        let (path, head) = (request.uri().path(), request.headers());
+        let path = request.uri().path();
+        let head = request.headers();
         let private = PRIVATE.contains(&path) && READS.contains(request.method());
         let denied = match port {
             _ if PUBLIC.contains(&path) => None,
@@ -316,7 +319,8 @@ impl AdminContext {
         requester: &AdminRequester,
     ) -> Response<Full<Bytes>> {
         let read = READS.contains(request.method());
-        let (get, post) = (*request.method() == Method::GET, *request.method() == Method::POST);
+        let get = *request.method() == Method::GET;
+        let post = *request.method() == Method::POST;
         match (request.uri().path(), &self.side) {
             (
                 "/metrics" | NODE_METRICS | "/livez" | "/readyz" | "/status" | "/nodes" | "/events" | "/",

@@ -408,7 +408,9 @@ fn translate_superedge(args: Vec<OsString>) -> Result<Vec<OsString>, clap::Error
     if !args.get(1).is_some_and(|first| is_flag(first) && !is_ours(first)) {
         return Ok(args);
     }
-    let (mut role, mut translated, mut args) = (Role::Server, Vec::new(), args.into_iter());
+    let mut role = Role::Server;
+    let mut translated = Vec::new();
+    let mut args = args.into_iter();
     let program = args.next();
     while let Some(arg) = args.next() {
         let Some((name, value)) = go_flag(&arg) else {

@@ -113,7 +113,8 @@ impl Edge {
             let serving = client_handler::run(HttpProxyProtocol, listener, proxies, context);
             edge.sessions.spawn(info_span!("clients"), serving);
         }
-        let (authorities, shown) = (settings.ca_files(), settings.certificates());
+        let authorities = settings.ca_files();
+        let shown = settings.certificates();
         let certificate = settings.csr.clone();
         let keeper = edge.reconnector(settings, files, pool.clone());
         edge.spawn_upkeep(&keeper, pool);
@@ -166,7 +167,8 @@ impl Edge {
 
     /// Reloads the access rules when the config changes, and ends the sessions that they no longer allow.
     pub fn watch_config(&self, config: ConfigFile) {
-        let (targets, listener_policies) = (self.targets.clone(), self.listener_policies.clone());
+        let targets = self.targets.clone();
+        let listener_policies = self.listener_policies.clone();
         let grants = self.grants.clone();
         let apply = move |settings: Arc<Settings>| {
             targets.store(Arc::new(settings.allow.targets.clone()));
@@ -204,7 +206,8 @@ impl Edge {
             resume_timeout: session.resume_timeout,
         };
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
-        let (uplinks, links) = (Uplinks::new(uplink.node.clone()), Drain::new());
+        let uplinks = Uplinks::new(uplink.node.clone());
+        let links = Drain::new();
         Self {
             bound: EdgeListenAddresses {
                 log: ports.log.as_ref().map(TcpListenSocket::at),
@@ -248,7 +251,9 @@ impl Edge {
             congestion: uplink.congestion.as_deref().map(Arc::from),
             ..LinkContext::new(self.table.clone(), self.metrics.clone(), self.links.clone())
         };
-        let (grants, metrics, sessions) = (self.grants.clone(), self.metrics.clone(), self.sessions.clone());
+        let grants = self.grants.clone();
+        let metrics = self.metrics.clone();
+        let sessions = self.sessions.clone();
         let backend = SessionAcceptor::new(dialer, Some(target_tls), pool.clone(), grants, metrics, sessions);
         let cloud = LinkDialer {
             node: uplink.node,
@@ -295,7 +300,8 @@ impl Edge {
     pub async fn shutdown(self, at_once: impl Future<Output = ()>) -> Drained {
         self.readiness.set(DRAINING_CONDITION, Err("stopping".into()));
         info!(sessions = self.table.len(), timeout = ?self.deadline, "draining");
-        let (at_once, until) = (at_once.shared(), Instant::now() + self.deadline);
+        let at_once = at_once.shared();
+        let until = Instant::now() + self.deadline;
         let why = SessionError::new(ErrorCode::Overloaded, "the edge is stopping");
         let ending = self.table.end_all(&why);
         let drained = self.sessions.finish_after(self.deadline, at_once.clone(), ending).await;

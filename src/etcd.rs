@@ -54,9 +54,11 @@ impl EtcdClient {
 
     /// Creates the list of the configured members without connecting.
     pub fn of(access: EtcdAccess, resolver: Resolver) -> Self {
-        let (count, access) = (access.members.len(), Arc::new(access));
+        let count = access.members.len();
+        let access = Arc::new(access);
         let open = move |member| {
-            let (access, resolver) = (access.clone(), resolver.clone());
+            let access = access.clone();
+            let resolver = resolver.clone();
             async move { access.connect(member, resolver).await }.boxed()
         };
         Self::new(count, Box::new(open))

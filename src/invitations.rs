@@ -193,14 +193,17 @@ impl SharedEnrolments {
     ) -> Result<NewInvitation, String> {
         let authority = self.authority.load();
         let code = InvitationCode::random(authority.pin, invitee.clone());
-        let (now, hash) = (now(), code.hash());
-        let (until, ttl_seconds) = (now.saturating_add(lasting.as_secs()), lasting.as_secs());
+        let now = now();
+        let hash = code.hash();
+        let until = now.saturating_add(lasting.as_secs());
+        let ttl_seconds = lasting.as_secs();
         self.change(|enrolled| enrolled.invite(hash.clone(), invitee, uses, until, now)).await?;
         let key = uses.map(|_| hash.id());
         if let Some(key) = &key {
             info!(target: AUDIT, actor = who, key, nodes = %invitee, uses, ttl_seconds, "join key created");
         } else {
-            let (node, user) = (invitee.node().map(display), invitee.user().map(display));
+            let node = invitee.node().map(display);
+            let user = invitee.user().map(display);
             info!(target: AUDIT, actor = who, node, user, ttl_seconds, "invitation created");
         }
         Ok(NewInvitation { code, until, key, host: authority.host.clone() })
@@ -224,8 +227,10 @@ impl SharedEnrolments {
     pub async fn revoke(&self, subject: &Invitee, who: &str) -> Result<bool, String> {
         let revoked = self.change(|enrolled| Ok(enrolled.revoke(subject))).await;
         if let Some(message) = revocation_message(&revoked, "token and open invitations revoked") {
-            let (node, user) = (subject.node().map(display), subject.user().map(display));
-            let (device, error) = (subject.device().map(display), revoked.as_ref().err().map(display));
+            let node = subject.node().map(display);
+            let user = subject.user().map(display);
+            let device = subject.device().map(display);
+            let error = revoked.as_ref().err().map(display);
             info!(target: AUDIT, actor = who, node, user, device, error, "{message}");
         }
         revoked
@@ -265,7 +270,8 @@ impl SharedEnrolments {
         if !strong || !token.bytes().all(|b| b.is_ascii_alphanumeric()) {
             return Err(JoinRefusal::Malformed("the token must have 32 to 128 letters and digits"));
         }
-        let (hash, token) = (SecretHash::of(secret), SecretHash::of(token));
+        let hash = SecretHash::of(secret);
+        let token = SecretHash::of(token);
         let check = || {
             let known = self.known();
             // First, so that a key does not reveal which other names have a line.

@@ -246,7 +246,8 @@ impl BoundPort {
     {
         let shown = listener.at().to_string();
         let spawn = Box::new(move |deps: &ListenerDeps| {
-            let (protocol, proxies) = (protocol(deps), deps.proxies.clone());
+            let protocol = protocol(deps);
+            let proxies = deps.proxies.clone();
             let context = ListenerContext { category, ..deps.context.clone() };
             let span = info_span!("clients", listener = context.listener);
             let serving = client_handler::run(protocol, listener, proxies, context);

@@ -153,7 +153,8 @@ fn check(
         Err(error) => return print_result(Err(error)),
     };
     let logs = LoggingGuard::start(LogSettings { json: output == Format::Json, ..LogSettings::default() });
-    let (mut startup, kubeconfig) = (StartupErrorCollector::checking(), command_args.kubeconfig.as_deref());
+    let mut startup = StartupErrorCollector::checking();
+    let kubeconfig = command_args.kubeconfig.as_deref();
     let checked = in_runtime(async {
         for role in &file.roles {
             let read = Settings::read(*role, &file.path, kubeconfig, variable, &mut startup);

@@ -79,7 +79,8 @@ impl Registry {
     /// Returns a registry without nodes.
     pub fn new(metrics: Metrics) -> Arc<Self> {
         let changed = watch::Sender::new(());
-        let (awaited, conflicts) = (NodeWaiters::default(), Conflicts::default());
+        let awaited = NodeWaiters::default();
+        let conflicts = Conflicts::default();
         Arc::new(Self { nodes: Mutex::default(), awaited, conflicts, changed, metrics })
     }
 
@@ -365,9 +366,10 @@ impl Finder {
     /// peers can be asked.
     pub fn node_named_by_address(&self, host: &Host) -> Option<NodeName> {
         let node = host.node().filter(|node| node.address().is_some())?;
-        let was_here =
-            || self.registry.link_of(&node).is_some() || self.registry.last_linked(&node).is_some();
-        (self.others.is_some() || was_here()).then_some(node)
+        let is_known = self.others.is_some()
+            || self.registry.link_of(&node).is_some()
+            || self.registry.last_linked(&node).is_some();
+        is_known.then_some(node)
     }
 
     /// Returns the address claims of edges at peers, for nodes that are known to be there.

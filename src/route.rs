@@ -149,8 +149,8 @@ impl SessionRouter {
             PathProvider::Nodes(_) => search = search.at_most(MOVE_WAIT),
             // A laptop may just have woken up. Without a link the search fails, with its own reason.
             PathProvider::Uplinks(uplinks) if *uplinks.node() == NodeName::none() => {
-                let is_decided = || uplinks.newest(None).is_some() || uplinks.is_denied();
-                let _ = timeout_at(until, uplinks.wait(is_decided)).await;
+                let decided = uplinks.wait(|| uplinks.newest(None).is_some() || uplinks.is_denied());
+                let _ = timeout_at(until, decided).await;
             }
             PathProvider::Peers(_) | PathProvider::Uplinks(_) => {}
         }
@@ -197,7 +197,8 @@ impl SessionRouter {
     /// Runs [`Self::resume`] for each session that has lost its path, in its own task. Returns when draining starts.
     pub async fn resume_parked(self, drain: Drain) {
         while let Some(parked) = drain.run_until(self.table.next_parked()).await {
-            let (route, span) = (self.clone(), info_span!("resume", session = %parked.id()));
+            let route = self.clone();
+            let span = info_span!("resume", session = %parked.id());
             drain.spawn(span, async move { route.resume(parked).await });
         }
     }
@@ -475,8 +476,8 @@ impl PathProvider {
                 let newest =
                     uplinks.newest(not.map(|not| not.id)).ok_or_else(|| uplinks.not_linked_reason())?;
                 // On an edge, its own name means the cloud: the server that is asked dials the target.
-                let own = || newest.instance.filter(|_| uplinks.node() == node);
-                Ok(Path { instance: instance.or_else(own), link: newest })
+                let is_own = instance.is_none() && uplinks.node() == node;
+                Ok(Path { instance: if is_own { newest.instance } else { instance }, link: newest })
             }
         }
     }
@@ -546,7 +547,9 @@ struct LinkFailure {
 impl Uplinks {
     /// Creates an empty list of links.
     pub fn new(node: NodeName) -> Arc<Self> {
-        let (links, lost, failure) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let links = Mutex::default();
+        let lost = Mutex::default();
+        let failure = Mutex::default();
         Arc::new(Self { node, links, lost, failure, came: NodeWaiters::default() })
     }
 

@@ -241,11 +241,15 @@ impl Server {
     /// Follows the config when it changes: opens and closes listeners, reloads the access rules, and ends the sessions
     /// that they no longer allow.
     pub fn watch_config(&self, config: ConfigFile) {
-        let (context, listeners) = (self.context.clone(), self.listeners.clone());
-        let (policies, started) = (self.listener_policies.clone(), self.settings.clone());
+        let context = self.context.clone();
+        let listeners = self.listeners.clone();
+        let policies = self.listener_policies.clone();
+        let started = self.settings.clone();
         let apply = move |settings: Arc<ServerConfig>| {
-            let (context, listeners) = (context.clone(), listeners.clone());
-            let (policies, started) = (policies.clone(), started.clone());
+            let context = context.clone();
+            let listeners = listeners.clone();
+            let policies = policies.clone();
+            let started = started.clone();
             let apply = async move {
                 context.reload(&settings, &listeners, &policies).await?;
                 for key in started.dependent_changes(&settings) {
@@ -340,11 +344,13 @@ impl ServerContext {
         let drains = Drains::default();
         let readiness = Readiness::waiting_for(&[]);
         let link_context = link_context(settings, &drains.links);
-        let (table, metrics) = (link_context.table.clone(), link_context.metrics.clone());
+        let table = link_context.table.clone();
+        let metrics = link_context.metrics.clone();
         let registry = Registry::new(metrics.clone());
         let cluster = KubernetesView::follow(settings, port, prepared.own_ports(), &readiness, &drains.links);
         let enrolment = invitations::start(settings, files, &readiness, &drains.links);
-        let (tokens, certificates) = (files.tokens.clone(), config_files::edge_ca(settings).is_some());
+        let tokens = files.tokens.clone();
+        let certificates = config_files::edge_ca(settings).is_some();
         let edge_links =
             EdgeAuthenticator::new(tokens, enrolment.clone(), cluster.nodes.clone(), certificates);
         let zone = zone(settings, edge_links.clone());
@@ -362,7 +368,8 @@ impl ServerContext {
         };
         let for_edges = dialer(settings, files, TargetDialerRole::ForEdges, &policies.for_edges);
         let for_clients = dialer(settings, files, TargetDialerRole::ForClients, &policies.for_clients);
-        let (clients, paths) = (drains.clients.clone(), PathProvider::Nodes(finder.clone()));
+        let clients = drains.clients.clone();
+        let paths = PathProvider::Nodes(finder.clone());
         let mut context = Self {
             route: SessionRouter::new(paths, table, session.open_timeout, session.resume_timeout),
             registry,
@@ -456,18 +463,21 @@ impl ServerContext {
 
     /// Starts the tasks that watch files, report on peers and remove expired state.
     fn spawn_upkeep(self: &Arc<Self>, files: &LoadedServerFiles) {
-        let (drain, LinkContext { table, metrics, .. }) = (&self.drains.links, &self.link_context);
+        let drain = &self.drains.links;
+        let LinkContext { table, metrics, .. } = &self.link_context;
         files.watch(&self.watcher);
         peers::spawn_reports(self);
         drain.spawn(info_span!("refusals"), metrics.refusals.clone().sum_up(drain.clone().started()));
-        let (edge_links, registry) = (self.edge_links.clone(), self.registry.clone());
+        let edge_links = self.edge_links.clone();
+        let registry = self.registry.clone();
         let revocations = edge_links.watch_revocations(registry, table.clone(), drain.clone());
         drain.spawn(info_span!("tokens"), revocations);
         drain.spawn(info_span!("upkeep"), table.clone().upkeep(self.pool.clone(), drain.clone()));
         drain.spawn(info_span!("grants"), self.grants.clone().follow(self.watcher.clone(), drain.clone()));
         drain.spawn(info_span!("relays"), edge_access::judge_relays(self.clone(), drain.clone()));
         if let Some(enrolment) = &self.enrolment {
-            let (changes, grants) = (enrolment.changes(), self.grants.clone());
+            let changes = enrolment.changes();
+            let grants = self.grants.clone();
             drain.spawn(info_span!("devices"), invitations::follow_devices(changes, grants, drain.clone()));
         }
         drain.spawn(info_span!("resume_parked"), self.route.clone().resume_parked(drain.clone()));

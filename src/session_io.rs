@@ -187,7 +187,8 @@ pub async fn bridge_sessions(
     alive: ActiveSessionGuard,
     revoked: impl Future<Output = SessionError>,
 ) -> RelayOutcome {
-    let (mut up, mut down) = (CopyDirection::new(Side::A), CopyDirection::new(Side::B));
+    let mut up = CopyDirection::new(Side::A);
+    let mut down = CopyDirection::new(Side::B);
     let ended = tokio::select! {
         biased;
         why = revoked => Err(why),
@@ -207,8 +208,9 @@ pub async fn bridge_sessions(
         }
         Ok(ended) => {
             let (broken, left) = if ended.by == Side::A { (opener, acceptor) } else { (acceptor, opener) };
-            let failed = || SessionError::new(ErrorCode::Cancelled, "the session failed");
-            let why = broken.ended().unwrap_or_else(failed);
+            let why = broken
+                .ended()
+                .unwrap_or_else(|| SessionError::new(ErrorCode::Cancelled, "the session failed"));
             debug!(error = %why, "bridged session failed");
             alive.end(why.code.name());
             left.break_off(why.clone());

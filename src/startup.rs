@@ -134,7 +134,8 @@ impl StartupErrorCollector {
             .map_err(|cause| format!("cannot read {}: {cause}{}", path.display(), files::hint(&cause)));
         let held = read.and_then(|content| {
             parse(&content).map_err(|cause| {
-                let (cause, path) = (cause.to_string(), path.display().to_string());
+                let cause = cause.to_string();
+                let path = path.display().to_string();
                 if cause.contains(&path) { cause } else { format!("{path}: {cause}") }
             })
         });

@@ -11,6 +11,8 @@ mod circles;
 mod functions;
 #[path = "layers/hops.rs"]
 mod hops;
+#[path = "layers/packing.rs"]
+mod packing;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -259,9 +261,12 @@ fn length_violation(file: &str, text: &str) -> Option<Violation> {
         .then(|| error(file, length, format!("{length} lines without tests, {MAX_FILE} are allowed")))
 }
 
-/// Returns true if a file has only tests: `tests.rs`, or `x_tests.rs` if a file has several.
+/// Returns true if a file is compiled for tests only: `tests.rs` and its children, `x_tests.rs` and its children if a
+/// file has several, and what tests of other files use.
 fn is_tests(file: &str) -> bool {
-    file.ends_with("/tests.rs") || file.ends_with("_tests.rs")
+    let stem = file.trim_end_matches(".rs");
+    stem.split('/').any(|name| name == "tests" || name.ends_with("_tests"))
+        || ["testing", "golden"].iter().any(|name| stem.ends_with(&format!("/{name}")))
 }
 
 /// Returns a source without its tests. Tests with a body are at the end of a file; `mod tests;` names another file and
@@ -364,8 +369,13 @@ fn branch(tokens: &[Token], mut i: usize, mut path: Vec<String>, found: &mut Vec
     i
 }
 
-/// Returns the words and marks of a source, without comments and the contents of string literals.
+/// Returns the words and marks of a source, without comments and string literals.
 fn tokens(text: &str) -> Vec<Token> {
+    tokens_and_texts(text).into_iter().filter(|token| !token.text.starts_with('"')).collect()
+}
+
+/// Returns the words, marks and string literals of a source, without comments.
+fn tokens_and_texts(text: &str) -> Vec<Token> {
     let chars: Vec<char> = text.chars().collect();
     let at = |i: usize| chars.get(i).copied().unwrap_or('\0');
     let (mut found, mut line, mut i) = (Vec::new(), 1, 0);
@@ -389,8 +399,7 @@ fn tokens(text: &str) -> Vec<Token> {
         };
         i = i.min(chars.len());
         let piece = &chars[from..i];
-        let silent =
-            c.is_whitespace() || c == '"' || piece.starts_with(&['/', '/']) || piece.starts_with(&['/', '*']);
+        let silent = c.is_whitespace() || piece.starts_with(&['/', '/']) || piece.starts_with(&['/', '*']);
         if !silent {
             found.push(Token { text: piece.iter().collect(), line });
         }

@@ -148,10 +148,16 @@ impl TargetDialer {
         }
         let peer = socket.peer_addr().map_err(|cause| SessionError::new(ErrorCode::Internal, cause))?;
         // A connection to the unspecified address has loopback as its peer.
-        let unspecified = || found.iter().find(|at| at.ip().is_unspecified());
-        let at = found.iter().find(|at| **at == peer).or_else(unspecified).copied().unwrap_or(peer);
+        let at = found
+            .iter()
+            .find(|at| **at == peer)
+            .or_else(|| found.iter().find(|at| at.ip().is_unspecified()))
+            .copied()
+            .unwrap_or(peer);
         let is_own = here.own.iter().any(|own| canonical_ip(*own) == at.ip());
-        let (place, targets, target) = (self.place.clone(), self.targets.clone(), target.clone());
+        let place = self.place.clone();
+        let targets = self.targets.clone();
+        let target = target.clone();
         Ok(DialledTarget { socket, right: DialRight { place, targets, target, at, is_own } })
     }
 
@@ -195,7 +201,8 @@ impl TargetDialer {
     where
         L: AsyncFnOnce(Arc<str>) -> Result<Vec<IpAddr>, DnsLookupError>,
     {
-        let (targets, at_node) = (self.targets.load_full(), self.node().is_some());
+        let targets = self.targets.load_full();
+        let at_node = self.node().is_some();
         // Does not query the cloud's DNS for an edge that may not dial the result.
         if !at_node && !targets.allows_port(target.port) {
             return Err(self.place.forbidden_error(target, None).into());

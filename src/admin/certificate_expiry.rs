@@ -51,7 +51,8 @@ pub(super) async fn follow(
     let mut changes = watcher.changes();
     loop {
         readiness.set_degraded(FILES_CONDITION, watcher.check());
-        let (mut soon, files) = (Vec::new(), certificates.0.load_full());
+        let mut soon = Vec::new();
+        let files = certificates.0.load_full();
         metrics.certificates.retain(&files.iter().map(|file| file.key.as_str()).collect());
         for file in files.iter() {
             let Ok(pem) = tokio::fs::read(&file.path).await.and_then(files::decode) else { continue };
@@ -81,7 +82,9 @@ pub(super) fn warning(file: &CertificateFile, end: u64, now: SystemTime) -> Opti
         Some(left) if left < WARN_BEFORE_EXPIRY => format!("expires in {} days,", left / DAY),
         Some(_) => return None,
     };
-    let (key, path, date) = (&file.key, file.path.display(), date(end));
+    let key = &file.key;
+    let path = file.path.display();
+    let date = date(end);
     Some(format!("{key} ({path}) {expires} on {date}; replace the file, it is reloaded without a restart"))
 }
 

@@ -67,7 +67,9 @@ impl ConnectionHandler for ChannelzHandler {
         let v1 = v1.max_decoding_message_size(MAX_BYTES);
         let v1alpha = v1alpha.max_decoding_message_size(MAX_BYTES);
         let service = hyper::service::service_fn(|request: http::Request<Incoming>| {
-            let (handler, mut v1, mut v1alpha) = (self.clone(), v1.clone(), v1alpha.clone());
+            let handler = self.clone();
+            let mut v1 = v1.clone();
+            let mut v1alpha = v1alpha.clone();
             async move {
                 match request.uri().path() {
                     path if path.starts_with("/grpc.reflection.v1.") => v1.call(request).await,

@@ -59,8 +59,7 @@ pub(crate) async fn invite(
         .map_err(|why| plain_text(StatusCode::BAD_REQUEST, format!("{why}\n")))?;
     let made = enrolment.invite(&invitee, wish.uses, lasting, &requester.to_string()).await;
     let NewInvitation { code, until, key, host } = made.map_err(|why| enrolment_error(&why))?;
-    let unknown = || format!("CLOUD:{port}");
-    let cloud = host.map_or_else(unknown, |host| Target { host, port }.to_string());
+    let cloud = host.map_or_else(|| format!("CLOUD:{port}"), |host| Target { host, port }.to_string());
     Ok(json(&InvitationResponse { code: code.to_string(), until, cloud, key }))
 }
 
@@ -78,8 +77,9 @@ fn check_invitation(
         (_, None) => MAX_INVITATION_SECONDS,
     };
     let seconds = wish.seconds.filter(|seconds| (MIN_INVITATION_SECONDS..=max_seconds).contains(seconds));
-    let expected = || format!("seconds: expected {MIN_INVITATION_SECONDS} to {max_seconds}");
-    Ok((invitee, Duration::from_secs(seconds.ok_or_else(expected)?)))
+    let seconds =
+        seconds.ok_or_else(|| format!("seconds: expected {MIN_INVITATION_SECONDS} to {max_seconds}"))?;
+    Ok((invitee, Duration::from_secs(seconds)))
 }
 
 /// Returns the response to `GET /invitations`: those that have joined or are invited.

@@ -59,7 +59,8 @@ impl AdminContext {
         request: Request<Incoming>,
         user: Arc<LinkedUser>,
     ) -> Response<Full<Bytes>> {
-        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let method = request.method().clone();
+        let path = request.uri().path().to_owned();
         let answer = match (path.as_str(), &self.side) {
             ("/nodes", AdminProcess::Cloud(server)) if method == Method::GET && !user.is_admin() => {
                 json(&user.visible(self.nodes(server).await))
@@ -69,7 +70,8 @@ impl AdminContext {
             _ => self.answer_at_once(request, &AdminRequester::Linked(user.clone())).await,
         };
         let answer = bounded(answer, MAX_ANSWER).await;
-        let (status, why) = (answer.status().as_u16(), refusal_text(&answer));
+        let status = answer.status().as_u16();
+        let why = refusal_text(&answer);
         let LinkedUser { client, from, .. } = &*user;
         info!(
             target: AUDIT, actor = %client, user = %client.user, device = %client.device, remote_addr = %from, %method,
@@ -97,8 +99,7 @@ async fn bounded(answer: Response<Full<Bytes>>, most: usize) -> Response<Bytes> 
 
 /// Returns the reason in a response that grants nothing.
 fn refusal_text(answer: &Response<Bytes>) -> Option<String> {
-    let text = || printable(String::from_utf8_lossy(answer.body()).trim_end());
-    (!answer.status().is_success()).then(text)
+    (!answer.status().is_success()).then(|| printable(String::from_utf8_lossy(answer.body()).trim_end()))
 }
 
 /// The requests of admins. Other users may only send `GET /nodes`.

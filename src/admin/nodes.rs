@@ -100,7 +100,8 @@ impl AdminContext {
         let lists = peers.iter().map(|peer| (&peer.nodes, &peer.end));
         let lists = std::iter::once((&own, &NodeListEnd::Complete)).chain(lists);
         let now = Instant::now();
-        let (mut servers, mut nodes) = (Vec::new(), Vec::new());
+        let mut servers = Vec::new();
+        let mut nodes = Vec::new();
         for ((listed, end), name) in lists.zip(self.server_names(server, &handles)) {
             let (state, error) = match end {
                 NodeListEnd::Complete => ("complete", None),

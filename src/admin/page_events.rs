@@ -50,9 +50,11 @@ impl AdminContext {
     ) -> EventStream {
         // One event waits for a slow reader; the next is created when it is taken.
         let (send, mut events) = mpsc::channel(1);
-        let (lost, draining) = (permit.revoked(), drain.clone());
+        let lost = permit.revoked();
+        let draining = drain.clone();
         drain.spawn(info_span!("events"), async move {
-            let (mut sent, _slot) = (SentItems::default(), permit);
+            let mut sent = SentItems::default();
+            let _slot = permit;
             loop {
                 tokio::select! {
                     biased;
@@ -106,7 +108,8 @@ fn list_delta(
     now: Vec<Value>,
     key: impl Fn(&Value) -> String,
 ) -> PageListDelta {
-    let (mut seen, mut set) = (HashMap::new(), Vec::new());
+    let mut seen = HashMap::new();
+    let mut set = Vec::new();
     for item in now {
         let key = key(&item);
         let mut hasher = DefaultHasher::new();

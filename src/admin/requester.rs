@@ -54,7 +54,8 @@ impl LinkedUser {
     /// Returns the part of a list of nodes that she may see: those that a rule lets her reach at some port. It reveals
     /// nothing about other nodes.
     pub(super) fn visible(&self, mut all: NodesResponse) -> NodesResponse {
-        let (user, from) = (Some(self.client.user.as_str()), self.from.ip());
+        let user = Some(self.client.user.as_str());
+        let from = self.from.ip();
         let may_see = |name: &str| name.parse().is_ok_and(|node| self.rules.allow_node(user, from, &node));
         all.nodes.retain(|node| may_see(&node.name));
         all.down.retain(|node| may_see(&node.name));

@@ -87,13 +87,16 @@ impl AdminClient {
 
     async fn send(&self, method: Method, path: &str, body: String) -> Result<String, CommandError> {
         let (code, body) = self.ask(method, path, body).await?;
-        let text = || format!("{self}: {}", clean(body.trim_end()));
-        // Below 500 the program has refused the request; a retry would get the same response.
-        match code {
-            200 => Ok(body),
-            400..500 => Err(CommandError::refused(text())),
-            _ => Err(CommandError::unavailable(text())),
+        if code == 200 {
+            return Ok(body);
         }
+        let text = format!("{self}: {}", clean(body.trim_end()));
+        // Below 500 the program has refused the request; a retry would get the same response.
+        Err(if (400..500).contains(&code) {
+            CommandError::refused(text)
+        } else {
+            CommandError::unavailable(text)
+        })
     }
 
     async fn ask(&self, method: Method, path: &str, body: String) -> Result<(u16, String), CommandError> {

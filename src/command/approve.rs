@@ -80,10 +80,13 @@ pub async fn approve(
     let pods = format!("system:serviceaccount:{}", args.service_account);
     let namespace = args.service_account.split_once(':').map(|(namespace, _)| namespace.to_owned());
     let cluster = ClusterSettings { kubeconfig: args.kubeconfig.clone(), namespace };
-    let (services, names) = (args.services.clone(), args.names.iter().map(|name| name.to_ascii_lowercase()));
-    let (readiness, pulse, drain) =
-        (Readiness::waiting_for(&[REQUESTS]), ProgressWatchdog::new(), Drain::new());
-    let (shown, felt) = (readiness.clone(), pulse.clone());
+    let services = args.services.clone();
+    let names = args.names.iter().map(|name| name.to_ascii_lowercase());
+    let readiness = Readiness::waiting_for(&[REQUESTS]);
+    let pulse = ProgressWatchdog::new();
+    let drain = Drain::new();
+    let shown = readiness.clone();
+    let felt = pulse.clone();
     let report = move |state| {
         felt.kick();
         shown.set(REQUESTS, state);

@@ -129,7 +129,6 @@ impl ClientSettings {
         let keys = |names| SettingPlaces { names, variable: &variable, file: &path };
         let server =
             keys(["--server", "TUNNEL_SERVER", "server"]).first(flags.server.clone(), file.server.clone());
-        let default = || SourcedValue { value: DEFAULT_SERVER.to_owned(), source: SettingSource::Default };
         let is_named =
             server.as_ref().is_some_and(|server| !matches!(server.source, SettingSource::File(..)));
         let links = if is_named { None } else { file.links(&path, &env)? };
@@ -141,7 +140,10 @@ impl ClientSettings {
         // The user of links has a token instead of a password.
         let user = file.user.filter(|_| file.servers.is_none() || password_file.is_some());
         Ok(Self {
-            server: server.unwrap_or_else(default),
+            server: server.unwrap_or_else(|| SourcedValue {
+                value: DEFAULT_SERVER.to_owned(),
+                source: SettingSource::Default,
+            }),
             user: keys(["--user", "TUNNEL_USER", "user"]).first(flags.user.clone(), user),
             password_file,
             trust: ca.map_or(Trust::System, |ca| Trust::Ca(ca.value)),

@@ -57,7 +57,8 @@ pub async fn connect(
     print_line: impl Fn(&str) + Clone + Send + Sync + 'static,
 ) -> Result<String, CommandError> {
     let target = target(args)?;
-    let (runtime, notices) = (Environment::read(&variable).runtime_dir, print_line.clone());
+    let runtime = Environment::read(&variable).runtime_dir;
+    let notices = print_line.clone();
     let settings = ClientSettings::find(&args.client, variable)?;
     let print_notice: PrintLine = Arc::new(move |line| notices(&format!("tunnel: {line}")));
     let opener = Arc::new(SessionOpener::reach(settings, runtime.as_deref(), print_notice).await?);
@@ -104,14 +105,18 @@ async fn listen(
     if !at.ip().is_loopback() {
         print_line("anyone who reaches that address can reach the target, with your rights at the server");
     }
-    let (drain, room, pool) = (Drain::new(), Arc::new(Semaphore::new(MAX_CONNECTIONS)), BufferPool::new());
+    let drain = Drain::new();
+    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let pool = BufferPool::new();
     let serving = async {
         loop {
             // Only this function owns the semaphore, and never closes it.
             let Ok(permit) = room.clone().acquire_owned().await else { return };
             let (client, _) = listener.accept().await;
             let client = Socket::new(client, pool.clone());
-            let (opener, target, print_line) = (opener.clone(), target.clone(), print_line.clone());
+            let opener = opener.clone();
+            let target = target.clone();
+            let print_line = print_line.clone();
             drain.spawn(Span::none(), async move {
                 if let Err(why) = serve(client, &opener, &target).await {
                     print_line(&format!("tunnel: {why}"));

@@ -45,7 +45,9 @@ use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsServerConfig};
 ///
 /// Returns an error with the step that failed.
 pub async fn run(check: bool, with: &DemoListenerSet, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
-    let (mut screen, drain, mut stop) = (DemoScreen::new(), Drain::new(), pin!(stop));
+    let mut screen = DemoScreen::new();
+    let drain = Drain::new();
+    let mut stop = pin!(stop);
     let dir = TempDir::new()?;
     let shown = tokio::select! {
         () = &mut stop => Ok(None),
@@ -92,12 +94,11 @@ fn serve_pages<'a>(dir: &'a Path, drain: &Drain) -> anyhow::Result<DemoContext<'
     write_certificates(dir).context("cannot make certificates")?;
     let identity =
         IdentityFiles { cert: dir.join(format!("{NODE}.crt")), key: dir.join(format!("{NODE}.key")) };
-    let (clients, offer) = (ClientAuth::Anonymous, TlsParams::default());
+    let clients = ClientAuth::Anonymous;
+    let offer = TlsParams::default();
     let tls = TlsServerConfig { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] }.load()?;
-    let (plain, encrypted) = (
-        TcpListenSocket::bind_public(ephemeral_address())?,
-        TcpListenSocket::bind_public(ephemeral_address())?,
-    );
+    let plain = TcpListenSocket::bind_public(ephemeral_address())?;
+    let encrypted = TcpListenSocket::bind_public(ephemeral_address())?;
     let context = DemoContext { dir, page: plain.at(), tls_page: encrypted.at() };
     drain.spawn(info_span!("page"), serve(plain, None, drain.clone()));
     let acceptor = tls.load().acceptor();
@@ -257,7 +258,8 @@ impl<'a> Demo<'a> {
     /// Requests the page once in each way, and prints the durations.
     async fn request(&mut self, screen: &mut DemoScreen) -> anyhow::Result<()> {
         screen.line("        (from here on, times are measured from the start of each request)");
-        let (requested_at, target) = (Instant::now(), self.target());
+        let requested_at = Instant::now();
+        let target = self.target();
         let mut client = TcpStream::connect(self.at.connects[CLIENT_SERVER]).await?;
         let answer = connect(&mut client, &target).await?;
         screen.line(&format!("{:>7} CONNECT {target}: {answer}", elapsed_text(requested_at)));
@@ -328,8 +330,8 @@ impl<'a> Demo<'a> {
 
     /// Prints commands to try.
     async fn print_commands(&self, screen: &mut DemoScreen) {
-        let (connect, dir) =
-            (self.at.connects[CLIENT_SERVER], shell_word(&self.context.dir.to_string_lossy()));
+        let connect = self.at.connects[CLIENT_SERVER];
+        let dir = shell_word(&self.context.dir.to_string_lossy());
         // As it was called, so that the lines work where it is not in PATH.
         let tunnel = shell_word(&std::env::args().next().unwrap_or_else(|| "tunnel".to_owned()));
         screen.line("\nA web page at the edge, through the tunnel:");
@@ -439,8 +441,11 @@ async fn is_ready(admin: SocketAddr) -> bool {
 }
 
 fn server_config(dir: &Path, at: &DemoAddresses, number: usize, tables: &str) -> String {
-    let (name, dir) = (SERVERS[number], dir.display());
-    let (link, connect, admin) = (at.links[number], at.connects[number], at.admins[number]);
+    let name = SERVERS[number];
+    let dir = dir.display();
+    let link = at.links[number];
+    let connect = at.connects[number];
+    let admin = at.admins[number];
     let peer = at.links[1 - number];
     format!(
         r#"[server.links]
@@ -476,7 +481,8 @@ drain_timeout = "1s"
 
 fn edge_config(dir: &Path, at: &DemoAddresses, tables: &str) -> String {
     let dir = dir.display();
-    let ([one, two], admin) = (at.lines, at.edge_admin);
+    let [one, two] = at.lines;
+    let admin = at.edge_admin;
     format!(
         r#"[edge.uplink]
 node = "{NODE}"

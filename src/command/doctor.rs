@@ -91,7 +91,8 @@ enum CheckStatus {
 
 /// Runs all checks. `variable` returns environment variables by name.
 pub async fn run(args: &DoctorArgs, variable: fn(&str) -> Option<String>) -> DoctorFindings {
-    let (mut found, mut startup) = (DoctorFindings::default(), StartupErrorCollector::checking());
+    let mut found = DoctorFindings::default();
+    let mut startup = StartupErrorCollector::checking();
     let path = args.config.clone().unwrap_or_else(|| args.role.config());
     let read = Settings::examine(args.role, &path, args.kubeconfig.as_deref(), variable, &mut startup);
     if let Ok((settings, _, warnings)) = &read {
@@ -255,12 +256,13 @@ fn check_certificate(file: &Path, key: &str, found: &mut DoctorFindings) {
     let summary = match certificate::summary(&leaf) {
         Ok(summary) => summary,
         Err(why) => {
-            let (text, expectation) =
-                (format!("{key}: {} {why}", file.display()), "a certificate of version 3");
+            let text = format!("{key}: {} {why}", file.display());
+            let expectation = "a certificate of version 3";
             return found.add_error("certificate kind", text, expectation, "reissue it: `tunnel cert issue`");
         }
     };
-    let (names, until) = (summary.names.join(", "), &summary.until);
+    let names = summary.names.join(", ");
+    let until = &summary.until;
     if summary.oddities.is_empty() {
         found.add_ok("certificate", format!("{key}: for {names}, valid until {until}"));
     }

@@ -59,7 +59,8 @@ impl FileEdit {
 /// Returns the system's error. The file is then unchanged, unless only writing its folder to the disk failed.
 pub(crate) fn replace(path: &Path, text: &str) -> Result<(), CommandError> {
     let keep_owner_and_mode = |file: &File| {
-        let (before, now) = (fs::metadata(path)?, file.metadata()?);
+        let before = fs::metadata(path)?;
+        let now = file.metadata()?;
         if (now.uid(), now.gid()) != (before.uid(), before.gid()) {
             fchown(file, Some(before.uid()), Some(before.gid()))?;
         }

@@ -3,7 +3,9 @@
 /// Formats seconds in their two largest units: `45s`, `3m20s`, `5h12m`, `12d3h`.
 pub(crate) fn duration(seconds: f64) -> String {
     let whole = seconds.max(0.0) as u64;
-    let (days, hours, minutes) = (whole / 86_400, whole / 3600 % 24, whole / 60 % 60);
+    let days = whole / 86_400;
+    let hours = whole / 3600 % 24;
+    let minutes = whole / 60 % 60;
     match (days, hours, minutes) {
         (0, 0, 0) => format!("{whole}s"),
         (0, 0, _) => format!("{minutes}m{}s", whole % 60),

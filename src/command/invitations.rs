@@ -135,7 +135,9 @@ async fn invite_by(api: &AdminClient, args: &InviteArgs) -> Result<String, Comma
     if args.output == Format::Json {
         return Ok(answer);
     }
-    let (choice, cloud, lasting) = (api.choice(), shell_word(&cloud), format_duration(args.lasting));
+    let choice = api.choice();
+    let cloud = shell_word(&cloud);
+    let lasting = format_duration(args.lasting);
     Ok(match &invitee {
         Invitee::User(user) | Invitee::Device(UserDevice { user, .. }) => format!(
             "{choice}on a machine of {user}, within {lasting}, as that person:\n  \
@@ -269,16 +271,18 @@ fn tables(all: &[ListedEnrolment]) -> String {
     let mut nodes = Table::new(&["NODE", "JOINED", "OPEN INVITATION", "KEY"]);
     let mut users = Table::new(&["USER", "DEVICE", "OPEN INVITATION"]);
     let mut keys = Table::new(&["KEY", "NODES", "USES", "LEFT", "OPEN"]);
-    let (mut has_users, mut has_keys) = (false, false);
+    let mut has_users = false;
+    let mut has_keys = false;
     for one in all {
         let left = |until: u64| format!("{} left", duration(until.saturating_sub(now) as f64));
         let invited = one.invited_until.map_or("-".to_owned(), left);
         let name = |text: &Option<String>| text.as_deref().map_or("-".to_owned(), printable::printable);
         if one.pattern.is_some() {
             has_keys = true;
-            let (uses, used) = (one.uses.unwrap_or_default(), one.used.unwrap_or_default());
-            let (uses, left) = (uses.to_string(), uses.saturating_sub(used).to_string());
-            keys.row(vec![name(&one.key), name(&one.pattern), uses, left, invited]);
+            let uses = one.uses.unwrap_or_default();
+            let used = one.used.unwrap_or_default();
+            let rest = uses.saturating_sub(used).to_string();
+            keys.row(vec![name(&one.key), name(&one.pattern), uses.to_string(), rest, invited]);
         } else if one.user.is_some() {
             has_users = true;
             users.row(vec![name(&one.user), name(&one.device), invited]);

@@ -48,7 +48,8 @@ pub async fn run(
     let shared = bind_shared(&config, env.runtime_dir.as_deref());
     let shared =
         shared.map_err(|why| CommandError::unavailable(format!("no socket for this proxy: {why}")))?;
-    let (http, socks5) = (bind("--http", args.http)?, bind("--socks5", args.socks5)?);
+    let http = bind("--http", args.http)?;
+    let socks5 = bind("--socks5", args.socks5)?;
     let mut stop = std::pin::pin!(stop);
     let links = tokio::select! {
         links = ClientUplinks::start(config) => links.map_err(|why| no_link(&why))?,

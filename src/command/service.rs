@@ -79,8 +79,9 @@ fn install_proxy(
     dir: Option<PathBuf>,
     variable: &impl Fn(&str) -> Option<String>,
 ) -> Result<String, CommandError> {
-    let of_user = || config_home(variable).map(|dir| dir.join("systemd/user"));
-    let dir = dir.or_else(of_user).ok_or_else(|| CommandError::usage("HOME is not set; set --dir"))?;
+    let dir = dir
+        .or_else(|| config_home(variable).map(|dir| dir.join("systemd/user")))
+        .ok_or_else(|| CommandError::usage("HOME is not set; set --dir"))?;
     let failed =
         |cause| CommandError::cannot_write(format!("cannot create {}: {cause}; set --dir", dir.display()));
     fs::create_dir_all(&dir).map_err(failed)?;
@@ -161,7 +162,8 @@ fn unit(role: Role, program: &Path, has_user: bool, config: &Path) -> Result<Str
     let absolute = |path: &Path| {
         std::path::absolute(path).map_err(|cause: io::Error| CommandError::usage(cause.to_string()))
     };
-    let (program, config) = (absolute(program)?, absolute(config)?);
+    let program = absolute(program)?;
+    let config = absolute(config)?;
     let program = folder_on_machine("the program's path", &program)?;
     let config = folder_on_machine("--config", &config)?;
     let text = match role {

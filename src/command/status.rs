@@ -226,7 +226,8 @@ fn text(status_report: &StatusResponse) -> String {
         let counts: Vec<_> = counts.iter().map(|(why, count)| format!("{count} {}", clean(why))).collect();
         lines.push(format!("refusals in the last hour: {}", counts.join(", ")));
     }
-    let (server, now) = (status_report.role == "server", status_report.now);
+    let server = status_report.role == "server";
+    let now = status_report.now;
     lines.push(String::new());
     lines.push(links(if server { "NODE" } else { "LINK" }, &status_report.links, now));
     if status_report.links.is_empty() {

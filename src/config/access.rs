@@ -240,7 +240,8 @@ pub(crate) fn check_rule_users(
     for (i, j, user) in rules.users() {
         if user.trim().is_empty() || user.contains('*') || user.contains(':') && !certified {
             let expected = "expected a user name without ':' and '*'; for all users leave the list out";
-            let (part, found) = (format!("[{i}].users[{j}]"), format!("{:?}", value::excerpt(user)));
+            let part = format!("[{i}].users[{j}]");
+            let found = format!("{:?}", value::excerpt(user));
             table.error_in("rules", &part, found, expected, report);
         }
     }

@@ -82,8 +82,9 @@ struct UnixPathForm;
 
 impl UnixPathForm {
     fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
-        let expected = || D::Error::custom("expected unix:/path, for example unix:/run/tunnel/server.sock");
-        unix_path(&String::deserialize(deserializer)?).map(Some).ok_or_else(expected)
+        unix_path(&String::deserialize(deserializer)?)
+            .map(Some)
+            .ok_or_else(|| D::Error::custom("expected unix:/path, for example unix:/run/tunnel/server.sock"))
     }
 
     fn serialize<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {

@@ -47,7 +47,8 @@ impl ConfigFile {
         apply: impl Fn(Arc<T>) -> BoxFuture<'static, Result<(), Vec<ConfigError>>> + Send + 'static,
     ) {
         let Self { path, text: started, environment } = self;
-        let (parsed_with, at) = (environment.clone(), path.clone());
+        let parsed_with = environment.clone();
+        let at = path.clone();
         let parse = move |content: &[u8]| {
             let text = String::from_utf8_lossy(content).into_owned();
             let in_one_line = |errors: ConfigErrors| errors.to_string().replace('\n', "; ");
@@ -64,9 +65,11 @@ impl ConfigFile {
         files.watch("config", &config);
         let draining = drain.clone();
         drain.spawn(info_span!("config"), async move {
-            let (mut changes, mut requests) = (config.changes(), requests());
+            let mut changes = config.changes();
+            let mut requests = requests();
             // The text in force, and the text that was tried last, unless that must be tried again.
-            let (mut applied, mut tried) = (started.clone(), Some(started.clone()));
+            let mut applied = started.clone();
+            let mut tried = Some(started.clone());
             loop {
                 let read = config.load();
                 if tried.as_ref() != Some(&read.text) {

@@ -24,7 +24,9 @@ impl ConfigTableReader<'_> {
     /// Reads the keys that are fields of `T`. A key that is absent or has an error, which is recorded, keeps its
     /// default. Several structs may share a table.
     pub(crate) fn fields<T: DeserializeOwned + Default>(&mut self, report: &mut ConfigDiagnostics) -> T {
-        let (mut pass, mut errors, mut unlisted) = (ConfigTableState::default(), Vec::new(), None);
+        let mut pass = ConfigTableState::default();
+        let mut errors = Vec::new();
+        let mut unlisted = None;
         let settings = loop {
             match T::deserialize(TableDeserializer { table: self, pass: &pass }) {
                 Ok(settings) => break settings,
@@ -172,7 +174,8 @@ impl<'r, 't> Value<'r, 't> {
         }
         let present = fields.iter().filter_map(|field| {
             let (name, value) = table.get_key_value(*field)?;
-            let (place, key) = (name.span().start, format!("{}.{field}", self.key));
+            let place = name.span().start;
+            let key = format!("{}.{field}", self.key);
             Some((*field, Value { value: value.get_ref(), place, key, pass: self.pass }))
         });
         visitor.visit_map(PresentFields::new(present))
@@ -294,11 +297,10 @@ impl<'de> MapAccess<'de> for PresentFields<'_, '_> {
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, FieldError> {
         let Some((name, value)) = self.rest.next() else { return Ok(None) };
-        let found = || Some(format!("{:?}", value::excerpt(name)));
         let key = seed.deserialize(StrDeserializer::new(name)).map(Some).map_err(|error| FieldError {
             key: value.key.clone(),
             place: Some(value.place),
-            found: found(),
+            found: Some(format!("{:?}", value::excerpt(name))),
             ..error
         });
         self.next = Some(value);

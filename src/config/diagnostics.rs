@@ -71,7 +71,8 @@ impl ConfigDiagnostics {
 
     /// Records a warning.
     pub(crate) fn warn(&mut self, key: impl Into<String>, kind: WarningKind, text: impl Into<String>) {
-        let (ours, mut text) = (key.into(), text.into());
+        let ours = key.into();
+        let mut text = text.into();
         let key = self.spelling.of(&ours);
         if key != ours && kind == WarningKind::Insecure {
             text.push_str(

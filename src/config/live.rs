@@ -21,7 +21,8 @@ pub struct ConfigDiff {
 impl ConfigDiff {
     /// Compares two texts, both free of errors.
     pub fn between(old: &str, new: &str, environment: &Environment) -> Self {
-        let (old, new) = (leaves(old, environment), leaves(new, environment));
+        let old = leaves(old, environment);
+        let new = leaves(new, environment);
         let differs = |key: &&Vec<String>| {
             old.get(*key).map(|(_, value)| value) != new.get(*key).map(|(_, value)| value)
         };
@@ -56,7 +57,8 @@ enum EffectTime {
 
 /// Returns every value that is not a table, by its key. Each also has its key as written.
 fn leaves(text: &str, environment: &Environment) -> BTreeMap<Vec<String>, (String, toml::Value)> {
-    let (mut all, mut report) = (BTreeMap::new(), ConfigDiagnostics::default());
+    let mut all = BTreeMap::new();
+    let mut report = ConfigDiagnostics::default();
     let (table, _) = DeTable::parse_recoverable(text);
     let table = superedge::translate(table.into_inner(), environment, &mut report);
     gather(&table, &[], &report, &mut all);

@@ -107,7 +107,8 @@ fn translate_for<'t>(
         };
         let shown = format!("mode.{}", role.get_ref());
         if file.contains_key(new) {
-            let (at, found) = (Some(role.span().start), Some("a second table of that name".to_owned()));
+            let at = Some(role.span().start);
+            let found = Some("a second table of that name".to_owned());
             report.place_error(at, &shown, found, "upper and lower case are alike; keep one");
             continue;
         }
@@ -187,7 +188,8 @@ impl<'t> Translation<'_, 't> {
     /// Collects the values of the role's tables, and records unknown keys.
     fn gather(&mut self, table: DeTable<'t>, path: &[String], shown: &str) {
         for (name, value) in table {
-            let (place, written) = (name.span(), name.get_ref());
+            let place = name.span();
+            let written = name.get_ref();
             let folded = fold(written);
             let part = |part: &str| self.rows.iter().any(|row| row.continues(path, part));
             let (part, quoted) = match part("*") && !part(&folded) {
@@ -197,8 +199,8 @@ impl<'t> Translation<'_, 't> {
             let path: Vec<_> = path.iter().cloned().chain([part]).collect();
             let shown = format!("{shown}.{quoted}");
             let rows = || self.rows.iter().filter(|row| row.begins_with(&path));
-            let (exact, deeper) =
-                (rows().any(|row| row.old.len() == path.len()), rows().any(|row| row.old.len() > path.len()));
+            let exact = rows().any(|row| row.old.len() == path.len());
+            let deeper = rows().any(|row| row.old.len() > path.len());
             match value.into_inner() {
                 DeValue::Table(table) if deeper => {
                     self.open_table(&path, &shown, &place);
@@ -372,7 +374,8 @@ impl<'t> Translation<'_, 't> {
             name.ok().flatten().map(|name| (name, leaf))
         };
         let configmap = text(["stream", "dns", "configmap"]);
-        let (older, newer) = (text(["stream", "dns", "service"]), text(["stream", "register", "service"]));
+        let older = text(["stream", "dns", "service"]);
+        let newer = text(["stream", "register", "service"]);
         let service = newer.or(older);
         if let Some(leaf) = find(["stream", "dns", "debug"]) {
             match value::flag(&leaf.value) {

@@ -93,7 +93,8 @@ impl<'t> ConfigTableReader<'t> {
         entries.sort_by_key(|(name, _)| name.span().start);
         let mut tables = Vec::new();
         for (name, value) in entries {
-            let (span, name) = (name.span(), name.into_inner().into_owned());
+            let span = name.span();
+            let name = name.into_inner().into_owned();
             let path = self.key(format_args!("\"{}\"", value::excerpt(&name)));
             report.known.insert(path.clone());
             report.given.insert(path.clone());

@@ -114,7 +114,9 @@ impl EtcdConnection {
         let endpoint = endpoint.timeout(CALL_TIMEOUT);
         let target = at.clone();
         let connector = tower::service_fn(move |_: Uri| {
-            let (target, tls, resolver) = (target.clone(), tls.clone(), resolver.clone());
+            let target = target.clone();
+            let tls = tls.clone();
+            let resolver = resolver.clone();
             async move { connect(&target, tls, &resolver).await.map(TokioIo::new) }
         });
         let opened = timeout(CALL_TIMEOUT, endpoint.connect_with_connector(connector)).await;

@@ -22,7 +22,8 @@ use tunnel_net::netlink::{self, AF_INET, AF_INET6, attribute, find, split};
 /// Fails if the kernel does not track connections, or if this process may not change that.
 pub(crate) async fn delete_pending_connections(of: &InterceptSets) -> io::Result<usize> {
     // Errors about entries that no longer exist are not read.
-    let (dump, delete_socket) = (netlink::open(NETLINK_NETFILTER)?, netlink::open(NETLINK_NETFILTER)?);
+    let dump = netlink::open(NETLINK_NETFILTER)?;
+    let delete_socket = netlink::open(NETLINK_NETFILTER)?;
     let mut forgotten = 0;
     for family in [AF_INET, AF_INET6] {
         if !of.nodes.iter().any(|ip| ip.is_ipv4() == (family == AF_INET)) {
@@ -43,7 +44,8 @@ async fn pending(kernel: &Socket, family: u8, of: &InterceptSets) -> io::Result<
     let request_filter =
         [attribute(CTA_STATUS, &[0; 4]), attribute(CTA_STATUS_MASK, &REPLIED_OR_DNAT.to_be_bytes())].concat();
     kernel.send(&message(CT_GET, netlink::NLM_F_DUMP, 0, family, 0, &request_filter))?;
-    let (mut room, mut found) = (vec![0; netlink::DUMP_ROOM], Vec::new());
+    let mut room = vec![0; netlink::DUMP_ROOM];
+    let mut found = Vec::new();
     let mut each = |message: &[u8]| {
         let entry = message.get(HEADERS_LEN..).and_then(ConntrackEntry::read);
         let entry = entry.filter(|entry| of.nodes.contains(&entry.to) && of.ports.contains(&entry.port));
@@ -72,9 +74,12 @@ impl ConntrackEntry {
     /// Parses an entry. Returns `None` if it is not TCP or incomplete.
     fn read(attributes: &[u8]) -> Option<Self> {
         let tuple = find(attributes, CTA_TUPLE_ORIG)?;
-        let (ip, protocol) = (find(tuple, CTA_TUPLE_IP)?, find(tuple, CTA_TUPLE_PROTO)?);
-        let v4 = || Some(IpAddr::from(<[u8; 4]>::try_from(find(ip, CTA_IP_V4_DST)?).ok()?));
-        let v6 = || Some(IpAddr::from(<[u8; 16]>::try_from(find(ip, CTA_IP_V6_DST)?).ok()?));
+        let ip = find(tuple, CTA_TUPLE_IP)?;
+        let protocol = find(tuple, CTA_TUPLE_PROTO)?;
+        let to = match find(ip, CTA_IP_V4_DST) {
+            Some(v4) => IpAddr::from(<[u8; 4]>::try_from(v4).ok()?),
+            None => IpAddr::from(<[u8; 16]>::try_from(find(ip, CTA_IP_V6_DST)?).ok()?),
+        };
         let port = u16::from_be_bytes(find(protocol, CTA_PROTO_DST_PORT)?.try_into().ok()?);
         let tcp = find(find(attributes, CTA_PROTOINFO)?, CTA_PROTOINFO_TCP)?;
         let state = *find(tcp, CTA_PROTOINFO_TCP_STATE)?.first()?;
@@ -82,7 +87,7 @@ impl ConntrackEntry {
         let naming = [CTA_TUPLE_ORIG, CTA_ID, CTA_ZONE];
         let named = split(attributes).filter(|(kind, ..)| naming.contains(kind));
         let key = named.flat_map(|(.., whole)| whole.iter().copied()).collect();
-        Some(Self { to: v4().or_else(v6)?, port, status, state, key })
+        Some(Self { to, port, status, state, key })
     }
 
     fn is_pending(&self) -> bool {

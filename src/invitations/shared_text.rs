@@ -70,16 +70,19 @@ impl EnrolmentStore for FileEnrolmentStore {
         seen: &'a VersionedText,
         text: Vec<u8>,
     ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
-        let (file, seen) = (self.0.clone(), seen.clone());
-        let write = move || {
-            shared_file::make_directory(&file);
-            let _held = shared_file::lock(&file)?;
-            if shared_file::content(&file)?.unwrap_or_default() != seen.text {
-                return Ok(false);
-            }
-            shared_file::replace(&file, OWNER_ONLY, &text).map(|()| true)
-        };
-        Box::pin(async { Ok(shared_file::in_background(write).await?) })
+        let file = self.0.clone();
+        let seen = seen.clone();
+        Box::pin(async {
+            Ok(shared_file::in_background(move || {
+                shared_file::make_directory(&file);
+                let _held = shared_file::lock(&file)?;
+                if shared_file::content(&file)?.unwrap_or_default() != seen.text {
+                    return Ok(false);
+                }
+                shared_file::replace(&file, OWNER_ONLY, &text).map(|()| true)
+            })
+            .await?)
+        })
     }
 }
 
@@ -119,7 +122,8 @@ impl EnrolmentStore for EtcdEnrolmentStore {
     ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
         Box::pin(async move {
             let last_changed = seen.version.parse().unwrap_or(0);
-            let (key, text) = (&self.key, &text);
+            let key = &self.key;
+            let text = &text;
             let swap = |member: EtcdConnection| async move {
                 member.swap(key.clone(), last_changed, text.clone()).await
             };

@@ -308,7 +308,8 @@ impl Enrolments {
     /// Revokes a node's or device's token, or those of all devices of a user, and the open invitations of that node or
     /// user. Returns true if there were any. A join key is ended by [`Self::end_key`] only.
     pub fn revoke(&mut self, subject: &Invitee) -> bool {
-        let (key, before) = (subject.key(), self.invitations.len() + self.tokens.len());
+        let key = subject.key();
+        let before = self.invitations.len() + self.tokens.len();
         let is_user = subject.user().is_some() && subject.device().is_none();
         self.invitations.retain(|_, one| one.uses.is_some() || one.used_for.is_some() || one.node != key);
         self.tokens.retain(|one, _| *one != key && !(is_user && one.starts_with(&key)));
@@ -356,7 +357,9 @@ impl Enrolments {
             let StoredInvitation { node, until, uses, .. } = invitation;
             let invited_until = Some(*until).filter(|until| *until > now && invitation.is_open());
             if uses.is_some() {
-                let (key, pattern, used) = (hash.id(), Some(node.clone()), Some(invitation.used()));
+                let key = hash.id();
+                let pattern = Some(node.clone());
+                let used = Some(invitation.used());
                 for node in invitation.members() {
                     all.entry(node).and_modify(|one| one.key = Some(key.clone()));
                 }

@@ -160,9 +160,12 @@ impl ListenerPolicies {
         for (table, policy) in self.0.lock().iter() {
             let Some((_, access)) = settings.iter().find(|(key, _)| key == table) else { continue };
             let Some(policy) = policy.upgrade() else { continue };
-            let (old, AccessConfig { allow_from, names, rules, .. }) = (policy.load_full(), access);
+            let old = policy.load_full();
+            let AccessConfig { allow_from, names, rules, .. } = access;
             if (&old.allow_from, &old.names, &old.rules) != (allow_from, names, rules) {
-                let (allow_from, names, rules) = (allow_from.clone(), names.clone(), rules.clone());
+                let allow_from = allow_from.clone();
+                let names = names.clone();
+                let rules = rules.clone();
                 policy.store(Arc::new(AccessPolicy {
                     allow_from,
                     names,

@@ -359,7 +359,8 @@ impl Admission {
         node: Result<NodeName, Denial>,
         target: &Target,
     ) -> Option<Result<OpenSession, DeniedRequest>> {
-        let (target, credentials) = (target.clone(), HeaderMap::new());
+        let target = target.clone();
+        let credentials = HeaderMap::new();
         let request = node.map(|node| OpenRequest { node: Some(node), target, credentials });
         self.open(reset, request, new_trace()).await
     }
@@ -382,7 +383,8 @@ impl Admission {
         let mut access = AccessLogEntry::start(self.context.listener, self.from.to_string());
         (access.trace, access.device) = (trace, self.device.clone());
         Span::current().record("trace_id", access.trace.as_str());
-        let (context, from) = (Arc::clone(&self.context), self.from);
+        let context = Arc::clone(&self.context);
+        let from = self.from;
         match self.check(request, &mut access).await {
             Ok((destination, basis)) => {
                 access.set_pending(true);
@@ -405,7 +407,8 @@ impl Admission {
         request: Result<OpenRequest, Denial>,
         access: &mut AccessLogEntry,
     ) -> Result<(Destination, AccessBasis), Denial> {
-        let (policy, from) = (self.context.policy.load_full(), self.from.ip());
+        let policy = self.context.policy.load_full();
+        let from = self.from.ip();
         // Check again, because the config may have changed since the connection was accepted.
         policy.check_source(from)?;
         if self.context.drain.is_draining() {
@@ -426,7 +429,8 @@ impl Admission {
         let judge = |node: &_, port| policy.authorize(user.as_deref(), from, node, port);
         let may = |node: &_, port| judge(node, port).is_ok();
         let mut destination = self.destination(node, target, may)?;
-        let (node, port) = (destination.node.clone(), destination.target.port);
+        let node = destination.node.clone();
+        let port = destination.target.port;
         access.node = Some(node.clone());
         judge(&node, port)?;
         destination.direct = destination.direct.filter(|direct| may(&NodeName::direct(), direct.port));
@@ -542,8 +546,10 @@ impl AuthorizedRequest {
         let granted = opened.and_then(|TargetStream { stream, right }| {
             let basis = AccessBasis { direct: right, ..basis };
             access.id = stream.id();
-            let judge = move || basis.judge().map_err(|denial| denial.to_string());
-            match context.grants.add((&access).into(), judge) {
+            let grant = context
+                .grants
+                .add((&access).into(), move || basis.judge().map_err(|denial| denial.to_string()));
+            match grant {
                 Ok(grant) => Ok((stream, grant)),
                 Err(why) => {
                     stream.reset(SessionError::new(ErrorCode::NotAllowed, &why));
@@ -557,7 +563,8 @@ impl AuthorizedRequest {
                 if let Some(id) = access.id {
                     Span::current().record("session", field::display(id));
                 }
-                let (alive, buffered) = (context.metrics.sessions.start(access.listener), Bytes::new());
+                let alive = context.metrics.sessions.start(access.listener);
+                let buffered = Bytes::new();
                 Ok(OpenSession { session, buffered, access, grant, alive, permit: Some(permit) })
             }
             Err(denial) => Err(DeniedRequest::new(denial, access, &context, from)),

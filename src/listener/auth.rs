@@ -121,7 +121,8 @@ impl PasswordChecker {
             let hash = users.hashes.get(&name);
             (hash.unwrap_or(&users.nobody).clone(), hash.is_some())
         };
-        let (who, print) = ((from, self.keys.0.hash_one(&name)), self.fingerprint(&name, &password, &hash));
+        let who = (from, self.keys.0.hash_one(&name));
+        let print = self.fingerprint(&name, &password, &hash);
         let login = Login { user: name, hash };
         if self.is_recent(print) {
             return Ok(login);

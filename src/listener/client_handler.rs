@@ -33,12 +33,13 @@ where
     L: Accept,
     F: ListenerProtocol<L::AnyStream>,
 {
-    let (refused, refusals) =
-        (context.metrics.connections_rejected.clone(), context.metrics.refusals.clone());
+    let refused = context.metrics.connections_rejected.clone();
+    let refusals = context.metrics.refusals.clone();
     context.metrics.sessions.expose(context.listener, &DENIALS);
     let permits = max_pending(context.uplink.is_some());
     let limits = AcceptSettings { permits, proxies, refused, refusals, for_operators: false };
-    let (drain, context) = (context.drain.clone(), Arc::new(context));
+    let drain = context.drain.clone();
+    let context = Arc::new(context);
     accept_loop::run(listener, limits, ClientHandler { protocol, context }, drain).await;
 }
 

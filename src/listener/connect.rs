@@ -110,11 +110,14 @@ impl ListenerConfig for ConnectConfig {
     }
 
     fn bind(&self, tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared> {
-        let (key, by_default) = ("server.connect.listen", self.is_default);
+        let key = "server.connect.listen";
+        let by_default = self.is_default;
         let listener = startup.bind_optional(key, self.listen.ok_or(NotPrepared)?, by_default);
         let plain = self.plain_listen.map(|at| startup.bind("server.connect.plain_listen", at));
         let tls = self.tls.as_ref().map(|files| files.load(tls, startup)).transpose();
-        let (listener, plain, tls) = (listener?, plain.transpose()?, tls?);
+        let listener = listener?;
+        let plain = plain.transpose()?;
+        let tls = tls?;
         let ports =
             listener.map(|listener| (listener, tls)).into_iter().chain(plain.map(|plain| (plain, None)));
         let port =
@@ -220,13 +223,14 @@ async fn read_head<C: Connection>(socket: C) -> Result<ConnectHead<C>, BadHead<C
     })
     .await;
     let parts = connection.into_parts();
-    let ((Hooked { io: mut socket, hook: HeadCapture(read) }, response), buffered) =
-        (parts.io.into_inner().into_inner(), parts.read_buf);
+    let (Hooked { io: mut socket, hook: HeadCapture(read) }, response) = parts.io.into_inner().into_inner();
+    let buffered = parts.read_buf;
     let rejected = automatic_response(&response);
     match (ended, request) {
         (_, Some(request)) => {
             let head = request.into_parts().0;
-            let (version, trace) = (head.version, trace_of(&head.headers));
+            let version = head.version;
+            let trace = trace_of(&head.headers);
             Ok(ConnectHead { version, trace, request: parse(head), socket, buffered })
         }
         (Ok(()), None) => Err(BadHead { reason: "header_missing", socket, rejected }),
@@ -235,7 +239,8 @@ async fn read_head<C: Connection>(socket: C) -> Result<ConnectHead<C>, BadHead<C
         }
         (Err(error), None) => {
             if let Some((version, wrong)) = malformed_target(&read) {
-                let (trace, request) = (new_trace(), Err(wrong.into()));
+                let trace = new_trace();
+                let request = Err(wrong.into());
                 return Ok(ConnectHead { version, trace, request, socket, buffered: Bytes::new() });
             }
             reject_http2(&mut socket, &read).await;

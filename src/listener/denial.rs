@@ -271,7 +271,8 @@ fn ssh_disconnect(why: &str) -> Vec<u8> {
 
 /// Returns a response as bytes for an HTTP/1 connection.
 pub(super) fn written(version: Version, answer: &Response<Bytes>) -> Bytes {
-    let (status, body) = (answer.status(), answer.body());
+    let status = answer.status();
+    let body = answer.body();
     let usual = status.canonical_reason().unwrap_or_default().as_bytes();
     let phrase = answer.extensions().get::<ReasonPhrase>().map_or(usual, ReasonPhrase::as_bytes);
     let mut text = format!("{version:?} {} ", status.as_str()).into_bytes();

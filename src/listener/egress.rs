@@ -75,7 +75,8 @@ impl ListenerConfig for EgressConfig {
     }
 
     fn bind(&self, tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared> {
-        let (key, category) = ("server.egress.listen", SessionCategory::Egress);
+        let key = "server.egress.listen";
+        let category = SessionCategory::Egress;
         let port = match &self.listen {
             Some(ListenAddress::Unix(path)) => {
                 BoundPort::new(category, startup.bind_local(key, path)?, |_| ConnectProtocol)

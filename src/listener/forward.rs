@@ -59,7 +59,8 @@ pub(crate) async fn forward<C: Connection>(
     parse: &ParseRequest<'_>,
 ) -> AdmissionOutcome<C> {
     socket.set_reset_on_drop(true);
-    let (context, source) = (Arc::clone(admission.context()), Source::of(admission.from().ip()));
+    let context = Arc::clone(admission.context());
+    let source = Source::of(admission.from().ip());
     let clock = Arc::new(IdleTimer::new());
     let router = RequestRouter::new(admission, tls, parse);
     let exchange = RequestForwarder::new(router, Arc::clone(&clock), &context, source);

@@ -137,7 +137,8 @@ impl ListenerConfig for HttpConfig {
     fn bind(&self, _tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared> {
         let port = |(listener, stands_for)| {
             BoundPort::tcp(SessionCategory::HttpProxy, listener, |deps| {
-                let (finder, ports) = (deps.finder.clone(), deps.ports.clone());
+                let finder = deps.finder.clone();
+                let ports = deps.ports.clone();
                 NodePortProtocol { stands_for, is_tls: false, target_tls: None, finder, ports }
             })
         };
@@ -184,11 +185,12 @@ impl<C: Connection + 'static> ListenerProtocol<C> for NodePortProtocol {
     }
 
     async fn handshake(&self, socket: C, admission: &mut Admission) -> AdmissionOutcome<C> {
-        let (tls, server_name) = (self.target_tls.clone(), admission.server_name.take());
+        let tls = self.target_tls.clone();
+        let server_name = admission.server_name.take();
         let default_port = if self.is_tls { 443 } else { 80 };
-        let unnamed = || if self.is_tls { Denial::NoNodeInHost } else { Denial::NoHost };
-        let (context, proof, from) =
-            (admission.context().clone(), admission.proof.clone(), admission.from().ip());
+        let context = admission.context().clone();
+        let proof = admission.proof.clone();
+        let from = admission.from().ip();
         let shown = tls.is_none() || matches!(proof, ClientIdentity::Certificate(_));
         let parse = |head: &Parts| {
             if !shown {
@@ -202,7 +204,9 @@ impl<C: Connection + 'static> ListenerProtocol<C> for NodePortProtocol {
                 zone: &context.zone,
                 addresses: &context.addresses,
             };
-            let (node, target) = self.place(head, &requester)?.ok_or_else(unnamed)?;
+            let Some((node, target)) = self.place(head, &requester)? else {
+                return Err(if self.is_tls { Denial::NoNodeInHost } else { Denial::NoHost });
+            };
             Ok(OpenRequest { node: Some(node), target, credentials: credentials(&head.headers) })
         };
         Box::pin(forward(socket, admission, tls, &parse)).await

@@ -196,7 +196,8 @@ fn parse_plain(head: &Parts) -> Result<OpenRequest, Denial> {
 
 /// Reads as many bytes as are needed to distinguish CONNECT from other requests.
 async fn start<C: AsyncRead + Unpin>(socket: &mut C) -> io::Result<Vec<u8>> {
-    let (mut space, mut have) = ([0; CONNECT.len()], 0);
+    let mut space = [0; CONNECT.len()];
+    let mut have = 0;
     while have < CONNECT.len() && space.get(..have) == CONNECT.get(..have) {
         let room = space.get_mut(have..).unwrap_or_default();
         match socket.read(room).await? {

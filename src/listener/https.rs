@@ -272,13 +272,16 @@ impl ListenerConfig for HttpsConfig {
         let targets = if is_terminated { self.target_tls(startup) } else { Ok(None) };
         let tls = is_terminated.then(|| self.tls().load(tls, startup)).transpose();
         let ports = bind(&self.node_ports(), startup);
-        let (tls, targets, ports) = (tls?, targets?, ports?);
+        let tls = tls?;
+        let targets = targets?;
+        let ports = ports?;
         // The first port watches the files for all.
         let mut watched = tls.clone().map(|tls| (tls, targets.clone()));
         let category = if targets.is_some() { SessionCategory::HttpProxy } else { SessionCategory::Https };
         let port = |(listener, stands_for)| match (tls.clone(), stands_for) {
             (Some(tls), stands_for) => {
-                let (watched, targets) = (watched.take(), targets.clone());
+                let watched = watched.take();
+                let targets = targets.clone();
                 Some(BoundPort::tcp(category, listener, move |deps| {
                     if let Some((clients, targets)) = watched {
                         deps.files.watch("tls", &clients);
@@ -286,7 +289,8 @@ impl ListenerConfig for HttpsConfig {
                             deps.files.watch("target tls", &targets);
                         }
                     }
-                    let (finder, ports) = (deps.finder.clone(), deps.ports.clone());
+                    let finder = deps.finder.clone();
+                    let ports = deps.ports.clone();
                     let port =
                         NodePortProtocol { stands_for, is_tls: true, target_tls: targets, finder, ports };
                     TlsListenerProtocol::new(port, tls, deps.context.pool.clone())

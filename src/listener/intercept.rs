@@ -121,7 +121,8 @@ fn read(
     mut table: ConfigTableReader<'_>,
     tables: &mut ListenerConfigReader<'_>,
 ) -> Vec<Arc<dyn ListenerConfig>> {
-    let (report, env) = (&mut *tables.report, tables.env);
+    let report = &mut *tables.report;
+    let env = tables.env;
     let mut intercept: InterceptConfig = table.fields(report);
     if intercept.networks.is_empty() && table.is_present() && !table.is_wrong("networks", report) {
         let found = table.has("networks").then(|| "an empty list".to_owned());
@@ -136,8 +137,10 @@ fn read(
     if !forwarded_networks.is_empty() {
         let at = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), intercept.port.0);
         // For traffic through this host, these networks restrict the clients.
-        let fence = || Some(forwarded_networks.clone());
-        let fenced = AccessConfig { allow_from: access.allow_from.clone().or_else(fence), ..access.clone() };
+        let fenced = AccessConfig {
+            allow_from: access.allow_from.clone().or_else(|| Some(forwarded_networks.clone())),
+            ..access.clone()
+        };
         fenced.warn_if_open(
             table.key("forwarded_networks"),
             at,
@@ -221,7 +224,8 @@ impl ListenerConfig for InterceptConfig {
         let mut prepared = Some((table, self.clone()));
         let all = [Some(listeners.v4), listeners.v6, listeners.forwarded].into_iter().flatten();
         let ports = all.map(|listener| {
-            let (intercepted, prepared) = (intercepted.clone(), prepared.take());
+            let intercepted = intercepted.clone();
+            let prepared = prepared.take();
             BoundPort::tcp(SessionCategory::Tcp, listener, move |deps| {
                 if let Some((table, settings)) = prepared {
                     reconciler::spawn(table, intercepted.clone(), settings, deps);

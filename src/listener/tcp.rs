@@ -84,7 +84,8 @@ fn read(
     mut table: ConfigTableReader<'_>,
     tables: &mut ListenerConfigReader<'_>,
 ) -> Vec<Arc<dyn ListenerConfig>> {
-    let (report, inherited) = (&mut *tables.report, &tables.inherited);
+    let report = &mut *tables.report;
+    let inherited = &tables.inherited;
     let mut listeners: Vec<TcpListenerConfig> = Vec::new();
     for (name, entry) in table.named(TARGET, report) {
         listeners.extend(listener(&name, entry, inherited, &listeners, report));
@@ -211,7 +212,9 @@ impl ListenerConfig for TcpListenerConfig {
     fn bind(&self, _tls: &Tls, startup: &mut StartupErrorCollector) -> Result<Vec<BoundPort>, NotPrepared> {
         let Self { ports, to: TcpTarget { node, target }, send_proxy, .. } = self;
         let bound = ports.with_targets(target).map(|(at, target)| {
-            let (listener, node, send_proxy) = (startup.bind(&self.key, at)?, node.clone(), *send_proxy);
+            let listener = startup.bind(&self.key, at)?;
+            let node = node.clone();
+            let send_proxy = *send_proxy;
             Ok(BoundPort::tcp(SessionCategory::Tcp, listener, move |deps| {
                 let finder = deps.finder.clone();
                 TcpProtocol { node, target, send_proxy, finder, warned: AtomicBool::new(false) }

@@ -34,7 +34,10 @@ fn trace_id(parent: &str) -> Option<&str> {
         let hex = part.len() == digits && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         hex.then_some(part)
     };
-    let (version, id, parent, _flags) = (part(2)?, part(32)?, part(16)?, part(2)?);
+    let version = part(2)?;
+    let id = part(32)?;
+    let parent = part(16)?;
+    let _flags = part(2)?;
     let whole = version != "ff" && (version != "00" || parts.next().is_none());
     let named = [id, parent].iter().all(|part| part.bytes().any(|b| b != b'0'));
     (whole && named).then_some(id)

@@ -119,7 +119,8 @@ impl EtcdRecords {
             lease.unsure.insert(name.clone());
             lease.written.remove(name);
         }
-        let (value, id) = (value(self.address), lease.id);
+        let value = value(self.address);
+        let id = lease.id;
         let mut requests = Vec::with_capacity(some.len());
         for (name, here) in some.iter().cloned() {
             let key = key(&self.prefix, &name, &self.server);

@@ -44,7 +44,10 @@ impl RecordStore for Hosts {
     /// Replaces our lines with these, and removes lines of servers without a sign of life for a while.
     fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>> {
         let Self { file, server, seen } = self;
-        let (file, server, seen, now) = (file.clone(), *server, std::mem::take(seen), Instant::now());
+        let file = file.clone();
+        let server = *server;
+        let seen = std::mem::take(seen);
+        let now = Instant::now();
         let records = records.clone();
         Box::pin(async move {
             self.seen = in_background(move || write(&file, server, &records, seen, now)).await?;

@@ -158,14 +158,16 @@ impl NodeCounts<'_> {
     /// Returns true if this server has too many nodes: far more than the mean, or more than the mean while a peer has
     /// very few. The latter is the case for one new server among many.
     fn is_crowded(&self) -> bool {
-        let (here, mean) = (as_f64(self.here as u64), self.mean());
+        let here = as_f64(self.here as u64);
+        let mean = self.mean();
         let new = mean >= MIN_SIGNIFICANT_MEAN && self.fewest() < mean * 0.5;
         self.excess() > 0 && (here > mean * 1.2 || new)
     }
 
     /// Returns true if a running round should continue.
     fn is_uneven(&self) -> bool {
-        let (here, mean) = (as_f64(self.here as u64), self.mean());
+        let here = as_f64(self.here as u64);
+        let mean = self.mean();
         let new = mean >= MIN_SIGNIFICANT_MEAN && self.fewest() < mean * 0.8;
         self.excess() > 0 && (here > mean * 1.05 || new)
     }

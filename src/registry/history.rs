@@ -83,10 +83,13 @@ impl NodeHistory {
 
     /// Records that a link of the node has just ended.
     pub(crate) fn dropped(&mut self, node: &NodeName, why: &str) {
-        let own = || self.drops.iter().enumerate().filter(|(_, (dropped, _))| dropped == node);
-        let oldest = (own().count() >= MAX_DROPS_PER_NODE).then(|| own().next()).flatten().map(|(at, _)| at);
-        if let Some(at) = oldest.or((self.drops.len() >= MAX_DROPS).then_some(0)) {
-            self.drops.remove(at);
+        // A node that drops often forgets its own oldest entry, not those of others.
+        let is_own = |(dropped, _): &(NodeName, _)| dropped == node;
+        if self.drops.iter().filter(|drop| is_own(drop)).count() >= MAX_DROPS_PER_NODE {
+            let oldest = self.drops.iter().position(is_own);
+            oldest.map(|at| self.drops.remove(at));
+        } else if self.drops.len() >= MAX_DROPS {
+            self.drops.pop_front();
         }
         self.drops.push_back((node.clone(), NodeLinkError::now(why)));
     }

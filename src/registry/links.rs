@@ -293,7 +293,8 @@ impl NodeWithLinks {
 impl LinkedNode {
     /// Returns true if this primary link stays next to a backup link, as the previous one.
     fn may_stay_with(&self, backup: &Self) -> bool {
-        let (primary, backup) = (&self.link, &backup.link);
+        let primary = &self.link;
+        let backup = &backup.link;
         !primary.is_plain() && primary.instance == backup.instance && !primary.is_closed()
     }
 }

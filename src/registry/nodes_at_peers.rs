@@ -56,7 +56,8 @@ impl NodesAtPeers {
     /// the server with most are removed, so that a server that announces names without end takes no room of others.
     pub(crate) fn insert(&self, node: &NodeName, link: &Link, found: &Found) {
         let Some(server) = link.instance else { return };
-        let (instance, ips) = (found.instance, found.ips.clone());
+        let instance = found.instance;
+        let ips = found.ips.clone();
         let at = NodeAtPeer { server, instance, link: link.id, doubted: None, ips };
         let mut nodes = self.nodes.lock();
         if nodes.len() >= MAX_NODES && !nodes.contains_key(node) {
@@ -153,7 +154,8 @@ impl Finder {
     /// If the node is there, returns the process of the server. The caller then calls [`Self::resolve_conflict`] and
     /// [`Self::migrate_from_old_links`].
     pub fn handle_found(&self, from: &Link, node: &NodeName, found: Found) -> Option<Instance> {
-        let (others, server) = (self.others.as_ref()?, from.instance?);
+        let others = self.others.as_ref()?;
+        let server = from.instance?;
         let found = others.peers.handle_found(from, found)?;
         if !found.here {
             others.nodes.doubt(node, Some(server));

@@ -198,7 +198,8 @@ impl<'a> PeerQueries<'a> {
                 continue;
             }
             self.queried.push(peer.clone());
-            let (peers, node) = (self.peers.clone(), self.query.node.clone());
+            let peers = self.peers.clone();
+            let node = self.query.node.clone();
             self.answers.push(async move { peers.ask(&peer, &node).await }.boxed());
         }
     }

@@ -84,7 +84,8 @@ impl Registry {
     /// Records why a link of a node has ended, then removes it like [`Self::remove`].
     pub fn ended(&self, link: &Link, why: &str) {
         if let Some(node) = link.peer.node() {
-            let (mut nodes, why) = (self.nodes.lock(), excerpt(why));
+            let mut nodes = self.nodes.lock();
+            let why = excerpt(why);
             nodes.past.failed(node, &why);
             // A link for interactive sessions comes and goes with the load of the other.
             if nodes.get(node, NodeLinkRole::Interactive).is_none_or(|linked| linked.link.id != link.id) {

@@ -37,8 +37,9 @@ pub struct NodeWaiter<'a> {
 impl NodeWaiters {
     pub(crate) fn arrival(&self, node: &NodeName) -> NodeWaiter<'_> {
         let mut awaited = self.0.lock();
-        let new = || Waiters { wake: Arc::new(watch::Sender::new(())), count: 0 };
-        let waiting = awaited.entry(node.clone()).or_insert_with(new);
+        let waiting = awaited
+            .entry(node.clone())
+            .or_insert_with(|| Waiters { wake: Arc::new(watch::Sender::new(())), count: 0 });
         waiting.count += 1;
         let wake_waiters = waiting.wake.subscribe();
         drop(awaited);

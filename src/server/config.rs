@@ -144,7 +144,8 @@ impl ServerConfig {
             let mut ports = listener.config.node_ports().into_iter();
             ports.find(|port| port.stands_for == PortTarget::Host).map(|port| port.at.port())
         };
-        let (http, https) = (by_host(http::KIND.name), by_host(https::KIND.name));
+        let http = by_host(http::KIND.name);
+        let https = by_host(https::KIND.name);
         let by_address = LISTENERS.iter().any(|kind| kind.by_address && table.has(kind.name));
         let ports = ("links.admin_listen", &links.ports);
         let published = (dns.publish == PublishTo::ConfigMap).then_some(&dns.configmap);

@@ -73,7 +73,9 @@ pub(crate) fn read(
     egress: bool,
     startup: &mut StartupErrorCollector,
 ) -> Result<ReloadedValue<NodeTokens>, NotPrepared> {
-    let (path, first, key) = (file.to_owned(), AtomicBool::new(true), startup.spelled(TOKEN_FILE));
+    let path = file.to_owned();
+    let first = AtomicBool::new(true);
+    let key = startup.spelled(TOKEN_FILE);
     let is_optional = certificates || invitations;
     let tokens = ReloadedValue::file(file, move |text| {
         let tokens = NodeTokens::parse(&String::from_utf8_lossy(text));
@@ -107,7 +109,8 @@ fn warn_insecure(tokens: &NodeTokens, file: &Path, key: &str, egress: bool) {
     };
     let weak = tokens.nodes_with_weak_tokens();
     if !weak.is_empty() {
-        let (count, nodes) = (weak.len(), weak[..weak.len().min(MAX_NODES_LOGGED)].join(" "));
+        let count = weak.len();
+        let nodes = weak[..weak.len().min(MAX_NODES_LOGGED)].join(" ");
         let risk =
             format!("tokens of less than {MIN_TOKEN_BYTES} characters can be guessed ({count}): {nodes}");
         warn(&risk, "run `tunnel token rotate` for each of these nodes");
@@ -134,7 +137,8 @@ impl EdgeAuthenticator {
         nodes: Option<watch::Receiver<KnownNodes>>,
         certificates: bool,
     ) -> Arc<Self> {
-        let (links, refusal_permits) = (Mutex::default(), FairLimiter::new(REFUSAL_LIMITS));
+        let links = Mutex::default();
+        let refusal_permits = FairLimiter::new(REFUSAL_LIMITS);
         Arc::new(Self { tokens, enrolment, nodes, certificates, links, refusal_permits })
     }
 
@@ -156,8 +160,7 @@ impl EdgeAuthenticator {
         }
         // Besides users and edges only servers have accepted certificates, so any other caller with one may claim to be
         // a server.
-        let edges = || edge_names(certificate.leaf()?);
-        match self.certificates.then(edges).flatten().as_deref() {
+        match self.certificates.then(|| edge_names(certificate.leaf()?)).flatten().as_deref() {
             None => CallerCertificate::Peer,
             Some([node]) => CallerCertificate::Edge(node.parse().ok()),
             Some(_) => CallerCertificate::Edge(None),
@@ -205,7 +208,8 @@ impl EdgeAuthenticator {
         &self,
         EdgeCredentials { hello, certificate_node }: &EdgeCredentials,
     ) -> Result<(), TokenError> {
-        let (tokens, node) = (self.tokens.load(), &hello.node);
+        let tokens = self.tokens.load();
+        let node = &hello.node;
         if tokens.is_blocked(node) {
             return Err(TokenError::Blocked(node.clone()));
         }

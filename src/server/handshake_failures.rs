@@ -43,7 +43,8 @@ impl HandshakeFailures {
         if *error == TlsHandshakeError::Closed {
             return;
         }
-        let (from, mut minute) = (canonical_ip(from), self.0.lock());
+        let from = canonical_ip(from);
+        let mut minute = self.0.lock();
         let room = minute.known.len() < MAX_TRACKED;
         match minute.known.get_mut(&(from, error.name())) {
             Some(count) => count.unlogged += 1,

@@ -57,8 +57,8 @@ async fn run_interactive(
     shared.link_context.metrics.links.opened(reader.link.peer.kind());
     let room = Arc::new(Semaphore::new(MAX_SEARCHES_PER_EDGE));
     let link = reader.link.clone();
-    let (mut sorting, mut looks) =
-        (TrafficClassifier::default(), interval(TrafficClassifier::SAMPLE_INTERVAL));
+    let mut sorting = TrafficClassifier::default();
+    let mut looks = interval(TrafficClassifier::SAMPLE_INTERVAL);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // Nothing is moved there before its edge has sent something: a line may pass the hello and nothing more.
     let mut is_new = true;

@@ -77,8 +77,8 @@ pub(crate) async fn follow_devices(mut changes: watch::Receiver<()>, grants: Gra
 
 /// Authorizes an enrolment request from a caller that has not joined yet, in its own task.
 pub(crate) fn spawn(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
-    let (links, span) =
-        (shared.link_context.drain.clone(), info_span!("enrol", remote_addr = %enrol_request.from));
+    let links = shared.link_context.drain.clone();
+    let span = info_span!("enrol", remote_addr = %enrol_request.from);
     links.spawn(span, judge(enrol_request, shared));
 }
 
@@ -99,7 +99,8 @@ async fn judge(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
     {
         refused.count("invitation");
         if shared.link_context.metrics.refusals.may_log("invitation", from) {
-            let (name, key) = (printable::printable(&join.name), enrolment.key_of(&join.secret));
+            let name = printable::printable(&join.name);
+            let key = enrolment.key_of(&join.secret);
             // A stranger's guesses do not belong into the audit log.
             if key.is_some() {
                 info!(target: AUDIT, actor = name, remote_addr = %from, key, reason = %why, "join rejected");

@@ -142,7 +142,8 @@ pub(crate) fn retire_old_links(
     }
     // Beyond the limit nothing is pinged, and a dead link is detected by its ping timeout.
     let Ok(permit) = shared.move_permits.clone().try_acquire_owned() else { return };
-    let (span, shared) = (info_span!("node_moved", %node), shared.clone());
+    let span = info_span!("node_moved", %node);
+    let shared = shared.clone();
     shared.link_context.drain.clone().spawn(span, async move {
         let contest = async {
             if let Some(found) = found {
@@ -182,7 +183,8 @@ pub(crate) fn handle_request(request: RelayRequest, shared: &Arc<ServerContext>,
 /// Relays the request of an edge if it is allowed, in its own task, because the search for a path may take seconds.
 fn spawn_relay(request: RelayRequest, shared: &Arc<ServerContext>, room: &Arc<Semaphore>) {
     let span = info_span!("relay", node = %request.node());
-    let (room, shared) = (room.clone(), shared.clone());
+    let room = room.clone();
+    let shared = shared.clone();
     shared.link_context.drain.clone().spawn(span, async move {
         let access = RequestFromEdge::of(&request);
         let judged = shared.with_search_permit(access.judge(&shared), &room).await;
@@ -254,7 +256,8 @@ async fn bridge_to_node(
 ) {
     let session = offer.id();
     let access = RequestFromEdge { session, from, node: node.clone(), target: target.clone() };
-    let (category, client) = (offer.category(), offer.client().to_owned());
+    let category = offer.category();
+    let client = offer.client().to_owned();
     let request = SessionRequest { node, target, category, client, listener: LISTENER, permit: None };
     let opened = tokio::select! {
         opened = shared.route.open(request) => opened,
@@ -300,15 +303,16 @@ pub(super) async fn bridge(
         BridgeRequester::Peer => (None, None),
         BridgeRequester::User(grant) => (Some(grant), None),
         BridgeRequester::Edge(access) => {
-            let (policies, judged) = (shared.policies.clone(), access.clone());
-            let judge =
-                move || judged.judge_node(&policies).map(|()| UNTIL_CHANGED).map_err(|why| why.reason);
+            let policies = shared.policies.clone();
+            let judged = access.clone();
             let subject = SessionSubject {
                 id: Some(access.session),
                 node: Some(access.node.clone()),
                 ..SessionSubject::default()
             };
-            match shared.grants.add(subject, judge) {
+            match shared.grants.add(subject, move || {
+                judged.judge_node(&policies).map(|()| UNTIL_CHANGED).map_err(|why| why.reason)
+            }) {
                 Ok(grant) => (Some(grant), Some(access)),
                 Err(why) => return refuse_offer(offer, SessionError::new(ErrorCode::NodeNotAllowed, why)),
             }

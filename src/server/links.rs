@@ -47,7 +47,8 @@ pub(crate) fn spawn(
     let (arrivals, arrived) = mpsc::channel(MAX_HANDSHAKES);
     links.spawn(info_span!("calls"), accept_calls(arrived, shared.clone()));
     let metrics = &shared.link_context.metrics;
-    let (refused, refusals) = (metrics.links_rejected.clone(), metrics.refusals.clone());
+    let refused = metrics.links_rejected.clone();
+    let refusals = metrics.refusals.clone();
     let limits = AcceptSettings { permits: CONNECTIONS, proxies, refused, refusals, for_operators: false };
     let handshakes = TlsHandshaker::new(tls, shared.pool.clone(), CONNECTIONS);
     let handshake_failures = HandshakeFailures::default();
@@ -135,7 +136,8 @@ async fn admit_user(call: Box<LinkCall>, hello: UserHello, shared: Arc<ServerCon
         Ok(admitted) => admitted,
         Err(denial) => return denial.send(call, &shared).await,
     };
-    let (mut reader, users) = (call.accept(Remote::Client(user.client.clone())), &shared.user_links);
+    let mut reader = call.accept(Remote::Client(user.client.clone()));
+    let users = &shared.user_links;
     let link = reader.link.clone();
     // Only for debugging: each command of a user has a link. The access log has her sessions.
     debug!(link = %link.id, user = %user.client, remote_addr = %user.from, "user is linked");
@@ -164,7 +166,8 @@ async fn check_edge(
     from: SocketAddr,
     shared: &Arc<ServerContext>,
 ) -> Result<bool, LinkDenial> {
-    let (EdgeHello { node, instance, .. }, registry) = (&credentials.hello, &shared.registry);
+    let EdgeHello { node, instance, .. } = &credentials.hello;
+    let registry = &shared.registry;
     if let Err(why) = shared.edge_links.authenticate_fresh(credentials).await {
         registry.refused(node, &why.to_string());
         return Err(LinkDenial::token(why));
@@ -209,8 +212,8 @@ async fn admit_peer(call: Box<LinkCall>, instance: Instance, is_backup: bool, sh
 async fn run_dialled_links(mut made: mpsc::Receiver<LinkReader>, shared: Arc<ServerContext>) {
     let links = shared.link_context.drain.clone();
     while let Some(Some(mut reader)) = links.run_until(made.recv()).await {
-        let (span, shared) =
-            (info_span!("link", peer = reader.link.instance.map(field::debug)), shared.clone());
+        let span = info_span!("link", peer = reader.link.instance.map(field::debug));
+        let shared = shared.clone();
         links.spawn(span, async move { drop(run_link(&mut reader, true, &shared).await) });
     }
 }
@@ -234,8 +237,9 @@ impl ConnectionHandler for LinkConnectionHandler {
 
     /// While the server stops, edges are refused before they cost a TLS handshake. Peers may still reach its sessions.
     fn admits(&self, from: SocketAddr) -> Result<(), ConnectionRejection> {
-        let is_peer = || self.shared.finder.peers().is_some_and(|peers| peers.is_at(from.ip()));
-        if self.shared.stopping.is_cancelled() && !is_peer() {
+        if self.shared.stopping.is_cancelled()
+            && !self.shared.finder.peers().is_some_and(|peers| peers.is_at(from.ip()))
+        {
             Err(ConnectionRejection::Stopping)
         } else {
             Ok(())
@@ -266,7 +270,8 @@ impl ConnectionHandler for LinkConnectionHandler {
         let certificate = self.shared.edge_links.certificate(self.handshakes.certificate(&accepted));
         let TlsAccepted { stream: io, permit: turn, until } = accepted;
         let waiting = PendingConnection { certificate, until, waiting_permit: permit, permit: turn };
-        let (arrivals, link_context) = (self.arrivals.clone(), self.shared.link_context.clone());
+        let arrivals = self.arrivals.clone();
+        let link_context = self.shared.link_context.clone();
         drop(self);
         serve(io, from, arrivals, link_context, waiting).await;
     }

@@ -81,8 +81,10 @@ impl OpenListeners {
         for PreparedListener { table, access: ListenerAccess { proxies, policy }, requested, ports } in
             prepared
         {
-            let (drain, accepting) = (self.deps.context.drain.child(), TaskTracker::new());
-            let (listener, shared) = (table.kind.name, self.deps.context.clone());
+            let drain = self.deps.context.drain.child();
+            let accepting = TaskTracker::new();
+            let listener = table.kind.name;
+            let shared = self.deps.context.clone();
             let context = ListenerContext { listener, policy, drain: drain.clone(), ..shared };
             let deps = ListenerDeps { context, proxies, accepting: accepting.clone(), ..self.deps.clone() };
             log_open(listener, &ports);

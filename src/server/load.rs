@@ -18,9 +18,11 @@ use tunnel_proto::frame::Load;
 pub(crate) fn spawn_balance(shared: &Arc<ServerContext>, settings: &ServerConfig) {
     let moves = settings.peers.rebalance;
     let Some(peers) = shared.finder.peers().cloned() else { return };
-    let (shared, drain) = (shared.clone(), shared.link_context.drain.clone());
+    let drain = shared.link_context.drain.clone();
+    let shared = shared.clone();
     drain.clone().spawn(info_span!("balance"), async move {
-        let (mut balance, mut last_report) = (Rebalancer::default(), None::<Instant>);
+        let mut balance = Rebalancer::default();
+        let mut last_report = None::<Instant>;
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut stopping = false;

@@ -31,7 +31,8 @@ pub(crate) fn start(
     pool: &BufferPool,
     link_context: &LinkContext,
 ) -> Option<(Arc<Peers>, mpsc::Receiver<LinkReader>)> {
-    let (tls, drain) = (files.peers.clone()?, &link_context.drain);
+    let tls = files.peers.clone()?;
+    let drain = &link_context.drain;
     let service = settings.dns_name.as_ref().and_then(|service| match &service.host {
         Host::Name(name) => Some((name.to_string(), service.port)),
         Host::Ip(_) => None,
@@ -46,7 +47,8 @@ pub(crate) fn start(
 
 /// Reports on peers that do not answer or cannot be asked.
 pub(crate) fn spawn_reports(shared: &ServerContext) {
-    let (readiness, drain) = (&shared.readiness, &shared.drains.links);
+    let readiness = &shared.readiness;
+    let drain = &shared.drains.links;
     if let Some(peers) = shared.finder.peers() {
         report(peers.clone(), readiness.clone(), drain);
     }

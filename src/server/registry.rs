@@ -58,7 +58,8 @@ fn store(
     grpc: u16,
 ) -> Option<Box<dyn RecordStore>> {
     // The config check ensures that there is an address.
-    let (dns, server) = (&settings.dns, settings.pod_ip?);
+    let dns = &settings.dns;
+    let server = settings.pod_ip?;
     match dns.publish {
         PublishTo::None => None,
         PublishTo::Hosts => Some(Box::new(Hosts::new(dns.hosts_file.clone()?, server))),
@@ -67,10 +68,12 @@ fn store(
             Some(Box::new(EtcdRecords::new(members, dns.etcd.prefix.clone(), server)))
         }
         PublishTo::ConfigMap => {
-            let (name, peers) = (dns.configmap.clone(), shared.finder.peers().cloned());
+            let name = dns.configmap.clone();
+            let peers = shared.finder.peers().cloned();
             let lives =
                 move |server| -> BoxFuture<'static, bool> { Box::pin(answers(peers.clone(), server, grpc)) };
-            let (cluster, pods) = (settings.peers.cluster.as_ref()?, shared.cluster.pods.as_ref());
+            let cluster = settings.peers.cluster.as_ref()?;
+            let pods = shared.cluster.pods.as_ref();
             with_kubernetes!(Some(api::cluster::records(cluster, name, server, pods, lives)), else None)
         }
     }
@@ -84,10 +87,12 @@ fn record_filter(
     shared: &ServerContext,
     grpc: u16,
 ) -> RecordFilter {
-    let (own, no_servers) = (settings.pod_ip, shared.cluster.service_addresses.clone());
+    let own = settings.pod_ip;
+    let no_servers = shared.cluster.service_addresses.clone();
     let peers = shared.finder.peers().cloned();
     let is_server = move |ip| -> BoxFuture<'static, bool> {
-        let (peers, known) = (peers.clone(), Some(ip) == own || no_servers.borrow().contains(&ip));
+        let peers = peers.clone();
+        let known = Some(ip) == own || no_servers.borrow().contains(&ip);
         Box::pin(async move { known || answers(peers, ip, grpc).await })
     };
     let nodes = settings.peers.cluster.clone().map(|cluster| -> Box<NodeLister> {

@@ -20,7 +20,8 @@ impl Server {
     pub async fn shutdown(self, at_once: impl Future<Output = ()>) -> Drained {
         let ServerContext { registry, user_links, finder, readiness, stopping, drains, .. } = &*self.context;
         let Drains { redirecting, clients, publisher, links, admin } = drains;
-        let (at_once, deadline) = (at_once.shared(), self.settings.session.drain_timeout);
+        let at_once = at_once.shared();
+        let deadline = self.settings.session.drain_timeout;
         let until = Instant::now() + deadline;
         readiness.set(DRAINING_CONDITION, Err("stopping".into()));
         info!(sessions = self.table.len(), timeout = ?deadline, "draining");

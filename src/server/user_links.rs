@@ -97,7 +97,8 @@ impl UserLinks {
 impl Default for UserLinks {
     /// Accepts no links.
     fn default() -> Self {
-        let (permits, requests) = (FairLimiter::new(LINK_LIMITS), FairLimiter::new(REQUEST_LIMITS));
+        let permits = FairLimiter::new(LINK_LIMITS);
+        let requests = FairLimiter::new(REQUEST_LIMITS);
         Self { context: None, links: Mutex::default(), permits, requests }
     }
 }
@@ -158,9 +159,11 @@ pub(crate) async fn authenticate(
 /// Waits until a user who is linked may no longer be, and returns why.
 pub(crate) async fn revoked(user: &AuthenticatedUser, shared: &Arc<ServerContext>) -> String {
     let user = user.clone();
-    let judge = move || user.judge().map_err(|denial| denial.to_string());
     // A link is no session, which operators end by its user.
-    match shared.grants.add(SessionSubject::default(), judge) {
+    let grant = shared
+        .grants
+        .add(SessionSubject::default(), move || user.judge().map_err(|denial| denial.to_string()));
+    match grant {
         Ok(grant) => {
             grant.revoked().await;
             grant.revocation().unwrap_or_default().to_owned()

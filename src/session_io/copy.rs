@@ -63,7 +63,8 @@ pub(crate) async fn copy<A: ChunkStream, B: ChunkStream>(
             // After the first failure the time to wait is limited.
             CopyStep::Wait if healthy && log.failed.is_some() => {}
             CopyStep::Wait => {
-                let (mut a_failed, mut b_failed) = (pin!(in_error(a.tcp())), pin!(in_error(b.tcp())));
+                let mut a_failed = pin!(in_error(a.tcp()));
+                let mut b_failed = pin!(in_error(b.tcp()));
                 let mut woken = false;
                 // Polled in the same poll of the task as the turn, so the next poll follows a waker of the turn. Not
                 // `select!`, which may skip this first poll.

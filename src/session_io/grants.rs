@@ -164,7 +164,8 @@ impl Grants {
     /// Judges all sessions after each change of rights or of a watched file, and when a certificate expires. Returns
     /// when draining starts.
     pub async fn follow(self, files: FileWatcher, drain: Drain) {
-        let (mut changes, mut files) = (self.changes(), files.changes());
+        let mut changes = self.changes();
+        let mut files = files.changes();
         loop {
             let ends_with_time = self.0.due.load(SeqCst) != UNTIL_CHANGED;
             tokio::select! {

@@ -22,7 +22,8 @@ impl Signals {
     ///
     /// Fails if the system cannot install the handlers.
     pub fn new() -> std::io::Result<Self> {
-        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let terminate = signal(SignalKind::terminate())?;
+        let interrupt = signal(SignalKind::interrupt())?;
         Ok(Self { terminate, interrupt, hangup: None })
     }
 

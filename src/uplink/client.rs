@@ -139,7 +139,8 @@ impl ClientUplinks {
 
     /// Reads the files.
     fn prepare(config: ClientLinkConfig) -> Result<(Self, Arc<Reconnector>), ClientLinkError> {
-        let (metrics, links) = (Metrics::edge(), Drain::new());
+        let metrics = Metrics::edge();
+        let links = Drain::new();
         let limits = SessionLimits {
             windows: WINDOWS,
             memory: third_of_memory(MEMORY),
@@ -148,7 +149,8 @@ impl ClientUplinks {
         };
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let link_context = LinkContext::new(table.clone(), metrics.clone(), links.clone());
-        let (uplinks, pool) = (Uplinks::new(NodeName::none()), BufferPool::new());
+        let uplinks = Uplinks::new(NodeName::none());
+        let pool = BufferPool::new();
         let dialer = dialer(config, &link_context, pool.clone()).map_err(ClientLinkError::Config)?;
         let keeper = Arc::new(Reconnector {
             dialer,

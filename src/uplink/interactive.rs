@@ -29,7 +29,8 @@ impl Reconnector {
         if busy.is_plain() || self.dialer.user.is_some() {
             std::future::pending::<()>().await;
         }
-        let (mut sorting, mut backoff) = (TrafficClassifier::default(), Backoff::new());
+        let mut sorting = TrafficClassifier::default();
+        let mut backoff = Backoff::new();
         // After an interactive link has died, dial the next one whatever traffic the busy link has: the server's
         // sessions wait on the dead link until the server detects it, and the next link notifies it.
         let mut cooldown_until = Instant::now();
@@ -83,7 +84,8 @@ impl Reconnector {
         info!(link = %interactive_link.id, primary = %busy.id, "interactive link opened");
         // `keep_open` is also dropped with this future.
         let (keep_open, cancelled) = oneshot::channel();
-        let (keeper, span) = (self.clone(), info_span!("interactive"));
+        let keeper = self.clone();
+        let span = info_span!("interactive");
         self.link_context.drain.spawn(span, keeper.serve_interactive(reader, busy.clone(), cancelled));
         // No session migrates before the link has answered, and the server waits for this ping.
         if !interactive_link.is_alive(Suspicion::New).await {

@@ -143,7 +143,8 @@ impl ServerEndpoint {
     pub(crate) fn new(server: &ServerAddress) -> Result<Self, String> {
         // `:authority` contains the name in the certificate, as Go's edges send it.
         let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
-        let (at, name) = (server.at.clone(), tls::server_name(&server.dns.to_string())?);
+        let at = server.at.clone();
+        let name = tls::server_name(&server.dns.to_string())?;
         Ok(Self { at, name, authority, declined: AtomicBool::new(false), avoidance: Mutex::default() })
     }
 }
@@ -314,9 +315,11 @@ impl LinkDialer {
             TlsHandshakeError::Stopping => failed(LinkDialError::Stopping.reason())(LinkDialError::Stopping),
             _ => failed("tls")(anyhow!(messages::no_tls(&e, &to.at, &to.name.to_str(), shows))),
         })?;
-        let (tokens, turn) = (self.tokens.load(), self.turn.load(Relaxed));
+        let tokens = self.tokens.load();
+        let turn = self.turn.load(Relaxed);
         let token = tokens.get(turn % tokens.len().max(1)).map_or("", SecretString::reveal);
-        let (metadata, context) = (self.hello(purpose, token), &self.link_context);
+        let metadata = self.hello(purpose, token);
+        let context = &self.link_context;
         let dialled = tunnel_link::grpc::dial::dial(io, &to.authority, &self.node, metadata, context).await;
         if dialled.as_ref().is_err_and(LinkDialError::is_token_refused) {
             self.turn.store(turn.wrapping_add(1), Relaxed);
@@ -340,7 +343,8 @@ impl LinkDialer {
             Some(user) => UserProof::Token { user, token: token.to_owned() },
             None => UserProof::Certificate,
         };
-        let (device, is_backup) = (device.clone(), purpose == LinkPurpose::Backup);
+        let device = device.clone();
+        let is_backup = purpose == LinkPurpose::Backup;
         UserHello { proof, device, instance, is_backup }.request()
     }
 
@@ -377,7 +381,8 @@ impl LinkDialer {
             let mut addresses = dial::in_order(&to.at.host, &addresses);
             hint.sort(&mut addresses);
             dial_in_order(&to.at.host, &addresses, patience).await.map_err(|why| {
-                let (reason, named) = (why.reason(), Some(&to.at).filter(|_| self.servers.len() > 1));
+                let reason = why.reason();
+                let named = Some(&to.at).filter(|_| self.servers.len() > 1);
                 failed(reason)(anyhow::anyhow!(messages::no_connection(&why, named)))
             })
         };

@@ -21,7 +21,8 @@ async fn report(
     print_line: impl Fn(&str),
 ) {
     // Since when the path has been lost, and whether that was reported.
-    let (mut lost, mut reported) = (None, false);
+    let mut lost = None;
+    let mut reported = false;
     let mut checks = interval(CHECK_INTERVAL);
     checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

@@ -114,7 +114,8 @@ impl ListenerProtocol<RecordStream> for SharedSocketProtocol {
         if let AdmissionOutcome::Opened { session, socket, .. } = &mut outcome
             && let (SessionStream::Session(stream), Some(target)) = (&session.session, &session.access.target)
         {
-            let (path, client) = (stream.path_monitor(), socket.notifier());
+            let path = stream.path_monitor();
+            let client = socket.notifier();
             let report = report_path(path.clone(), target.clone(), move |line| client.notify(line));
             admission.context().drain.spawn(info_span!("path", session = %path.id()), report);
             socket.set_break_reason(move || interruption(&path));

@@ -2,8 +2,9 @@
 
 use super::{Token, Violation, error, is_tests, report, sources, tokens, without_tests};
 
-/// Maximum number of lines of a function, with its signature. A longer function is two functions.
-const MAX_FUNCTION: usize = 60;
+/// Maximum number of lines of a function, with its signature. One function that reads from top to bottom is better than
+/// three that share seven values, but a longer one has more than one idea.
+const MAX_FUNCTION: usize = 90;
 
 #[test]
 fn no_function_is_too_long() {
@@ -55,14 +56,14 @@ fn end_of_function(tokens: &[Token]) -> Option<usize> {
 #[test]
 fn a_long_function_is_found_by_name_and_test_functions_are_ignored() {
     let body = |lines: usize| "    step(\"{\", '{', [0; 2]);\n".repeat(lines);
-    let fits = format!("fn f(a: fn(u8) -> u8, b: [u8; 3])\nwhere\n    A: B,\n{{\n{}}}\n", body(55));
+    let fits = format!("fn f(a: fn(u8) -> u8, b: [u8; 3])\nwhere\n    A: B,\n{{\n{}}}\n", body(85));
     assert_eq!(function_length_violations("net.rs", &fits), []);
     let long =
-        format!("\nimpl X {{\n    pub async fn start(&self) {{\n{}    }}\n    fn g() {{}}\n}}\n", body(59));
+        format!("\nimpl X {{\n    pub async fn start(&self) {{\n{}    }}\n    fn g() {{}}\n}}\n", body(89));
     let found = function_length_violations("net.rs", &long);
     assert_eq!(
         found.iter().map(|f| (f.line, f.rule.as_str())).collect::<Vec<_>>(),
-        [(3, "start has 61 lines, 60 are allowed")]
+        [(3, "start has 91 lines, 90 are allowed")]
     );
     assert_eq!(function_length_violations("net/tests.rs", &long), []);
     assert_eq!(function_length_violations("net.rs", &format!("#[cfg(test)]\nmod tests {{\n{long}}}\n")), []);
@@ -71,6 +72,6 @@ fn a_long_function_is_found_by_name_and_test_functions_are_ignored() {
 #[test]
 fn a_function_without_a_body_ends_at_its_semicolon() {
     let text =
-        format!("trait T {{\n    fn f(x: [u8; 2]) -> u8;\n    fn g();\n}}\n{}", "// more\n".repeat(90));
+        format!("trait T {{\n    fn f(x: [u8; 2]) -> u8;\n    fn g();\n}}\n{}", "// more\n".repeat(120));
     assert_eq!(function_length_violations("net.rs", &text), []);
 }

@@ -118,7 +118,8 @@ impl AddressBook {
     }
 
     fn find(&self, target: &Target, chance: f64) -> Result<Location, LocateError> {
-        let (facts, port) = (self.facts(), target.port);
+        let facts = self.facts();
+        let port = target.port;
         let target = match &target.host {
             Host::Ip(ip) => Target { host: Host::Ip(canonical_ip(*ip)), port },
             Host::Name(_) => target.clone(),
@@ -159,8 +160,9 @@ impl AddressBook {
     /// otherwise its name if that is an address.
     pub fn address_of(&self, node: &NodeName) -> Option<IpAddr> {
         let fixed = self.fixed_address(node);
-        let known = || self.facts().address_of(&node.as_str().to_ascii_lowercase());
-        fixed.or_else(known).or_else(|| node.address())
+        fixed
+            .or_else(|| self.facts().address_of(&node.as_str().to_ascii_lowercase()))
+            .or_else(|| node.address())
     }
 
     /// Returns the node of an address, and whether the address is the node's own. Other addresses are a pod's, or in a
@@ -236,7 +238,8 @@ impl AddressBook {
 
     /// Describes who disputes an address and which claim wins. Returns `None` if there is no dispute.
     pub fn dispute(&self, ip: IpAddr) -> Option<String> {
-        let (fixed, facts) = (self.fixed_node(ip), self.facts());
+        let fixed = self.fixed_node(ip);
+        let facts = self.facts();
         let service = facts.service_at(ip).ok().flatten();
         let claim = facts.kubelet_claimants(ip).find(|claim| fixed.is_none() || claim.node() != fixed);
         match (fixed, service, claim) {

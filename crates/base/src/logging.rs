@@ -96,7 +96,8 @@ impl LoggingGuard {
         };
         let files = dir.map(open).transpose();
         let audit = audit_file.map(|path| AuditFile::open(path, OF_PROCESS.clone())).transpose();
-        let (mut writers, mut unusable) = (Vec::new(), Vec::new());
+        let mut writers = Vec::new();
+        let mut unusable = Vec::new();
         let in_files_only = matches!(files, Ok(Some(_))) && !settings.also_stderr;
         // One layer for both outputs: with two, both would append a span's later fields to the text that they share.
         let mut to = BoxMakeWriter::new(io::sink);

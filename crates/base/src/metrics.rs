@@ -141,8 +141,8 @@ impl Metrics {
         let labels = [("kubernetes_namespace", namespace), ("kubernetes_pod_name", pod)];
         let known = labels.into_iter().filter(|(_, value)| !value.is_empty());
         let labels: Vec<_> = known.map(|(name, value)| (name, value.to_owned())).collect();
-        let (name, help) =
-            ("tunnel_cloud_nodes", "Number of nodes linked to this server, as SuperEdge names it");
+        let name = "tunnel_cloud_nodes";
+        let help = "Number of nodes linked to this server, as SuperEdge names it";
         let nodes = if labels.is_empty() {
             let nodes = Gauge::default();
             registry.register(name, help, nodes.clone());

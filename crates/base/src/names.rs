@@ -204,7 +204,8 @@ impl SessionId {
     /// Returns the whole ID, as sent in `topic`. It is a secret: never log it.
     pub fn topic(self) -> String {
         let part = |shift: u32| self.0 >> shift & 0xffff;
-        let (first, last) = (self.0 >> 96, self.0 & 0xffff_ffff_ffff);
+        let first = self.0 >> 96;
+        let last = self.0 & 0xffff_ffff_ffff;
         format!("{first:08x}-{:04x}-{:04x}-{:04x}-{last:012x}", part(80), part(64), part(48))
     }
 }

@@ -283,7 +283,8 @@ pub(crate) fn network_text(net: &IpNet) -> String {
 
 /// Matches a lower-case `glob`. Backtracks to the last star only, so it is linear for one star and never exponential.
 fn matches(glob: &[u8], name: &[u8]) -> bool {
-    let (mut g, mut n) = (0, 0);
+    let mut g = 0;
+    let mut n = 0;
     let mut star: Option<(usize, usize)> = None;
     while let Some(byte) = name.get(n) {
         match glob.get(g) {

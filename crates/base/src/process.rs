@@ -21,7 +21,8 @@ pub(crate) struct ProcessCollector;
 impl Collector for ProcessCollector {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         let stat = stat();
-        let (bytes, seconds) = (Some(&Unit::Bytes), Some(&Unit::Seconds));
+        let bytes = Some(&Unit::Bytes);
+        let seconds = Some(&Unit::Seconds);
         let memory = stat.as_ref().and_then(resident_bytes).map(ConstGauge::new);
         encode(&mut to, "process_resident_memory", "Resident memory size", bytes, memory)?;
         let cpu = stat.as_ref().map(|stat| ConstCounter::new(cpu_time(stat).as_secs_f64()));

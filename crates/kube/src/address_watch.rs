@@ -97,7 +97,8 @@ impl<K: PartialObject + Resource<DynamicType = ()>> WatchHandler<K> for KindHand
                 self.watch.book.change(|facts| K::table(facts).start());
             }
             Event::InitApply(object) | Event::Apply(object) => {
-                let (name, kept) = (name(&object), object.facts());
+                let name = name(&object);
+                let kept = object.facts();
                 let claimed = self.watch.book.change(|facts| match kept {
                     Some(kept) => K::table(facts).put(&name, kept),
                     None => {

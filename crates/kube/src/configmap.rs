@@ -153,7 +153,8 @@ impl ConfigMapRecords {
             if old.is_some() && new == text {
                 return Ok(());
             }
-            let (exists, object) = (old.is_some(), self.object(old, new)?);
+            let exists = old.is_some();
+            let object = self.object(old, new)?;
             let written = write(&api, &self.settings.name, &object, exists).await;
             if written.map_err(|cause| self.failed(cause))? {
                 self.sweeps.retain(|server, _| !stopped.contains(server));
@@ -171,7 +172,8 @@ impl ConfigMapRecords {
     /// one that is not ready and does not answer. A server that is alive would only add its lines again.
     async fn servers_to_remove(&mut self, text: &str, now: Instant) -> BTreeSet<IpAddr> {
         let known = self.settings.endpoints.as_ref().and_then(|known| known.borrow().clone());
-        let (server, text) = (self.settings.server, text.as_bytes());
+        let server = self.settings.server;
+        let text = text.as_bytes();
         // No server is checked unless this one is an endpoint: it may be the wrong Service.
         let Some(known) =
             known.filter(|known| known.ready.contains(&server) || known.unready.contains(&server))
@@ -183,9 +185,8 @@ impl ConfigMapRecords {
         // A line with a loopback address is never a server's.
         absent.retain(|ip| !known.ready.contains(ip) && *ip != server && !ip.is_loopback());
         self.sweeps.retain(|ip, _| absent.contains(ip));
-        let later = || now + STALE_AFTER + SPREAD.mul_f64(rand::random());
         for ip in absent {
-            self.sweeps.entry(ip).or_insert_with(later);
+            self.sweeps.entry(ip).or_insert_with(|| sweep_after(now));
         }
         let overdue = self.sweeps.iter().filter(|(_, sweep_at)| **sweep_at <= now).map(|(ip, _)| *ip);
         let (unready, mut dead): (BTreeSet<_>, BTreeSet<_>) =
@@ -193,7 +194,7 @@ impl ConfigMapRecords {
         let lives = join_all(unready.iter().map(|ip| (self.settings.liveness.0)(*ip))).await;
         for (ip, lives) in unready.into_iter().zip(lives) {
             if lives {
-                self.sweeps.insert(ip, later());
+                self.sweeps.insert(ip, sweep_after(now));
             } else {
                 dead.insert(ip);
             }
@@ -231,6 +232,11 @@ impl ConfigMapRecords {
     fn failed(&self, cause: ClusterError) -> ConfigMapError {
         ConfigMapError::Cluster { name: self.settings.name.clone(), cause }
     }
+}
+
+/// Returns when the lines of a server are checked that is missing since `now`.
+fn sweep_after(now: Instant) -> Instant {
+    now + STALE_AFTER + SPREAD.mul_f64(rand::random())
 }
 
 fn updated_hosts(

@@ -30,7 +30,8 @@ impl EndpointWatch {
     /// Creates a watch; sends no request. `own` is this server's address, with the port on which all servers accept
     /// links.
     pub fn new(cluster: Cluster, service: String, own: SocketAddr) -> Self {
-        let (endpoints, peers) = (watch::Sender::new(None), watch::Sender::new(Vec::new()));
+        let endpoints = watch::Sender::new(None);
+        let peers = watch::Sender::new(Vec::new());
         Self { cluster, service, own, endpoints, peers, unlisted: watch::Sender::new(None) }
     }
 

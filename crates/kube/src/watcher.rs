@@ -61,7 +61,8 @@ impl<V: PartialEq> WatchedObjects<V> {
                 return true;
             }
             Event::Apply(object) => {
-                let (name, value) = (object.name_any(), value(&object));
+                let name = object.name_any();
+                let value = value(&object);
                 let is_changed = self.known.get(&name) != Some(&value);
                 self.known.insert(name, value);
                 return is_changed;
@@ -100,7 +101,9 @@ impl ObjectWatcher<'_> {
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     {
-        let (what, mut backoff, mut warned) = (self.what, Backoff::new(), false);
+        let what = self.what;
+        let mut backoff = Backoff::new();
+        let mut warned = false;
         loop {
             let cause = match self.list_and_watch(&api, &mut handler, &mut backoff, &mut warned).await {
                 Ok(never) => match never {},

@@ -46,7 +46,8 @@ impl BackupDialer {
         loop {
             sleep_until(self.next).await;
             link.wait_unresponsive().await;
-            let (unanswered, round_trip) = (link.unanswered().unwrap_or_default(), link.round_trip());
+            let unanswered = link.unanswered().unwrap_or_default();
+            let round_trip = link.round_trip();
             warn!(link = %link.id, ?unanswered, rtt = ?round_trip, "link unresponsive, dialling backup link");
             let made = tokio::select! {
                 biased;

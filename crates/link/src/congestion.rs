@@ -153,7 +153,8 @@ impl CongestionController {
     /// Returns true if bulk has to wait. The caller checks again after [`Self::retry_after`], and sends a ping if
     /// [`Self::needs_ping`] returns true.
     pub(crate) fn is_blocked(&mut self, now: Instant) -> bool {
-        let (sent, unread) = (self.sent, self.sent - self.acked >= self.max_unread(now));
+        let sent = self.sent;
+        let unread = self.sent - self.acked >= self.max_unread(now);
         match self.tcp_info_window() {
             Some(kernel) => unread || kernel.is_capped(sent),
             None => self.pinged.is_reached(sent - self.acked),

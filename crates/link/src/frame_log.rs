@@ -20,7 +20,8 @@ pub(crate) fn log_frame(what: &str, link: LinkId, frame: &Frame) {
         FrameKind::Pong(number) => trace!(target: FRAMES, %link, kind = "Pong", number, "{what}"),
         FrameKind::Find(number) => trace!(target: FRAMES, %link, kind = "Find", number, %node, "{what}"),
         FrameKind::Found(found) => {
-            let (number, here) = (found.question, found.here);
+            let number = found.question;
+            let here = found.here;
             trace!(target: FRAMES, %link, kind = "Found", number, %node, here, "{what}");
         }
         FrameKind::Drain(_) => trace!(target: FRAMES, %link, kind = "Drain", %node, "{what}"),
@@ -55,7 +56,8 @@ pub(crate) fn log_session_frame(what: &str, link: LinkId, session: SessionId, fr
         SessionFrame::Fin { total } | SessionFrame::ResetAt { total, .. } => Some(*total),
         _ => None,
     };
-    let (epoch, code) = (frame.epoch(), frame.refusal().map(|refusal| refusal.code.name()));
+    let epoch = frame.epoch();
+    let code = frame.refusal().map(|refusal| refusal.code.name());
     trace!(target: FRAMES, %link, %session, kind, bytes, epoch, received, limit, total, code, "{what}");
 }
 

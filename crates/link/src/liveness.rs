@@ -332,7 +332,8 @@ mod rtt_tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_long_pause_of_the_line_is_remembered_for_ten_minutes() {
-        let (mut rtts, mut now) = (RttEstimator::default(), Instant::now());
+        let mut rtts = RttEstimator::default();
+        let mut now = Instant::now();
         for (millis, times) in [(100, 20), (3000, 1), (100, 600)] {
             for _ in 0..times {
                 now += Duration::from_millis(500);
@@ -346,7 +347,8 @@ mod rtt_tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_least_round_trip_is_that_of_the_last_minutes_once_enough_were_measured() {
-        let (mut rtts, mut now) = (RttEstimator::default(), Instant::now());
+        let mut rtts = RttEstimator::default();
+        let mut now = Instant::now();
         let mut measured = |millis: u64, minutes: u32| {
             let mut least = Duration::ZERO;
             for _ in 0..minutes * 10 {
@@ -405,7 +407,8 @@ mod liveness_tests {
         /// and then each time after twice as long.
         fn arrives(&mut self, way: usize, at: Instant) -> Instant {
             let timeout = self.rtt + Duration::from_millis(400);
-            let (mut sent, mut wait) = (at, timeout);
+            let mut sent = at;
+            let mut wait = timeout;
             let mut first = true;
             while self.is_lost() {
                 sent += wait;
@@ -433,8 +436,10 @@ mod liveness_tests {
         let started = line.last[0];
         let mut now = started;
         let mut liveness = Liveness::new(LivenessRole::Dialled, now);
-        let (mut rtts, mut pings) = (RttEstimator::default(), VecDeque::<(Instant, Instant)>::new());
-        let (mut silent, mut was) = (0, false);
+        let mut rtts = RttEstimator::default();
+        let mut pings = VecDeque::<(Instant, Instant)>::new();
+        let mut silent = 0;
+        let mut was = false;
         while now < started + time {
             while let Some((sent, _)) = pings.front().copied().filter(|(_, at)| *at <= now && line.lives(*at))
             {
@@ -490,7 +495,8 @@ mod liveness_tests {
             (LivenessRole::SuperEdgeEdge, Duration::from_secs(150)),
             (LivenessRole::SuperEdgeServer, HEARTBEAT + DEAD),
         ] {
-            let (mut liveness, started) = (Liveness::new(role, Instant::now()), Instant::now());
+            let mut liveness = Liveness::new(role, Instant::now());
+            let started = Instant::now();
             let mut now = started;
             while !matches!(liveness.handle_timeout(LivenessSigns::default(), now), LivenessVerdict::Dead(_))
             {
@@ -507,11 +513,13 @@ mod liveness_tests {
     #[tokio::test]
     async fn a_line_that_dies_seems_silent_after_a_second_and_four_round_trips_behind_a_ping() {
         for (rtt, every) in [(1, 500), (1, 1000), (100, 500), (100, 1000), (600, 500)] {
-            let (mut line, every) = (line(rtt, 0, 1), Duration::from_millis(every));
+            let mut line = line(rtt, 0, 1);
+            let every = Duration::from_millis(every);
             line.dies = Some(line.last[0] + Duration::from_secs(20));
             let watched_for = if every == PING_ACTIVE { WATCHED } else { WATCHED - ACTIVE };
             let (silent, after) = watched(&mut line, watched_for, Duration::from_secs(60));
-            let (after, rtt) = (after.unwrap(), line.rtt);
+            let after = after.unwrap();
+            let rtt = line.rtt;
             // A ping in flight at that time counts as well.
             let soonest = Duration::from_secs(1) + 3 * rtt;
             assert!(silent == 0 && after >= soonest, "{rtt:?}: {after:?}");

@@ -115,8 +115,9 @@ impl PlainRemote {
     fn deliver(&self, decoded: Decoded, now: Instant) -> Vec<FrameEvent> {
         let Some(node) = self.link.peer.node() else { return Vec::new() };
         let Decoded { id, category, frames } = decoded;
-        let key = || SessionKey { id, category, node: node.clone() };
-        let events = frames.into_iter().map(|frame| self.table.on_frame(&self.link, key(), frame, now));
+        let events = frames.into_iter().map(|frame| {
+            self.table.on_frame(&self.link, SessionKey { id, category, node: node.clone() }, frame, now)
+        });
         events.flatten().collect()
     }
 
@@ -231,7 +232,8 @@ impl PlainRemoteReader {
         if before == known {
             return;
         }
-        let (link, dialect) = (&self.remote.link, generation.dialect());
+        let link = &self.remote.link;
+        let dialect = generation.dialect();
         self.count_link();
         self.generation = known;
         link.set_dialect(dialect);

@@ -63,7 +63,8 @@ impl RelayTable {
         let mut bindings = self.bindings.lock();
         if let Some(binding) = bindings.all.get_mut(&attempt.key.id).filter(|binding| binding.is_of(attempt))
         {
-            let (down, up) = (binding.opener_leg.queue.clone(), None);
+            let down = binding.opener_leg.queue.clone();
+            let up = None;
             binding.watch = Some(BindingEndReporter { down, up, why: None, reply: Some(reply) });
         }
         end
@@ -150,7 +151,8 @@ impl RelayTable {
         if let Some(watch) = &mut binding.watch {
             watch.up = Some(acceptor_leg.queue.clone());
         }
-        let (seeker, logged) = (binding.seeker.take_if(|_| !sought), binding.logged());
+        let seeker = binding.seeker.take_if(|_| !sought);
+        let logged = binding.logged();
         drop(bindings);
         drop(seeker);
         log(logged, "relaying session", Some(&frame));
@@ -213,7 +215,8 @@ impl RelayTable {
                 (Some(to), epoch)
             }
             RelayStep::End { to, back, binding } => {
-                let (epoch, logged) = (binding.epoch, binding.logged());
+                let epoch = binding.epoch;
+                let logged = binding.logged();
                 drop(binding);
                 log(logged, "relay released", Some(&frame));
                 back.close();
@@ -274,7 +277,8 @@ impl RelayTable {
     }
 
     fn new_leg(&self, attempt: &Attempt, link: &Arc<Link>) -> RelayLeg {
-        let (all, of_link) = (self.queued.reservation(), link.relay_reservation(self.most_on_link));
+        let all = self.queued.reservation();
+        let of_link = link.relay_reservation(self.most_on_link);
         let taken = PairedReservation { all, of_link };
         let queue = RelayQueue::new(attempt.key.clone(), self.most, taken);
         RelayLeg { link: link.clone(), queue }

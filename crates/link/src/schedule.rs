@@ -60,7 +60,8 @@ impl Scheduler {
     ) {
         let account = flow_state.account.max(self.clock.saturating_sub(MAX_LAG));
         let ends = account + cost(backlog.min(longest));
-        let (flow_state, small) = (FlowUsage { account, ..flow_state }, backlog <= INTERACTIVE_BACKLOG);
+        let flow_state = FlowUsage { account, ..flow_state };
+        let small = backlog <= INTERACTIVE_BACKLOG;
         let queue = if small { &mut self.small } else { &mut self.bulk };
         queue.insert((ends, self.entered), QueuedFlow { flow_state, small, entry });
         self.entered += 1;
@@ -222,7 +223,8 @@ pub(crate) mod tests {
         #[test]
         fn the_busy_share_alike(sizes in prop::collection::vec(1usize..400_000, 2..8)) {
             let all: HashMap<u64, usize> = (0u64..).zip(sizes.iter().copied()).collect();
-            let (mut spoken, mut left) = (HashMap::<u64, usize>::new(), all.clone());
+            let mut spoken = HashMap::<u64, usize>::new();
+            let mut left = all.clone();
             for (who, len) in send_all(all.clone()) {
                 *spoken.entry(who).or_default() += len;
                 *left.get_mut(&who).unwrap() -= len;
@@ -267,7 +269,8 @@ pub(crate) mod tests {
         let mut schedule = Scheduler::default();
         schedule.enter(entry(BULK), new(), usize::MAX, LONGEST);
         schedule.enter(entry(SLY), new(), 4000, LONGEST);
-        let (mut bulk, mut sly) = (0, 0);
+        let mut bulk = 0;
+        let mut sly = 0;
         for _ in 0..2000 {
             let turn = schedule.next(false).unwrap();
             let len = if turn.entry.stay == SLY { 4000 } else { LONGEST };

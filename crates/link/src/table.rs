@@ -195,13 +195,12 @@ impl SessionTable {
     /// of such sessions is limited.
     fn make_place(&self, evict: impl Fn() -> bool) -> bool {
         let most = self.limits.sessions;
-        let slack = most.div_ceil(CLOSE_FRAME_DIVISOR);
-        let fits = || self.len() < most + slack;
         if self.len() < most {
             return true;
         }
-        let evicted = self.evict_orphan("sessions") || fits() && evict();
-        evicted && fits()
+        let with_slack = most + most.div_ceil(CLOSE_FRAME_DIVISOR);
+        let evicted = self.evict_orphan("sessions") || self.len() < with_slack && evict();
+        evicted && self.len() < with_slack
     }
 
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
@@ -336,7 +335,8 @@ impl SessionTable {
         }
         match self.relays.on_request(&attempt) {
             BindOutcome::Newest => {
-                let (table, frame) = (self.clone(), Some(frame));
+                let table = self.clone();
+                let frame = Some(frame);
                 return Some(FrameEvent::RelayRequest(RelayRequest { table, attempt, frame }));
             }
             BindOutcome::Stale => self.metrics.frames_dropped.count("unexpected"),
@@ -350,8 +350,11 @@ impl SessionTable {
     fn exceeds_fair_share(&self, peer: &Remote) -> bool {
         let (Some(requester), most) = (peer.requester(), self.limits.sessions) else { return false };
         let is_crowded = self.relays.len().max(self.len()) >= most / 2;
-        let ends_here = || self.clients.lock().count(&requester.as_str().into());
-        is_crowded && self.relays.requested_by(&requester) + ends_here() >= most.div_ceil(4)
+        if !is_crowded {
+            return false;
+        }
+        let ends_here = self.clients.lock().count(&requester.as_str().into());
+        self.relays.requested_by(&requester) + ends_here >= most.div_ceil(4)
     }
 
     /// Rejects a remote that tries to resume another opener's session, or as one to another target, with the same
@@ -374,7 +377,8 @@ impl SessionTable {
         let SessionFrame::Open { ref target, limit, epoch, ref client, ref opener } = open else {
             return None;
         };
-        let (target, client) = (target.clone(), client.clone());
+        let target = target.clone();
+        let client = client.clone();
         let origin = SessionOrigin::Remote { opener: opener.clone(), target: target.clone() };
         let source = source(&client);
         let ended = self.ended.lock().refusal(key.id);
@@ -404,7 +408,8 @@ impl SessionTable {
             }
             return None;
         }
-        let (id, now) = (shared.key.id, Instant::now());
+        let id = shared.key.id;
+        let now = Instant::now();
         self.clients.lock().insert(&source, id, (), now);
         // It may have ended before it was added.
         if self.session(id).is_none() {
@@ -421,13 +426,12 @@ impl SessionTable {
     fn halves_for(&self, source: &Arc<str>) -> Option<(SendHalf, RecvHalf)> {
         // An evicted session frees its memory at once, and its place in the table once the remote end has got the
         // reset.
-        let evict = || self.evict_idle_session(source);
-        if !self.make_place(evict) {
+        if !self.make_place(|| self.evict_idle_session(source)) {
             return None;
         }
         let mut halves = self.halves();
         for _ in 0..MAX_EVICTIONS {
-            if halves.is_some() || !evict() {
+            if halves.is_some() || !self.evict_idle_session(source) {
                 break;
             }
             halves = self.halves();
@@ -478,7 +482,8 @@ impl SessionTable {
 
     /// Forgets a session that is over; `why` is set if it did not end cleanly.
     pub(crate) fn forget(&self, session: &SharedSession, is_opener: bool, why: Option<ErrorCode>) {
-        let (id, now) = (session.key.id, Instant::now());
+        let id = session.key.id;
+        let now = Instant::now();
         // Only a session that another process opened can be requested again. Added first, so that a late Open always
         // finds one of the two.
         if !is_opener {

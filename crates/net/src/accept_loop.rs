@@ -266,7 +266,8 @@ async fn proxied_client(socket: Option<&TcpStream>) -> Result<Option<SocketAddr>
 
 /// Reads and discards until the remote end finishes or has sent [`MAX_DISCARDED`] bytes.
 async fn discard<S: AsyncRead + Unpin>(socket: &mut S) {
-    let (mut discarded, mut space) = (0, [0; 1024]);
+    let mut discarded = 0;
+    let mut space = [0; 1024];
     while discarded < MAX_DISCARDED {
         match socket.read(&mut space).await {
             Ok(n) if n > 0 => discarded += n,

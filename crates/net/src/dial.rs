@@ -82,11 +82,14 @@ async fn dial_with(
     timeout: Duration,
     check: impl Fn(&TcpSocket) -> io::Result<()>,
 ) -> Result<TcpStream, ConnectError> {
-    let (start, check) = (Instant::now(), &check);
+    let start = Instant::now();
+    let check = &check;
     let addresses = addresses.get(..MAX_ATTEMPTS).unwrap_or(addresses);
     let delay = ATTEMPT_DELAY.min(timeout / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX));
-    let (mut next, mut left) = (start, addresses.iter());
-    let (mut trying, mut failed) = (FuturesUnordered::new(), Vec::new());
+    let mut next = start;
+    let mut left = addresses.iter();
+    let mut trying = FuturesUnordered::new();
+    let mut failed = Vec::new();
     while left.len() > 0 || !trying.is_empty() {
         tokio::select! {
             biased;
@@ -130,7 +133,8 @@ pub fn in_order(host: &Host, addresses: &[SocketAddr]) -> Vec<SocketAddr> {
     let mut sorted = addresses.to_vec();
     sorted.sort_by_key(|at| Some(at.ip()) != worked);
     let (first, other): (Vec<_>, Vec<_>) = sorted.into_iter().partition(|at| at.is_ipv4() == first_family);
-    let (mut first, mut other) = (first.into_iter(), other.into_iter());
+    let mut first = first.into_iter();
+    let mut other = other.into_iter();
     let mut in_turns = Vec::with_capacity(addresses.len());
     while let (one, two) = (first.next(), other.next())
         && (one.is_some() || two.is_some())

@@ -60,7 +60,8 @@ impl OutboundProxy {
         })?;
         let authorization = credentials.map(|credentials| {
             let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
-            let (user, password) = (percent_decode_str(user), percent_decode_str(password));
+            let user = percent_decode_str(user);
+            let password = percent_decode_str(password);
             let plain: Vec<u8> = user.chain(iter::once(b':')).chain(password).collect();
             format!("Basic {}", STANDARD.encode(plain))
         });

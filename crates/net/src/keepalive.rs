@@ -35,7 +35,8 @@ impl Keepalive {
     ///
     /// The system does not report them.
     pub fn of(socket: &SockRef<'_>) -> io::Result<Self> {
-        let (time, interval) = (socket.tcp_keepalive_time()?, socket.tcp_keepalive_interval()?);
+        let time = socket.tcp_keepalive_time()?;
+        let interval = socket.tcp_keepalive_interval()?;
         Ok(Self { time, interval, attempts: socket.tcp_keepalive_retries()? })
     }
 

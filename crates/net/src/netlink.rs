@@ -19,7 +19,8 @@ pub fn open(protocol: i32) -> io::Result<Socket> {
 /// Builds a request: `struct nlmsghdr` with this type, these flags and this sequence number, then the body.
 pub fn request(kind: u16, flags: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
     let len = u32::try_from(HEADER_LEN + body.len()).unwrap_or_default();
-    let (kind, flags) = (kind.to_ne_bytes(), (NLM_F_REQUEST | flags).to_ne_bytes());
+    let kind = kind.to_ne_bytes();
+    let flags = (NLM_F_REQUEST | flags).to_ne_bytes();
     [&len.to_ne_bytes()[..], &kind, &flags, &sequence.to_ne_bytes(), &[0; 4], body].concat()
 }
 
@@ -88,7 +89,8 @@ pub fn split(attributes: &[u8]) -> impl Iterator<Item = (u16, &[u8], &[u8])> {
     let mut rest = attributes;
     iter::from_fn(move || {
         let half = |at: usize| Some(u16::from_ne_bytes(rest.get(at..at + 2)?.try_into().ok()?));
-        let (len, kind) = (usize::from(half(0)?), half(2)? & KIND);
+        let len = usize::from(half(0)?);
+        let kind = half(2)? & KIND;
         let value = rest.get(4..len)?;
         let (whole, left) = rest.split_at_checked(len.next_multiple_of(4)).unwrap_or((rest, &[]));
         rest = left;

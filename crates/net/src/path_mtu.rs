@@ -46,14 +46,16 @@ where
     S: Future<Output = Result<T, E>>,
 {
     let shake = &shake;
-    let (mut attempts, mut stalled) = (FuturesUnordered::new(), None::<StalledHandshake>);
+    let mut attempts = FuturesUnordered::new();
+    let mut stalled = None::<StalledHandshake>;
     let (at, limit, done) = loop {
         let socket = tokio::select! {
             biased;
             Some(finished) = attempts.next() => break finished,
             socket = connect(stalled.as_ref().map(|stall| stall.at)) => socket?,
         };
-        let (at, reader) = (socket.peer_addr().ok(), TcpInfoReader::of(&socket));
+        let at = socket.peer_addr().ok();
+        let reader = TcpInfoReader::of(&socket);
         let limit = at.and_then(|at| segment_limit(at.ip()));
         let is_again = stalled.is_some();
         attempts.push(async move { (at, limit, shake(socket, is_again).await) });

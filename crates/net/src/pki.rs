@@ -71,7 +71,8 @@ impl CertificateAuthority {
             content.map_err(|cause| PkiError(format!("cannot read {}: {cause}", path.display())))
         };
         let no = |why: &str| PkiError(format!("{} {why}", cert.display()));
-        let (pem, private) = (read(cert)?, read(key)?);
+        let pem = read(cert)?;
+        let private = read(key)?;
         let certs = certs(cert, &pem).map_err(PkiError)?;
         let private = private_key(key, &private).map_err(PkiError)?;
         let der = certs.into_iter().next().ok_or_else(|| no("holds no certificate"))?;
@@ -82,7 +83,8 @@ impl CertificateAuthority {
         }
         let validity = found.validity();
         if !validity.is_valid() {
-            let (from, to) = (validity.not_before, validity.not_after);
+            let from = validity.not_before;
+            let to = validity.not_after;
             return Err(no(&format!("is valid from {from} to {to}, not now; check this machine's clock")));
         }
         let key = KeyPair::try_from(&private).map_err(|_| {

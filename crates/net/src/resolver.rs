@@ -201,7 +201,8 @@ fn ascii(resolv_conf: &[u8]) -> String {
 }
 
 fn name_server(at: &SocketAddr) -> NameServerConfig {
-    let (mut udp, mut tcp) = (ConnectionConfig::udp(), ConnectionConfig::tcp());
+    let mut udp = ConnectionConfig::udp();
+    let mut tcp = ConnectionConfig::tcp();
     (udp.port, tcp.port) = (at.port(), at.port());
     NameServerConfig::new(at.ip(), true, vec![udp, tcp])
 }

@@ -77,7 +77,8 @@ impl TcpInfoReader {
 
 /// Parses `struct tcp_info` of Linux 4.19 and later; newer kernels only add fields at the end.
 fn tcp_info(info: &[u8]) -> Option<TcpInfo> {
-    let (short, long) = (|at| number(info, at), |at| long(info, at));
+    let short = |at| number(info, at);
+    let long = |at| long(info, at);
     let [segment, unacknowledged, selected, lost, again] = [16, 24, 28, 32, 36].map(short);
     let segment = u64::from(segment?);
     let under_way = u64::from(unacknowledged?) + u64::from(again?);
@@ -99,7 +100,8 @@ fn tcp_info(info: &[u8]) -> Option<TcpInfo> {
 
 /// Parses what a response about a socket contains of lost segments.
 fn losses(answer: &[u8]) -> Option<LossInfo> {
-    let (info, memory) = (attribute(answer, TCP_INFO)?, attribute(answer, MEMORY)?);
+    let info = attribute(answer, TCP_INFO)?;
+    let memory = attribute(answer, MEMORY)?;
     Some(LossInfo {
         timeouts: *info.get(2)?,
         remote_has_gap: number(info, 28)? > 0,

@@ -49,7 +49,8 @@ fn open(opener: Option<&str>) -> SessionFrame {
 }
 
 fn resume() -> SessionFrame {
-    let (opener, target) = ("node/Edge-2".parse().ok(), "[fd00::1]:22".parse().unwrap());
+    let opener = "node/Edge-2".parse().ok();
+    let target = "[fd00::1]:22".parse().unwrap();
     let instance = Some(instance());
     SessionFrame::Resume { received: 300, limit: 70_000, epoch: 2, instance, opener, target }
 }
@@ -79,7 +80,8 @@ fn session_frames() -> Vec<(&'static str, SessionFrame)> {
 
 /// Returns every other frame of the extended dialect, with the remote that receives it.
 fn signals() -> Vec<(&'static str, FrameKind, Remote)> {
-    let (edge, cloud) = (Remote::Edge(node()), Remote::Server(node()));
+    let edge = Remote::Edge(node());
+    let cloud = Remote::Server(node());
     let found = FrameKind::Found(Found {
         here: true,
         silence: Duration::from_millis(1500),

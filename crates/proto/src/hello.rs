@@ -188,7 +188,8 @@ impl UserHello {
         let device = self.device.to_string();
         match &self.proof {
             UserProof::Token { user, token } => {
-                let (user, token) = (user.to_string(), token.clone());
+                let user = user.to_string();
+                let token = token.clone();
                 insert_bearer(&mut headers, &UserHelloCredentials { user, device, token });
             }
             UserProof::Certificate => {
@@ -204,7 +205,8 @@ impl EdgeHello {
     pub fn from_request(headers: &HeaderMap) -> Result<Self, HelloError> {
         let text = headers.get(http::header::AUTHORIZATION).ok_or(HelloError::NoToken)?;
         let members = AuthorizationMembers::read(text)?;
-        let (node, token) = (members.text("nodename")?, members.text("token")?);
+        let node = members.text("nodename")?;
+        let token = members.text("token")?;
         let node = node.parse().map_err(|e: NameError| HelloError::BadName(e.to_string()))?;
         let instance = remote_instance(headers)?;
         let purpose = match headers.get(&ROLE).map(HeaderValue::as_bytes) {

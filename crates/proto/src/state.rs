@@ -229,10 +229,14 @@ impl SessionState {
     /// Returns the priority of the next frame that overtakes data: a reply or a reset, otherwise credit.
     pub fn control(&self) -> Option<ControlPriority> {
         self.path?;
-        let kind =
-            || if self.recv.is_credit_urgent() { ControlPriority::Needed } else { ControlPriority::Credit };
-        let credit = || (self.phase == Phase::Open && self.recv.credit_due()).then(kind);
-        self.answer.as_ref().map(|_| ControlPriority::Answer).or_else(credit)
+        if self.answer.is_some() {
+            return Some(ControlPriority::Answer);
+        }
+        if self.phase != Phase::Open || !self.recv.credit_due() {
+            return None;
+        }
+        let is_urgent = self.recv.is_credit_urgent();
+        Some(if is_urgent { ControlPriority::Needed } else { ControlPriority::Credit })
     }
 
     /// Returns the number of bytes that may be sent.
@@ -278,7 +282,8 @@ impl SessionState {
         let epoch = self.epoch;
         let frame = match (answer, &self.role) {
             (PendingFrame::Open, SessionRole::Opener { target, client }) => {
-                let (target, client) = (target.clone(), client.clone());
+                let target = target.clone();
+                let client = client.clone();
                 SessionFrame::Open { target, limit: self.recv.limit(), epoch, client, opener: None }
             }
             (PendingFrame::Open | PendingFrame::Resume, SessionRole::Acceptor) => {

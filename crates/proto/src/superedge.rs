@@ -382,7 +382,8 @@ impl SuperEdgeTranslator {
     /// the frames for this end.
     pub fn handle_due(&mut self, id: SessionId, taken: bool, now: Instant) -> Option<Decoded> {
         let session = self.sessions.get_mut(&id)?;
-        let (category, epoch) = (session.category, session.epoch);
+        let category = session.category;
+        let epoch = session.epoch;
         if session.deadline(self.idle_timeout).is_none_or(|at| at > now) {
             self.reset_timer(id);
             return None;
@@ -423,7 +424,8 @@ impl SuperEdgeTranslator {
     fn handle_session_message(&mut self, id: SessionId, message: StreamMsg, now: Instant) -> PlainEvent {
         let Some(session) = self.sessions.get_mut(&id) else { return PlainEvent::Unknown("unknown_session") };
         session.last = now;
-        let (category, epoch) = (session.category, session.epoch);
+        let category = session.category;
+        let epoch = session.epoch;
         let frames = match (session.generation, message.r#type.as_str()) {
             (_, "closed") => {
                 let frames = session.closing();
@@ -488,7 +490,9 @@ fn requested_by_remote(id: SessionId, category: SessionCategory, target: Target)
 
 /// Returns a reply to a message of which only the length of the topic was checked.
 fn reply(to: &StreamMsg, kind: &str, data: Bytes) -> StreamMsg {
-    let (node, category, topic) = (to.node.clone(), to.category.clone(), to.topic.clone());
+    let node = to.node.clone();
+    let category = to.category.clone();
+    let topic = to.topic.clone();
     StreamMsg { node, category, r#type: kind.into(), topic, data, addr: String::new() }
 }
 

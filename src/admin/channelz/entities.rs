@@ -32,7 +32,8 @@ impl Entities {
     pub(super) fn servers(&self) -> EntitiesById<Server> {
         let Some(at) = self.grpc else { return EntitiesById::new() };
         let metrics = &self.admin.metrics;
-        let (ended, refused) = (metrics.links_closed.all(), metrics.links_rejected.all());
+        let ended = metrics.links_closed.all();
+        let refused = metrics.links_rejected.all();
         let now = u64::try_from(metrics.links.all()).unwrap_or_default();
         let server = Server {
             r#ref: Some(ServerRef { server_id: SERVER, name: "links".into() }),

@@ -158,7 +158,8 @@ impl AdminContext {
     }
 
     fn link(&self, name: String, link: &Link) -> LinkStatus {
-        let (ends, traffic) = (link.ends(), link.traffic());
+        let ends = link.ends();
+        let traffic = link.traffic();
         LinkStatus {
             name,
             state: if link.is_drained() { "draining" } else { "linked" }.into(),
@@ -201,7 +202,8 @@ impl AdminContext {
 
     /// Returns the status of a session that this server relays for a user, or `None` if it has no path now.
     fn relayed_session(&self, subject: SessionSubject) -> Option<SessionStatus> {
-        let (id, relayed) = (subject.id?, subject.relayed?);
+        let id = subject.id?;
+        let relayed = subject.relayed?;
         let (to_acceptor, to_opener) = self.table.relays.traffic(id)?;
         Some(SessionStatus {
             id: id.to_string(),

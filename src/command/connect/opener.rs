@@ -51,7 +51,8 @@ impl SessionOpener {
         };
         let session = links.open(target).await;
         let session = session.map_err(|error| denied(&Denial::of_user(error.why, &links.route)))?;
-        let (from, trace) = ("the servers".to_owned(), session.id().to_string());
+        let from = "the servers".to_owned();
+        let trace = session.id().to_string();
         Ok(ConnectSession { stream: ConnectStream::Link(session, target.clone(), print_line), from, trace })
     }
 

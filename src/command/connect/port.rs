@@ -112,7 +112,9 @@ impl ConnectPortClient {
 
     /// Returns the shared socket of a user's proxy. `print_line` prints its notices.
     pub(super) fn of_proxy(path: PathBuf, print_line: PrintLine) -> Self {
-        let (tls, authorization, login_hint) = (None, None, String::new());
+        let tls = None;
+        let authorization = None;
+        let login_hint = String::new();
         let place = ConnectAddress::Proxy(path, print_line);
         Self { place, tls, authorization, only_loopback: false, login_hint, pool: BufferPool::new() }
     }

@@ -71,7 +71,8 @@ impl DemoScreen {
             return;
         }
         if passed(LENGTH / MIB) {
-            let (filled, mib) = (done * BAR_WIDTH / LENGTH, done / MIB);
+            let filled = done * BAR_WIDTH / LENGTH;
+            let mib = done / MIB;
             let bar: String = (0..BAR_WIDTH).map(|at| if at < filled { '#' } else { '.' }).collect();
             let _ = write!(std::io::stderr(), "\r\x1b[K        [{bar}] {mib} of {} MiB", LENGTH / MIB);
             self.has_bar = true;
@@ -91,10 +92,13 @@ impl SimulatedNetwork {
     /// Forwards connections to a server until draining starts. Returns the address to dial.
     pub(crate) fn forward_to(&self, server: SocketAddr, drain: &Drain) -> anyhow::Result<SocketAddr> {
         let listener = TcpListenSocket::bind(super::ephemeral_address())?;
-        let (at, cut, tasks) = (listener.at(), self.0.subscribe(), drain.clone());
+        let at = listener.at();
+        let cut = self.0.subscribe();
+        let tasks = drain.clone();
         drain.spawn(info_span!("line"), async move {
             while let Some((mut socket, _)) = tasks.run_until(listener.accept()).await {
-                let (mut cut, drain) = (cut.clone(), tasks.clone());
+                let mut cut = cut.clone();
+                let drain = tasks.clone();
                 tasks.spawn(info_span!("line"), async move {
                     let forward = async {
                         let mut server = TcpStream::connect(server).await?;
@@ -171,7 +175,8 @@ impl Download {
         self.receive(LENGTH, screen).await?;
         // A download that was late catches up, and may be complete first.
         self.pauses.report(screen);
-        let (sent, received) = (expected_digest(), self.digest.finish());
+        let sent = expected_digest();
+        let received = self.digest.finish();
         if sent.as_ref() != received.as_ref() {
             bail!("the bytes received differ from the bytes sent");
         }

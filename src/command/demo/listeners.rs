@@ -80,7 +80,8 @@ impl ExtraDemoListener {
     /// Returns the tables that a server's config needs for its listener at that address.
     pub(crate) fn server_tables(self, at: SocketAddr, context: &DemoContext<'_>) -> String {
         let DemoContext { dir, page, tls_page } = context;
-        let (dir, port) = (dir.display(), at.port());
+        let dir = dir.display();
+        let port = at.port();
         match self {
             Self::Tcp => format!("[server.tcp]\n\"{at}\" = \"{NODE}/{page}\"\n"),
             Self::Http => {
@@ -109,7 +110,9 @@ impl ExtraDemoListener {
 
     /// Returns the description of a command to try, and the command.
     pub(crate) fn line(self, at: SocketAddr, context: &DemoContext<'_>) -> (&'static str, String) {
-        let (port, page, dir) = (at.port(), context.page.port(), shell_word(&context.dir.to_string_lossy()));
+        let port = at.port();
+        let page = context.page.port();
+        let dir = shell_word(&context.dir.to_string_lossy());
         match self {
             Self::Tcp => ("A TCP port of the server for the page's port", format!("curl http://{at}/")),
             Self::Http => (

@@ -108,8 +108,8 @@ async fn check_peers(settings: &ServerConfig, resolver: &Resolver, found: &mut D
         identity: Some(identity),
         alpn: vec![b"h2".to_vec()],
     };
-    let of_own = || certificate::summary(&pem::leaf(&links.cert)?).ok()?.dns;
-    let name = known.certificate_name.clone().or_else(of_own);
+    let name =
+        known.certificate_name.clone().or_else(|| certificate::summary(&pem::leaf(&links.cert)?).ok()?.dns);
     let Some(name) = name.and_then(|name| tls::server_name(&name).ok()).filter(|_| !all.is_empty()) else {
         return;
     };

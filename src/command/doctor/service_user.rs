@@ -52,7 +52,8 @@ impl ServiceUser {
     fn parse(users: &str, groups: &str) -> Option<Self> {
         let fields: Vec<_> =
             users.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|user| user[0] == USER)?;
-        let (id, own) = (fields.get(2)?.parse().ok()?, fields.get(3)?.parse().ok()?);
+        let id = fields.get(2)?.parse().ok()?;
+        let own = fields.get(3)?.parse().ok()?;
         let others = groups.lines().filter_map(|line| {
             let mut fields = line.split(':').skip(2);
             let group = fields.next()?.parse().ok()?;

@@ -138,7 +138,8 @@ pub(crate) fn summary(args: &InitArgs, clients: &[String], is_new: bool, to: &st
         };
         line(&format!("{folder}/"), &what);
     }
-    let (from, config) = (shell_word(&format!("{dir}/server")), shell_word(&format!("{to}/server.toml")));
+    let from = shell_word(&format!("{dir}/server"));
+    let config = shell_word(&format!("{to}/server.toml"));
     let place = shell_word(to);
     // Writing to a String cannot fail.
     let _ = write!(

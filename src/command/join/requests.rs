@@ -108,7 +108,9 @@ impl<'a> JoinClient<'a> {
 
     /// Returns the CAs (PEM) to trust the servers with. Tries each address several times.
     async fn ask(&self) -> Result<String, JoinError> {
-        let (mut foreign, mut last, mut was_sent) = (None, String::new(), false);
+        let mut foreign = None;
+        let mut last = String::new();
+        let mut was_sent = false;
         let mut pause = INITIAL_PAUSE;
         for round in 0..MAX_ATTEMPTS {
             if round > 0 {
@@ -202,7 +204,8 @@ impl<'a> JoinClient<'a> {
         let accepted =
             accepted.map_err(|_| unanswered(format!("{at} did not complete the TLS handshake")))?;
         accepted.map_err(|cause| {
-            let (error, name) = (TlsHandshakeError::of(&cause), self.name.to_str());
+            let error = TlsHandshakeError::of(&cause);
+            let name = self.name.to_str();
             let text = format!("TLS handshake as {name:?} with {at} failed: {error}{}", hint(&error));
             let is_named = matches!(error, TlsHandshakeError::Name(_));
             if is_named { JoinAttemptError::Foreign(text) } else { unanswered(text) }

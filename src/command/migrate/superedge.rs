@@ -53,7 +53,9 @@ fn print(settings: &Table, remarks: &[Warning]) -> String {
 
 impl<'r> ReferenceComments<'r> {
     fn read(text: &'r str) -> Self {
-        let (mut reference, mut table, mut above) = (Self::default(), "", Vec::new());
+        let mut reference = Self::default();
+        let mut table = "";
+        let mut above = Vec::new();
         for line in text.lines() {
             let bare = line.trim_start_matches('#').trim();
             let key = bare.split_once(" = ").map(|(key, _)| key);

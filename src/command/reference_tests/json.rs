@@ -32,7 +32,8 @@ struct Printed {
 
 impl Printed {
     fn read() -> Self {
-        let (mut structs, mut enums) = (BTreeMap::new(), BTreeMap::new());
+        let mut structs = BTreeMap::new();
+        let mut enums = BTreeMap::new();
         for item in items() {
             match item {
                 syn::Item::Struct(item) if words_of(&item.attrs, "derive").contains("Serialize") => {

@@ -87,7 +87,8 @@ pub(crate) fn read(
     env: &Environment,
     report: &mut ConfigDiagnostics,
 ) -> (DnsConfig, PeerConfig) {
-    let (mut dns_table, mut table) = (cloud.table("dns", report), cloud.table("peers", report));
+    let mut dns_table = cloud.table("dns", report);
+    let mut table = cloud.table("peers", report);
     let reached = cluster::reached(env);
     let dns = registry::read(&mut dns_table, reached.as_ref().err().copied(), report);
     let mut peers: PeerConfig = table.fields(report);

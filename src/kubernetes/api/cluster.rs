@@ -47,7 +47,8 @@ pub(crate) fn records(
     pods: Option<&ServerPods>,
     lives: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static,
 ) -> Box<dyn RecordStore> {
-    let (cluster, endpoints) = (access(cluster), pods.map(|pods| pods.endpoints.clone()));
+    let cluster = access(cluster);
+    let endpoints = pods.map(|pods| pods.endpoints.clone());
     let liveness = ServerLivenessProbe::new(lives);
     Box::new(ConfigMapRecords::new(ConfigMapParams { cluster, name, server, endpoints, liveness }))
 }

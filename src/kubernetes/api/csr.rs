@@ -26,7 +26,8 @@ pub(crate) async fn wait_issued(csr: &ServerCsrConfig) {
 /// Renews a server's certificates until draining starts; `readiness` reports what prevents it.
 pub(crate) fn keep_server(csr: &ServerCsrConfig, readiness: &Readiness, drain: &Drain) {
     for renewer in renewers(csr) {
-        let (readiness, condition) = (readiness.clone(), renewer.profile().condition());
+        let readiness = readiness.clone();
+        let condition = renewer.profile().condition();
         let report = move |state| readiness.set_degraded(condition, state);
         drain.spawn(info_span!("csr"), renewer.keep(report, drain.clone()));
     }

@@ -38,7 +38,9 @@ pub(crate) struct ClientIo<C> {
 
 impl<C: Connection> ClientIo<C> {
     pub(crate) fn new(io: C, clock: Arc<IdleTimer>) -> Self {
-        let (ahead, interim, loss) = (Bytes::new(), Vec::new(), DisconnectDetector::default());
+        let ahead = Bytes::new();
+        let interim = Vec::new();
+        let loss = DisconnectDetector::default();
         Self { io, clock, ahead, ended: None, loss, rejected: None, is_within_write: false, interim }
     }
 

@@ -46,8 +46,10 @@ impl<'a> RequestForwarder<'a> {
         source: Source,
     ) -> Self {
         let upstream = UpstreamSession::new(context, source);
-        let (router, requests) = (tokio::sync::Mutex::new(router), context.metrics.requests.clone());
-        let (switched, url_end) = (Mutex::new(None), Mutex::new(None));
+        let router = tokio::sync::Mutex::new(router);
+        let requests = context.metrics.requests.clone();
+        let switched = Mutex::new(None);
+        let url_end = Mutex::new(None);
         Self { router, upstream, switched, clock, requests, url_end }
     }
 
@@ -107,14 +109,16 @@ impl<'a> RequestForwarder<'a> {
         let checked = headers::check(&mut head);
         let authorized = router.route(checked.map(|()| &head)).await?;
         let route = RequestRoute::of(&authorized);
-        let (method, version) = (head.method.clone(), head.version);
+        let method = head.method.clone();
+        let version = head.version;
         let upgrades = headers::prepare_request(&mut head, &body);
         let waits = version == Version::HTTP_11 && headers::expects_continue(&head.headers);
         let continue_gate = (waits && !body.is_end_stream()).then(Arc::<ContinueGate>::default);
         let mut request =
             Request::from_parts(head, RequestBody::new(body, Arc::clone(&self.clock), continue_gate.clone()));
         let informational = Arc::new(InformationalLimit::default());
-        let (counted, gate) = (Arc::clone(&informational), continue_gate.clone());
+        let counted = Arc::clone(&informational);
+        let gate = continue_gate.clone();
         let clock = (version == Version::HTTP_11).then(|| Arc::clone(&self.clock));
         hyper::ext::on_informational(&mut request, move |answer| {
             counted.count();

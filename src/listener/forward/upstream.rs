@@ -132,7 +132,8 @@ const MAX_INFORMATIONAL: usize = 100;
 
 impl UpstreamSession {
     pub(crate) fn new(context: &ListenerContext, source: Source) -> Self {
-        let (metrics, drain) = (context.metrics.clone(), context.drain.clone());
+        let metrics = context.metrics.clone();
+        let drain = context.drain.clone();
         Self { inner: Mutex::default(), metrics, drain, long_heads: (context.long_heads.clone(), source) }
     }
 
@@ -215,7 +216,8 @@ impl UpstreamSession {
         informational: &Arc<InformationalLimit>,
     ) -> Result<Response<Incoming>, UpstreamError> {
         self.inner.lock().in_flight = true;
-        let (method, clock) = (request.method().clone(), Arc::clone(request.body().clock()));
+        let method = request.method().clone();
+        let clock = Arc::clone(request.body().clock());
         let answer = informational.within(sender.try_send_request(request)).await;
         let answered = {
             let mut inner = self.inner.lock();
@@ -250,7 +252,8 @@ impl UpstreamSession {
                 }
             }
         }
-        let (body, seen) = (error.is_user(), describe(&error));
+        let body = error.is_user();
+        let seen = describe(&error);
         if let Some(over) = over.as_mut().filter(|_| !answered) {
             over.pipe.set_status(if body { StatusCode::BAD_REQUEST } else { StatusCode::BAD_GATEWAY });
         }
@@ -338,8 +341,10 @@ impl UpstreamSession {
         if let Some(mut session) = opened.end(ended, LocalParty::Client) {
             self.drain.spawn(Span::current(), async move { close_gracefully(&mut session).await });
         }
-        let closed = || SessionError::new(ErrorCode::NoError, "it closed the connection");
-        reset.or_else(|| (ended.how == EndKind::Finished).then(closed))
+        if reset.is_none() && ended.how == EndKind::Finished {
+            return Some(SessionError::new(ErrorCode::NoError, "it closed the connection"));
+        }
+        reset
     }
 }
 

@@ -72,8 +72,8 @@ impl NodePortProtocol {
         head: &Parts,
         requester: &RequestRoutingContext<'_>,
     ) -> Result<Option<(NodeName, Target)>, Denial> {
-        let (tunnel_host, dest) =
-            (single_header(&head.headers, &TUNNEL_HOST)?, single_header(&head.headers, &TUNNEL_DEST)?);
+        let tunnel_host = single_header(&head.headers, &TUNNEL_HOST)?;
+        let dest = single_header(&head.headers, &TUNNEL_DEST)?;
         if (tunnel_host.is_some() || dest.is_some()) && !requester.trusted {
             return Err(Denial::Forbidden(UNTRUSTED_HEADERS.to_owned()));
         }
@@ -112,15 +112,13 @@ impl NodePortProtocol {
         if let Some(node) = of_host.as_ref().filter(|node| is_name && self.finder.knows(node)) {
             return Ok(Some((node.clone(), true)));
         }
-        let of_server = || {
+        let sni = requester.server_name.and_then(|name| name.parse().ok());
+        let other = sni.and_then(|name| requester.node_by_name(&name)).or_else(|| {
             let (namespace, server) = pod_of_path(path)?;
             requester.addresses.node_of_pod(namespace, server)
-        };
-        let sni = requester.server_name.and_then(|name| name.parse().ok());
-        let other = sni.and_then(|name| requester.node_by_name(&name)).or_else(of_server);
-        let by_address = || self.finder.node_named_by_address(&named?.host);
+        });
         let is_fit = |node: &NodeName| other.as_ref().is_none_or(|other| other == node);
-        let of_host = of_host.or_else(|| by_address().filter(is_fit));
+        let of_host = of_host.or_else(|| self.finder.node_named_by_address(&named?.host).filter(is_fit));
         if let Some(HostHeader { exact: true, .. }) = named {
             return Ok(of_host.or(other).map(|node| (node, true)));
         }
@@ -234,7 +232,8 @@ fn single_header(headers: &HeaderMap, name: &HeaderName) -> Result<Option<HostHe
 fn pod_of_path(path: &str) -> Option<(&str, &str)> {
     let mut parts = path.strip_prefix('/')?.split('/');
     let about_a_pod = POD_PATHS.contains(&parts.next()?);
-    let (namespace, server) = (parts.next()?, parts.next()?);
+    let namespace = parts.next()?;
+    let server = parts.next()?;
     (about_a_pod && !namespace.is_empty() && !server.is_empty()).then_some((namespace, server))
 }
 

@@ -36,7 +36,8 @@ impl NodeDiscovery {
         }
         let Ok(permit) = self.free.clone().try_acquire_owned() else { return };
         self.sought.extend(due.iter().map(|node| (node.clone(), Instant::now())));
-        let (finder, drain) = (deps.finder.clone(), deps.links.clone());
+        let finder = deps.finder.clone();
+        let drain = deps.links.clone();
         drain.clone().spawn(info_span!("node_discovery"), async move {
             let all = stream::iter(due).for_each_concurrent(MAX_CONCURRENT_QUERIES, |node| {
                 let finder = finder.clone();

@@ -70,7 +70,8 @@ impl NftReconciler {
     /// Intercepts until the server begins to stop, then empties the table and drops `redirecting`. Deletes the table
     /// once no session needs it.
     async fn run(mut self, redirecting: TaskTrackerToken) {
-        let (links, stopping) = (self.deps.links.clone(), self.deps.stopping.clone());
+        let links = self.deps.links.clone();
+        let stopping = self.deps.stopping.clone();
         let mut changes = self.deps.finder.registry.subscribe();
         while !stopping.is_cancelled() {
             let changed = self.refresh_addresses();
@@ -121,7 +122,8 @@ impl NftReconciler {
             }
         }
         let linked = |node: &NodeName| knows.get(node).copied().unwrap_or_default();
-        let (now, resume_timeout) = (Instant::now(), self.deps.context.route.resume_timeout);
+        let now = Instant::now();
+        let resume_timeout = self.deps.context.route.resume_timeout;
         let changed =
             self.presence.update(&holders.nodes, refused, linked, now, resume_timeout) | self.refresh_ports();
         let unknown = knows.iter().filter(|(_, knows)| !**knows).map(|(node, _)| node.clone()).collect();

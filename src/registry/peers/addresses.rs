@@ -58,7 +58,8 @@ async fn look(
 ) {
     let mut ticks = interval(CHECK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut found, mut warned) = (Vec::new(), None);
+    let mut found = Vec::new();
+    let mut warned = None;
     loop {
         tokio::select! {
             () = drain.draining() => return,

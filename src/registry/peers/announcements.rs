@@ -65,7 +65,8 @@ impl Peers {
             let Some(Entry::Vacant(free)) = link.instance.map(|server| used.entry(server)) else { continue };
             let new = AnnouncementLink { link, pending: Mutex::default(), added: Notify::new() };
             let new = free.insert(Arc::new(new)).clone();
-            let (registry, own) = (self.dial_context.registry.clone(), self.dial_context.own);
+            let registry = self.dial_context.registry.clone();
+            let own = self.dial_context.own;
             let links_changed = self.dial_context.links_changed.clone();
             self.dial_context.drain.spawn(info_span!("announcements"), async move {
                 new.serve(&registry, own).await;

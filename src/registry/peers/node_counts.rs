@@ -35,7 +35,8 @@ impl Peers {
     /// Records the load that a peer reports.
     pub fn handle_load(&self, from: &Link, load: Load) {
         let Some(server) = from.instance else { return };
-        let (now, mut loads) = (Instant::now(), self.loads.lock());
+        let now = Instant::now();
+        let mut loads = self.loads.lock();
         loads.retain(|_, (_, at)| now - *at < LOAD_TTL);
         if loads.len() < MAX_KNOWN || loads.contains_key(&server) {
             loads.insert(server, (load, now));

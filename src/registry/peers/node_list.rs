@@ -49,7 +49,8 @@ impl Peers {
         let list = match known {
             Some(known) => known,
             None => {
-                let (began, peers) = (Instant::now(), self.all());
+                let began = Instant::now();
+                let peers = self.all();
                 let share = MAX_LISTED / peers.len().max(1);
                 let nodes = join_all(peers.into_iter().map(|server| self.list_nodes_of(server, share))).await;
                 CachedPeerNodes { began, nodes: nodes.into() }

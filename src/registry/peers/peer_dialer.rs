@@ -154,7 +154,8 @@ impl TlsPeerDialer {
         let connector = TlsConnector::from(tls.config.clone());
         let io = connector.connect(tls.name.clone(), Buffered::new(socket, self.pool.clone())).await;
         let io = io.map_err(|e| {
-            let (error, name) = (TlsHandshakeError::of(&e), tls.name.to_str());
+            let error = TlsHandshakeError::of(&e);
+            let name = tls.name.to_str();
             let cause = format!("TLS handshake as {name:?} failed: {error}{}", hint(&error));
             let is_strange = error.is_of_the_certificate();
             ("tls", if is_strange { PeerError::NotAPeer { at, cause } } else { no(cause) })

@@ -32,7 +32,8 @@ pub(crate) struct RequestFromEdge {
 
 impl RequestFromEdge {
     pub(crate) fn of(request: &RelayRequest) -> Self {
-        let (from, node) = (request.from().clone(), request.node().clone());
+        let from = request.from().clone();
+        let node = request.node().clone();
         Self { session: request.id(), from, node, target: request.target().clone() }
     }
 

@@ -50,7 +50,8 @@ async fn open_plain(
     plain: &Arc<Link>,
     shared: &ServerContext,
 ) -> Result<Session, SessionError> {
-    let (client, table) = (offer.client().to_owned(), &shared.link_context.table);
+    let client = offer.client().to_owned();
+    let table = &shared.link_context.table;
     let node = offer.node();
     let opening = table.open(node.clone(), offer.target().clone(), offer.category(), client, LISTENER);
     let opening = opening.map_err(|TableFull| {

@@ -31,7 +31,8 @@ impl ServerContext {
         request: RelayRequest,
         room: &Semaphore,
     ) -> Option<(RelayRequest, Arc<Link>)> {
-        let (node, instance) = (request.node().clone(), request.instance());
+        let node = request.node().clone();
+        let instance = request.instance();
         // An edge serves its own node itself, so with that name it means the cloud.
         let own = matches!(&request.from().peer, Remote::Edge(edge) if *edge == node);
         let finder = self.finder.clone();

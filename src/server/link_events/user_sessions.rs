@@ -32,7 +32,8 @@ pub(crate) fn spawn_request(request: RelayRequest, shared: &Arc<ServerContext>, 
     }
     let span =
         info_span!("relay", user = %user.client.user, device = %user.client.device, session = %request.id());
-    let (room, shared) = (room.clone(), shared.clone());
+    let room = room.clone();
+    let shared = shared.clone();
     drain.spawn(span, relay(request, user, room, shared));
 }
 
@@ -48,7 +49,8 @@ async fn answer(request: RelayRequest, user: AuthenticatedUser, shared: Arc<Serv
             format!("user {} waits for too many answers, or all users together do; try again", client.user);
         return request.refuse(SessionError::new(ErrorCode::Overloaded, why));
     };
-    let (rules, admins) = (context.policy.load().rules.clone(), shared.policies.admins.load().to_vec());
+    let rules = context.policy.load().rules.clone();
+    let admins = shared.policies.admins.load().to_vec();
     // A session that should be resumed gets no offer.
     if let (Some(offer), Some(admin)) = (request.offer(), shared.admin.get()) {
         admin.serve_linked(offer.accept(), LinkedUser { client, from, rules, admins }).await;
@@ -61,7 +63,9 @@ async fn relay(
     room: Arc<Semaphore>,
     shared: Arc<ServerContext>,
 ) {
-    let (id, resumes, target) = (request.id(), request.resumes(), request.target().clone());
+    let id = request.id();
+    let resumes = request.resumes();
+    let target = request.target().clone();
     let open_request = OpenRequest { node: None, target, credentials: HeaderMap::new() };
     let AuthenticatedUser { client, identity, from, context } = user;
     let mut admission = Admission::of_link(context.clone(), from, identity, client.device);
@@ -69,7 +73,8 @@ async fn relay(
         Ok(authorized) => authorized,
         Err(denied) => return request.refuse(refusal(&denied.denial, &context)),
     };
-    let (node, target) = (authorized.node().clone(), authorized.target().clone());
+    let node = authorized.node().clone();
+    let target = authorized.target().clone();
     let granted = match authorized.grant_relay(id, resumes) {
         Ok(granted) => granted,
         Err(denied) => return request.refuse(refusal(&denied.denial, &context)),

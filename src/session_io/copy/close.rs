@@ -56,8 +56,8 @@ pub async fn close_gracefully<D: ChunkStream>(stream: &mut D) {
 /// after [`LINGER_SILENCE`]. Returns once a stream without TCP is flushed, because its bytes then arrive.
 pub async fn wait_acknowledged<C: Connection>(socket: &mut Socket<C>) -> bool {
     let started = Instant::now();
-    let (mut pause, mut leaving) =
-        (MIN_CHECK_PAUSE, LingeringSocket { socket, flushed: false, ended: false });
+    let mut pause = MIN_CHECK_PAUSE;
+    let mut leaving = LingeringSocket { socket, flushed: false, ended: false };
     loop {
         let limit = match leaving.socket.io().tcp().map(unacknowledged) {
             _ if !leaving.flushed => DELIVERY_TIMEOUT,

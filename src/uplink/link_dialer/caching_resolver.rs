@@ -55,7 +55,8 @@ impl CachingResolver {
     pub(crate) async fn addresses_of(&self, name: &str) -> Result<ResolvedServer, DnsLookupError> {
         let Some(addresses) = self.last(name) else { return self.query_dns(name).await };
         let (answers, answer) = oneshot::channel();
-        let (known, queried) = (self.clone(), name.to_owned());
+        let known = self.clone();
+        let queried = name.to_owned();
         self.drain.spawn(info_span!("lookup", name), async move {
             if let Some(found) = known.drain.run_until(known.query_dns(&queried)).await {
                 let _ = answers.send(found);

@@ -43,14 +43,16 @@ impl EdgeCertificate {
     /// While the files do not change, the config stays the same, with the session tickets of earlier links.
     pub(crate) async fn tls(&self) -> Option<Arc<ClientConfig>> {
         let Self { file, ca, kept } = self.clone();
-        let read = move || {
+        // Read the files for each link: links are dialled rarely, and a renewed certificate is used at once.
+        match tokio::task::spawn_blocking(move || {
             let texts = [&file, &ca].map(|path| files::read(path).unwrap_or_default());
             let ends = NotAfter::of(&texts[0]);
             let now = UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs());
             if ends.is_some_and(|ends| ends.first < now) {
                 return Err("expired".to_owned());
             }
-            let (text, mut kept) = (fingerprint(&texts), kept.lock());
+            let text = fingerprint(&texts);
+            let mut kept = kept.lock();
             if let Some(kept) = kept.as_ref().filter(|kept| kept.text == text) {
                 return Ok(kept.tls.clone());
             }
@@ -59,9 +61,9 @@ impl EdgeCertificate {
             let tls = settings.load().map_err(|cause| cause.to_string())?.load();
             *kept = Some(CachedTlsConfig { text, tls: tls.clone() });
             Ok(tls)
-        };
-        // Read the files for each link: links are dialled rarely, and a renewed certificate is used at once.
-        match tokio::task::spawn_blocking(read).await {
+        })
+        .await
+        {
             Ok(Ok(config)) => Some(config),
             Ok(Err(cause)) => {
                 debug!(error = cause, "client certificate not usable, not presented");

@@ -216,7 +216,8 @@ impl ClusterState {
 /// whether it has `.svc`, in which case no other object can have the name.
 pub(crate) fn service_name(name: &str) -> Option<(String, bool)> {
     let mut labels = name.split('.');
-    let (service, namespace) = (labels.next()?, labels.next()?);
+    let service = labels.next()?;
+    let namespace = labels.next()?;
     let is_whole = match labels.next() {
         None => false,
         Some("svc") => true,

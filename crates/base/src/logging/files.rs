@@ -143,7 +143,8 @@ impl LogFiles {
             let entry = entry?;
             let name = entry.file_name();
             let Some((date, part)) = name.to_str().and_then(|n| parse(n, self.name)) else { continue };
-            let (date, bytes) = (date.to_owned(), entry.metadata()?.len());
+            let date = date.to_owned();
+            let bytes = entry.metadata()?.len();
             files.push(LogDirEntry { path: entry.path(), date, part, bytes });
         }
         files.sort_by_key(|f| (f.date.clone(), if f.part == 0 { u32::MAX } else { f.part }));

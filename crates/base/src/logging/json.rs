@@ -42,7 +42,8 @@ where
     fn format_event(&self, ctx: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let of_log = event.normalized_metadata();
         let metadata = of_log.as_ref().unwrap_or_else(|| event.metadata());
-        let (mut timestamp, mut own) = (String::new(), String::new());
+        let mut timestamp = String::new();
+        let mut own = String::new();
         SystemTime.format_time(&mut Writer::new(&mut timestamp))?;
         ctx.format_fields(Writer::new(&mut own), event)?;
         let mut own = parse(&own);

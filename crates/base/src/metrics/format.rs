@@ -58,7 +58,8 @@ impl ExpositionFormat {
 /// Converts OpenMetrics text to the plain format: counters are named like their samples, and units and the end marker
 /// are omitted.
 fn to_plain_format(open: &str) -> String {
-    let (mut text, mut help) = (String::with_capacity(open.len()), None);
+    let mut text = String::with_capacity(open.len());
+    let mut help = None;
     for line in open.lines() {
         let mut words = line.splitn(4, ' ');
         match (words.next(), words.next(), words.next(), words.next()) {

@@ -43,8 +43,10 @@ type Seconds = Family<Labels, Gauge<f64, AtomicU64>>;
 
 /// Returns the metrics of these nodes as text.
 pub fn encode_nodes(nodes: Vec<NodeMetrics>, form: ExpositionFormat) -> String {
-    let (up, sessions) = (Family::<Labels, Gauge>::default(), Family::<Labels, Gauge>::default());
-    let (last_seen, round_trip) = (Seconds::default(), Seconds::default());
+    let up = Family::<Labels, Gauge>::default();
+    let sessions = Family::<Labels, Gauge>::default();
+    let last_seen = Seconds::default();
+    let round_trip = Seconds::default();
     let bytes = Family::<Labels<2>, Counter>::default();
     let versions = Family::<Labels<2>, Gauge>::default();
     for NodeMetrics { node, last_seen: seen, links } in nodes {

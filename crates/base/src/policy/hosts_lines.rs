@@ -8,7 +8,8 @@ use std::net::IpAddr;
 /// changes, not even a missing final line break. Returns the text unchanged if it is up to date.
 pub fn merged(text: &[u8], server: IpAddr, records: &BTreeSet<String>) -> Vec<u8> {
     let expected: BTreeSet<String> = records.iter().map(|name| format!("{server}    {name}\n")).collect();
-    let (mut foreign, mut ours) = (Vec::with_capacity(text.len()), Vec::new());
+    let mut foreign = Vec::with_capacity(text.len());
+    let mut ours = Vec::new();
     for (line, of) in lines(text) {
         match of {
             Some(of) if of == server => ours.push(line),

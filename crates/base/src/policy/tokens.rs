@@ -81,7 +81,8 @@ impl NodeTokens {
     /// Parses a file's text. A line without a colon is ignored, and an empty token authenticates no node; both are in
     /// [`Self::errors`]. Empty lines and lines that start with `#` are ignored.
     pub fn parse(text: &str) -> Self {
-        let (mut lines, mut errors) = (HashMap::new(), Vec::new());
+        let mut lines = HashMap::new();
+        let mut errors = Vec::new();
         let mut ips: HashMap<String, Vec<IpAddr>> = HashMap::new();
         for (at, line) in (1..).zip(text.lines()) {
             let (line, words) = split_words(line);
@@ -90,7 +91,9 @@ impl NodeTokens {
                 continue;
             }
             let mut parts = line.split(':');
-            let (node, token, more) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
+            let node = parts.next().unwrap_or_default();
+            let token = parts.next();
+            let more = parts.next();
             let addresses = words.addresses();
             let are_none = addresses.is_none();
             ips.insert(node.to_ascii_lowercase(), addresses.unwrap_or_default());
@@ -330,7 +333,8 @@ impl LineWords<'_> {
 
 /// Splits off a line's last words that start with `ip=` or `previous=`, in any order.
 fn split_words(line: &str) -> (&str, LineWords<'_>) {
-    let (mut rest, mut words) = (line, LineWords::default());
+    let mut rest = line;
+    let mut words = LineWords::default();
     while let Some((before, word)) = rest.trim_end().rsplit_once([' ', '\t']) {
         if let Some(list) = word.strip_prefix(IP) {
             words.ip = Some(list);

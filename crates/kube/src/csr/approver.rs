@@ -95,7 +95,8 @@ impl Approver {
         apiserver: &ApiserverNames,
         seen: &impl Fn(),
     ) -> Result<Infallible, CsrError> {
-        let (requests, nodes) = (Api::all(client.clone()), Api::all(client));
+        let requests = Api::all(client.clone());
+        let nodes = Api::all(client);
         let settle = async |csr: &CertificateSigningRequest| {
             if let Err(cause) = self.record_decision(csr, apiserver, &requests, &nodes).await {
                 warn!(
@@ -185,7 +186,8 @@ impl Approver {
         let (Some(uid), Some(version)) = (csr.uid(), csr.resource_version()) else {
             return Err(CsrError::ChangedOrDeleted);
         };
-        let (name, requester) = (csr.name_any(), printable(&request.requester));
+        let name = csr.name_any();
+        let requester = printable(&request.requester);
         let (kind, reason, why) = match decide(&request, &self.pods, apiserver, &facts) {
             CsrDecision::NotOurs => return Ok(()),
             CsrDecision::Approve => ("Approved", "AutoApproved", "requester is authorized".to_owned()),

@@ -21,7 +21,8 @@ pub(crate) async fn reachable_names(
     apiserver: &ApiserverNames,
 ) -> Result<BTreeSet<String>, CsrError> {
     let api: Api<PartialNode> = Api::all(client);
-    let (mut names, mut page) = (BTreeSet::new(), ListParams::default().limit(PAGE));
+    let mut names = BTreeSet::new();
+    let mut page = ListParams::default().limit(PAGE);
     loop {
         let nodes = with_timeout(api.list(&page)).await?;
         nodes.items.iter().for_each(|node| add_names(node, apiserver, &mut names));

@@ -158,7 +158,8 @@ impl CertificateRenewer {
         signed: &str,
         required: BTreeSet<String>,
     ) -> Result<(), CsrError> {
-        let (issued, file) = (request.signed(signed)?, self.file.clone());
+        let issued = request.signed(signed)?;
+        let file = self.file.clone();
         let now = UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs());
         if let Some(NotAfter { first, .. }) = NotAfter::of(signed.as_bytes()).filter(|ends| ends.first <= now)
         {

@@ -57,9 +57,11 @@ pub(crate) async fn signed(
         status: None,
     };
     let made: CertificateSigningRequest = with_timeout(api.create(&PostParams::default(), &object)).await?;
-    let (name, until) = (made.name_any(), Instant::now() + SIGNING_TIMEOUT);
+    let name = made.name_any();
+    let until = Instant::now() + SIGNING_TIMEOUT;
     info!(csr = name, profile = profile.name(), "certificate requested");
-    let (mut delay, mut known) = (INITIAL_POLL_DELAY, "not approved");
+    let mut delay = INITIAL_POLL_DELAY;
+    let mut known = "not approved";
     loop {
         sleep(delay).await;
         delay = (2 * delay).min(MAX_POLL_DELAY);

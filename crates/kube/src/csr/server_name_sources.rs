@@ -38,12 +38,14 @@ impl ServerNameSources {
     ///
     /// Fails if kube-apiserver does not answer or does not authorize the request.
     pub(crate) async fn look_up(&self, cluster: &Cluster) -> Result<ResolvedCertificateNames, CsrError> {
-        let (mut found, mut all) = (ResolvedCertificateNames::default(), self.names.clone());
+        let mut found = ResolvedCertificateNames::default();
+        let mut all = self.names.clone();
         all.extend(LOOPBACK.map(str::to_owned));
         if !self.services.is_empty() {
             let (client, namespace) = cluster.connect().await?;
             let api: Api<Service> = Api::namespaced(client.clone(), &namespace);
-            let (domain, mut nodes) = (cluster.domain().await, None);
+            let domain = cluster.domain().await;
+            let mut nodes = None;
             for name in &self.services {
                 let Some(service) = with_timeout(api.get_opt(name)).await? else {
                     found.missing.get_or_insert_with(|| (name.clone(), namespace.clone()));

@@ -29,7 +29,8 @@ pub(crate) fn text(
     holders: &BTreeMap<String, BTreeSet<IpAddr>>,
     most: usize,
 ) -> RenderedHosts {
-    let (mut text, mut all) = (RenderedHosts::default(), Vec::new());
+    let mut text = RenderedHosts::default();
+    let mut all = Vec::new();
     for (name, node) in nodes {
         if is_reserved(name) {
             text.left_out.insert(name.clone(), "reserved name; rename the node");
@@ -52,7 +53,8 @@ pub(crate) fn text(
         all.push((lines.iter().map(String::len).sum::<usize>(), name, lines));
     }
     all.sort_unstable();
-    let (mut lines, mut bytes) = (BTreeSet::new(), 0_usize);
+    let mut lines = BTreeSet::new();
+    let mut bytes = 0_usize;
     for (needed, name, own) in all {
         if bytes.saturating_add(needed) > most {
             text.left_out.insert(name.clone(), "the ConfigMap is full (limit 1 MiB)");

@@ -73,7 +73,8 @@ impl NodeNamesReconciler {
         report: impl Fn(Result<(), String>) + Send + Sync + 'static,
     ) -> Self {
         let service = watch::Sender::new(BTreeSet::new());
-        let (nodes, left_out) = (Mutex::default(), Mutex::default());
+        let nodes = Mutex::default();
+        let left_out = Mutex::default();
         Self { params, report: Box::new(report), nodes, service, left_out, nodes_changed: Notify::new() }
     }
 
@@ -128,7 +129,8 @@ impl NodeNamesReconciler {
     async fn term(&self, term: LeaderTerm) -> String {
         loop {
             *self.nodes() = WatchedObjects::default();
-            let (cluster, which) = (&self.params.cluster, watcher::Config::default());
+            let cluster = &self.params.cluster;
+            let which = watcher::Config::default();
             let followed = ObjectWatcher { cluster, what: "Nodes (for node names)", which };
             let whole = Instant::now() + RELIST_INTERVAL;
             tokio::select! {
@@ -142,7 +144,8 @@ impl NodeNamesReconciler {
 
     async fn keep(&self, term: LeaderTerm) -> String {
         let look_again = if self.params.holders.is_some() { HOLDERS_CHECK_INTERVAL } else { CHECK_INTERVAL };
-        let (mut first, mut next) = (true, Instant::now());
+        let mut first = true;
+        let mut next = Instant::now();
         loop {
             tokio::select! {
                 () = self.nodes_changed.notified() => sleep(DEBOUNCE).await,
@@ -264,7 +267,8 @@ impl NodeNamesReconciler {
         if is_true && !(first && number != Some(term.number)) {
             return Ok(false);
         }
-        let (there, mut object) = (found.is_some(), found.unwrap_or_default());
+        let there = found.is_some();
+        let mut object = found.unwrap_or_default();
         object.metadata.name = Some(configmap.clone());
         let annotations = object.metadata.annotations.get_or_insert_default();
         annotations.insert(TERM.to_owned(), term.number.to_string());

@@ -159,7 +159,8 @@ impl PortWatch {
 
     /// Returns the target port of the Service for each node port, and errors for kinds that have no target.
     fn required_ports(&self, ports: &ConfigMapPorts) -> (BTreeMap<u16, u16>, Vec<String>) {
-        let (mut required, mut wrong) = (BTreeMap::new(), Vec::new());
+        let mut required = BTreeMap::new();
+        let mut wrong = Vec::new();
         let kinds = [("http", self.params.http, &ports.http), ("https", self.params.https, &ports.https)];
         for (kind, front, all) in kinds {
             match front {

@@ -86,8 +86,8 @@ impl TcpInfoCongestion {
 
     /// Sets whether there is an interactive link next to this one.
     pub(crate) fn share(&mut self, shared: bool) {
-        let new = || Cruise::new(&self.cap, self.sent, self.at);
-        self.cruise = shared.then(|| self.cruise.take().unwrap_or_else(new));
+        self.cruise =
+            shared.then(|| self.cruise.take().unwrap_or_else(|| Cruise::new(&self.cap, self.sent, self.at)));
     }
 
     /// Returns true if a new reading is needed before any decision when `sent` bytes have been pulled. Never true while

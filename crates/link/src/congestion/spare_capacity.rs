@@ -52,7 +52,8 @@ impl Cruise {
         sent: u64,
         now: Instant,
     ) -> Option<Duration> {
-        let (here, began) = (LinkProgress { at: now, full: cap.rounds_at_limit(), sent }, self.began);
+        let here = LinkProgress { at: now, full: cap.rounds_at_limit(), sent };
+        let began = self.began;
         self.until = self.until.map(|(until, least)| (until, least.min(rtt)));
         if here.full.saturating_sub(began.full) >= ROUNDS_TO_KNOW {
             // A full line during a cruise as well: then the line has become narrower.

@@ -160,7 +160,8 @@ impl CongestionWindow {
         let (Some(shortest), Some(least)) = (self.round.least, self.least) else { return };
         // A round with a pause shows nothing.
         let paused = took > PAUSE.max(shortest * 3);
-        let (hit, near) = (self.round.hit && !paused, self.round.near && !paused);
+        let hit = self.round.hit && !paused;
+        let near = self.round.near && !paused;
         let rate = per_second(delivered.wrapping_sub(self.round.delivered), took);
         if hit || rate > self.best() {
             self.rates.truncate(ROUNDS_KEPT - 1);
@@ -210,7 +211,8 @@ impl CongestionWindow {
 
     /// Handles a round with a standing queue.
     fn on_standing_queue(&mut self, here: Duration, least: Duration) {
-        let (bytes, best) = (self.bytes, self.best());
+        let bytes = self.bytes;
+        let best = self.best();
         let target = carried(best, least + self.target(least));
         if target >= bytes && !self.doubling && self.trial.is_none() {
             // With so little in flight the queue cannot be ours: the line's RTT varies on its own.

@@ -136,7 +136,8 @@ pub fn serve<IO>(
 where
     IO: Connection + 'static,
 {
-    let (connection, accepted) = (CancellationToken::new(), CancellationToken::new());
+    let connection = CancellationToken::new();
+    let accepted = CancellationToken::new();
     let ahead = ReadAheadBound::default();
     let handler = CallHandler {
         from,

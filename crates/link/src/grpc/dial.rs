@@ -215,7 +215,8 @@ impl LinkCallResponse {
         // Fails only if the body was dropped with its connection; then the link's first read fails too.
         let _ = self.agree.send(outbound.clone());
         let connection = self.connection.disarm();
-        let (incoming, ahead) = (self.incoming, self.ahead);
+        let incoming = self.incoming;
+        let ahead = self.ahead;
         let far = RemoteInfo { answers: false, is_interactive: false, incoming, ahead, connection };
         LinkReader::new(outbound, far, link_context.table.clone(), link_context.metrics.clone())
     }
@@ -232,7 +233,8 @@ async fn call<IO>(
 where
     IO: Connection + 'static,
 {
-    let (ahead, tcp_info) = (ReadAheadBound::default(), io.tcp().and_then(TcpInfoReader::of));
+    let ahead = ReadAheadBound::default();
+    let tcp_info = io.tcp().and_then(TcpInfoReader::of);
     pad(&mut metadata, padding(tcp_info.as_ref()));
     let ends = ends(&io);
     let broken = |e: hyper::Error| match ahead.rejection() {
@@ -270,7 +272,8 @@ where
         .map_err(broken)?;
     let (headers, incoming) = response.into_parts();
     let instance = EdgeHello::from_response(&headers.headers)?;
-    let (version, server_name) = (user_agent(&headers.headers), EdgeHello::server_name(&headers.headers));
+    let version = user_agent(&headers.headers);
+    let server_name = EdgeHello::server_name(&headers.headers);
     let ends = LinkEndpoints { version, server_name, dialled: true, ..ends };
     Ok(LinkCallResponse { headers, incoming, ahead, tcp_info, ends, instance, agree, connection })
 }

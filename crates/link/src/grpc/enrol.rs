@@ -179,7 +179,8 @@ where
 {
     let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(MAX_BYTES);
     client.ready().await.map_err(|why| Status::unknown(format!("Service was not ready: {why}")))?;
-    let (path, codec) = (PathAndQuery::from_static(path), ProstCodec::default());
+    let path = PathAndQuery::from_static(path);
+    let codec = ProstCodec::default();
     Ok(client.unary(tonic::Request::new(request), path, codec).await?.into_inner())
 }
 

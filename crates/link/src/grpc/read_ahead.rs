@@ -116,13 +116,16 @@ impl ReadAheadBound {
     }
 
     fn poll_room(&self, cx: &Context<'_>) -> Poll<()> {
-        let has_room = || self.0.unread.load(SeqCst) < MAX_READ_AHEAD;
-        if has_room() {
+        if self.has_room() {
             return Poll::Ready(());
         }
         self.0.connection.register(cx.waker());
         self.0.link.wake();
-        if has_room() { Poll::Ready(()) } else { Poll::Pending }
+        if self.has_room() { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    fn has_room(&self) -> bool {
+        self.0.unread.load(SeqCst) < MAX_READ_AHEAD
     }
 }
 

@@ -106,7 +106,8 @@ impl Link {
         self.set_rtt(rtt);
         self.health.answered.notify_waiters();
         if cap != before {
-            let (link, node) = (self.id, self.peer.node().map(tracing::field::display));
+            let link = self.id;
+            let node = self.peer.node().map(tracing::field::display);
             tracing::trace!(%link, node, cwnd_bytes = cap, previous_cwnd_bytes = before, rtt = ?rtt, "congestion window changed");
         }
         rtt

@@ -99,7 +99,8 @@ impl Link {
     /// held meanwhile.
     pub(crate) fn lock_informed(&self, now: Instant) -> MutexGuard<'_, LinkState> {
         let state = self.lock();
-        let (queue, sessions_wait) = (&state.queue, state.queue.waiting.turns.len() > 0);
+        let queue = &state.queue;
+        let sessions_wait = state.queue.waiting.turns.len() > 0;
         let Some(reader) = queue.pacing.reader(queue.acks_wait(), sessions_wait, now) else { return state };
         drop(state);
         let info = reader.read();

@@ -196,7 +196,8 @@ impl SendQueue {
         let bulk = self.pacing.bulk.as_mut()?;
         let before = bulk.congestion_window();
         bulk.on_ack(number, now);
-        let (rtt, cap) = (bulk.latest_rtt(), bulk.congestion_window());
+        let rtt = bulk.latest_rtt();
+        let cap = bulk.congestion_window();
         let least = self.rtts.sample(rtt, now);
         self.wake();
         Some(PingMeasurement { rtt, least, before, cap })

@@ -209,7 +209,8 @@ impl Link {
 
     /// Removes a relay's source, unless another one of the same session has replaced it.
     pub(crate) fn detach_relay(&self, source: &dyn FrameSource) {
-        let (id, address) = (source.key().id, ptr::from_ref(source).cast());
+        let id = source.key().id;
+        let address = ptr::from_ref(source).cast();
         let _removed = self.with_sessions(|sessions| sessions.handle_relay_detached(id, address));
     }
 

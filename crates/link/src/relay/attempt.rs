@@ -55,7 +55,8 @@ impl Attempt {
         else {
             return None;
         };
-        let (opener, target) = (opener.clone(), target.clone());
+        let opener = opener.clone();
+        let target = target.clone();
         Some(Self { key, epoch: *epoch, from, opener, target, changed: Arc::default() })
     }
 }

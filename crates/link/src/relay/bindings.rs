@@ -64,7 +64,8 @@ impl Bindings {
     pub(super) fn handle_frame(&mut self, from: LinkId, id: SessionId, frame: &SessionFrame) -> RelayStep {
         let Some(binding) = self.all.get_mut(&id) else { return RelayStep::Ignore };
         let Some((back, to)) = binding.legs(from) else { return RelayStep::Ignore };
-        let (epoch, of_opener) = (binding.epoch, binding.opener_leg.link.id == from);
+        let epoch = binding.epoch;
+        let of_opener = binding.opener_leg.link.id == from;
         let is_answer = matches!(frame, SessionFrame::Opened { .. } | SessionFrame::Resumed { .. });
         if of_opener && (is_answer || matches!(frame, SessionFrame::Refused { .. })) {
             return RelayStep::Ignore;
@@ -166,7 +167,8 @@ impl Drop for BindingEndReporter {
     fn drop(&mut self) {
         if let Some(reply) = self.reply.take() {
             let to_acceptor = self.up.as_ref().map_or(0, |queue| queue.passed());
-            let (why, to_opener) = (self.why.take(), self.down.passed());
+            let why = self.why.take();
+            let to_opener = self.down.passed();
             // Fails if no task waits any longer.
             let _ = reply.send(RelayOutcome { why, to_acceptor, to_opener });
         }

@@ -55,7 +55,8 @@ impl SessionTable {
 
     /// Adds a session that may be evicted. Evicts another one if there are too many.
     pub(super) fn add_orphan(&self, session: &Arc<SharedSession>) {
-        let (id, now) = (session.key.id, Instant::now());
+        let id = session.key.id;
+        let now = Instant::now();
         let lost = {
             let mut orphans = self.orphans.lock();
             if orphans.get(&id).is_some() { None } else { orphans.insert(&session.client, id, (), now) }

@@ -329,7 +329,8 @@ impl ChunkStream for Session {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         let (read, _replaced, plain) = self.shared.with_state(|inner| {
             let rtt = self.shared.path_rtt(inner);
-            let (mut replaced, mut plain) = (None, None);
+            let mut replaced = None;
+            let mut plain = None;
             let read = if let Some(bytes) = inner.state.recv.take(Instant::now(), rtt) {
                 plain = inner.link.clone().filter(|link| link.is_plain());
                 Poll::Ready(Ok(bytes))
@@ -393,9 +394,12 @@ fn write_failure(end: &SessionState) -> io::ErrorKind {
 
 /// Returns the error of an end that is over, for its owner.
 fn over(end: &SessionState, kind: io::ErrorKind) -> Option<io::Error> {
-    let why =
-        || end.ended().cloned().unwrap_or_else(|| SessionError::new(ErrorCode::NoError, "session is over"));
-    end.is_over().then(|| io::Error::new(kind, why()))
+    if !end.is_over() {
+        return None;
+    }
+    let why = end.ended().cloned();
+    let why = why.unwrap_or_else(|| SessionError::new(ErrorCode::NoError, "session is over"));
+    Some(io::Error::new(kind, why))
 }
 
 /// Polls `ready`; while it is pending, the task is woken at each change.

@@ -99,7 +99,9 @@ impl SharedSession {
         link: Option<Arc<Link>>,
     ) -> Arc<Self> {
         let logged = LoggedState::of(&state);
-        let (session, node, on) = (key.id, &key.node, logged.link.map(tracing::field::display));
+        let session = key.id;
+        let node = &key.node;
+        let on = logged.link.map(tracing::field::display);
         debug!(%session, epoch = logged.epoch, link = on, %node, role = logged.role, "session created");
         Arc::new(Self {
             key,
@@ -308,7 +310,8 @@ impl Inner {
             return None;
         }
         self.is_searched = true;
-        let (at, moved) = (Instant::now(), self.state.bytes_transferred());
+        let at = Instant::now();
+        let moved = self.state.bytes_transferred();
         let repeats = |last: &PathLoss| at - last.at < RECENT_LOSS && last.moved == moved;
         let consecutive = self.lost.filter(repeats).map_or(0, |last| last.consecutive + 1);
         self.lost = Some(PathLoss { consecutive, at, moved });
@@ -393,15 +396,16 @@ impl SharedSession {
             let (reset, over) = inner.state.reset_instead(refusal.clone());
             (frame, actions) = (Some(reset), over);
         }
-        let process = || self.table.upgrade().map(|table| table.instance());
         let to_server = |link: &Arc<Link>| matches!(link.peer, Remote::Server(_));
         match &mut frame {
             Some(SessionFrame::Credit { .. }) => inner.state.recv.credit_sent(now),
-            Some(SessionFrame::Opened { instance, .. }) => *instance = process(),
+            Some(SessionFrame::Opened { instance, .. }) => {
+                *instance = self.table.upgrade().map(|table| table.instance())
+            }
             Some(SessionFrame::Open { opener, .. } | SessionFrame::Resume { opener, .. }) => {
                 inner.state.recv.reset_rtt();
                 if !inner.link.as_ref().is_some_and(to_server) {
-                    *opener = process().map(Opener::Server);
+                    *opener = self.table.upgrade().map(|table| Opener::Server(table.instance()));
                 }
             }
             Some(SessionFrame::Resumed { .. }) => inner.state.recv.reset_rtt(),
@@ -445,7 +449,8 @@ impl SharedSession {
             if again != inner.state.needs_path() {
                 return (None, Actions::default());
             }
-            let (before, epoch) = (inner.link.clone(), inner.state.epoch());
+            let before = inner.link.clone();
+            let epoch = inner.state.epoch();
             let actions = inner.state.start_attempt(link.id, process);
             match room {
                 Some(room) => inner.state.recv.lift_limit(room),
@@ -480,8 +485,13 @@ impl SharedSession {
 
     /// Handles the end of a link; `why` is set if its remote cannot resume.
     pub(crate) fn link_ended(self: &Arc<Self>, link: LinkId, why: Option<SessionError>, now: Instant) {
-        let lost = || SessionError::new(ErrorCode::Cancelled, "its link has closed, and it is never resumed");
-        let why = why.or_else(|| self.ends_with_link().then(lost));
+        let why = match why {
+            None if self.ends_with_link() => {
+                let text = "its link has closed, and it is never resumed";
+                Some(SessionError::new(ErrorCode::Cancelled, text))
+            }
+            why => why,
+        };
         self.with_state(|inner| ((), inner.state.handle_link_ended(link, why, now)));
     }
 

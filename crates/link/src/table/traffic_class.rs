@@ -61,7 +61,8 @@ impl SessionTraffic {
         self.moved = moved;
         self.looks = self.looks.saturating_add(1);
         self.unseen = 0;
-        let (busy, ahead) = (came > busy_from, self.ahead.saturating_add(came));
+        let busy = came > busy_from;
+        let ahead = self.ahead.saturating_add(came);
         self.ahead = ahead.saturating_sub(busy_from);
         self.against = if busy == self.bulk { 0 } else { self.against + 1 };
         let enough = if busy { BULK_AFTER } else { INTERACTIVE_AFTER };
@@ -122,11 +123,13 @@ impl SessionTable {
         let interactive = busy.interactive().filter(|link| !link.is_closed());
         let rtt = busy.min_rtt().unwrap_or_default();
         let before = classifier.sampled.replace(Instant::now());
-        let (mut result, mut misplaced) = (ClassificationSummary::default(), Vec::new());
+        let mut result = ClassificationSummary::default();
+        let mut misplaced = Vec::new();
         for link in [Some(busy), interactive.as_ref()].into_iter().flatten() {
             for session in self.sample(link) {
                 let traffic = classifier.sample(session.id, session.moved);
-                let (is_bulk, is_interactive) = (traffic.bulk, traffic.is_interactive(rtt));
+                let is_bulk = traffic.bulk;
+                let is_interactive = traffic.is_interactive(rtt);
                 result.bulk += usize::from(is_bulk);
                 result.interactive += usize::from(is_interactive);
                 let leaves = if link.id == busy.id { is_interactive } else { is_bulk };

@@ -44,7 +44,8 @@ impl StalledHandshake {
                 is_remotes || gap.1.elapsed() >= GAP_TIMEOUT.max(rtt * 2)
             });
             if is_certain || lasted >= HANDSHAKE_TIMEOUT.max(rtt * RTTS_PER_HANDSHAKE) {
-                let (was_suspected, path_mtu) = (is_suspected(at.ip()), losses.map(|losses| losses.path_mtu));
+                let was_suspected = is_suspected(at.ip());
+                let path_mtu = losses.map(|losses| losses.path_mtu);
                 return Self { at, is_certain, was_suspected, path_mtu, lasted, since: Instant::now() };
             }
         }

@@ -92,7 +92,8 @@ pub(crate) fn dns_names(der: &[u8]) -> Vec<String> {
 /// Returns true if the certificate claims to be an edge's: its subject is exactly [`EDGE_SUBJECT`].
 pub(crate) fn is_edges(der: &[u8]) -> bool {
     let Ok(cert) = parse(der) else { return false };
-    let (subject, (common_name, organization)) = (cert.subject(), EDGE_SUBJECT);
+    let subject = cert.subject();
+    let (common_name, organization) = EDGE_SUBJECT;
     subject.iter_attributes().count() == 2
         && common_names(&cert).next() == Some(common_name)
         && subject.iter_organization().next().and_then(|name| name.as_str().ok()) == Some(organization)
@@ -118,7 +119,8 @@ pub(crate) fn is_for_edges(der: &[u8]) -> bool {
 pub(crate) fn validity(der: &[u8]) -> Result<RangeInclusive<u64>, String> {
     let cert = parse(der)?;
     let seconds = |time: ASN1Time| u64::try_from(time.timestamp()).unwrap_or(0);
-    let (from, to) = (seconds(cert.validity().not_before), seconds(cert.validity().not_after));
+    let from = seconds(cert.validity().not_before);
+    let to = seconds(cert.validity().not_after);
     Ok(from..=to.max(from))
 }
 
@@ -224,7 +226,8 @@ fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<CertificateWarning>, String
         let found = "is not valid for servers (extended key usage), so clients reject it";
         is(CertWarningKind::Kind, found, "reissue it with serverAuth");
     }
-    let (from, to) = (cert.validity().not_before, cert.validity().not_after);
+    let from = cert.validity().not_before;
+    let to = cert.validity().not_after;
     if now < from {
         is(
             CertWarningKind::Clock,
@@ -258,7 +261,8 @@ impl NotAfter {
     pub fn of(pem: &[u8]) -> Option<Self> {
         let certificates = rustls_pemfile::certs(&mut &*pem).filter_map(Result::ok).collect::<Vec<_>>();
         let ends = certificates.iter().filter_map(|der| validity(der).ok()).map(|valid| *valid.end());
-        let (first, last) = (ends.clone().min()?, ends.max()?);
+        let first = ends.clone().min()?;
+        let last = ends.max()?;
         Some(Self { first, last })
     }
 }

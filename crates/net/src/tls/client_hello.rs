@@ -30,7 +30,8 @@ impl ClientHello {
 
 /// Returns the body of the first handshake message, joined from its records, or `None` if it is incomplete.
 fn message(received: &[u8]) -> Result<Option<Vec<u8>>, NotTls> {
-    let (mut rest, mut joined) = (HelloReader(received), Vec::new());
+    let mut rest = HelloReader(received);
+    let mut joined = Vec::new();
     loop {
         match joined.split_first_chunk() {
             Some(([CLIENT_HELLO, high, middle, low], body)) => {

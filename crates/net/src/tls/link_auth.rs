@@ -61,8 +61,9 @@ impl LinkCaFiles {
     /// Returns the rule that tells users' certificates from others; `None` if no user may present one. `own` is this
     /// server's certificate.
     pub(super) fn user_certs(&self, own: &[CertificateDer<'_>]) -> Option<UserCertRule> {
-        let of_own = || own.first().and_then(|leaf| certificate::first_name(leaf));
-        let servers = self.peers.as_ref().and_then(|_| self.peer_name.clone().or_else(of_own));
+        let servers = self.peers.as_ref().and_then(|_| {
+            self.peer_name.clone().or_else(|| own.first().and_then(|leaf| certificate::first_name(leaf)))
+        });
         self.users.as_ref().map(|_| UserCertRule { servers })
     }
 
@@ -78,7 +79,9 @@ impl LinkCaFiles {
             let with_content = file.as_ref().and_then(|path| Some((path, cas.next()?)));
             with_content.map(|(path, pem)| roots(path, pem)).transpose()
         };
-        let (edges, users, peers) = (next(&self.edges)?, next(&self.users)?, next(&self.peers)?);
+        let edges = next(&self.edges)?;
+        let users = next(&self.users)?;
+        let peers = next(&self.peers)?;
         if let (Some(edges), Some(peers)) = (&edges, &peers) {
             self.check_disjoint(edges, peers)?;
         }

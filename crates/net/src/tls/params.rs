@@ -21,7 +21,8 @@ impl TlsParams {
     ///
     /// None of the suites is supported.
     pub fn new(is_newest_only: bool, suites: &[String]) -> Result<(Self, Vec<String>), String> {
-        let (mut versions, mut warnings) = (if is_newest_only { NEWEST } else { BOTH }, Vec::new());
+        let mut versions = if is_newest_only { NEWEST } else { BOTH };
+        let mut warnings = Vec::new();
         let mut provider = provider();
         let suites: Vec<_> = suites.iter().map(|name| name.trim()).filter(|name| !name.is_empty()).collect();
         if !suites.is_empty() {
@@ -71,7 +72,8 @@ pub(super) fn provider() -> CryptoProvider {
 
 /// Returns the supported suites of a list, and the names of the others.
 fn chosen<'a>(provider: &CryptoProvider, names: &[&'a str]) -> (Vec<SupportedCipherSuite>, Vec<&'a str>) {
-    let (mut known, mut unknown) = (Vec::new(), Vec::new());
+    let mut known = Vec::new();
+    let mut unknown = Vec::new();
     for name in names {
         match provider.cipher_suites.iter().find(|suite| has_go_name(suite, name)) {
             Some(suite) => known.push(*suite),

@@ -47,7 +47,8 @@ impl PeerTlsConfig {
             identity: Some(self.identity),
             alpn: vec![b"h2".to_vec()],
         };
-        let (ca_path, name) = (self.ca, self.name);
+        let ca_path = self.ca;
+        let name = self.name;
         ReloadedValue::new(paths, move |contents| {
             let ([cert, key, ca], Some(identity)) = (contents, &client.identity) else {
                 return Err("a file is missing".into());

@@ -31,18 +31,15 @@ pub fn leaf(path: &Path) -> Option<CertificateDer<'static>> {
 
 /// Parses the first private key of a file: PKCS#8, PKCS#1 or SEC1. Errors are like those of [`certs`].
 pub fn private_key(path: &Path, pem: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
-    let none = || {
+    let has_passphrase = pem.windows(PASSPHRASE.len()).any(|bytes| bytes == PASSPHRASE.as_bytes());
+    let key = if has_passphrase { Ok(None) } else { rustls_pemfile::private_key(&mut &*pem) };
+    key.map_err(|cause| damaged(path, &cause))?.ok_or_else(|| {
         let (found, hint) = content(pem, &KEY_FORMS);
         let path = path.display();
         format!(
             "{path} holds no private key: {found}; expected a `BEGIN PRIVATE KEY` block without a passphrase{hint}"
         )
-    };
-    if pem.windows(PASSPHRASE.len()).any(|bytes| bytes == PASSPHRASE.as_bytes()) {
-        return Err(none());
-    }
-    let key = rustls_pemfile::private_key(&mut &*pem);
-    key.map_err(|cause| damaged(path, &cause))?.ok_or_else(none)
+    })
 }
 
 fn damaged(path: &Path, cause: &io::Error) -> String {

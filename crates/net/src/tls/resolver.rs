@@ -30,7 +30,8 @@ impl SingleCertResolver {
 
     /// Returns true if the certificate is valid for that name, or the name is not one that it can contain.
     fn is_for(&self, name: &str) -> bool {
-        let (leaf, name) = (self.certified.cert.first(), ServerName::try_from(name));
+        let leaf = self.certified.cert.first();
+        let name = ServerName::try_from(name);
         leaf.zip(name.ok()).is_none_or(|(leaf, name)| certificate::is_for_server(leaf, &name))
     }
 

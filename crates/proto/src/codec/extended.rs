@@ -160,7 +160,8 @@ pub(super) fn parts(frame: SessionFrame) -> (&'static str, String, Bytes) {
         SessionFrame::Reset { epoch, refusal } => ("reset", why(epoch, refusal)),
         SessionFrame::Credit { received, limit } => ("credit", Control { received, limit, ..blank }),
         SessionFrame::Resume { received, limit, epoch, instance, opener, target } => {
-            let (instance, opener) = (instance_bytes(instance), text(opener));
+            let instance = instance_bytes(instance);
+            let opener = text(opener);
             let control = Control { received, limit, epoch, instance, opener, ..blank };
             return (RESUME, target.to_string(), pack(&control));
         }
@@ -227,7 +228,8 @@ fn found_control(found: &Found) -> Control {
         IpAddr::V4(ip) => Bytes::copy_from_slice(&ip.octets()),
         IpAddr::V6(ip) => Bytes::copy_from_slice(&ip.octets()),
     });
-    let (code, ips) = (u32::from(code as u8), ips.collect());
+    let code = u32::from(code as u8);
+    let ips = ips.collect();
     Control { code, silence, instance, age, ips, ..Control::default() }
 }
 

@@ -95,7 +95,8 @@ impl SessionState {
     }
 
     fn depart(&mut self, why: SessionError, since: Instant, left: OwnerDeparture) {
-        let (acknowledged, due) = (self.send.acknowledged(), left != OwnerDeparture::Finished);
+        let acknowledged = self.send.acknowledged();
+        let due = left != OwnerDeparture::Finished;
         self.departed = Some(DepartedOwner { why, since, acknowledged, left, due });
     }
 

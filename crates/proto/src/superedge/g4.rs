@@ -68,15 +68,18 @@ impl SuperEdgeTranslator {
             let egress = category == SessionCategory::Egress;
             // An edge handles `closed` in these two categories only; they are the same otherwise.
             let wire_category = if egress { SessionCategory::Egress } else { SessionCategory::Ssh };
-            let (addr, stage) = (self.address(&target), G4Stage::Dialling);
+            let addr = self.address(&target);
+            let stage = G4Stage::Dialling;
             let data_type = "frontend";
             self.insert(id, PlainSession { generation, wire_category, data_type, addr, stage, ..session });
             // Makes the edge dial at once, so that targets that speak first work.
             self.send_data(id, Bytes::new());
         } else {
-            let (addr, stage) = (target.to_string(), G4Stage::Requested { head: BytesMut::new() });
+            let addr = target.to_string();
+            let stage = G4Stage::Requested { head: BytesMut::new() };
             let request = format!("CONNECT {addr} HTTP/1.1\r\nHost: {addr}\r\n\r\n");
-            let (wire_category, data_type) = (SessionCategory::HttpProxy, "backend");
+            let wire_category = SessionCategory::HttpProxy;
+            let data_type = "backend";
             self.insert(id, PlainSession { generation, wire_category, data_type, addr, stage, ..session });
             self.send_message(id, "access", request.into());
         }
@@ -126,7 +129,8 @@ impl SuperEdgeTranslator {
     /// Ends a session that has too many such bytes. Returns the frames for this end.
     pub fn give_up_early(&mut self, id: SessionId) -> Option<Decoded> {
         let session = self.sessions.get(&id).filter(|session| session.stage.early() > 0)?;
-        let (category, epoch) = (session.category, session.epoch);
+        let category = session.category;
+        let epoch = session.epoch;
         let refusal =
             SessionError::new(ErrorCode::Overloaded, "too many bytes before the target was reached");
         self.end(id, &refusal.reason);
@@ -199,7 +203,8 @@ impl SuperEdgeTranslator {
         message: StreamMsg,
         now: Instant,
     ) -> PlainEvent {
-        let (id, generation) = (SessionId::random(), SuperEdgeGeneration::G4);
+        let id = SessionId::random();
+        let generation = SuperEdgeGeneration::G4;
         let stage = G4Stage::Accepting { early: VecDeque::new(), bytes: 0 };
         let StreamMsg { topic, addr, data, .. } = message;
         let session = PlainSession::new(topic, category, 1, true, now);
@@ -249,7 +254,8 @@ impl SuperEdgeTranslator {
         let G4Stage::Requested { head } = &mut session.stage else {
             return PlainEvent::Unknown("unknown_type");
         };
-        let (category, epoch) = (session.category, session.epoch);
+        let category = session.category;
+        let epoch = session.epoch;
         let end = head.windows(4).position(|four| four == b"\r\n\r\n");
         if end.is_none() && head.len() < MAX_HEAD {
             return PlainEvent::Session(Decoded { id, category, frames: Vec::new() });

@@ -21,7 +21,8 @@ pub(crate) fn cloud(old: &YurtTunnelDeployment) -> Result<String, String> {
     let YurtServerFlags { bind, insecure_bind, agents, secure, insecure, meta, names } = server;
     let namespace = namespace(old).unwrap_or(NAMESPACE);
     let names = if names { format!("\n{NAMES}namespace = \"{namespace}\"\n") } else { String::new() };
-    let (grpc, metrics) = (SocketAddr::new(bind, agents), SocketAddr::new(bind, meta));
+    let grpc = SocketAddr::new(bind, agents);
+    let metrics = SocketAddr::new(bind, meta);
     Ok(format!(
         r#"# Config of a server that replaces yurt-tunnel-server, printed by `tunnel migrate yurttunnel`; docs/reference/server.toml
 # describes every key, docs/how-to/from-yurttunnel.md the migration. Remarks on each old setting:

@@ -61,7 +61,9 @@ impl LoggedTransition {
         // The last line names the link that was left.
         let link = now.link.or(before.link).map(tracing::field::display);
         let why = why.map(tracing::field::display);
-        let (session, node, what) = (core.key.id, &core.key.node, now.sentence(&before));
+        let session = core.key.id;
+        let node = &core.key.node;
+        let what = now.sentence(&before);
         debug!(%session, epoch = now.epoch, link, %node, role = now.role, error = why, "{what}");
     }
 }
