@@ -16,6 +16,7 @@ pub mod kubernetes;
 pub mod listen;
 pub mod listen_tls;
 pub mod live;
+pub(crate) mod removed;
 pub mod server;
 pub mod superedge;
 pub mod table;

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 use toml::de::DeTable;
 
+use crate::config::removed::{IGNORED, REFUSED, replacement};
 use crate::config::{ConfigError, KeySpellings, ParsedConfig, Warning, WarningKind};
 
 /// The errors, warnings and keys collected while reading.
@@ -55,10 +56,16 @@ impl ConfigDiagnostics {
         self.effective.entry(table.to_owned()).or_default().extend(values.unwrap_or_default());
     }
 
-    /// Records an unknown key.
+    /// Records an unknown key: an error with this hint, unless the key is a removed one.
     pub(crate) fn unknown(&mut self, place: usize, key: &str, expected: &str) {
-        let found = Some("unknown key".to_owned());
-        self.place_error(Some(place), key, found, expected);
+        if let Some(instead) = replacement(IGNORED, key) {
+            let text = format!("removed and ignored; {instead}");
+            return self.warn(key, WarningKind::Unexpected, text);
+        }
+        match replacement(REFUSED, key) {
+            Some(instead) => self.place_error(Some(place), key, Some("removed key".to_owned()), instead),
+            None => self.place_error(Some(place), key, Some("unknown key".to_owned()), expected),
+        }
         if let Some(error) = self.errors.last_mut() {
             error.doubt = SyntaxCause::Unknown;
         }

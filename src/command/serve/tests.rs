@@ -22,6 +22,7 @@ use crate::server::config::ServerConfig;
 use tunnel_base::policy::targets::Targets;
 
 use crate::config::diagnostics::ConfigDiagnostics;
+use crate::config::removed;
 use crate::config::{ConfigErrors, Environment, ProxyVariables, SecretString, Warning, WarningKind};
 use crate::listener::connect::ConnectConfig;
 use crate::startup::StartupErrorCollector;
@@ -124,6 +125,25 @@ fn the_documented_edge_config_is_secure_and_shows_the_defaults() {
     assert_eq!(documented.uplink.ca, least.uplink.ca);
     assert_eq!(documented.uplink.ports.admin_listen, least.uplink.ports.admin_listen);
     assert_eq!(documented.uplink.servers[0].host.to_string(), "tunnel.example.org");
+}
+
+#[test]
+fn a_removed_key_is_ignored_with_a_warning_or_refused_and_names_what_to_use() {
+    for (key, instead) in removed::IGNORED {
+        let text = format!("{key} = 1\n");
+        let warnings = match key.split_once('.') {
+            Some(("edge", _)) => EdgeConfig::examine(&text, &node1()).warnings,
+            _ => cloud(&text).1,
+        };
+        let expected = format!("{key}: removed and ignored; {instead}");
+        assert_eq!(warnings.iter().map(ToString::to_string).collect::<Vec<_>>(), [expected], "{text}");
+    }
+    for (key, instead) in removed::REFUSED {
+        let text = format!("{key} = 1\n");
+        let errors = if key.starts_with("edge.") { edge_faults(&text) } else { cloud_faults(&text) };
+        let expected = format!("line 1: {key}: removed key: {instead}");
+        assert!(errors.iter().any(|error| error.to_string() == expected), "{errors}");
+    }
 }
 
 #[test]

@@ -1,0 +1,22 @@
+//! Keys and tables that the config no longer has, each with a sentence that says what to use instead.
+//!
+//! [`ConfigDiagnostics::unknown`](crate::config::diagnostics::ConfigDiagnostics::unknown) looks an unknown key up here. A
+//! row has the full key, as messages have it (`server.links.x`, or `server.x` for a whole table), without names that a
+//! user chose.
+
+/// Removed keys that are ignored with a warning, so that a new version starts with an old file.
+pub(crate) const IGNORED: &[(&str, &str)] = &[
+    #[cfg(test)]
+    ("server.ignored_in_tests", "use [server.connect]"),
+];
+
+/// Removed keys that restricted access. They are errors: without them a file would admit more than its author allowed.
+pub(crate) const REFUSED: &[(&str, &str)] = &[
+    #[cfg(test)]
+    ("server.refused_in_tests", "set rules of [server.connect]"),
+];
+
+/// Returns the sentence of a key in one of these tables.
+pub(crate) fn replacement(table: &[(&str, &'static str)], key: &str) -> Option<&'static str> {
+    table.iter().find(|(removed, _)| *removed == key).map(|(_, instead)| *instead)
+}
