@@ -1,7 +1,5 @@
 //! Passwords of clients: the users, and the checks, which are limited.
 
-mod failed_logins;
-
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -17,9 +15,9 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
-use crate::listener::auth::failed_logins::{LoginThrottle, LoginThrottleKey};
 use crate::listener::denial::{Denial, NAME_CHARS};
 use tunnel_net::fair_map::FairMap;
+use tunnel_net::guesses::{GuessError, GuessLimiter};
 use tunnel_net::limiter::{FairLimiter, PermitLimits, Source};
 use tunnel_net::reload::ReloadedValue;
 
@@ -46,7 +44,7 @@ pub struct PasswordChecker {
     users: ReloadedValue<Users>,
     /// Fingerprints of successful logins, with their times.
     recent: Mutex<FairMap<Source, u128, Instant>>,
-    failures: Mutex<LoginThrottle>,
+    guesses: GuessLimiter,
     /// Two random keys of this process for the fingerprints in `recent`.
     keys: (RandomState, RandomState),
     turns: FairLimiter,
@@ -96,7 +94,7 @@ impl PasswordChecker {
         Self {
             users,
             recent: Mutex::new(FairMap::new(MAX_RECENT_LOGINS)),
-            failures: Mutex::new(LoginThrottle::new()),
+            guesses: GuessLimiter::new(MAX_WRONG_PASSWORDS, MAX_WRONG_PASSWORDS_OF_SOURCE),
             keys: (RandomState::new(), RandomState::new()),
             turns: FairLimiter::new(PermitLimits {
                 permits: max_concurrent(),
@@ -121,31 +119,27 @@ impl PasswordChecker {
             let hash = users.hashes.get(&name);
             (hash.unwrap_or(&users.nobody).clone(), hash.is_some())
         };
-        let who = (from, self.keys.0.hash_one(&name));
         let print = self.fingerprint(&name, &password, &hash);
         let login = Login { user: name, hash };
         if self.is_recent(print) {
             return Ok(login);
         }
-        self.check_throttle(&who)?;
+        self.judge(from, &login, true)?;
         let turn = timeout(LOGIN_TIMEOUT, self.turns.acquire(&from)).await;
         let turn = turn.ok().and_then(Result::ok).ok_or(Denial::Busy("too many logins at once"))?;
         // While this login waited, another one with the same password may have succeeded, or others may have failed.
         if self.is_recent(print) {
             return Ok(login);
         }
-        self.check_throttle(&who)?;
+        self.judge(from, &login, true)?;
         let hash = login.hash.clone();
         let right = tokio::task::spawn_blocking(move || {
             // The check owns the permit: a client that disconnects neither stops the check nor frees the permit early.
             let _turn = turn;
             bcrypt::verify(password, &hash).unwrap_or(false)
         });
-        if !(right.await.unwrap_or(false) && known) {
-            self.failures.lock().add(who, Instant::now());
-            return Err(Denial::Password(login.user.chars().take(NAME_CHARS).collect()));
-        }
-        self.failures.lock().forget(&who);
+        // Others may have failed during the check. Then this one is denied, right or wrong.
+        self.judge(from, &login, right.await.unwrap_or(false) && known)?;
         let now = Instant::now();
         let mut recent = self.recent.lock();
         if recent.len() >= MAX_RECENT_LOGINS {
@@ -160,10 +154,13 @@ impl PasswordChecker {
         self.recent.lock().get(&print).is_some_and(|since| since.elapsed() < LOGIN_TTL)
     }
 
-    /// Returns an error if this source sent too many wrong passwords for this user within a minute.
-    fn check_throttle(&self, who: &LoginThrottleKey) -> Result<(), Denial> {
-        let barred = self.failures.lock().check(who, Instant::now());
-        if barred { Err(Denial::WrongPasswords) } else { Ok(()) }
+    /// Returns an error if the password is wrong, or if this source sent too many wrong ones within a minute.
+    fn judge(&self, from: Source, login: &Login, is_right: bool) -> Result<(), Denial> {
+        let judged = self.guesses.judge(from, &login.user, || if is_right { Ok(()) } else { Err(()) });
+        judged.map_err(|error| match error {
+            GuessError::Wrong(()) => Denial::Password(login.user.chars().take(NAME_CHARS).collect()),
+            GuessError::TooMany => Denial::WrongPasswords,
+        })
     }
 
     /// Returns a keyed hash of name, password and stored hash. It no longer matches once the file's hash changes.
@@ -235,6 +232,12 @@ const MAX_COST: u32 = 14;
 fn max_concurrent() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get().saturating_sub(1).max(1))
 }
+
+/// Wrong passwords of a source for one user within a minute, after which no more are checked.
+const MAX_WRONG_PASSWORDS: usize = 10;
+
+/// The same for all users. Behind a balancer all clients may be one source, and bcrypt limits the rate as well.
+const MAX_WRONG_PASSWORDS_OF_SOURCE: usize = 1000;
 
 /// Lifetime of a recent login. It saves a bcrypt check for each of many short connections.
 const LOGIN_TTL: Duration = Duration::from_secs(60);

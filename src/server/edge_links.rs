@@ -2,6 +2,7 @@
 //! token, its invitation is revoked, or the cluster loses that Node or its edge label.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -26,7 +27,8 @@ use tunnel_base::policy::tokens::{MIN_TOKEN_BYTES, NodeTokens, TokenError};
 use tunnel_link::grpc::accept::CallerCertificate;
 use tunnel_link::link::Link;
 use tunnel_link::table::SessionTable;
-use tunnel_net::limiter::{FairLimiter, PermitLimits};
+use tunnel_net::guesses::{GuessError, GuessLimiter};
+use tunnel_net::limiter::{FairLimiter, PermitLimits, Source};
 use tunnel_net::reload::ReloadedValue;
 use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_net::tls::handshake::MAX_HANDSHAKES;
@@ -46,6 +48,8 @@ pub(crate) struct EdgeAuthenticator {
     /// Whether certificates prove the edges of Nodes.
     certificates: bool,
     links: Mutex<HashMap<LinkId, EdgeLink>>,
+    /// Wrong tokens of edges and users.
+    guesses: GuessLimiter,
     /// Permits for waiting for the answer to a wrong token.
     pub(crate) refusal_permits: FairLimiter,
 }
@@ -137,9 +141,10 @@ impl EdgeAuthenticator {
         nodes: Option<watch::Receiver<KnownNodes>>,
         certificates: bool,
     ) -> Arc<Self> {
-        let links = Mutex::default();
+        let guesses = GuessLimiter::new(MAX_WRONG_TOKENS, MAX_WRONG_TOKENS_OF_SOURCE);
         let refusal_permits = FairLimiter::new(REFUSAL_LIMITS);
-        Arc::new(Self { tokens, enrolment, nodes, certificates, links, refusal_permits })
+        let links = Mutex::default();
+        Arc::new(Self { tokens, enrolment, nodes, certificates, links, guesses, refusal_permits })
     }
 
     /// Returns true if the token file has a separate line for the node, or the node has joined by invitation.
@@ -181,13 +186,34 @@ impl EdgeAuthenticator {
         lines.chain(edges).collect()
     }
 
-    /// Authenticates like [`Self::authenticate`], but first refreshes the invitations if an edge may just have joined
-    /// at a peer.
-    pub(crate) async fn authenticate_fresh(&self, credentials: &EdgeCredentials) -> Result<(), TokenError> {
-        match (self.authenticate(credentials), &self.enrolment) {
-            (Err(_), Some(enrolment)) => {
+    /// Authenticates like [`Self::authenticate`], but limits guesses of the token, see [`Self::judge_token`].
+    pub(crate) async fn authenticate_caller(
+        &self,
+        credentials: &EdgeCredentials,
+        from: IpAddr,
+    ) -> Result<(), GuessError<TokenError>> {
+        if self.check_node(credentials).map_err(GuessError::Wrong)? {
+            return Ok(());
+        }
+        let name = credentials.hello.node.as_str().to_ascii_lowercase();
+        self.judge_token(from, &name, || self.check_token(credentials)).await
+    }
+
+    /// Compares a token that a caller at `from` presents for this name, unless too many were wrong. The machine may just
+    /// have joined at a peer, so a wrong one is compared again after a refresh of the invitations.
+    pub(crate) async fn judge_token<E>(
+        &self,
+        from: IpAddr,
+        name: &str,
+        compare: impl Fn() -> Result<(), E>,
+    ) -> Result<(), GuessError<E>> {
+        let from = Source::of(from);
+        match (self.guesses.judge(from, name, &compare), &self.enrolment) {
+            (Err(GuessError::Wrong(_)), Some(enrolment)) => {
                 enrolment.refresh().await;
-                self.authenticate(credentials)
+                compare().map_err(GuessError::Wrong)?;
+                self.guesses.forgive(from, name);
+                Ok(())
             }
             (judged, _) => judged,
         }
@@ -204,13 +230,17 @@ impl EdgeAuthenticator {
     /// # Errors
     ///
     /// The reason, only for the log.
-    pub(crate) fn authenticate(
+    pub(crate) fn authenticate(&self, credentials: &EdgeCredentials) -> Result<(), TokenError> {
+        if self.check_node(credentials)? { Ok(()) } else { self.check_token(credentials) }
+    }
+
+    /// Checks what does not depend on the token. Returns true if the edge's certificate is proof enough.
+    fn check_node(
         &self,
         EdgeCredentials { hello, certificate_node }: &EdgeCredentials,
-    ) -> Result<(), TokenError> {
-        let tokens = self.tokens.load();
+    ) -> Result<bool, TokenError> {
         let node = &hello.node;
-        if tokens.is_blocked(node) {
+        if self.tokens.load().is_blocked(node) {
             return Err(TokenError::Blocked(node.clone()));
         }
         if let Some(nodes) = &self.nodes {
@@ -219,11 +249,17 @@ impl EdgeAuthenticator {
             match is_edge {
                 Some(Some(false)) => return Err(TokenError::NoEdge(node.clone())),
                 _ if certificate_node.as_ref() != Some(node) => {}
-                Some(Some(true)) => return Ok(()),
+                Some(Some(true)) => return Ok(true),
                 Some(None) => return Err(TokenError::NoNode(node.clone())),
                 None => return Err(TokenError::NodesUnknown),
             }
         }
+        Ok(false)
+    }
+
+    fn check_token(&self, EdgeCredentials { hello, .. }: &EdgeCredentials) -> Result<(), TokenError> {
+        let tokens = self.tokens.load();
+        let node = &hello.node;
         match self.enrolment.as_ref().and_then(|all| all.known().proves(node, &hello.token)) {
             Some(true) => Ok(()),
             Some(false) if !tokens.has_line(node) => Err(TokenError::Joined),
@@ -363,6 +399,10 @@ fn log_token_changes(read: &NodeTokens, before: &NodeTokens) {
 
 /// Key of the token file.
 const TOKEN_FILE: &str = "server.links.token_file";
+/// Wrong tokens of a source within a minute, after which no more are compared: for one node or device, and for all. An
+/// edge with a stale token repeats it, and a thousand others may have its address.
+const MAX_WRONG_TOKENS: usize = 5;
+const MAX_WRONG_TOKENS_OF_SOURCE: usize = 100;
 /// Limits of callers that wait for the answer to a wrong token. Others get none.
 const REFUSAL_LIMITS: PermitLimits =
     PermitLimits { permits: MAX_HANDSHAKES, per_source: 4, waiting: 0, idle_timeout: None };

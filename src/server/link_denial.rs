@@ -8,6 +8,7 @@ use tracing::{field, warn};
 
 use crate::server::ServerContext;
 use tunnel_link::grpc::accept::{CallRejection, LinkCall};
+use tunnel_net::guesses::GuessError;
 use tunnel_net::limiter::Source;
 use tunnel_proto::hello::{LinkCaller, UserProof};
 
@@ -33,8 +34,12 @@ impl LinkDenial {
     }
 
     /// Returns the denial of a token. The caller does not learn why it is not valid.
-    pub(crate) fn token(why: impl fmt::Display) -> Self {
-        Self { reason: "token", why: Some(why.to_string()), answer: CallRejection::Token }
+    pub(crate) fn token(error: &GuessError<impl fmt::Display>) -> Self {
+        let (reason, answer) = match error {
+            GuessError::Wrong(_) => ("token", CallRejection::Token),
+            GuessError::TooMany => ("too_many_guesses", CallRejection::TooManyGuesses),
+        };
+        Self { reason, why: Some(error.to_string()), answer }
     }
 
     pub(crate) fn forbidden(why: impl fmt::Display) -> Self {
@@ -51,7 +56,9 @@ impl LinkDenial {
             log(&call, &why);
         }
         match self.answer {
-            CallRejection::Token => refuse_token(call, shared).await,
+            answer @ (CallRejection::Token | CallRejection::TooManyGuesses) => {
+                refuse_late(call, answer, shared).await;
+            }
             answer => call.refuse(answer),
         }
     }
@@ -70,17 +77,18 @@ fn log(call: &LinkCall, why: &str) {
     }
 }
 
-/// Answers a wrong token late, and few of a source at once, so that guesses take long. A right token never waits here.
-async fn refuse_token(call: Box<LinkCall>, shared: &ServerContext) {
+/// Answers a token late that is wrong or was not compared, and few of a source at once. Others are closed. What a caller
+/// gets beyond the limit of guesses does not depend on its token, nor does the time of it.
+async fn refuse_late(call: Box<LinkCall>, answer: CallRejection, shared: &ServerContext) {
     match shared.edge_links.refusal_permits.try_acquire(&Source::of(call.from.ip())) {
         Ok(_permit) => {
             // Ends early if the server stops.
             let _ = timeout(REFUSAL_DELAY, shared.stopping.cancelled()).await;
-            call.refuse(CallRejection::Token);
+            call.refuse(answer);
         }
         Err(_) => call.close(),
     }
 }
 
-/// Delay before a wrong token is answered. A permit is held as long, even if the caller has closed its connection.
+/// Delay before such a token is answered. A permit is held as long, even if the caller has closed its connection.
 const REFUSAL_DELAY: Duration = Duration::from_secs(1);

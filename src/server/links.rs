@@ -168,9 +168,9 @@ async fn check_edge(
 ) -> Result<bool, LinkDenial> {
     let EdgeHello { node, instance, .. } = &credentials.hello;
     let registry = &shared.registry;
-    if let Err(why) = shared.edge_links.authenticate_fresh(credentials).await {
+    if let Err(why) = shared.edge_links.authenticate_caller(credentials, from.ip()).await {
         registry.refused(node, &why.to_string());
-        return Err(LinkDenial::token(why));
+        return Err(LinkDenial::token(&why));
     }
     if shared.stopping.is_cancelled() {
         return Err(LinkDenial::new("stopping", CallRejection::Stopping));

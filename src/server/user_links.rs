@@ -1,7 +1,7 @@
 //! Links of users' programs: who may link, and until when.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -18,6 +18,7 @@ use tunnel_base::metrics::label_values::DENIALS;
 use tunnel_base::names::{NameError, UserDevice, UserName};
 use tunnel_link::grpc::accept::{CallRejection, CallerCertificate, LinkCall};
 use tunnel_link::link::Link;
+use tunnel_net::guesses::GuessError;
 use tunnel_net::limiter::{FairLimiter, Permit, PermitLimits};
 use tunnel_proto::hello::{UserHello, UserProof};
 use tunnel_proto::state::LinkId;
@@ -131,7 +132,7 @@ pub(crate) async fn authenticate(
     let identity = match (&hello.proof, &call.certificate) {
         (UserProof::Token { user, token }, _) => {
             let client = UserDevice { user: user.clone(), device: hello.device.clone() };
-            ClientIdentity::Device(prove(client, token, shared).await?)
+            ClientIdentity::Device(prove(client, token, call.from.ip(), shared).await?)
         }
         (UserProof::Certificate, CallerCertificate::User(certificate)) => {
             ClientIdentity::Certificate(certificate.clone())
@@ -172,18 +173,20 @@ pub(crate) async fn revoked(user: &AuthenticatedUser, shared: &Arc<ServerContext
     }
 }
 
-/// Checks a token, also by the current state of the store, because the device may just have joined at a peer.
-async fn prove(client: UserDevice, token: &str, shared: &ServerContext) -> Result<JoinedDevice, LinkDenial> {
-    if let Some(enrolment) = &shared.enrolment {
-        let device = enrolment.device(client, token);
-        if !device.is_joined() {
-            enrolment.refresh().await;
-        }
-        if device.is_joined() {
-            return Ok(device);
-        }
-    }
-    Err(LinkDenial::token("the device has not joined for this user, was revoked, or has another token"))
+/// Checks a token of a device.
+async fn prove(
+    client: UserDevice,
+    token: &str,
+    from: IpAddr,
+    shared: &ServerContext,
+) -> Result<JoinedDevice, LinkDenial> {
+    let why = "the device has not joined for this user, was revoked, or has another token";
+    let Some(enrolment) = &shared.enrolment else { return Err(LinkDenial::token(&GuessError::Wrong(why))) };
+    let name = client.to_string();
+    let device = enrolment.device(client, token);
+    let judged = shared.edge_links.judge_token(from, &name, || device.is_joined().then_some(()).ok_or(why));
+    judged.await.map_err(|why| LinkDenial::token(&why))?;
+    Ok(device)
 }
 
 impl AuthenticatedUser {

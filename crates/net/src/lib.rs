@@ -6,6 +6,7 @@ pub mod dial;
 pub(crate) mod exact_read;
 pub mod fair_map;
 pub mod fd_limit;
+pub mod guesses;
 pub mod hooked;
 pub mod http_proxy;
 pub mod interfaces;

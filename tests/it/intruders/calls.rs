@@ -1,6 +1,10 @@
 //! Callers of the port for links without the right to be that node or server, and floods of HTTP/2 before any proof.
 
+use std::time::Duration;
+
+use futures_util::future::join_all;
 use http::{HeaderMap, HeaderValue};
+use tokio::time::Instant;
 use tonic::Code;
 use tunnel_base::names::Instance;
 use tunnel_proto::hello::{EdgeHello, LinkCaller};
@@ -22,7 +26,7 @@ async fn no_spelling_of_a_name_or_token_authenticates_a_caller_as_another_node()
     let place = TestDir::new();
     place.file("token", &format!("node1:{TOKEN}\nnode2:fedcba9876543210\nnode3:\ndefault:0000\n"));
     let server = TestServer::start(&place);
-    // A wrong token is answered after a second.
+    // A wrong token is answered after a second, and five for a node within a minute.
     pause_time();
     let claim = |node: &str, token: &str| format!(r#"{{"nodename":"{node}","token":"{token}"}}"#);
     let mut wrong = Vec::new();
@@ -55,6 +59,7 @@ async fn no_spelling_of_a_name_or_token_authenticates_a_caller_as_another_node()
         (r#"{"nodename":["node1"],"token":7}"#.to_owned(), Code::Unknown),
         ("{".to_owned(), Code::Unknown),
     ] {
+        tokio::time::advance(Duration::from_secs(13)).await;
         let called = remote::dial(&place, server.server.bound.grpc, claims(&json), "node1").await;
         let code = called.err().map(|status| status.code());
         if code != Some(expected) {
@@ -66,6 +71,33 @@ async fn no_spelling_of_a_name_or_token_authenticates_a_caller_as_another_node()
     // Its own name in another case, with its own token.
     remote::dial(&place, server.server.bound.grpc, claims(&claim("NODE1", TOKEN)), "node1").await.unwrap();
     server.wait_for_node("node1").await;
+}
+
+#[tokio::test]
+async fn after_five_wrong_tokens_for_a_node_the_right_one_gets_the_same_answer_after_the_same_time() {
+    let place = TestDir::new();
+    place.file("token", &format!("node1:{TOKEN}\nnode2:{TOKEN}\n"));
+    let server = TestServer::start(&place);
+    pause_time();
+    let guess = async |node: &str, token: &str| {
+        let headers = claims(&format!(r#"{{"nodename":"{node}","token":"{token}"}}"#));
+        let started = Instant::now();
+        let called = remote::dial(&place, server.server.bound.grpc, headers, node).await;
+        (called.err().map(|status| (status.code(), status.message().to_owned())), started.elapsed().as_secs())
+    };
+    for _ in 0..5 {
+        assert!(matches!(guess("node1", "0000").await, (Some((Code::Unauthenticated, _)), 1)));
+    }
+    let wrong = guess("NODE1", "0000").await;
+    assert!(matches!(&wrong, (Some((Code::Unavailable, why)), 1) if why.contains("too many wrong tokens")));
+    assert_eq!(guess("node1", TOKEN).await, wrong);
+    // More at once than may wait for an answer: the others are closed, the right one as well.
+    let tokens = ["0000", "1", "2", "3", "4", TOKEN, "5", TOKEN];
+    let all = join_all(tokens.map(|token| guess("node1", token))).await;
+    assert!(all.iter().all(|(why, _)| why.as_ref().is_some_and(|(code, _)| *code == Code::Unavailable)));
+    assert_eq!(guess("node2", TOKEN).await.0, None, "another node of this address links");
+    tokio::time::advance(Duration::from_secs(60)).await;
+    assert_eq!(guess("node1", TOKEN).await.0, None);
 }
 
 #[tokio::test]

@@ -53,7 +53,7 @@ pub(super) const LINKS_CLOSED: [&str; 7] = [
     "write_stalled",
 ];
 
-pub(super) const LINKS_REJECTED: [&str; 24] = [
+pub(super) const LINKS_REJECTED: [&str; 25] = [
     "bad_metadata",
     "bad_role",
     "call_timeout",
@@ -76,6 +76,7 @@ pub(super) const LINKS_REJECTED: [&str; 24] = [
     "tls",
     "tls_timeout",
     "token",
+    "too_many_guesses",
     "too_many_links",
     "unknown_method",
 ];

@@ -89,6 +89,9 @@ pub enum CallRejection {
     /// The caller could not prove its name.
     #[error("invalid token")]
     Token,
+    /// Too many callers of this address could not. The token was not compared.
+    #[error("too many wrong tokens came from your address; it may try again in a minute")]
+    TooManyGuesses,
     /// This server takes no new links.
     #[error("server is shutting down")]
     Stopping,
@@ -255,7 +258,7 @@ impl From<CallRejection> for Status {
         let text = why.to_string();
         match why {
             CallRejection::Token => Self::unauthenticated(text),
-            CallRejection::Stopping => Self::unavailable(text),
+            CallRejection::TooManyGuesses | CallRejection::Stopping => Self::unavailable(text),
             CallRejection::TooManyLinks { .. } | CallRejection::TooManyUserLinks { .. } => {
                 Self::resource_exhausted(text)
             }
