@@ -46,8 +46,9 @@ use crate::session_io::tls::TlsPort;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::dropped_lines::log_trouble;
 use tunnel_base::logging::{AUDIT, LogLevelHandle};
-use tunnel_base::metrics::Metrics;
 use tunnel_base::metrics::format::ExpositionFormat;
+use tunnel_base::metrics::label_values::DENIALS;
+use tunnel_base::metrics::{Door, Metrics};
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::Networks;
 use tunnel_link::table::SessionTable;
@@ -146,8 +147,8 @@ fn accept_limits(connections: usize, metrics: &Metrics) -> AcceptSettings {
     AcceptSettings {
         permits: fd_limit::at_most(connections, 16),
         proxies: Networks::default(),
-        refused: metrics.connections_rejected.clone(),
-        refusals: metrics.refusals.clone(),
+        metrics: metrics.clone(),
+        door: Door::Connections,
         for_operators: true,
     }
 }
@@ -220,6 +221,7 @@ impl AdminContext {
         if let Some(tls) = &listeners.tls {
             files.watch("admin tls", tls);
         }
+        self.metrics.sessions.expose(LISTENER, &DENIALS);
         let all = AdminPortKind::All;
         let metrics = AdminPortKind::Metrics;
         for (listener, tls, port) in [(listeners.log, listeners.tls, all), (listeners.metrics, None, metrics)]
@@ -273,6 +275,9 @@ async fn serve_connection<S, A>(
     }
 }
 
+/// The label of refused requests in metrics.
+const LISTENER: &str = "admin";
+
 /// Maximum number of concurrent connections per port: a few scrapers and probes. Another one evicts the connection idle
 /// for longest.
 const CONNECTIONS: usize = 64;
@@ -301,7 +306,9 @@ impl AdminContext {
             AdminPortKind::All => self.authenticate(requester, head, private).await.err(),
             AdminPortKind::Metrics if path == NODE_METRICS => {
                 let denied = requester.check_access(head, false).err();
-                denied.map(|why| plain_text(StatusCode::FORBIDDEN, format!("{why}\n")))
+                denied
+                    .inspect(|why| self.refuse(requester, "forbidden", why))
+                    .map(|why| plain_text(StatusCode::FORBIDDEN, format!("{why}\n")))
             }
             AdminPortKind::Metrics => Some(not_found()),
         };
@@ -309,6 +316,15 @@ impl AdminContext {
             Some(denied) => denied.map(AdminBody::Left),
             None if private && path == "/events" => self.events(requester, head, drain),
             None => self.answer_at_once(request, requester).await.map(AdminBody::Left),
+        }
+    }
+
+    /// Counts and logs that a client of a port is refused.
+    fn refuse(&self, requester: &AdminRequester, result: &'static str, why: &str) {
+        if let AdminRequester::Address(ip, _) = requester
+            && self.metrics.refuse(Door::Listener(LISTENER), result, *ip)
+        {
+            info!(target: AUDIT, remote_addr = %ip, result, reason = why, "admin request refused");
         }
     }
 

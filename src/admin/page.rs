@@ -20,8 +20,8 @@ use tunnel_base::drain::Drain;
 use tunnel_net::limiter::Source;
 use tunnel_net::tls::client_certificate::ClientCertificate;
 
-/// The name of an authenticated user; `None` if there is none.
-pub(crate) type UserFuture = BoxFuture<'static, Option<String>>;
+/// The name of an authenticated user, or why there is none: a fixed label for metrics, and a sentence.
+pub(crate) type UserFuture = BoxFuture<'static, Result<String, (&'static str, String)>>;
 
 /// Authenticates a client by its certificate, or otherwise by the name and password in a request's headers.
 type PageAuthenticator = dyn Fn(Option<ClientCertificate>, HeaderMap, IpAddr) -> UserFuture + Send + Sync;
@@ -70,14 +70,18 @@ impl AdminContext {
     ) -> Result<AdminRequester, Response<Full<Bytes>>> {
         let AdminRequester::Address(ip, certificate) = requester else { return Ok(requester.clone()) };
         if let Some(viewers) = &self.viewers {
-            if let Some(user) = (viewers.authenticate)(certificate.clone(), head.clone(), *ip).await {
-                return Ok(AdminRequester::Person(user));
+            match (viewers.authenticate)(certificate.clone(), head.clone(), *ip).await {
+                Ok(user) => return Ok(AdminRequester::Person(user)),
+                Err((result, why)) => self.refuse(requester, result, &why),
             }
             if viewers.has_passwords && certificate.is_none() {
                 let mut answer = plain_text(StatusCode::UNAUTHORIZED, "name and password required\n");
                 answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(BASIC));
                 return Err(answer);
             }
+        }
+        if self.viewers.is_none() {
+            self.refuse(requester, "forbidden", "no users may use this port from there");
         }
         let why = format!("only for users who have proved a name; {PERSON_HINT}\n");
         Err(plain_text(StatusCode::FORBIDDEN, why))

@@ -389,7 +389,8 @@ async fn pages_are_for_loopback_clients_or_users_with_a_valid_password() {
     let is_right = right.clone();
     let user = move |_, head: HeaderMap, _| -> UserFuture {
         let is_right = is_right.load(Relaxed) && head["authorization"] == "right";
-        Box::pin(async move { is_right.then(|| "ops".to_owned()) })
+        let wrong = ("credentials_invalid", "wrong password".to_owned());
+        Box::pin(async move { is_right.then(|| "ops".to_owned()).ok_or(wrong) })
     };
     let viewers = PageViewers { authenticate: Arc::new(user), has_passwords: true };
     let server = AdminContext { viewers: Some(viewers), ..server };
@@ -397,6 +398,8 @@ async fn pages_are_for_loopback_clients_or_users_with_a_valid_password() {
     assert_eq!(user.to_string(), "ops");
     let refused = server.authenticate(&elsewhere, &head("wrong"), true).await.unwrap_err();
     assert_eq!((refused.status().as_u16(), refused.headers().contains_key("www-authenticate")), (401, true));
+    let refused = |result| server.metrics.sessions.closed("admin", result);
+    assert_eq!(["forbidden", "credentials_invalid"].map(refused), [1, 1]);
 
     let drain = Drain::new();
     let stream = |requester| server.events(&requester, &head("right"), &drain).into_body();

@@ -19,6 +19,7 @@ use crate::config::server::Tls;
 use crate::listener::admission::AccessPolicy;
 use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::auth::{PasswordChecker, Users};
+use crate::listener::denial::Denial;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_base::policy::Networks;
 use tunnel_net::reload::{FileWatcher, ReloadedValue};
@@ -114,10 +115,14 @@ impl AccessPolicyBuilder {
                 head.get(AUTHORIZATION).map(|credentials| (PROXY_AUTHORIZATION, credentials.clone()));
             let credentials = HeaderMap::from_iter(credentials);
             Box::pin(async move {
-                if let Some(certificate) = certificate {
-                    return ClientIdentity::Certificate(certificate).judge(&policy, table).ok()?.0;
-                }
-                Some(policy.authenticate(&credentials, from).await.ok()??.user)
+                let user = match certificate {
+                    Some(certificate) => {
+                        ClientIdentity::Certificate(certificate).judge(&policy, table).map(|(user, _)| user)
+                    }
+                    None => policy.authenticate(&credentials, from).await.map(|login| Some(login?.user)),
+                };
+                let user = user.and_then(|user| user.ok_or(Denial::Credentials));
+                user.map_err(|denial| (denial.name(), denial.to_string()))
             })
         };
         Ok(Some(PageViewers { authenticate: Arc::new(user), has_passwords }))

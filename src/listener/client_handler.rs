@@ -19,6 +19,7 @@ use crate::listener::trace_id::new_trace;
 use crate::session_io::copy::close::close_gracefully;
 use crate::session_io::{LocalParty, run_session};
 use tunnel_base::access_log::AccessLogEntry;
+use tunnel_base::metrics::Door;
 use tunnel_base::metrics::label_values::DENIALS;
 use tunnel_base::policy::Networks;
 use tunnel_net::accept_loop::{self, AcceptSettings, Accepted, ConnectionHandler, ConnectionRejection};
@@ -33,11 +34,10 @@ where
     L: Accept,
     F: ListenerProtocol<L::AnyStream>,
 {
-    let refused = context.metrics.connections_rejected.clone();
-    let refusals = context.metrics.refusals.clone();
     context.metrics.sessions.expose(context.listener, &DENIALS);
     let permits = max_pending(context.uplink.is_some());
-    let limits = AcceptSettings { permits, proxies, refused, refusals, for_operators: false };
+    let metrics = context.metrics.clone();
+    let limits = AcceptSettings { permits, proxies, metrics, door: Door::Connections, for_operators: false };
     let drain = context.drain.clone();
     let context = Arc::new(context);
     accept_loop::run(listener, limits, ClientHandler { protocol, context }, drain).await;

@@ -20,6 +20,7 @@ use crate::session_io::grants::Grants;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::logging::printable;
+use tunnel_base::metrics::Door;
 use tunnel_link::grpc::enrol::{EnrolOperation, EnrolRequest};
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::{ErrorCode, SessionError};
@@ -83,22 +84,21 @@ pub(crate) fn spawn(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
 }
 
 async fn judge(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
-    let refused = &shared.link_context.metrics.links_rejected;
+    let metrics = &shared.link_context.metrics;
     let Some(enrolment) = &shared.enrolment else {
-        refused.count("no_invitations");
+        metrics.count_refusal(Door::Links, "no_invitations");
         return enrol_request
             .refuse(SessionError::new(ErrorCode::NodeNotConnected, "joining by invitation is not enabled"));
     };
     if shared.stopping.is_cancelled() {
-        refused.count("stopping");
+        metrics.count_refusal(Door::Links, "stopping");
         return enrol_request.refuse(SessionError::new(ErrorCode::Overloaded, "this server is stopping"));
     }
     let from = enrol_request.from.ip();
     if let EnrolOperation::Join(join) = &enrol_request.wish
         && let Err(why) = enrolment.join(from, join, |node| shared.edge_links.has_line(node)).await
     {
-        refused.count("invitation");
-        if shared.link_context.metrics.refusals.may_log("invitation", from) {
+        if metrics.refuse(Door::Links, "invitation", from) {
             let name = printable::printable(&join.name);
             let key = enrolment.key_of(&join.secret);
             // A stranger's guesses do not belong into the audit log.

@@ -7,6 +7,7 @@ use tokio::time::timeout;
 use tracing::{field, warn};
 
 use crate::server::ServerContext;
+use tunnel_base::metrics::Door;
 use tunnel_link::grpc::accept::{CallRejection, LinkCall};
 use tunnel_net::guesses::GuessError;
 use tunnel_net::limiter::Source;
@@ -49,11 +50,10 @@ impl LinkDenial {
     /// Counts and logs the denial, and answers the call.
     pub(crate) async fn send(self, call: Box<LinkCall>, shared: &ServerContext) {
         let metrics = &shared.link_context.metrics;
-        metrics.links_rejected.count(self.reason);
-        if let Some(why) = self.why
-            && metrics.refusals.may_log(self.reason, call.from.ip())
-        {
-            log(&call, &why);
+        match self.why {
+            Some(why) if metrics.refuse(Door::Links, self.reason, call.from.ip()) => log(&call, &why),
+            Some(_) => {}
+            None => metrics.count_refusal(Door::Links, self.reason),
         }
         match self.answer {
             answer @ (CallRejection::Token | CallRejection::TooManyGuesses) => {

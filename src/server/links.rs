@@ -16,6 +16,7 @@ use crate::server::link_denial::LinkDenial;
 use crate::server::link_events::{migrate_sessions, retire_old_links, run_link};
 use crate::server::link_rates::{LinkRateOutcome, MAX_LINKS};
 use crate::server::{ServerContext, invitations, user_links};
+use tunnel_base::metrics::Door;
 use tunnel_base::names::{Instance, UserDevice};
 use tunnel_base::policy::Networks;
 use tunnel_link::grpc::accept::{
@@ -46,10 +47,9 @@ pub(crate) fn spawn(
     }
     let (arrivals, arrived) = mpsc::channel(MAX_HANDSHAKES);
     links.spawn(info_span!("calls"), accept_calls(arrived, shared.clone()));
-    let metrics = &shared.link_context.metrics;
-    let refused = metrics.links_rejected.clone();
-    let refusals = metrics.refusals.clone();
-    let limits = AcceptSettings { permits: CONNECTIONS, proxies, refused, refusals, for_operators: false };
+    let metrics = shared.link_context.metrics.clone();
+    let limits =
+        AcceptSettings { permits: CONNECTIONS, proxies, metrics, door: Door::Links, for_operators: false };
     let handshakes = TlsHandshaker::new(tls, shared.pool.clone(), CONNECTIONS);
     let handshake_failures = HandshakeFailures::default();
     let summaries = run_summaries(handshake_failures.clone(), shared.link_rates.clone(), links.clone());

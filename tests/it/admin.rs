@@ -14,6 +14,7 @@ use tunnel::config::Environment;
 use crate::support::clients::{answer, assert_echo, assert_reset, get, head, send_request};
 use crate::support::programs::{TestDir, TestServer, at, edge, edge_with, start_edge};
 use crate::support::{targets, wait_until};
+use crate::words::LogLines;
 
 #[tokio::test]
 async fn a_servers_pages_show_its_nodes_and_its_sessions() {
@@ -200,4 +201,25 @@ async fn an_operator_lists_sessions_and_ends_them_by_id_user_or_node() {
     let without = TestServer::start(&TestDir::new());
     let request = "POST /sessions/end HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     assert_eq!(send_request(without.server.bound.log, request).await.status, 403);
+}
+
+#[tokio::test]
+async fn wrong_passwords_at_the_admin_port_are_counted_and_have_audit_lines() {
+    let (lines, _guard) = LogLines::start();
+    let place = TestDir::new();
+    let users = place.file("users", &format!("ops:{}\n", bcrypt::hash("right", 4).unwrap()));
+    let server = TestServer::with(&place, &format!("[server.admin]\nusers = {users:?}\n"));
+    // The first has a foreign Host.
+    for head in
+        ["GET /status HTTP/1.1\r\nHost: admin.example", "POST /sessions/end HTTP/1.1\r\nHost: localhost"]
+    {
+        let login = STANDARD.encode("ops:wrong");
+        let request = format!("{head}\r\nConnection: close\r\nAuthorization: Basic {login}\r\n\r\n");
+        assert_eq!(send_request(server.server.bound.log, &request).await.status, 401);
+    }
+    assert_eq!(server.server.metrics.sessions.closed("admin", "credentials_invalid"), 2);
+    assert_eq!(server.server.metrics.refusals.last_hour().get("credentials_invalid"), Some(&2));
+    let text = lines.text();
+    let written = text.lines().filter(|line| line.contains("tunnel::audit") && line.contains("unknown user"));
+    assert_eq!(written.count(), 2, "{text}");
 }

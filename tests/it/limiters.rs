@@ -17,6 +17,7 @@ use crate::support::call::Call;
 use crate::support::clients::{Answer, ESTABLISHED, answer, assert_echo, get, head, rest};
 use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
 use crate::support::{assert_eventually, pause_time, remote, spawn, targets, wait_until, wait_within};
+use crate::words::LogLines;
 
 /// Connects from one of this machine's many addresses.
 async fn connect_from(from: &str, to: SocketAddr) -> TcpStream {
@@ -275,6 +276,7 @@ async fn a_cancelled_open_counts_for_its_client_until_the_edge_confirms_the_canc
 
 #[tokio::test]
 async fn proxy_headers_are_accepted_only_from_the_load_balancer() {
+    let (lines, _guard) = LogLines::start();
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let more = format!("proxy_protocol = [\"{OTHER}\"]\nallow_from = [\"203.0.113.0/24\", \"127.0.0.1\"]");
     let server = TestServer::with(&place, &more);
@@ -308,6 +310,11 @@ async fn proxy_headers_are_accepted_only_from_the_load_balancer() {
     let garbage = send_from("127.0.0.1", b"PROXY TCP4 203.0.113.9 10.0.0.1 4000 22\r\n").await;
     assert_eq!(answer(garbage).await.status, 400);
     assert_eq!(closed(), 1);
+    // A check that the port is open makes no line.
+    drop(connect_from(OTHER, server.connect).await);
+    let checks = || server.server.metrics.connections_rejected.counted("gone");
+    wait_until("the check is counted", || checks() == 1).await;
+    assert_eq!((closed(), lines.count("no valid PROXY header")), (1, 1), "{}", lines.text());
 }
 
 #[tokio::test]

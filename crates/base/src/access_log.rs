@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use tracing::info;
 
 use crate::logging::ACCESS;
-use crate::metrics::Metrics;
+use crate::metrics::{Door, Metrics};
 use crate::names::{DeviceName, NodeName, SessionId, Target};
 
 /// The access line of one session, filled while it runs. [`Self::end`] writes it; dropping it writes it with the result
@@ -77,9 +77,8 @@ impl AccessLogEntry {
     /// Like [`Self::end`], for a refused client at `from`, which is also counted. Writes no line if there are too many
     /// similar ones.
     pub fn refuse(mut self, result: &'static str, why: &str, from: IpAddr, metrics: &Metrics) {
-        metrics.sessions.refused(self.listener, result);
         self.silent = true;
-        if metrics.refusals.may_log(result, from) {
+        if metrics.refuse(Door::Listener(self.listener), result, from) {
             self.write(result, why);
         }
     }

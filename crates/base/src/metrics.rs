@@ -7,6 +7,7 @@ pub mod label_values;
 pub mod nodes;
 mod registration;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use prometheus_client::encoding::EncodeMetric as _;
@@ -102,6 +103,17 @@ pub struct ReasonCounter {
     all: Counter,
 }
 
+/// Where a party is refused, which decides the metric that counts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Door {
+    /// The port for links.
+    Links,
+    /// A port for clients or operators, before a request was read.
+    Connections,
+    /// The listener of this name, for a request.
+    Listener(&'static str),
+}
+
 /// Open links, by kind, and of all kinds together.
 #[derive(Debug, Clone)]
 pub struct OpenLinksGauge {
@@ -167,6 +179,21 @@ impl Metrics {
     /// Returns all metrics as text in the given format.
     pub fn encode(&self, form: ExpositionFormat) -> String {
         form.text(&self.registry)
+    }
+
+    /// Counts a refusal, and returns true if its line may be logged. All doors of this process refuse by this.
+    pub fn refuse(&self, door: Door, reason: &'static str, from: IpAddr) -> bool {
+        self.count_refusal(door, reason);
+        self.refusals.may_log(reason, from)
+    }
+
+    /// Counts a refusal that is too common for a line.
+    pub fn count_refusal(&self, door: Door, reason: &'static str) {
+        match door {
+            Door::Links => self.links_rejected.count(reason),
+            Door::Connections => self.connections_rejected.count(reason),
+            Door::Listener(listener) => self.sessions.refused(listener, reason),
+        }
     }
 
     /// Exposes the counters with fixed labels before their first event: an alert on an increase does not see the event

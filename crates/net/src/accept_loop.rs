@@ -23,9 +23,8 @@ use crate::listen::Accept;
 use crate::proxy_protocol::{ProxyProtocolError, read};
 use crate::socket::Connection;
 use tunnel_base::drain::Drain;
-use tunnel_base::metrics::ReasonCounter;
+use tunnel_base::metrics::{Door, Metrics};
 use tunnel_base::policy::{Networks, canonical_ip};
-use tunnel_base::refusal_log::RefusalLog;
 
 /// The limits of a listener, and what counts and logs the connections that it rejects.
 #[derive(Debug)]
@@ -34,12 +33,18 @@ pub struct AcceptSettings {
     pub permits: usize,
     /// Networks of balancers. TCP connections from there begin with a PROXY header.
     pub proxies: Networks,
-    /// Counter of rejected connections by reason.
-    pub refused: ReasonCounter,
-    /// Rate limit of the log lines about rejected connections.
-    pub refusals: RefusalLog,
+    /// The metrics that count rejected connections and limit the lines about them.
+    pub metrics: Metrics,
+    /// Where these count them.
+    pub door: Door,
     /// Whether this is a port for operators and probes, which may use some of the reserved file descriptors.
     pub for_operators: bool,
+}
+
+impl AcceptSettings {
+    fn count(&self, reason: &'static str) {
+        self.metrics.count_refusal(self.door, reason);
+    }
 }
 
 /// An accepted connection with its permit, as [`run`] passes it to the handler.
@@ -166,12 +171,13 @@ impl<H> AcceptLoopState<H> {
         let lost = permit.revoked();
         // Boxed, so that the future is not stored a second time in the task.
         let serving = Box::pin(Arc::clone(&self.handler).handle(Accepted { socket, from, permit }));
-        let refused = self.limits.refused.clone();
+        let metrics = self.limits.metrics.clone();
+        let door = self.limits.door;
         self.drain.spawn(self.handler.span(from), async move {
             tokio::select! {
                 biased;
                 () = lost.cancelled() => {
-                    refused.count("evicted");
+                    metrics.count_refusal(door, "evicted");
                     debug!("permit revoked for another source");
                 }
                 () = serving => {}
@@ -207,17 +213,18 @@ impl<H> AcceptLoopState<H> {
             let read = timeout(HEADER_TIMEOUT, proxied_client(socket.tcp())).instrument(span.clone());
             let read = tokio::select! {
                 biased;
-                () = lost.cancelled() => return self.limits.refused.count("evicted"),
+                () = lost.cancelled() => return self.limits.count("evicted"),
                 read = read => read,
             };
             drop(permit);
             let why = match read {
                 Ok(Ok(from)) => return self.admit(socket, from.unwrap_or(balancer)),
+                Ok(Err(ProxyProtocolError::Closed)) => return self.limits.count("gone"),
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => format!("no PROXY header within {HEADER_TIMEOUT:?}"),
             };
-            self.limits.refused.count("proxy_header");
-            if self.limits.refusals.may_log("proxy_header", balancer.ip()) {
+            let AcceptSettings { metrics, door, .. } = &self.limits;
+            if metrics.refuse(*door, "proxy_header", balancer.ip()) {
                 span.in_scope(|| {
                     warn!(
                         error = %why,
@@ -235,7 +242,7 @@ impl<H> AcceptLoopState<H> {
         H: ConnectionHandler<S>,
         S: Connection + AsFd + 'static,
     {
-        self.limits.refused.count(why.name());
+        self.limits.count(why.name());
         let reply = self.handler.rejection_bytes(from, why);
         // Sent by a system call, because the runtime does not know yet that a new socket is writable.
         let raw = SockRef::from(&socket);
@@ -312,8 +319,8 @@ mod tests {
                 limits: AcceptSettings {
                     permits: 1000,
                     proxies: Networks::default(),
-                    refused: metrics.links_rejected.clone(),
-                    refusals: metrics.refusals.clone(),
+                    metrics: metrics.clone(),
+                    door: Door::Links,
                     for_operators: false,
                 },
                 max_files,

@@ -13,6 +13,9 @@ use tunnel_base::policy::canonical_ip;
 /// The reason for closing a balancer's connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyProtocolError {
+    /// The connection ended without a byte, as balancers check whether a port is open.
+    #[error("connection ended without a byte")]
+    Closed,
     /// The connection ended or failed before its header was complete.
     #[error("connection ended before its PROXY header: {0}")]
     Io(#[from] io::Error),
@@ -30,6 +33,9 @@ pub enum ProxyProtocolError {
 ///
 /// Fails if the header is missing or malformed. Not cancel safe.
 pub async fn read(socket: &TcpStream) -> Result<Option<SocketAddr>, ProxyProtocolError> {
+    if !matches!(socket.peek(&mut [0]).await, Ok(1..)) {
+        return Err(ProxyProtocolError::Closed);
+    }
     let mut header = vec![0; v2::PROTOCOL_PREFIX.len()];
     fill(socket, &mut header).await?;
     if header == v2::PROTOCOL_PREFIX {
