@@ -30,7 +30,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
-use tracing::{Span, debug, info, info_span};
+use tracing::{Span, debug, info_span};
 
 use crate::admin::certificate_expiry::MonitoredCertificates;
 use crate::admin::invitations::{invite, list, revoke};
@@ -44,6 +44,7 @@ use crate::route::Uplinks;
 use crate::session_io::grants::Grants;
 use crate::session_io::tls::TlsPort;
 use tunnel_base::drain::Drain;
+use tunnel_base::limited;
 use tunnel_base::logging::dropped_lines::log_trouble;
 use tunnel_base::logging::{AUDIT, LogLevelHandle};
 use tunnel_base::metrics::format::ExpositionFormat;
@@ -321,10 +322,11 @@ impl AdminContext {
 
     /// Counts and logs that a client of a port is refused.
     fn refuse(&self, requester: &AdminRequester, result: &'static str, why: &str) {
-        if let AdminRequester::Address(ip, _) = requester
-            && self.metrics.refuse(Door::Listener(LISTENER), result, *ip)
-        {
-            info!(target: AUDIT, remote_addr = %ip, result, reason = why, "admin request refused");
+        if let AdminRequester::Address(ip, _) = requester {
+            limited!(
+                self.metrics.refuse(Door::Listener(LISTENER), result, *ip) => info,
+                target: AUDIT, remote_addr = %ip, result, reason = why, "admin request refused"
+            );
         }
     }
 
@@ -415,7 +417,10 @@ impl AdminContext {
         });
         match set {
             Ok(v) => {
-                info!(target: AUDIT, actor = %requester, verbosity = v, "log level set");
+                limited!(
+                    self.metrics.refusals.may_log_about("log_level", requester, 10) => info,
+                    target: AUDIT, actor = %requester, verbosity = v, "log level set"
+                );
                 plain_text(StatusCode::OK, format!("successfully set klog.logging.verbosity to {value}\n"))
             }
             Err(why) => {

@@ -25,9 +25,11 @@ use crate::invitations::invitee::Invitee;
 use crate::invitations::shared_text::{EnrolmentStore, SharedStateError};
 use crate::invitations::store::{Enrolments, InvitationError, ListedEnrolment, SecretHash};
 use tunnel_base::drain::Drain;
+use tunnel_base::limited;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::names::{Host, NodeName, UserDevice};
 use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
+use tunnel_base::refusal_log::RefusalLog;
 use tunnel_link::grpc::enrol::JoinCredentials;
 use tunnel_net::reload::{ReloadError, ReloadedValue};
 use tunnel_net::tls::certificate::host_of;
@@ -46,6 +48,8 @@ pub struct SharedEnrolments {
     /// Machines with valid invitations that wait for the next write, at most one for each connection.
     joining: Mutex<Vec<PendingJoin>>,
     authority: ReloadedValue<AdvertisedCa>,
+    /// Limits the lines about joins.
+    refusals: RefusalLog,
 }
 
 /// A user's device, with the token that proves it.
@@ -104,7 +108,11 @@ pub enum JoinRefusal {
 
 impl SharedEnrolments {
     /// Creates an empty state. It is filled by [`Self::follow`] and by reads on demand.
-    pub fn new(cell: Box<dyn EnrolmentStore>, authority: ReloadedValue<AdvertisedCa>) -> Arc<Self> {
+    pub fn new(
+        cell: Box<dyn EnrolmentStore>,
+        authority: ReloadedValue<AdvertisedCa>,
+        refusals: RefusalLog,
+    ) -> Arc<Self> {
         Arc::new(Self {
             cell: tokio::sync::Mutex::new(cell),
             known: ArcSwap::default(),
@@ -113,6 +121,7 @@ impl SharedEnrolments {
             reader: tokio::sync::Mutex::default(),
             joining: Mutex::default(),
             authority,
+            refusals,
         })
     }
 
@@ -295,7 +304,11 @@ impl SharedEnrolments {
             Invitee::Device(_) => "device joined by invitation",
             _ => "node joined by invitation",
         };
-        info!(target: AUDIT, actor = %joiner, remote_addr = %from, key, "{message}");
+        let repeated = format_args!("{joiner} {}", key.as_deref().unwrap_or_default());
+        limited!(
+            is_first || self.refusals.may_log_about("join_repeated", repeated, 1) => info,
+            target: AUDIT, actor = %joiner, remote_addr = %from, key, "{message}"
+        );
         Ok(())
     }
 
@@ -320,7 +333,10 @@ impl SharedEnrolments {
                 };
                 match self.change_in(&mut cell, all).await {
                     Ok(()) => joining.into_iter().for_each(PendingJoin::answer),
-                    Err(error) => warn!(joins = joining.len(), %error, "joins failed"),
+                    Err(error) => limited!(
+                        self.refusals.may_log_about("joins_failed", "", 1) => warn,
+                        joins = joining.len(), %error, "joins failed"
+                    ),
                 }
             }
         }

@@ -9,11 +9,11 @@ pub(crate) mod interactive_links;
 pub mod invitations;
 pub(crate) mod link_denial;
 pub mod link_events;
-pub mod link_rates;
 pub mod links;
 pub(crate) mod listeners;
 pub(crate) mod load;
 pub mod peers;
+pub(crate) mod rates;
 pub mod registry;
 mod shutdown;
 pub(crate) mod user_links;
@@ -22,6 +22,7 @@ use crate::server::link_events::edge_access;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
@@ -55,15 +56,15 @@ use crate::server::cluster::KubernetesView;
 use crate::server::config::ServerConfig;
 use crate::server::config_files::{LivePolicies, LoadedServerFiles};
 use crate::server::edge_links::EdgeAuthenticator;
-use crate::server::link_rates::LinkRateLimiter;
 use crate::server::listeners::{OpenListeners, PreparedListener};
+use crate::server::rates::RateLimiter;
 use crate::server::user_links::UserLinks;
 use crate::session_io::grants::Grants;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrors};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::LogLevelHandle;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::Instance;
+use tunnel_base::names::{Instance, NodeName};
 use tunnel_base::policy::Networks;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::zone::NodeZone;
@@ -168,7 +169,7 @@ pub(crate) struct ServerContext {
     /// Permits for pinging older links of nodes that have linked again.
     pub(crate) move_permits: Arc<Semaphore>,
     /// How many links each node has opened recently.
-    pub(crate) link_rates: LinkRateLimiter,
+    pub(crate) link_rates: RateLimiter<NodeName>,
     // The surroundings.
     /// The names of nodes outside of this server.
     pub(crate) zone: Arc<NodeZone>,
@@ -348,7 +349,7 @@ impl ServerContext {
         let metrics = link_context.metrics.clone();
         let registry = Registry::new(metrics.clone());
         let cluster = KubernetesView::follow(settings, port, prepared.own_ports(), &readiness, &drains.links);
-        let enrolment = invitations::start(settings, files, &readiness, &drains.links);
+        let enrolment = invitations::start(settings, files, &readiness, &metrics, &drains.links);
         let tokens = files.tokens.clone();
         let certificates = config_files::edge_ca(settings).is_some();
         let edge_links =
@@ -387,7 +388,7 @@ impl ServerContext {
             grants,
             search_permits: Semaphore::new(link_events::MAX_SEARCHES),
             move_permits: Arc::new(Semaphore::new(MAX_CONCURRENT_MOVES)),
-            link_rates: LinkRateLimiter::default(),
+            link_rates: RateLimiter::new(links::MAX_LINKS, Duration::from_secs(60)),
             zone,
             cluster,
             readiness,

@@ -1,5 +1,5 @@
-//! Checks the sources: the order of modules, circles of files, the length of files and functions, and the hops that the
-//! architecture lists.
+//! Checks the sources: the order of modules, circles of files, the length of files and functions, limits of log lines, and
+//! the hops that the architecture lists.
 //!
 //! A module imports only modules before it.
 
@@ -11,6 +11,8 @@ mod circles;
 mod functions;
 #[path = "layers/hops.rs"]
 mod hops;
+#[path = "layers/lines.rs"]
+mod lines;
 #[path = "layers/packing.rs"]
 mod packing;
 

@@ -6,10 +6,12 @@ use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use tokio::time::sleep;
+use tracing::warn;
 
 use crate::admin::readiness::Readiness;
 use tunnel_base::drain::Drain;
 use tunnel_base::files;
+use tunnel_base::logging::dropped_lines::audit_disk;
 use tunnel_base::metrics::Metrics;
 use tunnel_net::reload::FileWatcher;
 use tunnel_net::tls::certificate::{NotAfter, date};
@@ -65,6 +67,14 @@ pub(super) async fn follow(
             CERTIFICATES_CONDITION,
             if soon.is_empty() { Ok(()) } else { Err(soon.join("; ")) },
         );
+        if let Some(room) = audit_disk() {
+            if let Err(why) = &room
+                && readiness.trouble(AUDIT_CONDITION).is_none()
+            {
+                warn!(error = %why, "audit log is about to fill its disk");
+            }
+            readiness.set_degraded(AUDIT_CONDITION, room);
+        }
         tokio::select! {
             biased;
             () = drain.draining() => return,
@@ -92,6 +102,8 @@ pub(super) fn warning(file: &CertificateFile, end: u64, now: SystemTime) -> Opti
 const FILES_CONDITION: &str = "files";
 /// Condition: no certificate expires soon.
 const CERTIFICATES_CONDITION: &str = "certificates";
+/// Condition: the disk of the audit log has room.
+const AUDIT_CONDITION: &str = "audit_log";
 /// Time between two checks of the files: expiry dates are days away.
 const INTERVAL: Duration = Duration::from_secs(60);
 pub(super) const DAY: u64 = 24 * 3600;

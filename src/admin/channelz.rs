@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
 use tonic_reflection::server as reflection;
 use tower::{Service as _, service_fn};
-use tracing::{Span, debug, error, info_span};
+use tracing::{Span, debug, info_span};
 
 use crate::admin::channelz::entities::{Entities, EntitiesById};
 use crate::admin::channelz::wire::{
@@ -25,6 +25,7 @@ use crate::admin::channelz::wire::{
 };
 use crate::admin::{AdminContext, accept_limits};
 use tunnel_base::drain::Drain;
+use tunnel_base::limited;
 use tunnel_net::accept_loop::{self, Accepted, ConnectionHandler};
 use tunnel_net::listen::TcpListenSocket;
 
@@ -62,7 +63,11 @@ impl ConnectionHandler for ChannelzHandler {
         let reflection = || reflection::Builder::configure().register_encoded_file_descriptor_set(FILES);
         let (v1, v1alpha) = match (reflection().build_v1(), reflection().build_v1alpha()) {
             (Ok(v1), Ok(v1alpha)) => (v1, v1alpha),
-            (Err(cause), _) | (_, Err(cause)) => return error!(error = %cause, "cannot describe channelz"),
+            (Err(cause), _) | (_, Err(cause)) => {
+                let refusals = &self.entities.admin.metrics.refusals;
+                limited!(refusals.may_log_about("channelz", "", 1) => error, error = %cause, "cannot describe channelz");
+                return;
+            }
         };
         let v1 = v1.max_decoding_message_size(MAX_BYTES);
         let v1alpha = v1alpha.max_decoding_message_size(MAX_BYTES);

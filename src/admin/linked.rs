@@ -18,13 +18,14 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::time::timeout;
-use tracing::info;
 
 use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{json, not_found, plain_text};
 use crate::admin::{AdminContext, AdminProcess, HEAD_BYTES, HEAD_TIME};
+use tunnel_base::limited;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::logging::printable::printable;
+use tunnel_base::metrics::Door;
 use tunnel_link::table::handles::Session;
 use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_proto::frame::{ErrorCode, SessionError};
@@ -62,6 +63,7 @@ impl AdminContext {
         let method = request.method().clone();
         let path = request.uri().path().to_owned();
         let answer = match (path.as_str(), &self.side) {
+            _ if user.is_over_rate => plain_text(StatusCode::TOO_MANY_REQUESTS, OVER_RATE),
             ("/nodes", AdminProcess::Cloud(server)) if method == Method::GET && !user.is_admin() => {
                 json(&user.visible(self.nodes(server).await))
             }
@@ -73,8 +75,18 @@ impl AdminContext {
         let status = answer.status().as_u16();
         let why = refusal_text(&answer);
         let LinkedUser { client, from, .. } = &*user;
-        info!(
-            target: AUDIT, actor = %client, user = %client.user, device = %client.device, remote_addr = %from, %method,
+        // Each change of rights has a line. Lists and refusals have a few, and the others are summed up.
+        let may_log = match answer.status() {
+            done if done.is_success() && method == Method::POST => true,
+            done if done.is_success() => {
+                self.metrics.refusals.may_log_about("admin_request", &client.user, MAX_LOGGED_REQUESTS)
+            }
+            StatusCode::TOO_MANY_REQUESTS => self.metrics.refuse(USERS, "overloaded", from.ip()),
+            StatusCode::FORBIDDEN => self.metrics.refuse(USERS, "forbidden", from.ip()),
+            _ => self.metrics.refuse(USERS, "bad_request", from.ip()),
+        };
+        limited!(
+            may_log => info, target: AUDIT, actor = %client, user = %client.user, device = %client.device, remote_addr = %from, %method,
             path = printable(&path), status, reason = why, "admin request over a link"
         );
         answer.map(Full::new)
@@ -111,6 +123,11 @@ const OFFERED: [(&Method, &str); 6] = [
     (&Method::POST, "/revocations"),
     (&Method::POST, "/sessions/end"),
 ];
+/// Where refused requests are counted: like refused sessions of users' links.
+const USERS: Door = Door::Listener("clients");
+/// Maximum number of lines within a minute about lists that a user has requested.
+const MAX_LOGGED_REQUESTS: u64 = 10;
+const OVER_RATE: &str = "user has sent too many requests within a second; try again\n";
 /// Maximum time for a request and its answer.
 const REQUEST_TIME: Duration = Duration::from_secs(30);
 /// Maximum size of an answer in bytes: the nodes of a large cloud.

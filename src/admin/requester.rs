@@ -36,6 +36,8 @@ pub struct LinkedUser {
     pub rules: Rules,
     /// Users who may send requests of operators.
     pub admins: Vec<UserName>,
+    /// Whether she has sent too many requests within a second.
+    pub is_over_rate: bool,
 }
 
 impl LinkedUser {

@@ -17,7 +17,11 @@ fn servers(place: &std::path::Path, count: usize) -> Vec<Arc<SharedEnrolments>> 
     authority.server(&["cloud.test"]).unwrap().write(&cert, &key).unwrap();
     let server = || {
         let authority = AdvertisedCa::load(ca.clone(), cert.clone()).unwrap();
-        SharedEnrolments::new(Box::new(FileEnrolmentStore::new(place.join("enrolled"))), authority)
+        SharedEnrolments::new(
+            Box::new(FileEnrolmentStore::new(place.join("enrolled"))),
+            authority,
+            RefusalLog::default(),
+        )
     };
     (0..count).map(|_| server()).collect()
 }
@@ -97,7 +101,8 @@ impl EnrolmentStore for SlowStore {
 async fn machines_that_join_at_once_at_two_servers_with_a_slow_store_all_join_before_they_give_up() {
     let (place, store) = (tempfile::tempdir().unwrap(), SlowStore::default());
     let authority = servers(place.path(), 1).remove(0).authority.clone();
-    let servers = [0, 1].map(|_| SharedEnrolments::new(Box::new(store.clone()), authority.clone()));
+    let servers = [0, 1]
+        .map(|_| SharedEnrolments::new(Box::new(store.clone()), authority.clone(), RefusalLog::default()));
     let pattern = "shop-*".parse().unwrap();
     let code = servers[0].invite(&pattern, Some(500), HOUR, "test").await.unwrap().code;
     let (secret, started) = (code.secret(), Instant::now());
@@ -118,7 +123,11 @@ async fn a_join_whose_response_was_lost_is_the_first_use_of_its_key() {
     for end in [WriteEnd::Conflict, WriteEnd::Error] {
         let place = tempfile::tempdir().unwrap();
         let (store, servers) = (LossyStore::default(), servers(place.path(), 1));
-        let server = SharedEnrolments::new(Box::new(store.clone()), servers[0].authority.clone());
+        let server = SharedEnrolments::new(
+            Box::new(store.clone()),
+            servers[0].authority.clone(),
+            RefusalLog::default(),
+        );
         let invited = server.invite(&"shop-*".parse().unwrap(), Some(1), HOUR, "test").await.unwrap();
         store.0.lock().1 = Some(end);
         let code = invited.code;
@@ -133,7 +142,11 @@ async fn a_revocation_whose_response_was_lost_is_not_reported_as_without_effect(
     for end in [WriteEnd::Conflict, WriteEnd::Error] {
         let place = tempfile::tempdir().unwrap();
         let (store, servers) = (LossyStore::default(), servers(place.path(), 1));
-        let server = SharedEnrolments::new(Box::new(store.clone()), servers[0].authority.clone());
+        let server = SharedEnrolments::new(
+            Box::new(store.clone()),
+            servers[0].authority.clone(),
+            RefusalLog::default(),
+        );
         server.invite(&node(), None, HOUR, "test").await.unwrap();
         store.0.lock().1 = Some(end);
         assert!(server.revoke(&node(), "test").await.unwrap(), "{end:?}");
@@ -203,7 +216,9 @@ async fn an_invitation_contains_the_pin_of_the_signing_ca_and_a_host_name() {
 async fn wrong_codes_read_the_store_once_a_second_and_exclude_no_right_one() {
     let place = tempfile::tempdir().unwrap();
     let (store, servers) = (LossyStore::default(), servers(place.path(), 1));
-    let server = || SharedEnrolments::new(Box::new(store.clone()), servers[0].authority.clone());
+    let server = || {
+        SharedEnrolments::new(Box::new(store.clone()), servers[0].authority.clone(), RefusalLog::default())
+    };
     let (here, peer, started) = (server(), server(), Instant::now());
     let guess = async |n: usize| join(&here, &n.to_string(), "edge7", &token(1)).await;
     for n in 0..40 {

@@ -122,7 +122,10 @@ impl AccessPolicyBuilder {
                     None => policy.authenticate(&credentials, from).await.map(|login| Some(login?.user)),
                 };
                 let user = user.and_then(|user| user.ok_or(Denial::Credentials));
-                user.map_err(|denial| (denial.name(), denial.to_string()))
+                user.map_err(|denial| match denial {
+                    Denial::Credentials => (denial.name(), "no name and password were sent".to_owned()),
+                    _ => (denial.name(), denial.to_string()),
+                })
             })
         };
         Ok(Some(PageViewers { authenticate: Arc::new(user), has_passwords }))

@@ -19,7 +19,7 @@ use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf};
-use tracing::{Span, field, info_span, warn};
+use tracing::{Span, field, info_span};
 
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen;
@@ -36,6 +36,7 @@ use crate::listener::denial::{
 use crate::listener::trace_id::{new_trace, trace_of};
 use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, NamedFile, single};
 use crate::startup::{NotPrepared, StartupErrorCollector};
+use tunnel_base::limited;
 use tunnel_base::names::{NameError, Target};
 use tunnel_net::hooked::{Hooked, ReadHook};
 use tunnel_net::socket::Connection;
@@ -152,9 +153,10 @@ impl<C: Connection + 'static> ListenerProtocol<C> for ConnectProtocol {
             Ok(head) => head,
             Err(BadHead { reason, mut socket, rejected }) => {
                 let refusals = &admission.context().metrics.refusals;
-                if reason == SSH && refusals.may_log(SSH, admission.from().ip()) {
-                    warn!(hint = NO_SSH, "ssh client connected without a proxy command");
-                }
+                limited!(
+                    reason == SSH && refusals.may_log(SSH, admission.from().ip()) => warn,
+                    hint = NO_SSH, "ssh client connected without a proxy command"
+                );
                 if let Some(status) = rejected
                     && let Err(denied) =
                         admission.authorize(Err(bad_head(status, HEAD_BYTES, HEAD_FIELDS)), new_trace()).await

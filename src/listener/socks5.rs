@@ -11,7 +11,7 @@ use http::StatusCode;
 use http::header::{HeaderMap, HeaderValue, PROXY_AUTHORIZATION};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tracing::{Span, field, info_span, warn};
+use tracing::{Span, field, info_span};
 
 use crate::config::access::{AccessConfig, AuthMethods};
 use crate::config::listen;
@@ -25,6 +25,7 @@ use crate::listener::trace_id::new_trace;
 use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, single};
 use crate::session_io::OpenSession;
 use crate::startup::{NotPrepared, StartupErrorCollector};
+use tunnel_base::limited;
 use tunnel_base::names::Target;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::SessionCategory;
@@ -148,13 +149,12 @@ async fn authenticate<C: Connection>(
     let refusals = &admission.context().metrics.refusals;
     let [version, count] = read(socket).await?;
     if version != VERSION {
-        if refusals.may_log(NOT_SOCKS5, admission.from().ip()) {
-            warn!(
-                first_byte = version,
-                hint = "use socks5h://HOST:PORT as the proxy",
-                "client does not speak SOCKS5"
-            );
-        }
+        limited!(
+            refusals.may_log(NOT_SOCKS5, admission.from().ip()) => warn,
+            first_byte = version,
+            hint = "use socks5h://HOST:PORT as the proxy",
+            "client does not speak SOCKS5"
+        );
         return Err(NOT_SOCKS5);
     }
     let methods = read_bytes(socket, count).await?;

@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 use tokio::time::{MissedTickBehavior, interval};
-use tracing::info;
 
 use crate::registry::LinkedNode;
 use crate::server::ServerContext;
 use crate::server::edge_links::EdgeCredentials;
 use crate::server::link_denial::LinkDenial;
-use crate::server::link_events::{MAX_SEARCHES_PER_EDGE, handle_event, migrate_sessions, on_link_ended};
+use crate::server::link_events::{
+    MAX_SEARCHES_PER_EDGE, handle_event, may_log, migrate_sessions, on_link_ended,
+};
+use tunnel_base::limited;
 use tunnel_link::grpc::accept::{CallRejection, LinkCall};
 use tunnel_link::grpc::link_end::LinkEnd;
 use tunnel_link::link::Link;
@@ -25,7 +27,6 @@ pub(crate) async fn admit_interactive(
     call: Box<LinkCall>,
     linked: impl Fn(&Arc<Link>) -> LinkedNode,
     credentials: &EdgeCredentials,
-    is_logged: bool,
     shared: &Arc<ServerContext>,
 ) {
     let hello = &credentials.hello;
@@ -37,23 +38,19 @@ pub(crate) async fn admit_interactive(
     let link = reader.link.clone();
     let Some(busy) = shared.registry.add_interactive(linked(&link)) else { return };
     shared.edge_links.track(&link, credentials);
-    if is_logged {
-        info!(link = %link.id, node = %hello.node, primary = %busy.id, "interactive link accepted");
-    }
+    limited!(
+        may_log(&link, "interactive_linked", shared) => info,
+        link = %link.id, node = %hello.node, primary = %busy.id, "interactive link accepted"
+    );
     if shared.stopping.is_cancelled() {
         link.drain(None);
     }
-    run_interactive(&mut reader, &busy, is_logged, shared).await;
+    run_interactive(&mut reader, &busy, shared).await;
     shared.registry.remove(&link);
     shared.edge_links.untrack(&link);
 }
 
-async fn run_interactive(
-    reader: &mut LinkReader,
-    busy: &Arc<Link>,
-    is_logged: bool,
-    shared: &Arc<ServerContext>,
-) {
+async fn run_interactive(reader: &mut LinkReader, busy: &Arc<Link>, shared: &Arc<ServerContext>) {
     shared.link_context.metrics.links.opened(reader.link.peer.kind());
     let room = Arc::new(Semaphore::new(MAX_SEARCHES_PER_EDGE));
     let link = reader.link.clone();
@@ -68,13 +65,16 @@ async fn run_interactive(
                 Ok(FrameEvent::Signal(Frame { body: FrameKind::Drain(_), .. })) => {
                     is_new = false;
                     busy.clear_interactive(&link);
-                    migrate_sessions(&link, is_logged, shared);
+                    migrate_sessions(&link, shared);
                 }
                 Ok(event) => handle_event(event, &link, &room, shared),
                 Err(why) => break why,
             },
             () = link.wait_unresponsive() => {
-                info!(link = %link.id, "unresponsive interactive link closed");
+                limited!(
+                    may_log(&link, "interactive_unresponsive", shared) => info,
+                    link = %link.id, "unresponsive interactive link closed"
+                );
                 break LinkEnd::ClosedLocally;
             }
             _ = looks.tick() => {
@@ -87,5 +87,5 @@ async fn run_interactive(
         }
     };
     busy.clear_interactive(&link);
-    on_link_ended(reader, &why, is_logged, shared);
+    on_link_ended(reader, &why, shared);
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tokio::sync::watch;
-use tracing::{info, info_span, warn};
+use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
 use crate::config::server::invitations::InvitationStoreKind;
@@ -18,9 +18,10 @@ use crate::server::config_files::LoadedServerFiles;
 use crate::server::registry::etcd_access;
 use crate::session_io::grants::Grants;
 use tunnel_base::drain::Drain;
+use tunnel_base::limited;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::logging::printable;
-use tunnel_base::metrics::Door;
+use tunnel_base::metrics::{Door, Metrics};
 use tunnel_link::grpc::enrol::{EnrolOperation, EnrolRequest};
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::{ErrorCode, SessionError};
@@ -30,11 +31,12 @@ pub(crate) fn start(
     settings: &ServerConfig,
     files: &LoadedServerFiles,
     readiness: &Readiness,
+    metrics: &Metrics,
     drain: &Drain,
 ) -> Option<Arc<SharedEnrolments>> {
     let authority = files.authority.clone()?;
     let cell = store(settings, &files.resolver)?;
-    let enrolment = SharedEnrolments::new(cell, authority);
+    let enrolment = SharedEnrolments::new(cell, authority, metrics.refusals.clone());
     let readiness = readiness.clone();
     let report = move |state| readiness.set_degraded(INVITATIONS_CONDITION, state);
     drain.spawn(info_span!("invitations"), enrolment.clone().follow(report, drain.clone()));
@@ -98,15 +100,14 @@ async fn judge(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
     if let EnrolOperation::Join(join) = &enrol_request.wish
         && let Err(why) = enrolment.join(from, join, |node| shared.edge_links.has_line(node)).await
     {
-        if metrics.refuse(Door::Links, "invitation", from) {
-            let name = printable::printable(&join.name);
-            let key = enrolment.key_of(&join.secret);
-            // A stranger's guesses do not belong into the audit log.
-            if key.is_some() {
-                info!(target: AUDIT, actor = name, remote_addr = %from, key, reason = %why, "join rejected");
-            } else {
-                warn!(remote_addr = %from, name, reason = %why, "join rejected");
-            }
+        let may_log = metrics.refuse(Door::Links, "invitation", from);
+        let name = printable::printable(&join.name);
+        let key = enrolment.key_of(&join.secret);
+        // A stranger's guesses do not belong into the audit log.
+        if key.is_some() {
+            limited!(may_log => info, target: AUDIT, actor = name, remote_addr = %from, key, reason = %why, "join rejected");
+        } else {
+            limited!(may_log => warn, remote_addr = %from, name, reason = %why, "join rejected");
         }
         let code =
             if matches!(why, JoinRefusal::Later) { ErrorCode::Overloaded } else { ErrorCode::NotAllowed };

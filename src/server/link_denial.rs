@@ -4,10 +4,11 @@ use std::fmt;
 use std::time::Duration;
 
 use tokio::time::timeout;
-use tracing::{field, warn};
+use tracing::field;
 
 use crate::server::ServerContext;
-use tunnel_base::metrics::Door;
+use tunnel_base::limited;
+use tunnel_base::metrics::{Door, Metrics};
 use tunnel_link::grpc::accept::{CallRejection, LinkCall};
 use tunnel_net::guesses::GuessError;
 use tunnel_net::limiter::Source;
@@ -51,8 +52,7 @@ impl LinkDenial {
     pub(crate) async fn send(self, call: Box<LinkCall>, shared: &ServerContext) {
         let metrics = &shared.link_context.metrics;
         match self.why {
-            Some(why) if metrics.refuse(Door::Links, self.reason, call.from.ip()) => log(&call, &why),
-            Some(_) => {}
+            Some(why) => log(&call, self.reason, &why, metrics),
             None => metrics.count_refusal(Door::Links, self.reason),
         }
         match self.answer {
@@ -64,16 +64,19 @@ impl LinkDenial {
     }
 }
 
-fn log(call: &LinkCall, why: &str) {
+fn log(call: &LinkCall, reason: &'static str, why: &str, metrics: &Metrics) {
     let remote_addr = field::display(call.from);
+    let may_log = metrics.refuse(Door::Links, reason, call.from.ip());
     match &call.caller {
-        LinkCaller::Edge(hello) => warn!(node = %hello.node, remote_addr, reason = %why, "edge refused"),
+        LinkCaller::Edge(hello) => {
+            limited!(may_log => warn, node = %hello.node, remote_addr, reason = %why, "edge refused");
+        }
         LinkCaller::Client(hello) => {
             let user = if let UserProof::Token { user, .. } = &hello.proof { Some(user) } else { None };
             let user = user.map(field::display);
-            warn!(user, device = %hello.device, remote_addr, reason = why, "user refused");
+            limited!(may_log => warn, user, device = %hello.device, remote_addr, reason = why, "user refused");
         }
-        LinkCaller::Peer { .. } => warn!(remote_addr, reason = why, "peer refused"),
+        LinkCaller::Peer { .. } => limited!(may_log => warn, remote_addr, reason = why, "peer refused"),
     }
 }
 

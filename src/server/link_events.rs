@@ -6,10 +6,9 @@ pub(crate) mod relaying;
 pub(crate) mod user_sessions;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use tracing::{field, info, info_span};
+use tracing::{debug, field, info_span};
 
 use crate::acceptor::LISTENER;
 use crate::route::{RouteError, SessionRequest};
@@ -19,6 +18,7 @@ use crate::server::link_events::plain_bridge::accept_for_plain;
 use crate::session_io::bridge_sessions;
 use crate::session_io::grants::{Grant, SessionSubject, UNTIL_CHANGED};
 use tunnel_base::addresses::Location;
+use tunnel_base::limited;
 use tunnel_base::names::{Host, Instance, NodeName, Target};
 use tunnel_link::grpc::link_end::LinkEnd;
 use tunnel_link::link::Link;
@@ -29,14 +29,10 @@ use tunnel_link::table::handles::{IncomingSession, Session};
 use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{ErrorCode, Found, Frame, FrameKind, Remote, SessionError};
 
-/// Drives a link until it ends. `is_logged` is false for one of many links of its node.
+/// Drives a link until it ends.
 ///
 /// The caller owns the link, because a future that takes it stores it twice: there are thousands.
-pub(crate) async fn run_link(
-    reader: &mut LinkReader,
-    is_logged: bool,
-    shared: &Arc<ServerContext>,
-) -> LinkEnd {
+pub(crate) async fn run_link(reader: &mut LinkReader, shared: &Arc<ServerContext>) -> LinkEnd {
     shared.link_context.metrics.links.opened(reader.link.peer.kind());
     let room = Arc::new(Semaphore::new(MAX_SEARCHES_PER_EDGE));
     let why = loop {
@@ -45,7 +41,7 @@ pub(crate) async fn run_link(
             Err(why) => break why,
         }
     };
-    on_link_ended(reader, &why, is_logged, shared);
+    on_link_ended(reader, &why, shared);
     why
 }
 
@@ -99,34 +95,41 @@ fn handle_signal(Frame { node, body }: Frame, link: &Arc<Link>, shared: &Arc<Ser
 }
 
 /// Handles the end of a link.
-pub(crate) fn on_link_ended(
-    reader: &LinkReader,
-    why: &LinkEnd,
-    is_logged: bool,
-    shared: &Arc<ServerContext>,
-) {
+pub(crate) fn on_link_ended(reader: &LinkReader, why: &LinkEnd, shared: &Arc<ServerContext>) {
     let link = &reader.link;
     shared.link_context.metrics.links.closed(link.peer.kind());
     shared.link_context.metrics.links_closed.count(why.name());
     let sessions = reader.end(why);
     let node = link.peer.node().map(field::display);
-    if is_logged || link.age() > LOGGED_LINK_AGE {
-        info!(link = %link.id, node, reason = %why, sessions, "link has ended");
+    if let Remote::Client(_) = link.peer {
+        // Like its begin.
+        return debug!(link = %link.id, reason = %why, sessions, "link has ended");
     }
+    limited!(
+        may_log(link, "link_ended", shared) => info,
+        link = %link.id, node, reason = %why, sessions, "link has ended"
+    );
+}
+
+/// Returns true if a line of this kind about a link may be logged: a few within a minute for each node, and for peers.
+pub(crate) fn may_log(link: &Link, kind: &'static str, shared: &ServerContext) -> bool {
+    let name = link.peer.node().map_or(link.peer.kind(), NodeName::as_str);
+    shared.link_context.metrics.refusals.may_log_about(kind, name, MAX_LOGGED_LINKS)
 }
 
 /// Migrates the sessions of a retired link to the node's primary link.
 ///
 /// The link itself stays. The edge may have dialled the new link as a backup because the old one did not answer. If the
 /// old one then answers first, the edge closes the new one, and the sessions return.
-pub(crate) fn migrate_sessions(left: &Arc<Link>, is_logged: bool, shared: &Arc<ServerContext>) {
+pub(crate) fn migrate_sessions(left: &Arc<Link>, shared: &Arc<ServerContext>) {
     let table = &shared.link_context.table;
     table.detach_relays(left, None);
     let sessions = table.leave(left, None, |_| true);
     let node = left.peer.node().map(field::display);
-    if is_logged {
-        info!(link = %left.id, node, sessions, "sessions migrated to new link");
-    }
+    limited!(
+        may_log(left, "sessions_migrated", shared) => info,
+        link = %left.id, node, sessions, "sessions migrated to new link"
+    );
 }
 
 /// Retires older links of a node that has linked at the server `at`, here or as `found` elsewhere. Pings them and drops
@@ -156,8 +159,8 @@ pub(crate) fn retire_old_links(
     });
 }
 
-/// The end of a link that lasted longer is always logged: it is not one of many within a minute.
-const LOGGED_LINK_AGE: Duration = Duration::from_secs(60);
+/// Maximum number of lines of one kind about a node's links within a minute.
+pub(crate) const MAX_LOGGED_LINKS: u64 = 10;
 
 /// Handles a request that arrived over a link. `room` limits the concurrent searches of this link.
 pub(crate) fn handle_request(request: RelayRequest, shared: &Arc<ServerContext>, room: &Arc<Semaphore>) {

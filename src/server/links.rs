@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
-use tracing::{Instrument as _, Span, debug, debug_span, field, info, info_span};
+use tracing::{Instrument as _, Span, debug, debug_span, field, info_span};
 
 use crate::registry::LinkedNode;
 use crate::server::edge_links::{EdgeCredentials, close_links};
-use crate::server::handshake_failures::{HandshakeFailures, run_summaries};
+use crate::server::handshake_failures;
 use crate::server::interactive_links::admit_interactive;
 use crate::server::link_denial::LinkDenial;
-use crate::server::link_events::{migrate_sessions, retire_old_links, run_link};
-use crate::server::link_rates::{LinkRateOutcome, MAX_LINKS};
+use crate::server::link_events::{MAX_LOGGED_LINKS, migrate_sessions, retire_old_links, run_link};
 use crate::server::{ServerContext, invitations, user_links};
+use tunnel_base::limited;
 use tunnel_base::metrics::Door;
 use tunnel_base::names::{Instance, UserDevice};
 use tunnel_base::policy::Networks;
@@ -51,10 +51,7 @@ pub(crate) fn spawn(
     let limits =
         AcceptSettings { permits: CONNECTIONS, proxies, metrics, door: Door::Links, for_operators: false };
     let handshakes = TlsHandshaker::new(tls, shared.pool.clone(), CONNECTIONS);
-    let handshake_failures = HandshakeFailures::default();
-    let summaries = run_summaries(handshake_failures.clone(), shared.link_rates.clone(), links.clone());
-    links.spawn(info_span!("handshakes"), summaries);
-    let handler = LinkConnectionHandler { arrivals, handshakes, handshake_failures, shared };
+    let handler = LinkConnectionHandler { arrivals, handshakes, shared };
     links.spawn(info_span!("grpc"), accept_loop::run(listener, limits, handler, links.clone()));
 }
 
@@ -96,28 +93,29 @@ async fn admit_edge(call: Box<LinkCall>, hello: EdgeHello, shared: Arc<ServerCon
     let certificate_node =
         if let CallerCertificate::Edge(node) = &call.certificate { node.clone() } else { None };
     let credentials = EdgeCredentials { hello: hello.clone(), certificate_node };
-    let is_logged = match Box::pin(check_edge(&credentials, call.from, &shared)).await {
-        Ok(is_logged) => is_logged,
-        Err(denial) => return Box::pin(denial.send(call, &shared)).await,
-    };
+    if let Err(denial) = Box::pin(check_edge(&credentials, call.from, &shared)).await {
+        return Box::pin(denial.send(call, &shared)).await;
+    }
     let from = call.from;
     let ips: Arc<[_]> = hello.ips.iter().copied().collect();
     let linked = |link: &Arc<Link>| LinkedNode { link: link.clone(), from, ips: ips.clone() };
     if hello.purpose == LinkPurpose::Interactive {
-        return Box::pin(admit_interactive(call, linked, &credentials, is_logged, &shared)).await;
+        return Box::pin(admit_interactive(call, linked, &credentials, &shared)).await;
     }
     let mut reader = call.accept(Remote::Edge(hello.node.clone()));
     let link = reader.link.clone();
     let edge = hello.instance.map(field::debug);
-    if is_logged {
-        info!(link = %link.id, node = %hello.node, remote_addr = %from, edge, dialect = link.dialect_name(), "node is linked");
-    }
+    let refusals = &shared.link_context.metrics.refusals;
+    limited!(
+        refusals.may_log_about("node_linked", &hello.node, MAX_LOGGED_LINKS) => info,
+        link = %link.id, node = %hello.node, remote_addr = %from, edge, dialect = link.dialect_name(), "node is linked"
+    );
     if let Some(silent) = shared.registry.insert(linked(&link), hello.purpose == LinkPurpose::Backup) {
         // The interactive link may also be unresponsive.
         if let Some(interactive_link) = silent.set_interactive(None) {
-            migrate_sessions(&interactive_link, is_logged, &shared);
+            migrate_sessions(&interactive_link, &shared);
         }
-        migrate_sessions(&silent, is_logged, &shared);
+        migrate_sessions(&silent, &shared);
     }
     shared.edge_links.track(&link, &credentials);
     shared.finder.on_linked(&hello.node);
@@ -125,7 +123,7 @@ async fn admit_edge(call: Box<LinkCall>, hello: EdgeHello, shared: Arc<ServerCon
     if shared.stopping.is_cancelled() {
         link.drain(None);
     }
-    let why = run_link(&mut reader, is_logged, &shared).await;
+    let why = run_link(&mut reader, &shared).await;
     shared.registry.ended(&link, &why.to_string());
     shared.finder.on_unlinked(&hello.node);
     shared.edge_links.untrack(&link);
@@ -145,12 +143,15 @@ async fn admit_user(call: Box<LinkCall>, hello: UserHello, shared: Arc<ServerCon
     if shared.stopping.is_cancelled() {
         link.drain(None);
     }
-    let mut running = pin!(run_link(&mut reader, false, &shared));
+    let mut running = pin!(run_link(&mut reader, &shared));
     tokio::select! {
         _ = &mut running => {}
         why = user_links::revoked(&user, &shared) => {
             let UserDevice { user, device } = &user.client;
-            info!(link = %link.id, %user, %device, reason = why, "link ended: user revoked");
+            limited!(
+                shared.link_context.metrics.refusals.may_log_about("user_revoked", user, MAX_LOGGED_LINKS) => info,
+                link = %link.id, %user, %device, reason = why, "link ended: user revoked"
+            );
             // Before the sessions are reset, so that no new one takes their place.
             users.remove(&link);
             let closing = close_links(vec![(link.clone(), why)], shared.link_context.table.clone());
@@ -160,12 +161,12 @@ async fn admit_user(call: Box<LinkCall>, hello: UserHello, shared: Arc<ServerCon
     users.remove(&link);
 }
 
-/// Checks whether an edge may link. Returns true if its link is logged.
+/// Checks whether an edge may link.
 async fn check_edge(
     credentials: &EdgeCredentials,
     from: SocketAddr,
     shared: &Arc<ServerContext>,
-) -> Result<bool, LinkDenial> {
+) -> Result<(), LinkDenial> {
     let EdgeHello { node, instance, .. } = &credentials.hello;
     let registry = &shared.registry;
     if let Err(why) = shared.edge_links.authenticate_caller(credentials, from.ip()).await {
@@ -180,14 +181,12 @@ async fn check_edge(
         let answer = CallRejection::NameTaken(taken.to_string());
         return Err(LinkDenial::new("name_in_use", answer).logged());
     }
-    match shared.link_rates.count(node) {
-        LinkRateOutcome::Refused => {
-            let answer = CallRejection::TooManyLinks { node: node.clone(), links: MAX_LINKS };
-            registry.refused(node, &answer.to_string());
-            Err(LinkDenial::new("too_many_links", answer))
-        }
-        next => Ok(next == LinkRateOutcome::Logged),
+    if !shared.link_rates.allows(node) {
+        let answer = CallRejection::TooManyLinks { node: node.clone(), links: MAX_LINKS };
+        registry.refused(node, &answer.to_string());
+        return Err(LinkDenial::new("too_many_links", answer).logged());
     }
+    Ok(())
 }
 
 async fn admit_peer(call: Box<LinkCall>, instance: Instance, is_backup: bool, shared: Arc<ServerContext>) {
@@ -196,13 +195,17 @@ async fn admit_peer(call: Box<LinkCall>, instance: Instance, is_backup: bool, sh
     }
     let mut reader = call.accept(Remote::Peer);
     let link = reader.link.clone();
-    info!(link = %link.id, peer = ?instance, "peer is linked");
+    let refusals = &shared.link_context.metrics.refusals;
+    limited!(
+        refusals.may_log_about("peer_linked", format_args!("{instance:?}"), MAX_LOGGED_LINKS) => info,
+        link = %link.id, peer = ?instance, "peer is linked"
+    );
     if let Some(peers) = shared.finder.peers() {
         for silent in peers.add_incoming(&link, is_backup) {
-            migrate_sessions(&silent, true, &shared);
+            migrate_sessions(&silent, &shared);
         }
     }
-    run_link(&mut reader, true, &shared).await;
+    run_link(&mut reader, &shared).await;
     if let Some(peers) = shared.finder.peers() {
         peers.remove(&link);
     }
@@ -214,7 +217,7 @@ async fn run_dialled_links(mut made: mpsc::Receiver<LinkReader>, shared: Arc<Ser
     while let Some(Some(mut reader)) = links.run_until(made.recv()).await {
         let span = info_span!("link", peer = reader.link.instance.map(field::debug));
         let shared = shared.clone();
-        links.spawn(span, async move { drop(run_link(&mut reader, true, &shared).await) });
+        links.spawn(span, async move { drop(run_link(&mut reader, &shared).await) });
     }
 }
 
@@ -225,7 +228,6 @@ pub(crate) struct LinkConnectionHandler {
     /// Limits concurrent handshakes and calls. When thousands of edges link again at once they queue here: a rejected
     /// edge would only dial again later.
     pub(crate) handshakes: TlsHandshaker,
-    pub(crate) handshake_failures: HandshakeFailures,
     pub(crate) shared: Arc<ServerContext>,
 }
 
@@ -252,7 +254,6 @@ impl ConnectionHandler for LinkConnectionHandler {
 
     async fn handle(self: Arc<Self>, accepted: Accepted) {
         let Accepted { socket, from, permit } = accepted;
-        let refused = &self.shared.link_context.metrics.links_rejected;
         if let Err(e) = tune_link(&socket, self.shared.link_context.congestion.as_deref()) {
             return debug!(error = %e, "connection closed immediately");
         }
@@ -260,10 +261,7 @@ impl ConnectionHandler for LinkConnectionHandler {
         let accepted = match shaking.instrument(info_span!("handshake", remote_addr = %from)).await {
             Ok(accepted) => accepted,
             Err(failure) => {
-                refused.count(failure.reason);
-                if let Some(error) = &failure.error {
-                    self.handshake_failures.record(from.ip(), error);
-                }
+                handshake_failures::report(&failure, from.ip(), &self.shared.link_context.metrics);
                 return debug!("{failure}");
             }
         };
@@ -276,6 +274,10 @@ impl ConnectionHandler for LinkConnectionHandler {
         serve(io, from, arrivals, link_context, waiting).await;
     }
 }
+
+/// Maximum number of links of a node in a minute. A line that breaks every second, with a backup link each time, is
+/// below it.
+pub(crate) const MAX_LINKS: u32 = 120;
 
 /// A fatal TLS alert, `user_canceled`: the handshake is cancelled for a reason other than a protocol failure (RFC 8446,
 /// section 6).

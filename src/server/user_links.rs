@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -13,6 +14,7 @@ use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::denial::Denial;
 use crate::server::ServerContext;
 use crate::server::link_denial::LinkDenial;
+use crate::server::rates::RateLimiter;
 use crate::session_io::grants::SessionSubject;
 use tunnel_base::metrics::label_values::DENIALS;
 use tunnel_base::names::{NameError, UserDevice, UserName};
@@ -32,6 +34,8 @@ pub(crate) struct UserLinks {
     permits: FairLimiter<UserName>,
     /// Permits for requests of the admin API.
     pub(crate) requests: FairLimiter<UserName>,
+    /// Rates of these requests.
+    pub(crate) request_rates: RateLimiter<UserName>,
 }
 
 /// A user's program, as it has proved to be.
@@ -100,7 +104,8 @@ impl Default for UserLinks {
     fn default() -> Self {
         let permits = FairLimiter::new(LINK_LIMITS);
         let requests = FairLimiter::new(REQUEST_LIMITS);
-        Self { context: None, links: Mutex::default(), permits, requests }
+        let request_rates = RateLimiter::new(MAX_REQUESTS_PER_SECOND, Duration::from_secs(1));
+        Self { context: None, links: Mutex::default(), permits, requests, request_rates }
     }
 }
 
@@ -116,6 +121,9 @@ pub(crate) const MAX_USER_LINKS: usize = 256;
 /// one user: as many as an admin port has.
 const REQUEST_LIMITS: PermitLimits =
     PermitLimits { permits: 64, per_source: 8, waiting: 0, idle_timeout: None };
+
+/// Maximum number of these requests of a user within a second. Each has a line in the audit log.
+const MAX_REQUESTS_PER_SECOND: u32 = 20;
 
 /// Checks whether a user's program may link.
 pub(crate) async fn authenticate(

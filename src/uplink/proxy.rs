@@ -63,6 +63,8 @@ impl UserProxy {
             metrics: links.metrics.clone(),
             drain: clients.clone(),
         };
+        clients
+            .spawn(info_span!("refusals"), links.metrics.refusals.clone().sum_up(clients.clone().started()));
         spawn(http_proxy::KIND.name, http, HttpProxyProtocol, &context);
         spawn(socks5::KIND.name, socks5, Socks5, &context);
         let context = ListenerContext { category: SessionCategory::Ssh, ..context };

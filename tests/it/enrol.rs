@@ -20,6 +20,7 @@ use tunnel_link::grpc::enrol::JoinCredentials;
 use crate::support::clients::assert_echo;
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, start_edge};
 use crate::support::{pause_time, servers, targets, wait_within};
+use crate::words::LogLines;
 
 /// Starts servers that share a file of invitations. Their token file admits none of the test's nodes.
 pub(crate) fn cloud(place: &TestDir, count: u8) -> Vec<TestServer> {
@@ -507,4 +508,21 @@ async fn a_user_is_invited_listed_and_revoked_by_one_command_each() {
     let none = run("invitations revoke --user alice").await.unwrap_err();
     assert!(none.code == 77 && none.text.contains("alice/ has not joined by an invitation"), "{none}");
     assert_eq!(run("invitations list -o json").await.unwrap().trim(), "[]");
+}
+
+#[tokio::test]
+async fn a_join_that_is_repeated_has_one_line_a_minute() {
+    let (lines, _guard) = LogLines::start();
+    let place = TestDir::new();
+    let store = place.path().join("enrolled");
+    let server =
+        TestServer::with(&place, &format!("[server.invitations]\nstore = \"file\"\nfile = {store:?}\n"));
+    let enrolment = server.server.enrolment.as_ref().unwrap();
+    let hour = Duration::from_secs(3600);
+    let code = enrolment.invite(&"node1".parse().unwrap(), None, hour, "test").await.unwrap().code;
+    for _ in 0..30 {
+        join_at(&server, &code.secret(), "node1", &"TOKEN".repeat(8)).await.unwrap();
+    }
+    let counts = ["node joined by invitation", "join request repeated"].map(|line| lines.count(line));
+    assert_eq!(counts, [1, 1], "{}", lines.text());
 }

@@ -171,6 +171,26 @@ async fn other_users_only_list_the_nodes_that_their_rules_permit() {
 }
 
 #[tokio::test]
+async fn a_flood_of_requests_is_refused_and_makes_few_lines_but_each_change_has_its_own() {
+    let (lines, _guard) = LogLines::start();
+    let place = TestDir::new();
+    let server = server(&place, "admins = [\"bob\"]").await;
+    let at_server = [server.server.bound.grpc];
+    let alice = link(&place, "alice/laptop", &at_server).await;
+    // Twenty within a second are allowed.
+    let flood = async { while send(&alice, "GET /xxx", "").await.0 != 429 {} };
+    assert_eventually("too many requests", flood).await;
+    let refused = |result| server.server.metrics.sessions.closed("clients", result);
+    assert!(refused("bad_request") >= 20 && refused("overloaded") == 1);
+    assert_eq!((lines.count("path=\"/xxx\" status=404"), lines.count("status=429")), (10, 1));
+    let bob = link(&place, "bob/laptop", &at_server).await;
+    for n in 0..15 {
+        json(send(&bob, "POST /invitations", &subject(&format!("edge{n}"))).await);
+    }
+    assert_eq!(lines.count("path=\"/invitations\" status=200"), 15);
+}
+
+#[tokio::test]
 async fn a_user_is_an_admin_as_long_as_the_config_names_her() {
     let place = TestDir::new();
     let with = |admins: &str| place.cloud(&tables(&place, &format!("admins = [{admins}]")));

@@ -22,7 +22,7 @@ use crate::http_proxy::site;
 use crate::support::clients::{assert_reset, get, send_request};
 use crate::support::programs::{TOKEN, TestDir, TestServer, edge};
 use crate::support::raw::RawHttp2;
-use crate::support::{remote, wait_until};
+use crate::support::{pause_time, remote, wait_until};
 
 /// The lines that the tasks of this thread log, as a reader that escapes nothing sees them.
 #[derive(Clone, Default)]
@@ -55,7 +55,7 @@ impl LogLines {
     fn sum(&self, part: &str, cause: &str) -> usize {
         let text = self.text();
         let sums =
-            text.lines().filter(|line| line.contains("similar refusals not logged") && line.contains(cause));
+            text.lines().filter(|line| line.contains("similar lines not logged") && line.contains(cause));
         let more = sums.map(|line| {
             let (_, behind) = line.split_once("suppressed=").unwrap();
             behind.split(' ').next().unwrap().parse::<usize>().unwrap()
@@ -257,11 +257,13 @@ async fn repeated_refusals_are_summarised_in_the_log_and_all_are_counted() {
     let server = TestServer::start(&place);
     place.file("token", "default:another\n");
     let other = TestServer::start(&place);
+    pause_time();
     for _ in 0..100 {
         assert_eq!(server.request_connect("node1").await.status, 400);
     }
-    for _ in 0..30 {
-        assert!(remote::try_link(&place, other.server.bound.grpc, "node1", None).await.is_err());
+    for n in 0..30 {
+        let node = format!("node{n}");
+        assert!(remote::try_link(&place, other.server.bound.grpc, &node, None).await.is_err());
     }
     assert_eq!(server.server.metrics.sessions.closed("connect", "bad_target"), 100);
     wait_until("each is logged or summed up", || {

@@ -20,7 +20,7 @@ use tracing_subscriber::layer::{Layered, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, fmt as lines, reload};
 
-use crate::logging::dropped_lines::OF_PROCESS;
+use crate::logging::dropped_lines::{AUDIT_FILE, OF_PROCESS};
 use crate::logging::escaping_format::EscapingFormat;
 use crate::logging::files::{AuditFile, LogFiles};
 use crate::logging::json::FlatJson;
@@ -95,6 +95,10 @@ impl LoggingGuard {
                 .map_err(|cause| LogError::Dir { dir, cause })
         };
         let files = dir.map(open).transpose();
+        if let Some(path) = &audit_file {
+            // Set once, as logging is started once.
+            let _ = AUDIT_FILE.set(path.clone());
+        }
         let audit = audit_file.map(|path| AuditFile::open(path, OF_PROCESS.clone())).transpose();
         let mut writers = Vec::new();
         let mut unusable = Vec::new();

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
-use tracing::{debug, info};
+use tracing::debug;
 
 use crate::frame_log::log_session_frame;
 use crate::grpc::read_ahead::ReadAheadBound;
@@ -22,6 +22,7 @@ use crate::link::Link;
 use crate::lock::Mutex;
 use crate::table::session::SharedSession;
 use crate::table::{FrameEvent, SessionTable};
+use tunnel_base::limited;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_proto::codec::proto::StreamMsg;
@@ -239,7 +240,8 @@ impl PlainRemoteReader {
         link.set_dialect(dialect);
         self.metrics.plain_links.opened(dialect);
         if before.is_none() {
-            info!(link = %link.id, dialect, "remote is a program of SuperEdge");
+            let name = link.peer.node().map_or("", NodeName::as_str);
+            limited!(self.metrics.refusals.may_log_about("plain_remote", name, 10) => info, link = %link.id, dialect, "remote is a program of SuperEdge");
         } else {
             debug!(link = %link.id, dialect, "remote has another dialect than before");
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::task_tracker::TaskTrackerToken;
-use tracing::{debug, error, info, info_span, warn};
+use tracing::{debug, error, info, info_span};
 
 use crate::intercept::rules::InterceptSets;
 use crate::intercept::{InterceptError, NftTable};
@@ -18,6 +18,7 @@ use crate::listener::intercept::claim_log::ClaimLog;
 use crate::listener::intercept::node_searches::NodeDiscovery;
 use crate::listener::intercept::presence::InterceptedAddresses;
 use tunnel_base::addresses::owners::{AddressClaim, ClaimRejectReason, ClaimSource, RejectedClaim};
+use tunnel_base::limited;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::off_limits::is_off_limits;
 use tunnel_net::interfaces::LocalAddresses;
@@ -156,8 +157,10 @@ impl NftReconciler {
                     .any(|why| rejected.why == ClaimRejectReason::NotANodeAddress(why))
         };
         let (news, more) = self.claim_log.update(rejected.into_iter().filter(|it| !is_usual(it)).collect());
+        let refusals = &self.deps.context.metrics.refusals;
         for RejectedClaim { claim: AddressClaim { ip, node, by }, why } in news {
-            warn!(
+            limited!(
+                refusals.may_log_about("address_claim", &node, 10) => warn,
                 %ip,
                 %node,
                 source = %by,
@@ -167,7 +170,8 @@ impl NftReconciler {
             );
         }
         if let Some(more) = more {
-            warn!(
+            limited!(
+                refusals.may_log_about("address_claims", "", 1) => warn,
                 more,
                 hint = "correct the claims logged before these",
                 "too many rejected address claims to log"

@@ -49,11 +49,12 @@ async fn answer(request: RelayRequest, user: AuthenticatedUser, shared: Arc<Serv
             format!("user {} waits for too many answers, or all users together do; try again", client.user);
         return request.refuse(SessionError::new(ErrorCode::Overloaded, why));
     };
+    let is_over_rate = !shared.user_links.request_rates.allows(&client.user);
     let rules = context.policy.load().rules.clone();
     let admins = shared.policies.admins.load().to_vec();
     // A session that should be resumed gets no offer.
     if let (Some(offer), Some(admin)) = (request.offer(), shared.admin.get()) {
-        admin.serve_linked(offer.accept(), LinkedUser { client, from, rules, admins }).await;
+        admin.serve_linked(offer.accept(), LinkedUser { client, from, rules, admins, is_over_rate }).await;
     }
 }
 
