@@ -32,7 +32,7 @@ use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::addresses::{AddressBook, Location};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{DeviceName, Host, NodeName, Target};
+use tunnel_base::names::{DeviceName, Host, NodeName, SessionId, Target};
 use tunnel_base::policy::off_limits::is_off_limits;
 use tunnel_base::policy::zone::NodeZone;
 use tunnel_base::policy::{CertificateGlob, Networks, Rules, canonical_ip};
@@ -280,6 +280,8 @@ pub struct Admission {
     pub server_name: Option<String>,
     /// The user's device, if it has a link here.
     device: Option<DeviceName>,
+    /// The session that is requested over that link.
+    session: Option<SessionId>,
     /// Notified once the head is read.
     pub(super) head_is_read: Arc<Notify>,
     /// Its connection's permit; `None` once a session was requested with [`Self::open`]: from then on its connection
@@ -308,6 +310,7 @@ impl Admission {
             proof: ClientIdentity::None,
             server_name: None,
             device: None,
+            session: None,
             head_is_read: Arc::default(),
             permit: Some(permit),
             _session_permit: None,
@@ -462,7 +465,9 @@ impl Admission {
             }
             _ => target.clone(),
         };
-        match self.context.addresses.locate(&requested, rand::random())? {
+        // The same session finds the same endpoint of a Service again.
+        let chance = self.session.map_or_else(rand::random, SessionId::chance);
+        match self.context.addresses.locate(&requested, chance)? {
             Location::Node { node, target, direct } => Ok(Destination { node, target, direct, all }),
             Location::Direct(direct) if matches!(direct.host, Host::Ip(ip) if is_off_limits(ip)) => {
                 Err(Denial::OffLimits(target))

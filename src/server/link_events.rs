@@ -19,7 +19,7 @@ use crate::session_io::bridge_sessions;
 use crate::session_io::grants::{Grant, SessionSubject, UNTIL_CHANGED};
 use tunnel_base::addresses::Location;
 use tunnel_base::limited;
-use tunnel_base::names::{Host, Instance, NodeName, Target};
+use tunnel_base::names::{Host, Instance, NodeName, SessionId, Target};
 use tunnel_link::grpc::link_end::LinkEnd;
 use tunnel_link::link::Link;
 use tunnel_link::link_reader::LinkReader;
@@ -218,7 +218,7 @@ fn dial_for_edge(request: RelayRequest, shared: &Arc<ServerContext>) {
     }
     let from = request.from().clone();
     let Some(offer) = request.offer() else { return };
-    match target_at_node(offer.target(), offer.node(), shared) {
+    match target_at_node(offer.target(), offer.node(), offer.id(), shared) {
         None => shared.backend.serve_incoming(offer),
         Some((node, target)) => {
             let span = info_span!("bridge", session = %offer.id(), %node);
@@ -229,13 +229,14 @@ fn dial_for_edge(request: RelayRequest, shared: &Arc<ServerContext>) {
 }
 
 /// Returns the other node at which a target of the edge `own` is, and the target there. Returns `None` if the address
-/// book names no such node, or edges may not reach that.
+/// book names no such node, or edges may not reach that. A later request for the same session finds the same node.
 pub(super) fn target_at_node(
     requested: &Target,
     own: &NodeName,
+    session: SessionId,
     shared: &Arc<ServerContext>,
 ) -> Option<(NodeName, Target)> {
-    let (node, target) = match shared.cluster.addresses.locate(requested, rand::random()).ok()? {
+    let (node, target) = match shared.cluster.addresses.locate(requested, session.chance()).ok()? {
         Location::Node { node, target, .. } => (node, target),
         Location::Direct(_) => {
             let node = shared.route.node_named_by_address(&requested.host)?;

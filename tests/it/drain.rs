@@ -214,7 +214,8 @@ async fn aborted_sessions_get_the_reason_that_server_or_edge_is_stopping() {
         let (id, SessionFrame::Open { epoch, .. }) = call.next_session_frame().await else {
             panic!("an Open first")
         };
-        call.send_session(id, SessionFrame::Opened { limit: 10_000, epoch, instance: None }).await;
+        call.send_session(id, SessionFrame::Opened { limit: 10_000, epoch, instance: None, place: None })
+            .await;
         id
     };
     let (_client, id) = tokio::join!(server.open("node1:22"), accepts);
@@ -286,7 +287,8 @@ async fn a_stopping_server_delivers_all_bytes_of_its_clients() {
         let (id, SessionFrame::Open { epoch, .. }) = call.next_session_frame().await else {
             panic!("an Open first")
         };
-        call.send_session(id, SessionFrame::Opened { limit: 10_000, epoch, instance: None }).await;
+        call.send_session(id, SessionFrame::Opened { limit: 10_000, epoch, instance: None, place: None })
+            .await;
         call.send_session(id, SessionFrame::Fin { total: 1 }).await;
         id
     };

@@ -30,7 +30,7 @@ async fn accepted(server: &TestServer, edge: &mut Call) -> (TcpStream, SessionId
         let (id, SessionFrame::Open { epoch, .. }) = edge.next_session_frame().await else {
             panic!("an Open first")
         };
-        edge.send_session(id, SessionFrame::Opened { limit: 1000, epoch, instance: None }).await;
+        edge.send_session(id, SessionFrame::Opened { limit: 1000, epoch, instance: None, place: None }).await;
         id
     };
     tokio::join!(server.open("bad:22"), accept)
@@ -136,6 +136,7 @@ async fn endless_pings_and_resumes_leave_a_bounded_number_of_answers() {
         instance: Some(Instance::random()),
         opener: None,
         target: echo.into(),
+        place: None,
     };
     // It does not read the answers meanwhile.
     for number in 0..10_000 {

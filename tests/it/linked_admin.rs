@@ -284,7 +284,15 @@ fn open(epoch: u64) -> SessionFrame {
 
 fn resume(epoch: u64) -> SessionFrame {
     let target: Target = "node1:22".parse().unwrap();
-    SessionFrame::Resume { received: 0, limit: 1 << 16, epoch, instance: None, opener: None, target }
+    SessionFrame::Resume {
+        received: 0,
+        limit: 1 << 16,
+        epoch,
+        instance: None,
+        opener: None,
+        target,
+        place: None,
+    }
 }
 
 #[tokio::test]
@@ -360,7 +368,15 @@ async fn endless_opens_of_a_user_leave_room_for_others() {
         let (target, opener) = (target.clone(), None);
         let frame = match number % 2 {
             0 => SessionFrame::Open { target, limit: 1, epoch: 1, client: "me".into(), opener },
-            _ => SessionFrame::Resume { received: 0, limit: 1, epoch: 1, instance: None, opener, target },
+            _ => SessionFrame::Resume {
+                received: 0,
+                limit: 1,
+                epoch: 1,
+                instance: None,
+                opener,
+                target,
+                place: None,
+            },
         };
         let body = FrameKind::Session(SessionId::random(), category, frame);
         bad.send(to_message(Frame { node: NodeName::none(), body })).await;

@@ -178,7 +178,7 @@ impl ExtendedSession {
             edge.send_messages([message(
                 &edge.node,
                 id,
-                SessionFrame::Opened { limit: 0, epoch, instance: None },
+                SessionFrame::Opened { limit: 0, epoch, instance: None, place: None },
             )])
             .await;
             Self { id, sent: 0, limit }

@@ -41,7 +41,7 @@ fn resume(
     opener: Option<Opener>,
 ) -> SessionFrame {
     let target = target.into();
-    SessionFrame::Resume { received: 0, limit: 1000, epoch, instance, opener, target }
+    SessionFrame::Resume { received: 0, limit: 1000, epoch, instance, opener, target, place: None }
 }
 
 fn server(number: u128) -> Option<Opener> {
@@ -105,6 +105,7 @@ async fn a_session_of_two_edges_cannot_be_taken_over_by_a_third() {
             instance: acceptor,
             opener: None,
             target: echo.into(),
+            place: None,
         };
         send_session_frame(&opener, "acceptor", id, resume).await;
         assert_resumed(&mut opener, epoch).await;
@@ -123,7 +124,9 @@ async fn a_clients_session_cannot_be_taken_over_even_by_its_acceptor() {
         let (id, frame) = acceptor.next_session_frame().await;
         let SessionFrame::Open { opener, .. } = frame else { panic!("{frame:?}") };
         assert_eq!(opener, Some(Opener::Server(servers[0].server.table.instance())));
-        acceptor.send_session(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance: itself }).await;
+        acceptor
+            .send_session(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance: itself, place: None })
+            .await;
         id
     };
     let (mut client, id) = tokio::join!(servers[0].open("acceptor:22"), accepts);

@@ -318,7 +318,7 @@ fn own(place: &TestDir) -> Option<IdentityFiles> {
 
 fn resume(instance: Option<Instance>) -> SessionFrame {
     let target = "127.0.0.1:22".parse().unwrap();
-    SessionFrame::Resume { received: 0, limit: 1000, epoch: 2, instance, opener: None, target }
+    SessionFrame::Resume { received: 0, limit: 1000, epoch: 2, instance, opener: None, target, place: None }
 }
 
 #[tokio::test]

@@ -340,7 +340,8 @@ async fn a_resume_that_names_another_target_than_the_open_is_refused() {
         (1, 4, echo, Some(ErrorCode::NotAllowed)),
     ] {
         let (received, opener, target) = (0, None, target.into());
-        let resume = SessionFrame::Resume { received, limit, epoch, instance: holder, opener, target };
+        let resume =
+            SessionFrame::Resume { received, limit, epoch, instance: holder, opener, target, place: None };
         links[at].send_session(id, resume).await;
         let refused = match links[at].next_session_frame().await.1 {
             SessionFrame::Reset { refusal, .. } => Some(refusal.code),

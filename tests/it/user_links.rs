@@ -8,12 +8,15 @@ use tonic::Status;
 use tunnel::config::SecretString;
 use tunnel::route::RouteError;
 use tunnel::uplink::client::{ClientLinkConfig, ClientLinkError, ClientUplinks, UserCredentials};
+use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_link::table::handles::Session;
 use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_net::reload::ReloadedValue;
-use tunnel_proto::frame::ErrorCode;
+use tunnel_proto::codec::extended::to_message;
+use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionCategory, SessionFrame};
 use tunnel_proto::hello::EdgeHello;
 
+use crate::addresses::own_address;
 use crate::admin::tunnel_sessions;
 use crate::enrol::{invited_user, join_as_user};
 use crate::support::line::Line;
@@ -22,7 +25,7 @@ use crate::support::programs::{TestDir, TestServer, at, edge};
 use crate::support::remote::ScriptedServer;
 use crate::support::servers::{self, KillableServer};
 use crate::support::sessions::assert_session_echo;
-use crate::support::users::{self, config, link, open, reset, server, tables};
+use crate::support::users::{self, config, link, open, reset, scripted, server, tables};
 use crate::support::{assert_eventually, remote, targets, wait_until};
 use crate::words::LogLines;
 
@@ -221,6 +224,50 @@ async fn each_server_authorizes_a_resume_again() {
     let why = reset(&mut session).await;
     assert!(why.starts_with("no rule lets alice reach port"), "{why}");
     drop(links);
+}
+
+/// For its second server the address is another node's, which has an edge, too.
+#[tokio::test]
+async fn a_users_session_resumes_at_the_node_where_it_was_opened() {
+    let place = TestDir::new();
+    let echo = targets::serve_at(&format!("{}:0", own_address()), targets::echo_one).await;
+    place.authority.write(place.path(), &["cloud.test", "127.0.0.1", "127.0.0.2", "127.0.0.3"]);
+    let all = servers::addresses(2);
+    let mut servers = Vec::new();
+    for (at, node) in all.iter().zip(["node1", "node2"]) {
+        let more = format!("[server.addresses.nodes]\n\"{}\" = \"{node}\"", echo.ip());
+        let text = format!("{}\n{}", servers::peers(&all), tables(&place, &more));
+        servers.push(KillableServer::start(servers::config(&place, *at, &text)).await);
+    }
+    let _edges =
+        [edge(&place, &servers[1].server, "node1").await, edge(&place, &servers[1].server, "node2").await];
+    let links = link(&place, "alice/laptop", &all).await;
+    let mut session = open_once_known(&links, &echo.to_string()).await;
+    assert_session_echo(&mut session, "through the first server").await;
+    servers[0].kill();
+    assert_session_echo(&mut session, "through the second server").await;
+    assert_eq!(session.resumed(), 1);
+    drop(session);
+    links.close().await;
+}
+
+/// The first is what an older program sends. The second names a place, which is authorized.
+#[tokio::test]
+async fn a_resume_that_cannot_be_located_is_repeated_and_one_that_is_not_allowed_ends() {
+    let place = TestDir::new();
+    let server = server(&place, "").await;
+    let _edge = edge(&place, &server, "other1").await;
+    let mut call = scripted(&place, &server).await;
+    let target: Target = "10.99.0.7:22".parse().unwrap();
+    let chosen = Box::new(("other1".parse().unwrap(), target.clone()));
+    for (place, code) in [(None, ErrorCode::NodeNotConnected), (Some(chosen), ErrorCode::NotAllowed)] {
+        let (id, target, instance) = (SessionId::random(), target.clone(), Some(Instance::random()));
+        let resume =
+            SessionFrame::Resume { received: 0, limit: 9, epoch: 2, instance, opener: None, target, place };
+        let body = FrameKind::Session(id, SessionCategory::Ssh, resume);
+        call.send(to_message(Frame { node: NodeName::direct(), body })).await;
+        assert_eq!(call.refusal(id).await.code, code);
+    }
 }
 
 #[tokio::test]

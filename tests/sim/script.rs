@@ -50,7 +50,7 @@ impl Script {
         self.receive_frame(
             link,
             opening.id(),
-            SessionFrame::Opened { limit: 1 << 40, epoch: 1, instance: None },
+            SessionFrame::Opened { limit: 1 << 40, epoch: 1, instance: None, place: None },
         );
         opening.into_session()
     }
@@ -113,7 +113,7 @@ fn open_frame(epoch: u64) -> SessionFrame {
 
 fn resume_frame(epoch: u64, at: Instance) -> SessionFrame {
     let (instance, target) = (Some(at), "10.0.0.1:22".parse().unwrap());
-    SessionFrame::Resume { received: 0, limit: 1 << 40, epoch, instance, opener: None, target }
+    SessionFrame::Resume { received: 0, limit: 1 << 40, epoch, instance, opener: None, target, place: None }
 }
 
 /// Takes the next frame about a session that a link sends.

@@ -231,6 +231,12 @@ impl AddressBook {
         self.refused(&self.facts(), claim)
     }
 
+    /// Returns true until everything in the cluster that locates targets has been listed.
+    pub fn is_loading(&self) -> bool {
+        let facts = self.facts();
+        self.has_cluster && !(facts.are_listed() && facts.slices.is_listed())
+    }
+
     /// Changes the facts.
     pub fn change<T>(&self, change: impl FnOnce(&mut ClusterState) -> T) -> T {
         change(&mut self.facts())

@@ -201,6 +201,11 @@ impl SessionId {
         usize::try_from(self.0 % 65_521).unwrap_or(0) % shards.max(1)
     }
 
+    /// Returns a number from 0 to 1 that is the same at every server.
+    pub fn chance(self) -> f64 {
+        f64::from(u32::try_from(self.0 & u128::from(u32::MAX)).unwrap_or(0)) / f64::from(u32::MAX)
+    }
+
     /// Returns the whole ID, as sent in `topic`. It is a secret: never log it.
     pub fn topic(self) -> String {
         let part = |shift: u32| self.0 >> shift & 0xffff;

@@ -120,6 +120,7 @@ impl RelayTable {
             epoch: attempt.epoch,
             opener: attempt.opener.clone(),
             target: attempt.target.clone(),
+            place: None,
             opener_leg: opener_leg.clone(),
             acceptor_leg: None,
             seeker: Some(SearchGuard(attempt.changed.clone())),
@@ -148,6 +149,9 @@ impl RelayTable {
         let waits = |binding: &&mut Binding| binding.is_of(attempt) && binding.acceptor_leg.is_none();
         let Some(binding) = bindings.all.get_mut(&attempt.key.id).filter(waits) else { return };
         binding.acceptor_leg = Some(acceptor_leg.clone());
+        if let (Remote::Client(_), SessionFrame::Open { target, .. }) = (&attempt.from.peer, &frame) {
+            binding.place = Some(Box::new((attempt.key.node.clone(), target.clone())));
+        }
         if let Some(watch) = &mut binding.watch {
             watch.up = Some(acceptor_leg.queue.clone());
         }
@@ -196,9 +200,9 @@ impl RelayTable {
     }
 
     /// Passes a frame from `from` to the other side. Returns false if the frame was ignored.
-    pub(crate) fn on_frame(&self, from: &Link, id: SessionId, frame: SessionFrame) -> bool {
+    pub(crate) fn on_frame(&self, from: &Link, id: SessionId, mut frame: SessionFrame) -> bool {
         let mut bindings = self.bindings.lock();
-        let step = bindings.handle_frame(from.id, id, &frame);
+        let step = bindings.handle_frame(from.id, id, &mut frame);
         drop(bindings);
         let (to, epoch) = match step {
             RelayStep::Ignore => return false,

@@ -250,6 +250,11 @@ impl SessionTable {
         if let Some(opener) = frame.opener() {
             *opener = Opener::verified(opener.take(), &link.peer, link.instance);
         }
+        if let SessionFrame::Resume { place, .. } = &mut frame
+            && !matches!(link.peer, Remote::Client(_))
+        {
+            *place = None;
+        }
         let mut known = self.session(key.id);
         if known.as_ref().is_some_and(|shared| !shared.is_of_origin(&frame)) {
             self.reject_opener(link, &key, &frame);

@@ -150,13 +150,14 @@ pub struct SessionKey {
 /// - `epoch`: the number of the attempt to open or resume that the frame belongs to.
 /// - `instance`: the process that holds the acceptor.
 /// - `opener`: the party that opened the session. An edge names none, as its server adds it.
+/// - `place`: where a server has located the target of a user's session. Only frames of her link have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are documented above, once for all variants")]
 pub enum SessionFrame {
     /// Dial `target` for `client`. The first frame of a session.
     Open { target: Target, limit: u64, epoch: u64, client: String, opener: Option<Opener> },
     /// The target accepted the connection. Precedes data of that direction.
-    Opened { limit: u64, epoch: u64, instance: Option<Instance> },
+    Opened { limit: u64, epoch: u64, instance: Option<Instance>, place: Option<Place> },
     /// The target cannot be reached. Sent instead of [`SessionFrame::Opened`].
     Refused { epoch: u64, refusal: SessionError },
     /// Bytes, in order.
@@ -181,12 +182,16 @@ pub enum SessionFrame {
         instance: Option<Instance>,
         opener: Option<Opener>,
         target: Target,
+        place: Option<Place>,
     },
     /// The acceptor's reply to Resume. Precedes data of that direction.
     Resumed { received: u64, limit: u64, epoch: u64 },
     /// The path beyond the sender is broken.
     PathLost { epoch: u64 },
 }
+
+/// The node of a session, and the target as that node knows it.
+pub type Place = Box<(NodeName, Target)>;
 
 /// The kind of listener that opened a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

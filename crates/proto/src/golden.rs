@@ -52,7 +52,7 @@ fn resume() -> SessionFrame {
     let opener = "node/Edge-2".parse().ok();
     let target = "[fd00::1]:22".parse().unwrap();
     let instance = Some(instance());
-    SessionFrame::Resume { received: 300, limit: 70_000, epoch: 2, instance, opener, target }
+    SessionFrame::Resume { received: 300, limit: 70_000, epoch: 2, instance, opener, target, place: None }
 }
 
 const SERVER: &str = "server/0102030405060708090a0b0c0d0e0f10";
@@ -63,7 +63,7 @@ fn session_frames() -> Vec<(&'static str, SessionFrame)> {
         ("open, to its server", open(None)),
         ("open, of an edge", open(Some("node/Edge-2"))),
         ("open, of a server", open(Some(SERVER))),
-        ("opened", SessionFrame::Opened { limit: 65_536, epoch: 1, instance: Some(instance()) }),
+        ("opened", SessionFrame::Opened { limit: 65_536, epoch: 1, instance: Some(instance()), place: None }),
         ("refused", SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::TargetRefused) }),
         ("data", SessionFrame::Data(Bytes::from_static(b"hello"))),
         ("data, none", SessionFrame::Data(Bytes::new())),
@@ -183,7 +183,11 @@ fn plain_messages() -> Vec<(&'static str, StreamMsg)> {
         let _ = plain.send_frame(Frame { node: node(), body }, now);
         sent.push((name, plain.next_message().unwrap()));
     };
-    record("plain connected", "any text", SessionFrame::Opened { limit: 1, epoch: 1, instance: None });
+    record(
+        "plain connected",
+        "any text",
+        SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None },
+    );
     record(
         "plain connect-failed",
         "other text",

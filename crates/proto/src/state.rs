@@ -8,7 +8,7 @@ pub(crate) mod ending;
 use std::fmt;
 use tokio::time::Instant;
 
-use crate::frame::{ErrorCode, SessionError, SessionFrame};
+use crate::frame::{ErrorCode, Place, SessionError, SessionFrame};
 use crate::halves::recv::RecvHalf;
 use crate::halves::send::SendHalf;
 use crate::state::ending::{DepartedOwner, OwnerDeparture};
@@ -47,6 +47,8 @@ pub struct SessionState {
     /// Opener: the process that holds the acceptor; while opening, the process that the Open is expected to reach,
     /// which a cancelled Open must reach, too.
     instance: Option<Instance>,
+    /// Opener: the place that Opened has named, which each Resume repeats.
+    place: Option<Place>,
     /// Opener: an Open was sent and its reply can no longer arrive, so there may be an acceptor.
     open_unanswered: bool,
     /// Frame that must be sent before anything else.
@@ -103,6 +105,7 @@ impl SessionState {
             epoch,
             path,
             instance: None,
+            place: None,
             open_unanswered: false,
             answer: None,
             ended: None,
@@ -290,12 +293,14 @@ impl SessionState {
                 return (None, Actions::default());
             }
             (PendingFrame::Opened, _) => {
-                SessionFrame::Opened { limit: self.recv.limit(), epoch, instance: None }
+                SessionFrame::Opened { limit: self.recv.limit(), epoch, instance: None, place: None }
             }
             (PendingFrame::Resume, SessionRole::Opener { target, .. }) => {
                 let (received, limit) = self.recv.credit();
                 let target = target.clone();
-                SessionFrame::Resume { received, limit, epoch, instance: self.instance, opener: None, target }
+                let place = self.place.clone();
+                let instance = self.instance;
+                SessionFrame::Resume { received, limit, epoch, instance, opener: None, target, place }
             }
             (PendingFrame::Resumed, _) => {
                 let (received, limit) = self.recv.credit();
@@ -403,7 +408,9 @@ impl SessionState {
                 self.handle_resume(from, epoch, received, limit)
             }
             _ if self.path != Some(from) => DROPPED,
-            SessionFrame::Opened { limit, epoch, instance } => self.handle_opened(limit, epoch, instance),
+            SessionFrame::Opened { limit, epoch, instance, place } => {
+                self.handle_opened(limit, epoch, instance, place)
+            }
             SessionFrame::Refused { epoch, refusal } => self.handle_refused(epoch, refusal, now),
             SessionFrame::Resumed { received, limit, epoch } => self.handle_resumed(received, limit, epoch),
             SessionFrame::PathLost { epoch } if epoch >= self.epoch => self.lose_path(now),
@@ -444,12 +451,18 @@ impl SessionState {
         }
     }
 
-    fn handle_opened(&mut self, limit: u64, epoch: u64, instance: Option<Instance>) -> Actions {
+    fn handle_opened(
+        &mut self,
+        limit: u64,
+        epoch: u64,
+        instance: Option<Instance>,
+        place: Option<Place>,
+    ) -> Actions {
         if !self.awaits_opened() || epoch != self.epoch {
             return DROPPED;
         }
         self.phase = Phase::Open;
-        self.instance = instance;
+        (self.instance, self.place) = (instance, place);
         // If the opening was cancelled just now, the acceptor learns it from a ResetAt.
         self.answer = None;
         match self.send.acknowledge(0, limit) {

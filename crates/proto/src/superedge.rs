@@ -122,7 +122,7 @@ impl PlainSession {
     }
 
     fn opened(&self) -> SessionFrame {
-        SessionFrame::Opened { limit: u64::MAX, epoch: self.epoch, instance: None }
+        SessionFrame::Opened { limit: u64::MAX, epoch: self.epoch, instance: None, place: None }
     }
 
     fn receive(&mut self, data: Bytes) -> SessionFrame {

@@ -36,6 +36,7 @@ impl Admission {
         from: SocketAddr,
         proof: ClientIdentity,
         device: DeviceName,
+        session: SessionId,
     ) -> Self {
         Self {
             context,
@@ -43,6 +44,7 @@ impl Admission {
             proof,
             server_name: None,
             device: Some(device),
+            session: Some(session),
             head_is_read: Arc::default(),
             permit: None,
             _session_permit: None,

@@ -43,12 +43,13 @@ impl RequestFromEdge {
             return self.judge_node(&shared.policies);
         }
         // A session to the cloud that a peer has dialled. This server judges it as if it dialled.
-        if target_at_node(&self.target, &self.node, shared).is_some() {
+        if target_at_node(&self.target, &self.node, self.session, shared).is_some() {
             return Ok(());
         }
+        let is_final = !shared.cluster.addresses.is_loading();
         let checked = shared.backend.dialer().check(&self.target, CHECK_TIMEOUT).await;
         checked.map_err(|why| match SessionError::from(why) {
-            why @ SessionError { code: ErrorCode::NotAllowed, .. } => why,
+            why @ SessionError { code: ErrorCode::NotAllowed, .. } if is_final => why,
             SessionError { reason, .. } => SessionError::new(ErrorCode::NodeNotConnected, reason),
         })
     }

@@ -41,7 +41,7 @@ pub(crate) fn spawn_request(request: RelayRequest, shared: &Arc<ServerContext>, 
 async fn answer(request: RelayRequest, user: AuthenticatedUser, shared: Arc<ServerContext>) {
     // Checked again, because the config may have changed.
     if let Err(denial) = user.judge() {
-        return request.refuse(refusal(&denial, &user.context));
+        return request.refuse(refusal(&denial, &user.context, false));
     }
     let AuthenticatedUser { client, from, context, .. } = user;
     let Ok(_permit) = shared.user_links.requests.try_acquire(&client.user) else {
@@ -66,19 +66,24 @@ async fn relay(
 ) {
     let id = request.id();
     let resumes = request.resumes();
-    let target = request.target().clone();
-    let open_request = OpenRequest { node: None, target, credentials: HeaderMap::new() };
+    // What an earlier server has chosen is authorized, and never located again.
+    let (node, target) = match request.place().cloned() {
+        Some((node, target)) => (Some(node), target),
+        None => (None, request.target().clone()),
+    };
+    let is_guessed = resumes && node.is_none();
+    let open_request = OpenRequest { node, target, credentials: HeaderMap::new() };
     let AuthenticatedUser { client, identity, from, context } = user;
-    let mut admission = Admission::of_link(context.clone(), from, identity, client.device);
+    let mut admission = Admission::of_link(context.clone(), from, identity, client.device, id);
     let authorized = match admission.authorize(Ok(open_request), String::new()).await {
         Ok(authorized) => authorized,
-        Err(denied) => return request.refuse(refusal(&denied.denial, &context)),
+        Err(denied) => return request.refuse(refusal(&denied.denial, &context, is_guessed)),
     };
     let node = authorized.node().clone();
     let target = authorized.target().clone();
     let granted = match authorized.grant_relay(id, resumes) {
         Ok(granted) => granted,
-        Err(denied) => return request.refuse(refusal(&denied.denial, &context)),
+        Err(denied) => return request.refuse(refusal(&denied.denial, &context, is_guessed)),
     };
     request.redirect(node.clone(), target);
     let mut end = request.watch_end();
@@ -99,12 +104,48 @@ async fn relay(
     }
 }
 
-/// Returns the error for the opener of a denied request. While the server stops, the opener searches elsewhere.
-fn refusal(denial: &Denial, context: &ListenerContext) -> SessionError {
+/// Returns the error for the opener of a denied request. While the server stops, the opener searches elsewhere. So it
+/// does if this server has `guessed` where an open session is: its lists may not be complete yet.
+fn refusal(denial: &Denial, context: &ListenerContext, guessed: bool) -> SessionError {
     let code = match denial {
         Denial::Busy(_) if context.drain.is_draining() => ErrorCode::NodeNotConnected,
+        Denial::NoNode(_) | Denial::NotLocated(_) if guessed => ErrorCode::NodeNotConnected,
+        Denial::Forbidden(_) if guessed && context.addresses.is_loading() => ErrorCode::NodeNotConnected,
         Denial::Busy(_) => ErrorCode::Overloaded,
         _ => ErrorCode::NotAllowed,
     };
     SessionError::new(code, denial)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::listener::admission::AccessPolicy;
+    use crate::listener::admission::tests::context;
+    use crate::session_io::tests::linked;
+    use tunnel_base::addresses::AddressBook;
+    use tunnel_base::drain::Drain;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_server_that_cannot_locate_an_open_session_yet_does_not_end_it() {
+        let drain = Drain::new();
+        let (table, _link, _offered) = linked(&drain);
+        let loaded = context(AccessPolicy::default(), drain.clone(), table, None);
+        let loading =
+            ListenerContext { addresses: Arc::new(AddressBook::new(Vec::new(), true)), ..loaded.clone() };
+        let (no_node, forbidden) =
+            (Denial::NoNode("10.0.0.7:22".parse().unwrap()), Denial::Forbidden(String::new()));
+        for (denial, context, guessed, code) in [
+            (&no_node, &loaded, true, ErrorCode::NodeNotConnected),
+            (&no_node, &loaded, false, ErrorCode::NotAllowed),
+            (&forbidden, &loading, true, ErrorCode::NodeNotConnected),
+            (&forbidden, &loading, false, ErrorCode::NotAllowed),
+            (&forbidden, &loaded, true, ErrorCode::NotAllowed),
+        ] {
+            assert_eq!(refusal(denial, context, guessed).code, code, "{denial:?}, {guessed}");
+        }
+    }
 }

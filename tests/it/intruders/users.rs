@@ -125,7 +125,7 @@ async fn a_users_link_answers_nothing_announces_nothing_and_is_never_a_node() {
 fn forged() -> Vec<SessionFrame> {
     let refusal = || SessionError::new(ErrorCode::NotAllowed, "forged");
     vec![
-        SessionFrame::Opened { limit: 9, epoch: 1, instance: Some(Instance::from_bits(7)) },
+        SessionFrame::Opened { limit: 9, epoch: 1, instance: Some(Instance::from_bits(7)), place: None },
         SessionFrame::Resumed { received: 0, limit: 9, epoch: 9 },
         SessionFrame::Refused { epoch: 9, refusal: refusal() },
         SessionFrame::Reset { epoch: 9, refusal: refusal() },
@@ -172,7 +172,7 @@ fn open_frame(target: &str, opener: Option<Opener>) -> SessionFrame {
 
 fn resume_frame(target: &str, instance: Option<Instance>, opener: Option<Opener>) -> SessionFrame {
     let target = target.parse().unwrap();
-    SessionFrame::Resume { received: 0, limit: 9, epoch: 50, instance, opener, target }
+    SessionFrame::Resume { received: 0, limit: 9, epoch: 50, instance, opener, target, place: None }
 }
 
 /// The session of a client of a CONNECT port has its end at the server, and its id is known to the attacker.
@@ -183,7 +183,7 @@ async fn a_user_takes_over_no_session_of_a_client_of_the_server() {
     let mut node = remote::link(&place, &server, "node2", Some(Instance::random())).await;
     let accepted = async {
         let (id, SessionFrame::Open { epoch, .. }) = node.next_session_frame().await else { panic!() };
-        node.send_session(id, SessionFrame::Opened { limit: 1000, epoch, instance: None }).await;
+        node.send_session(id, SessionFrame::Opened { limit: 1000, epoch, instance: None, place: None }).await;
         id
     };
     let (mut client, id) = tokio::join!(server.open("node2:22"), accepted);

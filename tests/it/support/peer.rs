@@ -88,7 +88,7 @@ pub(crate) async fn accept_open(call: &mut Call) {
     let SessionFrame::Open { epoch, .. } = frame else { panic!("{frame:?}") };
     call.send_session(
         id,
-        SessionFrame::Opened { limit: 1000, epoch, instance: Some(Instance::from_bits(1)) },
+        SessionFrame::Opened { limit: 1000, epoch, instance: Some(Instance::from_bits(1)), place: None },
     )
     .await;
 }

@@ -12,7 +12,7 @@ use crate::relay::attempt::Attempt;
 use crate::relay::queue::{QueueFull, RelayQueue};
 use crate::schedule::frame_source::FrameSource as _;
 use tunnel_base::names::{SessionId, Target};
-use tunnel_proto::frame::{ErrorCode, Opener, SessionError, SessionFrame, SessionKey};
+use tunnel_proto::frame::{ErrorCode, Opener, Place, SessionError, SessionFrame, SessionKey};
 use tunnel_proto::state::LinkId;
 
 /// All bindings, and how many of them each edge or user has requested.
@@ -61,7 +61,12 @@ pub(super) enum RelayStep {
 }
 
 impl Bindings {
-    pub(super) fn handle_frame(&mut self, from: LinkId, id: SessionId, frame: &SessionFrame) -> RelayStep {
+    pub(super) fn handle_frame(
+        &mut self,
+        from: LinkId,
+        id: SessionId,
+        frame: &mut SessionFrame,
+    ) -> RelayStep {
         let Some(binding) = self.all.get_mut(&id) else { return RelayStep::Ignore };
         let Some((back, to)) = binding.legs(from) else { return RelayStep::Ignore };
         let epoch = binding.epoch;
@@ -78,6 +83,9 @@ impl Bindings {
             binding.note_end(frame);
             let Some(to) = to else { return RelayStep::Ignore };
             if is_answer {
+                if let SessionFrame::Opened { place, .. } = frame {
+                    *place = binding.place.take();
+                }
                 let search = binding.seeker.take();
                 return RelayStep::Answer { to, epoch, search, logged: binding.logged() };
             }
@@ -109,6 +117,8 @@ pub(super) struct Binding {
     pub(super) opener: Option<Opener>,
     /// The target of the newest request.
     pub(super) target: Target,
+    /// Where this server has located the target of a user's session; she gets it with Opened.
+    pub(super) place: Option<Place>,
     pub(super) opener_leg: RelayLeg,
     /// `None` while a path to the acceptor is searched.
     pub(super) acceptor_leg: Option<RelayLeg>,

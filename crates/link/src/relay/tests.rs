@@ -122,6 +122,7 @@ fn resume(epoch: u64) -> SessionFrame {
         instance: Some(Instance::from_bits(2)),
         opener: None,
         target: "edge1:22".parse().unwrap(),
+        place: None,
     }
 }
 
@@ -215,19 +216,40 @@ async fn an_acceptor_does_not_take_over_the_binding_of_its_own_session() {
 #[tokio::test]
 async fn frames_pass_between_the_two_links_and_from_no_third() {
     let relay = Relay::bound();
-    relay.on_frame(&relay.edge, SessionFrame::Opened { limit: 5, epoch: 1, instance: None });
+    relay.on_frame(&relay.edge, SessionFrame::Opened { limit: 5, epoch: 1, instance: None, place: None });
     relay.on_frame(&relay.edge, data("from the edge"));
     relay.on_frame(&relay.client, data("from the client"));
     relay.on_frame(&link(3, Remote::Peer), data("from a stranger"));
-    relay.on_frame(&relay.client, SessionFrame::Opened { limit: 9, epoch: 1, instance: None });
+    relay.on_frame(&relay.client, SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None });
     assert_eq!(frames(&relay.edge), [data("from the client")]);
-    let opened = SessionFrame::Opened { limit: 5, epoch: 1, instance: None };
+    let opened = SessionFrame::Opened { limit: 5, epoch: 1, instance: None, place: None };
     assert_eq!(frames(&relay.client), [opened, data("from the edge")]);
+}
+
+/// What the acceptor itself sends as the place is ignored.
+#[tokio::test]
+async fn a_user_gets_the_place_that_her_server_has_chosen_and_a_peer_gets_none() {
+    let place = |node: &str, target: &str| {
+        Some(Box::new((node.parse::<NodeName>().unwrap(), target.parse::<Target>().unwrap())))
+    };
+    let opened = |place| SessionFrame::Opened { limit: 5, epoch: 1, instance: None, place };
+    for (peer, chosen) in [
+        (Remote::Client("alice/laptop".parse().unwrap()), place("edge1", "10.0.0.1:8080")),
+        (Remote::Peer, None),
+    ] {
+        let relay = Relay { client: link(1, peer), ..Relay::new() };
+        let mut request = relay.ask(&relay.client, open(1)).unwrap();
+        request.redirect(node(), "10.0.0.1:8080".parse().unwrap());
+        request.pass(&relay.edge);
+        frames(&relay.edge);
+        relay.on_frame(&relay.edge, opened(place("evil", "edge1:1")));
+        assert_eq!(frames(&relay.client), [opened(chosen)]);
+    }
 }
 
 #[tokio::test]
 async fn frames_that_open_and_resume_discard_what_waits_and_credits() {
-    for answer in [resumed(2), SessionFrame::Opened { limit: 5, epoch: 2, instance: None }] {
+    for answer in [resumed(2), SessionFrame::Opened { limit: 5, epoch: 2, instance: None, place: None }] {
         let relay = Relay::bound();
         relay.on_frame(&relay.edge, data("old"));
         relay.on_frame(&relay.edge, SessionFrame::Credit { received: 1, limit: 2 });
@@ -569,7 +591,7 @@ async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
     );
     request.try_path(&relay.edge);
     assert!(matches!(frames(&relay.edge)[..], [SessionFrame::Open { epoch: 1, .. }]));
-    relay.on_frame(&relay.edge, SessionFrame::Opened { limit: 1000, epoch: 1, instance: None });
+    relay.on_frame(&relay.edge, SessionFrame::Opened { limit: 1000, epoch: 1, instance: None, place: None });
     assert_eq!(request.path_failed().now_or_never(), Some(false));
     assert!(matches!(frames(&requester)[..], [SessionFrame::Opened { epoch: 1, .. }]));
     drop(request);

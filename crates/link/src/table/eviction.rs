@@ -141,7 +141,8 @@ mod tests {
         let opening =
             table.open(node, "node1:22".parse().unwrap(), SessionCategory::Ssh, "c".into(), "test").unwrap();
         opening.ask(link, None);
-        let (id, opened) = (opening.id(), SessionFrame::Opened { limit: 0, epoch: 1, instance: None });
+        let (id, opened) =
+            (opening.id(), SessionFrame::Opened { limit: 0, epoch: 1, instance: None, place: None });
         let key = SessionKey { id, category: SessionCategory::Ssh, node: "node1".parse().unwrap() };
         table.on_frame(link, key, opened, Instant::now());
         let mut session = opening.into_session();

@@ -43,9 +43,19 @@ impl RelayRequest {
     /// Names another node and target, which this server knows by the requested name.
     pub fn redirect(&mut self, at: NodeName, to: Target) {
         self.attempt.key.node = at;
-        if let Some(SessionFrame::Open { target, .. } | SessionFrame::Resume { target, .. }) = &mut self.frame
-        {
-            *target = to;
+        match &mut self.frame {
+            Some(SessionFrame::Open { target, .. }) => *target = to,
+            Some(SessionFrame::Resume { target, place, .. }) => (*target, *place) = (to, None),
+            _ => {}
+        }
+    }
+
+    /// Returns where a server has located the session when it was opened, if this is the Resume of a user's program
+    /// that repeats it.
+    pub fn place(&self) -> Option<&(NodeName, Target)> {
+        match &self.frame {
+            Some(SessionFrame::Resume { place, .. }) => place.as_deref(),
+            _ => None,
         }
     }
 

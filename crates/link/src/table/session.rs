@@ -141,11 +141,15 @@ impl SharedSession {
         self.key.category == SessionCategory::Admin
     }
 
-    /// Returns false if the frame is an Open or Resume of another opener than the session's, or to another target, or
+    /// Returns false if the frame is an Open or Resume of another opener than the session's, or to another place, or
     /// the Resume of a session that ends with its link.
     pub(crate) fn is_of_origin(&self, frame: &SessionFrame) -> bool {
         match (&self.origin, frame) {
             (SessionOrigin::Remote { .. }, SessionFrame::Resume { .. }) if self.ends_with_link() => false,
+            (
+                SessionOrigin::Remote { opener, target },
+                SessionFrame::Resume { opener: claimed, place: Some(place), .. },
+            ) => opener == claimed && (&self.key.node, target) == (&place.0, &place.1),
             (
                 SessionOrigin::Remote { opener, target },
                 SessionFrame::Open { opener: claimed, target: at, .. }
@@ -399,8 +403,11 @@ impl SharedSession {
         let to_server = |link: &Arc<Link>| matches!(link.peer, Remote::Server(_));
         match &mut frame {
             Some(SessionFrame::Credit { .. }) => inner.state.recv.credit_sent(now),
-            Some(SessionFrame::Opened { instance, .. }) => {
-                *instance = self.table.upgrade().map(|table| table.instance())
+            Some(SessionFrame::Opened { instance, place, .. }) => {
+                *instance = self.table.upgrade().map(|table| table.instance());
+                if let SessionOrigin::Remote { opener: Some(Opener::Client(_)), target } = &self.origin {
+                    *place = Some(Box::new((self.key.node.clone(), target.clone())));
+                }
             }
             Some(SessionFrame::Open { opener, .. } | SessionFrame::Resume { opener, .. }) => {
                 inner.state.recv.reset_rtt();

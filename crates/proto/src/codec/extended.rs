@@ -11,7 +11,7 @@ use prost::Message as _;
 use crate::codec::proto::{Control, StreamMsg};
 use crate::frame::{
     Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, ListedNode, Load, MAX_NODE_IPS, MAX_PAGE_NODES,
-    MAX_VERSION_CHARS, NodePage, Opener, Remote, SessionCategory, SessionError, SessionFrame,
+    MAX_VERSION_CHARS, NodePage, Opener, Place, Remote, SessionCategory, SessionError, SessionFrame,
 };
 use tunnel_base::logging::printable::printable;
 use tunnel_base::names::{Instance, NodeName, SessionId};
@@ -151,18 +151,18 @@ pub(super) fn parts(frame: SessionFrame) -> (&'static str, String, Bytes) {
             let opener = text(opener);
             return (OPEN, target.to_string(), pack(&Control { limit, epoch, client, opener, ..blank }));
         }
-        SessionFrame::Opened { limit, epoch, instance } => {
-            ("connected", Control { limit, epoch, instance: instance_bytes(instance), ..blank })
+        SessionFrame::Opened { limit, epoch, instance, place } => {
+            ("connected", Control { limit, epoch, instance: instance_bytes(instance), ..placed(place) })
         }
         SessionFrame::Refused { epoch, refusal } => ("connect-failed", why(epoch, refusal)),
         SessionFrame::Fin { total } => ("fin", Control { total, ..blank }),
         SessionFrame::ResetAt { total, refusal } => ("reset-at", Control { total, ..why(0, refusal) }),
         SessionFrame::Reset { epoch, refusal } => ("reset", why(epoch, refusal)),
         SessionFrame::Credit { received, limit } => ("credit", Control { received, limit, ..blank }),
-        SessionFrame::Resume { received, limit, epoch, instance, opener, target } => {
+        SessionFrame::Resume { received, limit, epoch, instance, opener, target, place } => {
             let instance = instance_bytes(instance);
             let opener = text(opener);
-            let control = Control { received, limit, epoch, instance, opener, ..blank };
+            let control = Control { received, limit, epoch, instance, opener, ..placed(place) };
             return (RESUME, target.to_string(), pack(&control));
         }
         SessionFrame::Resumed { received, limit, epoch } => {
@@ -191,6 +191,7 @@ fn session_frame(message: StreamMsg) -> Result<SessionFrame, FrameError> {
             limit: c.limit,
             epoch: c.epoch,
             instance: Instance::from_bytes(&c.instance),
+            place: place(&c),
         },
         "connect-failed" => SessionFrame::Refused { epoch: c.epoch, refusal: refusal() },
         "fin" => SessionFrame::Fin { total: c.total },
@@ -204,6 +205,7 @@ fn session_frame(message: StreamMsg) -> Result<SessionFrame, FrameError> {
             instance: Instance::from_bytes(&c.instance),
             opener: c.opener.parse().ok(),
             target: message.addr.parse().map_err(|_| FrameError::BadField)?,
+            place: place(&c),
         },
         "resumed" => SessionFrame::Resumed { received: c.received, limit: c.limit, epoch: c.epoch },
         "path-lost" => SessionFrame::PathLost { epoch: c.epoch },
@@ -302,6 +304,16 @@ fn instance_bytes(instance: Option<Instance>) -> Bytes {
     instance.map(|i| Bytes::copy_from_slice(&i.to_bytes())).unwrap_or_default()
 }
 
+fn placed(place: Option<Place>) -> Control {
+    let place = place.map(|place| (place.0.to_string(), place.1.to_string()));
+    let (node, target) = place.unwrap_or_default();
+    Control { node, target, ..Control::default() }
+}
+
+fn place(c: &Control) -> Option<Place> {
+    Some(Box::new((c.node.parse().ok()?, c.target.parse().ok()?)))
+}
+
 fn text(opener: Option<Opener>) -> String {
     opener.map(|o| o.to_string()).unwrap_or_default()
 }
@@ -346,6 +358,12 @@ mod tests {
                 .prop_map(|(code, text)| SessionError::new(ErrorCode::from_wire(code), text))
         };
         let instance = || prop::option::of(any::<u128>().prop_map(Instance::from_bits));
+        let place = || {
+            let place = |(node, port): (String, u16)| {
+                Box::new((node.parse().unwrap(), format!("10.0.0.1:{port}").parse().unwrap()))
+            };
+            prop::option::of(("[a-z]{1,20}", 1u16..).prop_map(place))
+        };
         let opener = || {
             prop::option::of(prop_oneof![
                 "[a-z]{1,20}".prop_map(|name| Opener::Node(name.parse().unwrap())),
@@ -365,8 +383,9 @@ mod tests {
                     }
                 }
             ),
-            (any::<u64>(), any::<u64>(), instance())
-                .prop_map(|(limit, epoch, instance)| SessionFrame::Opened { limit, epoch, instance }),
+            (any::<u64>(), any::<u64>(), instance(), place()).prop_map(|(limit, epoch, instance, place)| {
+                SessionFrame::Opened { limit, epoch, instance, place }
+            }),
             (any::<u64>(), refusal()).prop_map(|(epoch, refusal)| SessionFrame::Refused { epoch, refusal }),
             prop::collection::vec(any::<u8>(), 0..100).prop_map(|b| SessionFrame::Data(b.into())),
             any::<u64>().prop_map(|total| SessionFrame::Fin { total }),
@@ -374,14 +393,15 @@ mod tests {
             (any::<u64>(), refusal()).prop_map(|(epoch, refusal)| SessionFrame::Reset { epoch, refusal }),
             (any::<u64>(), any::<u64>())
                 .prop_map(|(received, limit)| SessionFrame::Credit { received, limit }),
-            (any::<u64>(), any::<u64>(), any::<u64>(), instance(), opener()).prop_map(
-                |(received, limit, epoch, instance, opener)| SessionFrame::Resume {
+            (any::<u64>(), any::<u64>(), any::<u64>(), instance(), opener(), place()).prop_map(
+                |(received, limit, epoch, instance, opener, place)| SessionFrame::Resume {
                     received,
                     limit,
                     epoch,
                     instance,
                     opener,
                     target: "[fd00::1]:22".parse().unwrap(),
+                    place,
                 }
             ),
             (any::<u64>(), any::<u64>(), any::<u64>())

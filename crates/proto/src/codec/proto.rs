@@ -59,6 +59,11 @@ pub struct Control {
     /// Found, if the node is linked to the sender: the addresses reported by its edge, 4 or 16 bytes each, at most 8.
     #[prost(bytes = "bytes", repeated, tag = "15")]
     pub ips: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+    /// Opened to a user's program, and each Resume from it: the node and the target that its server has chosen.
+    #[prost(string, tag = "16")]
+    pub node: ::prost::alloc::string::String,
+    #[prost(string, tag = "17")]
+    pub target: ::prost::alloc::string::String,
 }
 /// A page of the nodes that are linked to the sender, in the order of their names.
 #[derive(Clone, PartialEq, ::prost::Message)]

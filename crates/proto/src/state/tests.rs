@@ -39,7 +39,11 @@ fn opener(phase: Phase) -> SessionState {
     if phase == Phase::Opening {
         return end;
     }
-    let _ = end.handle_frame(A, SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() }, now());
+    let _ = end.handle_frame(
+        A,
+        SessionFrame::Opened { limit: 500, epoch: 1, instance: instance(), place: None },
+        now(),
+    );
     if phase == Phase::Closing {
         end.send.finish();
         assert!(matches!(end.poll_frame(A, 99).0, Some(SessionFrame::Fin { total: 1 })));
@@ -106,7 +110,15 @@ fn open(epoch: u64) -> SessionFrame {
 
 fn resume(epoch: u64) -> SessionFrame {
     let target = "node1:22".parse().unwrap();
-    SessionFrame::Resume { received: 0, limit: 700, epoch, instance: instance(), opener: None, target }
+    SessionFrame::Resume {
+        received: 0,
+        limit: 700,
+        epoch,
+        instance: instance(),
+        opener: None,
+        target,
+        place: None,
+    }
 }
 
 fn reset(epoch: u64, code: ErrorCode) -> SessionFrame {
@@ -123,14 +135,35 @@ fn assert_dropped(mut end: SessionState, link: LinkId, frame: SessionFrame) {
 }
 
 #[tokio::test]
+async fn a_resume_repeats_the_place_that_opened_has_named() {
+    let named = Some(Box::new(("edge1".parse().unwrap(), "10.0.0.1:8080".parse().unwrap())));
+    let mut end = opener(Phase::Opening);
+    let opened = SessionFrame::Opened { limit: 500, epoch: 1, instance: instance(), place: named.clone() };
+    let _ = end.handle_frame(A, opened, now());
+    for _ in 0..2 {
+        let _ = end.handle_link_ended(A, None, now());
+        let _ = end.start_attempt(A, None);
+        let Some(SessionFrame::Resume { place, .. }) = end.poll_frame(A, 0).0 else { panic!() };
+        assert_eq!(place, named);
+    }
+}
+
+#[tokio::test]
 async fn opener_while_opening_handles_each_frame() {
     let mut end = opener(Phase::Opening);
-    let actions =
-        end.handle_frame(A, SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() }, now());
+    let actions = end.handle_frame(
+        A,
+        SessionFrame::Opened { limit: 500, epoch: 1, instance: instance(), place: None },
+        now(),
+    );
     assert!(actions.state && actions.write);
     assert_eq!(end.phase(), Phase::Open);
     for epoch in [0, 2] {
-        assert_dropped(opener(Phase::Opening), A, SessionFrame::Opened { limit: 500, epoch, instance: None });
+        assert_dropped(
+            opener(Phase::Opening),
+            A,
+            SessionFrame::Opened { limit: 500, epoch, instance: None, place: None },
+        );
         assert_dropped(
             opener(Phase::Opening),
             A,
@@ -172,7 +205,11 @@ async fn opener_while_opening_handles_each_frame() {
 
 #[tokio::test]
 async fn opener_while_open_handles_each_frame() {
-    assert_dropped(opener(Phase::Open), A, SessionFrame::Opened { limit: 9, epoch: 1, instance: None });
+    assert_dropped(
+        opener(Phase::Open),
+        A,
+        SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None },
+    );
     assert_dropped(opener(Phase::Open), A, SessionFrame::Resumed { received: 0, limit: 0, epoch: 1 });
     assert_dropped(
         opener(Phase::Open),
@@ -206,7 +243,7 @@ async fn opener_while_open_handles_each_frame() {
 #[tokio::test]
 async fn opener_while_parked_handles_each_frame() {
     for frame in [
-        SessionFrame::Opened { limit: 9, epoch: 1, instance: None },
+        SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None },
         SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::Overloaded) },
         data(1),
         credit(),
@@ -333,6 +370,7 @@ async fn acceptor_while_open_handles_each_frame() {
             instance: None,
             opener: None,
             target: "node1:22".parse().unwrap(),
+            place: None,
         },
         now(),
     );
@@ -400,6 +438,7 @@ async fn acceptor_in_last_ack_handles_each_frame() {
             instance: None,
             opener: None,
             target: "node1:22".parse().unwrap(),
+            place: None,
         },
         now(),
     );
@@ -448,7 +487,7 @@ async fn only_acceptors_handle_open_and_resume_and_only_openers_their_answers() 
         assert_dropped(opener(Phase::Open), A, frame);
     }
     for frame in [
-        SessionFrame::Opened { limit: 1, epoch: 1, instance: None },
+        SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None },
         SessionFrame::Resumed { received: 0, limit: 1, epoch: 1 },
         SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::Overloaded) },
     ] {
@@ -766,7 +805,11 @@ async fn a_cancelled_open_sends_a_reset_and_a_resume_that_confirms_it() {
     else {
         panic!("{frames:?}")
     };
-    assert_dropped(cancelled_on_its_path(), A, SessionFrame::Opened { limit: 500, epoch: 0, instance: None });
+    assert_dropped(
+        cancelled_on_its_path(),
+        A,
+        SessionFrame::Opened { limit: 500, epoch: 0, instance: None, place: None },
+    );
     let refused = SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::TargetRefused) };
     assert!(end.handle_frame(A, refused, now()).dropped, "it answers the Open, not the last frame");
     assert!(end.handle_frame(A, reset(2, ErrorCode::UnknownSession), now()).forget);
@@ -790,7 +833,7 @@ async fn an_open_cancelled_on_a_lost_path_is_revoked_over_the_next_path() {
 #[tokio::test]
 async fn an_open_accepted_while_it_is_cancelled_is_reset() {
     let mut end = cancelled_on_its_path();
-    let opened = SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() };
+    let opened = SessionFrame::Opened { limit: 500, epoch: 1, instance: instance(), place: None };
     assert!(!end.handle_frame(A, opened, now()).dropped);
     assert_eq!(sent_frames(&mut end, A), [reset_at(0)]);
     assert!(end.handle_frame(A, reset(1, ErrorCode::NoError), now()).forget);

@@ -79,7 +79,7 @@ fn a_replaced_waker_is_dropped_without_the_lock() {
     opening.ask(&link, None);
     let polled = |waker: &Waker| pin!(opening.answer()).poll(&mut Context::from_waker(waker)).is_pending();
     assert!(polled(&owner()) && polled(Waker::noop()));
-    let opened = SessionFrame::Opened { limit: 0, epoch: 1, instance: None };
+    let opened = SessionFrame::Opened { limit: 0, epoch: 1, instance: None, place: None };
     assert!(table.on_frame(&link, key(opening.id()), opened, now).is_none());
     let mut session = opening.into_session();
     let mut write = |waker: &Waker, bytes: &'static str| {
@@ -126,7 +126,7 @@ async fn a_session_that_is_over_before_its_opener_looks_was_open() {
         let session = opener(&table);
         let opening = PendingOpen::new(session.clone());
         opening.ask(&link, None);
-        let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: None };
+        let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None };
         let over = SessionFrame::Reset { epoch: 1, refusal: SessionError::new(ErrorCode::NoError, "closed") };
         let data_frame = data.map(|data| SessionFrame::Data(data.into()));
         for frame in
@@ -157,7 +157,11 @@ async fn the_least_round_trip_of_a_way_is_known_only_where_the_link_leads_to_the
         let link = Link::new(LinkId(1), peer, Some(near));
         let session = opener(&table);
         session.ask(&link, end, false);
-        session.on_frame(&link, SessionFrame::Opened { limit: 9, epoch: 1, instance: end }, Instant::now());
+        session.on_frame(
+            &link,
+            SessionFrame::Opened { limit: 9, epoch: 1, instance: end, place: None },
+            Instant::now(),
+        );
         let least = || session.path_rtt(&session.lock()).least;
         assert_eq!(least(), None, "no ping was answered yet");
         link.ping();
@@ -177,7 +181,7 @@ async fn a_session_that_is_cut_short_never_seems_to_have_ended_in_order() {
         let opening = PendingOpen::new(session.clone());
         opening.ask(&link, None);
         for frame in [
-            SessionFrame::Opened { limit: 9, epoch: 1, instance: None },
+            SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None },
             SessionFrame::Data("unread".into()),
             SessionFrame::Fin { total: 7 },
         ] {
@@ -206,7 +210,8 @@ async fn who_opens_a_session_takes_it_up_on_no_other_link_once_it_was_open() {
     let (table, links) = (table(), [link(1), link(2)]);
     let session = opener(&table);
     session.ask(&links[0], None, false);
-    let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: Some(Instance::from_bits(2)) };
+    let opened =
+        SessionFrame::Opened { limit: 9, epoch: 1, instance: Some(Instance::from_bits(2)), place: None };
     let now = Instant::now();
     assert!(
         session.on_frame(&links[0], opened, now)
@@ -248,7 +253,11 @@ async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
     let (table, links, now) = (table(), [link(1), link(2), link(3)], Instant::now());
     let session = opener(&table);
     ask(&session, &links[0]);
-    assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
+    assert!(session.on_frame(
+        &links[0],
+        SessionFrame::Opened { limit: 0, epoch: 1, instance: None, place: None },
+        now
+    ));
     let closed = SessionError::new(ErrorCode::Cancelled, "link closed");
     let parked = || table.next_parked().now_or_never();
     table.link_ended(&links[0], &closed, now);
@@ -270,7 +279,11 @@ async fn a_session_whose_seeker_was_lost_gets_another() {
     let (table, links, now) = (table(), [link(1), link(2)], Instant::now());
     let session = opener(&table);
     ask(&session, &links[0]);
-    assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
+    assert!(session.on_frame(
+        &links[0],
+        SessionFrame::Opened { limit: 0, epoch: 1, instance: None, place: None },
+        now
+    ));
     let closed = SessionError::new(ErrorCode::Cancelled, "link closed");
     table.link_ended(&links[0], &closed, now);
     drop(table.next_parked().now_or_never().unwrap());
@@ -401,7 +414,7 @@ async fn who_waits_with_a_credit_asks_again_once_it_is_needed() {
     let (table, link) = (table(), link(1));
     let session = opener(&table);
     session.ask(&link, None, false);
-    let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: None };
+    let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: None, place: None };
     assert!(session.on_frame(&link, opened, Instant::now()));
     let mut inner = session.lock();
     inner.places = QueueMembership::default();

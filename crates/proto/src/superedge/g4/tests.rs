@@ -62,7 +62,7 @@ fn open(target: &str) -> SessionFrame {
 }
 
 fn opened(epoch: u64) -> SessionFrame {
-    SessionFrame::Opened { limit: u64::MAX, epoch, instance: None }
+    SessionFrame::Opened { limit: u64::MAX, epoch, instance: None, place: None }
 }
 
 fn send(
@@ -221,7 +221,7 @@ async fn an_access_request_of_an_edge_is_answered_as_recorded() {
     let early = recorded("access, bytes of the client");
     assert_eq!(handle_message(&mut codec, &early, "t").frames, [], "not dialled yet");
     assert_eq!(codec.early(id).0, early.data.len() + PIECE_COST);
-    let accepted = SessionFrame::Opened { limit: 1, epoch: 1, instance: None };
+    let accepted = SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None };
     let frames = send_at(&mut codec, id, SessionCategory::HttpProxy, accepted, Instant::now());
     assert_eq!(frames, [SessionFrame::Data(early.data.clone())]);
     assert_eq!((codec.early(id), codec.early), ((0, 0), 0));
@@ -274,7 +274,7 @@ async fn an_edge_dials_on_the_first_bytes_and_keeps_them_until_the_target_answer
         assert_eq!((decoded.category.name(), target.to_string()), (name, "127.0.0.1:10022".into()));
         handle_message(&mut codec, &recorded(&format!("{name}, later bytes")), "t");
         let (id, category) = (decoded.id, decoded.category);
-        let accepted = SessionFrame::Opened { limit: 1, epoch: 1, instance: None };
+        let accepted = SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None };
         let frames = send_at(&mut codec, id, category, accepted, Instant::now());
         assert_eq!(frames, [SessionFrame::Data(first.data), SessionFrame::Data("later bytes".into())]);
         let answer = recorded(&format!("{name}, bytes of the target"));
@@ -329,7 +329,7 @@ async fn a_session_with_undelivered_bytes_is_not_closed() {
         &mut codec,
         id,
         SessionCategory::Ssh,
-        SessionFrame::Opened { limit: 1, epoch: 1, instance: None },
+        SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None },
         start,
     );
     send_at(&mut codec, id, SessionCategory::Ssh, SessionFrame::Fin { total: 1 }, start);

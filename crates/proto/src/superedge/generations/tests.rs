@@ -120,7 +120,7 @@ async fn a_session_keeps_the_codec_that_it_started_with() {
     };
     kinds(&mut codec);
     for (session, data) in [(old.id, "backend"), (new.id, "tcp-forward")] {
-        let accepted = SessionFrame::Opened { limit: 1, epoch: 1, instance: None };
+        let accepted = SessionFrame::Opened { limit: 1, epoch: 1, instance: None, place: None };
         for step in [accepted, SessionFrame::Data("x".into())] {
             let body = FrameKind::Session(session, SessionCategory::Ssh, step);
             codec.send_frame(Frame { node: node(), body }, Instant::now());
