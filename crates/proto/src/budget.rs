@@ -107,7 +107,19 @@ impl Reservation {
         let leaves_half = self.budget.used().saturating_add(bytes) <= limit / 2;
         let [own, all] = [self.grown, grown.load(Relaxed)].map(|grown| grown.saturating_add(bytes));
         let is_fair = own.saturating_add(all) <= limit / GROWTH_DIVISOR;
-        let granted = (leaves_half || is_fair) && self.try_grow(bytes);
+        (leaves_half || is_fair) && self.try_grow_counted(bytes)
+    }
+
+    /// Like [`Self::try_grow`], for bytes that have arrived below an old limit. Only an `initial` window may take the part
+    /// that is left to new sessions.
+    pub(crate) fn try_grow_arrived(&mut self, bytes: usize, initial: bool) -> bool {
+        let most = self.budget.limit - self.budget.limit / GROWTH_DIVISOR;
+        let leaves_part = self.budget.used().saturating_add(bytes) <= most;
+        if initial { self.try_grow(bytes) } else { leaves_part && self.try_grow_counted(bytes) }
+    }
+
+    fn try_grow_counted(&mut self, bytes: usize) -> bool {
+        let granted = self.try_grow(bytes);
         if granted {
             self.grown += bytes;
             self.budget.grown.fetch_add(bytes, Relaxed);

@@ -23,6 +23,9 @@ pub enum FlowControlError {
     /// The remote sent data after its end of stream.
     #[error("protocol error: remote sent data after its end of stream")]
     PastEnd,
+    /// An idle session has given its memory back, and now there is none. The bytes that had no room were dropped.
+    #[error("no memory for what the remote sent")]
+    NoMemory,
     /// The offset of the end of stream is not the end of the data.
     #[error("protocol error: remote ended its direction at {0}, but {1} were received")]
     WrongEnd(u64, u64),

@@ -9,6 +9,7 @@ use std::fmt;
 use tokio::time::Instant;
 
 use crate::frame::{ErrorCode, Place, SessionError, SessionFrame};
+use crate::halves::FlowControlError;
 use crate::halves::recv::RecvHalf;
 use crate::halves::send::SendHalf;
 use crate::state::ending::{DepartedOwner, OwnerDeparture};
@@ -397,6 +398,8 @@ pub struct Actions {
     pub forget: bool,
     /// The frame was ignored because of its link, its role, its phase or an old epoch.
     pub dropped: bool,
+    /// The session has left its path, which works: the remote must get PathLost.
+    pub left: bool,
 }
 
 impl SessionState {
@@ -428,11 +431,8 @@ impl SessionState {
                 DROPPED
             }
             SessionFrame::Data(bytes) => match self.recv.data(bytes, now) {
-                Ok(()) if self.departed.is_some() => {
-                    self.recv.discard();
-                    Actions::default()
-                }
-                Ok(()) => Actions { read: true, ..Actions::default() },
+                Ok(()) => Actions { read: self.departed.is_none(), ..Actions::default() },
+                Err(FlowControlError::NoMemory) => Actions { read: true, left: true, ..self.lose_path(now) },
                 Err(bad) => self.handle_protocol_error(bad),
             },
             SessionFrame::Fin { total } => match self.recv.finish(total) {
@@ -614,7 +614,8 @@ impl SessionState {
     }
 }
 
-const DROPPED: Actions = Actions { read: false, write: false, state: false, forget: false, dropped: true };
+const DROPPED: Actions =
+    Actions { read: false, write: false, state: false, forget: false, dropped: true, left: false };
 
 #[cfg(test)]
 mod tests;

@@ -129,11 +129,18 @@ impl SharedSession {
     /// Handles a frame of this session from `link`. Returns false if the frame was ignored. An Open or
     /// Resume may move the session to that link.
     pub(crate) fn on_frame(self: &Arc<Self>, link: &Arc<Link>, frame: SessionFrame, now: Instant) -> bool {
-        self.with_link(Some(link), |inner| {
+        let (is_used, left) = self.with_link(Some(link), |inner| {
             inner.last_frame = now;
             let actions = inner.state.handle_frame(link.id, frame, now);
-            (!actions.dropped, actions)
-        })
+            ((!actions.dropped, actions.left.then(|| inner.state.epoch())), actions)
+        });
+        match left {
+            // A remote that reads nothing must not make more and more frames wait.
+            Some(_) if link.is_answer_queue_full() => link.close(),
+            Some(epoch) => link.lost(&self.key, epoch),
+            None => {}
+        }
+        is_used
     }
 
     /// Returns true if the session ends with its link.
@@ -510,7 +517,7 @@ impl SharedSession {
         runs.then(|| (inner.state.is_opener(), inner.state.bytes_transferred()))
     }
 
-    /// Ends a session that has waited for its remote for `timeout`.
+    /// Ends a session that has waited for its remote for `timeout`. One that is idle gives memory back.
     pub(crate) fn expire(
         self: &Arc<Self>,
         now: Instant,
@@ -518,6 +525,7 @@ impl SharedSession {
         why: &SessionError,
     ) -> ExpiryOutcome {
         self.with_state(|inner| {
+            inner.state.recv.release_idle();
             let Some(since) = inner.state.mark_waiting(now) else {
                 return (ExpiryOutcome::None, Actions::default());
             };

@@ -25,7 +25,7 @@ use tokio::runtime::Runtime;
 use tunnel_net::ChunkStream;
 use tunnel_net::tcp_info::TcpInfo;
 use tunnel_proto::frame::FrameKind;
-use tunnel_proto::state::{LinkId, Phase};
+use tunnel_proto::state::{Actions, LinkId, Phase};
 
 use super::handles::OpenOutcome;
 use super::*;
@@ -243,7 +243,8 @@ impl<'a> World<'a> {
             920..950 => self.search(),
             950..980 => self.pass_time(),
             980..982 => self.check_liveness(),
-            982..994 => self.move_session(),
+            982..993 => self.move_session(),
+            993 => self.release_idle(),
             994..996 => self.abandon(),
             996..998 => self.fail(),
             _ => self.notice(),
@@ -588,6 +589,15 @@ impl<'a> World<'a> {
                 line.cut = true;
             }
             LivenessVerdict::Unresponsive | LivenessVerdict::Stalled => line.cut = true,
+        }
+        true
+    }
+
+    /// Takes memory back from sessions that were idle. A limit that was announced can still be used.
+    fn release_idle(&mut self) -> bool {
+        let process = self.below(3);
+        for session in self.tables[process].all() {
+            session.with_state(|inner| (inner.state.recv.release_idle(), Actions::default()));
         }
         true
     }

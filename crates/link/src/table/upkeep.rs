@@ -14,8 +14,8 @@ use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::state::SessionState;
 
 impl SessionTable {
-    /// Gives up sessions that have waited longer than the resume timeout for a path or for delivery. Must be called
-    /// every few seconds.
+    /// Gives up sessions that have waited longer than the resume timeout for a path or for delivery, and takes memory
+    /// back from idle ones. Must be called every few seconds.
     pub fn tick(&self, now: Instant) {
         self.metrics.sessions_relayed.set(i64::try_from(self.relays.len()).unwrap_or(i64::MAX));
         self.show_memory();

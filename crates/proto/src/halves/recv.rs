@@ -6,6 +6,9 @@
 //!
 //! Credit is announced once half of the window is available. A steady sender then never stops, and small reads do not
 //! cost a message each. Data past `limit` is a protocol violation. Nothing here waits, locks or reads a clock.
+//!
+//! A limit cannot be withdrawn. But a session that is idle gives the memory behind it back, and gets some again when
+//! bytes arrive. If there is none by then, they are dropped, and are sent again over the next path.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -30,8 +33,12 @@ pub struct RecvHalf {
     total: Option<u64>,
     window: u64,
     windows: WindowLimits,
-    /// Reservation for the bytes below the limit.
+    /// Reservation for the bytes below the limit; if the session was idle, only for those that are queued.
     reserved: Reservation,
+    /// Value of `taken` at the last check whether the session is idle.
+    checked: Option<u64>,
+    /// Whether bytes that arrive are dropped.
+    is_closed: bool,
     read_rate: ReadRate,
     last_data: Option<Instant>,
     /// Limit before the last credit.
@@ -52,6 +59,8 @@ impl RecvHalf {
             window: windows.start,
             windows,
             reserved,
+            checked: None,
+            is_closed: false,
             read_rate: ReadRate::default(),
             last_data: None,
             old_limit: windows.start,
@@ -79,8 +88,31 @@ impl RecvHalf {
         }
     }
 
-    /// Stores bytes that arrived.
-    pub fn data(&mut self, bytes: Bytes, now: Instant) -> Result<(), FlowControlError> {
+    /// Gives the memory behind the limit back if less than a window was read since the last call. Must be called every
+    /// few seconds.
+    pub fn release_idle(&mut self) {
+        let before = self.checked.replace(self.taken);
+        if self.queue.is_unpromised() || before.is_none_or(|before| self.taken - before >= self.window) {
+            return;
+        }
+        self.window = self.windows.start;
+        let start = usize::try_from(self.window).unwrap_or(usize::MAX);
+        let kept = self.queue.bytes().max(start.min(IDLE_RESERVATION));
+        self.reserved.resize(kept.min(self.reserved.size()));
+    }
+
+    /// Returns how many of `len` bytes that arrive can be stored.
+    fn room_for(&mut self, len: usize) -> usize {
+        let all = self.queue.bytes() + len;
+        let more = all.saturating_sub(self.reserved.size());
+        let has_room = more == 0
+            || self.queue.is_unpromised()
+            || self.reserved.try_grow_arrived(more, as_u64(all) <= self.windows.start);
+        if has_room { len } else { len - more }
+    }
+
+    /// Stores bytes that arrived. After [`FlowControlError::NoMemory`] the remote must send the rest again.
+    pub fn data(&mut self, mut bytes: Bytes, now: Instant) -> Result<(), FlowControlError> {
         let end = self.received.saturating_add(as_u64(bytes.len()));
         if self.total.is_some() {
             return Err(FlowControlError::PastEnd);
@@ -97,6 +129,14 @@ impl RecvHalf {
             self.rtts.interrupt();
         }
         self.last_data = Some(now);
+        if self.is_closed {
+            (self.received, self.taken) = (end, end);
+            return Ok(());
+        }
+        let len = bytes.len();
+        bytes.truncate(self.room_for(len));
+        let is_whole = bytes.len() == len;
+        let end = self.received + as_u64(bytes.len());
         let held_up = self.rtts.arrived(end, now);
         if held_up && self.queue.bytes() == 0 && !self.rtts.is_short() {
             // The reader waited as well, so the window was too small.
@@ -105,7 +145,7 @@ impl RecvHalf {
         self.read_rate.arrived(self.taken, now);
         self.received = end;
         self.queue.push(bytes);
-        Ok(())
+        if is_whole { Ok(()) } else { Err(FlowControlError::NoMemory) }
     }
 
     /// Stores the end of the remote's direction, which had `total` bytes including its end.
@@ -197,8 +237,10 @@ impl RecvHalf {
         self.limit
     }
 
-    /// Accepts no more bytes and releases their budget at once. The remote may read the last frame much later.
+    /// Drops all bytes that arrive from now on, and releases their budget at once. The remote may read the last frame
+    /// much later.
     pub(crate) fn close(&mut self) {
+        self.is_closed = true;
         self.read_rate.interrupt();
         // Without a limit, the queue itself counts its bytes.
         self.reserved.resize(if self.queue.is_unpromised() { 0 } else { self.queue.bytes() });
@@ -258,6 +300,8 @@ impl RecvHalf {
     }
 }
 
+/// Maximum number of bytes that stay reserved for an idle session: more than what it takes to type.
+const IDLE_RESERVATION: usize = 4 * 1024;
 /// A session without data for this long starts again with its initial window.
 const WINDOW_IDLE: Duration = Duration::from_secs(5);
 /// Maximum number of received bytes without a Credit. A remote that has spent its memory for unacknowledged bytes
@@ -342,6 +386,7 @@ const QUEUE_JOINED: usize = 4 * 1024;
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
+    use std::sync::Arc;
 
     use proptest::prelude::*;
 
@@ -395,7 +440,7 @@ mod tests {
         /// everything.
         #[test]
         fn queued_data_costs_about_its_bytes(cuts in prop::collection::vec(prop_oneof![1usize..5, 1usize..5000], 1..300), plain: bool) {
-            let (promised, plain_budgets) = (Budget::new(0), [Budget::new(0), Budget::new(0)]);
+            let (promised, plain_budgets) = (Budget::new(1 << 40), [Budget::new(0), Budget::new(0)]);
             let mut half = RecvHalf::new(WindowLimits { start: 1 << 30, max: 1 << 30 }, promised.reservation());
             if plain { half.lift_limit(PairedReservation { all: plain_budgets[0].reservation(), of_link: plain_budgets[1].reservation() }); }
             let mut came = Vec::new();
@@ -404,13 +449,13 @@ mod tests {
                 half.data(vec![n as u8; cut].into(), Instant::now()).unwrap();
             }
             let used = plain_budgets.each_ref().map(|budget| budget.used());
-            let pieces = promised.used() + used[0].saturating_sub(came.len());
+            let pieces = promised.used() - half.reserved.size() + used[0].saturating_sub(came.len());
             prop_assert!(pieces <= 96 + came.len() / 20, "{} for {}", pieces, came.len());
             prop_assert_eq!(used, if plain { [came.len() + pieces; 2] } else { [0; 2] });
             let mut taken = Vec::new();
             while let Some(bytes) = half.take(Instant::now(), over(Duration::ZERO)) { taken.extend_from_slice(&bytes); }
             prop_assert!(taken == came);
-            prop_assert_eq!((promised.used(), plain_budgets.map(|budget| budget.used())), (0, [0; 2]));
+            prop_assert_eq!((promised.used() - half.reserved.size(), plain_budgets.map(|budget| budget.used())), (0, [0; 2]));
         }
     }
 
@@ -633,6 +678,99 @@ mod tests {
         // Another path may be short.
         half.reset_rtt();
         assert!(half.rtts.is_short());
+    }
+
+    /// Transfers `all` bytes as fast as the window allows, and returns the number of RTTs.
+    async fn transfer(half: &mut RecvHalf, all: u64, way: LinkRtt) -> u32 {
+        let (until, mut trips) = (half.taken + all, 0);
+        while half.taken < until {
+            while half.received < half.limit && half.taken < until {
+                let len = (half.limit - half.received).min(64 * 1024);
+                half.data(bytes(len as usize), Instant::now()).unwrap();
+                half.take(Instant::now(), way).unwrap();
+            }
+            half.credit();
+            half.credit_sent(Instant::now());
+            tokio::time::advance(way.latest + Duration::from_micros(1)).await;
+            trips += 1;
+        }
+        trips
+    }
+
+    fn new_half(start: u64, budget: &Arc<Budget>) -> RecvHalf {
+        let window = budget.reserve_window(start as usize).unwrap();
+        RecvHalf::new(WindowLimits { start: window.size() as u64, max: 4 << 20 }, window)
+    }
+
+    /// Returns sessions of one process that have moved bulk, and then only a few keystrokes.
+    async fn grown_and_idle(count: usize, start: u64, way: LinkRtt, budget: &Arc<Budget>) -> Vec<RecvHalf> {
+        let mut all = Vec::new();
+        for _ in 0..count {
+            let mut half = new_half(start, budget);
+            transfer(&mut half, 12 << 20, way).await;
+            for second in 0..10 {
+                tokio::time::advance(Duration::from_secs(1)).await;
+                half.data(bytes(10), Instant::now()).unwrap();
+                half.take(Instant::now(), way).unwrap();
+                if second % 5 == 4 {
+                    half.release_idle();
+                }
+            }
+            all.push(half);
+        }
+        all
+    }
+
+    /// At a server, a user's program and an edge, with their usual budgets.
+    #[tokio::test(start_paused = true)]
+    async fn sessions_that_were_fast_once_do_not_slow_the_next_one() {
+        for (start, budget, idle) in
+            [(64 << 10, 256 << 20, 80), (32 << 10, 64 << 20, 80), (32 << 10, 12 << 20, 200)]
+        {
+            for millis in [1, 100, 600] {
+                let (way, budget) = (over(Duration::from_millis(millis)), Budget::new(budget));
+                let mut alone = new_half(start, &Budget::new(budget.limit()));
+                let others = grown_and_idle(idle, start, way, &budget).await;
+                let mut next = new_half(start, &budget);
+                let [alone, next] =
+                    [transfer(&mut alone, 24 << 20, way).await, transfer(&mut next, 24 << 20, way).await];
+                assert!(next * 10 <= alone * 11, "{next} RTTs next to {}, {alone} alone", others.len());
+            }
+        }
+    }
+
+    /// Every promise can be used at any time, and then nobody reads.
+    #[tokio::test(start_paused = true)]
+    async fn old_limits_that_are_used_at_once_exceed_no_budget() {
+        let budget = Budget::new(12 << 20);
+        let mut all = grown_and_idle(40, 32 << 10, over(Duration::from_millis(100)), &budget).await;
+        assert!(all.iter().all(|half| half.limit - half.received > 1 << 20), "they were fast");
+        let (mut stored, mut refused) = (0, 0);
+        for half in &mut all {
+            let before = half.received;
+            while half.limit > half.received {
+                match half.data(bytes(((half.limit - half.received) as usize).min(64 << 10)), Instant::now())
+                {
+                    Ok(()) => {}
+                    Err(why) => {
+                        assert_eq!(why, FlowControlError::NoMemory);
+                        refused += 1;
+                        break;
+                    }
+                }
+            }
+            assert!(half.received > before && half.queued() as u64 == half.received - half.taken);
+            stored += half.queued();
+        }
+        assert!(refused > 30 && stored > 8 << 20 && budget.used() <= budget.limit(), "{refused}, {stored}");
+        assert!(budget.reserve_window(32 << 10).is_some(), "a new session has room");
+        // What was refused is sent again, and has room once the sessions are read.
+        let mut half = all.pop().unwrap();
+        drop(all);
+        while half.take(Instant::now(), over(Duration::from_millis(100))).is_some() {}
+        let rest = half.limit - half.taken;
+        assert!(rest > 0);
+        transfer(&mut half, rest, over(Duration::from_millis(100))).await;
     }
 
     #[tokio::test(start_paused = true)]

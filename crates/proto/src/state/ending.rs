@@ -255,6 +255,6 @@ impl SessionState {
             self.ended.get_or_insert(why);
         }
         self.send.forget();
-        Actions { read: true, write: true, state: true, forget: true, dropped: false }
+        Actions { read: true, write: true, state: true, forget: true, ..Actions::default() }
     }
 }
