@@ -226,7 +226,7 @@ pub enum Command {
     /// Values without a flag are those of TUNNEL_SERVER, TUNNEL_USER, TUNNEL_PASSWORD_FILE, TUNNEL_CA, TUNNEL_CERT and
     /// TUNNEL_KEY, otherwise of ~/.config/tunnel/client.toml.
     #[command(after_help = examples([
-        "tunnel connect node1:22 --server https://tunnel.example.org:2222",
+        "tunnel connect node1:22 --server https://tunnel.example.org:8443",
         "tunnel connect node1:80 --listen 8080    # http://127.0.0.1:8080 is node1's port 80",
     ]))]
     Connect(ConnectArgs),
@@ -236,13 +236,13 @@ pub enum Command {
     /// below come first; everything after them is for ssh.
     #[command(after_help = examples([
         "tunnel ssh root@node1",
-        "tunnel ssh --server https://tunnel.example.org:2222 -p 2200 root@node1 uptime",
+        "tunnel ssh --server https://tunnel.example.org:8443 -p 2200 root@node1 uptime",
     ]))]
     Ssh(SshArgs),
     /// Print a block for ~/.ssh/config, so that ssh, scp and rsync reach nodes by name.
     #[command(after_help = examples([
         "tunnel ssh-config 'edge-*' >> ~/.ssh/config",
-        "tunnel ssh-config --server https://tunnel.example.org:2222 node1 node2",
+        "tunnel ssh-config --server https://tunnel.example.org:8443 node1 node2",
     ]))]
     SshConfig(SshConfigArgs),
     /// Keep the links of a user, and give them to programs on this machine as an HTTP proxy and SOCKS5, until a signal.

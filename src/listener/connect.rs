@@ -49,13 +49,13 @@ use tunnel_proto::frame::SessionCategory;
 pub struct ConnectConfig {
     /// Address (ip:port) where clients request node:port with HTTP CONNECT. Required.
     ///
-    /// Required: `"127.0.0.1:2222"`
+    /// Required: `"127.0.0.1:8443"`
     #[serde(deserialize_with = "forms::listen_address")]
     pub listen: Option<SocketAddr>,
     /// Address (ip:port) of a second port without TLS, for programs that know none, such as nc and corkscrew. Their
     /// passwords cross the network unencrypted. Requires cert. Default: none.
     ///
-    /// Example: `"127.0.0.1:2223"`
+    /// Example: `"127.0.0.1:2222"`
     #[serde(deserialize_with = "forms::listen_address")]
     pub plain_listen: Option<SocketAddr>,
     /// TLS of `listen`, if it has any.
