@@ -475,8 +475,8 @@ const PUBLIC: [&str; 3] = ["/metrics", "/livez", "/readyz"];
 const NODE_METRICS: &str = "/metrics/nodes";
 
 /// The response at a port, which any user of the machine may reach. A high level fills the disk.
-const LEVEL_AT_SOCKET: &str = "the log level can only be set at the admin socket: \
-                               curl --unix-socket /run/tunnel/server.sock -X PUT --data 2 \
+const LEVEL_AT_SOCKET: &str = "the log level can only be set at the admin socket (by default /run/tunnel/server.sock or \
+                               edge.sock): curl --unix-socket SOCKET -X PUT --data 2 \
                                http://localhost/debug/flags/v\n";
 
 /// The hint after a failed change of the log level.
