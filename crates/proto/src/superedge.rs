@@ -113,7 +113,7 @@ impl PlainSession {
         let idle = is_g4.then(|| self.last + idle_timeout);
         let half_open = if self.waits_for_client() { AFTER_TARGET } else { HALF_OPEN };
         let half_open = self.finished.map(|_| self.last + half_open);
-        [idle, self.stage.deadline(self.last), half_open].into_iter().flatten().min()
+        [idle, self.stage.deadline(), half_open].into_iter().flatten().min()
     }
 
     /// Returns true if the target here has ended, and the client has sent nothing since.
@@ -392,7 +392,7 @@ impl SuperEdgeTranslator {
             vec![SessionFrame::Reset { epoch, refusal: SessionError::new(code, reason) }]
         };
         let frames = match &session.stage {
-            G4Stage::Dialling => {
+            G4Stage::Dialling { .. } => {
                 session.stage = G4Stage::Unanswered { since: None };
                 let opened = session.opened();
                 self.reset_timer(id);

@@ -22,8 +22,8 @@ use tunnel_base::names::{SessionId, Target};
 /// What a session with such a remote waits for.
 #[derive(Debug)]
 pub(super) enum G4Stage {
-    /// The edge was made to dial. The client waits for its response.
-    Dialling,
+    /// The edge was made to dial. The client waits until then for its response.
+    Dialling { until: Instant },
     /// The client has its response, and the target has sent nothing since the client's first bytes, if any.
     Unanswered { since: Option<Instant> },
     /// The server was asked; the start of its response.
@@ -35,10 +35,10 @@ pub(super) enum G4Stage {
 }
 
 impl G4Stage {
-    /// Returns when the wait ends; `last` is when the session last sent or received something.
-    pub(super) fn deadline(&self, last: Instant) -> Option<Instant> {
+    /// Returns when the wait ends.
+    pub(super) fn deadline(&self) -> Option<Instant> {
         match self {
-            Self::Dialling => Some(last + OPEN_AFTER),
+            Self::Dialling { until } => Some(*until),
             Self::Unanswered { since } => since.map(|since| since + ANSWER_TIMEOUT),
             Self::Requested { .. } | Self::Accepting { .. } | Self::Open => None,
         }
@@ -69,7 +69,9 @@ impl SuperEdgeTranslator {
             // An edge handles `closed` in these two categories only; they are the same otherwise.
             let wire_category = if egress { SessionCategory::Egress } else { SessionCategory::Ssh };
             let addr = self.address(&target);
-            let stage = G4Stage::Dialling;
+            // The clients of all other listeners speak first, or need no response.
+            let is_answered = matches!(category, SessionCategory::Ssh | SessionCategory::Egress);
+            let stage = G4Stage::Dialling { until: if is_answered { now + OPEN_AFTER } else { now } };
             let data_type = "frontend";
             self.insert(id, PlainSession { generation, wire_category, data_type, addr, stage, ..session });
             // Makes the edge dial at once, so that targets that speak first work.
@@ -220,8 +222,8 @@ impl SuperEdgeTranslator {
         let category = session.category;
         let mut frames = Vec::new();
         match &mut session.stage {
-            G4Stage::Dialling | G4Stage::Unanswered { .. } => {
-                if matches!(session.stage, G4Stage::Dialling) {
+            G4Stage::Dialling { .. } | G4Stage::Unanswered { .. } => {
+                if matches!(session.stage, G4Stage::Dialling { .. }) {
                     frames.push(session.opened());
                 }
                 session.stage = G4Stage::Open;
@@ -309,7 +311,8 @@ const OPEN_AFTER: Duration = Duration::from_millis(500);
 /// Time for the target's first bytes after the client's.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Text for a client that has had no answer in this time.
-pub(super) const NO_ANSWER: &str = "the edge did not answer; SuperEdge v0.9 reports no dial errors";
+pub(super) const NO_ANSWER: &str =
+    "the edge did not answer; SuperEdge v0.9 reports no dial errors, and v0.2 serves no sessions";
 /// Response to the request of an edge's client.
 const ESTABLISHED: &str = "HTTP/1.1 200 Connection established\r\n\r\n";
 /// Maximum length of a server's response to such a request, in bytes.

@@ -166,9 +166,23 @@ async fn a_session_opens_after_half_a_second_and_is_reset_ten_after_unanswered_b
     let [SessionFrame::Reset { epoch: 3, refusal }] = &end[..] else { panic!("{end:?}") };
     assert_eq!(
         (refusal.code, refusal.reason.as_str()),
-        (ErrorCode::TargetTimeout, "the edge did not answer; SuperEdge v0.9 reports no dial errors")
+        (
+            ErrorCode::TargetTimeout,
+            "the edge did not answer; SuperEdge v0.9 reports no dial errors, and v0.2 serves no sessions"
+        )
     );
     assert_is_empty(&codec);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_whose_client_speaks_first_opens_at_once() {
+    for category in [SessionCategory::HttpProxy, SessionCategory::Tcp] {
+        let (mut codec, start) = (server(), Instant::now());
+        send(&mut codec, category, open("node1:10022"));
+        assert_eq!(codec.next_due(), Some(start));
+        assert_eq!(pass(&mut codec, start), [opened(3)]);
+        assert_eq!(codec.next_due(), Some(start + IDLE));
+    }
 }
 
 #[tokio::test(start_paused = true)]
