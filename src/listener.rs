@@ -59,7 +59,6 @@ pub const LISTENERS: &[ListenerKind] = &[
     connect::KIND, // The first, because the others inherit its access rules.
     egress::KIND,
     http_proxy::KIND,
-    socks5::KIND,
     tcp::KIND,
     https::KIND,
     http::KIND,

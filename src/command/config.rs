@@ -322,7 +322,7 @@ mod tests {
             ConfigFileArgs { file: Some(file), kubeconfig: None }
         };
         let old = "[server.connect]\nlisten = \"127.0.0.1:1\"\nallow_from = [\"10.0.0.0/8\"]\n\
-            [server.socks5]\nlisten = \"127.0.0.1:2\"\n[server.session]\nmax_sessions = 7\n\
+            [server.http_proxy]\nlisten = \"127.0.0.1:2\"\n[server.session]\nmax_sessions = 7\n\
             [server.tcp]\n\"127.0.0.1:3\" = \"a/b:1\"\n\"127.0.0.1:4\" = \"a/b:1\"\n";
         // Defaults that are written out change nothing, and the inherited proxies concern all listeners.
         let new = "[server.connect]\nlisten = \"127.0.0.1:1\"\nallow_from = [\"10.0.0.0/9\"]\nauth = \"none\"\n\
@@ -338,7 +338,7 @@ mod tests {
             "reload: changes server.connect.allow_from",
             "reload: closes and opens again server.tcp.\"127.0.0.1:4\"",
             "reload: opens server.tcp.\"127.0.0.1:7000-7099\"",
-            "reload: closes server.socks5",
+            "reload: closes server.http_proxy",
             "restart: changes server.session.max_sessions",
             "restart: changes server.intercept.networks",
         ];
@@ -352,8 +352,8 @@ mod tests {
         // The first listener that needs addresses starts their watch, which is made at the start.
         let plain = "[server.connect]\nlisten = \"127.0.0.1:1\"\n";
         let in_cluster =
-            compare(plain, &format!("{plain}[server.socks5]\nlisten = \"127.0.0.1:2\"\n"), Format::Text);
-        let expected = "reload: opens server.socks5\nrestart: changes server.addresses.kubernetes\n";
+            compare(plain, &format!("{plain}[server.http_proxy]\nlisten = \"127.0.0.1:2\"\n"), Format::Text);
+        let expected = "reload: opens server.http_proxy\nrestart: changes server.addresses.kubernetes\n";
         assert_eq!(in_cluster.unwrap(), expected);
         let edge = "[edge.uplink]\nnode = \"n\"\nservers = [\"a:1\"]\ntoken = \"t\"\nca = \"/c\"\n";
         let proxy = format!("{edge}[edge.http_proxy]\nlisten = \"127.0.0.1:3128\"\n");
@@ -392,7 +392,6 @@ mod tests {
             [server.https]\nclient_ca = \"/ca\"\nnames = [\"x\"]\nports = { \"10250\" = \"127.0.0.1:10250\" }\n\
             [server.tcp]\n\"127.0.0.1:5\" = \"node1/127.0.0.1:6443\"\n\
             [server.egress]\nlisten = \"127.0.0.1:8000\"\n[server.http_proxy]\nlisten = \"127.0.0.1:8080\"\n\
-            [server.socks5]\nlisten = \"127.0.0.1:1080\"\n\
             [server.addresses.nodes]\n\"10.0.0.0/24\" = \"node1\"\n";
         std::fs::write(&file, text).unwrap();
         let show_file = || {

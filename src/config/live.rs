@@ -110,8 +110,7 @@ pub(crate) const LIVE_ACCESS_KEYS: [&str; 3] = ["allow_from", "names", "rules"];
 
 /// The tables of listeners that open and close with the config. Not `intercept`: its table of nftables and its mark are
 /// the process's.
-pub(crate) const LIVE_LISTENERS: [&str; 7] =
-    ["connect", "egress", "http", "http_proxy", "https", "socks5", "tcp"];
+pub(crate) const LIVE_LISTENERS: [&str; 6] = ["connect", "egress", "http", "http_proxy", "https", "tcp"];
 
 #[cfg(test)]
 mod tests {

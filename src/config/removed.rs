@@ -5,10 +5,10 @@
 //! user chose.
 
 /// Removed keys that are ignored with a warning, so that a new version starts with an old file.
-pub(crate) const IGNORED: &[(&str, &str)] = &[
-    #[cfg(test)]
-    ("server.ignored_in_tests", "use [server.connect]"),
-];
+pub(crate) const IGNORED: &[(&str, &str)] = &[(
+    "server.socks5",
+    "use [server.connect], [server.http_proxy], or SOCKS5 of tunnel proxy on the user's machine",
+)];
 
 /// Removed keys that restricted access. They are errors: without them a file would admit more than its author allowed.
 pub(crate) const REFUSED: &[(&str, &str)] = &[

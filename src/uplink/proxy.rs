@@ -14,9 +14,9 @@ use crate::listener::admission::destination::destination_mapping::DestinationMap
 use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerContext, ListenerProtocol, sessions};
 use crate::listener::connect::ConnectProtocol;
+use crate::listener::http_proxy;
 use crate::listener::http_proxy::HttpProxyProtocol;
 use crate::listener::socks5::Socks5;
-use crate::listener::{http_proxy, socks5};
 use crate::session_io::grants::Grants;
 use crate::session_io::session_stream::SessionStream;
 use crate::startup::admin_socket::SocketDirs;
@@ -66,7 +66,7 @@ impl UserProxy {
         clients
             .spawn(info_span!("refusals"), links.metrics.refusals.clone().sum_up(clients.clone().started()));
         spawn(http_proxy::KIND.name, http, HttpProxyProtocol, &context);
-        spawn(socks5::KIND.name, socks5, Socks5, &context);
+        spawn("socks5", socks5, Socks5, &context);
         let context = ListenerContext { category: SessionCategory::Ssh, ..context };
         spawn("shared", RecordStreamListener(shared), SharedSocketProtocol, &context);
         Self { links, clients }

@@ -264,8 +264,7 @@ async fn a_page_that_uses_dns_rebinding_reads_and_changes_nothing() {
 async fn no_edge_dials_a_port_of_another_process_on_its_machine() {
     let place = TestDir::new();
     let server = "channelz_listen = \"127.0.0.1:0\"\n[server.connect]";
-    let more = "[server.http_proxy]\nlisten = \"0.0.0.0:0\"\n[server.socks5]\nlisten = \"127.0.0.1:0\"\n\
-                [server.tcp.\"[::]:0\"]\ntarget = \"node1/127.0.0.1:1\"\n";
+    let more = "[server.http_proxy]\nlisten = \"0.0.0.0:0\"\n[server.tcp.\"[::]:0\"]\ntarget = \"node1/127.0.0.1:1\"\n";
     let server = TestServer::from_text(&(place.cloud("").replace("[server.connect]", server) + more));
     let more = "channelz_listen = \"127.0.0.1:0\"\n[edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n";
     let neighbour = edge_with(&place, &server, "neighbour", more).await;

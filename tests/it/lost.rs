@@ -29,7 +29,6 @@ fn server(place: &TestDir, target: SocketAddr) -> TestServer {
         place,
         &format!(
             "[server.tcp]\n\"127.0.0.1:0\" = \"node1/{target}\"\n\
-             [server.socks5]\nlisten = \"127.0.0.1:0\"\n\
              [server.http_proxy]\nlisten = \"127.0.0.1:0\"\n\
              [server.http]\nlisten_ip = \"127.0.0.1\"\n[server.http.ports]\n\"0\" = \"{target}\"\n\
              [server.https]\nmode = \"passthrough\"\nlisten_ip = \"127.0.0.1\"\n\
@@ -38,15 +37,6 @@ fn server(place: &TestDir, target: SocketAddr) -> TestServer {
              client_ca = \"{dir}/ca.crt\"\nnames = [\"system:*\"]\n"
         ),
     )
-}
-
-/// Opens a session to a target through a SOCKS5 port.
-async fn socks5(port: SocketAddr, target: SocketAddr) -> TcpStream {
-    let mut client = TcpStream::connect(port).await.unwrap();
-    let request = [b"\x05\x01\0\x05\x01\0\x03\x05node1".as_slice(), &target.port().to_be_bytes()].concat();
-    client.write_all(&request).await.unwrap();
-    assert_eventually("the replies", client.read_exact(&mut [0; 12])).await.unwrap();
-    client
 }
 
 /// Opens a session to the node whose name a ClientHello contains.
@@ -84,7 +74,6 @@ async fn a_client_that_disconnects_after_its_end_is_noticed_at_every_listener() 
     let raw = |client: TcpStream| leave(&server, client, |client| client);
     raw(server.open(&target).await).await;
     raw(server.client("tcp").await).await;
-    raw(socks5(server.port("socks5"), hanging_target).await).await;
     raw(passthrough(&place, server.port("https")).await).await;
     let proxy = crate::support::clients::open(server.port("http_proxy"), &target).await;
     raw(proxy).await;
@@ -92,7 +81,7 @@ async fn a_client_that_disconnects_after_its_end_is_noticed_at_every_listener() 
         egress::dial(&place, server.port("egress"), Some(&place.client(APISERVER)), &[]).await.unwrap();
     egress::send_connect(&mut apiserver, &target).await.unwrap();
     leave(&server, apiserver, |client| client.get_ref().0).await;
-    for listener in ["connect", "tcp", "socks5", "https", "http_proxy", "egress"] {
+    for listener in ["connect", "tcp", "https", "http_proxy", "egress"] {
         wait_until(&format!("{listener} has ended its session"), || {
             metrics.closed(listener, "client_io_error") == 1 && metrics.now(listener) == 0
         })

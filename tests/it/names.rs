@@ -23,7 +23,7 @@ const NUMBER: &str = "docker-node-worker-7.9";
 /// Returns the tables of listeners that find the node of a request.
 fn listeners(site: SocketAddr) -> String {
     format!(
-        "[server.socks5]\nlisten = \"127.0.0.1:0\"\n[server.http_proxy]\nlisten = \"127.0.0.1:0\"\n\
+        "[server.http_proxy]\nlisten = \"127.0.0.1:0\"\n\
          [server.http]\nlisten_ip = \"127.0.0.1\"\nports = {{ \"0\" = \"{site}\" }}\n{ALLOW}"
     )
 }
@@ -35,20 +35,6 @@ async fn get(at: SocketAddr, url: &str, host: &str) -> String {
     body(&mut client).await
 }
 
-/// Opens a session by SOCKS5. `address` is the request's kind and address.
-async fn socks(at: SocketAddr, address: &[u8], port: u16) -> TcpStream {
-    let mut client = TcpStream::connect(at).await.unwrap();
-    client.write_all(&[&[5, 1, 0, 5, 1, 0], address, &port.to_be_bytes()].concat()).await.unwrap();
-    let mut replies = [0; 12];
-    assert_eventually("replies", client.read_exact(&mut replies)).await.unwrap();
-    assert_eq!(replies[..4], [5, 0, 5, 0], "{address:?}");
-    client
-}
-
-fn by_name(name: &str) -> Vec<u8> {
-    [&[3, name.len().try_into().unwrap()], name.as_bytes()].concat()
-}
-
 #[tokio::test]
 async fn a_node_is_reached_by_any_name_that_it_may_have_at_every_listener() {
     let (place, echo, site) = (TestDir::new(), targets::echo().await, site("site").await);
@@ -58,7 +44,6 @@ async fn a_node_is_reached_by_any_name_that_it_may_have_at_every_listener() {
     for name in [ADDRESS, NUMBER, &long, "7"] {
         let _edge = edge(&place, &server, name).await;
         assert_echo(&mut server.open(&at(name, echo)).await, "CONNECT").await;
-        assert_echo(&mut socks(server.port("socks5"), &by_name(name), echo.port()).await, "SOCKS5").await;
         let (proxied, url) = (server.port("http_proxy"), format!("http://{}/", at(name, site)));
         assert!(get(proxied, &url, "other").await.starts_with("site\n"), "{name}");
         assert!(get(server.port("http"), "/", name).await.starts_with("site\n"), "{name}");
@@ -66,7 +51,6 @@ async fn a_node_is_reached_by_any_name_that_it_may_have_at_every_listener() {
     for name in [&format!("[::ffff:{ADDRESS}]"), &format!("{}.", NUMBER.to_uppercase())] {
         assert_echo(&mut server.open(&at(name, echo)).await, "in another spelling").await;
     }
-    assert_echo(&mut socks(server.port("socks5"), &[1, 192, 0, 2, 33], echo.port()).await, "by bytes").await;
     assert_echo(&mut open(proxy, &at(ADDRESS, echo)).await, "from another node").await;
 }
 

@@ -26,9 +26,9 @@ use crate::support::users::{server, tables};
 use crate::support::{Stopwatch, assert_eventually, targets, wait_until};
 
 /// A proxy with its own runtime, so that it can be killed.
-struct LocalProxy {
+pub(crate) struct LocalProxy {
     http: SocketAddr,
-    socks5: SocketAddr,
+    pub(crate) socks5: SocketAddr,
     proxy: Option<UserProxy>,
     runtime: Option<Runtime>,
 }
@@ -76,7 +76,7 @@ impl Drop for LocalProxy {
 }
 
 /// Starts a server, edges of these nodes, and a proxy of alice.
-async fn proxy_to(nodes: &[&str]) -> ((TestServer, Vec<Edge>, TestDir), LocalProxy) {
+pub(crate) async fn proxy_to(nodes: &[&str]) -> ((TestServer, Vec<Edge>, TestDir), LocalProxy) {
     let place = TestDir::new();
     let server = server(&place, "").await;
     let mut edges = Vec::new();
@@ -175,13 +175,6 @@ async fn a_client_of_the_socket_that_is_killed_does_not_end_its_session_like_a_c
     drop(client);
     wait_until("the target is reset", || edge.metrics.sessions.closed("acceptor", "client_io_error") == 1)
         .await;
-}
-
-#[tokio::test]
-async fn the_socks5_port_refuses_with_the_closest_code() {
-    let (echo, (_cloud, proxy)) = (targets::echo().await, proxy_to(&["other1"]).await);
-    let refused = request_session(proxy.socks5, &by_name("other1", echo.port())).await;
-    assert_eq!(refused.1, 2);
 }
 
 /// Waits until the proxy that has ended has left no socket.

@@ -190,10 +190,10 @@ async fn a_port_that_the_server_itself_uses_is_an_error_with_both_keys() {
     let (place, echo, port) = (TestDir::new(), targets::echo().await, free_address());
     let (lines, _guard) = LogLines::start();
     let followed = Followed::start(&place, &tcp(port, echo, ""));
-    let socks = format!("[server.socks5]\nlisten = \"0.0.0.0:{}\"\n", port.port());
-    followed.reload(&lines, &(tcp(port, echo, "") + &socks), REJECTED).await;
+    let proxy = format!("[server.http_proxy]\nlisten = \"0.0.0.0:{}\"\n", port.port());
+    followed.reload(&lines, &(tcp(port, echo, "") + &proxy), REJECTED).await;
     let error = format!("0.0.0.0:{}: server.tcp.\"{port}\" uses the same port", port.port());
-    assert!(lines.count(&format!("key=server.socks5.listen error={error}")) > 0, "{}", lines.text());
+    assert!(lines.count(&format!("key=server.http_proxy.listen error={error}")) > 0, "{}", lines.text());
     // Back to the old config, of which nothing has changed.
     std::fs::write(&followed.file, place.cloud(&tcp(port, echo, ""))).unwrap();
     let log = followed.server.server.bound.log;
@@ -223,7 +223,6 @@ async fn listeners_of_each_kind_open_and_close_with_the_config() {
     for table in [
         format!("[server.http_proxy]\nlisten = \"{port}\""),
         format!("[server.http_proxy]\nlisten = \"{port}\"\n{tls}"),
-        format!("[server.socks5]\nlisten = \"{port}\""),
         format!("[server.egress]\nlisten = \"{port}\"\n{tls}"),
         format!("[server.http]\n{node_port}"),
         format!("[server.https]\n{node_port}\n{tls}"),

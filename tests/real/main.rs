@@ -62,7 +62,6 @@ mod release;
 mod servers;
 mod settings;
 mod silent;
-mod socks5;
 mod ssh;
 mod sshd;
 mod stores;

@@ -265,7 +265,6 @@ fn passwords_that_cross_a_network_unencrypted_are_a_warning_at_each_listener() {
             "this port cannot use TLS",
         ),
         (format!("[server.http_proxy]\n{public}{basic}"), "server.http_proxy.listen", "set cert and key"),
-        (format!("[server.socks5]\n{public}{basic}"), "server.socks5.listen", "this port cannot use TLS"),
         (admin.to_owned(), "server.admin.users", "set cert and key"),
     ] {
         let (_, warnings) = cloud(&text);

@@ -24,7 +24,7 @@ pub struct AddressSettings {
     /// (discovery.k8s.io) in the whole cluster, and configmaps in POD_NAMESPACE. Of SuperEdge's ConfigMap tunnel-cache,
     /// the key user_services is read: lines "service.namespace edge" or "... cloud", which is at no node. While
     /// kube-apiserver does not answer, the last known state applies. Default: true if this file has egress, http_proxy,
-    /// https, intercept or socks5 and there is a Kubernetes, otherwise false.
+    /// https or intercept and there is a Kubernetes, otherwise false.
     ///
     /// Example: `true`
     pub kubernetes: bool,
