@@ -19,9 +19,9 @@ install -D -m 755 "$program" "$tree/usr/bin/tunnel"
 for side in server edge; do
   install -D -m 644 "$root/deploy/systemd/tunnel-$side.service" "$tree/lib/systemd/system/tunnel-$side.service"
 done
-# The book, examples of /etc/tunnel/server.toml and edge.toml, and schemas of them for editors.
+# The book, examples of /etc/tunnel/server.toml and edge.toml, schemas of them for editors, and channelz for grpcurl.
 doc=$tree/usr/share/doc/tunnel
-install -D -m 644 -t "$doc" "$root"/{README,CHANGELOG,SECURITY}.md "$root"/conf/*
+install -D -m 644 -t "$doc" "$root"/{README,CHANGELOG,SECURITY}.md "$root"/conf/* "$root/proto/channelz.proto"
 # The licence itself is on every Debian.
 seconds=${SOURCE_DATE_EPOCH:-$(date +%s)}
 cat >"$doc/copyright" <<END

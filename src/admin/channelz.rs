@@ -1,6 +1,7 @@
-//! gRPC's debugging port, as in SuperEdge. Channelz lists servers, channels and sockets with their counters; reflection
-//! describes the messages to clients. The port changes nothing and needs no authentication.
+//! gRPC's debugging port, as in SuperEdge. Channelz lists servers, channels and sockets with their counters. The port
+//! changes nothing and needs no authentication.
 
+use std::convert::Infallible;
 use std::future::ready;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,8 +14,7 @@ use tonic::body::Body;
 use tonic::server::Grpc;
 use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
-use tonic_reflection::server as reflection;
-use tower::{Service as _, service_fn};
+use tower::service_fn;
 use tracing::{Span, debug, info_span};
 
 use crate::admin::channelz::entities::{Entities, EntitiesById};
@@ -25,7 +25,6 @@ use crate::admin::channelz::wire::{
 };
 use crate::admin::{AdminContext, accept_limits};
 use tunnel_base::drain::Drain;
-use tunnel_base::limited;
 use tunnel_net::accept_loop::{self, Accepted, ConnectionHandler};
 use tunnel_net::listen::TcpListenSocket;
 
@@ -60,28 +59,9 @@ impl ConnectionHandler for ChannelzHandler {
     }
 
     async fn handle(self: Arc<Self>, accepted: Accepted) {
-        let reflection = || reflection::Builder::configure().register_encoded_file_descriptor_set(FILES);
-        let (v1, v1alpha) = match (reflection().build_v1(), reflection().build_v1alpha()) {
-            (Ok(v1), Ok(v1alpha)) => (v1, v1alpha),
-            (Err(cause), _) | (_, Err(cause)) => {
-                let refusals = &self.entities.admin.metrics.refusals;
-                limited!(refusals.may_log_about("channelz", "", 1) => error, error = %cause, "cannot describe channelz");
-                return;
-            }
-        };
-        let v1 = v1.max_decoding_message_size(MAX_BYTES);
-        let v1alpha = v1alpha.max_decoding_message_size(MAX_BYTES);
         let service = hyper::service::service_fn(|request: http::Request<Incoming>| {
             let handler = self.clone();
-            let mut v1 = v1.clone();
-            let mut v1alpha = v1alpha.clone();
-            async move {
-                match request.uri().path() {
-                    path if path.starts_with("/grpc.reflection.v1.") => v1.call(request).await,
-                    path if path.starts_with("/grpc.reflection.v1alpha.") => v1alpha.call(request).await,
-                    _ => Ok(handler.entities.answer(request).await),
-                }
-            }
+            async move { Ok::<_, Infallible>(handler.entities.answer(request).await) }
         });
         let mut http = http2::Builder::new(self.drain.clone());
         http.timer(TokioTimer::new())
@@ -94,7 +74,7 @@ impl ConnectionHandler for ChannelzHandler {
             ended = serving.as_mut() => ended,
             () = self.drain.draining() => {
                 serving.as_mut().graceful_shutdown();
-                // An open reflection call of a client must not delay the shutdown.
+                // A client that never completes its request must not delay the shutdown.
                 tokio::time::timeout(CLOSE_TIME, serving).await.unwrap_or(Ok(()))
             }
         };
@@ -195,8 +175,6 @@ fn not_found(number: i64) -> Status {
 
 /// What the paths of the service's methods start with.
 const SERVICE: &str = "/grpc.channelz.v1.Channelz/";
-/// Descriptions of the services, for clients that have no copy of them.
-const FILES: &[u8] = include_bytes!("channelz/channelz.bin");
 /// Maximum number of concurrent connections.
 const CONNECTIONS: usize = 16;
 /// Maximum number of concurrent calls per connection.

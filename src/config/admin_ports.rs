@@ -25,8 +25,8 @@ pub struct AdminPorts {
     /// Example: `"127.0.0.1:9011"`
     #[serde(deserialize_with = "forms::listen_address")]
     pub metrics_listen: Option<SocketAddr>,
-    /// Address (ip:port) of gRPC's debugging services for gRPC's own clients, channelz and reflection. They list links
-    /// with addresses and counts, without TLS or a password.
+    /// Address (ip:port) of channelz, gRPC's debugging service for gRPC's own clients. It lists links with addresses
+    /// and counts, without TLS or a password.
     ///
     /// Example: `"127.0.0.1:5000"`
     #[serde(deserialize_with = "forms::listen_address")]
