@@ -51,7 +51,7 @@ use crate::command::doctor::DoctorArgs;
 use crate::command::init::InitArgs;
 use crate::command::invitations::{InvitationsArgs, InviteArgs};
 use crate::command::join::JoinArgs;
-use crate::command::migrate::MigrateArgs;
+use crate::command::migrate::MigrateCommand;
 use crate::command::proxy::ProxyArgs;
 use crate::command::serve::DaemonArgs;
 use crate::command::service::ServiceCommand;
@@ -305,12 +305,12 @@ pub enum Command {
         #[arg(short, long, conflicts_with = "output")]
         watch: bool,
     },
-    /// Print a config that replaces another tunnel's deployment in Kubernetes, with a remark on each of its settings.
-    #[command(after_help = examples([
+    /// Print a config that replaces another tunnel's, with a remark on each setting that has another effect.
+    #[command(subcommand, after_help = examples([
         "tunnel migrate superedge tunnel_cloud.toml > server.toml",
-        "tunnel migrate yurttunnel --role edge old.yaml > edge.toml",
+        "tunnel migrate superedge tunnel_edge.toml > edge.toml",
     ]))]
-    Migrate(MigrateArgs),
+    Migrate(MigrateCommand),
     /// Print shell completions.
     #[command(after_help = examples([
         "tunnel completions bash > /etc/bash_completion.d/tunnel",

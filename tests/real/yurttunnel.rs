@@ -5,7 +5,6 @@ mod led;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::SystemTime;
@@ -23,8 +22,8 @@ use crate::addresses::own_address;
 use crate::held::HoldingProxy;
 use crate::kubernetes::{Kubernetes, NAMESPACE};
 use crate::parts::free_port;
-use crate::process::{TIMEOUT, run};
-use crate::tunnel::{Edge, PROGRAM, ServerProcess, TestDir};
+use crate::process::TIMEOUT;
+use crate::tunnel::{Edge, ServerProcess, TestDir};
 use crate::wait::wait_until;
 
 const SERVICE: &str = "x-tunnel-server-internal-svc";
@@ -170,59 +169,6 @@ fn node_names_are_written_only_by_the_holder_and_late_writes_are_refused() {
     let drained = kubernetes.run(first.finish(TIMEOUT, std::future::pending()));
     assert_eq!(drained, Drained::Finished);
 }
-
-/// The commands of docs/how-to/from-yurttunnel.md.
-#[test]
-fn a_config_is_printed_for_an_old_deployment_and_the_program_accepts_it() {
-    let (place, cluster) = (TestDir::new(), TestDir::new());
-    std::fs::write(place.path().join("old.yaml"), OLD).unwrap();
-    let printed = |line: &str| {
-        let output = run(
-            "sh",
-            &["-c", &format!("cd {} && {ENVIRONMENT} {PROGRAM} {line}", place.path().display())],
-            None,
-            TIMEOUT,
-        );
-        assert!(output.status.success(), "{output:?}");
-        output.stdout
-    };
-    let dir = place.path().display().to_string();
-    let (token, files) = (place.path().join("token"), &place.files);
-    let here = |text: &str| {
-        let at = |text: String, from: &str, to: &Path| text.replace(from, to.to_str().unwrap());
-        let text = at(
-            text.replace("/etc/tunnel/token/token", token.to_str().unwrap()),
-            "/etc/tunnel/certs/cloud.crt",
-            &files.cert,
-        );
-        let text =
-            at(at(text, "/etc/tunnel/certs/cloud.key", &files.key), "/etc/tunnel/certs/ca.crt", &files.ca);
-        let text = at(text, "/etc/tunnel/certs/client-ca.crt", &files.ca);
-        at(text, "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt", &cluster.files.ca)
-    };
-    for (mode, task) in
-        [("cloud", "migrate yurttunnel old.yaml"), ("edge", "migrate yurttunnel --role edge - <old.yaml")]
-    {
-        let text = printed(task);
-        assert!(text.contains("#   kept     --") || mode == "edge", "{text}");
-        place.config(mode, &here(&text));
-        let checked = printed(&format!("config check {dir}/{mode}.toml"));
-        assert!(checked.ends_with(": ok\n"), "{checked}");
-    }
-}
-
-/// The environment of a server and of an edge.
-const ENVIRONMENT: &str = "KUBERNETES_SERVICE_HOST=192.0.2.1 POD_IP=127.0.0.1 NODE_NAME=node1";
-
-const OLD: &str = "
-kind: List
-items:
-- kind: Deployment
-  spec: {template: {spec: {containers: [{name: yurt-tunnel-server, args: [--bind-address=127.0.0.1, --server-count=2]}]}}}
-- kind: DaemonSet
-  spec: {template: {spec: {containers: [{name: yurt-tunnel-agent, args: [--tunnelserver-addr=127.0.0.1:31008]}]}}}
-- {kind: ConfigMap, metadata: {name: yurt-tunnel-server-cfg}, data: {http-proxy-ports: \"9051\"}}
-";
 
 fn params(cluster: Cluster, identity: &str) -> NamesReconcilerParams {
     NamesReconcilerParams {

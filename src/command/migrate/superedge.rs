@@ -23,11 +23,8 @@ struct ReferenceComments<'r> {
     tables: BTreeSet<&'r str>,
 }
 
-/// Returns SuperEdge's config, the text of one file, in this program's schema.
-pub(crate) fn migrate(texts: &[(String, String)]) -> Result<String, CommandError> {
-    let [(text, _)] = texts else {
-        return Err(CommandError::usage("superedge has one config file; give one"));
-    };
+/// Returns SuperEdge's config in this program's schema.
+pub(crate) fn migrate(text: &str) -> Result<String, CommandError> {
     let (settings, remarks) = config::superedge::convert(text)
         .whole()
         .map_err(|errors| CommandError::unusable(errors.to_string()))?;

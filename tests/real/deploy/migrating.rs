@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use super::{Cluster, deploy};
 use crate::kubernetes::NAMESPACE;
 use crate::process::{ProcessOutput, TIMEOUT, run_command};
-use crate::tunnel::PROGRAM;
 use crate::wait::wait_until;
 
 /// Returns the blocks of commands in that section of the page, in order.
@@ -37,7 +36,6 @@ impl<'a> OperatorFolder<'a> {
         let link = |to: &Path, name: &str| std::os::unix::fs::symlink(to, dir.path().join(name)).unwrap();
         link(&deploy(""), "deploy");
         link(&cluster.kubectl, "kubectl");
-        link(Path::new(PROGRAM), "tunnel");
         Self { cluster, dir }
     }
 
@@ -132,8 +130,7 @@ fn the_migration_page_works_from_yurttunnel_to_this_program_and_back() {
 
     let settings = blocks("## What becomes of the settings");
     desk.does(&settings[0]);
-    assert!(desk.read("cloud.toml").contains("kept     http-proxy-ports: \"9051\""));
-    assert!(desk.read("edge.toml").contains("[edge.uplink]"));
+    assert!(desk.read("old.yaml").contains("--node-name=$(NODE_NAME)"));
 
     // The trial.
     desk.does("kubectl apply -k deploy/kustomize/base");
