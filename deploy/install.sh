@@ -8,8 +8,8 @@
 #   --from        where the release's files are: a directory, or a URL with https (the directory of this script)
 #   --version     version to install, if there are files of several
 #   --key         public key (minisign) of those who made the release; needs openssl 3 or newer
-#   --dir         where the program goes (/usr/local/bin)
-#   --uninstall   removes the program; config, certificates and units stay
+#   --dir         where the program goes (/usr/local/bin); units for systemd go to ../lib/systemd from there
+#   --uninstall   removes the program and its units; config and certificates stay
 #
 # The checksums come from the same place as the program. They reveal damage, but a forged release only with a key.
 set -eu
@@ -22,6 +22,7 @@ fail() {
 # The key of releases, once there is one: without a key, only the checksum is verified.
 key=''
 from='' version='' dir=/usr/local/bin uninstall=''
+units='system/tunnel-server.service system/tunnel-edge.service user/tunnel-proxy.service'
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit 0 ;;
@@ -44,7 +45,10 @@ done
 if [ "$uninstall" ]; then
     [ -f "$dir/tunnel" ] || fail "there is no $dir/tunnel"
     rm "$dir/tunnel"
-    echo "removed $dir/tunnel"
+    for unit in $units; do
+        rm -f "$(dirname "$dir")/lib/systemd/$unit"
+    done
+    echo "removed $dir/tunnel and its units"
     exit
 fi
 
@@ -100,8 +104,9 @@ fetch "$tarball"
     fail "checksum of $tarball is wrong; nothing is installed"
 
 name=${tarball%.tar.gz}
-tar -xzf "$work/$tarball" -C "$work" "$name/tunnel"
+tar -xzf "$work/$tarball" -C "$work" "$name"
 mkdir -p "$dir"
+dir=$(cd "$dir" && pwd)
 [ ! -d "$dir/tunnel" ] || fail "$dir/tunnel is a directory; nothing is installed"
 # A program that runs cannot be overwritten, but replaced.
 new=$dir/.tunnel.$$
@@ -110,4 +115,9 @@ cp "$work/$name/tunnel" "$new"
 chmod 755 "$new"
 said=$("$new" --version) || fail "the program does not run on this machine; nothing is installed"
 mv -f "$new" "$dir/tunnel"
-echo "installed $said in $dir"
+for unit in $units; do
+    to=$(dirname "$dir")/lib/systemd/$unit
+    mkdir -p "${to%/*}"
+    sed "s|^ExecStart=tunnel |ExecStart=$dir/tunnel |" "$work/$name/${unit#*/}" >"$to"
+done
+echo "installed $said in $dir, and its units in $(dirname "$dir")/lib/systemd"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the files of a release for this machine's architecture:
 #
-#   tunnel-VERSION-MACHINE-linux.tar.gz    the static program, its licence and its changes
+#   tunnel-VERSION-MACHINE-linux.tar.gz    the static program, its units, licence and changes
 #   tunnel_VERSION_ARCH.deb                Debian package
 #   tunnel-VERSION-MACHINE-image.tar       OCI image, as an archive
 #   tunnel-VERSION-MACHINE.cdx.json        list of its dependencies, in CycloneDX
@@ -51,7 +51,7 @@ name=tunnel-$built-$(uname -m)
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 install -D -m 755 "$binary" "$tree/$name-linux/tunnel"
-install -m 644 -t "$tree/$name-linux" LICENSE README.md CHANGELOG.md
+install -m 644 -t "$tree/$name-linux" LICENSE README.md CHANGELOG.md deploy/systemd/*.service
 tar --sort=name --format=ustar --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -C "$tree" \
   -c "$name-linux" | gzip -n >"$out/$name-linux.tar.gz"
 deploy/debian/build.sh "$binary" "$out" >/dev/null

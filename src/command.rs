@@ -25,7 +25,6 @@ pub mod proxy;
 #[cfg(test)]
 mod reference_tests;
 pub mod serve;
-pub mod service;
 pub mod sessions;
 pub mod ssh;
 pub mod status;
@@ -54,7 +53,6 @@ use crate::command::join::JoinArgs;
 use crate::command::migrate::MigrateCommand;
 use crate::command::proxy::ProxyArgs;
 use crate::command::serve::DaemonArgs;
-use crate::command::service::ServiceCommand;
 use crate::command::sessions::SessionsArgs;
 use crate::command::ssh::{SshArgs, SshConfigArgs};
 use crate::command::status::NodesFormat;
@@ -195,12 +193,6 @@ pub enum Command {
         "sudo tunnel invitations revoke node7",
     ]))]
     Invitations(InvitationsArgs),
-    /// Install the systemd unit of a server or an edge, or of a user's proxy.
-    #[command(subcommand, after_help = examples([
-        "sudo tunnel service install edge",
-        "sudo tunnel service install server -c /etc/tunnel/server.toml",
-    ]))]
-    Service(ServiceCommand),
     /// Issue certificates by the CA that `tunnel init` has made, or renew them.
     #[command(subcommand, after_help = examples([
         "tunnel cert renew --dir tunnel-files",

@@ -11,7 +11,7 @@ use tunnel::command::proxy::ProxyArgs;
 use tunnel::command::serve::{DaemonArgs, Settings};
 use tunnel::command::{
     self, Args, Command, CommandError, Format, Role, completions, connect, exit_code, init, invitations,
-    is_wrong, join, proxy, service, sessions, ssh, status, token,
+    is_wrong, join, proxy, sessions, ssh, status, token,
 };
 use tunnel::config::config_watch::ConfigFile;
 use tunnel::config::{ConfigError, Environment};
@@ -71,7 +71,6 @@ fn main() -> ExitCode {
         Command::Invite(command_args) => in_runtime(invitations::invite(command_args, &env)),
         Command::Join(command_args) => in_runtime(join::run(&command_args, &env, std::io::stdin())),
         Command::Invitations(command_args) => in_runtime(invitations::manage(command_args, &env)),
-        Command::Service(command_args) => service::run(&command_args, variable),
         Command::Cert(command_args) => cert::run(&command_args),
         Command::Token(command_args) => token::run(&command_args),
         Command::Migrate(command_args) => migrate::run(&command_args, std::io::stdin()),

@@ -17,8 +17,11 @@ chmod 755 "$tree"
 
 install -D -m 755 "$program" "$tree/usr/bin/tunnel"
 for side in server edge; do
-  install -D -m 644 "$root/deploy/systemd/tunnel-$side.service" "$tree/lib/systemd/system/tunnel-$side.service"
+  unit=$tree/lib/systemd/system/tunnel-$side.service
+  install -D -m 644 "$root/deploy/systemd/tunnel-$side.service" "$unit"
+  sed -i 's/^RuntimeDirectory=/User=tunnel\nGroup=tunnel\n&/' "$unit"
 done
+install -D -m 644 -t "$tree/usr/lib/systemd/user" "$root/deploy/systemd/tunnel-proxy.service"
 # The book, examples of /etc/tunnel/server.toml and edge.toml, schemas of them for editors, and channelz for grpcurl.
 doc=$tree/usr/share/doc/tunnel
 install -D -m 644 -t "$doc" "$root"/{README,CHANGELOG,SECURITY}.md "$root"/conf/* "$root/proto/channelz.proto"

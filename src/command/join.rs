@@ -5,7 +5,7 @@ mod user;
 
 use std::convert::Infallible;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use rustix::system::uname;
@@ -14,8 +14,7 @@ use crate::command::init::config_files::edge_config;
 use crate::command::init::{checked, folder_on_machine, host_of_server, random_token, tls_note};
 use crate::command::join::requests::JoinClient;
 use crate::command::output_dir::OutputDir;
-use crate::command::service;
-use crate::command::{CommandError, Role};
+use crate::command::{CONFIG_DIR, CommandError};
 use crate::config::Environment;
 use crate::edge::Edge;
 use crate::edge::config::EdgeConfig;
@@ -156,18 +155,11 @@ async fn join_node(
     env: &Environment,
 ) -> Result<String, CommandError> {
     let to = folder_on_machine("--install-dir", &args.install_dir)?;
-    // The package's unit is used where it is installed; another unit would shadow it.
-    let unit = service::packaged(Role::Edge).is_none().then_some(UNIT);
-    let new_unit = unit.map(|_| new_unit(&args.install_dir)).transpose()?.flatten();
-    let entries = ENTRIES.into_iter().chain(new_unit.as_ref().and(unit)).map(str::to_owned);
     // Local steps that can fail come first, because an invitation can be used only once.
-    let folder = OutputDir::resume(&args.install_dir, entries)?;
+    let folder = OutputDir::resume(&args.install_dir, ENTRIES.map(str::to_owned))?;
     let token = folder.write_once(TOKEN_FILE, &format!("{}\n", random_token()))?;
     let config = |dir: &str| edge_config(node, &args.server, args.tls_server_name.as_ref(), false, dir);
     folder.write("edge.toml", &config(to))?;
-    if let Some(text) = new_unit {
-        folder.write(UNIT, &text)?;
-    }
     let join_client = JoinClient::new(args, code, node.to_string(), token.trim(), folder, CA_FILE, env)?;
     join_client
         .join(|folder| {
@@ -175,39 +167,33 @@ async fn join_node(
             checked("edge.toml", read, Edge::validate)
         })
         .await?;
-    let (more, start) = match unit {
-        // systemctl links no file where `tunnel service install` has written one.
-        Some(unit) if Path::new(service::UNIT_DIR).join(unit).exists() => {
-            (format!(", {unit}"), unit.to_owned())
-        }
-        Some(unit) => (format!(", {unit}"), format!("{to}/{unit}")),
-        None => (String::new(), UNIT.to_owned()),
-    };
     Ok(format!(
-        "{node} has joined; in {to}, for this user only: edge.toml, certs/ca.crt, token/token{more}\nnext, here:\n  tunnel edge -c {to}/edge.toml\n\
-         or, to let systemd start it now and at every boot:\n{readable}  systemctl enable --now {start}\n{note}",
-        readable = service::make_readable(&args.install_dir),
-        note = tls_note(node),
+        "{node} has joined; in {to}, for this user only: edge.toml, certs/ca.crt, token/token\nnext, here:\n  tunnel edge -c {to}/edge.toml\n\
+         or, to let systemd start it now and at every boot:\n{}{}",
+        systemd_lines(to),
+        tls_note(node),
     ))
 }
 
-/// Returns the text of the unit, or `None` if it is in the folder since an earlier join. systemd may use that file.
-fn new_unit(dir: &Path) -> Result<Option<String>, CommandError> {
-    let text = service::unit_of_this_machine(Role::Edge, &dir.join("edge.toml"))?;
-    let path = dir.join(UNIT);
-    match std::fs::read_to_string(&path) {
-        Ok(before) if before == text => Ok(None),
-        Ok(_) => Err(CommandError::cannot_write(format!(
-            "{} is there already and differs from the unit that join would write; move it away and join again",
-            path.display()
-        ))),
-        // The folder reports a file that cannot be read as one that is there already.
-        Err(_) => Ok(Some(text)),
+/// Returns what to type so that systemd runs the edge with the config in this folder.
+fn systemd_lines(dir: &str) -> String {
+    let mut lines = String::new();
+    let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    if users.lines().any(|line| line.starts_with("tunnel:")) {
+        lines += &format!(
+            "  chgrp -R tunnel {dir} && chmod -R g+rX {dir}    # the package's unit runs as tunnel\n"
+        );
     }
+    if dir != CONFIG_DIR {
+        lines += &format!("  systemctl edit tunnel-edge    # set ExecStart to {dir}/edge.toml\n");
+    }
+    lines + &format!("  systemctl enable --now tunnel-edge    {UNIT_SOURCE}\n")
 }
+
+/// Where the units are, as a comment of a shell.
+const UNIT_SOURCE: &str = "# a unit of the package, of install.sh, or of deploy/systemd";
 
 /// The future contents of the folder.
 const ENTRIES: [&str; 3] = ["edge.toml", "certs", "token"];
 const TOKEN_FILE: &str = "token/token";
 const CA_FILE: &str = "certs/ca.crt";
-const UNIT: &str = service::unit_name(Role::Edge);

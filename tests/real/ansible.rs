@@ -2,7 +2,7 @@
 //! machines.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -98,6 +98,7 @@ fn prepare_play(place: &TestDir, server: &Terminal, played: usize) {
     std::fs::write(work.join("join.yml"), block("- hosts: edges")).unwrap();
     // Small, as it is copied to each machine.
     std::fs::write(work.join("tunnel"), format!("#!/bin/sh\nexec {PROGRAM} \"$@\"\n")).unwrap();
+    std::fs::copy(unit(), work.join("tunnel-edge.service")).unwrap();
     server.line(&block("umask 077"), "");
     std::fs::write(work.join("inventory.ini"), block("[edges]")).unwrap();
     let hosts: String =
@@ -138,14 +139,19 @@ fn join_by_user_data(terminal: &Terminal, host: &str, key: &str) {
     assert!(files.contains("- path: /run/join.key\n") && content == key, "{files}");
     let commands = commands.replace('\n', " ");
     terminal.has_program();
+    terminal.line("cat > /etc/systemd/system/tunnel-edge.service", &std::fs::read_to_string(unit()).unwrap());
     terminal.line("umask 077; cat > /run/join.key", key);
     terminal.line(&format!("unshare --uts sh -ec 'hostname {host}; {commands}'"), "");
+}
+
+fn unit() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/systemd/tunnel-edge.service")
 }
 
 /// Installs a `systemctl` that only enables a unit.
 const SYSTEMCTL: &str = r#"cat >/usr/local/bin/systemctl <<'END'
 #!/bin/sh
-[ "$1 $2" != 'enable --now' ] || ln -s "$3" /etc/systemd/system/multi-user.target.wants/
+[ "$1 $2" != 'enable --now' ] || ln -s "/etc/systemd/system/$3.service" /etc/systemd/system/multi-user.target.wants/
 END
 chmod 755 /usr/local/bin/systemctl; mkdir -p /etc/systemd/system/multi-user.target.wants"#;
 

@@ -99,7 +99,7 @@ fn the_tarball_contains_a_program_that_runs() {
     let unpacked = unpack(&file(release, "-linux.tar.gz"));
     let dir = file(unpacked.path(), "-linux");
     runs(&dir.join("tunnel"));
-    for name in ["LICENSE", "README.md", "CHANGELOG.md"] {
+    for name in ["LICENSE", "README.md", "CHANGELOG.md", "tunnel-edge.service", "tunnel-proxy.service"] {
         assert!(dir.join(name).is_file(), "{name}");
     }
 }
@@ -128,8 +128,9 @@ fn the_package_installs_upgrades_and_removes_the_program_and_restarts_only_runni
             zcat /usr/share/man/man1/tunnel-server.1.gz | grep -c tunnel-server
             zcat /usr/share/man/man5/tunnel.toml.5.gz | grep -x \".SS server.links.listen\"
             cd /usr/share/doc/tunnel
-            ls README.md CHANGELOG.md copyright server.toml docs/how-to/on-a-machine.md
-            ls /lib/systemd/system/tunnel-server.service /lib/systemd/system/tunnel-edge.service
+            ls README.md CHANGELOG.md copyright server.toml channelz.proto docs/how-to/on-a-machine.md
+            grep -l ^User=tunnel /lib/systemd/system/tunnel-server.service /lib/systemd/system/tunnel-edge.service
+            ls /usr/lib/systemd/user/tunnel-proxy.service
             ls /usr/share/bash-completion/completions/tunnel
             cd /; mkdir -p /var/lib/tunnel; echo kept | tee /etc/tunnel/edge.toml >/var/lib/tunnel/enrolled
             dpkg --remove tunnel >&2; cat /etc/tunnel/edge.toml /var/lib/tunnel/enrolled; called
@@ -348,8 +349,12 @@ fn install_sh_installs_over_https_and_refuses_a_changed_byte() {
     for from in [&["--from", &url, "--version", env!("CARGO_PKG_VERSION")][..], &["--from", local], &[]] {
         ok(&install(from));
         runs_small(&to.join("tunnel"));
+        let unit = place.path().join("lib/systemd/system/tunnel-edge.service");
+        let started = format!("ExecStart={}/tunnel edge -c /etc/tunnel/edge.toml\n", to.display());
+        assert!(std::fs::read_to_string(&unit).unwrap().contains(&started));
+        assert!(place.path().join("lib/systemd/user/tunnel-proxy.service").exists());
         ok(&install(&["--uninstall"]));
-        assert!(nothing());
+        assert!(nothing() && !unit.exists());
     }
     refuses(&["--uninstall"], "there is no");
     let sums = files.join("SHA256SUMS");

@@ -31,7 +31,7 @@ pub(super) fn files(
     }
 }
 
-/// The user of the units in deploy/systemd, with its groups.
+/// The user of the package's units, with its groups.
 #[derive(Debug, PartialEq, Eq)]
 struct ServiceUser {
     id: u32,

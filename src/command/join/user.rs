@@ -7,8 +7,8 @@ use std::path::Path;
 use crate::command::CommandError;
 use crate::command::client::{device_of_this_machine, token_in};
 use crate::command::init::random_token;
-use crate::command::join::JoinArgs;
 use crate::command::join::requests::JoinClient;
+use crate::command::join::{JoinArgs, UNIT_SOURCE};
 use crate::command::output_dir::OutputDir;
 use crate::config::Environment;
 use crate::invitations::code::InvitationCode;
@@ -44,7 +44,9 @@ pub(super) async fn join(
     Ok(format!(
         "this machine has joined as {user}'s device {device}; in {}, for this user only: {CLIENT_FILE}, {CA_FILE}\n\
          next, once a rule of [server.clients] in the servers' config names {user}:\n  \
-         tunnel nodes\n  tunnel ssh USER@NODE\n",
+         tunnel nodes\n  tunnel ssh USER@NODE\n\
+         or, to let systemd keep a proxy for your programs now and after each login:\n  \
+         systemctl --user enable --now tunnel-proxy    {UNIT_SOURCE}\n",
         dir.display()
     ))
 }

@@ -35,7 +35,10 @@ fn systemd_accepts_the_units() {
     let dir = tempfile::tempdir().unwrap();
     for (side, of) in [("server", "--system"), ("edge", "--system"), ("proxy", "--user")] {
         let name = format!("tunnel-{side}.service");
-        let text = unit(side).replace("/usr/bin/tunnel", PROGRAM);
+        // With the user that the package adds.
+        let text = unit(side).replace("ExecStart=tunnel", &format!("ExecStart={PROGRAM}"));
+        let text =
+            text.replace("RuntimeDirectory=tunnel", "User=tunnel\nGroup=tunnel\nRuntimeDirectory=tunnel");
         let text: String = text
             .lines()
             .filter(|line| !line.starts_with("Documentation="))
@@ -58,7 +61,7 @@ fn systemd_accepts_the_units() {
     }
 }
 
-/// A systemd user manager runs the units, but without their user and sandbox, which it cannot provide.
+/// A systemd user manager runs the units, but without their sandbox, which it cannot provide.
 #[test]
 fn systemd_restarts_a_unit_unless_its_config_is_wrong() {
     if !is_root() || !are_installed(&["unshare", "systemctl", MANAGER]) {
@@ -69,9 +72,9 @@ fn systemd_restarts_a_unit_unless_its_config_is_wrong() {
     std::fs::create_dir(&units).unwrap();
     for side in ["server", "edge"] {
         let text = unit(side)
-            .replace("/usr/bin/tunnel", PROGRAM)
+            .replace("ExecStart=tunnel", &format!("ExecStart={PROGRAM}"))
             .replace("/etc/tunnel", place.path().to_str().unwrap());
-        let paragraphs = text.split("\n\n").filter(|paragraph| !paragraph.starts_with("User="));
+        let paragraphs = text.split("\n\n").filter(|paragraph| !paragraph.contains("ProtectSystem="));
         let text = paragraphs.collect::<Vec<_>>().join("\n\n");
         std::fs::write(units.join(format!("tunnel-{side}.service")), text).unwrap();
     }
@@ -90,7 +93,7 @@ fn systemd_restarts_a_unit_unless_its_config_is_wrong() {
     assert_under_manager(place.path(), &units, script);
 }
 
-/// The unit is that of `tunnel service install proxy`, in the home of a user whose device has joined.
+/// The unit is in the home of a user whose device has joined.
 #[test]
 fn systemd_runs_a_users_proxy_with_her_login_and_restarts_it_unless_her_device_is_refused() {
     if !is_root() || !are_installed(&["unshare", "systemctl", "curl", MANAGER]) {
@@ -112,7 +115,7 @@ fn systemd_runs_a_users_proxy_with_her_login_and_restarts_it_unless_her_device_i
     let edited =
         format!("[Service]\nExecStart=\nExecStart={PROGRAM} proxy --http {http} --socks5 {socks5}\n");
     let script = format!(
-        "{PROGRAM} service install proxy
+        "install -m 644 {} home/.config/systemd/user/
          systemctl --user daemon-reload
          mkdir home/.config/systemd/user/tunnel-proxy.service.d
          echo '{edited}' >home/.config/systemd/user/tunnel-proxy.service.d/override.conf
@@ -127,6 +130,7 @@ fn systemd_runs_a_users_proxy_with_her_login_and_restarts_it_unless_her_device_i
          {PROGRAM} invitations revoke --user alice --socket {socket}
          systemctl --user restart tunnel-proxy || :
          reaches tunnel-proxy '0 77 failed failed'",
+        deploy("systemd/tunnel-proxy.service").display(),
         socket = socket.display()
     );
     assert_under_manager(place.path(), &config.join("systemd/user"), &script);
