@@ -177,8 +177,10 @@ fn the_live_page_shows_500_nodes_and_their_changes() {
     server.registry.ended(&joined, "nothing was received for 15s");
     browser.wait_for_page(
         "that the node has disconnected",
-        "document.querySelectorAll('#links tbody tr').length === 500",
+        "document.querySelector('#links tbody tr:last-child').cells[2].textContent === 'lost'",
     );
+    assert_eq!(browser.evaluate("document.getElementById('count').textContent"), "500 of 501");
+    assert_eq!(browser.evaluate("document.title.startsWith('(1) ')"), true);
     browser.wait_for_page("it among the problems", &has_problem("node0777 lost at "));
     browser.wait_for_page("its loss", &has_event("node0777 lost its link: nothing was received for 15s"));
     browser.wait_for_page(
@@ -189,9 +191,9 @@ fn the_live_page_shows_500_nodes_and_their_changes() {
     let _newer = link_with_role(&server, 5, LinkId(2_000_000), true);
     browser.wait_for_page(
         "that a node has two links",
-        "document.querySelectorAll('#links tbody tr').length === 501",
+        "document.querySelectorAll('#links tbody tr').length === 502",
     );
-    assert_eq!(browser.evaluate("document.getElementById('count').textContent"), "500");
+    assert_eq!(browser.evaluate("document.getElementById('count').textContent"), "500 of 501");
 
     assert_eq!(
         browser.evaluate(
@@ -497,7 +499,10 @@ fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
     );
     browser.evaluate("input.value = ''; input.dispatchEvent(new Event('input')); elsewhere()");
     browser.wait_for_page("as many nodes as it can", &format!("{rows}.length === 2000"));
-    browser.wait_for_page("the number of all", "document.getElementById('count').textContent === '7168'");
+    browser.wait_for_page(
+        "the number of all",
+        "document.getElementById('count').textContent === '7168 of 7169'",
+    );
     let alone = format!("take('peers', [], [...tables.peers.rows.keys()]); elsewhere(); {others}");
     assert_eq!(browser.evaluate(&alone), 0);
     assert_eq!(browser.errors, Vec::<Value>::new(), "the page reports no errors");
@@ -571,7 +576,11 @@ fn rows_stay_in_place(browser: &mut Browser, server: &Server) {
     assert_eq!(browser.evaluate("events === null && fetched === 0"), true, "a hidden page requests nothing");
     server.registry.ended(&joined, "closed");
     browser.evaluate(&hide(false));
-    browser.wait_for_page("the change while it was hidden", &unchanged("node0498"));
+    let lost = format!(
+        "{} && document.querySelector('#links tbody tr').cells[2].textContent === 'lost'",
+        unchanged("node0499")
+    );
+    browser.wait_for_page("the change while it was hidden", &lost);
     browser.wait_for_page("a request for the nodes of other servers", "fetched > 0");
 }
 
@@ -619,4 +628,10 @@ fn the_live_page_of_an_edge_shows_its_link_and_its_loss() {
         "document.getElementById('state').textContent.startsWith('not ready')",
     );
     assert_eq!(browser.errors, Vec::<Value>::new(), "the page reports no errors");
+    edge.kill();
+    browser.wait_for_page(
+        "that its figures are old",
+        "document.body.className.includes('stale') \
+         && document.getElementById('state').textContent.startsWith('no answer since 20')",
+    );
 }
