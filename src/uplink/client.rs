@@ -177,6 +177,7 @@ impl ClientUplinks {
         let files = FileWatcher::new(links);
         files.watch("tls", &keeper.dialer.tls);
         files.watch("tokens", &keeper.dialer.tokens);
+        keeper.dialer.known.resolver.watch(&files);
         links.spawn(info_span!("upkeep"), table.clone().upkeep(pool.clone(), links.clone()));
         links.spawn(info_span!("resume_parked"), route.clone().resume_parked(links.clone()));
         links.spawn(info_span!("network"), keeper.clone().follow_network());

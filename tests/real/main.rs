@@ -59,6 +59,7 @@ mod publish;
 mod readme;
 mod refusals;
 mod release;
+mod resolver;
 mod servers;
 mod settings;
 mod silent;

@@ -3,22 +3,23 @@
 pub(crate) mod resolver_runtime;
 
 use std::fmt;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
-use std::str::FromStr as _;
+use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
-use hickory_resolver::Hosts;
+use futures_util::future::{BoxFuture, Either, select};
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use hickory_resolver::config::{
-    ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
+    ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
 };
-use hickory_resolver::lookup_ip::LookupIp;
 use hickory_resolver::net::NetError;
-use hickory_resolver::proto::op::Query;
 use hickory_resolver::proto::rr::{Name, RecordType};
-use hickory_resolver::system_conf::parse_resolv_conf;
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tracing::warn;
 
@@ -32,7 +33,11 @@ use tunnel_base::names::Target;
 ///
 /// Addresses are cached for at most 2 s and failures not at all, so that a moved name is found soon.
 #[derive(Debug, Clone)]
-pub struct Resolver(ReloadedValue<HostsAndDns>);
+pub struct Resolver {
+    dns: ReloadedValue<DnsServers>,
+    /// The hosts file, whose names are not queried.
+    hosts: Option<Arc<Path>>,
+}
 
 /// The reason why a name has no address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -81,31 +86,23 @@ impl Resolver {
     /// `/etc/hosts`, whichever address families it has there. Blocks on the disk: for startup only. Run [`Self::watch`]
     /// too.
     pub fn system() -> Result<Self, ReloadError> {
-        let paths: Vec<_> =
-            [RESOLV_CONF, HOSTS].map(PathBuf::from).into_iter().filter(|p| p.exists()).collect();
-        let places = [RESOLV_CONF, HOSTS].map(|file| paths.iter().position(|path| path.as_os_str() == file));
-        let made = move |contents: &[Vec<u8>]| {
-            let [resolv_conf, hosts] = places.map(|place| contents.get(place?));
-            let (config, options) = system_servers(resolv_conf);
-            build(config, options, hosts_of(hosts.map_or(&[], Vec::as_slice)))
-                .map_err(|cause| format!("cannot set up DNS: {cause}"))
-        };
-        ReloadedValue::new(paths, made).map(Self)
+        let dns = ReloadedValue::optional_file(RESOLV_CONF, |text| {
+            DnsServers::of_resolv_conf(text).map_err(|cause| format!("cannot set up DNS: {cause}"))
+        })?;
+        Ok(Self { dns, hosts: Some(Path::new(HOSTS).into()) })
     }
 
     /// Creates a resolver for the given servers only, over UDP and TCP. It uses no hosts file and no search list.
     pub fn of_servers(servers: &[SocketAddr]) -> Result<Self, DnsLookupError> {
-        let servers = servers.iter().map(name_server).collect();
-        let mut options = ResolverOpts::default();
-        options.ndots = 0;
-        build(ResolverConfig::from_name_servers(servers), options, Hosts::default())
-            .map(|resolver| Self(ReloadedValue::fixed(resolver)))
-            .map_err(|cause| DnsLookupError::Failed { name: "any name".into(), cause: cause.to_string() })
+        let servers = servers.iter().map(name_server);
+        let dns = DnsServers::new(servers, &ResolverOpts::default());
+        let dns = dns.map_err(|cause| failed("any name", &cause))?;
+        Ok(Self { dns: ReloadedValue::fixed(dns), hosts: None })
     }
 
-    /// Reloads the system's files when they change, because an edge that moves to another network gets other servers.
+    /// Reloads the servers when their file changes, because a machine that moves to another network gets other ones.
     pub fn watch(&self, files: &FileWatcher) {
-        files.watch("dns", &self.0);
+        files.watch("dns", &self.dns);
     }
 
     /// Returns the addresses of a name, at least one, IPv4 first. Takes at most 5 s. Cancel safe.
@@ -118,14 +115,16 @@ impl Resolver {
         if is_localhost(name) {
             return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
         }
-        let names = self.0.load();
-        let own = names.in_hosts(name);
-        if !own.is_empty() {
-            return Ok(own);
+        if let Some(hosts) = self.hosts.clone() {
+            let sought = name.to_owned();
+            let own = spawn_blocking(move || in_hosts(&hosts, &sought)).await.unwrap_or_default();
+            if !own.is_empty() {
+                return Ok(own);
+            }
         }
-        let found = timeout(QUERY_TIMEOUT, names.dns.lookup_ip(name)).await.unwrap_or(Err(NetError::Timeout));
-        let mut addresses: Vec<IpAddr> = found.map_err(|cause| failed(name, &cause))?.iter().collect();
-        addresses.sort_by_key(IpAddr::is_ipv6);
+        let dns = self.dns.load();
+        let found = timeout(QUERY_TIMEOUT, dns.search(name)).await.unwrap_or(Err(NetError::Timeout));
+        let addresses = found.map_err(|cause| failed(name, &cause))?;
         if addresses.is_empty() { Err(DnsLookupError::NotFound(name.into())) } else { Ok(addresses) }
     }
 
@@ -136,68 +135,171 @@ impl Resolver {
     }
 }
 
-/// The names of the hosts file, and DNS for all other names.
+/// DNS servers, and the names that are queried there for the name that is looked up.
 #[derive(Debug)]
-struct HostsAndDns {
-    hosts: Hosts,
-    dns: hickory_resolver::Resolver<ResolverRuntime>,
+struct DnsServers {
+    /// One client for each server, in the order of the file.
+    servers: Vec<DnsClient>,
+    /// Domains to append to a name, each with a final dot.
+    search: Vec<Name>,
+    /// Number of dots of a name that is queried as is before the search list.
+    dots: usize,
 }
 
-impl HostsAndDns {
-    /// Returns the addresses of a name in the hosts file, IPv4 first. Empty if the name is not there.
-    fn in_hosts(&self, name: &str) -> Vec<IpAddr> {
-        let Ok(name) = Name::from_str(name) else { return Vec::new() };
-        let of = |kind| self.hosts.lookup_static_host(&Query::query(name.clone(), kind));
-        let found = [RecordType::A, RecordType::AAAA].into_iter().filter_map(of);
-        found.flat_map(|found| LookupIp::from(found).into_iter()).collect()
+/// A client of one server, with its cache.
+type DnsClient = hickory_resolver::Resolver<ResolverRuntime>;
+
+impl DnsServers {
+    fn new(
+        servers: impl IntoIterator<Item = NameServerConfig>,
+        options: &ResolverOpts,
+    ) -> Result<Self, NetError> {
+        let client = |server| {
+            let config = ResolverConfig::from_name_servers(vec![server]);
+            let mut builder = DnsClient::builder_with_config(config, ResolverRuntime::default());
+            *builder.options_mut() = options.clone();
+            let to_set = builder.options_mut();
+            to_set.use_hosts_file = ResolveHosts::Never;
+            // All queries of an attempt are sent in its first second. The other one is for a server that was away then.
+            to_set.timeout = QUERY_TIMEOUT / 2;
+            to_set.attempts = 1;
+            to_set.positive_max_ttl = Some(FAILURE_TTL);
+            to_set.negative_max_ttl = Some(Duration::ZERO);
+            builder.build()
+        };
+        let servers = servers.into_iter().map(client).collect::<Result<_, _>>()?;
+        Ok(Self { servers, search: Vec::new(), dots: 0 })
     }
-}
 
-/// The hickory resolver gets no hosts file, because it would query servers for each family that the file lacks.
-fn build(config: ResolverConfig, options: ResolverOpts, hosts: Hosts) -> Result<HostsAndDns, NetError> {
-    let mut builder = hickory_resolver::Resolver::builder_with_config(config, ResolverRuntime::default());
-    let to_set = builder.options_mut();
-    *to_set = options;
-    to_set.use_hosts_file = ResolveHosts::Never;
-    to_set.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
-    to_set.timeout = to_set.timeout.min(ONE_TRY);
-    to_set.positive_max_ttl = Some(FAILURE_TTL);
-    to_set.negative_max_ttl = Some(Duration::ZERO);
-    Ok(HostsAndDns { hosts, dns: builder.build()? })
-}
-
-/// Parses a hosts file. Invalid lines are skipped.
-fn hosts_of(content: &[u8]) -> Hosts {
-    let mut hosts = Hosts::default();
-    if let Err(cause) = hosts.read_hosts_conf(String::from_utf8_lossy(content).as_bytes()) {
-        warn!(error = %cause, file = HOSTS, "invalid lines in hosts file skipped");
-    }
-    hosts
-}
-
-/// Returns the servers of `resolv.conf`, or a server on this machine if the file is missing or has none.
-fn system_servers(resolv_conf: Option<&Vec<u8>>) -> (ResolverConfig, ResolverOpts) {
-    let text = resolv_conf.ok_or_else(|| NetError::from("no such file"));
-    let servers = text.and_then(|text| parse_resolv_conf(ascii(text)));
-    servers.unwrap_or_else(|cause| {
-        warn!(error = %cause, file = RESOLV_CONF, "no DNS server configured, using 127.0.0.1");
-        let own = NameServerConfig::udp_and_tcp(Ipv4Addr::LOCALHOST.into());
-        (ResolverConfig::from_name_servers(vec![own]), ResolverOpts::default())
-    })
-}
-
-/// Removes search domains that are not ASCII from a `resolv.conf`, as the parser rejects the whole file for one.
-fn ascii(resolv_conf: &[u8]) -> String {
-    let text = String::from_utf8_lossy(resolv_conf);
-    let lines = text.lines().map(|line| {
-        let (ascii, other): (Vec<_>, Vec<_>) = line.split_whitespace().partition(|word| word.is_ascii());
-        if !other.is_empty() && !line.starts_with(['#', ';']) {
-            let hint = "write it in Punycode (xn--)";
-            warn!(domain = other.join(" "), file = RESOLV_CONF, hint, "search domain is not ASCII, skipped");
+    /// Reads the text of a `resolv.conf`. Invalid words are skipped. Without a server in it, there is one on this machine.
+    fn of_resolv_conf(text: &[u8]) -> Result<Self, NetError> {
+        let (mut file, invalid) = resolv_conf::Config::parse_with_errors(text);
+        for cause in invalid {
+            warn!(error = %cause, file = RESOLV_CONF, "part of the DNS configuration skipped");
         }
-        ascii.join(" ")
-    });
-    lines.collect::<Vec<_>>().join("\n")
+        file.glibc_normalize();
+        let mut servers: Vec<IpAddr> = file.nameservers.iter().map(IpAddr::from).collect();
+        if servers.is_empty() {
+            warn!(file = RESOLV_CONF, "no DNS server configured, using 127.0.0.1");
+            servers.push(Ipv4Addr::LOCALHOST.into());
+        }
+        let mut options = ResolverOpts::default();
+        options.edns0 = file.edns0;
+        let servers = servers.into_iter().map(NameServerConfig::udp_and_tcp);
+        let mut domains: Vec<_> = file.get_last_search_or_domain().cloned().collect();
+        if domains.is_empty() {
+            domains.extend(file.get_system_domain());
+        }
+        let search = domains.iter().filter_map(|domain| {
+            let parsed = Name::from_ascii(domain);
+            if parsed.is_err() {
+                let hint = "write it in ASCII, as Punycode (xn--)";
+                warn!(domain, file = RESOLV_CONF, hint, "invalid search domain skipped");
+            }
+            parsed.ok()
+        });
+        let dots = usize::try_from(file.ndots).unwrap_or(usize::MAX);
+        Ok(Self { search: search.collect(), dots, ..Self::new(servers, &options)? })
+    }
+
+    /// Queries a name, and that name in each domain of the search list, until one of them has addresses.
+    ///
+    /// The error is that of the name itself if it comes first. Otherwise a failure outweighs a name that does not exist.
+    async fn search(&self, name: &str) -> Result<Vec<IpAddr>, NetError> {
+        let mut itself = Name::from_utf8(name)?;
+        let in_domains = self.search.iter().filter(|_| !itself.is_fqdn());
+        let mut names: Vec<_> =
+            in_domains.filter_map(|domain| itself.clone().append_domain(domain).ok()).collect();
+        let is_first = usize::from(itself.num_labels()) > self.dots;
+        itself.set_fqdn(true);
+        names.insert(if is_first { 0 } else { names.len() }, itself);
+        let mut failure: Option<NetError> = None;
+        for name in names {
+            match self.query(&name).await {
+                Ok(found) => return Ok(found),
+                Err(cause)
+                    if failure.as_ref().is_none_or(|first| !is_first && first.is_no_records_found()) =>
+                {
+                    failure = Some(cause);
+                }
+                Err(_) => {}
+            }
+        }
+        Err(failure.unwrap_or(NetError::NoConnections))
+    }
+
+    /// Queries the servers in their order, the next one after an error or silence of those before. The first answer
+    /// counts, also that the name does not exist.
+    async fn query(&self, name: &Name) -> Result<Vec<IpAddr>, NetError> {
+        let mut others = self.servers.iter();
+        let mut asked = FuturesUnordered::new();
+        let mut failure = NetError::NoConnections;
+        loop {
+            asked.extend(others.next().map(|server| addresses_at(server, name)));
+            let patience = if others.len() > 0 { ONE_TRY } else { QUERY_TIMEOUT };
+            match timeout(patience, asked.next()).await {
+                Ok(Some(Err(cause))) if !cause.is_no_records_found() => failure = cause,
+                Ok(Some(answer)) => return answer,
+                // No server is left.
+                Ok(None) => return Err(failure),
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// Queries one server for both families, IPv4 first. Addresses of one family do not wait for a server that never answers
+/// for the other (RFC 8305, section 3).
+async fn addresses_at(server: &DnsClient, name: &Name) -> Result<Vec<IpAddr>, NetError> {
+    let of = async |kind| {
+        let found = server.lookup(name.clone(), kind).await?;
+        Ok(found.answers().iter().filter_map(|record| record.data.ip_addr()).collect())
+    };
+    let (ipv4, ipv6): (Result<Vec<_>, NetError>, Result<Vec<_>, _>) =
+        match select(pin!(of(RecordType::A)), pin!(of(RecordType::AAAA))).await {
+            Either::Left((ipv4, other)) => {
+                // A name that does not exist has no addresses of the other family either.
+                let is_known = ipv4.as_ref().map_or_else(NetError::is_nx_domain, |_| true);
+                let patience = if is_known { RESOLUTION_DELAY } else { QUERY_TIMEOUT };
+                (ipv4, timeout(patience, other).await.unwrap_or(Err(NetError::Timeout)))
+            }
+            // Not every machine that gets IPv6 addresses can use them.
+            Either::Right((ipv6, other)) => {
+                let patience = if ipv6.is_ok() { ONE_TRY } else { QUERY_TIMEOUT };
+                (timeout(patience, other).await.unwrap_or(Err(NetError::Timeout)), ipv6)
+            }
+        };
+    match (ipv4, ipv6) {
+        (Ok(ipv4), ipv6) => Ok(ipv4.into_iter().chain(ipv6.unwrap_or_default()).collect()),
+        (Err(_), Ok(ipv6)) => Ok(ipv6),
+        (Err(ipv4), Err(ipv6)) => {
+            Err(if ipv4.is_nx_domain() || ipv6.is_no_records_found() { ipv4 } else { ipv6 })
+        }
+    }
+}
+
+/// Returns the addresses of a name in a hosts file, IPv4 first. Empty if the name is not there. Blocks on the disk.
+///
+/// It reads the file for each name, as the C library does: long lists of blocked names cost no memory, and a change of
+/// the file applies at once. Invalid lines are skipped.
+fn in_hosts(hosts: &Path, name: &str) -> Vec<IpAddr> {
+    let Ok(file) = File::open(hosts) else { return Vec::new() };
+    let name = name.strip_suffix('.').unwrap_or(name);
+    let mut file = BufReader::new(file);
+    let mut line = Vec::new();
+    let mut found = Vec::<IpAddr>::new();
+    while file.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
+        let text = String::from_utf8_lossy(&line);
+        let entry = text.split('#').next().unwrap_or_default().trim_start_matches('\u{feff}');
+        let mut words = entry.split_ascii_whitespace();
+        let address = words.next();
+        if words.any(|word| word.eq_ignore_ascii_case(name)) {
+            found.extend(address.and_then(|address| address.parse::<IpAddr>().ok()));
+        }
+        line.clear();
+    }
+    found.sort_by_key(IpAddr::is_ipv6);
+    found
 }
 
 fn name_server(at: &SocketAddr) -> NameServerConfig {
@@ -226,12 +328,13 @@ fn failed(name: &str, cause: &NetError) -> DnsLookupError {
 }
 
 /// Timeout of a whole lookup: half of an edge's time for dialling a target.
-///
-/// Even one dead server costs its timeout for each attempt, and once more.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Timeout of one query to one server, so that a second server is queried within [`QUERY_TIMEOUT`].
-const ONE_TRY: Duration = Duration::from_secs(2);
+/// Time after which the next server is queried too, so that three servers have a chance within [`QUERY_TIMEOUT`].
+const ONE_TRY: Duration = Duration::from_millis(1500);
+
+/// Time that IPv4 addresses wait for IPv6 ones.
+const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
 
 /// Maximum time for which an address is cached: a burst of connections queries once, and a moved node is found soon.
 const FAILURE_TTL: Duration = Duration::from_secs(2);
@@ -240,141 +343,4 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 const HOSTS: &str = "/etc/hosts";
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use hickory_resolver::proto::op::{Message, ResponseCode};
-    use hickory_resolver::proto::rr::rdata::A;
-    use hickory_resolver::proto::rr::{RData, Record};
-    use tokio::net::UdpSocket;
-
-    use tunnel_base::drain::Drain;
-
-    use super::*;
-
-    /// A DNS server that resolves `edge1.nodes.`, fails for `broken.`, and has no other names.
-    async fn server() -> (SocketAddr, Arc<AtomicUsize>, Drain) {
-        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let at = socket.local_addr().unwrap();
-        let (queries, drain) = (Arc::new(AtomicUsize::new(0)), Drain::new());
-        let count = Arc::clone(&queries);
-        drain.spawn(tracing::Span::none(), async move {
-            let mut space = [0; 1500];
-            loop {
-                let (n, from) = socket.recv_from(&mut space).await.unwrap();
-                count.fetch_add(1, Ordering::Relaxed);
-                let question = Message::from_vec(&space[..n]).unwrap();
-                let _ = socket.send_to(&answer(&question).to_vec().unwrap(), from).await;
-            }
-        });
-        (at, queries, drain)
-    }
-
-    fn answer(question: &Message) -> Message {
-        let query = &question.queries[0];
-        let mut answer = Message::response(question.metadata.id, question.metadata.op_code);
-        answer.add_query(query.clone());
-        match query.name().to_ascii().as_str() {
-            "edge1.nodes." if query.query_type() == RecordType::A => {
-                let address = RData::A(A::new(10, 0, 0, 7));
-                answer.add_answer(Record::from_rdata(query.name().clone(), 60, address));
-            }
-            "edge1.nodes." => {}
-            "broken." => answer.metadata.response_code = ResponseCode::ServFail,
-            _ => answer.metadata.response_code = ResponseCode::NXDomain,
-        }
-        answer
-    }
-
-    #[tokio::test]
-    async fn a_name_is_queried_at_the_given_server_and_cached() {
-        let (at, queries, _drain) = server().await;
-        let resolver = Resolver::of_servers(&[at]).unwrap();
-        let expected: IpAddr = "10.0.0.7".parse().unwrap();
-        assert_eq!(resolver.lookup("edge1.nodes.").await.unwrap(), [expected]);
-        assert_eq!(queries.load(Ordering::Relaxed), 2, "one query for each address family");
-        resolver.lookup("edge1.nodes.").await.unwrap();
-        assert!(
-            queries.load(Ordering::Relaxed) <= 3,
-            "the address is cached, the lack of an IPv6 address is not"
-        );
-    }
-
-    #[tokio::test]
-    async fn a_missing_name_differs_from_a_failure_and_is_not_cached() {
-        let (at, queries, _drain) = server().await;
-        let resolver = Resolver::of_servers(&[at]).unwrap();
-        let missed = resolver.lookup("edge2.nodes.").await;
-        assert_eq!(missed, Err(DnsLookupError::NotFound("edge2.nodes.".into())));
-        let before = queries.load(Ordering::Relaxed);
-        assert_eq!(resolver.lookup("edge2.nodes.").await, missed);
-        assert!(queries.load(Ordering::Relaxed) > before);
-        assert!(matches!(resolver.lookup("broken.").await, Err(DnsLookupError::Failed { .. })));
-    }
-
-    #[tokio::test]
-    async fn localhost_and_addresses_need_no_dns_server() {
-        let resolver = Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap();
-        let own: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
-        assert_eq!(resolver.lookup("LocalHost.").await.unwrap(), own);
-        assert_eq!(resolver.lookup("x.localhost").await.unwrap(), own);
-        assert_eq!(resolver.lookup("::1").await.unwrap(), own[1..]);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_lookup_at_a_silent_dns_server_takes_at_most_the_query_timeout() {
-        let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let resolver = Resolver::of_servers(&[silent.local_addr().unwrap()]).unwrap();
-        let start = tokio::time::Instant::now();
-        assert!(resolver.lookup("edge1.nodes.").await.is_err());
-        assert!(start.elapsed() <= QUERY_TIMEOUT, "{:?}", start.elapsed());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_name_in_the_hosts_file_is_final_for_both_address_families() {
-        let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let server = name_server(&silent.local_addr().unwrap());
-        let search = vec![Name::from_ascii("cluster.example.").unwrap()];
-        let config = ResolverConfig::from_parts(None, search, vec![server]);
-        let mut options = ResolverOpts::default();
-        options.ndots = 5;
-        let text = "192.0.2.7 Pod.example.org pod # \u{e9}\nnot an address\n2001:db8::7 six\n192.0.2.8 both\n2001:db8::8 both\n";
-        let names = build(config, options, hosts_of(text.as_bytes())).unwrap();
-        let resolver = Resolver(ReloadedValue::fixed(names));
-        let start = tokio::time::Instant::now();
-        for (name, expected) in [
-            ("pod", vec!["192.0.2.7"]),
-            ("pod.example.org", vec!["192.0.2.7"]),
-            ("pod.EXAMPLE.org.", vec!["192.0.2.7"]),
-            ("six", vec!["2001:db8::7"]),
-            ("both", vec!["192.0.2.8", "2001:db8::8"]),
-        ] {
-            let expected: Vec<IpAddr> = expected.iter().map(|ip| ip.parse().unwrap()).collect();
-            assert_eq!(resolver.lookup(name).await, Ok(expected), "{name}");
-        }
-        assert_eq!(start.elapsed(), Duration::ZERO, "no server was queried");
-    }
-
-    #[tokio::test]
-    async fn the_system_resolver_works_with_any_resolv_conf() {
-        assert!(Resolver::system().is_ok());
-        for nothing in [None, Some(&b"# empty\n".to_vec())] {
-            let (config, _) = system_servers(nothing);
-            assert_eq!(config.name_servers()[0].ip, Ipv4Addr::LOCALHOST);
-        }
-        let (config, options) =
-            system_servers(Some(&b"nameserver 192.0.2.53\nsearch a.b\noptions ndots:5\n".to_vec()));
-        assert_eq!(
-            (config.name_servers()[0].ip.to_string().as_str(), config.search().len()),
-            ("192.0.2.53", 1)
-        );
-        assert_eq!(options.ndots, 5);
-        let text = "# a comment \u{e9}\nnameserver 192.0.2.53\nsearch b\u{fc}cher.example a.b\n";
-        let (config, _) = system_servers(Some(&text.as_bytes().to_vec()));
-        assert_eq!(
-            (config.name_servers().len(), config.search()),
-            (1, &[Name::from_ascii("a.b").unwrap()][..])
-        );
-    }
-}
+mod tests;
