@@ -16,6 +16,6 @@ pub(crate) struct ServerPods {
     pub(crate) endpoints: watch::Receiver<ServiceEndpoints>,
     /// The gRPC addresses of the peers.
     pub(crate) peers: watch::Receiver<Vec<SocketAddr>>,
-    /// The reason why the pods are not known; `None` while they are.
-    pub(crate) unlisted: watch::Receiver<Option<String>>,
+    /// The reason why the pods cannot be watched; `None` while they are.
+    pub(crate) unwatched: watch::Receiver<Option<String>>,
 }

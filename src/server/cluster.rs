@@ -58,7 +58,7 @@ impl KubernetesView {
         });
         Self {
             pods: follow_pods(settings, grpc, drain),
-            nodes: follow_nodes(settings, drain),
+            nodes: follow_nodes(settings, readiness, drain),
             addresses: book,
             ports,
             service_addresses,
@@ -81,11 +81,15 @@ fn follow_pods(settings: &ServerConfig, grpc: u16, drain: &Drain) -> Option<Serv
 }
 
 /// Watches the Nodes, if the config uses anything that requires the permission to list them.
-fn follow_nodes(settings: &ServerConfig, drain: &Drain) -> Option<watch::Receiver<KnownNodes>> {
+fn follow_nodes(
+    settings: &ServerConfig,
+    readiness: &Readiness,
+    drain: &Drain,
+) -> Option<watch::Receiver<KnownNodes>> {
     let names = settings.node_names.as_ref();
     let certificates = settings.csr.as_ref().filter(|csr| csr.edge_ca.is_some());
     let cluster = settings.addresses.cluster.as_ref();
     let cluster = cluster.or(certificates.map(|csr| &csr.cluster)).or(names.map(|names| &names.cluster))?;
     let edges = names.map(|names| names.edges.clone());
-    with_kubernetes!(Some(api::cluster::follow_nodes(cluster, edges, drain)), else None)
+    with_kubernetes!(Some(api::cluster::follow_nodes(cluster, edges, readiness, drain)), else None)
 }

@@ -72,12 +72,15 @@ fn report(peers: Arc<Peers>, readiness: Readiness, drain: &Drain) {
 /// Reports servers in the cluster that cannot be asked for a node: in `/readyz`, and in the error of a node that is not
 /// found.
 fn report_unqueried(finder: Arc<Finder>, pods: ServerPods, readiness: Readiness, drain: &Drain) {
-    let ServerPods { peers: mut listed, mut unlisted, .. } = pods;
+    let ServerPods { endpoints, peers: mut listed, mut unwatched } = pods;
     let draining = drain.clone();
     drain.spawn(info_span!("report"), async move {
         loop {
-            let (why, text) = match &*unlisted.borrow_and_update() {
-                Some(cause) => (Some(UnqueriedReason::Unlisted), Err(cause.clone())),
+            let (why, text) = match &*unwatched.borrow_and_update() {
+                // Those that are known can be asked.
+                Some(cause) => {
+                    (endpoints.borrow().is_none().then_some(UnqueriedReason::Unlisted), Err(cause.clone()))
+                }
                 None if finder.is_alone() && !listed.borrow_and_update().is_empty() => (
                     Some(UnqueriedReason::Unlinked),
                     Err(format!("cannot link to the other servers; {REMEDY}")),
@@ -89,7 +92,7 @@ fn report_unqueried(finder: Arc<Finder>, pods: ServerPods, readiness: Readiness,
             let changed = tokio::select! {
                 () = draining.draining() => return,
                 changed = listed.changed() => changed,
-                changed = unlisted.changed() => changed,
+                changed = unwatched.changed() => changed,
             };
             if changed.is_err() {
                 return;

@@ -24,8 +24,11 @@ use tokio::time::timeout;
 use tower::retry::RetryLayer;
 use tower::{BoxError, ServiceBuilder, service_fn};
 
+use tunnel_base::logging::printable::printable;
+use tunnel_base::names::{Host, Target};
 use tunnel_base::policy::zone::CLUSTER_DOMAIN;
 use tunnel_net::dial::dial;
+use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::resolver::Resolver;
 
 /// A Kubernetes cluster, and the namespace to use in it.
@@ -45,10 +48,13 @@ pub enum ClusterError {
         "cannot reach kube-apiserver: {0}; check --kubeconfig, or that the pod's service account token is mounted"
     )]
     Config(String),
-    /// The request was not authorized. Usual cause: a role that lacks a verb.
+    /// The credential was not accepted. Usual cause: it has expired, or it is another cluster's.
     #[error(
-        "{0}; grant the server's role get, create and update on configmaps, list and watch on endpointslices (discovery.k8s.io), and list on nodes if zone is empty; with [server.addresses] also list and watch on nodes, pods, services and configmaps; with [server.node_ports] also get, list and watch on its ConfigMap, and get and update on its Service"
+        "kube-apiserver: {0}; renew the credential: that of --kubeconfig, or the pod's service account token"
     )]
+    Unauthorized(String),
+    /// The request was not permitted. Usual cause: a role that lacks a verb, which kube-apiserver names.
+    #[error("{0}; grant it to the role of this account, see docs/reference/rbac.md")]
     Forbidden(String),
     /// The request timed out. Usual cause: kube-apiserver is down, or a network policy blocks it.
     #[error(
@@ -68,10 +74,28 @@ impl Cluster {
     /// Returns [`ClusterError::Config`] if the files cannot be read or are invalid.
     pub async fn connect(&self) -> Result<(Client, String), ClusterError> {
         let mut config = self.config().await?;
-        (config.read_timeout, config.reset_reader_on_write) = (Some(IDLE_TIMEOUT), true);
-        let client = client(config)?;
+        config.read_timeout = Some(IDLE_TIMEOUT);
+        config.reset_reader_on_write = true;
+        let client = client(config, self.proxy()?)?;
         let namespace = self.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
         Ok((client, namespace))
+    }
+
+    /// Returns the proxy to kube-apiserver, as kubectl chooses it: the one in the kubeconfig, otherwise that of the
+    /// environment, unless `NO_PROXY` has the host. A service account's kube-apiserver is in the same cluster.
+    fn proxy(&self) -> Result<Option<OutboundProxy>, ClusterError> {
+        let Some(file) = &self.kubeconfig else { return Ok(None) };
+        let file = Kubeconfig::read_from(file).map_err(|cause| config_error(&cause))?;
+        let context =
+            file.contexts.iter().find(|context| Some(&context.name) == file.current_context.as_ref());
+        let name = context.and_then(|context| context.context.as_ref()).map(|context| &context.cluster);
+        let cluster = file.clusters.iter().find(|cluster| Some(&cluster.name) == name);
+        let own = cluster.and_then(|cluster| cluster.cluster.as_ref()?.proxy_url.as_deref());
+        let proxy = match own.filter(|url| !url.is_empty()) {
+            Some(url) => OutboundProxy::new(url, ""),
+            None => OutboundProxy::new(&variable("HTTPS_PROXY"), &variable("NO_PROXY")),
+        };
+        proxy.map_err(|cause| config_error(&cause))
     }
 
     /// Returns the names and addresses in the URL and in the expected certificate of kube-apiserver. IPv6 addresses are
@@ -119,11 +143,28 @@ impl Cluster {
     }
 }
 
+impl ClusterError {
+    /// Adds the rights that an operation needs, if it was not permitted.
+    pub(crate) fn needing(self, rights: &str) -> Self {
+        match self {
+            Self::Forbidden(what) => Self::Forbidden(format!("{what}; it needs {rights}")),
+            other => other,
+        }
+    }
+}
+
 impl From<Error> for ClusterError {
     fn from(cause: Error) -> Self {
         match cause {
-            Error::Api(status) if matches!(status.code, 401 | 403) => Self::Forbidden(status.message),
-            Error::Api(status) => Self::Failed(status.message),
+            Error::Api(status) => {
+                let message = printable(&status.message);
+                match status.code {
+                    401 => Self::Unauthorized(message),
+                    403 => Self::Forbidden(message),
+                    // An answer of a balancer may be a page, or empty.
+                    code => Self::Failed(format!("{code} {message}")),
+                }
+            }
             other => Self::Failed(chain(&other)),
         }
     }
@@ -182,27 +223,37 @@ const RESOLVER: &str = "/etc/resolv.conf";
 /// the start of a watch, when kube-apiserver vanishes without closing the connection.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
+/// First and longest pause before a request that kube-apiserver cannot serve now is sent again, three times. All take
+/// about 2 s, so that the caller soon knows why; kube's own retries would hide it for minutes.
+const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
+
+/// Returns an environment variable in upper or lower case; empty if it is not set.
+#[expect(clippy::disallowed_methods, reason = "kube reads the proxy of the environment too")]
+fn variable(name: &str) -> String {
+    std::env::var(name).or_else(|_| std::env::var(name.to_lowercase())).unwrap_or_default()
+}
+
 /// Returns a client like kube's own, but dials with this crate's [`dial`]. Sends no request.
 ///
 /// # Errors
 ///
-/// Returns [`ClusterError::Config`] if the config contains a proxy, or its credentials are invalid.
-pub(crate) fn client(config: Config) -> Result<Client, ClusterError> {
-    if config.proxy_url.is_some() {
-        let why = "proxies are not supported: remove proxy-url from the kubeconfig, or HTTPS_PROXY from the \
-                   environment";
-        return Err(ClusterError::Config(why.to_owned()));
-    }
-    let dials = service_fn(|to: Uri| async move { connect(&to).await.map(TokioIo::new) });
+/// Returns [`ClusterError::Config`] if the credentials are invalid.
+pub(crate) fn client(config: Config, proxy: Option<OutboundProxy>) -> Result<Client, ClusterError> {
+    let dials = service_fn(move |to: Uri| {
+        let proxy = proxy.clone();
+        async move { connect(&to, proxy).await.map(TokioIo::new) }
+    });
     let https = config.rustls_https_connector_with_connector(dials).map_err(|cause| config_error(&cause))?;
     let mut timed = TimeoutConnector::new(https);
     timed.set_connect_timeout(config.connect_timeout);
     timed.set_read_timeout(config.read_timeout);
     timed.set_write_timeout(config.write_timeout);
     timed.set_reset_reader_on_write(config.reset_reader_on_write);
+    let [first, longest] = RETRY_PAUSES;
+    let retries = RetryPolicy::new(first, longest, 3, false).ok();
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
-        .option_layer(config.default_retry.then(|| RetryLayer::new(RetryPolicy::server_retry())))
+        .option_layer(retries.map(RetryLayer::new))
         .option_layer(config.auth_layer().map_err(|cause| config_error(&cause))?)
         .layer(config.extra_headers_layer().map_err(|cause| config_error(&cause))?)
         .map_err(BoxError::from)
@@ -210,25 +261,31 @@ pub(crate) fn client(config: Config) -> Result<Client, ClusterError> {
     Ok(Client::new(service, config.default_namespace))
 }
 
-async fn connect(to: &Uri) -> io::Result<TcpStream> {
+/// Dials kube-apiserver, or the proxy if it applies.
+async fn connect(to: &Uri, proxy: Option<OutboundProxy>) -> io::Result<TcpStream> {
     let host = to.host().unwrap_or_default().trim_matches(['[', ']']);
     let port = to.port_u16().unwrap_or(if to.scheme_str() == Some("http") { 80 } else { 443 });
-    let ips = match host.parse() {
-        Ok(ip) => vec![ip],
-        Err(_) => {
+    let target = Target { host: host.parse().map_err(io::Error::other)?, port };
+    let proxy = proxy.filter(|proxy| proxy.applies_to(&target));
+    let next = proxy.as_ref().map_or(&target, OutboundProxy::at);
+    let at = match next.host {
+        Host::Ip(ip) => vec![(ip, next.port).into()],
+        Host::Name(_) => {
             // The resolver's files may have changed since the last connection.
             let resolver = spawn_blocking(Resolver::system).await?.map_err(io::Error::other)?;
-            resolver.lookup(host).await.map_err(io::Error::other)?
+            resolver.lookup_target(next).await.map_err(io::Error::other)?
         }
     };
-    let at: Vec<_> = ips.into_iter().map(|ip| (ip, port).into()).collect();
-    let host = host.parse().map_err(io::Error::other)?;
-    dial(&host, &at, REQUEST_TIMEOUT / 2).await.map_err(io::Error::other)
+    match &proxy {
+        Some(proxy) => proxy.connect(&at, &target, REQUEST_TIMEOUT / 2).await.map_err(io::Error::other),
+        None => dial(&target.host, &at, REQUEST_TIMEOUT / 2).await.map_err(io::Error::other),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
 
@@ -272,5 +329,53 @@ mod tests {
         let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
         let answer = tokio::time::timeout(10 * IDLE_TIMEOUT, maps.list(&ListParams::default())).await;
         assert!(answer.expect("it is given up").is_err());
+    }
+
+    #[tokio::test]
+    async fn kube_apiserver_is_dialled_through_the_proxy_of_the_kubeconfig() {
+        let proxy = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("kubeconfig");
+        let text = format!(
+            "{{apiVersion: v1, kind: Config, current-context: a, users: [{{name: a, user: {{}}}}],\n\
+             contexts: [{{name: b, context: {{cluster: b, user: a}}}}, {{name: a, context: {{cluster: a, user: a}}}}],\n\
+             clusters: [{{name: b, cluster: {{server: 'http://other.test'}}}},\n\
+             {{name: a, cluster: {{server: 'http://apiserver.test:6443', proxy-url: 'http://{}'}}}}]}}\n",
+            proxy.local_addr().unwrap()
+        );
+        std::fs::write(&file, text).unwrap();
+        let cluster = Cluster { kubeconfig: Some(file), namespace: None };
+        let (request, _) = tokio::join!(
+            async {
+                let (mut socket, _) = proxy.accept().await.unwrap();
+                let mut head = vec![0; 200];
+                let length = socket.read(&mut head).await.unwrap();
+                socket.write_all(b"HTTP/1.1 403 no\r\n\r\n").await.unwrap();
+                String::from_utf8_lossy(&head[..length]).into_owned()
+            },
+            async {
+                let refused = cluster.nodes(None).await.unwrap_err().to_string();
+                assert!(
+                    refused.contains("did not connect to apiserver.test:6443: HTTP/1.1 403 no"),
+                    "{refused}"
+                );
+            }
+        );
+        assert!(request.starts_with("CONNECT apiserver.test:6443 HTTP/1.1\r\n"), "{request}");
+    }
+
+    #[test]
+    fn an_answer_without_a_reason_still_has_its_status_and_401_asks_for_another_credential() {
+        for (code, message, expected) in [
+            (503, "<html>\nbusy</html>", "kube-apiserver: 503 <html> busy</html>"),
+            (429, "", "kube-apiserver: 429 "),
+            (401, "Unauthorized", "renew the credential"),
+            (403, "secrets \"a\" is forbidden", "secrets \"a\" is forbidden; grant it"),
+        ] {
+            let status = kube::core::Status::failure(message, "").with_code(code).boxed();
+            let text = ClusterError::from(Error::Api(status)).to_string();
+            assert!(text.contains(expected), "{text}");
+            assert!(!text.contains("configmaps"), "{text}");
+        }
     }
 }

@@ -230,6 +230,7 @@ impl ConfigMapRecords {
     }
 
     fn failed(&self, cause: ClusterError) -> ConfigMapError {
+        let cause = cause.needing("get, create and update on configmaps");
         ConfigMapError::Cluster { name: self.settings.name.clone(), cause }
     }
 }

@@ -23,7 +23,7 @@ pub struct EndpointWatch {
     own: SocketAddr,
     endpoints: watch::Sender<ServiceEndpoints>,
     peers: watch::Sender<Vec<SocketAddr>>,
-    unlisted: watch::Sender<Option<String>>,
+    unwatched: watch::Sender<Option<String>>,
 }
 
 impl EndpointWatch {
@@ -32,7 +32,7 @@ impl EndpointWatch {
     pub fn new(cluster: Cluster, service: String, own: SocketAddr) -> Self {
         let endpoints = watch::Sender::new(None);
         let peers = watch::Sender::new(Vec::new());
-        Self { cluster, service, own, endpoints, peers, unlisted: watch::Sender::new(None) }
+        Self { cluster, service, own, endpoints, peers, unwatched: watch::Sender::new(None) }
     }
 
     /// Returns a receiver of the endpoints of all servers, including this one.
@@ -46,10 +46,10 @@ impl EndpointWatch {
         self.peers.subscribe()
     }
 
-    /// Returns a receiver of the reason why the endpoints are not known; `None` once they are, and before the first
+    /// Returns a receiver of the reason why the endpoints cannot be watched; `None` while they are, and before the first
     /// answer.
-    pub fn unlisted(&self) -> watch::Receiver<Option<String>> {
-        self.unlisted.subscribe()
+    pub fn unwatched(&self) -> watch::Receiver<Option<String>> {
+        self.unwatched.subscribe()
     }
 
     /// Runs the watch until draining starts.
@@ -73,7 +73,7 @@ impl EndpointWatch {
             debug!(service = self.service, peers = ?others, "peers changed");
         }
         publish(&self.endpoints, Some(endpoints));
-        self.unlisted.send_if_modified(|why| why.take().is_some());
+        self.unwatched.send_if_modified(|why| why.take().is_some());
     }
 }
 
@@ -88,10 +88,10 @@ impl WatchHandler<EndpointSlice> for (&EndpointWatch, WatchedObjects<Endpoints>)
 
     fn on_watch_failed(&mut self, cause: &ClusterError) {
         let (watch, _) = self;
-        if watch.endpoints.borrow().is_none() {
-            let why = format!("the endpoints of Service {} are not known: {cause}", watch.service);
-            watch.unlisted.send_replace(Some(why));
-        }
+        let state =
+            if watch.endpoints.borrow().is_none() { "are not known" } else { "are no longer watched" };
+        let why = format!("the endpoints of Service {} {state}: {cause}", watch.service);
+        watch.unwatched.send_replace(Some(why));
     }
 }
 

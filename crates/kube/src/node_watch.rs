@@ -1,29 +1,37 @@
 //! The Nodes of a cluster, and whether each is an edge.
 
+use std::fmt;
+
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{self, Event};
 use tokio::sync::watch;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, ClusterError};
 use crate::partial::{EDGE_LABELS, has_label};
 use crate::watcher::{ObjectWatcher, WatchHandler, WatchedObjects, publish};
 use tunnel_base::addresses::cluster_state::KnownNodes;
 use tunnel_base::drain::Drain;
 
 /// A watch of names and labels of Nodes. The last known ones apply while kube-apiserver does not answer.
-#[derive(Debug)]
 pub struct NodeWatch {
     cluster: Cluster,
     labels: Vec<(String, String)>,
     known: watch::Sender<KnownNodes>,
+    report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
 }
 
 impl NodeWatch {
-    /// Creates a watch; sends no request. `own` is the edge label from the config, with its value.
-    pub fn new(cluster: Cluster, own: Option<(String, String)>) -> Self {
-        Self { cluster, labels: edge_labels(own), known: watch::Sender::new(None) }
+    /// Creates a watch; sends no request. `own` is the edge label from the config, with its value. Calls `report` when the
+    /// watch works or fails; it must not block.
+    pub fn new(
+        cluster: Cluster,
+        own: Option<(String, String)>,
+        report: impl Fn(Result<(), String>) + Send + Sync + 'static,
+    ) -> Self {
+        let known = watch::Sender::new(None);
+        Self { cluster, labels: edge_labels(own), known, report: Box::new(report) }
     }
 
     /// Returns a receiver of the known Nodes.
@@ -49,10 +57,23 @@ type NodeMeta = PartialObjectMeta<Node>;
 impl WatchHandler<NodeMeta> for (&NodeWatch, WatchedObjects<bool>) {
     fn on_event(&mut self, event: Event<NodeMeta>) -> bool {
         let (watch, nodes) = self;
+        if matches!(event, Event::InitDone) {
+            (watch.report)(Ok(()));
+        }
         if nodes.take(event, |node| is_edge(node, &watch.labels)) {
             publish(&watch.known, nodes.known().cloned());
         }
         nodes.are_followed()
+    }
+
+    fn on_watch_failed(&mut self, cause: &ClusterError) {
+        (self.0.report)(Err(cause.to_string()));
+    }
+}
+
+impl fmt::Debug for NodeWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NodeWatch").field("cluster", &self.cluster).finish_non_exhaustive()
     }
 }
 
@@ -80,7 +101,7 @@ mod tests {
 
     #[test]
     fn nodes_are_known_once_their_list_is_complete_and_follow_each_change() {
-        let watch = NodeWatch::new(Cluster { kubeconfig: None, namespace: None }, None);
+        let watch = NodeWatch::new(Cluster { kubeconfig: None, namespace: None }, None, drop);
         let (mut seen, known) = (watch.known(), watch.known());
         let mut names = (&watch, WatchedObjects::default());
         let is = |expected: &[(&str, bool)]| {

@@ -87,7 +87,7 @@ impl SecretEntry {
         done.map_err(|cause| {
             // The next attempt reads the files again: a certificate or token may have expired.
             self.api = None;
-            format!("Secret {}: {cause}", self.name)
+            format!("Secret {}: {}", self.name, cause.needing("get, create and update on secrets"))
         })
     }
 }

@@ -1,13 +1,16 @@
 //! Watches of Kubernetes objects: lists them in pages, then watches them, and restarts with backoff after an error.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::fmt::Debug;
 use std::pin::pin;
 
+use std::time::Duration;
+
 use futures_util::StreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource, ResourceExt as _};
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -101,22 +104,20 @@ impl ObjectWatcher<'_> {
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     {
-        let what = self.what;
         let mut backoff = Backoff::new();
-        let mut warned = false;
+        let mut outage = Outage(None);
         loop {
-            let cause = match self.list_and_watch(&api, &mut handler, &mut backoff, &mut warned).await {
+            let cause = match self.list_and_watch(&api, &mut handler, &mut backoff, &mut outage).await {
                 Ok(never) => match never {},
                 Err(cause) => cause,
             };
-            if warned {
-                debug!(objects = what, error = %cause, "watch failed again");
+            if outage.begin(&cause) {
+                warn!(objects = self.what, error = %cause, "watch failed, retrying");
             } else {
-                warn!(objects = what, error = %cause, "watch failed, retrying");
-                warned = true;
+                debug!(objects = self.what, error = %cause, "watch failed again");
             }
             handler.on_watch_failed(&cause);
-            sleep(backoff.pause(rand::random())).await;
+            sleep(backoff.pause(rand::random()).min(MAX_PAUSE)).await;
         }
     }
 
@@ -127,7 +128,7 @@ impl ObjectWatcher<'_> {
         api: impl Fn(Client, &str) -> Api<K>,
         handler: &mut impl WatchHandler<K>,
         backoff: &mut Backoff,
-        warned: &mut bool,
+        outage: &mut Outage,
     ) -> Result<Infallible, ClusterError>
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -138,7 +139,7 @@ impl ObjectWatcher<'_> {
         while let Some(event) = events.next().await {
             if handler.on_event(event.map_err(failed)?) {
                 *backoff = Backoff::new();
-                if std::mem::take(warned) {
+                if outage.end() {
                     info!(objects = self.what, "watch restored");
                 }
             }
@@ -146,6 +147,31 @@ impl ObjectWatcher<'_> {
         Err(ClusterError::Silent)
     }
 }
+
+/// The cause for which a watch fails now, if it does.
+#[derive(Debug)]
+struct Outage(Option<String>);
+
+impl Outage {
+    /// Notes a failure. Returns true if it is news: the first since the watch worked, and no other watch has failed for
+    /// this cause since then.
+    fn begin(&mut self, cause: &ClusterError) -> bool {
+        if self.0.is_some() {
+            return false;
+        }
+        let cause = self.0.insert(cause.to_string());
+        CAUSES.lock().insert(cause.clone())
+    }
+
+    /// Notes that the watch works. Returns true if it is the first that works again.
+    fn end(&mut self) -> bool {
+        self.0.take().is_some_and(|cause| CAUSES.lock().remove(&cause))
+    }
+}
+
+/// Causes of the failures that were logged, for all watches of this process: an outage of kube-apiserver is one line, not
+/// one for each kind of object.
+static CAUSES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// Publishes a value, unless it is the published one. Returns true if it was published.
 pub(crate) fn publish<T: PartialEq>(to: &watch::Sender<T>, value: T) -> bool {
@@ -168,12 +194,18 @@ fn failed(cause: watcher::Error) -> ClusterError {
 /// Duration of one watch. It bounds the time until a vanished kube-apiserver is noticed.
 const WATCH_SECONDS: u32 = 60;
 
+/// Maximum pause between two attempts: a watch is back soon after kube-apiserver, however long that was away.
+const MAX_PAUSE: Duration = Duration::from_secs(20);
+
 /// Objects per page of a list. Each page is in memory twice while it is read, and a pod often has about 10 KiB.
 const PAGE: u32 = 50;
 
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::Node;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -185,6 +217,71 @@ mod tests {
         for (event, followed) in events {
             nodes.take(event, |_: &Node| ());
             assert_eq!(nodes.are_followed(), followed);
+        }
+    }
+
+    /// Counts the lists and failures of a watch.
+    struct Log(watch::Sender<Vec<(String, Duration)>>, Instant);
+
+    impl WatchHandler<Node> for Log {
+        fn on_event(&mut self, event: Event<Node>) -> bool {
+            if matches!(event, Event::InitDone) {
+                self.0.send_modify(|log| log.push(("listed".to_owned(), self.1.elapsed())));
+            }
+            matches!(event, Event::InitDone)
+        }
+
+        fn on_watch_failed(&mut self, cause: &ClusterError) {
+            self.0.send_modify(|log| log.push((cause.to_string(), self.1.elapsed())));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_apiserver_that_answers_503_is_reported_soon_and_listed_soon_after_its_return() {
+        for (status, away) in [("503 busy", 60), ("504 late", 150), ("429 later\r\nRetry-After: 100", 400)] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let dir = tempfile::tempdir().unwrap();
+            let file = dir.path().join("kubeconfig");
+            let text = format!(
+                "{{apiVersion: v1, kind: Config, current-context: a, users: [{{name: a, user: {{}}}}],\n\
+                 contexts: [{{name: a, context: {{cluster: a, user: a}}}}],\n\
+                 clusters: [{{name: a, cluster: {{server: 'http://{}'}}}}]}}\n",
+                listener.local_addr().unwrap()
+            );
+            std::fs::write(&file, text).unwrap();
+            let cluster = Cluster { kubeconfig: Some(file), namespace: None };
+            let start = Instant::now();
+            let serve = async {
+                loop {
+                    let (mut socket, _) = listener.accept().await.unwrap();
+                    let _ = socket.read(&mut [0; 4096]).await;
+                    let list = r#"{"kind":"NodeList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}"#;
+                    let (status, body) =
+                        if start.elapsed().as_secs() < away { (status, "") } else { ("200 OK", list) };
+                    let head = format!(
+                        "HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+                        body.len()
+                    );
+                    let _ = socket.write_all((head + body).as_bytes()).await;
+                }
+            };
+            let log = watch::Sender::new(Vec::new());
+            let mut seen = log.subscribe();
+            let watcher =
+                ObjectWatcher { cluster: &cluster, what: "nodes", which: watcher::Config::default() };
+            let listed = async {
+                let seen = seen.wait_for(|log| log.iter().any(|(what, _)| what == "listed")).await.unwrap();
+                seen.clone()
+            };
+            let log = tokio::select! {
+                log = listed => log,
+                never = watcher.run(|client, _| Api::all(client), Log(log, start)) => match never {},
+                () = serve => unreachable!(),
+            };
+            let (first, after) = log.first().unwrap();
+            assert!(first.contains(&status[..3]) && after.as_secs() < 10, "{status}: {log:?}");
+            let (_, back) = log.last().unwrap();
+            assert!((away..away + 30).contains(&back.as_secs()), "{status}: {log:?}");
         }
     }
 }

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::info_span;
 
+use crate::admin::readiness::Readiness;
 use crate::config::cluster::ClusterSettings;
 use crate::kubernetes::ServerPods;
 use crate::publish::{PublishError, RecordStore};
@@ -33,7 +34,8 @@ pub(crate) fn follow_pods(
     drain: &Drain,
 ) -> ServerPods {
     let watch = EndpointWatch::new(access(cluster), service, own);
-    let pods = ServerPods { endpoints: watch.endpoints(), peers: watch.peers(), unlisted: watch.unlisted() };
+    let pods =
+        ServerPods { endpoints: watch.endpoints(), peers: watch.peers(), unwatched: watch.unwatched() };
     drain.spawn(info_span!("server_pods"), watch.follow(drain.clone()));
     pods
 }
@@ -75,13 +77,17 @@ impl RecordStore for ConfigMapRecords {
     }
 }
 
-/// Watches the Nodes of a cluster. `edges` is the label of edges from the config, with its value.
+/// Watches the Nodes of a cluster. `edges` is the label of edges from the config, with its value. Problems with the
+/// cluster appear in `readiness`.
 pub(crate) fn follow_nodes(
     cluster: &ClusterSettings,
     edges: Option<(String, String)>,
+    readiness: &Readiness,
     drain: &Drain,
 ) -> watch::Receiver<KnownNodes> {
-    let watch = NodeWatch::new(access(cluster), edges);
+    let readiness = readiness.clone();
+    let report = move |state| readiness.set_degraded("labels of Nodes", state);
+    let watch = NodeWatch::new(access(cluster), edges, report);
     let nodes = watch.known();
     drain.spawn(info_span!("nodes"), watch.follow(drain.clone()));
     nodes
