@@ -366,10 +366,12 @@ impl Finder {
     /// peers can be asked.
     pub fn node_named_by_address(&self, host: &Host) -> Option<NodeName> {
         let node = host.node().filter(|node| node.address().is_some())?;
-        let is_known = self.others.is_some()
-            || self.registry.link_of(&node).is_some()
-            || self.registry.last_linked(&node).is_some();
-        is_known.then_some(node)
+        (self.others.is_some() || self.has_linked(&node)).then_some(node)
+    }
+
+    /// Returns true if the node is known to be linked, or was linked here, without asking peers.
+    pub fn has_linked(&self, node: &NodeName) -> bool {
+        self.knows(node) || self.registry.last_linked(node).is_some()
     }
 
     /// Returns the address claims of edges at peers, for nodes that are known to be there.

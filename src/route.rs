@@ -120,6 +120,11 @@ impl SessionRouter {
         finder.node_named_by_address(host)
     }
 
+    /// Returns true if the node is known to be linked, or was linked here, without asking peers.
+    pub fn has_linked(&self, node: &NodeName) -> bool {
+        matches!(&self.paths, PathProvider::Nodes(finder) if finder.has_linked(node))
+    }
+
     /// Returns why this process has no link, if it links to servers and its last attempt has failed.
     pub fn link_failure(&self) -> Option<String> {
         let PathProvider::Uplinks(uplinks) = &self.paths else { return None };

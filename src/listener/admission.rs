@@ -467,7 +467,8 @@ impl Admission {
         };
         // The same session finds the same endpoint of a Service again.
         let chance = self.session.map_or_else(rand::random, SessionId::chance);
-        match self.context.addresses.locate(&requested, chance)? {
+        let has_linked = |node: &NodeName| self.context.route.has_linked(node);
+        match self.context.addresses.locate(&requested, chance, has_linked)? {
             Location::Node { node, target, direct } => Ok(Destination { node, target, direct, all }),
             Location::Direct(direct) if matches!(direct.host, Host::Ip(ip) if is_off_limits(ip)) => {
                 Err(Denial::OffLimits(target))

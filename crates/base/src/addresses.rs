@@ -101,13 +101,19 @@ impl AddressBook {
     /// Locates a target. `chance` is from 0 to 1 and chooses among a Service's ready endpoints.
     ///
     /// Any name except a Service's is taken as a node's name, known or not. The address of a node that is named by it
-    /// is such a name, too, so that the node's loopback is reached.
+    /// is such a name, too, so that the node's loopback is reached. A Node is also found by a name among its addresses,
+    /// if no other one has it: neither a Node, nor a node for which `is_linked` returns true.
     ///
     /// # Errors
     ///
     /// Fails if the target is known but has no location, or two.
-    pub fn locate(&self, target: &Target, chance: f64) -> Result<Location, LocateError> {
-        Ok(match (&target.host, self.find(target, chance)?) {
+    pub fn locate(
+        &self,
+        target: &Target,
+        chance: f64,
+        is_linked: impl Fn(&NodeName) -> bool,
+    ) -> Result<Location, LocateError> {
+        Ok(match (&target.host, self.find(target, chance, is_linked)?) {
             (Host::Ip(ip), Location::Node { node, direct, .. })
                 if node.address() == Some(canonical_ip(*ip)) =>
             {
@@ -117,7 +123,12 @@ impl AddressBook {
         })
     }
 
-    fn find(&self, target: &Target, chance: f64) -> Result<Location, LocateError> {
+    fn find(
+        &self,
+        target: &Target,
+        chance: f64,
+        is_linked: impl Fn(&NodeName) -> bool,
+    ) -> Result<Location, LocateError> {
         let facts = self.facts();
         let port = target.port;
         let target = match &target.host {
@@ -147,7 +158,7 @@ impl AddressBook {
             {
                 Ok(Location::Direct(target))
             }
-            Host::Name(name) => Ok(self.at_name(&facts, name, &target)),
+            Host::Name(name) => Ok(self.at_name(&facts, name, &target, is_linked)),
         }
     }
 
@@ -270,11 +281,19 @@ impl AddressBook {
     }
 
     /// A target at the node itself keeps the node's name, so that its edge dials the machine itself, loopback first.
-    fn at_name(&self, facts: &ClusterState, name: &str, target: &Target) -> Location {
-        let Ok(node) = name.parse() else { return Location::Direct(target.clone()) };
+    fn at_name(
+        &self,
+        facts: &ClusterState,
+        name: &str,
+        target: &Target,
+        is_linked: impl Fn(&NodeName) -> bool,
+    ) -> Location {
+        let Ok(named) = name.parse() else { return Location::Direct(target.clone()) };
+        // Its kubelet writes these names, so they must not take the sessions of a machine outside of the cluster.
+        let node = facts.node_with_name(name).filter(|_| !is_linked(&named)).unwrap_or(named);
         let host = self.direct_address(facts, &node).map_or_else(|| target.host.clone(), Host::Ip);
         let direct = Some(Target { host, port: target.port });
-        Location::Node { node, target: target.clone(), direct }
+        Location::Node { target: node.target(target.port), node, direct }
     }
 
     /// Returns the address dialled for a node without an edge: its first InternalIP, unless the fixed table says

@@ -1,13 +1,16 @@
 //! Partial types of Kubernetes objects: only the fields that are read, so that the rest never becomes a value.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, NodeAddress};
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt as _};
 use serde::{Deserialize, Deserializer};
+
+use tunnel_base::names::Host;
 
 /// The fields that are read of a Node.
 #[derive(Debug, Clone, Deserialize)]
@@ -54,6 +57,18 @@ impl PartialNodeStatus {
     pub(crate) fn of_kinds<const N: usize>(&self, kinds: [&'static str; N]) -> impl Iterator<Item = &str> {
         let all = self.addresses.iter().filter(move |address| kinds.contains(&address.type_.as_str()));
         all.map(|address| address.address.as_str())
+    }
+
+    /// Returns the first [`MAX_NODE_ADDRESSES`] names among the addresses, without that of the Node.
+    pub(crate) fn names(&self, own: Option<&str>) -> Box<[Arc<str>]> {
+        let all = self.of_kinds(["Hostname", "InternalDNS", "ExternalDNS"]);
+        let names = all.filter_map(|address| match address.parse() {
+            Ok(Host::Name(name)) if Some(&*name) != own => Some(Arc::from(&*name)),
+            _ => None,
+        });
+        // Usually one name has two kinds.
+        let names: BTreeSet<_> = names.take(MAX_NODE_ADDRESSES).collect();
+        names.into_iter().collect()
     }
 
     /// Returns the first [`MAX_NODE_ADDRESSES`] IP addresses of a kind.

@@ -42,12 +42,14 @@ pub struct Endpoints {
 }
 
 /// The facts about a Kubernetes Node that the address book keeps.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KubeNode {
     /// InternalIPs in the Node's order, at most 8: its own kubelet writes them.
     pub ips: Box<[IpAddr]>,
     /// ExternalIPs, at most 8. The node is not found by them, but no edge of another node may claim them.
     pub outside: Box<[IpAddr]>,
+    /// Names among its addresses, in lower case and without its own, at most 8. kube-apiserver may use any of them.
+    pub names: Box<[Arc<str>]>,
     /// Networks of the node's pods.
     pub pods: Box<[IpNet]>,
 }
@@ -172,6 +174,13 @@ impl ClusterState {
         self.nodes.get(node)?.ips.first().copied()
     }
 
+    /// Returns the only Node that has a name among its addresses, unless a Node has that name itself.
+    pub(crate) fn node_with_name(&self, name: &str) -> Option<NodeName> {
+        let mut nodes = self.nodes.claiming(IndexKey::Name(name.into()));
+        let (node, _) = nodes.next().filter(|_| self.nodes.get(name).is_none())?;
+        if nodes.next().is_none() { node.parse().ok() } else { None }
+    }
+
     /// Returns the Service that a name means.
     fn named(&self, name: &str) -> Result<Option<String>, LocateError> {
         let Some((service, is_whole)) = service_name(name) else { return Ok(None) };
@@ -241,7 +250,7 @@ fn choose<T>(mut all: impl Iterator<Item = T> + Clone, chance: f64) -> Option<T>
 
 impl IndexKeys for KubeNode {
     fn keys(&self) -> impl Iterator<Item = IndexKey> {
-        address_keys(&self.ips, &self.outside)
+        address_keys(&self.ips, &self.outside).chain(self.names.iter().cloned().map(IndexKey::Name))
     }
 }
 

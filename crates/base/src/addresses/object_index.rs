@@ -19,6 +19,8 @@ pub enum IndexKey {
     Internal(IpAddr),
     /// An address from outside of the cluster.
     External(IpAddr),
+    /// A name by which the object is found, besides its own.
+    Name(Arc<str>),
     /// The Service of the object, as `namespace/name`.
     Service(Arc<str>),
 }
@@ -27,7 +29,7 @@ impl IndexKey {
     fn address(&self) -> Option<IpAddr> {
         match self {
             Self::Internal(ip) | Self::External(ip) => Some(*ip),
-            Self::Service(_) => None,
+            Self::Name(_) | Self::Service(_) => None,
         }
     }
 }

@@ -27,7 +27,7 @@ fn node(name: &str) -> NodeName {
 }
 
 fn machine(ips: Box<[IpAddr]>) -> KubeNode {
-    KubeNode { ips, outside: Box::default(), pods: [IpNet::from_str("10.244.1.0/24").unwrap()].into() }
+    KubeNode { ips, pods: [IpNet::from_str("10.244.1.0/24").unwrap()].into(), ..KubeNode::default() }
 }
 
 fn port(name: &str, number: u16) -> ServicePort {
@@ -68,7 +68,7 @@ fn book() -> AddressBook {
 
 /// Formats the location of `text`: `target at node, else what is dialled directly`, or an error.
 fn locate(book: &AddressBook, text: &str, chance: f64) -> String {
-    match book.locate(&text.parse().unwrap(), chance) {
+    match book.locate(&text.parse().unwrap(), chance, |node| node.as_str() == "linked.test") {
         Ok(Location::Node { node, target, direct: Some(direct) }) if direct == target => {
             format!("{target} at {node}, else so")
         }
@@ -103,6 +103,36 @@ fn a_node_is_located_by_name_or_address_and_a_pod_by_address() {
             ("10.244.1.8:80", "10.244.1.8:80 directly"),
         ],
     );
+}
+
+#[test]
+fn a_node_is_located_by_a_name_among_its_addresses_that_no_other_node_has() {
+    let book = book();
+    book.change(|facts| {
+        let names = ["edge-7.novalocal", "two.test", "edge1", "linked.test", "web.shop"];
+        let with = |names: &[&str], at: &str| KubeNode {
+            names: names.iter().map(|name| (*name).into()).collect(),
+            ..machine(ips(&[at]))
+        };
+        facts.nodes.put("mi-0abc", with(&names, "192.168.7.7"));
+        facts.nodes.put("mi-0def", with(&["two.test"], "192.168.7.8"));
+        facts.services.put("shop/web", service(&["10.96.0.7"], &[port("", 80)]));
+    });
+    expect(
+        &book,
+        &[
+            ("edge-7.novalocal:10250", "mi-0abc:10250 at mi-0abc, else 192.168.7.7:10250"),
+            ("EDGE-7.novalocal.:22", "mi-0abc:22 at mi-0abc, else 192.168.7.7:22"),
+            ("two.test:22", "two.test:22 at two.test, else so"),
+            ("edge1:22", "edge1:22 at edge1, else 192.168.1.5:22"),
+            ("linked.test:22", "linked.test:22 at linked.test, else so"),
+            ("web.shop:80", "Service shop/web has no ready endpoint"),
+        ],
+    );
+    book.change(|facts| facts.nodes.remove("mi-0def"));
+    expect(&book, &[("two.test:22", "mi-0abc:22 at mi-0abc, else 192.168.7.7:22")]);
+    book.change(|facts| facts.nodes.put("edge-7.novalocal", machine(ips(&["192.168.7.9"]))));
+    expect(&book, &[("edge-7.novalocal:22", "edge-7.novalocal:22 at edge-7.novalocal, else 192.168.7.9:22")]);
 }
 
 #[test]
@@ -575,7 +605,7 @@ proptest! {
             model.apply(&event);
             for last in 0..5 {
                 let target = Target { host: Host::Ip(address(last)), port: 80 };
-                let found = book.locate(&target, 0.5);
+                let found = book.locate(&target, 0.5, |_| false);
                 let nodes = model.nodes_of(last);
                 let expected = nodes.first().map(|at| node(&format!("edge{at}")));
                 match (nodes.len(), found) {
@@ -611,7 +641,7 @@ proptest! {
             }
         });
         let target: Target = "s.n.svc:80".parse().unwrap();
-        let found: BTreeSet<_> = (0..160).filter_map(|n| match book.locate(&target, f64::from(n) / 160.0) {
+        let found: BTreeSet<_> = (0..160).filter_map(|n| match book.locate(&target, f64::from(n) / 160.0, |_| false) {
             Ok(Location::Node { node, target, .. }) => Some((target.to_string().parse().unwrap(), Some(node.to_string()))),
             Ok(Location::Direct(target)) => Some((target.to_string().parse().unwrap(), None)),
             Err(_) => None,

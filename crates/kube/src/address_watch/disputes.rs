@@ -67,11 +67,8 @@ mod tests {
     /// Node evil claims all of them.
     fn book() -> AddressBook {
         let book = AddressBook::new(vec![(ip(1).into(), "node1".parse().unwrap())], true);
-        let node = |ips: &[u8]| KubeNode {
-            ips: ips.iter().copied().map(ip).collect(),
-            outside: Box::default(),
-            pods: Box::default(),
-        };
+        let node =
+            |ips: &[u8]| KubeNode { ips: ips.iter().copied().map(ip).collect(), ..KubeNode::default() };
         book.change(|facts| {
             facts.nodes.put("node1", node(&[1]));
             facts.nodes.put("node2", node(&[3]));

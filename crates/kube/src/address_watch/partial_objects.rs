@@ -69,6 +69,7 @@ impl PartialObject for PartialNode {
         Some(KubeNode {
             ips: self.status.ips("InternalIP"),
             outside: self.status.ips("ExternalIP"),
+            names: self.status.names(self.meta().name.as_deref()),
             pods: self.spec.pod_cidrs.iter().filter_map(|net| net.parse().ok()).collect(),
         })
     }

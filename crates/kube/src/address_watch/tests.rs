@@ -26,6 +26,8 @@ fn a_nodes_addresses_and_pod_networks_are_read() {
     let addresses = json!([
         {"type": "Hostname", "address": "edge1"}, {"type": "InternalIP", "address": "10.0.0.5"},
         {"type": "ExternalIP", "address": "192.0.2.5"}, {"type": "InternalIP", "address": "fd00::5"},
+        {"type": "InternalDNS", "address": "Edge1.internal"}, {"type": "ExternalDNS", "address": "edge1.internal"},
+        {"type": "Hostname", "address": "10.0.0.5"}, {"type": "InternalDNS", "address": "no name"},
     ]);
     let nets = ["10.244.1.0/24", "fd01::/64"];
     let spec = json!({"podCIDR": nets[0], "podCIDRs": nets});
@@ -33,12 +35,14 @@ fn a_nodes_addresses_and_pod_networks_are_read() {
     let node = json!({"metadata": {"name": "edge1"}, "spec": spec, "status": {"addresses": addresses}});
     assert_eq!(
         read::<PartialNode>(node),
-        Some(KubeNode { ips: ips(&["10.0.0.5", "fd00::5"]), outside: ips(&["192.0.2.5"]), pods: nets })
+        Some(KubeNode {
+            ips: ips(&["10.0.0.5", "fd00::5"]),
+            outside: ips(&["192.0.2.5"]),
+            names: ["edge1.internal".into()].into(),
+            pods: nets
+        })
     );
-    assert_eq!(
-        read::<PartialNode>(json!({"metadata": {"name": "new"}})),
-        Some(KubeNode { ips: ips(&[]), outside: ips(&[]), pods: [].into() })
-    );
+    assert_eq!(read::<PartialNode>(json!({"metadata": {"name": "new"}})), Some(KubeNode::default()));
 }
 
 #[test]

@@ -55,10 +55,7 @@ impl Site {
         addresses.change(|facts| {
             facts.pods.put("shop/db", at_edge3);
             for (node, own) in [("edge3", "10.0.0.3"), ("edge4", "10.0.0.4")] {
-                facts.nodes.put(
-                    node,
-                    KubeNode { ips: [ip(own)].into(), outside: Box::default(), pods: Box::default() },
-                );
+                facts.nodes.put(node, KubeNode { ips: [ip(own)].into(), ..KubeNode::default() });
             }
         });
         let zone = NodeZone::new("nodes.test".into(), Vec::new(), |_| false);
@@ -164,7 +161,7 @@ fn a_port_by_host_routes_to_that_port_of_the_node() {
     }
     let unknown = site.by_host("edge1:9051", "/metrics", None);
     assert!(unknown.starts_with("421 no address of node edge1 is known"), "{unknown}");
-    let twice = KubeNode { ips: [ip("10.0.0.4")].into(), outside: Box::default(), pods: Box::default() };
+    let twice = KubeNode { ips: [ip("10.0.0.4")].into(), ..KubeNode::default() };
     site.addresses.change(|facts| facts.nodes.put("edge5", twice));
     let both = site.by_host("10.0.0.4:9051", "/metrics", None);
     assert!(both.starts_with("421 10.0.0.4 is claimed by both"), "{both}");
@@ -252,7 +249,7 @@ fn no_client_reaches_an_address_local_to_a_node() {
     }
     // A kubelet itself writes its Node's addresses, so they may be local ones.
     for own in ["169.254.2.1", "127.0.0.1"] {
-        let facts = KubeNode { ips: [ip(own)].into(), outside: Box::default(), pods: Box::default() };
+        let facts = KubeNode { ips: [ip(own)].into(), ..KubeNode::default() };
         site.addresses.change(|all| all.nodes.put("edge4", facts));
         refused(site.by_host(&format!("{own}:10261"), "/metrics", None));
         refused(site.by_host("edge4:10261", "/metrics", None));
@@ -264,7 +261,7 @@ fn no_client_reaches_an_address_local_to_a_node() {
 #[test]
 fn the_config_decides_a_nodes_address_before_its_kubelet() {
     let site = Site::new();
-    let facts = KubeNode { ips: [ip("10.0.0.4")].into(), outside: Box::default(), pods: Box::default() };
+    let facts = KubeNode { ips: [ip("10.0.0.4")].into(), ..KubeNode::default() };
     site.addresses.change(|all| all.nodes.put("edge9", facts));
     assert_eq!(site.by_host("edge9:9051", "/metrics", None), "10.0.0.9:9051 at edge9");
 }
