@@ -84,6 +84,7 @@ impl EtcdClient {
         F: Future<Output = Result<T, EtcdError>>,
     {
         let mut left = self.count;
+        let mut reason = None;
         loop {
             let done = match self.connected().await {
                 Ok(connection) => call(connection.clone()).await,
@@ -99,7 +100,12 @@ impl EtcdClient {
             } else {
                 self.next();
             }
-            left = left.checked_sub(1).ok_or(cause)?;
+            let cause = cause.or_answer_of(reason);
+            left = match left.checked_sub(1) {
+                Some(left) => left,
+                None => return Err(cause),
+            };
+            reason = Some(cause);
         }
     }
 
@@ -151,3 +157,35 @@ impl EtcdAccess {
 
 /// Timeout for connecting and for each call. A lease must outlast one unresponsive member and the attempt at the next.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use tonic::Status;
+    use tonic::body::Body;
+    use tower::util::BoxCloneSyncService;
+
+    use super::*;
+
+    /// Returns a cluster of a dead member and one without space.
+    pub(crate) fn dead_and_full() -> EtcdClient {
+        let open = |member| {
+            let service = tower::service_fn(|_: http::Request<Body>| async {
+                Err::<http::Response<Body>, _>(Status::resource_exhausted("database space exceeded"))
+            });
+            let channel = BoxCloneSyncService::new(service);
+            let opened = match member {
+                0 => Err(EtcdError::NotConnected("refused".to_owned())),
+                _ => Ok(EtcdConnection::over("etcd:2379".parse().unwrap(), channel)),
+            };
+            std::future::ready(opened).boxed()
+        };
+        EtcdClient::new(2, Box::new(open))
+    }
+
+    #[tokio::test]
+    async fn the_reason_of_a_member_that_answers_outweighs_that_of_a_dead_one() {
+        let call = |member: EtcdConnection| async move { member.get(b"a".to_vec()).await };
+        let refused = dead_and_full().call(call).await.unwrap_err().to_string();
+        assert!(refused.contains("space exceeded"), "{refused}");
+    }
+}

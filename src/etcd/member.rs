@@ -93,6 +93,16 @@ impl EtcdError {
     }
 }
 
+impl EtcdError {
+    /// Returns the more telling one of this error and that of another member: that of a member which answered.
+    pub(crate) fn or_answer_of(self, other: Option<Self>) -> Self {
+        match (self, other) {
+            (Self::NotConnected(_), Some(answer @ Self::Refused { .. })) => answer,
+            (own, _) => own,
+        }
+    }
+}
+
 impl EtcdConnection {
     /// Creates a connection over a channel to a member that needs no login.
     pub fn over(at: Target, channel: EtcdChannel) -> Self {

@@ -155,14 +155,17 @@ impl RecordStore for EtcdRecords {
     fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>> {
         Box::pin(async {
             let mut left = self.members.len();
+            let mut reason = None;
             loop {
                 let Err(cause) = self.try_member(records).await else { return Ok(()) };
                 debug!(error = %cause, "etcd member failed");
                 self.members.next();
                 left = left.saturating_sub(1);
+                let cause = cause.or_answer_of(reason);
                 if left == 0 {
                     return Err(cause.into());
                 }
+                reason = Some(cause);
             }
         })
     }
@@ -221,11 +224,24 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::etcd::tests::dead_and_full;
 
     #[test]
     fn etcd_keys_are_skydns_paths() {
         assert_eq!(key("/skydns", "node-a.nodes.test", "1f"), b"/skydns/test/nodes/node-a/1f");
         assert_eq!(value(IpAddr::from([10, 0, 0, 7])), br#"{"host":"10.0.0.7","ttl":5}"#);
+    }
+
+    #[tokio::test]
+    async fn the_reason_of_a_member_that_answers_outweighs_that_of_a_dead_one() {
+        let mut records = EtcdRecords::new(dead_and_full(), "/skydns".to_owned(), [10, 0, 0, 7].into());
+        let names = BTreeSet::from(["node1.test".to_owned()]);
+        // The first attempt begins at the dead member, the second one at the other.
+        for _ in 0..2 {
+            let refused = RecordStore::write(&mut records, &names).await.unwrap_err().to_string();
+            assert!(refused.contains("space exceeded"), "{refused}");
+            records.members.next();
+        }
     }
 
     proptest! {
