@@ -128,7 +128,7 @@ fn prometheus_port(place: &TestDir, server: u16) -> (u16, Running) {
     (port, Running::start("prometheus", dir, &mut command))
 }
 
-fn query(port: u16, expression: &str) -> Value {
+pub(crate) fn query(port: u16, expression: &str) -> Value {
     let (query, at) = (format!("query={expression}"), format!("http://127.0.0.1:{port}/api/v1/query"));
     let output = run("curl", &["-s", "-m", "5", "-G", "--data-urlencode", &query, &at], None, TIMEOUT);
     serde_json::from_str(&output.stdout).unwrap_or_else(|_| json!({"status": "success"}))

@@ -1,11 +1,14 @@
 //! Prometheus in the cloud scrapes nodes that are reachable only through the tunnel.
 
+use std::path::Path;
+use std::process::Command;
+
 use serde_json::{Value, json};
 
 use crate::network::{Network, SERVER, address};
-use crate::parts::are_installed;
-use crate::process::{Running, TIMEOUT, run, send_request};
-use crate::tunnel::Pair;
+use crate::parts::{are_installed, cached_program, free_port};
+use crate::process::{Running, TIMEOUT, run, run_command, send_request};
+use crate::tunnel::{Pair, TestDir};
 use crate::wait::wait_until;
 
 #[test]
@@ -108,6 +111,84 @@ pub(crate) fn prometheus(network: &Network, jobs: &[(&str, Value)]) -> Running {
         .arg("--storage.tsdb.path")
         .arg(dir.join("tsdb"));
     Running::start("prometheus", dir, command.arg("--web.listen-address=127.0.0.1:9090"))
+}
+
+/// Returns the scrape configs that the operator makes of the chart's ServiceMonitor, for one server. The server's target
+/// has a label `node`, as with `attachMetadata` or the jobs of Prometheus' own chart.
+fn scraped_as_by_the_operator(helm: &Path, place: &TestDir, port: u16) -> Vec<Value> {
+    let mut command = Command::new(helm);
+    command.args([
+        "template",
+        "t",
+        "--show-only",
+        "templates/monitoring.yaml",
+        "--set",
+        "cloud.serviceMonitor.enabled=true",
+    ]);
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/helm/tunnel"));
+    command.envs(["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"].map(|name| (name, place.path())));
+    let output = run_command("helm", &mut command, None, TIMEOUT);
+    assert!(output.status.success(), "{output:?}");
+    let monitor: Value = serde_saphyr::from_str(&output.stdout).unwrap();
+    let endpoints = monitor["spec"]["endpoints"].as_array().unwrap().iter().enumerate();
+    let job = |(number, endpoint): (usize, &Value)| {
+        let static_configs =
+            json!([{"targets": [format!("127.0.0.1:{port}")], "labels": {"node": "machine"}}]);
+        let relabel = |rule: &Value| json!({"source_labels": rule["sourceLabels"], "target_label": rule["targetLabel"]});
+        let mut rules: Vec<_> =
+            endpoint["relabelings"].as_array().into_iter().flatten().map(relabel).collect();
+        // All endpoints of a monitor have one job.
+        rules.push(json!({"target_label": "job", "replacement": "tunnel-cloud-pods"}));
+        json!({
+            "job_name": format!("serviceMonitor/{number}"),
+            "metrics_path": endpoint["path"],
+            "honor_labels": endpoint["honorLabels"].as_bool().unwrap_or_default(),
+            "static_configs": static_configs,
+            "relabel_configs": rules,
+        })
+    };
+    endpoints.map(job).collect()
+}
+
+#[test]
+fn the_charts_service_monitor_keeps_each_path_and_the_alert_names_the_lost_node() {
+    if !are_installed(&["prometheus", "curl"]) {
+        return;
+    }
+    let Some(helm) = cached_program("helm-4.3.1/helm") else { return };
+    let mut pair = Pair::start();
+    let dir = pair.place.path().to_owned();
+    let alerts = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/helm/tunnel/files/alerts.yaml");
+    let alerts = std::fs::read_to_string(alerts).unwrap().replace("for: 5m", "for: 1s");
+    std::fs::write(dir.join("alerts.yaml"), alerts).unwrap();
+    let config = json!({
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "rule_files": ["alerts.yaml"],
+        "scrape_configs": scraped_as_by_the_operator(&helm, &pair.place, pair.cloud.metrics),
+    });
+    std::fs::write(dir.join("prometheus.yml"), config.to_string()).unwrap();
+    let port = free_port();
+    let mut command = Command::new("prometheus");
+    command
+        .arg("--config.file")
+        .arg(dir.join("prometheus.yml"))
+        .arg("--storage.tsdb.path")
+        .arg(dir.join("tsdb"));
+    command.arg(format!("--web.listen-address=127.0.0.1:{port}"));
+    let _prometheus = Running::start("prometheus", &dir, &mut command);
+    let has = |expression: &str, labels: &[(&str, &str)]| {
+        let output = crate::monitoring::query(port, expression);
+        let series = output["data"]["result"].as_array().cloned().unwrap_or_default();
+        series.iter().any(|one| labels.iter().all(|(name, value)| one["metric"][*name] == *value))
+    };
+    for path in ["/metrics", "/metrics/nodes"] {
+        wait_until(&format!("up of {path}"), TIMEOUT, || has("up == 1", &[("metrics_path", path)]));
+    }
+    wait_until("the node's own name", TIMEOUT, || has("tunnel_node_up == 1", &[("node", "node1")]));
+    assert!(!has("{exported_node!=\"\"}", &[]), "no label of ours is renamed");
+    pair.edge.process.terminate();
+    let firing = "ALERTS{alertname=\"TunnelNodeDown\",alertstate=\"firing\"}";
+    wait_until("the alert", 3 * TIMEOUT, || has(firing, &[("node", "node1")]));
 }
 
 #[test]
