@@ -335,6 +335,31 @@ fn the_chart_makes_its_secrets_and_an_upgrade_keeps_them() {
     assert_ne!(changed, made);
     helm(&program, Some(&cluster), &place, "upgrade", &["--reuse-values", "--set", "cloud.replicas=3"]);
     assert_eq!(secrets(&cluster, RELEASE), changed);
+
+    // Another name or address is signed by the same CA, and an address is no DNS name.
+    let names = ["--reuse-values", "--set", "secrets.names={192.0.2.7,2001:db8::7,more.example.org}"];
+    let mut last = None;
+    for _ in 0..2 {
+        helm(&program, Some(&cluster), &place, "upgrade", &names);
+        write_secret(&cluster, RELEASE, "tunnel-cloud-cert", &["cloud.crt", "ca.crt"], &dir.join("certs"));
+        let cert = dir.join("certs/cloud.crt");
+        let ca = dir.join("certs/ca.crt");
+        for address in ["192.0.2.7", "2001:db8::7"] {
+            let verified = run(
+                "openssl",
+                &["verify", "-verify_ip", address, "-CAfile", ca.to_str().unwrap(), cert.to_str().unwrap()],
+                None,
+                TIMEOUT,
+            );
+            assert!(verified.status.success(), "{address}: {verified:?}");
+        }
+        let names = ["x509", "-noout", "-ext", "subjectAltName", "-in", cert.to_str().unwrap()];
+        let names = run("openssl", &names, None, TIMEOUT).stdout;
+        assert!(names.contains("DNS:more.example.org") && !names.contains("DNS:192"), "{names}");
+        let signed = std::fs::read(&cert).unwrap();
+        assert!(last.as_ref().is_none_or(|last| *last == signed), "the same names are signed once");
+        last = Some(signed);
+    }
 }
 
 #[test]

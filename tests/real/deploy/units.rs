@@ -39,6 +39,7 @@ fn systemd_accepts_the_units() {
         let text = unit(side).replace("ExecStart=tunnel", &format!("ExecStart={PROGRAM}"));
         let text =
             text.replace("RuntimeDirectory=tunnel", "User=tunnel\nGroup=tunnel\nRuntimeDirectory=tunnel");
+        assert!(text.contains("\nLimitCORE=0\n"), "{side}: a core has keys");
         let text: String = text
             .lines()
             .filter(|line| !line.starts_with("Documentation="))

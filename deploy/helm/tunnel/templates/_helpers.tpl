@@ -38,7 +38,11 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 
 {{/* The image of the tunnel, and its policy. */}}
 {{- define "tunnel.image" -}}
-image: "{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}"
+{{- $version := printf ":%s" (default .Chart.AppVersion .Values.image.tag) }}
+{{- with .Values.image.digest }}
+{{- $version = printf "@%s" . }}
+{{- end }}
+image: {{ printf "%s%s" .Values.image.repository $version | quote }}
 {{- with .Values.image.pullPolicy }}
 imagePullPolicy: {{ . }}
 {{- end }}
