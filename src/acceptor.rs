@@ -14,6 +14,7 @@ use tracing::info_span;
 use crate::acceptor::target_dialer::{DialRight, DialledTarget, TargetDialer};
 use crate::acceptor::target_tls::{TargetTls, TlsTargetStream};
 use crate::session_io::grants::{Grant, Grants, UNTIL_CHANGED};
+use crate::session_io::rights::RightsChange;
 use crate::session_io::{LocalParty, OpenSession, run_session};
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::drain::Drain;
@@ -74,11 +75,12 @@ impl SessionAcceptor {
         };
         self.metrics.open_duration.observe(started.elapsed().as_secs_f64());
         let granted = dialled.and_then(|(connection, right)| {
+            let judge = move |change: &RightsChange| {
+                right.judge(change).map(|()| UNTIL_CHANGED).map_err(|why| why.reason)
+            };
             let grant = self
                 .grants
-                .add((&access).into(), move || {
-                    right.judge().map(|()| UNTIL_CHANGED).map_err(|why| why.reason)
-                })
+                .add((&access).into(), judge)
                 .map_err(|why| SessionError::new(ErrorCode::NotAllowed, why))?;
             Ok((connection, grant))
         });

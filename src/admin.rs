@@ -2,6 +2,7 @@
 
 pub mod certificate_expiry;
 pub mod channelz;
+pub mod config_plan;
 pub mod health;
 pub mod invitations;
 pub mod linked;
@@ -33,6 +34,7 @@ use tokio::net::UnixStream;
 use tracing::{Span, debug, info_span};
 
 use crate::admin::certificate_expiry::MonitoredCertificates;
+use crate::admin::config_plan::ConfigPlanner;
 use crate::admin::invitations::{invite, list, revoke};
 use crate::admin::page::{PageViewers, live_page};
 use crate::admin::page_events::EventStream;
@@ -85,6 +87,8 @@ pub struct AdminContext {
     pub viewers: Option<PageViewers>,
     /// Limiter of open live pages.
     pub streams: FairLimiter,
+    /// Tells what a changed config would do.
+    pub planner: ConfigPlanner,
 }
 
 /// The body of a response: a text, or a stream of events.
@@ -372,7 +376,12 @@ impl AdminContext {
             ("/invitations", AdminProcess::Cloud(server)) if get => {
                 list(server.enrolment.as_ref()).await.unwrap_or_else(identity)
             }
-            ("/invitations" | "/revocations", AdminProcess::Cloud(_)) | ("/sessions/end", _) if !post => {
+            // The text of a config may have secrets, and its errors may repeat what it names.
+            (CONFIG_PLAN, _) if !matches!(requester, AdminRequester::User(_)) => not_found(),
+            ("/invitations" | "/revocations", AdminProcess::Cloud(_))
+            | ("/sessions/end" | CONFIG_PLAN, _)
+                if !post =>
+            {
                 method_not_allowed("POST", "only supports POST method\n")
             }
             ("/invitations", AdminProcess::Cloud(server)) => {
@@ -383,6 +392,7 @@ impl AdminContext {
             ("/revocations", AdminProcess::Cloud(server)) => {
                 revoke(server.enrolment.as_ref(), request, requester).await.unwrap_or_else(identity)
             }
+            (CONFIG_PLAN, _) => self.planner.answer(request).await.unwrap_or_else(identity),
             ("/sessions/end", _) => self.end_sessions(request, requester).await.unwrap_or_else(identity),
             ("/debug/flags/v", _) => self.set_level(request, requester).await,
             _ => not_found(),
@@ -473,6 +483,9 @@ const PUBLIC: [&str; 3] = ["/metrics", "/livez", "/readyz"];
 
 /// The path of the metrics of nodes. It is served at the metrics port, but not for any Host, because it names nodes.
 const NODE_METRICS: &str = "/metrics/nodes";
+
+/// The path of the plan for a changed config, for the owner of the process at its socket.
+pub(crate) const CONFIG_PLAN: &str = "/config/plan";
 
 /// The response at a port, which any user of the machine may reach. A high level fills the disk.
 const LEVEL_AT_SOCKET: &str = "the log level can only be set at the admin socket (by default /run/tunnel/server.sock or \

@@ -15,7 +15,7 @@ pub mod edge;
 pub mod kubernetes;
 pub mod listen;
 pub mod listen_tls;
-pub mod live;
+pub mod plan;
 pub(crate) mod removed;
 pub mod server;
 pub mod superedge;

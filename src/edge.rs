@@ -19,14 +19,16 @@ use tracing::{info, info_span, warn};
 use crate::acceptor::SessionAcceptor;
 use crate::acceptor::target_dialer::{TargetDialer, TargetDialerRole};
 use crate::admin::certificate_expiry::MonitoredCertificates;
+use crate::admin::config_plan::ConfigPlanner;
 use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
 use crate::admin::status::collect::WallClock;
 use crate::admin::{self, AdminContext, AdminProcess};
 use crate::config::config_watch::ConfigFile;
 use crate::config::edge::MEMORY;
+use crate::config::plan::ConfigPlan;
 use crate::edge::config::EdgeConfig as Settings;
 use crate::edge::edge_files::{LoadedEdgeFiles, PreparedEdge, prepare};
-use crate::listener::access::{ListenerAccess, ListenerPolicies};
+use crate::listener::access::AccessPolicies;
 use crate::listener::admission::destination::destination_mapping::DestinationMapping;
 use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{ListenerContext, sessions};
@@ -35,6 +37,7 @@ use crate::listener::http_proxy::{self, HttpProxyProtocol};
 use crate::parts::with_kubernetes;
 use crate::route::{PathProvider, SessionRouter, Uplinks};
 use crate::session_io::grants::Grants;
+use crate::session_io::rights::RightsChange;
 use crate::startup::{StartupErrorCollector, StartupErrors};
 use crate::uplink::link_dialer::LinkDialer;
 use crate::uplink::link_dialer::caching_resolver::CachingResolver;
@@ -81,7 +84,7 @@ pub struct Edge {
     /// Router of sessions to other nodes and to the cloud.
     pub route: SessionRouter,
     targets: Arc<ArcSwap<Targets>>,
-    listener_policies: ListenerPolicies,
+    policies: Arc<Mutex<AccessPolicies>>,
     grants: Grants,
     readiness: Readiness,
     files: FileWatcher,
@@ -104,10 +107,12 @@ impl Edge {
         let PreparedEdge { files, admin: ports, proxy, mut policies, viewers } = startup.finish(prepared)?;
         let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(|(listener, _)| listener.at()));
         policies.watch(&edge.files);
-        edge.listener_policies = policies.policies();
+        edge.policies = Arc::new(Mutex::new(policies));
         let level_at_ports = settings.uplink.ports.sets_level;
         let pool = BufferPool::new();
-        if let Some((listener, ListenerAccess { proxies, policy })) = proxy {
+        if let Some((listener, policy)) = proxy {
+            let access = settings.http_proxy.as_ref().map(|proxy| &proxy.access);
+            let proxies = access.map(|access| access.proxy_protocol.clone()).unwrap_or_default();
             info!(local_addr = %listener.at(), "HTTP proxy started");
             let context = ListenerContext { policy, ..edge.listener_context(&settings, pool.clone()) };
             let serving = client_handler::run(HttpProxyProtocol, listener, proxies, context);
@@ -136,6 +141,7 @@ impl Edge {
             clock: WallClock::now(),
             viewers,
             streams: FairLimiter::new(admin::STREAMS),
+            planner: ConfigPlanner::default(),
         };
         let certificates = MonitoredCertificates::default();
         certificates.set(shown, authorities);
@@ -162,23 +168,29 @@ impl Edge {
             uplink: Some(DestinationMapping::Edge { node: settings.uplink.node.clone(), nodes }),
             metrics: self.metrics.clone(),
             drain: self.sessions.clone(),
+            stopping: self.sessions.clone(),
         }
     }
 
     /// Reloads the access rules when the config changes, and ends the sessions that they no longer allow.
     pub fn watch_config(&self, config: ConfigFile) {
         let targets = self.targets.clone();
-        let listener_policies = self.listener_policies.clone();
+        let policies = self.policies.clone();
         let grants = self.grants.clone();
-        let apply = move |settings: Arc<Settings>| {
-            targets.store(Arc::new(settings.allow.targets.clone()));
-            if let Some(proxy) = &settings.http_proxy {
-                listener_policies.apply(&[(http_proxy::EDGE_KEY, &proxy.access)]);
-            }
+        let files = self.files.clone();
+        let apply = move |settings: Arc<Settings>, plan: ConfigPlan| {
+            let mut startup = StartupErrorCollector::default();
+            let mut change = RightsChange::default();
+            change.replace(&targets, settings.allow.targets.clone());
+            let mut policies = policies.lock();
+            policies.change(&settings.access(), &mut change, &mut startup);
+            policies.watch(&files);
+            change.apply();
             grants.rights_changed();
-            ready(Ok(())).boxed()
+            plan.log_judged();
+            ready(startup.into_errors().into_result()).boxed()
         };
-        config.follow(Settings::examine, &self.files, &self.links, apply);
+        let _ = config.follow((Settings::examine, Settings::plan), &self.files, &self.links, apply);
     }
 
     /// Collects all errors that would prevent a start, without starting anything.
@@ -224,7 +236,7 @@ impl Edge {
             metrics,
             table,
             targets: Arc::new(ArcSwap::from_pointee(allow.targets.clone())),
-            listener_policies: ListenerPolicies::default(),
+            policies: Arc::default(),
             grants: Grants::default(),
             readiness: Readiness::waiting_for(&[LINK_CONDITION]),
             files: FileWatcher::new(&links),

@@ -36,7 +36,6 @@ use crate::admin::readiness::Readiness;
 use crate::config::Environment;
 use crate::config::access::AccessConfig;
 use crate::config::diagnostics::ConfigDiagnostics;
-use crate::config::live::LIVE_LISTENERS;
 use crate::config::server::Tls;
 use crate::config::table::ConfigTableReader;
 use crate::listener::admission::{ListenerContext, ListenerProtocol};
@@ -77,9 +76,10 @@ pub struct ListenerKind {
 }
 
 impl ListenerKind {
-    /// Returns true if its listeners open and close when the config changes. Otherwise a change waits for a restart.
+    /// Returns true if its listeners open and close when the config changes. Otherwise a change waits for a restart: the
+    /// table of nftables and the mark of interception are the process's.
     pub(crate) fn is_live(&self) -> bool {
-        LIVE_LISTENERS.contains(&self.name)
+        self.name != intercept::KIND.name
     }
 }
 
@@ -198,6 +198,8 @@ pub(crate) struct BoundPort {
     pub(crate) at: Option<SocketAddr>,
     /// Its address or path, for messages.
     pub(crate) shown: String,
+    /// Its TLS, if it has any.
+    pub(crate) tls: Option<ReloadedValue<ServerTls>>,
     /// Starts serving.
     pub(crate) spawn: Box<dyn FnOnce(&ListenerDeps) + Send>,
 }
@@ -227,10 +229,12 @@ impl BoundPort {
         P: ListenerProtocol<TcpStream> + ListenerProtocol<TlsSocket>,
     {
         let Some(tls) = tls else { return Self::tcp(category, listener, |_| protocol) };
-        Self::tcp(category, listener, move |deps| {
-            deps.files.watch("tls", &tls);
-            TlsListenerProtocol::new(protocol, tls, deps.context.pool.clone())
-        })
+        let served = tls.clone();
+        let port = Self::tcp(category, listener, move |deps| {
+            deps.files.watch("tls", &served);
+            TlsListenerProtocol::new(protocol, served, deps.context.pool.clone())
+        });
+        Self { tls: Some(tls), ..port }
     }
 
     /// Returns a listener on any kind of port, served by `protocol`.
@@ -252,7 +256,7 @@ impl BoundPort {
             let serving = client_handler::run(protocol, listener, proxies, context);
             deps.context.drain.spawn(span, deps.accepting.track_future(serving));
         });
-        Self { at: None, shown, spawn }
+        Self { at: None, shown, tls: None, spawn }
     }
 }
 

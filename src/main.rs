@@ -173,8 +173,8 @@ fn check(
             Format::Json => info!(config = %file.path.display(), errors = 0, "config has no errors"),
         }
         let Some(old) = diff else { return ExitCode::SUCCESS };
-        let old = ConfigFileArgs { file: old, ..command_args.clone() };
-        return print_result(config::diff(&file, &old, env, output));
+        let kubeconfig = command_args.kubeconfig.clone();
+        return print_result(in_runtime(config::diff(&file, old, kubeconfig, env, output)));
     };
     report(&errors, &file.path, "config has errors");
     drop(logs);

@@ -30,22 +30,24 @@ use rustix::system::uname;
 use tokio::sync::{Mutex, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::{info, info_span, warn};
+use tracing::{info, info_span};
 
 use crate::acceptor::SessionAcceptor;
 use crate::acceptor::target_dialer::{DirectDialer, TargetDialer, TargetDialerRole};
 use crate::admin::certificate_expiry::MonitoredCertificates;
+use crate::admin::config_plan::ConfigPlanner;
 use crate::admin::page::PageViewers;
 use crate::admin::readiness::Readiness;
 use crate::admin::status::collect::{ServerStatusSource, WallClock};
 use crate::admin::{self, AdminContext, AdminProcess};
-use crate::config::ConfigError;
+use crate::config::ConfigErrors;
 use crate::config::config_watch::ConfigFile;
+use crate::config::plan::ConfigPlan;
 use crate::config::server::{MEMORY, clients};
 use crate::invitations::SharedEnrolments;
-use crate::listener::access::{AccessPolicyBuilder, ListenerAccess, ListenerPolicies, bind_admin};
+use crate::listener::access::{AccessPolicies, bind_admin};
 use crate::listener::admission::heads::long_heads;
-use crate::listener::admission::{self, ClientKey, ListenerContext};
+use crate::listener::admission::{self, AccessPolicy, ClientKey, ListenerContext};
 use crate::listener::{ListenerDeps, connect};
 use crate::parts::with_kubernetes;
 use crate::registry::Finder;
@@ -60,6 +62,7 @@ use crate::server::listeners::{OpenListeners, PreparedListener};
 use crate::server::rates::RateLimiter;
 use crate::server::user_links::UserLinks;
 use crate::session_io::grants::Grants;
+use crate::session_io::rights::RightsChange;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrors};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::LogLevelHandle;
@@ -119,7 +122,6 @@ pub struct Server {
     settings: Arc<ServerConfig>,
     context: Arc<ServerContext>,
     listeners: Arc<Mutex<OpenListeners>>,
-    listener_policies: ListenerPolicies,
 }
 
 /// The files and ports named by the config, prepared before anything runs.
@@ -132,9 +134,9 @@ struct PreparedServer {
     other_ports: Vec<(String, SocketAddr)>,
     /// For clients.
     listeners: Vec<PreparedListener>,
-    pub(crate) policies: AccessPolicyBuilder,
-    /// Access of users' programs; `None` accepts none.
-    users: Option<ListenerAccess>,
+    pub(crate) policies: AccessPolicies,
+    /// The access policy of users' programs.
+    users: Arc<ArcSwap<AccessPolicy>>,
     pub(crate) viewers: Option<PageViewers>,
 }
 
@@ -214,10 +216,10 @@ impl Server {
             files, grpc, admin: admin_ports, other_ports, listeners, policies, viewers, ..
         } = prepared;
         let admin_addr = admin_ports.log.as_ref().map(TcpListenSocket::at);
-        let listener_policies = policies.policies();
         let deps = context.listener_deps(&settings);
         let mut open = OpenListeners::new(deps, policies, settings.tls.clone(), other_ports);
-        open.serve(listeners);
+        listeners.into_iter().for_each(|listener| open.serve(listener));
+        open.watch_users();
         registry::spawn_publisher(&settings, &files, &context, bound.grpc.port());
         context.spawn_admin(&settings, admin_ports, viewers, level, bound.grpc);
         load::spawn_balance(&context, &settings);
@@ -234,7 +236,6 @@ impl Server {
             enrolment: context.enrolment.clone(),
             context,
             listeners: Arc::new(Mutex::new(open)),
-            listener_policies,
             settings: Arc::new(settings),
         })
     }
@@ -244,23 +245,36 @@ impl Server {
     pub fn watch_config(&self, config: ConfigFile) {
         let context = self.context.clone();
         let listeners = self.listeners.clone();
-        let policies = self.listener_policies.clone();
-        let started = self.settings.clone();
-        let apply = move |settings: Arc<ServerConfig>| {
+        let apply = move |settings: Arc<ServerConfig>, plan: ConfigPlan| {
             let context = context.clone();
             let listeners = listeners.clone();
-            let policies = policies.clone();
-            let started = started.clone();
             let apply = async move {
-                context.reload(&settings, &listeners, &policies).await?;
-                for key in started.dependent_changes(&settings) {
-                    warn!(keys = key, "config changed; restart to apply");
-                }
-                Ok(())
+                let mut listeners = listeners.lock().await;
+                context.reload(&settings, &plan, &mut listeners).await
             };
             apply.boxed()
         };
-        config.follow(ServerConfig::examine, &self.context.watcher, &self.context.drains.links, apply);
+        let ServerContext { watcher, drains, admin, .. } = &*self.context;
+        let read = config.follow((ServerConfig::examine, ServerConfig::plan), watcher, &drains.links, apply);
+        let read = Arc::new(read);
+        let Some(admin) = admin.get() else { return };
+        let context = self.context.clone();
+        let listeners = self.listeners.clone();
+        admin.planner.set(move |text| {
+            let context = context.clone();
+            let listeners = listeners.clone();
+            let read = read.clone();
+            async move {
+                let (settings, mut plan) = read(&text)?;
+                let mut listeners = listeners.lock().await;
+                // The reload itself reports files that cannot be read.
+                let mut startup = StartupErrorCollector::default();
+                let change = context.rights(&settings, &mut listeners.policies, &mut startup);
+                listeners.watch_users();
+                plan.end(context.grants.ended_by(&change));
+                Ok(plan.json())
+            }
+        });
     }
 
     /// Waits until the cluster's signers have issued the certificates that the config requires. Cancel safe.
@@ -291,20 +305,25 @@ impl PreparedServer {
         let admin =
             bind_admin("server", ("links", &settings.links.ports), &settings.admin, &settings.tls, startup);
         let other_ports = startup.ports().to_vec();
-        let mut policies = AccessPolicyBuilder::default();
-        let viewers = policies.viewers(config::ADMIN, &settings.admin, startup);
-        let users = settings.clients.as_ref();
-        let users = users.map(|users| policies.prepare(clients::TABLE, &users.access, startup)).transpose();
-        let listeners = listeners::prepare(&settings.listeners, &settings.tls, &mut policies, startup);
+        let mut policies = AccessPolicies::default();
+        let mut rights = RightsChange::default();
+        policies.change(&settings.access(), &mut rights, startup);
+        rights.apply();
+        let viewers = policies.viewers(config::ADMIN, &settings.admin);
+        let users = policies.of(clients::TABLE);
+        // All of them, so that each error is noted.
+        let tables = settings.listeners.iter();
+        let listeners: Vec<_> =
+            tables.map(|table| listeners::prepare(table, &settings.tls, startup)).collect();
         Ok(Self {
             files: files?,
             grpc: grpc?,
             admin: admin?,
             other_ports,
-            listeners: listeners?,
+            listeners: listeners.into_iter().collect::<Result<_, _>>()?,
             policies,
-            users: users?,
-            viewers: viewers?,
+            users,
+            viewers,
         })
     }
 
@@ -418,29 +437,47 @@ impl ServerContext {
             uplink: None,
             metrics: self.link_context.metrics.clone(),
             drain: self.drains.clients.clone(),
+            stopping: self.drains.clients.clone(),
         }
     }
 
-    /// Applies a changed config.
+    /// Returns what a config changes in the rights. Notes users files that cannot be read.
+    fn rights(
+        &self,
+        settings: &ServerConfig,
+        policies: &mut AccessPolicies,
+        startup: &mut StartupErrorCollector,
+    ) -> RightsChange {
+        let mut change = self.policies.change(settings);
+        policies.change(&settings.access(), &mut change, startup);
+        change
+    }
+
+    /// Applies a changed config, all that can be applied.
     ///
     /// # Errors
     ///
-    /// A listener cannot be opened. The previous config then stays in force.
+    /// A listener cannot be opened, or a users file cannot be read. These are as before.
     async fn reload(
         &self,
         settings: &ServerConfig,
-        listeners: &Mutex<OpenListeners>,
-        policies: &ListenerPolicies,
-    ) -> Result<(), Vec<ConfigError>> {
-        let opened = listeners.lock().await.apply(&settings.listeners).await;
-        let trouble = opened.as_ref().copied().map_err(|errors| errors.to_string().replace('\n', "; "));
-        self.readiness.set_degraded(LISTENERS_CONDITION, trouble);
-        opened.map_err(|errors| errors.iter().map(|found| found.error.clone()).collect::<Vec<_>>())?;
-        self.policies.apply(settings);
-        policies.apply(&settings.access());
+        plan: &ConfigPlan,
+        listeners: &mut OpenListeners,
+    ) -> Result<(), ConfigErrors> {
+        let mut startup = StartupErrorCollector::default();
+        // Rights first: what is taken away does not wait for a port.
+        self.rights(settings, &mut listeners.policies, &mut startup).apply();
+        self.grants.rights_changed();
+        plan.log_judged();
+        let mut errors = startup.into_errors();
+        errors.0.extend(listeners.apply(&settings.listeners).await.0);
+        // A listener that has opened again may ask for another certificate.
         self.grants.rights_changed();
         self.certificates.set(settings.certificates(), settings.ca_files());
-        Ok(())
+        let result = errors.into_result();
+        let trouble = result.as_ref().copied().map_err(|errors| errors.to_string().replace('\n', "; "));
+        self.readiness.set_degraded(LISTENERS_CONDITION, trouble);
+        result
     }
 
     /// Returns what the listeners share.
@@ -511,6 +548,7 @@ impl ServerContext {
             clock: WallClock::now(),
             viewers,
             streams: FairLimiter::new(admin::STREAMS),
+            planner: ConfigPlanner::default(),
         });
         self.certificates.set(settings.certificates(), settings.ca_files());
         admin.spawn(ports, Some(grpc), self.certificates.clone(), &self.watcher, &self.drains.admin);
@@ -555,7 +593,7 @@ fn zone(settings: &ServerConfig, edge_links: Arc<EdgeAuthenticator>) -> Arc<Node
     Arc::new(NodeZone::new(settings.dns.zone.clone(), patterns, move |node: &_| edge_links.has_node(node)))
 }
 
-/// The condition in `/readyz`: the listeners of the changed config are open.
+/// The condition in `/readyz`: the listeners of the changed config are open, and its users files read.
 const LISTENERS_CONDITION: &str = "listeners";
 
 /// Receive windows of a server's sessions, in bytes.

@@ -4,6 +4,7 @@
 
 pub mod copy;
 pub mod grants;
+pub mod rights;
 pub mod session_stream;
 pub(crate) mod tls;
 

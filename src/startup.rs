@@ -76,6 +76,11 @@ impl StartupErrorCollector {
         self.errors.is_empty()
     }
 
+    /// Returns the number of errors so far.
+    pub fn errors(&self) -> usize {
+        self.errors.len()
+    }
+
     /// Returns true if the files are only checked, without a start.
     pub fn is_check(&self) -> bool {
         self.is_check
@@ -301,6 +306,16 @@ impl StartupErrorCollector {
 }
 
 impl StartupErrors {
+    /// Returns the errors without their kinds, if there are any.
+    ///
+    /// # Errors
+    ///
+    /// There are errors.
+    pub fn into_result(self) -> Result<(), ConfigErrors> {
+        let errors: Vec<_> = self.0.into_iter().map(|found| found.error).collect();
+        if errors.is_empty() { Ok(()) } else { Err(ConfigErrors(errors)) }
+    }
+
     /// Returns the most severe kind of error, or `None` if there are none.
     pub fn most_severe(&self) -> Option<StartupErrorKind> {
         self.iter().map(|found| found.kind).min()

@@ -10,6 +10,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 use tracing::debug;
 
+use crate::session_io::rights::RightsChange;
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::canonical_ip;
 use tunnel_base::policy::off_limits::{is_number, is_off_limits};
@@ -81,15 +82,15 @@ impl DialRight {
         self.at.port()
     }
 
-    /// Returns an error if the target may no longer be dialled at its address.
+    /// Returns an error if the target may no longer be dialled at its address, with a change of rights.
     ///
     /// # Errors
     ///
     /// Returns the same as a dial.
-    pub fn judge(&self) -> Result<(), SessionError> {
+    pub fn judge(&self, change: &RightsChange) -> Result<(), SessionError> {
         let own = [self.at.ip()];
         let own = if self.is_own { &own[..] } else { &[] };
-        if self.place.may_dial(self.at, &self.targets.load(), own) {
+        if self.place.may_dial(self.at, &change.load(&self.targets), own) {
             return Ok(());
         }
         Err(self.place.forbidden_error(&self.target, Some(self.at.ip())))

@@ -75,6 +75,7 @@ fn admin(side: AdminProcess) -> AdminContext {
         clock: WallClock::now(),
         viewers: None,
         streams: FairLimiter::new(STREAMS),
+        planner: ConfigPlanner::default(),
     }
 }
 

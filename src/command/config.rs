@@ -4,15 +4,18 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use serde::Serialize;
+use http::Method;
 use toml::Table;
 use toml::de::{DeTable, DeValue};
 
+use crate::admin::CONFIG_PLAN;
+use crate::command::admin_sockets::{AdminSocketState, ask, sockets};
 use crate::command::{CONFIG_DIR, CommandError, Format, Role, examples, json};
-use crate::config::live::ConfigDiff;
+use crate::config::config_watch::ConfigReader;
+use crate::config::plan::ConfigPlan;
 use crate::config::{ConfigErrors, Environment, ParsedConfig};
 use crate::edge::config::EdgeConfig;
-use crate::server::config::{ListenerChange, ServerConfig};
+use crate::server::config::ServerConfig;
 use tunnel_base::files;
 
 /// A command about config files.
@@ -21,7 +24,7 @@ pub enum ConfigCommand {
     /// Check a config and the files that it names, and report all errors. Opens no port.
     #[command(after_help = examples([
         "tunnel config check                  # the file in /etc/tunnel",
-        "tunnel config check new.toml --diff  # and what it changes if it replaces that file",
+        "tunnel config check new.toml --diff  # and what it changes in the running program",
     ]))]
     Check {
         /// The file.
@@ -30,8 +33,8 @@ pub enum ConfigCommand {
         /// Output format of errors, warnings and changes: text lines, or one JSON object per line.
         #[arg(short, long, value_name = "FORMAT", default_value = "text")]
         output: Format,
-        /// Also compare with another file, and list what changes at a reload and what only after a restart. [default:
-        /// the one in /etc/tunnel]
+        /// Also list what this config would do: which sessions end and which listeners open at a reload, and what waits
+        /// for a restart. Without OLD the running server is asked; if none runs, the file in /etc/tunnel is OLD.
         #[arg(long, value_name = "OLD", num_args = 0..=1, require_equals = true)]
         diff: Option<Option<PathBuf>>,
     },
@@ -145,61 +148,88 @@ pub fn show(args: &ConfigFileArgs, output: ShowFormat, env: &Environment) -> Res
     })
 }
 
-/// A difference between two config files.
-#[derive(Debug, Serialize)]
-struct ConfigChange {
-    /// When it takes effect: at a `reload`, or after a `restart`.
-    at: &'static str,
-    /// What happens to it: `changes`; of a listener also `opens`, `closes` or `closes and opens again`.
-    change: &'static str,
-    /// The full key, or that of the listener's table.
-    key: String,
-}
-
-/// Returns what changes if a program with the config of the file `old` gets that of `new`, which has no errors: one
-/// line each. Values are never shown.
+/// Returns what the config in `new`, which has no errors, does if it replaces the present one: a line for each change.
+/// A server that runs on this machine is asked, and counts the sessions that end. Otherwise the config is compared with
+/// the file `old`, by default the one in /etc/tunnel. Values are never shown.
 ///
 /// # Errors
 ///
-/// Returns an error if the old file cannot be read, or has errors.
-pub fn diff(
+/// Returns an error if a program answers with one, or the old file cannot be read or has errors.
+pub async fn diff(
     new: &RoleConfigFile,
-    old: &ConfigFileArgs,
+    old: Option<PathBuf>,
+    kubeconfig: Option<PathBuf>,
     env: &Environment,
     output: Format,
 ) -> Result<String, CommandError> {
-    let env = Environment { kubeconfig: old.kubeconfig.clone(), ..env.clone() };
-    let old = old.read()?;
-    let ConfigDiff { live, at_start, .. } = ConfigDiff::between(&old.text, &new.text, &env);
-    let reload = |change, key| ConfigChange { at: "reload", change, key };
-    let restart = |key| ConfigChange { at: "restart", change: "changes", key };
-    let mut changes: Vec<_> = live.into_iter().map(|key| reload("changes", key)).collect();
-    if old.roles.contains(&Role::Server) && new.roles.contains(&Role::Server) {
-        let ParsedConfig { settings: before, errors, .. } = ServerConfig::examine(&old.text, &env);
-        if !errors.is_empty() {
-            let errors = ConfigErrors(errors);
-            return Err(CommandError::unusable(format!("{} has errors:\n{errors}", old.path.display())));
+    let env = Environment { kubeconfig: kubeconfig.clone(), ..env.clone() };
+    let asked = if old.is_none() { ask_running(new, &env).await? } else { None };
+    let (plan, with) = match asked {
+        Some((plan, socket)) => (plan, format!("the running server at {}", socket.display())),
+        None => {
+            let old = ConfigFileArgs { file: old, kubeconfig }.read()?;
+            let with = old.path.display().to_string();
+            (compare(&old, new, &env)?, with)
         }
-        let ParsedConfig { settings, spelling, .. } = ServerConfig::examine(&new.text, &env);
-        for (change, key) in before.listener_changes(&settings) {
-            changes.push(match change {
-                ListenerChange::Opens => reload("opens", spelling.of(key)),
-                ListenerChange::Closes => reload("closes", spelling.of(key)),
-                ListenerChange::Reopens => reload("closes and opens again", spelling.of(key)),
-            });
-        }
-        let dependent = before.dependent_changes(&settings).into_iter();
-        let dependent = dependent.filter(|key| !at_start.iter().any(|changed| changed.starts_with(key)));
-        changes.extend(dependent.map(|key| restart(spelling.of(key))));
-    }
-    changes.extend(at_start.into_iter().map(restart));
+    };
+    let ConfigPlan(changes) = plan;
     Ok(match output {
         Format::Json => lines(changes.iter().map(|change| serde_json::json!(change).to_string())),
-        Format::Text if changes.is_empty() => format!("no change compared with {}\n", old.path.display()),
-        Format::Text => {
-            lines(changes.iter().map(|ConfigChange { at, change, key }| format!("{at}: {change} {key}")))
-        }
+        Format::Text if changes.is_empty() => format!("no change compared with {with}\n"),
+        Format::Text => format!("compared with {with}:\n{}", lines(changes.iter().map(ToString::to_string))),
     })
+}
+
+/// Asks the server that runs on this machine. Returns `None` if there is none.
+async fn ask_running(
+    new: &RoleConfigFile,
+    env: &Environment,
+) -> Result<Option<(ConfigPlan, PathBuf)>, CommandError> {
+    let named = ServerConfig::examine(&new.text, env).settings.admin.listen;
+    let known = sockets(named.filter(|path| path.exists()), &[Role::Server.name()], env).await;
+    let mut running = known.into_iter().filter(|(state, _)| *state != AdminSocketState::Ended);
+    let Some((_, socket)) = running.next().filter(|_| new.roles.contains(&Role::Server)) else {
+        return Ok(None);
+    };
+    let (code, body) = ask(&socket, Method::POST, CONFIG_PLAN, new.text.clone()).await?;
+    match serde_json::from_str(&body) {
+        Ok(plan) if code == 200 => Ok(Some((plan, socket))),
+        _ => Err(CommandError::unavailable(format!(
+            "{}: {}; compare with a file: --diff=OLD",
+            socket.display(),
+            body.trim_end()
+        ))),
+    }
+}
+
+/// Returns what a program with the config of the file `old` does with that of `new`.
+fn compare(
+    old: &RoleConfigFile,
+    new: &RoleConfigFile,
+    env: &Environment,
+) -> Result<ConfigPlan, CommandError> {
+    let mut plan = ConfigPlan::default();
+    for role in old.roles.intersection(&new.roles) {
+        let one = match role {
+            Role::Server => planned((ServerConfig::examine, ServerConfig::plan), old, new, env)?,
+            Role::Edge => planned((EdgeConfig::examine, EdgeConfig::plan), old, new, env)?,
+        };
+        plan.0.extend(one.0);
+    }
+    Ok(plan)
+}
+
+fn planned<T>(
+    (examine, plan): ConfigReader<T>,
+    old: &RoleConfigFile,
+    new: &RoleConfigFile,
+    env: &Environment,
+) -> Result<ConfigPlan, CommandError> {
+    let (before, _) = examine(&old.text, env)
+        .whole()
+        .map_err(|errors| CommandError::unusable(format!("{} has errors:\n{errors}", old.path.display())))?;
+    let ParsedConfig { settings, spelling, .. } = examine(&new.text, env);
+    Ok(plan(&before, &settings).spelled(&spelling))
 }
 
 fn lines(all: impl Iterator<Item = String>) -> String {
@@ -316,51 +346,72 @@ mod tests {
     #[test]
     fn a_diff_tells_what_a_reload_changes_and_what_a_restart() {
         let dir = tempfile::tempdir().unwrap();
-        let args = |name: &str, text: &str| {
+        let file = |name: &str, text: &str| {
             let file = dir.path().join(name);
             std::fs::write(&file, text).unwrap();
-            ConfigFileArgs { file: Some(file), kubeconfig: None }
+            ConfigFileArgs { file: Some(file), kubeconfig: None }.read().unwrap()
+        };
+        let env = Environment { kubernetes_service_host: Some("10.0.0.1".into()), ..Environment::default() };
+        let compare = |old: &str, new: &str| {
+            let plan = compare(&file("old.toml", old), &file("new.toml", new), &env);
+            plan.map(|plan| plan.0.iter().map(ToString::to_string).collect::<Vec<_>>())
         };
         let old = "[server.connect]\nlisten = \"127.0.0.1:1\"\nallow_from = [\"10.0.0.0/8\"]\n\
             [server.http_proxy]\nlisten = \"127.0.0.1:2\"\n[server.session]\nmax_sessions = 7\n\
             [server.tcp]\n\"127.0.0.1:3\" = \"a/b:1\"\n\"127.0.0.1:4\" = \"a/b:1\"\n";
-        // Defaults that are written out change nothing, and the inherited proxies concern all listeners.
+        // Defaults that are written out change nothing, and the inherited rules concern all listeners.
         let new = "[server.connect]\nlisten = \"127.0.0.1:1\"\nallow_from = [\"10.0.0.0/9\"]\nauth = \"none\"\n\
             [server.session]\nmax_sessions = 8\n[server.intercept]\nnetworks = [\"10.0.0.0/8\"]\n\
             [server.tcp]\n\"127.0.0.1:3\" = { target = \"a/b:1\", send_proxy = false }\n\
             \"127.0.0.1:4\" = \"a/b:2\"\n\"127.0.0.1:7000-7099\" = \"a/b:1\"\n";
-        let env = Environment { kubernetes_service_host: Some("10.0.0.1".into()), ..Environment::default() };
-        let compare = |old: &str, new: &str, output| {
-            let new = args("new.toml", new).read().unwrap();
-            diff(&new, &args("old.toml", old), &env, output)
-        };
         let expected = [
-            "reload: changes server.connect.allow_from",
+            "reload: judges sessions of server.connect again",
+            "reload: judges sessions of server.tcp.\"127.0.0.1:3\" again",
+            "reload: judges sessions of server.tcp.\"127.0.0.1:4\" again",
+            "reload: closes server.http_proxy",
             "reload: closes and opens again server.tcp.\"127.0.0.1:4\"",
             "reload: opens server.tcp.\"127.0.0.1:7000-7099\"",
-            "reload: closes server.http_proxy",
-            "restart: changes server.session.max_sessions",
-            "restart: changes server.intercept.networks",
+            "restart: changes server.intercept",
+            "restart: changes server.session",
         ];
-        assert_eq!(compare(old, new, Format::Text).unwrap().lines().collect::<Vec<_>>(), expected);
-        let socks =
-            compare(new, &format!("{new}[server.egress]\nlisten = \"unix:/a\"\n"), Format::Json).unwrap();
-        assert_eq!(socks, "{\"at\":\"reload\",\"change\":\"opens\",\"key\":\"server.egress\"}\n");
-        assert!(compare(old, old, Format::Text).unwrap().starts_with("no change compared with "));
+        assert_eq!(compare(old, new).unwrap(), expected);
+        assert_eq!(compare(old, old).unwrap(), [""; 0]);
         let proxies = new.replace("[server.session]", "proxy_protocol = [\"10.0.0.5\"]\n[server.session]");
-        assert_eq!(compare(new, &proxies, Format::Text).unwrap().matches("opens again").count(), 4);
+        let again = compare(new, &proxies).unwrap();
+        assert_eq!(again.iter().filter(|line| line.contains("opens again")).count(), 4, "{again:?}");
         // The first listener that needs addresses starts their watch, which is made at the start.
         let plain = "[server.connect]\nlisten = \"127.0.0.1:1\"\n";
-        let in_cluster =
-            compare(plain, &format!("{plain}[server.http_proxy]\nlisten = \"127.0.0.1:2\"\n"), Format::Text);
-        let expected = "reload: opens server.http_proxy\nrestart: changes server.addresses.kubernetes\n";
-        assert_eq!(in_cluster.unwrap(), expected);
-        let edge = "[edge.uplink]\nnode = \"n\"\nservers = [\"a:1\"]\ntoken = \"t\"\nca = \"/c\"\n";
-        let proxy = format!("{edge}[edge.http_proxy]\nlisten = \"127.0.0.1:3128\"\n");
-        let expected = "restart: changes edge.http_proxy.listen\n";
-        assert_eq!(compare(edge, &proxy, Format::Text).unwrap(), expected);
-        let error = compare("[server.connect]\nlisten = 7", plain, Format::Text).unwrap_err();
+        let proxy = format!("{plain}[server.http_proxy]\nlisten = \"127.0.0.1:2\"\n");
+        let expected = ["reload: opens server.http_proxy", "restart: changes server.addresses"];
+        assert_eq!(compare(plain, &proxy).unwrap(), expected);
+        // Order, comments and spelling change nothing.
+        let superedge = |text: &str| compare("[mode.cloud.ssh]\nport = 22\n", text).unwrap();
+        assert_eq!(superedge("# SSH\n[Mode.Cloud.SSH]\nPort = \"22\"\n"), [""; 0]);
+        assert_eq!(
+            superedge("[mode.cloud.ssh]\nport = 23\n"),
+            ["reload: closes and opens again mode.cloud.ssh"]
+        );
+        let error = compare("[server.connect]\nlisten = 7", plain).unwrap_err();
         assert!(error.code == 78 && error.text.contains("old.toml has errors"), "{error}");
+    }
+
+    #[test]
+    fn the_plan_of_an_edge_names_what_waits_for_a_restart_without_values() {
+        let edge = "[edge.uplink]\nnode = \"n\"\nservers = [\"a:1\"]\ntoken = \"sw0rd\"\nca = \"/c\"\n";
+        let proxy = format!("{edge}[edge.http_proxy]\nlisten = \"127.0.0.1:3128\"\n");
+        let fenced = format!("{proxy}allow_from = [\"::1\"]\n");
+        let judges = "reload: judges sessions of edge.http_proxy again";
+        let restart = "restart: changes edge.http_proxy";
+        for (old, new, expected) in [
+            (edge, &*edge.replace("sw0rd", "other"), &["restart: changes edge.uplink"][..]),
+            (edge, &proxy, &[restart]),
+            (&proxy, &fenced, &[judges]),
+            (&proxy, edge, &[judges, restart]),
+        ] {
+            let plan = EdgeConfig::read(old, &Environment::default()).unwrap().0;
+            let plan = plan.plan(&EdgeConfig::read(new, &Environment::default()).unwrap().0);
+            assert_eq!(plan.0.iter().map(ToString::to_string).collect::<Vec<_>>(), expected);
+        }
     }
 
     #[test]

@@ -145,8 +145,7 @@ async fn invite_by(api: &AdminClient, args: &InviteArgs) -> Result<String, Comma
              It works once, for one device. Anyone who has it can be {user}, so send it over a private channel.\n\
              {user} reaches only what a rule permits, in the config of each server:\n  \
              [server.clients]\n  rules = [{rule}]\n\
-             Add it to the rules that are there: this applies without a restart. If there is no such table yet, add both \
-             lines, and restart the server.\n",
+             Add it to the rules that are there, or both lines if there is no such table yet. This applies without a restart.\n",
             rule = rule(user, args),
         ),
         Invitee::Node(node) => format!(

@@ -114,6 +114,19 @@ impl AuthMethods {
 }
 
 impl AccessConfig {
+    /// The keys that change while a listener is open. Others open it again.
+    pub(crate) const LIVE_KEYS: [&str; 5] = ["allow_from", "auth", "names", "rules", "users"];
+
+    /// Returns the values of those keys.
+    pub(crate) fn rights(&self) -> (&Option<Networks>, Option<&PathBuf>, &[CertificateGlob], &Rules) {
+        let Self { proxy_protocol: _, allow_from, auth, rules, names } = self;
+        let users = match auth {
+            PasswordAuthConfig::None => None,
+            PasswordAuthConfig::Basic { users, .. } => Some(users),
+        };
+        (allow_from, users, names, rules)
+    }
+
     /// Reads the keys of a listener's table, and records the values in effect. Absent keys are taken from `default`.
     pub(crate) fn read(
         table: &mut ConfigTableReader<'_>,
@@ -150,10 +163,8 @@ impl AccessConfig {
 
     /// Returns the keys that set these rules.
     fn keys(&self) -> AccessConfigKeys {
-        let (auth, users) = match &self.auth {
-            PasswordAuthConfig::None => (AuthKind::None, None),
-            PasswordAuthConfig::Basic { users, .. } => (AuthKind::Basic, Some(users.clone())),
-        };
+        let users = self.rights().1.cloned();
+        let auth = if users.is_some() { AuthKind::Basic } else { AuthKind::None };
         AccessConfigKeys {
             proxy_protocol: Some(self.proxy_protocol.clone()),
             auth: Some(auth),

@@ -49,6 +49,13 @@ pub struct AdminConfig {
     pub runtime_dir: Option<PathBuf>,
 }
 
+impl AdminConfig {
+    /// Returns what is read only at the start: the socket, TLS, and whether there are passwords at all.
+    pub(crate) fn at_start(&self) -> (&Option<PathBuf>, &Option<ListenerTlsConfig>, bool) {
+        (&self.listen, &self.tls, self.users.is_some())
+    }
+}
+
 /// Reads a table `admin`, and warns if other machines can reach the admin listener, whose address `key` sets in the
 /// parent. `name` is the socket's name if there is no `listen = "unix:/path"`.
 pub(crate) fn admin(

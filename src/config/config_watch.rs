@@ -1,18 +1,18 @@
-//! Watches the config file while the program runs. Access rules and listeners follow it at once; other changed keys
-//! are logged as waiting for a restart.
+//! Watches the config file while the program runs. What a change does is planned, then done; what waits for a restart is
+//! logged.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use futures_util::future::BoxFuture;
-use tracing::{error, info, info_span, warn};
+use tracing::{error, info_span, warn};
 
-use crate::config::live::ConfigDiff;
+use crate::config::plan::{ChangeKind, ConfigPlan, shown};
 use crate::config::{
     ConfigError, ConfigErrors, Environment, KeySpellings, ParsedConfig, Warning, WarningKind,
 };
 use tunnel_base::drain::Drain;
-use tunnel_base::logging::AUDIT;
 use tunnel_net::reload::{FileWatcher, ReloadedValue, requests};
 
 /// The config that the program was started with.
@@ -26,69 +26,102 @@ pub struct ConfigFile {
     pub environment: Environment,
 }
 
-/// One version of the config file that parsed without errors; the next version is compared with its text.
+/// One version of the config file that parsed without errors.
 #[derive(Debug)]
 struct LoadedConfig<T> {
-    text: String,
     settings: Arc<T>,
     warnings: Vec<Warning>,
     spelling: KeySpellings,
 }
 
+/// How a role's config is read, and what a change of it does.
+pub(crate) type ConfigReader<T> = (fn(&str, &Environment) -> ParsedConfig<T>, fn(&T, &T) -> ConfigPlan);
+
 impl ConfigFile {
-    /// Re-reads the file when it changes, until draining starts, and passes the config to `apply`. A file with errors
-    /// changes nothing. If a config cannot be applied, the previous one stays in force; the new one is tried again when
-    /// the file changes, or a reload is requested.
-    pub fn follow<T: Send + Sync + 'static>(
+    /// Re-reads the file when it changes, until draining starts, and passes the config to `apply`, with the plan. A file
+    /// with errors changes nothing. If `apply` fails, it has applied what it could; it is called again when the file
+    /// changes, or a reload is requested.
+    ///
+    /// Returns a function from another text to its config, with the plan for it. Its error is that of the text.
+    pub fn follow<T, A>(
         self,
-        examine: fn(&str, &Environment) -> ParsedConfig<T>,
+        (examine, plan): ConfigReader<T>,
         files: &FileWatcher,
         drain: &Drain,
-        apply: impl Fn(Arc<T>) -> BoxFuture<'static, Result<(), Vec<ConfigError>>> + Send + 'static,
-    ) {
-        let Self { path, text: started, environment } = self;
-        let parsed_with = environment.clone();
-        let at = path.clone();
-        let parse = move |content: &[u8]| {
-            let text = String::from_utf8_lossy(content).into_owned();
-            let in_one_line = |errors: ConfigErrors| errors.to_string().replace('\n', "; ");
-            let parsed = examine(&text, &parsed_with);
+        apply: A,
+    ) -> impl Fn(&str) -> Result<(Arc<T>, ConfigPlan), String> + Send + Sync + use<T, A>
+    where
+        T: Send + Sync + 'static,
+        A: Fn(Arc<T>, ConfigPlan) -> BoxFuture<'static, Result<(), ConfigErrors>> + Send + 'static,
+    {
+        let Self { path, text, environment } = self;
+        let started = Arc::new(examine(&text, &environment).settings);
+        let running = Arc::new(ArcSwap::from(started.clone()));
+        let read = Arc::new(move |text: &str| {
+            let parsed = examine(text, &environment);
             let spelling = parsed.spelling.clone();
-            let (settings, warnings) =
-                parsed.whole().map_err(|errors| format!("{}: {}", at.display(), in_one_line(errors)))?;
-            Ok(LoadedConfig { text, settings: Arc::new(settings), warnings, spelling })
-        };
-        let config = match ReloadedValue::file(path, parse) {
-            Ok(config) => config,
-            Err(cause) => return error!(error = %cause, "cannot watch the config file"),
-        };
-        files.watch("config", &config);
-        let draining = drain.clone();
-        drain.spawn(info_span!("config"), async move {
-            let mut changes = config.changes();
-            let mut requests = requests();
-            // The text in force, and the text that was tried last, unless that must be tried again.
-            let mut applied = started.clone();
-            let mut tried = Some(started.clone());
-            loop {
-                let read = config.load();
-                if tried.as_ref() != Some(&read.text) {
-                    match apply(read.settings.clone()).await {
-                        Ok(()) => {
-                            tell(&started, &applied, &read, &environment);
-                            applied.clone_from(&read.text);
-                        }
-                        Err(errors) => tell_rejected(errors, &read.spelling),
-                    }
-                    tried = Some(read.text.clone());
-                }
-                tokio::select! {
-                    () = draining.draining() => return,
-                    changed = changes.changed() => if changed.is_err() { return },
-                    _ = requests.changed(), if tried.as_ref() != Some(&applied) => tried = None,
+            let (settings, warnings) = parsed.whole()?;
+            Ok::<_, ConfigErrors>(LoadedConfig { settings: Arc::new(settings), warnings, spelling })
+        });
+        let watched = read.clone();
+        let at = path.clone();
+        let config = ReloadedValue::file(path, move |content: &[u8]| {
+            let config = watched(&String::from_utf8_lossy(content));
+            config.map_err(|errors| format!("{}: {}", at.display(), errors.to_string().replace('\n', "; ")))
+        });
+        match config {
+            Ok(config) => {
+                files.watch("config", &config);
+                let following = follow(config, plan, started, running.clone(), apply);
+                let draining = drain.clone();
+                drain.spawn(info_span!("config"), async move {
+                    draining.run_until(following).await;
+                });
+            }
+            Err(cause) => error!(error = %cause, "cannot watch the config file"),
+        }
+        move |text: &str| {
+            let config = read(text).map_err(|errors| errors.to_string())?;
+            let planned = plan(&running.load(), &config.settings).spelled(&config.spelling);
+            Ok((config.settings, planned))
+        }
+    }
+}
+
+/// Applies each version of a config. Not cancel safe, like `apply`.
+async fn follow<T: Send + Sync + 'static>(
+    config: ReloadedValue<LoadedConfig<T>>,
+    plan: fn(&T, &T) -> ConfigPlan,
+    started: Arc<T>,
+    running: Arc<ArcSwap<T>>,
+    apply: impl Fn(Arc<T>, ConfigPlan) -> BoxFuture<'static, Result<(), ConfigErrors>> + Send,
+) {
+    let mut changes = config.changes();
+    let mut requests = requests();
+    let mut failed = false;
+    loop {
+        let LoadedConfig { settings, warnings, spelling } = &*config.load();
+        let planned = plan(&running.load(), settings).spelled(spelling);
+        if failed || planned != ConfigPlan::default() {
+            let waits = !planned.keys(ChangeKind::Restart).is_empty();
+            let applied = apply(settings.clone(), planned).await;
+            running.store(settings.clone());
+            failed = applied.is_err();
+            tell_warnings(warnings);
+            tell_failures(applied, spelling);
+            if waits {
+                // All of them: an earlier change may still wait.
+                let since_start = plan(&started, settings).spelled(spelling);
+                let waiting = since_start.keys(ChangeKind::Restart);
+                if !waiting.is_empty() {
+                    warn!(keys = shown(&waiting), "config changed; restart to apply");
                 }
             }
-        });
+        }
+        tokio::select! {
+            changed = changes.changed() => if changed.is_err() { return },
+            _ = requests.changed(), if failed => {}
+        }
     }
 }
 
@@ -102,39 +135,10 @@ pub fn tell_warnings(warnings: &[Warning]) {
     }
 }
 
-/// Logs what a config has changed, and which keys differ from those at the start.
-fn tell<T>(started: &str, old: &str, new: &LoadedConfig<T>, environment: &Environment) {
-    let ConfigDiff { live, listeners, at_start } = ConfigDiff::between(old, &new.text, environment);
-    for (keys, message) in [(&live, "access rules reloaded"), (&listeners, "listeners reloaded")] {
-        if !keys.is_empty() {
-            info!(target: AUDIT, actor = "the config", keys = shown(keys), "{message}");
-        }
-    }
-    if !(live.is_empty() && listeners.is_empty()) {
-        tell_warnings(&new.warnings);
-    }
-    let waiting = ConfigDiff::between(started, &new.text, environment).at_start;
-    if !at_start.is_empty() && !waiting.is_empty() {
-        warn!(keys = shown(&waiting), "config changed; restart to apply");
+/// Logs why a part of a config cannot be applied.
+fn tell_failures(applied: Result<(), ConfigErrors>, spelling: &KeySpellings) {
+    for ConfigError { key, text, .. } in applied.err().iter().flat_map(ConfigErrors::iter) {
+        let hint = "all other changes are in force; correct this, then reload";
+        error!(key = %spelling.of(key), error = %text, hint, "config change applied in part");
     }
 }
-
-/// Logs why a config cannot be applied.
-fn tell_rejected(errors: Vec<ConfigError>, spelling: &KeySpellings) {
-    for ConfigError { key, text, .. } in errors {
-        let hint = "the previous config stays in force; correct this, then reload";
-        error!(key = %spelling.of(&key), error = %text, hint, "config change rejected");
-    }
-}
-
-/// Returns the first keys, and the number of the rest.
-pub(super) fn shown(keys: &[String]) -> String {
-    let mut text = keys.iter().take(MAX_SHOWN).cloned().collect::<Vec<_>>().join(", ");
-    if let Some(more) = keys.len().checked_sub(MAX_SHOWN).filter(|more| *more > 0) {
-        text += &format!(", and {more} more");
-    }
-    text
-}
-
-/// Maximum number of keys in one line.
-const MAX_SHOWN: usize = 20;

@@ -4,11 +4,12 @@ use crate::config::admin_listener;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use crate::config::access::PasswordAuthConfig;
+use crate::config::access::{AccessConfig, PasswordAuthConfig};
 use crate::config::admin_listener::AdminConfig;
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::edge::{self, AllowConfig, EdgeSessionConfig, TargetTlsConfig, UplinkConfig};
 use crate::config::kubernetes::{self, EdgeCsrConfig};
+use crate::config::plan::{ChangeKind, ConfigPlan};
 use crate::config::table::ConfigTableReader;
 use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
 use crate::listener::http_proxy::{self, EdgeProxyConfig};
@@ -49,6 +50,38 @@ impl EdgeConfig {
         let mut report = ConfigDiagnostics::default();
         let edge = Self::gather(text, env, &mut report);
         report.finish(text, edge)
+    }
+
+    /// Returns what a reload of another config does.
+    pub fn plan(&self, new: &Self) -> ConfigPlan {
+        // All fields, so that a new one has its place here.
+        let Self { uplink, admin, session, allow, target_tls, http_proxy, csr, own: _ } = self;
+        let mut plan = ConfigPlan::default();
+        plan.judge(&self.access(), &new.access());
+        let is_closed = http_proxy.is_some() && new.http_proxy.is_none();
+        plan.add(is_closed, ChangeKind::Judges, http_proxy::EDGE_KEY);
+        plan.add(*allow != new.allow, ChangeKind::Judges, "edge.allow");
+        let proxy = |proxy: &Option<EdgeProxyConfig>| {
+            let proxy = proxy.as_ref()?;
+            Some((proxy.listen, proxy.nodes.clone(), proxy.access.proxy_protocol.clone()))
+        };
+        for (differs, key) in [
+            (*uplink != new.uplink, "edge.uplink"),
+            (admin.at_start() != new.admin.at_start(), ADMIN),
+            (*session != new.session, "edge.session"),
+            (*target_tls != new.target_tls, "edge.target_tls"),
+            (proxy(http_proxy) != proxy(&new.http_proxy), http_proxy::EDGE_KEY),
+            (*csr != new.csr, "edge.csr"),
+        ] {
+            plan.add(differs, ChangeKind::Restart, key);
+        }
+        plan
+    }
+
+    /// Returns the access rules of the proxy and of operators, by the key of the table.
+    pub(crate) fn access(&self) -> Vec<(&str, &AccessConfig)> {
+        let proxy = self.http_proxy.iter().map(|proxy| (http_proxy::EDGE_KEY, &proxy.access));
+        proxy.chain([(ADMIN, &self.admin.access)]).collect()
     }
 
     /// Returns the files that contain secrets, each with its key. `config` is the path of the config file.
@@ -105,3 +138,6 @@ impl EdgeConfig {
         Self { uplink, admin, session, allow, target_tls, http_proxy, csr, own }
     }
 }
+
+/// The table of operators' access.
+pub(crate) const ADMIN: &str = "edge.admin";

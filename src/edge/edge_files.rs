@@ -1,7 +1,9 @@
 //! The files and ports named in an edge's config, which are read and bound before any task is started.
 
 use std::path::Path;
+use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use tokio_rustls::rustls::ClientConfig;
 use tracing::warn;
 
@@ -11,9 +13,11 @@ use crate::admin::{self};
 use crate::config::SecretString;
 use crate::config::edge::{TargetTlsConfig, UplinkConfig};
 use crate::config::server::Tls;
-use crate::edge::config::EdgeConfig as Settings;
-use crate::listener::access::{AccessPolicyBuilder, ListenerAccess, bind_admin};
+use crate::edge::config::{ADMIN, EdgeConfig as Settings};
+use crate::listener::access::{AccessPolicies, bind_admin};
+use crate::listener::admission::AccessPolicy;
 use crate::listener::http_proxy::EDGE_KEY;
+use crate::session_io::rights::RightsChange;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use crate::uplink::link_dialer::ServerEndpoint;
 use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
@@ -44,8 +48,8 @@ pub(crate) struct PreparedEdge {
     pub(super) files: LoadedEdgeFiles,
     pub(super) admin: admin::AdminListeners,
     /// The port of the HTTP proxy, and its access.
-    pub(super) proxy: Option<(TcpListenSocket, ListenerAccess)>,
-    pub(super) policies: AccessPolicyBuilder,
+    pub(super) proxy: Option<(TcpListenSocket, Arc<ArcSwap<AccessPolicy>>)>,
+    pub(super) policies: AccessPolicies,
     /// The users that may view the admin page from other machines.
     pub(super) viewers: Option<PageViewers>,
 }
@@ -58,14 +62,17 @@ pub(crate) fn prepare(
     let files = LoadedEdgeFiles::read(settings, startup);
     let ports = ("uplink", &settings.uplink.ports);
     let admin = bind_admin("edge", ports, &settings.admin, &Tls::default(), startup);
-    let mut policies = AccessPolicyBuilder::default();
+    let mut policies = AccessPolicies::default();
+    let mut rights = RightsChange::default();
+    policies.change(&settings.access(), &mut rights, startup);
+    rights.apply();
     let proxy = settings.http_proxy.as_ref().map(|proxy| {
-        let access = policies.prepare(EDGE_KEY, &proxy.access, startup);
         let listener = startup.bind("edge.http_proxy.listen", proxy.listen.ok_or(NotPrepared)?);
-        Ok((listener?, access?))
+        Ok((listener?, policies.of(EDGE_KEY)))
     });
-    let viewers = policies.viewers("edge.admin", &settings.admin, startup);
-    Ok(PreparedEdge { files: files?, admin: admin?, proxy: proxy.transpose()?, policies, viewers: viewers? })
+    let proxy = proxy.transpose();
+    let viewers = policies.viewers(ADMIN, &settings.admin);
+    Ok(PreparedEdge { files: files?, admin: admin?, proxy: proxy?, policies, viewers })
 }
 
 impl LoadedEdgeFiles {

@@ -1,4 +1,4 @@
-//! Access to listeners: builds their access policies from the settings.
+//! Access to listeners: their access policies, which follow the settings.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,8 +7,6 @@ use std::sync::{Arc, Weak};
 use arc_swap::ArcSwap;
 use http::HeaderMap;
 use http::header::{AUTHORIZATION, PROXY_AUTHORIZATION};
-use parking_lot::Mutex;
-use tracing::info;
 
 use crate::admin;
 use crate::admin::page::{PageViewers, UserFuture};
@@ -20,57 +18,62 @@ use crate::listener::admission::AccessPolicy;
 use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::auth::{PasswordChecker, Users};
 use crate::listener::denial::Denial;
+use crate::session_io::rights::RightsChange;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
-use tunnel_base::policy::Networks;
 use tunnel_net::reload::{FileWatcher, ReloadedValue};
 use tunnel_net::tls::client_certificate::ClientCertificate;
 
-/// Builds the access policies of listeners. Tables that name the same user file share its checker, and failed logins at
-/// any of their ports count together.
+/// The access policies of a process, one for each table of access rules. Tables that name the same users file share its
+/// checker, and failed logins at any of their ports count together.
 #[derive(Debug, Default)]
-pub struct AccessPolicyBuilder {
+pub struct AccessPolicies {
     /// The checker of each file that an access policy uses.
     files: BTreeMap<PathBuf, Weak<PasswordChecker>>,
     /// Files that were read since the last [`Self::watch`].
     unwatched: Vec<ReloadedValue<Users>>,
-    policies: ListenerPolicies,
+    /// The policies by the keys of their tables. A listener that closes and opens again keeps its policy, so that its
+    /// earlier sessions are judged by it, too.
+    tables: BTreeMap<String, Arc<ArcSwap<AccessPolicy>>>,
 }
 
-/// The reloadable access policies in use, each with the key of its table. A closed listener's policy is in use while it
-/// has sessions, so there may be several for one table. Cheap to clone; clones share the list.
-#[derive(Debug, Clone, Default)]
-pub struct ListenerPolicies(Arc<Mutex<Vec<KeyedPolicy>>>);
-
-/// The key of a table, and an access policy that follows it.
-type KeyedPolicy = (String, Weak<ArcSwap<AccessPolicy>>);
-
-/// Access to one port, with the lists and files that decide it.
-#[derive(Debug, Clone)]
-pub struct ListenerAccess {
-    /// The networks of load balancers in front of the port.
-    pub proxies: Networks,
-    /// The access policy, which follows the settings.
-    pub policy: Arc<ArcSwap<AccessPolicy>>,
-}
-
-impl AccessPolicyBuilder {
-    /// Reads what the port of the table with this key needs.
-    pub fn prepare(
+impl AccessPolicies {
+    /// Adds to a change what these tables say: the policy of each, and none for tables that are not among them. If the
+    /// users file of a table cannot be read, which is noted, its passwords stay as they are.
+    pub fn change(
         &mut self,
-        table: &str,
-        access: &AccessConfig,
+        tables: &[(&str, &AccessConfig)],
+        change: &mut RightsChange,
         startup: &mut StartupErrorCollector,
-    ) -> Result<ListenerAccess, NotPrepared> {
-        let logins = match &access.auth {
-            PasswordAuthConfig::None => None,
-            PasswordAuthConfig::Basic { users, key } => Some(self.logins(users, key, startup)?),
-        };
-        let AccessConfig { proxy_protocol, allow_from, rules, names, .. } = access.clone();
-        let policy = Arc::new(ArcSwap::from_pointee(AccessPolicy { allow_from, logins, names, rules }));
-        let mut policies = self.policies.0.lock();
-        policies.retain(|(_, policy)| policy.strong_count() > 0);
-        policies.push((table.to_owned(), Arc::downgrade(&policy)));
-        Ok(ListenerAccess { proxies: proxy_protocol, policy })
+    ) {
+        // Policies without a port and without a session.
+        self.tables.retain(|_, policy| Arc::strong_count(policy) > 1);
+        for (table, policy) in &self.tables {
+            if !tables.iter().any(|(key, _)| key == table) {
+                change.replace(policy, AccessPolicy::removed());
+            }
+        }
+        for (table, access) in tables {
+            let known = self.of(table);
+            let old = known.load_full();
+            let logins = match &access.auth {
+                PasswordAuthConfig::None => Ok(None),
+                PasswordAuthConfig::Basic { users, key } => self.logins(users, key, startup).map(Some),
+            };
+            let (logins, is_removed) = match logins {
+                Ok(logins) => (logins, false),
+                Err(NotPrepared) => (old.logins.clone(), old.is_removed),
+            };
+            let AccessConfig { allow_from, rules, names, .. } = (*access).clone();
+            let certificates = old.certificates.clone();
+            let policy = AccessPolicy { allow_from, logins, names, rules, certificates, is_removed };
+            change.replace(&known, policy);
+        }
+    }
+
+    /// Returns the policy of the table with this key. It admits no one until a change with the table is in force.
+    pub fn of(&mut self, table: &str) -> Arc<ArcSwap<AccessPolicy>> {
+        let removed = ArcSwap::from_pointee(AccessPolicy::removed());
+        self.tables.entry(table.to_owned()).or_insert_with(|| Arc::new(removed)).clone()
     }
 
     /// Returns the checker of a user file, which is read unless an access policy uses it already.
@@ -101,13 +104,12 @@ impl AccessPolicyBuilder {
         &mut self,
         table: &'static str,
         AdminConfig { tls, access, .. }: &AdminConfig,
-        startup: &mut StartupErrorCollector,
-    ) -> Result<Option<PageViewers>, NotPrepared> {
+    ) -> Option<PageViewers> {
         let has_passwords = access.auth != PasswordAuthConfig::None;
         if !has_passwords && tls.as_ref().is_none_or(|tls| tls.client_ca.is_none()) {
-            return Ok(None);
+            return None;
         }
-        let policy = self.prepare(table, access, startup)?.policy;
+        let policy = self.of(table);
         let user = move |certificate: Option<ClientCertificate>, head: HeaderMap, from| -> UserFuture {
             let policy = policy.load_full();
             // The policy reads the credentials for proxies; a browser sends the same ones to a server.
@@ -128,7 +130,7 @@ impl AccessPolicyBuilder {
                 })
             })
         };
-        Ok(Some(PageViewers { authenticate: Arc::new(user), has_passwords }))
+        Some(PageViewers { authenticate: Arc::new(user), has_passwords })
     }
 
     /// Reloads the users' files when they change.
@@ -136,11 +138,6 @@ impl AccessPolicyBuilder {
         for users in self.unwatched.drain(..) {
             files.watch("users", &users);
         }
-    }
-
-    /// Returns the access policies, also those that are built later.
-    pub fn policies(&self) -> ListenerPolicies {
-        self.policies.clone()
     }
 }
 
@@ -159,29 +156,4 @@ pub fn bind_admin(
     let local = startup.bind_admin(&format!("{role}.admin.listen"), admin);
     let tls = admin.tls.as_ref().map(|files| files.load(tls, startup)).transpose();
     Ok(admin::AdminListeners { log: log?, tls: tls?, metrics: metrics?, channelz: channelz?, local: local? })
-}
-
-impl ListenerPolicies {
-    /// Updates each access policy from the settings of its table: `allow_from`, `names` and `rules`. If the table was
-    /// removed the policy stays unchanged.
-    pub fn apply(&self, settings: &[(&str, &AccessConfig)]) {
-        for (table, policy) in self.0.lock().iter() {
-            let Some((_, access)) = settings.iter().find(|(key, _)| key == table) else { continue };
-            let Some(policy) = policy.upgrade() else { continue };
-            let old = policy.load_full();
-            let AccessConfig { allow_from, names, rules, .. } = access;
-            if (&old.allow_from, &old.names, &old.rules) != (allow_from, names, rules) {
-                let allow_from = allow_from.clone();
-                let names = names.clone();
-                let rules = rules.clone();
-                policy.store(Arc::new(AccessPolicy {
-                    allow_from,
-                    names,
-                    rules,
-                    ..AccessPolicy::clone(&old)
-                }));
-                info!(listener = table, "access policy reloaded");
-            }
-        }
-    }
 }

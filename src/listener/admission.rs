@@ -38,7 +38,9 @@ use tunnel_base::policy::zone::NodeZone;
 use tunnel_base::policy::{CertificateGlob, Networks, Rules, canonical_ip};
 use tunnel_net::limiter::{AcquireError, FairLimiter, Permit, PermitLimits, Source};
 use tunnel_net::pool::BufferPool;
+use tunnel_net::reload::ReloadedValue;
 use tunnel_net::socket::Connection;
+use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 
 /// A listener's protocol: reads a client's request from the accepted stream `S` and responds.
@@ -98,6 +100,9 @@ pub struct ListenerContext {
     pub metrics: Metrics,
     /// Once draining starts, no client is accepted; the drain waits for the connected ones.
     pub drain: Drain,
+    /// The drain of the process's clients. Once it starts, requests are denied. A listener that closes alone still serves
+    /// the clients whose connections it has accepted.
+    pub stopping: Drain,
 }
 
 impl ListenerContext {
@@ -143,16 +148,35 @@ pub struct AccessPolicy {
     pub names: Vec<CertificateGlob>,
     /// The users and networks that may reach each node and port.
     pub rules: Rules,
+    /// Whom its open ports ask for a certificate; `None` if no port does.
+    pub certificates: Option<CertificateRequest>,
+    /// Whether the config has its table no longer, or not yet: it admits no one.
+    pub is_removed: bool,
+}
+
+/// The request of a listener's ports for a certificate of the client.
+#[derive(Debug, Clone)]
+pub struct CertificateRequest {
+    /// The TLS of its port, by whose CAs certificates are verified now.
+    pub tls: ReloadedValue<ServerTls>,
+    /// Whether all of its ports ask, so that it has no clients without a certificate.
+    pub is_everywhere: bool,
 }
 
 impl AccessPolicy {
+    /// Returns the policy of a table that the config does not have.
+    pub fn removed() -> Self {
+        Self { is_removed: true, ..Self::default() }
+    }
+
     /// Checks the client's address against [`Self::allow_from`].
     ///
     /// # Errors
     ///
-    /// Returns [`Denial::Forbidden`] if the address is not allowed.
+    /// Returns [`Denial::Forbidden`] if the address is not allowed, or the table was removed.
     pub fn check_source(&self, from: IpAddr) -> Result<(), Denial> {
         match &self.allow_from {
+            _ if self.is_removed => Err(Denial::Forbidden(REMOVED.to_owned())),
             Some(networks) if !networks.contains(from) => {
                 Err(Denial::Forbidden(format!("your address {} is not allowed here", canonical_ip(from))))
             }
@@ -205,6 +229,9 @@ impl AccessPolicy {
         Err(Denial::Forbidden(format!("no rule lets {who} reach port {port} of node {node}")))
     }
 }
+
+/// The reason for clients whose listener the config has no longer.
+const REMOVED: &str = "the table that allowed this was removed from the config of this server or edge";
 
 /// A session permit. The session shares it, and keeps it until its last bytes are delivered.
 pub type SessionPermit = Arc<Permit<ClientKey>>;
@@ -414,7 +441,7 @@ impl Admission {
         let from = self.from.ip();
         // Check again, because the config may have changed since the connection was accepted.
         policy.check_source(from)?;
-        if self.context.drain.is_draining() {
+        if self.context.stopping.is_draining() {
             return Err(self.context.stopping_denial());
         }
         let OpenRequest { node, target, credentials } = request?;
@@ -552,10 +579,8 @@ impl AuthorizedRequest {
         let granted = opened.and_then(|TargetStream { stream, right }| {
             let basis = AccessBasis { direct: right, ..basis };
             access.id = stream.id();
-            let grant = context
-                .grants
-                .add((&access).into(), move || basis.judge().map_err(|denial| denial.to_string()));
-            match grant {
+            let judge = move |change: &_| basis.judge(change).map_err(|denial| denial.to_string());
+            match context.grants.add((&access).into(), judge) {
                 Ok(grant) => Ok((stream, grant)),
                 Err(why) => {
                     stream.reset(SessionError::new(ErrorCode::NotAllowed, &why));

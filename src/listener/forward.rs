@@ -112,7 +112,8 @@ async fn serve<C: Connection>(
     let mut silence = pin!(sleep_until(Instant::now()));
     let mut leaving = false;
     let ended = poll_fn(|cx| {
-        if !leaving && draining.as_mut().poll(cx).is_ready() {
+        // A request that has begun to arrive is the last one.
+        if !leaving && draining.as_mut().poll(cx).is_ready() && !clock.is_in_head() {
             leaving = true;
             Pin::new(&mut connection).graceful_shutdown();
         }

@@ -282,7 +282,8 @@ impl ListenerConfig for HttpsConfig {
             (Some(tls), stands_for) => {
                 let watched = watched.take();
                 let targets = targets.clone();
-                Some(BoundPort::tcp(category, listener, move |deps| {
+                let clients = Some(tls.clone());
+                let port = BoundPort::tcp(category, listener, move |deps| {
                     if let Some((clients, targets)) = watched {
                         deps.files.watch("tls", &clients);
                         if let Some(targets) = targets {
@@ -294,7 +295,8 @@ impl ListenerConfig for HttpsConfig {
                     let port =
                         NodePortProtocol { stands_for, is_tls: true, target_tls: targets, finder, ports };
                     TlsListenerProtocol::new(port, tls, deps.context.pool.clone())
-                }))
+                });
+                Some(BoundPort { tls: clients, ..port })
             }
             (None, PortTarget::Target(target)) => {
                 // Not `Https`, because the edge would then use TLS to the target itself.

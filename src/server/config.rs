@@ -12,7 +12,7 @@ use crate::config::kubernetes::node_names::{self, NodeNameSettings};
 use crate::config::kubernetes::ports::{self, NodePortsConfig};
 use crate::config::kubernetes::{self, ServerCsrConfig};
 use crate::config::listen_tls::ListenerTlsConfig;
-use crate::config::live::LIVE_ACCESS_KEYS;
+use crate::config::plan::{ChangeKind, ConfigPlan};
 use crate::config::server::addresses::{self, AddressSettings};
 use crate::config::server::clients::{self, ClientLinksConfig};
 use crate::config::server::invitations::{self, InvitationConfig, InvitationStoreKind};
@@ -66,15 +66,6 @@ pub struct ServerConfig {
     pub pod_ip: Option<IpAddr>,
 }
 
-/// What a reload does to a listener.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ListenerChange {
-    Opens,
-    Closes,
-    /// It closes, and opens again with other settings.
-    Reopens,
-}
-
 /// The table of a listener for clients. Equal tables differ at most in keys that change while the listener is open.
 #[derive(Debug, Clone)]
 pub(crate) struct ConfiguredListener {
@@ -88,7 +79,7 @@ impl ConfiguredListener {
     /// Reads the values of a table that was just read.
     fn new(kind: &'static ListenerKind, config: Arc<dyn ListenerConfig>, report: &ConfigDiagnostics) -> Self {
         let mut values = report.effective.get(config.access().0).cloned().unwrap_or_default();
-        for key in LIVE_ACCESS_KEYS {
+        for key in AccessConfig::LIVE_KEYS {
             values.remove(key);
         }
         Self { kind, config, values }
@@ -175,27 +166,66 @@ impl ServerConfig {
         settings
     }
 
-    /// Returns what a reload of another config does to listeners, each with the key of its table.
-    pub(crate) fn listener_changes<'c>(&'c self, new: &'c Self) -> Vec<(ListenerChange, &'c str)> {
-        let live =
-            |listeners: &'c [ConfiguredListener]| listeners.iter().filter(|listener| listener.kind.is_live());
-        let has = |all: &Self, key: &str| all.listeners.iter().any(|listener| listener.key() == key);
-        let closes = live(&self.listeners).filter(|old| !has(new, old.key()));
-        let closes = closes.map(|old| (ListenerChange::Closes, old.key()));
-        let opens = live(&new.listeners).filter(|new| !self.listeners.contains(new)).map(|new| {
-            let change = if has(self, new.key()) { ListenerChange::Reopens } else { ListenerChange::Opens };
-            (change, new.key())
-        });
-        opens.chain(closes).collect()
-    }
-
-    /// Returns the keys of parts that depend on listeners and differ in another config: they are made at the start.
-    pub(crate) fn dependent_changes(&self, other: &Self) -> Vec<&'static str> {
-        let differ = [
-            (self.addresses.kubernetes != other.addresses.kubernetes, "server.addresses.kubernetes"),
-            (self.ports != other.ports, "server.node_ports"),
-        ];
-        differ.into_iter().filter(|(differs, _)| *differs).map(|(_, key)| key).collect()
+    /// Returns what a reload of another config does.
+    pub fn plan(&self, new: &Self) -> ConfigPlan {
+        // All fields, so that a new one has its place here.
+        let Self {
+            links,
+            tls,
+            clients,
+            listeners,
+            ports,
+            node_names,
+            admin,
+            session,
+            dns,
+            peers,
+            invitations,
+            csr,
+            addresses,
+            direct,
+            edge_access,
+            pod_name: _,
+            pod_namespace: _,
+            pod_ip: _,
+        } = self;
+        let mut plan = ConfigPlan::default();
+        plan.judge(&self.access(), &new.access());
+        let users_differ = clients.is_some() != new.clients.is_some() || self.admins() != new.admins();
+        plan.add(users_differ, ChangeKind::Judges, clients::TABLE);
+        plan.add(*edge_access != new.edge_access, ChangeKind::Judges, "server.edge_access");
+        plan.add(*direct != new.direct, ChangeKind::Judges, "server.direct");
+        for old in listeners {
+            let is_gone = !new.listeners.iter().any(|one| one.key() == old.key());
+            let change = if old.kind.is_live() { ChangeKind::Closes } else { ChangeKind::Restart };
+            plan.add(is_gone, change, old.key());
+        }
+        for one in &new.listeners {
+            let change = match listeners.iter().any(|old| old.key() == one.key()) {
+                _ if !one.kind.is_live() => ChangeKind::Restart,
+                true => ChangeKind::Reopens,
+                false => ChangeKind::Opens,
+            };
+            plan.add(!listeners.contains(one), change, one.key());
+        }
+        let client_ca = |clients: &Option<ClientLinksConfig>| clients.as_ref()?.client_ca.clone();
+        for (differs, key) in [
+            (*links != new.links, "server.links"),
+            (*tls != new.tls, "server.tls"),
+            (client_ca(clients) != client_ca(&new.clients), "server.clients.client_ca"),
+            (*ports != new.ports, "server.node_ports"),
+            (*node_names != new.node_names, "server.node_names"),
+            (admin.at_start() != new.admin.at_start(), ADMIN),
+            (*session != new.session, "server.session"),
+            (*dns != new.dns, "server.dns"),
+            (*peers != new.peers, "server.peers"),
+            (*invitations != new.invitations, "server.invitations"),
+            (*csr != new.csr, "server.csr"),
+            (*addresses != new.addresses, "server.addresses"),
+        ] {
+            plan.add(differs, ChangeKind::Restart, key);
+        }
+        plan
     }
 
     /// Returns the access rules of each listener and of users' links, by the key of the table.

@@ -13,6 +13,7 @@ use crate::listener::authenticated::tls_params;
 use crate::listener::egress;
 use crate::server::config::ServerConfig;
 use crate::server::edge_links;
+use crate::session_io::rights::RightsChange;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
 use tunnel_base::names::UserName;
 use tunnel_base::policy::NodeGlob;
@@ -227,15 +228,17 @@ pub(crate) struct LivePolicies {
 impl LivePolicies {
     pub(crate) fn new(settings: &ServerConfig) -> Self {
         let policies = Self::default();
-        policies.apply(settings);
+        policies.change(settings).apply();
         policies
     }
 
-    /// Applies this config.
-    pub(crate) fn apply(&self, settings: &ServerConfig) {
-        self.for_edges.store(Arc::new(settings.edge_access.targets.clone()));
-        self.for_clients.store(Arc::new(settings.direct.targets.clone()));
-        self.nodes.store(Arc::new(settings.edge_access.nodes.clone()));
-        self.admins.store(Arc::new(settings.admins().to_vec()));
+    /// Returns the change to the rules of this config.
+    pub(crate) fn change(&self, settings: &ServerConfig) -> RightsChange {
+        let mut change = RightsChange::default();
+        change.replace(&self.for_edges, settings.edge_access.targets.clone());
+        change.replace(&self.for_clients, settings.direct.targets.clone());
+        change.replace(&self.nodes, settings.edge_access.nodes.clone());
+        change.replace(&self.admins, settings.admins().to_vec());
+        change
     }
 }

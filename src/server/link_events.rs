@@ -310,14 +310,15 @@ pub(super) async fn bridge(
         BridgeRequester::Edge(access) => {
             let policies = shared.policies.clone();
             let judged = access.clone();
+            let judge = move |change: &_| {
+                judged.judge_node(&policies, change).map(|()| UNTIL_CHANGED).map_err(|why| why.reason)
+            };
             let subject = SessionSubject {
                 id: Some(access.session),
                 node: Some(access.node.clone()),
                 ..SessionSubject::default()
             };
-            match shared.grants.add(subject, move || {
-                judged.judge_node(&policies).map(|()| UNTIL_CHANGED).map_err(|why| why.reason)
-            }) {
+            match shared.grants.add(subject, judge) {
                 Ok(grant) => (Some(grant), Some(access)),
                 Err(why) => return refuse_offer(offer, SessionError::new(ErrorCode::NodeNotAllowed, why)),
             }

@@ -1,25 +1,26 @@
 //! The open listeners of a server. They follow its config: a reload opens and closes them.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 
 use tokio_util::task::TaskTracker;
 use tracing::info;
 
+use crate::config::plan::log_changed;
 use crate::config::server::Tls;
-use crate::listener::access::{AccessPolicyBuilder, ListenerAccess};
-use crate::listener::admission::ListenerContext;
+use crate::listener::access::AccessPolicies;
+use crate::listener::admission::{AccessPolicy, CertificateRequest, ListenerContext};
 use crate::listener::{BoundPort, ListenerDeps};
 use crate::server::config::ConfiguredListener;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrors};
 use tunnel_base::drain::Drain;
-use tunnel_net::listen::share_port;
 
 /// The open listeners for clients.
 pub(crate) struct OpenListeners {
     /// What they share.
     deps: ListenerDeps,
-    policies: AccessPolicyBuilder,
+    pub(crate) policies: AccessPolicies,
     tls: Tls,
     /// The other ports of the server, each with its key.
     other_ports: Vec<(String, SocketAddr)>,
@@ -29,7 +30,6 @@ pub(crate) struct OpenListeners {
 /// A listener with bound ports, which serves no client yet.
 pub(crate) struct PreparedListener {
     pub(crate) table: ConfiguredListener,
-    access: ListenerAccess,
     /// The addresses that it requested, each with its key.
     requested: Vec<(String, SocketAddr)>,
     pub(crate) ports: Vec<BoundPort>,
@@ -45,115 +45,126 @@ struct OpenListener {
     accepting: TaskTracker,
 }
 
-/// Reads the files of listeners and binds their ports. Notes all errors.
+/// Reads the files of a listener and binds its ports. Notes all errors.
 pub(crate) fn prepare(
-    tables: &[ConfiguredListener],
+    table: &ConfiguredListener,
     tls: &Tls,
-    policies: &mut AccessPolicyBuilder,
     startup: &mut StartupErrorCollector,
-) -> Result<Vec<PreparedListener>, NotPrepared> {
-    let prepared = tables.iter().map(|table| {
-        let (key, access) = table.config.access();
-        let access = policies.prepare(key, access, startup);
-        let before = startup.ports().len();
-        let ports = table.config.bind(tls, startup);
-        let requested = startup.ports().iter().skip(before).cloned().collect();
-        Ok(PreparedListener { table: table.clone(), access: access?, requested, ports: ports? })
-    });
-    // All of them, so that each error is noted.
-    prepared.collect::<Vec<_>>().into_iter().collect()
+) -> Result<PreparedListener, NotPrepared> {
+    let before = startup.ports().len();
+    let ports = table.config.bind(tls, startup)?;
+    let requested = startup.ports().iter().skip(before).cloned().collect();
+    Ok(PreparedListener { table: table.clone(), requested, ports })
 }
 
 impl OpenListeners {
     /// Creates the list, without listeners. `other_ports` are the other ports of the server, each with its key.
     pub(crate) fn new(
         deps: ListenerDeps,
-        policies: AccessPolicyBuilder,
+        policies: AccessPolicies,
         tls: Tls,
         other_ports: Vec<(String, SocketAddr)>,
     ) -> Self {
         Self { deps, policies, tls, other_ports, open: Vec::new() }
     }
 
-    /// Serves clients.
-    pub(crate) fn serve(&mut self, prepared: Vec<PreparedListener>) {
+    /// Serves clients, by the policy of the table's key.
+    pub(crate) fn serve(&mut self, prepared: PreparedListener) {
+        let PreparedListener { table, requested, ports } = prepared;
+        let (key, access) = table.config.access();
+        let policy = self.policies.of(key);
+        // Sessions from before are judged by what the new ports ask for.
+        let asking = ports.iter().filter_map(|port| port.tls.clone());
+        let asking: Vec<_> = asking.filter(|tls| tls.load().requests_certificates()).collect();
+        let is_everywhere = asking.len() == ports.len();
+        let certificates = asking.into_iter().next().map(|tls| CertificateRequest { tls, is_everywhere });
+        policy.store(AccessPolicy { certificates, ..AccessPolicy::clone(&policy.load()) }.into());
+        let drain = self.deps.context.drain.child();
+        let accepting = TaskTracker::new();
+        let listener = table.kind.name;
+        let context = ListenerContext { listener, policy, drain: drain.clone(), ..self.deps.context.clone() };
+        let proxies = access.proxy_protocol.clone();
+        let deps = ListenerDeps { context, proxies, accepting: accepting.clone(), ..self.deps.clone() };
+        log_open(listener, &ports);
+        ports.into_iter().for_each(|port| (port.spawn)(&deps));
+        self.open.push(OpenListener { table, requested, drain, accepting });
+    }
+
+    /// Reloads users files when they change.
+    pub(crate) fn watch_users(&mut self) {
         self.policies.watch(&self.deps.files);
-        for PreparedListener { table, access: ListenerAccess { proxies, policy }, requested, ports } in
-            prepared
-        {
-            let drain = self.deps.context.drain.child();
-            let accepting = TaskTracker::new();
-            let listener = table.kind.name;
-            let shared = self.deps.context.clone();
-            let context = ListenerContext { listener, policy, drain: drain.clone(), ..shared };
-            let deps = ListenerDeps { context, proxies, accepting: accepting.clone(), ..self.deps.clone() };
-            log_open(listener, &ports);
-            ports.into_iter().for_each(|port| (port.spawn)(&deps));
-            self.open.push(OpenListener { table, requested, drain, accepting });
-        }
     }
 
     /// Opens the listeners that these tables add, and closes those that they no longer have. A listener with other
     /// settings closes and opens again. Not cancel safe.
     ///
-    /// # Errors
-    ///
-    /// A file cannot be used, or an address cannot be bound. All listeners then are as before, except that one may fail
-    /// to open again if it had to close first for its port; this is in the errors.
-    pub(crate) async fn apply(&mut self, tables: &[ConfiguredListener]) -> Result<(), StartupErrors> {
-        let is_new = |table: &&ConfiguredListener| {
-            table.kind.is_live() && !self.open.iter().any(|open| open.table == **table)
+    /// Returns the files that cannot be used, and the addresses that cannot be bound. Their listeners are as before, and
+    /// all others are as these tables say.
+    pub(crate) async fn apply(&mut self, tables: &[ConfiguredListener]) -> StartupErrors {
+        // The plan: what opens, if its files can be used, and what closes because it is gone or opens again.
+        let (opening, mut errors) = self.check(tables);
+        let is_among = |all: &[ConfiguredListener], one: &OpenListener| {
+            all.iter().any(|table| table.key() == one.table.key())
         };
-        let opening: Vec<_> = tables.iter().filter(is_new).cloned().collect();
-        let is_kept = |open: &OpenListener| !open.table.kind.is_live() || tables.contains(&open.table);
-        let (kept, closing): (Vec<_>, Vec<_>) = std::mem::take(&mut self.open).into_iter().partition(is_kept);
-        self.open = kept;
-        let requested = match self.check(&opening) {
-            Ok(requested) => requested,
-            Err(errors) => {
-                self.open.extend(closing);
-                return Err(errors);
-            }
+        let closes = |one: &OpenListener| {
+            one.table.kind.is_live() && (is_among(&opening, one) || !is_among(tables, one))
         };
-        let is_in_the_way = |open: &OpenListener| open.is_in_the_way(&opening, &requested);
-        let (first, others): (Vec<_>, Vec<_>) = closing.into_iter().partition(is_in_the_way);
-        close(&first).await;
-        let prepared = self.prepare(&opening);
-        let (result, next) = match prepared {
-            Ok(prepared) => {
-                close(&others).await;
-                (Ok(()), prepared)
-            }
-            Err(mut errors) => {
-                self.open.extend(others);
-                let tables: Vec<_> = first.into_iter().map(|closed| closed.table).collect();
-                let again = self.prepare(&tables).unwrap_or_else(|more| {
+        // Ports close first, because others may take them.
+        let closing: Vec<_> = self.open.extract_if(.., |one| closes(one)).collect();
+        for OpenListener { table, drain, accepting, .. } in &closing {
+            drain.start();
+            accepting.close();
+            accepting.wait().await;
+            info!(listener = table.kind.name, key = table.key(), "listener closed");
+        }
+        let mut changed: BTreeSet<&str> = closing.iter().map(|one| one.table.key()).collect();
+        let mut failed = Vec::new();
+        for table in &opening {
+            match self.open(table) {
+                Ok(()) => _ = changed.insert(table.key()),
+                Err(more) => {
                     errors.0.extend(more.0);
-                    Vec::new()
-                });
-                (Err(errors), again)
+                    failed.push(table.key());
+                }
             }
-        };
-        self.serve(next);
-        result
+        }
+        // Clients of a listener that cannot move keep their port.
+        for OpenListener { table, .. } in closing.iter().filter(|one| failed.contains(&one.table.key())) {
+            match self.open(table) {
+                Ok(()) => _ = changed.remove(table.key()),
+                Err(more) => errors.0.extend(more.0),
+            }
+        }
+        self.watch_users();
+        log_changed(&changed, "listeners reloaded");
+        errors
     }
 
-    /// Checks all of these tables that can be checked while others have their ports. Returns the requested addresses.
-    fn check(&self, tables: &[ConfiguredListener]) -> Result<Vec<SocketAddr>, StartupErrors> {
-        let kept = self.open.iter().flat_map(|open| &open.requested);
+    /// Returns the tables that open, and the errors of those that cannot, as far as that is known while others have
+    /// their ports.
+    fn check(&mut self, tables: &[ConfiguredListener]) -> (Vec<ConfiguredListener>, StartupErrors) {
         let mut startup = StartupErrorCollector::checking();
-        startup.reserve_ports(self.other_ports.iter().chain(kept));
-        let before = startup.ports().len();
-        // The errors are in `startup`, and nothing is bound.
-        let _ = prepare(tables, &self.tls, &mut AccessPolicyBuilder::default(), &mut startup);
-        let requested = startup.ports().iter().skip(before).map(|(_, at)| *at).collect();
-        if startup.is_clear() { Ok(requested) } else { Err(startup.into_errors()) }
+        let kept = self.open.iter().filter(|one| tables.contains(&one.table) || !one.table.kind.is_live());
+        startup.reserve_ports(self.other_ports.iter().chain(kept.flat_map(|one| &one.requested)));
+        let new = tables
+            .iter()
+            .filter(|table| table.kind.is_live() && !self.open.iter().any(|one| one.table == **table));
+        let is_usable = |table: &&ConfiguredListener| {
+            let before = startup.errors();
+            // The errors are in `startup`, and nothing is bound.
+            let _ = prepare(table, &self.tls, &mut startup);
+            // The error of a users file that cannot be read is noted where its policy is made.
+            startup.errors() == before && !self.policies.of(table.key()).load().is_removed
+        };
+        let usable = new.filter(is_usable).cloned().collect();
+        (usable, startup.into_errors())
     }
 
-    fn prepare(&mut self, tables: &[ConfiguredListener]) -> Result<Vec<PreparedListener>, StartupErrors> {
+    fn open(&mut self, table: &ConfiguredListener) -> Result<(), StartupErrors> {
         let mut startup = StartupErrorCollector::default();
-        let prepared = prepare(tables, &self.tls, &mut self.policies, &mut startup);
-        startup.finish(prepared)
+        let prepared = prepare(table, &self.tls, &mut startup);
+        self.serve(startup.finish(prepared)?);
+        Ok(())
     }
 }
 
@@ -169,25 +180,6 @@ fn log_open(listener: &str, ports: &[BoundPort]) {
 
 /// Maximum number of ports of a listener that are logged one by one.
 const MAX_LOGGED: usize = 8;
-
-/// Closes the ports of listeners. Their sessions continue.
-async fn close(listeners: &[OpenListener]) {
-    for OpenListener { table, drain, accepting, .. } in listeners {
-        drain.start();
-        accepting.close();
-        accepting.wait().await;
-        info!(listener = table.kind.name, key = table.key(), "listener closed");
-    }
-}
-
-impl OpenListener {
-    /// Returns true if it must close before one of these tables can open, which request these addresses.
-    fn is_in_the_way(&self, opening: &[ConfiguredListener], requested: &[SocketAddr]) -> bool {
-        let shares = |at: SocketAddr| requested.iter().any(|other| share_port(at, *other));
-        opening.iter().any(|table| table.key() == self.table.key())
-            || self.requested.iter().any(|(_, at)| shares(*at))
-    }
-}
 
 impl fmt::Debug for OpenListeners {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,17 +5,18 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::invitations::JoinedDevice;
-use crate::listener::access::ListenerAccess;
-use crate::listener::admission::ListenerContext;
 use crate::listener::admission::basis::ClientIdentity;
+use crate::listener::admission::{AccessPolicy, ListenerContext};
 use crate::listener::denial::Denial;
 use crate::server::ServerContext;
 use crate::server::link_denial::LinkDenial;
 use crate::server::rates::RateLimiter;
 use crate::session_io::grants::SessionSubject;
+use crate::session_io::rights::RightsChange;
 use tunnel_base::metrics::label_values::DENIALS;
 use tunnel_base::names::{NameError, UserDevice, UserName};
 use tunnel_link::grpc::accept::{CallRejection, CallerCertificate, LinkCall};
@@ -28,7 +29,7 @@ use tunnel_proto::state::LinkId;
 /// The links of users' programs to this server.
 #[derive(Debug)]
 pub(crate) struct UserLinks {
-    /// The access policy and what it is judged with; `None` if this server accepts no such links.
+    /// The access policy and what it is judged with; `None` accepts no such links.
     context: Option<Arc<ListenerContext>>,
     links: Mutex<HashMap<LinkId, UserLink>>,
     permits: FairLimiter<UserName>,
@@ -56,13 +57,13 @@ struct UserLink {
 }
 
 impl UserLinks {
-    /// Accepts links of users with `access`, or none.
-    pub(crate) fn new(access: Option<ListenerAccess>, context: ListenerContext) -> Self {
-        let context = access.map(|ListenerAccess { policy, .. }| {
+    /// Accepts links of users by this policy.
+    pub(crate) fn new(policy: Arc<ArcSwap<AccessPolicy>>, context: ListenerContext) -> Self {
+        if !policy.load().is_removed {
             context.metrics.sessions.expose(LISTENER, &DENIALS);
-            Arc::new(ListenerContext { listener: LISTENER, policy, ..context })
-        });
-        Self { context, ..Self::default() }
+        }
+        let context = Arc::new(ListenerContext { listener: LISTENER, policy, ..context });
+        Self { context: Some(context), ..Self::default() }
     }
 
     /// Returns the user of an open link whose credentials are not revoked.
@@ -131,11 +132,12 @@ pub(crate) async fn authenticate(
     hello: &UserHello,
     shared: &Arc<ServerContext>,
 ) -> Result<(AuthenticatedUser, Permit<UserName>), LinkDenial> {
-    let Some(context) = &shared.user_links.context else {
+    let context = shared.user_links.context.as_ref();
+    let accepting = context.map(|context| (context, context.policy.load_full()));
+    let Some((context, policy)) = accepting.filter(|(_, policy)| !policy.is_removed) else {
         let answer = CallRejection::Forbidden(NO_USERS.to_owned());
         return Err(LinkDenial::new("no_users", answer).logged());
     };
-    let policy = context.policy.load_full();
     policy.check_source(call.from.ip()).map_err(LinkDenial::forbidden)?;
     let identity = match (&hello.proof, &call.certificate) {
         (UserProof::Token { user, token }, _) => {
@@ -168,11 +170,9 @@ pub(crate) async fn authenticate(
 /// Waits until a user who is linked may no longer be, and returns why.
 pub(crate) async fn revoked(user: &AuthenticatedUser, shared: &Arc<ServerContext>) -> String {
     let user = user.clone();
+    let judge = move |change: &_| user.judge(change).map_err(|denial| denial.to_string());
     // A link is no session, which operators end by its user.
-    let grant = shared
-        .grants
-        .add(SessionSubject::default(), move || user.judge().map_err(|denial| denial.to_string()));
-    match grant {
+    match shared.grants.add(SessionSubject::default(), judge) {
         Ok(grant) => {
             grant.revoked().await;
             grant.revocation().unwrap_or_default().to_owned()
@@ -198,9 +198,10 @@ async fn prove(
 }
 
 impl AuthenticatedUser {
-    /// Checks whether the user may be linked now. Returns the last second (Unix time) for which that holds.
-    pub(crate) fn judge(&self) -> Result<u64, Denial> {
-        let policy = self.context.policy.load();
+    /// Checks whether the user may be linked with a change of rights. Returns the last second (Unix time) for which that
+    /// holds.
+    pub(crate) fn judge(&self, change: &RightsChange) -> Result<u64, Denial> {
+        let policy = change.load(&self.context.policy);
         policy.check_source(self.from.ip())?;
         let (name, until) = self.identity.judge(&policy, LISTENER)?;
         if name.as_deref() == Some(self.client.user.as_str()) {

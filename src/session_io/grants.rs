@@ -17,6 +17,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
+use crate::session_io::rights::RightsChange;
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{NodeName, SessionId, Target};
@@ -90,8 +91,9 @@ struct Inner {
     owner: AtomicWaker,
 }
 
-/// Returns the last second (Unix time) for which the session is admitted by the current rights, or why it is not.
-type Judge = dyn Fn() -> Result<u64, String> + Send + Sync;
+/// Returns the last second (Unix time) for which the session is admitted with a change of rights, or why it is not.
+/// Without changes, the current rights decide.
+type Judge = dyn Fn(&RightsChange) -> Result<u64, String> + Send + Sync;
 
 /// What a judge returns if only a change of rights can end the session.
 pub const UNTIL_CHANGED: u64 = u64::MAX;
@@ -116,7 +118,7 @@ impl Grants {
     pub fn add(
         &self,
         subject: SessionSubject,
-        judge: impl Fn() -> Result<u64, String> + Send + Sync + 'static,
+        judge: impl Fn(&RightsChange) -> Result<u64, String> + Send + Sync + 'static,
     ) -> Result<Grant, String> {
         let grant = Grant(Arc::new(Inner {
             number: self.0.next.fetch_add(1, SeqCst),
@@ -127,7 +129,7 @@ impl Grants {
             owner: AtomicWaker::new(),
         }));
         self.0.open.lock().insert(grant.0.number, Arc::downgrade(&grant.0));
-        let until = (grant.0.judge)()?;
+        let until = (grant.0.judge)(&RightsChange::default())?;
         if until != UNTIL_CHANGED && self.judge_after(until) == UNTIL_CHANGED {
             // The first that ends with time.
             self.rights_changed();
@@ -140,6 +142,16 @@ impl Grants {
         let selected = self.all().filter(|one| is_selected(&one.subject));
         let ended = selected.filter(|one| one.revoked.set(why.to_owned()).is_ok());
         ended.inspect(|one| one.owner.wake()).count()
+    }
+
+    /// Returns how many sessions of each user, or of none, would end with a change of rights. Links have no node, and
+    /// are no sessions.
+    pub fn ended_by(&self, change: &RightsChange) -> BTreeMap<Option<Box<str>>, usize> {
+        let mut ended = BTreeMap::new();
+        for one in self.all().filter(|one| one.subject.node.is_some() && (one.judge)(change).is_err()) {
+            *ended.entry(one.subject.user.clone()).or_default() += 1;
+        }
+        ended
     }
 
     /// Returns up to `most` sessions that this process only relays, the longest first.
@@ -186,9 +198,10 @@ impl Grants {
     async fn judge_all(&self) {
         self.0.due.store(UNTIL_CHANGED, SeqCst);
         let mut revoked = 0_u64;
+        let current = RightsChange::default();
         for batch in self.batches() {
             for inner in batch.iter().filter_map(Weak::upgrade) {
-                match (inner.judge)() {
+                match (inner.judge)(&current) {
                     Ok(until) => {
                         self.judge_after(until);
                     }

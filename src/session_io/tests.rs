@@ -79,7 +79,7 @@ fn run(drain: &Drain, metrics: &Metrics, session: SessionStream, socket: Socket<
         buffered: Bytes::new(),
         access: AccessLogEntry::start(LISTENER, "test".into()),
         alive: metrics.sessions.start(LISTENER),
-        grant: Grants::default().add(SessionSubject::default(), || Ok(UNTIL_CHANGED)).unwrap(),
+        grant: Grants::default().add(SessionSubject::default(), |_| Ok(UNTIL_CHANGED)).unwrap(),
         permit: None,
     };
     let metrics = metrics.clone();

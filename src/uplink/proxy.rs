@@ -62,6 +62,7 @@ impl UserProxy {
             uplink: Some(DestinationMapping::User),
             metrics: links.metrics.clone(),
             drain: clients.clone(),
+            stopping: clients.clone(),
         };
         clients
             .spawn(info_span!("refusals"), links.metrics.refusals.clone().sum_up(clients.clone().started()));

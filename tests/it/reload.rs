@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tunnel::config::Environment;
 use tunnel::config::config_watch::ConfigFile;
@@ -12,7 +12,7 @@ use tunnel::server::config::ServerConfig;
 use tunnel_base::drain::Drained;
 use tunnel_net::reload::reload_now;
 
-use crate::support::clients::{assert_echo, assert_reset, get, open};
+use crate::support::clients::{ESTABLISHED, assert_echo, assert_reset, get, head, open, send_request};
 use crate::support::programs::{TestDir, TestServer, at, edge};
 use crate::support::{assert_eventually, servers, targets, wait_until};
 use crate::words::LogLines;
@@ -52,8 +52,8 @@ impl<'p> Followed<'p> {
 
 /// The outcome of a reload that opened or closed a listener.
 const RELOADED: &str = "listeners reloaded";
-/// The outcome of a reload that changed nothing.
-const REJECTED: &str = "config change rejected";
+/// The outcome of a reload with a listener that cannot open.
+const REJECTED: &str = "config change applied in part";
 
 fn free_address() -> SocketAddr {
     servers::addresses(1)[0]
@@ -72,7 +72,7 @@ async fn is_closed(at: SocketAddr) -> bool {
 }
 
 #[tokio::test]
-async fn a_reload_opens_a_listener_and_closes_it_without_ending_its_sessions() {
+async fn a_reload_opens_a_listener_and_opens_it_again_without_ending_its_sessions() {
     let (place, echo, port) = (TestDir::new(), targets::echo().await, free_address());
     let (lines, _guard) = LogLines::start();
     let followed = Followed::start(&place, "");
@@ -83,10 +83,10 @@ async fn a_reload_opens_a_listener_and_closes_it_without_ending_its_sessions() {
     followed.reload(&lines, &tcp(port, echo, ""), RELOADED).await;
     let mut client = connect(port).await;
     assert_echo(&mut client, "through the new port").await;
-    assert_eq!(lines.count(&format!("keys=\"server.tcp.\\\"{port}\\\".target\"")), 1, "{}", lines.text());
+    assert_eq!(lines.count(&format!("keys=\"server.tcp.\\\"{port}\\\"\"")), 1, "{}", lines.text());
 
-    followed.reload(&lines, "", RELOADED).await;
-    assert!(is_closed(port).await);
+    followed.reload(&lines, &tcp(port, echo, "send_proxy = true"), RELOADED).await;
+    assert!(!is_closed(port).await);
     assert_eq!(lines.count("listener closed"), 1);
     assert_echo(&mut client, "its session goes on").await;
     assert_echo(&mut stays, "so does that of an unchanged listener").await;
@@ -133,56 +133,52 @@ async fn a_listener_with_another_target_or_address_opens_again_at_the_same_port(
     assert_eq!(bytes, targets::pattern(7));
     // The old address has to close before this one can open.
     let everywhere = SocketAddr::from(([0, 0, 0, 0], port.port()));
+    assert_echo(&mut client, "its target stays").await;
     followed.reload(&lines, &tcp(everywhere, echo, ""), RELOADED).await;
     assert_echo(&mut connect(([127, 0, 0, 9], port.port()).into()).await, "at another address").await;
-    assert_echo(&mut client, "its target stays").await;
+    assert_reset(&mut client).await;
 }
 
 #[tokio::test]
-async fn an_address_in_use_rejects_the_whole_config_until_a_reload_finds_it_free() {
+async fn an_address_in_use_keeps_its_listener_where_it_was_until_a_reload_finds_it_free() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let [old, taken, other] = [(); 3].map(|()| free_address());
+    let proxy =
+        |at: SocketAddr| format!("[server.http_proxy]\nlisten = \"{at}\"\nallow_from = [\"127.0.0.0/8\"]\n");
     let holder = std::net::TcpListener::bind(taken).unwrap();
     let (lines, _guard) = LogLines::start();
-    let followed = Followed::start(&place, &tcp(old, echo, ""));
+    let followed = Followed::start(&place, &proxy(old));
     let _edge = edge(&place, &followed.server, "node1").await;
-    let mut client = connect(old).await;
-    assert_echo(&mut client, "before").await;
+    let mut client = open(old, &at("node1", echo)).await;
 
-    let everywhere = SocketAddr::from(([0, 0, 0, 0], old.port()));
-    let more: String =
-        [everywhere, taken, other].map(|port| tcp(port, echo, "allow_from = [\"127.0.0.0/8\"]")).concat();
+    let more = proxy(taken) + &tcp(other, echo, "allow_from = [\"127.0.0.0/8\"]");
     let fenced = format!("allow_from = [\"10.0.0.0/8\"]\n{more}");
     followed.reload(&lines, &fenced, REJECTED).await;
     let line = lines.text().lines().find(|line| line.contains(REJECTED)).unwrap().to_owned();
     for part in [
-        format!("key=server.tcp.\"{taken}\""),
+        "key=server.http_proxy.listen".to_owned(),
         format!("cannot listen on {taken}"),
         "stop the program".into(),
     ] {
         assert!(line.contains(&part), "{part}: {line}");
     }
-    assert!(is_closed(other).await, "no part of the config applies");
-    assert_echo(&mut followed.server.open(&at("node1", echo)).await, "not even its rules").await;
+    assert_echo(&mut connect(other).await, "the other listener is open").await;
+    let denied = followed.server.request_connect(&at("node1", echo)).await;
+    assert_eq!(denied.phrase, "your address 127.0.0.1 is not allowed here", "the rules apply");
     // Other tests request reloads as well, and each closes it for a moment.
     wait_until("the port that had to close is open again", || std::net::TcpStream::connect(old).is_ok())
         .await;
     assert_echo(&mut client, "and its session goes on").await;
     let log = followed.server.server.bound.log;
     let page = get(log, "/readyz").await;
-    assert!(
-        page.status == 200 && page.body.contains(&format!("listeners: server.tcp.\"{taken}\"")),
-        "{page:?}"
-    );
+    assert!(page.status == 200 && page.body.contains("listeners: server.http_proxy.listen"), "{page:?}");
 
     drop(holder);
-    followed.retry(&lines, RELOADED, 0).await;
-    for port in [old, taken, other] {
-        assert_echo(&mut connect(port).await, "open now").await;
-    }
+    followed.retry(&lines, "keys=\"server.http_proxy\"", 0).await;
+    assert_echo(&mut open(taken, &at("node1", echo)).await, "open now").await;
+    assert!(is_closed(old).await);
+    assert_echo(&mut client, "and its session goes on").await;
     assert_eq!(get(log, "/readyz").await.body, "ok\n");
-    let denied = followed.server.request_connect(&at("node1", echo)).await;
-    assert_eq!(denied.phrase, "your address 127.0.0.1 is not allowed here", "its rules apply too");
 }
 
 #[tokio::test]
@@ -249,4 +245,37 @@ async fn listeners_of_each_kind_open_and_close_with_the_config() {
     followed.retry(&lines, RELOADED, lines.count(RELOADED)).await;
     assert_echo(&mut open(port, &at("node1", echo)).await, "at the new address").await;
     assert!(is_closed(followed.server.connect).await);
+}
+
+/// A closed listener is not a stopping server.
+#[tokio::test]
+async fn a_request_whose_head_is_read_while_its_listener_opens_again_is_served() {
+    let place = TestDir::new();
+    let echo = targets::echo().await;
+    let proxy = "[server.http_proxy]\nlisten = \"127.0.0.1:0\"\n";
+    let (lines, _guard) = LogLines::start();
+    let followed = Followed::start(&place, proxy);
+    let _edge = edge(&place, &followed.server, "node1").await;
+    let request = format!("CONNECT {} HTTP/1.1\r\nHost: x\r\n\r\n", at("node1", echo));
+    let (begin, end) = request.split_at(30);
+    let mut clients = Vec::new();
+    for port in [followed.server.connect, followed.server.port("http_proxy")] {
+        // One has sent a part of its head, the other one nothing yet.
+        for sent in [begin, ""] {
+            let mut client = connect(port).await;
+            client.write_all(sent.as_bytes()).await.unwrap();
+            clients.push((client, if sent.is_empty() { &request } else { end }));
+        }
+    }
+    // Connections that wait in the kernel are not accepted yet.
+    for port in [followed.server.connect, followed.server.port("http_proxy")] {
+        assert_eq!(send_request(port, "CONNECT x HTTP/1.1\r\n\r\n").await.status, 400);
+    }
+    followed.reload(&lines, &format!("proxy_protocol = [\"10.0.0.5\"]\n{proxy}"), RELOADED).await;
+    assert_eq!(lines.count("listener closed"), 2, "{}", lines.text());
+    for (client, rest) in &mut clients {
+        client.write_all(rest.as_bytes()).await.unwrap();
+        assert_eq!(head(client).await, ESTABLISHED);
+        assert_echo(client, "served").await;
+    }
 }

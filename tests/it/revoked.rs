@@ -11,6 +11,9 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tunnel::command::Format;
+use tunnel::command::config::{ConfigFileArgs, diff};
+use tunnel::config::Environment;
 use tunnel::edge::Edge;
 use tunnel_base::names::{Instance, SessionId};
 use tunnel_net::pki::CertificateAuthority;
@@ -373,3 +376,158 @@ async fn a_blocked_node_gets_no_session_once_its_sessions_are_reset() {
 const VALID: Duration = Duration::from_secs(3600);
 /// Validity of a certificate that must expire within a test: long enough for a handshake on a busy machine.
 const BRIEF: Duration = Duration::from_secs(6);
+
+#[tokio::test]
+async fn a_listener_that_asks_for_a_password_ends_the_sessions_that_have_given_none() {
+    let place = TestDir::new();
+    let target = at("node1", targets::echo().await);
+    let (server, config) = live::server(&place, &place.cloud(""));
+    let _edge = edge(&place, &server, "node1").await;
+    let mut anonymous = server.open(&target).await;
+    let users = place.file("users", &hashed("ops", "pw"));
+    std::fs::write(&config, place.cloud(&format!("auth = \"basic\"\nusers = {users:?}\n"))).unwrap();
+    reloaded(assert_reset(&mut anonymous)).await;
+    assert_eq!(server.server.metrics.sessions.closed("connect", "revoked"), 1);
+    assert_eq!(server.request_connect(&target).await.status, 407);
+    // The other way round nothing is taken away.
+    let request = format!("CONNECT {target} HTTP/1.1\r\n{}\r\n", login("ops", "pw"));
+    let mut stays = open_from([127, 0, 0, 1], server.connect, &request).await;
+    std::fs::write(&config, place.cloud("")).unwrap();
+    reloaded(async { while server.request_connect("other:1").await.status == 407 {} }).await;
+    assert_echo(&mut stays, "needs no password now").await;
+}
+
+#[tokio::test]
+async fn another_file_of_users_ends_the_sessions_of_those_whom_it_lacks() {
+    let place = TestDir::new();
+    let target = at("node1", targets::echo().await);
+    let dev = hashed("dev", "pw");
+    let files = [place.file("one", &(hashed("ops", "pw") + &dev)), place.file("two", &dev)];
+    let text = |file: &std::path::Path| place.cloud(&format!("auth = \"basic\"\nusers = {file:?}\n"));
+    let (server, config) = live::server(&place, &text(&files[0]));
+    let _edge = edge(&place, &server, "node1").await;
+    let open = async |user: &str| {
+        let request = format!("CONNECT {target} HTTP/1.1\r\n{}\r\n", login(user, "pw"));
+        open_from([127, 0, 0, 1], server.connect, &request).await
+    };
+    let mut ends = open("ops").await;
+    let mut stays = open("dev").await;
+    std::fs::write(&config, text(&files[1])).unwrap();
+    reloaded(assert_reset(&mut ends)).await;
+    assert_echo(&mut stays, "is in the other file, too").await;
+    assert_eq!(server.server.metrics.sessions.closed("connect", "revoked"), 1);
+}
+
+#[tokio::test]
+async fn rights_are_taken_away_although_a_port_of_the_same_change_cannot_open() {
+    let place = TestDir::new();
+    let target = at("node1", targets::echo().await);
+    let users = place.file("users", &(hashed("admin", "pw") + &hashed("dev", "pw")));
+    let text = |more: &str| place.cloud(&format!("auth = \"basic\"\nusers = {users:?}\n{more}"));
+    let (server, config) = live::server(&place, &text(""));
+    let _edge = edge(&place, &server, "node1").await;
+    let request = |user: &str| format!("CONNECT {target} HTTP/1.1\r\n{}\r\n", login(user, "pw"));
+    let mut ends = open_from([127, 0, 0, 1], server.connect, &request("admin")).await;
+    let mut stays = open_from([127, 0, 0, 1], server.connect, &request("dev")).await;
+    let taken = servers::addresses(1)[0];
+    let _holder = std::net::TcpListener::bind(taken).unwrap();
+    let proxy = format!("rules = [{{ users = [\"dev\"] }}]\n[server.http_proxy]\nlisten = \"{taken}\"\n");
+    std::fs::write(&config, text(&proxy)).unwrap();
+    reloaded(assert_reset(&mut ends)).await;
+    assert_eq!(send_request(server.connect, &request("admin")).await.status, 403);
+    assert_echo(&mut stays, "is still allowed").await;
+    let log = server.server.bound.log;
+    let reported = async {
+        while !crate::support::clients::get(log, "/readyz")
+            .await
+            .body
+            .contains("listeners: server.http_proxy")
+        {}
+    };
+    reloaded(assert_eventually("the port in /readyz", reported)).await;
+}
+
+#[tokio::test]
+async fn a_removed_table_takes_its_rights_with_it() {
+    let place = TestDir::new();
+    let echo = targets::echo().await;
+    let port = servers::addresses(1)[0];
+    let tcp = format!("[server.tcp.\"{port}\"]\ntarget = \"node1/{echo}\"\n");
+    let (server, config) = live::server(&place, &place.cloud(&tcp));
+    let _edge = edge(&place, &server, "node1").await;
+    let mut ends = TcpStream::connect(port).await.unwrap();
+    assert_echo(&mut ends, "open").await;
+    let mut stays = server.open(&at("node1", echo)).await;
+    std::fs::write(&config, place.cloud("")).unwrap();
+    reloaded(assert_reset(&mut ends)).await;
+    assert_echo(&mut stays, "of another table").await;
+    assert_eq!(server.server.metrics.sessions.closed("tcp", "revoked"), 1);
+}
+
+#[tokio::test]
+async fn sessions_end_if_their_listener_trusts_another_ca_now() {
+    let place = TestDir::new();
+    let target = at("node1", targets::echo().await);
+    let dir = place.path().display().to_string();
+    let text = |ca: &str| {
+        place.cloud(&format!(
+            "[server.egress]\nlisten = \"127.0.0.1:0\"\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\n\
+             client_ca = \"{dir}/{ca}\"\nnames = [\"*\"]\n"
+        ))
+    };
+    for name in ["first", "second"] {
+        let authority = CertificateAuthority::new(name, VALID).unwrap();
+        let identity = IdentityFiles {
+            cert: place.path().join(format!("of-{name}.crt")),
+            key: place.path().join(format!("of-{name}.key")),
+        };
+        authority.client(name).unwrap().write(&identity.cert, &identity.key).unwrap();
+        place.file(name, authority.cert());
+    }
+    let (server, config) = live::server(&place, &text("first"));
+    let _edge = edge(&place, &server, "node1").await;
+    let shows =
+        IdentityFiles { cert: place.path().join("of-first.crt"), key: place.path().join("of-first.key") };
+    let mut client = by_certificate(&place, &server, &shows, &target).await.unwrap();
+    echoes(&mut client).await;
+    std::fs::write(&config, text("second")).unwrap();
+    reloaded(is_cut(&mut client)).await;
+    assert_eq!(server.server.metrics.sessions.closed("egress", "revoked"), 1);
+}
+
+#[tokio::test]
+async fn a_running_server_says_which_sessions_a_new_config_would_end_and_ends_none() {
+    let place = TestDir::new();
+    let target = at("node1", targets::echo().await);
+    let users = place.file("users", &(hashed("alice", "pw") + &hashed("bob", "pw")));
+    let socket = place.path().join("admin.sock");
+    let text = |more: &str| {
+        place.cloud(&format!(
+            "auth = \"basic\"\nusers = {users:?}\n{more}\n[server.admin]\nlisten = \"unix:{}\"\n",
+            socket.display()
+        ))
+    };
+    let (server, _) = live::server(&place, &text(""));
+    let _edge = edge(&place, &server, "node1").await;
+    let mut open = Vec::new();
+    for user in ["alice", "alice", "bob"] {
+        let request = format!("CONNECT {target} HTTP/1.1\r\n{}\r\n", login(user, "pw"));
+        open.push(open_from([127, 0, 0, 1], server.connect, &request).await);
+    }
+    let new = text("rules = [{ users = [\"bob\"] }]\n[server.session]\nmax_sessions = 7");
+    let file = ConfigFileArgs { file: Some(place.file("new.toml", &new)), kubeconfig: None };
+    let asked = diff(&file.read().unwrap(), None, None, &Environment::default(), Format::Text).await.unwrap();
+    let expected = format!(
+        "compared with the running server at {}:\nreload: judges sessions of server.connect again\n\
+         restart: changes server.session\nreload: ends 2 sessions of alice\n",
+        socket.display()
+    );
+    assert_eq!(asked, expected);
+    for client in &mut open {
+        assert_echo(client, "goes on").await;
+    }
+    // At a port nobody may ask.
+    let request =
+        "POST /config/plan HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+    assert_eq!(send_request(server.server.bound.log, request).await.status, 404);
+}

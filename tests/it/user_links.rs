@@ -488,3 +488,32 @@ async fn a_server_that_takes_no_links_of_users_says_so_and_an_older_one_is_named
     let why = why.to_string();
     assert!(why.contains("invalid token") && why.contains("the access of this device was revoked"), "{why}");
 }
+
+#[tokio::test]
+async fn the_first_table_of_users_needs_no_restart_and_a_removed_one_ends_their_links() {
+    let place = TestDir::new();
+    let echo = targets::echo().await;
+    let with = place.cloud(&tables(&place, ""));
+    let without = with.split("[server.clients]").next().unwrap().to_owned();
+    let (server, file) = live::server(&place, &without);
+    server.server.enrolment.as_ref().unwrap().refresh().await;
+    let _edge = edge(&place, &server, "node1").await;
+    let settings = || config(&place, "alice/laptop", &[server.server.bound.grpc]);
+    let refused = ClientUplinks::connect(settings()).await.unwrap_err().to_string();
+    assert!(refused.contains("accepts no links of users"), "{refused}");
+    std::fs::write(&file, with).unwrap();
+    let linked = async {
+        loop {
+            if let Ok(links) = ClientUplinks::connect(settings()).await {
+                return links;
+            }
+        }
+    };
+    let links = reloaded(assert_eventually("a link", linked)).await;
+    let mut session = open(&links, &at("node1", echo)).await.unwrap();
+    assert_session_echo(&mut session, "allowed").await;
+    std::fs::write(&file, without).unwrap();
+    let why = reloaded(reset(&mut session)).await;
+    assert!(why.contains("removed from the config"), "{why}");
+    wait_until("the link has ended", || links.links() == 0).await;
+}

@@ -249,9 +249,9 @@ async fn permission_for_a_target_ends_when_its_entry_is_removed() {
         let host = if dialer.node().is_some() { "edge-1" } else { "localhost" };
         let target = format!("{host}:{port}").parse().unwrap();
         let right = dialer.dial(&target, Duration::from_secs(5)).await.unwrap().right;
-        assert_eq!(right.judge(), Ok(()));
+        assert_eq!(right.judge(&RightsChange::default()), Ok(()));
         dialer.targets.store(Arc::new(["10.0.0.0/8:*".parse().unwrap()].into_iter().collect()));
-        let why = right.judge().unwrap_err();
+        let why = right.judge(&RightsChange::default()).unwrap_err();
         assert!(why.code == ErrorCode::NotAllowed && why.reason.ends_with(&text), "{why}");
     }
 }

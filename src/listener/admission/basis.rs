@@ -12,6 +12,7 @@ use crate::listener::admission::AccessPolicy;
 use crate::listener::auth::Login;
 use crate::listener::denial::Denial;
 use crate::session_io::grants::UNTIL_CHANGED;
+use crate::session_io::rights::RightsChange;
 use tunnel_base::names::NodeName;
 use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_net::tls::error::TlsHandshakeError;
@@ -60,6 +61,12 @@ impl ClientIdentity {
         listener: &str,
     ) -> Result<(Option<String>, u64), Denial> {
         match self {
+            Self::None if policy.certificates.as_ref().is_some_and(|request| request.is_everywhere) => {
+                Err(Denial::Forbidden("clients of this listener need a certificate now".to_owned()))
+            }
+            Self::None if policy.logins.is_some() => {
+                Err(Denial::Forbidden("clients of this listener need a password now".to_owned()))
+            }
             Self::None => Ok((None, UNTIL_CHANGED)),
             Self::User(user) => Ok((Some(user.clone()), UNTIL_CHANGED)),
             Self::Device(device) if device.is_joined() => {
@@ -70,12 +77,15 @@ impl ClientIdentity {
                 Err(Denial::Forbidden(format!("the access of user {user} was revoked")))
             }
             Self::Certificate(certificate) => {
-                let until = certificate.verify().map_err(|error| {
+                let now = policy.certificates.as_ref().map(|request| &request.tls);
+                let until = certificate.verify(now).map_err(|error| {
                     let error = TlsHandshakeError::of_tls(&error);
                     Denial::Forbidden(format!("client certificate rejected: {error}"))
                 })?;
                 Ok((Some(policy.user_of_certificate(&certificate.names, listener)?), until))
             }
+            // As if requested now, without a password.
+            Self::Password(_) if policy.logins.is_none() => Ok((None, UNTIL_CHANGED)),
             Self::Password(login)
                 if policy.logins.as_ref().is_some_and(|logins| logins.is_current(login)) =>
             {
@@ -89,21 +99,21 @@ impl ClientIdentity {
 }
 
 impl AccessBasis {
-    /// Checks whether the access policy admits the request now. Returns the last second (Unix time) for which the
-    /// result holds unless rights change.
+    /// Checks whether the access policy admits the request with a change of rights. Returns the last second (Unix time)
+    /// for which the result holds unless rights change.
     ///
     /// # Errors
     ///
     /// Returns the denial that a new request would get.
-    pub(crate) fn judge(&self) -> Result<u64, Denial> {
-        let policy = self.policy.load();
+    pub(crate) fn judge(&self, change: &RightsChange) -> Result<u64, Denial> {
+        let policy = change.load(&self.policy);
         policy.check_source(self.from)?;
         let (user, until) = self.identity.judge(&policy, self.listener)?;
         let user = user.as_deref();
         policy.authorize(user, self.from, &self.node, self.port)?;
         if let Some(right) = &self.direct {
             policy.authorize(user, self.from, &NodeName::direct(), right.port())?;
-            right.judge().map_err(Denial::Direct)?;
+            right.judge(change).map_err(Denial::Direct)?;
         }
         Ok(until)
     }

@@ -82,7 +82,8 @@ impl AuthorizedRequest {
             resumed: access.resumed,
         };
         let subject = SessionSubject { relayed: Some(Box::new(relayed)), ..(&access).into() };
-        match context.grants.add(subject, move || basis.judge().map_err(|denial| denial.to_string())) {
+        let judge = move |change: &_| basis.judge(change).map_err(|denial| denial.to_string());
+        match context.grants.add(subject, judge) {
             Ok(grant) => {
                 let alive = context.metrics.sessions.start(access.listener);
                 Ok(RelayedUserSession { grant, context, access, alive, _permit: permit })

@@ -98,6 +98,7 @@ pub(crate) fn context(
         direct: None,
         uplink: None,
         metrics: Metrics::edge(),
+        stopping: drain.clone(),
         drain,
     }
 }

@@ -13,6 +13,7 @@ use crate::server::config_files::LivePolicies;
 use crate::server::link_events::MAX_SEARCHES;
 use crate::server::link_events::target_at_node;
 use crate::session_io::REVOKED;
+use crate::session_io::rights::RightsChange;
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{NodeName, SessionId, Target};
@@ -40,7 +41,7 @@ impl RequestFromEdge {
     /// Returns an error if the edge may not reach this now. With [`ErrorCode::NodeNotConnected`] that is not known.
     pub(super) async fn judge(&self, shared: &Arc<ServerContext>) -> Result<(), SessionError> {
         if self.from.peer.node() != Some(&self.node) {
-            return self.judge_node(&shared.policies);
+            return self.judge_node(&shared.policies, &RightsChange::default());
         }
         // A session to the cloud that a peer has dialled. This server judges it as if it dialled.
         if target_at_node(&self.target, &self.node, self.session, shared).is_some() {
@@ -54,8 +55,12 @@ impl RequestFromEdge {
         })
     }
 
-    pub(super) fn judge_node(&self, policies: &LivePolicies) -> Result<(), SessionError> {
-        if policies.nodes.load().iter().any(|glob| glob.matches(&self.node)) {
+    pub(super) fn judge_node(
+        &self,
+        policies: &LivePolicies,
+        change: &RightsChange,
+    ) -> Result<(), SessionError> {
+        if change.load(&policies.nodes).iter().any(|glob| glob.matches(&self.node)) {
             return Ok(());
         }
         // The address at which this server was reached: an operator may have several servers with different rules.

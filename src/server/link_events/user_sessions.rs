@@ -15,6 +15,7 @@ use crate::server::ServerContext;
 use crate::server::link_events::BridgeRequester;
 use crate::server::link_events::plain_bridge::bridge_to_plain;
 use crate::server::user_links::AuthenticatedUser;
+use crate::session_io::rights::RightsChange;
 use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 
@@ -40,7 +41,7 @@ pub(crate) fn spawn_request(request: RelayRequest, shared: &Arc<ServerContext>, 
 /// Answers a request of the admin API, as the end of its session.
 async fn answer(request: RelayRequest, user: AuthenticatedUser, shared: Arc<ServerContext>) {
     // Checked again, because the config may have changed.
-    if let Err(denial) = user.judge() {
+    if let Err(denial) = user.judge(&RightsChange::default()) {
         return request.refuse(refusal(&denial, &user.context, false));
     }
     let AuthenticatedUser { client, from, context, .. } = user;

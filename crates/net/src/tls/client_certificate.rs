@@ -48,6 +48,11 @@ impl ServerTls {
         Self { config: Arc::new(config), clients, users, accepted: Mutex::default() }
     }
 
+    /// Returns true if clients must present a certificate.
+    pub fn requests_certificates(&self) -> bool {
+        self.clients.is_some()
+    }
+
     /// Returns an acceptor of connections.
     pub fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(self.config.clone())
@@ -99,14 +104,14 @@ impl ClientCertificate {
         self.chain.first()
     }
 
-    /// Verifies the certificate by the current CAs and the current time. Returns the last second (Unix time) for which
-    /// the result holds unless the CAs change.
+    /// Verifies the certificate by the current CAs and the current time. `now` is the TLS of the client's port if that was
+    /// opened again. Returns the last second (Unix time) for which the result holds unless the CAs change.
     ///
     /// # Errors
     ///
     /// The client's next handshake would fail for this reason.
-    pub fn verify(&self) -> Result<u64, Error> {
-        self.tls.load().verify(&self.chain)
+    pub fn verify(&self, now: Option<&ReloadedValue<ServerTls>>) -> Result<u64, Error> {
+        now.unwrap_or(&self.tls).load().verify(&self.chain)
     }
 }
 

@@ -207,13 +207,13 @@ mod tests {
             let certificate = accepted.unwrap();
             assert!(certificate.names.contains(&"pod".to_owned()));
             // Again from the accepted ones.
-            assert_eq!(certificate.verify(), Ok(YEAR_2030));
-            assert_eq!(certificate.verify(), Ok(YEAR_2030));
+            assert_eq!(certificate.verify(None), Ok(YEAR_2030));
+            assert_eq!(certificate.verify(None), Ok(YEAR_2030));
             assert_eq!(kind, expected);
             last = Some(certificate);
         }
         clock.0.store(YEAR_2029 + 2 * 366 * 24 * 3600, Relaxed);
-        let late = TlsHandshakeError::of_tls(&last.unwrap().verify().unwrap_err());
+        let late = TlsHandshakeError::of_tls(&last.unwrap().verify(None).unwrap_err());
         assert!(matches!(late, TlsHandshakeError::Expired(..)), "{late}");
         for _ in 0..2 {
             let (accepted, kind) = handshake().await;
