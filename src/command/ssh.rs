@@ -70,15 +70,79 @@ fn ssh_args(ssh_arguments: &SshArgs) -> Result<Vec<OsString>, CommandError> {
         let expected = "a flag of tunnel ssh (see tunnel help ssh), then options of ssh, and [USER@]NODE";
         return Err(CommandError::usage(format!("{first:?}: expected {expected}")));
     }
-    let option = format!("ProxyCommand={}", proxy_command(&ssh_arguments.client)?);
-    let own = ["-o".into(), option.into()];
-    Ok(own.into_iter().chain(ssh_arguments.args.iter().cloned()).collect())
+    let (mut args, jump) = without_jump(&ssh_arguments.args);
+    let command = match jump.or_else(|| configured_jump(&args)) {
+        Some(jump) => jump_command(&ssh_arguments.client, &jump)?,
+        None => proxy_command(&ssh_arguments.client)?,
+    };
+    args.splice(0..0, ["-o".into(), format!("ProxyCommand={command}").into()]);
+    Ok(args)
+}
+
+/// Takes the value of `-J` out of ssh's arguments: ssh refuses it next to a ProxyCommand. Like ssh, finds it before and
+/// after the node, but not in the command that follows.
+fn without_jump(all: &[OsString]) -> (Vec<OsString>, Option<String>) {
+    let mut args = Vec::new();
+    let mut jump = None;
+    let mut has_node = false;
+    let mut rest = all.iter();
+    while let Some(arg) = rest.next() {
+        let text = arg.to_str().unwrap_or_default();
+        let Some(flags) = text.strip_prefix('-').filter(|flags| !flags.is_empty() && !flags.starts_with('-'))
+        else {
+            args.push(arg.clone());
+            if has_node || text == "--" {
+                break;
+            }
+            has_node = true;
+            continue;
+        };
+        // The first flag with a value ends the flags of this argument.
+        match flags.find(VALUED_FLAGS) {
+            Some(at) if flags[at..].starts_with('J') => {
+                let value = Some(&flags[at + 1..]).filter(|value| !value.is_empty()).map(OsString::from);
+                jump = value.or_else(|| rest.next().cloned()).and_then(|value| value.into_string().ok());
+                args.extend((at > 0).then(|| format!("-{}", &flags[..at]).into()));
+            }
+            Some(at) if at + 1 == flags.len() => {
+                args.extend([Some(arg), rest.next()].into_iter().flatten().cloned())
+            }
+            _ => args.push(arg.clone()),
+        }
+    }
+    args.extend(rest.cloned());
+    (args, jump.filter(|jump| jump != "none"))
+}
+
+/// Returns the `ProxyJump` that ssh's own config has for this node.
+fn configured_jump(args: &[OsString]) -> Option<String> {
+    let found = process::Command::new("ssh").arg("-G").args(args).output().ok()?;
+    let text = String::from_utf8(found.stdout).ok()?;
+    let jump = text.lines().find_map(|line| line.strip_prefix("proxyjump "))?;
+    (jump != "none").then(|| jump.to_owned())
+}
+
+/// Returns the ProxyCommand for a node behind others: this command again for the last of them, over those before it.
+fn jump_command(client: &ClientArgs, jump: &str) -> Result<String, CommandError> {
+    let (before, last) = jump.rsplit_once(',').map_or((None, jump), |(before, last)| (Some(before), last));
+    let last = if last.starts_with("ssh://") { last.to_owned() } else { format!("ssh://{last}") };
+    let before = before.map(|before| ["-J".to_owned(), before.to_owned()]);
+    let words: Vec<_> =
+        before.into_iter().flatten().chain(["-W".to_owned()]).map(|word| quoted(&word)).collect();
+    let command = command_line("ssh", client)?;
+    Ok(format!("{command} {} '[%h]:%p' {}", words.join(" "), quoted(&last)))
 }
 
 /// Returns the ProxyCommand, with the given flags. `tunnel connect` finds other values as this command would.
 fn proxy_command(client: &ClientArgs) -> Result<String, CommandError> {
+    // A host's name may come from a URL, and older versions of ssh pass any character to the shell.
+    Ok(format!("{} '%h' %p", command_line("connect", client)?))
+}
+
+/// Returns this program with a command and the given flags, quoted for ssh and its shell.
+fn command_line(command: &str, client: &ClientArgs) -> Result<String, CommandError> {
     let program = std::env::current_exe().ok().and_then(|path| path.into_os_string().into_string().ok());
-    let mut words = vec![program.unwrap_or_else(|| "tunnel".to_owned()), "connect".to_owned()];
+    let mut words = vec![program.unwrap_or_else(|| "tunnel".to_owned()), command.to_owned()];
     words.extend(client.server.iter().map(|server| format!("--server={server}")));
     words.extend(client.user.iter().map(|user| format!("--user={user}")));
     for (flag, path) in [
@@ -98,8 +162,7 @@ fn proxy_command(client: &ClientArgs) -> Result<String, CommandError> {
         )));
     }
     let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();
-    // A host's name may come from a URL, and older versions of ssh pass any character to the shell.
-    Ok(format!("{} '%h' %p", words.join(" ")))
+    Ok(words.join(" "))
 }
 
 /// Returns a path that does not depend on the working directory.
@@ -113,6 +176,10 @@ fn absolute(path: &Path) -> Result<String, CommandError> {
 fn quoted(word: &str) -> String {
     shell_word(&word.replace('%', "%%"))
 }
+
+/// Flags of ssh that have a value.
+const VALUED_FLAGS: [char; 20] =
+    ['b', 'c', 'e', 'i', 'l', 'm', 'o', 'p', 'B', 'D', 'E', 'F', 'I', 'J', 'L', 'O', 'Q', 'R', 'S', 'W'];
 
 #[cfg(test)]
 mod tests {
@@ -175,6 +242,27 @@ mod tests {
             message.code == 64 && message.text.contains("\"--sever=a:1\": expected a flag of tunnel ssh"),
             "{message}"
         );
+    }
+
+    #[test]
+    fn a_jump_goes_through_this_command_again() {
+        let ssh_args = |line: &str| {
+            let ssh_arguments = SshLine::try_parse_from(line.split(' ')).unwrap().ssh;
+            let args = super::ssh_args(&ssh_arguments).unwrap();
+            args.into_iter().map(|arg| arg.into_string().unwrap()).collect::<Vec<_>>()
+        };
+        for line in [
+            "ssh --server=a:1 -J root@node1:2201 -p 22 root@inner ls -J x",
+            "ssh --server=a:1 -p 22 -vJroot@node1:2201 root@inner ls -J x",
+        ] {
+            let args = ssh_args(line);
+            assert!(args[1].ends_with(" ssh --server=a:1 -W '[%h]:%p' ssh://root@node1:2201"), "{args:?}");
+            assert!(args[2..].join(" ").ends_with("root@inner ls -J x"), "{args:?}");
+            assert!(!args[2..args.len() - 3].iter().any(|arg| arg.contains('J')), "{args:?}");
+        }
+        let args = ssh_args("ssh inner -J a,b:1,c");
+        assert!(args[1].ends_with(" ssh -J a,b:1 -W '[%h]:%p' ssh://c"), "{args:?}");
+        assert_eq!(args[2..], ["inner"]);
     }
 
     #[test]
