@@ -530,7 +530,8 @@ mod tests {
         let lines: Vec<&str> = help.lines().skip_while(|line| *line != "Examples:").skip(1).take(2).collect();
         assert_eq!(lines.len(), 2, "{path}: {help}");
         for line in lines {
-            let line = [" # ", " < ", " > ", " >> "].iter().fold(line, |line, end| line.split(end).next().unwrap());
+            let line =
+                [" # ", " < ", " > ", " >> "].iter().fold(line, |line, end| line.split(end).next().unwrap());
             let line = line.trim().trim_start_matches("sudo ").replace('\'', "");
             assert!(format!("{line} ").starts_with(&format!("{path} ")) || path == NAME, "{path}: {line}");
             let parsed = Args::read(line.split_whitespace().map(OsString::from));

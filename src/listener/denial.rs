@@ -206,7 +206,7 @@ pub(super) fn bad_head(status: StatusCode, bytes: usize, fields: usize) -> Denia
         StatusCode::URI_TOO_LONG => Denial::UrlTooLong,
         StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => Denial::HeadTooLong { kib: bytes / 1024, fields },
         _ => Denial::Request(
-            "the request line or a header field is invalid; an IPv6 address needs brackets: [fd00::1]:22",
+            "no valid HTTP request; SOCKS and TLS have other ports, and an IPv6 address needs brackets: [fd00::1]:22",
         ),
     }
 }

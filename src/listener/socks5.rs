@@ -96,6 +96,10 @@ async fn greet(socket: &mut TcpStream, admission: &Admission) -> Result<bool, &'
             hint = "use socks5h://HOST:PORT as the proxy",
             "client does not speak SOCKS5"
         );
+        // A letter begins a request of HTTP, for which a browser or curl shows the answer.
+        if version.is_ascii_uppercase() {
+            send(socket, NO_HTTP).await?;
+        }
         return Err(NOT_SOCKS5);
     }
     if !read_bytes(socket, count).await?.contains(&NO_PASSWORD) {
@@ -174,6 +178,10 @@ fn ended(error: &io::Error) -> &'static str {
 
 /// Label of a client that speaks another protocol.
 const NOT_SOCKS5: &str = "not_socks5";
+
+/// Response to a client that takes this port for an HTTP proxy.
+const NO_HTTP: &[u8] =
+    b"HTTP/1.1 400 this port serves SOCKS5: use socks5h://HOST:PORT as the proxy\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
 const VERSION: u8 = 5;
 

@@ -268,7 +268,9 @@ impl FromStr for NodeName {
         }
         match text.parse() {
             Ok(ip) if !is_machine_address(ip) => Err(NameError::Address(text.to_owned())),
-            _ if Self::placeholder(text).is_some() => Err(NameError::Reserved(text.to_owned())),
+            _ if Self::placeholder(text).is_some() || is_loopback_name(text) => {
+                Err(NameError::Reserved(text.to_owned()))
+            }
             _ => Ok(Self(text.into())),
         }
     }
@@ -461,8 +463,16 @@ const MAX_LABEL: usize = 63;
 /// The longest host name that Linux allows.
 const MAX_HOST_NAME: usize = 64;
 
+fn is_loopback_name(text: &str) -> bool {
+    let first = text.split('.').next().unwrap_or(text);
+    LOOPBACK_NAMES.iter().any(|name| name.eq_ignore_ascii_case(first))
+}
+
 /// The name that means the dialling machine everywhere.
 const LOCALHOST: &str = "localhost";
+
+/// First labels of the names that each machine has for itself, also one whose name was never set.
+const LOOPBACK_NAMES: [&str; 3] = [LOCALHOST, "localhost4", "localhost6"];
 
 /// Returns the start of a remote's text for an error message: long enough to recognise, too short to flood a log.
 fn excerpt(text: &str) -> String {
@@ -551,10 +561,13 @@ mod tests {
             assert_eq!(text.parse::<NodeName>(), Err(NameError::Reserved(text.to_owned())), "{text}");
             assert!(NodeName::placeholder(text).is_some(), "{text}");
         }
+        for text in ["localhost", "LocalHost", "localhost.localdomain", "localhost6"] {
+            assert_eq!(text.parse::<NodeName>(), Err(NameError::Reserved(text.to_owned())), "{text}");
+        }
         for text in ["127.0.0.1", "0.0.0.0", "0.1.2.3", "169.254.169.254", "224.0.0.1", "255.255.255.255"] {
             assert_eq!(text.parse::<NodeName>(), Err(NameError::Address(text.to_owned())), "{text}");
         }
-        for text in ["defaults", "pod1", "--", "node-", "192.168.4.33", "node-7.9", "1", "localhost"] {
+        for text in ["defaults", "pod1", "--", "node-", "192.168.4.33", "node-7.9", "1", "localhost-7"] {
             assert_eq!(text.parse::<NodeName>().unwrap().as_str(), text);
         }
     }
@@ -567,7 +580,7 @@ mod tests {
         assert_eq!(node(&"x".repeat(64)), Some("x".repeat(64)));
         assert_eq!(node("192.168.4.33").as_deref(), Some("192.168.4.33"));
         assert_eq!(node("[::ffff:192.168.4.33]").as_deref(), Some("192.168.4.33"));
-        for none in ["fd00::1", "127.0.0.1", "pod", "default", "-"] {
+        for none in ["fd00::1", "127.0.0.1", "pod", "default", "-", "localhost"] {
             assert_eq!(node(none), None, "{none}");
         }
     }

@@ -141,7 +141,7 @@ async fn input_that_is_not_http_opens_no_session() {
     let long = format!("CONNECT node1:22 HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(70_000));
     for (head, word, begin) in [
         ("SSH-2.0-OpenSSH_9.2\r\n\r\n", "ssh_without_proxy_command", "SSH-2.0-tunnel\r\n"),
-        ("EHLO a.b\r\n\r\n", "header_invalid", "HTTP/1.1 400 bad request: the request line or a"),
+        ("EHLO a.b\r\n\r\n", "header_invalid", "HTTP/1.1 400 bad request: no valid HTTP request"),
         ("CONNECT a b c HTTP/1.1\r\n\r\n", "header_invalid", "HTTP/1.1 400 bad request: "),
         (long.as_str(), "header_too_large", "HTTP/1.1 431 the request's head is too long: at most 64 KiB"),
     ] {

@@ -20,6 +20,12 @@ pub(crate) fn check(head: &mut request::Parts) -> Result<(), Denial> {
     if head.method == Method::CONNECT {
         return Err(Denial::Request("this port does not serve CONNECT"));
     }
+    // What curl sends to a proxy for a WebSocket without TLS: a request with an upgrade.
+    if head.uri.scheme_str() == Some("ws") {
+        let mut parts = std::mem::take(&mut head.uri).into_parts();
+        parts.scheme = Some(Scheme::HTTP);
+        head.uri = Uri::from_parts(parts).map_err(|_| Denial::Request(BAD_HOST))?;
+    }
     if head.uri.scheme().is_some_and(|scheme| *scheme != Scheme::HTTP && *scheme != Scheme::HTTPS) {
         return Err(Denial::Request("only http:// and https:// URLs are accepted"));
     }

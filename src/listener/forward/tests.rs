@@ -577,13 +577,13 @@ async fn headers_for_this_process_are_removed_from_trailers() {
 
 #[tokio::test]
 async fn only_http_and_https_urls_are_forwarded() {
-    for url in ["http://node1/", "HTTPS://node1/"] {
+    for url in ["http://node1/", "HTTPS://node1/", "ws://node1/"] {
         let (mut site, mut target, _) =
             forwarded(&format!("GET {url} HTTP/1.1\r\nHost: node1\r\n\r\n")).await;
         target.send(EMPTY).await;
         site.expect(EMPTY).await;
     }
-    for url in ["ftp://node1/", "ws://node1/"] {
+    for url in ["ftp://node1/", "wss://node1/"] {
         let mut site = Site::new();
         site.send(&format!("GET {url} HTTP/1.1\r\nHost: node1\r\n\r\n")).await;
         let response = site.head().await;
