@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tracing::info_span;
 
-use crate::registry::node_not_found::NodeNotFound;
+use crate::registry::node_not_found::{NodeNotFound, RESTARTED};
 use crate::registry::waiters::{NodeWaiter, NodeWaiters};
 use crate::registry::{Finder, Path, RELINK_WINDOW};
 use tunnel_base::backoff::Backoff;
@@ -51,7 +51,7 @@ pub enum RouteError {
         missing: NodeNotFound,
     },
     /// The node's edge refused the session; its link works.
-    #[error("node {node}: {refusal}")]
+    #[error("{}", refusal_text(.node, .refusal))]
     Refused {
         /// Node that refused.
         node: NodeName,
@@ -69,6 +69,14 @@ pub enum RouteError {
     /// This server or edge has reached a limit, or is draining.
     #[error("{0}")]
     Busy(&'static str),
+}
+
+/// Returns the text of a refusal for a session to that node. A server calls the node "it".
+pub(crate) fn refusal_text(node: &NodeName, refusal: &SessionError) -> String {
+    match refusal.reason.strip_prefix("it ") {
+        Some(rest) => format!("node {node} {rest}"),
+        None => format!("node {node}: {refusal}"),
+    }
 }
 
 /// Reason why no session was opened, and the session's id if one was requested: the remote knows it.
@@ -222,12 +230,9 @@ impl SessionRouter {
         while parked.needs_path() {
             if let Err(missing) = search.next().await {
                 let (code, why) = if missing.another {
-                    (ErrorCode::UnknownSession, format!("{far} reconnected as another process"))
+                    (ErrorCode::UnknownSession, format!("{far} {RESTARTED}"))
                 } else {
-                    (
-                        ErrorCode::Cancelled,
-                        format!("{far} did not reconnect within {:?}", self.resume_timeout),
-                    )
+                    self.paths.no_path(&far, self.resume_timeout)
                 };
                 return parked.give_up(SessionError::new(code, why));
             }
@@ -518,6 +523,19 @@ impl PathProvider {
         }
     }
 
+    /// Returns why a session found no path to `far` within `timeout`: this process itself may have had no link.
+    fn no_path(&self, far: &str, timeout: Duration) -> (ErrorCode, String) {
+        let Self::Uplinks(uplinks) = self else {
+            return (ErrorCode::Cancelled, format!("{far} did not reconnect within {timeout:?}"));
+        };
+        if uplinks.is_linked() {
+            return (ErrorCode::Cancelled, format!("{far} was not found within {timeout:?}"));
+        }
+        let failure = uplinks.failure.lock().as_ref().map(|failure| format!(": {}", failure.text));
+        let code = if uplinks.is_denied() { ErrorCode::NotAllowed } else { ErrorCode::Cancelled };
+        (code, format!("this machine had no link to a server for {timeout:?}{}", failure.unwrap_or_default()))
+    }
+
     /// Returns true if this process never asks another one.
     pub(crate) fn is_alone(&self) -> bool {
         match self {
@@ -652,3 +670,39 @@ impl Uplinks {
 /// Maximum number of concurrent links; two are usual while a server drains. Beyond this the oldest is closed, so that
 /// the number stays bounded if all servers are draining.
 const MAX_LINKS: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_that_found_no_path_says_whose_line_was_missing() {
+        let minute = Duration::from_secs(60);
+        let uplinks = Uplinks::new(NodeName::none());
+        let paths = PathProvider::Uplinks(uplinks.clone());
+        let own = "this machine had no link to a server for 60s";
+        assert_eq!(paths.no_path("node node1", minute), (ErrorCode::Cancelled, own.to_owned()));
+        uplinks.note_failure("the access of this device was revoked", true);
+        let revoked = format!("{own}: the access of this device was revoked");
+        assert_eq!(paths.no_path("node node1", minute), (ErrorCode::NotAllowed, revoked));
+    }
+
+    #[test]
+    fn a_node_that_is_down_reads_alike_over_a_link_and_at_a_listener() {
+        let node: NodeName = "node3".parse().unwrap();
+        let seen = Some(Duration::from_secs(83));
+        let missing = NodeNotFound {
+            seen,
+            dns: Some("not in DNS".into()),
+            queried_peers: 1,
+            ..NodeNotFound::default()
+        };
+        let refusal = SessionError::new(ErrorCode::TargetUnreachable, format!("it {}", missing.sentence()));
+        let expected = "node node3 is not connected, last seen 83s ago; not at 1 peer";
+        assert_eq!(refusal_text(&node, &refusal), expected);
+        assert_eq!(RouteError::Offline { node: node.clone(), missing }.to_string(), expected);
+        let restarted =
+            NodeNotFound { another: true, dns: Some("not in DNS".into()), ..NodeNotFound::default() };
+        assert_eq!(restarted.sentence(), "was restarted, which ended this session");
+    }
+}

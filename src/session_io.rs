@@ -137,6 +137,8 @@ impl LocalParty {
     fn reset_by_other(self, why: &SessionError) -> &'static str {
         match why.code {
             ErrorCode::ConnectionFailed => self.other().failed(),
+            // Only the loss of a right ends an open session like that.
+            ErrorCode::NotAllowed | ErrorCode::NodeNotAllowed => REVOKED,
             code => code.name(),
         }
     }

@@ -36,6 +36,9 @@ impl NodeNotFound {
 
     /// Returns the complete message, to be placed after the node's name.
     pub fn sentence(&self) -> String {
+        if self.another {
+            return RESTARTED.to_owned();
+        }
         let seen = self.seen.map(|seen| format!(", last seen {} ago", short(seen))).unwrap_or_default();
         format!("is not connected{seen}{self}")
     }
@@ -44,7 +47,8 @@ impl NodeNotFound {
 impl fmt::Display for NodeNotFound {
     /// Continues a message about the node, so each part starts with "; ".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(dns) = &self.dns {
+        // A node that was linked is not looked for in the wrong place.
+        if let Some(dns) = self.dns.as_ref().filter(|_| self.seen.is_none()) {
             write!(f, "; {dns}")?;
         }
         match self.queried_peers {
@@ -58,9 +62,12 @@ impl fmt::Display for NodeNotFound {
         if let Some(why) = self.unqueried_reason {
             write!(f, "; this server did not ask the others, because {why}")?;
         }
-        if self.another { f.write_str("; it is linked by another process") } else { Ok(()) }
+        Ok(())
     }
 }
+
+/// What has become of a node that is linked by another process than that of a session.
+pub(crate) const RESTARTED: &str = "was restarted, which ended this session";
 
 /// A duration in its largest whole unit: `45s`, `3m`, `2h`.
 fn short(d: Duration) -> String {

@@ -21,6 +21,7 @@ use crate::session_io::rights::RightsChange;
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{NodeName, SessionId, Target};
+use tunnel_net::fair_map::FairMap;
 use tunnel_net::reload::FileWatcher;
 
 /// The grants of a process. Cheap to clone.
@@ -34,6 +35,8 @@ pub struct Grants(Arc<Shared>);
 struct Shared {
     /// The grants by number, in the order in which they were given.
     open: Mutex<BTreeMap<u64, Weak<Inner>>>,
+    /// Grants of sessions that lost their path through this process, with the time until which they may resume.
+    parked: Mutex<FairMap<Box<str>, SessionId, (Instant, Grant)>>,
     next: AtomicU64,
     /// The first second (Unix time) in which a judgement may change with time alone.
     due: AtomicU64,
@@ -102,6 +105,7 @@ impl Default for Shared {
     fn default() -> Self {
         Self {
             open: Mutex::default(),
+            parked: Mutex::new(FairMap::new(MAX_PARKED)),
             next: AtomicU64::default(),
             due: AtomicU64::new(UNTIL_CHANGED),
             changed: watch::Sender::new(()),
@@ -139,6 +143,7 @@ impl Grants {
 
     /// Ends the selected sessions for this reason. Returns their number.
     pub fn end(&self, why: &str, is_selected: impl Fn(&SessionSubject) -> bool) -> usize {
+        self.forget_parked();
         let selected = self.all().filter(|one| is_selected(&one.subject));
         let ended = selected.filter(|one| one.revoked.set(why.to_owned()).is_ok());
         ended.inspect(|one| one.owner.wake()).count()
@@ -154,8 +159,34 @@ impl Grants {
         ended
     }
 
+    /// Keeps the grant of a session that has lost its path through this process. Until it resumes here, or until that
+    /// time, it is listed, judged and ended like others.
+    pub(crate) fn park(&self, grant: Grant, until: Instant) {
+        self.forget_parked();
+        let user = grant.0.subject.user.clone().unwrap_or_default();
+        if let Some(id) = grant.0.subject.id {
+            self.0.parked.lock().insert(&user, id, (until, grant), Instant::now());
+        }
+    }
+
+    /// Forgets the parked session that resumes here. Returns why it may not, if it was ended meanwhile.
+    pub(crate) fn unpark(&self, id: SessionId) -> Option<String> {
+        let mut parked = self.0.parked.lock();
+        let ended = parked.get(&id)?.1.revocation().map(str::to_owned);
+        if ended.is_none() {
+            parked.remove(&id);
+        }
+        ended
+    }
+
+    fn forget_parked(&self) {
+        let now = Instant::now();
+        self.0.parked.lock().retain(|(until, _)| *until > now);
+    }
+
     /// Returns up to `most` sessions that this process only relays, the longest first.
     pub fn relayed(&self, most: usize) -> Vec<SessionSubject> {
+        self.forget_parked();
         let relayed = self.all().filter(|one| one.subject.relayed.is_some());
         relayed.take(most).map(|one| one.subject.clone()).collect()
     }
@@ -285,5 +316,7 @@ fn now() -> u64 {
 /// Number of grants that are copied while the lock is held, and then judged before other tasks may run. Judging one
 /// costs at most about 0.1 ms, to verify a certificate that was not verified yet.
 const BATCH: usize = 64;
+/// Maximum number of parked sessions; the user with most of them loses the oldest.
+const MAX_PARKED: usize = 8192;
 /// How often the time is compared, while sessions end with a certificate.
 const TICK: Duration = Duration::from_secs(1);

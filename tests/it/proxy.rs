@@ -117,7 +117,7 @@ async fn what_is_no_node_of_the_user_is_refused_with_the_reason_and_a_hint() {
     for (target, status, part) in [
         (at("other1", echo), 403, "no rule lets alice reach port"),
         ("example.org:443".to_owned(), 403, "no rule lets alice reach port 443 of node example.org"),
-        ("node9:22".to_owned(), 502, "node node9: it is not connected"),
+        ("node9:22".to_owned(), 502, "node node9 is not connected"),
         ("127.0.0.1:22".to_owned(), 403, "never dial loopback"),
         (at("node1", closed), 502, "refused"),
     ] {

@@ -95,8 +95,7 @@ async fn sessions_end_with_their_users_addresses_and_rules() {
     assert_echo(&mut stays, "is still allowed").await;
     assert_eq!(server.server.metrics.sessions.closed("connect", "revoked"), 4);
     // The node's edge has the reason, too.
-    wait_until("the edge has ended them", || edge.metrics.sessions.closed("acceptor", "not_allowed") == 4)
-        .await;
+    wait_until("the edge has ended them", || edge.metrics.sessions.closed("acceptor", "revoked") == 4).await;
 }
 
 #[tokio::test]
@@ -239,7 +238,7 @@ async fn sessions_end_with_the_targets_of_their_edge() {
     assert_echo(&mut stays, "is still allowed").await;
     assert_eq!(edge.metrics.sessions.closed("acceptor", "revoked"), 1);
     wait_until("the server has the reason", || {
-        server.server.metrics.sessions.closed("connect", "not_allowed") == 1
+        server.server.metrics.sessions.closed("connect", "revoked") == 1
     })
     .await;
 }
@@ -282,8 +281,7 @@ async fn sessions_of_edges_end_with_the_edge_access() {
         assert_echo(client, "is still allowed").await;
     }
     assert_eq!(server.server.metrics.sessions.closed("acceptor", "revoked"), 1, "the session to the cloud");
-    let ended = |result| edge.metrics.sessions.closed("http_proxy", result);
-    assert_eq!((ended("node_not_allowed"), ended("not_allowed")), (1, 1));
+    assert_eq!(edge.metrics.sessions.closed("http_proxy", "revoked"), 2);
 }
 
 /// Two servers with their own edge access, and an edge that is linked to the first through a line.
@@ -308,11 +306,11 @@ async fn a_session_that_moves_to_another_server_needs_its_permission_there() {
     second.wait_for_node("asker").await;
     assert_reset(&mut ends).await;
     assert_echo(&mut stays, "is allowed there, too").await;
-    assert_eq!(edge.metrics.sessions.closed("http_proxy", "not_allowed"), 1);
+    assert_eq!(edge.metrics.sessions.closed("http_proxy", "revoked"), 1);
     // The second server relays it now, and judges it again.
     std::fs::write(&config, text(1, &edge_access("", &[o]))).unwrap();
     reloaded(assert_reset(&mut stays)).await;
-    assert_eq!(edge.metrics.sessions.closed("http_proxy", "not_allowed"), 2);
+    assert_eq!(edge.metrics.sessions.closed("http_proxy", "revoked"), 2);
 }
 
 /// Otherwise an edge would name an allowed target for a session to another one.

@@ -204,7 +204,9 @@ impl AdminContext {
     fn relayed_session(&self, subject: SessionSubject) -> Option<SessionStatus> {
         let id = subject.id?;
         let relayed = subject.relayed?;
-        let (to_acceptor, to_opener) = self.table.relays.traffic(id)?;
+        let traffic = self.table.relays.traffic(id);
+        let state = if traffic.is_some() { "relayed" } else { "parked" };
+        let (to_acceptor, to_opener) = traffic.unwrap_or_default();
         Some(SessionStatus {
             id: id.to_string(),
             node: subject.node?.to_string(),
@@ -212,7 +214,7 @@ impl AdminContext {
             client: Some(relayed.client),
             user: subject.user.map(Into::into),
             listener: Some(relayed.listener.to_owned()),
-            state: "relayed".into(),
+            state: state.into(),
             link: None,
             since: self.clock.time(relayed.started),
             resume_count: relayed.resumed,

@@ -71,6 +71,9 @@ impl AuthorizedRequest {
             ));
             return Err(DeniedRequest::new(denial, self.access, &self.context, self.from));
         }
+        if let Some(why) = self.context.grants.unpark(id) {
+            return Err(DeniedRequest::new(Denial::Forbidden(why), self.access, &self.context, self.from));
+        }
         let (Self { context, from, basis, mut access, .. }, permit) = self.with_permit()?;
         access.set_pending(false);
         (access.id, access.resumed) = (Some(id), resumes.into());
@@ -99,9 +102,13 @@ impl RelayedUserSession {
         self.grant.revocation().map(|why| SessionError::new(ErrorCode::NotAllowed, why))
     }
 
-    /// Writes the access line of a session, or of its path through this server.
+    /// Writes the access line of a session, or of its path through this server. In the second case it is parked.
     pub(crate) fn end(mut self, ended: RelayOutcome) {
         let RelayOutcome { why, to_acceptor, to_opener } = ended;
+        if why.is_none() {
+            let until = Instant::now() + self.context.route.resume_timeout;
+            self.context.grants.park(self.grant.clone(), until);
+        }
         (self.access.up, self.access.down) = (to_acceptor, to_opener);
         let metrics = &self.context.metrics;
         metrics.bytes_to_target.inc_by(to_acceptor);

@@ -6,7 +6,7 @@ use http::StatusCode;
 
 use crate::listener::denial::Denial;
 use crate::registry::node_not_found::NodeNotFound;
-use crate::route::RouteError;
+use crate::route::{RouteError, refusal_text};
 use tunnel_base::addresses::LocateError;
 use tunnel_base::names::NodeName;
 use tunnel_net::tls::error::TlsHandshakeError;
@@ -209,6 +209,10 @@ fn user_denied(refusal: &SessionError) -> (StatusCode, &'static str, &'static st
             "ask an operator of the servers: a rule of [server.clients] must name you, the node and the port, and [edge.allow] \
              of the node its target; a revoked device needs a new invitation"
         }
+        ErrorCode::TargetUnreachable => {
+            "check the node's name, that `tunnel edge` runs on that node and what it logs about its link, and that the node can \
+             resolve and reach the target"
+        }
         _ => next,
     };
     (status, name, next)
@@ -218,7 +222,7 @@ fn user_denied(refusal: &SessionError) -> (StatusCode, &'static str, &'static st
 pub(super) fn user_denied_text(node: &NodeName, refusal: &SessionError) -> String {
     match refusal.code {
         ErrorCode::NotAllowed => refusal.to_string(),
-        _ => format!("node {node}: {refusal}"),
+        _ => refusal_text(node, refusal),
     }
 }
 

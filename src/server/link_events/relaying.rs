@@ -8,10 +8,11 @@ use futures_util::FutureExt as _;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::registry::node_not_found::NodeNotFound;
+use crate::registry::node_not_found::{NodeNotFound, RESTARTED};
 use crate::route::{MOVE_WAIT, PathProvider, PathSearch};
 use crate::server::ServerContext;
 
+use tunnel_base::names::NodeName;
 use tunnel_link::link::Link;
 use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{ErrorCode, Remote, SessionError};
@@ -54,7 +55,7 @@ impl ServerContext {
             match found {
                 Ok(Ok(())) => {}
                 Ok(Err(missing)) => {
-                    request.refuse(refusal(&missing, own, resumes));
+                    request.refuse(refusal(&missing, &node, own, resumes));
                     return None;
                 }
                 Err(why) => {
@@ -85,7 +86,7 @@ impl ServerContext {
             return None;
         };
         if request.instance().is_some_and(|required| linked.link.instance != Some(required)) {
-            let why = format!("node {} is linked by another process", request.node());
+            let why = format!("node {} {RESTARTED}", request.node());
             request.refuse(SessionError::new(ErrorCode::UnknownSession, why));
             return None;
         }
@@ -117,7 +118,7 @@ impl ServerContext {
 
 /// Returns the error for the opener if no path was found. For an Open it is final, because the search has taken as long
 /// as a client waits. After a Resume the opener may try again.
-pub(super) fn refusal(missing: &NodeNotFound, own: bool, resumes: bool) -> SessionError {
+pub(super) fn refusal(missing: &NodeNotFound, node: &NodeName, own: bool, resumes: bool) -> SessionError {
     if own && missing.trouble.is_empty() {
         return SessionError::new(
             ErrorCode::UnknownSession,
@@ -135,7 +136,8 @@ pub(super) fn refusal(missing: &NodeNotFound, own: bool, resumes: bool) -> Sessi
         (true, false) => ErrorCode::NodeNotConnected,
         (true, true) => ErrorCode::UnknownSession,
     };
-    SessionError::new(code, format!("it {}", missing.sentence()))
+    let subject = if resumes { format!("node {node}") } else { "it".to_owned() };
+    SessionError::new(code, format!("{subject} {}", missing.sentence()))
 }
 
 /// How long a server searches for the remote end of a session before the opener tries again. Names and lists of peers

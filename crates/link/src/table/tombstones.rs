@@ -64,7 +64,9 @@ impl SessionTable {
 
 /// Returns the refusal of a session that a remote does not find here.
 pub(crate) fn unknown_session() -> SessionError {
-    SessionError::new(ErrorCode::UnknownSession, "session unknown to this process")
+    let why =
+        "the other end no longer has this session: it was restarted, or the session had no path for too long";
+    SessionError::new(ErrorCode::UnknownSession, why)
 }
 
 /// Maximum number of ids of ended sessions.
