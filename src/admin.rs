@@ -428,7 +428,7 @@ impl AdminContext {
         match set {
             Ok(v) => {
                 limited!(
-                    self.metrics.refusals.may_log_about("log_level", requester, 10) => info,
+                    self.metrics.refusals.may_log_about("log_level", requester) => info,
                     target: AUDIT, actor = %requester, verbosity = v, "log level set"
                 );
                 plain_text(StatusCode::OK, format!("successfully set klog.logging.verbosity to {value}\n"))

@@ -306,7 +306,7 @@ impl SharedEnrolments {
         };
         let repeated = format_args!("{joiner} {}", key.as_deref().unwrap_or_default());
         limited!(
-            is_first || self.refusals.may_log_about("join_repeated", repeated, 1) => info,
+            is_first || self.refusals.may_log_once("join_repeated", repeated) => info,
             target: AUDIT, actor = %joiner, remote_addr = %from, key, "{message}"
         );
         Ok(())
@@ -334,7 +334,7 @@ impl SharedEnrolments {
                 match self.change_in(&mut cell, all).await {
                     Ok(()) => joining.into_iter().for_each(PendingJoin::answer),
                     Err(error) => limited!(
-                        self.refusals.may_log_about("joins_failed", "", 1) => warn,
+                        self.refusals.may_log_once("joins_failed", "") => warn,
                         joins = joining.len(), %error, "joins failed"
                     ),
                 }

@@ -31,6 +31,7 @@ use crate::registry::replace::Conflicts;
 use crate::registry::search::{NodeSearchCriteria, PeerSearch};
 use crate::registry::waiters::{NodeWaiter, NodeWaiters};
 use tunnel_base::addresses::owners::{AddressClaim, ClaimSource};
+use tunnel_base::limited;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Host, Instance, NodeName};
 use tunnel_link::link::Link;
@@ -140,7 +141,10 @@ impl Registry {
         if old.link.is_alive(Suspicion::NameRequested).await {
             return Err(self.reject_newcomer(node, &old, &format!("from {from}")));
         }
-        tracing::warn!(%node, old_addr = %old.from, "unresponsive link replaced by another process");
+        limited!(
+            self.metrics.refusals.may_log_about("link_unresponsive", node) => warn,
+            %node, old_addr = %old.from, "unresponsive link replaced by another process"
+        );
         Ok(())
     }
 
@@ -174,7 +178,10 @@ impl Registry {
         // loop ends.
         drop(nodes);
         for old in closed {
-            tracing::warn!(%node, old_addr = %old.from, "link replaced by a newer one");
+            limited!(
+                self.metrics.refusals.may_log_about("link_replaced", node) => warn,
+                %node, old_addr = %old.from, "link replaced by a newer one"
+            );
             old.link.close();
         }
         if has_new_primary {

@@ -78,9 +78,7 @@ impl AdminContext {
         // Each change of rights has a line. Lists and refusals have a few, and the others are summed up.
         let may_log = match answer.status() {
             done if done.is_success() && method == Method::POST => true,
-            done if done.is_success() => {
-                self.metrics.refusals.may_log_about("admin_request", &client.user, MAX_LOGGED_REQUESTS)
-            }
+            done if done.is_success() => self.metrics.refusals.may_log_about("admin_request", &client.user),
             StatusCode::TOO_MANY_REQUESTS => self.metrics.refuse(USERS, "overloaded", from.ip()),
             StatusCode::FORBIDDEN => self.metrics.refuse(USERS, "forbidden", from.ip()),
             _ => self.metrics.refuse(USERS, "bad_request", from.ip()),
@@ -125,8 +123,6 @@ const OFFERED: [(&Method, &str); 6] = [
 ];
 /// Where refused requests are counted: like refused sessions of users' links.
 const USERS: Door = Door::Listener("clients");
-/// Maximum number of lines within a minute about lists that a user has requested.
-const MAX_LOGGED_REQUESTS: u64 = 10;
 const OVER_RATE: &str = "user has sent too many requests within a second; try again\n";
 /// Maximum time for a request and its answer.
 const REQUEST_TIME: Duration = Duration::from_secs(30);

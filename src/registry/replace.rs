@@ -15,24 +15,16 @@ use crate::registry::Finder;
 use crate::registry::LinkedNode;
 use crate::registry::links::{LinkChange, NodeLinkRole};
 use crate::registry::{NameInUse, Registry};
+use tunnel_base::limited;
 use tunnel_base::names::{Instance, NodeName};
+use tunnel_base::refusal_log::RefusalLog;
 use tunnel_link::link::Link;
 use tunnel_link::liveness::Suspicion;
 use tunnel_proto::frame::{Conflict, Found};
 
-/// The names with a recent conflict; at most [`MAX_TRACKED_NAMES`].
+/// The process at a peer that was last refused each name, and when; at most [`MAX_TRACKED_NAMES`].
 #[derive(Debug, Default)]
-pub(crate) struct Conflicts(Mutex<HashMap<NodeName, NameConflict>>);
-
-/// A recent conflict of two processes about one node's name, to limit log lines.
-#[derive(Debug)]
-struct NameConflict {
-    /// The process at a peer that was last refused the name.
-    last_refused: Option<Instance>,
-    logged: Instant,
-    /// Conflicts since then that were not logged.
-    left_out: u64,
-}
+pub(crate) struct Conflicts(Mutex<HashMap<NodeName, (Option<Instance>, Instant)>>);
 
 impl Registry {
     /// Keeps the name for a node that is linked here and alive, and rejects another process that tried to link at
@@ -61,56 +53,38 @@ impl Registry {
 
     fn log_conflict(&self, node: &NodeName, why: &str) {
         self.metrics.node_name_conflicts.inc();
-        if let Some(more) = self.conflicts.may_log(node) {
-            tracing::warn!(%node, suppressed = more, reason = %why, "node name conflict");
-        }
+        limited!(
+            self.metrics.refusals.may_log_once("name_conflict", node) => warn,
+            %node, reason = %why, "node name conflict"
+        );
     }
 }
 
 impl Conflicts {
-    /// Counts a conflict over that name. Returns the number of suppressed conflicts if this one should be logged.
-    /// Returns `None` if it should not, so that two machines in turn do not flood the log.
-    pub(crate) fn may_log(&self, node: &NodeName) -> Option<u64> {
+    /// Records that a process at a peer was refused the name. The oldest names make room.
+    fn record_refused(&self, node: &NodeName, from: Option<Instance>) {
         let mut all = self.0.lock();
-        let now = Instant::now();
-        if let Some(known) = all.get_mut(node) {
-            if now - known.logged < LOG_INTERVAL {
-                known.left_out += 1;
-                return None;
-            }
-            known.logged = now;
-            return Some(std::mem::take(&mut known.left_out));
-        }
         if all.len() >= MAX_TRACKED_NAMES {
-            all.retain(|_, known| now - known.logged < LOG_INTERVAL);
+            all.retain(|_, (_, at)| at.elapsed() < MIN_TRACKED);
         }
-        if all.len() >= MAX_TRACKED_NAMES {
-            return None;
-        }
-        all.insert(node.clone(), NameConflict { last_refused: None, logged: now, left_out: 0 });
-        Some(0)
-    }
-
-    /// Records that a process at a peer was refused the name.
-    pub(crate) fn record_refused(&self, node: &NodeName, from: Option<Instance>) {
-        if let Some(known) = self.0.lock().get_mut(node) {
-            known.last_refused = from;
+        if all.len() < MAX_TRACKED_NAMES {
+            all.insert(node.clone(), (from, Instant::now()));
         }
     }
 
     /// Returns true if that process was the last to be refused the name.
-    pub(crate) fn was_refused(&self, node: &NodeName, from: Instance) -> bool {
-        self.0.lock().get(node).is_some_and(|known| known.last_refused == Some(from))
+    fn was_refused(&self, node: &NodeName, from: Instance) -> bool {
+        self.0.lock().get(node).is_some_and(|(last, _)| *last == Some(from))
     }
 }
 
 /// Maximum number of tracked names.
 const MAX_TRACKED_NAMES: usize = 1000;
-/// Minimum time between two log lines about one name.
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
+/// Minimum time for which a name is tracked: both servers send a Conflict within moments.
+const MIN_TRACKED: Duration = Duration::from_secs(60);
 
 /// Pings a link of a node that was `found` elsewhere. Returns true if it answers, and closes it otherwise.
-async fn close_unless_answered(link: &Link, node: &NodeName, found: &Found) -> bool {
+async fn close_unless_answered(link: &Link, node: &NodeName, found: &Found, refusals: &RefusalLog) -> bool {
     let suspicion = if found.instance == link.instance {
         Suspicion::EdgeMoved { idle: link.idle_for(), line: link.line_round_trip() }
     } else {
@@ -118,7 +92,10 @@ async fn close_unless_answered(link: &Link, node: &NodeName, found: &Found) -> b
     };
     let answers = link.is_alive(suspicion).await;
     if !answers {
-        tracing::info!(link = %link.id, %node, "unresponsive link closed, node is linked to a peer");
+        limited!(
+            refusals.may_log_about("link_closed", node) => info,
+            link = %link.id, %node, "unresponsive link closed, node is linked to a peer"
+        );
         link.close();
     }
     answers
@@ -135,7 +112,8 @@ impl Finder {
     /// Conflict.
     pub async fn resolve_conflict(&self, at: Instance, node: &NodeName, found: Found) {
         let secondary_links = self.registry.secondary_links(node);
-        let checks = secondary_links.iter().map(|link| close_unless_answered(link, node, &found));
+        let refusals = &self.registry.metrics.refusals;
+        let checks = secondary_links.iter().map(|link| close_unless_answered(link, node, &found, refusals));
         join!(join_all(checks), self.contest_current(at, node, &found));
     }
 
@@ -147,7 +125,8 @@ impl Finder {
         }
         let same = found.instance == linked.link.instance;
         let older = found.age.is_some_and(|age| age < linked.link.age());
-        if !close_unless_answered(&linked.link, node, found).await || same || !older {
+        let refusals = &self.registry.metrics.refusals;
+        if !close_unless_answered(&linked.link, node, found, refusals).await || same || !older {
             return;
         }
         let Some(others) = &self.others else { return };
@@ -241,17 +220,23 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn conflicts_are_logged_once_a_minute_per_name_and_bounded() {
+    async fn refused_names_are_bounded_and_old_ones_make_room() {
         let conflicts = Conflicts::default();
         let node = |n: usize| format!("node{n}").parse::<NodeName>().unwrap();
-        assert_eq!(conflicts.may_log(&node(0)), Some(0));
-        assert_eq!((conflicts.may_log(&node(0)), conflicts.may_log(&node(0))), (None, None));
-        let logged_names =
-            (1..3 * MAX_TRACKED_NAMES).filter(|n| conflicts.may_log(&node(*n)).is_some()).count();
-        assert_eq!((logged_names, conflicts.0.lock().len()), (MAX_TRACKED_NAMES - 1, MAX_TRACKED_NAMES));
-        tokio::time::advance(LOG_INTERVAL).await;
-        assert_eq!(conflicts.may_log(&node(0)), Some(2));
-        assert_eq!(conflicts.may_log(&node(2 * MAX_TRACKED_NAMES)), Some(0), "old names are evicted");
+        let process = Instance::from_bits(7);
+        for n in 0..=MAX_TRACKED_NAMES {
+            conflicts.record_refused(&node(n), Some(process));
+        }
+        assert!(
+            conflicts.was_refused(&node(0), process)
+                && !conflicts.was_refused(&node(MAX_TRACKED_NAMES), process)
+        );
+        tokio::time::advance(MIN_TRACKED).await;
+        conflicts.record_refused(&node(MAX_TRACKED_NAMES), Some(process));
+        assert!(
+            !conflicts.was_refused(&node(0), process)
+                && conflicts.was_refused(&node(MAX_TRACKED_NAMES), process)
+        );
     }
 }
 

@@ -114,7 +114,7 @@ pub(crate) fn on_link_ended(reader: &LinkReader, why: &LinkEnd, shared: &Arc<Ser
 /// Returns true if a line of this kind about a link may be logged: a few within a minute for each node, and for peers.
 pub(crate) fn may_log(link: &Link, kind: &'static str, shared: &ServerContext) -> bool {
     let name = link.peer.node().map_or(link.peer.kind(), NodeName::as_str);
-    shared.link_context.metrics.refusals.may_log_about(kind, name, MAX_LOGGED_LINKS)
+    shared.link_context.metrics.refusals.may_log_about(kind, name)
 }
 
 /// Migrates the sessions of a retired link to the node's primary link.
@@ -158,9 +158,6 @@ pub(crate) fn retire_old_links(
         drop(permit);
     });
 }
-
-/// Maximum number of lines of one kind about a node's links within a minute.
-pub(crate) const MAX_LOGGED_LINKS: u64 = 10;
 
 /// Handles a request that arrived over a link. `room` limits the concurrent searches of this link.
 pub(crate) fn handle_request(request: RelayRequest, shared: &Arc<ServerContext>, room: &Arc<Semaphore>) {

@@ -13,7 +13,7 @@ use crate::server::edge_links::{EdgeCredentials, close_links};
 use crate::server::handshake_failures;
 use crate::server::interactive_links::admit_interactive;
 use crate::server::link_denial::LinkDenial;
-use crate::server::link_events::{MAX_LOGGED_LINKS, migrate_sessions, retire_old_links, run_link};
+use crate::server::link_events::{migrate_sessions, retire_old_links, run_link};
 use crate::server::{ServerContext, invitations, user_links};
 use tunnel_base::limited;
 use tunnel_base::metrics::Door;
@@ -107,7 +107,7 @@ async fn admit_edge(call: Box<LinkCall>, hello: EdgeHello, shared: Arc<ServerCon
     let edge = hello.instance.map(field::debug);
     let refusals = &shared.link_context.metrics.refusals;
     limited!(
-        refusals.may_log_about("node_linked", &hello.node, MAX_LOGGED_LINKS) => info,
+        refusals.may_log_about("node_linked", &hello.node) => info,
         link = %link.id, node = %hello.node, remote_addr = %from, edge, dialect = link.dialect_name(), "node is linked"
     );
     if let Some(silent) = shared.registry.insert(linked(&link), hello.purpose == LinkPurpose::Backup) {
@@ -149,7 +149,7 @@ async fn admit_user(call: Box<LinkCall>, hello: UserHello, shared: Arc<ServerCon
         why = user_links::revoked(&user, &shared) => {
             let UserDevice { user, device } = &user.client;
             limited!(
-                shared.link_context.metrics.refusals.may_log_about("user_revoked", user, MAX_LOGGED_LINKS) => info,
+                shared.link_context.metrics.refusals.may_log_about("user_revoked", user) => info,
                 link = %link.id, %user, %device, reason = why, "link ended: user revoked"
             );
             // Before the sessions are reset, so that no new one takes their place.
@@ -197,7 +197,7 @@ async fn admit_peer(call: Box<LinkCall>, instance: Instance, is_backup: bool, sh
     let link = reader.link.clone();
     let refusals = &shared.link_context.metrics.refusals;
     limited!(
-        refusals.may_log_about("peer_linked", format_args!("{instance:?}"), MAX_LOGGED_LINKS) => info,
+        refusals.may_log_about("peer_linked", format_args!("{instance:?}")) => info,
         link = %link.id, peer = ?instance, "peer is linked"
     );
     if let Some(peers) = shared.finder.peers() {

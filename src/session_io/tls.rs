@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 
 use tokio::net::TcpStream;
-use tracing::info;
 
 use crate::session_io::copy::close::close_gracefully;
+use tunnel_base::limited;
 use tunnel_base::refusal_log::RefusalLog;
 use tunnel_net::limiter::Permit;
 use tunnel_net::pool::BufferPool;
@@ -50,9 +50,10 @@ impl TlsPort {
             }
             Err(failure) => failure,
         };
-        if failure.socket.is_some() && refusals.may_log(failure.reason, from.ip()) {
-            info!(reason = failure.reason, error = %failure, "TLS handshake failed");
-        }
+        limited!(
+            failure.socket.is_some() && refusals.may_log(failure.reason, from.ip()) => info,
+            reason = failure.reason, error = %failure, "TLS handshake failed"
+        );
         if let Some(socket) = failure.socket {
             // Close gracefully, so that the alert arrives.
             close_gracefully(&mut Socket::new(socket, self.pool.clone())).await;

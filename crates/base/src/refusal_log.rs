@@ -58,10 +58,15 @@ impl RefusalLog {
         counts.may_log(reason, source_of(from).to_string(), EACH, MAX_SOURCES)
     }
 
-    /// Returns true if a line of this kind about `name` may be logged: the first `most` within a minute. `kind` is a fixed
+    /// Returns true if a line of this kind about `name` may be logged: the first few within a minute. `kind` is a fixed
     /// word, and a remote has proved the name.
-    pub fn may_log_about(&self, kind: &'static str, name: impl fmt::Display, most: u64) -> bool {
-        self.0.lock().may_log(kind, name.to_string(), most, MAX_NAMES)
+    pub fn may_log_about(&self, kind: &'static str, name: impl fmt::Display) -> bool {
+        self.0.lock().may_log(kind, name.to_string(), EACH, MAX_NAMES)
+    }
+
+    /// Like [`Self::may_log_about`], but only for the first line within a minute.
+    pub fn may_log_once(&self, kind: &'static str, name: impl fmt::Display) -> bool {
+        self.0.lock().may_log(kind, name.to_string(), 1, MAX_NAMES)
     }
 
     /// Returns the refusals of the last hour by reason, to the minute.
@@ -134,7 +139,7 @@ impl RefusalCounts {
     }
 }
 
-/// Lines about refusals per minute for each reason and source.
+/// Lines per minute for each kind and cause.
 const EACH: u64 = 10;
 /// Maximum number of sources of one reason counted separately within a minute, as any stranger may have several.
 const MAX_SOURCES: usize = 100;
@@ -177,7 +182,7 @@ mod tests {
     #[test]
     fn lines_about_names_have_a_limit_of_their_kind_and_few_sums() {
         let refusals = RefusalLog::default();
-        let logged = |name: usize| (0..4).filter(|_| refusals.may_log_about("node_linked", name, 1)).count();
+        let logged = |name: usize| (0..4).filter(|_| refusals.may_log_once("node_linked", name)).count();
         let lines = lines_of(true, || {
             assert_eq!((0..1000).map(logged).sum::<usize>(), 1000);
             refusals.next();

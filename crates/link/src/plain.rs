@@ -241,7 +241,10 @@ impl PlainRemoteReader {
         self.metrics.plain_links.opened(dialect);
         if before.is_none() {
             let name = link.peer.node().map_or("", NodeName::as_str);
-            limited!(self.metrics.refusals.may_log_about("plain_remote", name, 10) => info, link = %link.id, dialect, "remote is a program of SuperEdge");
+            limited!(
+                self.metrics.refusals.may_log_about("plain_remote", name) => info,
+                link = %link.id, dialect, "remote is a program of SuperEdge"
+            );
         } else {
             debug!(link = %link.id, dialect, "remote has another dialect than before");
         }

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 use tracing::{Instrument, Span, debug, info_span, warn};
 
 use crate::fd_limit;
@@ -23,6 +23,7 @@ use crate::listen::Accept;
 use crate::proxy_protocol::{ProxyProtocolError, read};
 use crate::socket::Connection;
 use tunnel_base::drain::Drain;
+use tunnel_base::limited;
 use tunnel_base::metrics::{Door, Metrics};
 use tunnel_base::policy::{Networks, canonical_ip};
 
@@ -119,19 +120,16 @@ where
         max_files,
         drain,
     });
-    let mut warned: Option<Instant> = None;
     while let Some((socket, peer)) = acceptor.drain.run_until(listener.accept()).await {
         let from = SocketAddr::new(canonical_ip(peer.ip()), peer.port());
         if !acceptor.limits.for_operators && fd_limit::is_in_reserve(&socket, max_files) {
-            if warned.is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {
-                warned = Some(Instant::now());
-                warn!(
-                    local_addr = %listener.at(),
-                    limit = max_files,
-                    hint = "raise the limit of open files (ulimit -Hn, LimitNOFILE)",
-                    "refusing connections, nearly all files are in use"
-                );
-            }
+            limited!(
+                acceptor.limits.metrics.refusals.may_log_once("file_limit", listener.at()) => warn,
+                local_addr = %listener.at(),
+                limit = max_files,
+                hint = "raise the limit of open files (ulimit -Hn, LimitNOFILE)",
+                "refusing connections, nearly all files are in use"
+            );
             acceptor.reject(socket, from, ConnectionRejection::OpenFiles);
         } else if acceptor.limits.proxies.contains(from.ip()) {
             Arc::clone(&acceptor).read_proxy_header(socket, from);
@@ -294,9 +292,6 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum number of bytes discarded from a rejected client.
 const MAX_DISCARDED: usize = 64 * 1024;
-
-/// Minimum time between two warnings about the lack of files.
-const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,6 @@
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
-use std::fmt;
 use std::hash::BuildHasher;
 use std::time::Duration;
 
@@ -28,11 +27,13 @@ struct WrongGuess {
 }
 
 /// Why a guess proves nothing.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GuessError<E> {
     /// It was compared, and is wrong.
+    #[error("{0}")]
     Wrong(E),
     /// Too many were wrong within a minute. A right one gets the same answer.
+    #[error("too many wrong tokens came from its address")]
     TooMany,
 }
 
@@ -87,15 +88,6 @@ impl GuessLimiter {
             && let Some(last) = wrong.iter().rposition(|guess| guess.name == name)
         {
             wrong.remove(last);
-        }
-    }
-}
-
-impl<E: fmt::Display> fmt::Display for GuessError<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Wrong(error) => error.fmt(f),
-            Self::TooMany => f.write_str("too many wrong tokens came from its address"),
         }
     }
 }

@@ -160,7 +160,7 @@ impl NftReconciler {
         let refusals = &self.deps.context.metrics.refusals;
         for RejectedClaim { claim: AddressClaim { ip, node, by }, why } in news {
             limited!(
-                refusals.may_log_about("address_claim", &node, 10) => warn,
+                refusals.may_log_about("address_claim", &node) => warn,
                 %ip,
                 %node,
                 source = %by,
@@ -171,7 +171,7 @@ impl NftReconciler {
         }
         if let Some(more) = more {
             limited!(
-                refusals.may_log_about("address_claims", "", 1) => warn,
+                refusals.may_log_once("address_claims", "") => warn,
                 more,
                 hint = "correct the claims logged before these",
                 "too many rejected address claims to log"

@@ -12,7 +12,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use crate::grpc::call_body::CallBody;
 use crate::grpc::enrol::{self, EnrolRequest};
@@ -22,6 +22,8 @@ use crate::link::stats::LinkEndpoints;
 use crate::link_reader::{LinkReader, RemoteInfo};
 use crate::liveness::{HTTP2_PING_EDGE_AFTER, HTTP2_PING_TIMEOUT};
 use crate::plain;
+use tunnel_base::limited;
+use tunnel_base::metrics::Door;
 use tunnel_base::names::{NodeName, UserName};
 use tunnel_net::limiter::Permit;
 use tunnel_net::path_mtu::padding;
@@ -356,7 +358,15 @@ impl CallHandler {
     }
 
     fn refuse(&self, status: Status, reason: &'static str) -> io::Result<Response<CallBody>> {
-        self.shared.link_context.metrics.links_rejected.count(reason);
+        let metrics = &self.shared.link_context.metrics;
+        if status.code() == Code::Unavailable {
+            metrics.count_refusal(Door::Links, reason);
+        } else {
+            limited!(
+                metrics.refuse(Door::Links, reason, self.from.ip()) => warn,
+                remote_addr = %self.from, reason = status.message(), "call refused"
+            );
+        }
         self.shared.connection.cancel();
         let mut response = status.into_http();
         response.headers_mut().extend(EdgeHello::response(self.shared.link_context.table.instance()));
