@@ -347,7 +347,11 @@ impl SharedEnrolments {
         let mut cell = self.cell.lock().await;
         let began = Instant::now();
         let seen = cell.read().await;
-        let read = seen.map_err(|why| no_access(&why)).and_then(|seen| self.parse(&seen.text));
+        let read = seen.map_err(|why| no_access(&why)).and_then(|seen| {
+            // A disk that is not mounted looks the same as a store that was never written.
+            let is_missing = seen.is_missing && **self.known.load() == Enrolments::default();
+            if is_missing { Err(NEVER_WRITTEN.to_owned()) } else { self.parse(&seen.text) }
+        });
         *self.looked.lock() = Some(LastStoreRead { began, is_ok: read.is_ok() });
         self.set_known(read?);
         Ok(())
@@ -439,6 +443,10 @@ fn no_access(cause: &SharedStateError) -> String {
 fn foreign(why: &str) -> String {
     format!("cannot read invitations: {why}; name another store, or fix this one")
 }
+
+/// The error of a file that does not exist, and was never read.
+const NEVER_WRITTEN: &str = "the file of invitations does not exist; `tunnel invite` creates it; if machines have joined, \
+                             check that its disk is mounted";
 
 /// Returns the audit line about a revocation; `None` if nothing was revoked.
 fn revocation_message(done: &Result<bool, String>, revoked: &'static str) -> Option<&'static str> {

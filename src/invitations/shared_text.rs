@@ -43,6 +43,8 @@ pub struct VersionedText {
     pub text: Vec<u8>,
     /// Version number in the store; empty if the text does not exist, or if the store compares the text itself.
     pub version: String,
+    /// Whether it is a file that does not exist.
+    pub is_missing: bool,
 }
 
 /// The enrolment state in a file, on a disk that all servers share.
@@ -61,7 +63,8 @@ impl EnrolmentStore for FileEnrolmentStore {
         let file = self.0.clone();
         Box::pin(async move {
             let text = shared_file::in_background(move || shared_file::content(&file)).await?;
-            Ok(VersionedText { text: text.unwrap_or_default(), version: String::new() })
+            let is_missing = text.is_none();
+            Ok(VersionedText { text: text.unwrap_or_default(), is_missing, ..VersionedText::default() })
         })
     }
 
@@ -110,7 +113,8 @@ impl EnrolmentStore for EtcdEnrolmentStore {
             let key = &self.key;
             let get = |member: EtcdConnection| async move { member.get(key.clone()).await };
             let found = self.members.call(get).await?;
-            let revision = |(text, changed): (_, i64)| VersionedText { text, version: changed.to_string() };
+            let revision =
+                |(text, at): (_, i64)| VersionedText { text, version: at.to_string(), is_missing: false };
             Ok(found.map(revision).unwrap_or_default())
         })
     }
@@ -146,7 +150,7 @@ mod tests {
         let path = place.path().join("shared");
         let mut cells: Vec<_> = (0..8).map(|_| FileEnrolmentStore::new(path.clone())).collect();
         let seen = cells[0].read().await.unwrap();
-        assert_eq!(seen, VersionedText::default());
+        assert_eq!(seen, VersionedText { is_missing: true, ..VersionedText::default() });
         let writes = cells.iter_mut().enumerate().map(|(n, cell)| {
             let seen = seen.clone();
             async move { cell.write(&seen, n.to_string().into_bytes()).await.unwrap() }

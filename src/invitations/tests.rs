@@ -49,7 +49,7 @@ impl EnrolmentStore for LossyStore {
     fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
         self.1.fetch_add(1, Relaxed);
         let text = self.0.lock().0.clone();
-        Box::pin(async { Ok(VersionedText { text, version: String::new() }) })
+        Box::pin(async { Ok(VersionedText { text, ..VersionedText::default() }) })
     }
 
     fn write<'a>(
@@ -76,7 +76,7 @@ impl EnrolmentStore for SlowStore {
     fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
         Box::pin(async {
             sleep(Duration::from_millis(50)).await;
-            Ok(VersionedText { text: self.0.lock().clone(), version: String::new() })
+            Ok(VersionedText { text: self.0.lock().clone(), ..VersionedText::default() })
         })
     }
 

@@ -158,7 +158,9 @@ impl PasswordChecker {
     fn judge(&self, from: Source, login: &Login, is_right: bool) -> Result<(), Denial> {
         let judged = self.guesses.judge(from, &login.user, || if is_right { Ok(()) } else { Err(()) });
         judged.map_err(|error| match error {
-            GuessError::Wrong(()) => Denial::Password(login.user.chars().take(NAME_CHARS).collect()),
+            GuessError::Wrong(()) | GuessError::Unknown(()) => {
+                Denial::Password(login.user.chars().take(NAME_CHARS).collect())
+            }
             GuessError::TooMany => Denial::WrongPasswords,
         })
     }

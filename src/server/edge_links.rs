@@ -192,7 +192,11 @@ impl EdgeAuthenticator {
         credentials: &EdgeCredentials,
         from: IpAddr,
     ) -> Result<(), GuessError<TokenError>> {
-        if self.check_node(credentials).map_err(GuessError::Wrong)? {
+        let checked = self.check_node(credentials).map_err(|why| match why {
+            TokenError::NodesUnknown => GuessError::Unknown(why),
+            why => GuessError::Wrong(why),
+        });
+        if checked? {
             return Ok(());
         }
         let name = credentials.hello.node.as_str().to_ascii_lowercase();
@@ -200,7 +204,8 @@ impl EdgeAuthenticator {
     }
 
     /// Compares a token that a caller at `from` presents for this name, unless too many were wrong. The machine may just
-    /// have joined at a peer, so a wrong one is compared again after a refresh of the invitations.
+    /// have joined at a peer, so a wrong one is compared again after a refresh of the invitations. None is wrong while
+    /// the tokens cannot be read.
     pub(crate) async fn judge_token<E>(
         &self,
         from: IpAddr,
@@ -208,15 +213,28 @@ impl EdgeAuthenticator {
         compare: impl Fn() -> Result<(), E>,
     ) -> Result<(), GuessError<E>> {
         let from = Source::of(from);
-        match (self.guesses.judge(from, name, &compare), &self.enrolment) {
-            (Err(GuessError::Wrong(_)), Some(enrolment)) => {
-                enrolment.refresh().await;
-                compare().map_err(GuessError::Wrong)?;
-                self.guesses.forgive(from, name);
-                Ok(())
+        let judged = self.guesses.judge(from, name, &compare);
+        let Err(GuessError::Wrong(mut why)) = judged else { return judged };
+        let mut is_read = !self.tokens.is_stale();
+        if let Some(enrolment) = &self.enrolment {
+            is_read &= enrolment.refresh().await;
+            match compare() {
+                Ok(()) => {
+                    self.guesses.forgive(from, name);
+                    return Ok(());
+                }
+                Err(again) => why = again,
             }
-            (judged, _) => judged,
         }
+        if is_read {
+            return Err(GuessError::Wrong(why));
+        }
+        // Nothing was guessed about a name without a known token, and its caller must not wait when it can be read.
+        let is_known = name.parse().is_ok_and(|node| self.has_node(&node));
+        if !is_known && !self.tokens.load().has_default() {
+            self.guesses.forgive(from, name);
+        }
+        Err(GuessError::Unknown(why))
     }
 
     /// Checks the edge's credentials.

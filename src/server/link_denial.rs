@@ -39,6 +39,7 @@ impl LinkDenial {
     pub(crate) fn token(error: &GuessError<impl fmt::Display>) -> Self {
         let (reason, answer) = match error {
             GuessError::Wrong(_) => ("token", CallRejection::Token),
+            GuessError::Unknown(_) => ("unchecked", CallRejection::Unknown),
             GuessError::TooMany => ("too_many_guesses", CallRejection::TooManyGuesses),
         };
         Self { reason, why: Some(error.to_string()), answer }
@@ -56,7 +57,7 @@ impl LinkDenial {
             None => metrics.count_refusal(Door::Links, self.reason),
         }
         match self.answer {
-            answer @ (CallRejection::Token | CallRejection::TooManyGuesses) => {
+            answer @ (CallRejection::Token | CallRejection::TooManyGuesses | CallRejection::Unknown) => {
                 refuse_late(call, answer, shared).await;
             }
             answer => call.refuse(answer),

@@ -108,7 +108,7 @@ pub(crate) struct UplinkFailure {
     pub(crate) text: String,
     /// Whether a server was reached and would also refuse the next attempt.
     pub(crate) is_refused: bool,
-    /// Whether a server refused the token or certificate, or what it proves.
+    /// Whether every server refused the token or certificate, or what it proves.
     pub(crate) is_denied: bool,
     /// Whether another live process uses this node's name.
     pub(crate) is_name_taken: bool,
@@ -171,7 +171,7 @@ impl LinkDialer {
         hint: DialPreference,
         purpose: LinkPurpose,
     ) -> Result<NewLink, UplinkFailure> {
-        let mut failed = UplinkFailure::default();
+        let mut failed = UplinkFailure { is_denied: true, ..UplinkFailure::default() };
         let mut order: Vec<_> = (0..self.servers.len()).map(|n| (first + n) % self.servers.len()).collect();
         // Sessions resume at once where the unresponsive link of a backup link is.
         let is_current = |server| purpose == LinkPurpose::Backup && server == first;
@@ -194,7 +194,7 @@ impl LinkDialer {
                 Err(why) => why.context(format!("{}", self.servers[server].at)),
             };
             failed.is_refused |= self.is_refused(&why);
-            failed.is_denied |= why.downcast_ref().is_some_and(LinkDialError::is_denied);
+            failed.is_denied &= why.downcast_ref().is_some_and(LinkDialError::is_denied);
             failed.is_name_taken = why.downcast_ref().is_some_and(LinkDialError::is_name_taken);
             if failed.is_name_taken {
                 failed.text = self.no_link(&why);

@@ -19,7 +19,7 @@ use tunnel_link::grpc::enrol::JoinCredentials;
 
 use crate::support::clients::assert_echo;
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, start_edge};
-use crate::support::{pause_time, servers, targets, wait_within};
+use crate::support::{pause_time, servers, targets, wait_until, wait_within};
 use crate::words::LogLines;
 
 /// Starts servers that share a file of invitations. Their token file admits none of the test's nodes.
@@ -160,6 +160,7 @@ async fn a_server_without_the_shared_store_reports_the_node_that_it_refuses_and_
     let place = TestDir::new();
     let servers = cloud(&place, 1);
     let at = servers[0].server.bound.grpc;
+    invited(&servers[0]).await;
     let stranger = start_edge(&place.edge("edge7", at, ""));
     let refused = || servers[0].server.registry.overview(10).disconnected;
     wait_within(Duration::from_secs(20), "it is refused", || !refused().is_empty()).await;
@@ -301,6 +302,28 @@ async fn a_join_without_its_response_is_repeated_with_the_same_token() {
     assert_eq!(std::fs::read_to_string(to.join("token/token")).unwrap(), format!("{token}\n"));
     let _edge = start_edge(&settings(&to));
     servers[1].wait_for_node("edge7").await;
+}
+
+#[tokio::test]
+async fn a_join_that_is_refused_after_one_without_an_answer_keeps_its_token() {
+    let place = TestDir::new();
+    let servers = cloud(&place, 1);
+    let (code, store) = (invited(&servers[0]).await, place.path().join("enrolled"));
+    // The server knows the invitation, and cannot write that it was used.
+    std::fs::remove_file(&store).unwrap();
+    std::fs::create_dir(&store).unwrap();
+    let to = place.path().join("etc");
+    let joining = join(servers[0].server.bound.grpc, &code, &to);
+    let rejected = || servers[0].server.metrics.links_rejected.counted("invitation");
+    let returning = async {
+        wait_until("it was sent", || rejected() > 0).await;
+        std::fs::remove_dir(&store).unwrap();
+        place.file("enrolled", r#"{"invitations":{},"tokens":{"other":"x"}}"#);
+    };
+    let (refused, ()) = tokio::join!(joining, returning);
+    let refused = refused.unwrap_err();
+    assert!(refused.code == 77 && refused.text.contains("run the same command again"), "{refused}");
+    assert!(to.join(".unfinished/token/token").exists(), "another server may have granted it");
 }
 
 #[tokio::test]

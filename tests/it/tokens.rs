@@ -80,6 +80,10 @@ async fn a_token_file_that_is_missing_or_empty_or_holds_nothing_ends_no_link() {
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert_eq!(servers[0].link("node1").map(|linked| linked.link.id), Some(link));
     let _other = edge(&place, &servers[0], "node2").await;
+    let _wrong = start_edge(&place.edge("node3", servers[0].server.bound.grpc, "").replace(TOKEN, "new"));
+    let rejected = |reason| servers[0].server.metrics.links_rejected.counted(reason);
+    wait_until("its token may be in the file", || rejected("unchecked") > 0).await;
+    assert_eq!(rejected("token"), 0);
 }
 
 #[tokio::test]

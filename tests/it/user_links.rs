@@ -19,9 +19,10 @@ use tunnel_proto::hello::EdgeHello;
 use crate::addresses::own_address;
 use crate::admin::tunnel_sessions;
 use crate::enrol::{invited_user, join_as_user};
+use crate::support::clients::get;
 use crate::support::line::Line;
 use crate::support::live::{self, reloaded};
-use crate::support::programs::{TestDir, TestServer, at, edge};
+use crate::support::programs::{TOKEN, TestDir, TestServer, at, edge, start_edge};
 use crate::support::remote::ScriptedServer;
 use crate::support::servers::{self, KillableServer};
 use crate::support::sessions::assert_session_echo;
@@ -381,6 +382,55 @@ async fn a_revocation_ends_the_links_and_sessions_at_its_server_and_at_another_o
     assert!(other.refresh().await);
     let again = ClientUplinks::connect(config(&place, "alice/laptop", &all)).await.unwrap_err().to_string();
     assert!(again.contains("the access of this device was revoked"), "{again}");
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_read_its_store_denies_nobody() {
+    let place = TestDir::new();
+    let tables = tables(&place, "");
+    let (store, away) = (place.path().join("enrolled"), place.path().join("away"));
+    std::fs::rename(&store, &away).unwrap();
+    let server = TestServer::with(&place, &tables);
+    let at_server = server.server.bound.grpc;
+    pause_time();
+    for (is_missing, expected) in
+        [(true, "invitations: the file of invitations does not exist"), (false, "cannot access the store")]
+    {
+        if !is_missing {
+            std::fs::create_dir(&store).unwrap();
+        }
+        let why = ClientUplinks::connect(config(&place, "alice/laptop", &[at_server])).await.unwrap_err();
+        assert!(matches!(why, ClientLinkError::Unreachable(_)), "{why}");
+        assert!(why.to_string().contains("cannot check tokens or certificates now"), "{why}");
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let ready = get(server.server.bound.log, "/readyz").await;
+        assert!(ready.status == 200 && ready.body.contains(expected), "{ready:?}");
+    }
+    let stranger = place.edge("node1", at_server, "").replace(TOKEN, "of an invitation");
+    let edge = start_edge(&stranger);
+    let unchecked = || server.server.metrics.links_rejected.counted("unchecked");
+    wait_until("the edge is not denied either", || unchecked() > 2).await;
+    std::fs::remove_dir(&store).unwrap();
+    std::fs::rename(&away, &store).unwrap();
+    ClientUplinks::connect(config(&place, "alice/laptop", &[at_server])).await.unwrap();
+    assert_eq!(server.server.metrics.links_rejected.counted("token"), 0);
+    drop(edge);
+}
+
+/// The other server may accept her, or be the one that knows the invitation.
+#[tokio::test]
+async fn only_a_denial_of_every_server_is_final() {
+    let place = TestDir::new();
+    let server = TestServer::start(&place);
+    let without = server.server.bound.grpc;
+    for (others, is_final) in [(vec![], true), (vec![targets::closed_port().await], false)] {
+        let all: Vec<_> = [without].into_iter().chain(others).collect();
+        let why = ClientUplinks::connect(config(&place, "alice/laptop", &all)).await.unwrap_err();
+        assert_eq!(matches!(why, ClientLinkError::Denied(_)), is_final, "{why}");
+        assert!(why.to_string().contains("accepts no links of users"), "{why}");
+        let started = ClientUplinks::start(config(&place, "alice/laptop", &all)).await;
+        assert_eq!(started.is_err(), is_final, "tunnel proxy keeps dialling");
+    }
 }
 
 #[tokio::test]

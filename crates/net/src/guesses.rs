@@ -32,6 +32,9 @@ pub enum GuessError<E> {
     /// It was compared, and is wrong.
     #[error("{0}")]
     Wrong(E),
+    /// It differs from what is known, but not all can be read now.
+    #[error("{0}; this is not certain: `tunnel status` has what cannot be read")]
+    Unknown(E),
     /// Too many were wrong within a minute. A right one gets the same answer.
     #[error("too many wrong tokens came from its address")]
     TooMany,

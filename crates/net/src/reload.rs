@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 use std::{fmt, io};
@@ -64,6 +66,7 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
             is_optional,
             parse: Box::new(parse),
             changed: watch::Sender::new(()),
+            is_stale: AtomicBool::new(false),
         })))
     }
 
@@ -78,15 +81,25 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
     /// Creates a value that never changes.
     pub fn fixed(value: T) -> Self {
         let value = ArcSwap::from_pointee(value);
-        let parse = Box::new(|_: &[Vec<u8>]| Err("is fixed".to_owned()));
-        let changed = watch::Sender::new(());
-        let first = fingerprint(&[]);
-        Self(Arc::new(Shared { value, first, paths: Vec::new(), is_optional: false, parse, changed }))
+        Self(Arc::new(Shared {
+            value,
+            first: fingerprint(&[]),
+            paths: Vec::new(),
+            is_optional: false,
+            parse: Box::new(|_: &[Vec<u8>]| Err("is fixed".to_owned())),
+            changed: watch::Sender::new(()),
+            is_stale: AtomicBool::new(false),
+        }))
     }
 
     /// Returns the current value. Call it for each use, because the result is not updated.
     pub fn load(&self) -> Arc<T> {
         self.0.value.load_full()
+    }
+
+    /// Returns true if the files cannot be read or parsed now, so that the value may be outdated.
+    pub fn is_stale(&self) -> bool {
+        self.0.is_stale.load(Relaxed)
     }
 
     /// Returns a receiver that is notified of future changes. Several changes between two checks are one notification.
@@ -131,6 +144,7 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
         let content = fingerprint(&contents);
         if seen.content == Some(content) {
             // Unchanged bad content was reported before.
+            self.0.is_stale.store(seen.bad, Relaxed);
             if !seen.bad && status.set_readable() {
                 info!(files = %self.0, "files can be read again, unchanged");
             }
@@ -145,6 +159,7 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
         match parsed {
             Ok(value) => {
                 self.0.value.store(Arc::new(value));
+                self.0.is_stale.store(false, Relaxed);
                 info!(files = %self.0, "files reloaded");
                 self.0.changed.send_replace(());
                 status.set_reloaded();
@@ -167,6 +182,7 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
     }
 
     fn report_error(&self, cause: &str, status: &FileErrorSlot) {
+        self.0.is_stale.store(true, Relaxed);
         if status.set_error(cause.to_owned()) {
             error!(files = %self.0, error = %cause, "cannot reload files, keeping previous content");
         }
@@ -193,6 +209,7 @@ struct Shared<T> {
     is_optional: bool,
     parse: Box<Parse<T>>,
     changed: watch::Sender<()>,
+    is_stale: AtomicBool,
     /// Fingerprint of the first value's content.
     first: u64,
 }

@@ -50,7 +50,8 @@ struct JoinError {
 enum JoinAttemptError {
     /// The server refused.
     Refused(String),
-    /// The server belongs to another cloud, or its certificate has another name. Nothing was revealed to it.
+    /// The server belongs to another cloud, its certificate has another name, or it takes no invitations. Another
+    /// server may be the right one.
     Foreign(String),
     /// The server did not respond; `sent` is true if the invitation was sent.
     Unanswered { text: String, sent: bool },
@@ -124,7 +125,8 @@ impl<'a> JoinClient<'a> {
                 match self.ask_first(&mut left).await {
                     Ok(authority) => return Ok(authority),
                     Err(JoinAttemptError::Refused(text)) => {
-                        return Err(JoinError { failure: CommandError::refused(text), is_final: true });
+                        let text = format!("{text}{}", hint_after(was_sent));
+                        return Err(JoinError { failure: CommandError::refused(text), is_final: !was_sent });
                     }
                     Err(JoinAttemptError::Here(failure)) => {
                         return Err(JoinError { failure, is_final: !was_sent });
@@ -141,11 +143,9 @@ impl<'a> JoinClient<'a> {
                 break;
             }
         }
-        let hint =
-            if was_sent { "; it may have been granted; run the same command again to continue" } else { "" };
         // An answer is more telling than none.
         let why = foreign.filter(|_| !was_sent).unwrap_or(last);
-        let text = format!("{}: {why}{hint}", self.args.server);
+        let text = format!("{}: {why}{}", self.args.server, hint_after(was_sent));
         Err(JoinError { failure: CommandError::unavailable(text), is_final: !was_sent })
     }
 
@@ -227,6 +227,11 @@ impl<'a> JoinClient<'a> {
     }
 }
 
+/// Returns the hint after a request that may have been granted although no answer says so. May be empty.
+fn hint_after(was_sent: bool) -> &'static str {
+    if was_sent { "; it may have been granted; run the same command again to continue" } else { "" }
+}
+
 fn unanswered(text: String) -> JoinAttemptError {
     JoinAttemptError::Unanswered { text, sent: false }
 }
@@ -245,6 +250,7 @@ fn hint(error: &TlsHandshakeError) -> &'static str {
 fn miss(why: EnrolCallError, sent: bool) -> JoinAttemptError {
     match why {
         EnrolCallError::Refused(text) => JoinAttemptError::Refused(text),
+        EnrolCallError::Unserved => JoinAttemptError::Foreign(why.to_string()),
         EnrolCallError::Unanswered(text) => JoinAttemptError::Unanswered { text, sent },
     }
 }

@@ -16,7 +16,7 @@ impl EnrolmentStore for SecretEntry {
     fn read(&mut self) -> BoxFuture<'_, Result<VersionedText, SharedStateError>> {
         Box::pin(async {
             let (text, version) = Self::read(self).await?;
-            Ok(VersionedText { text, version })
+            Ok(VersionedText { text, version, is_missing: false })
         })
     }
 

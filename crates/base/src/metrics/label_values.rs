@@ -53,7 +53,7 @@ pub(super) const LINKS_CLOSED: [&str; 7] = [
     "write_stalled",
 ];
 
-pub(super) const LINKS_REJECTED: [&str; 25] = [
+pub(super) const LINKS_REJECTED: [&str; 26] = [
     "bad_metadata",
     "bad_role",
     "call_timeout",
@@ -78,6 +78,7 @@ pub(super) const LINKS_REJECTED: [&str; 25] = [
     "token",
     "too_many_guesses",
     "too_many_links",
+    "unchecked",
     "unknown_method",
 ];
 

@@ -94,6 +94,9 @@ pub enum CallRejection {
     /// Too many callers of this address could not. The token was not compared.
     #[error("too many wrong tokens came from your address; it may try again in a minute")]
     TooManyGuesses,
+    /// This server cannot tell now whether the caller has proved its name.
+    #[error("this server cannot check tokens or certificates now; its log has the reason")]
+    Unknown,
     /// This server takes no new links.
     #[error("server is shutting down")]
     Stopping,
@@ -260,7 +263,9 @@ impl From<CallRejection> for Status {
         let text = why.to_string();
         match why {
             CallRejection::Token => Self::unauthenticated(text),
-            CallRejection::TooManyGuesses | CallRejection::Stopping => Self::unavailable(text),
+            CallRejection::TooManyGuesses | CallRejection::Stopping | CallRejection::Unknown => {
+                Self::unavailable(text)
+            }
             CallRejection::TooManyLinks { .. } | CallRejection::TooManyUserLinks { .. } => {
                 Self::resource_exhausted(text)
             }

@@ -65,6 +65,9 @@ pub enum EnrolCallError {
     /// The server rejected the request, and other servers would as well.
     #[error("{0}")]
     Refused(String),
+    /// The server takes no invitations. Another server may.
+    #[error("{UNSERVED}")]
+    Unserved,
 }
 
 impl EnrolRequest {
@@ -166,7 +169,7 @@ where
         let message = printable(status.message());
         match status.code() {
             GrpcCode::PermissionDenied => EnrolCallError::Refused(message),
-            GrpcCode::Unimplemented => EnrolCallError::Refused(UNSERVED.to_owned()),
+            GrpcCode::Unimplemented => EnrolCallError::Unserved,
             code => EnrolCallError::Unanswered(format!("{message} ({code:?})")),
         }
     })
@@ -201,7 +204,7 @@ where
 }
 
 /// The error of a server that takes no invitations.
-const UNSERVED: &str = "this cloud takes no invitations; set store in [server.invitations] of its servers, and update \
+const UNSERVED: &str = "this server takes no invitations; set store in [server.invitations] of all servers, and update \
                         older ones";
 
 /// Prefix of the paths of its calls, and these paths.
