@@ -310,7 +310,9 @@ impl<'a> PathSearch<'a> {
     }
 
     fn pause(&mut self) -> Duration {
-        self.backoff.pause((self.chance)()).min(MAX_PAUSE)
+        // The remote end may link again shortly before the end of the search.
+        let left = self.until.saturating_duration_since(Instant::now());
+        self.backoff.pause((self.chance)()).min(MAX_PAUSE).min(MIN_LAST_PAUSE + left / 10)
     }
 
     /// Returns the link to ask over next, if it is a plain one.
@@ -455,6 +457,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum delay between two lookups. New links end the delay; it is for changes that are not announced.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
+/// Delay between two lookups at the very end of a search.
+const MIN_LAST_PAUSE: Duration = Duration::from_millis(100);
 /// Minimum delay between two lookups for another path.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// If only another process of the node was found for this long, the one that is searched for has been replaced.

@@ -12,12 +12,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use http::HeaderMap;
 use parking_lot::Mutex;
 use rand::seq::SliceRandom as _;
 use tokio::net::TcpStream;
 use tokio::time::error::Elapsed;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
@@ -108,6 +110,8 @@ pub(crate) struct UplinkFailure {
     pub(crate) text: String,
     /// Whether a server was reached and would also refuse the next attempt.
     pub(crate) is_refused: bool,
+    /// Whether a server is stopping, and may soon be back.
+    pub(crate) is_stopping: bool,
     /// Whether every server refused the token or certificate, or what it proves.
     pub(crate) is_denied: bool,
     /// Whether another live process uses this node's name.
@@ -158,8 +162,9 @@ impl DialPreference {
 }
 
 impl LinkDialer {
-    /// Dials the servers in turn, starting with index `first` and wrapping around, and returns the first link. Servers
-    /// that are avoided come last.
+    /// Dials the servers, starting with index `first` and wrapping around, and returns the first link. The next server
+    /// is dialled after a failure or [`NEXT_SERVER_DELAY`], as addresses are (RFC 8305). Servers that are avoided come
+    /// last.
     ///
     /// # Errors
     ///
@@ -176,17 +181,18 @@ impl LinkDialer {
         // Sessions resume at once where the unresponsive link of a backup link is.
         let is_current = |server| purpose == LinkPurpose::Backup && server == first;
         order.sort_by_cached_key(|server| !is_current(*server) && self.is_avoided(*server));
-        for server in order {
-            let attempt = self.connect_to(server, hint, purpose);
-            let made = match purpose {
-                // A program that hangs still accepts connections. Sessions wait, and another server may answer.
-                LinkPurpose::Backup if self.servers.len() > 1 => {
-                    timeout(BACKUP_TIMEOUT, attempt).await.unwrap_or_else(|_| {
-                        self.link_context.metrics.link_dial_failures.count("timeout");
-                        Err(anyhow!("no link within {BACKUP_TIMEOUT:?}"))
-                    })
-                }
-                _ => attempt.await,
+        let mut order = order.into_iter();
+        let mut attempts = FuturesUnordered::new();
+        loop {
+            if let Some(server) = order.next() {
+                let attempt = self.connect_to(server, hint, purpose);
+                attempts.push(async move { (server, attempt.await) });
+            }
+            let (server, made) = tokio::select! {
+                Some(ended) = attempts.next() => ended,
+                // A program that hangs still accepts connections.
+                () = sleep(NEXT_SERVER_DELAY), if order.len() > 0 => continue,
+                else => return Err(failed),
             };
             let why = match made {
                 Ok(made) => return Ok(made),
@@ -194,16 +200,16 @@ impl LinkDialer {
                 Err(why) => why.context(format!("{}", self.servers[server].at)),
             };
             failed.is_refused |= self.is_refused(&why);
+            failed.is_stopping |= matches!(why.downcast_ref(), Some(LinkDialError::Stopping));
             failed.is_denied &= why.downcast_ref().is_some_and(LinkDialError::is_denied);
             failed.is_name_taken = why.downcast_ref().is_some_and(LinkDialError::is_name_taken);
             if failed.is_name_taken {
                 failed.text = self.no_link(&why);
-                break;
+                return Err(failed);
             }
             let between = if failed.text.is_empty() { "" } else { "; " };
             failed.text += &format!("{between}{}", self.no_link(&why));
         }
-        Err(failed)
     }
 
     /// Returns true if the server at this index asked the edge to link elsewhere, and other servers come first.
@@ -247,11 +253,10 @@ impl LinkDialer {
         let tokens = self.tokens.load();
         let to = self.servers.get(server).context("unknown server").map_err(failed("internal"))?;
         let shown = self.certificate(to).await.map_err(failed("credentials_missing"))?;
-        let patience = if self.servers.len() > 1 { FIRST_CONNECT_TIMEOUT } else { CONNECT_TIMEOUT };
         let connect = async |again: Option<SocketAddr>| {
             let hint = again.map_or(hint, |at| DialPreference { to: Some(at), ..hint });
-            let dialled = timeout(patience, self.dial(to, hint, patience)).await;
-            let late = |_| anyhow!(messages::no_connection_within(patience));
+            let dialled = timeout(CONNECT_TIMEOUT, self.dial(to, hint)).await;
+            let late = |_| anyhow!(messages::no_connection_within(CONNECT_TIMEOUT));
             let socket = dialled.map_err(late).map_err(failed("timeout"))??;
             let tuned = tune_link(&socket, self.link_context.congestion.as_deref());
             tuned.context("connection closed immediately").map_err(failed("closed_by_remote"))?;
@@ -365,22 +370,17 @@ impl LinkDialer {
         self.servers.get(server).map(|server| server.at.to_string()).unwrap_or_default()
     }
 
-    async fn dial(
-        &self,
-        to: &ServerEndpoint,
-        hint: DialPreference,
-        patience: Duration,
-    ) -> Result<TcpStream, DialFailure> {
+    async fn dial(&self, to: &ServerEndpoint, hint: DialPreference) -> Result<TcpStream, DialFailure> {
         let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&to.at));
         let resolved = self.resolve(proxy.map_or(&to.at, OutboundProxy::at)).await;
         let (addresses, failure) = resolved.map_err(failed("dns"))?;
         let dialled = async {
             if let Some(proxy) = proxy {
-                return proxy.connect(&addresses, &to.at, patience).await.map_err(failed("proxy"));
+                return proxy.connect(&addresses, &to.at, CONNECT_TIMEOUT).await.map_err(failed("proxy"));
             }
             let mut addresses = dial::in_order(&to.at.host, &addresses);
             hint.sort(&mut addresses);
-            dial_in_order(&to.at.host, &addresses, patience).await.map_err(|why| {
+            dial_in_order(&to.at.host, &addresses, CONNECT_TIMEOUT).await.map_err(|why| {
                 let reason = why.reason();
                 let named = Some(&to.at).filter(|_| self.servers.len() > 1);
                 failed(reason)(anyhow::anyhow!(messages::no_connection(&why, named)))
@@ -430,11 +430,8 @@ fn is_broken(why: &anyhow::Error) -> bool {
 
 /// Timeout for each step of connecting to a server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout for all steps of a backup link if there is another server to try: enough at a
-/// round trip of 1 s.
-const BACKUP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Timeout for the first step, establishing the connection, if there is another server to try.
-const FIRST_CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
+/// Time after which the next server is dialled, while the attempt at the one before continues.
+const NEXT_SERVER_DELAY: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

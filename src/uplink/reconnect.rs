@@ -123,8 +123,17 @@ impl Reconnector {
             return Some(*made);
         }
         let links = &self.link_context.drain;
+        let mut is_urgent = true;
         loop {
-            let pause = redial.backoff.pause(rand::random());
+            let mut pause = redial.backoff.pause(rand::random());
+            if is_urgent {
+                let limits = self
+                    .link_context
+                    .table
+                    .waits()
+                    .map(|(waited, timeout)| Backoff::limit(waited, timeout, rand::random()));
+                pause = limits.fold(pause, Duration::min);
+            }
             tokio::select! {
                 () = links.draining() => return None,
                 () = sleep(pause) => {}
@@ -140,13 +149,15 @@ impl Reconnector {
                     Err(failure) => failure,
                 },
             };
+            // A server without room would refuse each further attempt, and has less room for it.
+            is_urgent = !failure.is_refused || failure.is_stopping;
             self.handle_dial_failure(failure, &mut redial.backoff).await;
             self.link_context.metrics.link_reconnects.inc();
         }
     }
 
     async fn handle_dial_failure(&self, failure: UplinkFailure, backoff: &mut Backoff) {
-        let UplinkFailure { text, is_refused, is_denied, is_name_taken } = failure;
+        let UplinkFailure { text, is_refused, is_denied, is_name_taken, .. } = failure;
         self.uplinks.note_failure(&text, is_denied);
         // A link to a server that stops has only its earlier sessions: no new one reaches this node.
         let kept = if self.uplinks.is_linked() { "; only earlier sessions continue" } else { "" };

@@ -314,3 +314,23 @@ async fn a_path_that_is_lost_repeatedly_is_searched_for_with_pauses() {
     assert!(matches!(word, SessionFrame::Resume { .. }), "{word:?}");
     assert!(started.elapsed() < Duration::from_millis(500), "{:?}", started.elapsed());
 }
+
+#[tokio::test]
+async fn an_edge_with_a_session_dials_often_until_it_would_end() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = TestServer::start(&place);
+    let line = Line::to(server.server.bound.grpc).await;
+    let edges = ["node1", "node2"].map(|node| start_edge(&place.edge(node, line.at, "")));
+    server.wait_for_node("node2").await;
+    server.wait_for_node("node1").await;
+    let mut client = server.open(&at("node1", echo)).await;
+    assert_echo(&mut client, "before").await;
+    line.route_to(targets::closed_port().await);
+    pause_time();
+    line.reset();
+    tokio::time::sleep(Duration::from_secs(50)).await;
+    let [with_session, without] = edges.each_ref().map(|edge| edge.metrics.link_reconnects.get());
+    assert!(with_session >= 25 && without <= 20, "{with_session} and {without} dials");
+    line.route_to(server.server.bound.grpc);
+    assert_echo(&mut client, "after").await;
+}

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::Instant;
 use tonic::Status;
 use tunnel::config::SecretString;
 use tunnel::route::RouteError;
@@ -27,7 +28,7 @@ use crate::support::remote::ScriptedServer;
 use crate::support::servers::{self, KillableServer};
 use crate::support::sessions::assert_session_echo;
 use crate::support::users::{self, config, link, open, reset, scripted, server, tables};
-use crate::support::{assert_eventually, remote, targets, wait_until};
+use crate::support::{assert_eventually, pause_time, remote, targets, wait_until};
 use crate::words::LogLines;
 
 /// Starts servers that know each other and accept users, each in its own runtime.
@@ -431,6 +432,20 @@ async fn only_a_denial_of_every_server_is_final() {
         let started = ClientUplinks::start(config(&place, "alice/laptop", &all)).await;
         assert_eq!(started.is_err(), is_final, "tunnel proxy keeps dialling");
     }
+}
+
+#[tokio::test]
+async fn a_preferred_server_that_hangs_costs_a_second() {
+    let place = TestDir::new();
+    let server = server(&place, "").await;
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let all = [silent.local_addr().unwrap(), server.server.bound.grpc];
+    pause_time();
+    let since = Instant::now();
+    let links = link(&place, "alice/laptop", &all).await;
+    assert!(since.elapsed() >= Duration::from_secs(1), "the preference stays");
+    assert!(since.elapsed() < Duration::from_secs(9), "{:?}", since.elapsed());
+    drop(links);
 }
 
 #[tokio::test]

@@ -34,6 +34,16 @@ impl Backoff {
         if ceiling == INITIAL_CEILING { ceiling.mul_f64(chance) } else { ceiling.mul_f64(0.5 + chance / 2.0) }
     }
 
+    /// Returns the longest delay while a session has waited for `waited` of `timeout` for a path: a tenth of the rest,
+    /// so that both of its ends have time to link again. `chance` is a random number from 0 to 1.
+    pub fn limit(waited: Duration, timeout: Duration, chance: f64) -> Duration {
+        if waited >= URGENT_TIME {
+            return MAX_PAUSE;
+        }
+        let tenth = timeout.saturating_sub(waited) / 10;
+        tenth.clamp(MIN_PAUSE, MAX_URGENT_PAUSE).mul_f64(0.5 + chance.clamp(0.0, 1.0) / 2.0)
+    }
+
     /// Records how the last attempt ended. A link that stayed up or carried a session is a success and resets the
     /// delays. A link dropped at once (by a proxy, or a server that refuses) is a failure, and the delays keep growing.
     pub fn on_attempt_end(&mut self, lived: Duration, carried_a_session: bool) {
@@ -82,6 +92,10 @@ const FAST_RETRIES: u32 = 9;
 /// Upper bound of all delays. Edges find a restarted server within half a minute, and attempts at a dead one cost
 /// little.
 pub const MAX_PAUSE: Duration = Duration::from_secs(30);
+
+/// Upper bound of delays while a session waits, and the time for which they are bounded.
+const MAX_URGENT_PAUSE: Duration = Duration::from_secs(3);
+const URGENT_TIME: Duration = Duration::from_secs(120);
 
 /// One in so many failures is logged: every twelve minutes at the longest delays, so that a week without a server takes
 /// 900 lines.
@@ -150,6 +164,16 @@ mod tests {
         assert!(!refused.is_worth_logging(), "the second refusal");
     }
 
+    #[test]
+    fn a_waiting_session_bounds_the_pause_by_a_tenth_of_its_rest() {
+        let limit = |waited, timeout, chance| {
+            Backoff::limit(Duration::from_secs(waited), Duration::from_secs(timeout), chance).as_millis()
+        };
+        assert_eq!([limit(0, 60, 1.0), limit(0, 60, 0.0), limit(40, 60, 1.0)], [3000, 1500, 2000]);
+        assert_eq!([limit(59, 60, 1.0), limit(70, 60, 1.0)], [100, 100], "never a busy loop");
+        assert_eq!([limit(119, 3600, 1.0), limit(120, 3600, 1.0)], [3000, MAX_PAUSE.as_millis()]);
+    }
+
     proptest! {
         #[test]
         fn no_pause_is_longer_than_its_ceiling(tries in 0..200_u32, chance: f64) {
@@ -176,6 +200,22 @@ mod tests {
                 if now >= away { break; }
             }
             prop_assert!(now >= away && now <= 3.0 * away + 0.1, "back at {now}");
+        }
+
+        /// Both ends of a session must be back, so each uses a ninth of what an outage leaves at most.
+        #[test]
+        fn an_outage_shorter_than_the_resume_timeout_leaves_time_to_resume(
+            chances in prop::collection::vec(0.0..=1.0, 64), away in 1.0..58.0
+        ) {
+            let timeout = Duration::from_secs(60);
+            let mut backoff = Backoff::new();
+            let mut now = 0.0;
+            for chance in chances {
+                let limit = Backoff::limit(Duration::from_secs_f64(now), timeout, chance);
+                now += backoff.pause(chance).min(limit).as_secs_f64();
+                if now >= away { break; }
+            }
+            prop_assert!(now >= away && now - away <= (60.0 - away) / 9.0 + 0.5, "back at {now}");
         }
 
         #[test]

@@ -39,6 +39,14 @@ impl SessionTable {
         }
     }
 
+    /// Returns how long each session without a path has waited for one, and the time after which it ends.
+    pub fn waits(&self) -> impl Iterator<Item = (Duration, Duration)> {
+        let sessions = self.all().into_iter();
+        let timeout = self.limits.resume_timeout;
+        sessions
+            .filter_map(move |session| Some((session.read(SessionState::path_lost_at)?.elapsed(), timeout)))
+    }
+
     /// Gives up old sessions and releases unused buffers of `pool` every few seconds, until draining starts.
     pub async fn upkeep(self: Arc<Self>, pool: BufferPool, drain: Drain) {
         let mut ticks = tokio::time::interval(UPKEEP);

@@ -134,6 +134,11 @@ impl SessionState {
         }
     }
 
+    /// Returns when the session lost its path, if it has none since.
+    pub fn path_lost_at(&self) -> Option<Instant> {
+        self.waiting_since.filter(|_| self.path.is_none() && self.phase != Phase::Closed)
+    }
+
     /// Returns true if [`Self::evict`] would end the session, unless it is closed.
     pub fn can_be_evicted(&self) -> bool {
         self.departed.is_some() || matches!(self.phase, Phase::LastAck | Phase::Closing)
