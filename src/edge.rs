@@ -13,7 +13,7 @@ use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, info_span, warn};
 
 use crate::acceptor::SessionAcceptor;
@@ -324,13 +324,14 @@ impl Edge {
         tokio::select! {
             () = self.table.wait_delivered() => {}
             () = sleep_until(until) => {}
-            () = at_once => {}
+            () = at_once.clone() => {}
         }
         self.links.start();
         self.table.end_all(&why).await;
         self.uplinks.all().iter().for_each(|link| link.close());
-        self.links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
-        self.admin.finish(CLOSE_TIMEOUT, std::future::pending()).await;
+        let soon = at_once.then(|()| sleep(AT_ONCE)).shared();
+        self.links.finish(CLOSE_TIMEOUT, soon.clone()).await;
+        self.admin.finish(CLOSE_TIMEOUT, soon).await;
         drained
     }
 }
@@ -345,5 +346,7 @@ const MAX_SESSIONS: usize = 20_000;
 
 /// Number of clients of the proxy that together may use all sessions.
 const PROXY_CLIENTS: usize = 4;
+/// Time for links to send their last frames after a second signal.
+const AT_ONCE: Duration = Duration::from_secs(1);
 /// Time for connections to end on their own at the end of the shutdown.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);

@@ -28,6 +28,8 @@ use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::{self, BoxStream};
 use tikv_jemallocator::Jemalloc;
 use tracing::{error, field, info, warn};
 
@@ -56,7 +58,7 @@ fn main() -> ExitCode {
         Command::Config(ConfigCommand::Show { config, output }) => config::show(&config, output, &env),
         Command::Approve(command_args) => approve(&command_args, &env),
         Command::Connect(command_args) => {
-            in_runtime(connect::connect(&command_args, variable, interrupted(), print_stderr))
+            in_runtime(async { connect::connect(&command_args, variable, signals(), print_stderr).await })
         }
         Command::Proxy(command_args) => run_proxy(&command_args, &env),
         Command::Ssh(command_args) => ssh::run(&command_args),
@@ -291,7 +293,7 @@ fn run_proxy(args: &ProxyArgs, env: &Environment) -> Result<String, CommandError
     info!(version = env!("CARGO_PKG_VERSION"), role = "proxy", "starting");
     info!("{}", fd_limit::raise());
     let runtime = runtime(Role::Edge).map_err(|cause| no_threads(&cause))?;
-    runtime.block_on(proxy::run(args, env, interrupted()))
+    runtime.block_on(async { proxy::run(args, env, signals()).await })
 }
 
 /// Runs `tunnel doctor` and prints its findings.
@@ -336,10 +338,18 @@ fn no_threads(cause: &std::io::Error) -> CommandError {
 
 /// Waits for a signal that ends a long-running command.
 async fn interrupted() {
-    match Signals::new() {
-        Ok(mut signals) => signals.next().await,
-        Err(_) => std::future::pending().await,
-    }
+    signals().next().await;
+}
+
+/// Handles signals that end a command from now on, also as process 1, which has no default handlers. Call it in a
+/// runtime.
+fn signals() -> BoxStream<'static, ()> {
+    let next = async |mut signals: Option<Signals>| {
+        signals.as_mut()?.next().await;
+        Some(((), signals))
+    };
+    // Without handlers no signal arrives: the default ones end the process.
+    stream::unfold(Signals::new().ok(), next).chain(stream::pending()).boxed()
 }
 
 fn runtime(role: Role) -> std::io::Result<tokio::runtime::Runtime> {

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use clap::{Args, ValueHint};
+use futures_util::{FutureExt as _, Stream, StreamExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tracing::Span;
@@ -16,7 +17,7 @@ use tracing::Span;
 use crate::command::CommandError;
 use crate::command::client::{ClientArgs, ClientSettings};
 use crate::command::connect::opener::SessionOpener;
-use crate::command::connect::session::PrintLine;
+use crate::command::connect::session::{PrintLine, interrupted};
 use crate::command::connect::stdio::carry;
 use crate::config::Environment;
 use crate::session_io::copy::close::close;
@@ -44,8 +45,9 @@ pub struct ConnectArgs {
     pub listen: Option<SocketAddr>,
 }
 
-/// Connects stdin and stdout to a target until both directions have ended, or serves a local port until `stop`
-/// completes. `variable` returns environment variables by name. `print_line` prints a line on the terminal.
+/// Connects stdin and stdout to a target until both directions have ended, or serves a local port. Ends at the first of
+/// `signals`, and without delivering the last bytes at the next one. `variable` returns environment variables by name.
+/// `print_line` prints a line on the terminal.
 ///
 /// # Errors
 ///
@@ -53,7 +55,7 @@ pub struct ConnectArgs {
 pub async fn connect(
     args: &ConnectArgs,
     variable: impl Fn(&str) -> Option<String>,
-    stop: impl Future<Output = ()>,
+    mut signals: impl Stream<Item = ()> + Unpin,
     print_line: impl Fn(&str) + Clone + Send + Sync + 'static,
 ) -> Result<String, CommandError> {
     let target = target(args)?;
@@ -61,16 +63,29 @@ pub async fn connect(
     let notices = print_line.clone();
     let settings = ClientSettings::find(&args.client, variable)?;
     let print_notice: PrintLine = Arc::new(move |line| notices(&format!("tunnel: {line}")));
-    let opener = Arc::new(SessionOpener::reach(settings, runtime.as_deref(), print_notice).await?);
-    let done = match args.listen {
-        None => async { carry(opener.open(&target).await?).await }.await,
-        Some(at) => {
+    let reaching = async {
+        let opener = SessionOpener::reach(settings, runtime.as_deref(), print_notice).await?;
+        if args.listen.is_some() {
             opener.check().await?;
-            listen(at, opener.clone(), target, stop, print_line).await
         }
+        Ok(Arc::new(opener))
+    };
+    let opener = tokio::select! {
+        opener = reaching => opener?,
+        _ = signals.next() => return Err(interrupted(BY_SIGNAL)),
+    };
+    let done = match args.listen {
+        None => tokio::select! {
+            done = async { carry(opener.open(&target).await?).await } => done,
+            _ = signals.next() => Err(interrupted(BY_SIGNAL)),
+        },
+        Some(at) => listen(at, opener.clone(), target, signals.next().map(drop), print_line).await,
     };
     if let Some(opener) = Arc::into_inner(opener) {
-        opener.close().await;
+        tokio::select! {
+            () = opener.close() => {}
+            _ = signals.next() => {}
+        }
     }
     done.map(|()| String::new())
 }
@@ -151,6 +166,9 @@ async fn serve(
         _ => Ok(()),
     }
 }
+
+/// The reason of a session that ends by SIGINT or SIGTERM.
+const BY_SIGNAL: &str = "stopped by a signal";
 
 /// Maximum number of concurrent connections; more wait to be accepted.
 const MAX_CONNECTIONS: usize = 1000;

@@ -1,8 +1,8 @@
 //! `tunnel proxy`: keeps the links of a user, and gives them to her programs as an HTTP proxy, SOCKS5 and a socket.
 
-use std::future::Future;
 use std::net::SocketAddr;
 
+use futures_util::{Stream, StreamExt as _};
 use tracing::{info, warn};
 
 use crate::command::connect::local_address;
@@ -31,7 +31,7 @@ pub struct ProxyArgs {
     pub log_format: Format,
 }
 
-/// Serves until `stop` completes.
+/// Serves until the first of `signals`, and ends without delivering the last bytes at the next one.
 ///
 /// # Errors
 ///
@@ -40,7 +40,7 @@ pub struct ProxyArgs {
 pub async fn run(
     args: &ProxyArgs,
     env: &Environment,
-    stop: impl Future<Output = ()>,
+    mut signals: impl Stream<Item = ()> + Unpin,
 ) -> Result<String, CommandError> {
     let config = client::links(env)?.ok_or_else(|| {
         CommandError::unusable("client.toml names no servers; join them with tunnel join --user")
@@ -50,17 +50,19 @@ pub async fn run(
         shared.map_err(|why| CommandError::unavailable(format!("no socket for this proxy: {why}")))?;
     let http = bind("--http", args.http)?;
     let socks5 = bind("--socks5", args.socks5)?;
-    let mut stop = std::pin::pin!(stop);
     let links = tokio::select! {
         links = ClientUplinks::start(config) => links.map_err(|why| no_link(&why))?,
-        () = &mut stop => return Ok(String::new()),
+        _ = signals.next() => return Ok(String::new()),
     };
     let proxy = UserProxy::start(links, http, socks5, shared);
     systemd::notify_ready();
-    stop.await;
+    signals.next().await;
     info!("stopping");
     systemd::notify_stopping();
-    proxy.shutdown().await;
+    tokio::select! {
+        () = proxy.shutdown() => {}
+        _ = signals.next() => {}
+    }
     Ok(String::new())
 }
 

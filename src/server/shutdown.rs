@@ -48,32 +48,37 @@ impl Server {
         if let Drained::Aborted(left) = drained {
             warn!(sessions_remaining = left, "drain timeout, aborting sessions");
         }
+        let has_peers = finder.peers().is_some_and(|peers| !peers.links().is_empty());
         tokio::select! {
-            () = wait_relayed(&self.table) => {}
+            () = wait_relayed(&self.table, has_peers) => {}
             () = sleep_until(until) => warn!("drain timeout, relayed sessions must find another path"),
-            () = at_once => {}
+            () = at_once.clone() => {}
         }
         links.start();
         self.table.end_all(&why).await;
+        let soon = at_once.then(|()| sleep(AT_ONCE)).shared();
         publisher.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         let to_peers = finder.peers().into_iter().flat_map(|peers| peers.links());
         for link in callers().chain(to_peers) {
             link.close();
         }
-        links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
-        admin.finish(CLOSE_TIMEOUT, std::future::pending()).await;
+        links.finish(CLOSE_TIMEOUT, soon.clone()).await;
+        admin.finish(CLOSE_TIMEOUT, soon).await;
         drained
     }
 }
 
-/// Waits until the last bytes of clients are delivered, and peers' sessions with plain nodes have ended.
-async fn wait_relayed(table: &SessionTable) {
+/// Waits until the last bytes of clients are delivered, and relayed sessions have another path. Without a peer they
+/// find none as long as this server only stops.
+async fn wait_relayed(table: &SessionTable, has_peers: bool) {
     table.wait_delivered().await;
-    while table.relayed().0 > 0 {
+    while has_peers && table.relayed().0 > 0 {
         sleep(POLL_INTERVAL).await;
     }
 }
 
+/// Time for links to send their last frames after a second signal.
+const AT_ONCE: Duration = Duration::from_secs(1);
 /// How long balancers may still send clients to a server that is not ready.
 const LISTEN_GRACE: Duration = Duration::from_secs(2);
 /// Interval between checks whether relayed sessions have found another path.

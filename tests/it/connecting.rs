@@ -3,19 +3,21 @@
 use std::fs::Permissions;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
 
 use clap::Parser;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tunnel::command::CommandError;
 use tunnel::command::connect::{self, ConnectArgs};
 use tunnel_net::tls::params::TlsParams;
 use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsServerConfig};
 
 use crate::support::clients::{self, ESTABLISHED, assert_echo, assert_reset, reset, rest};
+use crate::support::line::Line;
 use crate::support::programs::{TestDir, TestServer, at, edge};
-use crate::support::{assert_eventually, spawn, targets, users};
+use crate::support::{Stopwatch, assert_eventually, spawn, targets, users};
 
 #[derive(Debug, Parser)]
 struct CommandLine {
@@ -27,7 +29,8 @@ struct CommandLine {
 pub(crate) struct Local {
     at: SocketAddr,
     pub(crate) messages: mpsc::Receiver<String>,
-    stop: oneshot::Sender<()>,
+    /// Each message is a signal.
+    stop: mpsc::Sender<()>,
     ended: tokio::task::JoinHandle<Result<String, CommandError>>,
 }
 
@@ -44,10 +47,11 @@ impl Local {
         let args = [&["connect", "--listen=0"], args].concat();
         let connect_args = CommandLine::try_parse_from(args).unwrap().connect;
         let (print, mut messages) = mpsc::channel(9);
-        let (stop, stopped) = oneshot::channel();
+        let (stop, mut stopped) = mpsc::channel(2);
         let ended = spawn(async move {
             let print = move |line: &str| print.try_send(line.to_owned()).unwrap();
-            connect::connect(&connect_args, variable, async { stopped.await.unwrap() }, print).await
+            let signals = futures_util::stream::poll_fn(|cx| stopped.poll_recv(cx));
+            connect::connect(&connect_args, variable, signals, print).await
         });
         let line = assert_eventually("the port", messages.recv()).await.unwrap();
         let at = line.split_whitespace().next().unwrap().parse().unwrap();
@@ -75,7 +79,7 @@ impl Local {
     }
 
     pub(crate) async fn wait_for_end(self) {
-        self.stop.send(()).unwrap();
+        self.stop.send(()).await.unwrap();
         assert_eq!(assert_eventually("the end of the command", self.ended).await.unwrap(), Ok(String::new()));
     }
 }
@@ -113,6 +117,25 @@ pub(crate) fn home_of_alice(
         "XDG_RUNTIME_DIR" => Some(runtime.clone()),
         _ => None,
     }
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_tunnel_connect_at_once() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = users::server(&place, "").await;
+    let _edge = edge(&place, &server, "node1").await;
+    let line = Line::to(server.server.bound.grpc).await;
+    let local = Local::start_with(&[&at("node1", echo)], home_of_alice(&place, line.at)).await;
+    let mut client = local.client().await;
+    assert_echo(&mut client, "before").await;
+    line.route_to(targets::closed_port().await);
+    line.become_unresponsive();
+    let started = Stopwatch::start();
+    for _ in 0..2 {
+        local.stop.send(()).await.unwrap();
+    }
+    local.ended.await.unwrap().unwrap();
+    assert!(started.elapsed() < Duration::from_millis(1500), "{:?}", started.elapsed());
 }
 
 #[tokio::test]

@@ -28,7 +28,7 @@ use crate::support::remote::ScriptedServer;
 use crate::support::servers::{self, KillableServer};
 use crate::support::sessions::assert_session_echo;
 use crate::support::users::{self, config, link, open, reset, scripted, server, tables};
-use crate::support::{assert_eventually, pause_time, remote, targets, wait_until};
+use crate::support::{Stopwatch, assert_eventually, pause_time, remote, targets, wait_until};
 use crate::words::LogLines;
 
 /// Starts servers that know each other and accept users, each in its own runtime.
@@ -212,6 +212,49 @@ async fn a_users_session_moves_when_its_server_stops() {
     assert_eq!((session.resumed(), servers[1].server.server.table.relayed().0), (1, 1));
     drop(session);
     links.close().await;
+}
+
+#[tokio::test]
+async fn a_lone_server_stops_without_waiting_for_sessions_that_resume_at_its_successor() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    place.authority.write(place.path(), &["cloud.test", "127.0.0.1", "127.0.0.2", "127.0.0.3"]);
+    let all = servers::addresses(1);
+    let text = servers::config(&place, all[0], &tables(&place, ""));
+    let server = TestServer::from_text(&text);
+    let _edge = edge(&place, &server, "node1").await;
+    let links = link(&place, "alice/laptop", &all).await;
+    let mut session = open(&links, &at("node1", echo)).await.unwrap();
+    assert_session_echo(&mut session, "before").await;
+    let since = Stopwatch::start();
+    server.server.shutdown(std::future::pending()).await;
+    assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
+    let _successor = TestServer::from_text(&text);
+    assert_session_echo(&mut session, "after").await;
+    drop(session);
+    links.close().await;
+}
+
+#[tokio::test]
+async fn a_program_that_ends_waits_two_seconds_for_a_line_that_is_lost() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = server(&place, "").await;
+    let _edge = edge(&place, &server, "node1").await;
+    let line = Line::to(server.server.bound.grpc).await;
+    let [silent, lost] =
+        [link(&place, "alice/laptop", &[line.at]).await, link(&place, "alice/phone", &[line.at]).await];
+    let mut sessions = Vec::new();
+    for links in [&silent, &lost] {
+        sessions.push(open(links, &at("node1", echo)).await.unwrap());
+        assert_session_echo(sessions.last_mut().unwrap(), "before").await;
+    }
+    line.route_to(targets::closed_port().await);
+    pause_time();
+    line.make_one_unresponsive(0);
+    line.reset_one(1);
+    drop(sessions);
+    let since = Instant::now();
+    tokio::join!(silent.close(), lost.close());
+    assert!(since.elapsed() < Duration::from_secs(30), "{:?}", since.elapsed());
 }
 
 #[tokio::test]

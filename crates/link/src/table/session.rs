@@ -540,6 +540,19 @@ impl SharedSession {
         })
     }
 
+    /// Returns true if the session is open, and has or had a working path within [`DELIVERY_WITHOUT_PATH`].
+    pub(crate) fn can_deliver(&self, now: Instant) -> bool {
+        let inner = self.lock();
+        if !inner.state.is_active() {
+            return false;
+        }
+        let lost_at = inner.state.path_lost_at();
+        let link = inner.link.clone();
+        drop(inner);
+        let failed_at = lost_at.or_else(|| link.as_ref()?.unresponsive_since(now));
+        failed_at.is_none_or(|at| now.saturating_duration_since(at) < DELIVERY_WITHOUT_PATH)
+    }
+
     /// Ends an acceptor here that its opener has left, because a Resume names another process as the acceptor. Returns
     /// true if there was one; the session may then be relayed through this process.
     pub(crate) fn supersede(self: &Arc<Self>) -> bool {
@@ -550,6 +563,9 @@ impl SharedSession {
         })
     }
 }
+
+/// Time for which a program that ends awaits delivery without a working path.
+const DELIVERY_WITHOUT_PATH: Duration = Duration::from_secs(2);
 
 /// Losses of a path within this time, without a byte moved in between, count as consecutive.
 const RECENT_LOSS: Duration = Duration::from_secs(10);

@@ -69,14 +69,14 @@ impl SessionTable {
         }
     }
 
-    /// Waits until every session that is open here has been delivered. A session without its owner may still have bytes
-    /// to send, or to retransmit on another path.
+    /// Waits until every session that is open here has been delivered, or has had no working path for 2 s. A session
+    /// without its owner may still have bytes to send, or to retransmit on another path.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
     pub async fn wait_delivered(&self) {
-        while self.all().iter().any(|session| session.read(SessionState::is_active)) {
+        while self.all().iter().any(|session| session.can_deliver(Instant::now())) {
             sleep(LOOK_INTERVAL).await;
         }
     }
