@@ -260,6 +260,14 @@ impl SharedEnrolments {
         ended
     }
 
+    /// Ends the previous token of a node that has linked with the token that replaced it.
+    pub async fn end_previous(&self, node: &NodeName, token: &str) {
+        // If that fails it expires. `follow` reports failures.
+        if let Ok(true) = self.change(|enrolled| Ok(enrolled.end_previous(node, token))).await {
+            info!(target: AUDIT, actor = %node, "previous token ended");
+        }
+    }
+
     /// Joins a machine to the cloud, as the node or device of that name. `secret` is its invitation's, `token` the
     /// token that it will use from now on. A join key does not admit a node that `has_line` in the token file.
     ///
@@ -353,6 +361,12 @@ impl SharedEnrolments {
             if is_missing { Err(NEVER_WRITTEN.to_owned()) } else { self.parse(&seen.text) }
         });
         *self.looked.lock() = Some(LastStoreRead { began, is_ok: read.is_ok() });
+        if read.is_err() {
+            // A previous token expires nevertheless.
+            let mut known = Enrolments::clone(&self.known());
+            known.expire_previous(now());
+            self.set_known(known);
+        }
         self.set_known(read?);
         Ok(())
     }
@@ -402,7 +416,9 @@ impl SharedEnrolments {
         if text.trim_ascii().is_empty() && **self.known.load() != Enrolments::default() {
             return Err(foreign("the store is empty, keeping the last known state"));
         }
-        Enrolments::parse(text).map_err(|why| foreign(&why))
+        let mut enrolled = Enrolments::parse(text).map_err(|why| foreign(&why))?;
+        enrolled.expire_previous(now());
+        Ok(enrolled)
     }
 
     fn set_known(&self, enrolled: Enrolments) {

@@ -45,9 +45,20 @@ struct StoredInvitation {
     /// The nodes that have used the join key, in lower case. False once the node has another token, or none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     nodes: BTreeMap<String, bool>,
+    /// The token that the node had before, which also proves it until the new one has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    previous: Option<PreviousToken>,
     /// Fields of newer servers, which older ones must not drop.
     #[serde(flatten)]
     unknown: BTreeMap<String, serde_json::Value>,
+}
+
+/// A token that another one has replaced. Servers that do not know it keep it, and refuse it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct PreviousToken {
+    token: SecretHash,
+    /// Expiration time in seconds since 1970.
+    until: u64,
 }
 
 /// A node or a device that has joined, a node or user that is invited, or both; or a join key.
@@ -267,8 +278,9 @@ impl Enrolments {
         }
     }
 
-    /// Uses an invitation: from now on only this token proves the node or device. Repeating the request with the same
-    /// token has no effect. Returns true on the first use.
+    /// Uses an invitation: from now on this token proves the node or device, and the node's previous one until this one
+    /// does, or for [`PREVIOUS_TOKEN_TIME`]. Repeating the request with the same token has no effect. Returns true on
+    /// the first use.
     ///
     /// # Errors
     ///
@@ -290,6 +302,9 @@ impl Enrolments {
                 invitation.nodes.insert(name.clone(), true);
             } else {
                 invitation.used_for = Some(token.clone());
+                let until = now.saturating_add(PREVIOUS_TOKEN_TIME);
+                let previous = self.tokens.get(&name).cloned();
+                invitation.previous = previous.map(|token| PreviousToken { token, until });
             }
             self.tokens.insert(name, token);
         }
@@ -380,9 +395,40 @@ impl Enrolments {
         all.into_values().chain(keys).collect()
     }
 
-    /// Returns whether `token` is the one with which the node joined, or `None` if the node has not joined.
+    /// Returns whether `token` is the one with which the node joined, or its previous one. Returns `None` if the node
+    /// has not joined.
     pub fn proves(&self, node: &NodeName, token: &str) -> Option<bool> {
-        self.tokens.get(&lower_case(node)).map(|known| known.equals(&SecretHash::of(token)))
+        let known = self.tokens.get(&lower_case(node))?;
+        let token = SecretHash::of(token);
+        let previous = self.previous_of(known).filter(|_| !known.equals(&token));
+        Some(previous.map_or(known, |previous| &previous.token).equals(&token))
+    }
+
+    /// Returns true if the node has joined with `token`, and its previous one is still valid.
+    pub fn replaces(&self, node: &NodeName, token: &str) -> bool {
+        let known = self.tokens.get(&lower_case(node));
+        known.is_some_and(|known| self.previous_of(known).is_some() && known.equals(&SecretHash::of(token)))
+    }
+
+    fn previous_of(&self, token: &SecretHash) -> Option<&PreviousToken> {
+        let used = self.invitations.values().find(|one| one.used_for.as_ref() == Some(token));
+        used?.previous.as_ref()
+    }
+
+    /// Ends the previous token of a node that has proved itself with `token`. Returns true if there was one.
+    pub fn end_previous(&mut self, node: &NodeName, token: &str) -> bool {
+        let ends = self.replaces(node, token);
+        let token = SecretHash::of(token);
+        let used = self.invitations.values_mut().filter(|one| ends && one.used_for.as_ref() == Some(&token));
+        used.for_each(|one| one.previous = None);
+        ends
+    }
+
+    /// Ends the previous tokens that have expired.
+    pub fn expire_previous(&mut self, now: u64) {
+        for one in self.invitations.values_mut() {
+            one.previous.take_if(|previous| previous.until <= now);
+        }
     }
 
     /// Returns true if `token` is the one with which that device joined.
@@ -407,6 +453,9 @@ fn lower_case(node: &NodeName) -> String {
 
 /// Time in seconds after which expired invitations are removed. Until then a late machine learns the reason.
 const EXPIRED_RETENTION: u64 = 24 * 3600;
+
+/// Time in seconds for which the previous token of a node stays valid.
+const PREVIOUS_TOKEN_TIME: u64 = 600;
 
 /// Enough that no two keys of a store have the same ID.
 const KEY_ID_BYTES: usize = 5;
@@ -459,14 +508,31 @@ mod tests {
     }
 
     #[test]
-    fn joining_again_replaces_the_token_and_old_tokens_stay_invalid() {
+    fn joining_again_replaces_the_token_and_the_one_before_stays_valid_for_a_while() {
         let mut enrolled = invited();
         let (edge, name) = (subject("edge7"), node("edge7"));
         enrolled.join(&of("secret"), &edge, of("t"), 1).unwrap();
         enrolled.invite(of("second"), &edge, None, 1000, 2).unwrap();
         enrolled.join(&of("second"), &edge, of("u"), 3).unwrap();
-        assert_eq!((enrolled.proves(&name, "t"), enrolled.proves(&name, "u")), (Some(false), Some(true)));
+        let proves =
+            |enrolled: &Enrolments| ["s", "t", "u"].map(|token| enrolled.proves(&name, token).unwrap());
+        assert_eq!(proves(&enrolled), [false, true, true]);
+        assert_eq!(Enrolments::parse(&enrolled.to_text()), Ok(enrolled.clone()));
+        let mut expired = enrolled.clone();
+        expired.expire_previous(3 + PREVIOUS_TOKEN_TIME - 1);
+        assert_eq!(proves(&expired), [false, true, true]);
+        expired.expire_previous(3 + PREVIOUS_TOKEN_TIME);
+        assert_eq!(proves(&expired), [false, false, true]);
+        let mut again = enrolled.clone();
+        again.invite(of("third"), &edge, None, 1000, 4).unwrap();
+        again.join(&of("third"), &edge, of("s"), 5).unwrap();
+        assert_eq!(proves(&again), [true, false, true], "at most two");
+        assert!(!enrolled.end_previous(&name, "t") && enrolled.end_previous(&name, "u"));
+        assert_eq!(proves(&enrolled), [false, false, true]);
+        assert!(!enrolled.end_previous(&name, "u"), "no further write");
         assert_eq!(enrolled.join(&of("secret"), &edge, of("t"), 4), Err(InvitationError::Used));
+        assert!(again.revoke(&edge));
+        assert_eq!(["s", "u"].map(|token| again.proves(&name, token)), [None, None], "it ends both");
         assert!(enrolled.revoke(&edge) && !enrolled.revoke(&edge));
         assert_eq!(enrolled.proves(&name, "u"), None);
         assert_eq!(

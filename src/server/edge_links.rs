@@ -288,6 +288,17 @@ impl EdgeAuthenticator {
         }
     }
 
+    /// Ends the node's previous token if `hello` has the one that replaced it.
+    pub(crate) fn end_previous_token(&self, hello: &EdgeHello, drain: &Drain) {
+        let Some(enrolment) = &self.enrolment else { return };
+        if enrolment.known().replaces(&hello.node, &hello.token) {
+            let enrolment = enrolment.clone();
+            let hello = hello.clone();
+            let ending = async move { enrolment.end_previous(&hello.node, &hello.token).await };
+            drain.spawn(info_span!("token"), ending);
+        }
+    }
+
     /// Records the link of an authenticated edge, so that it ends with the token.
     pub(crate) fn track(&self, link: &Arc<Link>, credentials: &EdgeCredentials) {
         let tracked = EdgeLink { link: link.clone(), credentials: credentials.clone() };
@@ -336,14 +347,19 @@ impl EdgeAuthenticator {
             let all: Vec<EdgeLink> = self.lock().values().cloned().collect();
             let revoked =
                 all.into_iter().filter_map(|edge| Some((self.authenticate(&edge.credentials).err()?, edge)));
-            let revoked: Vec<_> = revoked.collect();
-            if revoked.is_empty() {
-                continue;
-            }
+            let is_replaced = |(why, edge): &(TokenError, EdgeLink)| {
+                *why == TokenError::Joined && edge.link.instance.is_some()
+            };
+            let (replaced, revoked): (Vec<_>, Vec<_>) = revoked.partition(is_replaced);
             // Before the sessions are reset, so that no new one takes their place.
-            for (_, edge) in &revoked {
+            for (_, edge) in replaced.iter().chain(&revoked) {
                 self.untrack(&edge.link);
                 registry.remove(&edge.link);
+            }
+            // Their sessions resume over a link with the token that replaced this one.
+            replaced.iter().for_each(|(_, edge)| edge.link.close());
+            if revoked.is_empty() {
+                continue;
             }
             let names: Vec<&str> = revoked
                 .iter()

@@ -118,6 +118,7 @@ async fn admit_edge(call: Box<LinkCall>, hello: EdgeHello, shared: Arc<ServerCon
         migrate_sessions(&silent, &shared);
     }
     shared.edge_links.track(&link, &credentials);
+    shared.edge_links.end_previous_token(&hello, &shared.link_context.drain);
     shared.finder.on_linked(&hello.node);
     retire_old_links(shared.link_context.table.instance(), hello.node.clone(), None, &shared);
     if shared.stopping.is_cancelled() {
@@ -178,6 +179,8 @@ async fn check_edge(
     }
     if let Err(taken) = registry.check_name(node, *instance, from).await {
         registry.refused(node, &format!("another process tried to link as this node from {from}"));
+        // The process that is linked may have the node's previous token.
+        shared.edge_links.end_previous_token(&credentials.hello, &shared.link_context.drain);
         let answer = CallRejection::NameTaken(taken.to_string());
         return Err(LinkDenial::new("name_in_use", answer).logged());
     }

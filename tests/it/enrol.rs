@@ -360,6 +360,40 @@ async fn a_name_that_is_not_in_the_certificate_is_reported_with_a_hint() {
 }
 
 #[tokio::test]
+async fn a_node_that_joins_again_keeps_its_sessions_and_its_token_until_the_new_one_has_linked() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let servers = cloud(&place, 2);
+    let at_server = servers[0].server.bound.grpc;
+    let [to, again] = ["etc", "again"].map(|name| place.path().join(name));
+    join(at_server, &invited(&servers[0]).await, &to).await.unwrap();
+    let edge = start_edge(&settings(&to));
+    let first = servers[0].wait_for_node("edge7").await.link.id;
+    let mut client = servers[1].open(&at("edge7", echo)).await;
+    assert_echo(&mut client, "before").await;
+    join(at_server, &invited(&servers[1]).await, &again).await.unwrap();
+    let store = servers[0].server.enrolment.as_ref().unwrap();
+    let node = "edge7".parse().unwrap();
+    let proves = |to: &Path| {
+        let token = std::fs::read_to_string(to.join("token/token")).unwrap();
+        store.known().proves(&node, token.trim())
+    };
+    pause_time();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!([proves(&to), proves(&again)], [Some(true); 2]);
+    assert_eq!(servers[0].link("edge7").map(|linked| linked.link.id), Some(first));
+    let old = place.path().join("old");
+    std::fs::create_dir(&old).unwrap();
+    std::fs::create_dir(old.join("token")).unwrap();
+    std::fs::copy(to.join("token/token"), old.join("token/token")).unwrap();
+    std::fs::copy(again.join("token/token"), to.join("token/token")).unwrap();
+    let is_ended = || proves(&old) == Some(false);
+    wait_within(Duration::from_secs(60), "the new token has linked", is_ended).await;
+    assert_echo(&mut client, "after").await;
+    assert_eq!(proves(&to), Some(true));
+    assert_eq!(edge.metrics.resets.counted("not_allowed"), 0);
+}
+
+#[tokio::test]
 async fn a_revoked_node_loses_its_link_at_every_server() {
     let place = TestDir::new();
     let servers = cloud(&place, 2);
