@@ -2,9 +2,12 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tracing::info_span;
 
@@ -155,6 +158,23 @@ impl SessionRouter {
     ///
     /// Returns an error if no session could be opened. Its text may be shown to the client.
     pub async fn open(&self, request: SessionRequest) -> Result<Session, OpenError> {
+        let opened = self.open_over(None, request.clone()).await;
+        let Err(OpenError { why: RouteError::Refused { refusal, .. }, .. }) = &opened else { return opened };
+        if refusal.code != ErrorCode::TargetUnreachable {
+            return opened;
+        }
+        // Another server of the list may have the node that this one does not find.
+        let PathProvider::Uplinks(uplinks) = &self.paths else { return opened };
+        let Some(link) = uplinks.other_server().await else { return opened };
+        self.open_over(Some(link), request).await.or(opened)
+    }
+
+    /// Opens a session, and requests it over `link` first if that is given.
+    async fn open_over(
+        &self,
+        link: Option<Arc<Link>>,
+        request: SessionRequest,
+    ) -> Result<Session, OpenError> {
         let SessionRequest { node, target, category, client, listener, permit } = request;
         let until = Instant::now() + self.open_timeout;
         let mut search = PathSearch::new(&self.paths, &node, None, until, self.chance);
@@ -167,7 +187,10 @@ impl SessionRouter {
             }
             PathProvider::Peers(_) | PathProvider::Uplinks(_) => {}
         }
-        if let Err(missing) = search.first().await {
+        search.found = link.map(|link| Path { instance: None, link });
+        if search.found.is_none()
+            && let Err(missing) = search.first().await
+        {
             return Err(RouteError::Offline { node, missing }.into());
         }
         let opening = self.table.open(node.clone(), target, category, client, listener);
@@ -260,7 +283,8 @@ pub(crate) struct PathSearch<'a> {
     node: &'a NodeName,
     /// Process of the node that is searched for; `None` for any process.
     instance: Option<Instance>,
-    /// End of the search.
+    /// Start and end of the search.
+    started: Instant,
     until: Instant,
     /// Time for which it searches for a node that no server has; `None`: until the end of the search.
     timeout: Option<Duration>,
@@ -287,6 +311,7 @@ impl<'a> PathSearch<'a> {
             chance,
             node,
             instance,
+            started: Instant::now(),
             until,
             timeout: None,
             found: None,
@@ -355,6 +380,11 @@ impl<'a> PathSearch<'a> {
         let mut failed = self.asked.take();
         if let Some(failed) = &failed {
             self.paths.invalidate(self.node, failed);
+            if let PathProvider::Uplinks(uplinks) = self.paths
+                && self.started.elapsed() >= OTHER_SERVER_AFTER
+            {
+                uplinks.elsewhere.notify_one();
+            }
         }
         loop {
             // Create the waiter before the lookup: a link that is added in between ends the waits below.
@@ -395,8 +425,13 @@ impl<'a> PathSearch<'a> {
         end: Instant,
     ) -> Result<Option<Path>, NodeNotFound> {
         let failed = failed.map(|path| path.link);
+        // One request over each of two links, and then a pause.
+        if failed.as_ref().is_some_and(|failed| self.paths.is_other_server(failed)) {
+            return Ok(None);
+        }
         // A peer that failed may still claim to have the node, and reply sooner than the one that does.
-        let is_open_peer = |link: &&Link| link.peer == Remote::Peer && !link.is_closed();
+        let is_peer = |link: &Link| matches!(link.peer, Remote::Peer | Remote::Server(_));
+        let is_open_peer = |link: &&Link| is_peer(link) && !link.is_closed();
         let excluded = failed.as_deref().filter(is_open_peer);
         let found = tokio::select! {
             found = timeout_at(end, self.paths.find(self.node, self.instance, excluded)) => found,
@@ -459,6 +494,10 @@ const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Delay between two lookups at the very end of a search.
 const MIN_LAST_PAUSE: Duration = Duration::from_millis(100);
+/// Time after which a user's program whose server does not find a node also asks another one.
+const OTHER_SERVER_AFTER: Duration = Duration::from_secs(3);
+/// Time for which a request that was refused waits for a link to another server.
+const OTHER_SERVER_WAIT: Duration = Duration::from_secs(2);
 /// Minimum delay between two lookups for another path.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// If only another process of the node was found for this long, the one that is searched for has been replaced.
@@ -494,6 +533,12 @@ impl PathProvider {
                 Ok(Path { instance: if is_own { newest.instance } else { instance }, link: newest })
             }
         }
+    }
+
+    /// Returns true if this link leads to another server than the newest one, which is asked first.
+    fn is_other_server(&self, link: &Link) -> bool {
+        let Self::Uplinks(uplinks) = self else { return false };
+        !link.is_closed() && uplinks.newest(None).is_some_and(|newest| newest.instance != link.instance)
     }
 
     /// Returns a waiter for a new path to the node.
@@ -561,6 +606,10 @@ pub struct Uplinks {
     /// Why the last attempt to link has failed, until there is a link.
     failure: Mutex<Option<LinkFailure>>,
     came: NodeWaiters,
+    /// Notified when the server of the newest link does not find a node.
+    pub(crate) elsewhere: Notify,
+    /// Whether this process then links to another server.
+    pub(crate) has_other_servers: AtomicBool,
 }
 
 /// Why an attempt to link has failed.
@@ -577,7 +626,10 @@ impl Uplinks {
         let links = Mutex::default();
         let lost = Mutex::default();
         let failure = Mutex::default();
-        Arc::new(Self { node, links, lost, failure, came: NodeWaiters::default() })
+        let came = NodeWaiters::default();
+        let elsewhere = Notify::new();
+        let has_other_servers = AtomicBool::new(false);
+        Arc::new(Self { node, links, lost, failure, came, elsewhere, has_other_servers })
     }
 
     /// Returns the node of this edge. A request for that name through the cloud means the cloud itself.
@@ -597,6 +649,23 @@ impl Uplinks {
         }
         *self.failure.lock() = None;
         self.came.wake(&self.node);
+    }
+
+    /// Adds a link to another server, which is asked after that of the newest link.
+    pub(crate) fn add_other_server(&self, link: Arc<Link>) {
+        self.links.lock().insert(0, link);
+        self.came.wake(&self.node);
+    }
+
+    /// Returns a link to another server than that of the newest link. Requests one and waits for a moment if there is
+    /// none. Cancel safe.
+    async fn other_server(&self) -> Option<Arc<Link>> {
+        let first = self.newest(None).filter(|_| self.has_other_servers.load(Relaxed))?;
+        let other =
+            |first: &Link| self.newest(Some(first.id)).filter(|other| other.instance != first.instance);
+        self.elsewhere.notify_one();
+        let _ = timeout_at(Instant::now() + OTHER_SERVER_WAIT, self.wait(|| other(&first).is_some())).await;
+        other(&first)
     }
 
     /// Removes a closed link.

@@ -1,14 +1,16 @@
 //! Keeps an edge or a user's program linked, in one loop: dials, serves and replaces a link, and adds an interactive
 //! one.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, field, info, info_span, warn};
 
 use crate::acceptor::SessionAcceptor;
@@ -207,6 +209,7 @@ impl Reconnector {
             self.ended(&reader, &LinkEnd::ReplacedByBackup);
         }
         let mut interactive = Box::pin(self.run_interactive(current));
+        let mut elsewhere = Box::pin(self.link_elsewhere(current));
         let mut replaced = Box::pin(self.replacement(current, backup));
         let replacement = loop {
             tokio::select! {
@@ -218,6 +221,7 @@ impl Reconnector {
                 },
                 replacement = &mut replaced => break replacement,
                 never = &mut interactive => match never {},
+                never = &mut elsewhere => match never {},
             }
         };
         self.replace(reader, current, replacement).await
@@ -289,6 +293,40 @@ impl Reconnector {
         purpose: LinkPurpose,
     ) -> anyhow::Result<NewLink> {
         self.dialer.connect_to(current.server, current.hint(), purpose).await
+    }
+
+    /// Links a user's program to another server as well, whenever the current one does not find a node. Servers that
+    /// have lost each other each find only their own nodes.
+    async fn link_elsewhere(self: &Arc<Self>, current: &CurrentLink) -> Infallible {
+        let servers = self.dialer.servers.len();
+        // An edge would be found at both servers.
+        if servers == 1 || self.dialer.user.is_none() {
+            std::future::pending::<()>().await;
+        }
+        self.uplinks.has_other_servers.store(true, Relaxed);
+        loop {
+            self.uplinks.elsewhere.notified().await;
+            let is_other = |link: &Arc<Link>| link.instance != current.link.instance && !link.is_closed();
+            if self.uplinks.all().iter().any(is_other) {
+                continue;
+            }
+            for server in (0..servers).filter(|server| *server != current.server) {
+                let made = self.dialer.connect_to(server, DialPreference::default(), LinkPurpose::Backup);
+                let Ok(Ok(NewLink { reader, .. })) = timeout(OTHER_SERVER_TIMEOUT, made).await else {
+                    continue;
+                };
+                info!(link = %reader.link.id, server = self.dialer.display_name(server), "linked to another server, which may find a node");
+                self.uplinks.add_other_server(reader.link.clone());
+                self.link_context.metrics.links.opened(reader.link.peer.kind());
+                let keeper = self.clone();
+                let span = info_span!("other_server", instance = reader.link.instance.map(field::debug));
+                self.link_context.drain.spawn(span, async move {
+                    let link = reader.link.clone();
+                    keeper.hand_over(reader, wait_unused(&link)).await;
+                });
+                break;
+            }
+        }
     }
 
     /// Returns a link to a preferred server, once one is reachable. Never completes for the most preferred one.
@@ -531,6 +569,20 @@ impl Reconnector {
         self.redial.notify_one();
     }
 }
+
+/// Waits until no session is on a link, also a while after it was made.
+async fn wait_unused(link: &Link) {
+    loop {
+        sleep(OTHER_SERVER_IDLE).await;
+        if link.sessions() == 0 {
+            return;
+        }
+    }
+}
+
+/// Timeout for a link to another server, and the time after which it is closed without a session.
+const OTHER_SERVER_TIMEOUT: Duration = Duration::from_secs(5);
+const OTHER_SERVER_IDLE: Duration = Duration::from_secs(30);
 
 /// Interval of checks whether a replaced link has no sessions and can be closed.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);

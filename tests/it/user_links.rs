@@ -28,7 +28,7 @@ use crate::support::remote::ScriptedServer;
 use crate::support::servers::{self, KillableServer};
 use crate::support::sessions::assert_session_echo;
 use crate::support::users::{self, config, link, open, reset, scripted, server, tables};
-use crate::support::{Stopwatch, assert_eventually, pause_time, remote, targets, wait_until};
+use crate::support::{Stopwatch, assert_eventually, pause_time, remote, targets, wait_until, wait_within};
 use crate::words::LogLines;
 
 /// Starts servers that know each other and accept users, each in its own runtime.
@@ -475,6 +475,28 @@ async fn only_a_denial_of_every_server_is_final() {
         let started = ClientUplinks::start(config(&place, "alice/laptop", &all)).await;
         assert_eq!(started.is_err(), is_final, "tunnel proxy keeps dialling");
     }
+}
+
+/// The servers do not know each other, like two that have lost their links.
+#[tokio::test]
+async fn a_node_that_only_the_next_server_of_the_list_finds_is_reached_there() {
+    let place = TestDir::new();
+    let echo = targets::echo().await;
+    let tables = tables(&place, "");
+    let [one, two] = [(); 2].map(|()| TestServer::with(&place, &tables));
+    let _edge = edge(&place, &two, "node1").await;
+    let line = Line::to(two.server.bound.grpc).await;
+    let links = link(&place, "alice/laptop", &[one.server.bound.grpc, line.at]).await;
+    let mut session = open(&links, &at("node1", echo)).await.unwrap();
+    assert_session_echo(&mut session, "there").await;
+    let why = open(&links, "node9:22").await.unwrap_err();
+    assert!(why.contains("not connected"), "{why}");
+    pause_time();
+    line.reset();
+    assert_session_echo(&mut session, "again").await;
+    drop(session);
+    wait_within(Duration::from_secs(120), "the second link is closed", || links.links() == 1).await;
+    links.close().await;
 }
 
 #[tokio::test]
