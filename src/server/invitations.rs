@@ -87,11 +87,8 @@ pub(crate) fn spawn(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
 
 async fn judge(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
     let metrics = &shared.link_context.metrics;
-    let Some(enrolment) = &shared.enrolment else {
-        metrics.count_refusal(Door::Links, "no_invitations");
-        return enrol_request
-            .refuse(SessionError::new(ErrorCode::NodeNotConnected, "joining by invitation is not enabled"));
-    };
+    // Without a store no request is read.
+    let Some(enrolment) = &shared.enrolment else { return };
     if shared.stopping.is_cancelled() {
         metrics.count_refusal(Door::Links, "stopping");
         return enrol_request.refuse(SessionError::new(ErrorCode::Overloaded, "this server is stopping"));

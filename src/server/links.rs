@@ -270,7 +270,9 @@ impl ConnectionHandler for LinkConnectionHandler {
         };
         let certificate = self.shared.edge_links.certificate(self.handshakes.certificate(&accepted));
         let TlsAccepted { stream: io, permit: turn, until } = accepted;
-        let waiting = PendingConnection { certificate, until, waiting_permit: permit, permit: turn };
+        let takes_enrolments = self.shared.enrolment.is_some();
+        let waiting =
+            PendingConnection { certificate, takes_enrolments, until, waiting_permit: permit, permit: turn };
         let arrivals = self.arrivals.clone();
         let link_context = self.shared.link_context.clone();
         drop(self);

@@ -116,7 +116,7 @@ const LISTENER: &str = "clients";
 const LINK_LIMITS: PermitLimits =
     PermitLimits { permits: 20_000, per_source: MAX_USER_LINKS, waiting: 0, idle_timeout: None };
 /// Maximum number of concurrent links of a user.
-pub(crate) const MAX_USER_LINKS: usize = 256;
+pub(crate) const MAX_USER_LINKS: usize = 128;
 
 /// Number of requests of the admin API that users' programs have sent and not received the answer to, in total and for
 /// one user: as many as an admin port has.

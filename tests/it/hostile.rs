@@ -322,7 +322,7 @@ async fn a_message_that_is_too_long_ends_the_link_and_not_the_server() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let (mut bad, _edge) = both(&place, &server).await;
-    bad.send_session(SessionId::random(), SessionFrame::Data(vec![0; 5 << 20].into())).await;
+    bad.send_session(SessionId::random(), SessionFrame::Data(vec![0; 200 << 10].into())).await;
     bad.wait_for_end().await;
     wait_until("the link's end is counted", || {
         server.server.metrics.links_closed.counted("protocol_error") == 1

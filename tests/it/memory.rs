@@ -158,6 +158,26 @@ async fn single_bytes_for_stalled_sessions_do_not_grow_the_process() {
     assert!(server.most_memory() <= before + MAX_GROWTH, "{before} became {}", server.most_memory());
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unfinished_messages_of_plain_links_leave_half_of_the_budget_to_others() {
+    let place = TestDir::new();
+    let server = TestServer::with(&place, "[server.session]\nbuffer_memory = \"4MiB\"");
+    let table = &server.server.table;
+    let begun = |bytes: u32| [&[0], &bytes.to_be_bytes()[..], &[0; 1000]].concat();
+    let mut links = Vec::new();
+    for (node, bytes) in [("short", 100 << 10), ("bad1", 2 << 20), ("bad2", 2 << 20)] {
+        let raw = RawHttp2::link(&place, &server, node, None).await;
+        raw.data(&begun(bytes)).await;
+        for _ in 0..bytes / 1000 - 2 {
+            raw.data(&[0; 1000]).await;
+        }
+        wait_until("its bytes have arrived", || server.link(node).is_none() || table.unreserved().0 > 0).await;
+        links.push(raw);
+    }
+    wait_until("both are closed", || server.server.metrics.links_closed.counted("protocol_error") == 2).await;
+    assert!(server.link("short").is_some() && table.unreserved().0 <= 100 << 10, "{:?}", table.unreserved());
+}
+
 /// A session of a hostile edge that speaks the extended dialect, with its send limit.
 struct ExtendedSession {
     id: SessionId,

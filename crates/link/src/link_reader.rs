@@ -18,7 +18,7 @@ use crate::liveness::{Liveness, LivenessRole, LivenessVerdict};
 use crate::plain::PlainRemoteReader;
 use crate::table::{FrameEvent, SessionTable};
 use tunnel_base::metrics::Metrics;
-use tunnel_proto::codec::Decoder;
+use tunnel_proto::codec::{Decoder, MAX_BYTES, MAX_EXTENDED_BYTES};
 use tunnel_proto::codec::extended::from_message;
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::frame::{ErrorCode, FrameKind, Remote, SessionError, SessionKey};
@@ -81,7 +81,7 @@ impl LinkReader {
             answers: far.answers,
             incoming: far.incoming,
             ahead: far.ahead,
-            decoder: Decoder::default(),
+            decoder: Decoder::new(if plain.is_some() { MAX_BYTES } else { MAX_EXTENDED_BYTES }),
             events: VecDeque::new(),
             since_rest: 0,
             liveness: Liveness::new(role, now),
@@ -121,6 +121,9 @@ impl LinkReader {
                     tokio::task::yield_now().await;
                 }
                 continue;
+            }
+            if let Some(plain) = &mut self.plain {
+                plain.charge_unfinished(self.decoder.unfinished())?;
             }
             let piece = self.read().await?;
             self.decoder.push(piece);

@@ -26,7 +26,8 @@ use tunnel_base::limited;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_proto::codec::proto::StreamMsg;
-use tunnel_proto::codec::{EncodedMessage, encode};
+use tunnel_proto::budget::PairedReservation;
+use tunnel_proto::codec::{DecodeError, EncodedMessage, MAX_EXTENDED_BYTES, encode};
 use tunnel_proto::frame::{ErrorCode, Frame, Remote, SessionError, SessionKey};
 use tunnel_proto::state::SessionState;
 use tunnel_proto::superedge::generations::SuperEdgeGeneration;
@@ -140,6 +141,8 @@ pub(crate) struct PlainRemoteReader {
     /// The session that received data last.
     fed: Option<SessionId>,
     pauses: ReadPauseTimes,
+    /// The bytes of a message whose end has not arrived.
+    unfinished: PairedReservation,
 }
 
 /// How long each session has recently left the link unread. Time in which it is read reduces this again.
@@ -192,7 +195,23 @@ enum OverLimit {
 
 impl PlainRemoteReader {
     pub(crate) fn new(remote: Arc<PlainRemote>, metrics: Metrics) -> Self {
-        Self { remote, metrics, generation: None, fed: None, pauses: ReadPauseTimes::default() }
+        let unfinished = remote.table.room_unread(&remote.link);
+        let pauses = ReadPauseTimes::default();
+        Self { remote, metrics, generation: None, fed: None, pauses, unfinished }
+    }
+
+    /// Counts the bytes of a message whose end has not arrived among the unread ones.
+    ///
+    /// # Errors
+    ///
+    /// The message is longer than a link of the extended dialect accepts, and half of the budget is in use.
+    pub(crate) fn charge_unfinished(&mut self, bytes: usize) -> Result<(), DecodeError> {
+        self.unfinished.resize(bytes);
+        let all = &self.remote.table.unreserved;
+        if bytes > MAX_EXTENDED_BYTES && all.used() > all.limit() / 2 {
+            return Err(DecodeError::TooLong(bytes, MAX_EXTENDED_BYTES));
+        }
+        Ok(())
     }
 
     /// Handles a message from the remote.

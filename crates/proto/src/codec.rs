@@ -16,8 +16,10 @@ pub mod proto;
 pub type EncodedMessage = Chain<Bytes, Bytes>;
 
 /// A decoder for the messages of a stream, which may arrive in pieces of any size.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Decoder {
+    /// Maximum length of a message in bytes.
+    most: usize,
     /// Undecoded rest of the last piece.
     rest: Bytes,
     /// Length of the last piece in bytes.
@@ -29,9 +31,9 @@ pub struct Decoder {
 /// The bytes of the stream are not messages. The link must be closed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// The message is longer than allowed.
-    #[error("message of {0} bytes exceeds the limit of {MAX_BYTES}")]
-    TooLong(usize),
+    /// The message is longer than allowed: its length in bytes, and the limit.
+    #[error("message of {0} bytes exceeds the limit of {1}")]
+    TooLong(usize, usize),
     /// The message is compressed, but this program never offers compression.
     #[error("message is compressed, but compression was not negotiated")]
     Compressed,
@@ -58,7 +60,24 @@ pub fn encode(mut message: StreamMsg) -> EncodedMessage {
     head.freeze().chain(data)
 }
 
+impl Default for Decoder {
+    /// Returns a decoder for messages of any remote.
+    fn default() -> Self {
+        Self::new(MAX_BYTES)
+    }
+}
+
 impl Decoder {
+    /// Returns a decoder for messages of at most `most` bytes.
+    pub fn new(most: usize) -> Self {
+        Self { most, rest: Bytes::new(), whole_piece: 0, partial: BytesMut::new() }
+    }
+
+    /// Returns the number of bytes stored of a message whose end has not arrived.
+    pub fn unfinished(&self) -> usize {
+        self.partial.len()
+    }
+
     /// Adds the next piece of the stream. Call it only after [`Self::next_message`] has returned `None`.
     pub fn push(&mut self, mut piece: Bytes) {
         self.whole_piece = piece.len();
@@ -79,7 +98,7 @@ impl Decoder {
             return Ok(None);
         }
         let (body, pinned) = if self.partial.is_empty() {
-            let whole = PREFIX + length(&self.rest)?.unwrap_or(usize::MAX - PREFIX);
+            let whole = PREFIX + length(&self.rest, self.most)?.unwrap_or(usize::MAX - PREFIX);
             if self.rest.len() < whole {
                 // Reserve the exact length up to what this program sends. For a longer message the buffer grows as data
                 // arrives.
@@ -90,7 +109,7 @@ impl Decoder {
             }
             (self.rest.split_to(whole), self.whole_piece)
         } else {
-            length(&self.partial)?;
+            length(&self.partial, self.most)?;
             if self.bytes_missing() > 0 {
                 return Ok(None);
             }
@@ -109,7 +128,7 @@ impl Decoder {
 
     /// Returns the number of bytes missing in `partial` until the message, or its length, is complete.
     fn bytes_missing(&self) -> usize {
-        let message_len = match length(&self.partial) {
+        let message_len = match length(&self.partial, self.most) {
             Ok(Some(length)) => PREFIX + length,
             Ok(None) => PREFIX,
             Err(_) => 0,
@@ -119,15 +138,15 @@ impl Decoder {
 }
 
 /// Returns the length of the message that starts at `bytes`, or `None` until its prefix has arrived.
-fn length(bytes: &[u8]) -> Result<Option<usize>, DecodeError> {
+fn length(bytes: &[u8], most: usize) -> Result<Option<usize>, DecodeError> {
     let Some((prefix, _)) = bytes.split_first_chunk::<PREFIX>() else { return Ok(None) };
     let [compressed, a, b, c, d] = *prefix;
     let length = usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX);
     if compressed != 0 {
         return Err(DecodeError::Compressed);
     }
-    if length > MAX_BYTES {
-        return Err(DecodeError::TooLong(length));
+    if length > most {
+        return Err(DecodeError::TooLong(length, most));
     }
     Ok(Some(length))
 }
@@ -136,8 +155,10 @@ fn length(bytes: &[u8]) -> Result<Option<usize>, DecodeError> {
 const PREFIX: usize = 5;
 /// Tag of field 5 (`data`), length-delimited.
 const DATA_TAG: u8 = 5 << 3 | 2;
-/// Maximum length of a message in bytes: gRPC's default limit.
+/// Maximum length in bytes of a message of a plain remote: gRPC's default limit.
 pub const MAX_BYTES: usize = 4 * 1024 * 1024;
+/// The same for the extended dialect. Its longest messages are Data, of 64 KiB, and a page of 500 nodes, of about 90 KiB.
+pub const MAX_EXTENDED_BYTES: usize = 128 * 1024;
 /// Data shorter than this, or than half of the piece that it came in, is copied: a slice keeps the whole piece alive. A
 /// read buffer is seldom longer than [`MAX_RESERVED`], and this is a quarter of that.
 const WORTH_SHARING: usize = 16 * 1024;
@@ -238,7 +259,7 @@ mod tests {
     #[test]
     fn a_message_too_long_or_compressed_is_an_error() {
         for (bytes, bad) in [
-            ([0, 0, 0x40, 0, 1], DecodeError::TooLong(MAX_BYTES + 1)),
+            ([0, 0, 0x40, 0, 1], DecodeError::TooLong(MAX_BYTES + 1, MAX_BYTES)),
             ([1, 0, 0, 0, 1], DecodeError::Compressed),
         ] {
             let mut reader = Decoder::default();

@@ -9,6 +9,7 @@ use tonic::Code;
 use tunnel_base::names::Instance;
 use tunnel_proto::hello::{EdgeHello, LinkCaller};
 
+use crate::enrol::cloud;
 use crate::support::clients::assert_echo;
 use crate::support::programs::{TOKEN, TestDir, TestServer, at, edge};
 use crate::support::raw::{DATA, END_HEADERS, HEADERS, MAX_WINDOW, PING, RawHttp2, SETTINGS};
@@ -211,3 +212,41 @@ const MANY: u32 = 2000;
 const PRIORITY: u8 = 2;
 const RST_STREAM: u8 = 3;
 const CONTINUATION: u8 = 9;
+
+/// Waits for the response to a call. Other frames of the connection are ignored.
+async fn response(raw: &mut RawHttp2, stream: u32) {
+    let next = async {
+        loop {
+            let frame = raw.next().await.expect("the connection is open");
+            if frame.kind == HEADERS && frame.stream == stream {
+                return;
+            }
+        }
+    };
+    assert_eventually("a response", next).await;
+}
+
+#[tokio::test]
+async fn of_an_enrolment_call_one_kibibyte_and_one_at_a_time_is_stored_and_nothing_without_invitations() {
+    // The head of a message of that many bytes, and the first byte.
+    let begun = |bytes: u32| [&[0], &bytes.to_be_bytes()[..], &[10]].concat();
+    let (place, none) = (TestDir::new(), TestDir::new());
+    let (servers, without) = (cloud(&place, 1), TestServer::start(&none));
+    let join = async |place, server: &TestServer| {
+        let mut raw = RawHttp2::connect(place, server.server.bound.grpc, "node1", MAX_WINDOW).await;
+        raw.call_path(JOIN, &HeaderMap::new()).await;
+        raw
+    };
+    response(&mut join(&none, &without).await, 1).await;
+    assert_eq!(without.server.metrics.links_rejected.counted("no_invitations"), 1);
+    let mut long = join(&place, &servers[0]).await;
+    long.data(&begun(1025)).await;
+    response(&mut long, 1).await;
+    let mut short = join(&place, &servers[0]).await;
+    short.data(&begun(1024)).await;
+    let second = short.call_path(JOIN, &HeaderMap::new()).await;
+    response(&mut short, second).await;
+    assert_eq!(servers[0].server.metrics.links_rejected.counted("overloaded"), 1);
+}
+
+const JOIN: &str = "/enrol.Enrol/Join";

@@ -303,7 +303,7 @@ async fn a_user_has_a_share_of_the_links_and_her_refusal_is_logged() {
     }
     assert_eq!(next("alice").await.map(drop), Err(Code::ResourceExhausted));
     assert_eq!(lines.count("user refused user=alice device=laptop"), 1);
-    assert_eq!(lines.count("user alice has 256 links to this server"), 1);
+    assert_eq!(lines.count("user alice has 128 links to this server"), 1);
     assert!(next("bob").await.is_ok());
     held.pop();
     wait_until("its link has ended", || server.server.metrics.links.all() < LINKS).await;
@@ -311,4 +311,4 @@ async fn a_user_has_a_share_of_the_links_and_her_refusal_is_logged() {
 }
 
 /// Maximum number of links of a user.
-const LINKS: i64 = 256;
+const LINKS: i64 = 128;

@@ -101,12 +101,16 @@ impl RawHttp2 {
 
     /// Calls like an edge. Returns the call's stream: 1, then 3, 5, ...
     pub(crate) async fn call(&mut self, headers: &HeaderMap) -> u32 {
+        self.call_path("/proto.Stream/TunnelStreaming", headers).await
+    }
+
+    /// Like [`Self::call`], for any path.
+    pub(crate) async fn call_path(&mut self, path: &str, headers: &HeaderMap) -> u32 {
         let stream = 2 * self.calls + 1;
         self.calls += 1;
         let first = *self.windows.first.lock().unwrap();
         self.windows.add(stream, first);
         let mut block = BytesMut::new();
-        let path = "/proto.Stream/TunnelStreaming";
         let pseudo = [(":method", "POST"), (":scheme", "https"), (":authority", NAME), (":path", path)];
         for (name, value) in pseudo.into_iter().chain([("content-type", "application/grpc")]) {
             literal(&mut block, name.as_bytes(), value.as_bytes());

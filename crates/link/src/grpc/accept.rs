@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::grpc::executor::LinkExecutor;
@@ -9,7 +10,7 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
@@ -77,6 +78,8 @@ pub enum CallerCertificate {
 pub struct PendingConnection {
     /// The certificate that it has presented.
     pub certificate: CallerCertificate,
+    /// Whether enrolment requests are read at all.
+    pub takes_enrolments: bool,
     /// When the connection is closed if it still has no accepted call.
     pub until: Instant,
     /// Its permit for waiting, released once a call is accepted. The code that admits connections watches it.
@@ -146,10 +149,12 @@ where
 {
     let connection = CancellationToken::new();
     let accepted = CancellationToken::new();
-    let ahead = ReadAheadBound::default();
+    let ahead = ReadAheadBound::unproven();
     let handler = CallHandler {
         from,
         certificate: waiting.certificate.clone(),
+        takes_enrolments: waiting.takes_enrolments,
+        pending: Arc::new(Semaphore::new(1)),
         arrivals,
         ends: LinkEndpoints { remote: Some(from), ..ends(&io) },
         shared: LinkConnectionState {
@@ -230,6 +235,7 @@ impl LinkCall {
             EdgeHello::with_server_name(response.headers_mut(), name);
         }
         response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
+        ahead.on_accepted();
         accepted.cancel();
         // Fails only if the connection is closed; then the link's first read fails too.
         let _ = self.answer.send(Some(response));
@@ -281,6 +287,9 @@ impl From<CallRejection> for Status {
 struct CallHandler {
     from: SocketAddr,
     certificate: CallerCertificate,
+    takes_enrolments: bool,
+    /// The permit of the only call that may wait for its answer: each stores what its caller has sent.
+    pending: Arc<Semaphore>,
     arrivals: mpsc::Sender<IncomingCall>,
     ends: LinkEndpoints,
     shared: LinkConnectionState,
@@ -312,7 +321,15 @@ impl CallHandler {
 
     /// Returns the response, or an error to reset the call without one.
     async fn respond(self, request: Request<Incoming>) -> io::Result<Response<CallBody>> {
+        let pending = Arc::clone(&self.pending);
+        let Ok(_permit) = pending.try_acquire() else {
+            self.shared.link_context.metrics.links_rejected.count("overloaded");
+            return Ok(Status::unavailable("another call of this connection is pending").into_http());
+        };
         if enrol::is_petition(&request) {
+            if !self.takes_enrolments {
+                return self.refuse(Status::unimplemented("joining by invitation is not enabled"), "no_invitations");
+            }
             let arrivals = self.arrivals;
             let hand_on = move |enrol_request| arrivals.try_send(IncomingCall::Enrol(enrol_request)).is_ok();
             return Ok(enrol::answer(request, self.from, hand_on).await);
@@ -379,7 +396,8 @@ impl CallHandler {
     }
 }
 
-/// Maximum number of concurrent calls per connection: one is used, the others allow a remote to retry on it.
+/// Maximum number of concurrent calls per connection: one is used, the others allow a remote to retry on it. A second
+/// pending one is refused, so it costs no memory.
 const CALLS: u32 = 4;
 /// Timeout for sending the last frames of a closing connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);

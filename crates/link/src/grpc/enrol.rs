@@ -77,7 +77,7 @@ impl EnrolRequest {
         let _ = self.answer.send(Ok(certificates));
     }
 
-    /// Rejects the request. [`ErrorCode::NodeNotConnected`] means that this server never takes invitations.
+    /// Rejects the request.
     pub fn refuse(self, why: SessionError) {
         let _ = self.answer.send(Err(why));
     }
@@ -125,7 +125,7 @@ fn unary_server<R>() -> tonic::server::Grpc<ProstCodec<CaReply, R>>
 where
     R: prost::Message + Default + 'static,
 {
-    tonic::server::Grpc::new(ProstCodec::default()).max_decoding_message_size(MAX_BYTES)
+    tonic::server::Grpc::new(ProstCodec::default()).max_decoding_message_size(MAX_REQUEST_BYTES)
 }
 
 /// Passes a request to its handler and returns the answer.
@@ -142,7 +142,6 @@ async fn ask(
         Ok(Ok(certificates)) => Ok(Response::new(CaReply { certificates })),
         Ok(Err(SessionError { code, reason })) => Err(match code {
             ErrorCode::NotAllowed => Status::permission_denied(reason),
-            ErrorCode::NodeNotConnected => Status::unimplemented(reason),
             _ => Status::unavailable(reason),
         }),
         Err(_) => Err(Status::unavailable("server is shutting down")),
@@ -180,7 +179,7 @@ async fn unary<R>(channel: Channel, path: &'static str, request: R) -> Result<Ca
 where
     R: prost::Message + 'static,
 {
-    let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(MAX_BYTES);
+    let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(MAX_REPLY_BYTES);
     client.ready().await.map_err(|why| Status::unknown(format!("Service was not ready: {why}")))?;
     let path = PathAndQuery::from_static(path);
     let codec = ProstCodec::default();
@@ -212,8 +211,10 @@ const SERVICE: &str = "/enrol.Enrol/";
 const GET_CA: &str = "/enrol.Enrol/GetCa";
 const JOIN: &str = "/enrol.Enrol/Join";
 
-/// Maximum message size in bytes: a few certificates, or a few short texts.
-const MAX_BYTES: usize = 64 * 1024;
+/// Maximum size of a request in bytes: three short texts. It is stored for a caller that has proven nothing.
+const MAX_REQUEST_BYTES: usize = 1024;
+/// Maximum size of a reply in bytes: a few certificates.
+const MAX_REPLY_BYTES: usize = 64 * 1024;
 
 /// Timeout for the server's response: the server has to query its store.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);

@@ -36,6 +36,8 @@ struct Shared {
     /// Number of links of the connection that are left unread. If there are any, the unread bytes may be theirs, even
     /// if another link has taken all its own.
     stalled: AtomicUsize,
+    /// Whether no call of the connection has been accepted yet.
+    unproven: AtomicBool,
     /// Whether the link is an interactive one and its socket is not configured for that yet.
     interactive: AtomicBool,
     /// Whether any byte was read from the connection.
@@ -54,6 +56,20 @@ pub(crate) struct ReadPauseGuard(ReadAheadBound);
 pub(crate) type BoundedReadStream<IO> = Hooked<IO, ReadAheadBound>;
 
 impl ReadAheadBound {
+    /// Returns the bound of a connection that has proven nothing: all that is read from it fits into
+    /// [`MAX_UNPROVEN`].
+    pub(crate) fn unproven() -> Self {
+        let bound = Self::default();
+        bound.0.unproven.store(true, SeqCst);
+        bound
+    }
+
+    /// Records that a call of the connection has been accepted.
+    pub(crate) fn on_accepted(&self) {
+        self.0.unproven.store(false, SeqCst);
+        self.0.connection.wake();
+    }
+
     /// Marks the link as left unread.
     pub(crate) fn stall(&self) -> ReadPauseGuard {
         self.0.stalled.fetch_add(1, SeqCst);
@@ -125,7 +141,8 @@ impl ReadAheadBound {
     }
 
     fn has_room(&self) -> bool {
-        self.0.unread.load(SeqCst) < MAX_READ_AHEAD
+        let most = if self.0.unproven.load(SeqCst) { MAX_UNPROVEN } else { MAX_READ_AHEAD };
+        self.0.unread.load(SeqCst) < most
     }
 }
 
@@ -178,6 +195,8 @@ impl<T: Connection> ReadHook<T> for ReadAheadBound {
 /// Maximum number of bytes by which a connection is read ahead of its link; the last read may exceed it. Twice this
 /// keeps a link that reads at full speed busy between two polls of the connection.
 const MAX_READ_AHEAD: usize = 1 << 20;
+/// The same for all bytes of a connection without an accepted call: the head of one, twice.
+const MAX_UNPROVEN: usize = 32 * 1024;
 /// Size of an HTTP/2 frame header in bytes.
 const FRAME_HEAD: usize = 9;
 
