@@ -407,21 +407,33 @@ impl Admission {
         trace: String,
     ) -> Result<AuthorizedRequest, DeniedRequest> {
         self.head_is_read.notify_one();
-        if let Some(permit) = &self.permit {
-            permit.mark_active();
-        }
+        self.mark_active();
         let mut access = AccessLogEntry::start(self.context.listener, self.from.to_string());
         (access.trace, access.device) = (trace, self.device.clone());
         Span::current().record("trace_id", access.trace.as_str());
         let context = Arc::clone(&self.context);
         let from = self.from;
-        match self.check(request, &mut access).await {
+        let checked = match self.is_evicted() {
+            true => Err(Denial::Busy(NO_PENDING)),
+            false => self.check(request, &mut access).await,
+        };
+        match checked {
             Ok((destination, basis)) => {
                 access.set_pending(true);
                 Ok(AuthorizedRequest { context, from, basis, destination, access })
             }
             Err(denial) => Err(DeniedRequest::new(denial, access, &context, from)),
         }
+    }
+
+    /// Marks the permit as active: bytes of a request have been read, so no newcomer of the same source takes the permit.
+    pub(crate) fn mark_active(&self) {
+        self.permit.iter().for_each(Permit::mark_active);
+    }
+
+    /// Returns true if the permit was revoked. The connection is dropped after this poll, so answer now.
+    pub(crate) fn is_evicted(&self) -> bool {
+        self.permit.as_ref().is_some_and(|permit| permit.revoked().is_cancelled())
     }
 
     /// Marks the permit as idle after a response: from now on this process waits for the client.
@@ -623,6 +635,9 @@ impl DeniedRequest {
         Self { denial, trusted, trace }
     }
 }
+
+/// The reason for a client that finds no room, or loses its place before its head was complete.
+pub(crate) const NO_PENDING: &str = "too many connections are waiting without a request";
 
 /// The key of a client in the session limiter: the user or, at listeners without users, the source.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]

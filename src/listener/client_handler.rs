@@ -12,7 +12,7 @@ use tracing::{Span, debug};
 use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::admission::heads::max_pending;
 use crate::listener::admission::{
-    Admission, AdmissionOutcome, DeniedRequest, ListenerContext, ListenerProtocol,
+    Admission, AdmissionOutcome, DeniedRequest, ListenerContext, ListenerProtocol, NO_PENDING,
 };
 use crate::listener::denial::Denial;
 use crate::listener::trace_id::new_trace;
@@ -35,7 +35,7 @@ where
     F: ListenerProtocol<L::AnyStream>,
 {
     context.metrics.sessions.expose(context.listener, &DENIALS);
-    let permits = max_pending(context.uplink.is_some());
+    let permits = max_pending();
     let metrics = context.metrics.clone();
     let limits = AcceptSettings { permits, proxies, metrics, door: Door::Connections, for_operators: false };
     let drain = context.drain.clone();
@@ -70,7 +70,7 @@ where
                     Ok(()) => return Bytes::new(),
                 }
             }
-            ConnectionRejection::Full => Denial::Busy("too many connections are waiting without a request"),
+            ConnectionRejection::Full => Denial::Busy(NO_PENDING),
             ConnectionRejection::OpenFiles => Denial::Busy(fd_limit::REACHED),
         };
         let mut access = AccessLogEntry::start(self.context.listener, from.to_string());

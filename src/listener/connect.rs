@@ -149,7 +149,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for ConnectProtocol {
     /// closes its write half early, as `nc` does, is still served. The opening is dropped when
     /// [`Connection::remote_reset`] reports that the client disconnected. Not cancel safe.
     async fn handshake(&self, socket: C, admission: &mut Admission) -> AdmissionOutcome<C> {
-        let ConnectHead { version, trace, request, mut socket, buffered } = match read_head(socket).await {
+        let ConnectHead { version, trace, request, mut socket, buffered } = match read_head(socket, admission).await {
             Ok(head) => head,
             Err(BadHead { reason, mut socket, rejected }) => {
                 let refusals = &admission.context().metrics.refusals;
@@ -205,14 +205,14 @@ struct BadHead<C> {
 }
 
 /// Reads a head with hyper, then takes the stream back before hyper does anything else. hyper's own response to a
-/// malformed head is withheld, because it has no reason.
-async fn read_head<C: Connection>(socket: C) -> Result<ConnectHead<C>, BadHead<C>> {
+/// malformed head is withheld, because it has no reason. A client that loses its place within its head gets a response.
+async fn read_head<C: Connection>(socket: C, admission: &Admission) -> Result<ConnectHead<C>, BadHead<C>> {
     let taken = Mutex::new(None);
     let take = |request: Request<Incoming>| -> Pending<Result<Response<Empty<Bytes>>, Infallible>> {
         *taken.lock() = Some(request);
         pending()
     };
-    let io = tokio::io::join(Hooked { io: socket, hook: HeadCapture::default() }, Vec::new());
+    let io = tokio::io::join(Hooked { io: socket, hook: HeadCapture { read: Vec::new(), admission } }, Vec::new());
     let mut connection = http_server().serve_connection(TokioIo::new(io), service_fn(take));
     let (ended, request) = poll_fn(|cx| {
         let polled = connection.poll_without_shutdown(cx);
@@ -220,14 +220,17 @@ async fn read_head<C: Connection>(socket: C) -> Result<ConnectHead<C>, BadHead<C
         match (polled, request) {
             (_, Some(request)) => Poll::Ready((Ok(()), Some(request))),
             (Poll::Ready(ended), None) => Poll::Ready((ended, None)),
+            (Poll::Pending, None) if admission.is_evicted() => Poll::Ready((Ok(()), None)),
             (Poll::Pending, None) => Poll::Pending,
         }
     })
     .await;
     let parts = connection.into_parts();
-    let (Hooked { io: mut socket, hook: HeadCapture(read) }, response) = parts.io.into_inner().into_inner();
+    let (Hooked { io: mut socket, hook: HeadCapture { read, .. } }, response) =
+        parts.io.into_inner().into_inner();
     let buffered = parts.read_buf;
-    let rejected = automatic_response(&response);
+    let evicted = admission.is_evicted() && !read.is_empty();
+    let rejected = automatic_response(&response).or(evicted.then_some(StatusCode::SERVICE_UNAVAILABLE));
     match (ended, request) {
         (_, Some(request)) => {
             let head = request.into_parts().0;
@@ -251,11 +254,14 @@ async fn read_head<C: Connection>(socket: C) -> Result<ConnectHead<C>, BadHead<C
     }
 }
 
-/// The bytes of a head that hyper has read. hyper keeps none if the target is malformed.
-#[derive(Debug, Default)]
-struct HeadCapture(Vec<u8>);
+/// The first bytes of a head that hyper has read. hyper keeps none if the target is malformed.
+#[derive(Debug)]
+struct HeadCapture<'a> {
+    read: Vec<u8>,
+    admission: &'a Admission,
+}
 
-impl<T: AsyncRead + Unpin> ReadHook<T> for HeadCapture {
+impl<T: AsyncRead + Unpin> ReadHook<T> for HeadCapture<'_> {
     fn poll_read(
         &mut self,
         io: Pin<&mut T>,
@@ -264,7 +270,11 @@ impl<T: AsyncRead + Unpin> ReadHook<T> for HeadCapture {
     ) -> Poll<io::Result<()>> {
         let before = out.filled().len();
         ready!(io.poll_read(cx, out))?;
-        self.0.extend_from_slice(out.filled().get(before..).unwrap_or_default());
+        if self.read.is_empty() {
+            self.admission.mark_active();
+        }
+        let room = MAX_CAPTURED.saturating_sub(self.read.len());
+        self.read.extend(out.filled().iter().skip(before).take(room));
         Poll::Ready(Ok(()))
     }
 }
@@ -319,6 +329,9 @@ fn has_body(head: &HeaderMap) -> bool {
     let long = |length: &HeaderValue| length.as_bytes() != b"0";
     head.contains_key(TRANSFER_ENCODING) || head.get_all(CONTENT_LENGTH).iter().any(long)
 }
+
+/// Maximum number of bytes of a head that are kept a second time: a request line with the longest target fits.
+const MAX_CAPTURED: usize = 1024;
 
 /// Maximum number of characters of a bad target that the error contains.
 const MAX_EXCERPT: usize = 64;

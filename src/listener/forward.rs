@@ -27,11 +27,12 @@ use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt as _;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_rustls::rustls::ClientConfig;
+use tokio_util::sync::CancellationToken;
 
 use crate::listener::admission::heads::{
     HEAD_BYTES, HEAD_FIELDS, LONG_HEAD_BYTES, LONG_HEAD_FIELDS, http_server,
 };
-use crate::listener::admission::{Admission, AdmissionOutcome, ListenerContext};
+use crate::listener::admission::{Admission, AdmissionOutcome, ListenerContext, NO_PENDING};
 use crate::listener::client_handler::HEAD_TIME;
 use crate::listener::denial::{Denial, bad_head, header_failure, reject_http2, written};
 use crate::listener::forward::client_connection::ClientIo;
@@ -42,7 +43,7 @@ use crate::listener::forward::requests::RequestForwarder;
 use crate::listener::requests::{ParseRequest, RequestRouter};
 use crate::session_io::copy::close::wait_acknowledged;
 use tunnel_base::drain::Drain;
-use tunnel_net::limiter::Source;
+use tunnel_net::limiter::{Permit, Source};
 use tunnel_net::reload::ReloadedValue;
 use tunnel_net::socket::{Connection, Socket};
 use tunnel_proto::frame::{ErrorCode, SessionError};
@@ -62,10 +63,11 @@ pub(crate) async fn forward<C: Connection>(
     let context = Arc::clone(admission.context());
     let source = Source::of(admission.from().ip());
     let clock = Arc::new(IdleTimer::new());
+    let evicted = admission.permit.as_ref().map(Permit::revoked).unwrap_or_default();
     let router = RequestRouter::new(admission, tls, parse);
     let exchange = RequestForwarder::new(router, Arc::clone(&clock), &context, source);
     let io = ClientIo::new(socket, Arc::clone(&clock));
-    let mut served = serve(io, server(), &exchange, &context.drain).await;
+    let mut served = serve(io, server(), &exchange, &context.drain, &evicted).await;
     if served.rejected == Some(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE) {
         // Most heads are short, so the connection of a long one is parsed again, with more memory, and not reused.
         match context.long_heads.try_acquire(&source) {
@@ -77,7 +79,7 @@ pub(crate) async fn forward<C: Connection>(
                 };
                 *exchange.url_end.lock() = url_end;
                 let io = ClientIo { ahead, ..ClientIo::new(socket, clock) };
-                served = serve(io, long_server(), &exchange, &context.drain).await;
+                served = serve(io, long_server(), &exchange, &context.drain, &evicted).await;
                 let limits = (LONG_HEAD_BYTES, LONG_HEAD_FIELDS);
                 return finish(served, exchange, limits, &context).await;
             }
@@ -96,12 +98,14 @@ struct ReleasedConnection<C> {
     rejected: Option<StatusCode>,
 }
 
-/// Serves requests with one configuration of hyper's server.
+/// Serves requests with one configuration of hyper's server. `evicted` is cancelled when another connection takes this
+/// one's place.
 async fn serve<C: Connection>(
     io: ClientIo<C>,
     server: http1::Builder,
     exchange: &RequestForwarder<'_>,
     drain: &Drain,
+    evicted: &CancellationToken,
 ) -> ReleasedConnection<C> {
     let clock = Arc::clone(&io.clock);
     let answer = |request| -> BoxFuture<'_, Result<Response<ResponseBody>, Infallible>> {
@@ -128,6 +132,9 @@ async fn serve<C: Connection>(
             return Poll::Ready(ConnectionEnd::Gone);
         }
         let Some(deadline) = clock.deadline(leaving) else { return Poll::Pending };
+        if evicted.is_cancelled() && matches!(deadline, ClientDeadline::Head(_) | ClientDeadline::Request(_)) {
+            return Poll::Ready(ConnectionEnd::Evicted);
+        }
         if silence.deadline() != deadline.at() {
             silence.as_mut().reset(deadline.at());
         }
@@ -164,6 +171,9 @@ async fn finish<C: Connection>(
     if let Some(status) = served.rejected {
         return refuse(served, exchange, bad_head(status, limits.0, limits.1)).await;
     }
+    if matches!(served.ended, ConnectionEnd::Evicted) && !served.buffered.is_empty() {
+        return refuse(served, exchange, Denial::Busy(NO_PENDING)).await;
+    }
     let ReleasedConnection { ended, mut socket, buffered, .. } = served;
     let error = match (ended, exchange.end()) {
         (ConnectionEnd::Hyper(Ok(())), Some(session)) => {
@@ -179,6 +189,10 @@ async fn finish<C: Connection>(
                 ConnectionEnd::TooSlow => {
                     socket.set_reset_on_drop(false);
                     return AdmissionOutcome::Failed { reason: "header_timeout", socket: Some(socket) };
+                }
+                ConnectionEnd::Evicted => {
+                    socket.set_reset_on_drop(false);
+                    return AdmissionOutcome::Closed(Some(socket));
                 }
                 ConnectionEnd::Gone => return AdmissionOutcome::Failed { reason: "reset", socket: None },
             }
@@ -214,6 +228,9 @@ async fn refuse<C: Connection>(
     socket.set_reset_on_drop(false);
     let sent = async { socket.write_all(&answer).await.is_ok() && socket.flush().await.is_ok() };
     let socket = if timeout(HEAD_TIME, sent).await == Ok(true) { Some(socket) } else { None };
+    if matches!(ended, ConnectionEnd::Evicted) {
+        return AdmissionOutcome::Closed(socket);
+    }
     AdmissionOutcome::Failed { reason, socket }
 }
 
@@ -223,6 +240,8 @@ enum ConnectionEnd {
     Hyper(hyper::Result<()>),
     /// The rest of a head was not received in time.
     TooSlow,
+    /// Another connection has this one's place, between two requests or within a head.
+    Evicted,
     /// The client disconnected, stopped sending its request or reading its response, or may no longer be served.
     Gone,
 }

@@ -169,6 +169,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for HttpProxyProtocol {
             let socket = Hooked { io: socket, hook: PrereadBytes::default() };
             return AdmissionOutcome::Failed { reason: "header_missing", socket: Some(socket) };
         };
+        admission.mark_active();
         let connects = begin == CONNECT;
         let socket = Hooked { io: socket, hook: PrereadBytes(begin) };
         if connects {

@@ -110,6 +110,11 @@ impl<'a> RequestRouter<'a> {
         DeniedRequest { denial, trusted: self.trusted, trace: self.trace.clone().into_boxed_str() }
     }
 
+    /// Records that a part of the client's next head was read.
+    pub(crate) fn begun(&self) {
+        self.admission.mark_active();
+    }
+
     /// Records that the client has its response, so that this process now waits for the client.
     pub(crate) fn answered(&self) {
         self.admission.mark_idle();

@@ -89,6 +89,7 @@ struct SocksRejection {
 /// Agrees to use no authentication. Returns false if the client does not offer that.
 async fn greet(socket: &mut TcpStream, admission: &Admission) -> Result<bool, &'static str> {
     let [version, count] = read(socket).await?;
+    admission.mark_active();
     if version != VERSION {
         limited!(
             admission.context().metrics.refusals.may_log(NOT_SOCKS5, admission.from().ip()) => warn,

@@ -55,7 +55,8 @@ pub struct Accepted<S = TcpStream> {
     pub socket: S,
     /// The client's address, from the balancer's header if there is one, otherwise the socket's. Never IPv4-mapped.
     pub from: SocketAddr,
-    /// The permit. If it is revoked, the handler's future is dropped at its current await point.
+    /// The permit. If it is revoked, the handler's future is polled once more, and then dropped. A client whose bytes it
+    /// has read should get an answer in that poll.
     pub permit: Permit,
 }
 
@@ -174,11 +175,11 @@ impl<H> AcceptLoopState<H> {
         self.drain.spawn(self.handler.span(from), async move {
             tokio::select! {
                 biased;
+                () = serving => {}
                 () = lost.cancelled() => {
                     metrics.count_refusal(door, "evicted");
-                    debug!("permit revoked for another source");
+                    debug!("permit revoked for another connection");
                 }
-                () = serving => {}
             }
         });
     }

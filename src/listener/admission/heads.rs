@@ -32,7 +32,8 @@ pub(crate) const LONG_HEAD_FIELDS: usize = 4096;
 /// Creates the limiter of connections with a long head, shared by all listeners of a process. Their memory must fit
 /// into a quarter of the default memory for sessions. One source can take half of the permits.
 pub fn long_heads(at_edge: bool) -> FairLimiter {
-    let permits = (head_memory(at_edge) / LONG_HEAD_MEMORY).max(2);
+    let memory = third_of_memory(if at_edge { edge::MEMORY } else { server::MEMORY }) / 4;
+    let permits = (memory / LONG_HEAD_MEMORY).max(2);
     FairLimiter::new(PermitLimits { permits, per_source: permits / 2, waiting: 0, idle_timeout: None })
 }
 
@@ -40,16 +41,11 @@ pub fn long_heads(at_edge: bool) -> FairLimiter {
 /// other side, and the buffered part of a body.
 const LONG_HEAD_MEMORY: usize = 4 * LONG_HEAD_BYTES;
 
-/// Returns the memory in bytes for the heads of pending connections, and again for long heads.
-fn head_memory(at_edge: bool) -> usize {
-    third_of_memory(if at_edge { edge::MEMORY } else { server::MEMORY }) / 4
-}
-
 /// Returns the maximum number of pending connections of a listener: without a head, or not yet past the checks.
 ///
-/// Their heads of maximum size must fit into a quarter of the default memory for sessions.
-pub(crate) fn max_pending(at_edge: bool) -> usize {
-    fd_limit::at_most(MAX_PENDING.min(head_memory(at_edge) / HEAD_BYTES), 8)
+/// Their heads of maximum size must fit into a quarter of a server's default memory for sessions, at an edge too.
+pub(crate) fn max_pending() -> usize {
+    fd_limit::at_most(MAX_PENDING.min(third_of_memory(server::MEMORY) / 4 / HEAD_BYTES), 8)
 }
 
 /// Upper bound for pending connections of a listener on any machine: without a head, or not yet past the checks.

@@ -9,11 +9,12 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
 use crate::acceptor::target_dialer::{TargetDialer, TargetDialerRole};
-use crate::config::{edge, server};
+use crate::config::server;
 use crate::listener::admission;
 use crate::listener::admission::heads::HEAD_BYTES;
 use crate::listener::admission::tests::line::{Line, Lines, Switch};
 use crate::listener::auth::{PasswordChecker, Users};
+use crate::listener::http_proxy::HttpProxyProtocol;
 use crate::listener::requests::RequestRouter;
 use crate::listener::trace_id::new_trace;
 use crate::route::{PathProvider, RouteError, SessionRequest, Uplinks};
@@ -229,6 +230,60 @@ async fn only_an_idle_client_of_many_requests_is_evicted() {
     assert!(!lost.is_cancelled());
     let _newcomers = (newcomer(1), newcomer(2));
     assert!(lost.is_cancelled(), "it is idle");
+}
+
+/// Runs everything that is ready.
+async fn settle() {
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn an_idle_connection_makes_room_and_one_within_a_head_gets_an_answer() {
+    let drain = Drain::new();
+    let (table, link, _offered) = linked(&drain);
+    let context = context(AccessPolicy::default(), drain.clone(), table, Some(link));
+    let limiter = FairLimiter::new(PermitLimits::permits(4));
+    let (here, elsewhere) = (Source::of(CLIENT_ADDRESS.ip()), Source::of([198, 51, 100, 1].into()));
+    let front = Arc::new(ClientHandler { protocol: HttpProxyProtocol, context: Arc::new(context) });
+    let connect = async |bytes: &str| {
+        let (mut client, socket) = UnixStream::pair().unwrap();
+        let permit = limiter.try_acquire(&here).unwrap();
+        let lost = permit.revoked();
+        let serving = front.clone().handle(Accepted { socket, from: CLIENT_ADDRESS, permit });
+        // As the accept loop does.
+        drain.spawn(Span::none(), async move {
+            tokio::select! { biased; () = serving => {}, () = lost.cancelled() => {} }
+        });
+        client.write_all(bytes.as_bytes()).await.unwrap();
+        settle().await;
+        client
+    };
+    let head = "GET https://node1/ HTTP/1.1\r\nHost: node1\r\n\r\n";
+    let mut half = [connect("CONNECT node1:22 HT").await, connect(&head[..40]).await];
+    let mut silent = connect("").await;
+    let mut kept = connect(head).await;
+    let answer = async |client: &mut UnixStream| {
+        let mut received = vec![0; 4096];
+        let length = client.read(&mut received).await.unwrap();
+        String::from_utf8_lossy(&received[..length]).into_owned()
+    };
+    assert!(answer(&mut kept).await.starts_with("HTTP/1.1 400 "));
+    let mut held = Vec::new();
+    // The silent one is idle for longer than the one between two requests.
+    for idle in [&mut silent, &mut kept] {
+        let newcomer = limiter.try_acquire(&here).unwrap();
+        newcomer.mark_active();
+        held.push(newcomer);
+        assert_eq!(answer(idle).await, "");
+    }
+    assert!(limiter.try_acquire(&here).is_err(), "all others are active");
+    for client in &mut half {
+        held.push(limiter.try_acquire(&elsewhere).unwrap());
+        let answer = answer(client).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 503 {}", admission::NO_PENDING)), "{answer}");
+    }
 }
 
 #[tokio::test]
@@ -466,13 +521,8 @@ const CLIENT_ADDRESS: SocketAddr =
 
 #[test]
 fn heads_of_all_pending_clients_fit_into_a_quarter_of_the_memory() {
-    for (at_edge, memory) in [(true, edge::MEMORY), (false, server::MEMORY)] {
-        assert!(
-            max_pending(at_edge) > 32 && max_pending(at_edge) * HEAD_BYTES <= memory / 4,
-            "{}",
-            max_pending(at_edge)
-        );
-    }
+    let most = max_pending();
+    assert!(most > 32 && most * HEAD_BYTES <= server::MEMORY / 4, "{most}");
 }
 
 #[tokio::test]

@@ -18,7 +18,8 @@ struct Inner {
     phase: RequestPhase,
     /// Whether hyper's server must be polled: a request's body has ended, or an interim response was added.
     requested: bool,
-    /// Whether a response was completed since the last check.
+    /// Whether a head began, and whether a response was completed, since the last check.
+    begun: bool,
     answered: bool,
     /// Whether the client has disconnected or vanished.
     lost: bool,
@@ -57,7 +58,7 @@ impl IdleTimer {
     pub(crate) fn new() -> Self {
         let phase = RequestPhase::Head(Instant::now());
         let interim = Vec::new();
-        Self(Mutex::new(Inner { phase, requested: false, answered: false, lost: false, interim }))
+        Self(Mutex::new(Inner { phase, requested: false, begun: false, answered: false, lost: false, interim }))
     }
 
     /// Records that a head is complete and whether a body follows.
@@ -116,7 +117,7 @@ impl IdleTimer {
     pub(crate) fn idle(&self) {
         let mut inner = self.0.lock();
         inner.phase = RequestPhase::Idle(Instant::now());
-        (inner.requested, inner.answered) = (false, true);
+        (inner.requested, inner.begun, inner.answered) = (false, false, true);
     }
 
     /// Records that the client has disconnected or vanished.
@@ -134,6 +135,11 @@ impl IdleTimer {
         std::mem::take(&mut self.0.lock().answered)
     }
 
+    /// Returns true if a head began since the last call.
+    pub(crate) fn take_begun(&self) -> bool {
+        std::mem::take(&mut self.0.lock().begun)
+    }
+
     /// Returns the client's deadline, if an action is expected of it. With `leaving`, no further request is expected.
     pub(crate) fn deadline(&self, leaving: bool) -> Option<ClientDeadline> {
         match self.0.lock().phase {
@@ -149,8 +155,10 @@ impl IdleTimer {
     /// Records that bytes were received from the client.
     pub(crate) fn on_received(&self) {
         let mut inner = self.0.lock();
-        if let RequestPhase::Idle(_) = inner.phase {
-            inner.phase = RequestPhase::Head(Instant::now());
+        match inner.phase {
+            RequestPhase::Idle(_) => (inner.phase, inner.begun) = (RequestPhase::Head(Instant::now()), true),
+            RequestPhase::Head(_) => inner.begun = true,
+            RequestPhase::ReadingBody(_) | RequestPhase::Responding(_) => {}
         }
     }
 

@@ -66,6 +66,11 @@ impl<'a> RequestForwarder<'a> {
         {
             router.answered();
         }
+        if self.clock.take_begun()
+            && let Ok(router) = self.router.try_lock()
+        {
+            router.begun();
+        }
         self.upstream.poll_revoked(cx)
     }
 
