@@ -62,6 +62,7 @@ use tunnel_net::listen::{Accept, TcpListenSocket};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::{FileWatcher, ReloadedValue};
 use tunnel_net::tls::client_certificate::ServerTls;
+use tunnel_net::tls::handshake::handshake_limits;
 use tunnel_net::unix_accept::UnixAccept;
 
 /// The data that the admin ports serve. Cheap to clone.
@@ -142,7 +143,8 @@ pub async fn serve<L>(
     AdminConnectionHandler: ConnectionHandler<L::AnyStream>,
 {
     let limits = accept_limits(CONNECTIONS, &admin.metrics);
-    let tls = tls.map(|tls| TlsPort::new(tls, BufferPool::new(), CONNECTIONS));
+    let handshakes = FairLimiter::new(handshake_limits(CONNECTIONS, CONNECTIONS));
+    let tls = tls.map(|tls| TlsPort::new(tls, BufferPool::new(), handshakes));
     let handler = AdminConnectionHandler { tls, admin, port, drain: drain.clone() };
     accept_loop::run(listener, limits, handler, drain).await;
 }
@@ -150,7 +152,7 @@ pub async fn serve<L>(
 /// Returns the limits of a port for operators.
 fn accept_limits(connections: usize, metrics: &Metrics) -> AcceptSettings {
     AcceptSettings {
-        permits: fd_limit::at_most(connections, 16),
+        limiter: FairLimiter::new(PermitLimits::permits(fd_limit::at_most(connections, 16))),
         proxies: Networks::default(),
         metrics: metrics.clone(),
         door: Door::Connections,
@@ -284,7 +286,7 @@ async fn serve_connection<S, A>(
 const LISTENER: &str = "admin";
 
 /// Maximum number of concurrent connections per port: a few scrapers and probes. Another one evicts the connection idle
-/// for longest.
+/// for longest. It is no part of the budget of strangers, who must not shut operators out; a port uses 4 MiB at most.
 const CONNECTIONS: usize = 64;
 
 /// Timeout for a request's head, and for the next request on a connection, so that idle connections do not use all

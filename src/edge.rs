@@ -30,7 +30,7 @@ use crate::edge::config::EdgeConfig as Settings;
 use crate::edge::edge_files::{LoadedEdgeFiles, PreparedEdge, prepare};
 use crate::listener::access::AccessPolicies;
 use crate::listener::admission::destination::destination_mapping::DestinationMapping;
-use crate::listener::admission::heads::long_heads;
+use crate::listener::admission::heads::PendingLimits;
 use crate::listener::admission::{ListenerContext, sessions};
 use crate::listener::client_handler;
 use crate::listener::http_proxy::{self, HttpProxyProtocol};
@@ -48,7 +48,7 @@ use tunnel_base::logging::LogLevelHandle;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::Instance;
 use tunnel_base::policy::targets::Targets;
-use tunnel_base::process::third_of_memory;
+use tunnel_base::process::{memory, third_of_memory};
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::interfaces::LocalAddresses;
@@ -159,7 +159,7 @@ impl Edge {
             policy: Arc::default(),
             grants: self.grants.clone(),
             sessions: sessions(MAX_SESSIONS, MAX_SESSIONS.div_ceil(PROXY_CLIENTS)),
-            long_heads: long_heads(true),
+            pending: PendingLimits::new(memory(), true),
             pool,
             route: self.route.clone(),
             zone: Arc::default(),

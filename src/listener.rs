@@ -232,7 +232,7 @@ impl BoundPort {
         let served = tls.clone();
         let port = Self::tcp(category, listener, move |deps| {
             deps.files.watch("tls", &served);
-            TlsListenerProtocol::new(protocol, served, deps.context.pool.clone())
+            TlsListenerProtocol::new(protocol, served, &deps.context)
         });
         Self { tls: Some(tls), ..port }
     }

@@ -46,7 +46,7 @@ use crate::config::plan::ConfigPlan;
 use crate::config::server::{MEMORY, clients};
 use crate::invitations::SharedEnrolments;
 use crate::listener::access::{AccessPolicies, bind_admin};
-use crate::listener::admission::heads::long_heads;
+use crate::listener::admission::heads::PendingLimits;
 use crate::listener::admission::{self, AccessPolicy, ClientKey, ListenerContext};
 use crate::listener::{ListenerDeps, connect};
 use crate::parts::with_kubernetes;
@@ -71,7 +71,7 @@ use tunnel_base::names::{Instance, NodeName};
 use tunnel_base::policy::Networks;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::zone::NodeZone;
-use tunnel_base::process::third_of_memory;
+use tunnel_base::process::{memory, third_of_memory};
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::link_reader::LinkReader;
 use tunnel_link::table::{SessionLimits, SessionTable};
@@ -164,6 +164,10 @@ pub(crate) struct ServerContext {
     pub(crate) policies: LivePolicies,
     /// Grants of the sessions with an end here.
     pub(crate) grants: Grants,
+    /// Limiters of connections that have proven nothing, shared by all ports.
+    pub(crate) pending: PendingLimits,
+    /// Maximum number of links: as many as fit into a quarter of the memory.
+    pub(crate) max_links: usize,
     /// Permits for sessions of clients and users.
     pub(crate) session_permits: FairLimiter<ClientKey>,
     /// Permits for concurrent searches of all edges.
@@ -402,6 +406,8 @@ impl ServerContext {
             user_links: UserLinks::default(),
             admin: OnceLock::new(),
             enrolment,
+            pending: PendingLimits::new(memory(), false),
+            max_links: memory() / 4 / load::LINK_MEMORY,
             session_permits: admission::sessions(session.max_sessions, session.max_per_client),
             policies,
             grants,
@@ -428,7 +434,7 @@ impl ServerContext {
             policy: Arc::default(),
             grants: self.grants.clone(),
             sessions: self.session_permits.clone(),
-            long_heads: long_heads(false),
+            pending: self.pending.clone(),
             pool: self.pool.clone(),
             route: self.route.clone(),
             zone: self.zone.clone(),
@@ -533,6 +539,7 @@ impl ServerContext {
         let view = ServerStatusSource {
             name: self.link_context.server_name.clone(),
             finder: self.finder.clone(),
+            max_links: self.max_links,
             publishes: settings.dns.publish.name(),
             enrolment: self.enrolment.clone(),
             port: grpc.port(),

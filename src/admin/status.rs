@@ -34,6 +34,9 @@ pub struct StatusResponse {
     pub ready: bool,
     /// What `/readyz` checks, by name.
     pub conditions: Vec<ReadinessCondition>,
+    /// Number of further edges for which a server has memory. Beyond it, it refuses them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub room: Option<usize>,
     /// Totals of all sessions.
     pub totals: Totals,
     /// Links: on a server to nodes, sorted by name; on an edge to servers, newest first.

@@ -42,6 +42,7 @@ fn cloud(nodes: &[&str]) -> AdminContext {
     admin(AdminProcess::Cloud(ServerStatusSource {
         finder: Finder::without_peers(registry, Instance::from_bits(7)),
         name: "eu-1".parse().ok(),
+        max_links: 400,
         publishes: Some("hosts"),
         enrolment: None,
         port: 9000,

@@ -209,6 +209,7 @@ fn text(status_report: &StatusResponse) -> String {
         bytes(totals.bytes_to_target),
         bytes(totals.bytes_to_client)
     ));
+    lines.extend(status_report.room.map(|edges| format!("room for {edges} more edges")));
     lines.extend(status_report.conditions.iter().filter_map(problem));
     if let Some(publisher) = &status_report.publisher {
         let error = publisher.error.as_ref().map(|error| format!("; failing: {}", clean(error)));

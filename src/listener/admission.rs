@@ -22,6 +22,7 @@ use crate::acceptor::target_dialer::DirectDialer;
 use crate::listener::admission::basis::{AccessBasis, ClientIdentity};
 use crate::listener::admission::destination::destination_mapping::DestinationMapping;
 use crate::listener::admission::destination::{Destination, TargetStream};
+use crate::listener::admission::heads::PendingLimits;
 use crate::listener::auth::{Login, PasswordChecker};
 use crate::listener::denial::Denial;
 use crate::listener::trace_id::new_trace;
@@ -82,8 +83,8 @@ pub struct ListenerContext {
     pub grants: Grants,
     /// Limiter of sessions, shared by all listeners of this process.
     pub sessions: FairLimiter<ClientKey>,
-    /// Limiter of connections with a long head, see [`heads::long_heads`].
-    pub long_heads: FairLimiter,
+    /// Limiters of connections that have proven nothing, shared by all ports of this process.
+    pub pending: PendingLimits,
     /// Pool of read buffers.
     pub pool: BufferPool,
     /// Router that opens sessions.

@@ -10,13 +10,11 @@ use tracing::Span;
 use crate::config::listen_tls::ListenerTlsConfig;
 use crate::config::server::{Tls, TlsVersion};
 use crate::listener::admission::basis::ClientIdentity;
-use crate::listener::admission::heads::MAX_PENDING;
-use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol};
+use crate::listener::admission::{Admission, AdmissionOutcome, ListenerContext, ListenerProtocol};
 use crate::listener::denial::Denial;
 use crate::listener::{FileKind, NamedFile};
 use crate::session_io::tls::TlsPort;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
-use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::ReloadedValue;
 use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::tls::handshake::TlsSocket;
@@ -32,8 +30,8 @@ pub struct TlsListenerProtocol<F> {
 
 impl<F> TlsListenerProtocol<F> {
     /// Wraps a listener in TLS.
-    pub fn new(protocol: F, tls: ReloadedValue<ServerTls>, pool: BufferPool) -> Self {
-        Self { protocol, port: TlsPort::new(tls, pool, MAX_PENDING) }
+    pub fn new(protocol: F, tls: ReloadedValue<ServerTls>, context: &ListenerContext) -> Self {
+        Self { protocol, port: TlsPort::new(tls, context.pool.clone(), context.pending.handshakes.clone()) }
     }
 }
 

@@ -10,7 +10,6 @@ use tokio::time::timeout;
 use tracing::{Span, debug};
 
 use crate::listener::admission::basis::ClientIdentity;
-use crate::listener::admission::heads::max_pending;
 use crate::listener::admission::{
     Admission, AdmissionOutcome, DeniedRequest, ListenerContext, ListenerProtocol, NO_PENDING,
 };
@@ -35,9 +34,9 @@ where
     F: ListenerProtocol<L::AnyStream>,
 {
     context.metrics.sessions.expose(context.listener, &DENIALS);
-    let permits = max_pending();
+    let limiter = context.pending.heads.clone();
     let metrics = context.metrics.clone();
-    let limits = AcceptSettings { permits, proxies, metrics, door: Door::Connections, for_operators: false };
+    let limits = AcceptSettings { limiter, proxies, metrics, door: Door::Connections, for_operators: false };
     let drain = context.drain.clone();
     let context = Arc::new(context);
     accept_loop::run(listener, limits, ClientHandler { protocol, context }, drain).await;

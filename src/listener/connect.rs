@@ -149,7 +149,9 @@ impl<C: Connection + 'static> ListenerProtocol<C> for ConnectProtocol {
     /// closes its write half early, as `nc` does, is still served. The opening is dropped when
     /// [`Connection::remote_reset`] reports that the client disconnected. Not cancel safe.
     async fn handshake(&self, socket: C, admission: &mut Admission) -> AdmissionOutcome<C> {
-        let ConnectHead { version, trace, request, mut socket, buffered } = match read_head(socket, admission).await {
+        let ConnectHead { version, trace, request, mut socket, buffered } = match read_head(socket, admission)
+            .await
+        {
             Ok(head) => head,
             Err(BadHead { reason, mut socket, rejected }) => {
                 let refusals = &admission.context().metrics.refusals;
@@ -212,7 +214,8 @@ async fn read_head<C: Connection>(socket: C, admission: &Admission) -> Result<Co
         *taken.lock() = Some(request);
         pending()
     };
-    let io = tokio::io::join(Hooked { io: socket, hook: HeadCapture { read: Vec::new(), admission } }, Vec::new());
+    let io =
+        tokio::io::join(Hooked { io: socket, hook: HeadCapture { read: Vec::new(), admission } }, Vec::new());
     let mut connection = http_server().serve_connection(TokioIo::new(io), service_fn(take));
     let (ended, request) = poll_fn(|cx| {
         let polled = connection.poll_without_shutdown(cx);

@@ -70,7 +70,7 @@ pub(crate) async fn forward<C: Connection>(
     let mut served = serve(io, server(), &exchange, &context.drain, &evicted).await;
     if served.rejected == Some(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE) {
         // Most heads are short, so the connection of a long one is parsed again, with more memory, and not reused.
-        match context.long_heads.try_acquire(&source) {
+        match context.pending.long_heads.try_acquire(&source) {
             Ok(_permit) => {
                 let ReleasedConnection { mut socket, buffered, .. } = served;
                 let until = clock.deadline(false).map_or_else(Instant::now, ClientDeadline::at);
@@ -132,7 +132,8 @@ async fn serve<C: Connection>(
             return Poll::Ready(ConnectionEnd::Gone);
         }
         let Some(deadline) = clock.deadline(leaving) else { return Poll::Pending };
-        if evicted.is_cancelled() && matches!(deadline, ClientDeadline::Head(_) | ClientDeadline::Request(_)) {
+        if evicted.is_cancelled() && matches!(deadline, ClientDeadline::Head(_) | ClientDeadline::Request(_))
+        {
             return Poll::Ready(ConnectionEnd::Evicted);
         }
         if silence.deadline() != deadline.at() {

@@ -294,7 +294,7 @@ impl ListenerConfig for HttpsConfig {
                     let ports = deps.ports.clone();
                     let port =
                         NodePortProtocol { stands_for, is_tls: true, target_tls: targets, finder, ports };
-                    TlsListenerProtocol::new(port, tls, deps.context.pool.clone())
+                    TlsListenerProtocol::new(port, tls, &deps.context)
                 });
                 Some(BoundPort { tls: clients, ..port })
             }

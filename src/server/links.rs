@@ -47,10 +47,10 @@ pub(crate) fn spawn(
     }
     let (arrivals, arrived) = mpsc::channel(MAX_HANDSHAKES);
     links.spawn(info_span!("calls"), accept_calls(arrived, shared.clone()));
+    let limiter = shared.pending.waiting.clone();
     let metrics = shared.link_context.metrics.clone();
-    let limits =
-        AcceptSettings { permits: CONNECTIONS, proxies, metrics, door: Door::Links, for_operators: false };
-    let handshakes = TlsHandshaker::new(tls, shared.pool.clone(), CONNECTIONS);
+    let limits = AcceptSettings { limiter, proxies, metrics, door: Door::Links, for_operators: false };
+    let handshakes = TlsHandshaker::new(tls, shared.pool.clone(), shared.pending.handshakes.clone());
     let handler = LinkConnectionHandler { arrivals, handshakes, shared };
     links.spawn(info_span!("grpc"), accept_loop::run(listener, limits, handler, links.clone()));
 }
@@ -189,7 +189,8 @@ async fn check_edge(
         registry.refused(node, &answer.to_string());
         return Err(LinkDenial::new("too_many_links", answer).logged());
     }
-    Ok(())
+    // The last check, so that no other edge is admitted in between. A linked node may replace its link.
+    if registry.link_of(node).is_none() { shared.check_room() } else { Ok(()) }
 }
 
 async fn admit_peer(call: Box<LinkCall>, instance: Instance, is_backup: bool, shared: Arc<ServerContext>) {
@@ -287,7 +288,3 @@ pub(crate) const MAX_LINKS: u32 = 120;
 /// A fatal TLS alert, `user_canceled`: the handshake is cancelled for a reason other than a protocol failure (RFC 8446,
 /// section 6).
 const STOPPING_ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 90];
-
-/// Maximum number of connections without an accepted call. Most cost little, because they wait for a byte or a permit.
-/// A rejected caller retries, and the work done for it is repeated, so a crowd of edges must fit in here.
-pub(crate) const CONNECTIONS: usize = 20_000;

@@ -1,4 +1,5 @@
-//! Reports this server's number of nodes to its peers. Asks edges to link to peers if it has too many.
+//! Reports this server's number of nodes to its peers. Asks edges to link to peers if it has too many, and refuses those
+//! for which it has no memory.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,6 +13,8 @@ use crate::registry::peers::Peers;
 use crate::registry::peers::node_counts::{ANNOUNCE_INTERVAL, PeerLoad};
 use crate::server::ServerContext;
 use crate::server::config::ServerConfig;
+use crate::server::link_denial::LinkDenial;
+use tunnel_link::grpc::accept::CallRejection;
 use tunnel_proto::frame::Load;
 
 /// Spawns the task, which runs until the server's links end.
@@ -45,6 +48,23 @@ pub(crate) fn spawn_balance(shared: &Arc<ServerContext>, settings: &ServerConfig
     });
 }
 
+impl ServerContext {
+    /// Checks whether there is memory for another link. If not, `/readyz` says so for a minute.
+    ///
+    /// # Errors
+    ///
+    /// Returns the denial, after which an edge dials another server, and this one again after its usual delay.
+    pub(crate) fn check_room(&self) -> Result<(), LinkDenial> {
+        let links = usize::try_from(self.link_context.metrics.links.all()).unwrap_or_default();
+        if links < self.max_links {
+            return Ok(());
+        }
+        let answer = CallRejection::NoRoom(self.max_links);
+        self.readiness.note_until(ROOM_CONDITION, answer.to_string(), Instant::now() + NOTED);
+        Err(LinkDenial::new("no_room", answer).logged())
+    }
+}
+
 /// Asks as many edges as are due. Returns how many were asked.
 fn rebalance(balance: &mut Rebalancer, here: usize, peers: &Peers, shared: &ServerContext) -> usize {
     let loads = peers.loads();
@@ -73,5 +93,11 @@ fn pick_server(loads: &[PeerLoad], mean: f64, chance: f64) -> Option<SocketAddr>
         .map(|(at, _)| at)
 }
 
+/// Memory in bytes of the link of an idle edge or user, with TLS and HTTP/2.
+pub(crate) const LINK_MEMORY: usize = 56 * 1024;
+/// The condition in `/readyz`: there is memory for more links.
+const ROOM_CONDITION: &str = "room";
+/// How long a refusal for lack of memory is reported.
+const NOTED: Duration = Duration::from_secs(60);
 /// Interval between two checks.
 const INTERVAL: Duration = Duration::from_secs(1);

@@ -112,7 +112,8 @@ impl Default for UserLinks {
 
 /// The label of users' links in metrics and the access log.
 const LISTENER: &str = "clients";
-/// Number of users' links, in total and for one user. A user's commands have a link each, and a backup link at times.
+/// Number of users' links, in total and for one user; [`ServerContext::check_room`] bounds the total by the memory.
+/// A user's commands have a link each, and a backup link at times.
 const LINK_LIMITS: PermitLimits =
     PermitLimits { permits: 20_000, per_source: MAX_USER_LINKS, waiting: 0, idle_timeout: None };
 /// Maximum number of concurrent links of a user.
@@ -159,6 +160,7 @@ pub(crate) async fn authenticate(
     if shared.stopping.is_cancelled() {
         return Err(LinkDenial::new("stopping", CallRejection::Stopping).logged());
     }
+    shared.check_room()?;
     let permit = shared.user_links.permits.try_acquire(&user).map_err(|_| {
         let answer = CallRejection::TooManyUserLinks { user: user.clone(), links: MAX_USER_LINKS };
         LinkDenial::new("too_many_links", answer).logged()

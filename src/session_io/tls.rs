@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 use crate::session_io::copy::close::close_gracefully;
 use tunnel_base::limited;
 use tunnel_base::refusal_log::RefusalLog;
-use tunnel_net::limiter::Permit;
+use tunnel_net::limiter::{FairLimiter, Permit};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::ReloadedValue;
 use tunnel_net::socket::Socket;
@@ -22,9 +22,9 @@ pub(crate) struct TlsPort {
 }
 
 impl TlsPort {
-    /// Creates it for a port where at most `waiting` connections wait.
-    pub(crate) fn new(tls: ReloadedValue<ServerTls>, pool: BufferPool, waiting: usize) -> Self {
-        Self { handshaker: TlsHandshaker::new(tls, pool.clone(), waiting), pool }
+    /// Creates it with the limiter of [`TlsHandshaker::new`].
+    pub(crate) fn new(tls: ReloadedValue<ServerTls>, pool: BufferPool, handshakes: FairLimiter) -> Self {
+        Self { handshaker: TlsHandshaker::new(tls, pool.clone(), handshakes), pool }
     }
 
     /// Accepts TLS on a connection. Also returns the client's certificate, if it presents one. From then on `permit` is

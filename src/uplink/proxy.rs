@@ -11,7 +11,7 @@ use tokio::net::UnixStream;
 use tracing::{Span, field, info, info_span};
 
 use crate::listener::admission::destination::destination_mapping::DestinationMapping;
-use crate::listener::admission::heads::long_heads;
+use crate::listener::admission::heads::PendingLimits;
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerContext, ListenerProtocol, sessions};
 use crate::listener::connect::ConnectProtocol;
 use crate::listener::http_proxy;
@@ -24,6 +24,7 @@ use crate::uplink::client::{ClientLinkConfig, ClientUplinks, MAX_SESSIONS};
 use crate::uplink::path_report::{interruption, report_path};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::Networks;
+use tunnel_base::process::memory;
 use tunnel_net::listen::{Accept, TcpListenSocket};
 use tunnel_net::records::{RecordStream, RecordStreamListener};
 use tunnel_net::unix_accept::UnixAccept;
@@ -53,7 +54,7 @@ impl UserProxy {
             policy: Arc::default(),
             grants: Grants::default(),
             sessions: sessions(MAX_SESSIONS, MAX_SESSIONS),
-            long_heads: long_heads(true),
+            pending: PendingLimits::new(memory(), true),
             pool: links.pool.clone(),
             route: links.route.clone(),
             zone: Arc::default(),

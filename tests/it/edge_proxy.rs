@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use futures_util::future::join_all;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tunnel::edge::Edge;
@@ -265,3 +266,30 @@ async fn a_stopping_edge_accepts_no_clients_and_lets_sessions_finish() {
 /// Config with which a server lets edges reach one another, and loopback in the cloud.
 pub(crate) const ALLOW: &str =
     "[server.edge_access]\nnodes = [\"*\"]\ntargets = [\"127.0.0.0/8:*\", \"[::1]:*\"]\n";
+
+/// Has a hundred clients send a CONNECT at once, and a hundred others keep their connections between two requests each.
+pub(crate) async fn assert_serves_a_hundred_at_once(proxy: SocketAddr, echo: &str, site: &str) {
+    let mut opened = join_all((0..100).map(|_| open(proxy, echo))).await;
+    let request = format!("GET http://{site}/ HTTP/1.1\r\nHost: {site}\r\n\r\n");
+    let mut kept = join_all((0..100).map(|_| async { TcpStream::connect(proxy).await.unwrap() })).await;
+    for _ in 0..2 {
+        for client in &mut kept {
+            client.write_all(request.as_bytes()).await.unwrap();
+        }
+        for client in &mut kept {
+            body(client).await;
+        }
+    }
+    for client in &mut opened {
+        assert_echo(client, "lives").await;
+    }
+}
+
+#[tokio::test]
+async fn a_hundred_connects_and_kept_alive_requests_at_once_are_all_served() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let (server, _edge, proxy) = alone(&place).await;
+    let _other = edge(&place, &server, "node2").await;
+    let site = at("node2", site("site").await);
+    assert_serves_a_hundred_at_once(proxy, &at("node2", echo), &site).await;
+}

@@ -283,7 +283,7 @@ async fn data_past_the_limit_resets_the_session_and_leaves_the_link() {
     let mut bad = remote::link(&place, &server, "bad", Some(Instance::random())).await;
     let (mut victim, id) = accepted(&server, &mut bad).await;
     let (mut other, other_id) = accepted(&server, &mut bad).await;
-    bad.send_session(id, SessionFrame::Data(vec![0; 1 << 20].into())).await;
+    bad.send_session(id, SessionFrame::Data(vec![0; 100 << 10].into())).await;
     let (about, reset) = bad.next_session_frame().await;
     let SessionFrame::Reset { refusal, .. } = reset else { panic!("{reset:?}") };
     assert_eq!((about, refusal.code), (id, ErrorCode::ProtocolError), "{refusal:?}");

@@ -40,6 +40,7 @@ mod links;
 mod live;
 mod lost;
 mod memory;
+mod memory_limit;
 mod names;
 mod opener;
 mod passthrough;

@@ -171,7 +171,8 @@ async fn unfinished_messages_of_plain_links_leave_half_of_the_budget_to_others()
         for _ in 0..bytes / 1000 - 2 {
             raw.data(&[0; 1000]).await;
         }
-        wait_until("its bytes have arrived", || server.link(node).is_none() || table.unreserved().0 > 0).await;
+        wait_until("its bytes have arrived", || server.link(node).is_none() || table.unreserved().0 > 0)
+            .await;
         links.push(raw);
     }
     wait_until("both are closed", || server.server.metrics.links_closed.counted("protocol_error") == 2).await;

@@ -15,6 +15,7 @@ use tunnel::uplink::proxy::{UserProxy, bind_shared, connect_shared, shared_socke
 use tunnel_net::listen::TcpListenSocket;
 
 use crate::connecting::{Local, home_of_alice};
+use crate::edge_proxy::assert_serves_a_hundred_at_once;
 use crate::enrol::{invited_user, join_as_user};
 use crate::http_proxy::{body, site};
 use crate::socks5::{by_name, request_session};
@@ -107,6 +108,13 @@ async fn programs_reach_nodes_by_connect_by_plain_requests_and_by_socks5() {
         assert_eq!(body(&mut client).await.to_lowercase(), expected);
     }
     assert_eq!(proxy.links(), 1);
+}
+
+#[tokio::test]
+async fn a_hundred_connects_and_kept_alive_requests_at_once_are_all_served() {
+    let (echo, (_cloud, proxy)) = (targets::echo().await, proxy_to(&["node1"]).await);
+    let site = at("node1", site("site").await);
+    assert_serves_a_hundred_at_once(proxy.http, &at("node1", echo), &site).await;
 }
 
 #[tokio::test]

@@ -247,7 +247,7 @@ async fn a_long_head_is_refused() {
     let answer = send_request(server.connect, &long).await;
     assert_eq!(answer.status, 431, "{answer:?}");
     let expected =
-        "the request's head is too long: at most 64 KiB and 1024 header fields are accepted\ntrace: ";
+        "the request's head is too long: at most 32 KiB and 1024 header fields are accepted\ntrace: ";
     assert!(answer.body.starts_with(expected) && answer.body.contains("\nhint: send fewer"), "{answer:?}");
     wait_until("it is counted", || {
         server.server.metrics.connections_rejected.counted("header_too_large") == 1

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fmt, fs};
 
-use procfs::WithCurrentSystemInfo as _;
 use procfs::process::{Process as Procfs, Stat};
+use procfs::{Current as _, Meminfo, WithCurrentSystemInfo as _};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
@@ -54,20 +54,21 @@ fn encode(
     value.encode(to.encode_descriptor(name, help, unit, value.metric_type())?)
 }
 
-/// Returns a third of this process's memory limit, at most `most` bytes; `most` if there is no limit.
+/// Returns a third of the memory that this process may use, at most `most` bytes.
 pub fn third_of_memory(most: usize) -> usize {
-    let third = memory_limit().and_then(|limit| usize::try_from(limit / 3).ok());
-    third.map_or(most, |third| third.min(most))
+    most.min(memory() / 3)
 }
 
-/// Returns the process's memory limit in bytes, if any: the smallest of its control groups and their parents (v1 and
-/// v2).
-fn memory_limit() -> Option<u64> {
+/// Returns the memory in bytes that this process may use: the smallest limit of its control groups and their parents (v1
+/// and v2), or all memory of the machine.
+pub fn memory() -> usize {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let limits = limit_files(&groups)
         .into_iter()
         .filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
-    limits.filter(|limit| *limit < NO_LIMIT).min()
+    let machine = Meminfo::current().ok().map(|machine| machine.mem_total);
+    let least = limits.chain(machine).min().unwrap_or(u64::MAX);
+    usize::try_from(least).unwrap_or(usize::MAX)
 }
 
 /// Returns the limit files of a process's control groups, given its `/proc/self/cgroup`. In a container a group's own
@@ -130,9 +131,6 @@ fn tasks() -> Option<i64> {
     let runtime = tokio::runtime::Handle::try_current().ok()?;
     i64::try_from(runtime.metrics().num_alive_tasks()).ok()
 }
-
-/// cgroup v1 reports a value near the maximum if there is no limit.
-const NO_LIMIT: u64 = 1 << 60;
 
 #[cfg(test)]
 mod tests {

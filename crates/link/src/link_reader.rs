@@ -18,9 +18,9 @@ use crate::liveness::{Liveness, LivenessRole, LivenessVerdict};
 use crate::plain::PlainRemoteReader;
 use crate::table::{FrameEvent, SessionTable};
 use tunnel_base::metrics::Metrics;
-use tunnel_proto::codec::{Decoder, MAX_BYTES, MAX_EXTENDED_BYTES};
 use tunnel_proto::codec::extended::from_message;
 use tunnel_proto::codec::proto::StreamMsg;
+use tunnel_proto::codec::{Decoder, MAX_BYTES, MAX_EXTENDED_BYTES};
 use tunnel_proto::frame::{ErrorCode, FrameKind, Remote, SessionError, SessionKey};
 
 /// Reads one gRPC stream for its link. Its owner calls [`Self::next`] until the link ends; dropping it ends the stream.

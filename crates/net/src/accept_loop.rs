@@ -30,8 +30,8 @@ use tunnel_base::policy::{Networks, canonical_ip};
 /// The limits of a listener, and what counts and logs the connections that it rejects.
 #[derive(Debug)]
 pub struct AcceptSettings {
-    /// Maximum number of connections that are not authenticated yet.
-    pub permits: usize,
+    /// Limiter of connections that are not authenticated yet. Ports may share it.
+    pub limiter: FairLimiter,
     /// Networks of balancers. TCP connections from there begin with a PROXY header.
     pub proxies: Networks,
     /// The metrics that count rejected connections and limit the lines about them.
@@ -115,7 +115,6 @@ where
     let max_files = fd_limit::limit();
     let acceptor = Arc::new(AcceptLoopState {
         handler: Arc::new(handler),
-        limiter: FairLimiter::new(PermitLimits::permits(limits.permits)),
         closing: FairLimiter::new(PermitLimits::permits(fd_limit::at_most(MAX_CLOSING, 16))),
         limits,
         max_files,
@@ -145,7 +144,6 @@ where
 struct AcceptLoopState<H> {
     handler: Arc<H>,
     limits: AcceptSettings,
-    limiter: FairLimiter,
     /// Permits for rejected connections that were sent bytes and are not closed yet.
     closing: FairLimiter,
     /// Maximum number of open files of this process.
@@ -164,7 +162,7 @@ impl<H> AcceptLoopState<H> {
             return self.reject(socket, from, why);
         }
         let most = self.max_permits(&socket);
-        let Ok(permit) = self.limiter.try_acquire_below(&Source::of(from.ip()), most) else {
+        let Ok(permit) = self.limits.limiter.try_acquire_below(&Source::of(from.ip()), most) else {
             return self.reject(socket, from, ConnectionRejection::Full);
         };
         let lost = permit.revoked();
@@ -203,7 +201,7 @@ impl<H> AcceptLoopState<H> {
         S: Connection + AsFd + 'static,
     {
         let most = self.max_permits(&socket);
-        let Ok(permit) = self.limiter.try_acquire_below(&Source::of(balancer.ip()), most) else {
+        let Ok(permit) = self.limits.limiter.try_acquire_below(&Source::of(balancer.ip()), most) else {
             return self.reject(socket, balancer, ConnectionRejection::Full);
         };
         let span = info_span!("proxy_protocol", %balancer);
@@ -311,9 +309,8 @@ mod tests {
             let acceptor = AcceptLoopState {
                 handler: Arc::new(()),
                 closing: limiter.clone(),
-                limiter,
                 limits: AcceptSettings {
-                    permits: 1000,
+                    limiter,
                     proxies: Networks::default(),
                     metrics: metrics.clone(),
                     door: Door::Links,
@@ -323,7 +320,8 @@ mod tests {
                 drain: Drain::new(),
             };
             let who = Source::of("192.0.2.1".parse().unwrap());
-            let enter = |_| acceptor.limiter.try_acquire_below(&who, acceptor.max_permits(&socket)).unwrap();
+            let most = acceptor.max_permits(&socket);
+            let enter = |_| acceptor.limits.limiter.try_acquire_below(&who, most).unwrap();
             let permits: Vec<Permit> = (0..count).map(enter).collect();
             permits.iter().filter(|permit| !permit.revoked().is_cancelled()).count()
         };

@@ -30,6 +30,8 @@ pub struct ServerStatusSource {
     pub name: Option<ServerDisplayName>,
     /// Knows the nodes that are linked here, the peers, and their nodes.
     pub finder: Arc<Finder>,
+    /// Maximum number of links for which there is memory.
+    pub max_links: usize,
     /// Kind of the record store, as a fixed word; `None` if nothing is published.
     pub publishes: Option<&'static str>,
     /// Enrolment by invitation; `None` if disabled.
@@ -109,6 +111,8 @@ impl AdminContext {
 
     fn add_server(&self, server: &ServerStatusSource, status: &mut StatusResponse) {
         status.role = "server".into();
+        let links = usize::try_from(self.metrics.links.all()).unwrap_or_default();
+        status.room = Some(server.max_links.saturating_sub(links));
         let relayed = self.grants.relayed(MAX_SESSIONS.saturating_sub(status.sessions.len()));
         let relayed = relayed.into_iter().filter_map(|one| self.relayed_session(one));
         status.sessions.extend(relayed);

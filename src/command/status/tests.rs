@@ -31,6 +31,7 @@ fn sample_status() -> StatusResponse {
         now: 1_011_520.0,
         ready: true,
         conditions: vec![condition("dns", "the disk is full")],
+        room: Some(12),
         totals: Totals { sessions: 4, sessions_relayed: 2, bytes_to_target: 5, bytes_to_client: 3 << 30 },
         links: vec![link.clone()],
         disconnected: vec![DisconnectedStatus {
@@ -68,6 +69,7 @@ fn a_servers_status_is_printed_in_columns_without_control_characters() {
     let expected = "\
 server eu-1 3f2a1b9c, version 0.1.0, up 1d6h, ready
 4 sessions, 2 relayed; 5 B to targets, 3.0 GiB from targets
+room for 12 more edges
 ! dns: the disk is full
 published: 1 records (hosts), 2 failures; failing: the disk is full
 refusals in the last hour: 3 token, 1 tls
@@ -92,6 +94,7 @@ fn the_status_text_of_an_edge_without_a_link_says_why() {
         name: None,
         node: Some("edge7".into()),
         ready: false,
+        room: None,
         conditions: vec![condition("link", &reason)],
         links: Vec::new(),
         disconnected: Vec::new(),

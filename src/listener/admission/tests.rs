@@ -9,9 +9,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
 use crate::acceptor::target_dialer::{TargetDialer, TargetDialerRole};
-use crate::config::server;
 use crate::listener::admission;
-use crate::listener::admission::heads::HEAD_BYTES;
 use crate::listener::admission::tests::line::{Line, Lines, Switch};
 use crate::listener::auth::{PasswordChecker, Users};
 use crate::listener::http_proxy::HttpProxyProtocol;
@@ -34,7 +32,6 @@ use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::testing::client_certificate;
 
 use super::*;
-use crate::listener::admission::heads::max_pending;
 use crate::listener::client_handler::HEAD_TIME;
 use crate::listener::client_handler::{ClientHandler, run};
 use std::time::Duration;
@@ -91,7 +88,7 @@ pub(crate) fn context(
         policy: Arc::new(ArcSwap::from_pointee(policy)),
         grants: Grants::default(),
         sessions: admission::sessions(9, 9),
-        long_heads: heads::long_heads(false),
+        pending: PendingLimits::new(100 << 20, false),
         pool: BufferPool::new(),
         route: SessionRouter::new(PathProvider::Uplinks(uplinks), table, time, time),
         zone: Arc::default(),
@@ -518,12 +515,6 @@ async fn a_request_may_name_its_node_separately_from_the_target() {
 
 const CLIENT_ADDRESS: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 5);
-
-#[test]
-fn heads_of_all_pending_clients_fit_into_a_quarter_of_the_memory() {
-    let most = max_pending();
-    assert!(most > 32 && most * HEAD_BYTES <= server::MEMORY / 4, "{most}");
-}
 
 #[tokio::test]
 async fn an_access_policy_enforces_networks_and_rules() {

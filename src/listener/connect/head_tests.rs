@@ -143,7 +143,7 @@ async fn input_that_is_not_http_opens_no_session() {
         ("SSH-2.0-OpenSSH_9.2\r\n\r\n", "ssh_without_proxy_command", "SSH-2.0-tunnel\r\n"),
         ("EHLO a.b\r\n\r\n", "header_invalid", "HTTP/1.1 400 bad request: no valid HTTP request"),
         ("CONNECT a b c HTTP/1.1\r\n\r\n", "header_invalid", "HTTP/1.1 400 bad request: "),
-        (long.as_str(), "header_too_large", "HTTP/1.1 431 the request's head is too long: at most 64 KiB"),
+        (long.as_str(), "header_too_large", "HTTP/1.1 431 the request's head is too long: at most 32 KiB"),
     ] {
         let (done, mut client, _) = serve_head(head.as_bytes()).await;
         let AdmissionOutcome::Failed { reason, socket: Some(_socket) } = done else {

@@ -58,7 +58,14 @@ impl IdleTimer {
     pub(crate) fn new() -> Self {
         let phase = RequestPhase::Head(Instant::now());
         let interim = Vec::new();
-        Self(Mutex::new(Inner { phase, requested: false, begun: false, answered: false, lost: false, interim }))
+        Self(Mutex::new(Inner {
+            phase,
+            requested: false,
+            begun: false,
+            answered: false,
+            lost: false,
+            interim,
+        }))
     }
 
     /// Records that a head is complete and whether a body follows.

@@ -134,7 +134,12 @@ impl UpstreamSession {
     pub(crate) fn new(context: &ListenerContext, source: Source) -> Self {
         let metrics = context.metrics.clone();
         let drain = context.drain.clone();
-        Self { inner: Mutex::default(), metrics, drain, long_heads: (context.long_heads.clone(), source) }
+        Self {
+            inner: Mutex::default(),
+            metrics,
+            drain,
+            long_heads: (context.pending.long_heads.clone(), source),
+        }
     }
 
     /// Drives the session with hyper, and releases a session that has ended.
@@ -385,7 +390,7 @@ pub(super) fn client() -> Builder {
         .preserve_header_case(true)
         .max_headers(HEAD_FIELDS)
         .max_header_size(HEAD_BYTES)
-        .max_buf_size(HEAD_BYTES);
+        .max_buf_size(2 * HEAD_BYTES);
     client
 }
 

@@ -53,7 +53,7 @@ pub(super) const LINKS_CLOSED: [&str; 7] = [
     "write_stalled",
 ];
 
-pub(super) const LINKS_REJECTED: [&str; 26] = [
+pub(super) const LINKS_REJECTED: [&str; 27] = [
     "bad_metadata",
     "bad_role",
     "call_timeout",
@@ -66,6 +66,7 @@ pub(super) const LINKS_REJECTED: [&str; 26] = [
     "name_in_use",
     "no_invitations",
     "no_primary_link",
+    "no_room",
     "no_users",
     "overloaded",
     "plain_dialect",

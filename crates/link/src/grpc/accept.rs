@@ -125,6 +125,9 @@ pub enum CallRejection {
         /// The number of links that one user may have.
         links: usize,
     },
+    /// The memory of this server fits only that many links.
+    #[error("this server has no memory for more than {0} links; raise its memory limit, or add a server")]
+    NoRoom(usize),
     /// This server accepts no such caller.
     #[error("{0}")]
     Forbidden(String),
@@ -269,9 +272,10 @@ impl From<CallRejection> for Status {
         let text = why.to_string();
         match why {
             CallRejection::Token => Self::unauthenticated(text),
-            CallRejection::TooManyGuesses | CallRejection::Stopping | CallRejection::Unknown => {
-                Self::unavailable(text)
-            }
+            CallRejection::TooManyGuesses
+            | CallRejection::Stopping
+            | CallRejection::Unknown
+            | CallRejection::NoRoom(_) => Self::unavailable(text),
             CallRejection::TooManyLinks { .. } | CallRejection::TooManyUserLinks { .. } => {
                 Self::resource_exhausted(text)
             }
@@ -328,7 +332,8 @@ impl CallHandler {
         };
         if enrol::is_petition(&request) {
             if !self.takes_enrolments {
-                return self.refuse(Status::unimplemented("joining by invitation is not enabled"), "no_invitations");
+                return self
+                    .refuse(Status::unimplemented("joining by invitation is not enabled"), "no_invitations");
             }
             let arrivals = self.arrivals;
             let hand_on = move |enrol_request| arrivals.try_send(IncomingCall::Enrol(enrol_request)).is_ok();

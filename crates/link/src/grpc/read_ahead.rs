@@ -56,8 +56,7 @@ pub(crate) struct ReadPauseGuard(ReadAheadBound);
 pub(crate) type BoundedReadStream<IO> = Hooked<IO, ReadAheadBound>;
 
 impl ReadAheadBound {
-    /// Returns the bound of a connection that has proven nothing: all that is read from it fits into
-    /// [`MAX_UNPROVEN`].
+    /// Returns the bound of a connection that has proven nothing: it is closed if it sends more than [`MAX_UNPROVEN`].
     pub(crate) fn unproven() -> Self {
         let bound = Self::default();
         bound.0.unproven.store(true, SeqCst);
@@ -67,7 +66,6 @@ impl ReadAheadBound {
     /// Records that a call of the connection has been accepted.
     pub(crate) fn on_accepted(&self) {
         self.0.unproven.store(false, SeqCst);
-        self.0.connection.wake();
     }
 
     /// Marks the link as left unread.
@@ -141,8 +139,7 @@ impl ReadAheadBound {
     }
 
     fn has_room(&self) -> bool {
-        let most = if self.0.unproven.load(SeqCst) { MAX_UNPROVEN } else { MAX_READ_AHEAD };
-        self.0.unread.load(SeqCst) < most
+        self.0.unread.load(SeqCst) < MAX_READ_AHEAD
     }
 }
 
@@ -164,6 +161,9 @@ impl<T: Connection> ReadHook<T> for ReadAheadBound {
             if let Some(tcp) = io.tcp() {
                 tune_interactive(tcp);
             }
+        }
+        if self.0.unread.load(SeqCst) > MAX_UNPROVEN && self.0.unproven.load(SeqCst) {
+            return Poll::Ready(Err(io::Error::other("too many bytes before an accepted call")));
         }
         ready!(self.poll_room(cx));
         let before = out.filled().len();
@@ -195,7 +195,8 @@ impl<T: Connection> ReadHook<T> for ReadAheadBound {
 /// Maximum number of bytes by which a connection is read ahead of its link; the last read may exceed it. Twice this
 /// keeps a link that reads at full speed busy between two polls of the connection.
 const MAX_READ_AHEAD: usize = 1 << 20;
-/// The same for all bytes of a connection without an accepted call: the head of one, twice.
+/// Maximum number of bytes of a connection without an accepted call; the last read may exceed it. The longest metadata
+/// of a call fits, or several calls of usual length.
 const MAX_UNPROVEN: usize = 32 * 1024;
 /// Size of an HTTP/2 frame header in bytes.
 const FRAME_HEAD: usize = 9;

@@ -55,11 +55,9 @@ pub struct TlsAcceptError {
 }
 
 impl TlsHandshaker {
-    /// Creates a handshaker for a port where at most `waiting` connections wait.
-    pub fn new(tls: ReloadedValue<ServerTls>, pool: BufferPool, waiting: usize) -> Self {
-        let idle_timeout = Some(HANDSHAKE_IDLE_TIMEOUT);
-        let limits = PermitLimits { permits: MAX_HANDSHAKES, per_source: usize::MAX, waiting, idle_timeout };
-        Self { tls, limiter: FairLimiter::new(limits), pool }
+    /// Creates a handshaker with a limiter of [`handshake_limits`], which ports may share.
+    pub fn new(tls: ReloadedValue<ServerTls>, pool: BufferPool, limiter: FairLimiter) -> Self {
+        Self { tls, limiter, pool }
     }
 
     /// Waits for the first byte, then for a permit, then performs the handshake.
@@ -130,7 +128,12 @@ impl TlsAcceptError {
     }
 }
 
-/// Maximum number of concurrent handshakes.
+/// Returns the limits of `permits` concurrent handshakes, for which at most `waiting` more connections wait.
+pub fn handshake_limits(permits: usize, waiting: usize) -> PermitLimits {
+    PermitLimits { permits, per_source: usize::MAX, waiting, idle_timeout: Some(HANDSHAKE_IDLE_TIMEOUT) }
+}
+
+/// Maximum number of concurrent handshakes of a process, however much memory it has: more would only take longer.
 pub const MAX_HANDSHAKES: usize = 1000;
 
 /// A handshake idle for this long may be evicted by a waiting one.
@@ -176,7 +179,11 @@ mod tests {
         let (ca, clock) = (TestCa::new("ca"), TestClock(Arc::new(AtomicU64::new(YEAR_2029))));
         let clients = ClientAuth::Required(ca.ca());
         let tls = server_at(ca.issue("s", "a.b"), clients, &clock);
-        let acceptor = TlsHandshaker::new(ReloadedValue::fixed(tls), BufferPool::new(), 9);
+        let acceptor = TlsHandshaker::new(
+            ReloadedValue::fixed(tls),
+            BufferPool::new(),
+            FairLimiter::new(handshake_limits(9, 9)),
+        );
         let shows = ca.issue_for("c", "pod", 2020..2030);
         // Other certificates in the chain may have expired, for example that of a former CA.
         let others = [&shows, &ca.issue_for("o", "other", 2020..2021)];
