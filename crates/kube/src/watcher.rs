@@ -105,13 +105,14 @@ impl ObjectWatcher<'_> {
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     {
         let mut backoff = Backoff::new();
-        let mut outage = Outage(None);
+        let mut has_failed = false;
         loop {
-            let cause = match self.list_and_watch(&api, &mut handler, &mut backoff, &mut outage).await {
+            let cause = match self.list_and_watch(&api, &mut handler, &mut backoff, &mut has_failed).await {
                 Ok(never) => match never {},
                 Err(cause) => cause,
             };
-            if outage.begin(&cause) {
+            has_failed = true;
+            if CAUSES.is_news(&cause) {
                 warn!(objects = self.what, error = %cause, "watch failed, retrying");
             } else {
                 debug!(objects = self.what, error = %cause, "watch failed again");
@@ -128,7 +129,7 @@ impl ObjectWatcher<'_> {
         api: impl Fn(Client, &str) -> Api<K>,
         handler: &mut impl WatchHandler<K>,
         backoff: &mut Backoff,
-        outage: &mut Outage,
+        has_failed: &mut bool,
     ) -> Result<Infallible, ClusterError>
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -139,7 +140,7 @@ impl ObjectWatcher<'_> {
         while let Some(event) = events.next().await {
             if handler.on_event(event.map_err(failed)?) {
                 *backoff = Backoff::new();
-                if outage.end() {
+                if std::mem::take(has_failed) && CAUSES.clear() {
                     info!(objects = self.what, "watch restored");
                 }
             }
@@ -148,30 +149,28 @@ impl ObjectWatcher<'_> {
     }
 }
 
-/// The cause for which a watch fails now, if it does.
+/// Causes of failures that were logged since a watch last worked again.
 #[derive(Debug)]
-struct Outage(Option<String>);
+struct LoggedCauses(Mutex<BTreeSet<String>>);
 
-impl Outage {
-    /// Notes a failure. Returns true if it is news: the first since the watch worked, and no other watch has failed for
-    /// this cause since then.
-    fn begin(&mut self, cause: &ClusterError) -> bool {
-        if self.0.is_some() {
-            return false;
-        }
-        let cause = self.0.insert(cause.to_string());
-        CAUSES.lock().insert(cause.clone())
+impl LoggedCauses {
+    /// Returns true if the cause must be logged.
+    fn is_news(&self, cause: &ClusterError) -> bool {
+        let mut causes = self.0.lock();
+        causes.len() < MAX_CAUSES && causes.insert(cause.to_string())
     }
 
-    /// Notes that the watch works. Returns true if it is the first that works again.
-    fn end(&mut self) -> bool {
-        self.0.take().is_some_and(|cause| CAUSES.lock().remove(&cause))
+    /// Forgets all causes, because a watch works again. Returns true if there were any.
+    fn clear(&self) -> bool {
+        !std::mem::take(&mut *self.0.lock()).is_empty()
     }
 }
 
-/// Causes of the failures that were logged, for all watches of this process: an outage of kube-apiserver is one line, not
-/// one for each kind of object.
-static CAUSES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+/// One for all watches of this process: an outage of kube-apiserver is one line, not one for each kind of object.
+static CAUSES: LoggedCauses = LoggedCauses(Mutex::new(BTreeSet::new()));
+
+/// Maximum number of causes that are logged in one outage.
+const MAX_CAUSES: usize = 16;
 
 /// Publishes a value, unless it is the published one. Returns true if it was published.
 pub(crate) fn publish<T: PartialEq>(to: &watch::Sender<T>, value: T) -> bool {
@@ -218,6 +217,14 @@ mod tests {
             nodes.take(event, |_: &Node| ());
             assert_eq!(nodes.are_followed(), followed);
         }
+    }
+
+    #[test]
+    fn an_outage_of_several_watches_is_one_line_for_each_cause() {
+        let logged = LoggedCauses(Mutex::new(BTreeSet::new()));
+        let causes = ["a", "a", "b", "a"].map(|cause| ClusterError::Failed(cause.to_owned()));
+        assert_eq!(causes.each_ref().map(|cause| logged.is_news(cause)), [true, false, true, false]);
+        assert_eq!([logged.clear(), logged.clear(), logged.is_news(&causes[0])], [true, false, true]);
     }
 
     /// Counts the lists and failures of a watch.
