@@ -299,7 +299,6 @@ impl Edge {
         let dialer = &keeper.dialer;
         self.files.watch("tokens", &dialer.tokens);
         self.files.watch("tls", &dialer.tls);
-        dialer.known.resolver.watch(&self.files);
         links.spawn(info_span!("refusals"), self.metrics.refusals.clone().sum_up(links.clone().started()));
         links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone()));
         let grants = self.grants.clone();

@@ -48,7 +48,7 @@ impl Pair {
             place: TargetDialerRole::Node(node),
             own: LocalAddresses::new(InterfaceSnapshot::default),
             targets: Arc::new(ArcSwap::from_pointee(Targets::default())),
-            resolver: Resolver::system().unwrap(),
+            resolver: Resolver::system(),
         };
         let (pool, grants) = (BufferPool::new(), Grants::default());
         let backend = SessionAcceptor::new(place, None, pool, grants, metrics.clone(), drain.clone());

@@ -90,7 +90,6 @@ impl LoadedEdgeFiles {
         let targets = targets(&settings.target_tls, startup);
         let tokens = tokens(uplink, startup);
         let proxy = startup.collect(StartupErrorKind::Config, &["HTTPS_PROXY"], uplink.proxy.parse());
-        let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
         startup.congestion("edge.uplink.congestion", uplink.congestion.as_deref())?;
         Ok(Self {
             tls: tls?,
@@ -98,7 +97,7 @@ impl LoadedEdgeFiles {
             targets: targets?,
             tokens: tokens?,
             proxy: proxy?,
-            resolver: resolver?,
+            resolver: Resolver::system(),
         })
     }
 }

@@ -55,7 +55,6 @@ impl LoadedServerFiles {
             watcher.watch("ca", authority);
         }
         watcher.watch("tokens", &self.tokens);
-        self.resolver.watch(watcher);
     }
 
     /// Reads all files.
@@ -74,9 +73,9 @@ impl LoadedServerFiles {
         let invitations = settings.invitations.store != InvitationStoreKind::None;
         let file = &settings.links.token_file;
         let tokens = edge_links::read(file, certificates, invitations, egress, startup);
-        let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
+        let resolver = Resolver::system();
         let dns = match settings.dns.resolvers.as_slice() {
-            [] => resolver.clone(),
+            [] => Ok(resolver.clone()),
             servers => startup.collect(
                 StartupErrorKind::Config,
                 &["server.dns.resolvers"],
@@ -86,7 +85,7 @@ impl LoadedServerFiles {
         publisher(settings, startup);
         let congestion = settings.links.congestion.as_deref();
         startup.congestion("server.links.congestion", congestion)?;
-        Ok(Self { tls: tls?, peers, authority: authority?, tokens: tokens?, resolver: resolver?, dns: dns? })
+        Ok(Self { tls: tls?, peers, authority: authority?, tokens: tokens?, resolver, dns: dns? })
     }
 }
 

@@ -177,7 +177,6 @@ impl ClientUplinks {
         let files = FileWatcher::new(links);
         files.watch("tls", &keeper.dialer.tls);
         files.watch("tokens", &keeper.dialer.tokens);
-        keeper.dialer.known.resolver.watch(&files);
         links.spawn(info_span!("upkeep"), table.clone().upkeep(pool.clone(), links.clone()));
         links.spawn(info_span!("resume_parked"), route.clone().resume_parked(links.clone()));
         links.spawn(info_span!("network"), keeper.clone().follow_network());
@@ -254,7 +253,6 @@ fn dialer(config: ClientLinkConfig, context: &LinkContext, pool: BufferPool) -> 
         ServerEndpoint::new(&ServerAddress { at, dns })
     };
     let servers = servers.into_iter().map(endpoint).collect::<Result<_, _>>()?;
-    let resolver = Resolver::system().map_err(|cause| cause.to_string())?;
     Ok(LinkDialer {
         node: NodeName::none(),
         user: Some(UserIdentity { name, device }),
@@ -265,7 +263,7 @@ fn dialer(config: ClientLinkConfig, context: &LinkContext, pool: BufferPool) -> 
         tls,
         own: None,
         proxy: proxy.parse().map_err(|cause| cause.to_string())?,
-        known: CachingResolver::new(resolver, RESUME_TIMEOUT, context.drain.clone()),
+        known: CachingResolver::new(Resolver::system(), RESUME_TIMEOUT, context.drain.clone()),
         pool,
         link_context: context.clone(),
     })

@@ -19,7 +19,6 @@ use kube::{Api, Client, Config, Error};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
-use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tower::retry::RetryLayer;
 use tower::{BoxError, ServiceBuilder, service_fn};
@@ -270,11 +269,7 @@ async fn connect(to: &Uri, proxy: Option<OutboundProxy>) -> io::Result<TcpStream
     let next = proxy.as_ref().map_or(&target, OutboundProxy::at);
     let at = match next.host {
         Host::Ip(ip) => vec![(ip, next.port).into()],
-        Host::Name(_) => {
-            // The resolver's files may have changed since the last connection.
-            let resolver = spawn_blocking(Resolver::system).await?.map_err(io::Error::other)?;
-            resolver.lookup_target(next).await.map_err(io::Error::other)?
-        }
+        Host::Name(_) => Resolver::system().lookup_target(next).await.map_err(io::Error::other)?,
     };
     match &proxy {
         Some(proxy) => proxy.connect(&at, &target, REQUEST_TIMEOUT / 2).await.map_err(io::Error::other),

@@ -14,7 +14,6 @@ use arc_swap::ArcSwap;
 use tokio::sync::watch;
 use tracing::{error, info, info_span, warn};
 
-use crate::fd_limit;
 use tunnel_base::drain::Drain;
 use tunnel_base::files;
 
@@ -23,8 +22,8 @@ use tunnel_base::files;
 ///
 /// It compares content, not times. So it notices a replaced symbolic link (Kubernetes mounts) and an edit, and ignores
 /// a touched file. New content takes effect once it was read twice unchanged, so a file that is still being written
-/// never does. An empty or removed file changes nothing, unless it is optional. The value remains the first one unless a
-/// [`FileWatcher`] watches its files.
+/// never does. An empty or removed file changes nothing. The value remains the first one unless a [`FileWatcher`]
+/// watches its files.
 pub struct ReloadedValue<T>(Arc<Shared<T>>);
 
 /// The reason why a value could not be read from its files.
@@ -39,31 +38,13 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
     where
         F: Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync + 'static,
     {
-        Self::of_paths(paths, false, parse)
-    }
-
-    /// Like [`Self::file`], but without a file that can be read the content is empty, now and later.
-    pub fn optional_file<F>(path: impl Into<PathBuf>, parse: F) -> Result<Self, ReloadError>
-    where
-        F: Fn(&[u8]) -> Result<T, String> + Send + Sync + 'static,
-    {
-        Self::of_paths(vec![path.into()], true, move |contents| {
-            parse(contents.first().map_or(&[], Vec::as_slice))
-        })
-    }
-
-    fn of_paths<F>(paths: Vec<PathBuf>, is_optional: bool, parse: F) -> Result<Self, ReloadError>
-    where
-        F: Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync + 'static,
-    {
-        let read = |path: &PathBuf| content(path, std::fs::read(path), is_optional);
+        let read = |path: &PathBuf| files::read(path).map_err(|cause| unreadable(path, &cause));
         let contents = paths.iter().map(read).collect::<Result<Vec<_>, _>>()?;
         let value = parse(&contents).map_err(ReloadError)?;
         Ok(Self(Arc::new(Shared {
             value: ArcSwap::from_pointee(value),
             first: fingerprint(&contents),
             paths,
-            is_optional,
             parse: Box::new(parse),
             changed: watch::Sender::new(()),
             is_stale: AtomicBool::new(false),
@@ -85,7 +66,6 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
             value,
             first: fingerprint(&[]),
             paths: Vec::new(),
-            is_optional: false,
             parse: Box::new(|_: &[Vec<u8>]| Err("is fixed".to_owned())),
             changed: watch::Sender::new(()),
             is_stale: AtomicBool::new(false),
@@ -172,8 +152,9 @@ impl<T: Send + Sync + 'static> ReloadedValue<T> {
     async fn read_files(&self) -> Result<Vec<Vec<u8>>, ReloadError> {
         let mut contents = Vec::with_capacity(self.0.paths.len());
         for path in &self.0.paths {
-            let content = content(path, tokio::fs::read(path).await, self.0.is_optional)?;
-            if content.trim_ascii().is_empty() && !self.0.is_optional {
+            let content = tokio::fs::read(path).await.and_then(files::decode);
+            let content = content.map_err(|cause| unreadable(path, &cause))?;
+            if content.trim_ascii().is_empty() {
                 return Err(ReloadError(format!("{} is empty; restore its content", path.display())));
             }
             contents.push(content);
@@ -205,8 +186,6 @@ impl<T> fmt::Debug for ReloadedValue<T> {
 struct Shared<T> {
     value: ArcSwap<T>,
     paths: Vec<PathBuf>,
-    /// Whether an absent file has empty content.
-    is_optional: bool,
     parse: Box<Parse<T>>,
     changed: watch::Sender<()>,
     is_stale: AtomicBool,
@@ -236,14 +215,8 @@ impl<T> fmt::Display for Shared<T> {
     }
 }
 
-/// Returns the content of a file. If it cannot be read, an optional one is empty; a shortage of file descriptors passes.
-fn content(path: &Path, read: io::Result<Vec<u8>>, is_optional: bool) -> Result<Vec<u8>, ReloadError> {
-    match read.and_then(files::decode) {
-        Err(cause) if is_optional && !fd_limit::is_exceeded(&cause) => Ok(Vec::new()),
-        content => content.map_err(|cause| {
-            ReloadError(format!("cannot read {}: {cause}{}", path.display(), files::hint(&cause)))
-        }),
-    }
+fn unreadable(path: &Path, cause: &io::Error) -> ReloadError {
+    ReloadError(format!("cannot read {}: {cause}{}", path.display(), files::hint(cause)))
 }
 
 /// Returns a hash of the contents, so that keys are not kept in memory only for comparison.

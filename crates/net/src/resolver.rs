@@ -6,7 +6,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{BufRead as _, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +19,12 @@ use hickory_resolver::config::{
 };
 use hickory_resolver::net::NetError;
 use hickory_resolver::proto::rr::{Name, RecordType};
+use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tracing::warn;
 
 use crate::fd_limit;
-use crate::reload::{FileWatcher, ReloadError, ReloadedValue};
 use crate::resolver::resolver_runtime::ResolverRuntime;
 use tunnel_base::names::Target;
 
@@ -34,9 +34,9 @@ use tunnel_base::names::Target;
 /// Addresses are cached for at most 2 s and failures not at all, so that a moved name is found soon.
 #[derive(Debug, Clone)]
 pub struct Resolver {
-    dns: ReloadedValue<DnsServers>,
-    /// The hosts file, whose names are not queried.
-    hosts: Option<Arc<Path>>,
+    dns: Arc<Mutex<Arc<DnsServers>>>,
+    /// The system's `resolv.conf` and hosts file.
+    files: Option<Arc<[PathBuf; 2]>>,
 }
 
 /// The reason why a name has no address.
@@ -82,14 +82,11 @@ impl Resolver {
     /// Creates a resolver with the system's configuration: `/etc/hosts`, then the servers and search list of
     /// `/etc/resolv.conf`.
     ///
-    /// Without that file it queries a server on this machine, as the C library does. DNS is not queried for a name in
-    /// `/etc/hosts`, whichever address families it has there. Blocks on the disk: for startup only. Run [`Self::watch`]
-    /// too.
-    pub fn system() -> Result<Self, ReloadError> {
-        let dns = ReloadedValue::optional_file(RESOLV_CONF, |text| {
-            DnsServers::of_resolv_conf(text).map_err(|cause| format!("cannot set up DNS: {cause}"))
-        })?;
-        Ok(Self { dns, hosts: Some(Path::new(HOSTS).into()) })
+    /// Both are read for each name, as by the C library, so that a change applies at once and a long hosts file costs no
+    /// memory. Without servers it queries one on this machine. DNS is not queried for a name in `/etc/hosts`, whichever
+    /// address families it has there.
+    pub fn system() -> Self {
+        Self { dns: Arc::default(), files: Some(Arc::new([RESOLV_CONF, HOSTS].map(PathBuf::from))) }
     }
 
     /// Creates a resolver for the given servers only, over UDP and TCP. It uses no hosts file and no search list.
@@ -97,12 +94,7 @@ impl Resolver {
         let servers = servers.iter().map(name_server);
         let dns = DnsServers::new(servers, &ResolverOpts::default());
         let dns = dns.map_err(|cause| failed("any name", &cause))?;
-        Ok(Self { dns: ReloadedValue::fixed(dns), hosts: None })
-    }
-
-    /// Reloads the servers when their file changes, because a machine that moves to another network gets other ones.
-    pub fn watch(&self, files: &FileWatcher) {
-        files.watch("dns", &self.dns);
+        Ok(Self { dns: Arc::new(Mutex::new(Arc::new(dns))), files: None })
     }
 
     /// Returns the addresses of a name, at least one, IPv4 first. Takes at most 5 s. Cancel safe.
@@ -115,14 +107,17 @@ impl Resolver {
         if is_localhost(name) {
             return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
         }
-        if let Some(hosts) = self.hosts.clone() {
+        if self.files.is_some() {
+            let this = self.clone();
             let sought = name.to_owned();
-            let own = spawn_blocking(move || in_hosts(&hosts, &sought)).await.unwrap_or_default();
+            let read = spawn_blocking(move || this.read_files(&sought)).await;
+            let own = read.unwrap_or_else(|cause| Err(cause.to_string().into()));
+            let own = own.map_err(|cause| failed(name, &cause))?;
             if !own.is_empty() {
                 return Ok(own);
             }
         }
-        let dns = self.dns.load();
+        let dns = self.dns.lock().clone();
         let found = timeout(QUERY_TIMEOUT, dns.search(name)).await.unwrap_or(Err(NetError::Timeout));
         let addresses = found.map_err(|cause| failed(name, &cause))?;
         if addresses.is_empty() { Err(DnsLookupError::NotFound(name.into())) } else { Ok(addresses) }
@@ -135,9 +130,29 @@ impl Resolver {
     }
 }
 
+impl Resolver {
+    /// Reads the system's files. Returns the addresses of a name in the hosts file. Blocks on the disk.
+    fn read_files(&self, name: &str) -> Result<Vec<IpAddr>, NetError> {
+        let Some([resolv_conf, hosts]) = self.files.as_deref() else { return Ok(Vec::new()) };
+        let text = match std::fs::read(resolv_conf) {
+            // It passes: the file is still there.
+            Err(cause) if fd_limit::is_exceeded(&cause) => return Err(cause.into()),
+            read => read.unwrap_or_default(),
+        };
+        let mut dns = self.dns.lock();
+        if dns.text.as_ref() != Some(&text) {
+            *dns = Arc::new(DnsServers::of_resolv_conf(text)?);
+        }
+        drop(dns);
+        Ok(in_hosts(hosts, name))
+    }
+}
+
 /// DNS servers, and the names that are queried there for the name that is looked up.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct DnsServers {
+    /// The `resolv.conf` that they are from.
+    text: Option<Vec<u8>>,
     /// One client for each server, in the order of the file.
     servers: Vec<DnsClient>,
     /// Domains to append to a name, each with a final dot.
@@ -168,12 +183,12 @@ impl DnsServers {
             builder.build()
         };
         let servers = servers.into_iter().map(client).collect::<Result<_, _>>()?;
-        Ok(Self { servers, search: Vec::new(), dots: 0 })
+        Ok(Self { servers, ..Self::default() })
     }
 
     /// Reads the text of a `resolv.conf`. Invalid words are skipped. Without a server in it, there is one on this machine.
-    fn of_resolv_conf(text: &[u8]) -> Result<Self, NetError> {
-        let (mut file, invalid) = resolv_conf::Config::parse_with_errors(text);
+    fn of_resolv_conf(text: Vec<u8>) -> Result<Self, NetError> {
+        let (mut file, invalid) = resolv_conf::Config::parse_with_errors(&text);
         for cause in invalid {
             warn!(error = %cause, file = RESOLV_CONF, "part of the DNS configuration skipped");
         }
@@ -199,7 +214,7 @@ impl DnsServers {
             parsed.ok()
         });
         let dots = usize::try_from(file.ndots).unwrap_or(usize::MAX);
-        Ok(Self { search: search.collect(), dots, ..Self::new(servers, &options)? })
+        Ok(Self { text: Some(text), search: search.collect(), dots, ..Self::new(servers, &options)? })
     }
 
     /// Queries a name, and that name in each domain of the search list, until one of them has addresses.
@@ -280,8 +295,7 @@ async fn addresses_at(server: &DnsClient, name: &Name) -> Result<Vec<IpAddr>, Ne
 
 /// Returns the addresses of a name in a hosts file, IPv4 first. Empty if the name is not there. Blocks on the disk.
 ///
-/// It reads the file for each name, as the C library does: long lists of blocked names cost no memory, and a change of
-/// the file applies at once. Invalid lines are skipped.
+/// Invalid lines are skipped.
 fn in_hosts(hosts: &Path, name: &str) -> Vec<IpAddr> {
     let Ok(file) = File::open(hosts) else { return Vec::new() };
     let name = name.strip_suffix('.').unwrap_or(name);

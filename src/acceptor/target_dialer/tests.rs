@@ -7,7 +7,7 @@ use super::*;
 fn at(node: &str, own: &'static [&'static str], targets: Targets) -> TargetDialer {
     let own: Vec<IpAddr> = own.iter().map(|ip| ip.parse().unwrap()).collect();
     let own = LocalAddresses::new(move || InterfaceSnapshot { all: own.clone(), own: own.clone() });
-    let resolver = Resolver::system().unwrap();
+    let resolver = Resolver::system();
     TargetDialer {
         place: TargetDialerRole::Node(node.parse().unwrap()),
         own,

@@ -321,8 +321,7 @@ async fn resolve(at: &Target) -> Result<Vec<SocketAddr>, String> {
     if let Host::Ip(ip) = at.host {
         return Ok(vec![SocketAddr::new(ip, at.port)]);
     }
-    let resolver = Resolver::system().map_err(|cause| cause.to_string())?;
-    resolver.lookup_target(at).await.map_err(|cause| cause.to_string())
+    Resolver::system().lookup_target(at).await.map_err(|cause| cause.to_string())
 }
 
 /// Identifies the request in the server's log.

@@ -34,10 +34,7 @@ pub(super) async fn check_edge(
     let client = &settings.uplink;
     let admin = admin_address(&client.ports, &settings.admin).await;
     let linked = check_running_edge(&admin, client.token_file.as_deref(), ports, found).await;
-    let resolver = match Resolver::system() {
-        Ok(resolver) => resolver,
-        Err(why) => return found.add_error("dns", why.to_string(), "", "fix /etc/resolv.conf"),
-    };
+    let resolver = Resolver::system();
     let proxy = match client.proxy.parse() {
         Ok(proxy) => proxy,
         Err(why) => return found.add_error("proxy", why.to_string(), "", "correct HTTPS_PROXY, or unset it"),

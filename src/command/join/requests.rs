@@ -80,7 +80,7 @@ impl<'a> JoinClient<'a> {
             folder,
             ca_file,
             proxy: env.proxy.parse().map_err(|cause| CommandError::unusable(cause.to_string()))?,
-            resolver: Resolver::system().map_err(|cause| CommandError::unavailable(cause.to_string()))?,
+            resolver: Resolver::system(),
         })
     }
 

@@ -151,11 +151,11 @@ async fn addresses_of_one_family_do_not_wait_for_a_silent_other_one() {
 async fn the_search_list_goes_on_although_ipv6_is_never_answered() {
     let servers = Servers::default().add(0, Answer::Address, Answer::Silence).await;
     let text = "search lacks.test. more.lacks.test has.test\noptions ndots:2\n";
-    let dns = DnsServers::of_resolv_conf(text.as_bytes()).unwrap();
+    let dns = DnsServers::of_resolv_conf(text.into()).unwrap();
     let clients =
         DnsServers::new(servers.at.iter().map(name_server), &ResolverOpts::default()).unwrap().servers;
     let dns = DnsServers { servers: clients, ..dns };
-    let resolver = Resolver { dns: ReloadedValue::fixed(dns), hosts: None };
+    let resolver = Resolver { dns: Arc::new(Mutex::new(Arc::new(dns))), files: None };
     let (addresses, took) = found(&resolver, "a.node1").await;
     assert_eq!((addresses.as_str(), took <= 200), ("10.0.0.1", true), "{took} ms");
     let queries = servers.queries.load(Ordering::Relaxed);
@@ -200,12 +200,11 @@ async fn localhost_and_addresses_need_no_dns_server() {
 
 #[tokio::test(start_paused = true)]
 async fn a_name_in_the_hosts_file_is_final_for_both_address_families() {
-    let silent = Servers::default().add(0, Answer::Silence, Answer::Silence).await;
     let dir = tempfile::tempdir().unwrap();
     let hosts = dir.path().join("hosts");
-    let resolver = Resolver { hosts: Some(hosts.as_path().into()), ..silent.resolver() };
-    // Without the file, and once it appears.
-    assert_eq!(found(&resolver, "pod").await.0, "timeout");
+    let resolver =
+        Resolver { files: Some(Arc::new([dir.path().join("none"), hosts.clone()])), ..Resolver::system() };
+    assert!(in_hosts(&hosts, "pod").is_empty(), "there is no file yet");
     let text = "\u{feff}192.0.2.7 Pod.example.org\tpod # \u{e9} other\r\nnot an address\n 2001:db8::7 six\n\
                 ::1%lo bad\n2001:db8::8 both\n192.0.2.8 both";
     std::fs::write(&hosts, [text.as_bytes(), b"\n\xff\xfe latin\n192.0.2.9 last"].concat()).unwrap();
@@ -222,13 +221,12 @@ async fn a_name_in_the_hosts_file_is_final_for_both_address_families() {
     }
     assert_eq!(start.elapsed(), Duration::ZERO, "no server was queried");
     for name in ["other", "bad", "latin"] {
-        assert_eq!(found(&resolver, name).await.0, "timeout", "{name}");
+        assert!(in_hosts(&hosts, name).is_empty(), "{name}");
     }
 }
 
 #[test]
 fn the_system_resolver_works_with_any_resolv_conf() {
-    assert!(Resolver::system().is_ok());
     let many = "nameserver 192.0.2.53\nnameserver 2001:db8::53 # backup\nnameserver 192.0.2.54\nnameserver 192.0.2.55\n";
     let expected = HashMap::from([
         ("", (1, "", 1)),
@@ -242,7 +240,7 @@ fn the_system_resolver_works_with_any_resolv_conf() {
         (many, (3, "", 1)),
     ]);
     for (text, expected) in expected {
-        let dns = DnsServers::of_resolv_conf(text.as_bytes()).unwrap();
+        let dns = DnsServers::of_resolv_conf(text.into()).unwrap();
         let search = dns.search.iter().map(Name::to_ascii).collect::<Vec<_>>().join(" ");
         // Without a list, the domain of this machine is searched, if it has one.
         let search = if text.contains("search") { search } else { String::new() };
@@ -250,27 +248,29 @@ fn the_system_resolver_works_with_any_resolv_conf() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_resolv_conf_that_appears_changes_or_becomes_empty_is_read_again() {
+#[test]
+fn a_resolv_conf_that_appears_changes_or_becomes_empty_is_read_again() {
     let dir = tempfile::tempdir().unwrap();
-    let (path, target) = (dir.path().join("resolv.conf"), dir.path().join("stub"));
+    let path = dir.path().join("resolv.conf");
+    let target = dir.path().join("stub");
     // A dangling link, as before a network manager has started.
     std::os::unix::fs::symlink(&target, &path).unwrap();
-    let dns = ReloadedValue::optional_file(&path, |text| {
-        DnsServers::of_resolv_conf(text).map_err(|cause| cause.to_string())
-    });
-    let resolver = Resolver { dns: dns.unwrap(), hosts: None };
-    let (drain, mut changes) = (Drain::new(), resolver.dns.changes());
-    let files = FileWatcher::new(&drain);
-    resolver.watch(&files);
-    for (text, dots) in
+    let files = Some(Arc::new([path.clone(), dir.path().join("none")]));
+    let resolver = Resolver { files, ..Resolver::system() };
+    let after = |text: Option<&str>| {
+        text.map_or_else(|| std::fs::remove_file(&path), |text| std::fs::write(&target, text)).unwrap();
+        assert_eq!(resolver.read_files("node1").unwrap(), [] as [IpAddr; 0]);
+        let dns = resolver.dns.lock().clone();
+        (dns.dots, dns.servers.len())
+    };
+    assert!(resolver.read_files("node1").is_ok());
+    for (text, expected) in
         [("options ndots:2\n", 2), ("options ndots:3\n", 3), ("", 1), ("options ndots:4\n", 4)]
     {
-        std::fs::write(&target, text).unwrap();
-        changes.changed().await.unwrap();
-        assert_eq!(resolver.dns.load().dots, dots, "{text}");
+        assert_eq!(after(Some(text)), (expected, 1), "{text}");
     }
-    std::fs::remove_file(&path).unwrap();
-    changes.changed().await.unwrap();
-    assert_eq!((resolver.dns.load().dots, files.check()), (1, Ok(())));
+    let kept = resolver.dns.lock().clone();
+    resolver.read_files("node1").unwrap();
+    assert!(Arc::ptr_eq(&kept, &resolver.dns.lock()), "the cache stays while the file is the same");
+    assert_eq!(after(None), (1, 1));
 }
