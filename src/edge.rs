@@ -25,7 +25,7 @@ use crate::admin::status::collect::WallClock;
 use crate::admin::{self, AdminContext, AdminProcess};
 use crate::config::config_watch::ConfigFile;
 use crate::config::edge::MEMORY;
-use crate::config::plan::ConfigPlan;
+use crate::config::plan::{ConfigPlan, RIGHTS_CHANGED, log_changed};
 use crate::edge::config::EdgeConfig as Settings;
 use crate::edge::edge_files::{LoadedEdgeFiles, PreparedEdge, prepare};
 use crate::listener::access::AccessPolicies;
@@ -187,7 +187,7 @@ impl Edge {
             policies.watch(&files);
             change.apply();
             grants.rights_changed();
-            plan.log_judged();
+            log_changed(&plan.judges, RIGHTS_CHANGED);
             ready(startup.into_errors().into_result()).boxed()
         };
         let _ = config.follow((Settings::examine, Settings::plan), &self.files, &self.links, apply);

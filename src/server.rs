@@ -42,7 +42,7 @@ use crate::admin::status::collect::{ServerStatusSource, WallClock};
 use crate::admin::{self, AdminContext, AdminProcess};
 use crate::config::ConfigErrors;
 use crate::config::config_watch::ConfigFile;
-use crate::config::plan::ConfigPlan;
+use crate::config::plan::{ConfigPlan, RIGHTS_CHANGED, log_changed};
 use crate::config::server::{MEMORY, clients};
 use crate::invitations::SharedEnrolments;
 use crate::listener::access::{AccessPolicies, bind_admin};
@@ -275,8 +275,8 @@ impl Server {
                 let mut startup = StartupErrorCollector::default();
                 let change = context.rights(&settings, &mut listeners.policies, &mut startup);
                 listeners.watch_users();
-                plan.end(context.grants.ended_by(&change));
-                Ok(plan.json())
+                plan.ends = context.grants.ended_by(&change);
+                Ok(serde_json::json!(plan).to_string())
             }
         });
     }
@@ -474,7 +474,7 @@ impl ServerContext {
         // Rights first: what is taken away does not wait for a port.
         self.rights(settings, &mut listeners.policies, &mut startup).apply();
         self.grants.rights_changed();
-        plan.log_judged();
+        log_changed(&plan.judges, RIGHTS_CHANGED);
         let mut errors = startup.into_errors();
         errors.0.extend(listeners.apply(&settings.listeners).await.0);
         // A listener that has opened again may ask for another certificate.

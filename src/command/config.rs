@@ -148,7 +148,7 @@ pub fn show(args: &ConfigFileArgs, output: ShowFormat, env: &Environment) -> Res
     })
 }
 
-/// Returns what the config in `new`, which has no errors, does if it replaces the present one: a line for each change.
+/// Returns what the config in `new`, which has no errors, does if it replaces the present one.
 /// A server that runs on this machine is asked, and counts the sessions that end. Otherwise the config is compared with
 /// the file `old`, by default the one in /etc/tunnel. Values are never shown.
 ///
@@ -172,11 +172,10 @@ pub async fn diff(
             (compare(&old, new, &env)?, with)
         }
     };
-    let ConfigPlan(changes) = plan;
     Ok(match output {
-        Format::Json => lines(changes.iter().map(|change| serde_json::json!(change).to_string())),
-        Format::Text if changes.is_empty() => format!("no change compared with {with}\n"),
-        Format::Text => format!("compared with {with}:\n{}", lines(changes.iter().map(ToString::to_string))),
+        Format::Json => json(&plan),
+        Format::Text if plan == ConfigPlan::default() => format!("no change compared with {with}\n"),
+        Format::Text => format!("compared with {with}:\n{plan}"),
     })
 }
 
@@ -202,21 +201,18 @@ async fn ask_running(
     }
 }
 
-/// Returns what a program with the config of the file `old` does with that of `new`.
+/// Returns what a program with the config of the file `old` does with that of `new`. Of files with both roles, that is a
+/// server.
 fn compare(
     old: &RoleConfigFile,
     new: &RoleConfigFile,
     env: &Environment,
 ) -> Result<ConfigPlan, CommandError> {
-    let mut plan = ConfigPlan::default();
-    for role in old.roles.intersection(&new.roles) {
-        let one = match role {
-            Role::Server => planned((ServerConfig::examine, ServerConfig::plan), old, new, env)?,
-            Role::Edge => planned((EdgeConfig::examine, EdgeConfig::plan), old, new, env)?,
-        };
-        plan.0.extend(one.0);
+    if old.roles.contains(&Role::Server) && new.roles.contains(&Role::Server) {
+        planned((ServerConfig::examine, ServerConfig::plan), old, new, env)
+    } else {
+        planned((EdgeConfig::examine, EdgeConfig::plan), old, new, env)
     }
-    Ok(plan)
 }
 
 fn planned<T>(
@@ -225,15 +221,16 @@ fn planned<T>(
     new: &RoleConfigFile,
     env: &Environment,
 ) -> Result<ConfigPlan, CommandError> {
-    let (before, _) = examine(&old.text, env)
-        .whole()
-        .map_err(|errors| CommandError::unusable(format!("{} has errors:\n{errors}", old.path.display())))?;
-    let ParsedConfig { settings, spelling, .. } = examine(&new.text, env);
-    Ok(plan(&before, &settings).spelled(&spelling))
-}
-
-fn lines(all: impl Iterator<Item = String>) -> String {
-    all.map(|line| line + "\n").collect()
+    let [before, after] = [old, new].map(|file| {
+        let ParsedConfig { settings, errors, spelling, .. } = examine(&file.text, env);
+        if errors.is_empty() {
+            return Ok((settings, spelling));
+        }
+        let errors = ConfigErrors(errors);
+        Err(CommandError::unusable(format!("{} has errors:\n{errors}", file.path.display())))
+    });
+    let (after, spelling) = after?;
+    Ok(plan(&before?.0, &after).spelled(&spelling))
 }
 
 /// Inserts a table at a path, and creates the tables above it.
@@ -354,7 +351,7 @@ mod tests {
         let env = Environment { kubernetes_service_host: Some("10.0.0.1".into()), ..Environment::default() };
         let compare = |old: &str, new: &str| {
             let plan = compare(&file("old.toml", old), &file("new.toml", new), &env);
-            plan.map(|plan| plan.0.iter().map(ToString::to_string).collect::<Vec<_>>())
+            plan.map(|plan| plan.to_string().lines().map(str::to_owned).collect::<Vec<_>>())
         };
         let old = "[server.connect]\nlisten = \"127.0.0.1:1\"\nallow_from = [\"10.0.0.0/8\"]\n\
             [server.http_proxy]\nlisten = \"127.0.0.1:2\"\n[server.session]\nmax_sessions = 7\n\
@@ -410,7 +407,7 @@ mod tests {
         ] {
             let plan = EdgeConfig::read(old, &Environment::default()).unwrap().0;
             let plan = plan.plan(&EdgeConfig::read(new, &Environment::default()).unwrap().0);
-            assert_eq!(plan.0.iter().map(ToString::to_string).collect::<Vec<_>>(), expected);
+            assert_eq!(plan.to_string().lines().collect::<Vec<_>>(), expected);
         }
     }
 

@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use futures_util::future::BoxFuture;
 use tracing::{error, info_span, warn};
 
-use crate::config::plan::{ChangeKind, ConfigPlan, shown};
+use crate::config::plan::{ConfigPlan, shown};
 use crate::config::{
     ConfigError, ConfigErrors, Environment, KeySpellings, ParsedConfig, Warning, WarningKind,
 };
@@ -103,7 +103,7 @@ async fn follow<T: Send + Sync + 'static>(
         let LoadedConfig { settings, warnings, spelling } = &*config.load();
         let planned = plan(&running.load(), settings).spelled(spelling);
         if failed || planned != ConfigPlan::default() {
-            let waits = !planned.keys(ChangeKind::Restart).is_empty();
+            let waits = !planned.restart.is_empty();
             let applied = apply(settings.clone(), planned).await;
             running.store(settings.clone());
             failed = applied.is_err();
@@ -111,8 +111,7 @@ async fn follow<T: Send + Sync + 'static>(
             tell_failures(applied, spelling);
             if waits {
                 // All of them: an earlier change may still wait.
-                let since_start = plan(&started, settings).spelled(spelling);
-                let waiting = since_start.keys(ChangeKind::Restart);
+                let waiting = plan(&started, settings).spelled(spelling).restart;
                 if !waiting.is_empty() {
                     warn!(keys = shown(&waiting), "config changed; restart to apply");
                 }

@@ -9,7 +9,7 @@ use crate::config::admin_listener::AdminConfig;
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::edge::{self, AllowConfig, EdgeSessionConfig, TargetTlsConfig, UplinkConfig};
 use crate::config::kubernetes::{self, EdgeCsrConfig};
-use crate::config::plan::{ChangeKind, ConfigPlan};
+use crate::config::plan::{ConfigPlan, add};
 use crate::config::table::ConfigTableReader;
 use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
 use crate::listener::http_proxy::{self, EdgeProxyConfig};
@@ -59,8 +59,8 @@ impl EdgeConfig {
         let mut plan = ConfigPlan::default();
         plan.judge(&self.access(), &new.access());
         let is_closed = http_proxy.is_some() && new.http_proxy.is_none();
-        plan.add(is_closed, ChangeKind::Judges, http_proxy::EDGE_KEY);
-        plan.add(*allow != new.allow, ChangeKind::Judges, "edge.allow");
+        add(&mut plan.judges, is_closed, http_proxy::EDGE_KEY);
+        add(&mut plan.judges, *allow != new.allow, "edge.allow");
         let proxy = |proxy: &Option<EdgeProxyConfig>| {
             let proxy = proxy.as_ref()?;
             Some((proxy.listen, proxy.nodes.clone(), proxy.access.proxy_protocol.clone()))
@@ -73,7 +73,7 @@ impl EdgeConfig {
             (proxy(http_proxy) != proxy(&new.http_proxy), http_proxy::EDGE_KEY),
             (*csr != new.csr, "edge.csr"),
         ] {
-            plan.add(differs, ChangeKind::Restart, key);
+            add(&mut plan.restart, differs, key);
         }
         plan
     }

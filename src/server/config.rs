@@ -12,7 +12,7 @@ use crate::config::kubernetes::node_names::{self, NodeNameSettings};
 use crate::config::kubernetes::ports::{self, NodePortsConfig};
 use crate::config::kubernetes::{self, ServerCsrConfig};
 use crate::config::listen_tls::ListenerTlsConfig;
-use crate::config::plan::{ChangeKind, ConfigPlan};
+use crate::config::plan::{ConfigPlan, add};
 use crate::config::server::addresses::{self, AddressSettings};
 use crate::config::server::clients::{self, ClientLinksConfig};
 use crate::config::server::invitations::{self, InvitationConfig, InvitationStoreKind};
@@ -192,21 +192,21 @@ impl ServerConfig {
         let mut plan = ConfigPlan::default();
         plan.judge(&self.access(), &new.access());
         let users_differ = clients.is_some() != new.clients.is_some() || self.admins() != new.admins();
-        plan.add(users_differ, ChangeKind::Judges, clients::TABLE);
-        plan.add(*edge_access != new.edge_access, ChangeKind::Judges, "server.edge_access");
-        plan.add(*direct != new.direct, ChangeKind::Judges, "server.direct");
-        for old in listeners {
-            let is_gone = !new.listeners.iter().any(|one| one.key() == old.key());
-            let change = if old.kind.is_live() { ChangeKind::Closes } else { ChangeKind::Restart };
-            plan.add(is_gone, change, old.key());
+        add(&mut plan.judges, users_differ, clients::TABLE);
+        add(&mut plan.judges, *edge_access != new.edge_access, "server.edge_access");
+        add(&mut plan.judges, *direct != new.direct, "server.direct");
+        let has = |all: &[ConfiguredListener], key: &str| all.iter().any(|one| one.key() == key);
+        for old in listeners.iter().filter(|old| !has(&new.listeners, old.key())) {
+            let keys = if old.kind.is_live() { &mut plan.closes } else { &mut plan.restart };
+            keys.insert(old.key().to_owned());
         }
-        for one in &new.listeners {
-            let change = match listeners.iter().any(|old| old.key() == one.key()) {
-                _ if !one.kind.is_live() => ChangeKind::Restart,
-                true => ChangeKind::Reopens,
-                false => ChangeKind::Opens,
+        for one in new.listeners.iter().filter(|one| !listeners.contains(one)) {
+            let keys = match has(listeners, one.key()) {
+                _ if !one.kind.is_live() => &mut plan.restart,
+                true => &mut plan.reopens,
+                false => &mut plan.opens,
             };
-            plan.add(!listeners.contains(one), change, one.key());
+            keys.insert(one.key().to_owned());
         }
         let client_ca = |clients: &Option<ClientLinksConfig>| clients.as_ref()?.client_ca.clone();
         for (differs, key) in [
@@ -223,7 +223,7 @@ impl ServerConfig {
             (*csr != new.csr, "server.csr"),
             (*addresses != new.addresses, "server.addresses"),
         ] {
-            plan.add(differs, ChangeKind::Restart, key);
+            add(&mut plan.restart, differs, key);
         }
         plan
     }

@@ -117,11 +117,11 @@ impl OpenListeners {
             accepting.wait().await;
             info!(listener = table.kind.name, key = table.key(), "listener closed");
         }
-        let mut changed: BTreeSet<&str> = closing.iter().map(|one| one.table.key()).collect();
+        let mut changed: BTreeSet<_> = closing.iter().map(|one| one.table.key().to_owned()).collect();
         let mut failed = Vec::new();
         for table in &opening {
             match self.open(table) {
-                Ok(()) => _ = changed.insert(table.key()),
+                Ok(()) => _ = changed.insert(table.key().to_owned()),
                 Err(more) => {
                     errors.0.extend(more.0);
                     failed.push(table.key());

@@ -149,12 +149,12 @@ impl Grants {
         ended.inspect(|one| one.owner.wake()).count()
     }
 
-    /// Returns how many sessions of each user, or of none, would end with a change of rights. Links have no node, and
-    /// are no sessions.
-    pub fn ended_by(&self, change: &RightsChange) -> BTreeMap<Option<Box<str>>, usize> {
+    /// Returns how many sessions of each user would end with a change of rights. Those without a user have an empty one.
+    /// Links have no node, and are no sessions.
+    pub fn ended_by(&self, change: &RightsChange) -> BTreeMap<String, usize> {
         let mut ended = BTreeMap::new();
         for one in self.all().filter(|one| one.subject.node.is_some() && (one.judge)(change).is_err()) {
-            *ended.entry(one.subject.user.clone()).or_default() += 1;
+            *ended.entry(one.subject.user.as_deref().unwrap_or_default().to_owned()).or_default() += 1;
         }
         ended
     }

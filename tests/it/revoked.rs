@@ -517,7 +517,7 @@ async fn a_running_server_says_which_sessions_a_new_config_would_end_and_ends_no
     let asked = diff(&file.read().unwrap(), None, None, &Environment::default(), Format::Text).await.unwrap();
     let expected = format!(
         "compared with the running server at {}:\nreload: judges sessions of server.connect again\n\
-         restart: changes server.session\nreload: ends 2 sessions of alice\n",
+         reload: ends 2 sessions of alice\nrestart: changes server.session\n",
         socket.display()
     );
     assert_eq!(asked, expected);

@@ -68,7 +68,7 @@ impl Printed {
             "bool" => "`true` or `false`".to_owned(),
             "usize" | "u32" | "u64" | "i64" | "f64" => "number".to_owned(),
             "Option" => part(found),
-            "Vec" => format!("list of {}", part(found)),
+            "Vec" | "BTreeSet" => format!("list of {}", part(found)),
             "BTreeMap" => format!("object: a {} for each key", part(found)),
             name => match self.enums.get(name) {
                 Some(item) => {
@@ -139,13 +139,10 @@ fn the_json_reference_matches_what_commands_print() {
         };
         let _ = writeln!(text, "| `tunnel {command}` | {output} |");
     }
-    structs.push("ConfigChange".to_owned());
+    structs.push("ConfigPlan".to_owned());
     for (command, output) in [
         ("nodes --down", format!("the list `down` of {}", link("NodesResponse"))),
-        (
-            "config check --diff",
-            format!("also a {} for each difference, one on each line of stdout", link("ConfigChange")),
-        ),
+        ("config check --diff", format!("also a {} on stdout", link("ConfigPlan"))),
     ] {
         let _ = writeln!(text, "| `tunnel {command}` | {output} |");
     }
