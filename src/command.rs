@@ -239,8 +239,7 @@ pub enum Command {
     SshConfig(SshConfigArgs),
     /// Keep the links of a user, and give them to programs on this machine as an HTTP proxy and SOCKS5, until a signal.
     ///
-    /// Only nodes are reached through it. While it runs, `tunnel ssh` and `tunnel connect` use its links. It uses
-    /// ~/.config/tunnel/client.toml, which `tunnel join --user` writes.
+    /// Only nodes are reached through it. It uses ~/.config/tunnel/client.toml, which `tunnel join --user` writes.
     #[command(after_help = examples([
         "tunnel proxy    # then, for example: curl -x 127.0.0.1:3128 http://node1:9100/metrics",
         "tunnel proxy --http 8080 --socks5 8081",

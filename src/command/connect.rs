@@ -19,7 +19,6 @@ use crate::command::client::{ClientArgs, ClientSettings};
 use crate::command::connect::opener::SessionOpener;
 use crate::command::connect::session::{PrintLine, interrupted};
 use crate::command::connect::stdio::carry;
-use crate::config::Environment;
 use crate::session_io::copy::close::close;
 use crate::session_io::copy::{CopyEnd, EndKind, Side};
 use tunnel_base::drain::Drain;
@@ -59,12 +58,11 @@ pub async fn connect(
     print_line: impl Fn(&str) + Clone + Send + Sync + 'static,
 ) -> Result<String, CommandError> {
     let target = target(args)?;
-    let runtime = Environment::read(&variable).runtime_dir;
     let notices = print_line.clone();
     let settings = ClientSettings::find(&args.client, variable)?;
     let print_notice: PrintLine = Arc::new(move |line| notices(&format!("tunnel: {line}")));
     let reaching = async {
-        let opener = SessionOpener::reach(settings, runtime.as_deref(), print_notice).await?;
+        let opener = SessionOpener::reach(settings, print_notice).await?;
         if args.listen.is_some() {
             opener.check().await?;
         }

@@ -1,4 +1,4 @@
-//! `tunnel proxy`: keeps the links of a user, and gives them to her programs as an HTTP proxy, SOCKS5 and a socket.
+//! `tunnel proxy`: keeps the links of a user, and gives them to her programs as an HTTP proxy and SOCKS5.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,7 @@ use crate::command::{CommandError, Format, client};
 use crate::config::Environment;
 use crate::startup::systemd;
 use crate::uplink::client::ClientUplinks;
-use crate::uplink::proxy::{UserProxy, bind_shared};
+use crate::uplink::proxy::UserProxy;
 use tunnel_net::listen::TcpListenSocket;
 
 /// Arguments of `tunnel proxy`.
@@ -35,8 +35,8 @@ pub struct ProxyArgs {
 ///
 /// # Errors
 ///
-/// Returns an error if `client.toml` names no servers, a port or the socket is taken, or a server denies the link. A
-/// server that is not reached is dialled again.
+/// Returns an error if `client.toml` names no servers, a port is taken, or a server denies the link. A server that is
+/// not reached is dialled again.
 pub async fn run(
     args: &ProxyArgs,
     env: &Environment,
@@ -45,16 +45,13 @@ pub async fn run(
     let config = client::links(env)?.ok_or_else(|| {
         CommandError::unusable("client.toml names no servers; join them with tunnel join --user")
     })?;
-    let shared = bind_shared(&config, env.runtime_dir.as_deref());
-    let shared =
-        shared.map_err(|why| CommandError::unavailable(format!("no socket for this proxy: {why}")))?;
     let http = bind("--http", args.http)?;
     let socks5 = bind("--socks5", args.socks5)?;
     let links = tokio::select! {
         links = ClientUplinks::start(config) => links.map_err(|why| no_link(&why))?,
         _ = signals.next() => return Ok(String::new()),
     };
-    let proxy = UserProxy::start(links, http, socks5, shared);
+    let proxy = UserProxy::start(links, http, socks5);
     systemd::notify_ready();
     signals.next().await;
     info!("stopping");

@@ -1,4 +1,4 @@
-//! Default locations of the sockets of a machine's programs: admin sockets, and those of users' proxies.
+//! Default locations of the admin sockets of a machine's programs.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -48,34 +48,6 @@ impl SocketDirs {
             }
         }
         Err(reasons.join("; "))
-    }
-
-    /// Listens at `file` in the first usable directory of this user only. It is never that of another process.
-    ///
-    /// # Errors
-    ///
-    /// Returns the reason for each directory, or that another process listens there.
-    pub fn bind_own(&self, file: &str) -> Result<UnixAccept, String> {
-        let mut reasons = Vec::new();
-        for dir in &self.own {
-            let made = self.make_own(dir).map_err(|cause| format!("{}: {cause}", dir.display()));
-            match made.map(|()| UnixAccept::bind(&dir.join(file))) {
-                Ok(Ok(listener)) => return Ok(listener),
-                Ok(Err(UnixBindError::Taken(path))) => {
-                    let at = path.display();
-                    return Err(format!("another proxy listens on {at}; use that one, or stop it"));
-                }
-                Ok(Err(cause)) => reasons.push(cause.to_string()),
-                Err(reason) => reasons.push(reason),
-            }
-        }
-        Err(reasons.join("; "))
-    }
-
-    /// Returns where a process of this user may listen with [`Self::bind_own`].
-    pub fn own_sockets(&self, file: &str) -> Vec<PathBuf> {
-        let own = self.own.iter().filter(|dir| check_private(dir, self.user).is_ok());
-        own.map(|dir| dir.join(file)).filter(|path| path.exists()).collect()
     }
 
     /// Returns the sockets of programs with these names that this user can trust. Some programs may have ended.

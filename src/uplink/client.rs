@@ -28,7 +28,7 @@ use tunnel_link::grpc::LinkContext;
 use tunnel_link::table::handles::Session;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::pool::BufferPool;
-use tunnel_net::reload::{FileWatcher, ReloadedValue, fingerprint};
+use tunnel_net::reload::{FileWatcher, ReloadedValue};
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust};
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
@@ -50,21 +50,6 @@ pub struct ClientLinkConfig {
     pub ca: Option<PathBuf>,
     /// The proxy to dial through.
     pub proxy: ProxyVariables,
-}
-
-impl ClientLinkConfig {
-    /// Returns a number that differs for other servers, another name or CA of theirs, another user or another device.
-    /// It contains no secret.
-    pub(crate) fn fingerprint(&self) -> u64 {
-        let proof = match &self.proof {
-            UserCredentials::Token(user, _) => user.to_string(),
-            UserCredentials::Certificate(identity) => identity.cert.display().to_string(),
-        };
-        let servers: Vec<_> = self.servers.iter().map(ToString::to_string).collect();
-        let authority = format!("{:?} {:?}", self.tls_server_name, self.ca);
-        let texts = [servers.join(","), self.device.to_string(), proof, authority];
-        fingerprint(&texts.map(String::into_bytes))
-    }
 }
 
 /// How a user is proved.

@@ -98,25 +98,15 @@ pub(crate) fn home_of_alice(
     place: &TestDir,
     server: SocketAddr,
 ) -> impl Fn(&str) -> Option<String> + Clone + Send + 'static {
-    let private = |dir: &str| {
-        let dir = place.path().join(dir);
-        std::fs::create_dir_all(&dir).unwrap();
-        std::fs::set_permissions(&dir, Permissions::from_mode(0o700)).unwrap();
-        dir.display().to_string()
-    };
-    private("tunnel");
+    std::fs::create_dir_all(place.path().join("tunnel")).unwrap();
     let (ca, token) = (&place.files.ca, users::USER_TOKEN);
     let client = format!(
         "servers = [\"{server}\"]\nca = {ca:?}\nuser = \"alice\"\ndevice = \"laptop\"\ntoken = \"{token}\"\n"
     );
     let file = place.file("tunnel/client.toml", &client);
     std::fs::set_permissions(file, Permissions::from_mode(0o600)).unwrap();
-    let (home, runtime) = (place.path().display().to_string(), private("run"));
-    move |name: &str| match name {
-        "XDG_CONFIG_HOME" => Some(home.clone()),
-        "XDG_RUNTIME_DIR" => Some(runtime.clone()),
-        _ => None,
-    }
+    let home = place.path().display().to_string();
+    move |name: &str| (name == "XDG_CONFIG_HOME").then(|| home.clone())
 }
 
 #[tokio::test]
@@ -155,6 +145,26 @@ async fn tunnel_connect_links_to_the_servers_of_the_client_file_and_half_closes_
     let mut local = Local::start_with(&[&at("other1", echo)], variable).await;
     let message = local.refusal().await;
     assert!(message.starts_with("tunnel: no rule lets alice reach port"), "{message}");
+}
+
+#[tokio::test]
+async fn tunnel_connect_reports_that_the_path_of_its_link_is_lost_and_works_again() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = users::server(&place, "").await;
+    let _edge = edge(&place, &server, "node1").await;
+    let line = Line::to(server.server.bound.grpc).await;
+    let target = at("node1", echo);
+    let mut local = Local::start_with(&[&target], home_of_alice(&place, line.at)).await;
+    let mut client = local.client().await;
+    assert_echo(&mut client, "hello").await;
+    line.freeze(true);
+    let message = assert_eventually("the loss", local.messages.recv()).await.unwrap();
+    let expected = format!("tunnel: no connection to {target} for 2s; the session waits for up to 60s");
+    assert_eq!(message, expected);
+    line.freeze(false);
+    let message = assert_eventually("the return", local.messages.recv()).await.unwrap();
+    assert!(message.starts_with(&format!("tunnel: connected to {target} again, after ")), "{message}");
+    assert_echo(&mut client, "nothing lost").await;
 }
 
 #[tokio::test]

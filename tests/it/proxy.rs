@@ -1,17 +1,16 @@
-//! A user's proxy on her machine: its ports, and the socket by which other programs share its link.
+//! A user's proxy on her machine.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
 use tunnel::command::client;
 use tunnel::config::Environment;
 use tunnel::edge::Edge;
 use tunnel::uplink::client::{ClientLinkConfig, ClientUplinks};
-use tunnel::uplink::proxy::{UserProxy, bind_shared, connect_shared, shared_sockets};
+use tunnel::uplink::proxy::UserProxy;
 use tunnel_net::listen::TcpListenSocket;
 
 use crate::connecting::{Local, home_of_alice};
@@ -19,12 +18,12 @@ use crate::edge_proxy::assert_serves_a_hundred_at_once;
 use crate::enrol::{invited_user, join_as_user};
 use crate::http_proxy::{body, site};
 use crate::socks5::{by_name, request_session};
-use crate::support::clients::{ESTABLISHED, assert_echo, assert_reset, open, rest, send_request};
+use crate::support::clients::{assert_echo, assert_reset, open, rest, send_request};
 use crate::support::line::Line;
 use crate::support::live::reloaded;
 use crate::support::programs::{TestDir, TestServer, at, edge};
 use crate::support::users::{server, tables};
-use crate::support::{Stopwatch, assert_eventually, targets, wait_until};
+use crate::support::{Stopwatch, targets, wait_until};
 
 /// A proxy with its own runtime, so that it can be killed.
 pub(crate) struct LocalProxy {
@@ -37,24 +36,17 @@ pub(crate) struct LocalProxy {
 impl LocalProxy {
     async fn start(variable: impl Fn(&str) -> Option<String>) -> Self {
         let config = client::links(&Environment::read(&variable)).unwrap().unwrap();
-        let dir = PathBuf::from(variable("XDG_RUNTIME_DIR").unwrap());
-        tokio::task::spawn_blocking(move || Self::new(config, &dir)).await.unwrap()
+        tokio::task::spawn_blocking(move || Self::new(config)).await.unwrap()
     }
 
-    fn new(config: ClientLinkConfig, dir: &Path) -> Self {
+    fn new(config: ClientLinkConfig) -> Self {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (http, socks5, proxy) = runtime.block_on(async {
             let any = || TcpListenSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-            let (http, socks5, shared) = (any(), any(), bind_shared(&config, Some(dir)).unwrap());
-            assert!(
-                bind_shared(&config, Some(dir))
-                    .unwrap_err()
-                    .to_string()
-                    .contains("; use that one, or stop it")
-            );
+            let [http, socks5] = [any(), any()];
             let (http_at, socks5_at) = (http.at(), socks5.at());
             let links = ClientUplinks::start(config).await.unwrap();
-            (http_at, socks5_at, UserProxy::start(links, http, socks5, shared))
+            (http_at, socks5_at, UserProxy::start(links, http, socks5))
         });
         Self { http, socks5, proxy: Some(proxy), runtime: Some(runtime) }
     }
@@ -164,100 +156,6 @@ async fn a_target_of_the_servers_direct_list_is_refused_over_a_users_link() {
 }
 
 #[tokio::test]
-async fn a_client_of_the_socket_that_is_killed_does_not_end_its_session_like_a_complete_one() {
-    let (place, echo) = (TestDir::new(), targets::echo().await);
-    let server = server(&place, "").await;
-    let edge = edge(&place, &server, "node1").await;
-    let variable = home_of_alice(&place, server.server.bound.grpc);
-    let config = client::links(&Environment::read(&variable)).unwrap().unwrap();
-    let _proxy = LocalProxy::start(&variable).await;
-    let [socket] = shared_sockets(&config, Some(&place.path().join("run")))
-        .try_into()
-        .unwrap_or_else(|all| panic!("{all:?}"));
-    let mut client = connect_shared(&socket, |_| {}).await.unwrap();
-    client.write_all(format!("CONNECT {} HTTP/1.1\r\n\r\npart", at("node1", echo)).as_bytes()).await.unwrap();
-    client.flush().await.unwrap();
-    let mut answer = vec![0; ESTABLISHED.len() + 4];
-    assert_eventually("an echo", client.read_exact(&mut answer)).await.unwrap();
-    assert_eq!(String::from_utf8_lossy(&answer), format!("{ESTABLISHED}part"));
-    drop(client);
-    wait_until("the target is reset", || edge.metrics.sessions.closed("acceptor", "client_io_error") == 1)
-        .await;
-}
-
-/// Waits until the proxy that has ended has left no socket.
-async fn wait_until_socket_is_closed(place: &TestDir) {
-    let is_socket = |name: &std::ffi::OsStr| name.to_string_lossy().ends_with(".sock");
-    let sockets = || std::fs::read_dir(place.path().join("run/tunnel")).into_iter().flatten();
-    wait_until("its socket is closed", || !sockets().any(|file| is_socket(&file.unwrap().file_name()))).await;
-}
-
-#[tokio::test]
-async fn tunnel_connect_shares_the_link_of_a_proxy_and_falls_back_to_its_own() {
-    let (place, echo) = (TestDir::new(), targets::echo().await);
-    let server = server(&place, "").await;
-    let _edges = [edge(&place, &server, "node1").await, edge(&place, &server, "other1").await];
-    let line = Line::to(server.server.bound.grpc).await;
-    let variable = home_of_alice(&place, line.at);
-    let proxy = LocalProxy::start(variable.clone()).await;
-    let local = Local::start_with(&[&at("node1", echo)], variable.clone()).await;
-    local.assert_half_close().await;
-    let mut local = Local::start_with(&[&at("other1", echo)], variable.clone()).await;
-    let message = local.refusal().await;
-    assert!(message.contains("403 no rule lets alice reach port"), "{message}");
-    assert_eq!(line.connections(), 1, "that of the proxy");
-    drop(proxy);
-    wait_until_socket_is_closed(&place).await;
-    let local = Local::start_with(&[&at("node1", echo)], variable).await;
-    assert_echo(&mut local.client().await, "hello").await;
-    assert_eq!(line.connections(), 2);
-    local.wait_for_end().await;
-}
-
-/// Returns a `tunnel connect` through a proxy, and a client of it with an open session.
-async fn through(
-    proxy: &LocalProxy,
-    target: &str,
-    variable: impl Fn(&str) -> Option<String> + Send + 'static,
-) -> (Local, TcpStream) {
-    let local = Local::start_with(&[target], variable).await;
-    let mut client = local.client().await;
-    assert_echo(&mut client, "hello").await;
-    assert_eq!(proxy.links(), 1);
-    (local, client)
-}
-
-#[tokio::test]
-async fn a_proxy_that_ends_interrupts_its_sessions_with_a_message() {
-    let (place, echo) = (TestDir::new(), targets::echo().await);
-    let server = server(&place, "").await;
-    let _edge = edge(&place, &server, "node1").await;
-    let variable = home_of_alice(&place, server.server.bound.grpc);
-    let target = at("node1", echo);
-    for is_killed in [true, false] {
-        wait_until_socket_is_closed(&place).await;
-        let proxy = LocalProxy::start(variable.clone()).await;
-        let (mut local, mut client) = through(&proxy, &target, variable.clone()).await;
-        if is_killed {
-            drop(proxy);
-        } else {
-            proxy.stop().await;
-        }
-        assert_reset(&mut client).await;
-        let message = assert_eventually("the reason", local.messages.recv()).await.unwrap();
-        let expected = if is_killed {
-            "has ended"
-        } else {
-            "the user's program has ended; see the servers' access logs"
-        };
-        assert!(
-            message.starts_with("tunnel: session interrupted: ") && message.contains(expected),
-            "{message}"
-        );
-    }
-}
-
-#[tokio::test]
 async fn a_revoked_token_is_reported_at_once_and_that_of_a_new_invitation_is_read() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = server(&place, "").await;
@@ -281,21 +179,54 @@ async fn a_revoked_token_is_reported_at_once_and_that_of_a_new_invitation_is_rea
 }
 
 #[tokio::test]
-async fn a_client_of_the_proxy_is_told_that_its_path_is_lost_and_works_again() {
+async fn a_proxy_that_ends_resets_its_clients() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = server(&place, "").await;
+    let _edge = edge(&place, &server, "node1").await;
+    let variable = home_of_alice(&place, server.server.bound.grpc);
+    for is_killed in [true, false] {
+        let proxy = LocalProxy::start(&variable).await;
+        let mut client = open(proxy.http, &at("node1", echo)).await;
+        assert_echo(&mut client, "hello").await;
+        if is_killed {
+            drop(proxy);
+        } else {
+            proxy.stop().await;
+        }
+        assert_reset(&mut client).await;
+    }
+}
+
+#[tokio::test]
+async fn tunnel_connect_has_a_link_of_its_own_next_to_a_proxy() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = server(&place, "").await;
     let _edge = edge(&place, &server, "node1").await;
     let line = Line::to(server.server.bound.grpc).await;
     let variable = home_of_alice(&place, line.at);
-    let proxy = LocalProxy::start(variable.clone()).await;
-    let target = at("node1", echo);
-    let (mut shared, mut client) = through(&proxy, &target, variable.clone()).await;
-    line.freeze(true);
-    let message = assert_eventually("the loss", shared.messages.recv()).await.unwrap();
-    let expected = format!("tunnel: no connection to {target} for 2s; the session waits for up to 60s");
-    assert_eq!(message, expected);
-    line.freeze(false);
-    let message = assert_eventually("the return", shared.messages.recv()).await.unwrap();
-    assert!(message.starts_with(&format!("tunnel: connected to {target} again, after ")), "{message}");
-    assert_echo(&mut client, "nothing lost").await;
+    let proxy = LocalProxy::start(&variable).await;
+    let local = Local::start_with(&[&at("node1", echo)], variable).await;
+    let mut client = local.client().await;
+    assert_echo(&mut client, "hello").await;
+    assert_eq!((proxy.links(), line.connections()), (1, 2));
+    drop(proxy);
+    assert_echo(&mut client, "the proxy was not involved").await;
+    drop(client);
+    local.wait_for_end().await;
+}
+
+#[tokio::test]
+async fn tunnel_connect_uses_the_link_of_a_proxy_if_its_port_is_the_server() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = server(&place, "").await;
+    let _edge = edge(&place, &server, "node1").await;
+    let variable = home_of_alice(&place, server.server.bound.grpc);
+    let proxy = LocalProxy::start(&variable).await;
+    let through = format!("--server={}", proxy.http);
+    let local = Local::start_with(&[&through, &at("node1", echo)], variable.clone()).await;
+    local.assert_half_close().await;
+    let mut local = Local::start_with(&[&through, "other1:22"], variable).await;
+    let message = local.refusal().await;
+    assert!(message.contains("403 no rule lets alice reach port"), "{message}");
+    assert_eq!(proxy.links(), 1);
 }

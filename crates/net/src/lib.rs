@@ -20,7 +20,6 @@ pub mod path_mtu;
 pub mod pki;
 pub mod pool;
 pub mod proxy_protocol;
-pub mod records;
 pub mod reload;
 pub mod resolver;
 pub mod sock_diag;

@@ -1,6 +1,4 @@
-//! Opening sessions as the settings say: at a CONNECT port, over the link of the user's proxy, or over an own one.
-
-use std::path::Path;
+//! Opening sessions as the settings say: at a CONNECT port, or over a link of this process.
 
 use crate::command::CommandError;
 use crate::command::client::ClientSettings;
@@ -8,7 +6,6 @@ use crate::command::connect::port::ConnectPortClient;
 use crate::command::connect::session::{ConnectSession, ConnectStream, PrintLine};
 use crate::listener::denial::Denial;
 use crate::uplink::client::{ClientLinkError, ClientUplinks};
-use crate::uplink::proxy::{connect_shared, shared_sockets};
 use tunnel_base::names::Target;
 
 /// Opens sessions: at a CONNECT port, or over links of this process.
@@ -18,19 +15,9 @@ pub(crate) enum SessionOpener {
 }
 
 impl SessionOpener {
-    /// Returns the CONNECT port that the settings name. Links to their servers instead if they name none, unless the
-    /// user's proxy does already. `runtime` is `XDG_RUNTIME_DIR`.
-    pub(crate) async fn reach(
-        settings: ClientSettings,
-        runtime: Option<&Path>,
-        print_line: PrintLine,
-    ) -> Result<Self, CommandError> {
+    /// Returns the CONNECT port that the settings name. Links to their servers instead if they name none.
+    pub(crate) async fn reach(settings: ClientSettings, print_line: PrintLine) -> Result<Self, CommandError> {
         let Some(links) = settings.links else { return Ok(Self::Port(ConnectPortClient::new(&settings)?)) };
-        for path in shared_sockets(&links, runtime) {
-            if connect_shared(&path, |_| {}).await.is_some() {
-                return Ok(Self::Port(ConnectPortClient::of_proxy(path, print_line)));
-            }
-        }
         let links = ClientUplinks::connect(links).await.map_err(|why| no_link(&why))?;
         Ok(Self::Links(Box::new(links), print_line))
     }

@@ -1,4 +1,4 @@
-//! A CONNECT port, of a server or of the user's proxy: how it is reached, logging in there, and its refusals.
+//! A CONNECT port: how it is reached, logging in there, and its refusals.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -20,10 +20,9 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::command::client::{ClientSettings, SourcedValue};
-use crate::command::connect::session::{ConnectSession, ConnectStream, PrintLine};
+use crate::command::connect::session::{ConnectSession, ConnectStream};
 use crate::command::http_request::ReadBody;
 use crate::command::{CommandError, http_request};
-use crate::uplink::proxy::connect_shared;
 use tunnel_base::files;
 use tunnel_base::logging::printable::{one_line, printable};
 use tunnel_base::names::{Host, Target};
@@ -56,8 +55,6 @@ enum ConnectAddress {
     At(Target),
     /// A server's Unix socket on this machine.
     Socket(PathBuf),
-    /// The socket of this user's proxy, and how its notices are printed.
-    Proxy(PathBuf, PrintLine),
 }
 
 impl ConnectPortClient {
@@ -110,15 +107,6 @@ impl ConnectPortClient {
         Ok(Self { place, tls, authorization, only_loopback, login_hint, pool: BufferPool::new() })
     }
 
-    /// Returns the shared socket of a user's proxy. `print_line` prints its notices.
-    pub(super) fn of_proxy(path: PathBuf, print_line: PrintLine) -> Self {
-        let tls = None;
-        let authorization = None;
-        let login_hint = String::new();
-        let place = ConnectAddress::Proxy(path, print_line);
-        Self { place, tls, authorization, only_loopback: false, login_hint, pool: BufferPool::new() }
-    }
-
     /// Checks early that the password may be sent to the server. A name that cannot be resolved now is no error: each
     /// session resolves it again.
     pub(super) async fn check_password_path(&self) -> Result<(), CommandError> {
@@ -148,12 +136,6 @@ impl ConnectPortClient {
         let request = self.request(target, &trace)?;
         let opening = async {
             match &self.place {
-                ConnectAddress::Proxy(path, print_line) => {
-                    let print_line = print_line.clone();
-                    let stream = connect_shared(path, move |line| print_line(line)).await;
-                    let stream = stream.ok_or_else(|| failed(&"it has ended; run the command again"))?;
-                    Ok(ConnectStream::Proxy(Box::new(self.ask(stream, request).await?)))
-                }
                 ConnectAddress::Socket(path) => {
                     let stream = UnixStream::connect(path).await.map_err(|cause| unreached(&cause))?;
                     Ok(ConnectStream::Unix(self.ask(stream, request).await?))
@@ -242,7 +224,6 @@ impl fmt::Display for ConnectPortClient {
         match &self.place {
             ConnectAddress::At(at) => at.fmt(f),
             ConnectAddress::Socket(path) => path.display().fmt(f),
-            ConnectAddress::Proxy(path, _) => write!(f, "your proxy at {}", path.display()),
         }
     }
 }

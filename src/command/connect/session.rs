@@ -13,7 +13,6 @@ use crate::uplink::path_report::{interruption, report_path};
 use tunnel_base::names::Target;
 use tunnel_link::table::handles::Session;
 use tunnel_net::ChunkStream;
-use tunnel_net::records::RecordStream;
 use tunnel_net::socket::{Connection, Socket};
 
 /// Prints a line on the terminal.
@@ -33,8 +32,6 @@ pub(crate) enum ConnectStream {
     Tcp(Socket<TcpStream>),
     Unix(Socket<UnixStream>),
     Tls(Box<Socket<TlsStream<TcpStream>>>),
-    /// A connection to the user's proxy.
-    Proxy(Box<Socket<RecordStream>>),
     /// A session of this process to this target, which is at no single server.
     Link(Session, Target, PrintLine),
 }
@@ -47,7 +44,6 @@ impl ConnectSession {
             ConnectStream::Tcp(socket) => copy_between(here, socket).await,
             ConnectStream::Unix(socket) => copy_between(here, socket).await,
             ConnectStream::Tls(socket) => copy_between(here, &mut **socket).await,
-            ConnectStream::Proxy(socket) => copy_between(here, &mut **socket).await,
             ConnectStream::Link(session, target, print_line) => {
                 let report = report_path(session.path_monitor(), target.clone(), |line| print_line(line));
                 let mut reporting = std::pin::pin!(report);
@@ -67,15 +63,9 @@ impl ConnectSession {
     /// cause.
     pub(crate) fn interruption_error(&self, kind: ErrorKind) -> CommandError {
         let Self { from, trace, stream } = self;
-        let why = match stream {
-            ConnectStream::Link(session, ..) => interruption(&session.path_monitor()),
-            ConnectStream::Proxy(socket) => {
-                let reason = socket.io().remote_reason().map(str::to_owned);
-                Some(reason.unwrap_or_else(|| format!("{from} has ended")))
-            }
-            _ => None,
-        };
-        if let Some(why) = why {
+        if let ConnectStream::Link(session, ..) = stream
+            && let Some(why) = interruption(&session.path_monitor())
+        {
             return interrupted(&why);
         }
         let how = match kind {

@@ -139,7 +139,7 @@ impl<'a> User<'a> {
         let [port] = free_ports()?;
         let args =
             ["connect".to_owned(), format!("{NODE}:{}", targets.source.port()), format!("--listen={port}")];
-        let client = self.start(name, "none", &[&args, flags].concat())?;
+        let client = self.start(name, &[&args, flags].concat())?;
         // It listens once it has a link.
         wait_for(port)?;
         Ok((name, Ways::each(targets.all(), |_| Way::local(port)), Some(client)))
@@ -148,11 +148,8 @@ impl<'a> User<'a> {
     /// Starts `tunnel proxy`.
     fn proxy(&self, name: &'static str, targets: &Targets) -> Result<Route> {
         let [http, socks5] = free_ports()?;
-        let client = self.start(
-            name,
-            "run",
-            &["proxy".to_owned(), format!("--http={http}"), format!("--socks5={socks5}")],
-        )?;
+        let client =
+            self.start(name, &["proxy".to_owned(), format!("--http={http}"), format!("--socks5={socks5}")])?;
         wait_for(http)?;
         let way = |target: SocketAddr| Way {
             address: Address::Tcp(([127, 0, 0, 1], http).into()),
@@ -161,17 +158,12 @@ impl<'a> User<'a> {
         Ok((name, Ways::each(targets.all(), way), Some(client)))
     }
 
-    /// Starts the program. Programs with the same `runtime` folder share the link of a proxy.
-    fn start(&self, name: &str, runtime: &str, args: &[String]) -> Result<Process> {
-        let runtime = self.place.file(runtime);
-        fs::create_dir_all(&runtime)?;
-        fs::set_permissions(&runtime, Permissions::from_mode(0o700))?;
+    /// Starts the program.
+    fn start(&self, name: &str, args: &[String]) -> Result<Process> {
         let log = self.place.file(&format!("{}.log", name.replace(' ', "-")));
-        let variable = |name, path: &Path| format!("{name}={}", path.display());
         let environment = [
             "env".to_owned(),
-            variable("XDG_CONFIG_HOME", &self.place.file("home")),
-            variable("XDG_RUNTIME_DIR", &runtime),
+            format!("XDG_CONFIG_HOME={}", self.place.file("home").display()),
             self.binary.display().to_string(),
         ];
         Process::start(None, &[&environment, args].concat(), &log)
