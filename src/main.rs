@@ -21,7 +21,7 @@ use tunnel::startup::signals::{Signals, hangup};
 use tunnel::startup::systemd;
 use tunnel::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind, StartupErrors};
 use tunnel_base::drain::Drained;
-use tunnel_base::logging::{LogError, LogLevelHandle, LogSettings, LoggingGuard};
+use tunnel_base::logging::{LogLevelHandle, LogSettings, LoggingGuard};
 use tunnel_net::fd_limit;
 
 use std::io::{IsTerminal as _, Write as _};
@@ -129,10 +129,7 @@ fn logs(role: Role, args: &DaemonArgs, startup: &mut StartupErrorCollector) -> L
     };
     let (logs, unusable) = LoggingGuard::start(settings);
     for cause in unusable {
-        let key = match cause {
-            LogError::Dir { .. } => "--log-dir",
-            LogError::AuditFile { .. } => "--audit-file",
-        };
+        let key = cause.key;
         if args.is_superedge && key == "--log-dir" {
             warn!(key, error = %cause, hint = "make it writable for this user", "logging to stderr only");
         } else {

@@ -33,8 +33,7 @@ pub struct DaemonArgs {
     /// Format of log lines.
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: Format,
-    /// Directory for daily log files. The last 7 are kept, at most 100 MiB in total. Moved and deleted files are opened
-    /// again.
+    /// Directory for log files. The last 8 are kept, at most 100 MiB in total. Moved and deleted files are opened again.
     #[arg(long, value_name = "DIR")]
     pub log_dir: Option<PathBuf>,
     /// File that audit lines are appended to, in addition to the log. It is not rotated here. A moved or deleted file

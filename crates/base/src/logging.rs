@@ -22,7 +22,7 @@ use tracing_subscriber::{Layer, Registry, fmt as lines, reload};
 
 use crate::logging::dropped_lines::{AUDIT_FILE, OF_PROCESS};
 use crate::logging::escaping_format::EscapingFormat;
-use crate::logging::files::{AuditFile, LogFiles};
+use crate::logging::files::{FULL, LogFile};
 use crate::logging::json::FlatJson;
 use crate::logging::libraries::LibraryLogLimit;
 
@@ -31,8 +31,7 @@ use crate::logging::libraries::LibraryLogLimit;
 pub struct LogSettings {
     /// Whether lines are JSON objects instead of text.
     pub json: bool,
-    /// Directory for daily files, of which 7 days and 100 MiB are kept. It is created if missing. `None` logs to stderr
-    /// only.
+    /// Directory for files, of which 100 MiB are kept. It is created if missing. `None` logs to stderr only.
     pub dir: Option<PathBuf>,
     /// First part of the names of its files, `tunnel-cloud` or `tunnel-edge`, so that both can share a directory.
     pub name: &'static str,
@@ -57,27 +56,17 @@ pub struct LoggingGuard {
 #[derive(Debug, Clone)]
 pub struct LogLevelHandle(reload::Handle<Targets, Registry>);
 
-/// The reason why lines do not go to a file.
+/// The reason why lines do not go to a file. Grant the permission, or set another path.
 #[derive(Debug, thiserror::Error)]
-pub enum LogError {
-    /// The directory cannot be created or written to. Grant the permission, or set another `--log-dir`.
-    #[error("cannot write log files in {}: {cause}", .dir.display())]
-    Dir {
-        /// The directory.
-        dir: PathBuf,
-        /// The system's error.
-        #[source]
-        cause: io::Error,
-    },
-    /// The audit log cannot be opened or written to. Grant the permission, or set another `--audit-file`.
-    #[error("cannot write the audit log {}: {cause}", .path.display())]
-    AuditFile {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        #[source]
-        cause: io::Error,
-    },
+#[error("cannot write the log file {}: {cause}", .path.display())]
+pub struct LogError {
+    /// The flag that names the file or its directory.
+    pub key: &'static str,
+    /// The file.
+    pub path: PathBuf,
+    /// The system's error.
+    #[source]
+    pub cause: io::Error,
 }
 
 /// Error changing the level after logging has ended.
@@ -90,16 +79,14 @@ impl LoggingGuard {
     /// used, if so: lines go to stderr instead of the directory.
     pub fn start(settings: LogSettings) -> (Self, Vec<LogError>) {
         let LogSettings { dir, audit_file, .. } = settings;
-        let open = |dir: PathBuf| {
-            LogFiles::open(&dir, settings.name, files::RETENTION, OF_PROCESS.clone())
-                .map_err(|cause| LogError::Dir { dir, cause })
-        };
-        let files = dir.map(open).transpose();
+        let log_file = dir.map(|dir| dir.join(format!("{}.log", settings.name)));
+        let open = |path, key, full| LogFile::open(path, key, full, OF_PROCESS.clone());
+        let files = log_file.map(|path| open(path, "--log-dir", Some(FULL))).transpose();
         if let Some(path) = &audit_file {
             // Set once, as logging is started once.
             let _ = AUDIT_FILE.set(path.clone());
         }
-        let audit = audit_file.map(|path| AuditFile::open(path, OF_PROCESS.clone())).transpose();
+        let audit = audit_file.map(|path| open(path, "--audit-file", None)).transpose();
         let mut writers = Vec::new();
         let mut unusable = Vec::new();
         let in_files_only = matches!(files, Ok(Some(_))) && !settings.also_stderr;
