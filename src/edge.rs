@@ -270,7 +270,6 @@ impl Edge {
         let cloud = LinkDialer {
             node: uplink.node,
             user: None,
-            ips: uplink.node_ips,
             servers,
             tokens,
             turn: AtomicUsize::new(0),

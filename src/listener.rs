@@ -175,7 +175,7 @@ pub(crate) struct ListenerDeps {
     pub(crate) finder: Arc<Finder>,
     /// The ports of nodes that are redirected here, and which of them are ports of the node's loopback.
     pub(crate) ports: watch::Receiver<ConfigMapPorts>,
-    /// Returns the addresses that linked edges claim.
+    /// Returns the address claims of the token file.
     pub(crate) claims: Arc<dyn Fn() -> Vec<AddressClaim> + Send + Sync>,
     pub(crate) readiness: Readiness,
     /// Cancelled when the server begins to stop.
@@ -188,8 +188,6 @@ pub(crate) struct ListenerDeps {
     pub(crate) links: Drain,
     /// Reloads files when they change.
     pub(crate) files: FileWatcher,
-    /// Whether Kubernetes is asked for addresses.
-    pub(crate) uses_kubernetes: bool,
 }
 
 /// A bound port or socket of a listener.

@@ -13,7 +13,7 @@ pub mod snapshot;
 pub mod waiters;
 
 use std::collections::HashSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,6 @@ use crate::registry::peers::Peers;
 use crate::registry::replace::Conflicts;
 use crate::registry::search::{NodeSearchCriteria, PeerSearch};
 use crate::registry::waiters::{NodeWaiter, NodeWaiters};
-use tunnel_base::addresses::owners::{AddressClaim, ClaimSource};
 use tunnel_base::limited;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Host, Instance, NodeName};
@@ -381,33 +380,22 @@ impl Finder {
         self.knows(node) || self.registry.last_linked(node).is_some()
     }
 
-    /// Returns the address claims of edges at peers, for nodes that are known to be there.
-    pub fn claims(&self) -> Vec<AddressClaim> {
-        let nodes = self.nodes_at_linked_peers(|at| !at.ips.is_empty());
-        let claim = |node: &NodeName, ip: &IpAddr| AddressClaim {
-            ip: *ip,
-            node: node.clone(),
-            by: ClaimSource::Edge,
-        };
-        nodes.iter().flat_map(|(node, at)| at.ips.iter().map(move |ip| claim(node, ip))).collect()
-    }
-
     /// Returns the node with the oldest link to this server, and whether there are others. If none is linked here,
     /// returns the first by name of the nodes known to be at peers.
     pub fn oldest_link(&self) -> Option<(NodeName, bool)> {
         if let Some(oldest) = self.registry.longest() {
             return Some(oldest);
         }
-        let nodes = self.nodes_at_linked_peers(|_| true);
+        let nodes = self.nodes_at_linked_peers();
         let (first, _) = nodes.iter().min_by_key(|(node, _)| node.as_str())?;
         Some((first.clone(), nodes.len() > 1))
     }
 
-    /// Returns the nodes for which `is` is true and that are known to be at peers, as in [`Self::path_by_peer`].
-    fn nodes_at_linked_peers(&self, is: impl Fn(&NodeAtPeer) -> bool) -> Vec<(NodeName, NodeAtPeer)> {
+    /// Returns the nodes that are known to be at peers, as in [`Self::path_by_peer`].
+    fn nodes_at_linked_peers(&self) -> Vec<(NodeName, NodeAtPeer)> {
         let Some(others) = &self.others else { return Vec::new() };
         let up: HashSet<_> = others.peers.links().iter().map(|link| link.id).collect();
-        others.nodes.filter(|at| is(at) && up.contains(&at.link))
+        others.nodes.filter(|at| up.contains(&at.link))
     }
 
     /// Returns a path to the peer with the process `instance`. Takes 1 s at most. Cancel safe.
@@ -462,8 +450,6 @@ pub struct LinkedNode {
     pub link: Arc<Link>,
     /// The address that the edge connected from.
     pub from: SocketAddr,
-    /// The addresses that the edge claims for its node.
-    pub ips: Arc<[IpAddr]>,
 }
 
 impl LinkedNode {
@@ -475,7 +461,6 @@ impl LinkedNode {
             silence: self.link.idle_for(),
             instance: Some(self.link.instance.unwrap_or(own)),
             age: Some(self.link.age()),
-            ips: self.ips.clone(),
             ..Found::not_here(question)
         }
     }

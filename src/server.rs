@@ -220,7 +220,7 @@ impl Server {
             files, grpc, admin: admin_ports, other_ports, listeners, policies, viewers, ..
         } = prepared;
         let admin_addr = admin_ports.log.as_ref().map(TcpListenSocket::at);
-        let deps = context.listener_deps(&settings);
+        let deps = context.listener_deps();
         let mut open = OpenListeners::new(deps, policies, settings.tls.clone(), other_ports);
         listeners.into_iter().for_each(|listener| open.serve(listener));
         open.watch_users();
@@ -487,7 +487,7 @@ impl ServerContext {
     }
 
     /// Returns what the listeners share.
-    fn listener_deps(&self, settings: &ServerConfig) -> ListenerDeps {
+    fn listener_deps(&self) -> ListenerDeps {
         let edge_links = self.edge_links.clone();
         ListenerDeps {
             context: self.listener_context(),
@@ -501,7 +501,6 @@ impl ServerContext {
             redirecting: self.drains.redirecting.clone(),
             links: self.drains.links.clone(),
             files: self.watcher.clone(),
-            uses_kubernetes: settings.addresses.cluster.is_some(),
         }
     }
 

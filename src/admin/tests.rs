@@ -34,10 +34,7 @@ fn cloud(nodes: &[&str]) -> AdminContext {
     for (number, node) in (1..).zip(nodes) {
         let peer = Remote::Edge(node.parse().unwrap());
         let link = Link::new(LinkId(number), peer, None);
-        registry.insert(
-            LinkedNode { link, from: ([10, 0, 0, 1], 5).into(), ips: std::sync::Arc::default() },
-            false,
-        );
+        registry.insert(LinkedNode { link, from: ([10, 0, 0, 1], 5).into() }, false);
     }
     admin(AdminProcess::Cloud(ServerStatusSource {
         finder: Finder::without_peers(registry, Instance::from_bits(7)),

@@ -1,7 +1,6 @@
 //! Tables of an edge's config, except those of its listener.
 
 use crate::config::value::forms;
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,11 +26,6 @@ pub struct UplinkConfig {
     ///
     /// Example: `"edge-1"`
     pub node: NodeName,
-    /// Addresses of this node for `[server.intercept]` of the servers, unless a more trusted source contradicts them
-    /// (at most 8). Default: NODE_IP of the environment, if it is set.
-    ///
-    /// Example: `["10.0.0.7", "fd00:10::7"]`
-    pub node_ips: Vec<IpAddr>,
     /// Token of this node, as in the servers' token file. No default; set token or token_file, or enabled = true in
     /// `[edge.csr]`.
     ///
@@ -79,7 +73,6 @@ impl Default for UplinkConfig {
     fn default() -> Self {
         Self {
             node: NodeName::none(),
-            node_ips: Vec::new(),
             token: None,
             token_file: None,
             ca: config::CA.into(),
@@ -159,7 +152,6 @@ pub const MEMORY: usize = 12 << 20;
 pub(crate) fn uplink(
     edge: &mut ConfigTableReader<'_>,
     env: &Environment,
-    node_ip: Option<IpAddr>,
     certified: bool,
     report: &mut ConfigDiagnostics,
 ) -> UplinkConfig {
@@ -172,9 +164,6 @@ pub(crate) fn uplink(
     }
     if !table.has("node") {
         uplink.node = env_node(&table, env, report).unwrap_or(uplink.node);
-    }
-    if !table.has("node_ips") {
-        uplink.node_ips = node_ip.into_iter().collect();
     }
     check_token(&table, uplink.token.as_ref(), certified, report);
     warn_template(&table, "servers", uplink.servers.iter().map(|server| &server.host), report);

@@ -123,7 +123,7 @@ impl EdgeConfig {
         config::other_role(&mut file, &table, "server", report);
         let node_ip = config::address("NODE_IP", env.node_ip.as_deref(), report);
         let csr = kubernetes::edge_csr(&mut table, node_ip, env, report);
-        let uplink = edge::uplink(&mut table, env, node_ip, csr.is_some(), report);
+        let uplink = edge::uplink(&mut table, env, csr.is_some(), report);
         let ports = ("uplink.admin_listen", &uplink.ports);
         let admin = admin_listener::admin(&mut table, "edge", ports, env, report);
         let session = table.settings("session", report);

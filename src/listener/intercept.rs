@@ -46,11 +46,10 @@ use tunnel_proto::frame::SessionCategory;
 /// nodes. It is redirected through the node's link. A kube-apiserver or a metrics-server on this host reaches kubelets
 /// at their own addresses, without a flag or DNS, and TLS stays end to end. Requires the host's network (hostNetwork in
 /// Kubernetes), CAP_NET_ADMIN, Linux 5.12 and the program nft. The node of an address comes from the first source that
-/// has it: `[server.addresses]`, the node's line in the token file (node:token ip=10.0.0.7), Kubernetes, the edge's own
-/// node_ips (see trust_edge_addresses). If two sources of one rank contradict each other, neither applies, with a
-/// warning. Default: nothing is intercepted. To the node, a client on this host has the host's address. It cannot send
-/// a password: if auth is "basic" in `[server.connect]`, set auth = "none" here. No load balancer is in front of these
-/// ports: proxy_protocol is not inherited.
+/// has it: `[server.addresses]`, the node's line in the token file (node:token ip=10.0.0.7), Kubernetes. If two sources
+/// of one rank contradict each other, neither applies, with a warning. Default: nothing is intercepted. To the node, a
+/// client on this host has the host's address. It cannot send a password: if auth is "basic" in `[server.connect]`, set
+/// auth = "none" here. No load balancer is in front of these ports: proxy_protocol is not inherited.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct InterceptConfig {
@@ -61,10 +60,6 @@ pub struct InterceptConfig {
     pub networks: Networks,
     /// Intercepted ports of nodes (1 to 65535). The ports of `[server.node_ports]` are added.
     pub ports: BTreeSet<ConfigPort<1>>,
-    /// Whether addresses that edges report (node_ips) are accepted if this server does not query Kubernetes. Its Nodes,
-    /// pods and Services could contradict them; without it any edge can attract traffic to any free address of
-    /// networks. With Kubernetes, they are accepted once all of these are listed, whatever is set here.
-    pub trust_edge_addresses: bool,
     /// Networks of other machines. Their traffic is intercepted too, if this host forwards it.
     pub forwarded_networks: Networks,
     /// Port at 127.0.0.1 and ::1 that intercepted traffic is redirected to; the next port, at all addresses, is for
@@ -93,7 +88,6 @@ impl Default for InterceptConfig {
         Self {
             networks: Networks::default(),
             ports: KUBELET.map(ConfigPort).into(),
-            trust_edge_addresses: false,
             forwarded_networks: Networks::default(),
             port: ConfigPort(0),
             table: "tunnel".to_owned(),

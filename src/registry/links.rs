@@ -313,7 +313,7 @@ mod tests {
         let peer = Remote::Edge("node1".parse().unwrap());
         let instance = instance.map(|instance| Instance::from_bits(instance.into()));
         let link = Link::new(LinkId(number), peer, instance);
-        LinkedNode { link, from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() }
+        LinkedNode { link, from: ([10, 0, 0, 1], 1).into() }
     }
 
     proptest! {

@@ -1,8 +1,6 @@
 //! Which nodes peers have, as they announce and answer, and which nodes were recently not found.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -35,8 +33,6 @@ pub(crate) struct NodeAtPeer {
     pub(crate) link: LinkId,
     /// Since when the node is probably no longer there. It may be linking to another server.
     doubted: Option<Instant>,
-    /// The addresses that the edge claims for the node.
-    pub(crate) ips: Arc<[IpAddr]>,
 }
 
 impl NodesAtPeers {
@@ -56,9 +52,7 @@ impl NodesAtPeers {
     /// the server with most are removed, so that a server that announces names without end takes no room of others.
     pub(crate) fn insert(&self, node: &NodeName, link: &Link, found: &Found) {
         let Some(server) = link.instance else { return };
-        let instance = found.instance;
-        let ips = found.ips.clone();
-        let at = NodeAtPeer { server, instance, link: link.id, doubted: None, ips };
+        let at = NodeAtPeer { server, instance: found.instance, link: link.id, doubted: None };
         let mut nodes = self.nodes.lock();
         if nodes.len() >= MAX_NODES && !nodes.contains_key(node) {
             halve_largest_share(&mut nodes);
@@ -244,6 +238,7 @@ mod tests {
 
 #[cfg(test)]
 mod announcement_tests {
+    use std::sync::Arc;
     use std::task::{Context, Poll, Waker};
     use tunnel_proto::frame::Remote;
 
@@ -294,7 +289,7 @@ mod announcement_tests {
         assert_eq!(sent(&requester), [Found::not_here(5)], "it was never linked");
         let edge = link(7, Remote::Edge(node.clone()));
         let from = ([127, 0, 0, 1], 1).into();
-        let linked = LinkedNode { link: edge.clone(), from, ips: Arc::default() };
+        let linked = LinkedNode { link: edge.clone(), from };
         registry.insert(linked, false);
         registry.remove(&edge);
         tokio::time::advance(Duration::from_secs(2)).await;
@@ -312,38 +307,31 @@ mod announcement_tests {
         links.iter().for_each(|link| drop(peers.add_incoming(link, false)));
         settled().await;
         let receive = |from: &Arc<Link>, found| finder.handle_found(from, node, found);
-        let claims = || finder.claims().into_iter().map(|claim| claim.ip.to_string()).collect::<Vec<_>>();
-        let ips = ["10.0.0.7", "fd00::7"];
-        let of_edge = ips.map(|ip| ip.parse().unwrap()).into();
-        let here =
-            Found { here: true, instance: Some(Instance::from_bits(77)), ips: of_edge, ..Found::not_here(0) };
+        let here = Found { here: true, instance: Some(Instance::from_bits(77)), ..Found::not_here(0) };
         assert_eq!(receive(first, here.clone()), first.instance);
-        assert_eq!(
-            (claims(), finder.oldest_link()),
-            (ips.map(str::to_owned).to_vec(), Some((node.clone(), false)))
-        );
+        assert_eq!(finder.oldest_link(), Some((node.clone(), false)));
         assert_eq!(receive(second, Found::not_here(0)), None);
         assert!(finder.knows(node), "only the server that has it can report it as disconnected");
         receive(first, Found::not_here(0));
-        assert!(!finder.knows(node) && claims().is_empty(), "it has disconnected");
+        assert!(!finder.knows(node) && finder.oldest_link().is_none(), "it has disconnected");
         receive(first, here.clone());
         assert_eq!(receive(second, here.clone()), second.instance, "it has moved");
         receive(first, Found::not_here(0));
-        assert_eq!(claims(), ips);
+        assert!(finder.oldest_link().is_some());
         let backup = Link::new(LinkId(9), Remote::Peer, second.instance);
         peers.add_incoming(&backup, false);
         second.close();
-        assert!(claims().is_empty() && finder.oldest_link().is_none(), "its server is not linked");
+        assert!(finder.oldest_link().is_none(), "its server is not linked");
         tokio::time::advance(Duration::from_millis(1)).await;
         let again = Link::new(LinkId(9), Remote::Peer, second.instance);
         peers.add_incoming(&again, false);
         settled().await;
         assert!(
-            !finder.knows(node) && claims().is_empty(),
+            !finder.knows(node) && finder.oldest_link().is_none(),
             "the server has not announced it over the new link"
         );
         receive(&again, here.clone());
-        assert_eq!(claims(), ips);
+        assert!(finder.oldest_link().is_some());
         // A newer link of a server that was linked all the time changes nothing.
         tokio::time::advance(Duration::from_millis(1)).await;
         let newer = Link::new(LinkId(10), Remote::Peer, second.instance);

@@ -251,7 +251,7 @@ mod interactive_tests {
     fn linked(number: u64, instance: u128) -> LinkedNode {
         let (peer, instance) = (Remote::Edge("node1".parse().unwrap()), Some(Instance::from_bits(instance)));
         let link = Link::new(LinkId(number), peer, instance);
-        LinkedNode { link, from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() }
+        LinkedNode { link, from: ([10, 0, 0, 1], 1).into() }
     }
 
     #[tokio::test]
@@ -318,7 +318,7 @@ mod moves_tests {
         let peer = Remote::Edge(format!("node{number}").parse().unwrap());
         let link = Link::new(LinkId(LINKS.fetch_add(1, Relaxed)), peer, instance);
         let from = ([10, 0, 0, 1], 1).into();
-        registry.insert(LinkedNode { link: link.clone(), from, ips: Arc::default() }, false);
+        registry.insert(LinkedNode { link: link.clone(), from }, false);
         link
     }
 

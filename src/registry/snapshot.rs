@@ -135,7 +135,7 @@ mod tests {
             let peer = Remote::Edge(name.parse().unwrap());
             let link = Link::new(LinkId(id), peer, Some(Instance::random()));
             let from = ([10, 0, 0, 1], 1).into();
-            registry.insert(LinkedNode { link, from, ips: Arc::default() }, false);
+            registry.insert(LinkedNode { link, from }, false);
         }
         names.sort();
         let (mut after, mut seen) = (None, Vec::new());
@@ -156,7 +156,7 @@ mod tests {
         let instance = Some(Instance::from_bits(1));
         let peer = Remote::Edge(node.parse().unwrap());
         let link = Link::new(LinkId(id), peer, instance);
-        let linked = LinkedNode { link: link.clone(), from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() };
+        let linked = LinkedNode { link: link.clone(), from: ([10, 0, 0, 1], 1).into() };
         registry.insert(linked, true);
         link
     }

@@ -172,18 +172,15 @@ impl EdgeAuthenticator {
         }
     }
 
-    /// Returns the address claims of the token file and of the edges that are linked here.
+    /// Returns the address claims of the token file.
     pub(crate) fn address_claims(&self) -> Vec<AddressClaim> {
         let tokens = self.tokens.load();
-        let lines = tokens.ips().iter();
-        let lines =
-            lines.map(|(ip, node)| AddressClaim { ip: *ip, node: node.clone(), by: ClaimSource::TokenLine });
-        let links = self.lock();
-        let edges = links.values().flat_map(|EdgeLink { credentials, .. }| {
-            let EdgeHello { ips, node, .. } = &credentials.hello;
-            ips.iter().map(|ip| AddressClaim { ip: *ip, node: node.clone(), by: ClaimSource::Edge })
-        });
-        lines.chain(edges).collect()
+        let claim = |(ip, node): &(IpAddr, NodeName)| AddressClaim {
+            ip: *ip,
+            node: node.clone(),
+            by: ClaimSource::TokenLine,
+        };
+        tokens.ips().iter().map(claim).collect()
     }
 
     /// Authenticates like [`Self::authenticate`], but limits guesses of the token, see [`Self::judge_token`].
@@ -471,7 +468,6 @@ mod tests {
             token: token.to_owned(),
             instance: None,
             purpose: LinkPurpose::Primary,
-            ips: Box::default(),
         };
         EdgeCredentials { hello, certificate_node: certificate.map(node) }
     }

@@ -97,8 +97,7 @@ async fn admit_edge(call: Box<LinkCall>, hello: EdgeHello, shared: Arc<ServerCon
         return Box::pin(denial.send(call, &shared)).await;
     }
     let from = call.from;
-    let ips: Arc<[_]> = hello.ips.iter().copied().collect();
-    let linked = |link: &Arc<Link>| LinkedNode { link: link.clone(), from, ips: ips.clone() };
+    let linked = |link: &Arc<Link>| LinkedNode { link: link.clone(), from };
     if hello.purpose == LinkPurpose::Interactive {
         return Box::pin(admit_interactive(call, linked, &credentials, &shared)).await;
     }

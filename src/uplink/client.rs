@@ -241,7 +241,6 @@ fn dialer(config: ClientLinkConfig, context: &LinkContext, pool: BufferPool) -> 
     Ok(LinkDialer {
         node: NodeName::none(),
         user: Some(UserIdentity { name, device }),
-        ips: Vec::new(),
         servers,
         tokens,
         turn: AtomicUsize::new(0),

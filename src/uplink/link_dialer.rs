@@ -5,7 +5,7 @@ pub mod caching_resolver;
 pub(crate) mod client_certificate;
 pub mod messages;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -53,8 +53,6 @@ pub(crate) struct LinkDialer {
     pub(crate) node: NodeName,
     /// The user; `None` at an edge.
     pub(crate) user: Option<UserIdentity>,
-    /// Addresses of the node, if configured.
-    pub(crate) ips: Vec<IpAddr>,
     /// Servers in order of preference, at least one.
     pub(crate) servers: Vec<ServerEndpoint>,
     /// Tokens that may prove the node's name, tried in turn.
@@ -341,7 +339,6 @@ impl LinkDialer {
         let Some(UserIdentity { name, device }) = &self.user else {
             let mut metadata = EdgeHello::edge_request(&self.node, token, instance);
             EdgeHello::with_purpose(&mut metadata, purpose);
-            EdgeHello::with_node_ips(&mut metadata, &self.ips);
             return metadata;
         };
         let proof = match name.clone() {

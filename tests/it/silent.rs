@@ -1,7 +1,6 @@
 //! Paths that stop responding: a backup link is dialled, and the first link that answers carries the sessions.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -253,7 +252,7 @@ async fn announcements_that_a_peer_does_not_take_delay_no_backup_link() {
         let node = format!("{}{number}", "n".repeat(200)).parse().unwrap();
         let link = Link::new(LinkId((1 << 40) + number), Remote::Edge(node), Some(Instance::random()));
         let from = SocketAddr::from(([127, 0, 0, 1], 1));
-        let linked = LinkedNode { link, from, ips: Arc::default() };
+        let linked = LinkedNode { link, from };
         server.server.registry.insert(linked, false);
     }
     first.answer(Some(Instance::random()));

@@ -17,7 +17,7 @@ const EXEMPT: [(&str, usize, &str); 16] = [
     ),
     ("link/backup.rs", 4, "timers of this end decide when a link is unresponsive"),
     ("listener/auth.rs", 1, "the users file is read"),
-    ("listener/intercept/reconciler.rs", 5, "start, stop, config, and changes of the kernel's answer"),
+    ("listener/intercept/reconciler.rs", 4, "start, stop, config, and changes of the kernel's answer"),
     ("listener/tcp.rs", 1, "once for each port"),
     ("registry/balance.rs", 3, "the balancer's rounds, which take minutes"),
     ("registry/peers/addresses.rs", 1, "each new error of DNS, which a timer asks"),

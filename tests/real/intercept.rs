@@ -170,21 +170,19 @@ fn connections_to_this_host_or_from_the_server_are_not_intercepted() {
 #[test]
 fn a_less_trusted_node_takes_no_address_of_a_more_trusted_one() {
     let Some(world) = World::start(2) else { return };
-    let lines = format!("default:{TOKEN}\nnode1:{TOKEN} ip=10.79.1.2\n");
+    // The line of the second node has the address of the first one, its own, and one that it cannot have.
+    let lines = format!("default:{TOKEN}\nnode2:{TOKEN} ip=10.79.1.2,10.79.2.2,10.79.2.1\n");
     std::fs::write(world.place.path().join("token"), lines).unwrap();
-    // The config ends with the table `[server.intercept]`.
-    let mut server = world.server("trust_edge_addresses = true\n");
+    let mut server = world.server("[server.addresses.nodes]\n\"10.79.1.2\" = \"node1\"\n");
     let _kubelets = [world.kubelet(1), world.kubelet(2)];
-    // The second node claims the address of the first one, its own, and one that it cannot have.
-    let ips = "node_ips = [\"10.79.1.2\", \"10.79.2.2\", \"10.79.2.1\"]\n";
-    let _edges = [world.edge(1, ""), world.edge(2, ips)];
+    let _edges = [world.edge(1, ""), world.edge(2, "")];
     for number in [1, 2] {
         let ip = &addresses(number)[0];
         world.is_intercepted(ip, true);
         world.assert_kubelet_answers(number, ip);
     }
     server.wait_for_log(
-        "address claim rejected ip=10.79.2.1 node=node2 source=its edge reason=it is this host's",
+        "address claim rejected ip=10.79.2.1 node=node2 source=the token file reason=it is this host's",
     );
 }
 

@@ -141,10 +141,9 @@ fn link_with_role(server: &Server, number: u64, id: LinkId, is_interactive: bool
     let peer = Remote::Edge(format!("node{number:04}").parse().unwrap());
     let instance: Option<Instance> = format!("{number:032x}").parse().ok();
     let link = Link::new(id, peer, instance);
-    server.registry.insert(
-        LinkedNode { link: link.clone(), from: ([10, 0, 0, 1], 9).into(), ips: Arc::default() },
-        is_interactive,
-    );
+    server
+        .registry
+        .insert(LinkedNode { link: link.clone(), from: ([10, 0, 0, 1], 9).into() }, is_interactive);
     link
 }
 

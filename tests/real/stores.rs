@@ -62,8 +62,7 @@ impl PublishingServer {
     fn link(&self, node: usize) {
         let name: NodeName = format!("node-{node:07}").parse().unwrap();
         let link = Link::new(LinkId(node as u64), Remote::Edge(name), Some(Instance::random()));
-        self.registry
-            .insert(LinkedNode { link, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() }, false);
+        self.registry.insert(LinkedNode { link, from: ([127, 0, 0, 1], 1).into() }, false);
     }
 
     fn lose(&self, node: usize) {

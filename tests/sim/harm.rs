@@ -31,7 +31,7 @@ impl Simulation {
         let (server, link) = (&self.processes[at[0]], outboxes[0].clone());
         let mut older = None;
         if server.place.route.is_some() {
-            let linked = LinkedNode { link, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() };
+            let linked = LinkedNode { link, from: ([127, 0, 0, 1], 1).into() };
             older = server.registry.insert(linked, is_backup);
         }
         older

@@ -461,7 +461,7 @@ async fn relayed_sessions_of_one_edge_leave_permits_for_other_edges() {
 // Links that replace one another.
 
 fn linked(link: &Arc<Link>) -> LinkedNode {
-    LinkedNode { link: link.clone(), from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() }
+    LinkedNode { link: link.clone(), from: ([127, 0, 0, 1], 1).into() }
 }
 
 /// Checks that a node's waiter is woken, and finds the older link, once the backup link is gone.

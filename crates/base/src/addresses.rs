@@ -201,16 +201,14 @@ impl AddressBook {
     }
 
     /// Determines the owners of addresses, from single addresses of the fixed table, addresses of Nodes, and the claims
-    /// in `more`. No node owns an address of a Service, or one for which `refuses` returns a reason. Claims by
-    /// Kubernetes or an edge never win a pod's address. A pod's addresses are only as trusted as its node, and override
-    /// neither the fixed table nor a token line.
+    /// in `more`. No node owns an address of a Service, or one for which `refuses` returns a reason. A Node's claim never
+    /// wins a pod's address. A pod's addresses are only as trusted as its node, and override neither the fixed table nor
+    /// a token line.
     ///
-    /// Claims by Kubernetes and edges apply once all Nodes, pods and Services are listed, so that more trusted sources
-    /// come first. Without a cluster nothing can contradict an edge, whose claims apply if `trust_edges` is set.
+    /// Claims of Nodes apply once all Nodes, pods and Services are listed, because these can contradict them.
     pub fn owners(
         &self,
         more: impl IntoIterator<Item = AddressClaim>,
-        trust_edges: bool,
         refuses: impl Fn(IpAddr) -> Option<&'static str>,
     ) -> AddressOwners {
         let facts = self.facts();
@@ -220,7 +218,8 @@ impl AddressBook {
             node: node.clone(),
             by: ClaimSource::Table,
         });
-        let nodes = facts.nodes.all().filter_map(|(name, node)| Some((name.parse().ok()?, &node.ips)));
+        let nodes = facts.are_listed().then(|| facts.nodes.all()).into_iter().flatten();
+        let nodes = nodes.filter_map(|(name, node)| Some((name.parse().ok()?, &node.ips)));
         let nodes = nodes.flat_map(|(node, ips): (NodeName, _)| {
             ips.iter().map(move |ip| AddressClaim {
                 ip: *ip,
@@ -228,18 +227,8 @@ impl AddressBook {
                 by: ClaimSource::Kubernetes,
             })
         });
-        let lower_ranks_apply = if self.has_cluster { facts.are_listed() } else { trust_edges };
-        let claims = fixed
-            .chain(nodes)
-            .chain(more)
-            .filter(|claim| lower_ranks_apply || claim.by < ClaimSource::Kubernetes);
+        let claims = fixed.chain(nodes).chain(more);
         AddressOwners::of(claims, |claim| refuses(claim.ip).or_else(|| self.refused(&facts, claim)))
-    }
-
-    /// Returns why a node may not have the claimed address, if so. The address is a Service's, or a pod's and the claim
-    /// is weak, or the fixed table assigns its network to another node.
-    pub fn refusal(&self, claim: &AddressClaim) -> Option<&'static str> {
-        self.refused(&self.facts(), claim)
     }
 
     /// Returns true until everything in the cluster that locates targets has been listed.
@@ -274,10 +263,13 @@ impl AddressBook {
         }
     }
 
+    /// Returns why a node may not have the claimed address, if so. The address is a Service's, or a Node claims one of a
+    /// pod, or one that the fixed table assigns to another node.
     fn refused(&self, facts: &ClusterState, claim: &AddressClaim) -> Option<&'static str> {
-        let is_weak = claim.by >= ClaimSource::Kubernetes;
         let elsewhere = self.fixed_node(claim.ip).is_some_and(|node| *node != claim.node);
-        (is_weak && elsewhere).then_some(ELSEWHERE).or_else(|| facts.refusal(claim))
+        (claim.by == ClaimSource::Kubernetes && elsewhere)
+            .then_some(ELSEWHERE)
+            .or_else(|| facts.refusal(claim))
     }
 
     /// A target at the node itself keeps the node's name, so that its edge dials the machine itself, loopback first.

@@ -1,9 +1,9 @@
 //! Protocol-neutral frames between the two ends of a link, the remote that sends them, and the opener of a session.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::str::FromStr;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -117,9 +117,6 @@ pub struct Found {
     pub instance: Option<Instance>,
     /// Age of the node's link in whole milliseconds, if the node is connected to the sender.
     pub age: Option<Duration>,
-    /// Addresses that the edge claims for its node, at most [`MAX_NODE_IPS`]. Set only if the node is connected to the
-    /// sender.
-    pub ips: Arc<[IpAddr]>,
 }
 
 /// Two running processes use the same node name. Sent to an edge that keeps or loses it, and between servers.
@@ -214,14 +211,7 @@ pub enum SessionCategory {
 impl Found {
     /// Returns the reply of a server to which the node is not connected.
     pub fn not_here(question: u64) -> Self {
-        Self {
-            question,
-            here: false,
-            silence: Duration::ZERO,
-            instance: None,
-            age: None,
-            ips: Arc::default(),
-        }
+        Self { question, here: false, silence: Duration::ZERO, instance: None, age: None }
     }
 }
 
@@ -390,9 +380,6 @@ impl SessionCategory {
             .find(|c| c.name() == name)
     }
 }
-
-/// Maximum number of addresses that an edge may claim for its node.
-pub const MAX_NODE_IPS: usize = 8;
 
 /// The kind of process at the remote end of a link, with its node.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::net::IpAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -92,7 +91,6 @@ fn signals() -> Vec<(&'static str, FrameKind, Remote)> {
     let conflict =
         FrameKind::Conflict(Conflict { instance: Some(instance()), reason: "two machines".into() });
     let load = Load { nodes: 5000, stopping: false };
-    let ips = [IpAddr::from([10, 0, 0, 7]), "fd00::7".parse().unwrap()].into();
     vec![
         ("ping", FrameKind::Ping(Some(258)), edge.clone()),
         ("pong", FrameKind::Pong(Some(258)), cloud.clone()),
@@ -100,11 +98,6 @@ fn signals() -> Vec<(&'static str, FrameKind, Remote)> {
         ("drain, elsewhere", FrameKind::Drain(Some(([10, 0, 0, 7], 9000).into())), cloud.clone()),
         ("find", FrameKind::Find(7), Remote::Peer),
         ("found", found, Remote::Peer),
-        (
-            "found, with addresses",
-            FrameKind::Found(Found { here: true, ips, ..Found::not_here(7) }),
-            Remote::Peer,
-        ),
         ("found, away", FrameKind::Found(Found::not_here(7)), Remote::Peer),
         ("conflict", conflict, cloud),
         (

@@ -1,12 +1,11 @@
 //! The hello of a link: gRPC metadata in both directions, which identifies both ends and the version of the protocol.
 
 use std::fmt;
-use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::Serialize;
 
-use crate::frame::{MAX_NODE_IPS, MAX_VERSION_CHARS};
+use crate::frame::MAX_VERSION_CHARS;
 use tunnel_base::names::{DeviceName, Instance, NameError, NodeName, ServerDisplayName, UserName};
 
 /// The hello that an edge sends with the call for a link.
@@ -20,8 +19,6 @@ pub struct EdgeHello {
     pub instance: Option<Instance>,
     /// Purpose of the link next to an older link of the same process.
     pub purpose: LinkPurpose,
-    /// Addresses that the caller claims for its node, at most 8.
-    pub ips: Box<[IpAddr]>,
 }
 
 /// The hello that a user's program sends with the call for a link.
@@ -217,7 +214,7 @@ impl EdgeHello {
                 return Err(HelloError::BadRole(String::from_utf8_lossy(role).chars().take(20).collect()));
             }
         };
-        Ok(Self { node, token, instance, purpose, ips: ips(headers) })
+        Ok(Self { node, token, instance, purpose })
     }
 
     /// Returns the metadata of an edge's request.
@@ -236,13 +233,6 @@ impl EdgeHello {
             LinkPurpose::Backup => headers.insert(LINK, BACKUP),
             LinkPurpose::Interactive => headers.insert(ROLE, HeaderValue::from_static("interactive")),
         };
-    }
-
-    /// Adds the addresses of the node to an edge's request, at most 8.
-    pub fn with_node_ips(headers: &mut HeaderMap, ips: &[IpAddr]) {
-        let all: Vec<_> = ips.iter().take(MAX_NODE_IPS).map(ToString::to_string).collect();
-        let value = HeaderValue::from_str(&all.join(",")).ok().filter(|value| !value.is_empty());
-        headers.extend(value.map(|value| (IPS, value)));
     }
 
     /// Adds the name of a server to the metadata of its request or response.
@@ -284,11 +274,6 @@ pub fn is_padded(headers: &HeaderMap) -> bool {
 
 fn is_backup(headers: &HeaderMap) -> bool {
     headers.get(&LINK) == Some(&BACKUP)
-}
-
-fn ips(headers: &HeaderMap) -> Box<[IpAddr]> {
-    let text = headers.get(&IPS).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    text.split(',').take(MAX_NODE_IPS).filter_map(|ip| ip.parse().ok()).collect()
 }
 
 impl fmt::Debug for EdgeHello {
@@ -363,8 +348,6 @@ const ROLE: HeaderName = HeaderName::from_static("tunnel-role");
 /// Header of a backup link. The older link of its process is unresponsive and stays open.
 const LINK: HeaderName = HeaderName::from_static("tunnel-link");
 const BACKUP: HeaderValue = HeaderValue::from_static("backup");
-/// Header with the addresses of an edge's node.
-const IPS: HeaderName = HeaderName::from_static("tunnel-node-ips");
 /// Header with the name of a server, for people.
 const SERVER_NAME: HeaderName = HeaderName::from_static("tunnel-server-name");
 /// Header without meaning, as long as a full segment.
@@ -523,25 +506,11 @@ mod tests {
     }
 
     #[test]
-    fn an_edge_sends_its_nodes_addresses_and_only_the_first_few_are_read() {
-        let ours = |ips: &[IpAddr]| {
-            let mut headers =
-                EdgeHello::edge_request(&"edge-1".parse().unwrap(), "t", Instance::from_bits(3));
-            EdgeHello::with_node_ips(&mut headers, ips);
-            headers
-        };
-        let both: [IpAddr; 2] = [[10, 0, 0, 7].into(), "fd00::7".parse().unwrap()];
-        assert_eq!(*EdgeHello::from_request(&ours(&both)).unwrap().ips, both);
-        assert!(!ours(&[]).contains_key("tunnel-node-ips"));
-        let many: Vec<_> = (0..100).map(|last| IpAddr::from([10, 0, 0, last])).collect();
-        assert_eq!(*EdgeHello::from_request(&ours(&many)).unwrap().ips, many[..MAX_NODE_IPS]);
-        let mut headers = ours(&[]);
-        let wild = "x,10.0.0.7,,fd00::7 ,1.2.3.4,a,b,c,10.0.0.9";
-        headers.insert("tunnel-node-ips", HeaderValue::from_static(wild));
-        assert_eq!(
-            *EdgeHello::from_request(&headers).unwrap().ips,
-            ["10.0.0.7", "1.2.3.4"].map(|ip| ip.parse().unwrap()) as [IpAddr; 2]
-        );
+    fn addresses_that_an_older_edge_claims_are_ignored() {
+        let mut headers = EdgeHello::edge_request(&"edge-1".parse().unwrap(), "t", Instance::from_bits(3));
+        let hello = EdgeHello::from_request(&headers).unwrap();
+        headers.insert("tunnel-node-ips", HeaderValue::from_static("10.0.0.7,fd00::7"));
+        assert_eq!(EdgeHello::from_request(&headers).unwrap(), hello);
     }
 
     #[test]

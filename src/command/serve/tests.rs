@@ -133,7 +133,7 @@ fn a_removed_key_is_ignored_with_a_warning_or_refused_and_names_what_to_use() {
         let text = format!("{key} = 1\n");
         let warnings = match key.split_once('.') {
             Some(("edge", _)) => EdgeConfig::examine(&text, &node1()).warnings,
-            _ => cloud(&text).1,
+            _ => ServerConfig::examine(&text, &Environment::default()).warnings,
         };
         let expected = format!("{key}: removed and ignored; {instead}");
         assert_eq!(warnings.iter().map(ToString::to_string).collect::<Vec<_>>(), [expected], "{text}");

@@ -41,7 +41,7 @@ mod tests {
     fn rejected(last: u8) -> RejectedClaim {
         let (ip, node) = ([10, 0, 0, last].into(), "edge1".parse().unwrap());
         let why = ClaimRejectReason::NotANodeAddress("this host's");
-        RejectedClaim { claim: AddressClaim { ip, node, by: ClaimSource::Edge }, why }
+        RejectedClaim { claim: AddressClaim { ip, node, by: ClaimSource::Kubernetes }, why }
     }
 
     #[test]

@@ -18,12 +18,11 @@ use tunnel_base::names::NodeName;
 pub(super) struct InterceptedAddresses(ArcSwap<HashMap<IpAddr, InterceptedNode>>);
 
 impl InterceptedAddresses {
-    /// Updates from the holders of addresses, the claims that are refused, and the nodes that are linked to any server.
-    /// Returns true if that changed anything.
+    /// Updates from the holders of addresses and the nodes that are linked to any server. Returns true if that changed
+    /// anything.
     pub(super) fn update(
         &self,
         holders: &HashMap<IpAddr, NodeName>,
-        refused: impl Fn(IpAddr, &NodeName) -> bool,
         linked: impl Fn(&NodeName) -> bool,
         now: Instant,
         resume_timeout: Duration,
@@ -36,13 +35,7 @@ impl InterceptedAddresses {
             }
         }
         for (ip, was) in &*old {
-            // An edge's claim ends with its link, so the address may have no holder meanwhile. If another node holds
-            // it, or the claim is refused now, the address is released at once.
-            let is_its = match holders.get(ip) {
-                Some(node) => *node == was.node,
-                None => !refused(*ip, &was.node),
-            };
-            let stays = is_its && !linked(&was.node);
+            let stays = holders.get(ip) == Some(&was.node) && !linked(&was.node);
             let left = was.left.unwrap_or(now);
             if stays && now - left < resume_timeout {
                 next.insert(*ip, InterceptedNode { left: Some(left), ..was.clone() });
@@ -64,9 +57,6 @@ mod tests {
     use super::*;
 
     const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
-
-    /// Refuses no claim.
-    const FREE: fn(IpAddr, &NodeName) -> bool = |_, _| false;
 
     /// Returns holders of the addresses 10.0.0.N, each a node of that name.
     fn holders(of: &[(u8, &str)]) -> HashMap<IpAddr, NodeName> {
@@ -90,7 +80,7 @@ mod tests {
         let (presence, holders, started) =
             (InterceptedAddresses::default(), holders(&[(7, "edge7")]), Instant::now());
         let step = |presence: &InterceptedAddresses, linked: bool, at: u64| {
-            presence.update(&holders, FREE, |_| linked, started + Duration::from_secs(at), RESUME_TIMEOUT)
+            presence.update(&holders, |_| linked, started + Duration::from_secs(at), RESUME_TIMEOUT)
         };
         assert!(!step(&presence, false, 0), "it was never linked");
         assert!(step(&presence, true, 1) && !step(&presence, true, 2));
@@ -107,46 +97,22 @@ mod tests {
     async fn an_address_of_another_node_now_is_released_at_once() {
         let now = Instant::now();
         let presence = InterceptedAddresses::default();
-        presence.update(&holders(&[(7, "old")]), FREE, |_| true, now, RESUME_TIMEOUT);
-        assert!(presence.update(
-            &holders(&[(7, "new")]),
-            FREE,
-            |node| node.as_str() == "new",
-            now,
-            RESUME_TIMEOUT
-        ));
+        presence.update(&holders(&[(7, "old")]), |_| true, now, RESUME_TIMEOUT);
+        assert!(presence.update(&holders(&[(7, "new")]), |node| node.as_str() == "new", now, RESUME_TIMEOUT));
         assert_eq!(intercepted(&presence), one("new", false));
         // The other node is not an edge, so traffic is no longer intercepted.
-        assert!(presence.update(&holders(&[(7, "cloud")]), FREE, |_| false, now, RESUME_TIMEOUT));
+        assert!(presence.update(&holders(&[(7, "cloud")]), |_| false, now, RESUME_TIMEOUT));
         assert!(presence.nodes().is_empty());
     }
 
     #[tokio::test]
-    async fn an_edges_own_claim_outlives_its_link_but_not_its_withdrawal() {
+    async fn an_address_that_its_node_may_no_longer_have_is_released_at_once() {
         let now = Instant::now();
         let presence = InterceptedAddresses::default();
-        presence.update(&holders(&[(7, "edge7")]), FREE, |_| true, now, RESUME_TIMEOUT);
-        presence.update(&holders(&[]), FREE, |_| false, now, RESUME_TIMEOUT);
-        assert_eq!(intercepted(&presence), one("edge7", true), "the link has ended, and the claim with it");
-        presence.update(&holders(&[(7, "edge7")]), FREE, |_| true, now, RESUME_TIMEOUT);
-        presence.update(&holders(&[]), FREE, |_| true, now, RESUME_TIMEOUT);
-        assert!(presence.nodes().is_empty(), "the node is linked and no longer claims it");
-    }
-
-    #[tokio::test]
-    async fn an_address_refused_while_its_node_is_disconnected_is_released_at_once() {
-        let now = Instant::now();
-        let presence = InterceptedAddresses::default();
-        let disconnected = |presence: &InterceptedAddresses, refused| {
-            presence.update(&holders(&[]), |_, _| refused, |_| false, now, RESUME_TIMEOUT);
-            intercepted(presence)
-        };
-        presence.update(&holders(&[(7, "edge7")]), FREE, |_| true, now, RESUME_TIMEOUT);
-        assert_eq!(disconnected(&presence, false), one("edge7", true));
-        assert_eq!(disconnected(&presence, true), []);
-        // A source with higher priority than the server's node still claims it.
-        presence.update(&holders(&[(7, "edge7")]), FREE, |_| true, now, RESUME_TIMEOUT);
-        presence.update(&holders(&[(7, "edge7")]), |_, _| true, |_| false, now, RESUME_TIMEOUT);
-        assert_eq!(intercepted(&presence), one("edge7", true));
+        for linked in [true, false] {
+            presence.update(&holders(&[(7, "edge7")]), |_| true, now, RESUME_TIMEOUT);
+            assert!(presence.update(&holders(&[]), |_| linked, now, RESUME_TIMEOUT));
+            assert!(presence.nodes().is_empty());
+        }
     }
 }

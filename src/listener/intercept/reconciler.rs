@@ -31,12 +31,6 @@ pub(super) fn spawn(
     settings: InterceptConfig,
     deps: &ListenerDeps,
 ) {
-    if !deps.uses_kubernetes && !settings.trust_edge_addresses {
-        info!(
-            hint = "list addresses in the token file, or set server.intercept.trust_edge_addresses = true",
-            "addresses claimed by edges are ignored without Kubernetes"
-        );
-    }
     let reconciler = NftReconciler {
         table,
         own: LocalAddresses::of_interfaces(settings.host_ip.into_iter().chain(settings.pod_ip).collect()),
@@ -107,14 +101,7 @@ impl NftReconciler {
             ];
             why.into_iter().find(|(is, _)| *is).map(|(_, why)| why)
         };
-        let mut claims = (self.deps.claims)();
-        claims.extend(self.deps.finder.claims());
-        let holders = self.deps.context.addresses.owners(claims, self.settings.trust_edge_addresses, refuses);
-        // For addresses that are no longer claimed.
-        let refused = |ip: IpAddr, node: &NodeName| {
-            let claim = AddressClaim { ip, node: node.clone(), by: ClaimSource::Edge };
-            refuses(ip).or_else(|| self.deps.context.addresses.refusal(&claim)).is_some()
-        };
+        let holders = self.deps.context.addresses.owners((self.deps.claims)(), refuses);
         let mut knows = HashMap::new();
         let intercepted = self.presence.nodes();
         for node in holders.nodes.values().chain(intercepted.values().map(|intercepted| &intercepted.node)) {
@@ -126,7 +113,7 @@ impl NftReconciler {
         let now = Instant::now();
         let resume_timeout = self.deps.context.route.resume_timeout;
         let changed =
-            self.presence.update(&holders.nodes, refused, linked, now, resume_timeout) | self.refresh_ports();
+            self.presence.update(&holders.nodes, linked, now, resume_timeout) | self.refresh_ports();
         let unknown = knows.iter().filter(|(_, knows)| !**knows).map(|(node, _)| node.clone()).collect();
         self.seeker.query_unknown(&unknown, &self.deps);
         self.log_rejected_claims(holders.rejected);

@@ -7,19 +7,19 @@ use std::time::{Duration, SystemTime};
 use super::*;
 
 #[test]
-fn addresses_that_an_edge_claims_are_intercepted_at_another_server() {
+fn addresses_of_nodes_at_another_server_are_intercepted() {
     let Some(world) = World::start(2) else { return };
-    let lines = format!("default:{TOKEN}\nnode1:{TOKEN} ip=10.79.1.2\n");
+    // The second line also has an address that its node cannot have.
+    let lines =
+        format!("node1:{TOKEN} ip=10.79.1.2,fd79:1::2\nnode2:{TOKEN} ip=10.79.2.2,fd79:2::2,10.79.2.1\n");
     std::fs::write(world.place.path().join("token"), lines).unwrap();
-    let keys = format!("trust_edge_addresses = true\n{SHORT}{}", peers(2));
+    let keys = format!("{SHORT}{}", peers(2));
     let mut server = world.server(&keys);
     let mut second = world.start_without_waiting("second", &world.plain_config(1, &peers(2)), &[], &[]);
     ready(&mut second, &world.host, ADMIN + 1);
     let _kubelets = [world.kubelet(1), world.kubelet(2)];
-    // The second node also claims an address that the token file gives to the first one, and one that it cannot have.
-    let claims = "node_ips = [\"10.79.1.2\", \"10.79.2.2\", \"fd79:2::2\", \"10.79.2.1\"]\n";
-    let first = world.edge_of(1, "10.79.1.1:9001", "node_ips = [\"fd79:1::2\"]\n");
-    let other = world.edge_of(2, "10.79.2.1:9001", claims);
+    let first = world.edge_of(1, "10.79.1.1:9001", "");
+    let other = world.edge_of(2, "10.79.2.1:9001", "");
     for number in [1, 2] {
         for ip in addresses(number) {
             world.is_intercepted(&ip, true);
@@ -27,7 +27,7 @@ fn addresses_that_an_edge_claims_are_intercepted_at_another_server() {
         }
     }
     server.wait_for_log(
-        "address claim rejected ip=10.79.2.1 node=node2 source=its edge reason=it is this host's",
+        "address claim rejected ip=10.79.2.1 node=node2 source=the token file reason=it is this host's",
     );
     assert!(!server.log().contains("node is linked"), "both are linked to the other server");
     // It disconnects without any request for it.
@@ -35,7 +35,7 @@ fn addresses_that_an_edge_claims_are_intercepted_at_another_server() {
     for ip in addresses(2) {
         world.is_intercepted(&ip, false);
     }
-    // A server that starts later learns of it as well.
+    // A server that starts later learns of the other one as well.
     server.kill();
     let _server = world.server(&keys);
     for ip in addresses(1) {
@@ -48,24 +48,22 @@ fn addresses_that_an_edge_claims_are_intercepted_at_another_server() {
 #[test]
 fn each_of_five_servers_intercepts_for_the_nodes_of_all() {
     let Some(world) = World::start(5) else { return };
+    // Of each node, one address is in the config, and the other in the token file.
+    let lines: String = (1..=5).map(|n| format!("node{n}:{TOKEN} ip=fd79:{n}::2\n")).collect();
+    std::fs::write(world.place.path().join("token"), lines).unwrap();
     let fixed: String = (1..=5).map(|n| format!("\"10.79.{n}.2\" = \"node{n}\"\n")).collect();
     let tables = format!("{SHORT}{}[server.addresses.nodes]\n{fixed}", peers(5));
     let mut servers: Vec<_> = (0..5)
         .map(|n| {
-            let keys = format!("table = \"tunnel{n}\"\ntrust_edge_addresses = true\n{tables}");
+            let keys = format!("table = \"tunnel{n}\"\n{tables}");
             world.start_without_waiting(&format!("pod-{n}"), &world.config(n, &keys), &[], &[])
         })
         .collect();
     for (n, server) in (0..).zip(&mut servers) {
         ready(server, &world.host, ADMIN + n);
     }
-    // Of each node, one address is in the config, and its edge claims the other.
-    let mut edges: Vec<_> = (1..=5)
-        .map(|n| {
-            let cloud = format!("10.79.{n}.1:{}", 9000 + n - 1);
-            world.edge_of(n, &cloud, &format!("node_ips = [\"fd79:{n}::2\"]\n"))
-        })
-        .collect();
+    let mut edges: Vec<_> =
+        (1..=5).map(|n| world.edge_of(n, &format!("10.79.{n}.1:{}", 9000 + n - 1), "")).collect();
     let intercepted = |node: usize, is: bool| {
         for (table, ip) in (0..5).flat_map(|server| addresses(node).map(|ip| (format!("tunnel{server}"), ip)))
         {

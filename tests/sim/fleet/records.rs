@@ -87,7 +87,7 @@ impl Cloud {
         self.links += 1;
         let link = Link::new(LinkId(self.links), Remote::Edge(name.clone()), None);
         let from = (self.servers[server].ip, 1).into();
-        let linked = LinkedNode { link, from, ips: Arc::default() };
+        let linked = LinkedNode { link, from };
         self.servers[server].registry.insert(linked, false);
     }
 

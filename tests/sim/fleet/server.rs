@@ -95,7 +95,7 @@ impl SimServer {
     pub(crate) fn links(self: &Arc<Self>, net: &Net, node: &NodeName, process: Instance) {
         let (id, peer) = (LinkId(net.number()), Remote::Edge(node.clone()));
         let link = Link::new(id, peer, Some(process));
-        let linked = LinkedNode { link: link.clone(), from: self.at, ips: Arc::default() };
+        let linked = LinkedNode { link: link.clone(), from: self.at };
         self.registry.insert(linked, false);
         net.publish(node, self.at.ip());
         self.finder.on_linked(node);

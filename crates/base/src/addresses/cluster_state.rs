@@ -288,24 +288,15 @@ impl ClusterState {
         if self.services.is_claimed(IndexKey::Internal(*ip)) {
             return Some("a Service's");
         }
-        if *by >= ClaimSource::Kubernetes && self.pods.is_claimed(IndexKey::Internal(*ip)) {
+        // Its kubelet writes all addresses of a Node.
+        if *by < ClaimSource::Kubernetes {
+            return None;
+        }
+        if self.pods.is_claimed(IndexKey::Internal(*ip)) {
             return Some("a pod's");
         }
-        let names = |at| self.nodes.claiming(at).map(|(name, _)| name);
-        let is_another = |name: &&str| !node.as_str().eq_ignore_ascii_case(name);
-        let mut nodes = names(IndexKey::Internal(*ip)).chain(names(IndexKey::External(*ip)));
-        match by {
-            ClaimSource::Table | ClaimSource::TokenLine => None,
-            // Its kubelet writes all of it. A load balancer may share the addresses of nodes.
-            ClaimSource::Kubernetes => names(IndexKey::External(*ip)).find(is_another).map(|_| ANOTHERS),
-            ClaimSource::Edge if !nodes.clone().all(|name| is_another(&name)) => None,
-            ClaimSource::Edge if self.services.is_claimed(IndexKey::External(*ip)) => Some(OUTSIDE),
-            ClaimSource::Edge => nodes.next().map(|_| ANOTHERS),
-        }
+        // A load balancer may share the addresses of nodes.
+        let mut outside = self.nodes.claiming(IndexKey::External(*ip));
+        outside.any(|(name, _)| !node.as_str().eq_ignore_ascii_case(name)).then_some("another Node's")
     }
 }
-
-const ANOTHERS: &str = "another Node's";
-
-/// Why no edge may claim a Service's external address.
-const OUTSIDE: &str = "a Service's external address";

@@ -339,18 +339,18 @@ fn a_pods_address_does_not_override_the_fixed_table_or_a_token_line() {
     book.change(|facts| facts.pods.put("shop/evil", pod("master", &patched)));
     list(&book);
     let token = claim("10.0.8.1", "edge1", ClaimSource::TokenLine);
-    let edge = claim("10.0.8.2", "edge1", ClaimSource::Edge);
-    let owners = book.owners([token, edge], false, |_| None);
+    let weak = claim("10.0.8.2", "edge1", ClaimSource::Kubernetes);
+    let owners = book.owners([token, weak], |_| None);
     assert_eq!(owner(&owners, "10.0.7.9"), "edge2");
     assert_eq!(owner(&owners, "10.0.8.1"), "edge1");
     assert_eq!(owner(&owners, "192.168.1.5"), "it is a pod's");
     assert_eq!(owner(&owners, "10.0.8.2"), "it is a pod's");
     book.change(|facts| facts.services.put("shop/web", service(&["10.0.7.9"], &[])));
-    assert_eq!(owner(&book.owners([], false, |_| None), "10.0.7.9"), "it is a Service's");
+    assert_eq!(owner(&book.owners([], |_| None), "10.0.7.9"), "it is a Service's");
 }
 
 #[test]
-fn an_edge_cannot_claim_external_addresses_of_services_or_other_nodes() {
+fn a_node_cannot_claim_an_external_address_of_another_node() {
     let book = book();
     book.change(|facts| {
         let outside = ips(&["198.51.100.5"]);
@@ -359,19 +359,16 @@ fn an_edge_cannot_claim_external_addresses_of_services_or_other_nodes() {
         facts.services.put("shop/web", KubeService { outside, ..service(&["10.96.0.7"], &[]) });
     });
     list(&book);
-    let of = |at, node, by| owner(&book.owners([claim(at, node, by)], false, |_| None), at);
-    let services = "it is a Service's external address";
-    assert_eq!(of("198.51.100.7", "edge2", ClaimSource::Edge), services);
+    let of = |at, node, by| owner(&book.owners([claim(at, node, by)], |_| None), at);
     assert_eq!(of("198.51.100.7", "edge2", ClaimSource::TokenLine), "edge2");
-    assert_eq!(of("198.51.100.5", "edge2", ClaimSource::Edge), "it is another Node's");
-    assert_eq!(of("198.51.100.5", "Edge1", ClaimSource::Edge), "Edge1", "the address is its own");
-    // Nor may a Node, as its own kubelet writes its addresses.
+    assert_eq!(of("198.51.100.5", "edge2", ClaimSource::Kubernetes), "it is another Node's");
+    assert_eq!(of("198.51.100.5", "Edge1", ClaimSource::Kubernetes), "Edge1", "the address is its own");
     book.change(|facts| facts.nodes.put("stolen", machine(ips(&["198.51.100.5", "198.51.100.7"]))));
-    let of = |at| owner(&book.owners([], false, |_| None), at);
+    let of = |at| owner(&book.owners([], |_| None), at);
     assert_eq!(of("198.51.100.5"), "it is another Node's");
     assert_eq!(of("198.51.100.7"), "stolen", "a load balancer may share nodes' addresses");
     book.change(|facts| facts.nodes.remove("stolen"));
-    let owners = book.owners([claim("192.168.1.5", "edge1", ClaimSource::Edge)], false, |_| None);
+    let owners = book.owners([], |_| None);
     assert_eq!(owner(&owners, "192.168.1.5"), "edge1", "a load balancer shares it");
     assert!(owners.rejected.is_empty());
     // External addresses locate nothing.
@@ -382,40 +379,28 @@ fn an_edge_cannot_claim_external_addresses_of_services_or_other_nodes() {
 }
 
 #[test]
-fn claims_of_lower_rank_wait_until_all_kubernetes_lists_are_complete() {
-    let (book, nobody) = (book(), "no claim");
-    let more = [
-        claim("10.0.8.1", "edge2", ClaimSource::TokenLine),
-        claim("10.0.8.2", "edge2", ClaimSource::Edge),
-        claim("192.168.1.5", "edge2", ClaimSource::Edge),
-    ];
-    let of = |at| owner(&book.owners(more.clone(), true, |_| None), at);
+fn claims_of_nodes_wait_until_all_kubernetes_lists_are_complete() {
+    let book = book();
+    let more = [claim("10.0.8.1", "edge2", ClaimSource::TokenLine)];
+    let of = |at| owner(&book.owners(more.clone(), |_| None), at);
     let kinds: [fn(&mut ClusterState); 3] =
         [|facts| facts.services.finish(), |facts| facts.nodes.finish(), |facts| facts.pods.finish()];
     for finish in kinds {
-        let found = ["10.0.7.9", "10.0.8.1", "10.0.8.2", "192.168.1.5"].map(of);
-        assert_eq!(found, ["edge2", "edge2", nobody, nobody]);
+        let found = ["10.0.7.9", "10.0.8.1", "192.168.1.5"].map(of);
+        assert_eq!(found, ["edge2", "edge2", "no claim"]);
         book.change(finish);
     }
-    assert_eq!(
-        ["10.0.7.9", "10.0.8.1", "10.0.8.2", "192.168.1.5"].map(of),
-        ["edge2", "edge2", "edge2", "edge1"]
-    );
+    assert_eq!(["10.0.7.9", "10.0.8.1", "192.168.1.5"].map(of), ["edge2", "edge2", "edge1"]);
     // A list that starts again removes nothing.
     book.change(|facts| facts.nodes.start());
-    assert_eq!(of("10.0.8.2"), "edge2");
+    assert_eq!(of("192.168.1.5"), "edge1");
 }
 
 #[test]
-fn without_a_cluster_an_edges_claims_apply_only_if_edges_are_trusted() {
+fn without_a_cluster_the_table_and_token_lines_apply() {
     let book = AddressBook::new(vec![("10.0.7.9/32".parse().unwrap(), node("edge2"))], false);
-    let more =
-        [claim("10.0.8.1", "edge1", ClaimSource::TokenLine), claim("10.0.8.2", "edge1", ClaimSource::Edge)];
-    for (trust_edges, last) in [(false, "no claim"), (true, "edge1")] {
-        let owners = book.owners(more.clone(), trust_edges, |_| None);
-        let found = ["10.0.7.9", "10.0.8.1", "10.0.8.2"].map(|at| owner(&owners, at));
-        assert_eq!(found, ["edge2", "edge1", last]);
-    }
+    let owners = book.owners([claim("10.0.8.1", "edge1", ClaimSource::TokenLine)], |_| None);
+    assert_eq!(["10.0.7.9", "10.0.8.1"].map(|at| owner(&owners, at)), ["edge2", "edge1"]);
 }
 
 #[test]
@@ -520,11 +505,11 @@ fn the_fixed_table_overrides_claims_of_nodes() {
     );
     list(&book);
     let claims = [
-        claim("10.0.7.30", "evil", ClaimSource::Edge),
+        claim("10.0.7.30", "evil", ClaimSource::Kubernetes),
         claim("10.0.7.40", "evil", ClaimSource::TokenLine),
-        claim("10.0.7.50", "edge1", ClaimSource::Edge),
+        claim("10.0.7.50", "edge1", ClaimSource::Kubernetes),
     ];
-    let owners = book.owners(claims, false, |_| None);
+    let owners = book.owners(claims, |_| None);
     let found = ["10.0.7.20", "10.0.7.30", "10.0.7.40", "10.0.7.50", "10.0.8.1"].map(|at| owner(&owners, at));
     let behind = "it is assigned to another node by [server.addresses]";
     assert_eq!(found, [behind, behind, "evil", "edge1", "evil"]);

@@ -1,8 +1,6 @@
 //! The extended dialect: neutral frames as messages, and back.
 
 use crate::codec::proto;
-use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
@@ -10,7 +8,7 @@ use prost::Message as _;
 
 use crate::codec::proto::{Control, StreamMsg};
 use crate::frame::{
-    Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, ListedNode, Load, MAX_NODE_IPS, MAX_PAGE_NODES,
+    Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, ListedNode, Load, MAX_PAGE_NODES,
     MAX_VERSION_CHARS, NodePage, Opener, Place, Remote, SessionCategory, SessionError, SessionFrame,
 };
 use tunnel_base::logging::printable::printable;
@@ -226,13 +224,7 @@ fn found_control(found: &Found) -> Control {
     let age = found.age.map_or(0, |age| millis(age).max(1));
     let instance = instance_bytes(found.instance);
     let silence = millis(found.silence);
-    let ips = found.ips.iter().take(MAX_NODE_IPS).map(|ip| match ip {
-        IpAddr::V4(ip) => Bytes::copy_from_slice(&ip.octets()),
-        IpAddr::V6(ip) => Bytes::copy_from_slice(&ip.octets()),
-    });
-    let code = u32::from(code as u8);
-    let ips = ips.collect();
-    Control { code, silence, instance, age, ips, ..Control::default() }
+    Control { code: u32::from(code as u8), silence, instance, age, ..Control::default() }
 }
 
 fn found(c: &Control) -> Found {
@@ -240,8 +232,7 @@ fn found(c: &Control) -> Found {
     let silence = Duration::from_millis(c.silence);
     let age = (c.age > 0).then(|| Duration::from_millis(c.age));
     let instance = Instance::from_bytes(&c.instance);
-    let ips = if here { c.ips.iter().take(MAX_NODE_IPS).filter_map(ip).collect() } else { Arc::default() };
-    Found { question: c.epoch, here, silence, instance, age, ips }
+    Found { question: c.epoch, here, silence, instance, age }
 }
 
 fn packed_page(NodePage { question, nodes, more }: NodePage) -> Bytes {
@@ -275,11 +266,6 @@ fn page(message: &StreamMsg) -> Result<NodePage, FrameError> {
         })
     });
     Ok(NodePage { question: fields.question, nodes: nodes.collect(), more: fields.more })
-}
-
-fn ip(bytes: &Bytes) -> Option<IpAddr> {
-    let v4 = <[u8; 4]>::try_from(&bytes[..]).map(IpAddr::from);
-    v4.or_else(|_| <[u8; 16]>::try_from(&bytes[..]).map(IpAddr::from)).ok()
 }
 
 fn control(message: &StreamMsg) -> Result<Control, FrameError> {
@@ -485,8 +471,7 @@ mod tests {
         let node: NodeName = "edge-1".parse().unwrap();
         let instance = Some(Instance::from_bits(9));
         let (silence, age) = (Duration::from_millis(1500), Some(Duration::from_millis(1)));
-        let ips = [IpAddr::from([10, 0, 0, 7]), "fd00::7".parse().unwrap()].into();
-        let found = Found { here: true, silence, instance, age, ips, ..Found::not_here(3) };
+        let found = Found { here: true, silence, instance, age, ..Found::not_here(3) };
         let away = Found { silence, ..Found::not_here(0) };
         let (edge, server) = ([Remote::Edge(node.clone()), Remote::Server(node.clone())], [Remote::Peer]);
         let conflict = FrameKind::Conflict(Conflict { instance, reason: "two machines".into() });
@@ -546,19 +531,12 @@ mod tests {
     }
 
     #[test]
-    fn addresses_in_a_found_signal_are_bounded_and_invalid_ones_skipped() {
-        let many: Vec<_> = (0..20).map(|last| IpAddr::from([10, 0, 0, last])).collect();
-        let read = |ips: Vec<Bytes>, code: u32| found(&Control { ips, code, ..Control::default() }).ips;
-        let bytes =
-            |ips: &[IpAddr]| found_control(&Found { here: true, ips: ips.into(), ..Found::not_here(1) }).ips;
-        assert_eq!(bytes(&many).len(), MAX_NODE_IPS);
-        let all = many.iter().map(|ip| bytes(&[*ip]).remove(0)).collect::<Vec<_>>();
-        assert_eq!(read(all.clone(), 0)[..], many[..MAX_NODE_IPS]);
-        let wild = [&[Bytes::from_static(b"seven"), Bytes::new()], &all[..1]].concat();
-        assert_eq!(read(wild, 0)[..], many[..1]);
-        assert!(
-            read(all, u32::from(ErrorCode::NodeNotConnected as u8)).is_empty(),
-            "the node is not connected there"
-        );
+    fn addresses_that_an_older_server_announces_are_ignored() {
+        let found = Found { here: true, ..Found::not_here(3) };
+        let mut message =
+            to_message(Frame { node: "edge-1".parse().unwrap(), body: FrameKind::Found(found.clone()) });
+        // Field 15, of four bytes.
+        message.data = [&message.data[..], &[0x7a, 4, 10, 0, 0, 7]].concat().into();
+        assert_eq!(from_message(message, &Remote::Peer).unwrap().body, FrameKind::Found(found));
     }
 }

@@ -56,9 +56,6 @@ pub struct Control {
     /// Load: number of nodes that are linked to the sender.
     #[prost(uint64, tag = "12")]
     pub nodes: u64,
-    /// Found, if the node is linked to the sender: the addresses reported by its edge, 4 or 16 bytes each, at most 8.
-    #[prost(bytes = "bytes", repeated, tag = "15")]
-    pub ips: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
     /// Opened to a user's program, and each Resume from it: the node and the target that its server has chosen.
     #[prost(string, tag = "16")]
     pub node: ::prost::alloc::string::String,

@@ -30,7 +30,6 @@ fn intercept_needs_only_networks_and_has_defaults() {
     assert!(intercept.networks.contains("10.0.3.4".parse().unwrap()) && !intercept.networks.is_empty());
     assert_eq!(Vec::from_iter(intercept.ports.iter().map(|port| port.0)), [10250, 10255]);
     assert_eq!((intercept.table.as_str(), intercept.port.0), ("tunnel", 0));
-    assert!(!intercept.trust_edge_addresses, "no cluster could contradict them");
     assert_eq!(intercept.mark, MarkBits { mark: 0x40, mask: 0x40 });
     assert_eq!((intercept.forwarded_networks.is_empty(), intercept.host_ip), (true, "10.0.0.1".parse().ok()));
     assert!(intercept.access.allow_from.is_some(), "inherited from [server.connect]");
@@ -47,7 +46,6 @@ fn an_invalid_intercept_setting_is_reported_with_its_key_and_a_remedy() {
         ("mark = \"0\"", "mark", "as in \"0x40/0x40\""),
         ("mark = \"0x+1\"", "mark", "as in \"0x40/0x40\""),
         ("forwarded_networks = [\"x\"]", "forwarded_networks[0]", "not a network"),
-        ("trust_edge_addresses = 1", "trust_edge_addresses", "expected true or false"),
         ("network = []", "network", "did you mean networks?"),
     ] {
         let errors = read(&format!("networks = [\"10.0.0.0/16\"]\n{line}")).unwrap_err().to_string();
@@ -73,24 +71,4 @@ fn forwarding_from_all_networks_is_a_warning() {
     )
     .unwrap();
     assert_eq!(warned(&warnings, WarningKind::Insecure), ["server.intercept.forwarded_networks"]);
-}
-
-#[test]
-fn an_edges_node_ips_are_from_the_config_or_else_from_the_environment() {
-    let env = Environment { node_ip: Some("10.0.0.7".to_owned()), ..node1() };
-    let ips = |lines: &str| {
-        EdgeConfig::read(&format!("{LEAST}{lines}"), &env)
-            .unwrap()
-            .0
-            .uplink
-            .node_ips
-            .iter()
-            .map(ToString::to_string)
-            .collect::<Vec<_>>()
-    };
-    assert_eq!(ips(""), ["10.0.0.7"]);
-    assert_eq!(ips("node_ips = [\"10.0.0.8\", \"fd00::8\"]"), ["10.0.0.8", "fd00::8"]);
-    assert!(ips("node_ips = []").is_empty() && edge(LEAST).0.uplink.node_ips.is_empty());
-    let errors = edge_faults(&format!("{LEAST}node_ips = [\"edge\"]")).to_string();
-    assert!(errors.contains("edge.uplink.node_ips[0]"), "{errors}");
 }

@@ -42,8 +42,7 @@ impl Site {
     fn new() -> Self {
         let registry = Registry::new(Metrics::edge());
         let edge4 = Link::new(LinkId(1), Remote::Edge("edge4".parse().unwrap()), Some(Instance::random()));
-        registry
-            .insert(LinkedNode { link: edge4, from: ([10, 0, 0, 4], 1).into(), ips: Arc::default() }, false);
+        registry.insert(LinkedNode { link: edge4, from: ([10, 0, 0, 4], 1).into() }, false);
         let addresses = AddressBook::new(
             vec![
                 (network("10.0.0.9").unwrap(), "edge9".parse().unwrap()),

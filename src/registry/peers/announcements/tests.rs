@@ -31,7 +31,7 @@ fn link_nodes(peers: &Peers, count: u64) -> Vec<Arc<Link>> {
     let mut links = Vec::new();
     for n in 0..count {
         let link = Link::new(LinkId(1000 + n), Remote::Edge(node(n)), Some(Instance::random()));
-        let linked = LinkedNode { link: link.clone(), from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() };
+        let linked = LinkedNode { link: link.clone(), from: ([127, 0, 0, 1], 1).into() };
         peers.dial_context.registry.insert(linked, false);
         peers.announce(&node(n));
         links.push(link);
