@@ -45,7 +45,6 @@ use crate::command::approve::ApproveArgs;
 use crate::command::cert::CertCommand;
 use crate::command::config::ConfigCommand;
 use crate::command::connect::ConnectArgs;
-use crate::command::demo::listeners::DemoListenerSet;
 use crate::command::doctor::DoctorArgs;
 use crate::command::init::InitArgs;
 use crate::command::invitations::{InvitationsArgs, InviteArgs};
@@ -152,9 +151,10 @@ pub enum Command {
         /// Make one request through the tunnel in each way, print the results, and exit.
         #[arg(long)]
         check: bool,
-        /// Additional listeners besides CONNECT: all, or some of tcp, http, https, egress, proxy, separated by commas.
-        #[arg(long, value_name = "LIST")]
-        listeners: Option<DemoListenerSet>,
+        /// Additional listeners besides CONNECT, separated by commas. With --check, curl requests the page there.
+        #[arg(long, value_name = "LIST", value_delimiter = ',',
+            value_parser = ["all", "tcp", "http", "https", "egress", "proxy"])]
+        listeners: Vec<String>,
     },
     /// Create certificates, tokens and config files for a new cloud: everything its servers and edges need.
     #[command(after_help = examples([

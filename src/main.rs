@@ -4,7 +4,7 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use tunnel::command::approve::{self, ApproveArgs};
 use tunnel::command::cert;
 use tunnel::command::config::{self, ConfigCommand, ConfigFileArgs};
-use tunnel::command::demo::{self, listeners::DemoListenerSet};
+use tunnel::command::demo;
 use tunnel::command::doctor::{self, DoctorArgs, DoctorFindings};
 use tunnel::command::migrate;
 use tunnel::command::proxy::ProxyArgs;
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
         Command::Config(ConfigCommand::Check { config, output, diff }) => {
             return check(&config, output, diff, &env);
         }
-        Command::Demo { check, listeners } => return run_demo(check, &listeners.unwrap_or_default()),
+        Command::Demo { check, listeners } => return run_demo(check, &listeners),
         Command::Doctor(command_args) => return diagnose(&command_args),
         Command::Config(ConfigCommand::Show { config, output }) => config::show(&config, output, &env),
         Command::Approve(command_args) => approve(&command_args, &env),
@@ -253,7 +253,7 @@ async fn wait_stop(signals: &mut Signals) {
     }
 }
 
-fn run_demo(check: bool, with: &DemoListenerSet) -> ExitCode {
+fn run_demo(check: bool, with: &[String]) -> ExitCode {
     let _logs = LoggingGuard::start(LogSettings { verbosity: -1, ..LogSettings::default() });
     let done = runtime(Role::Server).map_err(anyhow::Error::from).and_then(|runtime| {
         runtime.block_on(async {

@@ -2,124 +2,81 @@
 //! both servers.
 
 mod download;
-pub mod listeners;
 mod page;
+mod screen;
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::future::Future;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::io;
+use std::net::TcpListener;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use bytes::Bytes;
 use http::Method;
-use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
-use tracing::info_span;
 
 use crate::command::admin_sockets::exchange;
 use crate::command::init::folder_on_machine;
-use crate::command::{Role, shell_word};
+use crate::command::shell_word;
 use crate::config::ProxyVariables;
 use crate::uplink::client::{ClientLinkConfig, ClientUplinks, UserCredentials};
-use download::{DemoScreen, Download, RED, SimulatedNetwork};
-use listeners::{DemoContext, DemoListenerSet, ExtraDemoListener, connect, get};
-use page::serve;
+use download::{Download, SimulatedNetwork};
+use page::PAGE;
+use screen::{DemoScreen, RED, elapsed_text};
 use tunnel_base::drain::Drain;
 use tunnel_base::files;
-use tunnel_net::listen::TcpListenSocket;
-use tunnel_net::pki::{CertificateAuthority, IssuedCert, PkiError};
-use tunnel_net::tls::params::TlsParams;
-use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsServerConfig};
+use tunnel_net::pki::CertificateAuthority;
+use tunnel_net::tls::IdentityFiles;
 
-/// Runs the demo until `stop` completes. With `check`, requests the page once over CONNECT and each additional module,
+/// Runs the demo until `stop` completes. With `check`, requests the page once over CONNECT and each listener of `with`,
 /// and returns.
 ///
 /// # Errors
 ///
 /// Returns an error with the step that failed.
-pub async fn run(check: bool, with: &DemoListenerSet, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
-    let mut screen = DemoScreen::new();
-    let drain = Drain::new();
-    let mut stop = pin!(stop);
+pub async fn run(check: bool, with: &[String], stop: impl Future<Output = ()>) -> anyhow::Result<()> {
     let dir = TempDir::new()?;
-    let shown = tokio::select! {
-        () = &mut stop => Ok(None),
-        shown = show(check, with, &dir.0, &drain, &mut screen) => shown.map(Some),
-    };
-    let result = match shown {
-        Ok(Some(mut demo)) => {
-            if !check {
-                demo.print_commands(&mut screen).await;
-                stop.await;
-            }
-            demo.stop().await;
-            Ok(())
+    let drain = Drain::new();
+    let mut demo = Demo::new(&dir.0, &drain)?;
+    let shown = async {
+        demo.start_all().await?;
+        if check {
+            return demo.request_page(with).await;
         }
-        Ok(None) => Ok(()),
-        Err(error) => Err(error),
+        demo.interrupt_download().await?;
+        demo.print_commands(with).await;
+        std::future::pending().await
     };
-    drain.finish(Duration::ZERO, std::future::ready(())).await;
-    result
-}
-
-/// Starts everything, and then makes the requests of `--check`, or the download.
-async fn show<'a>(
-    check: bool,
-    with: &'a DemoListenerSet,
-    dir: &'a Path,
-    drain: &Drain,
-    screen: &mut DemoScreen,
-) -> anyhow::Result<Demo<'a>> {
-    let context = serve_pages(dir, drain)?;
-    screen.step(&format!("certificates, a token and configs made in {}", dir.display()));
-    let line = SimulatedNetwork::new();
-    let addresses = DemoAddresses::choose(with, &line, drain)?;
-    let mut demo = Demo::start(with, context, addresses, line, screen).await?;
-    let shown = if check { demo.request(screen).await } else { demo.interrupt(screen).await };
-    match shown {
-        Ok(()) => Ok(demo),
-        Err(error) => Err(demo.with_logs(error)),
+    let shown = tokio::select! {
+        shown = shown => shown,
+        () = stop => Ok(()),
+    };
+    for process in demo.processes.iter_mut().flatten() {
+        // It may have ended already.
+        let _ = process.kill().await;
     }
+    drain.finish(Duration::ZERO, std::future::ready(())).await;
+    shown.with_context(|| {
+        format!("the demo failed; its last log lines are:\n{}the failure", last_lines(&dir.0))
+    })
 }
 
-/// Serves the page without and with TLS, with new certificates.
-fn serve_pages<'a>(dir: &'a Path, drain: &Drain) -> anyhow::Result<DemoContext<'a>> {
-    write_certificates(dir).context("cannot make certificates")?;
-    let identity =
-        IdentityFiles { cert: dir.join(format!("{NODE}.crt")), key: dir.join(format!("{NODE}.key")) };
-    let clients = ClientAuth::Anonymous;
-    let offer = TlsParams::default();
-    let tls = TlsServerConfig { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] }.load()?;
-    let plain = TcpListenSocket::bind_public(ephemeral_address())?;
-    let encrypted = TcpListenSocket::bind_public(ephemeral_address())?;
-    let context = DemoContext { dir, page: plain.at(), tls_page: encrypted.at() };
-    drain.spawn(info_span!("page"), serve(plain, None, drain.clone()));
-    let acceptor = tls.load().acceptor();
-    drain.spawn(info_span!("page"), serve(encrypted, Some(acceptor), drain.clone()));
-    Ok(context)
-}
-
-fn write_certificates(dir: &Path) -> anyhow::Result<()> {
-    let issue = |name: &str, issued: &IssuedCert| -> Result<(), PkiError> {
-        let file = |end| dir.join(format!("{name}.{end}"));
-        issued.write(&file("crt"), &file("key"))
-    };
-    let authority = CertificateAuthority::new("tunnel demo", CERT_VALIDITY)?;
-    issue("server", &authority.server(&["localhost", "127.0.0.1"])?)?;
-    issue(NODE, &authority.server(&[NODE])?)?;
-    issue("client", &authority.client(USER)?)?;
-    files::create_private(&dir.join("ca.crt"), authority.cert())?;
-    let token = format!("{:032x}", rand::random::<u128>());
-    files::create_private(&dir.join("tokens"), &format!("{NODE}:{token}\n"))?;
-    files::create_private(&dir.join("token"), &format!("{token}\n"))?;
-    Ok(())
+/// Returns the last lines of the logs of all processes.
+fn last_lines(dir: &Path) -> String {
+    let mut last = String::new();
+    for name in NAMES {
+        let text = std::fs::read_to_string(dir.join(format!("{name}.log"))).unwrap_or_default();
+        let skipped = text.lines().count().saturating_sub(LOG_LINES);
+        last.extend(text.lines().skip(skipped).map(|line| format!("{name}: {line}\n")));
+    }
+    last
 }
 
 /// A directory for this user only, which is removed on drop.
@@ -129,23 +86,17 @@ impl TempDir {
     fn new() -> anyhow::Result<Self> {
         let dir = std::env::temp_dir().join(format!("tunnel-demo-{:016x}", rand::random::<u64>()));
         // The configs need an absolute path, and the printed commands one that is valid everywhere.
-        let dir = std::path::absolute(&dir).unwrap_or(dir);
-        folder_on_machine("TMPDIR", &dir).map_err(|refused| anyhow!(refused.text))?;
-        if dir.as_os_str().len() > MAX_DIR_BYTES {
-            bail!(
-                "TMPDIR: {} is too long for the path of a socket; set TMPDIR to a shorter path",
-                dir.display()
-            );
+        let dir = std::path::absolute(dir)?;
+        let shown = folder_on_machine("TMPDIR", &dir).map_err(|refused| anyhow!(refused.text))?;
+        if shown.len() > MAX_DIR_BYTES {
+            bail!("TMPDIR: {shown} is too long for the path of a socket; set TMPDIR to a shorter path");
         }
         DirBuilder::new().mode(0o700).create(&dir).with_context(|| {
-            format!("cannot create {}; set TMPDIR to a directory that this user may write to", dir.display())
+            format!("cannot create {shown}; set TMPDIR to a directory that this user may write to")
         })?;
         Ok(Self(dir))
     }
 }
-
-/// Maximum length of the directory, so that the path of each socket in it has less than 108 bytes.
-const MAX_DIR_BYTES: usize = 90;
 
 impl Drop for TempDir {
     fn drop(&mut self) {
@@ -154,375 +105,332 @@ impl Drop for TempDir {
     }
 }
 
-/// Addresses of the listeners. The processes need those of one another before they start.
-struct DemoAddresses {
-    links: [SocketAddr; 2],
-    connects: [SocketAddr; 2],
-    admins: [SocketAddr; 2],
-    edge_admin: SocketAddr,
-    /// Where the edge dials: the line to each server.
-    lines: [SocketAddr; 2],
-    modules: Vec<(ExtraDemoListener, SocketAddr)>,
-}
-
-impl DemoAddresses {
-    fn choose(with: &DemoListenerSet, line: &SimulatedNetwork, drain: &Drain) -> anyhow::Result<Self> {
-        // All are open at the same time, so that they differ.
-        let listeners: Vec<_> = (0..7 + with.0.len())
-            .map(|_| std::net::TcpListener::bind(ephemeral_address()))
-            .collect::<Result<_, _>>()?;
-        let mut free = listeners.iter().map(std::net::TcpListener::local_addr);
-        let mut next = || free.next().unwrap_or_else(|| Ok(ephemeral_address()));
-        let links = [next()?, next()?];
-        Ok(Self {
-            links,
-            connects: [next()?, next()?],
-            admins: [next()?, next()?],
-            edge_admin: next()?,
-            lines: [line.forward_to(links[0], drain)?, line.forward_to(links[1], drain)?],
-            modules: with.0.iter().map(|module| Ok((*module, next()?))).collect::<std::io::Result<_>>()?,
-        })
-    }
-}
-
-/// The running processes.
-struct Demo<'a> {
-    context: DemoContext<'a>,
-    at: DemoAddresses,
+/// The demo's files, addresses and processes.
+struct Demo {
+    dir: PathBuf,
+    /// What templates call `{name}`, by name: addresses and paths.
+    values: Vec<(String, String)>,
     line: SimulatedNetwork,
-    servers: [Process; 2],
-    edge: Process,
+    /// The running processes, by their places in [`NAMES`]. They end with this process, and are killed on drop.
+    processes: [Option<Child>; 3],
+    screen: DemoScreen,
 }
 
-impl<'a> Demo<'a> {
-    async fn start(
-        with: &DemoListenerSet,
-        context: DemoContext<'a>,
-        at: DemoAddresses,
-        line: SimulatedNetwork,
-        screen: &mut DemoScreen,
-    ) -> anyhow::Result<Self> {
-        let dir = context.dir;
-        for (number, name) in SERVERS.iter().enumerate() {
-            let tables: String = if number == CLIENT_SERVER {
-                at.modules.iter().map(|(module, at)| module.server_tables(*at, &context)).collect()
-            } else {
-                with.0
-                    .iter()
-                    .filter(|module| **module == ExtraDemoListener::Proxy)
-                    .map(|module| module.server_tables(ephemeral_address(), &context))
-                    .collect()
-            };
-            let config = server_config(dir, &at, number, &tables);
-            files::create_private(&dir.join(format!("{name}.toml")), &config)?;
+impl Demo {
+    /// Makes certificates and configs, and serves the page.
+    fn new(dir: &Path, drain: &Drain) -> anyhow::Result<Self> {
+        let screen = DemoScreen::new();
+        write_certificates(dir).context("cannot make certificates")?;
+        let line = SimulatedNetwork::new();
+        let processes = [const { None }; 3];
+        let mut demo = Self { dir: dir.to_owned(), values: Vec::new(), line, processes, screen };
+        demo.set("dir", dir.display().to_string());
+        demo.set("dir_word", shell_word(&dir.to_string_lossy()));
+        // As it was called, so that the lines work where it is not in PATH.
+        let called = std::env::args().next();
+        demo.set("tunnel", shell_word(&called.unwrap_or_else(|| "tunnel".to_owned())));
+        demo.choose_ports()?;
+        let (page, tls_page) = page::serve(&identity(dir, "server"), drain)?;
+        demo.set_address("page", &page.to_string());
+        demo.set_address("tls_page", &tls_page.to_string());
+        for number in ["1", "2"] {
+            let end = demo.line.forward_to(demo.fill(&format!("{{link{number}}}")), drain)?;
+            demo.set_address(&format!("line{number}"), &end.to_string());
         }
-        let tables: String = at.modules.iter().map(|(module, at)| module.edge_tables(*at)).collect();
-        files::create_private(&dir.join("edge.toml"), &edge_config(dir, &at, &tables))?;
-
-        let mut servers =
-            [Process::start(SERVERS[0], Role::Server, dir)?, Process::start(SERVERS[1], Role::Server, dir)?];
-        for (number, server) in servers.iter_mut().enumerate() {
-            server.is_ready(at.admins[number]).await?;
-            screen.step(&format!(
-                "{}: edges connect to {}, clients to {}",
-                server.name, at.links[number], at.connects[number]
-            ));
-        }
-        let mut edge = Process::start("edge", Role::Edge, dir)?;
-        edge.is_ready(at.edge_admin).await?;
-        let demo = Self { context, at, line, servers, edge };
-        demo.reaches_node().await?;
-        screen.step(&format!("edge: {NODE} is connected to {}", SERVERS[PREFERRED_SERVER]));
+        demo.write_configs()?;
+        demo.screen.step(&format!("certificates, a token and configs made in {}", dir.display()));
         Ok(demo)
     }
 
-    /// Waits until a client reaches the page.
-    async fn reaches_node(&self) -> anyhow::Result<()> {
-        let target = self.target();
+    fn set(&mut self, name: &str, value: String) {
+        self.values.push((format!("{{{name}}}"), value));
+    }
+
+    /// Sets an address and its port.
+    fn set_address(&mut self, name: &str, at: &str) {
+        self.set(&format!("{name}_port"), at.rsplit(':').next().unwrap_or_default().to_owned());
+        self.set(name, at.to_owned());
+    }
+
+    /// Chooses free ports for all listeners: the processes need those of one another before they start.
+    fn choose_ports(&mut self) -> io::Result<()> {
+        let mut open = Vec::new();
+        for name in ADDRESSES {
+            let listener = TcpListener::bind(EPHEMERAL)?;
+            self.set_address(name, &listener.local_addr()?.to_string());
+            // Stays open meanwhile, so that all ports differ.
+            open.push(listener);
+        }
+        Ok(())
+    }
+
+    /// Returns a template with all values.
+    fn fill(&self, template: &str) -> String {
+        self.values.iter().fold(template.to_owned(), |text, (name, value)| text.replace(name, value))
+    }
+
+    fn write_configs(&self) -> io::Result<()> {
+        let server = include_str!("demo/server.toml");
+        let first = server.replace("%n", "1").replace("%m", "2");
+        let second = server.replace("%n", "2").replace("%m", "1") + include_str!("demo/listeners.toml");
+        for (name, template) in NAMES.iter().zip([&first, &second, include_str!("demo/edge.toml")]) {
+            files::create_private(&self.dir.join(format!("{name}.toml")), &self.fill(template))?;
+        }
+        Ok(())
+    }
+
+    /// Starts the servers and the edge, and waits until a client reaches the node.
+    async fn start_all(&mut self) -> anyhow::Result<()> {
+        self.start(PREFERRED_SERVER).await?;
+        self.screen.step(&self.fill("server1: edges connect to {link1}, clients to {connect1}"));
+        self.start(CLIENT_SERVER).await?;
+        self.screen.step(&self.fill("server2: edges connect to {link2}, clients to {connect2}"));
+        self.start(EDGE).await?;
+        // The clients' server may not have found its peer yet.
         let reached = async {
-            loop {
-                let mut client = TcpStream::connect(self.at.connects[CLIENT_SERVER]).await?;
-                match connect(&mut client, &target).await {
-                    Ok(_) => return anyhow::Ok(()),
-                    Err(_) => sleep(POLL_INTERVAL).await,
-                }
+            while self.connect_to_page().await.is_err() {
+                sleep(POLL_INTERVAL).await;
             }
         };
-        timeout(TIMEOUT, reached).await.context("the node was not reached within 10 s")?
-    }
-
-    fn target(&self) -> String {
-        format!("{NODE}:{}", self.context.page.port())
-    }
-
-    /// Requests the page once in each way, and prints the durations.
-    async fn request(&mut self, screen: &mut DemoScreen) -> anyhow::Result<()> {
-        screen.line("        (from here on, times are measured from the start of each request)");
-        let requested_at = Instant::now();
-        let target = self.target();
-        let mut client = TcpStream::connect(self.at.connects[CLIENT_SERVER]).await?;
-        let answer = connect(&mut client, &target).await?;
-        screen.line(&format!("{:>7} CONNECT {target}: {answer}", elapsed_text(requested_at)));
-        let bytes = get(client, "/", NODE).await?;
-        screen.line(&format!("{:>7} GET /: {bytes} bytes, the page is complete", elapsed_text(requested_at)));
-        for (module, at) in &self.at.modules {
-            let requested_at = Instant::now();
-            let bytes = module.ask(*at, &self.context).await.with_context(|| format!("{module} at {at}"))?;
-            screen.line(&format!(
-                "{:>7} {module} at {at}: {bytes} bytes, the page is complete",
-                elapsed_text(requested_at)
-            ));
-        }
+        timeout(TIMEOUT, reached).await.context("the node was not reached within 10 s")?;
+        self.screen.step("edge: node1 is connected to server1");
         Ok(())
     }
 
-    /// Downloads over a user's link. Kills the server that has the link of the node, cuts its line, and kills the
-    /// server that has the user's link. Afterwards both servers run.
-    async fn interrupt(&mut self, screen: &mut DemoScreen) -> anyhow::Result<()> {
-        let links = self.link().await?;
-        screen.step(&format!("{USER} downloads from {NODE} over a link to {}", SERVERS[CLIENT_SERVER]));
-        let mut download = Download::start(&links, &self.target().parse()?).await?;
-        download.receive_tenths(2, screen).await?;
-        self.kill(PREFERRED_SERVER, &format!("it held the link of {NODE}"), screen).await?;
-        download.report_pause(Duration::ZERO);
-        download.receive_tenths(4, screen).await?;
-        self.restart(PREFERRED_SERVER, screen).await?;
-        download.cut(&self.line, screen).await?;
-        download.receive_tenths(8, screen).await?;
-        self.kill(CLIENT_SERVER, &format!("it held the link of {USER}"), screen).await?;
-        download.report_pause(Duration::ZERO);
-        download.finish(screen).await?;
-        links.close().await;
-        self.restart(CLIENT_SERVER, screen).await
-    }
-
-    /// Links to the servers as a user.
-    async fn link(&self) -> anyhow::Result<ClientUplinks> {
-        let file = |name: &str| self.context.dir.join(name);
-        let servers = [CLIENT_SERVER, PREFERRED_SERVER];
-        let config = ClientLinkConfig {
-            servers: servers.map(|server| self.at.links[server].into()).to_vec(),
-            tls_server_name: Some("localhost".parse()?),
-            device: "laptop".parse()?,
-            proof: UserCredentials::Certificate(IdentityFiles {
-                cert: file("client.crt"),
-                key: file("client.key"),
-            }),
-            ca: Some(file("ca.crt")),
-            proxy: ProxyVariables::default(),
-        };
-        ClientUplinks::connect(config).await.map_err(anyhow::Error::msg)
-    }
-
-    async fn kill(&mut self, server: usize, why: &str, screen: &mut DemoScreen) -> anyhow::Result<()> {
-        let killed = &mut self.servers[server];
-        killed.child.kill().await?;
-        screen.coloured_step(RED, &format!("{} (process {}) is killed: {why}", killed.name, killed.id));
-        Ok(())
-    }
-
-    async fn restart(&mut self, server: usize, screen: &mut DemoScreen) -> anyhow::Result<()> {
-        self.servers[server] = Process::start(SERVERS[server], Role::Server, self.context.dir)?;
-        self.servers[server].is_ready(self.at.admins[server]).await?;
-        screen.step(&format!("{} runs again", SERVERS[server]));
-        Ok(())
-    }
-
-    /// Prints commands to try.
-    async fn print_commands(&self, screen: &mut DemoScreen) {
-        let connect = self.at.connects[CLIENT_SERVER];
-        let dir = shell_word(&self.context.dir.to_string_lossy());
-        // As it was called, so that the lines work where it is not in PATH.
-        let tunnel = shell_word(&std::env::args().next().unwrap_or_else(|| "tunnel".to_owned()));
-        screen.line("\nA web page at the edge, through the tunnel:");
-        screen.line(&format!("  curl -p -x http://{connect} http://{}/", self.target()));
-        for (module, at) in &self.at.modules {
-            let (what, line) = module.line(*at, &self.context);
-            screen.line(&format!("\n{what}:\n  {line}"));
-        }
-        let sshd = SocketAddr::from((Ipv4Addr::LOCALHOST, 22));
-        if TcpStream::connect(sshd).await.is_ok() {
-            screen.line("\nThis machine's sshd, reached through the edge:");
-        } else {
-            screen.line("\nNo sshd listens on port 22 of this machine. With one, this would log in to it:");
-        }
-        screen.line(&format!("  {tunnel} ssh --server={connect} $USER@{NODE}"));
-        screen.line(&format!("  ssh -o ProxyCommand=\"nc -X connect -x {connect} {NODE} 22\" $USER@{NODE}"));
-        screen.line(&format!(
-            "  ssh -o ProxyCommand=\"corkscrew {} {} {NODE} 22\" $USER@{NODE}",
-            connect.ip(),
-            connect.port()
-        ));
-        screen.line("\nNodes and sessions, in a browser and here:");
-        screen.line(&format!("  http://{}/", self.at.admins[CLIENT_SERVER]));
-        screen.line(&format!("  {tunnel} status --socket={dir}/{}.sock", SERVERS[CLIENT_SERVER]));
-        screen.line(&format!("\nConfigs and logs are in {dir} until the demo ends."));
-        if self.at.modules.is_empty() {
-            screen.line(&format!("More listeners: {tunnel} demo --listeners all"));
-        }
-        screen.line("\nPress Ctrl-C to stop.");
-    }
-
-    /// Adds the last lines of the processes' logs to an error.
-    fn with_logs(&self, error: anyhow::Error) -> anyhow::Error {
-        let logs: String = self.servers.iter().chain([&self.edge]).map(Process::last_lines).collect();
-        error.context(format!("the demo failed; the last log lines are:\n{logs}\nthe failure"))
-    }
-
-    async fn stop(&mut self) {
-        let [one, two] = &mut self.servers;
-        // The edge first, so that it need not look for a server.
-        self.edge.stop().await;
-        one.stop().await;
-        two.stop().await;
-    }
-}
-
-/// A server or an edge of the demo. It ends with this process, and is killed on drop.
-struct Process {
-    name: &'static str,
-    id: u32,
-    child: Child,
-    log: PathBuf,
-}
-
-impl Process {
-    /// Starts `tunnel server` or `tunnel edge` with the config of that name.
-    fn start(name: &'static str, role: Role, dir: &Path) -> anyhow::Result<Self> {
-        let log = dir.join(format!("{name}.log"));
-        let to = OpenOptions::new().append(true).create(true).mode(0o600).open(&log)?;
-        let named = std::env::current_exe().context("cannot find this program's file")?;
-        // Its file may have been replaced meanwhile. The name is better for `ps`.
-        let program = if named.exists() { named } else { "/proc/self/exe".into() };
-        let mut command = Command::new(&program);
-        command.arg(role.name()).arg("--end-with-parent").arg("-c").arg(dir.join(format!("{name}.toml")));
+    /// Starts a process, and waits until its admin listener reports that it is ready. An edge is ready once it is linked.
+    async fn start(&mut self, number: usize) -> anyhow::Result<()> {
+        let name = NAMES[number];
+        let log = self.dir.join(format!("{name}.log"));
+        let log = OpenOptions::new().append(true).create(true).mode(0o600).open(log)?;
+        // Its file may have been replaced meanwhile.
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("tunnel").arg(if number == EDGE { "edge" } else { "server" });
+        command.arg("--end-with-parent").arg("-c").arg(self.dir.join(format!("{name}.toml")));
         // Neither a proxy nor other settings of this shell apply, and Ctrl-C reaches only the demo itself.
         command.env_clear().process_group(0).kill_on_drop(true);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(to).spawn();
-        let child = child.with_context(|| format!("cannot run {}", program.display()))?;
-        Ok(Self { name, id: child.id().unwrap_or_default(), child, log })
-    }
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
 
-    /// Waits until its admin listener reports that it is ready; an edge is ready once it is linked.
-    async fn is_ready(&mut self, admin: SocketAddr) -> anyhow::Result<()> {
+        let admin = self.fill(&format!("{{admin_{name}}}"));
+        let child = self.processes[number].insert(child.context("cannot run this program again")?);
         let started = Instant::now();
-        while !is_ready(admin).await {
-            if let Some(status) = self.child.try_wait()? {
-                bail!("{} ended ({status}); its log:\n{}", self.name, self.last_lines());
+        while !is_ready(&admin).await {
+            if let Some(status) = child.try_wait()? {
+                bail!("{name} ended ({status})");
             }
             if started.elapsed() > TIMEOUT {
-                bail!("{} did not start within 10 s; its log:\n{}", self.name, self.last_lines());
+                bail!("{name} did not start within 10 s");
             }
             sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
 
-    fn last_lines(&self) -> String {
-        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
-        let skipped = text.lines().count().saturating_sub(LOG_LINES);
-        text.lines().skip(skipped).map(|line| format!("{}: {line}\n", self.name)).collect()
+    async fn restart(&mut self, server: usize) -> anyhow::Result<()> {
+        self.start(server).await?;
+        self.screen.step(&format!("{} runs again", NAMES[server]));
+        Ok(())
     }
 
-    /// Ends it, and waits for that.
-    async fn stop(&mut self) {
-        if let Some(pid) = self.child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?)) {
-            let _ = kill_process(pid, Signal::TERM);
+    async fn kill(&mut self, server: usize, why: &str) -> anyhow::Result<()> {
+        let mut process = self.processes[server].take().context("it does not run")?;
+        let id = process.id().unwrap_or_default();
+        process.kill().await?;
+        self.screen.coloured_step(RED, &format!("{} (process {id}) is killed: {why}", NAMES[server]));
+        Ok(())
+    }
+
+    /// Requests the page over CONNECT. Returns it with its head.
+    async fn connect_to_page(&self) -> anyhow::Result<String> {
+        let mut client = TcpStream::connect(self.fill("{connect2}")).await?;
+        let request = self.fill("CONNECT node1:{page_port} HTTP/1.1\r\nHost: node1:{page_port}\r\n\r\n");
+        client.write_all(request.as_bytes()).await?;
+        let head =
+            timeout(TIMEOUT, page::read_head(&mut client)).await.context("no response within 10 s")??;
+        if !head.contains(" 200 ") {
+            bail!("CONNECT refused: {head}");
         }
-        if timeout(TIMEOUT, self.child.wait()).await.is_err() {
-            let _ = self.child.kill().await;
+        client.write_all(b"GET / HTTP/1.1\r\nHost: node1\r\n\r\n").await?;
+        let mut page = String::new();
+        timeout(TIMEOUT, client.read_to_string(&mut page)).await.context("no page within 10 s")??;
+        Ok(page)
+    }
+
+    /// Requests the page once over CONNECT, and by the command of each listener. Prints the durations.
+    async fn request_page(&mut self, with: &[String]) -> anyhow::Result<()> {
+        self.screen.line("        (from here on, times are measured from the start of each request)");
+        let started = Instant::now();
+        let page = self.connect_to_page().await?;
+        self.print_page(&self.fill("CONNECT node1:{page_port} at {connect2}"), started, &page)?;
+        for (name, _, command) in selected(with) {
+            let command = self.fill(&command.replacen("curl", "curl -q -sS --max-time 10", 1));
+            let started = Instant::now();
+            // No setting of this shell applies.
+            let output = Command::new("sh").arg("-c").arg(&command).env_clear().output().await?;
+            let page = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+            self.print_page(&self.fill(&format!("{name} at {{{name}}}")), started, &page)?;
         }
+        Ok(())
+    }
+
+    fn print_page(&mut self, way: &str, started: Instant, page: &str) -> anyhow::Result<()> {
+        if !page.ends_with(PAGE) {
+            bail!("{way}: unexpected page: {page:?}");
+        }
+        let time = elapsed_text(started);
+        self.screen.line(&format!("{time:>7} {way}: {} bytes, the page is complete", page.len()));
+        Ok(())
+    }
+
+    /// Downloads over a user's link. Kills the server that has the link of the node, cuts its line, and kills the
+    /// server that has the user's link. Afterwards both servers run.
+    async fn interrupt_download(&mut self) -> anyhow::Result<()> {
+        let links = self.link().await?;
+        self.screen.step("alice downloads from node1 over a link to server2");
+        let target = self.fill("node1:{page_port}").parse()?;
+        let mut download = Download::start(&links, &target).await?;
+        download.receive_tenths(2, &mut self.screen).await?;
+
+        self.kill(PREFERRED_SERVER, "it held the link of node1").await?;
+        download.resume_to_tenths(4, &mut self.screen).await?;
+        self.restart(PREFERRED_SERVER).await?;
+
+        download.cut(&self.line, &mut self.screen).await?;
+        download.resume_to_tenths(8, &mut self.screen).await?;
+
+        self.kill(CLIENT_SERVER, "it held the link of alice").await?;
+        download.resume_to_tenths(10, &mut self.screen).await?;
+        download.verify(&mut self.screen)?;
+        links.close().await;
+        self.restart(CLIENT_SERVER).await
+    }
+
+    /// Links to the servers as a user.
+    async fn link(&self) -> anyhow::Result<ClientUplinks> {
+        let config = ClientLinkConfig {
+            servers: vec![self.fill("{link2}").parse()?, self.fill("{link1}").parse()?],
+            tls_server_name: Some("localhost".parse()?),
+            device: "laptop".parse()?,
+            proof: UserCredentials::Certificate(identity(&self.dir, "client")),
+            ca: Some(self.dir.join("ca.crt")),
+            proxy: ProxyVariables::default(),
+        };
+        ClientUplinks::connect(config).await.map_err(anyhow::Error::msg)
+    }
+
+    /// Prints commands to try.
+    async fn print_commands(&mut self, with: &[String]) {
+        for (_, title, command) in [CONNECT].iter().chain(selected(with)) {
+            self.screen.line(&self.fill(&format!("\n{title}:\n  {command}")));
+        }
+        let sshd = match TcpStream::connect("127.0.0.1:22").await {
+            Ok(_) => "This machine's sshd, reached through the edge",
+            Err(_) => "No sshd listens on port 22 of this machine. With one, this would log in to it",
+        };
+        let commands = include_str!("demo/commands.txt").replace("{sshd}", sshd);
+        self.screen.line(self.fill(&commands).trim_end());
+        if with.is_empty() {
+            self.screen.line(&self.fill("More listeners: {tunnel} demo --listeners all"));
+        }
+        self.screen.line("\nPress Ctrl-C to stop.");
     }
 }
 
-async fn is_ready(admin: SocketAddr) -> bool {
+/// Returns the listeners that `--listeners` chose, each once.
+fn selected(with: &[String]) -> impl Iterator<Item = &'static DemoCommand> {
+    EXTRA.iter().filter(|(name, ..)| with.iter().any(|chosen| chosen == "all" || chosen == name))
+}
+
+fn write_certificates(dir: &Path) -> anyhow::Result<()> {
+    let authority = CertificateAuthority::new("tunnel demo", CERT_VALIDITY)?;
+    // The page at the node presents the certificate of the servers.
+    let server = authority.server(&["localhost", "127.0.0.1", "node1"])?;
+    for (name, issued) in [("server", server), ("client", authority.client("alice")?)] {
+        let IdentityFiles { cert, key } = identity(dir, name);
+        issued.write(&cert, &key)?;
+    }
+    files::create_private(&dir.join("ca.crt"), authority.cert())?;
+    let token = format!("{:032x}", rand::random::<u128>());
+    files::create_private(&dir.join("tokens"), &format!("node1:{token}\n"))?;
+    files::create_private(&dir.join("token"), &format!("{token}\n"))?;
+    Ok(())
+}
+
+/// Returns the files of a certificate.
+fn identity(dir: &Path, name: &str) -> IdentityFiles {
+    IdentityFiles { cert: dir.join(format!("{name}.crt")), key: dir.join(format!("{name}.key")) }
+}
+
+async fn is_ready(admin: &str) -> bool {
     let Ok(stream) = TcpStream::connect(admin).await else { return false };
     matches!(exchange(stream, Method::GET, "/readyz", Bytes::new()).await, Ok((200, _)))
 }
 
-fn server_config(dir: &Path, at: &DemoAddresses, number: usize, tables: &str) -> String {
-    let name = SERVERS[number];
-    let dir = dir.display();
-    let link = at.links[number];
-    let connect = at.connects[number];
-    let admin = at.admins[number];
-    let peer = at.links[1 - number];
-    format!(
-        r#"[server.links]
-name = "{name}"
-listen = "{link}"
-admin_listen = "{admin}"
-cert = "{dir}/server.crt"
-key = "{dir}/server.key"
-peer_ca = "{dir}/ca.crt"
-token_file = "{dir}/tokens"
+/// A listener by the name of its address, what its command shows, and the command.
+type DemoCommand = (&'static str, &'static str, &'static str);
 
-[server.admin]
-listen = "unix:{dir}/{name}.sock"
+const CONNECT: DemoCommand = (
+    "connect2",
+    "A web page at the edge, through the tunnel",
+    "curl -p -x http://{connect2} http://node1:{page_port}/",
+);
 
-[server.peers]
-addresses = ["{peer}"]
-rebalance = false
+/// The listeners that `--listeners` adds.
+const EXTRA: [DemoCommand; 5] = [
+    ("tcp", "A TCP port of the server for the page's port", "curl http://{tcp}/"),
+    (
+        "http",
+        "A port of the server that stands for the page's port at every node; in DNS, nodes' names would resolve to the server",
+        "curl --resolve node1:{http_port}:127.0.0.1 http://node1:{http_port}/",
+    ),
+    (
+        "https",
+        "The same with TLS, for clients with a certificate",
+        "curl --cacert {dir_word}/ca.crt --cert {dir_word}/client.crt --key {dir_word}/client.key \
+         --resolve node1:{https_port}:127.0.0.1 https://node1:{https_port}/",
+    ),
+    (
+        "egress",
+        "CONNECT with a certificate, as kube-apiserver's egress selector uses it",
+        "curl --proxy-cacert {dir_word}/ca.crt --proxy-cert {dir_word}/client.crt --proxy-key {dir_word}/client.key \
+         -p -x https://{egress} http://node1:{page_port}/",
+    ),
+    (
+        "proxy",
+        // The name has a dot, so it is not a node's; it resolves to this machine.
+        "The reverse direction: a program on the node reaches a page in the cloud through its edge's proxy",
+        "curl -x http://{proxy} http://web.localhost:{page_port}/",
+    ),
+];
 
-[server.connect]
-listen = "{connect}"
-
-[server.clients]
-client_ca = "{dir}/ca.crt"
-names = ["{USER}"]
-rules = [{{ users = ["{USER}"], nodes = ["{NODE}"] }}]
-
-[server.session]
-drain_timeout = "1s"
-
-{tables}"#
-    )
-}
-
-fn edge_config(dir: &Path, at: &DemoAddresses, tables: &str) -> String {
-    let dir = dir.display();
-    let [one, two] = at.lines;
-    let admin = at.edge_admin;
-    format!(
-        r#"[edge.uplink]
-node = "{NODE}"
-token_file = "{dir}/token"
-ca = "{dir}/ca.crt"
-tls_server_name = "localhost"
-servers = ["{one}", "{two}"]
-admin_listen = "{admin}"
-
-[edge.admin]
-listen = "unix:{dir}/edge.sock"
-
-[edge.session]
-drain_timeout = "1s"
-
-{tables}"#
-    )
-}
-
-pub(crate) fn ephemeral_address() -> SocketAddr {
-    (Ipv4Addr::LOCALHOST, 0).into()
-}
-
-pub(crate) fn elapsed_text(started: Instant) -> String {
-    format!("{:.1?}", started.elapsed())
-}
-
-pub(crate) const NODE: &str = "node1";
-/// The user with a link, and with the client certificate.
-pub(crate) const USER: &str = "alice";
-const SERVERS: [&str; 2] = ["server1", "server2"];
-/// The server that the edge prefers.
+/// The addresses of the processes.
+const ADDRESSES: [&str; 12] = [
+    "link1",
+    "link2",
+    "connect1",
+    "connect2",
+    "admin_server1",
+    "admin_server2",
+    "admin_edge",
+    "tcp",
+    "http",
+    "https",
+    "egress",
+    "proxy",
+];
+/// Any free port of this machine.
+const EPHEMERAL: &str = "127.0.0.1:0";
+/// The processes: the server that the edge prefers, the server that clients use, and the edge.
+const NAMES: [&str; 3] = ["server1", "server2", "edge"];
 const PREFERRED_SERVER: usize = 0;
-/// The server that clients use.
 const CLIENT_SERVER: usize = 1;
+const EDGE: usize = 2;
+/// Maximum length of the directory, so that the path of each socket in it has less than 108 bytes.
+const MAX_DIR_BYTES: usize = 90;
 /// Validity of the certificates: long enough that the live page does not warn of their end.
 const CERT_VALIDITY: Duration = Duration::from_secs(40 * 24 * 3600);
 /// Timeout for each step of the demo.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which a process that starts is tried.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Number of log lines in an error.
+/// Number of lines of each log that an error contains.
 const LOG_LINES: usize = 10;

@@ -1,58 +1,88 @@
 //! The web page and the download at the demo's edge.
 
-use std::sync::OnceLock;
+use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use aws_lc_rs::digest::{Context as Digest, Digest as Hash, SHA256};
+use anyhow::Context as _;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_rustls::TlsAcceptor;
 use tracing::info_span;
 
-use super::TIMEOUT;
+use super::{EPHEMERAL, TIMEOUT};
 use tunnel_base::drain::Drain;
 use tunnel_net::listen::TcpListenSocket;
+use tunnel_net::tls::params::TlsParams;
+use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsServerConfig};
 
-/// Serves the page on each connection, whatever the request, until draining starts; over TLS if `tls` is set.
-pub(crate) async fn serve(listener: TcpListenSocket, tls: Option<TlsAcceptor>, drain: Drain) {
-    while let Some((socket, _)) = drain.run_until(listener.accept()).await {
-        let tls = tls.clone();
-        drain.spawn(info_span!("page"), async move {
-            match tls {
-                None => answer(socket).await,
-                Some(tls) => {
-                    if let Ok(socket) = tls.accept(socket).await {
-                        answer(socket).await;
+/// Serves the page on each connection, whatever the request, until draining starts. Returns its addresses, without TLS and
+/// with this certificate.
+pub(crate) fn serve(identity: &IdentityFiles, drain: &Drain) -> anyhow::Result<(SocketAddr, SocketAddr)> {
+    let config = TlsServerConfig {
+        identity: identity.clone(),
+        clients: ClientAuth::Anonymous,
+        offer: TlsParams::default(),
+        alpn: vec![b"http/1.1".to_vec()],
+    };
+    let acceptor = config.load()?.load().acceptor();
+    Ok((serve_at(None, drain)?, serve_at(Some(acceptor), drain)?))
+}
+
+fn serve_at(tls: Option<TlsAcceptor>, drain: &Drain) -> anyhow::Result<SocketAddr> {
+    let listener = TcpListenSocket::bind_public(EPHEMERAL.parse()?)?;
+    let at = listener.at();
+    let tasks = drain.clone();
+    drain.spawn(info_span!("page"), async move {
+        while let Some((socket, _)) = tasks.run_until(listener.accept()).await {
+            let tls = tls.clone();
+            tasks.spawn(info_span!("page"), async move {
+                match tls {
+                    None => answer(socket).await,
+                    Some(tls) => {
+                        if let Ok(socket) = tls.accept(socket).await {
+                            answer(socket).await;
+                        }
                     }
                 }
-            }
-        });
+            });
+        }
+    });
+    Ok(at)
+}
+
+/// Reads the head of a response.
+pub(crate) async fn read_head<S: AsyncRead + Unpin>(stream: &mut S) -> anyhow::Result<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.context("the server closed the connection")?);
     }
+    Ok(String::from_utf8_lossy(&head).into_owned())
 }
 
 async fn answer<S: AsyncRead + AsyncWrite + Unpin>(mut socket: S) {
     let mut request = [0; 4096];
     let Ok(read) = socket.read(&mut request).await else { return };
-    let sent = if request[..read].starts_with(format!("GET {DOWNLOAD} ").as_bytes()) {
-        send_download(&mut socket).await
-    } else {
-        let length = PAGE.len();
-        let head = format!("HTTP/1.0 200 OK\r\nContent-Type: text/html\r\nContent-Length: {length}\r\n\r\n");
-        socket.write_all((head + PAGE).as_bytes()).await
+    let is_download = request[..read].starts_with(format!("GET {DOWNLOAD} ").as_bytes());
+    let length = if is_download { LENGTH } else { PAGE.len() };
+    let head = format!("HTTP/1.0 200 OK\r\nContent-Type: text/html\r\nContent-Length: {length}\r\n\r\n");
+    let sent = async {
+        socket.write_all(head.as_bytes()).await?;
+        if is_download {
+            send_download(&mut socket).await?
+        } else {
+            socket.write_all(PAGE.as_bytes()).await?
+        }
+        socket.shutdown().await
     };
-    if sent.is_ok() {
+    if sent.await.is_ok() {
         // The client has everything it needs; how it closes does not matter.
-        let _ = socket.shutdown().await;
         let _ = timeout(TIMEOUT, socket.read(&mut request)).await;
     }
 }
 
-/// Sends the download at its pace, as an HTTP response.
-async fn send_download<S: AsyncWrite + Unpin>(socket: &mut S) -> std::io::Result<()> {
-    let head = format!(
-        "HTTP/1.0 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: {LENGTH}\r\n\r\n"
-    );
-    socket.write_all(head.as_bytes()).await?;
+/// Sends the download at its pace.
+async fn send_download<S: AsyncWrite + Unpin>(socket: &mut S) -> io::Result<()> {
     let mut pace = interval(PACE);
     pace.set_missed_tick_behavior(MissedTickBehavior::Burst);
     for number in 0..LENGTH / PIECE {
@@ -62,20 +92,9 @@ async fn send_download<S: AsyncWrite + Unpin>(socket: &mut S) -> std::io::Result
     Ok(())
 }
 
-/// Returns a piece of the download: random bytes, and the piece's number, so that lost and repeated pieces change the
-/// digest.
-fn piece(number: usize) -> Vec<u8> {
-    static RANDOM: OnceLock<Vec<u8>> = OnceLock::new();
-    let random = RANDOM.get_or_init(|| (0..PIECE).map(|_| rand::random()).collect());
-    let number = number.to_be_bytes();
-    [&number[..], &random[number.len()..]].concat()
-}
-
-/// Returns the digest of the download.
-pub(crate) fn expected_digest() -> Hash {
-    let mut digest = Digest::new(&SHA256);
-    (0..LENGTH / PIECE).for_each(|number| digest.update(&piece(number)));
-    digest.finish()
+/// Returns a piece of the download, of which each has other bytes.
+pub(crate) fn piece(number: usize) -> Vec<u8> {
+    number.to_be_bytes().repeat(PIECE / size_of::<usize>())
 }
 
 pub(crate) const PAGE: &str =
