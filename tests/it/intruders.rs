@@ -302,6 +302,10 @@ async fn a_tcp_port_that_forwards_to_itself_is_refused() {
     let _edge = edge(&place, &server, "node1").await;
     let mut client = TcpStream::connect(at).await.unwrap();
     assert_reset(&mut client).await;
+    // No further session begins while the same edge answers other requests.
+    for _ in 0..20 {
+        assert_eq!(server.request_connect(&format!("node1:{}", at.port())).await.status, 403);
+    }
     assert_eq!(server.server.metrics.sessions.closed("tcp", "own_port"), 1);
 }
 

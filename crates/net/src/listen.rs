@@ -35,7 +35,7 @@ pub struct TcpListenSocket {
     socket: TcpListener,
     at: SocketAddr,
     /// Announces the port to the tunnel processes on this machine, so that none dials it for a client.
-    announced: Option<PortAnnouncement>,
+    _announced: Option<PortAnnouncement>,
 }
 
 /// The error of an address that cannot be listened on, with a hint.
@@ -82,7 +82,7 @@ impl TcpListenSocket {
             socket.bind(at)?;
             let at = socket.local_addr()?;
             let announced = is_announced.then(|| announce(at).ok()).flatten();
-            Ok(Self { socket: socket.listen(BACKLOG)?, at, announced })
+            Ok(Self { socket: socket.listen(BACKLOG)?, at, _announced: announced })
         };
         bound().map_err(|cause| BindError { at, cause })
     }
@@ -108,14 +108,7 @@ impl TcpListenSocket {
     /// Never fails. Errors of a single connection are skipped, and a lack of resources (files, memory) is retried after
     /// a pause. The first such failure and the recovery are logged. Cancel safe.
     pub async fn accept(&self) -> (TcpStream, SocketAddr) {
-        let accepted = accept_next(self.at, || self.socket.accept());
-        match &self.announced {
-            None => accepted.await,
-            Some(announced) => tokio::select! {
-                accepted = accepted => accepted,
-                never = announced.answer() => match never {},
-            },
-        }
+        accept_next(self.at, || self.socket.accept()).await
     }
 }
 

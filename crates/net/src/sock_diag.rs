@@ -95,6 +95,31 @@ pub(super) fn query<'a>(
     if netlink::kind(answer) == Some(SOCK_DIAG_BY_FAMILY) { Ok(answer) } else { Err(netlink::error(answer)) }
 }
 
+/// Calls `each` with the name of each Unix socket of this network namespace that has one and no remote, and with its
+/// owner. Before Linux 5.3 the owner is unknown.
+///
+/// # Errors
+///
+/// The system does not list them.
+pub(super) fn unix_sockets(mut each: impl FnMut(&[u8], Option<u32>)) -> io::Result<()> {
+    // `struct unix_diag_req`: the family, the states, any inode, the attributes, and no cookie.
+    let mut question = vec![AF_UNIX, 0, 0, 0];
+    for word in [TCP_CLOSE | TCP_LISTEN, 0, UDIAG_SHOW_NAME | UDIAG_SHOW_UID, u32::MAX, u32::MAX] {
+        question.extend(word.to_ne_bytes());
+    }
+    let kernel = netlink::open(NETLINK_SOCK_DIAG)?;
+    kernel.send(&netlink::request(SOCK_DIAG_BY_FAMILY, netlink::NLM_F_DUMP, 0, &question))?;
+    let mut room = vec![0; netlink::DUMP_ROOM];
+    let mut read = |socket: &[u8]| {
+        let attributes = socket.get(UNIX_ATTRIBUTES..).unwrap_or_default();
+        if let Some(name) = netlink::find(attributes, UNIX_DIAG_NAME) {
+            each(name, netlink::find(attributes, UNIX_DIAG_UID).and_then(|owner| number(owner, 0)));
+        }
+    };
+    while netlink::read_dump(&kernel, &mut room, &mut read)? {}
+    Ok(())
+}
+
 /// One socket for the process; `None` before the first query, or if the system does not support it.
 ///
 /// A process that had too many open files tries again with the next query.
@@ -141,6 +166,16 @@ pub(super) const RQUEUE: usize = netlink::HEADER_LEN + 4 + 48 + 4;
 const WQUEUE: usize = RQUEUE + 4;
 /// Offset of the attributes: after the header and `struct inet_diag_msg`.
 const ATTRIBUTES: usize = netlink::HEADER_LEN + 72;
+/// The same after the header and `struct unix_diag_msg`.
+const UNIX_ATTRIBUTES: usize = netlink::HEADER_LEN + 16;
+const AF_UNIX: u8 = 1;
+/// States of a socket without a remote, as bits.
+const TCP_CLOSE: u32 = 1 << 7;
+const TCP_LISTEN: u32 = 1 << 10;
+const UDIAG_SHOW_NAME: u32 = 1;
+const UDIAG_SHOW_UID: u32 = 0x40;
+const UNIX_DIAG_NAME: u16 = 0;
+const UNIX_DIAG_UID: u16 = 7;
 /// The attribute with `struct tcp_info`.
 pub(super) const TCP_INFO: u16 = 2;
 /// The attribute with the socket's memory (`INET_DIAG_SKMEMINFO`).

@@ -1,3 +1,4 @@
+use futures_util::FutureExt as _;
 use tokio::net::TcpListener;
 
 use tunnel_net::listen::TcpListenSocket;
@@ -219,6 +220,8 @@ async fn a_port_of_a_tunnel_process_is_refused_as_target_by_any_name_or_address(
         let refused = server.dial(&target, patience).await.unwrap_err().refusal;
         let text = format!("{target} is a port of a tunnel process on the server's machine");
         assert_eq!((refused.code, refused.reason), (ErrorCode::OwnPort, text));
+        // Otherwise the connection of the dial would be the next client of a port that forwards to itself.
+        assert!(listener.accept().now_or_never().is_none(), "{at}: refused before it is dialled");
     }
     let public = TcpListenSocket::bind_public("127.0.0.1:0".parse().unwrap()).unwrap();
     edge.dial(&format!("edge-1:{}", public.at().port()).parse().unwrap(), patience).await.unwrap();
