@@ -97,8 +97,8 @@ async fn greet(socket: &mut TcpStream, admission: &Admission) -> Result<bool, &'
             hint = "use socks5h://HOST:PORT as the proxy",
             "client does not speak SOCKS5"
         );
-        // A letter begins a request of HTTP, for which a browser or curl shows the answer.
-        if version.is_ascii_uppercase() {
+        // The first letter of a method of HTTP: a browser or curl shows the answer.
+        if b"CDGHOPT".contains(&version) {
             send(socket, NO_HTTP).await?;
         }
         return Err(NOT_SOCKS5);

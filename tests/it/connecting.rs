@@ -139,7 +139,8 @@ async fn tunnel_connect_links_to_the_servers_of_the_client_file_and_half_closes_
     let mut local = Local::start_with(&["node9:22"], variable.clone()).await;
     let message = local.refusal().await;
     assert!(
-        message.contains("not connected\n  hint: check that `tunnel edge` runs on that node"),
+        message
+            .contains("not connected\n  hint: check the node's name, that `tunnel edge` runs on that node"),
         "{message}"
     );
     let mut local = Local::start_with(&[&at("other1", echo)], variable).await;

@@ -33,7 +33,7 @@ async fn without_a_zone_no_node_takes_a_name_of_another_host() {
     };
 
     let mut calls = Vec::new();
-    let foreign = ["localhost", "wpad", "kubernetes.default.svc.cluster.local", "bank.example.org"];
+    let foreign = ["a.localhost", "wpad", "kubernetes.default.svc.cluster.local", "bank.example.org"];
     for node in foreign.iter().chain(&["known.example.org", "a.edge.example.org", "node1"]) {
         calls.push(remote::link(&place, &server, node, None).await);
     }

@@ -134,7 +134,11 @@ async fn a_client_that_offers_only_passwords_is_refused() {
 async fn other_protocols_and_broken_messages_end_the_connection() {
     let ((server, _edges, _place), proxy) = proxy_to(&[]).await;
     for (sent, answer) in [
-        (&b"GET / HTTP/1.1\r\n\r\n"[..], &b""[..]),
+        (
+            &b"GET / HTTP/1.1\r\n\r\n"[..],
+            &b"HTTP/1.1 400 this port serves SOCKS5: use socks5h://HOST:PORT as the proxy\r\n\
+               connection: close\r\ncontent-length: 0\r\n\r\n"[..],
+        ),
         (b"\x04\x01\0\x16\x7f\0\0\x01user\0", b""),
         (b"SSH-2.0-client\r\n", b""),
         (b"\x05\x01\0\x04\x01\0\x01\x7f\0\0\x01\0\x16", b"\x05\0"),
