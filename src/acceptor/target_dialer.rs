@@ -140,7 +140,7 @@ impl TargetDialer {
     pub async fn dial(&self, target: &Target, timeout: Duration) -> Result<DialledTarget, TargetDialError> {
         let deadline = Instant::now() + timeout;
         let (here, mut found) = self.resolve(target, deadline).await?;
-        // Checked before it connects, because the connection would be the next client of a port that leads to itself.
+        // Checked before it connects, because the connection would be the next client of a port that forwards to itself.
         let own_ports = announced(&found, &here.all);
         found.retain(|at| !own_ports.contains(at));
         let left = deadline.saturating_duration_since(Instant::now());

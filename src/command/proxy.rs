@@ -1,6 +1,6 @@
 //! `tunnel proxy`: keeps the links of a user, and gives them to her programs as an HTTP proxy and SOCKS5.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use futures_util::{Stream, StreamExt as _};
 use tracing::{info, warn};
@@ -17,12 +17,13 @@ use tunnel_net::listen::TcpListenSocket;
 /// Arguments of `tunnel proxy`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ProxyArgs {
-    /// Local address (IP:PORT, or PORT on 127.0.0.1) of the HTTP proxy, for CONNECT and http:// URLs.
-    #[arg(long, value_name = "IP:PORT", default_value = "3128", value_parser = local_address)]
-    pub http: SocketAddr,
-    /// Local address (IP:PORT, or PORT on 127.0.0.1) of SOCKS5.
-    #[arg(long, value_name = "IP:PORT", default_value = "1080", value_parser = local_address)]
-    pub socks5: SocketAddr,
+    /// Local address (IP:PORT, or PORT on 127.0.0.1) of the HTTP proxy, for CONNECT and http:// URLs. Without it 3128,
+    /// if that port is free.
+    #[arg(long, value_name = "IP:PORT", value_parser = local_address)]
+    pub http: Option<SocketAddr>,
+    /// Local address (IP:PORT, or PORT on 127.0.0.1) of SOCKS5. Without it 1080, if that port is free.
+    #[arg(long, value_name = "IP:PORT", value_parser = local_address)]
+    pub socks5: Option<SocketAddr>,
     /// Log level: 0 info, 2 debug, 4 debug of libraries too, 6 trace except frames, 8 frames too.
     #[arg(short, long, value_name = "LEVEL", default_value_t = 0, allow_negative_numbers = true)]
     pub verbosity: i32,
@@ -35,8 +36,8 @@ pub struct ProxyArgs {
 ///
 /// # Errors
 ///
-/// Returns an error if `client.toml` names no servers, a port is taken, or a server denies the link. A server that is
-/// not reached is dialled again.
+/// Returns an error if `client.toml` names no servers, a port that is set or both default ports are taken, or a server
+/// denies the link. A server that is not reached is dialled again.
 pub async fn run(
     args: &ProxyArgs,
     env: &Environment,
@@ -45,8 +46,11 @@ pub async fn run(
     let config = client::links(env)?.ok_or_else(|| {
         CommandError::unusable("client.toml names no servers; join them with tunnel join --user")
     })?;
-    let http = bind("--http", args.http)?;
-    let socks5 = bind("--socks5", args.socks5)?;
+    let http = bind("--http", args.http, 3128)?;
+    let socks5 = bind("--socks5", args.socks5, 1080)?;
+    if http.is_none() && socks5.is_none() {
+        return Err(CommandError::unavailable("both default ports are taken; set --http or --socks5"));
+    }
     let links = tokio::select! {
         links = ClientUplinks::start(config) => links.map_err(|why| no_link(&why))?,
         _ = signals.next() => return Ok(String::new()),
@@ -63,10 +67,31 @@ pub async fn run(
     Ok(String::new())
 }
 
-fn bind(flag: &'static str, at: SocketAddr) -> Result<TcpListenSocket, CommandError> {
+/// Listens on the address of a flag, or on a default port if it is free.
+fn bind(
+    flag: &'static str,
+    set: Option<SocketAddr>,
+    default_port: u16,
+) -> Result<Option<TcpListenSocket>, CommandError> {
+    let at = set.unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, default_port)));
     if !at.ip().is_loopback() {
         let risk = "anyone who reaches this address reaches nodes with your rights";
         warn!(key = flag, local_addr = %at, risk, "insecure configuration");
     }
-    TcpListenSocket::bind(at).map_err(|cause| CommandError::unavailable(format!("{flag}: {cause}")))
+    TcpListenSocket::optional(TcpListenSocket::bind(at), set.is_none())
+        .map_err(|cause| CommandError::unavailable(format!("{flag}: {cause}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_a_taken_port_that_was_set_is_an_error() {
+        let other = TcpListenSocket::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let taken = other.at();
+        assert!(bind("--http", None, taken.port()).unwrap().is_none());
+        assert!(bind("--http", Some(taken), 0).unwrap_err().to_string().contains("--http: cannot listen on"));
+        assert!(bind("--http", None, 0).unwrap().is_some());
+    }
 }

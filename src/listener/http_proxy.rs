@@ -175,13 +175,22 @@ impl<C: Connection + 'static> ListenerProtocol<C> for HttpProxyProtocol {
         if connects {
             ConnectProtocol.handshake(socket, admission).await
         } else {
-            forward(socket, admission, None, &parse_plain).await
+            let is_server = admission.context().uplink.is_none();
+            forward(socket, admission, None, &|head: &Parts| parse_plain(head, is_server)).await
         }
     }
 }
 
-/// Returns the open request for a plain request: to the host of its URL or, as in SuperEdge, of its Host header.
-fn parse_plain(head: &Parts) -> Result<OpenRequest, Denial> {
+/// Returns the open request for a plain request: to the host of its URL or, as in SuperEdge's servers, of its Host
+/// header.
+fn parse_plain(head: &Parts, is_server: bool) -> Result<OpenRequest, Denial> {
+    if head.uri.scheme().is_none() && !is_server {
+        // Otherwise a web page could reach nodes by a name that resolves to this port. A browser that is configured to
+        // use the proxy sends the whole URL, also across sites.
+        return Err(Denial::Request(
+            "a proxy expects the whole URL (http://node:port/path); configure it as a proxy",
+        ));
+    }
     if head.uri.scheme().is_some_and(|scheme| *scheme != http::uri::Scheme::HTTP) {
         return Err(Denial::Request("only http:// URLs are accepted; use CONNECT for other protocols"));
     }

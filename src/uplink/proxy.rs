@@ -1,6 +1,8 @@
 //! A user's proxy: listeners on her machine, whose sessions run over her links.
 
 use crate::listener::client_handler;
+use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,9 +18,12 @@ use crate::listener::socks5::Socks5;
 use crate::session_io::grants::Grants;
 use crate::uplink::client::{ClientUplinks, MAX_SESSIONS};
 use tunnel_base::drain::Drain;
+use tunnel_base::limited;
 use tunnel_base::policy::Networks;
 use tunnel_base::process::memory;
-use tunnel_net::listen::TcpListenSocket;
+use tunnel_base::refusal_log::RefusalLog;
+use tunnel_net::listen::{Accept, TcpListenSocket};
+use tunnel_net::sock_diag::remote_user;
 use tunnel_proto::frame::SessionCategory;
 
 /// A user's proxy that serves clients.
@@ -30,8 +35,12 @@ pub struct UserProxy {
 }
 
 impl UserProxy {
-    /// Starts serving clients over `links`: of an HTTP proxy, and of SOCKS5.
-    pub fn start(links: ClientUplinks, http: TcpListenSocket, socks5: TcpListenSocket) -> Self {
+    /// Starts serving clients over `links`: of an HTTP proxy, and of SOCKS5, each if it has a port.
+    pub fn start(
+        links: ClientUplinks,
+        http: Option<TcpListenSocket>,
+        socks5: Option<TcpListenSocket>,
+    ) -> Self {
         let clients = Drain::new();
         let context = ListenerContext {
             listener: "",
@@ -67,13 +76,48 @@ impl UserProxy {
     }
 }
 
+/// A listening socket that on loopback accepts only connections of this user's processes, and of root's.
+struct OwnProcesses {
+    socket: TcpListenSocket,
+    refusals: RefusalLog,
+}
+
+impl Accept for OwnProcesses {
+    type AnyStream = TcpStream;
+
+    fn at(&self) -> impl fmt::Display {
+        self.socket.at()
+    }
+
+    async fn accept(&self) -> (TcpStream, SocketAddr) {
+        loop {
+            let (stream, from) = self.socket.accept().await;
+            if !self.socket.at().ip().is_loopback() {
+                return (stream, from);
+            }
+            let user = remote_user(&stream).ok();
+            if [Some(0), Some(rustix::process::geteuid().as_raw())].contains(&user) {
+                return (stream, from);
+            }
+            limited!(
+                self.refusals.may_log_once("other_user", from.ip()) => warn,
+                client = %from,
+                user,
+                "closed a connection of another user's process"
+            );
+        }
+    }
+}
+
 fn spawn(
     name: &'static str,
-    listener: TcpListenSocket,
+    socket: Option<TcpListenSocket>,
     protocol: impl ListenerProtocol<TcpStream>,
     context: &ListenerContext,
 ) {
-    info!(listener = name, local_addr = %listener.at(), "listening for clients");
+    let Some(socket) = socket else { return };
+    let listener = OwnProcesses { socket, refusals: context.metrics.refusals.clone() };
+    info!(listener = name, local_addr = %Accept::at(&listener), "listening for clients");
     let context = ListenerContext { listener: name, ..context.clone() };
     let drain = context.drain.clone();
     let serving = client_handler::run(protocol, listener, Networks::default(), context);

@@ -95,6 +95,10 @@ async fn each_plain_request_goes_to_its_own_url_without_the_password() {
         let expected = format!("{name}\nGET /a?b=c HTTP/1.1\r\nHost: {target}\r\n\r\n");
         assert_eq!(body(&mut client).await.to_lowercase(), expected.to_lowercase());
     }
+    // A web page's request to a name that resolves to this port has no whole URL.
+    client.write_all(format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", node.0).as_bytes()).await.unwrap();
+    let head = head(&mut client).await;
+    assert!(head.starts_with("HTTP/1.1 400 bad request: a proxy expects the whole URL"), "{head}");
 }
 
 #[tokio::test]

@@ -1,10 +1,11 @@
 //! A user's proxy on her machine.
 
 use std::net::SocketAddr;
+use std::os::unix::fs::fchown;
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::runtime::{Builder, Runtime};
 use tunnel::command::client;
 use tunnel::config::Environment;
@@ -18,7 +19,7 @@ use crate::edge_proxy::assert_serves_a_hundred_at_once;
 use crate::enrol::{invited_user, join_as_user};
 use crate::http_proxy::{body, site};
 use crate::socks5::{by_name, request_session};
-use crate::support::clients::{assert_echo, assert_reset, open, rest, send_request};
+use crate::support::clients::{assert_echo, assert_reset, head, open, rest, send_request};
 use crate::support::line::Line;
 use crate::support::live::reloaded;
 use crate::support::programs::{TestDir, TestServer, at, edge};
@@ -46,7 +47,7 @@ impl LocalProxy {
             let [http, socks5] = [any(), any()];
             let (http_at, socks5_at) = (http.at(), socks5.at());
             let links = ClientUplinks::start(config).await.unwrap();
-            (http_at, socks5_at, UserProxy::start(links, http, socks5))
+            (http_at, socks5_at, UserProxy::start(links, Some(http), Some(socks5)))
         });
         Self { http, socks5, proxy: Some(proxy), runtime: Some(runtime) }
     }
@@ -100,6 +101,26 @@ async fn programs_reach_nodes_by_connect_by_plain_requests_and_by_socks5() {
         assert_eq!(body(&mut client).await.to_lowercase(), expected);
     }
     assert_eq!(proxy.links(), 1);
+}
+
+#[tokio::test]
+async fn other_users_of_the_machine_and_web_pages_are_not_served() {
+    let (echo, (_cloud, proxy)) = (targets::echo().await, proxy_to(&["node1"]).await);
+    let target = at("node1", echo);
+    for port in [proxy.http, proxy.socks5] {
+        let client = TcpSocket::new_v4().unwrap();
+        // Only root can give a socket to another user.
+        if fchown(&client, Some(65534), None).is_ok() {
+            let mut client = client.connect(port).await.unwrap();
+            assert!(matches!(client.read(&mut [0]).await, Ok(0) | Err(_)), "closed without a byte");
+        }
+    }
+    // What a browser sends to a page's host whose name resolves to loopback.
+    let mut client = TcpStream::connect(proxy.http).await.unwrap();
+    let request = format!("GET / HTTP/1.1\r\nHost: {target}\r\nSec-Fetch-Site: cross-site\r\n\r\n");
+    client.write_all(request.as_bytes()).await.unwrap();
+    let head = head(&mut client).await;
+    assert!(head.starts_with("HTTP/1.1 400 bad request: a proxy expects the whole URL"), "{head}");
 }
 
 #[tokio::test]

@@ -59,6 +59,19 @@ pub(super) fn silence_of(info: &[u8]) -> Option<TcpSilence> {
     Some(TcpSilence { time, attempts: retransmissions?.max(probes?) })
 }
 
+/// Returns the user whose process has the remote end of a connection, which is on this machine.
+///
+/// # Errors
+///
+/// No process has it any more, or the system does not report it.
+pub fn remote_user(socket: &TcpStream) -> io::Result<u32> {
+    let mut room = [0; ROOM];
+    let answer = query(socket.peer_addr()?, socket.local_addr()?, &[], &mut room)?;
+    // A socket without a process has no inode, and some kernels report root as its user.
+    let has_process = number(answer, WQUEUE + 8).is_some_and(|inode| inode != 0);
+    has_process.then(|| number(answer, WQUEUE + 4)).flatten().ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
 /// Queries the kernel about a socket. Returns `None` if it is closed.
 fn query_open<'a>(
     socket: &TcpStream,
@@ -197,6 +210,7 @@ mod tests {
             let to = SocketAddr::new(to.parse().unwrap(), listener.local_addr().unwrap().port());
             let (far, near) = tokio::join!(TcpStream::connect(to), listener.accept());
             let (mut far, (near, _)) = (far.unwrap(), near.unwrap());
+            assert_eq!(remote_user(&near).unwrap(), rustix::process::geteuid().as_raw(), "{at}");
             assert_eq!(unacknowledged(&near).unwrap(), 0, "{at}");
             let mut written = 0;
             // As much as the kernels accept while no one reads.
@@ -211,6 +225,7 @@ mod tests {
             }
             near.try_write(b"more").unwrap();
             drop(far);
+            remote_user(&near).unwrap_err();
             near.readable().await.unwrap();
             near.try_read(&mut [0; 9]).unwrap_err();
             assert_eq!(unacknowledged(&near).unwrap(), 0, "{at}, reset");
