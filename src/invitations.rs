@@ -9,6 +9,7 @@ pub mod store;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 use tunnel_net::tls::pem;
 
@@ -43,6 +44,8 @@ pub struct SharedEnrolments {
     known: ArcSwap<Enrolments>,
     changed: watch::Sender<()>,
     looked: Mutex<Option<LastStoreRead>>,
+    /// Whether a caller had a token that was not known. Until then, a store that was never written is no problem.
+    was_needed: AtomicBool,
     /// Held by the caller that reads the store on behalf of all that wait for a read.
     reader: tokio::sync::Mutex<()>,
     /// Machines with valid invitations that wait for the next write, at most one for each connection.
@@ -118,6 +121,7 @@ impl SharedEnrolments {
             known: ArcSwap::default(),
             changed: watch::Sender::new(()),
             looked: Mutex::default(),
+            was_needed: AtomicBool::default(),
             reader: tokio::sync::Mutex::default(),
             joining: Mutex::default(),
             authority,
@@ -173,6 +177,7 @@ impl SharedEnrolments {
     /// Callers may be strangers, so they share one read a second. Returns false if the read failed. Cancel safe.
     pub async fn refresh(&self) -> bool {
         let called = Instant::now();
+        self.was_needed.store(true, Relaxed);
         let refreshed = async {
             let _reader = self.reader.lock().await;
             let last = *self.looked.lock();
@@ -357,8 +362,12 @@ impl SharedEnrolments {
         let seen = cell.read().await;
         let read = seen.map_err(|why| no_access(&why)).and_then(|seen| {
             // A disk that is not mounted looks the same as a store that was never written.
-            let is_missing = seen.is_missing && **self.known.load() == Enrolments::default();
-            if is_missing { Err(NEVER_WRITTEN.to_owned()) } else { self.parse(&seen.text) }
+            let is_empty = seen.is_missing && **self.known.load() == Enrolments::default();
+            if is_empty && self.was_needed.load(Relaxed) {
+                Err(NEVER_WRITTEN.to_owned())
+            } else {
+                self.parse(&seen.text)
+            }
         });
         *self.looked.lock() = Some(LastStoreRead { began, is_ok: read.is_ok() });
         if read.is_err() {
