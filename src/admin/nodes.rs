@@ -1,5 +1,6 @@
 //! The nodes of all servers, as JSON, and the metrics of this server's nodes.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use tokio::time::Instant;
 use crate::admin::AdminContext;
 use crate::admin::status::DisconnectedStatus;
 use crate::admin::status::collect::ServerStatusSource;
-use crate::registry::history::UnlinkedNode;
+use crate::registry::history::{NodeLinkError, UnlinkedNode, WhyUnlinked};
 use crate::registry::links::NodeWithLinks;
 use crate::registry::peers::node_list::NodeListEnd;
 use tunnel_base::metrics::format::ExpositionFormat;
@@ -24,7 +25,8 @@ pub struct NodesResponse {
     pub servers: Vec<ListedServer>,
     /// The nodes, sorted by name. A node with links to several servers is listed once, with its newest link.
     pub nodes: Vec<NodeStatus>,
-    /// The nodes that this server has lost within a day and that no server has, the latest first.
+    /// The nodes that this server has lost within a day, and joined nodes that were not linked here since its start,
+    /// within its first day; without nodes that a server has. The latest first.
     #[serde(default)]
     pub down: Vec<DisconnectedStatus>,
 }
@@ -124,7 +126,7 @@ impl AdminContext {
         }
         let nodes = newest(nodes);
         let mut down: Vec<_> =
-            down(server).into_iter().map(|unlinked| self.disconnected(server, unlinked)).collect();
+            self.down(server).into_iter().map(|unlinked| self.disconnected(server, unlinked)).collect();
         // A peer that has just linked may not have announced all its nodes.
         down.retain(|lost| nodes.binary_search_by_key(&key(&lost.name), |node| key(&node.name)).is_err());
         let mut all = NodesResponse { now: self.clock.time(now), servers, nodes, down };
@@ -145,22 +147,43 @@ impl AdminContext {
                 version: view.version().map(str::to_owned),
             };
             let last_seen = self.clock.since_epoch(now.checked_sub(view.idle_for()).unwrap_or(now));
-            NodeMetrics { node: key(view.node.as_str()), last_seen, links: Some(links) }
+            NodeMetrics { node: key(view.node.as_str()), last_seen: Some(last_seen), links: Some(links) }
         });
-        let lost = down(server).into_iter().map(|lost| NodeMetrics {
+        let lost = self.down(server).into_iter().map(|lost| NodeMetrics {
             node: key(lost.node.as_str()),
-            last_seen: self.clock.since_epoch(lost.at),
+            last_seen: (lost.why != WhyUnlinked::Absent).then(|| self.clock.since_epoch(lost.at)),
             links: None,
         });
         encode_nodes(here.chain(lost).collect(), form)
     }
-}
 
-/// Returns the nodes that this server has lost within a day and that no peer is known to have, the latest first.
-fn down(server: &ServerStatusSource) -> Vec<UnlinkedNode> {
-    let mut lost = server.finder.registry.lost(LOST);
-    lost.retain(|lost| !server.finder.knows(&lost.node));
-    lost
+    /// Returns the nodes that this server has lost within a day, the latest first, and the joined ones that it has not
+    /// seen, without those that a peer is known to have.
+    fn down(&self, server: &ServerStatusSource) -> Vec<UnlinkedNode> {
+        let lost = server.finder.registry.lost(LOST).into_iter().map(|lost| server.finder.last_loss(lost));
+        let mut lost: Vec<_> = lost.chain(self.absent(server)).collect();
+        lost.retain(|lost| !server.finder.knows(&lost.node));
+        lost.sort_by_key(|lost| Reverse(lost.at));
+        lost
+    }
+
+    /// Returns the nodes that have joined and were not linked here since the start, by name, for a day.
+    pub(crate) fn absent(&self, server: &ServerStatusSource) -> Vec<UnlinkedNode> {
+        let start = self.clock.start();
+        let is_told = (ABSENT..LOST).contains(&start.elapsed());
+        let store = server.enrolment.as_ref().filter(|_| is_told);
+        let joined = store.map(|store| store.known().joined()).unwrap_or_default().into_iter();
+        let absent =
+            joined.filter_map(|name| name.parse().ok()).filter(|node| !server.finder.has_linked(node));
+        let why: Arc<str> = "joined, not linked since this server started".into();
+        let unlinked = absent.map(|node| UnlinkedNode {
+            node,
+            at: start,
+            error: Some(NodeLinkError { at: start, why: why.clone() }),
+            why: WhyUnlinked::Absent,
+        });
+        unlinked.map(|absent| server.finder.last_loss(absent)).collect()
+    }
 }
 
 /// Returns a node's name in lower case, as an edge may spell it in another way after a restart.
@@ -168,6 +191,8 @@ fn key(name: &str) -> String {
     name.to_ascii_lowercase()
 }
 
+/// How long after the start a joined node is expected to link: edges dial at least once a minute.
+const ABSENT: Duration = Duration::from_secs(90);
 /// How long a lost node is reported.
 const LOST: Duration = Duration::from_secs(24 * 3600);
 

@@ -67,9 +67,9 @@ pub struct StatusResponse {
 /// The session and byte counts of a process, as part of its status.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Number of sessions with an end here, without requests of operators.
+    /// Number of sessions with an end here or at a user's program, without requests of operators.
     pub sessions: usize,
-    /// Number of relayed sessions.
+    /// Number of other relayed sessions.
     pub sessions_relayed: usize,
     /// Bytes from clients to targets since the start.
     pub bytes_to_target: u64,
@@ -142,9 +142,10 @@ pub struct DisconnectedStatus {
     pub time: f64,
     /// Where the node is:
     ///
-    /// - `down`: it was linked here, and no server is known to have it
+    /// - `down`: it was linked here or at a peer, and no server is known to have it
     /// - `moved`: a peer has it
     /// - `refused`: it was never linked here
+    /// - `absent`: it has joined, and was not linked since the start of this server, which is its time
     #[serde(default)]
     pub state: String,
     /// Reason.

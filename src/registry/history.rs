@@ -22,12 +22,23 @@ pub struct NodeLinkError {
 pub struct UnlinkedNode {
     /// The node.
     pub node: NodeName,
-    /// When it disconnected or, if it was never linked here, was last refused.
+    /// When it disconnected or was last refused; of an absent node, the start of this process.
     pub at: Instant,
     /// Its last error.
     pub error: Option<NodeLinkError>,
-    /// Whether it was linked here.
-    pub was_linked: bool,
+    /// Why it has none.
+    pub why: WhyUnlinked,
+}
+
+/// Why a node has no link here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhyUnlinked {
+    /// Its link, here or at its last server, has ended.
+    Lost,
+    /// It was refused, and was never linked here.
+    Refused,
+    /// It has joined, and no server that this process knows has had it.
+    Absent,
 }
 
 /// The history of up to [`MAX_NODES`] nodes that were linked here.
@@ -124,7 +135,7 @@ impl NodeHistory {
             node: node.clone(),
             at,
             error: was.error.clone(),
-            was_linked: true,
+            why: WhyUnlinked::Lost,
         };
         lost.into_iter().take(most).map(unlinked).collect()
     }
@@ -135,7 +146,7 @@ impl NodeHistory {
             node: node.clone(),
             at: error.at,
             error: Some(error.clone()),
-            was_linked: false,
+            why: WhyUnlinked::Refused,
         });
         let mut all: Vec<_> = self.lost(most).into_iter().chain(refused).collect();
         all.sort_by_key(|unlinked| Reverse(unlinked.at));

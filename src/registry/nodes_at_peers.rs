@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::registry::Finder;
+use crate::registry::history::{NodeLinkError, UnlinkedNode, WhyUnlinked};
 use crate::registry::node_not_found::NodeNotFound;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::link::Link;
@@ -33,6 +34,8 @@ pub(crate) struct NodeAtPeer {
     pub(crate) link: LinkId,
     /// Since when the node is probably no longer there. It may be linking to another server.
     doubted: Option<Instant>,
+    /// When the link over which the server said so ended.
+    link_ended: Option<Instant>,
 }
 
 impl NodesAtPeers {
@@ -52,7 +55,8 @@ impl NodesAtPeers {
     /// the server with most are removed, so that a server that announces names without end takes no room of others.
     pub(crate) fn insert(&self, node: &NodeName, link: &Link, found: &Found) {
         let Some(server) = link.instance else { return };
-        let at = NodeAtPeer { server, instance: found.instance, link: link.id, doubted: None };
+        let at =
+            NodeAtPeer { server, instance: found.instance, link: link.id, doubted: None, link_ended: None };
         let mut nodes = self.nodes.lock();
         if nodes.len() >= MAX_NODES && !nodes.contains_key(node) {
             halve_largest_share(&mut nodes);
@@ -74,6 +78,23 @@ impl NodesAtPeers {
     /// Returns how long ago the node was last at a server; `None` if that is unknown, or it is still there.
     pub(crate) fn last_seen(&self, node: &NodeName) -> Option<Duration> {
         self.nodes.lock().get(node)?.doubted.map(|since| since.elapsed())
+    }
+
+    /// Records that a link to a peer has ended: what the peer said over it does not count any more.
+    pub(crate) fn link_ended(&self, link: LinkId) {
+        let now = Some(Instant::now());
+        self.nodes.lock().values_mut().filter(|at| at.link == link).for_each(|at| at.link_ended = now);
+    }
+
+    /// Returns when and why the node was last at a peer; `None` if that is unknown, or it is still there.
+    pub(crate) fn last_loss(&self, node: &NodeName) -> Option<NodeLinkError> {
+        let nodes = self.nodes.lock();
+        let at = nodes.get(node)?;
+        let (at, why) = match at.doubted {
+            Some(at) => (at, "its link to another server ended"),
+            None => (at.link_ended?, "its server was lost"),
+        };
+        Some(NodeLinkError { at, why: why.into() })
     }
 
     /// Removes everything known about the node.
@@ -141,6 +162,24 @@ impl Finder {
     pub fn handle_find(&self, to: &Link, node: &NodeName, question: u64) {
         // Dropped if too much is queued on that link: a server that does not read its answers gets none.
         to.signal(node, FrameKind::Found(self.registry.found(node, question, self.own)));
+    }
+
+    /// Records that a link to a peer has ended.
+    pub fn peer_link_ended(&self, link: &Link) {
+        if let Some(others) = &self.others {
+            others.nodes.link_ended(link.id);
+        }
+    }
+
+    /// Returns when and why a node without a link was lost: here, or later at the server to which it had moved.
+    pub fn last_loss(&self, mut lost: UnlinkedNode) -> UnlinkedNode {
+        let elsewhere = self.others.as_ref().and_then(|others| others.nodes.last_loss(&lost.node));
+        if let Some(loss) = elsewhere.filter(|loss| lost.why == WhyUnlinked::Absent || loss.at > lost.at) {
+            lost.at = loss.at;
+            lost.error = Some(loss);
+            lost.why = WhyUnlinked::Lost;
+        }
+        lost
     }
 
     /// Handles a Found of a peer: an answer, or an announcement that a node is there, or no longer there.
@@ -337,5 +376,34 @@ mod announcement_tests {
         let newer = Link::new(LinkId(10), Remote::Peer, second.instance);
         peers.add_incoming(&newer, true);
         assert!(finder.knows(node));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_had_moved_is_lost_with_its_last_server() {
+        let (peers, _addresses, _made) = peers(&[]);
+        let registry = Registry::new(Metrics::server("", ""));
+        let finder = Finder::new(registry.clone(), Instance::from_bits(1), peers.clone(), nowhere(), 1);
+        let node: &NodeName = &"node1".parse().unwrap();
+        let edge = link(7, Remote::Edge(node.clone()));
+        registry.insert(LinkedNode { link: edge.clone(), from: ([127, 0, 0, 1], 1).into() }, false);
+        let server = link(8, Remote::Peer);
+        peers.add_incoming(&server, false);
+        finder.handle_found(&server, node, Found { here: true, ..Found::not_here(0) });
+        registry.ended(&edge, "end of stream");
+        let lost = |registry: &Registry| finder.last_loss(registry.lost(Duration::MAX).pop().unwrap());
+        let moved = lost(&registry);
+        assert_eq!(&*moved.error.unwrap().why, "end of stream");
+        tokio::time::advance(Duration::from_secs(400)).await;
+        server.close();
+        finder.peer_link_ended(&server);
+        let loss = lost(&registry);
+        assert_eq!(
+            (&*loss.error.unwrap().why, loss.at - moved.at),
+            ("its server was lost", Duration::from_secs(400))
+        );
+        // Only announced there, and no longer, it is no node without a history.
+        let absent =
+            UnlinkedNode { node: node.clone(), at: Instant::now(), error: None, why: WhyUnlinked::Absent };
+        assert_eq!(finder.last_loss(absent).why, WhyUnlinked::Lost);
     }
 }

@@ -125,7 +125,7 @@ mod tests {
     use tunnel_proto::state::LinkId;
 
     use super::*;
-    use crate::registry::history::MAX_REFUSED;
+    use crate::registry::history::{MAX_REFUSED, WhyUnlinked};
 
     #[tokio::test]
     async fn pages_contain_every_node_once_sorted_by_name() {
@@ -197,8 +197,8 @@ mod tests {
             with_error,
             [("a", NodeLinkRole::Primary, None), ("b", NodeLinkRole::Primary, Some("the token differs"))]
         );
-        let names: Vec<_> = disconnected.iter().map(|one| (one.node.as_str(), one.was_linked)).collect();
-        assert_eq!(names, [("c", true), ("stranger", false)]);
+        let names: Vec<_> = disconnected.iter().map(|one| (one.node.as_str(), one.why)).collect();
+        assert_eq!(names, [("c", WhyUnlinked::Lost), ("stranger", WhyUnlinked::Refused)]);
         let drops: Vec<_> =
             drops.iter().map(|(node, drop)| (node.as_str(), drop.why.chars().count())).collect();
         assert_eq!(drops, [("c", 28), ("c", MAX_CHARS)]);

@@ -212,6 +212,7 @@ async fn admit_peer(call: Box<LinkCall>, instance: Instance, is_backup: bool, sh
     if let Some(peers) = shared.finder.peers() {
         peers.remove(&link);
     }
+    shared.finder.peer_link_ended(&link);
 }
 
 /// Drives the links that this server has dialled to peers.
@@ -220,7 +221,10 @@ async fn run_dialled_links(mut made: mpsc::Receiver<LinkReader>, shared: Arc<Ser
     while let Some(Some(mut reader)) = links.run_until(made.recv()).await {
         let span = info_span!("link", peer = reader.link.instance.map(field::debug));
         let shared = shared.clone();
-        links.spawn(span, async move { drop(run_link(&mut reader, &shared).await) });
+        links.spawn(span, async move {
+            run_link(&mut reader, &shared).await;
+            shared.finder.peer_link_ended(&reader.link);
+        });
     }
 }
 

@@ -70,7 +70,7 @@ pub struct RelayedSession {
     pub client: String,
     /// Name of the listener.
     pub listener: &'static str,
-    /// Start of its path through this process.
+    /// Start of the session, as far as this process knows.
     pub started: Instant,
     /// Number of times it was resumed here.
     pub resumed: u32,
@@ -169,14 +169,20 @@ impl Grants {
         }
     }
 
-    /// Forgets the parked session that resumes here. Returns why it may not, if it was ended meanwhile.
-    pub(crate) fn unpark(&self, id: SessionId) -> Option<String> {
+    /// Forgets the parked session that resumes here. Returns what it was, if it was parked.
+    ///
+    /// # Errors
+    ///
+    /// Returns why it may not resume, if it was ended meanwhile.
+    pub(crate) fn unpark(&self, id: SessionId) -> Result<Option<RelayedSession>, String> {
         let mut parked = self.0.parked.lock();
-        let ended = parked.get(&id)?.1.revocation().map(str::to_owned);
-        if ended.is_none() {
-            parked.remove(&id);
+        let Some((_, grant)) = parked.get(&id) else { return Ok(None) };
+        if let Some(why) = grant.revocation() {
+            return Err(why.to_owned());
         }
-        ended
+        let relayed = grant.0.subject.relayed.as_deref().cloned();
+        parked.remove(&id);
+        Ok(relayed)
     }
 
     fn forget_parked(&self) {
@@ -184,11 +190,11 @@ impl Grants {
         self.0.parked.lock().retain(|(until, _)| *until > now);
     }
 
-    /// Returns up to `most` sessions that this process only relays, the longest first.
-    pub fn relayed(&self, most: usize) -> Vec<SessionSubject> {
+    /// Returns the sessions that this process only relays, the longest first.
+    pub fn relayed(&self) -> Vec<SessionSubject> {
         self.forget_parked();
         let relayed = self.all().filter(|one| one.subject.relayed.is_some());
-        relayed.take(most).map(|one| one.subject.clone()).collect()
+        relayed.map(|one| one.subject.clone()).collect()
     }
 
     /// Notifies the tasks that judge. Call it after new rights have been stored.

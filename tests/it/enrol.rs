@@ -14,6 +14,7 @@ use tunnel::command::{Args, Command, CommandError, Format};
 use tunnel::config::Environment;
 use tunnel::invitations::JoinRefusal;
 use tunnel::invitations::code::InvitationCode;
+use tunnel::registry::history::WhyUnlinked;
 use tunnel::uplink::client::{ClientLinkConfig, UserCredentials};
 use tunnel_link::grpc::enrol::JoinCredentials;
 
@@ -166,7 +167,7 @@ async fn a_server_without_the_shared_store_reports_the_node_that_it_refuses_and_
     wait_within(Duration::from_secs(20), "it is refused", || !refused().is_empty()).await;
     let one = refused().pop().unwrap();
     let why = one.error.unwrap().why;
-    assert_eq!((one.node.as_str(), one.was_linked), ("edge7", false));
+    assert_eq!((one.node.as_str(), one.why), ("edge7", WhyUnlinked::Refused));
     assert!(why.contains("has not joined here") && why.contains("one store (server.invitations)"), "{why}");
     drop(stranger);
 }

@@ -83,7 +83,7 @@ async fn an_admin_queries_and_changes_the_cloud_over_her_link() {
     assert_eq!((&status["role"], status["links"].as_array().unwrap().len()), (&"server".into(), 2));
     let users: Vec<_> =
         status["sessions"].as_array().unwrap().iter().map(|one| one["user"].as_str()).collect();
-    assert_eq!((users, status["totals"]["sessions"].as_u64()), (vec![Some("alice")], Some(0)), "no request");
+    assert_eq!((users, status["totals"]["sessions"].as_u64()), (vec![Some("alice")], Some(1)), "no request");
     let invited = json(send(&alice, "POST /invitations", &subject("dora/")).await);
     assert!(invited["code"].as_str().unwrap().ends_with(".dora/"), "{invited}");
     json(send(&alice, "POST /invitations", &subject("edge9")).await);

@@ -14,7 +14,7 @@ use crate::admin::status::{
 use crate::admin::{AdminContext, AdminProcess};
 use crate::invitations::SharedEnrolments;
 use crate::registry::Finder;
-use crate::registry::history::{NodeLinkError, UnlinkedNode};
+use crate::registry::history::{NodeLinkError, UnlinkedNode, WhyUnlinked};
 use crate::registry::links::NodeLinkRole;
 use crate::registry::peers::PeerHandle;
 use crate::registry::snapshot::RegistrySnapshot;
@@ -51,6 +51,11 @@ impl WallClock {
     /// Creates a clock from the current time.
     pub fn now() -> Self {
         Self { wall: SystemTime::now(), at: Instant::now() }
+    }
+
+    /// Returns the time of the start.
+    pub(crate) fn start(&self) -> Instant {
+        self.at
     }
 
     /// Returns seconds since 1970, in whole milliseconds.
@@ -113,11 +118,24 @@ impl AdminContext {
         status.role = "server".into();
         let links = usize::try_from(self.metrics.links.all()).unwrap_or_default();
         status.room = Some(server.max_links.saturating_sub(links));
-        let relayed = self.grants.relayed(MAX_SESSIONS.saturating_sub(status.sessions.len()));
-        let relayed = relayed.into_iter().filter_map(|one| self.relayed_session(one));
-        status.sessions.extend(relayed);
-        let RegistrySnapshot { linked, disconnected, drops } =
+        // Sessions of users' links count as sessions, like those that end here.
+        let relayed = self.grants.relayed().into_iter().filter_map(|one| self.relayed_session(one));
+        for session in relayed {
+            status.totals.sessions += 1;
+            status.totals.sessions_relayed -=
+                usize::from(session.state == "relayed").min(status.totals.sessions_relayed);
+            status.totals.bytes_to_target += session.sent_bytes;
+            status.totals.bytes_to_client += session.received_bytes;
+            if status.sessions.len() < MAX_SESSIONS {
+                status.sessions.push(session);
+            }
+        }
+        let RegistrySnapshot { linked, mut disconnected, drops } =
             server.finder.registry.overview(MAX_DISCONNECTED);
+        let mut absent = self.absent(server);
+        absent.retain(|absent| disconnected.iter().all(|known| known.node != absent.node));
+        absent.truncate(MAX_DISCONNECTED.saturating_sub(disconnected.len()));
+        disconnected.append(&mut absent);
         status.links = linked
             .into_iter()
             .map(|(node, role, linked, error)| {
@@ -233,11 +251,12 @@ impl AdminContext {
         server: &ServerStatusSource,
         unlinked: UnlinkedNode,
     ) -> DisconnectedStatus {
-        let UnlinkedNode { node, at, error, was_linked } = unlinked;
-        let state = match was_linked {
+        let UnlinkedNode { node, at, error, why } = server.finder.last_loss(unlinked);
+        let state = match why {
             _ if server.finder.knows(&node) => "moved",
-            true => "down",
-            false => "refused",
+            WhyUnlinked::Lost => "down",
+            WhyUnlinked::Refused => "refused",
+            WhyUnlinked::Absent => "absent",
         };
         DisconnectedStatus {
             name: node.to_string(),

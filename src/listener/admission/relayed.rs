@@ -71,9 +71,13 @@ impl AuthorizedRequest {
             ));
             return Err(DeniedRequest::new(denial, self.access, &self.context, self.from));
         }
-        if let Some(why) = self.context.grants.unpark(id) {
-            return Err(DeniedRequest::new(Denial::Forbidden(why), self.access, &self.context, self.from));
-        }
+        let parked = match self.context.grants.unpark(id) {
+            Ok(parked) => parked,
+            Err(why) => {
+                let denial = Denial::Forbidden(why);
+                return Err(DeniedRequest::new(denial, self.access, &self.context, self.from));
+            }
+        };
         let (Self { context, from, basis, mut access, .. }, permit) = self.with_permit()?;
         access.set_pending(false);
         (access.id, access.resumed) = (Some(id), resumes.into());
@@ -81,8 +85,8 @@ impl AuthorizedRequest {
             target: access.target.clone(),
             client: access.client.clone(),
             listener: access.listener,
-            started: Instant::now(),
-            resumed: access.resumed,
+            started: parked.as_ref().map_or_else(Instant::now, |parked| parked.started),
+            resumed: access.resumed + parked.map_or(0, |parked| parked.resumed),
         };
         let subject = SessionSubject { relayed: Some(Box::new(relayed)), ..(&access).into() };
         let judge = move |change: &_| basis.judge(change).map_err(|denial| denial.to_string());

@@ -15,8 +15,8 @@ use crate::metrics::format::ExpositionFormat;
 pub struct NodeMetrics {
     /// Name of the node.
     pub node: String,
-    /// When the node last sent anything, since 1970.
-    pub last_seen: Duration,
+    /// When the node last sent anything, since 1970; `None` if this server has not seen it.
+    pub last_seen: Option<Duration>,
     /// Its links; `None` if it has none.
     pub links: Option<NodeLinksSample>,
 }
@@ -52,7 +52,9 @@ pub fn encode_nodes(nodes: Vec<NodeMetrics>, form: ExpositionFormat) -> String {
     for NodeMetrics { node, last_seen: seen, links } in nodes {
         let labels = [("node", node.clone())];
         up.get_or_create(&labels).set(links.is_some().into());
-        last_seen.get_or_create(&labels).set(seen.as_secs_f64());
+        if let Some(seen) = seen {
+            last_seen.get_or_create(&labels).set(seen.as_secs_f64());
+        }
         let Some(links) = links else { continue };
         sessions.get_or_create(&labels).set(i64::try_from(links.sessions).unwrap_or(i64::MAX));
         if let Some(time) = links.round_trip {
@@ -67,7 +69,7 @@ pub fn encode_nodes(nodes: Vec<NodeMetrics>, form: ExpositionFormat) -> String {
         }
     }
     let mut all = Registry::default();
-    let help = "Whether the node is linked to this server; 0 if it was lost within a day and no peer has it";
+    let help = "Whether the node is linked to this server; 0 if it was lost within a day, or has joined and not come, and no peer has it";
     all.register("tunnel_node_up", help, up);
     let help = "Time when the node last sent anything, since 1970";
     all.register_with_unit("tunnel_node_last_seen_timestamp", help, Unit::Seconds, last_seen);
@@ -93,14 +95,20 @@ pub(crate) mod tests {
             received_bytes: 7,
             version: Some("1.2 \"x\"".to_owned()),
         };
-        NodeMetrics { node: "shop-1".into(), last_seen: Duration::from_millis(1500), links: Some(links) }
+        NodeMetrics {
+            node: "shop-1".into(),
+            last_seen: Some(Duration::from_millis(1500)),
+            links: Some(links),
+        }
     }
 
     #[test]
     fn each_node_has_its_series_and_a_lost_one_only_two() {
         let here = linked();
-        let lost = NodeMetrics { node: "shop-2".into(), last_seen: Duration::from_secs(7), links: None };
-        let text = encode_nodes(vec![here, lost], ExpositionFormat::Plain);
+        let lost =
+            NodeMetrics { node: "shop-2".into(), last_seen: Some(Duration::from_secs(7)), links: None };
+        let absent = NodeMetrics { node: "shop-3".into(), last_seen: None, links: None };
+        let text = encode_nodes(vec![here, lost, absent], ExpositionFormat::Plain);
         let mut series: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
         series.sort_unstable();
         let expected = [
@@ -113,6 +121,7 @@ pub(crate) mod tests {
             r#"tunnel_node_sessions{node="shop-1"} 3"#,
             r#"tunnel_node_up{node="shop-1"} 1"#,
             r#"tunnel_node_up{node="shop-2"} 0"#,
+            r#"tunnel_node_up{node="shop-3"} 0"#,
         ];
         assert_eq!(series, expected);
         assert!(encode_nodes(Vec::new(), ExpositionFormat::Open).ends_with("# EOF\n"));
