@@ -5,6 +5,8 @@
 
 #![allow(clippy::expect_used)]
 
+#[path = "layers/budget.rs"]
+mod budget;
 #[path = "layers/circles.rs"]
 mod circles;
 #[path = "layers/functions.rs"]
@@ -74,6 +76,13 @@ impl fmt::Display for Violation {
 struct Token {
     text: String,
     line: usize,
+}
+
+impl Token {
+    /// Returns the lines on which the token is: a string literal may have several.
+    fn lines(&self) -> std::ops::RangeInclusive<usize> {
+        self.line..=self.line + self.text.matches('\n').count()
+    }
 }
 
 /// A path from the crate's root, as segments, wherever the source names it.
