@@ -279,7 +279,7 @@ impl Enrolments {
     }
 
     /// Uses an invitation: from now on this token proves the node or device, and the node's previous one until this one
-    /// does, or for [`PREVIOUS_TOKEN_TIME`]. Repeating the request with the same token has no effect. Returns true on
+    /// does, or for ten minutes. Repeating the request with the same token has no effect. Returns true on
     /// the first use.
     ///
     /// # Errors
