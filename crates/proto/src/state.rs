@@ -462,7 +462,8 @@ impl SessionState {
             return DROPPED;
         }
         self.phase = Phase::Open;
-        (self.instance, self.place) = (instance, place);
+        self.instance = instance;
+        self.place = place;
         // If the opening was cancelled just now, the acceptor learns it from a ResetAt.
         self.answer = None;
         match self.send.acknowledge(0, limit) {

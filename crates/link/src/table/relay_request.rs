@@ -45,7 +45,10 @@ impl RelayRequest {
         self.attempt.key.node = at;
         match &mut self.frame {
             Some(SessionFrame::Open { target, .. }) => *target = to,
-            Some(SessionFrame::Resume { target, place, .. }) => (*target, *place) = (to, None),
+            Some(SessionFrame::Resume { target, place, .. }) => {
+                *target = to;
+                *place = None;
+            }
             _ => {}
         }
     }

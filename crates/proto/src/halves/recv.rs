@@ -108,7 +108,7 @@ impl RecvHalf {
         let has_room = more == 0
             || self.queue.is_unpromised()
             || self.reserved.try_grow_arrived(more, as_u64(all) <= self.windows.start);
-        if has_room { len } else { len - more }
+        if has_room { len } else { len.saturating_sub(more) }
     }
 
     /// Stores bytes that arrived. After [`FlowControlError::NoMemory`] the remote must send the rest again.
@@ -130,7 +130,8 @@ impl RecvHalf {
         }
         self.last_data = Some(now);
         if self.is_closed {
-            (self.received, self.taken) = (end, end);
+            self.received = end;
+            self.taken = end;
             return Ok(());
         }
         let len = bytes.len();
