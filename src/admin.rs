@@ -52,7 +52,6 @@ use tunnel_base::logging::{AUDIT, LogLevelHandle};
 use tunnel_base::metrics::format::ExpositionFormat;
 use tunnel_base::metrics::label_values::DENIALS;
 use tunnel_base::metrics::{Door, Metrics};
-use tunnel_base::names::NodeName;
 use tunnel_base::policy::Networks;
 use tunnel_link::table::SessionTable;
 use tunnel_net::accept_loop::{self, AcceptSettings, Accepted, ConnectionHandler};
@@ -64,6 +63,7 @@ use tunnel_net::reload::{FileWatcher, ReloadedValue};
 use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::tls::handshake::handshake_limits;
 use tunnel_net::unix_accept::UnixAccept;
+use tunnel_proto::names::NodeName;
 
 /// The data that the admin ports serve. Cheap to clone.
 #[derive(Debug, Clone)]

@@ -46,7 +46,6 @@ use crate::uplink::reconnect::{LINK_CONDITION, Reconnector};
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_base::logging::LogLevelHandle;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::Instance;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::process::{memory, third_of_memory};
 use tunnel_link::grpc::LinkContext;
@@ -58,6 +57,7 @@ use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::FileWatcher;
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::names::Instance;
 
 /// The addresses on which an edge listens.
 #[derive(Debug, Clone)]

@@ -16,9 +16,9 @@ use futures_util::future::BoxFuture;
 use tracing::debug;
 
 use crate::etcd::member::{EtcdConnection, EtcdError, EtcdErrorKind};
-use tunnel_base::names::Target;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust};
+use tunnel_proto::names::Target;
 
 /// An etcd cluster and the credentials for it.
 #[derive(Debug, Clone)]

@@ -28,7 +28,6 @@ use crate::invitations::store::{Enrolments, InvitationError, ListedEnrolment, Se
 use tunnel_base::drain::Drain;
 use tunnel_base::limited;
 use tunnel_base::logging::AUDIT;
-use tunnel_base::names::{Host, NodeName, UserDevice};
 use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
 use tunnel_base::refusal_log::RefusalLog;
 use tunnel_link::grpc::enrol::JoinCredentials;
@@ -36,6 +35,7 @@ use tunnel_net::reload::{ReloadError, ReloadedValue};
 use tunnel_net::tls::certificate::host_of;
 use tunnel_net::tls::pem::SUPPORTED_KEYS;
 use tunnel_net::tls::verify::issuer;
+use tunnel_proto::names::{Host, NodeName, UserDevice};
 
 /// The enrolment state shared by all servers of a cloud, as last read, and operations that change it.
 #[derive(Debug)]

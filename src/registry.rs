@@ -32,11 +32,11 @@ use crate::registry::search::{NodeSearchCriteria, PeerSearch};
 use crate::registry::waiters::{NodeWaiter, NodeWaiters};
 use tunnel_base::limited;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Host, Instance, NodeName};
 use tunnel_link::link::Link;
 use tunnel_link::liveness::Suspicion;
 use tunnel_link::table::SessionTable;
 use tunnel_proto::frame::{Found, Remote};
+use tunnel_proto::names::{Host, Instance, NodeName};
 
 /// The nodes that are linked to this server. The newest link of a node wins.
 ///

@@ -16,12 +16,12 @@ use crate::registry::waiters::{NodeWaiter, NodeWaiters};
 use crate::registry::{Finder, Path, RELINK_WINDOW};
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
-use tunnel_base::names::{Host, Instance, NodeName, SessionId, Target};
 use tunnel_link::link::Link;
 use tunnel_link::table::handles::{OpenOutcome, ParkedSession, Session};
 use tunnel_link::table::session::AnyPermit;
 use tunnel_link::table::{SessionTable, TableFull};
 use tunnel_proto::frame::{ErrorCode, Remote, SessionCategory, SessionError};
+use tunnel_proto::names::{Host, Instance, NodeName, SessionId, Target};
 use tunnel_proto::state::LinkId;
 
 /// A request of a listener for a session.

@@ -67,7 +67,6 @@ use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrors};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::LogLevelHandle;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Instance, NodeName};
 use tunnel_base::policy::Networks;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::zone::NodeZone;
@@ -82,6 +81,7 @@ use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::FileWatcher;
 use tunnel_proto::frame::SessionCategory;
 use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::names::{Instance, NodeName};
 
 /// The addresses at which a server listens.
 #[derive(Debug, Clone)]

@@ -22,13 +22,13 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// The first modules are crates, which cargo keeps in order. Here they are read like modules of one program.
-const CRATES: [&str; 5] = ["base", "net", "proto", "link", "kube"];
+const CRATES: [&str; 5] = ["proto", "base", "net", "link", "kube"];
 
 /// The modules, each after everything that it imports. `main` and `lib` have no place in the order.
 const ORDER: [&str; 23] = [
+    "proto",
     "base",
     "net",
-    "proto",
     "link",
     "kube",
     "parts",
@@ -121,7 +121,9 @@ fn the_protocol_crate_has_no_io_dependencies() {
     for feature in ["\"net\"", "\"rt", "\"fs\"", "\"full\""] {
         assert!(!tokio.contains(feature), "proto's tokio has {feature}");
     }
-    for other in ["hyper", "socket2", "tokio-util", "tunnel-net"] {
+    for other in
+        ["hyper", "procfs", "prometheus-client", "socket2", "tokio-util", "tunnel-base", "tunnel-net"]
+    {
         let named = dependencies.lines().any(|line| line.split(' ').next() == Some(other));
         assert!(!named, "proto depends on {other}");
     }
@@ -460,7 +462,7 @@ fn lines_of(errors: &[Violation]) -> Vec<(usize, &str)> {
 fn an_import_that_goes_up_is_found_with_its_line() {
     let errors = import_order_violations(
         "net/dial.rs",
-        "//! Dials.\n\nuse crate::base::names::Target;\nuse crate::route::Route;\n",
+        "//! Dials.\n\nuse crate::proto::names::Target;\nuse crate::route::Route;\n",
     );
     assert_eq!(lines_of(&errors), [(4, "net imports route, which comes after it")]);
     assert_eq!(errors[0].to_string(), "crates/net/src/dial.rs:4: net imports route, which comes after it");
@@ -475,17 +477,17 @@ fn a_server_that_imports_the_edge_is_found() {
 #[test]
 fn nested_import_groups_are_expanded() {
     assert_eq!(
-        import_order_violations("server.rs", "use crate::{base::names as n, net::{tls as t, dial}};"),
+        import_order_violations("server.rs", "use crate::{proto::names as n, net::{tls as t, dial}};"),
         []
     );
-    let text = "use crate::{\n  base::names::{NodeName, Target},\n  net::{\n    tls as t,\n  },\n  admin::{self, Page},\n};";
+    let text = "use crate::{\n  proto::names::{NodeName, Target},\n  net::{\n    tls as t,\n  },\n  admin::{self, Page},\n};";
     let errors = import_order_violations("link/link.rs", text);
     assert_eq!(lines_of(&errors), [(6, "link imports admin, which comes after it")]);
 }
 
 #[test]
 fn a_path_in_the_middle_of_code_is_an_import_too() {
-    let errors = import_order_violations("base/names.rs", "fn f() -> u8 { 1 + crate::net::dial::PATIENCE }");
+    let errors = import_order_violations("base/policy.rs", "fn f() -> u8 { 1 + crate::net::dial::PATIENCE }");
     assert_eq!(lines_of(&errors), [(1, "base imports net, which comes after it")]);
 }
 
@@ -507,16 +509,16 @@ fn super_is_resolved_from_inline_modules_and_files() {
 fn paths_in_comments_strings_and_visibility_are_not_imports() {
     let text = "// crate::edge\n/* crate::edge /* crate::edge */ */\npub(crate) fn f<'a>(x: &'a str) -> char {\n  \
                 g(\"\\\"crate::edge\", r#\"\"crate::edge\"#, '\"', '\\'');\n  '\"'\n}\n";
-    assert_eq!(import_order_violations("base/names.rs", text), []);
+    assert_eq!(import_order_violations("base/policy.rs", text), []);
     assert_eq!(
-        lines_of(&import_order_violations("base/names.rs", &format!("{text}use crate::edge;"))).len(),
+        lines_of(&import_order_violations("base/policy.rs", &format!("{text}use crate::edge;"))).len(),
         1
     );
 }
 
 #[test]
 fn earlier_modules_and_the_module_itself_may_be_imported() {
-    let text = "use crate::link::table;\nuse crate::net::ChunkStream;\nuse crate::base::names::Target;";
+    let text = "use crate::link::table;\nuse crate::net::ChunkStream;\nuse crate::proto::names::Target;";
     assert_eq!(import_order_violations("link/link.rs", text), []);
     assert_eq!(import_order_violations("main.rs", "use crate::anything;"), []);
 }

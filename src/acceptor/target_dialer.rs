@@ -11,7 +11,6 @@ use tokio::time::{Instant, timeout_at};
 use tracing::debug;
 
 use crate::session_io::rights::RightsChange;
-use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::canonical_ip;
 use tunnel_base::policy::off_limits::{is_number, is_off_limits};
 use tunnel_base::policy::targets::Targets;
@@ -21,6 +20,7 @@ use tunnel_net::interfaces::{InterfaceSnapshot, LocalAddresses};
 use tunnel_net::listen::announcement::announced;
 use tunnel_net::resolver::{DnsLookupError, Resolver};
 use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::names::{Host, NodeName, Target};
 
 /// Dials targets if the access rules allow it.
 #[derive(Debug, Clone)]

@@ -9,7 +9,6 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::ClientConfig;
 
-use tunnel_base::names::{Host, Target};
 use tunnel_base::policy::canonical_ip;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::{FileWatcher, ReloadedValue};
@@ -17,6 +16,7 @@ use tunnel_net::socket::Buffered;
 use tunnel_net::tls;
 use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::names::{Host, Target};
 
 /// The TLS configurations of an edge for targets.
 #[derive(Debug, Clone)]

@@ -9,7 +9,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use crate::acceptor::target_dialer::TargetDialerRole;
-use tunnel_base::names::{Instance, Target};
 use tunnel_base::policy::targets::Targets;
 use tunnel_link::link::Link;
 use tunnel_link::table::handles::{OpenOutcome, PendingOpen, Session};
@@ -19,6 +18,7 @@ use tunnel_net::interfaces::{InterfaceSnapshot, LocalAddresses};
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::{FrameKind, Remote, SessionKey};
 use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::names::{Instance, Target};
 use tunnel_proto::state::LinkId;
 
 use super::*;

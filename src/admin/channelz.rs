@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tonic::body::Body;
 use tonic::server::Grpc;
 use tonic::{Request, Response, Status};
@@ -63,7 +63,7 @@ impl ConnectionHandler for ChannelzHandler {
             let handler = self.clone();
             async move { Ok::<_, Infallible>(handler.entities.answer(request).await) }
         });
-        let mut http = http2::Builder::new(self.drain.clone());
+        let mut http = http2::Builder::new(TokioExecutor::new());
         http.timer(TokioTimer::new())
             .max_concurrent_streams(CALLS)
             .max_header_list_size(MAX_HEAD)

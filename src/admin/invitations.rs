@@ -15,7 +15,7 @@ use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{AdminAnswer, json, plain_text};
 use crate::invitations::invitee::Invitee;
 use crate::invitations::{NewInvitation, SharedEnrolments};
-use tunnel_base::names::Target;
+use tunnel_proto::names::Target;
 
 /// The response to a request for an invitation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -24,11 +24,11 @@ use crate::admin::responses::{json, not_found, plain_text};
 use crate::admin::{AdminContext, AdminProcess, HEAD_BYTES, HEAD_TIME};
 use tunnel_base::limited;
 use tunnel_base::logging::AUDIT;
-use tunnel_base::logging::printable::printable;
 use tunnel_base::metrics::Door;
 use tunnel_link::table::handles::Session;
 use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::printable::printable;
 
 impl AdminContext {
     /// Answers one request over the link of a user's program. Returns once the answer is sent, the session has ended,

@@ -8,9 +8,9 @@ use http::HeaderMap;
 use http::header::HOST;
 
 use crate::admin::nodes::NodesResponse;
-use tunnel_base::names::{UserDevice, UserName};
 use tunnel_base::policy::{Rules, canonical_ip};
 use tunnel_net::tls::client_certificate::ClientCertificate;
+use tunnel_proto::names::{UserDevice, UserName};
 
 /// The sender of a request at an admin port; decides which paths it may use.
 #[derive(Debug, Clone)]

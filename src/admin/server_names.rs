@@ -3,7 +3,7 @@
 use crate::admin::AdminContext;
 use crate::admin::status::collect::ServerStatusSource;
 use crate::registry::peers::PeerHandle;
-use tunnel_base::names::{Instance, ServerDisplayName};
+use tunnel_proto::names::{Instance, ServerDisplayName};
 
 impl AdminContext {
     /// Returns the name of this server, then those of `peers`, in their order.

@@ -12,7 +12,7 @@ use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{AdminAnswer, json, plain_text};
 use crate::session_io::grants::SessionSubject;
 use tunnel_base::logging::AUDIT;
-use tunnel_base::logging::printable::printable;
+use tunnel_proto::printable::printable;
 
 /// The JSON body of `POST /sessions/end`. Exactly one field is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,12 +15,12 @@ use crate::registry::Finder;
 use crate::registry::LinkedNode;
 use crate::registry::Registry;
 use tunnel_base::drain::Drained;
-use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::link::Link;
 use tunnel_link::table::SessionLimits;
 use tunnel_net::limiter::{PermitLimits, Source};
 use tunnel_proto::frame::Remote;
 use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::names::{Instance, NodeName};
 use tunnel_proto::state::LinkId;
 
 use super::*;

@@ -13,9 +13,9 @@ use crate::command::{CommandError, client};
 use crate::config::Environment;
 use crate::route::RouteError;
 use crate::uplink::client::ClientUplinks;
-use tunnel_base::logging::printable::one_line as clean;
 use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_proto::frame::ErrorCode;
+use tunnel_proto::printable::one_line as clean;
 
 /// Where a command sends its requests.
 pub(crate) struct AdminClient {

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use crate::command::{CommandError, http_request};
 use crate::config::Environment;
 use crate::startup::admin_socket::SocketDirs;
-use tunnel_base::logging::printable::plain_text;
+use tunnel_proto::printable::plain_text;
 
 /// An admin socket, and whether its process answers.
 pub(crate) type AdminSocket = (AdminSocketState, PathBuf);

@@ -12,8 +12,8 @@ use crate::command::init::{
 };
 use crate::command::output_dir::OutputDir;
 use crate::command::{CommandError, examples};
-use tunnel_base::names::Host;
 use tunnel_net::pki::CertificateAuthority;
+use tunnel_proto::names::Host;
 
 /// Commands of `tunnel cert`.
 #[derive(Debug, Clone, Subcommand)]

@@ -15,9 +15,9 @@ use crate::config::table::ConfigTableReader;
 use crate::config::{Environment, SecretString};
 use crate::uplink::client::{ClientLinkConfig, UserCredentials};
 use tunnel_base::files;
-use tunnel_base::names::{DeviceName, Target};
 use tunnel_net::reload::{ReloadError, ReloadedValue, is_world_readable};
 use tunnel_net::tls::{IdentityFiles, Trust};
+use tunnel_proto::names::{DeviceName, Target};
 
 /// Flags that name a server and the client's credentials.
 #[derive(Debug, Clone, Default, clap::Args)]

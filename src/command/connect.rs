@@ -22,10 +22,10 @@ use crate::command::connect::stdio::carry;
 use crate::session_io::copy::close::close;
 use crate::session_io::copy::{CopyEnd, EndKind, Side};
 use tunnel_base::drain::Drain;
-use tunnel_base::names::{NameError, Target};
 use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::{Connection as _, Socket};
+use tunnel_proto::names::{NameError, Target};
 
 /// Arguments of `tunnel connect`.
 #[derive(Debug, Clone, Args)]

@@ -28,12 +28,12 @@ use crate::config::admin_listener::AdminConfig;
 use crate::config::admin_ports::AdminPorts;
 use crate::config::listen::ListenAddress;
 use crate::startup::{NotPrepared, StartupErrorCollector};
-use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_net::dial::dial;
 use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::tls::certificate::{self, CertWarningKind, CertificateWarning};
 use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_net::tls::pem;
+use tunnel_proto::names::{Host, NodeName, Target};
 
 /// Arguments of `tunnel doctor`.
 #[derive(Debug, clap::Args)]

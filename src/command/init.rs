@@ -17,10 +17,10 @@ use crate::edge::config::EdgeConfig;
 use crate::server::Server;
 use crate::server::config::ServerConfig;
 use crate::startup::StartupErrorCollector;
-use tunnel_base::names::{Host, NameError, NodeName, Target};
 use tunnel_net::pki::{CertificateAuthority, IssuedCert, PkiError};
 use tunnel_net::tls::certificate::KUBELET_CLIENT_PREFIX;
 use tunnel_net::tls::{self};
+use tunnel_proto::names::{Host, NameError, NodeName, Target};
 
 /// Arguments of `tunnel init`.
 #[derive(Debug, Clone, clap::Args)]

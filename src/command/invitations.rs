@@ -19,9 +19,9 @@ use crate::config::value::quantity;
 use crate::invitations::code::InvitationCode;
 use crate::invitations::invitee::Invitee;
 use crate::invitations::store::ListedEnrolment;
-use tunnel_base::logging::printable;
-use tunnel_base::names::{DeviceName, NodeName, Target, UserDevice, UserName};
 use tunnel_base::policy::NodeGlob;
+use tunnel_proto::names::{DeviceName, NodeName, Target, UserDevice, UserName};
+use tunnel_proto::printable;
 
 /// Arguments of `tunnel invite`.
 #[derive(Debug, Clone, clap::Args)]

@@ -21,7 +21,7 @@ use crate::edge::config::EdgeConfig;
 use crate::invitations::code::InvitationCode;
 use crate::invitations::invitee::Invitee;
 use tunnel_base::files;
-use tunnel_base::names::{DeviceName, Host, NodeName, Target, UserDevice};
+use tunnel_proto::names::{DeviceName, Host, NodeName, Target, UserDevice};
 
 /// Arguments of `tunnel join`.
 #[derive(Debug, Clone, clap::Args)]

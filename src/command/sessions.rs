@@ -12,7 +12,7 @@ use crate::command::format::{bytes, duration};
 use crate::command::table::Table;
 use crate::command::{CommandError, Format, examples, json};
 use crate::config::Environment;
-use tunnel_base::logging::printable::one_line as clean;
+use tunnel_proto::printable::one_line as clean;
 
 /// Arguments of `tunnel sessions`.
 #[derive(Debug, Clone, clap::Args)]

@@ -16,7 +16,7 @@ use crate::command::format::{bytes, duration, round_trip};
 use crate::command::table::Table;
 use crate::command::{CommandError, Format};
 use crate::config::Environment;
-use tunnel_base::logging::printable::{one_line as clean, plain_text};
+use tunnel_proto::printable::{one_line as clean, plain_text};
 
 /// The format of the list of nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -13,10 +13,10 @@ use crate::command::{CommandError, Format, Role, examples, json};
 use crate::config::Environment;
 use crate::server::config::ServerConfig;
 use tunnel_base::files;
-use tunnel_base::names::NodeName;
 use tunnel_base::policy::tokens::{
     NodeTokens, RotateError, TokenLineState, finish_rotation, line_name, rotate,
 };
+use tunnel_proto::names::NodeName;
 
 /// Commands of `tunnel token`.
 #[derive(Debug, Clone, Subcommand)]

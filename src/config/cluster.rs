@@ -6,7 +6,7 @@ use serde::de::{Deserialize, Deserializer, Error};
 
 use crate::config::Environment;
 use crate::parts;
-use tunnel_base::names::NodeName;
+use tunnel_proto::names::NodeName;
 
 /// The Kubernetes cluster that this process uses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -14,8 +14,8 @@ use crate::config::listen_tls;
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms::{ByteSize, Millis};
 use crate::config::{self, DAY, Environment, MIN_MEMORY, ProxyVariables, SecretString, WarningKind, value};
-use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::targets::Targets;
+use tunnel_proto::names::{Host, NodeName, Target};
 
 /// `[edge.uplink]`: the servers that an edge dials, its identity, and its ports for operators.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]

@@ -18,7 +18,7 @@ use crate::config::cluster::{self, ClusterSettings, reached};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms::Millis;
-use tunnel_base::names::Host;
+use tunnel_proto::names::Host;
 
 /// `[server.csr]`: certificates for this server, issued by signers of Kubernetes (CertificateSigningRequests). Each key
 /// is generated here, and stored with its certificate in one file of dir, which only this user may read. Set that file

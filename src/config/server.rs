@@ -19,10 +19,10 @@ use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms::{ByteSize, Millis};
 use crate::config::{self, DAY, Environment, MIN_MEMORY, WarningKind};
-use tunnel_base::names::ServerDisplayName;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::{Networks, NodeGlob};
 use tunnel_link::grpc::PLAIN_IDLE_TIMEOUT;
+use tunnel_proto::names::ServerDisplayName;
 
 /// `[server.links]`: the port on which edges and peers make links, its certificates and tokens, and the ports for
 /// operators.

@@ -28,11 +28,11 @@ use crate::etcd::wire::{
     TxnResponse,
 };
 use tunnel_base::files;
-use tunnel_base::logging::printable::printable;
-use tunnel_base::names::Target;
 use tunnel_net::dial::dial;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::server_name;
+use tunnel_proto::names::Target;
+use tunnel_proto::printable::printable;
 
 /// Error of a call to etcd, of publishing or of the store of invitations.
 #[derive(Debug, thiserror::Error)]

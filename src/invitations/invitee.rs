@@ -4,8 +4,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use tunnel_base::names::{DeviceName, NameError, NodeName, UserDevice, UserName};
 use tunnel_base::policy::NodeGlob;
+use tunnel_proto::names::{DeviceName, NameError, NodeName, UserDevice, UserName};
 
 /// A node, a pattern of nodes, a user, or a device of a user. As text `edge7`, `edge*`, `alice/` or `alice/laptop`: no
 /// node's name has a slash or a star.

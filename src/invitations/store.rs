@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
 
 use crate::invitations::invitee::Invitee;
-use tunnel_base::names::{NodeName, UserDevice};
+use tunnel_proto::names::{NodeName, UserDevice};
 
 /// Invitations, and the tokens of nodes and devices that have used one. Times are seconds since 1970.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

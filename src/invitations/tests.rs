@@ -3,8 +3,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use futures_util::future::BoxFuture;
 
 use crate::invitations::shared_text::{FileEnrolmentStore, VersionedText};
-use tunnel_base::names::NodeName;
 use tunnel_net::pki::CertificateAuthority;
+use tunnel_proto::names::NodeName;
 
 use super::*;
 

@@ -33,7 +33,6 @@ use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::addresses::{AddressBook, Location};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{DeviceName, Host, NodeName, SessionId, Target};
 use tunnel_base::policy::off_limits::is_off_limits;
 use tunnel_base::policy::zone::NodeZone;
 use tunnel_base::policy::{CertificateGlob, Networks, Rules, canonical_ip};
@@ -43,6 +42,7 @@ use tunnel_net::reload::ReloadedValue;
 use tunnel_net::socket::Connection;
 use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
+use tunnel_proto::names::{DeviceName, Host, NodeName, SessionId, Target};
 
 /// A listener's protocol: reads a client's request from the accepted stream `S` and responds.
 pub trait ListenerProtocol<S>: Send + Sync + 'static {

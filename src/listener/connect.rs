@@ -37,10 +37,10 @@ use crate::listener::trace_id::{new_trace, trace_of};
 use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, NamedFile, single};
 use crate::startup::{NotPrepared, StartupErrorCollector};
 use tunnel_base::limited;
-use tunnel_base::names::{NameError, Target};
 use tunnel_net::hooked::{Hooked, ReadHook};
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::SessionCategory;
+use tunnel_proto::names::{NameError, Target};
 
 /// `[server.connect]`: the CONNECT listener for users and their tools, such as ssh. Its access rules are the defaults
 /// of all other listeners' tables. Without this table there is no such port.

@@ -14,9 +14,9 @@ use crate::listener::denial::responses::user_denied_text;
 use crate::listener::trace_id::TRACE;
 use crate::route::{RouteError, SessionRouter};
 use tunnel_base::addresses::LocateError;
-use tunnel_base::names::{NameError, NodeName, Target};
 use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_proto::frame::SessionError;
+use tunnel_proto::names::{NameError, NodeName, Target};
 
 /// A reason for denying a client its session.
 #[derive(Debug, thiserror::Error)]

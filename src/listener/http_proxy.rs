@@ -29,11 +29,11 @@ use crate::listener::forward::forward;
 use crate::listener::requests::credentials;
 use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, NamedFile, single};
 use crate::startup::{NotPrepared, StartupErrorCollector};
-use tunnel_base::names::{NameError, Target};
 use tunnel_base::policy::NodeGlob;
 use tunnel_net::hooked::{Hooked, ReadHook};
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::SessionCategory;
+use tunnel_proto::names::{NameError, Target};
 
 /// `[server.http_proxy]`: HTTP proxy: CONNECT as in `[server.connect]`, and plain requests (GET http://node:port/…),
 /// each of which is sent where its URL points to. Without this table there is no proxy.

@@ -32,7 +32,6 @@ use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerK
 use crate::registry::node_not_found::NodeNotFound;
 use crate::route::RouteError;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
-use tunnel_base::names::{NodeName, Target};
 use tunnel_base::policy::ports::{ConfigMapPorts, KUBELET};
 use tunnel_base::policy::{Networks, canonical_ip};
 use tunnel_base::serde_forms::ConfigPort;
@@ -41,6 +40,7 @@ use tunnel_net::listen::TcpListenSocket;
 use tunnel_net::mark;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::SessionCategory;
+use tunnel_proto::names::{NodeName, Target};
 
 /// `[server.intercept]`: interception by nftables of what programs on this server's host send to the addresses of edge
 /// nodes. It is redirected through the node's link. A kube-apiserver or a metrics-server on this host reaches kubelets

@@ -11,9 +11,9 @@ use tracing::{Span, debug, field, info_span};
 use crate::listener::admission::{Admission, AdmissionOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
 
-use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_net::socket::Connection as _;
 use tunnel_net::tls::client_hello::{ClientHello, NotTls};
+use tunnel_proto::names::{Host, NodeName, Target};
 
 /// A port of `[server.https.ports]` that passes TLS through.
 #[derive(Debug)]

@@ -13,11 +13,11 @@ use crate::listener::admission::{Admission, AuthorizedRequest, DeniedRequest, Op
 use crate::listener::denial::Denial;
 use crate::listener::trace_id::{new_trace, trace_of};
 use crate::session_io::OpenSession;
-use tunnel_base::names::{NodeName, Target};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::ReloadedValue;
 use tunnel_net::tls;
 use tunnel_net::tls::error::TlsHandshakeError;
+use tunnel_proto::names::{NodeName, Target};
 
 /// A router that authorizes each request of one client, and opens sessions for them.
 pub(crate) struct RequestRouter<'a> {

@@ -15,8 +15,8 @@ use crate::listener::denial::Denial;
 use crate::listener::trace_id::new_trace;
 use crate::session_io::OpenSession;
 use tunnel_base::limited;
-use tunnel_base::names::Target;
 use tunnel_net::socket::Connection;
+use tunnel_proto::names::Target;
 
 /// The protocol of a SOCKS5 listener.
 ///

@@ -26,11 +26,11 @@ use crate::listener::tcp::range::ListenPortRange;
 use crate::listener::{BoundPort, ListenerConfig, ListenerConfigReader, ListenerKind, single};
 use crate::registry::Finder;
 use crate::startup::{NotPrepared, StartupErrorCollector};
-use tunnel_base::names::{NameError, NodeName, Target};
 use tunnel_base::policy::canonical_ip;
 use tunnel_net::proxy_protocol;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::SessionCategory;
+use tunnel_proto::names::{NameError, NodeName, Target};
 
 /// `[server.tcp."[::]:6443"]`: TCP ports of this server, each for one target at a node. Each key is an address
 /// (ip:port) to listen on. The short form is a line in `[server.tcp]`: "127.0.0.1:6443" = "node1/127.0.0.1:6443".

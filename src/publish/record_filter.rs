@@ -9,9 +9,9 @@ use futures_util::future::{BoxFuture, join_all};
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
-use tunnel_base::names::NodeName;
 use tunnel_base::policy::zone::{DnsNameError, NodeZone};
 use tunnel_net::resolver::{DnsLookupError, Resolver};
+use tunnel_proto::names::NodeName;
 
 /// Decides which nodes may have a record. Compares with the addresses that a name already has in DNS.
 pub struct RecordFilter {

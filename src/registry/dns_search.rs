@@ -8,9 +8,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use tunnel_base::names::NodeName;
 use tunnel_base::policy::zone::NodeZone;
 use tunnel_net::resolver::{DnsLookupError, Lookup};
+use tunnel_proto::names::NodeName;
 
 /// A DNS client for nodes.
 #[derive(Debug)]

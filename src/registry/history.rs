@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use tunnel_base::names::NodeName;
+use tunnel_proto::names::NodeName;
 
 /// The last error of a node: its link ended or was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]

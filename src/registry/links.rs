@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crate::registry::LinkedNode;
 use crate::registry::history::NodeHistory;
-use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::link::Link;
 use tunnel_proto::frame::ListedNode;
+use tunnel_proto::names::{Instance, NodeName};
 use tunnel_proto::state::LinkId;
 
 /// The role of a link among the links of its node. A node has at most one link of each role.

@@ -9,9 +9,9 @@ use tokio::time::Instant;
 use crate::registry::Finder;
 use crate::registry::history::{NodeLinkError, UnlinkedNode, WhyUnlinked};
 use crate::registry::node_not_found::NodeNotFound;
-use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::link::Link;
 use tunnel_proto::frame::{Found, FrameKind};
+use tunnel_proto::names::{Instance, NodeName};
 use tunnel_proto::state::LinkId;
 
 /// The nodes of all peers, and the searches that have failed.

@@ -32,11 +32,11 @@ use crate::registry::peers::peer::Peer;
 use crate::registry::peers::peer_dialer::{PeerDialContext, PeerDialer, PeerError};
 use crate::registry::peers::questions::Questions;
 use tunnel_base::drain::Drain;
-use tunnel_base::names::{Instance, NodeName, ServerDisplayName};
 use tunnel_link::link::Link;
 use tunnel_link::liveness::Suspicion;
 use tunnel_net::path_mtu::REMEDY;
 use tunnel_proto::frame::{Found, FrameKind, Load, NodePage};
+use tunnel_proto::names::{Instance, NodeName, ServerDisplayName};
 
 /// The links to peers: made from here when needed, or by peers.
 #[derive(Debug)]

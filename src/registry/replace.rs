@@ -16,11 +16,11 @@ use crate::registry::LinkedNode;
 use crate::registry::links::{LinkChange, NodeLinkRole};
 use crate::registry::{NameInUse, Registry};
 use tunnel_base::limited;
-use tunnel_base::names::{Instance, NodeName};
 use tunnel_base::refusal_log::RefusalLog;
 use tunnel_link::link::Link;
 use tunnel_link::liveness::Suspicion;
 use tunnel_proto::frame::{Conflict, Found};
+use tunnel_proto::names::{Instance, NodeName};
 
 /// The process at a peer that was last refused each name, and when; at most [`MAX_TRACKED_NAMES`].
 #[derive(Debug, Default)]
@@ -308,7 +308,7 @@ mod moves_tests {
     use tokio::time::advance;
 
     use tunnel_base::metrics::Metrics;
-    use tunnel_base::names::Instance;
+    use tunnel_proto::names::Instance;
 
     use super::*;
 

@@ -19,9 +19,9 @@ use crate::registry::nodes_at_peers::NodesAtPeers;
 use crate::registry::peers::PeerHandle;
 use crate::registry::peers::Peers;
 use crate::registry::peers::peer_dialer::PeerError;
-use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::link::Link;
 use tunnel_proto::frame::{Found, Remote};
+use tunnel_proto::names::{Instance, NodeName};
 use tunnel_proto::state::LinkId;
 
 /// The node that a search looks for, with its restrictions.

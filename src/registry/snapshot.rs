@@ -6,9 +6,9 @@ use crate::registry::LinkedNode;
 use crate::registry::Registry;
 use crate::registry::history::{NodeLinkError, UnlinkedNode};
 use crate::registry::links::{NodeLinkRole, NodeWithLinks};
-use tunnel_base::names::NodeName;
 use tunnel_link::link::Link;
 use tunnel_proto::frame::ListedNode;
+use tunnel_proto::names::NodeName;
 
 /// All links of nodes here at one moment, and the disconnected nodes.
 #[derive(Debug, Default)]
@@ -120,8 +120,8 @@ mod tests {
     use std::sync::Arc;
 
     use tunnel_base::metrics::Metrics;
-    use tunnel_base::names::Instance;
     use tunnel_proto::frame::Remote;
+    use tunnel_proto::names::Instance;
     use tunnel_proto::state::LinkId;
 
     use super::*;

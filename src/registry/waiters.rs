@@ -11,7 +11,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use tunnel_base::names::NodeName;
+use tunnel_proto::names::NodeName;
 
 /// The waiters of all nodes that are waited for.
 #[derive(Debug, Default)]

@@ -22,8 +22,8 @@ use crate::config::server::{self, DirectConfig, EdgeAccessConfig, LinkListenerCo
 use crate::config::table::ConfigTableReader;
 use crate::config::{self, ConfigErrors, Environment, ParsedConfig, Warning};
 use crate::listener::{FileKind, LISTENERS, ListenerConfig, ListenerConfigReader, ListenerKind, http, https};
-use tunnel_base::names::UserName;
 use tunnel_base::policy::ports::PortTarget;
+use tunnel_proto::names::UserName;
 
 /// The validated config of a server: the tables below `[server]`, and values of the environment.
 #[derive(Debug, Clone)]

@@ -15,7 +15,6 @@ use crate::server::config::ServerConfig;
 use crate::server::edge_links;
 use crate::session_io::rights::RightsChange;
 use crate::startup::{NotPrepared, StartupErrorCollector, StartupErrorKind};
-use tunnel_base::names::UserName;
 use tunnel_base::policy::NodeGlob;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::tokens::NodeTokens;
@@ -26,6 +25,7 @@ use tunnel_net::tls::link_auth::LinkCaFiles;
 use tunnel_net::tls::peer::{PeerTls, PeerTlsConfig};
 use tunnel_net::tls::pem;
 use tunnel_net::tls::{self, ClientAuth, IdentityFiles, TlsServerConfig};
+use tunnel_proto::names::UserName;
 
 /// The contents of the files.
 #[derive(Debug)]

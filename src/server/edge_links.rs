@@ -22,7 +22,6 @@ use tunnel_base::addresses::cluster_state::KnownNodes;
 use tunnel_base::addresses::owners::{AddressClaim, ClaimSource};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
-use tunnel_base::names::NodeName;
 use tunnel_base::policy::tokens::{MIN_TOKEN_BYTES, NodeTokens, TokenError};
 use tunnel_link::grpc::accept::CallerCertificate;
 use tunnel_link::link::Link;
@@ -35,6 +34,7 @@ use tunnel_net::tls::handshake::MAX_HANDSHAKES;
 use tunnel_net::tls::link_auth::edge_names;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::hello::EdgeHello;
+use tunnel_proto::names::NodeName;
 use tunnel_proto::state::LinkId;
 
 /// The links of edges to this server, each with the credentials for which it was accepted.
@@ -449,11 +449,11 @@ const MIN_RESET_FLUSH: Duration = Duration::from_millis(100);
 mod tests {
     use tokio::task::yield_now;
     use tunnel_base::metrics::Metrics;
-    use tunnel_base::names::Instance;
     use tunnel_link::table::SessionLimits;
     use tunnel_proto::frame::Remote;
     use tunnel_proto::halves::WindowLimits;
     use tunnel_proto::hello::LinkPurpose;
+    use tunnel_proto::names::Instance;
 
     use super::*;
 

@@ -20,11 +20,11 @@ use crate::session_io::grants::Grants;
 use tunnel_base::drain::Drain;
 use tunnel_base::limited;
 use tunnel_base::logging::AUDIT;
-use tunnel_base::logging::printable;
 use tunnel_base::metrics::{Door, Metrics};
 use tunnel_link::grpc::enrol::{EnrolOperation, EnrolRequest};
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::printable;
 
 /// Opens the store and watches it. Returns `None` if joining by invitation is not enabled.
 pub(crate) fn start(

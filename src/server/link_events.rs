@@ -19,7 +19,6 @@ use crate::session_io::bridge_sessions;
 use crate::session_io::grants::{Grant, SessionSubject, UNTIL_CHANGED};
 use tunnel_base::addresses::Location;
 use tunnel_base::limited;
-use tunnel_base::names::{Host, Instance, NodeName, SessionId, Target};
 use tunnel_link::grpc::link_end::LinkEnd;
 use tunnel_link::link::Link;
 use tunnel_link::link_reader::LinkReader;
@@ -28,6 +27,7 @@ use tunnel_link::table::FrameEvent;
 use tunnel_link::table::handles::{IncomingSession, Session};
 use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{ErrorCode, Found, Frame, FrameKind, Remote, SessionError};
+use tunnel_proto::names::{Host, Instance, NodeName, SessionId, Target};
 
 /// Drives a link until it ends.
 ///

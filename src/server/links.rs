@@ -17,7 +17,6 @@ use crate::server::link_events::{migrate_sessions, retire_old_links, run_link};
 use crate::server::{ServerContext, invitations, user_links};
 use tunnel_base::limited;
 use tunnel_base::metrics::Door;
-use tunnel_base::names::{Instance, UserDevice};
 use tunnel_base::policy::Networks;
 use tunnel_link::grpc::accept::{
     CallRejection, CallerCertificate, IncomingCall, LinkCall, PendingConnection, serve,
@@ -31,6 +30,7 @@ use tunnel_net::tls::client_certificate::ServerTls;
 use tunnel_net::tls::handshake::{MAX_HANDSHAKES, TlsAccepted, TlsHandshaker};
 use tunnel_proto::frame::Remote;
 use tunnel_proto::hello::{EdgeHello, LinkCaller, LinkPurpose, UserHello};
+use tunnel_proto::names::{Instance, UserDevice};
 
 /// Serves links until the server stops: callers open them at the listener, or they were `made` to peers. Load balancers
 /// in the networks of `proxies` send a PROXY header.

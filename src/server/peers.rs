@@ -16,10 +16,10 @@ use crate::registry::{Finder, UnqueriedReason};
 use crate::server::ServerContext;
 use crate::server::config_files::{LoadedServerFiles, REMEDY};
 use tunnel_base::drain::Drain;
-use tunnel_base::names::Host;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::link_reader::LinkReader;
 use tunnel_net::pool::BufferPool;
+use tunnel_proto::names::Host;
 
 /// Starts to follow and link to the peers, as configured. Also returns the links made to them, which the caller runs.
 /// Returns `None` if this server cannot link to peers. `pods` has peers in addition to the configured ones.

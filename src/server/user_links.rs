@@ -18,12 +18,12 @@ use crate::server::rates::RateLimiter;
 use crate::session_io::grants::SessionSubject;
 use crate::session_io::rights::RightsChange;
 use tunnel_base::metrics::label_values::DENIALS;
-use tunnel_base::names::{NameError, UserDevice, UserName};
 use tunnel_link::grpc::accept::{CallRejection, CallerCertificate, LinkCall};
 use tunnel_link::link::Link;
 use tunnel_net::guesses::GuessError;
 use tunnel_net::limiter::{FairLimiter, Permit, PermitLimits};
 use tunnel_proto::hello::{UserHello, UserProof};
+use tunnel_proto::names::{NameError, UserDevice, UserName};
 use tunnel_proto::state::LinkId;
 
 /// The links of users' programs to this server.

@@ -20,9 +20,9 @@ use tracing::warn;
 use crate::session_io::rights::RightsChange;
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::drain::Drain;
-use tunnel_base::names::{NodeName, SessionId, Target};
 use tunnel_net::fair_map::FairMap;
 use tunnel_net::reload::FileWatcher;
+use tunnel_proto::names::{NodeName, SessionId, Target};
 
 /// The grants of a process. Cheap to clone.
 ///

@@ -11,13 +11,13 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use tunnel_base::names::SessionId;
 use tunnel_link::table::handles::Session;
 use tunnel_net::ChunkStream;
 use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::{Connection, Socket};
 use tunnel_proto::frame::SessionError;
+use tunnel_proto::names::SessionId;
 
 /// The stream to the remote of a session: to the client's target or, at the acceptor, to the client. Dropping it aborts
 /// it, unless both directions have ended.

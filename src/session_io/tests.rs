@@ -12,7 +12,6 @@ use tracing::Span;
 
 use crate::session_io::grants::{Grants, SessionSubject, UNTIL_CHANGED};
 use tunnel_base::drain::Drain;
-use tunnel_base::names::Instance;
 use tunnel_link::link::Link;
 use tunnel_link::table::handles::IncomingSession;
 use tunnel_link::table::{FrameEvent, SessionLimits, SessionTable};
@@ -20,6 +19,7 @@ use tunnel_net::ChunkStream;
 use tunnel_net::pool::BufferPool;
 use tunnel_proto::frame::{FrameKind, Remote, SessionCategory, SessionKey};
 use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::names::Instance;
 use tunnel_proto::state::LinkId;
 
 use super::*;

@@ -22,7 +22,6 @@ use crate::uplink::link_dialer::{
 use crate::uplink::reconnect::{LINK_CONDITION, Reconnector};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{DeviceName, Host, Instance, NodeName, Target, UserName};
 use tunnel_base::process::third_of_memory;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::table::handles::Session;
@@ -34,6 +33,7 @@ use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust};
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::hello::LinkPurpose;
+use tunnel_proto::names::{DeviceName, Host, Instance, NodeName, Target, UserName};
 
 /// The servers of a user, and how she proves herself there.
 #[derive(Debug, Clone)]

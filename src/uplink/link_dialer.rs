@@ -30,7 +30,6 @@ use crate::config::edge::ServerAddress;
 use crate::uplink::link_dialer::avoidance::Avoidance;
 use crate::uplink::link_dialer::caching_resolver::{CachingResolver, ResolvedServer};
 use crate::uplink::link_dialer::client_certificate::EdgeCertificate;
-use tunnel_base::names::{DeviceName, Host, Instance, NodeName, Target, UserName};
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::{ANSWER_TIMEOUT, LinkDialError};
 use tunnel_link::link_reader::LinkReader;
@@ -45,6 +44,7 @@ use tunnel_net::socket::Buffered;
 use tunnel_net::tls;
 use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_proto::hello::{EdgeHello, LinkPurpose, UserHello, UserProof};
+use tunnel_proto::names::{DeviceName, Host, Instance, NodeName, Target, UserName};
 
 /// The dialer of links: resolves a server, connects to it, and proves the node's name or the user.
 #[derive(Debug)]

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::config::RESUME_TIMEOUT;
-use tunnel_base::names::Target;
 use tunnel_link::table::handles::SessionMonitor;
+use tunnel_proto::names::Target;
 
 /// Reports with `print_line` that the path of a session is lost, and that it works again, until the session is over.
 pub async fn report_path(path: SessionMonitor, target: Target, print_line: impl Fn(&str)) {

@@ -19,7 +19,6 @@ use tokio_rustls::rustls::client::Resumption;
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::grpc::{LinkContext, dial};
 use tunnel_link::link_reader::LinkReader;
 use tunnel_link::table::{FrameEvent, SessionLimits, SessionTable};
@@ -30,6 +29,7 @@ use tunnel_net::tls::{self, TlsClientConfig, Trust};
 use tunnel_proto::frame::{Frame, FrameKind};
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::hello::EdgeHello;
+use tunnel_proto::names::{Instance, NodeName};
 
 use crate::process::Process;
 use crate::role::print_message;

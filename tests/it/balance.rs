@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use tunnel::edge::Edge;
-use tunnel_base::names::Instance;
 use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::frame::{Frame, FrameKind};
+use tunnel_proto::names::Instance;
 
 use crate::support::clients::{assert_echo, rest};
 use crate::support::line::Balancer;

@@ -6,12 +6,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tonic::Code as Grpc;
 use tunnel::edge::Edge;
-use tunnel_base::names::Instance;
 use tunnel_net::tls::IdentityFiles;
 use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::frame::{Conflict, Found, Frame, FrameKind, Remote};
 use tunnel_proto::hello::LinkCaller;
+use tunnel_proto::names::Instance;
 
 use crate::support::call::Call;
 use crate::support::clients::{assert_echo, get};

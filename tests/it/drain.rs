@@ -8,10 +8,10 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 use tunnel_base::drain::Drained;
-use tunnel_base::names::{Instance, SessionId};
 use tunnel_net::tls::IdentityFiles;
 use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
 use tunnel_proto::hello::LinkCaller;
+use tunnel_proto::names::{Instance, SessionId};
 
 use crate::support::call::Call;
 use crate::support::clients::{assert_echo, assert_reset, get, rest};

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tunnel::edge::Edge;
-use tunnel_base::names::{Instance, SessionId};
 use tunnel_link::table::handles::Session;
 use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
+use tunnel_proto::names::{Instance, SessionId};
 
 use crate::support::call::Call;
 use crate::support::clients::{self, assert_echo, assert_reset};

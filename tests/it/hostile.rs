@@ -6,11 +6,11 @@ use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tunnel::edge::Edge;
-use tunnel_base::names::{Instance, SessionId};
 use tunnel_proto::codec::encode_whole;
 use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionFrame};
+use tunnel_proto::names::{Instance, SessionId};
 
 use crate::support::call::{Call, message};
 use crate::support::clients::{assert_echo, assert_reset};

@@ -31,10 +31,10 @@ use tunnel::command::status::NodesFormat;
 use tunnel::command::{Args, Command, Format, invitations, status};
 use tunnel::config::Environment;
 use tunnel::invitations::code::InvitationCode;
-use tunnel_base::names::Instance;
 use tunnel_net::tls::certificate::EDGE_SUBJECT;
 use tunnel_net::tls::{IdentityFiles, server_name};
 use tunnel_proto::hello::EdgeHello;
+use tunnel_proto::names::Instance;
 
 use crate::support::clients::{assert_reset, get, send_request};
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, edge, edge_with};

@@ -9,9 +9,9 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::Instant;
 use tunnel::edge::Edge;
-use tunnel_base::names::{Instance, SessionId};
 use tunnel_net::fd_limit;
 use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
+use tunnel_proto::names::{Instance, SessionId};
 
 use crate::support::call::Call;
 use crate::support::clients::{Answer, ESTABLISHED, answer, assert_echo, get, head, rest};

@@ -5,13 +5,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tunnel::invitations::store::SecretHash;
 use tunnel::route::RouteError;
 use tunnel::uplink::client::ClientUplinks;
-use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_link::table::handles::Session;
 use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_net::tls::IdentityFiles;
 use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionCategory, SessionFrame};
 use tunnel_proto::hello::{EdgeHello, LinkCaller};
+use tunnel_proto::names::{Instance, NodeName, SessionId, Target};
 
 use crate::support::call::Call;
 use crate::support::clients::assert_echo;

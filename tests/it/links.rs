@@ -5,10 +5,10 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code as Grpc;
 use tunnel::edge::Edge;
-use tunnel_base::names::Instance;
 use tunnel_proto::codec::extended::from_message;
 use tunnel_proto::frame::{FrameKind, Remote};
 use tunnel_proto::hello::{EdgeHello, LinkPurpose};
+use tunnel_proto::names::Instance;
 
 use crate::certificates::Authority;
 use crate::support::clients::{assert_echo, get, open};

@@ -8,11 +8,11 @@ use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tunnel_base::metrics::format::ExpositionFormat;
-use tunnel_base::names::{Instance, SessionId};
 use tunnel_proto::codec::extended::from_message;
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::codec::{Decoder, encode_whole};
 use tunnel_proto::frame::{FrameKind, Remote, SessionFrame};
+use tunnel_proto::names::{Instance, SessionId};
 
 use crate::support::call::{message, plain};
 use crate::support::clients::{open, stalled};

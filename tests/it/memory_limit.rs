@@ -9,8 +9,8 @@ use http::HeaderMap;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tunnel_base::names::Instance;
 use tunnel_net::fd_limit;
+use tunnel_proto::names::Instance;
 
 use crate::support::clients::{assert_echo, get, open};
 use crate::support::process::{Killed, MemoryGroup, ServerProcess};

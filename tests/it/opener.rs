@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 
 use tokio::io::AsyncReadExt;
-use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, Opener, SessionCategory, SessionFrame};
+use tunnel_proto::names::{Instance, NodeName, SessionId};
 
 use crate::support::call::Call;
 use crate::support::programs::{TestDir, TestServer, edge, start_edge};

@@ -12,7 +12,6 @@ use tunnel::registry::peers::Peers;
 use tunnel::registry::peers::peer_dialer::TlsPeerDialer;
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Instance, SessionId};
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::dial_peer;
 use tunnel_link::table::{SessionLimits, SessionTable};
@@ -23,6 +22,7 @@ use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::frame::{ErrorCode, Found, Frame, FrameKind, Remote, SessionError, SessionFrame};
 use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::names::{Instance, SessionId};
 
 use crate::support::clients::{assert_echo, assert_reset};
 use crate::support::peer::{

@@ -7,8 +7,8 @@ use base64::engine::general_purpose::STANDARD;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
-use tunnel_base::names::Instance;
 use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
+use tunnel_proto::names::Instance;
 
 use crate::support::clients::{Answer, answer, assert_echo, head, rest, send_request};
 use crate::support::programs::{TestDir, TestServer, at, edge, edge_with};

@@ -8,10 +8,10 @@ use tokio::net::TcpStream;
 use tunnel::config::Environment;
 use tunnel::server::Server;
 use tunnel::server::config::ServerConfig;
-use tunnel_base::names::{Instance, SessionId};
 use tunnel_net::tls::IdentityFiles;
 use tunnel_proto::frame::{ErrorCode, SessionFrame};
 use tunnel_proto::hello::LinkCaller;
+use tunnel_proto::names::{Instance, SessionId};
 
 use crate::certificates::Authority;
 use crate::support::clients::{assert_echo, rest};

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 use tunnel::edge::Edge;
-use tunnel_base::names::Instance;
 use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
+use tunnel_proto::names::Instance;
 
 use crate::support::clients::{assert_echo, assert_reset, rest};
 use crate::support::line::Line;

@@ -15,10 +15,10 @@ use tunnel::command::Format;
 use tunnel::command::config::{ConfigFileArgs, diff};
 use tunnel::config::Environment;
 use tunnel::edge::Edge;
-use tunnel_base::names::{Instance, SessionId};
 use tunnel_net::pki::CertificateAuthority;
 use tunnel_net::tls::{IdentityFiles, TlsClientConfig, Trust, server_name};
 use tunnel_proto::frame::{ErrorCode, SessionFrame};
+use tunnel_proto::names::{Instance, SessionId};
 
 use crate::http_proxy::{body, site};
 use crate::support::clients::{ESTABLISHED, assert_echo, assert_reset, head, open, send_request};

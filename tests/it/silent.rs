@@ -7,10 +7,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep};
 use tunnel::edge::Edge;
 use tunnel::registry::LinkedNode;
-use tunnel_base::names::{Instance, SessionId};
 use tunnel_link::link::Link;
 use tunnel_proto::codec::extended::from_message;
 use tunnel_proto::frame::{FrameKind, Remote, SessionFrame};
+use tunnel_proto::names::{Instance, SessionId};
 use tunnel_proto::state::LinkId;
 
 use crate::support::clients::assert_echo;

@@ -11,8 +11,8 @@ use tunnel::admin::status::StatusResponse;
 use tunnel::command::status::NodesFormat;
 use tunnel::command::{Format, status};
 use tunnel::config::Environment;
-use tunnel_base::names::Instance;
 use tunnel_link::liveness::Suspicion;
+use tunnel_proto::names::Instance;
 
 use crate::support::clients::{assert_echo, get};
 use crate::support::peer::scripted_server;

@@ -9,13 +9,13 @@ use tonic::Status;
 use tunnel::config::SecretString;
 use tunnel::route::RouteError;
 use tunnel::uplink::client::{ClientLinkConfig, ClientLinkError, ClientUplinks, UserCredentials};
-use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_link::table::handles::Session;
 use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_net::reload::ReloadedValue;
 use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionCategory, SessionFrame};
 use tunnel_proto::hello::EdgeHello;
+use tunnel_proto::names::{Instance, NodeName, SessionId, Target};
 
 use crate::addresses::own_address;
 use crate::admin::tunnel_sessions;

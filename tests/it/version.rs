@@ -2,8 +2,8 @@
 
 use http::HeaderValue;
 use tonic::Code;
-use tunnel_base::names::Instance;
 use tunnel_proto::hello::EdgeHello;
+use tunnel_proto::names::Instance;
 
 use crate::support::clients::get;
 use crate::support::programs::{TestDir, TestServer, start_edge};

@@ -13,9 +13,9 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tunnel::invitations::invitee::Invitee;
 use tunnel::uplink::client::UserCredentials;
 use tunnel_base::logging::LogLevelHandle;
-use tunnel_base::names::{Instance, NodeName};
 use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
 use tunnel_proto::hello::EdgeHello;
+use tunnel_proto::names::{Instance, NodeName};
 
 use crate::enrol::{join_as_user, join_at};
 use crate::http_proxy::site;

@@ -6,7 +6,7 @@ use std::io::Write;
 
 use serde_json::json;
 use tunnel::uplink::client::ClientUplinks;
-use tunnel_base::names::Target;
+use tunnel_proto::names::Target;
 
 use crate::cluster::{Cluster, Way, node};
 use crate::network::{SERVER, address};

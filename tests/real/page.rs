@@ -16,9 +16,9 @@ use tunnel::config::Environment;
 use tunnel::registry::LinkedNode;
 use tunnel::server::Server;
 use tunnel::server::config::ServerConfig;
-use tunnel_base::names::Instance;
 use tunnel_link::link::Link;
 use tunnel_proto::frame::{Remote, SessionCategory};
+use tunnel_proto::names::Instance;
 use tunnel_proto::state::LinkId;
 
 use crate::cut::{CuttingProxy, End};

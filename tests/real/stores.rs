@@ -20,11 +20,11 @@ use tunnel::registry::LinkedNode;
 use tunnel::registry::Registry;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Instance, NodeName};
 use tunnel_base::policy::zone::NodeZone;
 use tunnel_link::link::Link;
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::Remote;
+use tunnel_proto::names::{Instance, NodeName};
 use tunnel_proto::state::LinkId;
 
 use crate::parts::{cached_program, env_var, free_port};

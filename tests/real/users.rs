@@ -13,9 +13,9 @@ use tokio::time::Instant;
 use tunnel::config::{ProxyVariables, SecretString};
 use tunnel::invitations::store::SecretHash;
 use tunnel::uplink::client::{ClientLinkConfig, ClientLinkError, ClientUplinks, UserCredentials};
-use tunnel_base::names::{Target, UserDevice};
 use tunnel_link::table::handles::Session;
 use tunnel_net::reload::ReloadedValue;
+use tunnel_proto::names::{Target, UserDevice};
 
 use crate::enrol::run_tunnel;
 use crate::parts::{free_port, loopback};

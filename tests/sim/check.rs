@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use tunnel_base::names::{Instance, SessionId};
 use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionFrame};
+use tunnel_proto::names::{Instance, SessionId};
 
 use super::ledger::Ledger;
 use super::world::Simulation;

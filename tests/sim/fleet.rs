@@ -22,7 +22,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, sleep_until};
 use tunnel_base::drain::Drain;
-use tunnel_base::names::{Instance, NodeName};
+use tunnel_proto::names::{Instance, NodeName};
 
 use super::chance::SeededRng;
 use super::number;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tunnel_base::names::SessionId;
 use tunnel_link::link::Link;
 use tunnel_link::table::traffic_class::TrafficClassifier;
+use tunnel_proto::names::SessionId;
 
 use super::plan::Scenario;
 use super::world::Simulation;

@@ -9,7 +9,7 @@ use std::io;
 use std::rc::Rc;
 
 use tokio::time::Instant;
-use tunnel_base::names::{Instance, SessionId, Target};
+use tunnel_proto::names::{Instance, SessionId, Target};
 
 use pair::{End, SessionRecord};
 

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
-use tunnel_base::names::SessionId;
 use tunnel_link::link::Link;
 use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::codec::{Decoder, encode_whole};
 use tunnel_proto::frame::{Frame, FrameKind, SessionFrame};
+use tunnel_proto::names::SessionId;
 
 use super::chance::SeededRng;
 use super::ledger::Ledger;

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 use tunnel::route::{RouteError, SessionRequest, SessionRouter};
-use tunnel_base::names::{Instance, NodeName, Target};
 use tunnel_link::link::Link;
 use tunnel_link::table::handles::{IncomingSession, OpenOutcome, ParkedSession, Session};
 use tunnel_link::table::{SessionTable, TableFull};
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
+use tunnel_proto::names::{Instance, NodeName, Target};
 
 use super::chance::SeededRng;
 use super::ledger::{EndId, Ledger, OPENER, acceptor};

@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::link::Link;
 use tunnel_proto::frame::Remote;
+use tunnel_proto::names::{Instance, NodeName};
 
 use super::chance::SeededRng;
 

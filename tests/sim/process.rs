@@ -9,9 +9,9 @@ use tunnel::registry::Finder;
 use tunnel::registry::Registry;
 use tunnel::route::{PathProvider, SessionRouter};
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_proto::frame::Remote;
+use tunnel_proto::names::{Instance, NodeName};
 
 use super::chance::chance;
 use super::owner::Place;

@@ -10,7 +10,6 @@ use tokio::time::{Instant, advance};
 use tunnel::registry::LinkedNode;
 use tunnel::registry::Registry;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_link::link::Link;
 use tunnel_link::table::handles::{IncomingSession, PendingOpen, Session};
 use tunnel_link::table::{FrameEvent, SessionLimits, SessionTable};
@@ -19,6 +18,7 @@ use tunnel_proto::frame::{
     ErrorCode, FrameKind, Remote, SessionCategory, SessionError, SessionFrame, SessionKey,
 };
 use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::names::{Instance, NodeName, SessionId};
 use tunnel_proto::state::LinkId;
 
 /// A server with some limits.

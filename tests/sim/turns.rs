@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use tunnel_base::names::SessionId;
 use tunnel_proto::frame::{Frame, FrameKind, SessionFrame};
+use tunnel_proto::names::SessionId;
 
 use super::ledger::Ledger;
 

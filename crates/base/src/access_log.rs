@@ -8,7 +8,7 @@ use tracing::info;
 
 use crate::logging::ACCESS;
 use crate::metrics::{Door, Metrics};
-use crate::names::{DeviceName, NodeName, SessionId, Target};
+use tunnel_proto::names::{DeviceName, NodeName, SessionId, Target};
 
 /// The access line of one session, filled while it runs. [`Self::end`] writes it; dropping it writes it with the result
 /// `aborted`, unless [`Self::set_pending`] was called.

@@ -18,8 +18,8 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::addresses::cluster_state::{ClusterState, ServiceBackend, service_name};
 use crate::addresses::object_index::IndexKey;
 use crate::addresses::owners::{AddressClaim, AddressOwners, ClaimSource};
-use crate::names::{Host, NodeName, Target};
 use crate::policy::canonical_ip;
+use tunnel_proto::names::{Host, NodeName, Target};
 
 /// The networks of each node, and the nodes, pods and Services of Kubernetes.
 ///

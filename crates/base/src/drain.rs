@@ -13,7 +13,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{Instrument, Span};
 
 /// A handle for shutting down this process. Tasks are spawned through it, so none is lost, except hyper's tasks for a
-/// link or for kube-apiserver, which end with their connection.
+/// link, for channelz or for kube-apiserver, which end with their connection.
 ///
 /// Has three states, in order: running, draining (no new work) and cut (tasks are aborted). Cheap to clone.
 #[derive(Debug, Clone, Default)]
@@ -46,16 +46,6 @@ pub enum Drained {
     Finished,
     /// Number of tasks that were still running at the deadline or at the second signal, and were aborted.
     Aborted(usize),
-}
-
-/// Spawns hyper's tasks, so that the drain waits for them.
-impl<F> hyper::rt::Executor<F> for Drain
-where
-    F: Future<Output: Send> + Send + 'static,
-{
-    fn execute(&self, task: F) {
-        self.spawn(Span::current(), task.map(drop));
-    }
 }
 
 impl Drain {

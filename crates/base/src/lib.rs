@@ -1,4 +1,4 @@
-//! Basic types that every other module may use: names, policies, the address book, logs and metrics.
+//! Basic types that every other module may use: policies, the address book, logs and metrics.
 
 pub mod access_log;
 pub mod addresses;
@@ -7,7 +7,6 @@ pub mod drain;
 pub mod files;
 pub mod logging;
 pub mod metrics;
-pub mod names;
 pub mod policy;
 pub mod process;
 pub mod refusal_log;

@@ -5,7 +5,6 @@ pub(crate) mod escaping_format;
 pub mod files;
 mod json;
 mod libraries;
-pub mod printable;
 
 use std::io::{self};
 use std::path::PathBuf;
@@ -217,8 +216,8 @@ const WAITING_LINES: usize = 2048;
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use crate::logging::printable::is_printable;
     use std::sync::{Arc, Mutex};
+    use tunnel_proto::printable::is_printable;
 
     use tracing::Level as At;
 

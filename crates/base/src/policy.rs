@@ -21,8 +21,9 @@ use ipnet::IpNet;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::names::{NodeName, debug_as_display, display_text};
 use crate::serde_forms::{ConfigPort, non_empty};
+use tunnel_proto::names::NodeName;
+use tunnel_proto::{debug_as_display, display_text};
 
 /// A set of networks: `10.0.0.0/8`, `fd00::/8`, or single addresses.
 ///

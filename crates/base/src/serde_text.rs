@@ -1,31 +1,15 @@
-//! Serialization of names and policies as the texts that config files contain.
+//! Serialization of policies as the texts that config files contain.
 
 use serde::de::{Deserialize, Deserializer, Error};
 use serde::ser::{Serialize, Serializer};
 
-use crate::names::{Host, NodeName, ServerDisplayName, Target, UserName};
+use tunnel_proto::serde_as_text;
+
 use crate::policy::ports::{HOST, PortTarget};
 use crate::policy::targets::TargetEntry;
 use crate::policy::{CertificateGlob, NodeGlob};
 
-/// Serializes types through `Display` and deserializes them through `FromStr`.
-macro_rules! as_text {
-    ($($of:ty),*) => {$(
-        impl Serialize for $of {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
-            }
-        }
-
-        impl<'de> Deserialize<'de> for $of {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
-            }
-        }
-    )*};
-}
-
-as_text!(NodeName, UserName, ServerDisplayName, Host, Target, TargetEntry, NodeGlob, CertificateGlob);
+serde_as_text!(TargetEntry, NodeGlob, CertificateGlob);
 
 impl<'de> Deserialize<'de> for PortTarget {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -49,6 +33,7 @@ mod tests {
     use super::*;
     use crate::policy::Networks;
     use crate::policy::targets::Targets;
+    use tunnel_proto::names::{NodeName, Target};
 
     fn stays<T: Serialize + for<'de> Deserialize<'de>>(json: &str) -> String {
         serde_json::to_string(&serde_json::from_str::<T>(json).unwrap()).unwrap()

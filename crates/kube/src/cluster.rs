@@ -23,12 +23,12 @@ use tokio::time::timeout;
 use tower::retry::RetryLayer;
 use tower::{BoxError, ServiceBuilder, service_fn};
 
-use tunnel_base::logging::printable::printable;
-use tunnel_base::names::{Host, Target};
 use tunnel_base::policy::zone::CLUSTER_DOMAIN;
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::resolver::Resolver;
+use tunnel_proto::names::{Host, Target};
+use tunnel_proto::printable::printable;
 
 /// A Kubernetes cluster, and the namespace to use in it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt as _};
 use serde::{Deserialize, Deserializer};
 
-use tunnel_base::names::Host;
+use tunnel_proto::names::Host;
 
 /// The fields that are read of a Node.
 #[derive(Debug, Clone, Deserialize)]

@@ -102,8 +102,8 @@ mod tests {
     use std::task::{Context, Poll, Waker};
 
     use crate::liveness::DEAD;
-    use tunnel_base::names::{Instance, NodeName};
     use tunnel_proto::frame::{FrameKind, Remote};
+    use tunnel_proto::names::{Instance, NodeName};
     use tunnel_proto::state::LinkId;
 
     use super::*;

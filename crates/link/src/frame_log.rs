@@ -4,8 +4,8 @@
 use tracing::{Level, enabled, trace};
 
 use tunnel_base::logging::FRAMES;
-use tunnel_base::names::SessionId;
 use tunnel_proto::frame::{Frame, FrameKind, SessionFrame};
+use tunnel_proto::names::SessionId;
 use tunnel_proto::state::LinkId;
 
 /// Logs a frame; `what` tells whether it was sent or received.

@@ -25,9 +25,9 @@ use crate::plain::PlainRemote;
 use crate::table::SessionTable;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Instance, ServerDisplayName};
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Remote;
+use tunnel_proto::names::{Instance, ServerDisplayName};
 use tunnel_proto::state::LinkId;
 
 /// What all links of this process share.
@@ -103,10 +103,10 @@ mod tests {
     use bytes::{Buf as _, Bytes};
 
     use crate::congestion::MAX_FRAME;
-    use tunnel_base::names::SessionId;
     use tunnel_proto::codec::encode;
     use tunnel_proto::codec::extended::to_message;
     use tunnel_proto::frame::{Frame, FrameKind, SessionCategory, SessionFrame};
+    use tunnel_proto::names::SessionId;
 
     use super::*;
 

@@ -33,9 +33,9 @@ use crate::link::sessions::LinkSessions;
 use crate::link::stats::LinkStats;
 use crate::lock::{Mutex, MutexGuard, store_waker};
 use crate::schedule::frame_source::{FrameSource, QueueRequest, QueuedSource, Turn};
-use tunnel_base::names::{Instance, NodeName};
 use tunnel_proto::budget::Budget;
 use tunnel_proto::frame::{Frame, FrameKind, Remote, SessionFrame, SessionKey};
+use tunnel_proto::names::{Instance, NodeName};
 use tunnel_proto::state::LinkId;
 
 /// A link, shared by its sessions, its [reader](crate::link_reader::LinkReader) and its gRPC stream.

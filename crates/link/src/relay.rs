@@ -22,9 +22,9 @@ use crate::relay::attempt::{Attempt, AttemptState, BindOutcome, SearchGuard};
 use crate::relay::bindings::{Binding, BindingEndReporter, Bindings, RelayLeg, RelayOutcome, RelayStep, log};
 use crate::relay::queue::RelayQueue;
 use crate::schedule::frame_source::FrameSource as _;
-use tunnel_base::names::{SessionId, Target};
 use tunnel_proto::budget::{Budget, PairedReservation};
 use tunnel_proto::frame::{Remote, SessionError, SessionFrame, SessionKey};
+use tunnel_proto::names::{SessionId, Target};
 use tunnel_proto::state::LinkId;
 
 /// The bindings of all sessions that this process relays between two links.

@@ -142,8 +142,8 @@ pub(crate) mod tests {
 
     use proptest::prelude::*;
 
-    use tunnel_base::names::{NodeName, SessionId};
     use tunnel_proto::frame::SessionCategory;
+    use tunnel_proto::names::{NodeName, SessionId};
 
     use super::*;
     use tunnel_proto::frame::SessionFrame;

@@ -31,7 +31,6 @@ use crate::table::relay_request::{RelayRequest, attribute, refused};
 use crate::table::session::{SessionOrigin, SharedSession};
 use crate::table::tombstones::{Tombstones, unknown_session};
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_proto::budget::{Budget, PairedReservation};
 use tunnel_proto::frame::{
     ErrorCode, Frame, Opener, Remote, SessionCategory, SessionError, SessionFrame, SessionKey,
@@ -39,6 +38,7 @@ use tunnel_proto::frame::{
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::halves::recv::RecvHalf;
 use tunnel_proto::halves::send::SendHalf;
+use tunnel_proto::names::{Instance, NodeName, SessionId, Target};
 use tunnel_proto::state::SessionState;
 
 /// Limits for all sessions of one process.

@@ -19,7 +19,7 @@ use crate::fd_limit;
 use crate::listen::tune;
 use crate::mark::put_on;
 use crate::path_mtu;
-use tunnel_base::names::{Host, Target};
+use tunnel_proto::names::{Host, Target};
 
 /// The failures of all addresses, the most telling first: its kind decides the result and the hint.
 #[derive(Debug)]

@@ -14,8 +14,8 @@ use tokio::time::{Instant, timeout_at};
 use crate::dial::dial;
 use crate::exact_read::read_until;
 use crate::no_proxy::NoProxyRules;
-use tunnel_base::logging::printable::printable;
-use tunnel_base::names::Target;
+use tunnel_proto::names::Target;
+use tunnel_proto::printable::printable;
 
 /// The proxy for connections to servers, and the targets that are dialled without it.
 #[derive(Clone)]

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use tunnel_base::names::{Host, Target};
+use tunnel_proto::names::{Host, Target};
 
 /// The rules of `NO_PROXY`, with Go's semantics.
 #[derive(Debug, Clone)]

@@ -26,7 +26,7 @@ use tracing::warn;
 
 use crate::fd_limit;
 use crate::resolver::resolver_runtime::ResolverRuntime;
-use tunnel_base::names::Target;
+use tunnel_proto::names::Target;
 
 /// A DNS client for addresses: with the system's configuration, or for given servers only. Cheap to clone; clones share
 /// one cache.

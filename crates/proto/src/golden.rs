@@ -17,8 +17,8 @@ use crate::frame::{
     SessionCategory, SessionError, SessionFrame,
 };
 use crate::hello::{EdgeHello, LinkCaller, LinkPurpose};
+use crate::names::{Instance, NodeName, SessionId};
 use crate::superedge::{PlainEvent, SuperEdgeTranslator};
-use tunnel_base::names::{Instance, NodeName, SessionId};
 
 fn node() -> NodeName {
     "Edge-1".parse().unwrap()

@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::Serialize;
 
 use crate::frame::MAX_VERSION_CHARS;
-use tunnel_base::names::{DeviceName, Instance, NameError, NodeName, ServerDisplayName, UserName};
+use crate::names::{DeviceName, Instance, NameError, NodeName, ServerDisplayName, UserName};
 
 /// The hello that an edge sends with the call for a link.
 #[derive(Clone, PartialEq, Eq)]

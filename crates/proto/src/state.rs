@@ -12,8 +12,8 @@ use crate::frame::{ErrorCode, Place, SessionError, SessionFrame};
 use crate::halves::FlowControlError;
 use crate::halves::recv::RecvHalf;
 use crate::halves::send::SendHalf;
+use crate::names::{Instance, Target};
 use crate::state::ending::{DepartedOwner, OwnerDeparture};
-use tunnel_base::names::{Instance, Target};
 
 /// The id of a link of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

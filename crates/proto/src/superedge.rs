@@ -21,9 +21,9 @@ use tokio::time::Instant;
 use crate::codec::extended::heartbeat;
 use crate::codec::proto::StreamMsg;
 use crate::frame::{ErrorCode, Frame, FrameKind, SessionCategory, SessionError, SessionFrame};
+use crate::names::{NodeName, SessionId, Target};
 use crate::superedge::g4::{ANSWER_TIMEOUT, G4Stage, NO_ANSWER};
 use crate::superedge::generations::SuperEdgeGeneration;
-use tunnel_base::names::{NodeName, SessionId, Target};
 
 /// The sessions of a link to a program of SuperEdge, with their state.
 #[derive(Debug)]

@@ -19,9 +19,9 @@ use crate::registry::links::NodeLinkRole;
 use crate::registry::peers::PeerHandle;
 use crate::registry::snapshot::RegistrySnapshot;
 use crate::session_io::grants::SessionSubject;
-use tunnel_base::names::{NodeName, ServerDisplayName};
 use tunnel_link::link::Link;
 use tunnel_link::table::session::view::SessionView;
+use tunnel_proto::names::{NodeName, ServerDisplayName};
 
 /// The parts of a server whose status is served.
 #[derive(Debug, Clone)]

@@ -6,7 +6,7 @@ use crate::command::connect::port::ConnectPortClient;
 use crate::command::connect::session::{ConnectSession, ConnectStream, PrintLine};
 use crate::listener::denial::Denial;
 use crate::uplink::client::{ClientLinkError, ClientUplinks};
-use tunnel_base::names::Target;
+use tunnel_proto::names::Target;
 
 /// Opens sessions: at a CONNECT port, or over links of this process.
 pub(crate) enum SessionOpener {

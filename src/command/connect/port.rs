@@ -24,8 +24,6 @@ use crate::command::connect::session::{ConnectSession, ConnectStream};
 use crate::command::http_request::ReadBody;
 use crate::command::{CommandError, http_request};
 use tunnel_base::files;
-use tunnel_base::logging::printable::{one_line, printable};
-use tunnel_base::names::{Host, Target};
 use tunnel_base::policy::canonical_ip;
 use tunnel_net::dial::dial;
 use tunnel_net::pool::BufferPool;
@@ -33,6 +31,8 @@ use tunnel_net::resolver::Resolver;
 use tunnel_net::socket::{Connection, Socket};
 use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_net::tls::{self, TlsClientConfig};
+use tunnel_proto::names::{Host, Target};
+use tunnel_proto::printable::{one_line, printable};
 
 /// A CONNECT port: how to reach it, and how to log in there.
 pub(crate) struct ConnectPortClient {

@@ -10,10 +10,10 @@ use crate::command::{CommandError, exit_code};
 use crate::session_io::copy::close::close;
 use crate::session_io::copy::{CopyEnd, Side, copy_bidirectional};
 use crate::uplink::path_report::{interruption, report_path};
-use tunnel_base::names::Target;
 use tunnel_link::table::handles::Session;
 use tunnel_net::ChunkStream;
 use tunnel_net::socket::{Connection, Socket};
+use tunnel_proto::names::Target;
 
 /// Prints a line on the terminal.
 pub(crate) type PrintLine = Arc<dyn Fn(&str) + Send + Sync>;

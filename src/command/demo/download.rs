@@ -15,10 +15,10 @@ use super::page::{DOWNLOAD, LENGTH, MIB, PIECE, piece, read_head};
 use super::screen::{DemoScreen, GREEN, RED};
 use crate::uplink::client::ClientUplinks;
 use tunnel_base::drain::Drain;
-use tunnel_base::names::Target;
 use tunnel_link::table::handles::Session;
 use tunnel_net::byte_stream_io::ChunkStreamIo;
 use tunnel_net::listen::TcpListenSocket;
+use tunnel_proto::names::Target;
 
 /// The line between an edge and the servers. Cut, it loses its connections and accepts no others.
 #[derive(Debug)]

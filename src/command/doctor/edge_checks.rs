@@ -18,12 +18,12 @@ use crate::command::doctor::{
 use crate::config::edge::ServerAddress;
 use crate::edge::config::EdgeConfig;
 use crate::uplink::link_dialer::messages::connection_hint;
-use tunnel_base::names::{Host, Target};
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::ErrorCode;
+use tunnel_proto::names::{Host, Target};
 
 pub(super) async fn check_edge(
     settings: &EdgeConfig,

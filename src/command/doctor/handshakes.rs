@@ -15,7 +15,6 @@ use crate::uplink::link_dialer::messages::hint as tls_remedy;
 use tunnel_base::drain::Drain;
 use tunnel_base::files;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Host, Instance, Target};
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::LinkDialError;
 use tunnel_link::table::{SessionLimits, SessionTable};
@@ -28,6 +27,7 @@ use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_net::tls::{self, IdentityFiles, TlsClientConfig, Trust};
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::hello::EdgeHello;
+use tunnel_proto::names::{Host, Instance, Target};
 
 type Secured = tokio_rustls::client::TlsStream<Buffered<TcpStream>>;
 

@@ -15,12 +15,12 @@ use crate::config::server::registry::PublishTo;
 use crate::parts::with_kubernetes;
 use crate::server::config::ServerConfig;
 use tunnel_base::files;
-use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_net::dial::dial;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::certificate::{self};
 use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_net::tls::{self, IdentityFiles, TlsClientConfig, Trust, pem};
+use tunnel_proto::names::{Host, NodeName, Target};
 
 pub(super) async fn check_server(
     settings: &ServerConfig,

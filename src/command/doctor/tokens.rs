@@ -7,10 +7,10 @@ use crate::command::doctor::{AdminAddress, DoctorFindings, TIMEOUT, fetch_page};
 use crate::server::config::ServerConfig;
 use crate::server::invitations;
 use tunnel_base::files;
-use tunnel_base::logging::printable::one_line;
-use tunnel_base::names::NodeName;
 use tunnel_base::policy::tokens::{NodeTokens, TokenLineState};
 use tunnel_net::resolver::Resolver;
+use tunnel_proto::names::NodeName;
+use tunnel_proto::printable::one_line;
 
 /// Counts the nodes with a token, and reports tokens that are missing, faulty, shared or unknown to a peer.
 pub(super) async fn check(

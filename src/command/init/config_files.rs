@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use crate::command::init::{APISERVER, EGRESS_PORT, GRPC_PORT, InitArgs, edge_folder, tls_note};
 use crate::command::shell_word;
-use tunnel_base::names::{Host, NodeName, Target};
+use tunnel_proto::names::{Host, NodeName, Target};
 
 /// Returns the TOML config of a server with its files in that folder. `clients` are the names of the clients of the
 /// egress port; without clients there is no such port.

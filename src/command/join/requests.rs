@@ -17,13 +17,13 @@ use crate::command::output_dir::OutputDir;
 use crate::config::Environment;
 use crate::invitations::AdvertisedCa;
 use crate::invitations::code::InvitationCode;
-use tunnel_base::names::Target;
 use tunnel_link::grpc::enrol::{EnrolCallError, EnrolOperation, JoinCredentials, call_enrol};
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::OutboundProxy;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_net::tls::{TlsClientConfig, Trust, server_name};
+use tunnel_proto::names::Target;
 
 /// The request to join, and how to reach the servers.
 pub(super) struct JoinClient<'a> {

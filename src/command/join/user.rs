@@ -12,7 +12,7 @@ use crate::command::join::{JoinArgs, UNIT_SOURCE};
 use crate::command::output_dir::OutputDir;
 use crate::config::Environment;
 use crate::invitations::code::InvitationCode;
-use tunnel_base::names::{DeviceName, UserDevice, UserName};
+use tunnel_proto::names::{DeviceName, UserDevice, UserName};
 
 /// Joins as a device of the user, and writes the user's `client.toml`. Returns lines for the terminal.
 ///

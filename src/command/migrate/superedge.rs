@@ -7,7 +7,7 @@ use toml::{Table, Value};
 
 use crate::command::CommandError;
 use crate::config::{self, Warning};
-use tunnel_base::logging::printable::printable;
+use tunnel_proto::printable::printable;
 
 /// Every key with its description.
 const REFERENCE: &str = concat!(

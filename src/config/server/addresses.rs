@@ -9,8 +9,8 @@ use crate::config::Environment;
 use crate::config::cluster::{self, ClusterSettings};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTableReader;
-use tunnel_base::names::NodeName;
 use tunnel_base::policy::Network;
+use tunnel_proto::names::NodeName;
 
 /// `[server.addresses]`: nodes by address, so that clients may request a node, a host next to it, a Kubernetes pod or a
 /// Service by its address.

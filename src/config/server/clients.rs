@@ -10,9 +10,9 @@ use crate::config::access::AccessConfig;
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
-use tunnel_base::names::UserName;
 use tunnel_base::policy::{CertificateGlob, Network, Networks, Rules};
 use tunnel_base::serde_forms::non_empty;
+use tunnel_proto::names::UserName;
 
 /// `[server.clients]`: the users with links of their own, made by their programs to the port of `[server.links]`, and
 /// what they may reach. A session of such a link survives a new address of the user's machine, a broken line and the

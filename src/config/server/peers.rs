@@ -11,7 +11,7 @@ use crate::config::cluster::{self, ClusterSettings};
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::server::registry::{self, DnsConfig, PublishTo};
 use crate::config::table::ConfigTableReader;
-use tunnel_base::names::{Host, NodeName, Target};
+use tunnel_proto::names::{Host, NodeName, Target};
 
 /// `[server.peers]`: where the peers are, the other servers of this cloud. They are queried for a node if DNS has no
 /// answer. Requires peer_ca of `[server.links]`, as servers present their cert to each other.

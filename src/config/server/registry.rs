@@ -11,8 +11,8 @@ use crate::config::cluster;
 use crate::config::diagnostics::ConfigDiagnostics;
 use crate::config::table::ConfigTableReader;
 use crate::config::value::forms;
-use tunnel_base::names::{NodeName, Target};
 use tunnel_base::policy::NodeGlob;
+use tunnel_proto::names::{NodeName, Target};
 
 /// `[server.dns]`: where a server publishes its nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]

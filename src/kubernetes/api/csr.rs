@@ -10,12 +10,12 @@ use crate::config::cluster::ClusterSettings;
 use crate::config::kubernetes::{EdgeCsrConfig, ProfileKind, ServerCsrConfig};
 use crate::kubernetes::api::cluster::access;
 use tunnel_base::drain::Drain;
-use tunnel_base::names::NodeName;
 use tunnel_kube::cluster::Cluster;
 use tunnel_kube::csr::approver::Approver;
 use tunnel_kube::csr::profile::Profile;
 use tunnel_kube::csr::renewer::{CertificateNameSource, CertificateRenewer};
 use tunnel_kube::csr::server_name_sources::ServerNameSources;
+use tunnel_proto::names::NodeName;
 
 /// Waits until there is a certificate of each kind that the config requires; a server that presents them cannot start
 /// earlier. Retries forever and logs the reasons. Cancel safe.

@@ -13,9 +13,9 @@ use crate::listener::auth::Login;
 use crate::listener::denial::Denial;
 use crate::session_io::grants::UNTIL_CHANGED;
 use crate::session_io::rights::RightsChange;
-use tunnel_base::names::NodeName;
 use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_net::tls::error::TlsHandshakeError;
+use tunnel_proto::names::NodeName;
 
 /// The identity of a client.
 #[derive(Debug, Clone, Default)]

@@ -10,9 +10,9 @@ use crate::registry::node_not_found::NodeNotFound;
 use crate::route::{RouteError, SessionRequest};
 use crate::session_io::session_stream::SessionStream;
 use tunnel_base::access_log::AccessLogEntry;
-use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::off_limits::is_number;
 use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::names::{Host, NodeName, Target};
 
 /// An open stream to a target, and the right to the target if this process has dialled it.
 pub(crate) struct TargetStream {

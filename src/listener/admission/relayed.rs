@@ -14,9 +14,9 @@ use crate::session_io::REVOKED;
 use crate::session_io::grants::{Grant, RelayedSession, SessionSubject};
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::metrics::ActiveSessionGuard;
-use tunnel_base::names::{DeviceName, NodeName, SessionId};
 use tunnel_link::relay::bindings::RelayOutcome;
 use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::names::{DeviceName, NodeName, SessionId};
 
 /// A session that this process relays for a user, with its access line, counter and permit.
 #[derive(Debug)]

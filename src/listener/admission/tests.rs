@@ -17,7 +17,6 @@ use crate::listener::requests::RequestRouter;
 use crate::listener::trace_id::new_trace;
 use crate::route::{PathProvider, RouteError, SessionRequest, Uplinks};
 use crate::session_io::tests::{linked, take};
-use tunnel_base::names::{NameError, NodeName, Target};
 use tunnel_base::policy::zone::NodeZone;
 use tunnel_base::policy::{Rule, network};
 use tunnel_link::link::Link;
@@ -28,6 +27,7 @@ use tunnel_net::interfaces::{InterfaceSnapshot, LocalAddresses};
 use tunnel_net::limiter::Source;
 use tunnel_net::reload::ReloadedValue;
 use tunnel_net::resolver::Resolver;
+use tunnel_proto::names::{NameError, NodeName, Target};
 
 use tunnel_net::tls::testing::client_certificate;
 

@@ -8,9 +8,9 @@ use crate::listener::denial::Denial;
 use crate::registry::node_not_found::NodeNotFound;
 use crate::route::{RouteError, refusal_text};
 use tunnel_base::addresses::LocateError;
-use tunnel_base::names::NodeName;
 use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::names::NodeName;
 
 impl Denial {
     /// Returns the closest fatal TLS alert (RFC 8446, section 6.2), for clients that speak TLS instead of HTTP.
@@ -326,7 +326,7 @@ mod tests {
     use tunnel_base::metrics::label_values::{CODES, DENIALS};
 
     use super::*;
-    use tunnel_base::names::NameError;
+    use tunnel_proto::names::NameError;
 
     #[test]
     fn a_denials_hint_is_for_the_party_that_can_act() {

@@ -13,11 +13,11 @@ use crate::listener::denial::Denial;
 use crate::listener::forward::headers::{TUNNEL_DEST, TUNNEL_HOST};
 use crate::listener::http::NodePortProtocol;
 use tunnel_base::addresses::{AddressBook, LocateError};
-use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::canonical_ip;
 use tunnel_base::policy::off_limits::is_off_limits;
 use tunnel_base::policy::ports::{KUBELET, PortTarget};
 use tunnel_base::policy::zone::NodeZone;
+use tunnel_proto::names::{Host, NodeName, Target};
 
 /// What routing needs besides the request's head, at a node port with or without TLS.
 pub(crate) struct RequestRoutingContext<'a> {

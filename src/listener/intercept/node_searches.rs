@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tracing::info_span;
 
 use crate::listener::ListenerDeps;
-use tunnel_base::names::NodeName;
+use tunnel_proto::names::NodeName;
 
 /// Starts searches for nodes, and keeps when each node was searched for.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use tokio::time::Instant;
 
 use crate::listener::intercept::InterceptedNode;
-use tunnel_base::names::NodeName;
+use tunnel_proto::names::NodeName;
 
 /// The addresses that a server intercepts now, with their nodes. The [`NftReconciler`] updates them from links and
 /// claims, and the listeners look up what a client meant.

@@ -19,9 +19,9 @@ use crate::listener::intercept::node_searches::NodeDiscovery;
 use crate::listener::intercept::presence::InterceptedAddresses;
 use tunnel_base::addresses::owners::{AddressClaim, ClaimRejectReason, ClaimSource, RejectedClaim};
 use tunnel_base::limited;
-use tunnel_base::names::NodeName;
 use tunnel_base::policy::off_limits::is_off_limits;
 use tunnel_net::interfaces::LocalAddresses;
+use tunnel_proto::names::NodeName;
 
 /// Intercepts until the server begins to stop. Holds a token of `deps.redirecting` until nothing is
 /// intercepted.

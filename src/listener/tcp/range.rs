@@ -2,8 +2,8 @@
 
 use std::net::{Ipv6Addr, SocketAddr};
 
-use tunnel_base::names::Target;
 use tunnel_net::listen::share_port;
+use tunnel_proto::names::Target;
 
 /// Consecutive ports of one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,9 +15,9 @@ use tracing::info_span;
 
 use crate::registry::Registry;
 use crate::registry::peers::Peers;
-use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::link::Link;
 use tunnel_proto::frame::FrameKind;
+use tunnel_proto::names::{Instance, NodeName};
 
 /// The links over which nodes are announced, one for each peer, by the peer's process.
 #[derive(Debug, Default)]

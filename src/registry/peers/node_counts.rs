@@ -8,9 +8,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::registry::peers::{MAX_KNOWN, Peers};
-use tunnel_base::names::NodeName;
 use tunnel_link::link::Link;
 use tunnel_proto::frame::{FrameKind, Load};
+use tunnel_proto::names::NodeName;
 
 /// A peer and its number of nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,9 +8,9 @@ use tokio::time::{Instant, timeout};
 
 use crate::registry::peers::PeerHandle;
 use crate::registry::peers::Peers;
-use tunnel_base::names::NodeName;
 use tunnel_link::link::Link;
 use tunnel_proto::frame::{FrameKind, ListNodes, ListedNode, MAX_PAGE_NODES, NodePage};
+use tunnel_proto::names::NodeName;
 
 /// The nodes of one peer.
 #[derive(Debug, Clone)]

@@ -14,9 +14,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::registry::peers::peer_dialer::{PeerDialContext, PeerError};
-use tunnel_base::names::{self};
 use tunnel_link::backup::BackupDialer;
 use tunnel_link::link::Link;
+use tunnel_proto::names::{self};
 
 /// A peer. One task runs `run` for it.
 ///

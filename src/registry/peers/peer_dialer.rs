@@ -16,7 +16,6 @@ use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::registry::Registry;
 use tunnel_base::drain::Drain;
-use tunnel_base::names::{Host, Instance};
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::{LinkDialError, dial_peer};
 use tunnel_link::link::Link;
@@ -29,6 +28,7 @@ use tunnel_net::reload::ReloadedValue;
 use tunnel_net::socket::Buffered;
 use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_net::tls::peer::PeerTls;
+use tunnel_proto::names::{Host, Instance};
 
 /// Why a peer could not be asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -16,11 +16,11 @@ use crate::session_io::REVOKED;
 use crate::session_io::rights::RightsChange;
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::drain::Drain;
-use tunnel_base::names::{NodeName, SessionId, Target};
 use tunnel_link::link::Link;
 use tunnel_link::relay::RelayedEdgeSession;
 use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::names::{NodeName, SessionId, Target};
 
 /// What an edge reaches through this server: another node or, by its own name, a target in the cloud.
 #[derive(Debug, Clone)]

@@ -12,10 +12,10 @@ use crate::registry::node_not_found::{NodeNotFound, RESTARTED};
 use crate::route::{MOVE_WAIT, PathProvider, PathSearch};
 use crate::server::ServerContext;
 
-use tunnel_base::names::NodeName;
 use tunnel_link::link::Link;
 use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{ErrorCode, Remote, SessionError};
+use tunnel_proto::names::NodeName;
 
 impl ServerContext {
     /// Relays an edge's request to its node, or to the server that has dialled for the edge. Continues searching while

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tunnel_base::names::Instance;
+use tunnel_proto::names::Instance;
 
 /// Whether one entry of `servers` is avoided.
 ///

@@ -4,10 +4,10 @@
 use std::io;
 use std::time::Duration;
 
-use tunnel_base::names::Target;
 use tunnel_link::grpc::dial::LinkDialError;
 use tunnel_net::dial::{AddressFailure, ConnectError};
 use tunnel_net::tls::error::TlsHandshakeError;
+use tunnel_proto::names::Target;
 
 /// Returns the error text if no address of a server accepted the connection. `after` is the server if the message has
 /// named it already.
@@ -137,8 +137,8 @@ pub fn hint(fault: &TlsHandshakeError) -> &'static str {
 mod tests {
     use std::time::Duration;
 
-    use tunnel_base::names::Host;
     use tunnel_net::dial::dial;
+    use tunnel_proto::names::Host;
 
     use super::*;
 

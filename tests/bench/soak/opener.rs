@@ -18,10 +18,10 @@ use tunnel::route::{SessionRequest, SessionRouter};
 use tunnel::session_io::copy::close::close_gracefully;
 use tunnel::session_io::copy::{EndKind, Side, copy_bidirectional};
 use tunnel_base::logging::{LogSettings, LoggingGuard};
-use tunnel_base::names::{Host, Target};
 use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::{Connection as _, Socket};
 use tunnel_proto::frame::SessionCategory;
+use tunnel_proto::names::{Host, Target};
 
 use crate::soak::target::line;
 

@@ -5,11 +5,11 @@
 
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
-use tunnel_base::names::NodeName;
 use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::codec::{DecodeError, Decoder, encode_whole};
 use tunnel_proto::frame::{FrameKind, Remote};
+use tunnel_proto::names::NodeName;
 
 fuzz_target!(|input: (u8, &[u8])| {
     let (piece, stream) = input;

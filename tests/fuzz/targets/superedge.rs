@@ -14,7 +14,7 @@ use tunnel_proto::superedge::{Decoded, PlainEvent, SuperEdgeTranslator};
 
 fuzz_target!(|input: (bool, &[u8])| {
     let (to_edge, stream) = input;
-    let node: tunnel_base::names::NodeName = "node1".parse().expect("a name");
+    let node: tunnel_proto::names::NodeName = "node1".parse().expect("a name");
     let mut now = Instant::now();
     let mut codec = SuperEdgeTranslator::new(node.clone(), to_edge, Duration::from_secs(60), now);
     let mut decoder = Decoder::default();

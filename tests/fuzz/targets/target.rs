@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tunnel_base::names::Target;
+use tunnel_proto::names::Target;
 
 fuzz_target!(|text: &str| {
     if let Ok(target) = text.parse::<Target>() {

@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 
 use http::HeaderMap;
 use tonic::Code as Grpc;
-use tunnel_base::names::{Instance, SessionId};
 use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::frame::{Frame, FrameKind, SessionFrame};
 use tunnel_proto::hello::{EdgeHello, LinkPurpose};
+use tunnel_proto::names::{Instance, SessionId};
 
 use super::{DELAY, World, assert_all_finish, first, interactive, wait_for_sessions_on_links};
 use crate::support::line::Line;

@@ -6,8 +6,8 @@ use futures_util::future::join_all;
 use http::{HeaderMap, HeaderValue};
 use tokio::time::Instant;
 use tonic::Code;
-use tunnel_base::names::Instance;
 use tunnel_proto::hello::{EdgeHello, LinkCaller};
+use tunnel_proto::names::Instance;
 
 use crate::enrol::cloud;
 use crate::support::clients::assert_echo;

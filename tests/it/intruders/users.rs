@@ -4,7 +4,6 @@
 use http::{HeaderMap, HeaderValue};
 use tokio::io::AsyncReadExt as _;
 use tonic::Code;
-use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_net::tls::IdentityFiles;
 use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::codec::proto::StreamMsg;
@@ -13,6 +12,7 @@ use tunnel_proto::frame::{
     SessionError, SessionFrame,
 };
 use tunnel_proto::hello::{EdgeHello, LinkCaller, UserHello, UserProof};
+use tunnel_proto::names::{Instance, NodeName, SessionId, Target};
 
 use crate::certificates::Authority;
 use crate::support::call::{Call, message};

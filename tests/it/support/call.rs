@@ -10,12 +10,12 @@ use http_body::{Body as _, Frame as Http2Frame};
 use hyper::body::Incoming;
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
-use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::codec::{Decoder, encode_whole};
 use tunnel_proto::frame::{Frame, FrameKind, Remote, SessionCategory, SessionError, SessionFrame};
 use tunnel_proto::hello::EdgeHello;
+use tunnel_proto::names::{Instance, NodeName, SessionId};
 
 use super::assert_eventually;
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_net::tls::IdentityFiles;
 use tunnel_proto::codec::extended::{from_message, to_message};
 use tunnel_proto::frame::{Found, Frame, FrameKind, Remote, SessionCategory, SessionFrame};
 use tunnel_proto::hello::LinkCaller;
+use tunnel_proto::names::{Instance, NodeName, SessionId};
 
 use super::call::Call;
 use super::programs::{TestDir, TestServer};

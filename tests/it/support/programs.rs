@@ -11,9 +11,9 @@ use tunnel::edge::config::EdgeConfig;
 use tunnel::registry::LinkedNode;
 use tunnel::server::Server;
 use tunnel::server::config::ServerConfig;
-use tunnel_base::names::Target;
 use tunnel_net::pki::CertificateAuthority;
 use tunnel_net::tls::IdentityFiles;
+use tunnel_proto::names::Target;
 
 use super::clients::{self, Answer};
 use super::wait_until;

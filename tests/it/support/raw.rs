@@ -11,9 +11,9 @@ use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
 use tokio_rustls::client::TlsStream;
 use tokio_util::task::AbortOnDropHandle;
-use tunnel_base::names::{Instance, NodeName};
 use tunnel_proto::codec::encode_whole;
 use tunnel_proto::codec::proto::StreamMsg;
+use tunnel_proto::names::{Instance, NodeName};
 
 use super::programs::{NAME, TestDir, TestServer};
 use super::{assert_eventually, remote, spawn};

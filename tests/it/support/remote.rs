@@ -14,10 +14,10 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tonic::Status;
-use tunnel_base::names::{Instance, NodeName};
 use tunnel_net::tls::params::TlsParams;
 use tunnel_net::tls::{ClientAuth, IdentityFiles, TlsClientConfig, TlsServerConfig, Trust};
 use tunnel_proto::hello::EdgeHello;
+use tunnel_proto::names::{Instance, NodeName};
 
 use super::call::{Call, frame_channel};
 use super::programs::{NAME, TOKEN, TestDir, TestServer};

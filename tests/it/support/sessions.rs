@@ -5,10 +5,10 @@ use std::future::poll_fn;
 use bytes::Bytes;
 use tunnel::edge::Edge;
 use tunnel::route::SessionRequest;
-use tunnel_base::names::{NodeName, Target};
 use tunnel_link::table::handles::Session;
 use tunnel_net::ChunkStream as _;
 use tunnel_proto::frame::SessionCategory;
+use tunnel_proto::names::{NodeName, Target};
 
 use super::{assert_eventually, wait_until};
 

@@ -7,11 +7,11 @@ use tonic::Code;
 use tunnel::config::{ProxyVariables, SecretString};
 use tunnel::invitations::store::SecretHash;
 use tunnel::uplink::client::{ClientLinkConfig, ClientUplinks, UserCredentials};
-use tunnel_base::names::{Instance, Target, UserDevice};
 use tunnel_link::table::handles::Session;
 use tunnel_net::reload::ReloadedValue;
 use tunnel_net::tls::IdentityFiles;
 use tunnel_proto::hello::{UserHello, UserProof};
+use tunnel_proto::names::{Instance, Target, UserDevice};
 
 use super::call::Call;
 use super::programs::{TestDir, TestServer};

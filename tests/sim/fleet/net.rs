@@ -13,10 +13,10 @@ use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep};
 use tracing::Span;
 use tunnel::registry::peers::peer_dialer::{PeerDialer, PeerError};
-use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::link::Link;
 use tunnel_net::resolver::{DnsLookupError, Lookup};
 use tunnel_proto::frame::Remote;
+use tunnel_proto::names::{Instance, NodeName};
 use tunnel_proto::state::LinkId;
 
 use super::figures::Figures;

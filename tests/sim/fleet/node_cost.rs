@@ -5,10 +5,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use prost::Message as _;
-use tunnel_base::names::NodeName;
 use tunnel_link::link::Link;
 use tunnel_proto::codec::extended::to_message;
 use tunnel_proto::frame::{Found, Frame, FrameKind, Remote};
+use tunnel_proto::names::NodeName;
 use tunnel_proto::state::LinkId;
 
 use super::figures::memory;

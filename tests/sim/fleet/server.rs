@@ -20,12 +20,12 @@ use tunnel::registry::peers::node_counts::ANNOUNCE_INTERVAL;
 use tunnel::registry::{Finder, Path};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Instance, NodeName};
 use tunnel_base::policy::zone::NodeZone;
 use tunnel_link::link::Link;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_proto::frame::{Found, Frame, FrameKind, Load, Remote};
 use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::names::{Instance, NodeName};
 use tunnel_proto::state::LinkId;
 
 use super::figures::Figures;

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use crate::addresses::LocateError;
 use crate::addresses::cluster_state::ClusterState;
 use crate::addresses::object_index::IndexKey;
-use crate::names::NodeName;
+use tunnel_proto::names::NodeName;
 
 /// A Kubernetes object that claims an address, to find and name the owners of a disputed one.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use crate::addresses::LocateError;
 use crate::addresses::object_index::{IndexKey, IndexKeys, ObjectIndex};
 use crate::addresses::owners::{AddressClaim, ClaimSource};
-use crate::names::{Host, NodeName, Target};
+use tunnel_proto::names::{Host, NodeName, Target};
 
 /// The objects of each kind: nodes by name, all others as `namespace/name`.
 #[derive(Debug, Default)]

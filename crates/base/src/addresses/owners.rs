@@ -5,8 +5,8 @@ use std::collections::hash_map::Entry;
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::names::NodeName;
 use crate::policy::canonical_ip;
+use tunnel_proto::names::NodeName;
 
 /// A claim that an address belongs to a node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -7,7 +7,7 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::logging::printable::is_printable;
+use tunnel_proto::printable::is_printable;
 
 /// A wrapper around another format that escapes unprintable characters in messages, fields and spans.
 #[derive(Debug)]

@@ -149,3 +149,16 @@ pub(super) const RTT_SECONDS: [f64; 15] =
 /// Buckets in seconds, from a target on one machine to the longest timeout.
 pub(super) const OPEN_SECONDS: [f64; 15] =
     [0.0005, 0.001, 0.0025, 0.01, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0, 3.0, 5.0, 12.0];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tunnel_proto::frame::ErrorCode;
+
+    #[test]
+    fn each_code_is_exposed_in_metrics_before_its_first_event() {
+        let mut names: Vec<_> = (0..14).map(|code| ErrorCode::from_wire(code).name()).collect();
+        names.sort_unstable();
+        assert_eq!(names, CODES);
+    }
+}

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
-use crate::names::{NameError, Target};
+use tunnel_proto::names::{NameError, Target};
 
 /// The target of a server's port, at each node.
 #[derive(Debug, Clone, PartialEq, Eq)]

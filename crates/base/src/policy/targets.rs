@@ -7,9 +7,9 @@ use std::str::FromStr;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
-use crate::names::debug_as_display;
 use crate::policy::off_limits::is_off_limits;
 use crate::policy::{canonical_ip, network, network_text};
+use tunnel_proto::debug_as_display;
 
 /// The addresses and ports that may be dialled; by default loopback and the edge's own addresses, any port.
 ///

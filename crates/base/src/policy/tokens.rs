@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use subtle::ConstantTimeEq;
 
-use crate::names::{NameError, NodeName};
+use tunnel_proto::names::{NameError, NodeName};
 
 /// The contents of a token file (docs/reference/superedge.md#token-file). Each line is `node:token`; spaces are
 /// dropped, and later lines win. `default` applies to nodes without their own line. A node whose line has no token is

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::names::NodeName;
 use crate::policy::NodeGlob;
+use tunnel_proto::names::NodeName;
 
 /// The DNS name of a node, if it may have one.
 ///

@@ -28,7 +28,7 @@ use crate::csr::server_name_sources::ServerNameSources;
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
-use tunnel_base::logging::printable::printable;
+use tunnel_proto::printable::printable;
 
 /// Decides on each CertificateSigningRequest of the cluster, one after the other.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use crate::csr::apiserver_names::ApiserverNames;
 use crate::csr::content::CsrContent;
 use crate::csr::csr_info::CsrSpec;
 use crate::csr::profile::Profile;
-use tunnel_base::logging::printable::printable;
+use tunnel_proto::printable::printable;
 
 /// The approver's decision on a CertificateSigningRequest.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::reconcile::kube_node_state::KubeNodeState;
-use tunnel_base::names::NodeName;
 use tunnel_base::policy::NodeGlob;
 use tunnel_base::policy::zone::is_reserved;
+use tunnel_proto::names::NodeName;
 
 /// The hosts file to write into the ConfigMap, and the nodes that it leaves out.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -25,7 +25,6 @@ use crate::liveness::{HTTP2_PING_EDGE_AFTER, HTTP2_PING_TIMEOUT};
 use crate::plain;
 use tunnel_base::limited;
 use tunnel_base::metrics::Door;
-use tunnel_base::names::{NodeName, UserName};
 use tunnel_net::limiter::Permit;
 use tunnel_net::path_mtu::padding;
 use tunnel_net::socket::Connection;
@@ -33,6 +32,7 @@ use tunnel_net::tcp_info::TcpInfoReader;
 use tunnel_net::tls::client_certificate::ClientCertificate;
 use tunnel_proto::frame::Remote;
 use tunnel_proto::hello::{EdgeHello, HelloError, LinkCaller, LinkPurpose, is_padded, pad, user_agent};
+use tunnel_proto::names::{NodeName, UserName};
 
 /// What arrives at the listener for links.
 #[derive(Debug)]

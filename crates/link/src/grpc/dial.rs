@@ -19,8 +19,6 @@ use crate::link::stats::LinkEndpoints;
 use crate::link_reader::{LinkReader, RemoteInfo};
 use crate::liveness::{HTTP2_PING_AFTER, HTTP2_PING_TIMEOUT};
 use crate::plain;
-use tunnel_base::logging::printable::printable;
-use tunnel_base::names::{Instance, NodeName};
 use tunnel_net::path_mtu::padding;
 use tunnel_net::socket::Connection;
 use tunnel_net::tcp_info::TcpInfoReader;
@@ -29,6 +27,8 @@ use tunnel_proto::codec::encode;
 use tunnel_proto::codec::extended::heartbeat;
 use tunnel_proto::frame::Remote;
 use tunnel_proto::hello::{EdgeHello, LinkCaller, LinkPurpose, OtherVersion, pad, user_agent};
+use tunnel_proto::names::{Instance, NodeName};
+use tunnel_proto::printable::printable;
 
 /// Why a link to a server could not be established.
 #[derive(Debug, thiserror::Error)]

@@ -16,9 +16,9 @@ use tower::service_fn;
 use crate::grpc::call_body::CallBody;
 use crate::grpc::enrol::wire::{CaReply, GetCaRequest, JoinRequest};
 use crate::lock::Mutex;
-use tunnel_base::logging::printable::printable;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::printable::printable;
 
 /// The messages of `proto/enrol.proto`, compiled.
 #[allow(unreachable_pub, reason = "generated")]

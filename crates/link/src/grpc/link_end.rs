@@ -7,8 +7,8 @@ use http::HeaderMap;
 use tonic::{Code, Status};
 
 use crate::liveness::STALLED;
-use tunnel_base::logging::printable::printable;
 use tunnel_proto::codec::DecodeError;
+use tunnel_proto::printable::printable;
 
 /// The reason why a link ended, returned by [`LinkReader::next`](crate::link_reader::LinkReader::next).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::link::Link;
-use tunnel_base::names::SessionId;
+use tunnel_proto::names::SessionId;
 
 /// The interactive link next to a busy one.
 #[derive(Debug)]
@@ -68,8 +68,8 @@ impl Link {
 
 #[cfg(test)]
 mod tests {
-    use tunnel_base::names::{Instance, NodeName};
     use tunnel_proto::frame::{Remote, SessionCategory, SessionKey};
+    use tunnel_proto::names::{Instance, NodeName};
     use tunnel_proto::state::LinkId;
 
     use super::*;

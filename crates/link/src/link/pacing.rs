@@ -122,8 +122,8 @@ mod tests {
     use crate::lock::Mutex;
     use crate::schedule::frame_source::QueueMembership;
     use crate::schedule::tests::Speaker;
-    use tunnel_base::names::{Instance, NodeName};
     use tunnel_proto::frame::{FrameKind, Remote};
+    use tunnel_proto::names::{Instance, NodeName};
     use tunnel_proto::state::{ControlPriority, LinkId};
 
     use super::*;
@@ -247,8 +247,8 @@ mod tests {
 mod tcp_info_tests {
     use tokio::net::{TcpListener, TcpStream};
 
-    use tunnel_base::names::NodeName;
     use tunnel_proto::frame::Remote;
+    use tunnel_proto::names::NodeName;
     use tunnel_proto::state::LinkId;
 
     use super::*;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use crate::link::Link;
 use crate::relay::queue::RelayQueue;
 use crate::schedule::frame_source::FrameSource;
-use tunnel_base::names::{NodeName, SessionId};
 use tunnel_proto::budget::{Budget, Reservation};
 use tunnel_proto::frame::SessionKey;
+use tunnel_proto::names::{NodeName, SessionId};
 
 /// The sessions that run on a link: those with an end here and relayed ones. Each has a number for the order in which
 /// it joined; in that order they are notified of the link's end, so that a simulation repeats from its seed.

@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::link::Link;
-use tunnel_base::names::{Instance, NodeName};
 use tunnel_proto::frame::{
     Conflict, ErrorCode, Frame, FrameKind, NodePage, SessionError, SessionFrame, SessionKey,
 };
+use tunnel_proto::names::{Instance, NodeName};
 
 impl Link {
     /// Replies to a frame about an unknown session. Excess replies are dropped, because the remote retries.

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::link::Link;
 use crate::lock::Mutex;
-use tunnel_base::names::ServerDisplayName;
 use tunnel_net::path_mtu::{self, MtuBlackHole};
+use tunnel_proto::names::ServerDisplayName;
 
 /// The connection under a link, and the program at its remote end.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -104,8 +104,8 @@ impl Link {
 
 #[cfg(test)]
 mod tests {
-    use tunnel_base::names::Instance;
     use tunnel_proto::frame::Remote;
+    use tunnel_proto::names::Instance;
     use tunnel_proto::state::LinkId;
 
     use super::*;

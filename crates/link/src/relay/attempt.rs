@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 
 use crate::link::Link;
-use tunnel_base::names::Target;
 use tunnel_proto::frame::{Opener, SessionFrame, SessionKey};
+use tunnel_proto::names::Target;
 
 /// One Open or Resume to be relayed, with the link it came from. Its epoch tells answers to older ones apart.
 #[derive(Debug, Clone)]

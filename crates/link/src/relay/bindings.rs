@@ -11,8 +11,8 @@ use crate::relay::SearchGuard;
 use crate::relay::attempt::Attempt;
 use crate::relay::queue::{QueueFull, RelayQueue};
 use crate::schedule::frame_source::FrameSource as _;
-use tunnel_base::names::{SessionId, Target};
 use tunnel_proto::frame::{ErrorCode, Opener, Place, SessionError, SessionFrame, SessionKey};
+use tunnel_proto::names::{SessionId, Target};
 use tunnel_proto::state::LinkId;
 
 /// All bindings, and how many of them each edge or user has requested.

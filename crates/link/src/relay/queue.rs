@@ -291,9 +291,9 @@ const MERGE_BELOW: usize = 4 * 1024;
 #[cfg(test)]
 mod tests {
     use crate::schedule::frame_source::{ControlQueueKind, QueuedSource};
-    use tunnel_base::names::{NodeName, SessionId};
     use tunnel_proto::budget::Budget;
     use tunnel_proto::frame::SessionCategory;
+    use tunnel_proto::names::{NodeName, SessionId};
 
     use super::*;
 

@@ -12,9 +12,9 @@ use crate::schedule::frame_source::FrameSource as _;
 use crate::table::relay_request::RelayRequest;
 use crate::table::{FrameEvent, SessionLimits, SessionTable};
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Instance, NodeName};
 use tunnel_proto::frame::{ErrorCode, FrameKind, Remote, SessionCategory, SessionError, SessionKey};
 use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::names::{Instance, NodeName};
 
 use super::*;
 

@@ -7,10 +7,10 @@ use tokio::time::Instant;
 
 use crate::table::SessionTable;
 use crate::table::session::SharedSession;
-use tunnel_base::names::SessionId;
 use tunnel_base::policy::source_of;
 use tunnel_net::fair_map::FairMap;
 use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::names::SessionId;
 
 /// Sessions by client, each client's longest idle first.
 pub(crate) type ByClient = FairMap<Arc<str>, SessionId, ()>;
@@ -117,10 +117,10 @@ mod tests {
     use crate::link::Link;
     use crate::table::SessionLimits;
     use tunnel_base::metrics::Metrics;
-    use tunnel_base::names::Instance;
     use tunnel_net::ChunkStream as _;
     use tunnel_proto::frame::{Remote, SessionCategory, SessionFrame, SessionKey};
     use tunnel_proto::halves::WindowLimits;
+    use tunnel_proto::names::Instance;
     use tunnel_proto::state::{LinkId, SessionState};
 
     use super::*;

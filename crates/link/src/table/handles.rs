@@ -12,9 +12,9 @@ use tokio::time::Instant;
 use crate::link::Link;
 use crate::lock::store_waker;
 use crate::table::session::{AnyPermit, SharedSession};
-use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_net::ChunkStream;
 use tunnel_proto::frame::{ErrorCode, SessionCategory, SessionError};
+use tunnel_proto::names::{Instance, NodeName, SessionId, Target};
 use tunnel_proto::state::{Actions, Phase, SessionState};
 
 /// A session that was requested and is not open yet.

@@ -9,8 +9,8 @@ use crate::relay::attempt::{Attempt, AttemptState};
 use crate::relay::bindings::RelayOutcome;
 use crate::table::SessionTable;
 use crate::table::handles::IncomingSession;
-use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_proto::frame::{ErrorCode, Remote, SessionCategory, SessionError, SessionFrame, SessionKey};
+use tunnel_proto::names::{Instance, NodeName, SessionId, Target};
 
 /// A request to reach a node through this server: pass it on, accept it as its end, or refuse it.
 ///

@@ -18,10 +18,10 @@ use crate::lock::{Mutex, MutexGuard};
 use crate::schedule::frame_source::{FrameSource, QueueMembership, QueueRequest, Turn, TurnOutput};
 use crate::table::SessionTable;
 use crate::table::session::trace::{LoggedState, LoggedTransition};
-use tunnel_base::names::{Instance, Target};
 use tunnel_proto::frame::{
     ErrorCode, Opener, Remote, SessionCategory, SessionError, SessionFrame, SessionKey,
 };
+use tunnel_proto::names::{Instance, Target};
 use tunnel_proto::state::{Actions, LinkId, Phase, SessionState};
 use tunnel_proto::window::LinkRtt;
 

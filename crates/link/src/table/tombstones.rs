@@ -5,9 +5,9 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::table::SessionTable;
-use tunnel_base::names::SessionId;
 use tunnel_net::fair_map::FairMap;
 use tunnel_proto::frame::{ErrorCode, Opener, SessionError, SessionFrame};
+use tunnel_proto::names::SessionId;
 
 /// Ids of ended sessions by client, kept for as long as a late Open could arrive.
 #[derive(Debug)]

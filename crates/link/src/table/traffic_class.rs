@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::link::Link;
 use crate::table::SessionTable;
 use crate::table::session::SharedSession;
-use tunnel_base::names::SessionId;
+use tunnel_proto::names::SessionId;
 
 /// The state of the sessions of a link and its interactive link, kept from one sample to the next.
 #[derive(Debug, Default)]
@@ -213,9 +213,9 @@ mod tests {
 
     use crate::table::SessionLimits;
     use tunnel_base::metrics::Metrics;
-    use tunnel_base::names::{Instance, NodeName};
     use tunnel_proto::frame::{FrameKind, Remote, SessionCategory, SessionFrame, SessionKey};
     use tunnel_proto::halves::WindowLimits;
+    use tunnel_proto::names::{Instance, NodeName};
     use tunnel_proto::state::LinkId;
 
     use super::*;

@@ -13,7 +13,7 @@ use tokio::net::{TcpStream, UdpSocket};
 use crate::dial::dial;
 use crate::fd_limit;
 use crate::resolver::ONE_TRY;
-use tunnel_base::names::Host;
+use tunnel_proto::names::Host;
 
 /// A tokio runtime for the resolver, like its standard one, but with the mark on sockets.
 #[derive(Clone, Default)]

@@ -10,7 +10,7 @@ use x509_parser::asn1_rs::Tag;
 use x509_parser::oid_registry::OID_KEY_TYPE_EC_PUBLIC_KEY;
 use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate, X509Version};
 
-use tunnel_base::names::Host;
+use tunnel_proto::names::Host;
 
 /// Checks the certificate that a server will present.
 ///

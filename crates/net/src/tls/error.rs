@@ -7,7 +7,7 @@ use tokio_rustls::rustls::{self, AlertDescription, CertificateError, PeerMisbeha
 
 use crate::tls::certificate::date;
 use crate::tls::pem::SUPPORTED_KEYS;
-use tunnel_base::logging::printable::printable;
+use tunnel_proto::printable::printable;
 
 /// The error of a TLS handshake.
 ///

@@ -6,7 +6,7 @@ use std::path::Path;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use tunnel_base::files;
-use tunnel_base::logging::printable::printable;
+use tunnel_proto::printable::printable;
 
 /// Parses all certificates of a file, at least one. `path` is only used in the error, which names the file, what was
 /// found in it, and how to fix that.

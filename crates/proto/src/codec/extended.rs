@@ -11,8 +11,8 @@ use crate::frame::{
     Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, ListedNode, Load, MAX_PAGE_NODES,
     MAX_VERSION_CHARS, NodePage, Opener, Place, Remote, SessionCategory, SessionError, SessionFrame,
 };
-use tunnel_base::logging::printable::printable;
-use tunnel_base::names::{Instance, NodeName, SessionId};
+use crate::names::{Instance, NodeName, SessionId};
+use crate::printable::printable;
 
 /// Reason why a message is not a frame. The message is counted and dropped; the link continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

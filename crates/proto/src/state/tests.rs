@@ -5,7 +5,7 @@ use bytes::Bytes;
 use crate::budget::{Budget, PairedReservation};
 use crate::frame::ErrorCode;
 use crate::halves::WindowLimits;
-use tunnel_base::names::Instance;
+use crate::names::Instance;
 
 use super::*;
 

@@ -16,8 +16,8 @@ use super::{
 };
 use crate::codec::proto::StreamMsg;
 use crate::frame::{ErrorCode, SessionCategory, SessionError, SessionFrame};
+use crate::names::{SessionId, Target};
 use crate::superedge::generations::SuperEdgeGeneration;
-use tunnel_base::names::{SessionId, Target};
 
 /// What a session with such a remote waits for.
 #[derive(Debug)]

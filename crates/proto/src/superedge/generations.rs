@@ -14,7 +14,7 @@ use super::{Decoded, PlainEvent, RequestedSession, SuperEdgeTranslator};
 use crate::codec::extended::{HEARTBEAT, STREAM};
 use crate::codec::proto::StreamMsg;
 use crate::frame::{ErrorCode, SessionCategory, SessionError, SessionFrame};
-use tunnel_base::names::{NodeName, SessionId};
+use crate::names::{NodeName, SessionId};
 
 /// A generation of SuperEdge that is served; see docs/reference/superedge-wire.md#generations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,10 +3,10 @@
 use crate::listener::admission::destination::Destination;
 use crate::listener::denial::Denial;
 use crate::route::RouteError;
-use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::NodeGlob;
 use tunnel_base::policy::off_limits::{is_number, is_off_limits};
 use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::names::{Host, NodeName, Target};
 
 /// How a listener of a process with links to servers finds the targets of its clients.
 #[derive(Debug, Clone)]

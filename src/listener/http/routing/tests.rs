@@ -7,13 +7,13 @@ use crate::registry::LinkedNode;
 use crate::registry::Registry;
 use tunnel_base::addresses::cluster_state::{KubeNode, KubePod};
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::Instance;
 use tunnel_base::policy::ports::ConfigMapPorts;
 use tunnel_base::policy::zone::NodeZone;
 use tunnel_base::policy::{Networks, network};
 use tunnel_link::link::Link;
 use tunnel_net::tls::testing::client_certificate;
 use tunnel_proto::frame::Remote;
+use tunnel_proto::names::Instance;
 use tunnel_proto::state::LinkId;
 
 use super::*;

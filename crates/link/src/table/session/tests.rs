@@ -17,7 +17,6 @@ use crate::table::handles::{OpenOutcome, PendingOpen, Session};
 use crate::table::session::{Inner, SessionOrigin, SharedSession};
 use crate::table::{FrameEvent, SessionLimits, SessionTable};
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_net::ChunkStream as _;
 use tunnel_proto::budget::Budget;
 use tunnel_proto::frame::{
@@ -26,6 +25,7 @@ use tunnel_proto::frame::{
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::halves::recv::RecvHalf;
 use tunnel_proto::halves::send::SendHalf;
+use tunnel_proto::names::{Instance, NodeName, SessionId};
 use tunnel_proto::state::LinkId;
 use tunnel_proto::state::SessionState;
 

@@ -4,8 +4,8 @@ use tokio::time::Instant;
 
 use crate::table::SessionTable;
 use crate::table::session::{SessionOrigin, SharedSession};
-use tunnel_base::names::{NodeName, SessionId, Target};
 use tunnel_proto::frame::{SessionCategory, SessionKey};
+use tunnel_proto::names::{NodeName, SessionId, Target};
 use tunnel_proto::state::{LinkId, Phase};
 
 /// A snapshot of one end of a session.

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use crate::codec::{Decoder, encode_whole};
 use crate::frame::{Frame, FrameKind};
+use crate::names::NodeName;
 use crate::superedge::{AFTER_TARGET, HALF_OPEN};
-use tunnel_base::names::NodeName;
 
 use super::*;
 

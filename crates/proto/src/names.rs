@@ -7,6 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use crate::{debug_as_display, display_text, serde_as_text};
+
 /// A node's name, which is its Kubernetes node name if it has one. It may be an IPv4 address. [`FromStr`] is the only
 /// check of such a name.
 ///
@@ -105,28 +107,6 @@ pub enum NameError {
     Instance,
 }
 
-/// Implements `Display` for types that are a text.
-macro_rules! display_text {
-    ($($of:ty),*) => {$(
-        impl fmt::Display for $of {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(&self.0)
-            }
-        }
-    )*};
-}
-
-/// Implements `Debug` like `Display`.
-macro_rules! debug_as_display {
-    ($($of:ty),*) => {$(
-        impl fmt::Debug for $of {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Display::fmt(self, f)
-            }
-        }
-    )*};
-}
-
 /// Implements `as_str`.
 macro_rules! as_str {
     ($($of:ty),*) => {$(
@@ -139,11 +119,10 @@ macro_rules! as_str {
     )*};
 }
 
-pub(crate) use {debug_as_display, display_text};
-
 as_str!(NodeName, UserName, DeviceName, ServerDisplayName);
 display_text!(NodeName, UserName, DeviceName, ServerDisplayName);
 debug_as_display!(NodeName, UserName, DeviceName, ServerDisplayName, UserDevice, SessionId, Host, Target);
+serde_as_text!(NodeName, UserName, ServerDisplayName, Host, Target);
 
 impl NodeName {
     /// Returns the placeholder for a target at no node: the receiver dials the target itself.

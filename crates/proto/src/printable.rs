@@ -27,7 +27,7 @@ pub fn plain_text(text: &str) -> String {
 }
 
 /// Returns true if a character has no effect but its own glyph.
-pub(crate) fn is_printable(c: char) -> bool {
+pub fn is_printable(c: char) -> bool {
     let separates = matches!(c, '\u{2028}' | '\u{2029}');
     let directs =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
@@ -35,7 +35,7 @@ pub(crate) fn is_printable(c: char) -> bool {
 }
 
 /// Maximum length of a remote's text in bytes.
-pub(crate) const MAX_PRINTED_BYTES: usize = 200;
+const MAX_PRINTED_BYTES: usize = 200;
 
 #[cfg(test)]
 mod tests {
