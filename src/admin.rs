@@ -42,7 +42,7 @@ use crate::admin::readiness::Readiness;
 use crate::admin::requester::AdminRequester;
 use crate::admin::responses::{json, method_not_allowed, not_found, plain_text, text};
 use crate::admin::status::collect::{ServerStatusSource, WallClock};
-use crate::route::Uplinks;
+use crate::registry::uplinks::Uplinks;
 use crate::session_io::grants::Grants;
 use crate::session_io::tls::TlsPort;
 use tunnel_base::drain::Drain;

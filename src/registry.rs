@@ -10,6 +10,7 @@ pub mod peers;
 pub mod replace;
 pub mod search;
 pub mod snapshot;
+pub mod uplinks;
 pub mod waiters;
 
 use std::collections::HashSet;

@@ -2,18 +2,15 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tracing::info_span;
 
 use crate::registry::node_not_found::{NodeNotFound, RESTARTED};
-use crate::registry::waiters::{NodeWaiter, NodeWaiters};
-use crate::registry::{Finder, Path, RELINK_WINDOW};
+use crate::registry::uplinks::{LinkFailure, Uplinks};
+use crate::registry::waiters::NodeWaiter;
+use crate::registry::{Finder, Path};
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_link::link::Link;
@@ -22,7 +19,6 @@ use tunnel_link::table::session::AnyPermit;
 use tunnel_link::table::{SessionTable, TableFull};
 use tunnel_proto::frame::{ErrorCode, Remote, SessionCategory, SessionError};
 use tunnel_proto::names::{Host, Instance, NodeName, SessionId, Target};
-use tunnel_proto::state::LinkId;
 
 /// A request of a listener for a session.
 #[derive(Debug, Clone)]
@@ -139,7 +135,7 @@ impl SessionRouter {
     /// Returns why this process has no link, if it links to servers and its last attempt has failed.
     pub fn link_failure(&self) -> Option<String> {
         let PathProvider::Uplinks(uplinks) = &self.paths else { return None };
-        uplinks.failure.lock().as_ref().map(|failure| failure.text.clone())
+        uplinks.failure().map(|failure| failure.text)
     }
 
     /// Replaces the source of random numbers, for simulations with a seed.
@@ -182,8 +178,7 @@ impl SessionRouter {
             PathProvider::Nodes(_) => search = search.at_most(MOVE_WAIT),
             // A laptop may just have woken up. Without a link the search fails, with its own reason.
             PathProvider::Uplinks(uplinks) if *uplinks.node() == NodeName::none() => {
-                let decided = uplinks.wait(|| uplinks.newest(None).is_some() || uplinks.is_denied());
-                let _ = timeout_at(until, decided).await;
+                let _ = timeout_at(until, uplinks.wait_decided()).await;
             }
             PathProvider::Peers(_) | PathProvider::Uplinks(_) => {}
         }
@@ -383,7 +378,7 @@ impl<'a> PathSearch<'a> {
             if let PathProvider::Uplinks(uplinks) = self.paths
                 && self.started.elapsed() >= OTHER_SERVER_AFTER
             {
-                uplinks.elsewhere.notify_one();
+                uplinks.request_other_server();
             }
         }
         loop {
@@ -496,8 +491,6 @@ const MAX_PAUSE: Duration = Duration::from_secs(5);
 const MIN_LAST_PAUSE: Duration = Duration::from_millis(100);
 /// Time after which a user's program whose server does not find a node also asks another one.
 const OTHER_SERVER_AFTER: Duration = Duration::from_secs(3);
-/// Time for which a request that was refused waits for a link to another server.
-const OTHER_SERVER_WAIT: Duration = Duration::from_secs(2);
 /// Minimum delay between two lookups for another path.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// If only another process of the node was found for this long, the one that is searched for has been replaced.
@@ -580,9 +573,12 @@ impl PathProvider {
         if uplinks.is_linked() {
             return (ErrorCode::Cancelled, format!("{far} was not found within {timeout:?}"));
         }
-        let failure = uplinks.failure.lock().as_ref().map(|failure| format!(": {}", failure.text));
-        let code = if uplinks.is_denied() { ErrorCode::NotAllowed } else { ErrorCode::Cancelled };
-        (code, format!("this machine had no link to a server for {timeout:?}{}", failure.unwrap_or_default()))
+        let why = format!("this machine had no link to a server for {timeout:?}");
+        match uplinks.failure() {
+            Some(LinkFailure { text, is_denied: true }) => (ErrorCode::NotAllowed, format!("{why}: {text}")),
+            Some(LinkFailure { text, .. }) => (ErrorCode::Cancelled, format!("{why}: {text}")),
+            None => (ErrorCode::Cancelled, why),
+        }
     }
 
     /// Returns true if this process never asks another one.
@@ -593,156 +589,6 @@ impl PathProvider {
         }
     }
 }
-
-/// The links of an edge: one, and more while sessions are handed over from an older link.
-#[derive(Debug)]
-pub struct Uplinks {
-    /// Node of this edge.
-    node: NodeName,
-    /// Links, the newest last.
-    links: Mutex<Vec<Arc<Link>>>,
-    /// Time when a link was closed.
-    lost: Mutex<Option<Instant>>,
-    /// Why the last attempt to link has failed, until there is a link.
-    failure: Mutex<Option<LinkFailure>>,
-    came: NodeWaiters,
-    /// Notified when the server of the newest link does not find a node.
-    pub(crate) elsewhere: Notify,
-    /// Whether this process then links to another server.
-    pub(crate) has_other_servers: AtomicBool,
-}
-
-/// Why an attempt to link has failed.
-#[derive(Debug)]
-struct LinkFailure {
-    text: String,
-    /// Whether a server refused what this process proves, as it will until that has changed.
-    is_denied: bool,
-}
-
-impl Uplinks {
-    /// Creates an empty list of links.
-    pub fn new(node: NodeName) -> Arc<Self> {
-        let links = Mutex::default();
-        let lost = Mutex::default();
-        let failure = Mutex::default();
-        let came = NodeWaiters::default();
-        let elsewhere = Notify::new();
-        let has_other_servers = AtomicBool::new(false);
-        Arc::new(Self { node, links, lost, failure, came, elsewhere, has_other_servers })
-    }
-
-    /// Returns the node of this edge. A request for that name through the cloud means the cloud itself.
-    pub fn node(&self) -> &NodeName {
-        &self.node
-    }
-
-    /// Adds a new link. Closes the oldest link beyond `MAX_LINKS`.
-    pub fn add(&self, link: Arc<Link>) {
-        let oldest = {
-            let mut links = self.links.lock();
-            links.push(link);
-            (links.len() > MAX_LINKS).then(|| links[0].clone())
-        };
-        if let Some(oldest) = oldest {
-            oldest.close();
-        }
-        *self.failure.lock() = None;
-        self.came.wake(&self.node);
-    }
-
-    /// Adds a link to another server, which is asked after that of the newest link.
-    pub(crate) fn add_other_server(&self, link: Arc<Link>) {
-        self.links.lock().insert(0, link);
-        self.came.wake(&self.node);
-    }
-
-    /// Returns a link to another server than that of the newest link. Requests one and waits for a moment if there is
-    /// none. Cancel safe.
-    async fn other_server(&self) -> Option<Arc<Link>> {
-        let first = self.newest(None).filter(|_| self.has_other_servers.load(Relaxed))?;
-        let other =
-            |first: &Link| self.newest(Some(first.id)).filter(|other| other.instance != first.instance);
-        self.elsewhere.notify_one();
-        let _ = timeout_at(Instant::now() + OTHER_SERVER_WAIT, self.wait(|| other(&first).is_some())).await;
-        other(&first)
-    }
-
-    /// Removes a closed link.
-    pub fn remove(&self, link: &Link) {
-        self.links.lock().retain(|known| known.id != link.id);
-        *self.lost.lock() = Some(Instant::now());
-    }
-
-    /// Returns the newest link, for new sessions and searches.
-    pub fn newest(&self, not: Option<LinkId>) -> Option<Arc<Link>> {
-        self.all().into_iter().rev().find(|link| !link.is_closed() && not != Some(link.id))
-    }
-
-    /// Returns the reason why there is no link. A link that was closed recently is about to be replaced, unless a
-    /// server has denied that.
-    pub fn not_linked_reason(&self) -> NodeNotFound {
-        let lost = self.lost.lock().map(|at| at.elapsed());
-        let seen = lost.filter(|lost| *lost < RELINK_WINDOW && !self.is_denied());
-        NodeNotFound { seen, ..NodeNotFound::default() }
-    }
-
-    /// Records why an attempt to link has failed.
-    pub fn note_failure(&self, text: &str, is_denied: bool) {
-        *self.failure.lock() = Some(LinkFailure { text: text.to_owned(), is_denied });
-        if is_denied {
-            self.came.wake(&self.node);
-        }
-    }
-
-    fn is_denied(&self) -> bool {
-        self.failure.lock().as_ref().is_some_and(|failure| failure.is_denied)
-    }
-
-    /// Returns true if there is a link.
-    pub fn is_linked(&self) -> bool {
-        !self.links.lock().is_empty()
-    }
-
-    /// Returns a waiter for the next link, or for a denial of one.
-    pub fn arrival(&self) -> NodeWaiter<'_> {
-        self.came.arrival(&self.node)
-    }
-
-    /// Waits until there is a link, and one newer than `than` if that is given. Cancel safe.
-    pub async fn wait_newer(&self, than: Option<LinkId>) {
-        self.wait(|| self.newest(None).is_some_and(|newest| Some(newest.id) > than)).await;
-    }
-
-    /// Waits until this is true, which is checked when a link is added or denied. Cancel safe.
-    async fn wait(&self, is_over: impl Fn() -> bool) {
-        loop {
-            // Create the waiter before the check: a link that is added in between ends the wait.
-            let arrival = self.arrival();
-            if is_over() {
-                return;
-            }
-            arrival.wait().await;
-        }
-    }
-
-    /// Pings the server of every link, also over interactive links, because the network path may have changed.
-    pub fn probe(&self) {
-        for link in self.all() {
-            link.interactive().inspect(|interactive_link| interactive_link.probe());
-            link.probe();
-        }
-    }
-
-    /// Returns every link, the newest last: a copy, so that no link's own lock is taken while this lock is held.
-    pub fn all(&self) -> Vec<Arc<Link>> {
-        self.links.lock().clone()
-    }
-}
-
-/// Maximum number of concurrent links; two are usual while a server drains. Beyond this the oldest is closed, so that
-/// the number stays bounded if all servers are draining.
-const MAX_LINKS: usize = 8;
 
 #[cfg(test)]
 mod tests {

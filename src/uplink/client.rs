@@ -14,7 +14,8 @@ use tracing::info_span;
 use crate::admin::readiness::Readiness;
 use crate::config::edge::ServerAddress;
 use crate::config::{ProxyVariables, RESUME_TIMEOUT, SecretString};
-use crate::route::{OpenError, PathProvider, SessionRequest, SessionRouter, Uplinks};
+use crate::registry::uplinks::Uplinks;
+use crate::route::{OpenError, PathProvider, SessionRequest, SessionRouter};
 use crate::uplink::link_dialer::caching_resolver::CachingResolver;
 use crate::uplink::link_dialer::{
     DialPreference, LinkDialer, NewLink, ServerEndpoint, UplinkFailure, UserIdentity,

@@ -5,7 +5,6 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -16,7 +15,7 @@ use tracing::{debug, field, info, info_span, warn};
 use crate::acceptor::SessionAcceptor;
 use crate::admin::readiness::Readiness;
 use crate::config::SecretString;
-use crate::route::Uplinks;
+use crate::registry::uplinks::Uplinks;
 use crate::uplink::link_dialer::{DialPreference, LinkDialer, NewLink, UplinkFailure};
 use tunnel_base::backoff::{Backoff, MAX_PAUSE};
 use tunnel_base::drain::Drain;
@@ -303,9 +302,8 @@ impl Reconnector {
         if servers == 1 || self.dialer.user.is_none() {
             std::future::pending::<()>().await;
         }
-        self.uplinks.has_other_servers.store(true, Relaxed);
         loop {
-            self.uplinks.elsewhere.notified().await;
+            self.uplinks.wait_other_server_request().await;
             let is_other = |link: &Arc<Link>| link.instance != current.link.instance && !link.is_closed();
             if self.uplinks.all().iter().any(is_other) {
                 continue;
