@@ -421,11 +421,9 @@ impl Finder {
         }
     }
 
-    /// Migrates sessions after a node has linked at the server `at`, which may be this one.
-    ///
-    /// Pings other links that carry our sessions to the node and detaches its sessions from those that do not answer
-    /// within 1 s.
-    pub async fn migrate_from_old_links(&self, at: Instance, node: &NodeName, table: &SessionTable) {
+    /// Pings the other links that carry our sessions to a node that has linked at the server `at`, which may be this
+    /// one. Its sessions leave those that do not answer within 1 s.
+    pub async fn leave_silent_links(&self, at: Instance, node: &NodeName, table: &SessionTable) {
         let Some(others) = &self.others else { return };
         if table.is_empty() && table.relayed().0 == 0 {
             return;
@@ -435,7 +433,6 @@ impl Finder {
         let lives = join_all(links.iter().map(|link| link.is_alive(Suspicion::Superseded))).await;
         for (link, _) in links.iter().zip(lives).filter(|(_, lives)| !lives) {
             self.invalidate(node, &Path { link: link.clone(), instance: None });
-            table.detach_relays(link, Some(node));
             table.leave(link, Some(node), |_| true);
         }
     }

@@ -185,7 +185,7 @@ impl Finder {
     /// Handles a Found of a peer: an answer, or an announcement that a node is there, or no longer there.
     ///
     /// If the node is there, returns the process of the server. The caller then calls [`Self::resolve_conflict`] and
-    /// [`Self::migrate_from_old_links`].
+    /// [`Self::leave_silent_links`].
     pub fn handle_found(&self, from: &Link, node: &NodeName, found: Found) -> Option<Instance> {
         let others = self.others.as_ref()?;
         let server = from.instance?;

@@ -9,9 +9,7 @@ use crate::registry::LinkedNode;
 use crate::server::ServerContext;
 use crate::server::edge_links::EdgeCredentials;
 use crate::server::link_denial::LinkDenial;
-use crate::server::link_events::{
-    MAX_SEARCHES_PER_EDGE, handle_event, may_log, migrate_sessions, on_link_ended,
-};
+use crate::server::link_events::{MAX_SEARCHES_PER_EDGE, end_link, handle_event, leave_link, may_log};
 use tunnel_base::limited;
 use tunnel_link::grpc::accept::{CallRejection, LinkCall};
 use tunnel_link::grpc::link_end::LinkEnd;
@@ -51,7 +49,7 @@ pub(crate) async fn admit_interactive(
 }
 
 async fn run_interactive(reader: &mut LinkReader, busy: &Arc<Link>, shared: &Arc<ServerContext>) {
-    shared.link_context.metrics.links.opened(reader.link.peer.kind());
+    reader.begin();
     let room = Arc::new(Semaphore::new(MAX_SEARCHES_PER_EDGE));
     let link = reader.link.clone();
     let mut sorting = TrafficClassifier::default();
@@ -65,7 +63,7 @@ async fn run_interactive(reader: &mut LinkReader, busy: &Arc<Link>, shared: &Arc
                 Ok(FrameEvent::Signal(Frame { body: FrameKind::Drain(_), .. })) => {
                     is_new = false;
                     busy.clear_interactive(&link);
-                    migrate_sessions(&link, shared);
+                    leave_link(&link, shared);
                 }
                 Ok(event) => handle_event(event, &link, &room, shared),
                 Err(why) => break why,
@@ -87,5 +85,5 @@ async fn run_interactive(reader: &mut LinkReader, busy: &Arc<Link>, shared: &Arc
         }
     };
     busy.clear_interactive(&link);
-    on_link_ended(reader, &why, shared);
+    end_link(reader, &why, shared);
 }

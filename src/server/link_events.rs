@@ -33,7 +33,7 @@ use tunnel_proto::names::{Host, Instance, NodeName, SessionId, Target};
 ///
 /// The caller owns the link, because a future that takes it stores it twice: there are thousands.
 pub(crate) async fn run_link(reader: &mut LinkReader, shared: &Arc<ServerContext>) -> LinkEnd {
-    shared.link_context.metrics.links.opened(reader.link.peer.kind());
+    reader.begin();
     let room = Arc::new(Semaphore::new(MAX_SEARCHES_PER_EDGE));
     let why = loop {
         match reader.next().await {
@@ -41,7 +41,7 @@ pub(crate) async fn run_link(reader: &mut LinkReader, shared: &Arc<ServerContext
             Err(why) => break why,
         }
     };
-    on_link_ended(reader, &why, shared);
+    end_link(reader, &why, shared);
     why
 }
 
@@ -65,14 +65,15 @@ fn handle_signal(Frame { node, body }: Frame, link: &Arc<Link>, shared: &Arc<Ser
         FrameKind::Find(question) => shared.finder.handle_find(link, &node, question),
         FrameKind::Found(found) => {
             if let Some(at) = shared.finder.handle_found(link, &node, found.clone()) {
-                retire_old_links(at, node, Some(found), shared);
+                on_node_moved(at, node, Some(found), shared);
             }
         }
         FrameKind::Conflict(conflict) => shared.finder.handle_conflict(&node, conflict),
         FrameKind::Drain(_) => {
             // The edge has another link now and is found by that.
             shared.registry.retire_link(link);
-            shared.link_context.table.detach_relays(link, None);
+            // Sessions opened here stay on the link, which is their shortest path.
+            shared.link_context.table.leave(link, None, |_| false);
         }
         FrameKind::Load(load) => {
             if let Some(peers) = shared.finder.peers() {
@@ -94,11 +95,9 @@ fn handle_signal(Frame { node, body }: Frame, link: &Arc<Link>, shared: &Arc<Ser
     }
 }
 
-/// Handles the end of a link.
-pub(crate) fn on_link_ended(reader: &LinkReader, why: &LinkEnd, shared: &Arc<ServerContext>) {
+/// Ends a link, and logs why.
+pub(crate) fn end_link(reader: &LinkReader, why: &LinkEnd, shared: &ServerContext) {
     let link = &reader.link;
-    shared.link_context.metrics.links.closed(link.peer.kind());
-    shared.link_context.metrics.links_closed.count(why.name());
     let sessions = reader.end(why);
     let node = link.peer.node().map(field::display);
     if let Remote::Client(_) = link.peer {
@@ -117,14 +116,12 @@ pub(crate) fn may_log(link: &Link, kind: &'static str, shared: &ServerContext) -
     shared.link_context.metrics.refusals.may_log_about(kind, name)
 }
 
-/// Migrates the sessions of a retired link to the node's primary link.
+/// Makes all sessions leave a retired link for the node's primary link.
 ///
 /// The link itself stays. The edge may have dialled the new link as a backup because the old one did not answer. If the
 /// old one then answers first, the edge closes the new one, and the sessions return.
-pub(crate) fn migrate_sessions(left: &Arc<Link>, shared: &Arc<ServerContext>) {
-    let table = &shared.link_context.table;
-    table.detach_relays(left, None);
-    let sessions = table.leave(left, None, |_| true);
+pub(crate) fn leave_link(left: &Link, shared: &ServerContext) {
+    let sessions = shared.link_context.table.leave(left, None, |_| true);
     let node = left.peer.node().map(field::display);
     limited!(
         may_log(left, "sessions_migrated", shared) => info,
@@ -132,14 +129,9 @@ pub(crate) fn migrate_sessions(left: &Arc<Link>, shared: &Arc<ServerContext>) {
     );
 }
 
-/// Retires older links of a node that has linked at the server `at`, here or as `found` elsewhere. Pings them and drops
-/// them if they do not answer.
-pub(crate) fn retire_old_links(
-    at: Instance,
-    node: NodeName,
-    found: Option<Found>,
-    shared: &Arc<ServerContext>,
-) {
+/// Makes the sessions of a node leave the links to other servers that do not answer: the node has linked at the server
+/// `at`, here or as `found` elsewhere.
+pub(crate) fn on_node_moved(at: Instance, node: NodeName, found: Option<Found>, shared: &Arc<ServerContext>) {
     if shared.finder.is_alone() {
         return;
     }
@@ -154,7 +146,7 @@ pub(crate) fn retire_old_links(
             }
         };
         let table = &shared.link_context.table;
-        tokio::join!(shared.finder.migrate_from_old_links(at, &node, table), contest);
+        tokio::join!(shared.finder.leave_silent_links(at, &node, table), contest);
         drop(permit);
     });
 }

@@ -13,7 +13,7 @@ use crate::server::edge_links::{EdgeCredentials, close_links};
 use crate::server::handshake_failures;
 use crate::server::interactive_links::admit_interactive;
 use crate::server::link_denial::LinkDenial;
-use crate::server::link_events::{migrate_sessions, retire_old_links, run_link};
+use crate::server::link_events::{leave_link, on_node_moved, run_link};
 use crate::server::{ServerContext, invitations, user_links};
 use tunnel_base::limited;
 use tunnel_base::metrics::Door;
@@ -112,14 +112,14 @@ async fn admit_edge(call: Box<LinkCall>, hello: EdgeHello, shared: Arc<ServerCon
     if let Some(silent) = shared.registry.insert(linked(&link), hello.purpose == LinkPurpose::Backup) {
         // The interactive link may also be unresponsive.
         if let Some(interactive_link) = silent.set_interactive(None) {
-            migrate_sessions(&interactive_link, &shared);
+            leave_link(&interactive_link, &shared);
         }
-        migrate_sessions(&silent, &shared);
+        leave_link(&silent, &shared);
     }
     shared.edge_links.track(&link, &credentials);
     shared.edge_links.end_previous_token(&hello, &shared.link_context.drain);
     shared.finder.on_linked(&hello.node);
-    retire_old_links(shared.link_context.table.instance(), hello.node.clone(), None, &shared);
+    on_node_moved(shared.link_context.table.instance(), hello.node.clone(), None, &shared);
     if shared.stopping.is_cancelled() {
         link.drain(None);
     }
@@ -205,7 +205,7 @@ async fn admit_peer(call: Box<LinkCall>, instance: Instance, is_backup: bool, sh
     );
     if let Some(peers) = shared.finder.peers() {
         for silent in peers.add_incoming(&link, is_backup) {
-            migrate_sessions(&silent, &shared);
+            leave_link(&silent, &shared);
         }
     }
     run_link(&mut reader, &shared).await;

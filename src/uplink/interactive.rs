@@ -129,7 +129,7 @@ impl Reconnector {
         busy: Arc<Link>,
         mut cancelled: oneshot::Receiver<()>,
     ) {
-        self.link_context.metrics.links.opened(reader.link.peer.kind());
+        reader.begin();
         let why = loop {
             tokio::select! {
                 event = reader.next() => match event {

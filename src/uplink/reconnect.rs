@@ -203,6 +203,7 @@ impl Reconnector {
         let CurrentLink { link, server, .. } = current;
         self.dialer.on_linked(*server, link.instance);
         info!(link = %link.id, server = self.dialer.display_name(*server), instance = link.instance.map(field::debug), dialect = link.dialect_name(), "linked");
+        reader.begin();
         self.began(link);
         if let Some(reader) = unresponsive {
             self.ended(&reader, &LinkEnd::ReplacedByBackup);
@@ -315,7 +316,7 @@ impl Reconnector {
                 };
                 info!(link = %reader.link.id, server = self.dialer.display_name(server), "linked to another server, which may find a node");
                 self.uplinks.add_other_server(reader.link.clone());
-                self.link_context.metrics.links.opened(reader.link.peer.kind());
+                reader.begin();
                 let keeper = self.clone();
                 let span = info_span!("other_server", instance = reader.link.instance.map(field::debug));
                 self.link_context.drain.spawn(span, async move {
@@ -430,7 +431,6 @@ impl Reconnector {
         let loss = link.packet_loss();
         self.readiness
             .set_degraded(MTU_CONDITION, loss.map_or(Ok(()), |loss| Err(format!("{loss}; {REMEDY}"))));
-        self.link_context.metrics.links.opened(link.peer.kind());
     }
 
     pub(super) fn ended(&self, reader: &LinkReader, why: &LinkEnd) {
@@ -445,8 +445,6 @@ impl Reconnector {
                 self.readiness.set(LINK_CONDITION, Ok(()));
             }
         }
-        self.link_context.metrics.links.closed(link.peer.kind());
-        self.link_context.metrics.links_closed.count(why.name());
         reader.end(why);
         info!(link = %link.id, reason = %why, "link has ended");
         let sent_bytes = link.traffic().sent_bytes;

@@ -192,6 +192,7 @@ impl Edge {
     async fn serve(&self, mut reader: LinkReader, at: usize) -> Option<LinkReader> {
         self.counts.linked.fetch_add(1, Relaxed);
         self.counts.at[at].fetch_add(1, Relaxed);
+        reader.begin();
         let why = loop {
             match reader.next().await {
                 Ok(FrameEvent::Signal(Frame { body: FrameKind::Drain(_), .. })) => break None,

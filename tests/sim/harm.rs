@@ -121,7 +121,7 @@ impl Simulation {
         if self.rng.one_in(2) {
             self.ledger
                 .note(|| format!("process {process} releases what is relayed by link {}", line.number));
-            table.detach_relays(&link, None);
+            table.leave(&link, None, |_| false);
         } else {
             self.ledger.note(|| format!("process {process} leaves link {}", line.number));
             table.leave(&link, None, |_| true);

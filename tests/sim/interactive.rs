@@ -94,7 +94,6 @@ impl Simulation {
             self.ledger.note(|| format!("process {at} stops sending over link {number}"));
             busy.set_interactive(None);
             pair.moved[side].clear();
-            table.detach_relays(&interactive, None);
             (0..table.leave(&interactive, None, |_| true)).for_each(|_| self.ledger.classified(false));
         } else if self.rng.one_in(20) && busy.interactive().is_none() {
             busy.set_interactive(Some(interactive));

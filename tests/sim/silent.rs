@@ -29,7 +29,6 @@ impl Simulation {
         let primary = self.link_as(between, true);
         let table = self.processes[between[0]].table.clone();
         let left_link = primary.unwrap_or(dialled);
-        table.detach_relays(&left_link, None);
         table.leave(&left_link, None, |_| true);
         let takes_new = silent != [false; 2] || self.rng.one_in(2);
         let when = Instant::now() + self.rng.time(Duration::from_millis(500));

@@ -130,8 +130,15 @@ impl LinkReader {
         }
     }
 
+    /// Counts the link as open, until [`Self::end`].
+    pub fn begin(&self) {
+        self.metrics.links.opened(self.link.peer.kind());
+    }
+
     /// Takes the link out of service. Returns the number of sessions with an end here that ran on it.
     pub fn end(&self, why: &LinkEnd) -> usize {
+        self.metrics.links.closed(self.link.peer.kind());
+        self.metrics.links_closed.count(why.name());
         let far = match &self.link.peer {
             Remote::Client(client) => format!("user {client}"),
             peer => peer.node().map_or("a peer".into(), |node| format!("node {node}")),

@@ -131,11 +131,9 @@ impl RelayTable {
         drop(bindings);
         log(logged, "searching path for relayed session", None);
         if let Some(before) = before {
-            before.opener_leg.close();
             // The new attempt may lead elsewhere. The acceptor reached by the previous attempt would then wait forever.
-            if let Some(acceptor_leg) = before.acceptor_leg {
-                acceptor_leg.cut(SessionFrame::PathLost { epoch: before.epoch });
-            }
+            let left = before.opener_leg.link.clone();
+            before.end(None, Some(&left));
         }
         self.attach(attempt, &opener_leg);
         BindOutcome::Newest
@@ -159,7 +157,7 @@ impl RelayTable {
         let logged = binding.logged();
         drop(bindings);
         drop(seeker);
-        log(logged, "relaying session", Some(&frame));
+        log(logged, "relaying session", None);
         if self.attach(attempt, &acceptor_leg) {
             // Cannot be full: an Open or Resume empties the queue first.
             let _ = acceptor_leg.push(frame);
@@ -179,10 +177,9 @@ impl RelayTable {
         drop(bindings);
         drop(seeker);
         let Some(mut binding) = binding else { return };
-        if let Some(frame) = &frame {
-            binding.note_end(frame);
-        }
-        log(binding.logged(), "relay released, no path found", frame.as_ref());
+        let why = frame.as_ref().and_then(SessionFrame::refusal);
+        binding.note_end(why);
+        log(binding.logged(), "relay released, no path found", why);
         // The queue to the opener is empty, as no acceptor was reached: the answer need not go through it.
         binding.opener_leg.close();
         if let Some(frame) = frame {
@@ -207,7 +204,7 @@ impl RelayTable {
         let (to, epoch) = match step {
             RelayStep::Ignore => return false,
             RelayStep::SearchAgain { back, changed, logged } => {
-                log(logged, "acceptor not found, searching another path", Some(&frame));
+                log(logged, "acceptor not found, searching another path", frame.refusal());
                 back.close();
                 changed.notify_one();
                 return true;
@@ -215,14 +212,14 @@ impl RelayTable {
             RelayStep::Pass { to, epoch } => (Some(to), epoch),
             RelayStep::Answer { to, epoch, search, logged } => {
                 drop(search);
-                log(logged, "relayed session answered by acceptor", Some(&frame));
+                log(logged, "relayed session answered by acceptor", None);
                 (Some(to), epoch)
             }
             RelayStep::End { to, back, binding } => {
                 let epoch = binding.epoch;
                 let logged = binding.logged();
                 drop(binding);
-                log(logged, "relay released", Some(&frame));
+                log(logged, "relay released", frame.refusal());
                 back.close();
                 (to, epoch)
             }
@@ -237,47 +234,40 @@ impl RelayTable {
     ///
     /// The link's list of sessions was taken before, under the link's lock. A session may have been bound again since,
     /// so each binding is checked again: only one that still uses this link is removed.
-    pub(crate) fn link_ended(&self, link: LinkId, passing: impl IntoIterator<Item = SessionId>) {
+    pub(crate) fn release_on(&self, ended: &Link, passing: impl IntoIterator<Item = SessionId>) {
         for id in passing {
-            let Some(binding) = self.remove_if(id, |binding| binding.legs(link).is_some()) else { continue };
-            log(binding.logged(), "relay released, link ended", None);
-            for leg in [Some(binding.opener_leg), binding.acceptor_leg].into_iter().flatten() {
-                if leg.link.id == link {
-                    leg.close();
-                } else {
-                    // Queued after what waits, as those bytes are still valid. It always fits: a PathLost costs no
-                    // budget.
-                    let _ = leg.push(SessionFrame::PathLost { epoch: binding.epoch });
-                }
-            }
+            self.release(id, |binding| binding.legs(ended.id).is_some(), None, Some(ended));
         }
     }
 
     /// Removes a binding and sends PathLost to both ends: they search for another path, or wait for one. With `epoch`,
     /// only if the binding still belongs to that attempt.
     pub(crate) fn path_lost(&self, id: SessionId, epoch: Option<u64>) {
-        self.cut(id, epoch, |epoch| SessionFrame::PathLost { epoch });
+        self.release(id, |binding| epoch.is_none_or(|epoch| binding.epoch == epoch), None, None);
     }
 
     /// Resets a session: both of its ends get the reason.
     pub fn reset(&self, id: SessionId, why: &SessionError) {
-        self.cut(id, None, |epoch| SessionFrame::Reset { epoch, refusal: why.clone() });
+        self.release(id, |_| true, Some(why), None);
     }
 
-    fn cut(&self, id: SessionId, epoch: Option<u64>, frame: impl Fn(u64) -> SessionFrame) {
-        let is_meant = |binding: &Binding| epoch.is_none_or(|epoch| binding.epoch == epoch);
-        let Some(mut binding) = self.remove_if(id, is_meant) else { return };
-        let frame = frame(binding.epoch);
-        binding.note_end(&frame);
-        log(binding.logged(), "relay released by this server", Some(&frame));
-        for leg in [Some(binding.opener_leg), binding.acceptor_leg].into_iter().flatten() {
-            leg.cut(frame.clone());
-        }
-    }
-
-    fn remove_if(&self, id: SessionId, is_meant: impl FnOnce(&Binding) -> bool) -> Option<Binding> {
+    /// Removes a binding if it is meant, and ends it like [`Binding::end`].
+    fn release(
+        &self,
+        id: SessionId,
+        is_meant: impl FnOnce(&Binding) -> bool,
+        why: Option<&SessionError>,
+        ended: Option<&Link>,
+    ) {
         let mut bindings = self.bindings.lock();
-        if bindings.all.get(&id).is_some_and(is_meant) { bindings.remove(&id) } else { None }
+        let is_meant = bindings.all.get(&id).is_some_and(is_meant);
+        let binding = if is_meant { bindings.remove(&id) } else { None };
+        drop(bindings);
+        let Some(binding) = binding else { return };
+        let what =
+            if ended.is_some() { "relay released, link ended" } else { "relay released by this server" };
+        log(binding.logged(), what, why);
+        binding.end(why, ended);
     }
 
     fn new_leg(&self, attempt: &Attempt, link: &Arc<Link>) -> RelayLeg {
@@ -293,7 +283,7 @@ impl RelayTable {
     fn attach(&self, attempt: &Attempt, leg: &RelayLeg) -> bool {
         let alive = leg.link.attach_relay(&leg.queue, attempt.epoch);
         if !alive {
-            self.link_ended(leg.link.id, [attempt.key.id]);
+            self.release_on(&leg.link, [attempt.key.id]);
         }
         alive
     }

@@ -514,30 +514,26 @@ impl SessionTable {
         let EndedLinkSessions { own, relayed } = link.detach_all();
         let sessions = own.len();
         for shared in own.into_iter().filter_map(|id| self.session(id)) {
-            shared.link_ended(link.id, why.clone(), now);
+            shared.lose_path(link.id, why.clone(), now);
         }
-        self.relays.link_ended(link.id, relayed);
+        self.relays.release_on(link, relayed);
         sessions
     }
 
-    /// Makes the sessions that were opened here leave that link, and sends PathLost for them: all, or those of one
-    /// node, if `meant` accepts the process of their remote end. Returns their number.
+    /// Makes sessions leave that link for another path: all that are relayed over it, and those opened here if `meant`
+    /// accepts the process of their remote end. With `of`, only those of that node. Their remote ends get PathLost.
+    /// Returns the number of those opened here.
     pub fn leave(
         &self,
-        link: &Arc<Link>,
+        link: &Link,
         of: Option<&NodeName>,
         meant: impl Fn(Option<Instance>) -> bool,
     ) -> usize {
-        let sessions = self.on_link(link, of).into_iter();
-        sessions.filter(|session| meant(session.read(SessionState::instance)) && session.leave(link)).count()
-    }
-
-    /// Makes sessions that are relayed over that link take another path: all, or those of one node. Both ends get
-    /// PathLost.
-    pub fn detach_relays(&self, link: &Link, of: Option<&NodeName>) {
         for id in link.relayed(of) {
             self.relays.path_lost(id, None);
         }
+        let sessions = self.on_link(link, of).into_iter();
+        sessions.filter(|session| meant(session.read(SessionState::instance)) && session.leave(link)).count()
     }
 
     /// Resets every session that runs on that link or is relayed over it, and sends the reason to all their ends.

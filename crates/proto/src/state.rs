@@ -198,11 +198,11 @@ impl SessionState {
         self.mark_open_unanswered();
         self.phase = if answer == PendingFrame::Open { Phase::Opening } else { Phase::Resuming };
         self.epoch += 1;
-        self.path = Some(link);
+        let left = self.path.replace(link).is_some_and(|before| before != link);
         self.instance = process.or(self.instance);
         self.waiting_since = None;
         self.answer = Some(answer);
-        Actions { state: true, ..Actions::default() }
+        Actions { state: true, left, ..Actions::default() }
     }
 
     /// Acceptor: accepts the session, because the target was reached.
@@ -219,14 +219,21 @@ impl SessionState {
         Actions::default()
     }
 
-    /// Handles the loss of the path. The session ends with it if the remote of the link cannot resume.
-    pub fn handle_link_ended(&mut self, link: LinkId, why: Option<SessionError>, now: Instant) -> Actions {
+    /// Opener: leaves the path over `link`, which works, to continue on another one. Returns `None` if the session
+    /// stays: it has another path, or only its last frame waits for its turn.
+    pub fn leave_path(&mut self, link: LinkId, now: Instant) -> Option<Actions> {
+        let leaves = self.is_opener() && self.phase != Phase::Closing && self.path == Some(link);
+        leaves.then(|| Actions { left: true, ..self.drop_path(now) })
+    }
+
+    /// Handles the loss of the path over `link`. The session ends with it if the remote of the link cannot resume.
+    pub fn lose_path(&mut self, link: LinkId, why: Option<SessionError>, now: Instant) -> Actions {
         if self.path != Some(link) {
             return Actions::default();
         }
         match why {
             Some(why) if self.phase != Phase::Closed => self.close(why),
-            _ => self.lose_path(now),
+            _ => self.drop_path(now),
         }
     }
 
@@ -398,7 +405,7 @@ pub struct Actions {
     pub forget: bool,
     /// The frame was ignored because of its link, its role, its phase or an old epoch.
     pub dropped: bool,
-    /// The session has left its path, which works: the remote must get PathLost.
+    /// The session has left its path, which works: the remote must get PathLost there, with the epoch of that path.
     pub left: bool,
 }
 
@@ -416,7 +423,7 @@ impl SessionState {
             }
             SessionFrame::Refused { epoch, refusal } => self.handle_refused(epoch, refusal, now),
             SessionFrame::Resumed { received, limit, epoch } => self.handle_resumed(received, limit, epoch),
-            SessionFrame::PathLost { epoch } if epoch >= self.epoch => self.lose_path(now),
+            SessionFrame::PathLost { epoch } if epoch >= self.epoch => self.drop_path(now),
             SessionFrame::PathLost { .. } => DROPPED,
             SessionFrame::Reset { epoch, refusal } => self.handle_reset(epoch, refusal, now),
             SessionFrame::ResetAt { total, refusal }
@@ -432,7 +439,7 @@ impl SessionState {
             }
             SessionFrame::Data(bytes) => match self.recv.data(bytes, now) {
                 Ok(()) => Actions { read: self.departed.is_none(), ..Actions::default() },
-                Err(FlowControlError::NoMemory) => Actions { read: true, left: true, ..self.lose_path(now) },
+                Err(FlowControlError::NoMemory) => Actions { read: true, left: true, ..self.drop_path(now) },
                 Err(bad) => self.handle_protocol_error(bad),
             },
             SessionFrame::Fin { total } => match self.recv.finish(total) {
@@ -517,7 +524,7 @@ impl SessionState {
             Phase::Resuming
                 if matches!(refusal.code, ErrorCode::NodeNotConnected | ErrorCode::Overloaded) =>
             {
-                self.lose_path(now)
+                self.drop_path(now)
             }
             _ => self.close(refusal),
         }
@@ -582,7 +589,7 @@ impl SessionState {
         self.close_if_complete(Actions { write: true, ..Actions::default() })
     }
 
-    pub(crate) fn lose_path(&mut self, now: Instant) -> Actions {
+    pub(crate) fn drop_path(&mut self, now: Instant) -> Actions {
         self.mark_open_unanswered();
         self.path = None;
         self.waiting_since = Some(now);

@@ -146,7 +146,7 @@ impl SimServer {
                     () = server.edge_answers(&node) => {}
                 }
             };
-            tokio::join!(server.finder.migrate_from_old_links(at, &node, &server.table), contest);
+            tokio::join!(server.finder.leave_silent_links(at, &node, &server.table), contest);
         });
     }
 

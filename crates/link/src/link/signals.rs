@@ -20,7 +20,7 @@ impl Link {
     /// Sends PathLost for a session after everything it has sent here, because its opener leaves this path.
     ///
     /// It is never refused, because the remote would wait for it; there is at most one for each session.
-    pub(crate) fn lost(&self, session: &SessionKey, epoch: u64) {
+    pub(crate) fn send_path_lost(&self, session: &SessionKey, epoch: u64) {
         let frame = self.frame(session, SessionFrame::PathLost { epoch });
         self.with_state(|state| state.queue.push_last(frame));
     }

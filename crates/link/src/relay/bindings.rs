@@ -80,7 +80,7 @@ impl Bindings {
             SessionFrame::Refused { .. } | SessionFrame::Reset { .. } | SessionFrame::PathLost { .. }
         );
         if !is_last {
-            binding.note_end(frame);
+            binding.note_end(frame.refusal());
             let Some(to) = to else { return RelayStep::Ignore };
             if is_answer {
                 if let SessionFrame::Opened { place, .. } = frame {
@@ -104,7 +104,7 @@ impl Bindings {
             binding.acceptor_leg = None;
             return RelayStep::SearchAgain { back, changed: changed.clone(), logged: binding.logged() };
         }
-        binding.note_end(frame);
+        binding.note_end(frame.refusal());
         self.remove(&id).map_or(RelayStep::Ignore, |binding| RelayStep::End { to, back, binding })
     }
 }
@@ -134,10 +134,31 @@ impl Binding {
         self.epoch == attempt.epoch && self.opener_leg.link.id == attempt.from.id
     }
 
-    /// Records why the session ends, if this frame ends it. The first reason is the cause of the others.
-    pub(super) fn note_end(&mut self, frame: &SessionFrame) {
-        if let (Some(watch), Some(why)) = (&mut self.watch, frame.refusal()) {
+    /// Records why the session ends, if there is a reason. The first one is the cause of the others.
+    pub(super) fn note_end(&mut self, why: Option<&SessionError>) {
+        if let (Some(watch), Some(why)) = (&mut self.watch, why) {
             watch.why.get_or_insert_with(|| why.clone());
+        }
+    }
+
+    /// Sends both ends the last frame: Reset with the reason, or PathLost, after which they search for another path or
+    /// wait for one. Nothing more goes to `silent`, a link that has ended or that the opener has left.
+    pub(super) fn end(mut self, why: Option<&SessionError>, silent: Option<&Link>) {
+        let epoch = self.epoch;
+        let last = match why {
+            Some(why) => SessionFrame::Reset { epoch, refusal: why.clone() },
+            None => SessionFrame::PathLost { epoch },
+        };
+        self.note_end(why);
+        for leg in [Some(self.opener_leg), self.acceptor_leg].into_iter().flatten() {
+            match silent {
+                Some(link) if link.id == leg.link.id => leg.close(),
+                // Queued after what waits, as those bytes are still valid. It always fits: it costs no budget.
+                Some(link) if link.is_closed() => {
+                    let _ = leg.push(last.clone());
+                }
+                _ => leg.cut(last.clone()),
+            }
         }
     }
 
@@ -231,11 +252,11 @@ impl Binding {
     }
 }
 
-/// Logs what has become of a relayed session; `frame` is the frame that caused it, if any.
-pub(super) fn log(logged: Option<LoggedBinding>, what: &str, frame: Option<&SessionFrame>) {
+/// Logs what has become of a relayed session, and why if there is a reason.
+pub(super) fn log(logged: Option<LoggedBinding>, what: &str, why: Option<&SessionError>) {
     let Some(LoggedBinding { session, epoch, link, acceptor_link }) = logged else { return };
     let SessionKey { id: session, node, .. } = session;
     let acceptor_link = acceptor_link.map(tracing::field::display);
-    let why = frame.and_then(SessionFrame::refusal).map(tracing::field::display);
+    let why = why.map(tracing::field::display);
     debug!(%session, epoch, %link, acceptor_link, %node, error = why, "{what}");
 }

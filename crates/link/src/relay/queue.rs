@@ -152,12 +152,9 @@ impl RelayQueue {
     /// at its remote end, which would stay bound forever.
     pub(crate) fn retire(&self, epoch: u64) {
         let mut queue = self.queue.lock();
-        let lost = match queue.ordered.pop_back() {
-            Some(SessionFrame::PathLost { epoch: newer }) if newer > epoch => {
-                Some(SessionFrame::PathLost { epoch: newer })
-            }
-            _ => None,
-        };
+        let is_newer =
+            |last: &SessionFrame| matches!(last, SessionFrame::PathLost { epoch: of } if *of > epoch);
+        let lost = queue.ordered.pop_back().filter(is_newer);
         self.closed.store(lost.is_none(), Relaxed);
         queue.empty();
         queue.ordered.extend(lost);

@@ -129,18 +129,16 @@ impl SharedSession {
     /// Handles a frame of this session from `link`. Returns false if the frame was ignored. An Open or
     /// Resume may move the session to that link.
     pub(crate) fn on_frame(self: &Arc<Self>, link: &Arc<Link>, frame: SessionFrame, now: Instant) -> bool {
-        let (is_used, left) = self.with_link(Some(link), |inner| {
+        let actions = self.with_link(Some(link), |inner| {
             inner.last_frame = now;
             let actions = inner.state.handle_frame(link.id, frame, now);
-            ((!actions.dropped, actions.left.then(|| inner.state.epoch())), actions)
+            (actions, actions)
         });
-        match left {
-            // A remote that reads nothing must not make more and more frames wait.
-            Some(_) if link.is_answer_queue_full() => link.close(),
-            Some(epoch) => link.lost(&self.key, epoch),
-            None => {}
+        // A remote that reads nothing must not make more and more frames wait.
+        if actions.left && link.is_answer_queue_full() {
+            link.close();
         }
-        is_used
+        !actions.dropped
     }
 
     /// Returns true if the session ends with its link.
@@ -265,7 +263,7 @@ impl SharedSession {
             waker.wake();
         }
         if let Some(moved) = moved {
-            self.follow(moved);
+            self.follow(moved, actions.left.then_some(before.epoch));
         }
         if let Some((link, request)) = request {
             link.enter(self, &request);
@@ -284,19 +282,23 @@ impl SharedSession {
         result
     }
 
-    /// Makes the links' lists follow a change of the path, without the session's lock.
+    /// Makes the links' lists follow a change of the path, without the session's lock. With `lost`, sends PathLost of
+    /// that epoch on the link that the session has left: it works, and the remote end would wait there.
     ///
     /// Another thread may have moved the session on meanwhile, and may even do this first. Each stay has its number, so
     /// a list is never changed for another stay than the one meant; and after joining, a stay that is over by then
     /// ends. If the link has ended before, its end is handled here, because its list did not contain the session.
-    fn follow(self: &Arc<Self>, moved: Moved) {
+    fn follow(self: &Arc<Self>, moved: Moved, lost: Option<u64>) {
         let Moved { left, joined, stay } = moved;
         if let Some(left) = left {
             left.detach(self.key.id, stay - 1);
+            if let Some(epoch) = lost {
+                left.send_path_lost(&self.key, epoch);
+            }
         }
         let Some(link) = joined else { return };
         if !link.attach(&self.key, stay) {
-            self.link_ended(link.id, None, Instant::now());
+            self.lose_path(link.id, None, Instant::now());
         } else if self.stay.load(Relaxed) != stay {
             link.detach(self.key.id, stay);
         }
@@ -304,7 +306,7 @@ impl SharedSession {
 
     /// Makes a new acceptor join the link that its Open came over.
     pub(crate) fn join_first(self: &Arc<Self>, link: &Arc<Link>) {
-        self.follow(Moved { left: None, joined: Some(link.clone()), stay: FIRST_STAY });
+        self.follow(Moved { left: None, joined: Some(link.clone()), stay: FIRST_STAY }, None);
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -459,46 +461,32 @@ impl SharedSession {
     /// the first task calls this, an Open would be wrong. So nothing is sent unless `again` matches the state.
     pub(crate) fn ask(self: &Arc<Self>, link: &Arc<Link>, process: Option<Instance>, again: bool) {
         let room = self.table.upgrade().filter(|_| link.is_plain()).map(|table| table.room_unread(link));
-        let left = self.with_link(Some(link), |inner| {
+        self.with_link(Some(link), |inner| {
             if again != inner.state.needs_path() {
-                return (None, Actions::default());
+                return ((), Actions::default());
             }
-            let before = inner.link.clone();
-            let epoch = inner.state.epoch();
             let actions = inner.state.start_attempt(link.id, process);
             match room {
                 Some(room) => inner.state.recv.lift_limit(room),
                 None => inner.state.recv.restore_limit(),
             }
-            let moves = inner.state.path() == Some(link.id);
-            let left = before.filter(|before| moves && before.id != link.id);
-            (left.map(|left| (left, epoch)), actions)
+            ((), actions)
         });
-        if let Some((left, epoch)) = left {
-            left.lost(&self.key, epoch);
-        }
     }
 
     /// Leaves the path over `link`, which may still work, to continue on another one; only for the
     /// opener. Sends PathLost to the remote end. Returns false if the session stays: another thread has moved it
     /// meanwhile, only its last frame waits for its turn, or it ends with the link.
-    pub(crate) fn leave(self: &Arc<Self>, link: &Arc<Link>) -> bool {
-        let left = self.with_state(|inner| {
-            let state = &mut inner.state;
-            let stays = !state.is_opener() || state.phase() == Phase::Closing || self.ends_with_link();
-            if stays || state.path() != Some(link.id) {
-                return (None, Actions::default());
-            }
-            (Some(state.epoch()), state.handle_link_ended(link.id, None, Instant::now()))
-        });
-        if let Some(epoch) = left {
-            link.lost(&self.key, epoch);
-        }
-        left.is_some()
+    pub(crate) fn leave(self: &Arc<Self>, link: &Link) -> bool {
+        self.with_state(|inner| {
+            let left =
+                if self.ends_with_link() { None } else { inner.state.leave_path(link.id, Instant::now()) };
+            (left.is_some(), left.unwrap_or_default())
+        })
     }
 
-    /// Handles the end of a link; `why` is set if its remote cannot resume.
-    pub(crate) fn link_ended(self: &Arc<Self>, link: LinkId, why: Option<SessionError>, now: Instant) {
+    /// Handles the loss of the path over a link; `why` is set if its remote cannot resume.
+    pub(crate) fn lose_path(self: &Arc<Self>, link: LinkId, why: Option<SessionError>, now: Instant) {
         let why = match why {
             None if self.ends_with_link() => {
                 let text = "its link has closed, and it is never resumed";
@@ -506,7 +494,7 @@ impl SharedSession {
             }
             why => why,
         };
-        self.with_state(|inner| ((), inner.state.handle_link_ended(link, why, now)));
+        self.with_state(|inner| ((), inner.state.lose_path(link, why, now)));
     }
 
     /// Returns whether the session was opened here, and the number of bytes moved in both directions. Returns `None`

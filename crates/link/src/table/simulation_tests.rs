@@ -653,7 +653,7 @@ impl<'a> World<'a> {
             1 | 2 => self.lines[at].stalled_until = self.counts.steps + stall,
             3 => {
                 let end = &self.lines[at].ends[side];
-                self.tables[LINES[at][side]].detach_relays(&end.link, None);
+                self.tables[LINES[at][side]].leave(&end.link, None, |_| false);
             }
             _ => self.lines[at].ends[side].link.close(),
         }

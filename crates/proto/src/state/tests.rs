@@ -51,7 +51,7 @@ fn opener(phase: Phase) -> SessionState {
         let _ = end.handle_frame(A, SessionFrame::Credit { received: 1, limit: 500 }, now());
     }
     if matches!(phase, Phase::Parked | Phase::Resuming) {
-        let _ = end.handle_link_ended(A, None, now());
+        let _ = end.lose_path(A, None, now());
     }
     if phase == Phase::Resuming {
         let _ = end.start_attempt(B, None);
@@ -141,7 +141,7 @@ async fn a_resume_repeats_the_place_that_opened_has_named() {
     let opened = SessionFrame::Opened { limit: 500, epoch: 1, instance: instance(), place: named.clone() };
     let _ = end.handle_frame(A, opened, now());
     for _ in 0..2 {
-        let _ = end.handle_link_ended(A, None, now());
+        let _ = end.lose_path(A, None, now());
         let _ = end.start_attempt(A, None);
         let Some(SessionFrame::Resume { place, .. }) = end.poll_frame(A, 0).0 else { panic!() };
         assert_eq!(place, named);
@@ -303,7 +303,7 @@ async fn opener_while_closing_sends_a_reset_and_is_forgotten() {
     let (frame, actions) = end.poll_frame(A, 99);
     let Some(SessionFrame::Reset { refusal, .. }) = frame else { panic!("{frame:?}") };
     assert!(refusal.code == ErrorCode::NoError && actions.forget && end.ended().is_none());
-    assert!(opener(Phase::Closing).handle_link_ended(A, None, now()).forget);
+    assert!(opener(Phase::Closing).lose_path(A, None, now()).forget);
     assert!(opener(Phase::Closing).handle_frame(A, SessionFrame::PathLost { epoch: 1 }, now()).forget);
     assert!(opener(Phase::Closing).handle_frame(A, reset(1, ErrorCode::NoError), now()).forget);
     assert_eq!(opener(Phase::Closing).abandon(refusal, now()), Actions::default());
@@ -320,7 +320,7 @@ async fn acceptor_while_accepting_handles_each_frame() {
     let _ = end.accept(now());
     assert!(matches!(end.poll_frame(B, 0).0, Some(SessionFrame::Opened { epoch: 2, .. })));
     let mut end = acceptor(Phase::Accepting);
-    let _ = end.handle_link_ended(A, None, now());
+    let _ = end.lose_path(A, None, now());
     assert_eq!((end.phase(), end.path()), (Phase::Accepting, None));
     let _ = end.accept(now());
     assert_eq!(end.phase(), Phase::Parked);
@@ -445,7 +445,7 @@ async fn acceptor_in_last_ack_handles_each_frame() {
     assert!(matches!(end.poll_frame(B, 9).0, Some(SessionFrame::Resumed { received: 1, epoch: 2, .. })));
     assert_eq!(end.phase(), Phase::LastAck);
     let mut end = acceptor(Phase::LastAck);
-    let _ = end.handle_link_ended(A, None, now());
+    let _ = end.lose_path(A, None, now());
     assert!(end.phase() == Phase::LastAck && end.mark_waiting(now()).is_some());
     let mut end = acceptor(Phase::LastAck);
     assert!(end.handle_frame(A, reset(1, ErrorCode::NoError), now()).forget);
@@ -473,10 +473,10 @@ async fn an_abandoned_session_with_both_ends_finished_still_delivers_the_rest() 
 #[tokio::test]
 async fn a_link_that_ends_affects_only_sessions_on_it() {
     let mut end = opener(Phase::Open);
-    assert_eq!(end.handle_link_ended(B, None, now()), Actions::default());
+    assert_eq!(end.lose_path(B, None, now()), Actions::default());
     assert_eq!(end.phase(), Phase::Open);
     assert!(
-        end.handle_link_ended(A, Some(refusal(ErrorCode::Internal)), now()).forget,
+        end.lose_path(A, Some(refusal(ErrorCode::Internal)), now()).forget,
         "a plain remote cannot resume"
     );
 }
@@ -610,7 +610,7 @@ async fn a_reset_at_is_sent_again_on_the_next_path() {
     end.send.write(Bytes::from_static(b"hello"));
     let _ = end.abort(refusal(ErrorCode::Cancelled), now());
     assert_eq!(sent_frames(&mut end, A).len(), 2);
-    let _ = end.handle_link_ended(A, None, now());
+    let _ = end.lose_path(A, None, now());
     assert!(end.needs_path());
     let _ = end.start_attempt(B, None);
     assert!(matches!(sent_frames(&mut end, B)[..], [SessionFrame::Resume { epoch: 2, .. }]));
@@ -690,7 +690,7 @@ async fn a_closed_session_has_nothing_left_to_evict_or_to_wait_for() {
 async fn an_open_cancelled_without_a_path_is_revoked_over_the_next_path() {
     let mut end = opener(Phase::Opening);
     end.instance = instance();
-    let _ = end.handle_link_ended(A, None, now());
+    let _ = end.lose_path(A, None, now());
     assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget);
     assert!(end.needs_path() && end.is_orphaned() && end.instance() == instance());
     let _ = end.start_attempt(B, None);
@@ -715,7 +715,7 @@ async fn an_open_cancelled_without_a_path_is_revoked_over_the_next_path() {
 /// Returns an opening that was cancelled without a path, and has sent a Resume on B with epoch 2.
 fn cancelled_open() -> SessionState {
     let mut end = opener(Phase::Opening);
-    let _ = end.handle_link_ended(A, None, now());
+    let _ = end.lose_path(A, None, now());
     let _ = end.abandon(refusal(ErrorCode::Cancelled), now());
     let _ = end.start_attempt(B, None);
     assert_eq!(sent_frames(&mut end, B).len(), 1);
@@ -734,7 +734,7 @@ async fn a_cancelled_open_that_reached_no_acceptor_is_forgotten_at_once() {
     let (send, recv) = halves();
     let mut unsent = SessionState::opener("node1:22".parse().unwrap(), "me".into(), send, recv);
     let _ = unsent.start_attempt(A, None);
-    let _ = unsent.handle_link_ended(A, None, now());
+    let _ = unsent.lose_path(A, None, now());
     assert!(unsent.abandon(refusal(ErrorCode::Cancelled), now()).forget, "its Open was never sent");
 }
 
@@ -823,7 +823,7 @@ async fn an_open_cancelled_on_a_lost_path_is_revoked_over_the_next_path() {
         for _ in 0..count {
             assert!(end.poll_frame(A, 0).0.is_some());
         }
-        assert!(!end.handle_link_ended(A, None, now()).forget && end.needs_path() && end.path().is_none());
+        assert!(!end.lose_path(A, None, now()).forget && end.needs_path() && end.path().is_none());
         let _ = end.start_attempt(B, None);
         let frames = sent_frames(&mut end, B);
         assert!(matches!(frames[..], [SessionFrame::Resume { .. }]), "{frames:?}");
@@ -842,7 +842,7 @@ async fn an_open_accepted_while_it_is_cancelled_is_reset() {
 #[tokio::test]
 async fn an_acceptor_resumed_while_it_dials_closes_with_one_reset() {
     let mut end = acceptor(Phase::Accepting);
-    let _ = end.handle_link_ended(A, None, now());
+    let _ = end.lose_path(A, None, now());
     assert!(!end.handle_frame(B, resume(2), now()).dropped);
     assert_eq!(
         sent_frames(&mut end, B)[..],
