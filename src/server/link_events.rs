@@ -1,7 +1,7 @@
 //! Events of links at a server: sessions to relay or to dial, paths, and the bridge to the plain dialect.
 
+pub(crate) mod bridge;
 pub(crate) mod edge_access;
-pub(crate) mod plain_bridge;
 pub(crate) mod relaying;
 pub(crate) mod user_sessions;
 
@@ -10,21 +10,15 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tracing::{debug, field, info_span};
 
-use crate::acceptor::LISTENER;
-use crate::route::{RouteError, SessionRequest};
 use crate::server::ServerContext;
+use crate::server::link_events::bridge::{BridgeRequester, BridgeTarget, bridge, spawn_to_plain};
 use crate::server::link_events::edge_access::RequestFromEdge;
-use crate::server::link_events::plain_bridge::accept_for_plain;
-use crate::session_io::bridge_sessions;
-use crate::session_io::grants::{Grant, SessionSubject, UNTIL_CHANGED};
 use tunnel_base::addresses::Location;
 use tunnel_base::limited;
 use tunnel_link::grpc::link_end::LinkEnd;
 use tunnel_link::link::Link;
 use tunnel_link::link_reader::LinkReader;
-use tunnel_link::relay::bindings::RelayOutcome;
 use tunnel_link::table::FrameEvent;
-use tunnel_link::table::handles::{IncomingSession, Session};
 use tunnel_link::table::relay_request::RelayRequest;
 use tunnel_proto::frame::{ErrorCode, Found, Frame, FrameKind, Remote, SessionError};
 use tunnel_proto::names::{Host, Instance, NodeName, SessionId, Target};
@@ -166,7 +160,7 @@ pub(crate) fn handle_request(request: RelayRequest, shared: &Arc<ServerContext>,
         Remote::Edge(_) | Remote::Server(_) => spawn_relay(request, shared, room),
         Remote::Peer => {
             if let Some((request, plain)) = shared.pass(request) {
-                accept_for_plain(request, plain, shared);
+                spawn_to_plain(request, plain, shared);
             }
         }
     }
@@ -187,7 +181,7 @@ fn spawn_relay(request: RelayRequest, shared: &Arc<ServerContext>, room: &Arc<Se
             Ok(()) => {}
         }
         if let Some((request, plain)) = Box::pin(shared.relay(request, &room)).await {
-            accept_for_plain(request, plain, &shared);
+            spawn_to_plain(request, plain, &shared);
         }
     });
 }
@@ -210,9 +204,12 @@ fn dial_for_edge(request: RelayRequest, shared: &Arc<ServerContext>) {
     match target_at_node(offer.target(), offer.node(), offer.id(), shared) {
         None => shared.backend.serve_incoming(offer),
         Some((node, target)) => {
-            let span = info_span!("bridge", session = %offer.id(), %node);
-            let drain = shared.link_context.drain.clone();
-            drain.spawn(span, bridge_to_node(offer, from, node, target, shared.clone()));
+            let session = offer.id();
+            let span = info_span!("bridge", %session, %node);
+            let access = RequestFromEdge { session, from, node: node.clone(), target: target.clone() };
+            let to = BridgeTarget::Node(node, target);
+            let bridged = bridge(offer, to, BridgeRequester::Edge(access), shared.clone());
+            shared.link_context.drain.spawn(span, async move { drop(bridged.await) });
         }
     }
 }
@@ -239,103 +236,7 @@ pub(super) fn target_at_node(
     (may && !is_name && node != *own).then_some((node, target))
 }
 
-/// Opens a session to the node of an edge's target, and copies between the two until both are done. If the node has no
-/// edge, this server dials the target itself.
-async fn bridge_to_node(
-    offer: IncomingSession,
-    from: Arc<Link>,
-    node: NodeName,
-    target: Target,
-    shared: Arc<ServerContext>,
-) {
-    let session = offer.id();
-    let access = RequestFromEdge { session, from, node: node.clone(), target: target.clone() };
-    let category = offer.category();
-    let client = offer.client().to_owned();
-    let request = SessionRequest { node, target, category, client, listener: LISTENER, permit: None };
-    let opened = tokio::select! {
-        opened = shared.route.open(request) => opened,
-        // Dropping the opening withdraws the request.
-        () = offer.withdrawn() => return,
-    };
-    match opened.map_err(|error| error.why) {
-        Ok(session) => drop(bridge(offer, session, BridgeRequester::Edge(access), shared).await),
-        Err(RouteError::Offline { missing, .. }) if missing.is_unknown_node() => {
-            shared.backend.serve_incoming(offer);
-        }
-        Err(RouteError::Refused { refusal, node }) => {
-            offer.refuse(SessionError::new(refusal.code, format!("node {node}: {}", refusal.reason)));
-        }
-        Err(why @ RouteError::Timeout { .. }) => {
-            offer.refuse(SessionError::new(ErrorCode::TargetTimeout, why))
-        }
-        Err(why @ RouteError::Busy(_)) => offer.refuse(SessionError::new(ErrorCode::Overloaded, why)),
-        Err(why @ RouteError::Offline { .. }) => {
-            offer.refuse(SessionError::new(ErrorCode::TargetUnreachable, why))
-        }
-    }
-}
-
-/// For which party a server bridges a session, and what allows it.
-pub(crate) enum BridgeRequester {
-    /// For a peer, which judges it.
-    Peer,
-    /// For an edge.
-    Edge(RequestFromEdge),
-    /// For a user.
-    User(Grant),
-}
-
-/// Copies between the two ends of a session that this server bridges, while `access` allows it.
-pub(super) async fn bridge(
-    offer: IncomingSession,
-    session: Session,
-    access: BridgeRequester,
-    shared: Arc<ServerContext>,
-) -> RelayOutcome {
-    let (grant, edge) = match access {
-        BridgeRequester::Peer => (None, None),
-        BridgeRequester::User(grant) => (Some(grant), None),
-        BridgeRequester::Edge(access) => {
-            let policies = shared.policies.clone();
-            let judged = access.clone();
-            let judge = move |change: &_| {
-                judged.judge_node(&policies, change).map(|()| UNTIL_CHANGED).map_err(|why| why.reason)
-            };
-            let subject = SessionSubject {
-                id: Some(access.session),
-                node: Some(access.node.clone()),
-                ..SessionSubject::default()
-            };
-            match shared.grants.add(subject, judge) {
-                Ok(grant) => (Some(grant), Some(access)),
-                Err(why) => return refuse_offer(offer, SessionError::new(ErrorCode::NodeNotAllowed, why)),
-            }
-        }
-    };
-    let revoked = async {
-        let Some(grant) = &grant else { return std::future::pending().await };
-        grant.revoked().await;
-        let code = if edge.is_some() { ErrorCode::NodeNotAllowed } else { ErrorCode::NotAllowed };
-        let why = SessionError::new(code, grant.revocation().unwrap_or_default());
-        if let Some(access) = &edge {
-            access.log_revoked(&why);
-        }
-        why
-    };
-    let alive = shared.link_context.metrics.sessions.start(BRIDGE_LISTENER);
-    bridge_sessions(offer.accept(), session, alive, revoked).await
-}
-
-pub(super) fn refuse_offer(offer: IncomingSession, why: SessionError) -> RelayOutcome {
-    offer.refuse(why.clone());
-    RelayOutcome { why: Some(why), to_acceptor: 0, to_opener: 0 }
-}
-
 /// Maximum number of concurrent searches for nodes and servers for all edges; each takes at most a few seconds.
 pub(crate) const MAX_SEARCHES: usize = 1000;
 /// Maximum number of concurrent searches for one edge.
 pub(crate) const MAX_SEARCHES_PER_EDGE: usize = 100;
-
-/// The listener label, in metrics, of sessions between an edge and a plain node.
-const BRIDGE_LISTENER: &str = "bridge";
