@@ -25,6 +25,7 @@ use tunnel_base::logging::{LogLevelHandle, LogSettings, LoggingGuard};
 use tunnel_net::fd_limit;
 
 use std::io::{IsTerminal as _, Write as _};
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -321,7 +322,8 @@ fn print_result(done: Result<String, CommandError>) -> ExitCode {
 
 /// Runs an asynchronous command on a current-thread runtime.
 fn in_runtime<T>(work: impl Future<Output = Result<T, CommandError>>) -> Result<T, CommandError> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().event_interval(EVENT_INTERVAL).enable_all().build();
     let runtime = runtime.map_err(|cause| no_threads(&cause))?;
     let done = runtime.block_on(work);
     // A blocking read of stdin may be in progress, and nothing can end it.
@@ -349,10 +351,16 @@ fn signals() -> BoxStream<'static, ()> {
     stream::unfold(Signals::new().ok(), next).chain(stream::pending()).boxed()
 }
 
+/// Starts the threads of a long-lived program. A session's bytes pass two or three tasks: on several workers these wake
+/// each other across cores for each piece, so an edge has one, and so has a server with few cores.
 fn runtime(role: Role) -> std::io::Result<tokio::runtime::Runtime> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     if role == Role::Edge {
-        builder.worker_threads(EDGE_THREADS).thread_keep_alive(THREAD_KEEP_ALIVE);
+        builder.thread_keep_alive(THREAD_KEEP_ALIVE);
+    }
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    if role == Role::Edge || cores <= CORES_FOR_ONE_WORKER {
+        builder.worker_threads(1);
     }
     builder.event_interval(EVENT_INTERVAL).enable_all().build()
 }
@@ -379,8 +387,9 @@ fn print_stderr(text: &str) {
 /// Number of task polls after which a busy thread polls its sockets. With tokio's default of 61 and the long polls of
 /// bulk transfers, a keystroke would wait for milliseconds before it is read.
 const EVENT_INTERVAL: u32 = 6;
-/// Edges run on small machines: with two threads one slow step does not block all sessions.
-const EDGE_THREADS: usize = 2;
+/// Most cores, counted as the process may use them, with which a server has one worker. More sessions than one core
+/// carries need the others.
+const CORES_FOR_ONE_WORKER: usize = 2;
 /// Idle time after which an edge's blocking thread (used to read files) ends.
 const THREAD_KEEP_ALIVE: std::time::Duration = std::time::Duration::from_secs(1);
 
