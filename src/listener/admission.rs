@@ -300,23 +300,34 @@ pub struct DeniedRequest {
 #[derive(Debug)]
 pub struct Admission {
     context: Arc<ListenerContext>,
-    from: SocketAddr,
-    /// The identity proved by the connection itself. It is set before [`Self::open`] or [`Self::authorize`] is called;
-    /// then no password is requested.
-    pub proof: ClientIdentity,
-    /// The server name that the client sent in TLS (SNI).
-    pub server_name: Option<String>,
-    /// The user's device, if it has a link here.
-    device: Option<DeviceName>,
-    /// The session that is requested over that link.
-    session: Option<SessionId>,
+    client: AdmittedClient,
     /// Notified once the head is read.
     pub(super) head_is_read: Arc<Notify>,
-    /// Its connection's permit; `None` once a session was requested with [`Self::open`]: from then on its connection
-    /// keeps no other client from connecting. Links have their own limits.
-    pub(crate) permit: Option<Permit>,
-    /// The permit of its session, which limits it instead.
-    _session_permit: Option<SessionPermit>,
+    permit: ClientPermit,
+}
+
+/// A client, as its connection or link has shown it before a request is read.
+#[derive(Debug, Clone)]
+pub(crate) struct AdmittedClient {
+    /// Its address.
+    pub(crate) from: SocketAddr,
+    /// The identity proved by the connection itself. With one, no password is requested.
+    pub(crate) proof: ClientIdentity,
+    /// The server name that it sent in TLS (SNI).
+    pub(crate) server_name: Option<String>,
+    /// The user's device and the session it requests, if it has a link here.
+    pub(crate) linked: Option<(DeviceName, SessionId)>,
+}
+
+/// The permit that limits a client.
+#[derive(Debug)]
+pub(crate) enum ClientPermit {
+    /// That of its connection, until it requests a session with [`Admission::open`].
+    Connection(Permit),
+    /// That of its session. Its connection keeps no other client from connecting any more.
+    Session(#[expect(dead_code, reason = "held until the client has disconnected")] SessionPermit),
+    /// None: its link has limits of its own.
+    Link,
 }
 
 /// A request that has passed all checks. It owns its data, so that it can outlive the [`Admission`]. Without
@@ -332,22 +343,37 @@ pub struct AuthorizedRequest {
 
 impl Admission {
     pub(crate) fn new(context: Arc<ListenerContext>, from: SocketAddr, permit: Permit) -> Self {
-        Self {
-            context,
-            from,
-            proof: ClientIdentity::None,
-            server_name: None,
-            device: None,
-            session: None,
-            head_is_read: Arc::default(),
-            permit: Some(permit),
-            _session_permit: None,
-        }
+        let client = AdmittedClient { from, proof: ClientIdentity::None, server_name: None, linked: None };
+        Self::of(context, client, ClientPermit::Connection(permit))
+    }
+
+    pub(crate) fn of(context: Arc<ListenerContext>, client: AdmittedClient, permit: ClientPermit) -> Self {
+        Self { context, client, head_is_read: Arc::default(), permit }
+    }
+
+    /// Records what the transport below the protocol has proved, before a request is read.
+    pub(crate) fn prove(&mut self, proof: ClientIdentity) {
+        self.client.proof = proof;
+    }
+
+    /// Records the server name that the client sent in TLS (SNI).
+    pub(crate) fn set_server_name(&mut self, name: Option<&str>) {
+        self.client.server_name = name.map(str::to_owned);
+    }
+
+    /// Returns the client, as its connection has shown it.
+    pub(crate) fn client(&self) -> &AdmittedClient {
+        &self.client
+    }
+
+    /// Returns the permit of the client's connection, while it has one.
+    pub(crate) fn permit(&self) -> Option<&Permit> {
+        if let ClientPermit::Connection(permit) = &self.permit { Some(permit) } else { None }
     }
 
     /// Returns the client's address.
     pub fn from(&self) -> SocketAddr {
-        self.from
+        self.client.from
     }
 
     /// Returns the listener's context.
@@ -372,8 +398,7 @@ impl Admission {
             let (authorized, permit) = self.authorize(request, trace).await?.with_permit()?;
             // Opening may take long; a client that has passed the checks must not keep others from connecting
             // meanwhile.
-            self.permit = None;
-            self._session_permit = Some(permit.clone());
+            self.permit = ClientPermit::Session(permit.clone());
             authorized.open_with(permit).await
         };
         tokio::select! {
@@ -409,11 +434,12 @@ impl Admission {
     ) -> Result<AuthorizedRequest, DeniedRequest> {
         self.head_is_read.notify_one();
         self.mark_active();
-        let mut access = AccessLogEntry::start(self.context.listener, self.from.to_string());
-        (access.trace, access.device) = (trace, self.device.clone());
+        let from = self.client.from;
+        let mut access = AccessLogEntry::start(self.context.listener, from.to_string());
+        access.trace = trace;
+        access.device = self.client.linked.as_ref().map(|(device, _)| device.clone());
         Span::current().record("trace_id", access.trace.as_str());
         let context = Arc::clone(&self.context);
-        let from = self.from;
         let checked = match self.is_evicted() {
             true => Err(Denial::Busy(NO_PENDING)),
             false => self.check(request, &mut access).await,
@@ -429,19 +455,17 @@ impl Admission {
 
     /// Marks the permit as active: bytes of a request have been read, so no newcomer of the same source takes the permit.
     pub(crate) fn mark_active(&self) {
-        self.permit.iter().for_each(Permit::mark_active);
+        self.permit().into_iter().for_each(Permit::mark_active);
     }
 
     /// Returns true if the permit was revoked. The connection is dropped after this poll, so answer now.
     pub(crate) fn is_evicted(&self) -> bool {
-        self.permit.as_ref().is_some_and(|permit| permit.revoked().is_cancelled())
+        self.permit().is_some_and(|permit| permit.revoked().is_cancelled())
     }
 
     /// Marks the permit as idle after a response: from now on this process waits for the client.
     pub fn mark_idle(&self) {
-        if let Some(permit) = &self.permit {
-            permit.mark_idle();
-        }
+        self.permit().into_iter().for_each(Permit::mark_idle);
     }
 
     /// Makes all checks that need no remote end, in the order that reveals least to strangers.
@@ -451,7 +475,7 @@ impl Admission {
         access: &mut AccessLogEntry,
     ) -> Result<(Destination, AccessBasis), Denial> {
         let policy = self.context.policy.load_full();
-        let from = self.from.ip();
+        let from = self.client.from.ip();
         // Check again, because the config may have changed since the connection was accepted.
         policy.check_source(from)?;
         if self.context.stopping.is_draining() {
@@ -459,7 +483,7 @@ impl Admission {
         }
         let OpenRequest { node, target, credentials } = request?;
         access.target = Some(target.clone());
-        let identity = match &self.proof {
+        let identity = match &self.client.proof {
             ClientIdentity::None => {
                 let login = policy.authenticate(&credentials, from).await?;
                 login.map_or(ClientIdentity::None, ClientIdentity::Password)
@@ -494,7 +518,7 @@ impl Admission {
         }
         // kube-apiserver's egress selector sends all targets here, including targets that no edge reaches.
         let all = self.context.category == SessionCategory::Egress
-            && matches!(self.proof, ClientIdentity::Certificate(_));
+            && matches!(self.client.proof, ClientIdentity::Certificate(_));
         if let Some(node) = node {
             return Ok(Destination { all, ..Destination::at(self.context.zone.node(node), target) });
         }
@@ -506,7 +530,7 @@ impl Admission {
             _ => target.clone(),
         };
         // The same session finds the same endpoint of a Service again.
-        let chance = self.session.map_or_else(rand::random, SessionId::chance);
+        let chance = self.client.linked.as_ref().map_or_else(rand::random, |(_, session)| session.chance());
         let has_linked = |node: &NodeName| self.context.route.has_linked(node);
         match self.context.addresses.locate(&requested, chance, has_linked)? {
             Location::Node { node, target, direct } => Ok(Destination { node, target, direct, all }),

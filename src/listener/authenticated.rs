@@ -52,16 +52,16 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for TlsListener
         socket: TcpStream,
         admission: &mut Admission,
     ) -> AdmissionOutcome<F::Connection> {
-        let Some(permit) = &admission.permit else {
+        let Some(permit) = admission.permit() else {
             return AdmissionOutcome::Failed { reason: "tls", socket: None };
         };
         let refusals = &admission.context().metrics.refusals;
         match self.port.accept(socket, admission.from(), permit, refusals).await {
             Ok((stream, certificate)) => {
                 if let Some(certificate) = certificate {
-                    admission.proof = ClientIdentity::Certificate(certificate);
+                    admission.prove(ClientIdentity::Certificate(certificate));
                 }
-                admission.server_name = stream.get_ref().1.server_name().map(str::to_owned);
+                admission.set_server_name(stream.get_ref().1.server_name());
                 self.protocol.handshake(stream, admission).await
             }
             Err(reason) => AdmissionOutcome::Failed { reason, socket: None },

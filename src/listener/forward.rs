@@ -63,7 +63,7 @@ pub(crate) async fn forward<C: Connection>(
     let context = Arc::clone(admission.context());
     let source = Source::of(admission.from().ip());
     let clock = Arc::new(IdleTimer::new());
-    let evicted = admission.permit.as_ref().map(Permit::revoked).unwrap_or_default();
+    let evicted = admission.permit().map(Permit::revoked).unwrap_or_default();
     let router = RequestRouter::new(admission, tls, parse);
     let exchange = RequestForwarder::new(router, Arc::clone(&clock), &context, source);
     let io = ClientIo::new(socket, Arc::clone(&clock));

@@ -75,7 +75,7 @@ impl<'a> RequestRouter<'a> {
         self.trace = head.as_ref().map_or_else(|_| new_trace(), |head| trace_of(&head.headers));
         let request = head.and_then(self.parse);
         let authorized = self.admission.authorize(request, self.trace.clone()).await?;
-        if let Some(permit) = &self.admission.permit {
+        if let Some(permit) = self.admission.permit() {
             permit.suspend();
         }
         self.trusted = authorized.is_trusted();

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::admission::{
-    Admission, AuthorizedRequest, DeniedRequest, ListenerContext, SessionPermit,
+    Admission, AdmittedClient, AuthorizedRequest, ClientPermit, DeniedRequest, ListenerContext, SessionPermit,
 };
 use crate::listener::denial::Denial;
 use crate::session_io::REVOKED;
@@ -38,17 +38,8 @@ impl Admission {
         device: DeviceName,
         session: SessionId,
     ) -> Self {
-        Self {
-            context,
-            from,
-            proof,
-            server_name: None,
-            device: Some(device),
-            session: Some(session),
-            head_is_read: Arc::default(),
-            permit: None,
-            _session_permit: None,
-        }
+        let client = AdmittedClient { from, proof, server_name: None, linked: Some((device, session)) };
+        Self::of(context, client, ClientPermit::Link)
     }
 }
 
