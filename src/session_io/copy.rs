@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use prometheus_client::metrics::counter::Counter;
+use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
 use crate::session_io::copy::close::{DELIVERY_TIMEOUT, READER_PAUSE};
@@ -63,20 +64,8 @@ pub(crate) async fn copy<A: ChunkStream, B: ChunkStream>(
             // After the first failure the time to wait is limited.
             CopyStep::Wait if healthy && log.failed.is_some() => {}
             CopyStep::Wait => {
-                let mut a_failed = pin!(in_error(a.tcp()));
-                let mut b_failed = pin!(in_error(b.tcp()));
-                let mut woken = false;
-                // Polled in the same poll of the task as the turn, so the next poll follows a waker of the turn. Not
-                // `select!`, which may skip this first poll.
-                let event = poll_fn(|cx| {
-                    let failed = to_b.is_unwatched() && a_failed.as_mut().poll(cx).is_ready()
-                        || to_a.is_unwatched() && b_failed.as_mut().poll(cx).is_ready();
-                    if std::mem::replace(&mut woken, true) || failed {
-                        Poll::Ready(())
-                    } else {
-                        Poll::Pending
-                    }
-                });
+                let event =
+                    woken(a.tcp().filter(|_| to_b.is_unwatched()), b.tcp().filter(|_| to_a.is_unwatched()));
                 match healthy {
                     true => event.await,
                     false => drop(timeout_at(deadline.until, event).await),
@@ -85,6 +74,22 @@ pub(crate) async fn copy<A: ChunkStream, B: ChunkStream>(
         }
     }
     log.ended()
+}
+
+/// Waits until the task is woken by what the turn before has polled, or a socket that no read watches has failed.
+///
+/// Its first poll belongs to the same poll of the task as that turn, so the second one follows a waker of the turn. It is
+/// not a `select!`, which may skip that first poll.
+async fn woken(a: Option<&TcpStream>, b: Option<&TcpStream>) {
+    let mut a_failed = pin!(in_error(a));
+    let mut b_failed = pin!(in_error(b));
+    let mut polls = 0;
+    poll_fn(|cx| {
+        polls += 1;
+        let failed = a_failed.as_mut().poll(cx).is_ready() || b_failed.as_mut().poll(cx).is_ready();
+        if polls > 1 || failed { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
 }
 
 /// The deadline after the first failure. It is extended as long as some bytes are accepted within a time.
