@@ -17,6 +17,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::AlertDescription;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::command::client::{ClientSettings, SourcedValue};
@@ -152,6 +153,10 @@ impl ConnectPortClient {
                             let stream = tls.connect(name.clone(), stream).await;
                             let stream = stream.map_err(|cause| match TlsHandshakeError::of(&cause) {
                                 TlsHandshakeError::Protocol | TlsHandshakeError::NotTls => self.no_connect_port(),
+                                TlsHandshakeError::AlertReceived(AlertDescription::AccessDenied) => failed(&format_args!(
+                                    "the server does not accept connections from this address (TLS alert access_denied, \
+                                     403 without TLS); its allow_from lists those that it accepts"
+                                )),
                                 _ => failed(&format_args!(
                                     "TLS failed: {cause}; check --ca (without it, the CAs of this system are trusted), and that the \
                                      server's certificate contains {}",

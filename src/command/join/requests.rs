@@ -133,8 +133,12 @@ impl<'a> JoinClient<'a> {
                     }
                     Err(JoinAttemptError::Foreign(text)) => foreign = Some(text),
                     Err(JoinAttemptError::Unanswered { text, sent }) => {
-                        (was_sent, may_mend) = (was_sent | sent, true);
-                        last = text;
+                        may_mend = true;
+                        // What a server made of the invitation tells more than another one's silence after it.
+                        if sent || !was_sent {
+                            last = text;
+                        }
+                        was_sent |= sent;
                     }
                 }
             }
