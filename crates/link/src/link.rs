@@ -175,11 +175,11 @@ impl Link {
 
     /// Takes a frame from the source in its turn, and queues the source again if it has more to send. A relayed source
     /// that has sent its last frame leaves the link.
-    fn take_frame(&self, turn: Turn, now: Instant) -> Option<Frame> {
-        let source = &turn.entry().source;
-        let mut sent = source.clone().next_frame(self.id, &turn, now);
+    fn take_frame(&self, mut turn: Turn, now: Instant) -> Option<Frame> {
+        let source = turn.entry().source.clone();
+        let mut sent = source.clone().next_frame(self.id, &mut turn, now);
         if sent.is_over {
-            self.detach_relay(&**source);
+            self.detach_relay(&*source);
         }
         let frame = sent.frame.take().map(|frame| self.frame(source.key(), frame));
         if frame.is_some() {

@@ -40,8 +40,8 @@ pub(crate) struct FlowUsage {
 /// A flow that waits for its turn.
 #[derive(Debug)]
 pub(crate) struct QueuedFlow {
-    /// Its current state.
-    pub(crate) flow_state: FlowUsage,
+    /// What it has sent, with this turn once it is over.
+    pub(crate) usage: FlowUsage,
     /// Whether it has little to send.
     small: bool,
     /// Its entry.
@@ -49,21 +49,15 @@ pub(crate) struct QueuedFlow {
 }
 
 impl Scheduler {
-    /// Queues an entry for its turn, with its state, the bytes that it has to send, and the longest frame it may send
+    /// Queues an entry for its turn, with what it has sent, the bytes that it has to send, and the longest frame it may send
     /// at once.
-    pub(crate) fn enter(
-        &mut self,
-        entry: QueuedSource,
-        flow_state: FlowUsage,
-        backlog: usize,
-        longest: usize,
-    ) {
-        let account = flow_state.account.max(self.clock.saturating_sub(MAX_LAG));
+    pub(crate) fn enter(&mut self, entry: QueuedSource, usage: FlowUsage, backlog: usize, longest: usize) {
+        let account = usage.account.max(self.clock.saturating_sub(MAX_LAG));
         let ends = account + cost(backlog.min(longest));
-        let flow_state = FlowUsage { account, ..flow_state };
+        let usage = FlowUsage { account, ..usage };
         let small = backlog <= INTERACTIVE_BACKLOG;
         let queue = if small { &mut self.small } else { &mut self.bulk };
-        queue.insert((ends, self.entered), QueuedFlow { flow_state, small, entry });
+        queue.insert((ends, self.entered), QueuedFlow { usage, small, entry });
         self.entered += 1;
     }
 
@@ -78,8 +72,8 @@ impl Scheduler {
     }
 
     /// Advances the clock to the end of the frame that was just sent.
-    pub(crate) fn sent(&mut self, flow_state: FlowUsage) {
-        self.clock = self.clock.max(flow_state.account);
+    pub(crate) fn sent(&mut self, usage: FlowUsage) {
+        self.clock = self.clock.max(usage.account);
     }
 
     /// Removes the entries for which `is_stale` returns true, and returns them.
@@ -109,12 +103,12 @@ impl FlowUsage {
 }
 
 impl QueuedFlow {
-    /// Returns the sender's state after it has sent `len` bytes in this turn.
-    pub(crate) fn flow_state_after(&self, len: usize) -> FlowUsage {
+    /// Charges its account for a frame with `len` bytes of data, sent in this turn.
+    pub(crate) fn charge(&mut self, len: usize) {
         // A frame may be shorter than the backlog, and more may have been added while it waited.
         let little = self.small && len <= INTERACTIVE_BACKLOG;
-        let small = if little { self.flow_state.small.saturating_add(1) } else { 0 };
-        FlowUsage { account: self.flow_state.account + cost(len), small }
+        self.usage.small = if little { self.usage.small.saturating_add(1) } else { 0 };
+        self.usage.account += cost(len);
     }
 }
 
@@ -175,7 +169,7 @@ pub(crate) mod tests {
             false
         }
 
-        fn next_frame(self: Arc<Self>, _: LinkId, turn: &Turn, _: Instant) -> TurnOutput {
+        fn next_frame(self: Arc<Self>, _: LinkId, turn: &mut Turn, _: Instant) -> TurnOutput {
             let credit = SessionFrame::Credit { received: 1, limit: 2 };
             let frame = if let Turn::Control(..) = turn { Some(credit) } else { None };
             TurnOutput { frame, ..TurnOutput::default() }
@@ -204,15 +198,15 @@ pub(crate) mod tests {
             schedule.enter(entry(who), new(), backlogs[&who], LONGEST);
         }
         let mut sent = Vec::new();
-        while let Some(turn) = schedule.next(false) {
+        while let Some(mut turn) = schedule.next(false) {
             let left = backlogs.get_mut(&turn.entry.stay).unwrap();
             let len = (*left).min(LONGEST);
             *left -= len;
             sent.push((turn.entry.stay, len));
-            let flow_state = turn.flow_state_after(len);
-            schedule.sent(flow_state);
+            turn.charge(len);
+            schedule.sent(turn.usage);
             if *left > 0 {
-                schedule.enter(turn.entry, flow_state, *left, LONGEST);
+                schedule.enter(turn.entry, turn.usage, *left, LONGEST);
             }
         }
         sent
@@ -244,10 +238,10 @@ pub(crate) mod tests {
             schedule.enter(entry(who), new(), 1 << 20, LONGEST);
         }
         for _ in 0..100 {
-            let turn = schedule.next(false).unwrap();
-            let flow_state = turn.flow_state_after(LONGEST);
-            schedule.sent(flow_state);
-            schedule.enter(turn.entry, flow_state, 1 << 20, LONGEST);
+            let mut turn = schedule.next(false).unwrap();
+            turn.charge(LONGEST);
+            schedule.sent(turn.usage);
+            schedule.enter(turn.entry, turn.usage, 1 << 20, LONGEST);
         }
         schedule.enter(entry(99), new(), 40, LONGEST);
         assert_eq!(schedule.next(false).unwrap().entry.stay, 99);
@@ -272,9 +266,10 @@ pub(crate) mod tests {
         let mut bulk = 0;
         let mut sly = 0;
         for _ in 0..2000 {
-            let turn = schedule.next(false).unwrap();
+            let mut turn = schedule.next(false).unwrap();
             let len = if turn.entry.stay == SLY { 4000 } else { LONGEST };
-            let after = turn.flow_state_after(len);
+            turn.charge(len);
+            let after = turn.usage;
             schedule.sent(after);
             if turn.entry.stay == SLY {
                 sly += len;
@@ -291,9 +286,11 @@ pub(crate) mod tests {
     fn who_sends_little_each_time_is_interactive_and_bulk_with_a_small_rest_is_not() {
         let mut schedule = Scheduler::default();
         let mut run = |lens: &[usize]| {
-            lens.iter().fold(new(), |flow_state, &len| {
-                schedule.enter(entry(BULK), flow_state, len, 1 << 20);
-                schedule.next(false).unwrap().flow_state_after(len)
+            lens.iter().fold(new(), |usage, &len| {
+                schedule.enter(entry(BULK), usage, len, 1 << 20);
+                let mut turn = schedule.next(false).unwrap();
+                turn.charge(len);
+                turn.usage
             })
         };
         assert!(run(&[40, INTERACTIVE_BACKLOG, 1, 0]).is_interactive());
@@ -304,7 +301,9 @@ pub(crate) mod tests {
         let mut bulk = new();
         for _ in 0..10 {
             schedule.enter(entry(BULK), bulk, 1 << 20, INTERACTIVE_BACKLOG);
-            bulk = schedule.next(false).unwrap().flow_state_after(INTERACTIVE_BACKLOG);
+            let mut turn = schedule.next(false).unwrap();
+            turn.charge(INTERACTIVE_BACKLOG);
+            bulk = turn.usage;
         }
         assert!(!bulk.is_interactive(), "a slow line has small frames");
     }

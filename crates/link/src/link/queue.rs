@@ -155,7 +155,7 @@ impl SendQueue {
         }
         if let Some(backlog) = request.backlog {
             let longest = self.longest_frame();
-            self.waiting.turns.enter(entry, request.flow_state, backlog, longest);
+            self.waiting.turns.enter(entry, request.usage, backlog, longest);
         }
         self.wake();
         stale
@@ -219,12 +219,14 @@ impl SendQueue {
     /// Records what a source has sent in its turn, and queues it again if it has more to send. Returns the turn
     /// otherwise, to be dropped without the lock.
     pub(crate) fn handle_sent(&mut self, turn: Turn, sent: &TurnOutput, now: Instant) -> Option<Turn> {
-        if sent.bytes > 0 {
-            self.on_data_sent(sent.bytes, sent.flow_state, now);
+        if let Turn::Data { flow, .. } = &turn
+            && sent.bytes > 0
+        {
+            self.on_data_sent(sent.bytes, flow.usage, now);
         }
         match (turn, sent.backlog) {
             (Turn::Data { flow, longest, .. }, Some(backlog)) => {
-                self.waiting.turns.enter(flow.entry, sent.flow_state, backlog, longest);
+                self.waiting.turns.enter(flow.entry, flow.usage, backlog, longest);
             }
             (Turn::Control(entry, _), _) if sent.credit => self.waiting.credits.push_back(entry),
             (turn, _) => return Some(turn),
@@ -232,12 +234,12 @@ impl SendQueue {
         None
     }
 
-    fn on_data_sent(&mut self, bytes: usize, flow_state: FlowUsage, now: Instant) {
-        self.waiting.turns.sent(flow_state);
+    fn on_data_sent(&mut self, bytes: usize, usage: FlowUsage, now: Instant) {
+        self.waiting.turns.sent(usage);
         self.pacing.acks.send_now();
         if let Some(bulk) = &mut self.pacing.bulk {
             bulk.on_sent(bytes);
-            if flow_state.is_interactive() {
+            if usage.is_interactive() {
                 bulk.interactive(now);
             }
         }
@@ -349,10 +351,12 @@ mod tests {
         for (len, bytes) in [8192, 100].into_iter().zip(&mut bytes) {
             let (mut queue, now) = (SendQueue::new(true), Instant::now());
             queue.pacing.bulk.as_mut().unwrap().read(neighbour, now);
-            let mut flow_state = FlowUsage::default();
+            let mut usage = FlowUsage::default();
             for _ in 0..5 {
-                flow_state = turn(&mut queue, flow_state, len, now).flow_state_after(len);
-                queue.on_data_sent(len, flow_state, now);
+                let mut flow = turn(&mut queue, usage, len, now);
+                flow.charge(len);
+                usage = flow.usage;
+                queue.on_data_sent(len, usage, now);
             }
             // The remote's kernel accepts everything, and the remote reads none of it.
             let pace = queue.pacing.bulk.as_mut().unwrap();
@@ -365,10 +369,10 @@ mod tests {
         assert!(bytes[0] > 3 << 20 && bytes[1] < 1 << 20, "{bytes:?}");
     }
 
-    /// Returns the turn of a session in that state with `backlog` bytes to send; everything before it is sent.
-    fn turn(queue: &mut SendQueue, flow_state: FlowUsage, backlog: usize, now: Instant) -> QueuedFlow {
+    /// Returns the turn of a session that has sent so much, with `backlog` bytes to send; everything before it is sent.
+    fn turn(queue: &mut SendQueue, usage: FlowUsage, backlog: usize, now: Instant) -> QueuedFlow {
         let entry = QueuedSource { source: Speaker::new(), stay: 0 };
-        queue.waiting.turns.enter(entry, flow_state, backlog, 65_200);
+        queue.waiting.turns.enter(entry, usage, backlog, 65_200);
         loop {
             let next = queue.poll_next(&mut Context::from_waker(Waker::noop()), now);
             if let Poll::Ready(Some(SendItem::Turn(Turn::Data { flow, .. }))) = next {

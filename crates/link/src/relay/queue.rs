@@ -171,7 +171,7 @@ impl FrameSource for RelayQueue {
         self.closed.load(Relaxed)
     }
 
-    fn next_frame(self: Arc<Self>, _link: LinkId, turn: &Turn, _now: Instant) -> TurnOutput {
+    fn next_frame(self: Arc<Self>, _link: LinkId, turn: &mut Turn, _now: Instant) -> TurnOutput {
         let mut queue = self.queue.lock();
         let output = match turn {
             Turn::Control(_, from) => {
@@ -315,8 +315,9 @@ mod tests {
         let granted = |received, limit| SessionFrame::Credit { received, limit };
         // For the first credit the used part is unknown.
         assert_eq!(push(granted(0, 1000)), QueueRequest { credit: true, ..needed });
-        let turn = Turn::Control(QueuedSource { source: queue.clone(), stay: 0 }, ControlQueueKind::Credits);
-        let sent = queue.clone().next_frame(LinkId(1), &turn, Instant::now());
+        let mut turn =
+            Turn::Control(QueuedSource { source: queue.clone(), stay: 0 }, ControlQueueKind::Credits);
+        let sent = queue.clone().next_frame(LinkId(1), &mut turn, Instant::now());
         assert_eq!((sent.frame, sent.credit), (Some(granted(0, 1000)), false));
         assert_eq!(push(granted(400, 1400)), credit);
         assert_eq!(push(granted(499, 1499)), QueueRequest::default());

@@ -55,8 +55,8 @@ pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
     /// Returns true if it will certainly send nothing for its entries of that stay. Takes no lock.
     fn is_stale(&self, stay: u64) -> bool;
 
-    /// Returns what it sends in its turn.
-    fn next_frame(self: Arc<Self>, link: LinkId, turn: &Turn, now: Instant) -> TurnOutput;
+    /// Returns what it sends in its turn. A turn for data keeps the account of it.
+    fn next_frame(self: Arc<Self>, link: LinkId, turn: &mut Turn, now: Instant) -> TurnOutput;
 }
 
 /// The queues of a link in which a source waits, and what it has sent there. It has at most one entry in each, so they
@@ -68,7 +68,7 @@ pub(crate) struct QueueMembership {
     /// Whether its credit was reported as needed.
     needed: bool,
     turns: bool,
-    flow_state: FlowUsage,
+    usage: FlowUsage,
 }
 
 impl QueueMembership {
@@ -86,7 +86,7 @@ impl QueueMembership {
             credit: is_credit && !self.credits,
             needed: is_needed && !self.needed,
             backlog: backlog.filter(|_| !self.turns),
-            flow_state: self.flow_state,
+            usage: self.usage,
             stay: 0,
         };
         self.answers |= is_answer;
@@ -104,17 +104,21 @@ impl QueueMembership {
         }
     }
 
-    /// Records what was sent in a turn for data. The source needs another one for `backlog`.
+    /// Records what was sent in a turn for data. The source needs another one for `backlog`. Between its turns it keeps
+    /// the account itself.
     pub(crate) fn on_data(
         &mut self,
-        flow: &QueuedFlow,
+        flow: &mut QueuedFlow,
         frame: Option<SessionFrame>,
         backlog: Option<usize>,
     ) -> TurnOutput {
         let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
-        self.flow_state = if frame.is_some() { flow.flow_state_after(bytes) } else { flow.flow_state };
+        if frame.is_some() {
+            flow.charge(bytes);
+        }
+        self.usage = flow.usage;
         self.turns = backlog.is_some();
-        TurnOutput { frame, bytes, flow_state: self.flow_state, backlog, ..TurnOutput::default() }
+        TurnOutput { frame, bytes, backlog, ..TurnOutput::default() }
     }
 }
 
@@ -130,7 +134,7 @@ pub(crate) struct QueueRequest {
     /// Bytes that it has to send in a turn, if it needs one.
     pub(crate) backlog: Option<usize>,
     /// What it has sent on the link so far.
-    pub(crate) flow_state: FlowUsage,
+    pub(crate) usage: FlowUsage,
     /// Number of the source's stay on the link.
     pub(crate) stay: u64,
 }
@@ -148,8 +152,6 @@ pub(crate) struct TurnOutput {
     pub(crate) frame: Option<SessionFrame>,
     /// Bytes of data in `frame`.
     pub(crate) bytes: usize,
-    /// The source's state after a turn for data.
-    pub(crate) flow_state: FlowUsage,
     /// Bytes that it still has to send, if it needs another turn for data.
     pub(crate) backlog: Option<usize>,
     /// Whether it needs another turn for a credit.

@@ -365,7 +365,7 @@ impl FrameSource for SharedSession {
         stay != self.stay.load(Relaxed)
     }
 
-    fn next_frame(self: Arc<Self>, link: LinkId, turn: &Turn, now: Instant) -> TurnOutput {
+    fn next_frame(self: Arc<Self>, link: LinkId, turn: &mut Turn, now: Instant) -> TurnOutput {
         self.with_state(|inner| {
             if turn.entry().stay != inner.stay {
                 return (TurnOutput::default(), Actions::default());

@@ -299,8 +299,9 @@ async fn an_opening_requested_on_a_plain_link_first_has_a_limit_on_the_next_one(
     for link in [&plain, &link] {
         session.ask(link, None, false);
         let stay = session.lock().stay;
-        let turn = Turn::Control(QueuedSource { source: session.clone(), stay }, ControlQueueKind::Answers);
-        let frame = session.clone().next_frame(link.id, &turn, Instant::now()).frame;
+        let mut turn =
+            Turn::Control(QueuedSource { source: session.clone(), stay }, ControlQueueKind::Answers);
+        let frame = session.clone().next_frame(link.id, &mut turn, Instant::now()).frame;
         let Some(SessionFrame::Open { limit, .. }) = frame else { panic!("{frame:?}") };
         limits.push(limit);
     }
