@@ -224,17 +224,8 @@ impl SharedSession {
         self.with_link(None, step)
     }
 
-    /// Runs `step`, which may move the session to `link`, under the lock. Then it releases the lock, and
-    /// applies the actions that the step returned: logging, waking tasks, leaving and joining links, requesting turns,
-    /// removal from the table, and the search for a path. Returns the step's result.
-    ///
-    /// Each action takes another lock or runs a waker, and two locks are never held at once. Another thread may change
-    /// the session between the release and the action, so each action tolerates that:
-    ///
-    /// - A spurious wake-up only makes its task check again.
-    /// - [`Self::follow`] compares the numbers of stays.
-    /// - A request for a turn on a link that the session has left is stale, and the link's puller gets no frame for it.
-    /// - A session that may be forgotten never comes back.
+    /// Runs `step`, which may move the session to `link`, under the lock, and returns its result. What follows from the
+    /// step is taken under the lock too, and carried out without it: two locks are never held at once.
     fn with_link<T>(
         self: &Arc<Self>,
         link: Option<&Arc<Link>>,
@@ -243,42 +234,9 @@ impl SharedSession {
         let mut inner = self.lock();
         let before = LoggedState::of(&inner.state);
         let (result, actions) = step(&mut inner);
-        let now = LoggedState::of(&inner.state);
-        let moved = (now.link != before.link).then(|| inner.follow_path(link, &self.stay));
-        let reader = if actions.read { inner.reader.take() } else { None };
-        let writer = if actions.write { inner.writer.take() } else { None };
-        let watcher = if actions.state || actions.forget { inner.watcher.take() } else { None };
-        let request = inner.take_request();
-        let ended = inner.state.ended().map(|why| why.code);
-        let is_logged = now != before && enabled!(Level::DEBUG);
-        let change = is_logged.then(|| LoggedTransition { before, now, why: inner.state.ended().cloned() });
-        let permit = if actions.forget { inner.permit.take() } else { None };
-        let is_opener = inner.state.is_opener();
-        let search = inner.take_search();
+        let consequences = Consequences::take(&mut inner, before, &actions, link, &self.stay);
         drop(inner);
-        if let Some(change) = change {
-            change.log(self);
-        }
-        for waker in [reader, writer, watcher].into_iter().flatten() {
-            waker.wake();
-        }
-        if let Some(moved) = moved {
-            self.follow(moved, actions.left.then_some(before.epoch));
-        }
-        if let Some((link, request)) = request {
-            link.enter(self, &request);
-        }
-        let table = if actions.forget || search.is_some() { self.table.upgrade() } else { None };
-        if let Some(table) = table {
-            if actions.forget {
-                table.forget(self, is_opener, ended);
-            }
-            if let Some(loss) = search {
-                table.add_parked(self, loss.consecutive);
-            }
-        }
-        // After the session was forgotten, so that a client that gets the permit finds a place in the table.
-        drop(permit);
+        consequences.carry_out(self);
         result
     }
 
@@ -341,6 +299,88 @@ impl Inner {
         self.stay += 1;
         shown.store(self.stay, Relaxed);
         Moved { left, joined, stay: self.stay }
+    }
+}
+
+/// What follows from a step of a session. Each part runs a waker or takes another lock, so it waits until the session's
+/// lock is released. Another thread may change the session meanwhile, and each part tolerates that.
+struct Consequences {
+    /// The line of the log.
+    transition: Option<LoggedTransition>,
+    /// Tasks that wait for the session. One that is woken too often only checks again.
+    wakers: [Option<Waker>; 3],
+    /// The links to leave and to join; [`SharedSession::follow`] compares the numbers of stays.
+    moved: Option<Moved>,
+    /// The epoch whose loss the link that was left must report.
+    lost: Option<u64>,
+    /// The turns that the session needs. On a link that it has left meanwhile they are stale, and no frame comes of them.
+    request: Option<(Arc<Link>, QueueRequest)>,
+    /// The end of a session that is removed from the table. It never comes back.
+    forgotten: Option<Forgotten>,
+    /// The search for a path, which only this thread has taken.
+    search: Option<PathLoss>,
+}
+
+/// A session that its table forgets.
+struct Forgotten {
+    is_opener: bool,
+    why: Option<ErrorCode>,
+    permit: Option<AnyPermit>,
+}
+
+impl Consequences {
+    fn take(
+        inner: &mut Inner,
+        before: LoggedState,
+        actions: &Actions,
+        link: Option<&Arc<Link>>,
+        stay: &AtomicU64,
+    ) -> Self {
+        let now = LoggedState::of(&inner.state);
+        let moved = (now.link != before.link).then(|| inner.follow_path(link, stay));
+        let lost = actions.left.then_some(before.epoch);
+        let wakers = [
+            inner.reader.take_if(|_| actions.read),
+            inner.writer.take_if(|_| actions.write),
+            inner.watcher.take_if(|_| actions.state || actions.forget),
+        ];
+        let forgotten = actions.forget.then(|| Forgotten {
+            is_opener: inner.state.is_opener(),
+            why: inner.state.ended().map(|why| why.code),
+            permit: inner.permit.take(),
+        });
+        // After the path was followed: the turns are those of the link that the session is on now.
+        let request = inner.take_request();
+        let search = inner.take_search();
+        let is_logged = now != before && enabled!(Level::DEBUG);
+        let why = inner.state.ended().filter(|_| is_logged).cloned();
+        let transition = is_logged.then_some(LoggedTransition { before, now, why });
+        Self { transition, wakers, moved, lost, request, forgotten, search }
+    }
+
+    fn carry_out(self, session: &Arc<SharedSession>) {
+        if let Some(transition) = self.transition {
+            transition.log(session);
+        }
+        self.wakers.into_iter().flatten().for_each(Waker::wake);
+        if let Some(moved) = self.moved {
+            session.follow(moved, self.lost);
+        }
+        if let Some((link, request)) = self.request {
+            link.enter(session, &request);
+        }
+        if self.forgotten.is_none() && self.search.is_none() {
+            return;
+        }
+        let table = session.table.upgrade();
+        if let Some(Forgotten { is_opener, why, permit }) = self.forgotten {
+            table.iter().for_each(|table| table.forget(session, is_opener, why));
+            // Last, so that a client that gets the permit finds a place in the table.
+            drop(permit);
+        }
+        if let (Some(table), Some(loss)) = (table, self.search) {
+            table.add_parked(session, loss.consecutive);
+        }
     }
 }
 
