@@ -135,14 +135,17 @@ impl AddressBook {
             Host::Ip(ip) => Target { host: Host::Ip(canonical_ip(*ip)), port },
             Host::Name(_) => target.clone(),
         };
+        // The config's table comes first: no object of the cluster can move an address that it assigns.
         if let Some(location) = self.fixed(&target) {
             return Ok(location);
         }
+        // Services come before nodes, so that no Node gets a Service's traffic by reporting its address.
         match facts.backend(&target, chance, |ip| self.fixed_node(ip).is_some())? {
             None => {}
             Some(ServiceBackend::Outside(target)) => return Ok(Location::Direct(target)),
             Some(ServiceBackend::Endpoint { at, node }) => {
                 let target = Target::from(at);
+                // The table may assign the endpoint's address too, whatever node its EndpointSlice names.
                 if let Some(location) = self.fixed(&target) {
                     return Ok(location);
                 }

@@ -157,16 +157,20 @@ impl Drain {
                 () = abort_now => {}
             }
         };
+        // Biased, so that a deadline of zero is no abort if all tasks have finished.
         tokio::select! {
             biased;
             () = self.tasks.wait() => Drained::Finished,
             () = expired => {
                 let left = self.tasks.len();
+                // A task that ends on its own can report the reason that it got; an aborted one is only dropped.
                 tokio::select! {
                     biased;
                     () = before_abort => {}
                     () = self.tasks.wait() => {}
                 }
+                // One lock for the flag and the handles: a task that is just being spawned is in the list, or finds the
+                // flag.
                 let tasks: Vec<_> = {
                     let mut running = self.running();
                     running.aborted = true;

@@ -112,6 +112,7 @@ impl<K: PartialObject + Resource<DynamicType = ()>> WatchHandler<K> for KindHand
                 }
             }
             Event::Delete(object) => self.watch.book.change(|facts| K::table(facts).remove(&name(&object))),
+            // Only now are deleted objects out of the table, so the claims of the whole list are compared here.
             Event::InitDone => {
                 self.listed = true;
                 let claimed = self.watch.book.change(|facts| {

@@ -121,7 +121,10 @@ where
         drain,
     });
     while let Some((socket, peer)) = acceptor.drain.run_until(listener.accept()).await {
+        // A socket for both families has mapped addresses for IPv4 clients, which rules for IPv4 would not match.
         let from = SocketAddr::new(canonical_ip(peer.ip()), peer.port());
+        // The reserve is checked first, before a connection costs a permit or a task: its files are for operators and
+        // for the process itself.
         if !acceptor.limits.for_operators && fd_limit::is_in_reserve(&socket, max_files) {
             limited!(
                 acceptor.limits.metrics.refusals.may_log_once("file_limit", listener.at()) => warn,
@@ -213,6 +216,8 @@ impl<H> AcceptLoopState<H> {
                 () = lost.cancelled() => return self.limits.count("evicted"),
                 read = read => read,
             };
+            // Given back first: the client that the header names needs a permit of its own, and one connection must not
+            // take two.
             drop(permit);
             let why = match read {
                 Ok(Ok(from)) => return self.admit(socket, from.unwrap_or(balancer)),

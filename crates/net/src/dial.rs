@@ -85,16 +85,20 @@ async fn dial_with(
     let start = Instant::now();
     let check = &check;
     let addresses = addresses.get(..MAX_ATTEMPTS).unwrap_or(addresses);
+    // The delay is shorter if there are many addresses, so that each gets its turn within the timeout.
     let delay = ATTEMPT_DELAY.min(timeout / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX));
     let mut next = start;
     let mut left = addresses.iter();
     let mut trying = FuturesUnordered::new();
     let mut failed = Vec::new();
     while left.len() > 0 || !trying.is_empty() {
+        // Biased: a connection that has just been made is used, even if the time is over or the next address is due.
         tokio::select! {
             biased;
             Some((at, tried)) = trying.next() => match tried {
                 Ok(socket) => {
+                    // Only an address that has cost time is worth a changed order. One that refuses at once may stay
+                    // first.
                     if addresses.first() != Some(&at) && start.elapsed() >= delay {
                         LAST_ANSWERS.lock().insert(host, at);
                     }
@@ -112,6 +116,8 @@ async fn dial_with(
             }
         }
     }
+    // Addresses without an answer are reported too: the caller names all of them, and silence tells more than a
+    // refusal.
     let answered: Vec<_> = failed.iter().map(AddressFailure::at).collect();
     let silent = addresses.iter().filter(|at| !answered.contains(at));
     failed.extend(silent.map(|&at| timed_out(at, timeout)));

@@ -61,6 +61,8 @@ impl GuessLimiter {
         let now = Instant::now();
         let name = self.names.hash_one(name);
         let mut sources = self.sources.lock();
+        // After too many wrong guesses none is compared: a right one gets the same answer, so that guessing further is
+        // useless.
         if let Some(wrong) = sources.get_mut(&source) {
             while wrong.front().is_some_and(|guess| now.saturating_duration_since(guess.at) >= WINDOW) {
                 wrong.pop_front();

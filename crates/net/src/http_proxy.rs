@@ -49,8 +49,10 @@ impl OutboundProxy {
             }
             _ => url,
         };
+        // The last @ separates them, because a password may contain one that is not encoded.
         let (credentials, place) =
             rest.rsplit_once('@').map_or((None, rest), |(credentials, place)| (Some(credentials), place));
+        // Many people end the URL with a slash. A path means nothing to a proxy.
         let place = place.split(['/', '?', '#']).next().unwrap_or(place);
         let at = place.parse().or_else(|_| format!("{place}:{DEFAULT_PORT}").parse());
         let at: Target = at.map_err(|_| {

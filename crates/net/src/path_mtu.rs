@@ -59,6 +59,7 @@ where
         let limit = at.and_then(|at| segment_limit(at.ip()));
         let is_again = stalled.is_some();
         attempts.push(async move { (at, limit, shake(socket, is_again).await) });
+        // Without a smaller size to try, a stall changes nothing: the attempt finishes or fails on its own.
         let stalls = async {
             match (at, SEGMENTS.into_iter().find(|size| limit.is_none_or(|limit| *size < limit))) {
                 (Some(at), Some(smaller)) => (StalledHandshake::detect(at, reader).await, smaller),
@@ -70,13 +71,16 @@ where
             Some(finished) = attempts.next() => break finished,
             stall = stalls => stall,
         };
+        // With proof, no earlier attempt can finish. Without it, one may only be slow.
         if stall.is_certain {
             attempts.clear();
         }
         stall.was_suspected |= stalled.is_some_and(|before| before.is_certain || before.was_suspected);
+        // Recorded before the next attempt, whose socket takes the size from there.
         stall.note(smaller, MtuBlackHoleCertainty::Tried);
         stalled = Some(stall);
     };
+    // An attempt teaches something about its segments only if it succeeded. Full segments that pass refute a suspicion.
     match stalled {
         Some(stall) => stall.settle(limit.filter(|_| done.is_ok())),
         None if limit.is_none() && done.is_ok() => drop(at.and_then(|at| KNOWN.lock().remove(&at.ip()))),

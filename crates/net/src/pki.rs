@@ -78,6 +78,7 @@ impl CertificateAuthority {
         let der = certs.into_iter().next().ok_or_else(|| no("holds no certificate"))?;
         let (_, found) =
             X509Certificate::from_der(&der).map_err(|cause| no(&format!("is not a certificate: {cause}")))?;
+        // Signing works with any certificate and key. Each remote would reject the results, without these reasons.
         if !found.is_ca() {
             return Err(no("is not a CA certificate; expected basicConstraints CA:TRUE"));
         }

@@ -317,10 +317,12 @@ impl SessionState {
             (PendingFrame::Refused(refusal), _) => SessionFrame::Refused { epoch, refusal },
             (PendingFrame::Reset(refusal), _) => SessionFrame::Reset { epoch, refusal },
         };
+        // A cancelled opening: the Reset may be lost with its path. Only the answer to a Resume after it proves the end.
         if self.phase == Phase::Resuming && matches!(frame, SessionFrame::Reset { .. }) {
             self.epoch += 1;
             self.answer = Some(PendingFrame::Resume);
         }
+        // No answer follows the last frame, so this end need not wait for one.
         if self.phase == Phase::Closing {
             self.phase = Phase::Closed;
             self.path = None;
@@ -417,6 +419,8 @@ impl SessionState {
             SessionFrame::Resume { received, limit, epoch, .. } => {
                 self.handle_resume(from, epoch, received, limit)
             }
+            // Open and Resume name a new path, and their epoch is checked. All others are valid only on the session's
+            // path.
             _ if self.path != Some(from) => DROPPED,
             SessionFrame::Opened { limit, epoch, instance, place } => {
                 self.handle_opened(limit, epoch, instance, place)
@@ -432,6 +436,7 @@ impl SessionState {
                 self.handle_reset_at(total, refusal)
             }
             SessionFrame::ResetAt { .. } => DROPPED,
+            // Until Opened or Resumed has arrived, such frames may belong to an older attempt, with other offsets.
             SessionFrame::Data(_) | SessionFrame::Fin { .. } | SessionFrame::Credit { .. }
                 if self.phase != Phase::Open =>
             {
@@ -439,6 +444,7 @@ impl SessionState {
             }
             SessionFrame::Data(bytes) => match self.recv.data(bytes, now) {
                 Ok(()) => Actions { read: self.departed.is_none(), ..Actions::default() },
+                // No reset: the remote has kept the bytes, and sends them again on the next path.
                 Err(FlowControlError::NoMemory) => Actions { read: true, left: true, ..self.drop_path(now) },
                 Err(bad) => self.handle_protocol_error(bad),
             },

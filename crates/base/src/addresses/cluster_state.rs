@@ -145,7 +145,10 @@ impl ClusterState {
         if side == Some(ServiceSide::Cloud) {
             return Ok(Some(ServiceBackend::Outside(target.clone())));
         }
+        // A ClusterIP reaches endpoints of its own family only, as in the cluster. A name has that of the first
+        // ClusterIP.
         let family = requested_ip.as_ref().or(service.ips.first()).map(IpAddr::is_ipv4);
+        // This server would dial an endpoint without a node itself, so a Service at edges must not use one.
         let at_edge = |at: &SocketAddr, node: Option<&NodeName>| {
             side.is_none()
                 || node.is_some()

@@ -73,6 +73,7 @@ impl AddressOwners {
         let mut owners = Self::default();
         for claim in claims {
             let claim = AddressClaim { ip: canonical_ip(claim.ip), ..claim };
+            // Before claims are compared, because a refused claim must not dispute a valid one.
             if let Some(why) = refuses(&claim) {
                 owners.rejected.push(RejectedClaim { claim, why: ClaimRejectReason::NotANodeAddress(why) });
                 continue;
@@ -98,6 +99,8 @@ impl AddressOwners {
                 owners.nodes.insert(ip, first);
                 continue;
             }
+            // The same pairs each time, whatever the order of the claims: a dispute is logged again if its text
+            // differs.
             nodes.sort_by(|a, b| a.as_str().cmp(b.as_str()));
             // Pairs each node with the next one, and the last with the first.
             let others = nodes.iter().cycle().skip(1).cloned();

@@ -55,6 +55,7 @@ pub fn encode_nodes(nodes: Vec<NodeMetrics>, form: ExpositionFormat) -> String {
         if let Some(seen) = seen {
             last_seen.get_or_create(&labels).set(seen.as_secs_f64());
         }
+        // Without a link the other values are unknown, and zeros would look measured.
         let Some(links) = links else { continue };
         sessions.get_or_create(&labels).set(i64::try_from(links.sessions).unwrap_or(i64::MAX));
         if let Some(time) = links.round_trip {

@@ -47,6 +47,7 @@ impl ConfigMapPorts {
             match key.as_str() {
                 HTTP | HTTPS | PAIRS => {}
                 LOOPBACK => {
+                    // The key replaces the default, even with an empty list.
                     reader.ports.loopback.clear();
                     for item in items(text) {
                         let Some(port) = reader.port(key, item) else { continue };
@@ -62,6 +63,8 @@ impl ConfigMapPorts {
             }
         }
         let text = |key| data.get(key).map_or("", String::as_str);
+        // HTTP before HTTPS, and pairs last: a port of two lists keeps its first meaning, and the later list gets the
+        // error.
         for (key, secure) in [(HTTP, false), (HTTPS, true)] {
             for item in items(text(key)) {
                 let port = reader.port(key, item);

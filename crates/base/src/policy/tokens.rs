@@ -85,6 +85,7 @@ impl NodeTokens {
         let mut errors = Vec::new();
         let mut ips: HashMap<String, Vec<IpAddr>> = HashMap::new();
         for (at, line) in (1..).zip(text.lines()) {
+            // The words come off first: spaces separate them, and are then removed from the rest.
             let (line, words) = split_words(line);
             let line = line.replace(' ', "");
             if line.is_empty() || line.starts_with('#') {
@@ -96,6 +97,7 @@ impl NodeTokens {
             let more = parts.next();
             let addresses = words.addresses();
             let are_none = addresses.is_none();
+            // By node, so that a line that overrides an earlier one overrides its addresses as well.
             ips.insert(node.to_ascii_lowercase(), addresses.unwrap_or_default());
             let before = token.and_then(|token| {
                 // A blocked node stays blocked, whatever its earlier token was.

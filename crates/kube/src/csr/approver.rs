@@ -97,6 +97,7 @@ impl Approver {
     ) -> Result<Infallible, CsrError> {
         let requests = Api::all(client.clone());
         let nodes = Api::all(client);
+        // An error in one request must not keep the others waiting; the next list retries it.
         let settle = async |csr: &CertificateSigningRequest| {
             if let Err(cause) = self.record_decision(csr, apiserver, &requests, &nodes).await {
                 warn!(
@@ -105,6 +106,7 @@ impl Approver {
                 );
             }
         };
+        // The list comes first, and the watch continues from its version: so no request is missed between them.
         let version = loop {
             let page = self.page(&requests).await?;
             for csr in &page.items {

@@ -70,6 +70,7 @@ pub(crate) async fn signed(
             Ok(CsrState::Denied(why)) => return Err(CsrError::Denied { name, why }),
             Ok(CsrState::Failed(why)) => return Err(CsrError::Failed { name, why }),
             Ok(CsrState::Waits(state)) => known = state,
+            // These two do not pass by waiting. Others may, because kube-apiserver may restart while the signer works.
             Err(cause @ (CsrError::ChangedOrDeleted | CsrError::Forbidden(_))) => return Err(cause),
             Err(cause) => debug!(csr = name, error = %cause, "cannot poll request, retrying"),
         }

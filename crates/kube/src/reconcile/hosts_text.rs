@@ -52,7 +52,9 @@ pub(crate) fn text(
         let lines: Vec<_> = at.iter().map(|ip| format!("{ip}\t{name}\n")).collect();
         all.push((lines.iter().map(String::len).sum::<usize>(), name, lines));
     }
+    // The shortest first: a kubelet reports its own Node's addresses, and many must not displace other Nodes.
     all.sort_unstable();
+    // Sorted, because the ConfigMap is written only if the text differs.
     let mut lines = BTreeSet::new();
     let mut bytes = 0_usize;
     for (needed, name, own) in all {

@@ -250,6 +250,7 @@ impl NodeNamesReconciler {
         let (client, home) = cluster.connect().await?;
         let service = self.look_up(&client, &home).await?;
         let holders = self.holders(&client, &home).await?;
+        // Without the Service the text would lose the names of edges. An error keeps those in the ConfigMap.
         if service.is_empty() && nodes.values().any(|node| node.is_edge) {
             let why = format!("Service {home}/{} for edge names does not exist", self.params.service);
             return Err(ClusterError::Failed(why).into());
@@ -260,6 +261,7 @@ impl NodeNamesReconciler {
         let api = Api::<ConfigMap>::namespaced(client, namespace);
         let found = api.get_opt(configmap).await?;
         let number = found.as_ref().and_then(number);
+        // A holder that has slept through the end of its Lease does not know that. The number of a later term stops it.
         if let Some(higher) = number.filter(|number| *number > term.number) {
             return Err(PassError::Fenced(format!("term {higher} is newer than ours, {}", term.number)));
         }
@@ -268,6 +270,8 @@ impl NodeNamesReconciler {
             return Ok(false);
         }
         let there = found.is_some();
+        // The object keeps the version that was read, so that kube-apiserver refuses this write after one of another
+        // writer.
         let mut object = found.unwrap_or_default();
         object.metadata.name = Some(configmap.clone());
         let annotations = object.metadata.annotations.get_or_insert_default();

@@ -128,6 +128,8 @@ impl PortWatch {
     ) -> Result<Vec<String>, ClusterError> {
         let api = Api::<Service>::namespaced(client, namespace);
         let (required, mut wrong) = self.required_ports(ports);
+        // All servers write this Service. After a conflict it is read again, so that no change of another writer is
+        // lost.
         for tries in 1..=MAX_TRIES {
             let Some(mut object) = api.get_opt(name).await? else {
                 wrong.push(format!("Service {namespace}/{name} for node ports does not exist"));
@@ -151,6 +153,7 @@ impl PortWatch {
                 return Ok(wrong);
             }
             debug!(tries, "Service changed by another writer, retrying");
+            // The next attempt finds the foreign ports again.
             wrong.truncate(wrong.len() - taken.len());
         }
         wrong.push(format!("Service {namespace}/{name} is changed too often by another writer"));

@@ -20,6 +20,7 @@ pub(crate) struct ServicePortChange {
 
 /// Returns the change that makes a Service forward each node port to the right port of this server.
 pub(crate) fn changed(old: &[ServicePort], required: &BTreeMap<u16, u16>) -> ServicePortChange {
+    // Operators may add ports to the Service, which stay as they are.
     let (ours, others): (Vec<_>, Vec<_>) = old.iter().cloned().partition(is_port_of_ours);
     let taken: BTreeSet<_> = others.iter().filter(|port| is_tcp(port)).filter_map(number).collect();
     let before: BTreeMap<u16, ServicePort> =
@@ -33,6 +34,7 @@ pub(crate) fn changed(old: &[ServicePort], required: &BTreeMap<u16, u16>) -> Ser
     };
     for (port, front) in required {
         let known = before.get(port);
+        // Kubernetes refuses a Service that has one TCP port twice, so this port would block the whole change.
         if taken.contains(port) {
             change.taken.push(*port);
             change.removed.extend(known.map(|_| *port));

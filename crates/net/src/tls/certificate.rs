@@ -184,6 +184,7 @@ pub fn summary(der: &[u8]) -> Result<CertificateSummary, String> {
 
 fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<CertificateWarning>, String> {
     let cert = parse(der)?;
+    // No client accepts a certificate with one of these three properties, so a server with it must not start.
     if cert.version() != X509Version::V3 {
         return Err("is not X.509 version 3, which clients require; reissue it with subject \
                     alternative names, for example with `tunnel init`"
@@ -203,6 +204,8 @@ fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<CertificateWarning>, String
                     name, for example with `openssl ecparam -name prime256v1 -genkey`"
             .into());
     }
+    // The other problems do not stop a start: some clients accept such a certificate, and a renewed file needs no
+    // restart.
     let mut odd = Vec::new();
     let mut is =
         |about, found: &str, hint| odd.push(CertificateWarning { about, found: found.to_owned(), hint });

@@ -75,6 +75,8 @@ impl LinkCaFiles {
         provider: Arc<CryptoProvider>,
     ) -> Result<Option<Arc<dyn ClientCertVerifier>>, String> {
         let mut cas = cas.iter();
+        // `cas` has no entry for a file that is not set, so each file takes its content in the order of
+        // [`Self::files`].
         let mut next = |file: &Option<PathBuf>| -> Result<Option<RootCertStore>, String> {
             let with_content = file.as_ref().and_then(|path| Some((path, cas.next()?)));
             with_content.map(|(path, pem)| roots(path, pem)).transpose()
@@ -85,6 +87,7 @@ impl LinkCaFiles {
         if let (Some(edges), Some(peers)) = (&edges, &peers) {
             self.check_disjoint(edges, peers)?;
         }
+        // A server that cannot recognise peers still serves edges and users, so this is only a warning.
         let peers = peers.and_then(|roots| {
             PeerVerifier::new(roots, self.peer_name.as_ref(), own, &provider)
                 .inspect_err(|cause| warn!(error = %cause, "peers cannot link to this server"))

@@ -89,6 +89,7 @@ pub fn to_message(frame: Frame) -> StreamMsg {
 /// Decodes a message that arrived over a link to `peer`.
 pub fn from_message(message: StreamMsg, peer: &Remote) -> Result<Frame, FrameError> {
     let servers = *peer == Remote::Peer;
+    // The guards keep edges and users' programs from frames of servers: these announce nodes, or search for them.
     let body = match (message.category.as_str(), message.r#type.as_str()) {
         (STREAM, HEARTBEAT) => FrameKind::Ping(number(&message.data)),
         (STREAM, PONG) => FrameKind::Pong(number(&message.data)),
@@ -114,6 +115,7 @@ pub fn from_message(message: StreamMsg, peer: &Remote) -> Result<Frame, FrameErr
         (STREAM, NODE_PAGE) if servers => FrameKind::NodePage(page(&message)?),
         (STREAM, _) => return Err(FrameError::UnknownType),
         (category, kind) => {
+            // Only Open and Resume of such a link may name another node than its own: that of the acceptor.
             let names_acceptor = matches!(kind, OPEN | RESUME) && peer.is_leaf();
             let category = SessionCategory::from_name(category).ok_or(FrameError::UnknownType)?;
             let id: SessionId = message.topic.parse().map_err(|_| FrameError::BadSession)?;
@@ -172,6 +174,7 @@ pub(super) fn parts(frame: SessionFrame) -> (&'static str, String, Bytes) {
 }
 
 fn session_frame(message: StreamMsg) -> Result<SessionFrame, FrameError> {
+    // Data comes first: its bytes are those of the session, and no message with fields.
     if message.r#type == "tcp-forward" {
         return Ok(SessionFrame::Data(message.data));
     }

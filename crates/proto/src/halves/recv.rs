@@ -123,18 +123,22 @@ impl RecvHalf {
         if bytes.is_empty() {
             return Ok(());
         }
+        // After a pause the old rate and RTT are no measure of the reader, so measuring starts again.
         if self.last_data.is_some_and(|last| now - last >= WINDOW_IDLE) {
             self.window = self.windows.start;
             self.read_rate.interrupt();
             self.rtts.interrupt();
         }
         self.last_data = Some(now);
+        // The remote may continue to send for an owner that has left. It must not be blocked at its limit before its
+        // end.
         if self.is_closed {
             self.received = end;
             self.taken = end;
             return Ok(());
         }
         let len = bytes.len();
+        // The part that fits need not be sent again.
         bytes.truncate(self.room_for(len));
         let is_whole = bytes.len() == len;
         let end = self.received + as_u64(bytes.len());
