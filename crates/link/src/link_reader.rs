@@ -230,6 +230,13 @@ impl LinkReader {
     }
 }
 
+impl Drop for LinkReader {
+    /// Closes the link also if it was never served: while it is open, hyper keeps its stream and the connection.
+    fn drop(&mut self) {
+        self.link.close();
+    }
+}
+
 /// Waits until the next check of a plain remote may be due sooner, or forever on another link.
 async fn rescheduled(plain: Option<&PlainRemoteReader>) {
     match plain {
