@@ -196,6 +196,11 @@ impl Registry {
         self.nodes.lock().primaries().map(|(node, _)| node.clone()).collect()
     }
 
+    /// Returns the number of nodes that are linked here.
+    pub fn node_count(&self) -> usize {
+        self.nodes.lock().len()
+    }
+
     /// Subscribes to changes of [`Self::nodes`]. Several changes between two checks appear as one.
     pub fn subscribe(&self) -> watch::Receiver<()> {
         self.changed.subscribe()

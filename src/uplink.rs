@@ -3,6 +3,7 @@
 pub mod client;
 mod interactive;
 pub mod link_dialer;
+mod moves;
 pub mod path_report;
 pub mod proxy;
 pub mod reconnect;

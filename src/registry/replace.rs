@@ -1,8 +1,6 @@
-//! Which of two links of one node stays, here or at a peer; interactive links; edges that link elsewhere.
+//! Which of two links of one node stays, here or at a peer; interactive and retired links.
 
-use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -180,29 +178,6 @@ impl Registry {
 }
 
 impl Registry {
-    /// Returns the number of nodes found here, and how many of them were asked to link elsewhere and have not done so
-    /// yet.
-    pub fn node_counts(&self) -> (usize, usize) {
-        let nodes = self.nodes.lock();
-        let drained = nodes.primaries().filter(|(_, linked)| linked.link.is_drained()).count();
-        (nodes.len(), drained)
-    }
-
-    /// Asks up to `most` edges to link to another server, preferably the one at the address that `to` returns. Returns
-    /// how many were asked.
-    ///
-    /// Edges with the fewest sessions come first; among equals, the ones linked longest. Edges that have linked
-    /// recently, were already asked or use the plain dialect are skipped.
-    pub fn drain_some(&self, most: usize, mut to: impl FnMut() -> Option<SocketAddr>) -> usize {
-        let mut links: Vec<_> = {
-            let nodes = self.nodes.lock();
-            let may = |link: &Link| !link.is_plain() && !link.is_drained() && link.age() >= MIN_LINK_AGE;
-            nodes.primaries().map(|(_, linked)| &linked.link).filter(|link| may(link)).cloned().collect()
-        };
-        links.sort_by_cached_key(|link| (link.sessions(), Reverse(link.age())));
-        links.iter().take(most).filter(|link| link.drain(to())).count()
-    }
-
     /// Retires a link whose edge has announced another link. The node is no longer found by it, and it stays for its
     /// sessions until the edge closes it. If the node has two such links, the older one is closed.
     pub fn retire_link(&self, link: &Link) {
@@ -211,9 +186,6 @@ impl Registry {
         }
     }
 }
-
-/// Minimum age of a link before its edge is asked to move.
-const MIN_LINK_AGE: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {
@@ -305,8 +277,6 @@ mod moves_tests {
     use tunnel_proto::frame::Remote;
     use tunnel_proto::state::LinkId;
 
-    use tokio::time::advance;
-
     use tunnel_base::metrics::Metrics;
     use tunnel_proto::names::Instance;
 
@@ -322,21 +292,6 @@ mod moves_tests {
         link
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn only_settled_extended_links_are_requested_to_move_and_only_once() {
-        let registry = Registry::new(Metrics::server("", ""));
-        let plain = linked(&registry, 1, None);
-        let old = [2, 3].map(|number| linked(&registry, number, Some(Instance::random())));
-        advance(MIN_LINK_AGE).await;
-        let new = linked(&registry, 4, Some(Instance::random()));
-        assert_eq!(registry.node_counts(), (4, 0));
-        assert_eq!(registry.drain_some(1, || None), 1);
-        assert_eq!(registry.node_counts(), (4, 1));
-        assert_eq!(registry.drain_some(5, || None), 1);
-        assert!(old.iter().all(|link| link.is_drained()) && !plain.is_drained() && !new.is_drained());
-        assert_eq!(registry.drain_some(5, || None), 0);
-    }
-
     #[tokio::test]
     async fn a_retired_link_is_not_found_and_only_the_newest_stays_for_sessions() {
         let registry = Registry::new(Metrics::server("", ""));
@@ -344,7 +299,7 @@ mod moves_tests {
         let old = linked(&registry, 1, Some(Instance::from_bits(1)));
         registry.retire_link(&old);
         assert!(registry.link_of(&node).is_none() && !old.is_closed());
-        assert_eq!(registry.node_counts(), (0, 0));
+        assert_eq!(registry.node_count(), 0);
         let new = linked(&registry, 1, Some(Instance::from_bits(1)));
         registry.retire_link(&old);
         assert!(registry.link_of(&node).is_some(), "the node was not found by that link");

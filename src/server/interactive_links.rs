@@ -41,7 +41,7 @@ pub(crate) async fn admit_interactive(
         link = %link.id, node = %hello.node, primary = %busy.id, "interactive link accepted"
     );
     if shared.stopping.is_cancelled() {
-        link.drain(None);
+        link.drain();
     }
     run_interactive(&mut reader, &busy, shared).await;
     shared.registry.remove(&link);

@@ -121,7 +121,7 @@ async fn admit_edge(call: Box<LinkCall>, hello: EdgeHello, shared: Arc<ServerCon
     shared.finder.on_linked(&hello.node);
     on_node_moved(shared.link_context.table.instance(), hello.node.clone(), None, &shared);
     if shared.stopping.is_cancelled() {
-        link.drain(None);
+        link.drain();
     }
     let why = run_link(&mut reader, &shared).await;
     shared.registry.ended(&link, &why.to_string());
@@ -141,7 +141,7 @@ async fn admit_user(call: Box<LinkCall>, hello: UserHello, shared: Arc<ServerCon
     debug!(link = %link.id, user = %user.client, remote_addr = %user.from, "user is linked");
     users.add(&link, &user, &hello);
     if shared.stopping.is_cancelled() {
-        link.drain(None);
+        link.drain();
     }
     let mut running = pin!(run_link(&mut reader, &shared));
     tokio::select! {

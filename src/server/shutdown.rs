@@ -31,7 +31,7 @@ impl Server {
         // Edges and users' programs then link to another server.
         let callers = || registry.links().into_iter().chain(user_links.links());
         for link in callers() {
-            link.drain(None);
+            link.drain();
         }
         // From then on, traffic to nodes goes there directly, not to a listener that is about to close.
         redirecting.close();

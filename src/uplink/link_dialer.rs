@@ -1,6 +1,5 @@
 //! Dials links to servers, which are tried in turn, for an edge or a user's program, and keeps the edge's certificate.
 
-pub mod avoidance;
 pub mod caching_resolver;
 pub(crate) mod client_certificate;
 pub mod messages;
@@ -15,11 +14,10 @@ use anyhow::{Context as _, anyhow};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use http::HeaderMap;
-use parking_lot::Mutex;
 use rand::seq::SliceRandom as _;
 use tokio::net::TcpStream;
 use tokio::time::error::Elapsed;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
@@ -27,9 +25,9 @@ use tracing::info;
 
 use crate::config::SecretString;
 use crate::config::edge::ServerAddress;
-use crate::uplink::link_dialer::avoidance::Avoidance;
 use crate::uplink::link_dialer::caching_resolver::{CachingResolver, ResolvedServer};
 use crate::uplink::link_dialer::client_certificate::EdgeCertificate;
+use crate::uplink::moves::dial_order;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::{ANSWER_TIMEOUT, LinkDialError};
 use tunnel_link::link_reader::LinkReader;
@@ -44,7 +42,7 @@ use tunnel_net::socket::Buffered;
 use tunnel_net::tls;
 use tunnel_net::tls::error::TlsHandshakeError;
 use tunnel_proto::hello::{EdgeHello, LinkPurpose, UserHello, UserProof};
-use tunnel_proto::names::{DeviceName, Host, Instance, NodeName, Target, UserName};
+use tunnel_proto::names::{DeviceName, Host, NodeName, Target, UserName};
 
 /// The dialer of links: resolves a server, connects to it, and proves the node's name or the user.
 #[derive(Debug)]
@@ -89,8 +87,6 @@ pub(crate) struct ServerEndpoint {
     authority: String,
     /// Whether the next attempt presents no certificate.
     declined: AtomicBool,
-    /// Whether the server asked this edge to link elsewhere.
-    avoidance: Mutex<Avoidance>,
 }
 
 /// Why a link could not be dialled.
@@ -127,12 +123,12 @@ pub(crate) struct NewLink {
     pub(crate) tokens: Arc<Vec<SecretString>>,
 }
 
-/// A server's preference for the addresses that this edge dials next.
+/// Which addresses this edge dials first and last.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct DialPreference {
     /// The address to try first.
     pub(crate) to: Option<SocketAddr>,
-    /// The server's own address, to be tried last.
+    /// The address of the server that it leaves, to be tried last.
     pub(crate) exclude: Option<SocketAddr>,
 }
 
@@ -147,22 +143,20 @@ impl ServerEndpoint {
         let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
         let at = server.at.clone();
         let name = tls::server_name(&server.dns.to_string())?;
-        Ok(Self { at, name, authority, declined: AtomicBool::new(false), avoidance: Mutex::default() })
+        Ok(Self { at, name, authority, declined: AtomicBool::new(false) })
     }
 }
 
 impl DialPreference {
-    fn sort(self, addresses: &mut [SocketAddr]) {
-        let rank =
-            |at: &SocketAddr| if Some(*at) == self.to { 0 } else { 1 + u8::from(Some(*at) == self.exclude) };
-        addresses.sort_by_key(rank);
+    /// Returns the place of an address among those of a server: the lowest is dialled first.
+    pub(crate) fn rank(self, at: SocketAddr) -> u8 {
+        if Some(at) == self.to { 0 } else { 1 + u8::from(Some(at) == self.exclude) }
     }
 }
 
 impl LinkDialer {
     /// Dials the servers, starting with index `first` and wrapping around, and returns the first link. The next server
-    /// is dialled after a failure or [`NEXT_SERVER_DELAY`], as addresses are (RFC 8305). Servers that are avoided come
-    /// last.
+    /// is dialled after a failure or [`NEXT_SERVER_DELAY`], as addresses are (RFC 8305).
     ///
     /// # Errors
     ///
@@ -175,11 +169,7 @@ impl LinkDialer {
         purpose: LinkPurpose,
     ) -> Result<NewLink, UplinkFailure> {
         let mut failed = UplinkFailure { is_denied: true, ..UplinkFailure::default() };
-        let mut order: Vec<_> = (0..self.servers.len()).map(|n| (first + n) % self.servers.len()).collect();
-        // Sessions resume at once where the unresponsive link of a backup link is.
-        let is_current = |server| purpose == LinkPurpose::Backup && server == first;
-        order.sort_by_cached_key(|server| !is_current(*server) && self.is_avoided(*server));
-        let mut order = order.into_iter();
+        let mut order = dial_order(first, self.servers.len());
         let mut attempts = FuturesUnordered::new();
         loop {
             if let Some(server) = order.next() {
@@ -210,23 +200,14 @@ impl LinkDialer {
         }
     }
 
-    /// Returns true if the server at this index asked the edge to link elsewhere, and other servers come first.
-    pub(crate) fn is_avoided(&self, server: usize) -> bool {
-        self.servers.get(server).is_some_and(|server| server.avoidance.lock().is_avoided(Instant::now()))
-    }
-
-    /// Records that the server at this index led to the process `to`.
-    pub(crate) fn on_linked(&self, server: usize, to: Option<Instance>) {
-        if let Some(server) = self.servers.get(server) {
-            server.avoidance.lock().on_linked(to);
+    /// Returns the index of the server whose name has that address.
+    pub(crate) async fn server_at(&self, at: SocketAddr) -> Option<usize> {
+        for (index, server) in self.servers.iter().enumerate() {
+            if self.resolve(&server.at).await.is_ok_and(|(addresses, _)| addresses.contains(&at)) {
+                return Some(index);
+            }
         }
-    }
-
-    /// Records that the process `by` asked the edge to link elsewhere than to the server at this index.
-    pub(crate) fn on_move_requested(&self, server: usize, by: Option<Instance>) {
-        if let Some(server) = self.servers.get(server) {
-            server.avoidance.lock().on_move_requested(by, Instant::now());
-        }
+        None
     }
 
     /// Dials a link to that server only, and counts a failure. Cancel safe: dropping the future leaves no link.
@@ -376,7 +357,7 @@ impl LinkDialer {
                 return proxy.connect(&addresses, &to.at, CONNECT_TIMEOUT).await.map_err(failed("proxy"));
             }
             let mut addresses = dial::in_order(&to.at.host, &addresses);
-            hint.sort(&mut addresses);
+            addresses.sort_by_key(|at| hint.rank(*at));
             dial_in_order(&to.at.host, &addresses, CONNECT_TIMEOUT).await.map_err(|why| {
                 let reason = why.reason();
                 let named = Some(&to.at).filter(|_| self.servers.len() > 1);
@@ -439,7 +420,7 @@ mod tests {
         let at = |last: u8| SocketAddr::from(([10, 0, 0, last], 9000));
         let sorted = |to, not| {
             let mut addresses = [at(1), at(2), at(3), at(4)];
-            DialPreference { to, exclude: not }.sort(&mut addresses);
+            addresses.sort_by_key(|at| DialPreference { to, exclude: not }.rank(*at));
             addresses.map(|at| match at.ip() {
                 std::net::IpAddr::V4(ip) => ip.octets()[3],
                 std::net::IpAddr::V6(_) => 0,

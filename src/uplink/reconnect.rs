@@ -17,6 +17,7 @@ use crate::admin::readiness::Readiness;
 use crate::config::SecretString;
 use crate::registry::uplinks::Uplinks;
 use crate::uplink::link_dialer::{DialPreference, LinkDialer, NewLink, UplinkFailure};
+use crate::uplink::moves::{ListPlace, dial_elsewhere};
 use tunnel_base::backoff::{Backoff, MAX_PAUSE};
 use tunnel_base::drain::Drain;
 use tunnel_link::backup::BackupDialer;
@@ -50,8 +51,7 @@ pub(crate) struct Reconnector {
 /// The link that is served, and where it leads.
 pub(super) struct CurrentLink {
     pub(super) link: Arc<Link>,
-    /// Index of its server.
-    server: usize,
+    place: ListPlace,
     /// The dialled address; `None` through a proxy.
     at: Option<SocketAddr>,
     /// The tokens when the link was dialled.
@@ -66,11 +66,13 @@ impl CurrentLink {
 }
 
 /// Why a link is no longer the newest one, with the link that replaces it if there is one already.
-enum Replacement {
+enum Succession {
     /// The link was closed.
     Ended(LinkEnd),
-    /// Its server requested a link to another server, if possible to the one at this address.
-    Drained(Option<SocketAddr>),
+    /// Its server stops.
+    Drained,
+    /// Its server requested a link to another one.
+    Moved(Box<NewLink>),
     /// A preferred server is reachable again.
     FailedBack(Box<NewLink>),
     /// It was unresponsive, and a backup link answered first.
@@ -93,9 +95,10 @@ struct ReconnectPlan {
     made: Option<Box<NewLink>>,
     /// The unresponsive link that `made` replaces.
     unresponsive: Option<LinkReader>,
-    /// Index of the server to try first.
-    server: usize,
-    hint: DialPreference,
+    /// The server to try first.
+    place: ListPlace,
+    /// The address of the server that stops, to be tried last.
+    exclude: Option<SocketAddr>,
 }
 
 impl Reconnector {
@@ -111,7 +114,8 @@ impl Reconnector {
         let mut next = ReconnectPlan { made: made.map(Box::new), ..ReconnectPlan::default() };
         while let Some(NewLink { reader, server, at, tokens }) = self.dial(&mut next, &mut redial).await {
             let started = Instant::now();
-            let current = CurrentLink { link: reader.link.clone(), server, at, tokens };
+            let place = next.place.linked(server);
+            let current = CurrentLink { link: reader.link.clone(), place, at, tokens };
             next = self.serve(reader, &current, next.unresponsive, &mut backup).await;
             redial.backoff.on_attempt_end(started.elapsed(), current.link.has_carried());
             self.link_context.metrics.link_reconnects.inc();
@@ -124,6 +128,7 @@ impl Reconnector {
             return Some(*made);
         }
         let links = &self.link_context.drain;
+        let hint = DialPreference { to: None, exclude: next.exclude };
         let mut is_urgent = true;
         loop {
             let mut pause = redial.backoff.pause(rand::random());
@@ -145,7 +150,7 @@ impl Reconnector {
             }
             let failure = tokio::select! {
                 () = links.draining() => return None,
-                made = self.dialer.connect(next.server, next.hint, LinkPurpose::Primary) => match made {
+                made = self.dialer.connect(next.place.server, hint, LinkPurpose::Primary) => match made {
                     Ok(made) => return Some(made),
                     Err(failure) => failure,
                 },
@@ -200,56 +205,38 @@ impl Reconnector {
         unresponsive: Option<LinkReader>,
         backup: &mut BackupDialer,
     ) -> ReconnectPlan {
-        let CurrentLink { link, server, .. } = current;
-        self.dialer.on_linked(*server, link.instance);
-        info!(link = %link.id, server = self.dialer.display_name(*server), instance = link.instance.map(field::debug), dialect = link.dialect_name(), "linked");
+        let CurrentLink { link, place, at, .. } = current;
+        info!(link = %link.id, server = self.dialer.display_name(place.server), instance = link.instance.map(field::debug), dialect = link.dialect_name(), "linked");
         reader.begin();
         self.began(link);
         if let Some(reader) = unresponsive {
             self.ended(&reader, &LinkEnd::ReplacedByBackup);
         }
+        // Other links are dialled while this one is read, so that it stays in use until one of them is up.
+        let move_requests = watch::Sender::new(None);
         let mut interactive = Box::pin(self.run_interactive(current));
         let mut elsewhere = Box::pin(self.link_elsewhere(current));
-        let mut replaced = Box::pin(self.replacement(current, backup));
-        let replacement = loop {
+        let mut dialled = Box::pin(self.dial_successor(current, backup, move_requests.subscribe()));
+        let succession = loop {
             tokio::select! {
                 biased;
                 event = reader.next() => match event {
-                    Ok(FrameEvent::Signal(Frame { body: FrameKind::Drain(to), .. })) => break Replacement::Drained(to),
+                    Ok(FrameEvent::Signal(Frame { body: FrameKind::Drain(None), .. })) => break Succession::Drained,
+                    Ok(FrameEvent::Signal(Frame { body: FrameKind::Drain(to), .. })) => {
+                        move_requests.send_replace(to);
+                    }
                     Ok(event) => self.handle_event(event),
-                    Err(why) => break Replacement::Ended(why),
+                    Err(why) => break Succession::Ended(why),
                 },
-                replacement = &mut replaced => break replacement,
+                succession = &mut dialled => break succession,
                 never = &mut interactive => match never {},
                 never = &mut elsewhere => match never {},
             }
         };
-        self.replace(reader, current, replacement).await
-    }
-
-    /// Dials a link that replaces a live one, for the first reason that there is.
-    async fn replacement(&self, current: &CurrentLink, backup: &mut BackupDialer) -> Replacement {
-        // At the same server, where sessions resume at once, or else at another one.
-        let outrun = backup
-            .race(&current.link, || self.dialer.connect(current.server, current.hint(), LinkPurpose::Backup));
-        tokio::select! {
-            made = self.fail_back(current) => Replacement::FailedBack(Box::new(made)),
-            made = outrun => Replacement::Unresponsive(Box::new(made)),
-            made = self.reauthenticate(current) => Replacement::Reauthenticated(Box::new(made)),
-        }
-    }
-
-    /// Replaces a link: decides what becomes of it, and what is served next.
-    async fn replace(
-        self: &Arc<Self>,
-        reader: LinkReader,
-        current: &CurrentLink,
-        replacement: Replacement,
-    ) -> ReconnectPlan {
-        let CurrentLink { link, server, at, .. } = current;
-        let mut next = ReconnectPlan { server: *server, ..ReconnectPlan::default() };
-        match replacement {
-            Replacement::Ended(why) => {
+        // A link that is not served any more is only there for its sessions, unless it has ended.
+        let mut next = ReconnectPlan { place: *place, ..ReconnectPlan::default() };
+        match succession {
+            Succession::Ended(why) => {
                 self.ended(&reader, &why);
                 if let LinkEnd::NameTaken(why) = why {
                     warn!(error = %why, "node name in use by another process");
@@ -257,24 +244,25 @@ impl Reconnector {
                 }
                 return next;
             }
-            Replacement::Drained(to) => {
-                info!("server requested a link to another server");
-                // A server that stops names no address. It refuses further links, and may soon be back.
-                if to.is_some() {
-                    self.dialer.on_move_requested(*server, link.instance);
-                }
-                next.hint = DialPreference { to, exclude: *at };
+            Succession::Unresponsive(made) => {
+                return ReconnectPlan { made: Some(made), unresponsive: Some(reader), ..next };
             }
-            Replacement::FailedBack(made) => {
+            Succession::Drained => {
+                info!("server requested a link to another server");
+                // It refuses further links.
+                next.exclude = *at;
+            }
+            Succession::Moved(made) => {
+                next.place = ListPlace { server: made.server, is_requested: true };
+                next.made = Some(made);
+            }
+            Succession::FailedBack(made) => {
                 info!(server = self.dialer.display_name(made.server), "preferred server reachable again");
                 next.made = Some(made);
             }
-            Replacement::Reauthenticated(made) => {
+            Succession::Reauthenticated(made) => {
                 info!(link = %link.id, "token changed, link replaced");
                 next.made = Some(made);
-            }
-            Replacement::Unresponsive(made) => {
-                return ReconnectPlan { made: Some(made), unresponsive: Some(reader), ..next };
             }
         }
         let keeper = self.clone();
@@ -286,13 +274,58 @@ impl Reconnector {
         next
     }
 
+    /// Dials a link that replaces a live one, for the first reason that there is.
+    async fn dial_successor(
+        &self,
+        current: &CurrentLink,
+        backup: &mut BackupDialer,
+        move_requests: watch::Receiver<Option<SocketAddr>>,
+    ) -> Succession {
+        // At the same server, where sessions resume at once, or else at another one.
+        let outrun = backup.race(&current.link, || {
+            self.dialer.connect(current.place.server, current.hint(), LinkPurpose::Backup)
+        });
+        tokio::select! {
+            made = self.fail_back(current) => Succession::FailedBack(Box::new(made)),
+            made = outrun => Succession::Unresponsive(Box::new(made)),
+            made = self.reauthenticate(current) => Succession::Reauthenticated(Box::new(made)),
+            made = self.move_on_request(current, move_requests) => Succession::Moved(Box::new(made)),
+        }
+    }
+
+    /// Returns a link to another server, preferably at the requested address, once there is a request for one. If no
+    /// other server is reached, the current link stays until the next request.
+    async fn move_on_request(
+        &self,
+        current: &CurrentLink,
+        mut requests: watch::Receiver<Option<SocketAddr>>,
+    ) -> NewLink {
+        loop {
+            if requests.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            let Some(to) = *requests.borrow_and_update() else { continue };
+            info!(server_addr = %to, "server requested a link to another server");
+            // An address that the list does not have is ignored: a server cannot make an edge dial anything else.
+            let first = self.dialer.server_at(to).await.unwrap_or(current.place.server + 1);
+            let hint = DialPreference { to: Some(to), exclude: current.at };
+            // The current server must not close its link if a load balancer leads there again.
+            let dial = || self.dialer.connect(first, hint, LinkPurpose::Backup);
+            let process = |made: &NewLink| made.reader.link.instance;
+            match dial_elsewhere(current.link.instance, dial, process).await {
+                Some(made) => return made,
+                None => info!(link = %current.link.id, "no other server reached, link stays"),
+            }
+        }
+    }
+
     /// Dials another link to the server of the current one, where sessions resume at once.
     pub(super) async fn dial_same_server(
         &self,
         current: &CurrentLink,
         purpose: LinkPurpose,
     ) -> anyhow::Result<NewLink> {
-        self.dialer.connect_to(current.server, current.hint(), purpose).await
+        self.dialer.connect_to(current.place.server, current.hint(), purpose).await
     }
 
     /// Links a user's program to another server as well, whenever the current one does not find a node. Servers that
@@ -309,7 +342,7 @@ impl Reconnector {
             if self.uplinks.all().iter().any(is_other) {
                 continue;
             }
-            for server in (0..servers).filter(|server| *server != current.server) {
+            for server in (0..servers).filter(|server| *server != current.place.server) {
                 let made = self.dialer.connect_to(server, DialPreference::default(), LinkPurpose::Backup);
                 let Ok(Ok(NewLink { reader, .. })) = timeout(OTHER_SERVER_TIMEOUT, made).await else {
                     continue;
@@ -328,14 +361,16 @@ impl Reconnector {
         }
     }
 
-    /// Returns a link to a preferred server, once one is reachable. Never completes for the most preferred one.
+    /// Returns a link to a preferred server, once one is reachable. Never completes for the most preferred
+    /// one, or one that was requested.
     async fn fail_back(&self, current: &CurrentLink) -> NewLink {
-        if current.server == 0 {
+        let preferred = current.place.preferred();
+        if preferred.is_empty() {
             std::future::pending::<()>().await;
         }
         loop {
             sleep(FAIL_BACK_INTERVAL.mul_f64(0.5 + rand::random::<f64>())).await;
-            for preferred in (0..current.server).filter(|preferred| !self.dialer.is_avoided(*preferred)) {
+            for preferred in preferred.clone() {
                 // Both entries may lead to one server, which must not close the earlier link before it is handed over.
                 match self.dialer.connect_to(preferred, DialPreference::default(), LinkPurpose::Backup).await
                 {
@@ -494,7 +529,7 @@ const TOKEN_CONDITION: &str = "token";
 /// Note in the readiness report: another machine uses the same node name.
 const NODE_NAME_CONDITION: &str = "node_name";
 /// Mean interval of attempts to reach preferred servers; it varies randomly by half.
-const FAIL_BACK_INTERVAL: Duration = Duration::from_secs(60);
+pub(super) const FAIL_BACK_INTERVAL: Duration = Duration::from_secs(60);
 /// Time to wait while another machine uses this node's name.
 const NAME_CONFLICT_PAUSE: Duration = Duration::from_secs(30);
 /// Time for which a name conflict is reported. The other machine retries within [`NAME_CONFLICT_PAUSE`] if it is still
@@ -548,7 +583,7 @@ impl Reconnector {
                     let stays = next.is_some_and(|next| next.instance == link.instance);
                     let moves = |end: Option<_>| stays || end.is_none() || end != link.instance;
                     self.link_context.table.leave(&link, None, moves);
-                    link.drain(None);
+                    link.drain();
                 }
                 // The remaining sessions must not wait on a dead link.
                 () = link.wait_unresponsive(), if moved => break LinkEnd::ReplacedByBackup,

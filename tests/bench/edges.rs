@@ -137,6 +137,7 @@ impl Edge {
         let mut backoff = Backoff::new();
         let (mut tries, mut ended) = (0, Instant::now());
         let mut old = None;
+        let mut to = None;
         loop {
             let pause = backoff.pause(rand::random());
             sleep(pause).await;
@@ -146,13 +147,16 @@ impl Edge {
             if ended.elapsed() < pause {
                 self.counts.buffered.fetch_add(1, Relaxed);
             }
-            match self.connect().await {
+            match self.connect(to.take()).await {
                 Ok((reader, at)) => {
                     let started = Instant::now();
                     if let Some(old) = old.take() {
                         tokio::spawn(leave(old));
                     }
-                    old = self.serve(reader, at).await;
+                    if let Some((reader, requested)) = self.serve(reader, at).await {
+                        old = Some(reader);
+                        to = requested;
+                    }
                     backoff.on_attempt_end(started.elapsed(), false);
                     if backoff == Backoff::new() {
                         tries = 0;
@@ -164,9 +168,10 @@ impl Edge {
         }
     }
 
-    /// Returns a link, and the index of its server.
-    async fn connect(&self) -> Result<(LinkReader, usize)> {
-        let at = rand::rng().random_range(0..self.servers.len());
+    /// Returns a link to that server, otherwise to any, and the index of its server.
+    async fn connect(&self, to: Option<SocketAddr>) -> Result<(LinkReader, usize)> {
+        let requested = self.servers.iter().position(|server| Some(*server) == to);
+        let at = requested.unwrap_or_else(|| rand::rng().random_range(0..self.servers.len()));
         let server = self.servers.get(at).context("no server is listed")?;
         let socket = timeout(TIMEOUT, self.dial(*server)).await.context("timeout while connecting")?;
         let socket = socket.context("connecting")?;
@@ -188,34 +193,38 @@ impl Edge {
         socket.connect(server).await
     }
 
-    /// Serves the link until it ends. Returns the link if its server wants to replace it.
-    async fn serve(&self, mut reader: LinkReader, at: usize) -> Option<LinkReader> {
+    /// Serves the link until it ends. Returns the link if its server wants to replace it, and by which server.
+    async fn serve(&self, mut reader: LinkReader, at: usize) -> Option<(LinkReader, Option<SocketAddr>)> {
         self.counts.linked.fetch_add(1, Relaxed);
         self.counts.at[at].fetch_add(1, Relaxed);
         reader.begin();
-        let why = loop {
+        let left = loop {
             match reader.next().await {
-                Ok(FrameEvent::Signal(Frame { body: FrameKind::Drain(_), .. })) => break None,
+                Ok(FrameEvent::Signal(Frame { body: FrameKind::Drain(to), .. })) => break Ok(to),
                 // These edges receive no other requests.
                 Ok(_event) => {}
-                Err(why) => break Some(why),
+                Err(why) => break Err(why),
             }
         };
         self.counts.linked.fetch_sub(1, Relaxed);
         self.counts.at[at].fetch_sub(1, Relaxed);
-        let Some(why) = why else {
-            self.counts.drained.fetch_add(1, Relaxed);
-            return Some(reader);
-        };
-        reader.end(&why);
-        count(&self.counts.ended, &why.to_string());
-        None
+        match left {
+            Ok(to) => {
+                self.counts.drained.fetch_add(1, Relaxed);
+                Some((reader, to))
+            }
+            Err(why) => {
+                reader.end(&why);
+                count(&self.counts.ended, &why.to_string());
+                None
+            }
+        }
     }
 }
 
 /// Retires the old link, as the real edge does once it has another one. No session runs there.
 async fn leave(mut old: LinkReader) {
-    old.link.drain(None);
+    old.link.drain();
     let draining = timeout(LEAVE, async { while old.next().await.is_ok() {} });
     let _ = draining.await;
     old.link.close();

@@ -7,7 +7,7 @@ const LIMITED: [&str; 9] =
     ["acceptor", "admin", "invitations", "link", "listener", "registry", "route", "server", "session_io"];
 
 /// Lines that the macros of `tracing` write: the file, their number, and why no remote decides how often.
-const EXEMPT: [(&str, usize, &str); 16] = [
+const EXEMPT: [(&str, usize, &str); 15] = [
     ("admin/certificate_expiry.rs", 1, "once while the disk of the audit log is full"),
     ("admin/sessions.rs", 1, "an operator who has proved a name ends sessions that exist"),
     (
@@ -19,7 +19,6 @@ const EXEMPT: [(&str, usize, &str); 16] = [
     ("listener/auth.rs", 1, "the users file is read"),
     ("listener/intercept/reconciler.rs", 4, "start, stop, config, and changes of the kernel's answer"),
     ("listener/tcp.rs", 1, "once for each port"),
-    ("registry/balance.rs", 3, "the balancer's rounds, which take minutes"),
     ("registry/peers/addresses.rs", 1, "each new error of DNS, which a timer asks"),
     ("registry/peers/peer.rs", 2, "this server dials, with pauses"),
     ("server.rs", 1, "the start"),

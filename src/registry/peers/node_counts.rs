@@ -1,12 +1,13 @@
 //! The number of nodes of each server, as reported between servers.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::registry::peers::peer::Peer;
 use crate::registry::peers::{MAX_KNOWN, Peers};
 use tunnel_link::link::Link;
 use tunnel_proto::frame::{FrameKind, Load};
@@ -15,8 +16,8 @@ use tunnel_proto::names::NodeName;
 /// A peer and its number of nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerLoad {
-    /// The peer's gRPC address, as dialled from here; `None` if only the peer dials.
-    pub at: Option<SocketAddr>,
+    /// The peer's gRPC address, as dialled from here.
+    pub at: SocketAddr,
     /// Number of nodes that are linked to the peer.
     pub nodes: u64,
 }
@@ -43,29 +44,16 @@ impl Peers {
         }
     }
 
-    /// Returns the load of every peer. Returns `None` if one of them has not reported recently, is not linked or is
-    /// stopping.
-    pub fn loads(&self) -> Option<Vec<PeerLoad>> {
-        let (known, incoming) = self.servers();
-        let mut servers = Vec::new();
-        for peer in known.iter().filter(|peer| !peer.is_self()) {
-            match peer.up() {
-                Some(up) => servers.push((Some(peer.at), up.instance?)),
-                None if peer.listed.load(Relaxed) => return None,
-                None => {}
-            }
-        }
-        for link in incoming {
-            servers.push((None, link.instance?));
-        }
-        servers.sort_by_key(|(at, server)| (server.to_bytes(), at.is_none()));
-        servers.dedup_by_key(|(_, server)| *server);
+    /// Returns the load of every peer that this server has dialled, unless it has not reported recently or is stopping.
+    pub fn loads(&self) -> Vec<PeerLoad> {
+        let linked = |peer: Arc<Peer>| Some((peer.up()?.instance?, peer.at));
+        let linked: HashMap<_, _> = self.known().into_iter().filter_map(linked).collect();
         let loads = self.loads.lock();
-        let load = |(at, server): (Option<SocketAddr>, _)| {
+        let fresh = |(server, at)| {
             let (load, received_at) = loads.get(&server)?;
             (!load.stopping && received_at.elapsed() < LOAD_TTL).then_some(PeerLoad { at, nodes: load.nodes })
         };
-        servers.into_iter().map(load).collect()
+        linked.into_iter().filter_map(fresh).collect()
     }
 }
 

@@ -81,8 +81,8 @@ impl SimServer {
     }
 
     fn announce_load(&self) {
-        let (stopping, nodes) = (self.stopping.load(Relaxed), self.registry.node_counts().0);
-        self.peers.broadcast_load(Load { nodes: nodes as u64, stopping });
+        let nodes = self.registry.node_count() as u64;
+        self.peers.broadcast_load(Load { nodes, stopping: self.stopping.load(Relaxed) });
     }
 
     /// Starts to stop.

@@ -23,6 +23,8 @@ pub(crate) struct LinkHealth {
     watched_until: AtomicU64,
     /// Time of the remote's last answer to a ping; 0 before the first answer.
     answered_at: AtomicU64,
+    /// Time when the remote was last asked to link elsewhere; 0 if it was not.
+    move_requested_at: AtomicU64,
     latest_rtt_micros: AtomicU64,
     /// [`u64::MAX`] before the first answer to a ping.
     min_rtt_micros: AtomicU64,
@@ -43,6 +45,7 @@ impl Default for LinkHealth {
             received: AtomicU64::new(0),
             watched_until: AtomicU64::new(0),
             answered_at: AtomicU64::new(0),
+            move_requested_at: AtomicU64::new(0),
             latest_rtt_micros: AtomicU64::new(INITIAL_RTT_MICROS),
             min_rtt_micros: AtomicU64::new(u64::MAX),
             answered: Notify::new(),
@@ -152,6 +155,16 @@ impl Link {
     /// Returns the time since the link was created.
     pub fn age(&self) -> Duration {
         self.health.made.elapsed()
+    }
+
+    pub(crate) fn note_move_request(&self) {
+        self.health.move_requested_at.store(self.health.millis(Instant::now()).max(1), Relaxed);
+    }
+
+    /// Returns the time since [`Link::request_move`]; `None` if it was not called.
+    pub fn move_requested(&self) -> Option<Duration> {
+        let at = self.health.move_requested_at.load(Relaxed);
+        (at > 0).then(|| self.age().saturating_sub(Duration::from_millis(at)))
     }
 
     /// Waits until the remote of a link that was dialled here has not answered a ping in time, by default 1 s and four

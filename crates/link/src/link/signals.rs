@@ -32,13 +32,22 @@ impl Link {
         !self.is_plain() && self.with_state(|state| state.queue.push_reply(frame))
     }
 
-    /// Sends a Drain frame: a server requests that its edge links to another server, preferably to the one at `to`, or
-    /// an edge confirms that it has.
+    /// Sends a Drain frame: a server that stops requests that its edge links to another server, or an edge confirms that
+    /// it has. Does nothing if too much waits to be sent, or if the remote is plain.
+    pub fn drain(&self) {
+        let sent = self.peer.frame_node().is_some_and(|node| self.signal(node, FrameKind::Drain(None)));
+        self.drained.fetch_or(sent, Relaxed);
+    }
+
+    /// Sends a Drain frame with the address of a server that has fewer nodes. The edge stays if it reaches no other
+    /// server.
     ///
     /// Returns false if too much waits to be sent, or if the remote is plain.
-    pub fn drain(&self, to: Option<SocketAddr>) -> bool {
-        let sent = self.peer.frame_node().is_some_and(|node| self.signal(node, FrameKind::Drain(to)));
-        self.drained.fetch_or(sent, Relaxed);
+    pub fn request_move(&self, to: SocketAddr) -> bool {
+        let sent = self.peer.frame_node().is_some_and(|node| self.signal(node, FrameKind::Drain(Some(to))));
+        if sent {
+            self.note_move_request();
+        }
         sent
     }
 
